@@ -1,0 +1,56 @@
+// The few transcendental functions attention needs, with one meaning on GPU and CPU.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+namespace cutlass_attn {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kInf = __builtin_huge_valf();
+
+// 2^x to 2 ulp; results under 2^-125 may become 0. On the GPU one MUFU.EX2 instruction.
+CA_HOST_DEVICE float fast_exp2(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  // Without calls, so that compilers vectorise loops over it. 2^x = 2^n * 2^f with n an integer and
+  // |f| <= 1/2; 2^f by its minimax polynomial (relative error 2e-9), which is kept twice as large
+  // so that the scale 2^(n-1) is finite wherever the result is.
+  float const bounded = x > 129.0f ? 129.0f : x;  // NaN stays NaN
+  constexpr float kRounder = 12582912.0f;         // 1.5 * 2^23: adding it leaves n in the low bits
+  float const rounded = bounded + kRounder;
+  float const f = bounded - (rounded - kRounder);
+  float y = 3.0706724e-4f;
+  y = y * f + 2.679775e-3f;
+  y = y * f + 1.9236874e-2f;
+  y = y * f + 1.11006648e-1f;
+  y = y * f + 4.8045296e-1f;
+  y = y * f + 1.3862944f;
+  y = y * f + 2.0f;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &rounded, sizeof bits);
+  bits = (bits + 126u) << 23;  // 2^(n-1)
+  float scale;
+  __builtin_memcpy(&scale, &bits, sizeof scale);
+  return x < -125.0f ? 0.0f : y * scale;
+#endif
+}
+
+// tanh(x) to 1e-7 absolute, from one exponential of -2|x|, which cannot overflow.
+CA_HOST_DEVICE float fast_tanh(float x) {
+  float const t = fast_exp2(-2.0f * kLog2e * fabsf(x));
+#if defined(__CUDA_ARCH__)
+  float const y = __fdividef(1.0f - t, 1.0f + t);
+#else
+  float const y = (1.0f - t) / (1.0f + t);
+#endif
+  return x < 0.0f ? -y : y;
+}
+
+}  // namespace cutlass_attn

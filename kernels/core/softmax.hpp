@@ -1,0 +1,59 @@
+// Online softmax of one query row (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention,
+// arXiv 2205.14135): a running maximum and a running sum, in the units of a score functor.
+//
+// Every kernel and every merge of partial results uses this state:
+//
+//   float const rescale = row.raise(max of the new scores, log2_scale);   // O *= rescale
+//   for each new score x:  p = row.weight(x, log2_scale);  row.sum += p;  // O += p * v
+//   at the end:            O *= row.inverse_sum();  lse = row.lse(log2_scale);
+#pragma once
+
+#include "core/macros.hpp"
+#include "core/math.hpp"
+
+namespace cutlass_attn {
+
+struct SoftmaxRow {
+  float max = -kInf;  // largest score so far; -inf: none, or all of them -inf
+  float sum = 0.0f;   // of the weights, relative to max
+
+  // Raises the maximum to at least `candidate`; returns the factor for everything accumulated so
+  // far, which `sum` has received already.
+  CA_HOST_DEVICE float raise(float candidate, float log2_scale) {
+    float const previous = max;
+    max = fmaxf(previous, candidate);
+    // The difference comes first. previous * log2_scale - max * log2_scale may become a fused
+    // multiply-add that is off by the rounding of one product even when the maximum stays: a drift
+    // that every tile of keys adds to.
+    float const rescale = fast_exp2((previous - reference()) * log2_scale);
+    sum *= rescale;
+    return rescale;
+  }
+
+  // The score whose weight is 1. A row without any finite score gets 0, so that its weights are
+  // 2^-inf = 0 and not 2^(-inf + inf) = NaN.
+  CA_HOST_DEVICE float reference() const { return max == -kInf ? 0.0f : max; }
+
+  CA_HOST_DEVICE float weight(float score, float log2_scale) const {
+    return fast_exp2(fmaf(score, log2_scale, -(reference() * log2_scale)));
+  }
+
+  // Joins the state of a disjoint set of keys. Returns this side's factor for its O; the other
+  // side's comes back in `other_factor`.
+  CA_HOST_DEVICE float merge(SoftmaxRow const& other, float log2_scale, float& other_factor) {
+    float const mine = raise(other.max, log2_scale);
+    other_factor = fast_exp2((other.max - reference()) * log2_scale);
+    sum += other.sum * other_factor;
+    return mine;
+  }
+
+  // 0 for a row that saw no key, NaN for a row whose sum is NaN.
+  CA_HOST_DEVICE float inverse_sum() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+
+  // Natural log of the sum of exp(logit); -inf for a row that saw no key.
+  CA_HOST_DEVICE float lse(float log2_scale) const {
+    return sum == 0.0f ? -kInf : (max * log2_scale + log2f(sum)) * kLn2;
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,90 @@
+// The C++ interface of libcutlass_attn: fused attention on raw addresses, without torch or Python.
+//
+//   cutlass_attn::AttnParams p;          // operands, dimensions, options: see core/params.hpp
+//   ...
+//   cutlass_attn::LaunchOptions where;   // device, stream, which kernel
+//   where.device = cutlass_attn::Device::kCuda;
+//   cutlass_attn::Status status = cutlass_attn::attention_forward(p, where);
+//   if (!status.ok()) std::cerr << status.message;
+//
+// All functions are thread-safe. None of them synchronises a CUDA stream.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/params.hpp"
+#include "core/status.hpp"
+
+#define CUTLASS_ATTN_API __attribute__((visibility("default")))
+
+namespace cutlass_attn {
+
+enum class Device : int32_t { kCpu, kCuda };
+
+// Where and how to run one call.
+struct LaunchOptions {
+  Device device = Device::kCpu;
+  int device_index = 0;         // CUDA ordinal; the caller's current device is left as it was
+  void* stream = nullptr;       // cudaStream_t; null is the legacy default stream
+  std::string kernel = "auto";  // "auto", a kernel ("sm80") or a whole key ("sm80/f16/d64/...")
+  int num_threads = 0;          // CPU kernels: 0 means all cores this process may use
+};
+
+// One compiled (or compilable) kernel instance.
+struct VariantInfo {
+  std::string key;     // unique: kernel/dtype[/head dim/tile]
+  std::string kernel;  // "sm80", "sm80-simt", "scalar/tiled", "cpu", ...
+  Device device = Device::kCpu;
+  DType dtype = DType::kFloat16;
+  int head_dim = 0;        // the one it is compiled for; 0: any up to kMaxHeadDim
+  std::string tile;        // "128x64x4": queries x keys x warps; empty where there is none
+  std::string tier;        // "core" or "full"
+  bool compiled = false;   // false: named by the manifest, left out of this build
+  bool automatic = false;  // false: runs only when asked for by name
+};
+
+struct Verdict {
+  std::string key;
+  bool chosen = false;
+  std::string reason;  // empty: could run
+};
+
+// What dispatch looks at; filled from the present device, or by hand to ask about another one.
+struct DeviceInfo {
+  Device device = Device::kCpu;
+  int compute_capability = 0;  // 89 for sm_89; 0 for the CPU
+  std::string unavailable;     // why nothing can run there, e.g. no driver; empty if it can
+};
+
+struct BuildInfo {
+  std::string version;
+  std::string tier;           // "core" or "full"
+  std::string cuda;           // toolkit version, empty for a CPU-only build
+  std::string architectures;  // "compute_80,sm_89"
+  std::string cutlass;        // version of the headers
+  std::string compiler;       // host compiler
+  bool simt = false;          // GPU kernel bodies compiled for the CPU
+};
+
+// O = softmax(score(Q K^T) + mask) V for every (batch, query head); see AttnParams for the
+// operands. Enqueues on options.stream (CUDA) or returns when done (CPU). Sizes of zero are valid:
+// seqlen_k = 0 gives O = 0 and LSE = -inf.
+CUTLASS_ATTN_API Status attention_forward(AttnParams const& params, LaunchOptions const& options);
+
+// Whether the request is valid, regardless of device; attention_forward() asks the same.
+CUTLASS_ATTN_API Status check(AttnParams const& params);
+
+// Every variant of the manifest in order of preference.
+CUTLASS_ATTN_API std::vector<VariantInfo> variants();
+
+// For every variant why it is passed over, and which one is chosen for `kernel`.
+CUTLASS_ATTN_API std::vector<Verdict> explain(AttnParams const& params, DeviceInfo const& device,
+                                              std::string const& kernel = "auto");
+
+// The present device; `device_index` is the CUDA ordinal.
+CUTLASS_ATTN_API DeviceInfo device_info(Device device, int device_index = 0);
+
+CUTLASS_ATTN_API BuildInfo build_info();
+
+}  // namespace cutlass_attn

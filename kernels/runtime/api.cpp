@@ -1,0 +1,63 @@
+// The public interface, put together from check, dispatch and device. The CUTLASS_ATTN_* strings
+// come from CMake.
+#include "cutlass_attn.hpp"
+
+#include "runtime/device.hpp"
+#include "runtime/dispatch.hpp"
+
+namespace cutlass_attn {
+
+Status attention_forward(AttnParams const& params, LaunchOptions const& options) {
+  Status status = check(params);
+  if (!status.ok()) return status;
+  Variant const* const variant =
+      select(params, device_info(options.device, options.device_index), options.kernel, status);
+  if (variant == nullptr) return status;
+  if (params.batch == 0 || params.num_heads_q == 0 || params.seqlen_q == 0) return {};
+  if (options.device == Device::kCpu) return variant->launch(params, options);
+  DeviceGuard const guard(options.device_index);
+  if (!guard.status().ok()) return guard.status();
+  return variant->launch(params, options);
+}
+
+std::vector<VariantInfo> variants() {
+  std::vector<VariantInfo> result;
+  for (Variant const& variant : registry()) result.push_back(variant.info);
+  return result;
+}
+
+std::vector<Verdict> explain(AttnParams const& params, DeviceInfo const& device,
+                             std::string const& kernel) {
+  std::vector<Verdict> result;
+  bool is_chosen_already = false;
+  for (Variant const& variant : registry()) {
+    Verdict verdict{variant.info.key, false, why_not(variant, params, device)};
+    if (!names(kernel, variant)) {
+      if (!verdict.reason.empty()) verdict.reason += "; ";
+      verdict.reason += kernel == "auto" ? "runs only when asked for by name"
+                                         : "not asked for: kernel is \"" + kernel + "\"";
+    } else if (verdict.reason.empty() && !is_chosen_already) {
+      verdict.chosen = is_chosen_already = true;
+    }
+    result.push_back(std::move(verdict));
+  }
+  return result;
+}
+
+BuildInfo build_info() {
+  BuildInfo info;
+  info.version = CUTLASS_ATTN_VERSION;
+  info.tier = CUTLASS_ATTN_TIER;
+  info.cuda = CUTLASS_ATTN_CUDA_VERSION;
+  info.architectures = CUTLASS_ATTN_ARCHITECTURES;
+  info.cutlass = CUTLASS_ATTN_CUTLASS_VERSION;
+#if defined(__clang__)
+  info.compiler = "clang " __clang_version__;
+#else
+  info.compiler = "g++ " __VERSION__;
+#endif
+  info.simt = CUTLASS_ATTN_SIMT;
+  return info;
+}
+
+}  // namespace cutlass_attn

@@ -1,0 +1,30 @@
+// The CUDA runtime, as much of it as dispatch needs.
+#pragma once
+
+#include "cutlass_attn.hpp"
+
+#if __has_include(<driver_types.h>)
+#include <driver_types.h>
+namespace cutlass_attn {
+// Success, or a kDeviceError that names the call and quotes the runtime.
+Status cuda_status(cudaError_t error, char const* what);
+}  // namespace cutlass_attn
+#endif
+
+namespace cutlass_attn {
+
+// Makes a device current for a scope and restores the caller's at its end.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device_index);
+  ~DeviceGuard();
+  DeviceGuard(DeviceGuard const&) = delete;
+  DeviceGuard& operator=(DeviceGuard const&) = delete;
+  Status const& status() const { return status_; }
+
+ private:
+  int previous_ = -1;  // -1: nothing to restore
+  Status status_;
+};
+
+}  // namespace cutlass_attn
