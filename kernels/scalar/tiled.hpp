@@ -1,0 +1,175 @@
+// The second rung: tiles in shared memory, row reductions by warp shuffles, few barriers.
+//
+// Grid:   batch * num_heads_q * ceil(seqlen_q / 32) blocks of 256 threads.
+// Tile:   32 queries x 64 keys; the head dimension passes through in chunks of 64.
+// Warps:  warp w owns queries 4w .. 4w+3. In Q K^T a lane owns keys lane and lane + 32, in P V the
+//         columns lane and lane + 32 of each chunk, so softmax needs shuffles but no barrier and P
+//         travels between lanes of one warp only.
+// Shared: Q of the tile (whole head dimension), one chunk of K or V in fp32, P in fp32.
+//         Rows of the chunk are 65 floats apart: lanes that read one column hit 32 banks.
+#pragma once
+
+#include <cute/config.hpp>
+
+#include "core/mask.hpp"
+#include "core/params.hpp"
+#include "core/softmax.hpp"
+#include "cute/scheduler.hpp"
+
+namespace cutlass_attn::scalar {
+
+template <class Element>
+struct Tiled {
+  static constexpr int kBlockM = 32;
+  static constexpr int kBlockN = 64;
+  static constexpr int kChunk = 64;
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocksPerSm = 2;
+  static constexpr int kRows = kBlockM / (kThreads / 32);  // queries of a warp
+  static constexpr int kCols = kBlockN / 32;               // keys, or columns of a chunk, of a lane
+  static constexpr int kChunks = kMaxHeadDim / kChunk;
+  static constexpr int kPitch = kChunk + 1;
+
+  struct SharedStorage {
+    Element q[kBlockM][kMaxHeadDim];
+    float kv[kBlockN][kPitch];  // a chunk of K while S is built, a chunk of V while O is
+    float p[kBlockM][kBlockN];
+  };
+  static constexpr int kSmemBytes = sizeof(SharedStorage);
+
+  static int64_t blocks(AttnParams const& p) { return num_tiles(p, kBlockM); }
+
+  // Columns [d0, d0 + kChunk) of the rows [row0, row0 + kBlockN); zeros beyond the operand.
+  template <class Arch>
+  CUTE_DEVICE static void load_chunk(SharedStorage& shared, Element const* base, int64_t row_stride,
+                                     int row0, int rows, int d0, int columns) {
+    int const d = Arch::thread() % kChunk;
+    CUTE_UNROLL
+    for (int r = Arch::thread() / kChunk; r < kBlockN; r += kThreads / kChunk) {
+      bool const inside = row0 + r < rows && d0 + d < columns;
+      shared.kv[r][d] = inside ? float(base[int64_t(row0 + r) * row_stride + d0 + d]) : 0.0f;
+    }
+  }
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(AttnParams const& p, char* smem) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(smem);
+    TileCoord const tile(p, kBlockM, Arch::block());
+    int const lane = Arch::thread() % 32;
+    int const row0 = Arch::thread() / 32 * kRows;  // this warp's first query within the tile
+
+    Element const* const q = tile.head_of<Element>(p.q, tile.head_q);
+    Element const* const k = tile.head_of<Element>(p.k, tile.head_kv);
+    Element const* const v = tile.head_of<Element>(p.v, tile.head_kv);
+    Element* const o = tile.head_of<Element>(p.o, tile.head_q);
+
+    Score const score(p);
+    float const log2_scale = score.log2_scale();
+    IntervalMask const mask(p);
+
+    for (int i = Arch::thread(); i < kBlockM * p.head_dim; i += kThreads) {
+      int const r = i / p.head_dim, d = i % p.head_dim;
+      bool const inside = tile.q_begin + r < p.seqlen_q;
+      shared.q[r][d] = inside ? q[int64_t(tile.q_begin + r) * p.q.row_stride + d] : Element(0.0f);
+    }
+
+    SoftmaxRow softmax[kRows];
+    int lo[kRows], hi[kRows];
+    float acc[kRows][kChunks * kCols] = {};
+    for (int i = 0; i < kRows; ++i) {
+      lo[i] = mask.lo(tile.q_begin + row0 + i);
+      hi[i] = mask.hi(tile.q_begin + row0 + i);
+    }
+
+    TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
+    for (int n = range.begin; n < range.end; ++n) {
+      int const key0 = n * kBlockN;
+
+      float s[kRows][kCols] = {};
+      for (int d0 = 0; d0 < p.head_dim; d0 += kChunk) {
+        Arch::sync();  // the chunk is no longer being read
+        load_chunk<Arch>(shared, k, p.k.row_stride, key0, p.seqlen_k, d0, p.head_dim);
+        Arch::sync();
+        int const width = p.head_dim - d0 < kChunk ? p.head_dim - d0 : kChunk;
+#pragma unroll 4
+        for (int d = 0; d < width; ++d) {
+          CUTE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            float const query = float(shared.q[row0 + i][d0 + d]);
+            CUTE_UNROLL
+            for (int j = 0; j < kCols; ++j) {
+              s[i][j] = fmaf(query, shared.kv[lane + 32 * j][d], s[i][j]);
+            }
+          }
+        }
+      }
+
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float largest = -kInf;
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) {
+          int const key = key0 + lane + 32 * j;
+          bool const visible = key >= lo[i] && key < hi[i];
+          s[i][j] = visible ? score(s[i][j], tile.batch, tile.head_q, tile.q_begin + row0 + i, key)
+                            : -kInf;
+          largest = fmaxf(largest, s[i][j]);
+        }
+        for (int step = 16; step > 0; step /= 2) {
+          largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
+        }
+        float const rescale = softmax[i].raise(largest, log2_scale);
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) {
+          float const weight = softmax[i].weight(s[i][j], log2_scale);
+          softmax[i].sum += weight;  // of this lane's keys; lanes meet after the loop
+          shared.p[row0 + i][lane + 32 * j] = weight;
+        }
+        CUTE_UNROLL
+        for (int c = 0; c < kChunks * kCols; ++c) acc[i][c] *= rescale;
+      }
+
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        int const d0 = c * kChunk;
+        if (d0 >= p.head_dim_v) break;
+        Arch::sync();  // K, or the chunk before, is no longer being read; P is complete
+        load_chunk<Arch>(shared, v, p.v.row_stride, key0, p.seqlen_k, d0, p.head_dim_v);
+        Arch::sync();
+#pragma unroll 4
+        for (int key = 0; key < kBlockN; ++key) {
+          CUTE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            CUTE_UNROLL
+            for (int j = 0; j < kCols; ++j) {
+              float& to = acc[i][c * kCols + j];
+              to = fmaf(shared.p[row0 + i][key], shared.kv[key][lane + 32 * j], to);
+            }
+          }
+        }
+      }
+    }
+
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      for (int step = 16; step > 0; step /= 2) {
+        softmax[i].sum += Arch::shuffle_xor(softmax[i].sum, step);
+      }
+      int const q_index = tile.q_begin + row0 + i;
+      if (q_index >= p.seqlen_q) continue;
+      float const inverse = softmax[i].inverse_sum();
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks * kCols; ++c) {
+        int const d = c / kCols * kChunk + lane + 32 * (c % kCols);
+        if (d < p.head_dim_v) {
+          o[int64_t(q_index) * p.o.row_stride + d] = Element(acc[i][c] * inverse);
+        }
+      }
+      if (p.softmax_lse && lane == 0) {
+        p.softmax_lse[tile.lse_row(p) + q_index] = softmax[i].lse(log2_scale);
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn::scalar
