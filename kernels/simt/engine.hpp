@@ -1,0 +1,77 @@
+// Runs GPU thread blocks on the CPU: every thread of a block is a fiber, the fibers of a block take
+// turns on one OS thread, the blocks of a grid are spread over OS threads.
+//
+// Plain C++: the CuTe atoms on top are in host_atoms.hpp, the class kernels see in host.hpp. It is
+// meant to be stricter than a GPU. What hardware leaves undefined is either made visible in the
+// results (as NaN) or reported as an error:
+//
+//   - shared memory starts as NaN (0xff bytes); bytes past its end are checked when a block ends;
+//   - the destination of an asynchronous copy is NaN from its issue until the wait that covers it,
+//     its source is read only then; a copy that no wait covers is an error;
+//   - a warp collective needs all 32 lanes of a warp at the same kind of collective, a barrier all
+//     threads of the block: what can never happen any more is reported, with who waits where;
+//   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "core/status.hpp"
+
+namespace cutlass_attn::simt {
+
+inline constexpr int kWarpSize = 32;
+
+// Which of the threads that could go on does. A correct kernel cannot tell the difference.
+enum class FiberOrder { kForward, kReverse, kRandom };
+
+struct Schedule {
+  int num_threads = 0;  // of the OS; 0: as many as cores this process may use
+  FiberOrder order = FiberOrder::kForward;
+  uint64_t seed = 0;  // for kRandom
+};
+
+struct Grid {
+  int64_t blocks = 0;
+  int threads = 0;  // per block, a multiple of kWarpSize
+  int smem_bytes = 0;
+};
+
+// Calls body(smem) in every thread of every block, `smem` being the block's shared memory, aligned
+// to 128 bytes. Returns kDeviceError with block and thread numbers for what the kernel did wrong.
+Status run_grid(Grid const& grid, Schedule const& schedule,
+                std::function<void(char* smem)> const& body);
+
+// How launch_host() called by this OS thread runs a grid: for tests to change. The number of
+// threads comes from the LaunchOptions.
+Schedule& launch_schedule();
+
+// The rest is for the body alone: every function acts for the calling GPU thread.
+namespace engine {
+
+int thread();
+int block();
+
+// __syncthreads
+void sync();
+
+enum class MmaInput { kFloat16, kBFloat16 };
+
+// mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
+void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
+
+// ldmatrix.x4[.trans]: `row` is the 16-byte row this lane supplies.
+void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
+
+// shfl.sync.bfly over the whole warp.
+uint64_t shuffle_xor(uint64_t value, int lane_mask);
+
+// cp.async of 16 bytes; without `predicate` it writes zeros and reads nothing.
+void async_copy(void* smem, void const* global, bool predicate);
+void async_copy_commit();
+// Lands the copies of all but this thread's `pending` newest committed groups. Copies that were
+// never committed stay in flight, also for 0, where cp.async.wait_all would include them.
+void async_copy_wait(int pending);
+
+}  // namespace engine
+}  // namespace cutlass_attn::simt

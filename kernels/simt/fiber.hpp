@@ -1,0 +1,161 @@
+// Fibers: stacks of execution that take turns on one OS thread, and what ThreadSanitizer has to be
+// told about them. For host.cpp only.
+//
+// A switch is _setjmp and _longjmp, which unlike swapcontext make no system call: about 10 ns. The
+// ThreadSanitizer build (CUTLASS_ATTN_SIMT_TSAN) wraps longjmp in its own bookkeeping and gets
+// swapcontext instead; there every fiber is a thread of its own to the sanitizer, and a switch
+// orders nothing between them.
+#pragma once
+
+#if defined(_FORTIFY_SOURCE)
+#error "fiber.hpp: undefine _FORTIFY_SOURCE, its longjmp takes a change of stacks for an attack"
+#endif
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <new>
+
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+extern "C" {
+void* __tsan_get_current_fiber();
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_set_fiber_name(void* fiber, char const* name);
+void __tsan_acquire(void* token);
+void __tsan_release(void* token);
+void __tsan_read16_pc(void* address, void* pc);
+void __tsan_write16_pc(void* address, void* pc);
+}
+#endif
+
+namespace cutlass_attn::simt {
+
+// What the race detector sees. host.cpp itself is compiled without instrumentation, so that its
+// reads and writes on behalf of other fibers stay invisible; the ones that a GPU thread is
+// answerable for are announced here, with the place in the kernel that they come from.
+namespace race {
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+inline void acquire(void* token) { __tsan_acquire(token); }
+inline void release(void* token) { __tsan_release(token); }
+inline void read16(void const* address, void* place) {
+  __tsan_read16_pc(const_cast<void*>(address), place);
+}
+inline void write16(void* address, void* place) { __tsan_write16_pc(address, place); }
+#else
+inline void acquire(void*) {}
+inline void release(void*) {}
+inline void read16(void const*, void*) {}
+inline void write16(void*, void*) {}
+#endif
+}  // namespace race
+
+// Zeroed pages, returned to the system by the destructor.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes) {
+    void* const address =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<char*>(address);
+  }
+  ~Pages() { munmap(data_, bytes_); }
+  Pages(Pages const&) = delete;
+  Pages& operator=(Pages const&) = delete;
+
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+  size_t bytes_;
+};
+
+// Stacks of kBytes each, with an inaccessible page below every one.
+class Stacks {
+ public:
+  static constexpr size_t kBytes = 256 * 1024;
+
+  explicit Stacks(int count) : pitch_(kBytes + page()), pages_(count * pitch_) {
+    for (int i = 0; i < count; ++i) mprotect(pages_.data() + i * pitch_, page(), PROT_NONE);
+  }
+  char* stack(int i) const { return pages_.data() + i * pitch_ + page(); }
+
+ private:
+  static size_t page() { return size_t(sysconf(_SC_PAGESIZE)); }
+
+  size_t pitch_;
+  Pages pages_;
+};
+
+// A stack of execution: the caller's own (default constructed), or a fiber that is to run `entry`,
+// which never returns.
+class Context {
+ public:
+  Context() {
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+    tsan_ = __tsan_get_current_fiber();
+#endif
+  }
+  Context(char* stack, size_t bytes, void (*entry)(), char const* name) : is_fiber_(true) {
+    getcontext(&start_);
+    start_.uc_stack.ss_sp = stack;
+    start_.uc_stack.ss_size = bytes;
+    start_.uc_link = nullptr;
+    makecontext(&start_, entry, 0);
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+    tsan_ = __tsan_create_fiber(0);
+    __tsan_set_fiber_name(tsan_, name);
+#else
+    (void)name;
+#endif
+  }
+  ~Context() {
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+    if (is_fiber_) __tsan_destroy_fiber(tsan_);
+#endif
+  }
+  Context(Context const&) = delete;
+  Context& operator=(Context const&) = delete;
+
+  // For the race detector: what `other` has done comes before what this one, which is running, does
+  // from now on.
+  void join(Context& other) {
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+    constexpr unsigned kSync = 0;
+    __tsan_switch_to_fiber(other.tsan_, kSync);
+    __tsan_switch_to_fiber(tsan_, kSync);
+#else
+    (void)other;
+#endif
+  }
+
+  // Leaves this one, which is running, for `to`; returns when somebody switches back.
+  void switch_to(Context& to) {
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+    constexpr unsigned kNoSync = 1;
+    __tsan_switch_to_fiber(to.tsan_, kNoSync);
+    swapcontext(&start_, &to.start_);
+#else
+    if (_setjmp(resume_) != 0) return;
+    if (!to.is_fiber_ || to.started_) _longjmp(to.resume_, 1);
+    to.started_ = true;
+    setcontext(&to.start_);
+#endif
+  }
+
+ private:
+  ucontext_t start_;
+#if defined(CUTLASS_ATTN_SIMT_TSAN)
+  void* tsan_;
+#else
+  jmp_buf resume_;
+  bool started_ = false;
+#endif
+  bool is_fiber_ = false;
+};
+
+}  // namespace cutlass_attn::simt

@@ -1,0 +1,120 @@
+// The arithmetic and data movement of warp collectives, on the operands of all 32 lanes at once.
+// Fragment positions are written down from the PTX ISA ("Matrix Fragments for mma.m16n8k16",
+// "ldmatrix"), not taken from CuTe's traits: the two check each other.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "simt/engine.hpp"
+
+namespace cutlass_attn::simt {
+
+// The SIMD width that every 64-bit machine has.
+using Floats = float __attribute__((vector_size(16)));
+using Words = uint32_t __attribute__((vector_size(16)));
+inline constexpr int kVectorLanes = 4;
+
+inline Floats bits_to_floats(Words x) {
+  Floats y;
+  static_assert(sizeof(y) == sizeof(x));
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+inline Words floats_to_bits(Floats x) {
+  Words y;
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+// The low 16 bits of each word as fp16, exactly, subnormals, infinities and NaN included.
+inline Floats half_to_float(Words x) {
+  Words const magnitude = (x & 0x7fffu) << 13;
+  // Moves the exponent's bias from 15 to 127; subnormal halves become normal floats on the way.
+  Words const scaled = floats_to_bits(bits_to_floats(magnitude) * 0x1p112f);
+  Words const special = Words(magnitude >= 0x7c00u << 13) & 0x7f800000u;
+  return bits_to_floats(scaled | special | (x & 0x8000u) << 16);
+}
+
+inline Floats bfloat_to_float(Words x) { return bits_to_floats(x << 16); }
+
+// `count` packed 16-bit values to floats.
+inline void widen(engine::MmaInput input, uint16_t const* from, float* to, int count) {
+  for (int i = 0; i < count; i += kVectorLanes) {
+    Words x;
+    for (int j = 0; j < kVectorLanes; ++j) x[j] = from[i + j];
+    Floats const y = input == engine::MmaInput::kFloat16 ? half_to_float(x) : bfloat_to_float(x);
+    std::memcpy(to + i, &y, sizeof(y));
+  }
+}
+
+struct MmaOperands {
+  uint32_t const* a;  // (4) pairs of the row-major 16 x 16 matrix A
+  uint32_t const* b;  // (2) pairs of the column-major 16 x 8 matrix B
+  float* c;           // (4) of the 16 x 8 matrix C
+};
+
+inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSize]) {
+  uint16_t a16[16][16], b16[16][8];  // (m, k), (k, n)
+  float a[16][16];
+  alignas(16) float b[16][8], c[16][8];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    MmaOperands const& x = *lanes[lane];
+    int const group = lane / 4, pair = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(&a16[group + i % 2 * 8][pair + i / 2 * 8], &x.a[i], 4);
+    }
+    for (int i = 0; i < 2; ++i) {
+      b16[pair + i * 8][group] = uint16_t(x.b[i]);
+      b16[pair + i * 8 + 1][group] = uint16_t(x.b[i] >> 16);
+    }
+    for (int i = 0; i < 4; ++i) c[group + i / 2 * 8][pair + i % 2] = x.c[i];
+  }
+  widen(input, &a16[0][0], &a[0][0], 16 * 16);
+  widen(input, &b16[0][0], &b[0][0], 16 * 8);
+
+  // A product of two 11-bit or 8-bit significands is exact in fp32; the sum is rounded step by
+  // step, where hardware aligns all 16 products and truncates once: both are within fp32 error.
+  for (int n = 0; n < 8; n += kVectorLanes) {
+    Floats columns[16];
+    for (int k = 0; k < 16; ++k) std::memcpy(&columns[k], &b[k][n], sizeof(Floats));
+    for (int m = 0; m < 16; ++m) {
+      Floats sum;
+      std::memcpy(&sum, &c[m][n], sizeof(Floats));
+      for (int k = 0; k < 16; ++k) sum += a[m][k] * columns[k];
+      std::memcpy(&c[m][n], &sum, sizeof(Floats));
+    }
+  }
+
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    int const group = lane / 4, pair = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) lanes[lane]->c[i] = c[group + i / 2 * 8][pair + i % 2];
+  }
+}
+
+struct LoadMatrixOperands {
+  char const* row;  // 16 bytes in shared memory: row lane % 8 of matrix lane / 8
+  uint32_t* d;      // (4), one pair of each matrix
+};
+
+inline void warp_load_matrix(bool transposed, LoadMatrixOperands* const (&lanes)[kWarpSize]) {
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t x[8][8];
+    for (int row = 0; row < 8; ++row) std::memcpy(x[row], lanes[8 * matrix + row]->row, 16);
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      int const group = lane / 4, pair = lane % 4 * 2;
+      uint32_t const low = transposed ? x[pair][group] : x[group][pair];
+      uint32_t const high = transposed ? x[pair + 1][group] : x[group][pair + 1];
+      lanes[lane]->d[matrix] = low | high << 16;
+    }
+  }
+}
+
+inline void warp_shuffle_xor(int lane_mask, uint64_t* const (&lanes)[kWarpSize]) {
+  uint64_t before[kWarpSize];
+  for (int lane = 0; lane < kWarpSize; ++lane) before[lane] = *lanes[lane];
+  for (int lane = 0; lane < kWarpSize; ++lane) *lanes[lane] = before[lane ^ lane_mask];
+}
+
+}  // namespace cutlass_attn::simt
