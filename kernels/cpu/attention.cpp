@@ -1,0 +1,111 @@
+#include "cpu/attention.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/tile.hpp"
+
+namespace cutlass_attn::cpu {
+namespace {
+
+// All tiles of a call, in the order of their numbers. It depends on the call alone, so results do
+// not depend on the number of threads.
+class Tiles {
+ public:
+  explicit Tiles(AttnParams const& p)
+      : p_(p),
+        group_(p.num_heads_q / p.num_heads_kv),
+        heads_(std::min(group_, kTileRows)),
+        queries_(std::min(kTileRows / heads_, p.seqlen_q)),
+        head_tiles_((group_ + heads_ - 1) / heads_),
+        query_tiles_((p.seqlen_q - 1) / queries_ + 1) {}
+
+  int64_t count() const { return int64_t(p_.batch) * p_.num_heads_kv * head_tiles_ * query_tiles_; }
+  int max_rows() const { return heads_ * queries_; }
+
+  // Neighbours share K and V. Under a causal mask the last queries have the most work, so they come
+  // first and the threads finish together.
+  Tile operator[](int64_t index) const {
+    int const query_tile = query_tiles_ - 1 - int(index % query_tiles_);
+    index /= query_tiles_;
+    int const head_tile = int(index % head_tiles_);
+    index /= head_tiles_;
+    int const kv_head = int(index % p_.num_heads_kv);
+    int const first = head_tile * heads_;
+    int const q_begin = query_tile * queries_;
+    Tile tile;
+    tile.batch = int(index / p_.num_heads_kv);
+    tile.kv_head = kv_head;
+    tile.head_begin = kv_head * group_ + first;
+    tile.heads = std::min(heads_, group_ - first);
+    tile.q_begin = q_begin;
+    tile.q_end = q_begin + std::min(queries_, p_.seqlen_q - q_begin);
+    return tile;
+  }
+
+ private:
+  AttnParams const& p_;
+  int group_, heads_, queries_, head_tiles_, query_tiles_;
+};
+
+// A thread costs about as much to start as this many multiplications and additions.
+constexpr double kWorkPerThread = 1 << 21;
+
+int64_t threads_for(AttnParams const& p, LaunchOptions const& options, int64_t tiles) {
+  static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
+  int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
+  double const work =
+      double(p.batch) * p.num_heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  return std::min({wanted, tiles, int64_t(std::min(work / kWorkPerThread, 1e6)) + 1});
+}
+
+struct Free {
+  void operator()(float* scratch) const { ::operator delete[](scratch, std::align_val_t(64)); }
+};
+
+}  // namespace
+
+Status attention_forward(AttnParams const& params, LaunchOptions const& options) {
+  static Isa const isa = best_isa();
+  return attention_forward(params, options, isa);
+}
+
+Status attention_forward(AttnParams const& params, LaunchOptions const& options, Isa isa) {
+  Tiles const tiles(params);
+  TileFunction const run = tile_function(params, isa);
+  int64_t const threads = threads_for(params, options, tiles.count());
+  size_t const size = (scratch_size(params, tiles.max_rows()) + 15) / 16 * 16;
+  std::unique_ptr<float[], Free> const scratch(
+      new (std::align_val_t(64), std::nothrow) float[size * size_t(threads)]);
+  if (scratch == nullptr) {
+    return Status::device_error("no memory for " + std::to_string(size * threads * 4) +
+                                " bytes of scratch space");
+  }
+
+  std::atomic<int64_t> next{0};
+  auto const work = [&](int64_t thread) {
+    while (true) {
+      int64_t const index = next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= tiles.count()) return;
+      run(params, tiles[index], scratch.get() + size * size_t(thread));
+    }
+  };
+  std::vector<std::thread> others;
+  try {
+    others.reserve(size_t(threads - 1));
+    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work, t);
+  } catch (std::exception const&) {
+    // The system has no more threads to give: those that started do the work.
+  }
+  work(0);
+  for (std::thread& other : others) other.join();
+  return {};
+}
+
+}  // namespace cutlass_attn::cpu

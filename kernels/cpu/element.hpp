@@ -1,0 +1,70 @@
+// fp16 and bf16 on the CPU: exact conversion to fp32, and back with rounding to nearest even. NaN
+// stays NaN, infinities and subnormals keep their values. Without branches where that lets
+// compilers vectorise a loop of conversions.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace cutlass_attn::cpu {
+
+struct Float16 {
+  uint16_t bits;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(BFloat16 x) { return float_of(uint32_t(x.bits) << 16); }
+
+inline float to_float(Float16 x) {
+  uint32_t const sign = uint32_t(x.bits & 0x8000u) << 16;
+  uint32_t const magnitude = uint32_t(x.bits & 0x7fffu) << 13;
+  // Exponent and mantissa are in place, the exponent's bias is 112 too small: a multiplication,
+  // which makes subnormal numbers normal. Infinities and NaNs get the exponent of theirs.
+  uint32_t const value = bits_of(float_of(magnitude) * 0x1p112f);
+  uint32_t const special = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
+  return float_of(sign | value | special);
+}
+
+inline void from_float(float x, float& out) { out = x; }
+
+inline void from_float(float x, BFloat16& out) {
+  uint32_t const bits = bits_of(x);
+  bool const is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  uint32_t const rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  out.bits = uint16_t(is_nan ? (bits >> 16) | 0x40u : rounded);
+}
+
+inline void from_float(float x, Float16& out) {
+  uint32_t const bits = bits_of(x);
+  uint32_t const sign = (bits >> 16) & 0x8000u;
+  uint32_t const magnitude = bits & 0x7fffffffu;
+  uint32_t const nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // quiet
+  // Under 2^-14. Between 1/2 and 1 fp32 steps by 2^-24, as subnormal fp16 does: the addition
+  // rounds.
+  uint32_t const subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+  uint32_t const normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  uint32_t const value = magnitude > 0x7f800000u    ? nan
+                         : magnitude >= 0x477ff000u ? 0x7c00u  // from 65520 up: infinity
+                         : magnitude < 0x38800000u  ? subnormal
+                                                    : normal;
+  out.bits = uint16_t(sign | value);
+}
+
+}  // namespace cutlass_attn::cpu

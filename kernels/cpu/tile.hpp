@@ -1,0 +1,37 @@
+// One work item of the CPU path: all that a tile of query rows needs, on one thread.
+#pragma once
+
+#include <cstddef>
+
+#include "core/params.hpp"
+
+namespace cutlass_attn::cpu {
+
+// Tiles of 144 rows keep all their state in a 1 MB L2 cache, and divide into blocks of 48, 16
+// and 8.
+inline constexpr int kTileRows = 144;
+inline constexpr int kTileKeys = 64;
+
+// A tile's rows are the pairs of a query in [q_begin, q_end) and one of `heads` query heads, from
+// head_begin on, that share a KV head: at most kTileRows, the queries in ascending order.
+struct Tile {
+  int batch, kv_head, head_begin, heads, q_begin, q_end;
+
+  int rows() const { return heads * (q_end - q_begin); }
+};
+
+// Instruction sets with a compiled tile function, from the slowest on.
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+// The fastest one that this processor executes.
+Isa best_isa();
+
+// Computes one tile. `scratch` is aligned to 64 bytes.
+using TileFunction = void (*)(AttnParams const& params, Tile const& tile, float* scratch);
+
+TileFunction tile_function(AttnParams const& params, Isa isa);
+
+// How many fp32 numbers of scratch memory a tile of up to `rows` rows needs.
+size_t scratch_size(AttnParams const& params, int rows);
+
+}  // namespace cutlass_attn::cpu
