@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Turns manifest.toml into translation units and the variant registry.
+
+    generate.py --out DIR [--tier core|full] [--cuda] [--simt]
+
+writes into DIR
+
+    <row>.cu, <row>_simt.cpp  one unit per compiled kernel x dtype x head dim x tile
+    registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol), #include
+    registry_table.inc        CA_VARIANT(...) per row of the manifest, compiled or not
+    units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS and CUTLASS_ATTN_SIMT_UNITS
+
+A file whose content would stay the same is left untouched, so that nothing rebuilds without need;
+a unit that no row asks for any more is deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import string
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MANIFEST = Path(__file__).with_name("manifest.toml")
+BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
+
+ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
+DTYPES = {"f16": "DType::kFloat16", "bf16": "DType::kBFloat16", "f32": "DType::kFloat32"}
+DEVICES = {"cuda": "Device::kCuda", "cpu": "Device::kCpu"}
+TIERS = ("core", "full")
+MAX_HEAD_DIM = 256  # kMaxHeadDim of core/params.hpp
+
+
+class ManifestError(ValueError):
+    """The manifest contradicts itself; the message names the row, what it says and what may be."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A [kernel.<name>] table: a family of kernels and what it asks of a call."""
+
+    name: str
+    device: str  # "cuda" or "cpu"
+    include: str
+    code: str  # cuda: the kernel type, with placeholders; cpu: the function
+    min_compute_capability: int = 0
+    alignment: int = 1
+    automatic: bool = True
+
+    @property
+    def placeholders(self) -> set[str]:
+        return {field for _, field, _, _ in string.Formatter().parse(self.code) if field}
+
+
+@dataclass(frozen=True)
+class Tile:
+    m: int
+    n: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.warps}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of the library."""
+
+    kernel: Kernel
+    dtype: str
+    head_dim: int  # 0: any
+    tile: Tile | None
+    tier: str
+    simt: bool = False  # the kernel of a GPU, compiled for the CPU
+
+    @property
+    def kernel_name(self) -> str:
+        return self.kernel.name + ("-simt" if self.simt else "")
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.simt else self.kernel.device
+
+    @property
+    def key(self) -> str:
+        parts = [self.kernel_name, self.dtype]
+        if self.head_dim:
+            parts.append(f"d{self.head_dim}")
+        if self.tile:
+            parts.append(str(self.tile))
+        return "/".join(parts)
+
+    @property
+    def stem(self) -> str:
+        """The row as a C++ identifier: sm80_f16_d64_64x64x4, with _simt at its end."""
+        name = replace(self, simt=False).key
+        return re.sub(r"\W", "_", name) + ("_simt" if self.simt else "")
+
+    @property
+    def launcher(self) -> str:
+        """The C++ function that launches this row."""
+        return self.kernel.code if self.kernel.device == "cpu" else f"launch_{self.stem}"
+
+    @property
+    def type(self) -> str:
+        """The C++ kernel type of a GPU kernel."""
+        tile = vars(self.tile) if self.tile else {}
+        return self.kernel.code.format(
+            element=ELEMENTS[self.dtype], head_dim=self.head_dim or "", **tile
+        )
+
+    def unit(self, scores: dict[str, str]) -> tuple[str, str]:
+        """File name and content of the translation unit of a GPU kernel."""
+        side = "host" if self.simt else "device"
+        arguments = ", ".join([self.type, *scores.values()])
+        text = (
+            f"{BANNER}"
+            f'#include "{self.kernel.include}"\n'
+            f'#include "simt/{side}_launch.hpp"\n\n'
+            "namespace cutlass_attn {\n\n"
+            f"Status {self.launcher}(AttnParams const& params, LaunchOptions const& options) {{\n"
+            f"  return simt::launch_{side}<{arguments}>(params, options);\n"
+            "}\n\n"
+            "}  // namespace cutlass_attn\n"
+        )
+        return self.stem + (".cpp" if self.simt else ".cu"), text
+
+
+@dataclass(frozen=True)
+class Build:
+    """What this build compiles."""
+
+    tier: str = "core"
+    cuda: bool = True
+    simt: bool = True
+
+    def compiles(self, row: Row) -> bool:
+        if TIERS.index(row.tier) > TIERS.index(self.tier):
+            return False
+        if row.simt:
+            return self.simt
+        return self.cuda or row.device == "cpu"
+
+
+def _take(table: dict, name: str, kind: type, where: str, **default: Any) -> Any:
+    """Removes and returns table[name], checked to be a `kind`."""
+    if name not in table:
+        if "default" in default:
+            return default["default"]
+        raise ManifestError(f"{where}: {name} is missing")
+    value = table.pop(name)
+    if type(value) is not kind:
+        raise ManifestError(f"{where}: {name} is {value!r}; it must be a {kind.__name__}")
+    return value
+
+
+def _choose(value: str, allowed: Iterable[str], name: str, where: str) -> str:
+    if value not in allowed:
+        raise ManifestError(f"{where}: {name} is {value!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def _nothing_left(table: dict, where: str) -> None:
+    if table:
+        raise ManifestError(f"{where}: unknown entry {', '.join(sorted(table))}")
+
+
+def _kernel(name: str, table: dict) -> Kernel:
+    where = f'[kernel."{name}"]'
+    table = dict(table)
+    device = _choose(_take(table, "device", str, where), DEVICES, "device", where)
+    kernel = Kernel(
+        name=name,
+        device=device,
+        include=_take(table, "include", str, where),
+        code=_take(table, "type" if device == "cuda" else "function", str, where),
+        min_compute_capability=_take(table, "min_compute_capability", int, where, default=0),
+        alignment=_take(table, "alignment", int, where, default=1),
+        automatic=_take(table, "automatic", bool, where, default=True),
+    )
+    _nothing_left(table, where)
+    known = {"element", "head_dim", "m", "n", "warps"} if device == "cuda" else set()
+    if unknown := kernel.placeholders - known:
+        raise ManifestError(
+            f"{where}: {kernel.code!r} asks for {', '.join(sorted(unknown))}; "
+            f"known: {', '.join(sorted(known)) or 'nothing'}"
+        )
+    return kernel
+
+
+def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
+    where = f"[[variant]] {number}"
+    table = dict(table)
+    name = _take(table, "kernel", str, where)
+    kernel = kernels[_choose(name, kernels, "kernel", where)]
+    where += f" (kernel {name})"
+
+    dtypes = _take(table, "dtypes", list, where)
+    for dtype in dtypes:
+        _choose(dtype, ELEMENTS, "dtypes", where)
+    head_dims = _take(table, "head_dims", list, where, default=[0])
+    for head_dim in head_dims if head_dims != [0] else []:
+        if type(head_dim) is not int or not 0 < head_dim <= MAX_HEAD_DIM:
+            raise ManifestError(
+                f"{where}: head_dims has {head_dim!r}; allowed: 1 to {MAX_HEAD_DIM}"
+            )
+    if not dtypes or not head_dims:
+        raise ManifestError(f"{where}: dtypes and head_dims must name at least one each")
+
+    tile = None
+    if (entry := _take(table, "tile", dict, where, default=None)) is not None:
+        entry = dict(entry)
+        tile = Tile(*(_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps")))
+        _nothing_left(entry, f"{where}: tile")
+    tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
+    simt = _take(table, "simt", bool, where, default=False)
+    _nothing_left(table, where)
+
+    for entry_name, given, placeholders in (
+        ("head_dims", head_dims != [0], {"head_dim"}),
+        ("tile", tile is not None, {"m", "n", "warps"}),
+    ):
+        asked = bool(placeholders & kernel.placeholders)
+        if asked and not given:
+            raise ManifestError(f"{where}: {entry_name} is missing, {kernel.code!r} needs it")
+        if given and not asked:
+            raise ManifestError(f"{where}: {entry_name} is given, {kernel.code!r} does not use it")
+    if simt and kernel.device != "cuda":
+        raise ManifestError(f"{where}: simt is for kernels of device cuda, not {kernel.device}")
+
+    rows = [Row(kernel, dtype, d, tile, tier) for dtype in dtypes for d in head_dims]
+    return rows + [replace(row, simt=True) for row in rows if simt]
+
+
+def load(manifest: Path | str = MANIFEST) -> tuple[list[Row], dict[str, str]]:
+    """Reads a manifest: its rows in order of preference, and its scores {token: C++ functor}.
+
+    GPU kernels come first, then the CPU's own, then GPU kernels on the CPU; within each the order
+    of the manifest. Raises ManifestError.
+    """
+    try:
+        table = tomllib.loads(Path(manifest).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"not TOML: {error}") from error
+    scores = _take(table, "scores", dict, "manifest")
+    kernels = {name: _kernel(name, entry) for name, entry in table.pop("kernel", {}).items()}
+    rows: list[Row] = []
+    for number, entry in enumerate(table.pop("variant", []), start=1):
+        rows += _rows(number, entry, kernels)
+    _nothing_left(table, "manifest")
+    if not scores or not rows:
+        raise ManifestError("manifest: scores and [[variant]] must name at least one each")
+
+    seen: set[str] = set()
+    for row in rows:
+        if row.key in seen:
+            raise ManifestError(f"[[variant]] {row.key} is there twice")
+        seen.add(row.key)
+    return sorted(rows, key=lambda row: (row.simt, row.device == "cpu")), scores
+
+
+def _quote(text: str) -> str:
+    return f'"{text}"'
+
+
+def _table_line(row: Row, build: Build) -> str:
+    compiled = build.compiles(row)
+    fields = (
+        row.launcher if compiled else "nullptr",
+        _quote(row.kernel_name),
+        _quote(row.key),
+        DEVICES[row.device],
+        DTYPES[row.dtype],
+        str(row.head_dim),
+        _quote(str(row.tile or "")),
+        _quote(row.tier),
+        str(compiled).lower(),
+        str(row.kernel.automatic and not row.simt).lower(),
+        "0" if row.simt else str(row.kernel.min_compute_capability),
+        str(row.kernel.alignment),
+    )
+    return f"CA_VARIANT({', '.join(fields)})\n"
+
+
+def outputs(rows: list[Row], scores: dict[str, str], build: Build) -> dict[str, str]:
+    """Everything the build needs: {file name: content}."""
+    compiled = [row for row in rows if build.compiles(row)]
+    units = [row for row in compiled if row.kernel.device == "cuda"]
+    files = dict(row.unit(scores) for row in units)
+    lists = {
+        "CUTLASS_ATTN_CUDA_UNITS": [name for name in files if name.endswith(".cu")],
+        "CUTLASS_ATTN_SIMT_UNITS": [name for name in files if name.endswith(".cpp")],
+    }
+    headers = sorted({row.kernel.include for row in compiled if row.kernel.device == "cpu"})
+    files["registry_launchers.inc"] = BANNER + "".join(
+        [f'#include "{header}"\n' for header in headers]
+        + [f"CA_LAUNCHER({row.launcher})\n" for row in units]
+    )
+    files["registry_table.inc"] = BANNER + "".join(_table_line(row, build) for row in rows)
+    files["units.cmake"] = BANNER.replace("//", "#") + "".join(
+        "\n  ".join([f"set({name}", *(f"${{CMAKE_CURRENT_LIST_DIR}}/{unit}" for unit in names)])
+        + ")\n"
+        for name, names in lists.items()
+    )
+    return files
+
+
+def write(directory: Path, files: dict[str, str]) -> None:
+    """Makes `directory` hold exactly `files`, touching only what differs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for stale in directory.iterdir():
+        if stale.is_file() and stale.name not in files:
+            stale.unlink()
+    for name, text in files.items():
+        path = directory / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--manifest", type=Path, default=MANIFEST)
+    parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
+    parser.add_argument("--tier", choices=TIERS, default="core")
+    parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
+    parser.add_argument("--simt", action="store_true", help="compile GPU kernels for the CPU")
+    options = parser.parse_args(arguments)
+    try:
+        rows, scores = load(options.manifest)
+    except ManifestError as error:
+        print(f"{options.manifest}: {error}", file=sys.stderr)
+        return 1
+    write(options.out, outputs(rows, scores, Build(options.tier, options.cuda, options.simt)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
