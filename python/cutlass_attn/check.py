@@ -1,0 +1,369 @@
+"""`cutlass-attn check`: every kernel that can run here, and PyTorch's, against fp64."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import _C
+from ._call import CUDA
+from .functional import attention
+from .info import build_info, explain, variants
+from .testing import Reference, judge, reference, round_to
+
+# Emulating a GPU kernel on the CPU is slow. After this time the remaining inputs are left out, and
+# the table says so.
+EMULATION_SECONDS = 30.0
+TIMED_RUNS = 25
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is checked: shapes, dtype, mask, device and the number of random inputs."""
+
+    batch: int = 2
+    heads: int = 8
+    heads_kv: int = 8
+    seqlen_q: int = 512
+    seqlen_k: int = 512
+    head_dim: int = 64
+    dtype: str = "float16"
+    causal: bool = False
+    device: str = "cpu"
+    inputs: int = 5
+    seed: int = 0
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}" + f":{self.heads_kv}" * (self.heads_kv != self.heads)
+        return (
+            f"B={self.batch} H={heads} Sq={self.seqlen_q} Sk={self.seqlen_k} D={self.head_dim} "
+            f"{self.dtype}{' causal' * self.causal} on {self.device}"
+        )
+
+    def random_input(self, index: int) -> tuple[np.ndarray, ...]:
+        """q, k and v, standard normal, as float32 arrays of values that the dtype represents."""
+        rng = np.random.default_rng([self.seed, index])
+        q_shape = (self.batch, self.heads, self.seqlen_q, self.head_dim)
+        kv_shape = (self.batch, self.heads_kv, self.seqlen_k, self.head_dim)
+        return tuple(
+            round_to(rng.standard_normal(shape), self.dtype)
+            for shape in (q_shape, kv_shape, kv_shape)
+        )
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that computes attention: run(q, k, v, return_lse) gives (out, lse or None)."""
+
+    name: str
+    run: Callable[..., tuple[Any, Any]]
+    ours: bool = True
+    emulated: bool = False
+
+
+@dataclass
+class Row:
+    """One line of the table; errors are over all inputs."""
+
+    name: str
+    ours: bool
+    inputs: int = 0
+    max: float = 0.0
+    mean: float = 0.0
+    rms: float = 0.0
+    rms_allowed: float = 0.0
+    allclose: bool | None = None  # atol = rtol = 1e-3; float16 only
+    p50_us: float | None = None  # None for an emulated kernel: its time says nothing
+    speedup: float | None = None  # over scalar/minimal
+    reason: str = ""  # of the first failure
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+    def add(self, problem: Problem, out: np.ndarray, lse: Any, expected: Reference) -> None:
+        """Takes one input's result into account."""
+        accuracy = judge(out, expected.exact, expected.unfused, problem.dtype)
+        n = self.inputs
+        self.inputs += 1
+        self.max = float(np.maximum(self.max, accuracy.max))  # propagates NaN
+        self.mean = (self.mean * n + accuracy.mean) / self.inputs
+        self.rms = float(np.sqrt((self.rms**2 * n + accuracy.rms**2) / self.inputs))
+        self.rms_allowed = max(self.rms_allowed, accuracy.rms_allowed)
+        reasons = [accuracy.reason]
+        if problem.dtype == "float16":
+            close = np.allclose(out, expected.exact, atol=1e-3, rtol=1e-3)
+            self.allclose = close and self.allclose is not False
+            reasons.append("" if close else "not allclose(atol=1e-3, rtol=1e-3)")
+        if lse is not None and not np.allclose(lse, expected.lse, atol=1e-5, rtol=1e-5):
+            with np.errstate(invalid="ignore"):
+                worst = np.nanmax(np.abs(lse - expected.lse))
+            reasons.append(f"log-sum-exp is off by up to {worst:.3g}")
+        self.reason = self.reason or next(filter(None, reasons), "")
+
+
+@dataclass
+class Report:
+    """All rows of a check and what they were measured on."""
+
+    problem: Problem
+    environment: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Did all of this library's kernels pass? PyTorch's rows are there to compare with."""
+        ours = [row for row in self.rows if row.ours]
+        return bool(ours) and all(row.ok for row in ours)
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [{**asdict(row), "ok": row.ok} for row in self.rows]
+        problem, environment = asdict(self.problem), self.environment
+        return {"ok": self.ok, "problem": problem, "environment": environment, "rows": rows}
+
+
+class NumpyArrays:
+    """Inputs as numpy arrays."""
+
+    def make(self, x: np.ndarray, dtype: str) -> Any:
+        if dtype != "bfloat16":
+            return x.astype(dtype)
+        try:
+            import ml_dtypes  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError:
+            raise ValueError("bfloat16 needs torch or ml_dtypes; neither is installed") from None
+        return x.astype(ml_dtypes.bfloat16)
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        return x.astype(np.float32)
+
+    def median_us(self, run: Callable[[], Any]) -> float:
+        return _median_us_on_host(run)
+
+
+class TorchArrays:
+    """Inputs as torch tensors on a device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def make(self, x: np.ndarray, dtype: str) -> Any:
+        import torch
+
+        return torch.from_numpy(x).to(self.device, getattr(torch, dtype))
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        return x.float().cpu().numpy()
+
+    def median_us(self, run: Callable[[], Any]) -> float:
+        if self.device == "cpu":
+            return _median_us_on_host(run)
+        import torch
+
+        with torch.cuda.device(self.device):
+            return self._median_us_on_gpu(run)
+
+    def _median_us_on_gpu(self, run: Callable[[], Any]) -> float:
+        import torch
+
+        for _ in range(3):
+            run()
+        # With the GPU busy at first, all of the work is queued by the time it starts, and the
+        # events measure kernels, not the host's pace.
+        torch.cuda._sleep(20_000_000)
+        marks = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(TIMED_RUNS)
+        ]
+        for before, after in marks:
+            before.record()
+            run()
+            after.record()
+        torch.cuda.synchronize()
+        return float(np.median([before.elapsed_time(after) for before, after in marks])) * 1e3
+
+
+def _median_us_on_host(run: Callable[[], Any]) -> float:
+    samples = []
+    for _ in range(TIMED_RUNS):
+        start = time.perf_counter()
+        run()
+        samples.append((time.perf_counter() - start) * 1e6)
+        if sum(samples) > 2e6:
+            break
+    return float(np.median(samples))
+
+
+def arrays_for(device: str) -> NumpyArrays | TorchArrays:
+    """torch's tensors where torch is installed, else numpy's arrays (on the CPU alone)."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        if device != "cpu":
+            raise ValueError("a GPU is reached through torch, which is not installed") from None
+        return NumpyArrays()
+    return TorchArrays(device)
+
+
+def default_device() -> str:
+    """ "cuda" if torch and this build can use a GPU, else "cpu"."""
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    usable = torch.cuda.is_available() and not _C.device_info(CUDA, 0)[1]
+    return "cuda" if usable else "cpu"
+
+
+def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Contender | Row]:
+    """What to run: the kernels asked for, or all that can, then PyTorch's. A Row is a kernel that
+    was asked for by name and cannot run."""
+    q, k, v = sample
+    found: list[Contender | Row] = []
+    names = list(kernels)
+    for name in names or [variant.key for variant in variants()]:
+        explanation = explain(q, k, v, causal=problem.causal, kernel=name)
+        chosen = explanation.chosen
+        if chosen is not None:
+            found.append(
+                Contender(chosen.key, _ours(problem, chosen.key), emulated=_emulated(chosen.kernel))
+            )
+        elif names:
+            about = [x.reason for x in explanation if name in (x.variant.key, x.variant.kernel)]
+            reason = "; ".join(dict.fromkeys(about)) or "there is no kernel of that name"
+            found.append(Row(name, ours=True, reason=reason))
+    if not names and not isinstance(q, np.ndarray):
+        found += _torch_contenders(problem, sample)
+    return found
+
+
+def _emulated(kernel: str) -> bool:
+    return kernel.endswith("-simt")
+
+
+def _ours(problem: Problem, key: str) -> Callable[..., tuple[Any, Any]]:
+    def run(q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
+        result = attention(q, k, v, causal=problem.causal, kernel=key, return_lse=return_lse)
+        return result if return_lse else (result, None)
+
+    return run
+
+
+def _torch_contenders(problem: Problem, sample: Any) -> list[Contender | Row]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if problem.causal and problem.seqlen_q != problem.seqlen_k:
+        return []  # torch aligns the diagonal top-left: another computation
+
+    def contender(backend: Any) -> Contender:
+        def run(q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
+            with sdpa_kernel(backend):
+                gqa = problem.heads != problem.heads_kv
+                out = scaled_dot_product_attention(
+                    q, k, v, is_causal=problem.causal, enable_gqa=gqa
+                )
+            return out, None
+
+        name = backend.name.lower().removesuffix("_attention")
+        return Contender(f"torch {name}", run, ours=False)
+
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    if problem.device != "cpu":
+        backends += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    found: list[Contender | Row] = []
+    for candidate in map(contender, backends):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns at length about what it cannot run
+            try:
+                candidate.run(*sample, False)
+            except RuntimeError:
+                continue
+        found.append(candidate)
+    return found
+
+
+def run_check(
+    problem: Problem, kernels: Iterable[str], progress: Callable[[str, int, int], None]
+) -> Report:
+    """Runs everything; `progress(what, done, total)` is called before each step and at the end.
+
+    Raises ValueError for a problem that cannot be set up, such as heads that do not divide.
+    """
+    arrays = arrays_for(problem.device)
+    inputs = [problem.random_input(i) for i in range(problem.inputs)]
+    samples = [tuple(arrays.make(x, problem.dtype) for x in data) for data in inputs]
+    plan = contenders(problem, kernels, samples[0])
+
+    total = problem.inputs * (1 + len(plan))
+    expected: list[Reference] = []
+    for q, k, v in inputs:
+        progress("fp64 reference", len(expected), total)
+        expected.append(reference(q, k, v, problem.dtype, causal=problem.causal))
+
+    report = Report(problem, environment(problem))
+    for position, contender in enumerate(plan, start=1):
+        if isinstance(contender, Row):
+            report.rows.append(contender)
+            continue
+        row = Row(contender.name, contender.ours)
+        report.rows.append(row)
+        started = time.perf_counter()
+        try:
+            for i, (sample, exact) in enumerate(zip(samples, expected, strict=True)):
+                progress(contender.name, position * problem.inputs + i, total)
+                out, lse = contender.run(*sample, contender.ours)
+                lse = None if lse is None else arrays.to_numpy(lse)
+                row.add(problem, arrays.to_numpy(out), lse, exact)
+                if contender.emulated and time.perf_counter() - started > EMULATION_SECONDS:
+                    break
+            if not contender.emulated:
+                row.p50_us = arrays.median_us(lambda: contender.run(*samples[0], False))  # noqa: B023
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            row.reason = row.reason or str(error)
+    progress("done", total, total)
+    _fill_speedups(report.rows)
+    return report
+
+
+def _fill_speedups(rows: list[Row]) -> None:
+    base = next((row.p50_us for row in rows if row.name.startswith("scalar/minimal/")), None)
+    if base:
+        for row in rows:
+            row.speedup = base / row.p50_us if row.p50_us else None
+
+
+def environment(problem: Problem) -> dict[str, Any]:
+    """Device and versions, for the record."""
+    found: dict[str, Any] = {"build": asdict(build_info()), "numpy": np.__version__}
+    found["python"] = platform.python_version()
+    found["device"] = platform.processor() or platform.machine()
+    try:
+        import torch
+    except ImportError:
+        return found
+    found["torch"] = torch.__version__
+    if problem.device != "cpu":
+        found["device"] = torch.cuda.get_device_name(problem.device)
+        found["compute_capability"] = torch.cuda.get_device_capability(problem.device)
+        found["cuda"] = torch.version.cuda
+        found |= _nvidia_smi()
+    return found
+
+
+def _nvidia_smi() -> dict[str, str]:
+    """Driver and clocks of the first GPU, as far as the driver's own tool tells."""
+    names = ["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(names, (field.strip() for field in done.stdout.split(","))))

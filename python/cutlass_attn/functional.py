@@ -1,0 +1,215 @@
+"""`attention`, the library's one computation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _numpy
+from ._call import DTYPES, Request, Window, launch, make_request
+from .verify import verify_result
+
+# Options of later versions, and the values that ask for nothing.
+_PLANNED: dict[str, Any] = {
+    "bias": None,
+    "mask": None,
+    "alibi_slopes": None,
+    "sinks": None,
+    "dropout_p": 0.0,
+    "cu_seqlens_q": None,
+    "cu_seqlens_k": None,
+    "block_table": None,
+    "num_splits": 1,
+}
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Any = None,
+    kernel: str = "auto",
+    verify: bool = False,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    block_table: Any = None,
+    num_splits: int = 1,
+) -> Any:
+    """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
+
+    The fused forward pass of FlashAttention (arXiv 2205.14135, 2307.08691).
+
+    Args:
+        q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or
+            CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32. The
+            last dimension is contiguous; the others may have any stride.
+        k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
+        v: (B, Hkv, Sk, D).
+        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
+        window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
+            one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.
+        softmax_scale: factor of q @ k^T; ``1 / sqrt(D)`` by default.
+        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
+        layout: order of the dimensions of q, k, v and of the result, "bhsd" or "bshd".
+        return_lse: also return the natural log of each softmax's denominator.
+        out: where to put the result: shape and dtype of the result, sharing no memory with q, k, v.
+        kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a whole key of `variants()`.
+        verify: compute the call once more with a scalar kernel, and raise VerificationError if the
+            two disagree. Waits for the GPU.
+        bias, mask, alibi_slopes, sinks, dropout_p, cu_seqlens_q, cu_seqlens_k, block_table,
+        num_splits: not implemented yet.
+
+    Returns:
+        The result, contiguous, in q's dtype and layout, (B, Hq, Sq, D); with ``return_lse`` also
+        the log-sum-exp, (B, Hq, Sq) float32 in either layout. A query that sees no key gives a row
+        of zeros and -inf. On CUDA the work is enqueued on torch's current stream; on a CPU it is
+        done on return, by as many threads as torch uses, or on all cores for numpy arrays.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
+            call; `explain` says why for each of them.
+        NotImplementedError: an option without a kernel so far, or an input that needs a gradient.
+        RuntimeError: CUDA reported an error.
+        VerificationError: see ``verify``.
+    """
+    if (
+        bias is not None
+        or mask is not None
+        or alibi_slopes is not None
+        or sinks is not None
+        or dropout_p
+        or cu_seqlens_q is not None
+        or cu_seqlens_k is not None
+        or block_table is not None
+        or num_splits != 1
+    ):
+        refuse_planned(
+            bias=bias,
+            mask=mask,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            block_table=block_table,
+            num_splits=num_splits,
+        )
+    lib = array_library(q, k, v)
+    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout)
+    if type(kernel) is not str:
+        raise TypeError(f'kernel must be a string such as "auto", got {kernel!r}')
+    if out is not None:
+        check_result_type(lib, request, q, out)
+    if lib.needs_grad(q, k, v):
+        raise NotImplementedError(
+            "attention has no backward pass yet, but an input requires a gradient; "
+            "call it under torch.no_grad() or detach the inputs"
+        )
+
+    if not lib.is_plain(q, k, v, out):
+        if verify:
+            raise ValueError(
+                "verify=True looks at results on the host: it works neither under torch.compile "
+                "nor under a dispatch mode or a function transform"
+            )
+        return _through_operator(q, k, v, request, softmax_scale, layout, kernel, out, return_lse)
+
+    result = lib.empty(q, request.out_shape) if out is None else out
+    lse = lib.empty_lse(q, request.lse_shape) if return_lse or verify else None
+    launch(lib, request, q, k, v, result, lse, kernel)
+    if verify:
+        verify_result(lib, request, q, k, v, result, lse, kernel)
+    return (result, lse) if return_lse else result
+
+
+def array_library(q: Any, k: Any, v: Any) -> Any:
+    """_numpy or _torch, whichever q, k and v belong to."""
+    if isinstance(q, np.ndarray):
+        lib: Any = _numpy
+    elif sys.modules.get("torch"):  # else q cannot be a tensor
+        from . import _torch
+
+        lib = _torch
+    else:
+        lib = None
+    if lib is None or not (
+        isinstance(q, lib.ARRAY) and isinstance(k, lib.ARRAY) and isinstance(v, lib.ARRAY)
+    ):
+        kinds = ", ".join(f"{type(x).__module__}.{type(x).__qualname__}" for x in (q, k, v))
+        raise TypeError(f"q, k and v must all be torch tensors or all numpy arrays, got {kinds}")
+    return lib
+
+
+def refuse_planned(**options: Any) -> None:
+    """Raises NotImplementedError for a planned option that asks for something."""
+    for name, value in options.items():
+        if name not in _PLANNED:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        neutral = _PLANNED[name]
+        if value is not None if neutral is None else value != neutral:
+            raise NotImplementedError(
+                f"attention does not implement {name} yet, got {name}={value}"
+            )
+
+
+def check_result_type(lib: Any, request: Request, q: Any, out: Any) -> None:
+    """Raises TypeError or ValueError unless `out` looks like the result of the call."""
+    if not isinstance(out, lib.ARRAY):
+        kind = type(out)
+        raise TypeError(
+            f"out must be an array of the same library as q, got {kind.__module__}.{kind.__name__}"
+        )
+    if tuple(out.shape) != request.out_shape:
+        raise ValueError(f"out must have shape {request.out_shape}, got {tuple(out.shape)}")
+    if out.dtype != q.dtype:
+        raise ValueError(f"out must be {DTYPES[request.dtype]} like q, got {out.dtype}")
+    if getattr(out, "device", None) != getattr(q, "device", None):
+        raise ValueError(f"out must be on {q.device} like q, got {out.device}")
+    if not lib.is_writable(out):
+        raise ValueError("out must be writable and must not require a gradient")
+
+
+def _through_operator(
+    q: Any,
+    k: Any,
+    v: Any,
+    request: Request,
+    softmax_scale: float | None,
+    layout: str,
+    kernel: str,
+    out: Any,
+    return_lse: bool,
+) -> Any:
+    from . import _ops
+
+    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
+    result, lse = _ops.attention_forward(
+        q,
+        k,
+        v,
+        request.causal,
+        request.window_left,
+        request.window_right,
+        None if softmax_scale is None else request.softmax_scale,
+        request.softcap,
+        layout,
+        kernel,
+        return_lse,
+    )
+    if out is not None:
+        result = out.copy_(result)
+    return (result, lse) if return_lse else result

@@ -1,0 +1,155 @@
+"""What this build of the library holds, and which of its kernels a call would run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from . import _C
+from ._call import CPU, CUDA, DTYPES, Window, describe, make_request
+from .functional import array_library, check_result_type, refuse_planned
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled, or compilable, kernel instance."""
+
+    key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
+    kernel: str
+    device: str  # "cuda" or "cpu"
+    dtype: str  # "float16", "bfloat16" or "float32"
+    head_dim: int  # 0: any up to 256
+    tile: str  # queries x keys x warps; empty where there is none
+    tier: str  # "core" or "full"
+    compiled: bool  # False: left out of this build
+    automatic: bool  # False: runs only when asked for by name
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What this build was made of."""
+
+    version: str
+    tier: str
+    cuda: str  # toolkit's version; empty for a CPU-only build
+    architectures: str
+    cutlass: str
+    compiler: str
+    simt: bool  # GPU kernels compiled for the CPU as well
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What dispatch thinks of one variant for one call."""
+
+    variant: Variant
+    chosen: bool
+    reason: str  # why it cannot run or was not asked for; empty if it could run
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel a call would run and why every other one not; prints as a table."""
+
+    call: str
+    device: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def chosen(self) -> Variant | None:
+        """The variant that would run; None if the call would be refused."""
+        return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
+
+    def __str__(self) -> str:
+        width = max(len(verdict.variant.key) for verdict in self.verdicts)
+        lines = [f"{self.call} on {self.device}"]
+        for verdict in self.verdicts:
+            mark = "->" if verdict.chosen else "  "
+            text = "runs" if verdict.chosen else verdict.reason or "could run; a preferred one does"
+            lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
+        if self.chosen is None:
+            lines.append("no kernel takes this call")
+        return "\n".join(lines)
+
+
+@cache
+def _variants() -> tuple[Variant, ...]:
+    rows: list[dict[str, Any]] = [dict(row) for row in _C.variants()]
+    return tuple(Variant(**{**row, "dtype": DTYPES[row["dtype"]]}) for row in rows)
+
+
+def variants() -> list[Variant]:
+    """Every variant of the manifest, in order of preference, compiled into this build or not."""
+    return list(_variants())
+
+
+def build_info() -> BuildInfo:
+    """Version, tier, toolkit, architectures and compiler of this build."""
+    return BuildInfo(**_C.build_info())
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Any = None,
+    kernel: str = "auto",
+    verify: bool = False,
+    device: str | None = None,
+    **planned: Any,
+) -> Explanation:
+    """Which kernel `attention` would run for the same arguments, and why every other one not.
+
+    Args:
+        device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
+            present; "sm_89", say, for a GPU that need not be there. Only shapes, strides, dtypes
+            and addresses matter, so tensors on torch's "meta" device serve as well.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `attention`, for a call that is wrong on any
+            device. A call that merely no kernel takes is explained instead.
+    """
+    refuse_planned(**planned)
+    lib = array_library(q, k, v)
+    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout)
+    if out is not None:
+        check_result_type(lib, request, q, out)
+    if device is None:
+        kind, index, _, _ = lib.place(q, k, v)
+        device = "cpu" if kind == CPU else f"cuda:{index}"
+    where, name = _device(device)
+    verdicts = _C.explain(describe(lib, request, q, k, v, out, None), *where, kernel)
+    by_key = {variant.key: variant for variant in _variants()}
+    options = [f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v))]
+    options += ["causal"] * causal + [f"window {window}"] * (window is not None)
+    options += [f"softcap {softcap}"] * bool(softcap)
+    return Explanation(
+        f"{DTYPES[request.dtype]}, {', '.join(options)}",
+        name,
+        tuple(Verdict(by_key[key], chosen, reason) for key, chosen, reason in verdicts),
+    )
+
+
+def _device(device: str) -> tuple[tuple[int, int, str], str]:
+    """What `_C.explain` asks about a device, and its name."""
+    if device == "cpu":
+        return (CPU, 0, ""), "cpu"
+    if match := re.fullmatch(r"sm_?(\d{2,3})a?", device):
+        return (CUDA, int(match[1]), ""), f"sm_{match[1]}"
+    if match := re.fullmatch(r"cuda(?::(\d+))?", device):
+        capability, unavailable = _C.device_info(CUDA, int(match[1] or 0))
+        return (CUDA, capability, unavailable), device + (f" (sm_{capability})" * (capability > 0))
+    raise ValueError(f'device must be "cpu", "cuda", "cuda:N" or "sm_89"-like, got {device!r}')

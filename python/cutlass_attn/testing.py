@@ -1,0 +1,166 @@
+"""How far a result may be from the exact one.
+
+The yardstick is an unfused reference: attention in exact arithmetic but for two roundings to the
+inputs' dtype, of the weights P and of the output O. A fused kernel keeps at least as much, so it
+must come close to the reference's own error: RMS at most 1.5 times, and the largest at most twice
+(plus one unit in the last place of the output) that of the reference, both measured against fp64.
+Infinities and NaN must be where the reference has them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+RMS_FACTOR, MAX_FACTOR = 1.5, 2.0
+
+# Significant bits and the exponent of the smallest subnormal.
+_BITS = {"float16": (11, -24), "bfloat16": (8, -133), "float32": (24, -149)}
+
+
+class Reference(NamedTuple):
+    """Attention of (B, H, S, D) arrays: in fp64, its log-sum-exp, and the unfused yardstick."""
+
+    exact: np.ndarray
+    lse: np.ndarray
+    unfused: np.ndarray
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Errors of a result against fp64, what the yardstick allows, and why it fails if it does."""
+
+    max: float
+    mean: float
+    rms: float
+    max_allowed: float
+    rms_allowed: float
+    reason: str  # empty: passed
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Nearest values of `dtype` (ties to even), as float32."""
+    with np.errstate(over="ignore"):
+        if dtype == "float16":
+            return x.astype(np.float16).astype(np.float32)
+        x = x.astype(np.float32)
+    if dtype == "float32":
+        return x
+    bits = x.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(x), rounded.view(np.float32), x)
+
+
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Spacing of the numbers of `dtype` around x."""
+    bits, smallest = _BITS[dtype]
+    _, exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))
+    return np.ldexp(1.0, np.maximum(exponent - bits, smallest))
+
+
+def reference(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dtype: str,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+) -> Reference:
+    """Attention of q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D), whose values `dtype` represents.
+
+    For float32 the yardstick computes in float32 throughout: with roundings of P and O alone it
+    would ask of a kernel what no float32 summation delivers.
+    """
+    batch, heads, seqlen_q, head_dim = q.shape
+    seqlen_k = k.shape[2]
+    group = heads // k.shape[1]
+    scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    hidden = np.zeros((seqlen_q, seqlen_k), bool)
+    if causal:
+        hidden = ~np.tri(seqlen_q, seqlen_k, seqlen_k - seqlen_q, dtype=bool)
+
+    exact = np.zeros((batch, heads, seqlen_q, v.shape[3]))
+    unfused = np.zeros_like(exact, dtype=np.float32)
+    lse = np.full((batch, heads, seqlen_q), -np.inf)
+    for b, h in np.ndindex(batch, heads):
+        q_, k_, v_ = (x.astype(np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group]))
+        p, lse[b, h] = _softmax(q_ @ k_.T * scale, hidden)
+        exact[b, h] = p @ v_
+        if dtype == "float32":
+            q_, k_, v_ = (x.astype(np.float32) for x in (q_, k_, v_))
+            p, _ = _softmax(_product_in_order(q_, k_.T) * np.float32(scale), hidden)
+            unfused[b, h] = _product_in_order(p, v_)
+        else:
+            unfused[b, h] = round_to(round_to(p, dtype).astype(np.float64) @ v_, dtype)
+    return Reference(exact, lse, unfused)
+
+
+def _product_in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, summed term after term as a plain kernel does; a BLAS sums in a tree."""
+    total = np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    for i in range(a.shape[1]):
+        total += a[:, i, None] * b[i]
+    return total
+
+
+def _softmax(logits: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax of one head's logits, and its log-sum-exp; rows without a key are all 0 and -inf."""
+    logits[hidden] = -np.inf
+    top = logits.max(axis=1, initial=-np.inf, keepdims=True)
+    p = np.exp(logits - np.where(top == -np.inf, 0, top))
+    total = p.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[:, 0]
+    return p / np.where(total == 0, 1, total), lse
+
+
+def judge(actual: np.ndarray, exact: np.ndarray, unfused: np.ndarray, dtype: str) -> Accuracy:
+    """Applies the rule at the top of this module to a result `actual` in `dtype`."""
+    actual, unfused = (np.asarray(x, np.float64) for x in (actual, unfused))
+    finite = np.isfinite(unfused)
+    same = np.where(finite, np.isfinite(actual), (actual == unfused) | np.isnan(actual))
+    same &= np.isnan(actual) == np.isnan(unfused)
+    if not same.all():
+        at = tuple(int(i) for i in np.argwhere(~same)[0])
+        nan = math.nan
+        reason = f"{actual[at]} where {unfused[at]} is due, at {at}"
+        return Accuracy(nan, nan, nan, nan, nan, reason)
+
+    error = np.abs(actual - exact)[finite]
+    yardstick = np.abs(unfused - exact)[finite]
+    largest = float(yardstick.max(initial=0.0)) * MAX_FACTOR
+    slack = ulp(exact, dtype)[finite]
+    rms, rms_allowed = _rms(error), _rms(yardstick) * RMS_FACTOR
+    if dtype == "float32":
+        # A GPU's exponential is good to 2 ulp, in each weight and in their sum; with 16-bit outputs
+        # that drowns in the last rounding, here it does not.
+        slack = 4 * slack
+        rms_allowed += _rms(slack)
+    excess = error - largest - slack
+    reason = ""
+    if error.size and excess.max() > 0:
+        worst = np.unravel_index(np.flatnonzero(finite)[excess.argmax()], actual.shape)
+        at = tuple(int(i) for i in worst)
+        reason = f"{actual[at]:.7g} where {exact[at]:.7g} is due, at {at}"
+    elif rms > rms_allowed:
+        reason = f"RMS error {rms:.3g}, allowed {rms_allowed:.3g}"
+    return Accuracy(
+        float(error.max(initial=0.0)),
+        float(error.mean()) if error.size else 0.0,
+        rms,
+        largest + float(slack.max(initial=0.0)),
+        rms_allowed,
+        reason,
+    )
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0

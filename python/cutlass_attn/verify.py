@@ -1,0 +1,102 @@
+"""`attention(..., verify=True)`: the same call once more with a scalar kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _C
+from ._call import CPU, DTYPES, Request, describe, launch
+
+# Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
+# the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
+_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
+_SUMMATION = 2.0**-18
+
+
+class VerificationError(RuntimeError):
+    """A kernel and the scalar baseline disagree by more than rounding explains."""
+
+
+def verify_result(
+    lib: Any, request: Request, q: Any, k: Any, v: Any, out: Any, lse: Any, kernel: str
+) -> None:
+    """Raises VerificationError unless a scalar kernel confirms `out` and `lse`.
+
+    What two right kernels may differ by, per element, with u the dtype's rounding:
+
+    - a weight that is rounded before it meets V moves an output by at most u * max|V|, and each of
+      the two outputs is rounded once: u * max|V| + 2 u * |O|;
+    - a logit is good to a few ulp of what it is summed from, at most scale * |q| * |k|, and the
+      exponential turns its absolute error e into a relative one: 2 e * max|V|; LSE moves by e;
+    - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O.
+
+    max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
+    must be in the same places.
+    """
+    device, index, _, _ = lib.place(q, k, v)
+    where = (device, *_C.device_info(device, index))
+    call = describe(lib, request, q, k, v, out, lse)
+    tested = next(key for key, chosen, _ in _C.explain(call, *where, kernel) if chosen)
+    baseline = _baseline(device, tested)
+
+    expected = lib.empty(q, request.out_shape)
+    expected_lse = lib.empty_lse(q, request.lse_shape)
+    launch(lib, request, q, k, v, expected, expected_lse, baseline)
+
+    heads_axis = 2 if request.bshd else 1
+    arrays = [lib.to_float32(x) for x in (q, k, v, out, expected)]
+    q_, k_, v_, out_, expected_ = (np.moveaxis(x, heads_axis, 1) for x in arrays)
+    group = request.num_heads_q // max(request.num_heads_kv, 1)
+    size_v = np.repeat(_largest(np.abs(v_)), group, axis=1)
+    size_q = _largest(np.linalg.norm(q_, axis=-1, keepdims=True))
+    size_k = np.repeat(_largest(np.linalg.norm(k_, axis=-1, keepdims=True)), group, axis=1)
+    logit_error = 2.0**-21 * abs(request.softmax_scale) * size_q * size_k
+
+    u = _ROUNDING[DTYPES[request.dtype]]
+    names = f"{tested} and {baseline}"
+    tolerance = (u + 2 * logit_error) * size_v + 2 * u * np.abs(expected_)
+    order = ("batch", "head", "query", "column")
+    _compare("out", names, order, out_, expected_, tolerance)
+    lse_, expected_lse_ = lib.to_float32(lse), lib.to_float32(expected_lse)
+    tolerance = logit_error[..., 0] + _SUMMATION * (1 + np.abs(expected_lse_))
+    _compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
+
+
+def _baseline(device: int, tested: str) -> str:
+    """A scalar kernel other than the tested one."""
+    if device == CPU:
+        preferred, other = "scalar/minimal-simt", "scalar/tiled-simt"  # the plainest there is
+    else:
+        preferred, other = "scalar/tiled", "scalar/minimal"  # the faster one
+    return other if tested.startswith(preferred + "/") else preferred
+
+
+def _largest(x: np.ndarray) -> np.ndarray:
+    """Largest finite value per batch entry and head, shape (B, H, 1, 1); 0 if there is none."""
+    finite = np.where(np.isfinite(x), x, 0.0)
+    return finite.max(axis=(2, 3), keepdims=True, initial=0.0).astype(np.float64)
+
+
+def _compare(
+    what: str,
+    kernels: str,
+    order: tuple[str, ...],
+    actual: np.ndarray,
+    expected: np.ndarray,
+    tolerance: np.ndarray,
+) -> None:
+    finite = np.isfinite(actual) & np.isfinite(expected)
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        excess = np.where(finite, np.abs(actual - expected) - tolerance, np.where(same, 0, np.inf))
+    if excess.size == 0 or (excess <= 0).all():
+        return
+    at = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    coordinates = ", ".join(f"{name} {int(i)}" for name, i in zip(order, at, strict=True))
+    raise VerificationError(
+        f"{kernels} disagree on {what} in {int((excess > 0).sum())} of {excess.size} elements; "
+        f"the worst, at {coordinates}: {actual[at]:.9g} and {expected[at]:.9g}, allowed "
+        f"difference {float(np.broadcast_to(tolerance, excess.shape)[at]):.3g}"
+    )
