@@ -1,0 +1,258 @@
+"""The calls that every kernel is tested with, each with its reason, and how to make their inputs.
+
+Sizes are small because GPU kernels also run emulated on the CPU, and awkward because tiles are
+powers of two.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass
+
+import cutlass_attn
+import numpy as np
+import pytest
+import reference
+
+torch = pytest.importorskip("torch", reason="the kernels are tested on torch tensors")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    reason: str
+    batch: int = 1
+    heads: int = 2
+    heads_kv: int = 2
+    seqlen_q: int = 65
+    seqlen_k: int = 65
+    head_dim: int | None = None  # None: what the kernel is compiled for, or 64
+    head_dim_v: int | None = None  # None: as head_dim
+    causal: bool = False
+    window: int | tuple | None = None
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    layout: str = "bhsd"
+    storage: str = "dense"
+    magnitude: float = 1.0
+
+    @property
+    def options(self):
+        """Keywords of attention() and of the oracle."""
+        return {
+            "causal": self.causal,
+            "window": self.window,
+            "softmax_scale": self.softmax_scale,
+            "softcap": self.softcap,
+        }
+
+    @property
+    def is_aligned(self):
+        """Are 16-byte accesses possible?"""
+        return self.storage != "unaligned" and (self.head_dim or 64) % 8 == 0
+
+    def __str__(self):
+        return self.name
+
+
+CASES = [
+    Case("ragged", "neither length is a multiple of a tile", seqlen_q=77, seqlen_k=131),
+    Case("whole_tiles", "no residue anywhere", seqlen_q=64, seqlen_k=128),
+    Case("one_over", "one query and one key beyond a tile", seqlen_q=65, seqlen_k=129),
+    Case("fewer_queries", "Sq < Sk, as with cached keys", seqlen_q=9, seqlen_k=140),
+    Case("more_queries", "Sq > Sk", seqlen_q=140, seqlen_k=9),
+    Case("one_query", "decoding", seqlen_q=1, seqlen_k=100),
+    Case("one_key", "softmax of one logit is 1", seqlen_q=33, seqlen_k=1),
+    Case("one_of_each", "the smallest call", heads=1, heads_kv=1, seqlen_q=1, seqlen_k=1),
+    Case("causal", "the diagonal crosses tiles", seqlen_q=130, seqlen_k=130, causal=True),
+    Case("causal_fewer_queries", "the diagonal is shifted right", seqlen_k=150, causal=True),
+    Case("causal_more_queries", "the first queries see no key", seqlen_q=150, causal=True),
+    Case(
+        "causal_no_key",
+        "a whole tile of queries sees no key",
+        seqlen_q=133,
+        seqlen_k=5,
+        causal=True,
+    ),
+    Case("window", "both ends of the interval move", seqlen_q=140, seqlen_k=140, window=(20, 7)),
+    Case("window_int", "one number for both sides", seqlen_q=70, seqlen_k=90, window=16),
+    Case("window_left", "no limit on the right", seqlen_q=70, seqlen_k=140, window=(5, None)),
+    Case("window_right", "no limit on the left", seqlen_q=140, seqlen_k=70, window=(-1, 5)),
+    Case("window_causal", "sliding window", seqlen_q=150, seqlen_k=150, window=33, causal=True),
+    Case("window_zero", "each query sees one key", window=0),
+    Case("window_beyond", "some queries see no key", seqlen_q=140, seqlen_k=10, window=(3, 3)),
+    Case("gqa", "query heads share a KV head", heads=6, heads_kv=2, causal=True),
+    Case("mqa", "all query heads share the one KV head", heads=5, heads_kv=1, seqlen_q=20),
+    Case("batches", "batch and head strides both count", batch=3, heads=3, heads_kv=3, seqlen_q=17),
+    Case("bshd", "heads inside the sequence", batch=2, layout="bshd", seqlen_k=70, causal=True),
+    Case("bshd_gqa", "as above, heads shared", heads=4, layout="bshd", seqlen_q=20),
+    Case("transposed", "heads and rows swapped in memory", batch=2, storage="transposed"),
+    Case("sliced", "gaps between rows, NaN in them", batch=2, seqlen_k=77, storage="sliced"),
+    Case("packed", "q, k, v and out interleaved in one tensor", batch=2, storage="packed"),
+    Case("expanded", "K and V with strides of 0", batch=2, seqlen_k=40, storage="expanded"),
+    Case("unaligned", "rows at odd addresses", seqlen_k=40, storage="unaligned"),
+    Case(
+        "large", "nearly one-hot softmax: exponents must not overflow", magnitude=8.0, causal=True
+    ),
+    Case("tiny", "nearly uniform softmax", magnitude=1e-3, seqlen_k=100),
+    Case("softcap", "logits bent by tanh", softcap=2.5, seqlen_k=90, causal=True),
+    Case("softcap_large", "tanh saturates", softcap=30.0, magnitude=6.0),
+    Case("scale", "another scale than 1/sqrt(D)", softmax_scale=0.3),
+    Case("scale_negative", "the largest product has the smallest weight", softmax_scale=-0.125),
+    Case("scale_negative_softcap", "both at once", softmax_scale=-0.2, softcap=3.0),
+    Case("scale_zero", "uniform weights", softmax_scale=0.0, seqlen_k=70, causal=True),
+    Case("empty_batch", "B = 0", batch=0),
+    Case("empty_queries", "Sq = 0", seqlen_q=0),
+    Case("empty_keys", "Sk = 0: O = 0 and LSE = -inf", seqlen_k=0),
+    Case("empty_keys_causal", "the same behind a diagonal", seqlen_k=0, causal=True),
+    Case("d1", "the smallest head dim", head_dim=1),
+    Case("d8", "a head dim below every tile", head_dim=8, causal=True),
+    Case("d17", "an odd head dim", head_dim=17, seqlen_k=70),
+    Case("d40", "a multiple of 8, not of 16", head_dim=40),
+    Case("d80", "a multiple of 16", head_dim=80),
+    Case("d255", "an odd head dim near the limit", head_dim=255, seqlen_q=20, seqlen_k=20),
+    *(
+        Case(
+            f"d{d}",
+            "a head dim that kernels are compiled for",
+            head_dim=d,
+            seqlen_q=40,
+            causal=True,
+        )
+        for d in (32, 64, 96, 128, 192, 256)
+    ),
+    Case("wider_v", "V wider than K", head_dim=32, head_dim_v=72),
+    Case("narrower_v", "V narrower than K", head_dim=72, head_dim_v=16),
+]
+
+
+def takes(variant, case):
+    """Should the variant run the case? Stated here so that a kernel cannot excuse itself."""
+    if variant.head_dim == 0:
+        return True
+    head_dim = case.head_dim or variant.head_dim
+    return head_dim == variant.head_dim and case.head_dim_v in (None, head_dim) and case.is_aligned
+
+
+def all_pairs():
+    """pytest parameters (variant, case): every compiled variant with every case it should take."""
+    return [
+        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=needs(variant))
+        for variant in compiled_variants()
+        for case in CASES
+        if takes(variant, case)
+    ]
+
+
+def all_variants(where=lambda variant: True):
+    """pytest parameters (variant): every compiled variant of a kind."""
+    return [
+        pytest.param(variant, id=variant.key, marks=needs(variant))
+        for variant in compiled_variants()
+        if where(variant)
+    ]
+
+
+def compiled_variants():
+    return [variant for variant in cutlass_attn.variants() if variant.compiled]
+
+
+@functools.cache
+def no_gpu():
+    """Why GPU tests cannot run here; empty if they can."""
+    if not torch.cuda.is_available():
+        return "needs a GPU: torch.cuda.is_available() is False"
+    _, unavailable = cutlass_attn._C.device_info(1, 0)
+    return f"needs a GPU: {unavailable}" if unavailable else ""
+
+
+def needs(variant):
+    if variant.device == "cuda" and no_gpu():
+        return [pytest.mark.skip(reason=no_gpu())]
+    return []
+
+
+needs_gpu = pytest.mark.skipif(bool(no_gpu()), reason=no_gpu() or "a GPU is there")
+
+
+@functools.lru_cache(maxsize=64)
+def values(case, dtype, head_dim):
+    """q, k, v as float32 numpy arrays (B, H, S, D) of values that dtype represents."""
+    rng = np.random.default_rng(zlib.crc32(f"{case} {dtype} {head_dim}".encode()))
+    head_dim_v = case.head_dim_v or head_dim
+    shapes = (
+        (case.batch, case.heads, case.seqlen_q, head_dim),
+        (case.batch, case.heads_kv, case.seqlen_k, head_dim),
+        (case.batch, case.heads_kv, case.seqlen_k, head_dim_v),
+    )
+    q, k, v = (rng.standard_normal(shape) for shape in shapes)
+    q, k = q * case.magnitude, k * case.magnitude
+    if case.storage == "expanded":
+        k[:], v[:] = k[:1, :1], v[:1, :1]
+    return tuple(reference.round_to(x, dtype) for x in (q, k, v))
+
+
+@functools.lru_cache(maxsize=64)
+def expected(case, dtype, head_dim):
+    return reference.attention(*values(case, dtype, head_dim), dtype, **case.options)
+
+
+def tensors(case, dtype, head_dim, device):
+    """q, k, v and an output full of NaN as the case lays them out in memory."""
+    arrays = values(case, dtype, head_dim)
+    out_shape = (*arrays[0].shape[:3], arrays[2].shape[3])
+    arrays = (*arrays, np.full(out_shape, np.nan, np.float32))
+    dtype = getattr(torch, dtype)
+    dense = [torch.from_numpy(x).to(device, dtype) for x in arrays]
+    if case.layout == "bshd":
+        dense = [x.transpose(1, 2).contiguous() for x in dense]
+    return _STORAGE[case.storage](dense)
+
+
+def _sliced(dense):
+    """Parts of larger tensors of NaN: what a kernel reads beyond its operands shows."""
+    result = []
+    for x in dense:
+        b, h, s, d = x.shape
+        store = x.new_full((b, h + 1, s + 3, d + 24), float("nan"))
+        result.append(store[:, :h, 1 : s + 1, 8 : d + 8].copy_(x))
+    return result
+
+
+def _packed(dense):
+    """Slots of one tensor; rows of the longest operand, the rest of the shorter ones' is NaN."""
+    rows = max(x.shape[2] for x in dense)
+    b, h, _, d = dense[0].shape
+    store = dense[0].new_full((b, rows, len(dense), h, d), float("nan"))
+    slots = store.permute(2, 0, 3, 1, 4)
+    return [slots[i, :, :, : x.shape[2]].copy_(x) for i, x in enumerate(dense)]
+
+
+def _expanded(dense):
+    q, k, v, out = dense
+    return [q, k[:1, :1].expand_as(k), v[:1, :1].expand_as(v), out]
+
+
+def _unaligned(dense):
+    result = []
+    for x in dense:
+        store = x.new_full((*x.shape[:3], x.shape[3] + 1), float("nan"))
+        result.append(store[..., 1:].copy_(x))
+    return result
+
+
+_STORAGE = {
+    "dense": lambda dense: dense,
+    "transposed": lambda dense: [x.transpose(1, 2).contiguous().transpose(1, 2) for x in dense],
+    "sliced": _sliced,
+    "packed": _packed,
+    "expanded": _expanded,
+    "unaligned": _unaligned,
+}
+
+
+def to_bhsd(case, x):
+    """A result of the case as a float32 numpy array (B, H, S, D)."""
+    x = x.transpose(1, 2) if case.layout == "bshd" else x
+    return x.float().cpu().numpy()

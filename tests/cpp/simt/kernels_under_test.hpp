@@ -1,0 +1,15 @@
+// The kernels that one unit compiles for test_races.cpp.
+#pragma once
+
+#include <vector>
+
+#include "cutlass_attn.hpp"
+
+struct KernelUnderTest {
+  char const* name;
+  cutlass_attn::DType dtype;
+  cutlass_attn::Status (*launch)(cutlass_attn::AttnParams const&,
+                                 cutlass_attn::LaunchOptions const&);
+};
+
+std::vector<KernelUnderTest> kernels_under_test();

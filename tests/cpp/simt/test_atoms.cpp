@@ -1,0 +1,241 @@
+// The host atoms against tables written down by hand from the PTX ISA, and against plain loops.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "check.hpp"
+#include "simt/host.hpp"
+#include "simt/warp_ops.hpp"
+
+using namespace cutlass_attn::simt;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+
+namespace {
+
+struct Position {
+  int row, column;
+};
+
+// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type": element i of a lane.
+Position position_a(int lane, int i) {
+  return {lane / 4 + (i == 2 || i == 3 || i == 6 || i == 7 ? 8 : 0),
+          lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0)};
+}
+Position position_b(int lane, int i) {  // row: k, column: n
+  return {lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0), lane / 4};
+}
+Position position_c(int lane, int i) {
+  return {lane / 4 + (i >= 2 ? 8 : 0), lane % 4 * 2 + (i & 1)};
+}
+
+// The layouts that CuTe partitions tensors with put every element where the instruction has it.
+template <class Element, class DeviceAtom>
+void check_traits() {
+  using Traits = cute::MMA_Traits<typename Host::Mma<Element>>;
+  using DeviceTraits = cute::MMA_Traits<DeviceAtom>;
+  static_assert(std::is_same_v<typename Traits::ALayout, typename DeviceTraits::ALayout>);
+  static_assert(std::is_same_v<typename Traits::BLayout, typename DeviceTraits::BLayout>);
+  static_assert(std::is_same_v<typename Traits::CLayout, typename DeviceTraits::CLayout>);
+  typename Traits::ALayout const a;  // (lane, i) -> m + 16 k
+  typename Traits::BLayout const b;  // (lane, i) -> n + 8 k
+  typename Traits::CLayout const c;  // (lane, i) -> m + 16 n
+  int wrong = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 8; ++i) {
+      auto const [m, k] = position_a(lane, i);
+      wrong += int(a(lane, i)) != m + 16 * k;
+    }
+    for (int i = 0; i < 4; ++i) {
+      auto const [k, n] = position_b(lane, i);
+      wrong += int(b(lane, i)) != n + 8 * k;
+    }
+    for (int i = 0; i < 4; ++i) {
+      auto const [m, n] = position_c(lane, i);
+      wrong += int(c(lane, i)) != m + 16 * n;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+// c += a b by the atom, every lane in a fiber of its own.
+template <class Element>
+void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8]) {
+  CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
+          int const lane = Host::thread();
+          Element a_values[8], b_values[4];
+          float c_values[4], d[4];
+          for (int i = 0; i < 8; ++i) {
+            a_values[i] = a[position_a(lane, i).row][position_a(lane, i).column];
+          }
+          for (int i = 0; i < 4; ++i) {
+            b_values[i] = b[position_b(lane, i).row][position_b(lane, i).column];
+            c_values[i] = c[position_c(lane, i).row][position_c(lane, i).column];
+          }
+          uint32_t a_words[4], b_words[2];
+          std::memcpy(a_words, a_values, sizeof(a_words));
+          std::memcpy(b_words, b_values, sizeof(b_words));
+          Host::Mma<Element>::fma(d[0], d[1], d[2], d[3], a_words[0], a_words[1], a_words[2],
+                                  a_words[3], b_words[0], b_words[1], c_values[0], c_values[1],
+                                  c_values[2], c_values[3]);
+          for (int i = 0; i < 4; ++i) {
+            c[position_c(lane, i).row][position_c(lane, i).column] = d[i];
+          }
+        }).ok());
+}
+
+template <class Element>
+void check_product() {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int> integer(-8, 8);
+  for (bool exact : {true, false}) {
+    Element a[16][16], b[16][8];
+    float c[16][8], before[16][8];
+    auto const value = [&] { return exact ? float(integer(random)) : normal(random); };
+    for (auto& row : a)
+      for (auto& x : row) x = Element(value());
+    for (auto& row : b)
+      for (auto& x : row) x = Element(value());
+    for (auto& row : c)
+      for (auto& x : row) x = value();
+    std::memcpy(before, c, sizeof(c));
+    mma(a, b, c);
+    for (int m = 0; m < 16; ++m) {
+      for (int n = 0; n < 8; ++n) {
+        double sum = before[m][n], magnitude = std::fabs(sum);
+        for (int k = 0; k < 16; ++k) {
+          double const product = double(float(a[m][k])) * double(float(b[k][n]));
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        CHECK(std::fabs(c[m][n] - sum) <= (exact ? 0.0 : 16 * 0x1p-24 * magnitude));
+      }
+    }
+  }
+}
+
+template <class Element>
+void check_special_values() {
+  Element a[16][16], b[16][8];
+  float c[16][8] = {};
+  for (auto& row : a)
+    for (auto& x : row) x = Element(1.0f);
+  for (auto& row : b)
+    for (auto& x : row) x = Element(1.0f);
+  a[3][5] = Element(INFINITY);
+  a[9][0] = Element(NAN);
+  mma(a, b, c);
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 8; ++n) {
+      CHECK(m == 3 ? std::isinf(c[m][n]) : m == 9 ? std::isnan(c[m][n]) : c[m][n] == 16.0f);
+    }
+  }
+}
+
+// All 65,536 values, in whatever lane of the vector.
+template <class Element>
+void check_conversion(engine::MmaInput input) {
+  std::vector<uint16_t> bits(1 << 16);
+  std::vector<float> floats(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = uint16_t(i);
+  widen(input, bits.data(), floats.data(), int(bits.size()));
+  int wrong = 0;
+  for (size_t i = 0; i < bits.size(); ++i) {
+    float const expected = float(Element::bitcast(bits[i]));
+    wrong += std::isnan(expected) ? !std::isnan(floats[i])
+                                  : std::memcmp(&expected, &floats[i], sizeof(float)) != 0;
+  }
+  CHECK(wrong == 0);
+}
+
+template <bool kTransposed>
+void check_load_matrix() {
+  using Atom = std::conditional_t<kTransposed, Host::LoadMatrixTrans, Host::LoadMatrix>;
+  using DeviceAtom =
+      std::conditional_t<kTransposed, cute::SM75_U16x8_LDSM_T, cute::SM75_U32x4_LDSM_N>;
+  using Traits = cute::Copy_Traits<Atom>;
+  using DeviceTraits = cute::Copy_Traits<DeviceAtom>;
+  static_assert(std::is_same_v<typename Traits::SrcLayout, typename DeviceTraits::SrcLayout>);
+  static_assert(std::is_same_v<typename Traits::DstLayout, typename DeviceTraits::DstLayout>);
+
+  // Row r of matrix m lies where lane 8 m + r says: here in reverse, to tell lanes from addresses.
+  int wrong = 0;
+  CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
+          int const lane = Host::thread();
+          uint16_t* const row = reinterpret_cast<uint16_t*>(smem + 16 * (31 - lane));
+          for (int column = 0; column < 8; ++column) row[column] = uint16_t(lane * 8 + column);
+          Host::sync();
+          uint32_t d[4];
+          Atom::copy(*reinterpret_cast<cute::uint128_t const*>(row), d[0], d[1], d[2], d[3]);
+          for (int matrix = 0; matrix < 4; ++matrix) {
+            for (int i = 0; i < 2; ++i) {
+              // PTX ISA, "ldmatrix": lane l holds row l / 4, columns 2 (l % 4) and the next.
+              int r = lane / 4, c = lane % 4 * 2 + i;
+              if (kTransposed) std::swap(r, c);
+              wrong += (d[matrix] >> 16 * i & 0xffff) != uint32_t((matrix * 8 + r) * 8 + c);
+            }
+          }
+        }).ok());
+  CHECK(wrong == 0);
+}
+
+template <class T>
+void check_shuffle(T scale) {
+  CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
+          CHECK(Host::shuffle_xor(T(scale * Host::thread()), 5) == T(scale * (Host::thread() ^ 5)));
+        }).ok());
+}
+
+TEST(async_copy_through_cute) {
+  using namespace cute;
+  alignas(16) half_t source[8];
+  for (int i = 0; i < 8; ++i) source[i] = half_t(float(i + 1));
+  for (bool predicate : {true, false}) {
+    CHECK(run_grid({1, 32, 16}, {}, [&](char* smem) {
+            if (Host::thread() != 0) return;
+            Copy_Atom<Host::AsyncCopy, half_t> const atom;
+            Tensor from = make_tensor(make_gmem_ptr(source), Layout<_8>{});
+            Tensor to = make_tensor(make_smem_ptr(reinterpret_cast<half_t*>(smem)), Layout<_8>{});
+            copy(atom.with(predicate), from, to);
+            Host::async_copy_commit();
+            CHECK(std::isnan(float(to(0))));
+            Host::async_copy_wait<0>();
+            for (int i = 0; i < 8; ++i) CHECK(float(to(i)) == (predicate ? i + 1 : 0));
+          }).ok());
+  }
+}
+
+TEST(traits_follow_the_isa) {
+  check_traits<half_t, cute::SM80_16x8x16_F32F16F16F32_TN>();
+  check_traits<bfloat16_t, cute::SM80_16x8x16_F32BF16BF16F32_TN>();
+}
+TEST(mma_is_a_matrix_product) {
+  check_product<half_t>();
+  check_product<bfloat16_t>();
+}
+TEST(mma_keeps_nan_and_infinity_in_their_row) {
+  check_special_values<half_t>();
+  check_special_values<bfloat16_t>();
+}
+TEST(conversion_is_exact) {
+  check_conversion<half_t>(engine::MmaInput::kFloat16);
+  check_conversion<bfloat16_t>(engine::MmaInput::kBFloat16);
+}
+TEST(load_matrix_distributes_rows) {
+  check_load_matrix<false>();
+  check_load_matrix<true>();
+}
+TEST(shuffle_carries_any_type) {
+  check_shuffle<float>(0.5f);
+  check_shuffle<double>(0.5);
+  check_shuffle<int>(3);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

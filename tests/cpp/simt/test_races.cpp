@@ -1,0 +1,27 @@
+// One unit of kernels on a few cases, built with ThreadSanitizer: an error of the engine, a wrong
+// number, or a data race (the sanitizer's exit status) fails it. Also what the mutants run.
+#include <cstdio>
+#include <string>
+
+#include "simt/attention_case.hpp"
+#include "simt/engine.hpp"
+#include "simt/kernels_under_test.hpp"
+
+using namespace cutlass_attn;
+
+int main() {
+  for (KernelUnderTest const& kernel : kernels_under_test()) {
+    for (attention_case::Case const& what : attention_case::few_cases(64)) {
+      attention_case::Problem problem(what, kernel.dtype);
+      for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
+        simt::launch_schedule().order = order;
+        Status const status = kernel.launch(problem.call(), {});
+        std::string const error = status.ok() ? problem.verdict() : status.message;
+        if (error.empty()) continue;
+        std::printf("%s, %s: %s\n", kernel.name, what.name.c_str(), error.c_str());
+        return 1;  // the first is enough: mutants have many
+      }
+    }
+  }
+  return 0;
+}

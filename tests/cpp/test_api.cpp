@@ -1,0 +1,150 @@
+// The public interface with the real table of variants, on the CPU.
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "cutlass_attn.hpp"
+#include "runtime/device.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+struct Call {
+  std::vector<float> q, k, v, o, lse;
+  AttnParams p;
+
+  explicit Call(int seqlen_q, int seqlen_k, int head_dim = 16)
+      : q(size_t(seqlen_q) * head_dim, 0.5f),
+        k(size_t(seqlen_k) * head_dim, 1.0f),
+        v(k.size(), 3.0f),
+        o(q.size(), -1.0f),
+        lse(size_t(seqlen_q), -1.0f) {
+    p.q = {q.data(), 0, 0, head_dim};
+    p.k = {k.data(), 0, 0, head_dim};
+    p.v = {v.data(), 0, 0, head_dim};
+    p.o = {o.data(), 0, 0, head_dim};
+    p.softmax_lse = lse.data();
+    p.dtype = DType::kFloat32;
+    p.batch = p.num_heads_q = p.num_heads_kv = 1;
+    p.seqlen_q = seqlen_q;
+    p.seqlen_k = seqlen_k;
+    p.head_dim = p.head_dim_v = head_dim;
+  }
+};
+
+LaunchOptions with(std::string const& kernel, Device device = Device::kCpu) {
+  LaunchOptions options;
+  options.kernel = kernel;
+  options.device = device;
+  return options;
+}
+
+}  // namespace
+
+TEST(equal_keys_average_their_values) {
+  Call call(3, 4);
+  CHECK_EQ(attention_forward(call.p, {}).message, "");
+  for (float o : call.o) CHECK_NEAR(o, 3, 1e-6);
+  for (float lse : call.lse) CHECK_NEAR(lse, 8 + std::log(4.0), 1e-5);
+}
+
+TEST(no_keys_give_zero) {
+  Call call(3, 0);
+  CHECK_EQ(attention_forward(call.p, {}).message, "");
+  for (float o : call.o) CHECK_EQ(o, 0.0f);
+  for (float lse : call.lse) CHECK_EQ(lse, -INFINITY);
+}
+
+TEST(no_rows_are_no_work) {
+  for (int32_t AttnParams::* size : {&AttnParams::batch, &AttnParams::seqlen_q}) {
+    Call call(3, 4);
+    call.p.*size = 0;
+    CHECK_EQ(attention_forward(call.p, {}).message, "");
+    CHECK_EQ(call.o[0], -1.0f);
+  }
+  Call call(3, 4);
+  call.p.num_heads_q = call.p.num_heads_kv = 0;
+  CHECK_EQ(attention_forward(call.p, {}).message, "");
+  CHECK(!attention_forward(call.p, with("no such kernel")).ok());
+}
+
+TEST(bad_calls_are_refused_before_anything_runs) {
+  Call call(3, 4);
+  call.p.head_dim = 300;
+  CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 300, allowed: 1 to 256");
+  call.p.head_dim = 16;
+  CHECK(attention_forward(call.p, with("warp/9")).code == StatusCode::kInvalidArgument);
+  CHECK_EQ(call.o[0], -1.0f);
+}
+
+TEST(the_table_names_every_variant_once) {
+  std::set<std::string> keys;
+  for (VariantInfo const& info : variants()) {
+    CHECK(keys.insert(info.key).second);
+    CHECK_EQ(info.key.compare(0, info.kernel.size() + 1, info.kernel + "/"), 0);
+  }
+  for (char const* key : {"cpu/f16", "cpu/bf16", "cpu/f32"}) CHECK(keys.count(key) == 1);
+}
+
+TEST(explain_agrees_with_what_runs) {
+  Call call(3, 4);
+  for (std::string const kernel : {"auto", "cpu", "cpu/f32", "cpu/f16"}) {
+    int chosen = 0;
+    std::vector<Verdict> const verdicts = explain(call.p, device_info(Device::kCpu), kernel);
+    CHECK_EQ(verdicts.size(), variants().size());
+    for (Verdict const& verdict : verdicts) {
+      if (verdict.chosen) {
+        ++chosen;
+        CHECK_EQ(verdict.key, "cpu/f32");
+        CHECK_EQ(verdict.reason, "");
+      } else {
+        CHECK(verdict.reason != "");
+      }
+    }
+    CHECK_EQ(chosen, kernel == "cpu/f16" ? 0 : 1);
+    CHECK_EQ(attention_forward(call.p, with(kernel)).ok(), chosen == 1);
+  }
+}
+
+TEST(explain_tells_what_was_not_asked_for) {
+  Call call(3, 4);
+  for (Verdict const& verdict : explain(call.p, device_info(Device::kCpu), "scalar/tiled-simt")) {
+    if (verdict.key == "cpu/f32") {
+      CHECK_EQ(verdict.reason, "not asked for: kernel is \"scalar/tiled-simt\"");
+    }
+  }
+  for (Verdict const& verdict : explain(call.p, device_info(Device::kCpu))) {
+    if (verdict.key == "scalar/tiled-simt/f32") {
+      CHECK(verdict.reason.find("runs only when asked for by name") != std::string::npos);
+    }
+  }
+}
+
+TEST(a_gpu_is_there_or_it_says_why_not) {
+  DeviceInfo const info = device_info(Device::kCuda);
+  CHECK(info.unavailable.empty() == (info.compute_capability >= 50));
+  DeviceInfo const none = device_info(Device::kCuda, 1000);
+  CHECK(none.unavailable != "");
+  Call call(3, 4);
+  LaunchOptions options = with("auto", Device::kCuda);
+  options.device_index = 1000;
+  Status const status = attention_forward(call.p, options);
+  CHECK(status.code == StatusCode::kDeviceError);
+  CHECK_EQ(status.message, "no kernel can run on a CUDA device: " + none.unavailable);
+  CHECK(!DeviceGuard(1000).status().ok());
+}
+
+TEST(build_info_is_filled) {
+  BuildInfo const info = build_info();
+  CHECK(info.version != "");
+  CHECK(info.tier == "core" || info.tier == "full");
+  CHECK(info.compiler.find("++") != std::string::npos ||
+        info.compiler.find("clang") != std::string::npos);
+  CHECK_EQ(info.cuda.empty(), info.architectures.empty());
+}
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

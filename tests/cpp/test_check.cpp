@@ -1,0 +1,255 @@
+// check(): what is refused and in which words; overlap of strided operands against brute force.
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "cutlass_attn.hpp"
+#include "runtime/overlap.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+// A valid call on memory of its own.
+struct Call {
+  static constexpr int kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 5, kSeqlenK = 7, kDim = 8;
+  std::vector<float> q, k, v, o, lse;
+  AttnParams p;
+
+  Call()
+      : q(kBatch * kHeads * kSeqlenQ * kDim),
+        k(kBatch * kHeadsKv * kSeqlenK * kDim),
+        v(k.size()),
+        o(q.size()),
+        lse(kBatch * kHeads * kSeqlenQ) {
+    p.q = {q.data(), kHeads * kSeqlenQ * kDim, kSeqlenQ * kDim, kDim};
+    p.k = {k.data(), kHeadsKv * kSeqlenK * kDim, kSeqlenK * kDim, kDim};
+    p.v = {v.data(), kHeadsKv * kSeqlenK * kDim, kSeqlenK * kDim, kDim};
+    p.o = {o.data(), kHeads * kSeqlenQ * kDim, kSeqlenQ * kDim, kDim};
+    p.softmax_lse = lse.data();
+    p.dtype = DType::kFloat32;
+    p.batch = kBatch;
+    p.num_heads_q = kHeads;
+    p.num_heads_kv = kHeadsKv;
+    p.seqlen_q = kSeqlenQ;
+    p.seqlen_k = kSeqlenK;
+    p.head_dim = p.head_dim_v = kDim;
+  }
+};
+
+// The message that a change to a valid call earns; "" if it is still valid.
+template <class Change>
+std::string message(Change const& change, StatusCode code = StatusCode::kInvalidArgument) {
+  Call call;
+  change(call.p);
+  Status const status = cutlass_attn::check(call.p);
+  if (!status.ok()) CHECK(status.code == code);
+  return status.message;
+}
+
+using P = AttnParams;
+
+}  // namespace
+
+TEST(a_valid_call_passes) {
+  CHECK_EQ(message([](P&) {}), "");
+  CHECK_EQ(message([](P& p) { p.softmax_lse = nullptr; }), "");
+  CHECK_EQ(message([](P& p) { p.head_dim_v = 3; }), "");
+  CHECK_EQ(message([](P& p) { p.softmax_scale = -2; }), "");
+  CHECK_EQ(message([](P& p) { p.causal = true, p.window_right = 3; }), "");
+  CHECK_EQ(message([](P& p) { p.diagonal_shift = -(int64_t(1) << 32); }), "");
+}
+
+TEST(dimensions) {
+  CHECK_EQ(message([](P& p) { p.batch = -1; }), "batch is -1, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.seqlen_q = -2; }), "seqlen_q is -2, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.seqlen_k = -3; }), "seqlen_k is -3, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.num_heads_q = -4; }),
+           "num_heads_q is -4, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.num_heads_kv = -5; }),
+           "num_heads_kv is -5, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.head_dim = 257; }), "head_dim is 257, allowed: 1 to 256");
+  CHECK_EQ(message([](P& p) { p.head_dim = 0; }), "head_dim is 0, allowed: 1 to 256");
+  CHECK_EQ(message([](P& p) { p.head_dim_v = 300; }), "head_dim_v is 300, allowed: 1 to 256");
+  CHECK_EQ(message([](P& p) { p.num_heads_kv = 3; }),
+           "num_heads_q is 4, allowed: a multiple of num_heads_kv, which is 3");
+  CHECK_EQ(message([](P& p) { p.num_heads_kv = 0; }),
+           "num_heads_q is 4, allowed: a multiple of num_heads_kv, which is 0");
+}
+
+TEST(options) {
+  float const inf = INFINITY, nan = std::nanf("");
+  CHECK_EQ(message([](P& p) { p.dtype = DType(3); }),
+           "dtype is 3, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+  CHECK_EQ(message([=](P& p) { p.softmax_scale = inf; }),
+           "softmax_scale is inf, allowed: any finite number");
+  CHECK_EQ(message([=](P& p) { p.softmax_scale = nan; }),
+           "softmax_scale is nan, allowed: any finite number");
+  CHECK_EQ(message([](P& p) { p.softcap = -1; }),
+           "softcap is -1.000000, allowed: a finite number > 0, or 0 for no cap");
+  CHECK_EQ(message([=](P& p) { p.softcap = nan; }),
+           "softcap is nan, allowed: a finite number > 0, or 0 for no cap");
+  CHECK_EQ(message([](P& p) { p.window_left = -2; }),
+           "window_left is -2, allowed: a number of keys >= 0, or -1 for no limit");
+  CHECK_EQ(message([](P& p) { p.window_right = -9; }),
+           "window_right is -9, allowed: a number of keys >= 0, or -1 for no limit");
+  CHECK_EQ(message([](P& p) { p.diagonal_shift = (int64_t(1) << 32) + 1; }),
+           "diagonal_shift is 4294967297, allowed: -2^32 to 2^32");
+}
+
+TEST(what_is_to_come_is_not_implemented) {
+  static char something[8];
+  auto const refused = [](std::string const& name, auto const& change) {
+    CHECK_EQ(message(change, StatusCode::kNotImplemented),
+             name + " is set, but no kernel implements it yet");
+  };
+  refused("bias", [](P& p) { p.bias = something; });
+  refused("mask", [](P& p) { p.mask = reinterpret_cast<bool*>(something); });
+  refused("alibi_slopes", [](P& p) { p.alibi_slopes = reinterpret_cast<float*>(something); });
+  refused("sinks", [](P& p) { p.sinks = reinterpret_cast<float*>(something); });
+  refused("dropout_p", [](P& p) { p.dropout_p = 0.1f; });
+  refused("rng_state", [](P& p) { p.rng_state = reinterpret_cast<uint64_t*>(something); });
+  refused("cu_seqlens_q", [](P& p) { p.cu_seqlens_q = reinterpret_cast<int32_t*>(something); });
+  refused("cu_seqlens_k", [](P& p) { p.cu_seqlens_k = reinterpret_cast<int32_t*>(something); });
+  refused("block_table", [](P& p) { p.block_table = reinterpret_cast<int32_t*>(something); });
+  refused("num_splits", [](P& p) { p.num_splits = 2; });
+}
+
+TEST(addresses_and_strides) {
+  CHECK_EQ(message([](P& p) { p.k.data = nullptr; }), "k is null, but it has 2 x 2 x 7 rows");
+  CHECK_EQ(message([](P& p) { p.o.data = nullptr; }), "o is null, but it has 2 x 4 x 5 rows");
+  CHECK_EQ(message([](P& p) { p.v.data = static_cast<char*>(p.v.data) + 2; }),
+           "v's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([](P& p) {
+             p.softmax_lse = reinterpret_cast<float*>(reinterpret_cast<char*>(p.softmax_lse) + 2);
+           }),
+           "softmax_lse's address is not a multiple of the 4 bytes of an element");
+  for (int64_t stride : {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                         int64_t(1) << 58}) {
+    CHECK_EQ(
+        message([=](P& p) { p.q.batch_stride = stride; }),
+        "q's strides (" + std::to_string(stride) + ", 40, 8) reach further than any address space");
+  }
+  // Strides of a dimension of size 1 mean nothing.
+  CHECK_EQ(message([](P& p) { p.batch = 1, p.q.batch_stride = INT64_MIN, p.o.batch_stride = 0; }),
+           "");
+}
+
+TEST(empty_operands_need_no_memory) {
+  CHECK_EQ(message([](P& p) { p.seqlen_k = 0, p.k.data = p.v.data = nullptr; }), "");
+  CHECK_EQ(
+      message([](P& p) { p.seqlen_q = 0, p.q.data = p.o.data = nullptr, p.softmax_lse = nullptr; }),
+      "");
+  CHECK_EQ(message([](P& p) { p.batch = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; }),
+           "");
+  CHECK_EQ(message([](P& p) {
+             p.num_heads_q = p.num_heads_kv = 0;
+             p.q.data = p.k.data = p.v.data = p.o.data = nullptr;
+           }),
+           "");
+}
+
+TEST(outputs_need_memory_of_their_own) {
+  CHECK_EQ(
+      message([](P& p) { p.o.row_stride = 7; }),
+      "the rows of o (strides 160, 40, 7) overlap each other; an output needs memory of its own "
+      "for every row");
+  CHECK_EQ(
+      message([](P& p) { p.o.head_stride = 0; }),
+      "the rows of o (strides 160, 0, 8) overlap each other; an output needs memory of its own "
+      "for every row");
+  CHECK_EQ(message([](P& p) { p.o.data = p.q.data; }),
+           "o overlaps q; the output needs memory that no input uses");
+  CHECK_EQ(message([](P& p) { p.k.data = static_cast<float*>(p.o.data) + 319; }),
+           "o overlaps k; the output needs memory that no input uses");
+  CHECK_EQ(message([](P& p) { p.v = {static_cast<float*>(p.o.data) + 100, 0, 0, 0}; }),
+           "o overlaps v; the output needs memory that no input uses");
+  CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.q.data) + 7; }),
+           "softmax_lse overlaps q; it needs memory that no other operand uses");
+  CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.o.data) + 319; }),
+           "softmax_lse overlaps o; it needs memory that no other operand uses");
+  // Inputs may share memory and repeat themselves.
+  CHECK_EQ(message([](P& p) { p.k = p.v = {p.k.data, 0, 0, 0}; }), "");
+}
+
+TEST(slices_of_one_buffer_do_not_overlap) {
+  // (batch, seqlen, {q, k, v, o}, head, head_dim), as one packed projection would be.
+  std::vector<float> packed(2 * 7 * 4 * 4 * 8);
+  Call call;
+  call.p.seqlen_q = 7;
+  call.p.num_heads_kv = 4;
+  TensorRef* const operands[] = {&call.p.q, &call.p.k, &call.p.v, &call.p.o};
+  for (int i = 0; i < 4; ++i) *operands[i] = {packed.data() + i * 32, 7 * 128, 8, 128};
+  call.p.softmax_lse = nullptr;
+  CHECK_EQ(cutlass_attn::check(call.p).message, "");
+  call.p.o.data = packed.data() + 3 * 32 - 1;
+  CHECK_EQ(cutlass_attn::check(call.p).message,
+           "o overlaps v; the output needs memory that no input uses");
+}
+
+namespace {
+
+std::vector<int64_t> bytes_of(StridedRows const& r) {
+  std::vector<int64_t> bytes;
+  for (int64_t i = 0; i < r.counts[0]; ++i) {
+    for (int64_t j = 0; j < r.counts[1]; ++j) {
+      for (int64_t k = 0; k < r.counts[2]; ++k) {
+        int64_t const row = r.address + i * r.strides[0] + j * r.strides[1] + k * r.strides[2];
+        for (int64_t n = 0; n < r.row_bytes; ++n) bytes.push_back(row + n);
+      }
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TEST(overlap_is_exact) {
+  std::mt19937 random(1);
+  auto const draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  auto const rows = [&] {
+    int const reach = draw(0, 1) ? 8 : 40;
+    StridedRows r{draw(0, 60), {}, {}, draw(1, 4)};
+    for (int d = 0; d < 3; ++d) {
+      r.strides[d] = draw(-reach, reach);
+      r.counts[d] = draw(0, 9) == 0 ? 0 : draw(1, 4);
+    }
+    return r;
+  };
+  int self = 0, both = 0;
+  constexpr int kDraws = 20000;
+  for (int i = 0; i < kDraws; ++i) {
+    StridedRows const a = rows(), b = rows();
+    std::vector<int64_t> const in_a = bytes_of(a), in_b = bytes_of(b);
+    std::set<int64_t> const distinct(in_a.begin(), in_a.end());
+    bool const repeats = distinct.size() != in_a.size();
+    bool shares = false;
+    for (int64_t byte : in_b) shares |= distinct.count(byte) != 0;
+    CHECK_EQ(overlaps_itself(a), repeats);
+    CHECK_EQ(overlap(a, b), shares);
+    self += repeats;
+    both += shares;
+  }
+  // Both answers are tried often.
+  CHECK(self > kDraws / 10 && self < kDraws * 9 / 10);
+  CHECK(both > kDraws / 10 && both < kDraws * 9 / 10);
+}
+
+TEST(overlap_of_huge_operands_is_quick) {
+  int64_t const rows = int64_t(1) << 30, row = 512;
+  StridedRows const packed{0, {rows * row * 16, row, row * 16}, {4, 8, rows}, row};
+  StridedRows other = packed;
+  other.address = row * 8;
+  CHECK(!overlaps_itself(packed));
+  CHECK(!overlap(packed, other));
+  --other.address;
+  CHECK(overlap(packed, other));
+}
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Plants the bugs of mutants.toml in the kernels, one at a time; the tests must see each of them.
+
+    run_mutants.py --unit sm80 --compile-commands BUILD/compile_commands.json
+                   --harness BUILD/.../libsimt_races.a --work DIR [--jobs N] [--only TEXT]
+
+A bug is an edit of one header of kernels/. Edited headers go into a folder that comes before
+kernels/ on the include path, and only the unit tests/cpp/simt/kernels_<unit>.cpp is compiled anew,
+by the build's own command; a precompiled header of the libraries and the rest of the program are
+shared. Bugs in statements and expressions share a program that holds them all, and a variable of
+the environment says which one is there: compiling takes most of the time.
+
+The program (test_races.cpp under ThreadSanitizer) has to fail with every bug: by a wrong number, an
+error of the engine or a data race. Without a bug it has to pass. A bug whose text is not exactly
+once in its header, or that does not compile, is an error as well. Exit status 1 for any of this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[1] / "kernels"
+RUN_LIMIT_S = 300
+# Must include nothing that a mutant edits.
+PRECOMPILED = """\
+#include <cstdlib>
+#include "simt/host.hpp"
+#include "simt/numeric_conversion.hpp"
+inline int const planted_bug = std::atoi(std::getenv("PLANTED_BUG"));
+"""
+# How a bug becomes one that is chosen at run time.
+SWITCHES = {
+    "statement": "if (planted_bug == {number}) {{\n{replace}\n}} else {{\n{find}\n}}\n",
+    "expression": "(planted_bug == {number} ? ({replace}) : ({find}))",
+}
+
+
+class MutantError(Exception):
+    """A mutant that says nothing about the tests, and why."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One edit of one header; number 0 is no edit."""
+
+    number: int
+    name: str
+    kind: str = "text"
+    file: str = ""
+    find: str = ""
+    replace: str = ""
+
+    def span(self, text: str) -> tuple[int, int]:
+        """Where the edit goes. Raises MutantError if its text is not there exactly once."""
+        if (count := text.count(self.find)) != 1:
+            raise MutantError(
+                f"{self.name}: {self.find!r} is {count} times in {self.file}; it must be once"
+            )
+        return text.index(self.find), text.index(self.find) + len(self.find)
+
+    def edit(self) -> str:
+        """What comes in place of the text."""
+        if self.kind == "text":
+            return self.replace
+        return SWITCHES[self.kind].format(**vars(self))
+
+
+@dataclass
+class Program:
+    """Mutants that are compiled together: their edits do not overlap."""
+
+    name: str
+    mutants: list[Mutant] = field(default_factory=list)
+
+    def takes(self, mutant: Mutant, texts: dict[str, str]) -> bool:
+        begin, end = mutant.span(texts[mutant.file])
+        spans = [m.span(texts[m.file]) for m in self.mutants if m.file == mutant.file]
+        return all(end <= other_begin or other_end <= begin for other_begin, other_end in spans)
+
+    def headers(self, texts: dict[str, str]) -> dict[str, str]:
+        """The edited headers, {path under kernels/: text}."""
+        edits = [(*m.span(texts[m.file]), m) for m in self.mutants if m.file]
+        edited = {m.file: texts[m.file] for _, _, m in edits}
+        # From the end, so that the places of the edits still to come stay where they are.
+        for begin, end, m in sorted(edits, key=lambda edit: edit[0], reverse=True):
+            edited[m.file] = edited[m.file][:begin] + m.edit() + edited[m.file][end:]
+        return edited
+
+
+def load(unit: str, only: str) -> list[Mutant]:
+    """The mutants of a unit, the kernels as they are first. Raises MutantError."""
+    table = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))
+    mutants = [Mutant(0, "no bug")]
+    for number, entry in enumerate(table[unit], start=1):
+        mutant = Mutant(number, **entry)
+        if mutant.kind not in ("text", *SWITCHES):
+            raise MutantError(f"{mutant.name}: kind is {mutant.kind!r}")
+        if only in mutant.name:
+            mutants.append(mutant)
+    return mutants
+
+
+def pack(mutants: list[Mutant]) -> tuple[list[Program], dict[str, str]]:
+    """As few programs as it takes, and the headers they edit. Raises MutantError."""
+    texts = {m.file: (KERNELS / m.file).read_text(encoding="utf-8") for m in mutants if m.file}
+    switched: list[Program] = [Program("switched_0")]
+    alone: list[Program] = []
+    for mutant in mutants:
+        if not mutant.file:
+            switched[0].mutants.append(mutant)
+            continue
+        mutant.span(texts[mutant.file])
+        if mutant.kind == "text":
+            alone.append(Program(re.sub(r"\W+", "_", mutant.name), [mutant]))
+            continue
+        home = next((p for p in switched if p.takes(mutant, texts)), None)
+        if home is None:
+            home = Program(f"switched_{len(switched)}")
+            switched.append(home)
+        home.mutants.append(mutant)
+    return switched + alone, texts
+
+
+def run_compiler(command: list[str]) -> None:
+    """Runs a compiler. Raises MutantError with what it said."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if "error:" in line]
+        raise MutantError("\n".join([shlex.join(command), *errors[:5]]))
+
+
+def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], str]:
+    """How the build compiles a unit: compiler and flags without inputs and outputs; the source."""
+    entries = json.loads(compile_commands.read_text(encoding="utf-8"))
+    name = f"kernels_{unit}.cpp"
+    found = [entry for entry in entries if Path(entry["file"]).name == name]
+    if len(found) != 1:
+        raise MutantError(f"{compile_commands} compiles {name} {len(found)} times; must be once")
+    words = iter(shlex.split(found[0]["command"]))
+    command = []
+    for word in words:
+        if word in ("-o", "-c", "-MF", "-MT"):
+            next(words)
+        elif word != "-MD" and Path(word).name != "ccache":
+            command.append(word)
+    return command, found[0]["file"]
+
+
+def places(report: str) -> list[str]:
+    """The innermost line of the kernels in each of the two stacks of a data race report."""
+    stacks = report.split("\n\n")[:2]
+    found = [re.search(r"(?:sm80|scalar|cute|core)/\w+\.hpp:\d+", stack) for stack in stacks]
+    return [match[0] for match in found if match]
+
+
+class Workshop:
+    """Builds and runs the programs of one unit in a folder of its own."""
+
+    def __init__(self, unit: str, compile_commands: Path, harness: Path, work: Path) -> None:
+        self.command, self.source = compile_command(unit, compile_commands)
+        self.harness = harness
+        self.work = work
+        work.mkdir(parents=True, exist_ok=True)
+        self.header = work / "precompiled.hpp"
+        self.header.write_text(PRECOMPILED, encoding="utf-8")
+        run_compiler(
+            [*self.command, "-x", "c++-header", str(self.header), "-o", f"{self.header}.gch"]
+        )
+
+    def build(self, program: Program, texts: dict[str, str]) -> Path:
+        """Compiles a program. Raises MutantError."""
+        folder = self.work / program.name
+        folder.mkdir(exist_ok=True)
+        for path, text in program.headers(texts).items():
+            edited = folder / path
+            edited.parent.mkdir(exist_ok=True)
+            edited.write_text(text, encoding="utf-8")
+        compiler, *flags = self.command
+        unit, binary = folder / "unit.o", folder / "program"
+        first = ["-include", str(self.header), "-I", str(folder)]
+        run_compiler([compiler, *first, *flags, "-c", self.source, "-o", str(unit)])
+        linked = [str(unit), str(self.harness), "-o", str(binary)]
+        run_compiler([compiler, "-fsanitize=thread", "-pthread", *linked])
+        return binary
+
+    def test(self, binary: Path, mutant: Mutant) -> str:
+        """What the tests say of a mutant, empty if nothing. Raises MutantError."""
+        planted = {"PLANTED_BUG": str(mutant.number), "TSAN_OPTIONS": "halt_on_error=1"}
+        try:
+            done = subprocess.run(
+                [binary],
+                capture_output=True,
+                text=True,
+                env=os.environ | planted,
+                timeout=RUN_LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise MutantError(f"no verdict after {RUN_LIMIT_S} s") from None
+        if done.returncode == 0:
+            return ""
+        if summary := re.search(r"SUMMARY: ThreadSanitizer: ([\w ]+)", done.stderr):
+            return f"{summary[1].strip()}: {' and '.join(places(done.stderr))}"
+        lines = done.stdout.splitlines() or [f"exit status {done.returncode}"]
+        return lines[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--unit", required=True, choices=("sm80", "scalar"))
+    parser.add_argument("--compile-commands", type=Path, required=True)
+    parser.add_argument("--harness", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    options = parser.parse_args(arguments)
+
+    start = time.monotonic()
+    try:
+        programs, texts = pack(load(options.unit, options.only))
+        workshop = Workshop(options.unit, options.compile_commands, options.harness, options.work)
+    except MutantError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+    def verdicts(program: Program) -> list[tuple[bool, str]]:
+        """Of each mutant: whether the tests did what they should, and a line about it."""
+        results = []
+        try:
+            binary = workshop.build(program, texts)
+            for mutant in program.mutants:
+                said = workshop.test(binary, mutant)
+                good = bool(said) == bool(mutant.number)
+                results.append((good, f"{mutant.name}: {said or 'the tests pass'}"))
+        except MutantError as error:
+            results.append((False, f"{program.name}: {error}"))
+        return results
+
+    failures = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for good, line in (v for results in pool.map(verdicts, programs) for v in results):
+            failures += not good
+            print("ok  " if good else "FAIL", line, flush=True)
+    print(f"{len(programs)} programs, {failures} failures, {time.monotonic() - start:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The oracle: attention stated query by query, in fp64, from nothing but its definition.
+
+It shares no code with the library, in particular neither its mask nor its softmax: an oracle with
+the kernel's own mask cannot catch a wrong mask.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Expected(NamedTuple):
+    exact: np.ndarray  # (B, Hq, Sq, Dv) fp64
+    lse: np.ndarray  # (B, Hq, Sq) fp64
+    unfused: np.ndarray  # (B, Hq, Sq, Dv) fp32: P and O rounded to the dtype of the inputs
+
+
+def visible_keys(query, seqlen_q, seqlen_k, causal, window):
+    """Keys that a query sees, as (first, past the last). The last query sits on the last key."""
+    position = query + (seqlen_k - seqlen_q)
+    first, last = 0, seqlen_k - 1
+    left, right = window if isinstance(window, tuple) else (window, window)
+    if left is not None and left >= 0:
+        first = max(first, position - left)
+    if right is not None and right >= 0:
+        last = min(last, position + right)
+    if causal:
+        last = min(last, position)
+    return (first, last + 1) if first <= last else (0, 0)
+
+
+def round_bfloat16(x):
+    """Nearest bfloat16, ties to even, as float32."""
+    x = np.asarray(x, np.float32).astype(np.float64)
+    spacing = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 8, -133))  # of the bfloat16s around x
+    return (np.rint(x / spacing) * spacing).astype(np.float32)
+
+
+def round_to(x, dtype):
+    if dtype == "bfloat16":
+        return round_bfloat16(x)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(dtype).astype(np.float32)
+
+
+def attention(
+    q, k, v, dtype, *, causal=False, window=None, softmax_scale=None, softcap=0.0
+) -> Expected:
+    """q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): float arrays that dtype holds."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    exact = np.zeros((batch, heads, seqlen_q, head_dim_v))
+    lse = np.full((batch, heads, seqlen_q), -np.inf)
+    unfused = np.zeros_like(exact, dtype=np.float32)
+    for b, h, i in np.ndindex(batch, heads, seqlen_q):
+        first, end = visible_keys(i, seqlen_q, seqlen_k, causal, window)
+        if first == end:
+            continue
+        shared = h * heads_kv // heads  # query heads are shared out to the KV heads in order
+        row, keys, values = q[b, h, i], k[b, shared, first:end], v[b, shared, first:end]
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse[b, h, i] = _softmax(_logits(np.float64, row, keys, scale, softcap))
+            exact[b, h, i] = _weighted(np.float64, p, values)
+            if dtype == "float32":
+                p, _ = _softmax(_logits(np.float32, row, keys, scale, softcap))
+                unfused[b, h, i] = _weighted(np.float32, p, values)
+            else:
+                p = round_to(p, dtype)
+                unfused[b, h, i] = round_to(_weighted(np.float64, p, values), dtype)
+    return Expected(exact, lse, unfused)
+
+
+# cumsum adds term after term, as a plain kernel does; in fp32 that matters.
+def _logits(work, row, keys, scale, softcap):
+    products = keys.astype(work) * row.astype(work)
+    logits = np.cumsum(products, axis=1, dtype=work)[:, -1] * work(scale)
+    return work(softcap) * np.tanh(logits / work(softcap)) if softcap else logits
+
+
+def _softmax(logits):
+    top = logits.max()
+    weights = np.exp(logits - (0 if top == -np.inf else top))
+    total = weights.sum(dtype=logits.dtype)
+    if total == 0:
+        return weights, -np.inf
+    return weights / total, top + np.log(total)
+
+
+def _weighted(work, p, values):
+    return np.cumsum(p.astype(work)[:, None] * values.astype(work), axis=0, dtype=work)[-1]

@@ -1,0 +1,458 @@
+"""The Python interface: array libraries, options, verify, explain, torch.compile, threads."""
+
+import concurrent.futures
+import subprocess
+import sys
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+from cases import torch
+from cutlass_attn import _C, _ops, _torch
+
+attention = cutlass_attn.attention
+DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
+
+
+def qkv(*, dtype="float16", head_dim=64, device="cpu", **shape):
+    """q, k, v of a small ragged call with shared heads."""
+    case = cases.Case("api", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **shape)
+    q, k, v = cases.values(case, dtype, head_dim)
+    return [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in (q, k, v)]
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_numpy_equals_torch(dtype):
+    tensors = qkv(dtype=dtype)
+    arrays = [x.numpy() for x in tensors]
+    out, lse = attention(*arrays, causal=True, return_lse=True)
+    assert isinstance(out, np.ndarray) and out.dtype == dtype and lse.dtype == np.float32
+    expected, expected_lse = attention(*tensors, causal=True, return_lse=True)
+    np.testing.assert_array_equal(out, expected.numpy())
+    np.testing.assert_array_equal(lse, expected_lse.numpy())
+
+
+def test_numpy_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="numpy has no bfloat16 of its own")
+    tensors = qkv(dtype="bfloat16")
+    arrays = [x.float().numpy().astype(ml_dtypes.bfloat16) for x in tensors]
+    out = attention(*arrays, verify=cutlass_attn.build_info().simt)
+    assert out.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(out.astype(np.float32), attention(*tensors).float().numpy())
+
+
+def test_numpy_negative_strides():
+    q, k, v = (x.numpy() for x in qkv())
+    flipped = attention(q[::-1, :, ::-1], k[::-1], v[::-1])
+    np.testing.assert_array_equal(flipped[::-1, :, ::-1], attention(q, k, v))
+
+
+def test_works_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None  # importing torch now fails
+import numpy as np, cutlass_attn
+q = np.ones((1, 2, 5, 16), np.float32)
+assert np.allclose(cutlass_attn.attention(q, q, q), 1)
+assert cutlass_attn.explain(q, q, q).chosen.kernel == "cpu"
+try:
+    cutlass_attn.attention([1], [1], [1])
+except TypeError:
+    print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_import_leaves_torch_alone():
+    code = "import sys, cutlass_attn; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_defaults(device):
+    q, k, v = qkv(device=device)
+    out = attention(q, k, v)
+    assert out.shape == q.shape and out.dtype == q.dtype and out.is_contiguous()
+    explicit, lse = attention(
+        q, k, v, causal=False, window=(None, -1), softmax_scale=64**-0.5, return_lse=True
+    )
+    assert torch.equal(out, explicit)
+    assert lse.shape == (2, 4, 33) and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layouts_agree(device):
+    q, k, v = qkv(device=device)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    moved = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    out2, lse2 = attention(*moved, causal=True, return_lse=True, layout="bshd")
+    assert out2.is_contiguous()
+    assert torch.equal(out, out2.transpose(1, 2)) and torch.equal(lse, lse2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_is_used_and_returned(device):
+    q, k, v = qkv(device=device)
+    out = torch.full_like(q, torch.nan)
+    assert attention(q, k, v, out=out) is out
+    assert torch.equal(out, attention(q, k, v))
+
+
+def test_windows_mean_the_same():
+    q, k, v = qkv()
+    assert torch.equal(attention(q, k, v, window=7), attention(q, k, v, window=[7, 7]))
+    assert torch.equal(attention(q, k, v, window=2**40), attention(q, k, v))
+    assert torch.equal(
+        attention(q, k, v, causal=True, window=np.int64(7)),
+        attention(q, k, v, window=(7, 0)),
+    )
+
+
+def test_one_thread_gives_the_same_bits():
+    q, k, v = qkv()
+    expected = attention(q, k, v)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert torch.equal(attention(q, k, v), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+needs_simt = pytest.mark.skipif(
+    not cutlass_attn.build_info().simt, reason="on the CPU the scalar baseline is a simt kernel"
+)
+VERIFIABLE = [
+    pytest.param("cpu", marks=needs_simt),
+    pytest.param("cuda", marks=cases.needs_gpu),
+]
+
+
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: "/minimal" not in v.kernel))
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_verify_accepts_right_results(variant, layout):
+    if variant.device == "cpu" and not cutlass_attn.build_info().simt:
+        pytest.skip("on the CPU the scalar baseline is a simt kernel")
+    head_dim = variant.head_dim or 64
+    tensors = qkv(dtype=variant.dtype, head_dim=head_dim, device=variant.device)
+    if layout == "bshd":
+        tensors = [x.transpose(1, 2) for x in tensors]
+    options = {"causal": True, "softcap": 4.0, "kernel": variant.key, "layout": layout}
+    out = attention(*tensors, **options, verify=True)
+    assert torch.equal(out, attention(*tensors, **options))
+
+
+@pytest.mark.parametrize("kernel", ["scalar/minimal", "scalar/tiled"])
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_uses_another_kernel(monkeypatch, kernel, device):
+    """The baseline must not be the tested kernel itself."""
+    asked = []
+
+    def spy(call, kind, index, stream, kernel, threads):
+        asked.append(kernel)
+        return real(call, kind, index, stream, kernel, threads)
+
+    real = _C.forward
+    monkeypatch.setattr(_C, "forward", spy)
+    kernel += "-simt" * (device == "cpu")
+    attention(*qkv(device=device), kernel=kernel, verify=True)
+    assert asked[0] == kernel and asked[1] != kernel and asked[1].startswith("scalar/")
+
+
+@pytest.mark.parametrize("what", ["out", "lse", "nan"])
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_catches_a_corrupted_result(monkeypatch, what, device):
+    """One element off by one per cent, or not a number, as if the kernel had put it there."""
+    q, k, v = qkv(device=device)
+    real, made = _C.forward, []
+
+    def corrupt(call, *where):
+        real(call, *where)
+        if not made:  # the first call is the kernel's, the second the baseline's
+            made.append(call)
+            target = results[0] if what != "lse" else results[1]
+            at = (1, 2, 30, 17)[: target.ndim]
+            target[at] = torch.nan if what == "nan" else target[at] + 0.05
+
+    results = []
+
+    def remember(make):
+        def empty(like, shape):
+            results.append(make(like, shape))
+            return results[-1]
+
+        return empty
+
+    monkeypatch.setattr(_C, "forward", corrupt)
+    monkeypatch.setattr(_torch, "empty", remember(_torch.empty))
+    monkeypatch.setattr(_torch, "empty_lse", remember(_torch.empty_lse))
+    order = "batch 1, head 2, query 30" + ", column 17" * (what != "lse")
+    name = "lse" if what == "lse" else "out"
+    with pytest.raises(cutlass_attn.VerificationError, match=f"on {name} in 1 of .*{order}: "):
+        attention(q, k, v, verify=True)
+
+
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_catches_a_mask_off_by_one(monkeypatch, device):
+    q, k, v = qkv(device=device)
+    real, seen = _C.forward, []
+
+    def shifted(call, *where):
+        seen.append(call)
+        if len(seen) == 1:
+            call = (*call[:13], call[13] - 1, *call[14:])  # window_right
+        real(call, *where)
+
+    monkeypatch.setattr(_C, "forward", shifted)
+    with pytest.raises(cutlass_attn.VerificationError, match="disagree on"):
+        attention(q, k, v, window=(None, 20), verify=True)
+
+
+# --- explain, variants, build_info ----------------------------------------------------------------
+
+
+def test_explain_names_the_kernel_and_every_reason():
+    q, k, v = qkv()
+    explanation = cutlass_attn.explain(q, k, v, causal=True)
+    assert explanation.chosen.key == "cpu/f16"
+    assert [x.variant for x in explanation] == cutlass_attn.variants()
+    assert all(bool(x.reason) != x.chosen for x in explanation)
+    text = str(explanation)
+    assert text.startswith("float16, q (2, 4, 33, 64), k (2, 2, 50, 64), v (2, 2, 50, 64), causal")
+    assert "-> cpu/f16" in text and "needs operands on a CUDA device" in text
+
+
+def test_explain_about_an_absent_gpu():
+    """Asked on any machine about an Ada GPU; what this build leaves out is named as such."""
+    build = cutlass_attn.build_info()
+    fp16 = cutlass_attn.explain(*qkv(), device="sm_89")
+    fp32 = cutlass_attn.explain(*qkv(dtype="float32"), device="sm_89")
+    if build.cuda:
+        assert fp16.chosen.kernel == "sm80" and fp16.chosen.head_dim == 64
+        assert fp32.chosen.kernel.startswith("scalar/")
+    else:
+        assert fp16.chosen is None and "not compiled into this build" in str(fp16)
+    assert "needs float16, got float32" in str(fp32)
+    old = cutlass_attn.explain(*qkv(), device="sm_75")
+    assert old.chosen is None
+    assert "needs compute capability >= 8.0, the device has 7.5" in str(old)
+    assert str(old).endswith("no kernel takes this call")
+
+
+def test_explain_takes_tensors_without_memory():
+    q, k, v = (x.to("meta") for x in qkv())
+    assert cutlass_attn.explain(q, k, v, device="cpu").chosen.key == "cpu/f16"
+
+
+def test_explain_says_what_alignment_lacks():
+    q, k, v = qkv()
+    odd = torch.zeros(2, 4, 33, 65, dtype=q.dtype)[..., 1:]
+    verdicts = {x.variant.kernel: x for x in cutlass_attn.explain(odd, k, v, device="sm_89")}
+    assert "q's address is not a multiple of 16 bytes" in verdicts["sm80"].reason
+    assert "q's row stride of 65 elements" in verdicts["sm80"].reason
+
+
+def test_explain_about_a_missing_device():
+    if not cases.no_gpu():
+        pytest.skip("a GPU is there")
+    explanation = cutlass_attn.explain(*qkv(), device="cuda")
+    assert explanation.chosen is None
+
+
+def test_variants_and_build_info():
+    variants = cutlass_attn.variants()
+    keys = [variant.key for variant in variants]
+    assert len(set(keys)) == len(keys)
+    assert {"sm80", "scalar/tiled", "scalar/minimal", "cpu"} <= {v.kernel for v in variants}
+    assert all(v.compiled for v in variants if v.kernel == "cpu")
+    variants.clear()  # a copy: the library's own list stays
+    assert cutlass_attn.variants()
+    assert cutlass_attn.build_info().version == cutlass_attn.__version__
+
+
+@cases.needs_gpu
+def test_fp32_runs_scalar_on_a_gpu():
+    explanation = cutlass_attn.explain(*qkv(dtype="float32", device="cuda"))
+    assert explanation.chosen.kernel.startswith("scalar/")
+
+
+# --- torch's machinery ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_compile(device, dynamic):
+    q, k, v = qkv(device=device)
+
+    def model(q, k, v):
+        out, lse = attention(q * 2, k, v, causal=True, window=(20, None), return_lse=True)
+        return out + 1, lse
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for a, b in zip(compiled(q, k, v), model(q, k, v), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compile_writes_out():
+    q, k, v = qkv()
+    out = torch.full_like(q, torch.nan)
+
+    def model(q, k, v, out):
+        attention(q, k, v, out=out)
+        return out * 2
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v, out), attention(q, k, v) * 2)
+    assert torch.equal(out, attention(q, k, v))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator(device):
+    """torch's own checks of schema, fake kernel and registration."""
+    q, k, v = qkv(device=device)
+    for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
+        x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
+        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", return_lse)
+        torch.library.opcheck(_ops.attention_forward, args)
+
+
+def test_fake_and_meta_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k = torch.empty(2, 4, 9, 64).half(), torch.empty(2, 2, 11, 64).half()
+        out, lse = attention(q, k, k, return_lse=True)
+        assert out.shape == q.shape and out.dtype == q.dtype
+        assert lse.shape == (2, 4, 9) and lse.dtype == torch.float32
+    meta = torch.empty(2, 4, 9, 64, device="meta")
+    assert attention(meta, meta, meta).device.type == "meta"
+    with pytest.raises(ValueError, match="one head dim"):
+        attention(meta, meta[..., :32], meta)
+
+
+def test_dispatch_and_function_modes_see_the_call():
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = qkv()
+    expected = attention(q, k, v)
+    for mode in (Dispatch, Function):
+        seen.clear()
+        with mode():
+            assert torch.equal(attention(q, k, v), expected)
+        assert any("attention_forward" in name for name in seen), mode
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap():
+    """A wrapped tensor's own memory is that of the whole batch."""
+    q, k, v = qkv()
+    stacked = [torch.stack([x, x / 2]) for x in (q, k, v)]
+    out = torch.vmap(attention)(*stacked)
+    assert torch.equal(out[0], attention(q, k, v))
+    assert torch.equal(out[1], attention(q / 2, k / 2, v / 2))
+
+
+def test_tensor_subclass():
+    class Mine(torch.Tensor):
+        pass
+
+    q, k, v = qkv()
+    out = attention(q.as_subclass(Mine), k, v)
+    assert torch.equal(out.as_subclass(torch.Tensor), attention(q, k, v))
+
+
+def test_lazily_negated_view():
+    q, k, v = qkv(dtype="float32")
+    expected = attention(-q, k, v)
+    assert torch.equal(attention(torch._neg_view(q), k, v), expected)
+    out = torch.empty_like(q)
+    attention(-q, k, v, out=torch._neg_view(out))
+    assert torch.equal(-out, expected)
+
+
+def test_verify_needs_plain_tensors():
+    meta = torch.empty(1, 1, 4, 64, device="meta")
+    with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+        attention(meta, meta, meta, verify=True)
+
+
+# --- Threads, streams, graphs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads(device):
+    inputs = [qkv(device=device, magnitude=1 + i) for i in range(4)]
+    expected = [attention(*x, causal=True) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            results = pool.map(lambda x: attention(*x, causal=True), inputs)
+            assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@cases.needs_gpu
+def test_runs_on_the_current_stream():
+    q, k, v = qkv(device="cuda")
+    expected = attention(q, k, v)
+    stream = torch.cuda.Stream()
+    late = torch.empty_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(q)  # comes after the sleep, in this stream only
+        out = attention(late, k, v)
+    assert not stream.query()
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@cases.needs_gpu
+def test_leaves_the_current_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    q, k, v = qkv(device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert torch.equal(
+        attention(q, k, v).cpu(), attention(*(x.to("cuda:0") for x in (q, k, v))).cpu()
+    )
+    assert torch.cuda.current_device() == 0
+
+
+@cases.needs_gpu
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.device == "cuda"))
+def test_graph_capture(variant):
+    head_dim = variant.head_dim or 64
+    q, k, v = qkv(dtype=variant.dtype, head_dim=head_dim, device="cuda")
+    out = torch.full_like(q, torch.nan)
+    graph = torch.cuda.CUDAGraph()
+    attention(q, k, v, out=out, kernel=variant.key)  # opts in to large shared memory
+    with torch.cuda.graph(graph):
+        attention(q, k, v, out=out, kernel=variant.key)
+    out.fill_(torch.nan)
+    q.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, attention(q, k, v, kernel=variant.key))

@@ -1,0 +1,81 @@
+"""Every kernel of the library against the oracle, in every case it should take."""
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+import reference
+from cutlass_attn import testing
+
+
+@pytest.mark.parametrize(("variant", "case"), cases.all_pairs())
+def test_case(variant, case):
+    head_dim = case.head_dim or variant.head_dim or 64
+    q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    result, lse = cutlass_attn.attention(
+        q, k, v, **case.options, layout=case.layout, out=out, return_lse=True, kernel=variant.key
+    )
+    assert result is out
+    expected = cases.expected(case, variant.dtype, head_dim)
+    accuracy = testing.judge(
+        cases.to_bhsd(case, out), expected.exact, expected.unfused, variant.dtype
+    )
+    assert accuracy.ok, accuracy
+    np.testing.assert_allclose(lse.cpu().numpy(), expected.lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+def test_variant_takes_all_it_should(variant):
+    """all_pairs() leaves out what takes() denies: here the library must deny it as well."""
+    for case in cases.CASES:
+        head_dim = case.head_dim or variant.head_dim or 64
+        q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
+        explanation = cutlass_attn.explain(
+            q, k, v, **case.options, layout=case.layout, out=out, kernel=variant.key
+        )
+        assert (explanation.chosen is not None) == cases.takes(variant, case), explanation
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_oracles_agree(dtype, causal):
+    """The package's reference, which `check` uses, is vectorised; the one of the tests is not."""
+    case = cases.Case("", "", heads=4, seqlen_q=20, seqlen_k=30, causal=causal)
+    arrays = cases.values(case, dtype, 16)
+    theirs = testing.reference(*arrays, dtype, causal=causal)
+    ours = reference.attention(*arrays, dtype, causal=causal)
+    np.testing.assert_allclose(theirs.exact, ours.exact, rtol=1e-12)
+    np.testing.assert_allclose(theirs.lse, ours.lse, rtol=1e-12)
+    assert np.mean(theirs.unfused == ours.unfused) > 0.999  # a tie may fall either way
+
+
+@pytest.mark.parametrize("dtype", testing._BITS)
+def test_rule_catches_errors(dtype):
+    """Errors the size of a real defect must fail, one wrong element among thousands included."""
+    case = cases.Case("rule", "", seqlen_q=64, seqlen_k=128)
+    exact, _, unfused = cases.expected(case, dtype, 64)
+    passed = testing.judge(unfused, exact, unfused, dtype)
+    assert passed.ok
+    assert passed.max_allowed < 5 * passed.max  # the rule is no looser than that
+
+    one_wrong = unfused.astype(np.float64)
+    one_wrong[0, 1, 5, 7] += 2 * passed.max_allowed
+    assert "(0, 1, 5, 7)" in testing.judge(one_wrong, exact, unfused, dtype).reason
+
+    noise = np.random.default_rng(0).uniform(-2, 2, exact.shape) * passed.rms_allowed
+    noise = np.clip(noise, -passed.max_allowed / 2, passed.max_allowed / 2)
+    assert "RMS" in testing.judge(exact + noise, exact, unfused, dtype).reason
+
+    for bad in (np.nan, np.inf):
+        one_wrong = unfused.copy()
+        one_wrong[0, 0, 3, 2] = bad
+        assert "(0, 0, 3, 2)" in testing.judge(one_wrong, exact, unfused, dtype).reason
+
+
+def test_oracle_rounds_bfloat16():
+    torch = cases.torch
+    x = np.random.default_rng(0).standard_normal(10_000).astype(np.float32) * 1e3
+    x[:4] = (1.00390625, 1.01171875, 0.0, -3.3895314e38)  # ties down and up, zero, the largest
+    rounded = torch.from_numpy(x).bfloat16().float().numpy()
+    np.testing.assert_array_equal(reference.round_to(x, "bfloat16"), rounded)
+    np.testing.assert_array_equal(testing.round_to(x, "bfloat16"), rounded)

@@ -1,0 +1,150 @@
+"""The command: what it prints, what it writes, and its exit status."""
+
+import ctypes
+import json
+import subprocess
+import sys
+
+import cases
+import cutlass_attn
+import pytest
+from cutlass_attn import _C, check, cli
+
+SMALL = [
+    "check",
+    "--batch",
+    "1",
+    "--heads",
+    "2",
+    "--seqlen",
+    "40",
+    "--inputs",
+    "2",
+    "--device",
+    "cpu",
+]
+
+
+def test_info(capsys):
+    assert cli.main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert cutlass_attn.__version__ in text
+    for variant in cutlass_attn.variants():
+        assert variant.kernel in text
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_check_passes(capsys, dtype):
+    assert cli.main([*SMALL, "--dtype", dtype, "--causal", "--heads-kv", "1"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("B=1 H=2:1 Sq=40 Sk=40 D=64 ")
+    assert "pass" in text and "FAIL" not in text
+    dtype = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[dtype]
+    for variant in cutlass_attn.variants():
+        can_run = variant.compiled and variant.device == "cpu" and variant.dtype == dtype
+        assert (variant.key in text) == (can_run and variant.head_dim in (0, 64)), variant.key
+
+
+def test_check_as_json(capsys, tmp_path):
+    file = tmp_path / "check.json"
+    assert cli.main([*SMALL, "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report["ok"] and report["problem"]["seqlen_q"] == 40
+    rows = {row["name"]: row for row in report["rows"]}
+    row = rows["cpu/f16"]
+    assert row["ok"] and row["allclose"] and row["inputs"] == 2 and row["p50_us"] > 0
+    assert 0 < row["mean"] <= row["rms"] <= row["max"] < 1e-3 and row["rms"] <= row["rms_allowed"]
+    assert report["environment"]["build"]["version"] == cutlass_attn.__version__
+    assert any(name.startswith("torch ") for name in rows)
+    emulated = [row for name, row in rows.items() if "-simt" in name]
+    assert all(row["p50_us"] is None and row["speedup"] is None for row in emulated)
+
+    capsys.readouterr()
+    assert cli.main([*SMALL, "--json", "-", "--kernel", "cpu"]) == 0
+    report = json.loads(capsys.readouterr().out)  # nothing else is on stdout
+    assert [row["name"] for row in report["rows"]] == ["cpu/f16"]
+
+
+@cases.needs_gpu
+def test_check_on_a_gpu(capsys):
+    """The reference shape, with times that can be compared."""
+    assert cli.main(["check", "--device", "cuda", "--json", "-"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert {"scalar/tiled/f16", "scalar/minimal/f16", "torch flash"} <= set(rows)
+    assert any(name.startswith("sm80/f16/d64/") for name in rows)
+    assert all(row["p50_us"] > 0 for row in rows.values())
+    assert rows["scalar/minimal/f16"]["speedup"] == 1
+    assert rows["scalar/tiled/f16"]["speedup"] > 1
+
+
+def wrong_kernel(*, offset):
+    """_C.forward with one element of the result moved."""
+
+    def forward(call, *where):
+        real(call, *where)
+        first = ctypes.c_uint16.from_address(call[20])  # what out points at, as bits
+        first.value += offset
+
+    real = _C.forward
+    return forward
+
+
+def test_check_fails_on_one_wrong_element(capsys, monkeypatch):
+    monkeypatch.setattr(_C, "forward", wrong_kernel(offset=32))
+    assert cli.main([*SMALL, "--kernel", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text and "due, at (0, 0, 0, 0)" in text
+
+
+def test_check_fails_on_a_crash(capsys, monkeypatch):
+    def crash(*args):
+        raise RuntimeError("kernel launch: an illegal memory access was encountered")
+
+    monkeypatch.setattr(_C, "forward", crash)
+    assert cli.main([*SMALL, "--kernel", "cpu"]) == 1
+    assert "cpu/f16: kernel launch: an illegal memory access" in capsys.readouterr().out
+
+
+def test_check_says_when_emulation_was_cut_short(capsys, monkeypatch):
+    if not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
+    monkeypatch.setattr(check, "EMULATION_SECONDS", 0.0)
+    assert cli.main([*SMALL, "--kernel", "scalar/minimal-simt"]) == 0
+    text = capsys.readouterr().out
+    assert "1/2" in text and "Emulated kernels stop at the first input" in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [("sm80", "needs operands on a CUDA device"), ("sm81", "there is no kernel of that name")],
+)
+def test_check_fails_on_a_kernel_that_cannot_run(capsys, kernel, message):
+    assert cli.main([*SMALL, "--kernel", kernel]) == 1
+    assert message in capsys.readouterr().out
+
+
+def test_check_rejects_impossible_problems(capsys):
+    assert cli.main([*SMALL, "--heads", "3", "--heads-kv", "2"]) == 2
+    assert "num_heads_q is 3" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*SMALL, "--seqlen", "0"])
+    assert stop.value.code == 2
+
+
+def test_check_without_torch():
+    code = f"""
+import sys
+sys.modules["torch"] = None  # importing torch now fails
+from cutlass_attn import cli
+raise SystemExit(cli.main({SMALL} + ["--json", "-"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = [row["name"] for row in json.loads(done.stdout)["rows"]]
+    assert "cpu/f16" in names and not any(name.startswith("torch") for name in names)
+
+
+def test_module_is_the_command():
+    command = [sys.executable, "-m", "cutlass_attn", *SMALL, "--kernel", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "cpu/f16" in done.stdout

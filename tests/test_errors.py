@@ -1,0 +1,214 @@
+"""Every kind of bad input, and that the message names the argument, what came and what may."""
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+from cases import torch
+
+attention = cutlass_attn.attention
+
+
+def tensor(*shape, dtype=torch.float16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q = tensor(2, 4, 6, 64)
+K = tensor(2, 2, 8, 64)
+
+
+def call(q=Q, k=K, v=K, **options):
+    return attention(q, k, v, **options)
+
+
+WRONG = [
+    # Operands
+    (lambda: call(q=Q[0]), ValueError, r"4 dimensions.*q \(4, 6, 64\)"),
+    (lambda: call(v=K[..., None]), ValueError, r"4 dimensions.*v \(2, 2, 8, 64, 1\)"),
+    (lambda: call(k=K[:1]), ValueError, "one batch size, got 2, 1, 2"),
+    (lambda: call(v=K[:1]), ValueError, "one batch size, got 2, 2, 1"),
+    (lambda: call(k=K[..., :32]), ValueError, "q and k must have one head dim, got 64 and 32"),
+    (lambda: call(v=K[:, :1]), ValueError, "as many heads, got 2 and 1"),
+    (lambda: call(v=K[:, :, :7]), ValueError, "as long, got 8 and 7"),
+    (lambda: call(q=Q[:, :3]), ValueError, "num_heads_q is 3.*multiple of num_heads_kv.* 2"),
+    (lambda: call(k=K[:, :0], v=K[:, :0]), ValueError, "num_heads_q is 4"),
+    (lambda: call(k=K.float()), ValueError, "one dtype, got torch.float16, torch.float32"),
+    (lambda: call(v=K.bfloat16()), ValueError, "one dtype"),
+    (lambda: call(Q.double(), K.double(), K.double()), TypeError, "q must be float16.*float64"),
+    (lambda: call(Q.int(), K.int(), K.int()), TypeError, "q must be float16.*int32"),
+    (lambda: call(k=K.to("meta")), ValueError, "one device, got cpu, meta, cpu"),
+    (lambda: call(k=K.numpy()), TypeError, "all be torch tensors or all numpy.*numpy.ndarray"),
+    (lambda: call(q=[[1.0]]), TypeError, "builtins.list"),
+    (lambda: call(q=None), TypeError, "NoneType"),
+    (lambda: call(q=Q.repeat(1, 1, 1, 2)[..., ::2]), ValueError, "last dimension of q.*stride 2"),
+    (lambda: call(v=K.mT.contiguous().mT), ValueError, "last dimension of v.*stride 8"),
+    (
+        lambda: call(*(tensor(1, 1, 1, 264) for _ in range(3))),
+        ValueError,
+        "head_dim is 264, allowed: 1 to 256",
+    ),
+    (
+        lambda: call(v=tensor(2, 2, 8, 300)),
+        ValueError,
+        "head_dim_v is 300, allowed: 1 to 256",
+    ),
+    (lambda: call(*(tensor(1, 1, 1, 0) for _ in range(3))), ValueError, "head_dim is 0"),
+    # Options
+    (lambda: call(layout="sbhd"), ValueError, """layout must be "bhsd" or "bshd", got 'sbhd'"""),
+    (lambda: call(causal="yes"), TypeError, "causal must be True or False, got 'yes'"),
+    (lambda: call(causal=None), TypeError, "causal must be True or False, got None"),
+    (lambda: call(window=-2), ValueError, "window counts keys.*got -2"),
+    (lambda: call(window=(3, -5)), ValueError, r"window counts keys.*got \(3, -5\)"),
+    (lambda: call(window=(1, 2, 3)), ValueError, r"pair \(left, right\), got \(1, 2, 3\)"),
+    (lambda: call(window=1.5), TypeError, "window must be an int.*got 1.5"),
+    (lambda: call(window="all"), TypeError, "window must be an int.*got 'all'"),
+    (lambda: call(softmax_scale="big"), TypeError, "softmax_scale must be a number, got 'big'"),
+    (lambda: call(softmax_scale=float("nan")), ValueError, "softmax_scale is nan"),
+    (lambda: call(softmax_scale=float("inf")), ValueError, "softmax_scale is inf"),
+    (lambda: call(softcap=-1.0), ValueError, "softcap is -1"),
+    (lambda: call(softcap=float("inf")), ValueError, "softcap is inf"),
+    (lambda: call(softcap=None), TypeError, "softcap must be a number, got None"),
+    (lambda: call(window_size=3), TypeError, "window_size"),
+    (lambda: call(scale=3), TypeError, "scale"),
+    # Kernels
+    (lambda: call(kernel="sm81"), ValueError, 'kernel is "sm81", allowed: "auto", "sm80"'),
+    (lambda: call(kernel=3), TypeError, "kernel must be a string.*got 3"),
+    (lambda: call(kernel="cpu/bf16"), ValueError, "needs bfloat16, got float16"),
+    (
+        lambda: call(kernel="sm80"),
+        ValueError,
+        "needs operands on a CUDA device, got them on the CPU",
+    ),
+    # Output
+    (
+        lambda: call(out=tensor(2, 4, 5, 64)),
+        ValueError,
+        r"out must have shape \(2, 4, 6, 64\), got",
+    ),
+    (lambda: call(out=Q.float()), ValueError, "out must be float16 like q, got torch.float32"),
+    (lambda: call(out=Q.to("meta")), ValueError, "out must be on cpu like q, got meta"),
+    (lambda: call(out=Q.numpy()), TypeError, "out must be.*numpy.ndarray"),
+    (lambda: call(out=Q), ValueError, "o overlaps q"),
+    (lambda: call(v=Q[:, :2], k=Q[:, :2], q=Q.clone(), out=Q), ValueError, "o overlaps k"),
+    (
+        lambda: call(out=tensor(1, 4, 6, 64).expand(2, 4, 6, 64)),
+        ValueError,
+        "rows of o.* overlap each other",
+    ),
+    (
+        lambda: call(out=tensor(2, 4, 6, 128)[..., ::2]),
+        ValueError,
+        "last dimension of out.*stride 2",
+    ),
+    (
+        lambda: call(out=tensor(2, 4, 6, 64).requires_grad_()),
+        ValueError,
+        "out must be writable and must not require a gradient",
+    ),
+    # Gradients
+    (
+        lambda: call(q=Q.clone().requires_grad_()),
+        NotImplementedError,
+        r"no backward pass yet.*torch.no_grad\(\)",
+    ),
+    (lambda: call(v=K.clone().requires_grad_()), NotImplementedError, "no backward pass yet"),
+    # numpy
+    (lambda: call(*(x.numpy()[:, ::-1, :, ::-1] for x in (Q, K, K))), ValueError, "stride -1"),
+    (lambda: call(*(x.numpy().astype(">f2") for x in (Q, K, K))), TypeError, "q must be float16"),
+    (lambda: call(*(_misaligned(x) for x in (Q, K, K))), ValueError, "no multiple of 2 bytes"),
+    (
+        lambda: call(*(x.numpy() for x in (Q, K, K)), out=_read_only(Q)),
+        ValueError,
+        "out must be writable",
+    ),
+]
+
+
+def _misaligned(x):
+    raw = np.zeros(x.numel() * 2 + 1, np.uint8)
+    return raw[1:].view(np.float16).reshape(x.shape)
+
+
+def _read_only(x):
+    array = np.zeros(x.shape, np.float16)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), WRONG)
+def test_bad_input(wrong, error, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        wrong()
+
+
+PLANNED = {
+    "bias": Q,
+    "mask": Q,
+    "alibi_slopes": Q,
+    "sinks": Q,
+    "dropout_p": 0.1,
+    "cu_seqlens_q": Q,
+    "cu_seqlens_k": Q,
+    "block_table": Q,
+    "num_splits": 4,
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("function", [attention, cutlass_attn.explain])
+def test_planned_options_are_refused(function, name):
+    with pytest.raises(NotImplementedError, match=f"does not implement {name} yet"):
+        function(Q, K, K, **{name: PLANNED[name]})
+
+
+def test_planned_options_have_neutral_values():
+    neutral = dict.fromkeys(PLANNED) | {"dropout_p": 0.0, "num_splits": 1}
+    assert call(**neutral).shape == Q.shape
+    assert cutlass_attn.explain(Q, K, K, **neutral).chosen is not None
+
+
+def test_explain_rejects_unknown_keywords():
+    with pytest.raises(TypeError, match="softmax_sclae"):
+        cutlass_attn.explain(Q, K, K, softmax_sclae=2.0)
+
+
+def test_explain_rejects_unknown_devices():
+    with pytest.raises(ValueError, match=r"device must be .*got 'tpu'"):
+        cutlass_attn.explain(Q, K, K, device="tpu")
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+def test_forced_kernel_refuses_another_dtype(variant):
+    other = torch.float16 if variant.dtype != "float16" else torch.float32
+    q = torch.zeros(1, 1, 4, variant.head_dim or 64, dtype=other, device=variant.device)
+    with pytest.raises(ValueError, match=f"needs {variant.dtype}"):
+        attention(q, q, q, kernel=variant.key)
+
+
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.head_dim))
+def test_forced_kernel_refuses_another_head_dim(variant):
+    dtype = getattr(torch, variant.dtype)
+    q = torch.zeros(1, 1, 4, variant.head_dim - 8, dtype=dtype, device=variant.device)
+    with pytest.raises(ValueError, match=f"needs head_dim {variant.head_dim}, got"):
+        attention(q, q, q, kernel=variant.key)
+
+
+def test_no_gradient_needed():
+    """Parameters are fine where no gradient is recorded."""
+    q = torch.nn.Parameter(Q.clone())
+    with torch.no_grad():
+        assert not attention(q, K, K).requires_grad
+
+
+@cases.needs_gpu
+def test_mixed_devices():
+    with pytest.raises(ValueError, match="one device, got cuda:0, cpu, cpu"):
+        call(q=Q.cuda())
+    with pytest.raises(ValueError, match="out must be on cuda:0 like q, got cpu"):
+        call(Q.cuda(), K.cuda(), K.cuda(), out=Q.clone())
+
+
+@cases.needs_gpu
+def test_cpu_kernel_refuses_gpu_tensors():
+    with pytest.raises(ValueError, match="needs operands on the CPU"):
+        call(Q.cuda(), K.cuda(), K.cuda(), kernel="cpu")

@@ -1,0 +1,208 @@
+"""kernels/generate.py: the manifest's rows, the files made from them, and its error messages."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+
+
+def _load_generator():
+    spec = importlib.util.spec_from_file_location("generate", KERNELS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = _load_generator()
+
+MANIFEST = """
+scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
+
+[kernel."fast"]
+device = "cuda"
+include = "fast/forward.hpp"
+type = "fast::Forward<{element}, {head_dim}, {m}, {n}, {warps}>"
+min_compute_capability = 80
+alignment = 16
+
+[kernel."plain/slow"]
+device = "cuda"
+include = "plain/slow.hpp"
+type = "plain::Slow<{element}>"
+automatic = false
+
+[kernel."cpu"]
+device = "cpu"
+include = "cpu/attention.hpp"
+function = "cpu::attention"
+
+[[variant]]
+kernel = "fast"
+dtypes = ["f16", "bf16"]
+head_dims = [64]
+tile = { m = 128, n = 64, warps = 8 }
+tier = "core"
+simt = true
+
+[[variant]]
+kernel = "fast"
+dtypes = ["f16"]
+head_dims = [256]
+tile = { m = 64, n = 32, warps = 4 }
+tier = "full"
+
+[[variant]]
+kernel = "cpu"
+dtypes = ["f32"]
+tier = "core"
+
+[[variant]]
+kernel = "plain/slow"
+dtypes = ["f32"]
+tier = "core"
+simt = true
+"""
+
+
+def load(tmp_path, text):
+    path = tmp_path / "manifest.toml"
+    path.write_text(text)
+    return generate.load(path)
+
+
+def made(tmp_path, text=MANIFEST, **build):
+    return generate.outputs(*load(tmp_path, text), generate.Build(**build))
+
+
+def test_rows_are_ordered_gpu_then_cpu_then_simt(tmp_path):
+    rows, scores = load(tmp_path, MANIFEST)
+    assert [row.key for row in rows] == [
+        "fast/f16/d64/128x64x8",
+        "fast/bf16/d64/128x64x8",
+        "fast/f16/d256/64x32x4",
+        "plain/slow/f32",
+        "cpu/f32",
+        "fast-simt/f16/d64/128x64x8",
+        "fast-simt/bf16/d64/128x64x8",
+        "plain/slow-simt/f32",
+    ]
+    assert list(scores.values()) == ["IdentityScore", "SoftcapScore"]
+
+
+def test_a_unit_launches_the_type_with_every_score(tmp_path):
+    files = made(tmp_path)
+    unit = files["fast_f16_d64_128x64x8.cu"]
+    assert '#include "fast/forward.hpp"' in unit
+    assert '#include "simt/device_launch.hpp"' in unit
+    assert "Status launch_fast_f16_d64_128x64x8(AttnParams const& params" in unit
+    assert (
+        "simt::launch_device<fast::Forward<cutlass::half_t, 64, 128, 64, 8>, "
+        "IdentityScore, SoftcapScore>(params, options)" in unit
+    )
+    host = files["plain_slow_f32_simt.cpp"]
+    assert '#include "simt/host_launch.hpp"' in host
+    assert "simt::launch_host<plain::Slow<float>, IdentityScore, SoftcapScore>" in host
+
+
+def test_registry_lines(tmp_path):
+    files = made(tmp_path)
+    table = files["registry_table.inc"].splitlines()[1:]
+    assert table[0] == (
+        'CA_VARIANT(launch_fast_f16_d64_128x64x8, "fast", "fast/f16/d64/128x64x8", Device::kCuda, '
+        'DType::kFloat16, 64, "128x64x8", "core", true, true, 80, 16)'
+    )
+    assert table[2] == (  # a row beyond the tier keeps its line, without a launcher
+        'CA_VARIANT(nullptr, "fast", "fast/f16/d256/64x32x4", Device::kCuda, '
+        'DType::kFloat16, 256, "64x32x4", "full", false, true, 80, 16)'
+    )
+    assert table[4] == (
+        'CA_VARIANT(cpu::attention, "cpu", "cpu/f32", Device::kCpu, '
+        'DType::kFloat32, 0, "", "core", true, true, 0, 1)'
+    )
+    assert table[6] == (  # simt: a CPU row, by name only, with the kernel's alignment
+        'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, "fast-simt", '
+        '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, "128x64x8", "core", '
+        "true, false, 0, 16)"
+    )
+    launchers = files["registry_launchers.inc"].splitlines()
+    assert '#include "cpu/attention.hpp"' in launchers
+    for line in table:
+        launcher = line.removeprefix("CA_VARIANT(").split(",")[0]
+        declared = f"CA_LAUNCHER({launcher})" in launchers
+        assert declared == launcher.startswith("launch_")
+
+
+@pytest.mark.parametrize(
+    ("build", "units"),
+    [
+        ({"tier": "full", "simt": False}, 4),
+        ({"tier": "core", "simt": False}, 3),
+        ({"cuda": False}, 3),
+        ({"cuda": False, "simt": False}, 0),
+    ],
+)
+def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
+    files = made(tmp_path, **build)
+    assert sum(name.endswith((".cu", ".cpp")) for name in files) == units
+    assert files["registry_table.inc"].count("CA_VARIANT(") == 8
+    assert files["registry_launchers.inc"].count("CA_LAUNCHER(") == units
+    assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units
+
+
+def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
+    manifest, out = tmp_path / "manifest.toml", tmp_path / "gen"
+    manifest.write_text(MANIFEST)
+    command = ["--manifest", str(manifest), "--out", str(out), "--cuda"]
+    assert generate.main([*command, "--simt"]) == 0
+    unit, table = out / "fast_f16_d64_128x64x8.cu", out / "registry_table.inc"
+    assert (out / "plain_slow_f32_simt.cpp").is_file()
+    for path in (unit, table):
+        os.utime(path, (1, 1))
+
+    assert generate.main(command) == 0
+    assert not (out / "plain_slow_f32_simt.cpp").exists()
+    assert unit.stat().st_mtime == 1
+    assert table.stat().st_mtime != 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'dtypes = ["f16", "bf16"]',
+            'dtypes = ["f8"]',
+            r"variant\]\] 1 \(kernel fast\): dtypes is",
+        ),
+        ('kernel = "cpu"', 'kernel = "gpu"', r"3: kernel is 'gpu'; allowed: fast, plain/slow, cpu"),
+        ("head_dims = [64]", "head_dims = [288]", r"head_dims has 288; allowed: 1 to 256"),
+        ("head_dims = [64]", "", "head_dims is missing"),
+        ("warps = 8", "wraps = 8", "tile: warps is missing"),
+        ('tier = "full"', 'tier = "ful"', "2 .*tier is 'ful'; allowed: core, full"),
+        ('tier = "full"', "tier = 3", "tier is 3; it must be a str"),
+        ("min_compute_capability", "min_cc", r'kernel."fast"\]: unknown entry min_cc'),
+        ("{warps}>", "{stages}>", "asks for stages"),
+        (
+            'tier = "core"\n\n',
+            'tier = "core"\nsimt = true\n\n',
+            "simt is for kernels of device cuda",
+        ),
+        ('dtypes = ["f32"]\n', 'dtypes = ["f32"]\nhead_dims = [64]\n', "does not use it"),
+        ('"plain/slow"\ndtypes = ["f32"]', '"plain/slow"\ndtypes = ["f32", "f32"]', "there twice"),
+        ("scores = {", "scores = [", "not TOML"),
+    ],
+)
+def test_a_wrong_manifest_is_refused_by_row(tmp_path, old, new, message):
+    assert old in MANIFEST
+    with pytest.raises(generate.ManifestError, match=message):
+        load(tmp_path, MANIFEST.replace(old, new))
+
+
+def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
+    rows, _ = generate.load()
+    core = {row.kernel_name for row in rows if generate.Build().compiles(row)}
+    assert core == {row.kernel_name for row in rows}

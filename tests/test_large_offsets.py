@@ -1,0 +1,47 @@
+"""Offsets beyond 2^31 elements, one stride at a time.
+
+On the CPU the operands lie in memory that is reserved and never touched but for a few rows; on a
+GPU it has to be there.
+"""
+
+import mmap
+
+import cases
+import cutlass_attn
+import pytest
+from cases import torch
+
+FAR = 2**31 + 64  # elements: over 2^31, and a multiple of 16 bytes
+CASE = cases.Case("far", "", batch=2, heads=2, heads_kv=2, seqlen_q=2, seqlen_k=2)
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
+DIMENSIONS = {"batch": 0, "head": 1, "row": 2}
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+@pytest.mark.parametrize("operand", ["q", "k", "v", "out"])
+def test_far_operand(variant, dimension, operand):
+    head_dim = variant.head_dim or 64
+    operands = dict(
+        zip(["q", "k", "v", "out"], cases.tensors(CASE, variant.dtype, head_dim, variant.device))
+    )
+    near = cutlass_attn.attention(operands["q"], operands["k"], operands["v"], kernel=variant.key)
+    operands[operand] = _far_apart(operands[operand], DIMENSIONS[dimension])
+    q, k, v, out = operands.values()
+    cutlass_attn.attention(q, k, v, out=out, kernel=variant.key)
+    assert torch.equal(out, near)
+
+
+def _far_apart(x, dimension):
+    """x with a stride of FAR elements in one dimension of size 2."""
+    strides = [d * x.shape[3] for d in (4, 2, 1)]
+    strides[dimension] = FAR
+    count = FAR + 16 * x.shape[3]
+    if x.is_cuda:
+        if torch.cuda.mem_get_info()[0] < 2 * count * x.element_size():
+            pytest.skip("needs 20 GB of GPU memory")
+        flat = torch.empty(count, dtype=x.dtype, device=x.device)
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        flat = torch.frombuffer(mmap.mmap(-1, count * x.element_size(), flags=flags), dtype=x.dtype)
+    return flat.as_strided(x.shape, (*strides, 1)).copy_(x)

@@ -1,0 +1,64 @@
+"""NaN and infinities reach the rows that see them, and no others."""
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+import reference
+from cases import torch
+
+MASKS = {
+    "causal": {"causal": True},
+    "window": {"window": (9, 4)},
+    "none": {},
+}
+BAD = (float("nan"), float("inf"), float("-inf"))
+SEQLEN = 75
+AT = (0, 20, 63, 64, 74)  # both sides of a tile's edge, the ends
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+@pytest.mark.parametrize("mask", MASKS)
+def test_bad_key(variant, mask):
+    """Only rows that see the key change, and those are bad as the definition says."""
+    options = MASKS[mask]
+    case = cases.Case("nan", "", heads=1, heads_kv=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **options)
+    head_dim = variant.head_dim or 64
+    q, k, v, _ = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    clean, clean_lse = _attention(variant, q, k, v, options)
+    for bad, key in zip(BAD * 2, AT):
+        broken = k.clone()
+        broken[0, 0, key, 5] = bad
+        out, lse = _attention(variant, q, broken, v, options)
+        sees = np.zeros(SEQLEN, bool)
+        for row in range(SEQLEN):
+            first, end = reference.visible_keys(row, SEQLEN, SEQLEN, case.causal, case.window)
+            sees[row] = first <= key < end
+        assert torch.equal(out[~sees], clean[~sees]) and torch.equal(lse[~sees], clean_lse[~sees])
+
+        arrays = (x.float().cpu().numpy() for x in (q, broken, v))
+        expected = reference.attention(*arrays, variant.dtype, **options)
+        np.testing.assert_array_equal(out.isnan().cpu().numpy(), np.isnan(expected.exact[0, 0]))
+        if np.isnan(bad):  # an infinite key with a -inf logit merely weighs nothing
+            assert out[sees].isnan().all() and sees.any()
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+@pytest.mark.parametrize("seqlen_k", [1, 40, 64, 75])
+def test_memory_beyond_the_keys(variant, seqlen_k):
+    """Rows of NaN right behind the last key and value, and before the first, are never read."""
+    case = cases.Case("beyond", "", heads=1, heads_kv=1, seqlen_q=40, seqlen_k=seqlen_k)
+    head_dim = variant.head_dim or 64
+    q, k, v, _ = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    expected = _attention(variant, q, k, v, {})
+    surrounded = []
+    for x in (k, v):
+        store = x.new_full((1, 1, seqlen_k + 256, head_dim), torch.nan)
+        surrounded.append(store[:, :, 128 : 128 + seqlen_k].copy_(x))
+    for a, b in zip(_attention(variant, q, *surrounded, {}), expected):
+        assert torch.equal(a, b)
+
+
+def _attention(variant, q, k, v, options):
+    out, lse = cutlass_attn.attention(q, k, v, **options, kernel=variant.key, return_lse=True)
+    return out[0, 0], lse[0, 0]
