@@ -114,6 +114,7 @@ def test_compiler_wheels_are_required_only_where_needed(toolkit, tmp_path, monke
     pytest.importorskip("scikit_build_core")
     import cutlass_attn_build as backend
 
+    monkeypatch.chdir(BACKEND.parent)  # where a build front end calls from
     assert toolkit.WHEELS in backend.extra_requirements()
     assert toolkit.WHEELS in backend.get_requires_for_build_wheel({})
     off = {"cmake.define.CUTLASS_ATTN_CUDA": "OFF"}

@@ -11,7 +11,7 @@ enum class StatusCode {
   kInvalidArgument,  // the request contradicts itself or the contract
   kNotImplemented,   // a valid request that no kernel of the library takes yet
   kNoKernel,         // a valid request that no compiled kernel takes on this device
-  kDeviceError,      // the CUDA runtime reported an error
+  kDeviceError,      // the CUDA runtime, or the engine that stands in for it, reported an error
 };
 
 struct [[nodiscard]] Status {

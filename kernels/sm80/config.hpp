@@ -20,6 +20,9 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kThreads = 32 * kWarps;
   static_assert(kHeadDim % 32 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
+  // SmemLayoutVt is composed with the layout of K and V; with 48 keys and two chunks of the head
+  // dimension that compiled and addressed memory outside the tile.
+  static_assert((kBlockN & (kBlockN - 1)) == 0);
 
   // Warps stand below each other along the queries: a row of S belongs to one warp, and softmax
   // stays within it.

@@ -23,8 +23,8 @@ struct Forward {
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSmemBytes = (kBlockM + 2 * kBlockN) * kHeadDim * int(sizeof(Element));
-  // As many as Ada's shared memory holds, up to 3: of 128 threads these leave 168 registers each, and
-  // the compiler still spills nothing. A fourth, at 128 registers, spilled 64 bytes for D = 64.
+  // As many as Ada's shared memory holds, up to 3: of 128 threads these leave 168 registers each,
+  // and the compiler still spills nothing. A fourth, at 128 registers, spilled 64 bytes for D = 64.
   static constexpr int kMinBlocksPerSm = std::min(kSmemBytesPerSm / (kSmemBytes + 1024), 3);
 
   static int64_t blocks(AttnParams const& p) { return num_tiles(p, kBlockM); }

@@ -214,8 +214,8 @@ class Workshop:
             raise MutantError(f"no verdict after {RUN_LIMIT_S} s") from None
         if done.returncode == 0:
             return ""
-        if summary := re.search(r"SUMMARY: ThreadSanitizer: ([\w ]+)", done.stderr):
-            return f"{summary[1].strip()}: {' and '.join(places(done.stderr))}"
+        if summary := re.search(r"SUMMARY: ThreadSanitizer: (data race|\S+)", done.stderr):
+            return f"{summary[1]}: {' and '.join(places(done.stderr))}"
         lines = done.stdout.splitlines() or [f"exit status {done.returncode}"]
         return lines[0]
 

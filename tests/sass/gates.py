@@ -6,7 +6,7 @@
 For every compiled sm80 row of the manifest and every score:
 
 - no local memory: neither spills nor a stack frame;
-- registers few enough for so many warps on an SM as MIN_WARPS asks for;
+- registers few enough for the blocks that an SM's shared memory holds, up to MAX_BLOCKS of them;
 - exactly as many HMMA, LDSM, LDSM.T and LDGSTS as the tile shape implies. More of them mean that
   the compiler duplicated the loop body or that copies got narrower, fewer that work was lost.
 
@@ -31,10 +31,11 @@ ROOT = Path(__file__).parents[2]
 # The loop's body is compiled for tiles that need the mask's test and for those that do not.
 BODIES = 2
 
-# Warps that an SM must have registers for, per head dim: what shared memory lets Ada (100 KB an SM)
-# hold of 64x64x4 tiles, as far as 255 registers a thread can follow.
-MIN_WARPS = {32: 12, 64: 12, 96: 8, 128: 8, 192: 4, 256: 4}
-REGISTERS_PER_SM = 65536
+# An SM of Ada.
+SHARED_MEMORY = 100 * 1024
+RESERVED_PER_BLOCK = 1024
+REGISTERS = 65536
+MAX_BLOCKS = 3  # more of them are not asked for
 
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
@@ -69,6 +70,13 @@ def expected_counts(head_dim: int, m: int, n: int, warps: int) -> dict[str, int]
         "LDSM.T": BODIES * keys * dims,
         "LDGSTS": load_q + load_kv + BODIES * 2 * load_kv,
     }
+
+
+def register_limit(head_dim: int, m: int, n: int, warps: int) -> int:
+    """Registers a thread may use if as many blocks as fit share an SM; Q, K and V are 16-bit."""
+    shared = 2 * (m + 2 * n) * head_dim
+    blocks = min(SHARED_MEMORY // (shared + RESERVED_PER_BLOCK), MAX_BLOCKS)
+    return min(REGISTERS // (32 * warps * blocks) // 8 * 8, 255)
 
 
 def cuobjdump() -> str:
@@ -156,11 +164,10 @@ def main() -> int:
             used, tile = resources[kernel], row.tile
             local = used["STACK"] + used["LOCAL"] + counts[kernel]["LDL"] + counts[kernel]["STL"]
             gate("local", local, local == 0, "none (stack frame, spills, LDL, STL)")
-            limit = REGISTERS_PER_SM // (32 * MIN_WARPS[row.head_dim]) // 8 * 8
-            limit = min(limit, 255)
+            shape = (row.head_dim, tile.m, tile.n, tile.warps)
+            limit = register_limit(*shape)
             gate("registers", used["REG"], used["REG"] <= limit, f"<= {limit}")
-            expected = expected_counts(row.head_dim, tile.m, tile.n, tile.warps)
-            for operation, count in expected.items():
+            for operation, count in expected_counts(*shape).items():
                 measured = counts[kernel][operation]
                 gate(operation, measured, measured == count, str(count))
     print(f"{len(checked)} rows, {failures} gates failed")

@@ -83,7 +83,6 @@ std::vector<Case> few_cases(int head_dim) {
   window.num_heads_kv = 2;
   window.window_left = 70;
   window.window_right = 9;
-  window.magnitude = 4;
   Case whole{"whole tiles", 64, 192};
   Case nothing{"rows that see nothing", 70, 20};
   nothing.causal = true;
