@@ -35,7 +35,7 @@ void raise_unless_ok(Status const& status) {
 }
 
 // Walks the tuple that describes a call. Its layout is stated once more, in Python, by
-// _request.Request and functional._operands. Fields are read in place: pybind11's own conversion
+// _call.Request and _call.describe. Fields are read in place: pybind11's own conversion
 // of thirty arguments would take longer than all the rest of a call.
 class Reader {
  public:
