@@ -88,12 +88,12 @@ WRONG = [
     (lambda: call(out=Q.float()), ValueError, "out must be float16 like q, got torch.float32"),
     (lambda: call(out=Q.to("meta")), ValueError, "out must be on cpu like q, got meta"),
     (lambda: call(out=Q.numpy()), TypeError, "out must be.*numpy.ndarray"),
-    (lambda: call(out=Q), ValueError, "o overlaps q"),
-    (lambda: call(v=Q[:, :2], k=Q[:, :2], q=Q.clone(), out=Q), ValueError, "o overlaps k"),
+    (lambda: call(out=Q), ValueError, "out overlaps q"),
+    (lambda: call(v=Q[:, :2], k=Q[:, :2], q=Q.clone(), out=Q), ValueError, "out overlaps k"),
     (
         lambda: call(out=tensor(1, 4, 6, 64).expand(2, 4, 6, 64)),
         ValueError,
-        "rows of o.* overlap each other",
+        "rows of out.* overlap each other",
     ),
     (
         lambda: call(out=tensor(2, 4, 6, 128)[..., ::2]),

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_sanitizer(tool):
     if "Device not supported" in done.stdout:
         pytest.skip("compute-sanitizer does not support this GPU, driver or virtual machine")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "ERROR SUMMARY: 0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout
+    assert re.search(r"SUMMARY: 0 (errors|hazards)", done.stdout), done.stdout[-6000:]
     assert f"ran {len(VARIANTS)} variants" in done.stdout
 
 

@@ -25,7 +25,7 @@ inline constexpr int32_t kUnbounded = -1;
 inline constexpr int kMaxHeadDim = 256;
 
 struct AttnParams {
-  // Operands.
+  // Operands; messages call `o` by its name in Python, `out`.
   TensorRef q;                   // (batch, num_heads_q,  seqlen_q, head_dim)
   TensorRef k;                   // (batch, num_heads_kv, seqlen_k, head_dim)
   TensorRef v;                   // (batch, num_heads_kv, seqlen_k, head_dim_v)

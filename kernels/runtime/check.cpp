@@ -142,19 +142,19 @@ Status check_memory(AttnParams const& p) {
   Operand const k{"k", p.k, rows_of(p.k, p.batch, p.num_heads_kv, p.seqlen_k, p.head_dim, element)};
   Operand const v{"v", p.v,
                   rows_of(p.v, p.batch, p.num_heads_kv, p.seqlen_k, p.head_dim_v, element)};
-  Operand const o{"o", p.o,
+  Operand const o{"out", p.o,
                   rows_of(p.o, p.batch, p.num_heads_q, p.seqlen_q, p.head_dim_v, element)};
   for (Operand const* operand : {&q, &k, &v, &o}) {
     if (Status status = check_operand(*operand, element); !status.ok()) return status;
   }
   if (overlaps_itself(o.rows)) {
-    return Status::invalid("the rows of o (strides " + std::to_string(p.o.batch_stride) + ", " +
+    return Status::invalid("the rows of out (strides " + std::to_string(p.o.batch_stride) + ", " +
                            std::to_string(p.o.head_stride) + ", " + std::to_string(p.o.row_stride) +
                            ") overlap each other; an output needs memory of its own for every row");
   }
   for (Operand const* input : {&q, &k, &v}) {
     if (overlap(o.rows, input->rows)) {
-      return Status::invalid(std::string("o overlaps ") + input->name +
+      return Status::invalid(std::string("out overlaps ") + input->name +
                              "; the output needs memory that no input uses");
     }
   }

@@ -61,7 +61,7 @@ void examine(Variant const& variant, AttnParams const& p, DeviceInfo const& devi
     } const operands[] = {{"q", p.q, p.num_heads_q, p.seqlen_q},
                           {"k", p.k, p.num_heads_kv, p.seqlen_k},
                           {"v", p.v, p.num_heads_kv, p.seqlen_k},
-                          {"o", p.o, p.num_heads_q, p.seqlen_q}};
+                          {"out", p.o, p.num_heads_q, p.seqlen_q}};
     int const element = p.dtype == DType::kFloat32 ? 4 : 2;
     for (auto const& [name, ref, heads, seqlen] : operands) {
       if (reinterpret_cast<uintptr_t>(ref.data) % unsigned(variant.alignment) != 0) {

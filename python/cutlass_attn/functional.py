@@ -58,7 +58,8 @@ def attention(
             CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32. The
             last dimension is contiguous; the others may have any stride.
         k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
-        v: (B, Hkv, Sk, D).
+        v: (B, Hkv, Sk, D). A NaN or infinity in it may reach queries whose mask hides it: a weight
+            of zero times either is NaN.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
         window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
             one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.

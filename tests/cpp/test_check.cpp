@@ -121,7 +121,7 @@ TEST(what_is_to_come_is_not_implemented) {
 
 TEST(addresses_and_strides) {
   CHECK_EQ(message([](P& p) { p.k.data = nullptr; }), "k is null, but it has 2 x 2 x 7 rows");
-  CHECK_EQ(message([](P& p) { p.o.data = nullptr; }), "o is null, but it has 2 x 4 x 5 rows");
+  CHECK_EQ(message([](P& p) { p.o.data = nullptr; }), "out is null, but it has 2 x 4 x 5 rows");
   CHECK_EQ(message([](P& p) { p.v.data = static_cast<char*>(p.v.data) + 2; }),
            "v's address is not a multiple of the 4 bytes of an element");
   CHECK_EQ(message([](P& p) {
@@ -156,22 +156,22 @@ TEST(empty_operands_need_no_memory) {
 TEST(outputs_need_memory_of_their_own) {
   CHECK_EQ(
       message([](P& p) { p.o.row_stride = 7; }),
-      "the rows of o (strides 160, 40, 7) overlap each other; an output needs memory of its own "
+      "the rows of out (strides 160, 40, 7) overlap each other; an output needs memory of its own "
       "for every row");
   CHECK_EQ(
       message([](P& p) { p.o.head_stride = 0; }),
-      "the rows of o (strides 160, 0, 8) overlap each other; an output needs memory of its own "
+      "the rows of out (strides 160, 0, 8) overlap each other; an output needs memory of its own "
       "for every row");
   CHECK_EQ(message([](P& p) { p.o.data = p.q.data; }),
-           "o overlaps q; the output needs memory that no input uses");
+           "out overlaps q; the output needs memory that no input uses");
   CHECK_EQ(message([](P& p) { p.k.data = static_cast<float*>(p.o.data) + 319; }),
-           "o overlaps k; the output needs memory that no input uses");
+           "out overlaps k; the output needs memory that no input uses");
   CHECK_EQ(message([](P& p) { p.v = {static_cast<float*>(p.o.data) + 100, 0, 0, 0}; }),
-           "o overlaps v; the output needs memory that no input uses");
+           "out overlaps v; the output needs memory that no input uses");
   CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.q.data) + 7; }),
            "softmax_lse overlaps q; it needs memory that no other operand uses");
   CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.o.data) + 319; }),
-           "softmax_lse overlaps o; it needs memory that no other operand uses");
+           "softmax_lse overlaps out; it needs memory that no other operand uses");
   // Inputs may share memory and repeat themselves.
   CHECK_EQ(message([](P& p) { p.k = p.v = {p.k.data, 0, 0, 0}; }), "");
 }
@@ -188,7 +188,7 @@ TEST(slices_of_one_buffer_do_not_overlap) {
   CHECK_EQ(cutlass_attn::check(call.p).message, "");
   call.p.o.data = packed.data() + 3 * 32 - 1;
   CHECK_EQ(cutlass_attn::check(call.p).message,
-           "o overlaps v; the output needs memory that no input uses");
+           "out overlaps v; the output needs memory that no input uses");
 }
 
 namespace {

@@ -153,7 +153,7 @@ TEST(alignment) {
   p = call();
   p.o.batch_stride = 516;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu),
-           "o's batch stride of 516 elements is not a multiple of 16 bytes");
+           "out's batch stride of 516 elements is not a multiple of 16 bytes");
   p.batch = 1;  // then the stride means nothing
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
 }
