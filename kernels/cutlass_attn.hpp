@@ -37,23 +37,29 @@ struct VariantInfo {
   std::string kernel;  // "sm80", "sm80-simt", "scalar/tiled", "cpu", ...
   Device device = Device::kCpu;
   DType dtype = DType::kFloat16;
-  int head_dim = 0;        // the one it is compiled for; 0: any up to kMaxHeadDim
-  std::string tile;        // "128x64x4": queries x keys x warps; empty where there is none
-  std::string tier;        // "core" or "full"
-  bool compiled = false;   // false: named by the manifest, left out of this build
-  bool automatic = false;  // false: runs only when asked for by name
+  int head_dim = 0;           // the one it is compiled for; 0: any up to kMaxHeadDim
+  int head_dim_v = 0;         // the same for V and O
+  int head_dim_multiple = 0;  // takes multiples up to these head dims; 0: them alone
+  std::string tile;           // "128x64x4": queries x keys x warps; empty where there is none;
+                              // "64x64x4x2": of each of 2 groups of 4 warps, with 64 keys each
+  std::vector<std::string> options;  // what it implements of the options that a kernel may lack
+  std::string tier;                  // "core" or "full"
+  bool compiled = false;             // false: named by the manifest, left out of this build
+  bool automatic = false;            // false: runs only when asked for by name
 };
 
 struct Verdict {
   std::string key;
   bool chosen = false;
-  std::string reason;  // empty: could run
+  std::string reason;  // why another one runs or none; empty if chosen
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.
 struct DeviceInfo {
   Device device = Device::kCpu;
   int compute_capability = 0;  // 89 for sm_89; 0 for the CPU
+  int num_sms = 0;             // streaming multiprocessors
+  int smem_per_sm = 0;         // bytes of shared memory of each
   std::string unavailable;     // why nothing can run there, e.g. no driver; empty if it can
 };
 
@@ -84,6 +90,9 @@ CUTLASS_ATTN_API std::vector<Verdict> explain(AttnParams const& params, DeviceIn
 
 // The present device; `device_index` is the CUDA ordinal.
 CUTLASS_ATTN_API DeviceInfo device_info(Device device, int device_index = 0);
+
+// A GPU that need not be present: what a common product of this compute capability has.
+CUTLASS_ATTN_API DeviceInfo typical_device(int compute_capability);
 
 CUTLASS_ATTN_API BuildInfo build_info();
 

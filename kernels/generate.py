@@ -3,11 +3,12 @@
 
     generate.py --out DIR [--tier core|full] [--cuda] [--simt]
 
-writes into DIR
+and runtime/tuned.toml into the table that tiles are chosen by. It writes into DIR
 
     <row>.cu, <row>_simt.cpp  one unit per compiled kernel x dtype x head dim x tile
     registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol), #include
     registry_table.inc        CA_VARIANT(...) per row of the manifest, compiled or not
+    tuned_table.inc           CA_TUNED(...) per rule of runtime/tuned.toml
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS and CUTLASS_ATTN_SIMT_UNITS
 
 A file whose content would stay the same is left untouched, so that nothing rebuilds without need;
@@ -31,13 +32,30 @@ else:
     import tomli as tomllib
 
 MANIFEST = Path(__file__).with_name("manifest.toml")
+TUNED = Path(__file__).with_name("runtime") / "tuned.toml"
 BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
 
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
 DTYPES = {"f16": "DType::kFloat16", "bf16": "DType::kBFloat16", "f32": "DType::kFloat32"}
 DEVICES = {"cuda": "Device::kCuda", "cpu": "Device::kCpu"}
 TIERS = ("core", "full")
-MAX_HEAD_DIM = 256  # kMaxHeadDim of core/params.hpp
+# Options of a call that a kernel may lack (kernels/runtime/options.hpp), and for those that change
+# a logit the scores that know them.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "softcap": ("softcap", "general"),
+    "negative_scale": ("softcap", "general"),
+    "alibi_slopes": ("general",),
+    "bias": ("general",),
+    "mask": ("general",),
+    "sinks": (),
+    "dropout": (),
+}
+# Shared memory of an SM in KB, by which runtime/tuned.toml tells GPUs apart.
+DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
+MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
+# What a kernel type may leave to its rows, beside {element}.
+DIM_FIELDS = ("head_dim", "head_dim_v")
+TILE_FIELDS = ("m", "n", "warps", "groups")
 
 
 class ManifestError(ValueError):
@@ -52,8 +70,11 @@ class Kernel:
     device: str  # "cuda" or "cpu"
     include: str
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
+    scores: tuple[str, ...] = ()  # C++ functors; none for a function of the CPU
+    options: tuple[str, ...] = tuple(OPTIONS)
     min_compute_capability: int = 0
     alignment: int = 1
+    head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
     automatic: bool = True
 
     @property
@@ -63,12 +84,25 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Tile:
-    m: int
-    n: int
-    warps: int
+    m: int  # queries
+    n: int  # keys, of each group of warps
+    warps: int  # in a group
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.warps}"
+        text = f"{self.m}x{self.n}x{self.warps}"
+        return text if self.groups == 1 else f"{text}x{self.groups}"
+
+
+@dataclass(frozen=True)
+class HeadDims:
+    """The head dim of Q and K and that of V and O which a row is compiled for."""
+
+    qk: int
+    v: int
+
+    def __str__(self) -> str:
+        return f"d{self.qk}" if self.v == self.qk else f"d{self.qk}v{self.v}"
 
 
 @dataclass(frozen=True)
@@ -77,7 +111,7 @@ class Row:
 
     kernel: Kernel
     dtype: str
-    head_dim: int  # 0: any
+    head_dims: HeadDims | None  # None: any
     tile: Tile | None
     tier: str
     simt: bool = False  # the kernel of a GPU, compiled for the CPU
@@ -93,8 +127,8 @@ class Row:
     @property
     def key(self) -> str:
         parts = [self.kernel_name, self.dtype]
-        if self.head_dim:
-            parts.append(f"d{self.head_dim}")
+        if self.head_dims:
+            parts.append(str(self.head_dims))
         if self.tile:
             parts.append(str(self.tile))
         return "/".join(parts)
@@ -114,14 +148,15 @@ class Row:
     def type(self) -> str:
         """The C++ kernel type of a GPU kernel."""
         tile = vars(self.tile) if self.tile else {}
+        dims = self.head_dims or HeadDims(0, 0)
         return self.kernel.code.format(
-            element=ELEMENTS[self.dtype], head_dim=self.head_dim or "", **tile
+            element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
         )
 
-    def unit(self, scores: dict[str, str]) -> tuple[str, str]:
+    def unit(self) -> tuple[str, str]:
         """File name and content of the translation unit of a GPU kernel."""
         side = "host" if self.simt else "device"
-        arguments = ", ".join([self.type, *scores.values()])
+        arguments = ", ".join([self.type, *self.kernel.scores])
         text = (
             f"{BANNER}"
             f'#include "{self.kernel.include}"\n'
@@ -174,27 +209,53 @@ def _nothing_left(table: dict, where: str) -> None:
         raise ManifestError(f"{where}: unknown entry {', '.join(sorted(table))}")
 
 
-def _kernel(name: str, table: dict) -> Kernel:
+def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
     where = f'[kernel."{name}"]'
     table = dict(table)
     device = _choose(_take(table, "device", str, where), DEVICES, "device", where)
+    scores = _take(table, "scores", list, where, default=list(all_scores))
+    options = _take(table, "options", list, where, default=list(OPTIONS))
+    for entry, values, allowed in (("scores", scores, all_scores), ("options", options, OPTIONS)):
+        for value in values:
+            _choose(value, allowed, entry, where)
+    for option in options if device == "cuda" else []:
+        if (known := OPTIONS[option]) and not set(known) & set(scores):
+            raise ManifestError(
+                f"{where}: options has {option!r}, which needs one of the scores {', '.join(known)}"
+            )
     kernel = Kernel(
         name=name,
         device=device,
         include=_take(table, "include", str, where),
         code=_take(table, "type" if device == "cuda" else "function", str, where),
+        scores=tuple(all_scores[score] for score in scores) if device == "cuda" else (),
+        options=tuple(options),
         min_compute_capability=_take(table, "min_compute_capability", int, where, default=0),
         alignment=_take(table, "alignment", int, where, default=1),
+        head_dim_multiple=_take(table, "head_dim_multiple", int, where, default=0),
         automatic=_take(table, "automatic", bool, where, default=True),
     )
     _nothing_left(table, where)
-    known = {"element", "head_dim", "m", "n", "warps"} if device == "cuda" else set()
-    if unknown := kernel.placeholders - known:
+    placeholders = {"element", *DIM_FIELDS, *TILE_FIELDS} if device == "cuda" else set()
+    if unknown := kernel.placeholders - placeholders:
         raise ManifestError(
             f"{where}: {kernel.code!r} asks for {', '.join(sorted(unknown))}; "
-            f"known: {', '.join(sorted(known)) or 'nothing'}"
+            f"known: {', '.join(sorted(placeholders)) or 'nothing'}"
         )
     return kernel
+
+
+def _head_dims(entry: Any, kernel: Kernel, where: str) -> HeadDims:
+    """64, or [192, 128] where V has a head dim of its own."""
+    pair = entry if type(entry) is list and len(entry) == 2 else [entry, entry]
+    if any(type(dim) is not int or not 0 < dim <= MAX_HEAD_DIM for dim in pair):
+        raise ManifestError(
+            f"{where}: head_dims has {entry!r}; allowed: 1 to {MAX_HEAD_DIM}, or a pair of those"
+        )
+    dims = HeadDims(*pair)
+    if dims.qk != dims.v and "head_dim_v" not in kernel.placeholders:
+        raise ManifestError(f"{where}: head_dims has {entry!r}, {kernel.code!r} has no head_dim_v")
+    return dims
 
 
 def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
@@ -207,29 +268,30 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     dtypes = _take(table, "dtypes", list, where)
     for dtype in dtypes:
         _choose(dtype, ELEMENTS, "dtypes", where)
-    head_dims = _take(table, "head_dims", list, where, default=[0])
-    for head_dim in head_dims if head_dims != [0] else []:
-        if type(head_dim) is not int or not 0 < head_dim <= MAX_HEAD_DIM:
-            raise ManifestError(
-                f"{where}: head_dims has {head_dim!r}; allowed: 1 to {MAX_HEAD_DIM}"
-            )
+    entries = _take(table, "head_dims", list, where, default=None)
+    head_dims: list[HeadDims | None] = [None]
+    if entries is not None:
+        head_dims = [_head_dims(entry, kernel, where) for entry in entries]
     if not dtypes or not head_dims:
         raise ManifestError(f"{where}: dtypes and head_dims must name at least one each")
 
     tile = None
     if (entry := _take(table, "tile", dict, where, default=None)) is not None:
         entry = dict(entry)
-        tile = Tile(*(_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps")))
+        m, n, warps = (_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps"))
+        tile = Tile(m, n, warps, _take(entry, "groups", int, f"{where}: tile", default=1))
+        if tile.groups != 1 and "groups" not in kernel.placeholders:
+            raise ManifestError(f"{where}: tile has groups, {kernel.code!r} does not use them")
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
     simt = _take(table, "simt", bool, where, default=False)
     _nothing_left(table, where)
 
     for entry_name, given, placeholders in (
-        ("head_dims", head_dims != [0], {"head_dim"}),
-        ("tile", tile is not None, {"m", "n", "warps"}),
+        ("head_dims", head_dims != [None], DIM_FIELDS),
+        ("tile", tile is not None, TILE_FIELDS),
     ):
-        asked = bool(placeholders & kernel.placeholders)
+        asked = not kernel.placeholders.isdisjoint(placeholders)
         if asked and not given:
             raise ManifestError(f"{where}: {entry_name} is missing, {kernel.code!r} needs it")
         if given and not asked:
@@ -241,18 +303,24 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     return rows + [replace(row, simt=True) for row in rows if simt]
 
 
+def _read(path: Path | str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"not TOML: {error}") from error
+
+
 def load(manifest: Path | str = MANIFEST) -> tuple[list[Row], dict[str, str]]:
     """Reads a manifest: its rows in order of preference, and its scores {token: C++ functor}.
 
     GPU kernels come first, then the CPU's own, then GPU kernels on the CPU; within each the order
     of the manifest. Raises ManifestError.
     """
-    try:
-        table = tomllib.loads(Path(manifest).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ManifestError(f"not TOML: {error}") from error
+    table = _read(manifest)
     scores = _take(table, "scores", dict, "manifest")
-    kernels = {name: _kernel(name, entry) for name, entry in table.pop("kernel", {}).items()}
+    kernels = {
+        name: _kernel(name, entry, scores) for name, entry in table.pop("kernel", {}).items()
+    }
     rows: list[Row] = []
     for number, entry in enumerate(table.pop("variant", []), start=1):
         rows += _rows(number, entry, kernels)
@@ -268,19 +336,65 @@ def load(manifest: Path | str = MANIFEST) -> tuple[list[Row], dict[str, str]]:
     return sorted(rows, key=lambda row: (row.simt, row.device == "cpu")), scores
 
 
+@dataclass(frozen=True)
+class Rule:
+    """One line of tuned.toml: the tile for calls of at least so many tiles of queries an SM."""
+
+    smem_kb: int
+    kernel: str
+    head_dims: HeadDims
+    tile: str
+    min_blocks_per_sm: float
+
+
+def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Rule]:
+    """Reads the choices of tiles, which must be among `rows`. Raises ManifestError."""
+    tiles: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.head_dims and row.tile and not row.simt:
+            tiles.setdefault((row.kernel_name, str(row.head_dims)), {})[str(row.tile)] = row
+    rules: list[Rule] = []
+    for device_class, kernels in _read(path).items():
+        _choose(device_class, DEVICE_CLASSES, "device class", "tuned")
+        for name, by_dims in kernels.items():
+            for dims, choices in by_dims.items():
+                where = f'[{device_class}."{name}"] {dims}'
+                if (name, dims) not in tiles:
+                    raise ManifestError(f"{where}: no row of the manifest")
+                known = tiles[name, dims]
+                for position, choice in enumerate(choices, start=1):
+                    choice = dict(choice)
+                    tile = _choose(_take(choice, "tile", str, where), known, "tile", where)
+                    least = _take(choice, "min_blocks_per_sm", float, where, default=0.0)
+                    _nothing_left(choice, where)
+                    if (least == 0.0) != (position == len(choices)):
+                        raise ManifestError(
+                            f"{where}: the last tile, and no other, is without min_blocks_per_sm"
+                        )
+                    head_dims = known[tile].head_dims
+                    assert head_dims
+                    rules.append(Rule(DEVICE_CLASSES[device_class], name, head_dims, tile, least))
+    return rules
+
+
 def _quote(text: str) -> str:
     return f'"{text}"'
 
 
 def _table_line(row: Row, build: Build) -> str:
     compiled = build.compiles(row)
+    dims = row.head_dims or HeadDims(0, 0)
     fields = (
         row.launcher if compiled else "nullptr",
         _quote(row.kernel_name),
         _quote(row.key),
         DEVICES[row.device],
         DTYPES[row.dtype],
-        str(row.head_dim),
+        str(dims.qk),
+        str(dims.v),
+        str(row.kernel.head_dim_multiple),
+        " | ".join(f"option::{name}" for name in row.kernel.options) or "0",
+        str(row.tile.m if row.tile else 0),
         _quote(str(row.tile or "")),
         _quote(row.tier),
         str(compiled).lower(),
@@ -291,11 +405,23 @@ def _table_line(row: Row, build: Build) -> str:
     return f"CA_VARIANT({', '.join(fields)})\n"
 
 
-def outputs(rows: list[Row], scores: dict[str, str], build: Build) -> dict[str, str]:
+def _tuned_line(rule: Rule) -> str:
+    fields = (
+        str(rule.smem_kb),
+        _quote(rule.kernel),
+        str(rule.head_dims.qk),
+        str(rule.head_dims.v),
+        _quote(rule.tile),
+        f"{rule.min_blocks_per_sm}f",
+    )
+    return f"CA_TUNED({', '.join(fields)})\n"
+
+
+def outputs(rows: list[Row], tuned: list[Rule], build: Build) -> dict[str, str]:
     """Everything the build needs: {file name: content}."""
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
-    files = dict(row.unit(scores) for row in units)
+    files = dict(row.unit() for row in units)
     lists = {
         "CUTLASS_ATTN_CUDA_UNITS": [name for name in files if name.endswith(".cu")],
         "CUTLASS_ATTN_SIMT_UNITS": [name for name in files if name.endswith(".cpp")],
@@ -306,6 +432,9 @@ def outputs(rows: list[Row], scores: dict[str, str], build: Build) -> dict[str, 
         + [f"CA_LAUNCHER({row.launcher})\n" for row in units]
     )
     files["registry_table.inc"] = BANNER + "".join(_table_line(row, build) for row in rows)
+    files["tuned_table.inc"] = BANNER.replace("manifest", "runtime/tuned") + "".join(
+        _tuned_line(rule) for rule in tuned
+    )
     files["units.cmake"] = BANNER.replace("//", "#") + "".join(
         "\n  ".join([f"set({name}", *(f"${{CMAKE_CURRENT_LIST_DIR}}/{unit}" for unit in names)])
         + ")\n"
@@ -329,17 +458,21 @@ def write(directory: Path, files: dict[str, str]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
+    parser.add_argument("--tuned", type=Path, default=TUNED)
     parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
     parser.add_argument("--simt", action="store_true", help="compile GPU kernels for the CPU")
     options = parser.parse_args(arguments)
+    source = options.manifest
     try:
-        rows, scores = load(options.manifest)
+        rows, _ = load(source)
+        source = options.tuned
+        tuned = load_tuned(rows, source)
     except ManifestError as error:
-        print(f"{options.manifest}: {error}", file=sys.stderr)
+        print(f"{source}: {error}", file=sys.stderr)
         return 1
-    write(options.out, outputs(rows, scores, Build(options.tier, options.cuda, options.simt)))
+    write(options.out, outputs(rows, tuned, Build(options.tier, options.cuda, options.simt)))
     return 0
 
 

@@ -12,6 +12,34 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kInf = __builtin_huge_valf();
 
+// The number whose float16, or bfloat16, has these bits.
+CA_HOST_DEVICE float bfloat16_to_float(uint16_t bits) {
+  uint32_t const wide = uint32_t(bits) << 16;
+  float x;
+  __builtin_memcpy(&x, &wide, sizeof x);
+  return x;
+}
+CA_HOST_DEVICE float half_to_float(uint16_t bits) {
+#if defined(__CUDA_ARCH__)
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+#else
+  // Exponent and mantissa are in place, the exponent's bias is 112 too small: a multiplication,
+  // which makes subnormal numbers normal. Infinities and NaNs get the exponent of theirs. Without
+  // branches, so that compilers vectorise loops over it.
+  uint32_t const magnitude = uint32_t(bits & 0x7fffu) << 13;
+  float x;
+  __builtin_memcpy(&x, &magnitude, sizeof x);
+  x *= 0x1p112f;
+  uint32_t wide;
+  __builtin_memcpy(&wide, &x, sizeof wide);
+  wide |= uint32_t(bits & 0x8000u) << 16 | (magnitude >= 0x7c00u << 13 ? 0x7f800000u : 0u);
+  __builtin_memcpy(&x, &wide, sizeof x);
+  return x;
+#endif
+}
+
 // 2^x to 2 ulp; results under 2^-125 may become 0. On the GPU one MUFU.EX2 instruction.
 CA_HOST_DEVICE float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)

@@ -19,10 +19,22 @@ struct TensorRef {
   int64_t row_stride = 0;
 };
 
+// Address and strides, in elements, of an operand with one entry per logit,
+// (batch, num_heads_q, seqlen_q, seqlen_k). A stride of 0 broadcasts; a null address: not there.
+struct LogitRef {
+  const void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+  int64_t key_stride = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
 // "No limit" for window_left and window_right.
 inline constexpr int32_t kUnbounded = -1;
 
-inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxHeadDim = 512;
 
 struct AttnParams {
   // Operands; messages call `o` by its name in Python, `out`.
@@ -48,20 +60,28 @@ struct AttnParams {
 
   // Mask. Query q sits on key q + seqlen_k - seqlen_q + diagonal_shift (0: bottom-right aligned;
   // seqlen_q - seqlen_k: top-left aligned) and sees window_left keys before that one and
-  // window_right keys after it; causal is window_right = 0.
+  // window_right keys after it; causal is window_right = 0. That key is also where ALiBi is 0.
   int32_t window_left = kUnbounded;
   int32_t window_right = kUnbounded;
   bool causal = false;
   int64_t diagonal_shift = 0;
 
+  // Terms of a logit, after the softcap: - alibi_slopes[h] * |distance from the diagonal| + bias.
+  const float* alibi_slopes = nullptr;  // (num_heads_q), or (batch, num_heads_q) with a stride
+  int64_t alibi_batch_stride = 0;
+  LogitRef bias;  // of bias_dtype: that of q, or float32
+  DType bias_dtype = DType::kFloat16;
+  LogitRef mask;  // bytes, 0: hidden; what the interval above hides stays hidden
+
+  // A logit per query head that joins the softmax's denominator, with no key or value of its own.
+  const float* sinks = nullptr;  // (num_heads_q)
+
+  // Dropout of softmax weights: see core/dropout.hpp.
+  float dropout_p = 0.0f;               // probability that a weight becomes 0, in [0, 1]
+  const uint64_t* rng_state = nullptr;  // (2): seed and offset, where the kernel runs; unread
+                                        // and allowed to be null when dropout_p is 0
+
   // Named now, not implemented yet: check() answers kNotImplemented when one of these is set.
-  const void* bias = nullptr;             // added to the scaled logit; broadcasts to
-                                          // (batch, num_heads_q, seqlen_q, seqlen_k)
-  const bool* mask = nullptr;             // true: visible; broadcasts like bias
-  const float* alibi_slopes = nullptr;    // (num_heads_q) or (batch, num_heads_q)
-  const float* sinks = nullptr;           // (num_heads_q): a logit that joins the denominator
-  float dropout_p = 0.0f;                 // probability of dropping a weight
-  const uint64_t* rng_state = nullptr;    // (2): seed and offset, on the device
   const int32_t* cu_seqlens_q = nullptr;  // (batch + 1): first row of each packed sequence
   const int32_t* cu_seqlens_k = nullptr;  // (batch + 1)
   const int32_t* block_table = nullptr;   // (batch, max_blocks): pages of K and V

@@ -14,15 +14,24 @@
 
 namespace cutlass_attn {
 
-// logit = softmax_scale * s, for softmax_scale > 0: nothing is left to do per element.
+// Whether anything is added to a logit, or hidden by a mask of bytes.
+CA_HOST_DEVICE bool has_terms(AttnParams const& p) {
+  return p.alibi_slopes != nullptr || p.bias.data != nullptr || p.mask.data != nullptr;
+}
+
+// logit = softmax_scale * s, for any positive scale in use: nothing is left to do per element.
 struct IdentityScore {
   static constexpr const char* kToken = "identity";
+  static constexpr bool kIsIdentity = true;
+  static constexpr bool kIsGeneral = false;
+  // Sinks are divided by the scale: below this one they could overflow.
+  static constexpr float kLeastScale = 1e-30f;
   float scale;
 
   CA_HOST_DEVICE explicit IdentityScore(AttnParams const& p) : scale(p.softmax_scale) {}
 
   CA_HOST_DEVICE static bool takes(AttnParams const& p) {
-    return p.softcap == 0.0f && p.softmax_scale > 0.0f;
+    return !has_terms(p) && p.softcap == 0.0f && p.softmax_scale >= kLeastScale;
   }
   CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int, int, int, int) const { return s; }
@@ -33,13 +42,15 @@ struct IdentityScore {
 // scale of any sign.
 struct SoftcapScore {
   static constexpr const char* kToken = "softcap";
+  static constexpr bool kIsIdentity = false;
+  static constexpr bool kIsGeneral = false;
   float cap;
   float inner;  // scale / cap, or the scale alone without a cap
 
   CA_HOST_DEVICE explicit SoftcapScore(AttnParams const& p)
       : cap(p.softcap), inner(p.softcap > 0.0f ? p.softmax_scale / p.softcap : p.softmax_scale) {}
 
-  CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
+  CA_HOST_DEVICE static bool takes(AttnParams const& p) { return !has_terms(p); }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int, int, int, int) const {
     return cap > 0.0f ? cap * fast_tanh(s * inner) : s * inner;
@@ -48,6 +59,57 @@ struct SoftcapScore {
     if (!(cap > 0.0f)) return inner;
     float const t = fast_tanh(s * inner);
     return (1.0f - t * t) * inner * cap;
+  }
+};
+
+// The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
+// -inf where the mask of bytes hides the key. Reads bias and mask for every logit by itself.
+struct GeneralScore {
+  static constexpr const char* kToken = "general";
+  static constexpr bool kIsIdentity = false;
+  static constexpr bool kIsGeneral = true;
+  AttnParams const& p;
+  SoftcapScore capped;
+  float diagonal;  // of query 0
+
+  CA_HOST_DEVICE explicit GeneralScore(AttnParams const& params)
+      : p(params),
+        capped(params),
+        diagonal(float(int64_t(p.seqlen_k) - p.seqlen_q + p.diagonal_shift)) {}
+
+  CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
+  CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
+  CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
+    float x = capped(s, b, h, q, k);
+    // Keys and queries beyond the sequences have no bias and no mask; their logits go unused.
+    if (q >= p.seqlen_q || k >= p.seqlen_k) return x;
+    if (p.alibi_slopes) {
+      x -= p.alibi_slopes[b * p.alibi_batch_stride + h] * fabsf(float(k - q) - diagonal);
+    }
+    if (p.bias.data) x += bias(at(p.bias, b, h, q, k));
+    if (p.mask.data && static_cast<uint8_t const*>(p.mask.data)[at(p.mask, b, h, q, k)] == 0) {
+      x = -kInf;
+    }
+    return x;
+  }
+  CA_HOST_DEVICE float grad(float s, int b, int h, int q, int k) const {
+    return capped.grad(s, b, h, q, k);
+  }
+
+ private:
+  CA_HOST_DEVICE static int64_t at(LogitRef const& t, int b, int h, int q, int k) {
+    return b * t.batch_stride + h * t.head_stride + q * t.row_stride + k * t.key_stride;
+  }
+  CA_HOST_DEVICE float bias(int64_t at) const {
+    switch (p.bias_dtype) {
+      case DType::kFloat16:
+        return half_to_float(static_cast<uint16_t const*>(p.bias.data)[at]);
+      case DType::kBFloat16:
+        return bfloat16_to_float(static_cast<uint16_t const*>(p.bias.data)[at]);
+      case DType::kFloat32:
+        break;
+    }
+    return static_cast<float const*>(p.bias.data)[at];
   }
 };
 

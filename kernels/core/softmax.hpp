@@ -5,6 +5,7 @@
 //
 //   float const rescale = row.raise(max of the new scores, log2_scale);   // O *= rescale
 //   for each new score x:  p = row.weight(x, log2_scale);  row.sum += p;  // O += p * v
+//   with a sink:           O *= row.add_logit(sink, log2_scale);
 //   at the end:            O *= row.inverse_sum();  lse = row.lse(log2_scale);
 #pragma once
 
@@ -45,6 +46,14 @@ struct SoftmaxRow {
     other_factor = fast_exp2((other.max - reference()) * log2_scale);
     sum += other.sum * other_factor;
     return mine;
+  }
+
+  // Adds the weight of a logit that has no value, an attention sink. Returns the factor for O.
+  CA_HOST_DEVICE float add_logit(float logit, float log2_scale) {
+    float const score = logit * (kLog2e / log2_scale);
+    float const rescale = raise(score, log2_scale);
+    sum += weight(score, log2_scale);
+    return rescale;
   }
 
   // 0 for a row that saw no key, NaN for a row whose sum is NaN.

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/math.hpp"
+
 namespace cutlass_attn::cpu {
 
 struct Float16 {
@@ -30,17 +32,9 @@ inline float float_of(uint32_t bits) {
 
 inline float to_float(float x) { return x; }
 
-inline float to_float(BFloat16 x) { return float_of(uint32_t(x.bits) << 16); }
+inline float to_float(BFloat16 x) { return bfloat16_to_float(x.bits); }
 
-inline float to_float(Float16 x) {
-  uint32_t const sign = uint32_t(x.bits & 0x8000u) << 16;
-  uint32_t const magnitude = uint32_t(x.bits & 0x7fffu) << 13;
-  // Exponent and mantissa are in place, the exponent's bias is 112 too small: a multiplication,
-  // which makes subnormal numbers normal. Infinities and NaNs get the exponent of theirs.
-  uint32_t const value = bits_of(float_of(magnitude) * 0x1p112f);
-  uint32_t const special = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
-  return float_of(sign | value | special);
-}
+inline float to_float(Float16 x) { return half_to_float(x.bits); }
 
 inline void from_float(float x, float& out) { out = x; }
 

@@ -7,9 +7,11 @@
 #include "cpu/tile.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
+#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/score.hpp"
 #include "core/softmax.hpp"
@@ -33,10 +35,35 @@ struct State {
   int batch;
   int32_t head[kRows], query[kRows], lo[kRows], hi[kRows];
   SoftmaxRow softmax[kRows];
-  float* q;  // [block][head_dim][row]
-  float* o;  // [block][head_dim_v][row], not yet divided by the sum
-  float* s;  // [key][row] of one block: scores, then weights
+  float scale[kRows];  // what finishes a row of O
+  float* q;            // [block][head_dim][row]
+  float* o;            // [block][head_dim_v][row], not yet divided by the sum
+  float* s;            // [key][row] of one block: scores, then weights
 };
+
+// The rows of a block as an operand with one entry per logit sees them.
+struct Entries {
+  int64_t offset[kMaxBlock];  // of key 0, in elements
+  bool is_same;               // for all rows
+
+  Entries(LogitRef const& t, State const& state, int row, int width) : is_same(true) {
+    for (int r = 0; r < width; ++r) {
+      offset[r] = state.batch * t.batch_stride + state.head[row + r] * t.head_stride +
+                  state.query[row + r] * t.row_stride;
+      is_same &= offset[r] == offset[0];
+    }
+  }
+};
+
+// How a bias and a mask of bytes change a logit.
+struct Hidden {
+  uint8_t shown;
+};
+inline float with_entry(float logit, Hidden mask) { return mask.shown ? logit : -kInf; }
+template <class Bias>
+float with_entry(float logit, Bias bias) {
+  return logit + to_float(bias);
+}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define CA_CPU_HAS_X86 1

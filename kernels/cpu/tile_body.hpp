@@ -136,7 +136,7 @@ CA_CPU_TARGET void store_output(AttnParams const& p, State const& state, int row
   for (int row = 0; row < rows; row += kBlock) {
     int const width = block_width(row, rows);
     for (int r = 0; r < width && row + r < rows; ++r) {
-      float const scale = state.softmax[row + r].inverse_sum();
+      float const scale = state.scale[row + r];
       float const* const source = state.o + int64_t(row) * p.head_dim_v + r;
       Element* const target = row_of<Element>(p.o, state, row + r);
       float finished[kMaxHeadDim];
@@ -148,7 +148,7 @@ CA_CPU_TARGET void store_output(AttnParams const& p, State const& state, int row
 
 // The scores of the keys [key, key + keys) for a block of rows, masked, in place in `s`; the
 // largest of each row in `best`.
-template <class Score, bool kMasked, int kVectors>
+template <int kVectors, bool kMasked, class Score>
 CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row, int key, int keys,
                                  float* s, float* best) {
   constexpr int kWidth = kVectors * kLanes;
@@ -165,10 +165,101 @@ CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row
   }
 }
 
+template <int kVectors, class Score>
+CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row, int key, int keys,
+                                 bool is_full, float* s, float* best) {
+  if (is_full) {
+    finish_scores<kVectors, false>(score, state, row, key, keys, s, best);
+  } else {
+    finish_scores<kVectors, true>(score, state, row, key, keys, s, best);
+  }
+}
+
+// The logits of a block, in place, changed by an operand with one entry for each. Rows that share
+// their entries, as those of a padding mask do, read each of them once.
+template <class Element, int kVectors>
+CA_CPU_TARGET void add_entries(LogitRef const& t, State const& state, int row, int key, int keys,
+                               float* s) {
+  constexpr int kWidth = kVectors * kLanes;
+  if (t.data == nullptr) return;
+  Entries const rows(t, state, row, kWidth);
+  Element const* const first = static_cast<Element const*>(t.data) + key * t.key_stride;
+  if (rows.is_same) {
+    for (int n = 0; n < keys; ++n) {
+      Element const entry = first[rows.offset[0] + n * t.key_stride];
+      for (int r = 0; r < kWidth; ++r) s[n * kWidth + r] = with_entry(s[n * kWidth + r], entry);
+    }
+  } else {
+    for (int r = 0; r < kWidth; ++r) {
+      Element const* const entries = first + rows.offset[r];
+      for (int n = 0; n < keys; ++n) {
+        s[n * kWidth + r] = with_entry(s[n * kWidth + r], entries[n * t.key_stride]);
+      }
+    }
+  }
+}
+
+// From products to logits, in place, as GeneralScore does it, a term at a time.
+template <int kVectors>
+CA_CPU_TARGET void add_terms(AttnParams const& p, State const& state, int row, int key, int keys,
+                             float* s) {
+  constexpr int kWidth = kVectors * kLanes;
+  SoftcapScore const capped(p);
+  for (int i = 0; i < keys * kWidth; ++i) s[i] = capped(s[i], 0, 0, 0, 0);
+  if (p.alibi_slopes != nullptr) {
+    alignas(64) float slope[kWidth], diagonal[kWidth];
+    for (int r = 0; r < kWidth; ++r) {
+      slope[r] = p.alibi_slopes[state.batch * p.alibi_batch_stride + state.head[row + r]];
+      diagonal[r] =
+          float(int64_t(state.query[row + r]) + p.seqlen_k - p.seqlen_q + p.diagonal_shift);
+    }
+    for (int n = 0; n < keys; ++n) {
+      for (int r = 0; r < kWidth; ++r) {
+        s[n * kWidth + r] -= slope[r] * std::fabs(float(key + n) - diagonal[r]);
+      }
+    }
+  }
+  switch (p.bias_dtype) {
+    case DType::kFloat16:
+      add_entries<Float16, kVectors>(p.bias, state, row, key, keys, s);
+      break;
+    case DType::kBFloat16:
+      add_entries<BFloat16, kVectors>(p.bias, state, row, key, keys, s);
+      break;
+    case DType::kFloat32:
+      add_entries<float, kVectors>(p.bias, state, row, key, keys, s);
+      break;
+  }
+  add_entries<Hidden, kVectors>(p.mask, state, row, key, keys, s);
+}
+
+// Drops weights of a block, in place, and scales the others. `key` is a multiple of 32.
+template <int kVectors>
+CA_CPU_TARGET void drop(Dropout const& dropout, State const& state, int row, int key, int keys,
+                        float* s) {
+  constexpr int kWidth = kVectors * kLanes;
+  alignas(64) uint32_t words[4][kWidth];
+  for (int n0 = 0; n0 < keys; n0 += 32) {
+    for (int pair = 0; pair < 8; pair += 2) {
+      for (int r = 0; r < kWidth; ++r) {
+        PhiloxWords const drawn =
+            dropout.draw(state.batch, state.head[row + r], state.query[row + r], key + n0 + pair);
+        for (int i = 0; i < 4; ++i) words[i][r] = drawn.word[i];
+      }
+      for (int i = 0; i < 8; ++i) {
+        int const n = n0 + i / 2 * 8 + pair + i % 2;
+        if (n >= keys) break;
+        for (int r = 0; r < kWidth; ++r) s[n * kWidth + r] *= dropout.factor(words[i / 2][r], n);
+      }
+    }
+  }
+}
+
 // A block of rows meets a tile of keys.
 template <class Score, int kVectors>
-CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, State& state, int row, int key,
-                          int keys, bool is_full, Panel k, Panel v) {
+CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, Dropout const& dropout,
+                          State& state, int row, int key, int keys, bool is_full, Panel k,
+                          Panel v) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) float best[kWidth], rescale[kWidth], reference[kWidth], sum[kWidth];
   float const log2_scale = score.log2_scale();
@@ -176,10 +267,11 @@ CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, State& state,
 
   products<Broadcast::kRow, CA_CPU_COUNT, kVectors>(
       k.data, k.stride, keys, p.head_dim, state.q + int64_t(row) * p.head_dim, nullptr, s);
-  if (is_full) {
-    finish_scores<Score, false, kVectors>(score, state, row, key, keys, s, best);
+  if constexpr (std::is_same_v<Score, GeneralScore>) {
+    add_terms<kVectors>(p, state, row, key, keys, s);
+    finish_scores<kVectors>(IdentityScore(p), state, row, key, keys, is_full, s, best);
   } else {
-    finish_scores<Score, true, kVectors>(score, state, row, key, keys, s, best);
+    finish_scores<kVectors>(score, state, row, key, keys, is_full, s, best);
   }
   for (int r = 0; r < kWidth; ++r) {
     rescale[r] = state.softmax[row + r].raise(best[r], log2_scale);
@@ -196,17 +288,20 @@ CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, State& state,
     }
   }
   for (int r = 0; r < kWidth; ++r) state.softmax[row + r].sum += sum[r];
+  if (dropout.is_active()) drop<kVectors>(dropout, state, row, key, keys, s);
   products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(
       v.data, v.stride, p.head_dim_v, keys, s, rescale, state.o + int64_t(row) * p.head_dim_v);
 }
 
 template <class Score, int kVectors>
-CA_CPU_TARGET void attend_width(int width, AttnParams const& p, Score const& score, State& state,
-                                int row, int key, int keys, bool is_full, Panel k, Panel v) {
+CA_CPU_TARGET void attend_width(int width, AttnParams const& p, Score const& score,
+                                Dropout const& dropout, State& state, int row, int key, int keys,
+                                bool is_full, Panel k, Panel v) {
   if (width == kVectors * kLanes) {
-    attend<Score, kVectors>(p, score, state, row, key, keys, is_full, k, v);
+    attend<Score, kVectors>(p, score, dropout, state, row, key, keys, is_full, k, v);
   } else if constexpr (kVectors > 1) {
-    attend_width<Score, kVectors - 1>(width, p, score, state, row, key, keys, is_full, k, v);
+    attend_width<Score, kVectors - 1>(width, p, score, dropout, state, row, key, keys, is_full, k,
+                                      v);
   }
 }
 
@@ -238,6 +333,7 @@ CA_CPU_TARGET void run(AttnParams const& p, Tile const& tile, float* scratch) {
   std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
 
   Score const score(p);
+  Dropout const dropout(p);
   TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
   for (int n = range.begin; n < range.end; ++n) {
     int const key = n * kTileKeys;
@@ -247,9 +343,15 @@ CA_CPU_TARGET void run(AttnParams const& p, Tile const& tile, float* scratch) {
     Panel const v =
         load_panel<Element>(p.v, tile.batch, tile.kv_head, key, keys, p.head_dim_v, v_panel);
     for (int row = 0; row < rows; row += kBlock) {
-      attend_width<Score, CA_CPU_VECTORS>(block_width(row, rows), p, score, state, row, key, keys,
-                                          range.is_full(n), k, v);
+      attend_width<Score, CA_CPU_VECTORS>(block_width(row, rows), p, score, dropout, state, row,
+                                          key, keys, range.is_full(n), k, v);
     }
+  }
+  for (r = 0; r < rows; ++r) {
+    SoftmaxRow& softmax = state.softmax[r];
+    float const rescale =
+        p.sinks ? softmax.add_logit(p.sinks[state.head[r]], score.log2_scale()) : 1.0f;
+    state.scale[r] = rescale * softmax.inverse_sum();
   }
   store_output<Element>(p, state, rows);
   if (p.softmax_lse != nullptr) {
@@ -262,7 +364,9 @@ CA_CPU_TARGET void run(AttnParams const& p, Tile const& tile, float* scratch) {
 
 template <class Element>
 CA_CPU_TARGET TileFunction function_for_element(AttnParams const& p) {
-  return IdentityScore::takes(p) ? run<Element, IdentityScore> : run<Element, SoftcapScore>;
+  if (IdentityScore::takes(p)) return run<Element, IdentityScore>;
+  if (SoftcapScore::takes(p)) return run<Element, SoftcapScore>;
+  return run<Element, GeneralScore>;
 }
 
 CA_CPU_TARGET inline TileFunction function_for(AttnParams const& p) {

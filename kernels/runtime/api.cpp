@@ -29,15 +29,16 @@ std::vector<VariantInfo> variants() {
 std::vector<Verdict> explain(AttnParams const& params, DeviceInfo const& device,
                              std::string const& kernel) {
   std::vector<Verdict> result;
-  bool is_chosen_already = false;
+  Status ignored;
+  Variant const* const chosen = select(params, device, kernel, ignored);
   for (Variant const& variant : registry()) {
-    Verdict verdict{variant.info.key, false, why_not(variant, params, device)};
+    Verdict verdict{variant.info.key, &variant == chosen, why_not(variant, params, device)};
     if (!names(kernel, variant)) {
       if (!verdict.reason.empty()) verdict.reason += "; ";
       verdict.reason += kernel == "auto" ? "runs only when asked for by name"
                                          : "not asked for: kernel is \"" + kernel + "\"";
-    } else if (verdict.reason.empty() && !is_chosen_already) {
-      verdict.chosen = is_chosen_already = true;
+    } else if (verdict.reason.empty() && !verdict.chosen) {
+      verdict.reason = why_preferred(*chosen, variant, params, device);
     }
     result.push_back(std::move(verdict));
   }

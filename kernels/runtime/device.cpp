@@ -20,23 +20,33 @@ Status cuda_status(cudaError_t error, char const* what) {
 
 namespace {
 
-// Major * 10 + minor of a device; 0 if the runtime will not say.
-int compute_capability(int device) {
-  // Asking costs microseconds, so the first answer is kept. Failures are not: a driver may be
-  // there next time.
-  static std::atomic<int> known[64];
+// All fields but `device`; a compute capability of 0 if the runtime will not say.
+void read_attributes(int device, DeviceInfo& info) {
+  // Asking costs microseconds, so the first answer is kept, in one word. Failures are not: a driver
+  // may be there next time.
+  static std::atomic<uint64_t> known[64];
   bool const is_kept = device >= 0 && device < 64;
-  if (is_kept) {
-    if (int const value = known[device].load(std::memory_order_relaxed)) return value;
+  uint64_t word = is_kept ? known[device].load(std::memory_order_relaxed) : 0;
+  if (word == 0) {
+    int major = 0, minor = 0, sms = 0, smem = 0;
+    struct {
+      int* value;
+      cudaDeviceAttr attribute;
+    } const asked[] = {{&major, cudaDevAttrComputeCapabilityMajor},
+                       {&minor, cudaDevAttrComputeCapabilityMinor},
+                       {&sms, cudaDevAttrMultiProcessorCount},
+                       {&smem, cudaDevAttrMaxSharedMemoryPerMultiprocessor}};
+    for (auto const& [value, attribute] : asked) {
+      if (cudaDeviceGetAttribute(value, attribute, device) == cudaSuccess) continue;
+      (void)cudaGetLastError();
+      return;
+    }
+    word = uint64_t(smem) << 32 | uint64_t(sms) << 16 | uint64_t(major * 10 + minor);
+    if (is_kept) known[device].store(word, std::memory_order_relaxed);
   }
-  int major = 0, minor = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  if (is_kept) known[device].store(major * 10 + minor, std::memory_order_relaxed);
-  return major * 10 + minor;
+  info.compute_capability = int(word & 0xffff);
+  info.num_sms = int(word >> 16 & 0xffff);
+  info.smem_per_sm = int(word >> 32);
 }
 
 std::string why_unavailable(int device) {
@@ -79,7 +89,7 @@ namespace {
 
 constexpr char const* kNoCuda = "this build has no CUDA kernels: rebuild with CUTLASS_ATTN_CUDA=ON";
 
-int compute_capability(int) { return 0; }
+void read_attributes(int, DeviceInfo&) {}
 std::string why_unavailable(int) { return kNoCuda; }
 
 }  // namespace
@@ -93,8 +103,33 @@ DeviceInfo device_info(Device device, int device_index) {
   DeviceInfo info;
   info.device = device;
   if (device == Device::kCuda) {
-    info.compute_capability = compute_capability(device_index);
+    read_attributes(device_index, info);
     if (info.compute_capability == 0) info.unavailable = why_unavailable(device_index);
+  }
+  return info;
+}
+
+DeviceInfo typical_device(int compute_capability) {
+  struct {
+    int compute_capability, num_sms, smem_kb;
+  } const known[] = {
+      {80, 108, 164},   // A100
+      {86, 84, 100},    // A40; RTX 3090 has 82
+      {87, 16, 164},    // Orin
+      {89, 128, 100},   // RTX 4090; L40S has 142, L4 58
+      {90, 132, 228},   // H100 SXM, H200
+      {100, 148, 228},  // B200
+      {103, 160, 228},  // B300
+      {120, 170, 100},  // RTX 5090
+  };
+  DeviceInfo info;
+  info.device = Device::kCuda;
+  info.compute_capability = compute_capability;
+  for (auto const& [capability, num_sms, smem_kb] : known) {
+    // One that is not named is taken for the last before it.
+    if (capability > compute_capability && info.num_sms != 0) break;
+    info.num_sms = num_sms;
+    info.smem_per_sm = smem_kb * 1024;
   }
   return info;
 }

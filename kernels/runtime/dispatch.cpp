@@ -1,6 +1,10 @@
 #include "runtime/dispatch.hpp"
 
 #include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <iterator>
+#include <unordered_map>
 
 namespace cutlass_attn {
 namespace {
@@ -27,11 +31,48 @@ std::string capability(int value) {
 // the build, where the same call could work on another one.
 enum class Lack { kRequest, kEnvironment };
 
+// Calls visit(operand, dimension, stride) for every stride that a step is taken along.
+template <class Visit>
+void for_strides(AttnParams const& p, Visit&& visit) {
+  struct {
+    char const* name;
+    TensorRef const& ref;
+    int heads, seqlen;
+  } const operands[] = {{"q", p.q, p.num_heads_q, p.seqlen_q},
+                        {"k", p.k, p.num_heads_kv, p.seqlen_k},
+                        {"v", p.v, p.num_heads_kv, p.seqlen_k},
+                        {"out", p.o, p.num_heads_q, p.seqlen_q}};
+  for (auto const& [name, ref, heads, seqlen] : operands) {
+    if (p.batch > 1) visit(name, "batch", ref.batch_stride);
+    if (heads > 1) visit(name, "head", ref.head_stride);
+    if (seqlen > 1) visit(name, "row", ref.row_stride);
+  }
+}
+
+// What variants look at of a call, found out once for all of them.
+struct Call {
+  AttnParams const& p;
+  uint32_t options;
+  uint64_t addresses = 0;  // the bits set in any address, and in any stride in bytes: operands are
+                           // aligned to as many bytes as the lowest of them says
+
+  explicit Call(AttnParams const& params) : p(params), options(options_of(params)) {
+    for (TensorRef const* t : {&p.q, &p.k, &p.v, &p.o}) {
+      addresses |= reinterpret_cast<uint64_t>(t->data);
+    }
+    for_strides(p, [&](char const*, char const*, int64_t stride) {
+      addresses |= uint64_t(stride) * uint64_t(element());
+    });
+  }
+  int element() const { return p.dtype == DType::kFloat32 ? 4 : 2; }
+};
+
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
 // a function that makes the text: on the way to a kernel that runs, none is made.
 template <class Lacks>
-void examine(Variant const& variant, AttnParams const& p, DeviceInfo const& device, Lacks&& lacks) {
+void examine(Variant const& variant, Call const& call, DeviceInfo const& device, Lacks&& lacks) {
   VariantInfo const& info = variant.info;
+  AttnParams const& p = call.p;
   if (info.device != device.device) {
     return lacks(Lack::kRequest, [&] {
       return std::string("needs operands on ") + name_of(info.device) + ", got them on " +
@@ -44,47 +85,50 @@ void examine(Variant const& variant, AttnParams const& p, DeviceInfo const& devi
     });
   }
   if (info.head_dim != 0) {
-    for (auto [name, value] : {std::pair("head_dim", p.head_dim), {"head_dim_v", p.head_dim_v}}) {
-      if (value == info.head_dim) continue;
-      lacks(Lack::kRequest, [&, name = name, value = value] {
-        return std::string("needs ") + name + " " + std::to_string(info.head_dim) + ", got " +
-               std::to_string(value);
+    struct {
+      char const* name;
+      int needed, given;
+    } const dims[] = {{"head_dim", info.head_dim, p.head_dim},
+                      {"head_dim_v", info.head_dim_v, p.head_dim_v}};
+    for (auto const& [name, needed, given] : dims) {
+      int const multiple = info.head_dim_multiple;
+      if (given == needed || (multiple && given < needed && given % multiple == 0)) continue;
+      lacks(Lack::kRequest, [&, name = name, needed = needed, given = given] {
+        std::string text = std::string("needs ") + name;
+        if (multiple > 1) text += " a multiple of " + std::to_string(multiple);
+        if (multiple) text += " up to";
+        return text + " " + std::to_string(needed) + ", got " + std::to_string(given);
       });
       break;  // a wrong head_dim alone says it
     }
   }
-  if (variant.alignment > 1) {
-    struct {
-      char const* name;
-      TensorRef const& ref;
-      int heads, seqlen;
-    } const operands[] = {{"q", p.q, p.num_heads_q, p.seqlen_q},
-                          {"k", p.k, p.num_heads_kv, p.seqlen_k},
-                          {"v", p.v, p.num_heads_kv, p.seqlen_k},
-                          {"out", p.o, p.num_heads_q, p.seqlen_q}};
-    int const element = p.dtype == DType::kFloat32 ? 4 : 2;
-    for (auto const& [name, ref, heads, seqlen] : operands) {
-      if (reinterpret_cast<uintptr_t>(ref.data) % unsigned(variant.alignment) != 0) {
-        lacks(Lack::kRequest, [&, name = name] {
-          return std::string(name) + "'s address is not a multiple of " +
-                 std::to_string(variant.alignment) + " bytes";
-        });
-      }
-      struct {
-        char const* name;
-        int64_t stride;
-        int count;
-      } const strides[] = {{"batch", ref.batch_stride, p.batch},
-                           {"head", ref.head_stride, heads},
-                           {"row", ref.row_stride, seqlen}};
-      for (auto const& [dim, stride, count] : strides) {
-        if (count <= 1 || stride % (variant.alignment / element) == 0) continue;
-        lacks(Lack::kRequest, [&, name = name, dim = dim, stride = stride] {
-          return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
-                 " elements is not a multiple of " + std::to_string(variant.alignment) + " bytes";
-        });
-      }
+  if (uint32_t const missing = call.options & ~variant.options) {
+    lacks(Lack::kRequest, [&] {
+      std::string text = "does not implement";
+      for (std::string const& name : option_names(missing)) text += " " + name + ",";
+      text.pop_back();
+      return text;
+    });
+  }
+  if (call.addresses % unsigned(variant.alignment) != 0) {
+    auto const bytes = [&] {
+      return " is not a multiple of " + std::to_string(variant.alignment) + " bytes";
+    };
+    for (auto const& [name, ref] : {std::pair<char const*, TensorRef const&>{"q", p.q},
+                                    {"k", p.k},
+                                    {"v", p.v},
+                                    {"out", p.o}}) {
+      if (reinterpret_cast<uint64_t>(ref.data) % unsigned(variant.alignment) == 0) continue;
+      lacks(Lack::kRequest,
+            [&, name = name] { return std::string(name) + "'s address" + bytes(); });
     }
+    for_strides(p, [&](char const* name, char const* dim, int64_t stride) {
+      if (stride % (variant.alignment / call.element()) == 0) return;
+      lacks(Lack::kRequest, [&] {
+        return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
+               " elements" + bytes();
+      });
+    });
   }
   if (!device.unavailable.empty()) {
     return lacks(Lack::kEnvironment, [&] { return device.unavailable; });
@@ -107,16 +151,158 @@ void examine(Variant const& variant, AttnParams const& p, DeviceInfo const& devi
   }
 }
 
-bool can_run(Variant const& variant, AttnParams const& params, DeviceInfo const& device) {
+bool can_run(Variant const& variant, Call const& call, DeviceInfo const& device) {
   bool result = true;
-  examine(variant, params, device, [&](Lack, auto&&) { result = false; });
+  examine(variant, call, device, [&](Lack, auto&&) { result = false; });
   return result;
 }
 
-Variant const* first(AttnParams const& params, DeviceInfo const& device,
-                     std::string const& kernel) {
-  for (Variant const& variant : registry()) {
-    if (names(kernel, variant) && can_run(variant, params, device)) return &variant;
+// GPUs as tuned.toml tells them apart: the most shared memory of an SM, in KB.
+constexpr int kClasses[] = {100, 164, 228};
+
+int class_of(DeviceInfo const& device) {
+  int index = 0;
+  for (int i = 1; i < int(std::size(kClasses)); ++i) {
+    if (device.smem_per_sm >= kClasses[i] * 1024) index = i;
+  }
+  return index;
+}
+
+// Tiles of block_m queries that the call has for every SM of the device.
+float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) {
+  int64_t const tiles = (int64_t(p.seqlen_q) + block_m - 1) / block_m;
+  return float(int64_t(p.batch) * p.num_heads_q * tiles) / float(std::max(device.num_sms, 1));
+}
+
+// A variant and when it is wanted among those of its group.
+struct Choice {
+  Variant const* variant;
+  float min_blocks_per_sm;  // infinite: only if no other can run
+};
+
+// Variants of one kernel, dtype and head dims. They differ in their tile, and in whether they are
+// compiled.
+struct Group {
+  std::vector<Variant const*> variants;
+  std::vector<Choice> by_class[std::size(kClasses)];
+
+  bool is_like(Variant const& v) const {
+    VariantInfo const &a = variants[0]->info, &b = v.info;
+    return a.kernel == b.kernel && a.dtype == b.dtype && a.device == b.device &&
+           a.head_dim == b.head_dim && a.head_dim_v == b.head_dim_v;
+  }
+
+  int padded_dims() const {
+    VariantInfo const& info = variants[0]->info;
+    return info.head_dim ? info.head_dim + info.head_dim_v : INT_MAX;
+  }
+
+  // The tuned tiles first, then all in the order of the manifest.
+  void choose_tiles() {
+    for (size_t i = 0; i < std::size(kClasses); ++i) {
+      VariantInfo const& info = variants[0]->info;
+      for (TunedTile const& rule : tuned_tiles()) {
+        if (rule.smem_kb != kClasses[i] || rule.kernel != info.kernel ||
+            rule.head_dim != info.head_dim || rule.head_dim_v != info.head_dim_v) {
+          continue;
+        }
+        for (Variant const* v : variants) {
+          if (v->info.tile == rule.tile) by_class[i].push_back({v, rule.min_blocks_per_sm});
+        }
+      }
+      bool const is_tuned = !by_class[i].empty();
+      for (Variant const* v : variants) by_class[i].push_back({v, is_tuned ? kNever : 0.0f});
+    }
+  }
+
+  Variant const* select(Call const& call, DeviceInfo const& device) const {
+    auto const& choices = by_class[class_of(device)];
+    Variant const* fallback = nullptr;
+    for (Choice const& choice : choices) {
+      bool const is_wanted =
+          choice.min_blocks_per_sm <= 0.0f ||
+          (choice.min_blocks_per_sm < kNever &&
+           blocks_per_sm(call.p, choice.variant->block_m, device) >= choice.min_blocks_per_sm);
+      if (!is_wanted && fallback != nullptr) continue;
+      if (!can_run(*choice.variant, call, device)) continue;
+      if (is_wanted) return choice.variant;
+      fallback = choice.variant;
+    }
+    return fallback;
+  }
+
+  static constexpr float kNever = __builtin_huge_valf();
+};
+
+constexpr int kDTypes = 3, kDevices = 2;
+
+// Groups of what a name stands for, in order of preference.
+struct Shortlist {
+  std::vector<Group> groups[kDevices][kDTypes];
+
+  void add(Variant const& v) {
+    auto& list = groups[int(v.info.device)][int(v.info.dtype)];
+    for (Group& group : list) {
+      if (group.is_like(v)) {
+        group.variants.push_back(&v);
+        return;
+      }
+    }
+    list.push_back({{&v}, {}});
+  }
+
+  void finish() {
+    for (auto& of_device : groups) {
+      for (auto& list : of_device) {
+        for (auto begin = list.begin(); begin != list.end();) {
+          std::string const& kernel = begin->variants[0]->info.kernel;
+          auto const end = std::find_if(begin, list.end(), [&](Group const& group) {
+            return group.variants[0]->info.kernel != kernel;
+          });
+          std::stable_sort(begin, end, [](Group const& a, Group const& b) {
+            return a.padded_dims() < b.padded_dims();
+          });
+          begin = end;
+        }
+        for (Group& group : list) group.choose_tiles();
+      }
+    }
+  }
+};
+
+using Shortlists = std::unordered_map<std::string, Shortlist>;
+
+// Every name that a caller may give. Built once: tables that grow at run time would make a new one
+// and swap it in.
+Shortlists const& shortlists() {
+  static Shortlists const lists = [] {
+    Shortlists made;
+    for (Variant const& v : registry()) {
+      if (v.info.automatic) made["auto"].add(v);
+      made[v.info.kernel].add(v);
+      made[v.info.key].add(v);
+    }
+    for (auto& [name, list] : made) list.finish();
+    return made;
+  }();
+  return lists;
+}
+
+Shortlist const* shortlist(std::string const& kernel) {
+  static Shortlist const* const of_auto = [] {
+    auto const found = shortlists().find("auto");
+    return found == shortlists().end() ? nullptr : &found->second;
+  }();
+  if (kernel == "auto") return of_auto;
+  auto const found = shortlists().find(kernel);
+  return found == shortlists().end() ? nullptr : &found->second;
+}
+
+Variant const* first(Call const& call, DeviceInfo const& device, std::string const& kernel) {
+  Shortlist const* const list = shortlist(kernel);
+  if (list == nullptr) return nullptr;
+  for (Group const& group : list->groups[int(device.device)][int(call.p.dtype)]) {
+    if (Variant const* const variant = group.select(call, device)) return variant;
   }
   return nullptr;
 }
@@ -133,6 +319,7 @@ Status unknown(std::string const& kernel) {
 }
 
 Status refusal(AttnParams const& params, DeviceInfo const& device, std::string const& kernel) {
+  Call const call(params);
   std::string lines;
   bool is_named = false, is_request_at_fault = true;
   for (Variant const& variant : registry()) {
@@ -141,7 +328,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
     // "auto" means one for this device; others would only repeat that they are not.
     if (kernel == "auto" && variant.info.device != device.device) continue;
     bool lacks_request = false;
-    examine(variant, params, device,
+    examine(variant, call, device,
             [&](Lack lack, auto&&) { lacks_request |= lack == Lack::kRequest; });
     is_request_at_fault &= lacks_request;
     lines += "\n  " + variant.info.key + ": " + why_not(variant, params, device);
@@ -156,7 +343,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
                              ":" + lines);
   }
   std::string message = "kernel \"" + kernel + "\" does not take this call:" + lines;
-  if (Variant const* other = first(params, device, "auto")) {
+  if (Variant const* other = first(call, device, "auto")) {
     message += "\nkernel \"" + other->info.kernel + "\" would take it";
   }
   return is_request_at_fault ? Status::invalid(message) : Status::no_kernel(message);
@@ -166,7 +353,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
 
 std::string why_not(Variant const& variant, AttnParams const& params, DeviceInfo const& device) {
   std::string reasons;
-  examine(variant, params, device, [&](Lack, auto&& reason) {
+  examine(variant, Call(params), device, [&](Lack, auto&& reason) {
     if (!reasons.empty()) reasons += "; ";
     reasons += reason();
   });
@@ -180,9 +367,22 @@ bool names(std::string const& kernel, Variant const& variant) {
 
 Variant const* select(AttnParams const& params, DeviceInfo const& device, std::string const& kernel,
                       Status& status) {
-  Variant const* const variant = first(params, device, kernel);
+  Variant const* const variant = first(Call(params), device, kernel);
   if (variant == nullptr) status = refusal(params, device, kernel);
   return variant;
+}
+
+std::string why_preferred(Variant const& chosen, Variant const& other, AttnParams const& params,
+                          DeviceInfo const& device) {
+  VariantInfo const &a = chosen.info, &b = other.info;
+  if (a.kernel != b.kernel) return "could run; " + a.kernel + " is preferred";
+  if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
+    return "could run; " + a.key + " pads the head dims less";
+  }
+  char number[32];
+  std::snprintf(number, sizeof number, "%.3g",
+                double(blocks_per_sm(params, chosen.block_m, device)));
+  return "could run; tile " + a.tile + " is preferred for " + number + " tiles of queries an SM";
 }
 
 }  // namespace cutlass_attn

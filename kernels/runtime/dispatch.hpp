@@ -13,9 +13,15 @@ std::string why_not(Variant const& variant, AttnParams const& params, DeviceInfo
 // Does `kernel` name this variant: "auto" (the automatic ones), its kernel, or its whole key?
 bool names(std::string const& kernel, Variant const& variant);
 
-// The first variant that `kernel` names and that can run; otherwise null and in `status` what each
-// candidate lacked.
+// The variant to run of those that `kernel` names and that can run: of the first kernel in the
+// manifest, with the least padding of the head dims, with the tile that tuned.toml prefers. Null if
+// none can, and then `status` says what each candidate lacked. Allocates nothing on success, once
+// the first call has prepared its lists.
 Variant const* select(AttnParams const& params, DeviceInfo const& device, std::string const& kernel,
                       Status& status);
+
+// Why `chosen`, by select(), was preferred to `other`, which can run as well.
+std::string why_preferred(Variant const& chosen, Variant const& other, AttnParams const& params,
+                          DeviceInfo const& device);
 
 }  // namespace cutlass_attn

@@ -7,6 +7,8 @@
 namespace cutlass_attn {
 namespace {
 
+constexpr int kDims = StridedRows::kDims;
+
 // The offsets { origin + sum of stride_t * n_t, 0 <= n_t < count_t }.
 //
 // Whether one of them falls into an interval decides every question here, with one term per
@@ -62,20 +64,20 @@ class Offsets {
     return false;
   }
 
-  Term terms_[6];  // by stride, the largest first; no two alike
+  Term terms_[2 * StridedRows::kDims];  // by stride, the largest first; no two alike
   int size_ = 0;
   int64_t origin_;
 };
 
 bool is_empty(StridedRows const& r) {
-  return r.row_bytes == 0 || r.counts[0] == 0 || r.counts[1] == 0 || r.counts[2] == 0;
+  return r.row_bytes == 0 || std::count(r.counts, r.counts + kDims, 0) != 0;
 }
 
 // Sufficient, not necessary: from the smallest stride up, each steps over all that lies below it.
 bool is_nested(StridedRows const& r) {
-  std::pair<int64_t, int64_t> dims[3];
-  for (int d = 0; d < 3; ++d) dims[d] = {std::abs(r.strides[d]), r.counts[d]};
-  std::sort(dims, dims + 3);
+  std::pair<int64_t, int64_t> dims[kDims];
+  for (int d = 0; d < kDims; ++d) dims[d] = {std::abs(r.strides[d]), r.counts[d]};
+  std::sort(dims, dims + kDims);
   int64_t covered = r.row_bytes;
   for (auto const& [stride, count] : dims) {
     if (count == 1) continue;
@@ -89,7 +91,7 @@ bool is_nested(StridedRows const& r) {
 
 bool span_is_sane(StridedRows const& r) {
   int64_t span = r.row_bytes;
-  for (int d = 0; d < 3; ++d) {
+  for (int d = 0; d < kDims; ++d) {
     int64_t reach;
     if (r.counts[d] <= 1) continue;
     if (r.strides[d] == INT64_MIN) return false;
@@ -103,11 +105,11 @@ bool overlaps_itself(StridedRows const& r) {
   if (is_empty(r) || is_nested(r)) return false;
   // Two rows overlap if the difference of their offsets is under row_bytes. Without loss of
   // generality the first index that differs is the larger one in the first row.
-  for (int leading = 0; leading < 3; ++leading) {
+  for (int leading = 0; leading < kDims; ++leading) {
     if (r.counts[leading] == 1) continue;
     Offsets difference(0);
     difference.add(r.strides[leading], 1, r.counts[leading] - 1);
-    for (int d = leading + 1; d < 3; ++d) {
+    for (int d = leading + 1; d < kDims; ++d) {
       difference.add(r.strides[d], 1 - r.counts[d], r.counts[d] - 1);
     }
     if (difference.any_between(1 - r.row_bytes, r.row_bytes - 1)) return true;
@@ -118,7 +120,7 @@ bool overlaps_itself(StridedRows const& r) {
 bool overlap(StridedRows const& a, StridedRows const& b) {
   if (is_empty(a) || is_empty(b)) return false;
   Offsets difference(a.address - b.address);
-  for (int d = 0; d < 3; ++d) {
+  for (int d = 0; d < kDims; ++d) {
     difference.add(a.strides[d], 0, a.counts[d] - 1);
     difference.add(b.strides[d], 1 - b.counts[d], 0);
   }

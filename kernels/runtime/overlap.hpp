@@ -5,12 +5,13 @@
 
 namespace cutlass_attn {
 
-// Rows of row_bytes contiguous bytes at address + i*strides[0] + j*strides[1] + k*strides[2], for
-// 0 <= i < counts[0] and so on. Strides are in bytes and of any sign.
+// Rows of row_bytes contiguous bytes at address + the sum over d of i_d * strides[d], for all
+// 0 <= i_d < counts[d]. Strides are in bytes and of any sign; that of a count of 1 is not used.
 struct StridedRows {
+  static constexpr int kDims = 4;
   int64_t address;
-  int64_t strides[3];
-  int64_t counts[3];
+  int64_t strides[kDims];
+  int64_t counts[kDims];
   int64_t row_bytes;
 };
 

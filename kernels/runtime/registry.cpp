@@ -11,14 +11,28 @@ namespace cutlass_attn {
 
 std::vector<Variant> const& registry() {
   static std::vector<Variant> const table = {
-#define CA_VARIANT(launch, kernel, key, device, dtype, head_dim, tile, tier, compiled, automatic, \
-                   min_compute_capability, alignment)                                             \
-  Variant{{key, kernel, device, dtype, head_dim, tile, tier, compiled, automatic},                \
-          min_compute_capability,                                                                 \
-          alignment,                                                                              \
+#define CA_VARIANT(launch, kernel, key, device, dtype, head_dim, head_dim_v, head_dim_multiple, \
+                   options, block_m, tile, tier, compiled, automatic, min_compute_capability,   \
+                   alignment)                                                                   \
+  Variant{{key, kernel, device, dtype, head_dim, head_dim_v, head_dim_multiple, tile,           \
+           option_names(options), tier, compiled, automatic},                                   \
+          options,                                                                              \
+          min_compute_capability,                                                               \
+          alignment,                                                                            \
+          block_m,                                                                              \
           launch},
 #include "registry_table.inc"
 #undef CA_VARIANT
+  };
+  return table;
+}
+
+std::vector<TunedTile> const& tuned_tiles() {
+  static std::vector<TunedTile> const table = {
+#define CA_TUNED(smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm) \
+  {smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm},
+#include "tuned_table.inc"
+#undef CA_TUNED
   };
   return table;
 }

@@ -8,6 +8,7 @@
 
 #include <cute/config.hpp>
 
+#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/params.hpp"
 #include "core/softmax.hpp"
@@ -41,6 +42,7 @@ struct Minimal {
     Score const score(p);
     float const log2_scale = score.log2_scale();
     IntervalMask const mask(p);
+    Dropout const dropout(p);
     Element const* const q_row = row(p.q, batch, head, q);
 
     SoftmaxRow softmax;
@@ -55,14 +57,16 @@ struct Minimal {
 
       float const x = score(s, batch, head, q, key);
       float const rescale = softmax.raise(x, log2_scale);
-      float const weight = softmax.weight(x, log2_scale);
+      float weight = softmax.weight(x, log2_scale);
       softmax.sum += weight;
+      if (dropout.is_active()) weight *= dropout.factor(batch, head, q, key);
 
       Element const* const v_row = row(p.v, batch, head_kv, key);
       for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
     }
 
-    float const inverse = softmax.inverse_sum();
+    float const rescale = p.sinks ? softmax.add_logit(p.sinks[head], log2_scale) : 1.0f;
+    float const inverse = rescale * softmax.inverse_sum();
     Element* const o_row = row(p.o, batch, head, q);
     for (int d = 0; d < p.head_dim_v; ++d) o_row[d] = Element(o[d] * inverse);
     if (p.softmax_lse) p.softmax_lse[index] = softmax.lse(log2_scale);

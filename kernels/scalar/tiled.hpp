@@ -5,12 +5,13 @@
 // Warps:  warp w owns queries 4w .. 4w+3. In Q K^T a lane owns keys lane and lane + 32, in P V the
 //         columns lane and lane + 32 of each chunk, so softmax needs shuffles but no barrier and P
 //         travels between lanes of one warp only.
-// Shared: Q of the tile (whole head dimension), one chunk of K or V in fp32, P in fp32.
+// Shared: Q of the tile (room for kHeadDim columns), one chunk of K or V in fp32, P in fp32.
 //         Rows of the chunk are 65 floats apart: lanes that read one column hit 32 banks.
 #pragma once
 
 #include <cute/config.hpp>
 
+#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/params.hpp"
 #include "core/softmax.hpp"
@@ -18,20 +19,22 @@
 
 namespace cutlass_attn::scalar {
 
-template <class Element>
+// Head dimensions up to kHeadDim, a multiple of 64.
+template <class Element, int kHeadDim>
 struct Tiled {
   static constexpr int kBlockM = 32;
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocksPerSm = 2;
-  static constexpr int kRows = kBlockM / (kThreads / 32);  // queries of a warp
-  static constexpr int kCols = kBlockN / 32;               // keys, or columns of a chunk, of a lane
-  static constexpr int kChunks = kMaxHeadDim / kChunk;
+  static constexpr int kMinBlocksPerSm = kHeadDim <= 256 ? 2 : 1;  // shared memory holds no more
+  static constexpr int kRows = kBlockM / (kThreads / 32);          // queries of a warp
+  static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, of a lane
+  static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPitch = kChunk + 1;
+  static_assert(kHeadDim % kChunk == 0);
 
   struct SharedStorage {
-    Element q[kBlockM][kMaxHeadDim];
+    Element q[kBlockM][kHeadDim];
     float kv[kBlockN][kPitch];  // a chunk of K while S is built, a chunk of V while O is
     float p[kBlockM][kBlockN];
   };
@@ -66,6 +69,7 @@ struct Tiled {
     Score const score(p);
     float const log2_scale = score.log2_scale();
     IntervalMask const mask(p);
+    Dropout const dropout(p);
 
     for (int i = Arch::thread(); i < kBlockM * p.head_dim; i += kThreads) {
       int const r = i / p.head_dim, d = i % p.head_dim;
@@ -121,8 +125,12 @@ struct Tiled {
         float const rescale = softmax[i].raise(largest, log2_scale);
         CUTE_UNROLL
         for (int j = 0; j < kCols; ++j) {
-          float const weight = softmax[i].weight(s[i][j], log2_scale);
+          float weight = softmax[i].weight(s[i][j], log2_scale);
           softmax[i].sum += weight;  // of this lane's keys; lanes meet after the loop
+          if (dropout.is_active()) {
+            weight *= dropout.factor(tile.batch, tile.head_q, tile.q_begin + row0 + i,
+                                     key0 + lane + 32 * j);
+          }
           shared.p[row0 + i][lane + 32 * j] = weight;
         }
         CUTE_UNROLL
@@ -157,7 +165,8 @@ struct Tiled {
       }
       int const q_index = tile.q_begin + row0 + i;
       if (q_index >= p.seqlen_q) continue;
-      float const inverse = softmax[i].inverse_sum();
+      float const rescale = p.sinks ? softmax[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
+      float const inverse = rescale * softmax[i].inverse_sum();
       CUTE_UNROLL
       for (int c = 0; c < kChunks * kCols; ++c) {
         int const d = c / kCols * kChunk + lane + 32 * (c % kCols);

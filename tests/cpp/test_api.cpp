@@ -74,8 +74,8 @@ TEST(no_rows_are_no_work) {
 
 TEST(bad_calls_are_refused_before_anything_runs) {
   Call call(3, 4);
-  call.p.head_dim = 300;
-  CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 300, allowed: 1 to 256");
+  call.p.head_dim = 600;
+  CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 600, allowed: 1 to 512");
   call.p.head_dim = 16;
   CHECK(attention_forward(call.p, with("warp/9")).code == StatusCode::kInvalidArgument);
   CHECK_EQ(call.o[0], -1.0f);
@@ -118,7 +118,7 @@ TEST(explain_tells_what_was_not_asked_for) {
     }
   }
   for (Verdict const& verdict : explain(call.p, device_info(Device::kCpu))) {
-    if (verdict.key == "scalar/tiled-simt/f32") {
+    if (verdict.key == "scalar/tiled-simt/f32/d256") {
       CHECK(verdict.reason.find("runs only when asked for by name") != std::string::npos);
     }
   }

@@ -72,9 +72,9 @@ TEST(dimensions) {
            "num_heads_q is -4, allowed: 0 to 2147483647");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = -5; }),
            "num_heads_kv is -5, allowed: 0 to 2147483647");
-  CHECK_EQ(message([](P& p) { p.head_dim = 257; }), "head_dim is 257, allowed: 1 to 256");
-  CHECK_EQ(message([](P& p) { p.head_dim = 0; }), "head_dim is 0, allowed: 1 to 256");
-  CHECK_EQ(message([](P& p) { p.head_dim_v = 300; }), "head_dim_v is 300, allowed: 1 to 256");
+  CHECK_EQ(message([](P& p) { p.head_dim = 513; }), "head_dim is 513, allowed: 1 to 512");
+  CHECK_EQ(message([](P& p) { p.head_dim = 0; }), "head_dim is 0, allowed: 1 to 512");
+  CHECK_EQ(message([](P& p) { p.head_dim_v = 600; }), "head_dim_v is 600, allowed: 1 to 512");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = 3; }),
            "num_heads_q is 4, allowed: a multiple of num_heads_kv, which is 3");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = 0; }),
@@ -101,18 +101,139 @@ TEST(options) {
            "diagonal_shift is 4294967297, allowed: -2^32 to 2^32");
 }
 
+// Memory for the options, and calls that use it well.
+struct Terms {
+  float bias[2 * 4 * 5 * 7], slopes[2 * 4], sinks[4];
+  uint8_t mask[2 * 4 * 5 * 7];
+  uint64_t rng_state[2];
+};
+
+TEST(terms_sinks_and_dropout_pass) {
+  static Terms t;
+  CHECK_EQ(message([](P& p) {
+             p.bias = {t.bias, 140, 35, 7, 1};
+             p.bias_dtype = DType::kFloat32;
+             p.mask = {t.mask, 140, 35, 7, 1};
+             p.alibi_slopes = t.slopes;
+             p.alibi_batch_stride = 4;
+             p.sinks = t.sinks;
+             p.dropout_p = 0.5f;
+             p.rng_state = t.rng_state;
+           }),
+           "");
+  // Broadcast, backwards, keys not next to each other.
+  CHECK_EQ(message([](P& p) {
+             p.bias = {t.bias, 7, 0, 0, 1};
+             p.bias_dtype = DType::kFloat32;
+             p.mask = {t.mask + 6, 0, 0, 0, -1};
+           }),
+           "");
+  CHECK_EQ(message([](P& p) { p.mask = {t.mask, 1, 2, 8, 40}; }), "");
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    for (DType bias_dtype : {dtype, DType::kFloat32}) {
+      CHECK_EQ(message([=](P& p) {
+                 p.dtype = dtype;
+                 p.bias = {t.bias, 0, 0, 0, 1};
+                 p.bias_dtype = bias_dtype;
+               }),
+               "");
+    }
+  }
+  for (float p : {0.0f, 1.0f}) {
+    CHECK_EQ(message([=](P& q) { q.dropout_p = p, q.rng_state = t.rng_state; }), "");
+  }
+}
+
+TEST(terms_sinks_and_dropout_that_are_wrong) {
+  static Terms t;
+  auto const bias = [](DType dtype, DType bias_dtype) {
+    return message([=](P& p) {
+      p.dtype = dtype;
+      p.bias = {t.bias, 0, 0, 0, 1};
+      p.bias_dtype = bias_dtype;
+    });
+  };
+  CHECK_EQ(bias(DType::kFloat16, DType::kBFloat16),
+           "bias_dtype is 1, allowed: 0 (float16, as q), 2 (float32)");
+  CHECK_EQ(bias(DType::kBFloat16, DType::kFloat16),
+           "bias_dtype is 0, allowed: 1 (bfloat16, as q), 2 (float32)");
+  CHECK_EQ(bias(DType::kFloat32, DType::kFloat16), "bias_dtype is 0, allowed: 2 (float32)");
+  CHECK_EQ(bias(DType::kFloat32, DType(7)), "bias_dtype is 7, allowed: 2 (float32)");
+  float const inf = INFINITY, nan = std::nanf("");
+  for (auto [p, text] :
+       {std::pair(-0.5f, "-0.500000"), {1.5f, "1.500000"}, {inf, "inf"}, {nan, "nan"}}) {
+    CHECK_EQ(message([p = p](P& q) { q.dropout_p = p, q.rng_state = t.rng_state; }),
+             std::string("dropout_p is ") + text + ", allowed: a probability from 0 to 1");
+  }
+  CHECK_EQ(message([](P& p) { p.dropout_p = 0.25f; }),
+           "rng_state is null, but dropout_p is 0.250000; allowed: the address of a seed and an "
+           "offset");
+
+  // Addresses.
+  auto const shifted = [](auto* address, int bytes) {
+    return reinterpret_cast<decltype(address)>(reinterpret_cast<char*>(address) + bytes);
+  };
+  CHECK_EQ(message([=](P& p) {
+             p.bias = {shifted(t.bias, 2), 0, 0, 0, 1};
+             p.bias_dtype = DType::kFloat32;
+           }),
+           "bias's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) {
+             p.dtype = p.bias_dtype = DType::kFloat16;
+             p.bias = {shifted(t.bias, 1), 0, 0, 0, 1};
+           }),
+           "bias's address is not a multiple of the 2 bytes of an element");
+  CHECK_EQ(message([=](P& p) { p.mask = {t.mask + 1, 0, 0, 0, 1}; }), "");
+  CHECK_EQ(message([=](P& p) { p.alibi_slopes = shifted(t.slopes, 2); }),
+           "alibi_slopes's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) { p.sinks = shifted(t.sinks, 1); }),
+           "sinks's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) { p.dropout_p = 0.1f, p.rng_state = shifted(t.rng_state, 4); }),
+           "rng_state's address is not a multiple of the 8 bytes of an element");
+
+  // Strides.
+  int64_t const far = int64_t(1) << 60;
+  CHECK_EQ(
+      message([=](P& p) { p.mask = {t.mask, 0, 0, 0, far}; }),
+      "mask's strides (0, 0, 0, " + std::to_string(far) + ") reach further than any address space");
+  CHECK_EQ(
+      message([=](P& p) { p.alibi_slopes = t.slopes, p.alibi_batch_stride = far; }),
+      "alibi_slopes's strides (" + std::to_string(far) + ") reach further than any address space");
+  CHECK_EQ(message([=](P& p) { p.seqlen_k = 1, p.mask = {t.mask, 0, 0, 0, far}; }), "");
+}
+
+TEST(outputs_share_no_memory_with_terms) {
+  auto const overlaps = [](std::string const& input, auto const& set) {
+    auto const on = [&](auto const& output) { return message([&](P& p) { set(p, output(p)); }); };
+    CHECK_EQ(on([](P& p) { return static_cast<float*>(p.o.data) + 319; }),
+             "out overlaps " + input + "; the output needs memory that no input uses");
+    CHECK_EQ(on([](P& p) { return p.softmax_lse + 38; }),
+             "softmax_lse overlaps " + input + "; it needs memory that no other operand uses");
+  };
+  // `at` is within the output's last elements.
+  overlaps("bias", [](P& p, float* at) {
+    p.bias = {at, 0, 0, 0, 1};
+    p.bias_dtype = DType::kFloat32;
+  });
+  overlaps("bias", [](P& p, float* at) {
+    p.bias = {at, 0, 0, 0, -1};
+    p.bias_dtype = DType::kFloat32;
+  });
+  overlaps("mask", [](P& p, float* at) { p.mask = {at, 0, 0, 7, 1}; });
+  overlaps("alibi_slopes", [](P& p, float* at) { p.alibi_slopes = at; });
+  overlaps("sinks", [](P& p, float* at) { p.sinks = at; });
+  overlaps("rng_state", [](P& p, float* at) {
+    p.dropout_p = 0.5f;
+    p.rng_state = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(7));
+  });
+}
+
 TEST(what_is_to_come_is_not_implemented) {
   static char something[8];
   auto const refused = [](std::string const& name, auto const& change) {
     CHECK_EQ(message(change, StatusCode::kNotImplemented),
              name + " is set, but no kernel implements it yet");
   };
-  refused("bias", [](P& p) { p.bias = something; });
-  refused("mask", [](P& p) { p.mask = reinterpret_cast<bool*>(something); });
-  refused("alibi_slopes", [](P& p) { p.alibi_slopes = reinterpret_cast<float*>(something); });
-  refused("sinks", [](P& p) { p.sinks = reinterpret_cast<float*>(something); });
-  refused("dropout_p", [](P& p) { p.dropout_p = 0.1f; });
-  refused("rng_state", [](P& p) { p.rng_state = reinterpret_cast<uint64_t*>(something); });
   refused("cu_seqlens_q", [](P& p) { p.cu_seqlens_q = reinterpret_cast<int32_t*>(something); });
   refused("cu_seqlens_k", [](P& p) { p.cu_seqlens_k = reinterpret_cast<int32_t*>(something); });
   refused("block_table", [](P& p) { p.block_table = reinterpret_cast<int32_t*>(something); });
@@ -198,8 +319,11 @@ std::vector<int64_t> bytes_of(StridedRows const& r) {
   for (int64_t i = 0; i < r.counts[0]; ++i) {
     for (int64_t j = 0; j < r.counts[1]; ++j) {
       for (int64_t k = 0; k < r.counts[2]; ++k) {
-        int64_t const row = r.address + i * r.strides[0] + j * r.strides[1] + k * r.strides[2];
-        for (int64_t n = 0; n < r.row_bytes; ++n) bytes.push_back(row + n);
+        for (int64_t l = 0; l < r.counts[3]; ++l) {
+          int64_t const row =
+              r.address + i * r.strides[0] + j * r.strides[1] + k * r.strides[2] + l * r.strides[3];
+          for (int64_t n = 0; n < r.row_bytes; ++n) bytes.push_back(row + n);
+        }
       }
     }
   }
@@ -216,9 +340,9 @@ TEST(overlap_is_exact) {
   auto const rows = [&] {
     int const reach = draw(0, 1) ? 8 : 40;
     StridedRows r{draw(0, 60), {}, {}, draw(1, 4)};
-    for (int d = 0; d < 3; ++d) {
+    for (int d = 0; d < StridedRows::kDims; ++d) {
       r.strides[d] = draw(-reach, reach);
-      r.counts[d] = draw(0, 9) == 0 ? 0 : draw(1, 4);
+      r.counts[d] = draw(0, 12) == 0 ? 0 : draw(1, d == 3 ? 2 : 4);
     }
     return r;
   };
@@ -243,7 +367,7 @@ TEST(overlap_is_exact) {
 
 TEST(overlap_of_huge_operands_is_quick) {
   int64_t const rows = int64_t(1) << 30, row = 512;
-  StridedRows const packed{0, {rows * row * 16, row, row * 16}, {4, 8, rows}, row};
+  StridedRows const packed{0, {rows * row * 16, row, row * 16, 0}, {4, 8, rows, 1}, row};
   StridedRows other = packed;
   other.address = row * 8;
   CHECK(!overlaps_itself(packed));

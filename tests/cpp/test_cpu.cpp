@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "attention_case.hpp"
 #include "check.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/element.hpp"
-#include "simt/attention_case.hpp"
 
 using namespace cutlass_attn;
 using attention_case::Case;
@@ -69,6 +69,10 @@ struct Plain {
 
 TEST(every_case) {
   for (Case const& what : attention_case::cases(24)) run(what);
+}
+
+TEST(every_option) {
+  for (Case const& what : attention_case::option_cases(24)) run(what);
 }
 
 TEST(odd_head_dims) {

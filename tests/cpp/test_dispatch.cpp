@@ -19,23 +19,39 @@ Variant variant(std::string const& key, std::string const& kernel, Device device
   v.info.kernel = kernel;
   v.info.device = device;
   v.info.dtype = dtype;
-  v.info.head_dim = head_dim;
+  v.info.head_dim = v.info.head_dim_v = head_dim;
   v.info.tier = tier;
   v.info.compiled = compiled;
   v.info.automatic = automatic;
   v.min_compute_capability = min_compute_capability;
   v.alignment = alignment;
+  v.options = option::softcap | option::bias;
   v.launch = compiled ? launch : nullptr;
+  return v;
+}
+
+// A row of a kernel that takes multiples of 8 up to its head dims, with a tile.
+Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
+  std::string const tile = std::to_string(block_m) + "x64x4";
+  std::string const dims = std::to_string(head_dim) + "v" + std::to_string(head_dim_v);
+  Variant v = variant("tiled/f16/d" + dims + "/" + tile, "tiled", Device::kCuda, DType::kFloat16,
+                      head_dim, "full", compiled, true, 80, 16);
+  v.info.head_dim_v = head_dim_v;
+  v.info.head_dim_multiple = 8;
+  v.info.tile = tile;
+  v.block_m = block_m;
+  v.options = 0;
   return v;
 }
 
 constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
 constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
-DeviceInfo const kGpu{kCuda, 89, ""};
-DeviceInfo const kOldGpu{kCuda, 75, ""};
-DeviceInfo const kNoGpu{kCuda, 0, "no NVIDIA driver"};
-DeviceInfo const kHost{kCpu, 0, ""};
+DeviceInfo const kGpu{kCuda, 89, 10, 100 * 1024, ""};
+DeviceInfo const kBigGpu{kCuda, 90, 10, 228 * 1024, ""};
+DeviceInfo const kOldGpu{kCuda, 75, 10, 64 * 1024, ""};
+DeviceInfo const kNoGpu{kCuda, 0, 0, 0, "no NVIDIA driver"};
+DeviceInfo const kHost{kCpu, 0, 0, 0, ""};
 
 AttnParams call(DType dtype = kF16, int head_dim = 64) {
   AttnParams p;
@@ -77,7 +93,7 @@ std::string refusal(AttnParams const& p, DeviceInfo const& device, std::string c
 
 }  // namespace
 
-// Takes the place of the generated table.
+// These take the place of the generated tables.
 std::vector<Variant> const& cutlass_attn::registry() {
   static std::vector<Variant> const table = {
       variant("fast/f16/d64", "fast", kCuda, kF16, 64, "core", true, true, 80, 16),
@@ -88,6 +104,22 @@ std::vector<Variant> const& cutlass_attn::registry() {
       variant("host/f16", "host", kCpu, kF16, 0, "core", true, true, 0, 1),
       variant("fast-simt/f16/d64", "fast-simt", kCpu, kF16, 64, "core", true, false, 0, 16),
       variant("fast-simt/f16/d96", "fast-simt", kCpu, kF16, 96, "full", false, false, 0, 16),
+      tiled(128, 128, 128),
+      tiled(128, 128, 64),
+      tiled(128, 128, 32),
+      tiled(96, 96, 128, false),
+      tiled(96, 96, 64),
+      tiled(96, 96, 32),
+      tiled(192, 128, 64),
+  };
+  return table;
+}
+
+std::vector<TunedTile> const& cutlass_attn::tuned_tiles() {
+  static std::vector<TunedTile> const table = {
+      {100, "tiled", 96, 96, "128x64x4", 2.0f},   {100, "tiled", 96, 96, "32x64x4", 0.0f},
+      {228, "tiled", 128, 128, "64x64x4", 2.0f},  {228, "tiled", 128, 128, "32x64x4", 0.5f},
+      {228, "tiled", 128, 128, "128x64x4", 0.0f},
   };
   return table;
 }
@@ -134,6 +166,106 @@ TEST(head_dim_v) {
   p.head_dim_v = 32;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs head_dim_v 64, got 32");
   CHECK_EQ(reason("slow/f16", p, kGpu), "");
+}
+
+TEST(options) {
+  AttnParams p = call();
+  p.softcap = 5.0f;
+  p.bias.data = &p;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
+  p.sinks = &p.softcap;
+  p.dropout_p = 0.5f;
+  p.softmax_scale = 0.0f;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement negative_scale, sinks, dropout");
+  p = call();
+  p.alibi_slopes = &p.softcap;
+  p.mask.data = &p;
+  CHECK_EQ(reason("host/f16", p, kHost), "does not implement alibi_slopes, mask");
+  p.softcap = 1.0f;
+  CHECK_EQ(chosen(call(kF16, 80), kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
+  CHECK_EQ(refusal(p, kGpu, "tiled/f16/d96v96/32x64x4", StatusCode::kInvalidArgument),
+           "kernel \"tiled/f16/d96v96/32x64x4\" does not take this call:\n"
+           "  tiled/f16/d96v96/32x64x4: does not implement softcap, alibi_slopes, mask");
+}
+
+TEST(head_dims_up_to_a_limit) {
+  AttnParams p = call(kF16, 80);
+  CHECK_EQ(reason("tiled/f16/d128v128/64x64x4", p, kGpu), "");
+  p.head_dim = 84;
+  CHECK_EQ(reason("tiled/f16/d128v128/64x64x4", p, kGpu),
+           "needs head_dim a multiple of 8 up to 128, got 84");
+  p.head_dim = 128;
+  p.head_dim_v = 136;
+  CHECK_EQ(reason("tiled/f16/d128v128/64x64x4", p, kGpu),
+           "needs head_dim_v a multiple of 8 up to 128, got 136");
+  CHECK_EQ(reason("tiled/f16/d192v128/64x64x4", p, kGpu),
+           "needs head_dim_v a multiple of 8 up to 128, got 136");
+}
+
+TEST(the_least_padding_is_preferred) {
+  struct {
+    int head_dim, head_dim_v;
+    std::string dims;
+  } const cases[] = {{64, 64, "d96v96"},    {96, 96, "d96v96"},    {104, 104, "d128v128"},
+                     {64, 128, "d128v128"}, {128, 64, "d128v128"}, {136, 128, "d192v128"}};
+  for (auto const& [head_dim, head_dim_v, dims] : cases) {
+    AttnParams p = call(kF16, head_dim);
+    p.head_dim_v = head_dim_v;
+    CHECK_EQ(chosen(p, kGpu, "tiled").substr(0, 10 + dims.size()), "tiled/f16/" + dims);
+  }
+}
+
+TEST(tiles_follow_the_tuned_table) {
+  AttnParams p = call(kF16, 128);
+  p.num_heads_q = p.num_heads_kv = 1;
+  p.batch = 10;  // as many as the GPUs here have multiprocessors
+  for (auto [seqlen_q, tile] : {std::pair(128, "64x64x4"), {64, "32x64x4"}, {16, "32x64x4"}}) {
+    p.seqlen_q = seqlen_q;
+    CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
+  }
+  p.batch = 1;
+  CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
+  // Head dims that the table does not name: the manifest's order.
+  CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
+  // A tuned tile that cannot run gives way to the next, one that is not named comes last.
+  p = call(kF16, 96);
+  p.seqlen_q = 4096;
+  CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
+  CHECK_EQ(chosen(p, kGpu, "tiled/f16/d96v96/64x64x4"), "tiled/f16/d96v96/64x64x4");
+}
+
+TEST(why_another_one_is_preferred) {
+  AttnParams p = call(kF16, 128);
+  auto const text = [&](char const* other) {
+    Status status;
+    return why_preferred(*select(p, kBigGpu, "tiled", status), find(other), p, kBigGpu);
+  };
+  p.seqlen_q = 640;
+  CHECK_EQ(text("tiled/f16/d128v128/32x64x4"),
+           "could run; tile 64x64x4 is preferred for 4 tiles of queries an SM");
+  CHECK_EQ(text("tiled/f16/d192v128/64x64x4"),
+           "could run; tiled/f16/d128v128/64x64x4 pads the head dims less");
+  CHECK_EQ(text("slow/f16"), "could run; tiled is preferred");
+}
+
+TEST(select_agrees_with_why_not) {
+  for (int head_dim : {8, 64, 72, 96, 128, 192}) {
+    for (int offset : {0, 2, 8}) {
+      for (uint32_t bits : {0u, 1u, 2u}) {
+        AttnParams p = call(kF16, head_dim);
+        p.k.data = static_cast<char*>(p.k.data) + offset;
+        p.softcap = bits & 1u ? 1.0f : 0.0f;
+        p.sinks = bits & 2u ? &p.softcap : nullptr;
+        for (Variant const& v : registry()) {
+          for (DeviceInfo const& device : {kGpu, kOldGpu, kNoGpu, kHost}) {
+            Status status;
+            bool const runs = select(p, device, v.info.key, status) != nullptr;
+            CHECK_EQ(runs, why_not(v, p, device).empty());
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(alignment) {
@@ -202,7 +334,8 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(refusal(call(), device, "quick", StatusCode::kInvalidArgument),
              "kernel is \"quick\", allowed: \"auto\", \"fast\", \"slow\", \"gone\", \"host\", "
-             "\"fast-simt\", or a whole key such as \"fast/f16/d64\" (variants() lists them)");
+             "\"fast-simt\", \"tiled\", or a whole key such as \"fast/f16/d64\" (variants() lists "
+             "them)");
   }
 }
 

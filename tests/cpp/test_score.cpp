@@ -1,8 +1,11 @@
-// Score functors and the functions of core/math.hpp: values in doubles, gradients by differences.
+// Score functors and the functions of core/math.hpp: values in doubles, gradients by differences;
+// each term of a logit by itself.
 #include "core/score.hpp"
 
 #include <cmath>
 #include <initializer_list>
+#include <utility>
+#include <vector>
 
 #include "check.hpp"
 
@@ -64,6 +67,129 @@ TEST(identity_takes_only_what_it_can) {
   CHECK(!IdentityScore::takes(call(0.125f, 30)));
   CHECK(!IdentityScore::takes(call(-0.125f, 0)));
   CHECK(!IdentityScore::takes(call(0, 0)));
+}
+
+TEST(identity_leaves_scales_to_others_that_a_sink_cannot_be_divided_by) {
+  CHECK(IdentityScore::takes(call(1e-20f, 0)));
+  CHECK(!IdentityScore::takes(call(1e-40f, 0)));
+}
+
+TEST(general_without_terms_is_softcap) {
+  for (float cap : {0.0f, 30.0f}) {
+    for (float scale : {0.125f, -0.25f, 0.0f}) {
+      agrees_with_the_definition<GeneralScore>(call(scale, cap));
+    }
+  }
+}
+
+namespace {
+
+// A call with one operand per logit; data[i] is element i of it.
+AttnParams with_terms() {
+  AttnParams p = call(0.5f, 0);
+  p.batch = 2;
+  p.num_heads_q = 3;
+  p.seqlen_q = 4;
+  p.seqlen_k = 5;
+  return p;
+}
+
+// Calls body(b, h, q, k) for every logit.
+template <class Body>
+void for_each_logit(AttnParams const& p, Body const& body) {
+  for (int b = 0; b < p.batch; ++b) {
+    for (int h = 0; h < p.num_heads_q; ++h) {
+      for (int q = 0; q < p.seqlen_q; ++q) {
+        for (int k = 0; k < p.seqlen_k; ++k) body(b, h, q, k);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(alibi_falls_off_on_both_sides_of_the_diagonal) {
+  float const slopes[] = {0.5f, 0.25f, 2.0f, 9, 1.0f, 4.0f, 0.125f};
+  for (int64_t shift : {0, -3, 2}) {
+    for (int batch_stride : {0, 4}) {
+      AttnParams p = with_terms();
+      p.alibi_slopes = slopes;
+      p.alibi_batch_stride = batch_stride;
+      p.diagonal_shift = shift;
+      CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p) && GeneralScore::takes(p));
+      GeneralScore const score(p);
+      for_each_logit(p, [&](int b, int h, int q, int k) {
+        // Query q sits on key q + 1 + shift.
+        float const distance = std::fabs(float(q + 1 + int(shift) - k));
+        CHECK_EQ(score(6, b, h, q, k), 3 - slopes[b * batch_stride + h] * distance);
+        CHECK_EQ(score.grad(6, b, h, q, k), 0.5f);
+      });
+    }
+  }
+}
+
+TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
+  // Powers of two, which all formats hold.
+  std::vector<float> full(2 * 3 * 4 * 5 * 2);
+  std::vector<uint16_t> half(full.size()), bfloat(full.size());
+  for (size_t i = 0; i < full.size(); ++i) {
+    int const exponent = int(i * 7 % 25) - 14;
+    full[i] = std::ldexp(i % 2 ? -1.0f : 1.0f, exponent);
+    half[i] = uint16_t(i % 2 << 15 | unsigned(exponent + 15) << 10);
+    bfloat[i] = uint16_t(i % 2 << 15 | unsigned(exponent + 127) << 7);
+  }
+  LogitRef const layouts[] = {{nullptr, 60, 20, 5, 1}, {nullptr, 120, 40, 10, 2},
+                              {nullptr, 5, 0, 0, 1},   {nullptr, 0, 0, 5, 1},
+                              {nullptr, 0, 7, 0, 0},   {nullptr, 1, 2, 30, 6}};
+  for (auto const& [dtype, data] : {std::pair<DType, void const*>(DType::kFloat32, full.data()),
+                                    {DType::kFloat16, half.data()},
+                                    {DType::kBFloat16, bfloat.data()}}) {
+    for (LogitRef const& layout : layouts) {
+      AttnParams p = with_terms();
+      p.softcap = 2;
+      p.bias = layout;
+      p.bias.data = data;
+      p.bias_dtype = dtype;
+      CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
+      GeneralScore const score(p);
+      float const capped = SoftcapScore(p)(6, 0, 0, 0, 0);
+      for_each_logit(p, [&](int b, int h, int q, int k) {
+        int64_t const at = b * layout.batch_stride + h * layout.head_stride +
+                           q * layout.row_stride + k * layout.key_stride;
+        CHECK_EQ(score(6, b, h, q, k), capped + full[size_t(at)]);
+      });
+    }
+  }
+}
+
+TEST(mask_hides_where_its_byte_is_zero_whatever_the_bias) {
+  uint8_t bytes[2 * 3 * 4 * 5];
+  for (size_t i = 0; i < sizeof bytes; ++i)
+    bytes[i] = uint8_t(i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 255);
+  float const bias[] = {std::nanf(""), 1, kInf, 2, -kInf};
+  AttnParams p = with_terms();
+  p.mask = {bytes, 60, 20, 5, 1};
+  p.bias = {bias, 0, 0, 0, 1};
+  p.bias_dtype = DType::kFloat32;
+  GeneralScore const score(p);
+  for_each_logit(p, [&](int b, int h, int q, int k) {
+    float const x = score(6, b, h, q, k);
+    float const shown = 3 + bias[k];
+    bool const hidden = bytes[b * 60 + h * 20 + q * 5 + k] == 0;
+    CHECK(hidden ? x == -kInf : x == shown || (std::isnan(x) && std::isnan(shown)));
+  });
+  p.bias = {};
+  CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
+}
+
+// Tiles reach beyond the sequences: nothing may be read for what is there.
+TEST(no_term_is_read_beyond_the_sequences) {
+  AttnParams p = with_terms();
+  p.bias = {reinterpret_cast<void const*>(8), 1, 1, 1, 1};
+  p.mask = p.bias;
+  GeneralScore const score(p);
+  CHECK_EQ(score(6, 0, 0, 4, 0), 3.0f);
+  CHECK_EQ(score(6, 0, 0, 0, 5), 3.0f);
 }
 
 TEST(exp2_is_within_two_ulp) {

@@ -36,6 +36,8 @@ struct Row {
     o = o * mine + other.o * factor;
   }
 
+  void add(float logit) { o *= softmax.add_logit(logit, kScale); }
+
   float result() const { return o * softmax.inverse_sum(); }
   float lse() const { return softmax.lse(kScale); }
 };
@@ -132,6 +134,60 @@ TEST(masked_scores_weigh_nothing) {
   CHECK_NEAR(row.lse(), 3 * kScale * std::log(2.0), 1e-6);
   row.take({-kInf}, {11});
   CHECK_EQ(row.result(), 7.0f);
+}
+
+// As one more score whose value is 0; the logit is a natural one, a score has units of its own.
+TEST(a_logit_without_a_value_joins_the_denominator) {
+  float const unit = float(kScale * std::log(2.0));  // logit per score
+  for (double spread : {0.1, 1.0, 30.0}) {
+    Sample const sample(100, spread, 4);
+    for (float sink : {-200.0f, -3.0f, 0.0f, 3.0f, 60.0f, 200.0f}) {
+      std::vector<float> scores = sample.scores, values = sample.values;
+      scores.push_back(sink / unit);
+      values.push_back(0);
+      Row row = sample.part(0, 100, 16);
+      row.add(sink);
+      expect(row, exact(scores, values));
+    }
+  }
+}
+
+TEST(a_logit_and_a_row_without_keys) {
+  Row row;
+  row.add(2.5f);
+  CHECK_EQ(row.result(), 0.0f);
+  CHECK_NEAR(row.lse(), 2.5, 1e-6);
+  Row hidden;
+  hidden.take({-kInf, -kInf}, {1, 2});
+  hidden.add(-1.5f);
+  CHECK_EQ(hidden.result(), 0.0f);
+  CHECK_NEAR(hidden.lse(), -1.5, 1e-6);
+  Row nothing;
+  nothing.add(-kInf);
+  CHECK_EQ(nothing.result(), 0.0f);
+  CHECK_EQ(nothing.lse(), -kInf);
+}
+
+TEST(a_logit_of_minus_infinity_changes_nothing) {
+  Row const row = Sample(20, 1, 5).part(0, 20, 4);
+  Row same = row;
+  same.add(-kInf);
+  CHECK_EQ(same.result(), row.result());
+  CHECK_EQ(same.lse(), row.lse());
+}
+
+TEST(infinite_and_nan_logits_show) {
+  for (float bad : {kInf, std::nanf("")}) {
+    Row row = Sample(20, 1, 6).part(0, 20, 4), empty;
+    row.add(bad);
+    empty.add(bad);
+    CHECK(std::isnan(row.result()) && std::isnan(row.lse()));
+    CHECK(std::isnan(empty.lse()));
+  }
+  Row nan;
+  nan.take({std::nanf("")}, {1});
+  nan.add(3);
+  CHECK(std::isnan(nan.result()) && std::isnan(nan.lse()));
 }
 
 TEST(merging_with_an_empty_row_changes_nothing) {

@@ -1,0 +1,401 @@
+#include "attention_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "core/dropout.hpp"
+
+namespace attention_case {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr char kGarbage = 0x5a;
+
+// --- Number formats
+// -------------------------------------------------------------------------------
+
+struct Format {
+  int bytes, significand_bits, exponent_bits;  // without the implicit bit
+
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+};
+
+Format format(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return {2, 10, 5};
+    case DType::kBFloat16:
+      return {2, 7, 8};
+    case DType::kFloat32:
+      return {4, 23, 8};
+  }
+  return {};
+}
+
+// Distance of neighbouring numbers at x.
+double ulp(Format f, double x) {
+  int exponent = 1 - f.bias();
+  if (x != 0) exponent = std::max(exponent, std::ilogb(x));
+  return std::ldexp(1.0, exponent - f.significand_bits);
+}
+
+double round_to(Format f, double x) {
+  return std::isfinite(x) ? std::nearbyint(x / ulp(f, x)) * ulp(f, x) : x;
+}
+
+uint32_t encode(Format f, double x) {
+  uint32_t const sign = uint32_t(std::signbit(x)) << (f.significand_bits + f.exponent_bits);
+  uint32_t const top = ((1u << f.exponent_bits) - 1) << f.significand_bits;
+  if (std::isnan(x)) return sign | top | 1u << (f.significand_bits - 1);
+  x = std::fabs(round_to(f, x));
+  if (std::isinf(x)) return sign | top;
+  // Counts in units of the last place; the carry out of the significand is the exponent.
+  double const unit = ulp(f, x);
+  uint32_t const exponent = uint32_t(std::ilogb(unit) + f.significand_bits - 1 + f.bias());
+  return sign | ((exponent << f.significand_bits) + uint32_t(x / unit));
+}
+
+double decode(Format f, uint32_t bits) {
+  uint32_t const fraction = bits & ((1u << f.significand_bits) - 1);
+  int const exponent = int(bits >> f.significand_bits) & ((1 << f.exponent_bits) - 1);
+  double x = std::ldexp(fraction, 1 - f.bias() - f.significand_bits);
+  if (exponent == (1 << f.exponent_bits) - 1) {
+    x = fraction ? kNaN : kInfinity;
+  } else if (exponent > 0) {
+    x = std::ldexp(fraction + std::ldexp(1.0, f.significand_bits),
+                   exponent - f.bias() - f.significand_bits);
+  }
+  return bits >> (f.significand_bits + f.exponent_bits) & 1 ? -x : x;
+}
+
+}  // namespace
+
+// --- Operands
+// -------------------------------------------------------------------------------------
+
+Problem::Operand Problem::make(int heads, int rows, int columns, double fill) const {
+  Operand x{{}, rows, columns, 0, 0, 0};
+  bool const padded = case_.layout == Layout::kPadded;
+  int64_t const pitch = columns + (padded ? 8 : 0), length = rows + (padded ? 3 : 0);
+  if (case_.layout == Layout::kTransposed) {
+    x.head_stride = pitch;
+    x.row_stride = heads * pitch;
+  } else {
+    x.row_stride = pitch;
+    x.head_stride = length * pitch;
+  }
+  x.batch_stride = heads * length * pitch;
+  // Kernels copy 16 bytes at a time: whatever the allocator gives is aligned to that.
+  x.bytes.resize(size_t(case_.batch) * x.batch_stride * format(dtype_).bytes);
+  for (int64_t i = 0; i < case_.batch * x.batch_stride; ++i) store(x, i, fill);
+  return x;
+}
+
+void Problem::store(Operand& x, int64_t index, double value) const {
+  Format const f = format(dtype_);
+  uint32_t const bits = encode(f, value);
+  std::memcpy(&x.bytes[index * f.bytes], &bits, f.bytes);
+}
+
+double Problem::load(Operand const& x, int64_t index) const {
+  Format const f = format(dtype_);
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x.bytes[index * f.bytes], f.bytes);
+  return decode(f, bits);
+}
+
+std::vector<double> Problem::values(Operand const& x) const {
+  std::vector<double> all(x.bytes.size() / format(dtype_).bytes);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = load(x, int64_t(i));
+  return all;
+}
+
+void Problem::randomize(Operand& x, double magnitude, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal(0, magnitude);
+  int const heads = &x == &q_ ? case_.num_heads_q : case_.num_heads_kv;
+  for (int b = 0; b < case_.batch; ++b) {
+    for (int h = 0; h < heads; ++h) {
+      for (int r = 0; r < x.rows; ++r) {
+        for (int d = 0; d < x.columns; ++d) store(x, x.index(b, h, r, d), normal(random));
+      }
+    }
+  }
+}
+
+cutlass_attn::TensorRef Problem::ref(Operand& x) const {
+  return {x.bytes.data(), x.batch_stride, x.head_stride, x.row_stride};
+}
+
+Problem::Entries Problem::make_entries(char const* dims) const {
+  std::string const varying(dims);
+  int const sizes[4] = {case_.batch, case_.num_heads_q, case_.seqlen_q, case_.seqlen_k};
+  // From the innermost dimension on; queries there in a transposed layout.
+  int const order[4] = {3, 2, 1, 0}, transposed[4] = {2, 1, 3, 0};
+  Entries x;
+  int64_t size = 1;
+  for (int d : case_.layout == Layout::kTransposed ? transposed : order) {
+    if (varying.find("bhqk"[d]) == std::string::npos) continue;
+    x.strides[d] = size;
+    size *= sizes[d];
+    if (case_.layout == Layout::kPadded) size += 3;
+  }
+  x.values.resize(size_t(size), kNaN);
+  return x;
+}
+
+// Fills what is there of bias, mask, slopes and sinks.
+void Problem::make_terms() {
+  Case const& c = case_;
+  std::mt19937 random(4);
+  std::normal_distribution<double> normal(0, 1);
+  auto const fill = [&](Entries& x, auto const& value) {
+    for (int b = 0; b < c.batch; ++b) {
+      for (int h = 0; h < c.num_heads_q; ++h) {
+        for (int q = 0; q < c.seqlen_q; ++q) {
+          for (int k = 0; k < c.seqlen_k; ++k) {
+            x.values[b * x.strides[0] + h * x.strides[1] + q * x.strides[2] + k * x.strides[3]] =
+                value(q);
+          }
+        }
+      }
+    }
+  };
+  auto const store_all = [](Entries& x, Format f) {
+    x.bytes.resize(x.values.size() * f.bytes);
+    for (size_t i = 0; i < x.values.size(); ++i) {
+      uint32_t const bits = encode(f, x.values[i]);
+      std::memcpy(&x.bytes[i * f.bytes], &bits, f.bytes);
+      x.values[i] = decode(f, bits);
+    }
+  };
+  if (c.bias) {
+    bias_ = make_entries(c.bias);
+    fill(bias_, [&](int) { return 2 * normal(random); });
+    store_all(bias_, format(c.bias_is_fp32 ? DType::kFloat32 : dtype_));
+  }
+  if (c.mask) {
+    mask_ = make_entries(c.mask);
+    bool const has_queries = mask_.strides[2] != 0;
+    fill(mask_, [&](int q) {
+      if (has_queries && q % 5 == 2) return 0;
+      int const draw = int(random() % 3);
+      return draw == 2 ? 255 : draw;  // any byte but 0 shows
+    });
+    for (double value : mask_.values)
+      mask_.bytes.push_back(char(uint8_t(std::isnan(value) ? 1 : value)));
+  }
+  if (c.alibi) {
+    slopes_ = make_entries(c.alibi);
+    fill(slopes_, [&](int) { return std::fabs(0.1 * normal(random)); });
+    store_all(slopes_, format(DType::kFloat32));
+  }
+  for (int h = 0; h < (c.sinks ? c.num_heads_q : 0); ++h) {
+    sinks_.push_back(h == 1 ? -float(kInfinity) : float(1 + 2 * normal(random)));
+  }
+}
+
+Problem::Problem(Case const& what, DType dtype) : case_(what), dtype_(dtype) {
+  if (case_.head_dim_v == 0) case_.head_dim_v = case_.head_dim;
+  if (case_.softmax_scale == 0) case_.softmax_scale = float(1 / std::sqrt(case_.head_dim));
+  Case const& c = case_;
+  q_ = make(c.num_heads_q, c.seqlen_q, c.head_dim, kNaN);
+  k_ = make(c.num_heads_kv, c.seqlen_k, c.head_dim, kNaN);
+  v_ = make(c.num_heads_kv, c.seqlen_k, c.head_dim_v, kNaN);
+  o_ = make(c.num_heads_q, c.seqlen_q, c.head_dim_v, 0);
+  randomize(q_, c.magnitude, 1);
+  randomize(k_, 1, 2);
+  randomize(v_, 1, 3);
+  if (c.nan_key >= 0) {
+    for (int d = 0; d < c.head_dim; ++d) store(k_, k_.index(0, 0, c.nan_key, d), kNaN);
+  }
+  make_terms();
+  lse_.resize(size_t(c.batch) * c.num_heads_q * c.seqlen_q);
+  solve();
+}
+
+AttnParams Problem::call() {
+  std::fill(o_.bytes.begin(), o_.bytes.end(), kGarbage);
+  std::memset(lse_.data(), kGarbage, lse_.size() * sizeof(float));
+  Case const& c = case_;
+  AttnParams p;
+  p.q = ref(q_);
+  p.k = ref(k_);
+  p.v = ref(v_);
+  p.o = ref(o_);
+  p.softmax_lse = lse_.data();
+  p.dtype = dtype_;
+  p.batch = c.batch;
+  p.num_heads_q = c.num_heads_q;
+  p.num_heads_kv = c.num_heads_kv;
+  p.seqlen_q = c.seqlen_q;
+  p.seqlen_k = c.seqlen_k;
+  p.head_dim = c.head_dim;
+  p.head_dim_v = c.head_dim_v;
+  p.softmax_scale = c.softmax_scale;
+  p.softcap = c.softcap;
+  p.window_left = c.window_left;
+  p.window_right = c.window_right;
+  p.causal = c.causal;
+  p.diagonal_shift = c.diagonal_shift;
+  if (c.bias) p.bias = bias_.ref();
+  p.bias_dtype = c.bias_is_fp32 ? DType::kFloat32 : dtype_;
+  if (c.mask) p.mask = mask_.ref();
+  if (c.alibi) {
+    p.alibi_slopes = reinterpret_cast<float const*>(slopes_.bytes.data());
+    p.alibi_batch_stride = slopes_.strides[0];
+  }
+  if (c.sinks) p.sinks = sinks_.data();
+  p.dropout_p = c.dropout_p;
+  if (c.dropout_p > 0) p.rng_state = rng_state_;
+  return p;
+}
+
+// --- The answer
+// -----------------------------------------------------------------------------------
+
+bool Problem::visible(int b, int h, int q, int k) const {
+  Case const& c = case_;
+  int64_t const at = int64_t(q) + c.seqlen_k - c.seqlen_q + c.diagonal_shift;
+  if (c.causal && k > at) return false;
+  if (!c.causal && c.window_right != kUnbounded && k > at + c.window_right) return false;
+  if (c.window_left != kUnbounded && k < at - c.window_left) return false;
+  return !c.mask || mask_.at(b, h, q, k) != 0;
+}
+
+// The logit of a key that is visible.
+double Problem::logit(int b, int h, int q, int k, double dot) const {
+  Case const& c = case_;
+  double x = double(c.softmax_scale) * dot;
+  if (c.softcap > 0) x = c.softcap * std::tanh(x / c.softcap);
+  if (c.alibi) {
+    int64_t const distance = int64_t(q) + c.seqlen_k - c.seqlen_q + c.diagonal_shift - k;
+    x -= slopes_.at(b, h, q, k) * std::fabs(double(distance));
+  }
+  if (c.bias) x += bias_.at(b, h, q, k);
+  return x;
+}
+
+void Problem::solve() {
+  Case const& c = case_;
+  Format const f = format(dtype_);
+  cutlass_attn::Dropout const dropout(call());
+  // Weights are dropped in steps of 2^-16 of probability.
+  double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
+  std::vector<double> const q = values(q_), k = values(k_), v = values(v_);
+  std::vector<double> logits(c.seqlen_k), p(c.seqlen_k);
+  for (int b = 0; b < c.batch; ++b) {
+    for (int h = 0; h < c.num_heads_q; ++h) {
+      int const h_kv = h * c.num_heads_kv / c.num_heads_q;
+      for (int i = 0; i < c.seqlen_q; ++i) {
+        double const sink = c.sinks ? double(sinks_[h]) : -kInfinity;
+        double largest = sink, sum = 0;
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          logits[j] = -kInfinity;
+          if (!visible(b, h, i, j)) continue;
+          double dot = 0;
+          for (int d = 0; d < c.head_dim; ++d) {
+            dot += q[q_.index(b, h, i, d)] * k[k_.index(b, h_kv, j, d)];
+          }
+          logits[j] = logit(b, h, i, j, dot);
+          largest = std::fmax(largest, logits[j]);
+        }
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          p[j] = visible(b, h, i, j) ? std::exp(logits[j] - largest) : 0;
+          sum += p[j];
+        }
+        if (sink != -kInfinity) sum += std::exp(sink - largest);
+        exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
+        size_t const row = exact_o_.size();
+        exact_o_.resize(row + c.head_dim_v);
+        unfused_o_.resize(row + c.head_dim_v);
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          if (!visible(b, h, i, j)) continue;
+          double exact = p[j] / sum;
+          if (c.dropout_p > 0) exact *= dropout.factor(b, h, i, j) > 0 ? 1 / (1 - dropped) : 0;
+          double const rounded = round_to(f, exact);
+          for (int d = 0; d < c.head_dim_v; ++d) {
+            exact_o_[row + d] += exact * v[v_.index(b, h_kv, j, d)];
+            unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
+          }
+        }
+        for (int d = 0; d < c.head_dim_v; ++d) {
+          unfused_o_[row + d] = round_to(f, unfused_o_[row + d]);
+        }
+      }
+    }
+  }
+}
+
+std::string Problem::verdict() const {
+  Case const& c = case_;
+  Format const f = format(dtype_);
+  Operand outside = o_;  // gets garbage where the output is: nothing else may differ from garbage
+  double worst = -1, largest_reference = 0, square = 0, square_reference = 0;
+  std::string where;
+  size_t n = 0, row = 0;
+
+  auto const place = [&](int b, int h, int i) {
+    return " at batch " + std::to_string(b) + ", head " + std::to_string(h) + ", query " +
+           std::to_string(i);
+  };
+  auto const text = [](double got, double exact) {
+    return ": " + std::to_string(got) + ", exactly " + std::to_string(exact);
+  };
+  for (int b = 0; b < c.batch; ++b) {
+    for (int h = 0; h < c.num_heads_q; ++h) {
+      for (int i = 0; i < c.seqlen_q; ++i, ++row) {
+        double const lse = lse_[row], exact_lse = exact_lse_[row];
+        bool const same = std::isfinite(exact_lse)
+                              ? std::fabs(lse - exact_lse) <= 2e-6 * (8 + std::fabs(exact_lse))
+                          : std::isnan(exact_lse) ? std::isnan(lse)
+                                                  : lse == exact_lse;
+        if (!same) return "LSE" + place(b, h, i) + text(lse, exact_lse);
+        for (int d = 0; d < c.head_dim_v; ++d, ++n) {
+          int64_t const at = o_.index(b, h, i, d);
+          std::memset(&outside.bytes[at * f.bytes], kGarbage, f.bytes);
+          double const got = load(o_, at), exact = exact_o_[n];
+          auto const here = [&] {
+            return place(b, h, i) + ", column " + std::to_string(d) + text(got, exact);
+          };
+          if (std::isnan(got) != std::isnan(exact)) return "O" + here();
+          if (std::isnan(exact)) continue;
+          double const error = std::fabs(got - exact), reference = std::fabs(unfused_o_[n] - exact);
+          square += error * error;
+          square_reference += reference * reference;
+          largest_reference = std::fmax(largest_reference, reference);
+          if (error - ulp(f, exact) > worst) {
+            worst = error - ulp(f, exact);
+            where = here();
+          }
+        }
+      }
+    }
+  }
+  for (char byte : outside.bytes) {
+    if (byte != kGarbage) return "memory beside O was written";
+  }
+  // Rounding to fp32 says nothing about sums in fp32: there, an error of their own.
+  double const fp32 = dtype_ == DType::kFloat32 ? 4e-6 * c.magnitude : 0;
+  if (worst > 2 * largest_reference + fp32) {
+    return "O" + where + "; an unfused kernel is off by " + std::to_string(largest_reference);
+  }
+  if (std::sqrt(square) > 1.5 * std::sqrt(square_reference) + std::sqrt(double(n)) * fp32) {
+    return "RMS error of O is " + std::to_string(std::sqrt(square / n)) +
+           ", of an unfused kernel " + std::to_string(std::sqrt(square_reference / n));
+  }
+  return "";
+}
+
+std::vector<char> Problem::outputs() const {
+  std::vector<char> all = o_.bytes;
+  char const* const lse = reinterpret_cast<char const*>(lse_.data());
+  all.insert(all.end(), lse, lse + lse_.size() * sizeof(float));
+  return all;
+}
+
+}  // namespace attention_case

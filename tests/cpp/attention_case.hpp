@@ -1,0 +1,129 @@
+// Attention problems with their fp64 answer, to judge any kernel by.
+//
+// Masks, scores, softmax and number formats are stated here once more, in doubles and in plain
+// loops, and share no code with the library: an oracle that shared the kernel's mask could not
+// catch a wrong mask. Only which weights dropout keeps comes from core/dropout.hpp, which has tests
+// of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/params.hpp"
+
+namespace attention_case {
+
+using cutlass_attn::AttnParams;
+using cutlass_attn::DType;
+using cutlass_attn::kUnbounded;
+
+enum class Layout {
+  kPadded,      // (B, H, S, D); rows and sequences have gaps behind them, filled with NaN
+  kContiguous,  // (B, H, S, D)
+  kTransposed,  // (B, S, H, D)
+};
+
+struct Case {
+  std::string name;
+  int seqlen_q, seqlen_k;
+  int batch = 1, num_heads_q = 1, num_heads_kv = 1;
+  bool causal = false;
+  int window_left = kUnbounded, window_right = kUnbounded;
+  int64_t diagonal_shift = 0;
+  float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
+  float softcap = 0;
+  float magnitude = 1;  // of Q
+  int nan_key = -1;     // a row of K that is NaN
+  Layout layout = Layout::kPadded;
+  int head_dim = 64, head_dim_v = 0;  // 0: head_dim
+
+  // Operands with an entry per logit: the dimensions they vary along, some of "bhqk", the others
+  // being broadcast; null: not there. The layout tells how they lie in memory.
+  char const* bias = nullptr;
+  bool bias_is_fp32 = false;    // or of the dtype
+  char const* mask = nullptr;   // hides a third of the keys, and every fifth query's all
+  char const* alibi = nullptr;  // slopes along "h" or "bh"
+  bool sinks = false;           // that of head 1 is -inf
+  float dropout_p = 0;
+};
+
+// Each for a reason; ragged against tiles of 64 unless the name says otherwise.
+std::vector<Case> cases(int head_dim);
+
+// A handful that reaches every line of a kernel, for slow builds.
+std::vector<Case> few_cases(int head_dim);
+
+// The options from `bias` on, each by itself and together.
+std::vector<Case> option_cases(int head_dim);
+
+// A handful of these, for slow builds.
+std::vector<Case> few_option_cases(int head_dim);
+
+// Head dimensions that only kernels without a fixed one take.
+std::vector<Case> odd_head_dims();
+
+class Problem {
+ public:
+  Problem(Case const& what, DType dtype);
+
+  // The call; its outputs are this object's, overwritten with garbage now.
+  AttnParams call();
+
+  // Empty if the outputs are right: within the tolerance of DESIGN.md (1.5 times the RMS and twice
+  // the maximal error of an unfused computation that rounds P and O to the dtype), NaN exactly
+  // where fp64 has it, nothing written beside them. Otherwise what is wrong, and where.
+  std::string verdict() const;
+
+  // All bytes of O and LSE, to compare runs.
+  std::vector<char> outputs() const;
+
+ private:
+  // A 4-d operand of the case: storage in the dtype and how to find an element.
+  struct Operand {
+    std::vector<char> bytes;
+    int rows, columns;
+    int64_t batch_stride, head_stride, row_stride;
+
+    int64_t index(int b, int h, int r, int d) const {
+      return b * batch_stride + h * head_stride + r * row_stride + d;
+    }
+  };
+
+  // A bias, a mask or slopes: numbers or bytes of a 4-d array, of which some strides may be 0.
+  struct Entries {
+    std::vector<char> bytes;
+    std::vector<double> values;  // of each element in memory
+    int64_t strides[4] = {};     // batch, head, query, key
+
+    double at(int b, int h, int q, int k) const {
+      return values[b * strides[0] + h * strides[1] + q * strides[2] + k * strides[3]];
+    }
+    cutlass_attn::LogitRef ref() const {
+      return {bytes.data(), strides[0], strides[1], strides[2], strides[3]};
+    }
+  };
+
+  Entries make_entries(char const* dims) const;
+  void make_terms();
+  double logit(int b, int h, int q, int k, double dot) const;
+  bool visible(int b, int h, int q, int k) const;
+  Operand make(int heads, int rows, int columns, double fill) const;
+  void randomize(Operand& x, double magnitude, unsigned seed);
+  double load(Operand const& x, int64_t index) const;
+  void store(Operand& x, int64_t index, double value) const;
+  std::vector<double> values(Operand const& x) const;
+  cutlass_attn::TensorRef ref(Operand& x) const;
+  void solve();
+
+  Case case_;
+  DType dtype_;
+  Operand q_, k_, v_, o_;
+  Entries bias_, mask_, slopes_;
+  std::vector<float> sinks_;
+  uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
+  std::vector<float> lse_;
+  std::vector<double> exact_o_, unfused_o_, exact_lse_;  // (B, Hq, Sq[, Dv])
+};
+
+}  // namespace attention_case

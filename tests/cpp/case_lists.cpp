@@ -1,0 +1,224 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention_case.hpp"
+
+namespace attention_case {
+
+std::vector<Case> few_cases(int head_dim) {
+  Case causal{"causal, ragged, three tiles of keys, two heads", 100, 170};
+  causal.num_heads_q = causal.num_heads_kv = 2;
+  causal.causal = true;
+  Case window{"window on both sides, GQA", 20, 140};
+  window.num_heads_q = 4;
+  window.num_heads_kv = 2;
+  window.window_left = 70;
+  window.window_right = 9;
+  Case whole{"whole tiles", 64, 192};
+  Case nothing{"rows that see nothing", 70, 20};
+  nothing.causal = true;
+  std::vector<Case> list{causal, window, whole, nothing};
+  for (Case& x : list) x.head_dim = head_dim;
+  return list;
+}
+
+std::vector<Case> cases(int head_dim) {
+  std::vector<Case> list = few_cases(head_dim);
+  auto const add = [&](char const* name, int seqlen_q, int seqlen_k) -> Case& {
+    Case x{name, seqlen_q, seqlen_k};
+    x.head_dim = head_dim;
+    list.push_back(x);
+    return list.back();
+  };
+  add("one query, one key", 1, 1);
+  add("one query", 1, 150);
+  add("one key", 70, 1);
+  add("one key, causal", 70, 1).causal = true;
+  add("no key", 70, 0);
+  add("no key, causal", 3, 0).causal = true;
+  add("ragged", 65, 127);
+  add("causal, square", 128, 128).causal = true;
+  add("causal, ragged", 129, 129).causal = true;
+  add("causal, more keys", 40, 200).causal = true;
+  add("causal, more queries", 200, 90).causal = true;
+  {
+    Case& x = add("causal, top-left aligned", 90, 200);
+    x.causal = true;
+    x.diagonal_shift = 90 - 200;
+  }
+  {
+    Case& x = add("causal, diagonal beyond the keys", 70, 70);
+    x.causal = true;
+    x.diagonal_shift = int64_t(1) << 33;
+  }
+  {
+    Case& x = add("causal, diagonal before the keys", 70, 70);
+    x.causal = true;
+    x.diagonal_shift = -(int64_t(1) << 33);
+  }
+  add("window to the left", 150, 150).window_left = 20;
+  add("window to the right", 150, 150).window_right = 70;
+  {
+    Case& x = add("window of one key", 130, 130);
+    x.window_left = x.window_right = 0;
+  }
+  {
+    Case& x = add("causal window", 150, 200);
+    x.causal = true;
+    x.window_left = 64;
+  }
+  {
+    Case& x = add("window beside all keys", 150, 30);
+    x.window_left = x.window_right = 3;
+  }
+  {
+    Case& x = add("batch, GQA", 70, 70);
+    x.batch = 2;
+    x.num_heads_q = 6;
+    x.num_heads_kv = 2;
+  }
+  {
+    Case& x = add("MQA, transposed layout", 70, 90);
+    x.batch = 2;
+    x.num_heads_q = 3;
+    x.layout = Layout::kTransposed;
+    x.causal = true;
+  }
+  {
+    Case& x = add("contiguous layout", 70, 90);
+    x.batch = 2;
+    x.num_heads_q = x.num_heads_kv = 2;
+    x.layout = Layout::kContiguous;
+  }
+  {
+    Case& x = add("softcap", 70, 130);
+    x.softcap = 5;
+    x.magnitude = 8;
+    x.causal = true;
+  }
+  {
+    Case& x = add("negative scale", 30, 130);
+    x.softmax_scale = -0.25f;
+  }
+  add("large magnitudes", 70, 130).magnitude = 100;
+  {
+    Case& x = add("NaN in a key reaches the rows that see it", 90, 90);
+    x.causal = true;
+    x.nan_key = 50;
+  }
+  return list;
+}
+
+std::vector<Case> few_option_cases(int head_dim) {
+  Case padding{"bias and padding mask, broadcast over heads and queries", 20, 140};
+  padding.batch = 2;
+  padding.bias = "k";
+  padding.mask = "bk";
+  Case all{"all options together", 70, 100};
+  all.batch = 2;
+  all.num_heads_q = 4;
+  all.num_heads_kv = 2;
+  all.causal = true;
+  all.window_left = 60;
+  all.softcap = 8;
+  all.magnitude = 4;
+  all.bias = "bhqk";
+  all.bias_is_fp32 = true;
+  all.mask = "bhqk";
+  all.alibi = "bh";
+  all.sinks = true;
+  all.dropout_p = 0.25f;
+  all.layout = Layout::kTransposed;
+  Case sinks{"sinks and rows that see nothing", 70, 20};
+  sinks.num_heads_q = 4;
+  sinks.num_heads_kv = 2;
+  sinks.causal = true;
+  sinks.sinks = true;
+  std::vector<Case> list{all, padding, sinks};
+  for (Case& x : list) x.head_dim = head_dim;
+  return list;
+}
+
+std::vector<Case> option_cases(int head_dim) {
+  std::vector<Case> list = few_option_cases(head_dim);
+  auto const add = [&](std::string name, int seqlen_q, int seqlen_k) -> Case& {
+    Case x{std::move(name), seqlen_q, seqlen_k};
+    x.head_dim = head_dim;
+    x.batch = 2;
+    x.num_heads_q = 4;
+    x.num_heads_kv = 2;
+    list.push_back(x);
+    return list.back();
+  };
+  for (char const* dims : {"bhqk", "hqk", "bqk", "qk", "bhk", "bk", "hk", "k", "bhq", "b", ""}) {
+    for (Layout layout : {Layout::kPadded, Layout::kTransposed}) {
+      Case& x =
+          add(std::string("bias along \"") + dims + "\", layout " + std::to_string(int(layout)), 40,
+              70);
+      x.bias = dims;
+      x.bias_is_fp32 = layout == Layout::kTransposed;
+      x.layout = layout;
+    }
+  }
+  for (char const* dims : {"bhqk", "hqk", "bqk", "qk", "bk", "k", "q", "h"}) {
+    for (Layout layout : {Layout::kContiguous, Layout::kTransposed}) {
+      Case& x =
+          add(std::string("mask along \"") + dims + "\", layout " + std::to_string(int(layout)), 40,
+              70);
+      x.mask = dims;
+      x.layout = layout;
+      x.causal = layout == Layout::kTransposed;
+    }
+  }
+  add("ALiBi, causal", 40, 70).alibi = "h";
+  list.back().causal = true;
+  add("ALiBi on both sides, slopes per batch", 40, 70).alibi = "bh";
+  add("ALiBi from another diagonal", 40, 70).alibi = "h";
+  list.back().diagonal_shift = -13;
+  add("ALiBi, negative scale", 40, 70).alibi = "h";
+  list.back().softmax_scale = -0.125f;
+  add("sinks", 40, 70).sinks = true;
+  add("sinks and no key", 5, 0).sinks = true;
+  add("sinks and rows hidden by a mask", 40, 70).sinks = true;
+  list.back().mask = "q";
+  add("sinks above a softcap", 40, 70).sinks = true;
+  list.back().softcap = 0.5f;
+  add("sinks, negative scale", 40, 70).sinks = true;
+  list.back().softmax_scale = -0.125f;
+  for (float p : {0.1f, 0.5f, 1.0f}) {
+    add("dropout " + std::to_string(p), 40, 100).dropout_p = p;
+    Case& x = add("dropout and sinks, window, " + std::to_string(p), 40, 100);
+    x.dropout_p = p;
+    x.sinks = true;
+    x.window_left = 30;
+    x.window_right = 50;
+    x.layout = Layout::kTransposed;
+  }
+  Case again = list[0];
+  again.name = "all options together, bias and mask of other shapes";
+  again.bias = "hqk";
+  again.bias_is_fp32 = false;
+  again.mask = "bk";
+  again.causal = false;
+  again.window_right = 20;
+  again.layout = Layout::kPadded;
+  list.push_back(again);
+  return list;
+}
+
+std::vector<Case> odd_head_dims() {
+  std::vector<Case> list;
+  for (auto const& [head_dim, head_dim_v] :
+       {std::pair{1, 1}, {40, 24}, {65, 130}, {256, 256}, {320, 512}}) {
+    Case x{"head_dim " + std::to_string(head_dim) + ", of V " + std::to_string(head_dim_v), 40,
+           130};
+    x.head_dim = head_dim;
+    x.head_dim_v = head_dim_v;
+    x.causal = true;
+    list.push_back(x);
+  }
+  return list;
+}
+
+}  // namespace attention_case
