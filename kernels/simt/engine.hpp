@@ -9,7 +9,9 @@
 //   - the destination of an asynchronous copy is NaN from its issue until the wait that covers it,
 //     its source is read only then; a copy that no wait covers is an error;
 //   - a warp collective needs all 32 lanes of a warp at the same kind of collective, a barrier all
-//     threads of the block: what can never happen any more is reported, with who waits where;
+//     of its threads: what can never happen any more is reported, with who waits where;
+//   - a named barrier belongs to the warps that come to it first, until a barrier of the whole
+//     block frees it: another warp, which a GPU could count in the wrong round, is reported;
 //   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
 #pragma once
 
@@ -55,6 +57,9 @@ int block();
 // __syncthreads
 void sync();
 
+// bar.sync: `barrier` is 1 to 15; `threads`, a multiple of kWarpSize, how many make it up.
+void sync(int barrier, int threads);
+
 enum class MmaInput { kFloat16, kBFloat16 };
 
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
@@ -65,6 +70,9 @@ void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
 
 // shfl.sync.bfly over the whole warp.
 uint64_t shuffle_xor(uint64_t value, int lane_mask);
+
+// vote.sync.any over the whole warp.
+bool any(bool predicate);
 
 // cp.async of 16 bytes; without `predicate` it writes zeros and reads nothing.
 void async_copy(void* smem, void const* global, bool predicate);

@@ -24,24 +24,33 @@
 namespace cutlass_attn::simt {
 namespace {
 
-// What a thread waits for: the kind, and for shuffles the lane mask.
+// What a thread waits for: the kind, and the arguments that all who wait have to agree on.
 enum class Wait : uint8_t {
   kNothing,
   kBarrier,
+  kNamedBarrier,
   kMmaFloat16,
   kMmaBFloat16,
   kLoadMatrix,
   kLoadMatrixTrans,
   kShuffle,
+  kAny,
   kExited,
 };
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  uint8_t lane_mask = 0;
+  uint8_t argument = 0;  // the lane mask of a shuffle, the number of a named barrier
+  uint16_t threads = 0;  // of a named barrier
 
-  bool operator==(WaitFor const& x) const { return what == x.what && lane_mask == x.lane_mask; }
+  bool operator==(WaitFor const& x) const {
+    return what == x.what && argument == x.argument && threads == x.threads;
+  }
 };
+
+std::string call_of_sync(int barrier, int threads) {
+  return "sync(" + std::to_string(barrier) + ", " + std::to_string(threads) + ")";
+}
 
 std::string describe(WaitFor wait) {
   switch (wait.what) {
@@ -49,6 +58,8 @@ std::string describe(WaitFor wait) {
       return "run";
     case Wait::kBarrier:
       return "wait in sync()";
+    case Wait::kNamedBarrier:
+      return "wait in " + call_of_sync(wait.argument, wait.threads);
     case Wait::kMmaFloat16:
       return "wait in mma.m16n8k16.f16";
     case Wait::kMmaBFloat16:
@@ -58,7 +69,9 @@ std::string describe(WaitFor wait) {
     case Wait::kLoadMatrixTrans:
       return "wait in ldmatrix.x4.trans";
     case Wait::kShuffle:
-      return "wait in shuffle_xor(" + std::to_string(wait.lane_mask) + ")";
+      return "wait in shuffle_xor(" + std::to_string(wait.argument) + ")";
+    case Wait::kAny:
+      return "wait in any()";
     case Wait::kExited:
       return "have exited";
   }
@@ -113,6 +126,15 @@ struct Warp {
   void* operands[kWarpSize];
 };
 
+struct Barrier {
+  int threads = 0;     // that it brings together; 0: nobody has come to it yet
+  uint32_t warps = 0;  // the warps that they are of
+  int arrived = 0;
+  unsigned generation = 0;
+  char tokens[2] = {};  // addresses that stand for an order of events to the race detector
+};
+constexpr int kBarriers = 16;  // barrier 0 is that of sync()
+
 thread_local Fiber* self = nullptr;
 
 constexpr size_t kCopyBytes = 16;
@@ -138,8 +160,9 @@ class Worker {
   std::string run_block(int64_t block) {
     block_ = block;
     random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(block + 1) << 20;
-    exited_ = at_barrier_ = 0;
-    wake_all();
+    exited_ = 0;
+    for (int i = 0; i < int(warps_.size()); ++i) wake(i);
+    free_named_barriers();
     // New pages for each block, so that the race detector forgets the accesses of the one before.
     Pages const pages(grid_.smem_bytes + 2 * kGuardBytes);
     std::memset(pages.data(), 0xff, grid_.smem_bytes + 2 * kGuardBytes);
@@ -174,18 +197,37 @@ class Worker {
   int64_t block() const { return block_; }
 
   void sync() {
-    void* const token = &barriers_[generation_ & 1];
-    race::release(token);
-    if (++at_barrier_ == grid_.threads) {
-      at_barrier_ = 0;
-      // Tokens alternate, or an early thread's next arrival would order more than this barrier.
-      ++generation_;
-      wake_all();
-      resume(first());
-    } else {
-      leave({Wait::kBarrier});
+    barriers_[0].threads = grid_.threads;
+    barriers_[0].warps = ~uint32_t(0);
+    arrive(barriers_[0], {Wait::kBarrier});
+  }
+
+  void sync(int number, int threads) {
+    if (number < 1 || number >= kBarriers || threads < kWarpSize || threads % kWarpSize != 0 ||
+        threads > grid_.threads) {
+      fail("calls " + call_of_sync(number, threads) +
+           "; allowed: barriers 1 to 15, multiples of 32 threads up to the block's " +
+           std::to_string(grid_.threads));
     }
-    race::acquire(token);
+    Barrier& barrier = barriers_[number];
+    if (barrier.threads != 0 && barrier.threads != threads) {
+      fail("calls " + call_of_sync(number, threads) + " where others call " +
+           call_of_sync(number, barrier.threads));
+    }
+    uint32_t const warp = uint32_t(1) << self->id / kWarpSize;
+    // The warps of the barrier's earlier rounds count, so that no schedule hides one too many.
+    if (__builtin_popcount(barrier.warps | warp) * kWarpSize > threads) {
+      std::string others;
+      for (int i = 0; i < int(warps_.size()); ++i) {
+        if (barrier.warps >> i & 1) others += (others.empty() ? "" : ", ") + std::to_string(i);
+      }
+      fail("calls " + call_of_sync(number, threads) + " after warps " + others +
+           " with no barrier of the whole block in between; allowed: " +
+           std::to_string(threads / kWarpSize) + " warps");
+    }
+    barrier.threads = threads;
+    barrier.warps |= warp;
+    arrive(barrier, {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
   }
 
   // Waits for the other lanes of the warp; the last to arrive calls complete(operands of all).
@@ -203,9 +245,7 @@ class Worker {
     Operands* all[kWarpSize];
     for (int i = 0; i < kWarpSize; ++i) all[i] = static_cast<Operands*>(warp.operands[i]);
     complete(all);
-    warp.arrived = 0;
-    warp.ready = ~uint32_t(0);
-    std::fill_n(waits, kWarpSize, WaitFor{});
+    wake(self->id / kWarpSize);
   }
 
   void async_copy(void* smem, void const* global, bool predicate, void* place) {
@@ -283,10 +323,34 @@ class Worker {
     from->context.switch_to(self->context);
   }
 
-  void wake_all() {
-    for (Warp& warp : warps_) warp.ready = ~uint32_t(0);
-    for (Warp& warp : warps_) warp.arrived = 0;
-    std::fill(waits_.begin(), waits_.end(), WaitFor{});
+  void arrive(Barrier& barrier, WaitFor wait) {
+    void* const token = &barrier.tokens[barrier.generation & 1];
+    race::release(token);
+    if (++barrier.arrived == barrier.threads) {
+      barrier.arrived = 0;
+      // Tokens alternate, or an early thread's next arrival would order more than this barrier.
+      ++barrier.generation;
+      for (int i = 0; i < int(warps_.size()); ++i) {
+        if (barrier.warps >> i & 1) wake(i);
+      }
+      if (barrier.threads == grid_.threads) free_named_barriers();
+      resume(first());
+    } else {
+      leave(wait);
+    }
+    race::acquire(token);
+  }
+
+  // For any warps to use: at this point nobody waits at one.
+  void free_named_barriers() {
+    for (Barrier& barrier : barriers_) barrier.threads = barrier.warps = 0;
+  }
+
+  // All lanes of the warp can go on.
+  void wake(int warp) {
+    warps_[warp].ready = ~uint32_t(0);
+    warps_[warp].arrived = 0;
+    std::fill_n(&waits_[warp * kWarpSize], kWarpSize, WaitFor{});
   }
 
   // Where the order begins when every thread is ready.
@@ -353,13 +417,11 @@ class Worker {
   uint64_t random_ = 1;
 
   int exited_ = 0;
-  int at_barrier_ = 0;
-  unsigned generation_ = 0;
   std::vector<Warp> warps_;
   std::vector<WaitFor> waits_;  // by thread
 
-  // Addresses that stand for an order of events to the race detector.
-  char launched_ = 0, barriers_[2] = {};
+  Barrier barriers_[kBarriers];
+  char launched_ = 0;  // stands for an order of events to the race detector
 
   Context root_;
   Stacks stacks_;
@@ -427,6 +489,7 @@ namespace engine {
 int thread() { return self->id; }
 int block() { return int(self->worker.block()); }
 void sync() { self->worker.sync(); }
+void sync(int barrier, int threads) { self->worker.sync(barrier, threads); }
 
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]) {
   MmaOperands operands{a, b, c};
@@ -452,6 +515,11 @@ uint64_t shuffle_xor(uint64_t value, int lane_mask) {
   self->worker.collective(WaitFor{Wait::kShuffle, uint8_t(lane_mask)}, value,
                           [lane_mask](auto const& all) { warp_shuffle_xor(lane_mask, all); });
   return value;
+}
+
+bool any(bool predicate) {
+  self->worker.collective(WaitFor{Wait::kAny}, predicate, [](auto const& all) { warp_any(all); });
+  return predicate;
 }
 
 void async_copy(void* smem, void const* global, bool predicate) {

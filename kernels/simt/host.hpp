@@ -2,6 +2,7 @@
 // simt/engine.hpp.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -21,6 +22,7 @@ struct Host {
   static int block() { return engine::block(); }
 
   static void sync() { engine::sync(); }
+  static void sync(int barrier, int threads) { engine::sync(barrier, threads); }
 
   template <class T>
   static T shuffle_xor(T value, int lane_mask) {
@@ -32,6 +34,29 @@ struct Host {
     return value;
   }
 
+  static bool any(bool predicate) { return engine::any(predicate); }
+
+  template <class Element>
+  static uint32_t pack(float low, float high) {
+    static_assert(std::is_same_v<Element, cutlass::half_t> ||
+                  std::is_same_v<Element, cutlass::bfloat16_t>);
+    return uint32_t(Element(low).raw()) | uint32_t(Element(high).raw()) << 16;
+  }
+
+  using SmemAddress = uintptr_t;
+
+  static SmemAddress smem_address(void const* smem) { return reinterpret_cast<uintptr_t>(smem); }
+
+  static void load_matrix(SmemAddress row, uint32_t (&d)[4]) {
+    engine::load_matrix(false, reinterpret_cast<void const*>(row), d);
+  }
+  static void load_matrix_trans(SmemAddress row, uint32_t (&d)[4]) {
+    engine::load_matrix(true, reinterpret_cast<void const*>(row), d);
+  }
+
+  static void async_copy(SmemAddress dst, void const* src, bool predicate) {
+    engine::async_copy(reinterpret_cast<void*>(dst), src, predicate);
+  }
   static void async_copy_commit() { engine::async_copy_commit(); }
 
   template <int kPending>

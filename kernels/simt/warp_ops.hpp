@@ -117,4 +117,10 @@ inline void warp_shuffle_xor(int lane_mask, uint64_t* const (&lanes)[kWarpSize])
   for (int lane = 0; lane < kWarpSize; ++lane) *lanes[lane] = before[lane ^ lane_mask];
 }
 
+inline void warp_any(bool* const (&lanes)[kWarpSize]) {
+  bool any = false;
+  for (bool* const lane : lanes) any |= *lane;
+  for (bool* const lane : lanes) *lane = any;
+}
+
 }  // namespace cutlass_attn::simt

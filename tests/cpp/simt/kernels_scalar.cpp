@@ -7,7 +7,7 @@ using namespace cutlass_attn;
 
 std::vector<KernelUnderTest> kernels_under_test() {
   return {{"scalar/minimal/f32", DType::kFloat32,
-           &simt::launch_host<scalar::Minimal<float>, IdentityScore>},
+           &simt::launch_host<scalar::Minimal<float>, IdentityScore, GeneralScore>, true},
           {"scalar/tiled/f32", DType::kFloat32,
-           &simt::launch_host<scalar::Tiled<float>, IdentityScore>}};
+           &simt::launch_host<scalar::Tiled<float, 64>, IdentityScore, GeneralScore>, true}};
 }

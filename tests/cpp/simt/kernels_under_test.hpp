@@ -10,6 +10,7 @@ struct KernelUnderTest {
   cutlass_attn::DType dtype;
   cutlass_attn::Status (*launch)(cutlass_attn::AttnParams const&,
                                  cutlass_attn::LaunchOptions const&);
+  bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

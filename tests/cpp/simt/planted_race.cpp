@@ -34,7 +34,29 @@ void missing_barrier_after_wait(char* smem) {
   engine::load_matrix(false, smem + 16 * ((Host::thread() + 1) % 32), d);
 }
 
-// The same two kernels with their barriers: no report.
+// Of four warps, 0 and 1 are one group, 2 and 3 the other; this reads what the other warp of the
+// caller's group wrote.
+__attribute__((noinline)) int read_partner(int const* slots) { return slots[Host::thread() ^ 32]; }
+int group() { return Host::thread() / 64; }
+
+// Each warp at a barrier of its own: nothing is between the two of a group.
+void missing_named_barrier(char* smem) {
+  int* const slots = reinterpret_cast<int*>(smem);
+  write_own(slots);
+  Host::sync(1 + Host::thread() / 32, 32);
+  if (read_partner(slots) < 0) write_own(slots);
+}
+
+// Each group at its barrier, which orders nothing between the groups. The group that runs last
+// reads: an engine that let one barrier order another would stay silent.
+void missing_barrier_between_groups(char* smem) {
+  int* const slots = reinterpret_cast<int*>(smem);
+  write_own(slots);
+  Host::sync(1 + group(), 64);
+  if (group() == 1 && slots[Host::thread() ^ 64] < 0) write_own(slots);
+}
+
+// The same kernels with their barriers: no report.
 void with_barriers(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
@@ -49,12 +71,29 @@ void with_barriers(char* smem) {
   engine::load_matrix(false, smem + 16 * ((Host::thread() + 1) % 64), d);
 }
 
+void with_named_barriers(char* smem) {
+  int* const slots = reinterpret_cast<int*>(smem);
+  for (int round = 0; round < 3 + group(); ++round) {
+    write_own(slots);
+    Host::sync(1 + group(), 64);
+    if (read_partner(slots) < 0) write_own(slots);
+    Host::sync(1 + group(), 64);
+  }
+  Host::sync();
+  if (slots[Host::thread() ^ 64] < 0) write_own(slots);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::string const which = argc > 1 ? argv[1] : "";
   if (which == "barrier") return !run_grid({1, 64, 512}, {}, missing_barrier).ok();
   if (which == "wait") return !run_grid({1, 32, 512}, {}, missing_barrier_after_wait).ok();
-  if (which == "none") return !run_grid({20, 64, 1024}, {}, with_barriers).ok();
+  if (which == "named_barrier") return !run_grid({1, 128, 512}, {}, missing_named_barrier).ok();
+  if (which == "groups") return !run_grid({1, 128, 512}, {}, missing_barrier_between_groups).ok();
+  if (which == "none") {
+    return !run_grid({20, 64, 1024}, {}, with_barriers).ok() ||
+           !run_grid({20, 128, 512}, {}, with_named_barriers).ok();
+  }
   return 2;
 }

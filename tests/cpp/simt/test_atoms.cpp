@@ -1,4 +1,5 @@
 // The host atoms against tables written down by hand from the PTX ISA, and against plain loops.
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -184,6 +185,66 @@ void check_load_matrix() {
   CHECK(wrong == 0);
 }
 
+// By address, against the atom, in swizzled rows: the same words.
+template <bool kTransposed>
+void check_load_matrix_by_address() {
+  using Atom = std::conditional_t<kTransposed, Host::LoadMatrixTrans, Host::LoadMatrix>;
+  int wrong = 0;
+  CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
+          int const lane = Host::thread();
+          for (int i = 0; i < 8; ++i) {
+            reinterpret_cast<uint16_t*>(smem)[lane * 8 + i] = uint16_t(lane * 8 + i);
+          }
+          Host::sync();
+          Host::SmemAddress const row = Host::smem_address(smem) + 16 * lane;
+          uint32_t d[4], expected[4];
+          if constexpr (kTransposed) {
+            Host::load_matrix_trans(row ^ 0x50, d);
+          } else {
+            Host::load_matrix(row ^ 0x50, d);
+          }
+          Atom::copy(*reinterpret_cast<cute::uint128_t const*>(smem + (16 * lane ^ 0x50)),
+                     expected[0], expected[1], expected[2], expected[3]);
+          wrong += std::memcmp(d, expected, sizeof(d)) != 0;
+        }).ok());
+  CHECK(wrong == 0);
+}
+
+// The bits of pack() in the low and in the high half, with a value beside it that shows a mix-up.
+template <class Element>
+void check_pack(float x, uint16_t expected) {
+  uint32_t const one = Element(1.0f).raw();
+  CHECK(Host::pack<Element>(x, 1.0f) == (one << 16 | expected));
+  CHECK(Host::pack<Element>(1.0f, x) == (uint32_t(expected) << 16 | one));
+}
+
+template <class Element>
+bool packs_to_nan(float x) {
+  uint32_t const packed = Host::pack<Element>(x, x);
+  return std::isnan(float(Element::bitcast(uint16_t(packed)))) && packed >> 16 == (packed & 0xffff);
+}
+
+// Every value packs to itself, and what lies between two neighbours to the nearest, the even one
+// in the middle.
+template <class Element>
+void check_pack_rounds_to_nearest_even(uint16_t infinity) {
+  int wrong = 0;
+  auto const pack = [](float x) { return uint16_t(Host::pack<Element>(x, 0.0f)); };
+  for (uint16_t bits = 0; bits + 1 < infinity; ++bits) {
+    for (uint16_t sign : {uint16_t(0), uint16_t(0x8000)}) {
+      float const x = float(Element::bitcast(bits | sign));
+      float const next = float(Element::bitcast(uint16_t(bits + 1) | sign));
+      float const middle = x + (next - x) / 2;  // exact: both formats have fewer bits than fp32
+      uint16_t const even = uint16_t(bits + bits % 2);
+      wrong += pack(x) != (bits | sign);
+      wrong += pack(middle) != (even | sign);
+      wrong += pack(std::nextafterf(middle, x)) != (bits | sign);
+      wrong += pack(std::nextafterf(middle, next)) != (uint16_t(bits + 1) | sign);
+    }
+  }
+  CHECK(wrong == 0);
+}
+
 template <class T>
 void check_shuffle(T scale) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
@@ -210,6 +271,60 @@ TEST(async_copy_through_cute) {
   }
 }
 
+TEST(async_copy_by_address) {
+  alignas(16) uint32_t const source[4] = {1, 2, 3, 4};
+  for (bool predicate : {true, false}) {
+    std::string const error =
+        run_grid({1, 32, 32}, {}, [&](char* smem) {
+          if (Host::thread() != 0) return;
+          uint32_t const* const to = reinterpret_cast<uint32_t const*>(smem + 16);
+          Host::async_copy(Host::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
+          Host::async_copy_commit();
+          CHECK(to[0] == 0xffffffff);
+          Host::async_copy_wait<0>();
+          for (int i = 0; i < 4; ++i) CHECK(to[i] == (predicate ? source[i] : 0));
+        }).message;
+    CHECK(error.empty());
+  }
+}
+
+TEST(pack_puts_two_in_a_word) {
+  check_pack<half_t>(-2.0f, 0xc000);
+  check_pack<half_t>(-0.0f, 0x8000);
+  check_pack<half_t>(1.0f + 0x1p-11f, 0x3c00);      // a tie, to even
+  check_pack<half_t>(1.0f + 3 * 0x1p-11f, 0x3c02);  // a tie, to even
+  check_pack<half_t>(0x1p-25f, 0x0000);             // half of the smallest subnormal
+  check_pack<half_t>(0x1.8p-25f, 0x0001);
+  check_pack<half_t>(65519.0f, 0x7bff);
+  check_pack<half_t>(65520.0f, 0x7c00);  // overflow
+  check_pack<half_t>(-1e30f, 0xfc00);
+  check_pack<half_t>(INFINITY, 0x7c00);
+  check_pack<half_t>(-INFINITY, 0xfc00);
+
+  check_pack<bfloat16_t>(-2.0f, 0xc000);
+  check_pack<bfloat16_t>(-0.0f, 0x8000);
+  check_pack<bfloat16_t>(1.0f + 0x1p-8f, 0x3f80);      // a tie, to even
+  check_pack<bfloat16_t>(1.0f + 3 * 0x1p-8f, 0x3f82);  // a tie, to even
+  check_pack<bfloat16_t>(65520.0f, 0x4780);
+  check_pack<bfloat16_t>(0x1.fep127f, 0x7f7f);
+  check_pack<bfloat16_t>(0x1.ffp127f, 0x7f80);  // overflow
+  check_pack<bfloat16_t>(-FLT_MAX, 0xff80);
+  check_pack<bfloat16_t>(INFINITY, 0x7f80);
+  check_pack<bfloat16_t>(-INFINITY, 0xff80);
+
+  // A NaN whose payload is in the bits that go, as well.
+  uint32_t const low_payload = 0x7f800001;
+  float nan;
+  std::memcpy(&nan, &low_payload, sizeof(nan));
+  CHECK(packs_to_nan<half_t>(NAN) && packs_to_nan<half_t>(-NAN) && packs_to_nan<half_t>(nan));
+  CHECK(packs_to_nan<bfloat16_t>(NAN) && packs_to_nan<bfloat16_t>(-NAN));
+  CHECK(packs_to_nan<bfloat16_t>(nan));
+}
+TEST(pack_rounds_to_nearest_even) {
+  check_pack_rounds_to_nearest_even<half_t>(0x7c00);
+  check_pack_rounds_to_nearest_even<bfloat16_t>(0x7f80);
+}
+
 TEST(traits_follow_the_isa) {
   check_traits<half_t, cute::SM80_16x8x16_F32F16F16F32_TN>();
   check_traits<bfloat16_t, cute::SM80_16x8x16_F32BF16BF16F32_TN>();
@@ -229,6 +344,10 @@ TEST(conversion_is_exact) {
 TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();
   check_load_matrix<true>();
+}
+TEST(load_matrix_takes_addresses) {
+  check_load_matrix_by_address<false>();
+  check_load_matrix_by_address<true>();
 }
 TEST(shuffle_carries_any_type) {
   check_shuffle<float>(0.5f);

@@ -95,6 +95,74 @@ TEST(shuffle_exchanges) {
                  "shuffle_xor with lane mask 32; allowed: 0 to 31"));
 }
 
+TEST(any_is_of_the_warp) {
+  for (Schedule const& schedule : kSchedules) {
+    std::atomic<int> wrong{0};
+    CHECK(run_grid({2, 96, 0}, schedule, [&](char*) {
+            int const warp = engine::thread() / 32, lane = engine::thread() % 32;
+            for (int round = 0; round < 40; ++round) {
+              // Warp 0 never, warp 1 in one lane, warp 2 in all but one; from round 32 on no lane.
+              bool const one = lane == round;
+              bool const predicate = warp == 0 ? false : warp == 1 ? one : !one && round < 32;
+              wrong += engine::any(predicate) != (warp != 0 && round < 32);
+            }
+            wrong += !engine::any(true);
+          }).ok());
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(named_barriers_separate_their_groups) {
+  for (Schedule const& schedule : kSchedules) {
+    std::atomic<int> wrong{0};
+    // Warps 0 and 2 at barrier 1, warps 1, 3 and 4 at barrier 15, each in its own number of rounds.
+    Status const status = run_grid({3, 160, 160 * sizeof(int)}, schedule, [&](char* smem) {
+      int* const slots = reinterpret_cast<int*>(smem);
+      int const thread = engine::thread(), warp = thread / 32;
+      bool const even = warp == 0 || warp == 2;
+      int const barrier = even ? 1 : 15, threads = even ? 64 : 96;
+      int const next = warp == 0 ? 2 : warp == 2 ? 0 : warp == 1 ? 3 : warp == 3 ? 4 : 1;
+      for (int round = 0; round < (even ? 3 : 8); ++round) {
+        slots[thread] = round * 1000 + thread;
+        engine::sync(barrier, threads);
+        int const other = next * 32 + (thread + 7) % 32;
+        wrong += slots[other] != round * 1000 + other;
+        engine::sync(barrier, threads);
+      }
+      engine::sync();
+      // The barrier of the whole block frees all: other warps, another count.
+      slots[thread] = -thread;
+      engine::sync(warp < 1 ? 2 : 1, warp < 1 ? 32 : 128);
+      int const other = warp < 1 ? (thread + 1) % 32 : 32 + (thread + 40) % 128;
+      wrong += slots[other] != -other;
+      engine::sync(3, 160);  // a named one of all threads as well
+      engine::sync(1, 160);
+    });
+    CHECK(status.ok());
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(named_barriers_let_other_groups_pass) {
+  for (Schedule const& schedule : kSchedules) {
+    // Warp 0 stays at barrier 1 while warps 2 and 3 pass barrier 2 again and again: warp 1, which
+    // it waits for, is at barrier 3 until warp 2 comes there.
+    int rounds = 0, seen = -1;
+    Status const status = run_grid({1, 128, 0}, schedule, [&](char*) {
+      int const warp = engine::thread() / 32;
+      for (int round = 0; warp >= 2 && round < 5; ++round) {
+        engine::sync(2, 64);
+        if (engine::thread() == 64) ++rounds;
+      }
+      if (warp == 1 || warp == 2) engine::sync(3, 64);
+      if (warp < 2) engine::sync(1, 64);
+      if (engine::thread() == 0) seen = rounds;
+    });
+    CHECK(status.ok());
+    CHECK(seen == 5);
+  }
+}
+
 TEST(shared_memory_starts_as_nan_in_every_block) {
   std::atomic<int> wrong{0};
   constexpr int kFloats = 100;
@@ -167,6 +235,92 @@ TEST(deadlock_is_reported) {
                              if (engine::thread() < 32) engine::sync();
                            }),
                  "deadlock: threads 0-31 wait in sync(); threads 32-63 have exited"));
+}
+
+TEST(divergence_at_votes_and_named_barriers_is_reported) {
+  CHECK(contains(run_block(32, 0,
+                           [](char*) {
+                             if (engine::thread() < 4) {
+                               engine::any(true);
+                             } else {
+                               engine::shuffle_xor(0, 4);
+                             }
+                           }),
+                 "warp 0 has diverged: lanes 0-3 wait in any(); lanes 4-31 wait in "
+                 "shuffle_xor(4)"));
+  CHECK(contains(run_block(32, 0, [](char*) { engine::thread() < 31 && engine::any(false); }),
+                 "lanes 0-30 wait in any(); lanes 31 have exited"));
+  // Barriers take whole warps: half of one is not made up for by half of another.
+  CHECK(contains(run_block(64, 0,
+                           [](char*) {
+                             if (engine::thread() % 32 < 16) engine::sync(3, 64);
+                           }),
+                 "warp 0 has diverged: lanes 0-15 wait in sync(3, 64); lanes 16-31 have exited"));
+  CHECK(contains(run_block(32, 0, [](char*) { engine::sync(engine::thread() < 16 ? 1 : 2, 32); }),
+                 "lanes 0-15 wait in sync(1, 32); lanes 16-31 wait in sync(2, 32)"));
+  CHECK(contains(
+      run_block(32, 0, [](char*) { engine::thread() < 16 ? engine::sync() : engine::sync(1, 32); }),
+      "lanes 0-15 wait in sync(); lanes 16-31 wait in sync(1, 32)"));
+}
+
+TEST(named_barriers_that_never_fill_are_reported) {
+  for (Schedule const& schedule : kSchedules) {
+    auto const deadlock_of = [&](auto const& body) {
+      return run_grid({1, 128, 0}, schedule, body).message;
+    };
+    CHECK(contains(deadlock_of([](char*) {
+                     if (engine::thread() >= 96) engine::sync(4, 64);
+                   }),
+                   "deadlock: threads 0-95 have exited; threads 96-127 wait in sync(4, 64)"));
+    CHECK(contains(deadlock_of([](char*) {
+                     int const warp = engine::thread() / 32;
+                     if (warp == 0) engine::sync(1, 64);
+                     if (warp == 1) engine::sync(2, 64);
+                     if (warp == 2) engine::sync();
+                   }),
+                   "deadlock: threads 0-31 wait in sync(1, 64); threads 32-63 wait in sync(2, 64); "
+                   "threads 64-95 wait in sync(); threads 96-127 have exited"));
+    CHECK(contains(deadlock_of([](char*) {
+                     if (engine::thread() >= 64) return;
+                     engine::sync(1, 64);
+                     if (engine::thread() < 32) engine::sync(1, 64);
+                   }),
+                   "deadlock: threads 0-31 wait in sync(1, 64); threads 32-127 have exited"));
+  }
+}
+
+TEST(bad_calls_of_named_barriers_are_reported) {
+  auto const call = [](int barrier, int threads) {
+    return run_block(64, 0, [&](char*) { engine::sync(barrier, threads); });
+  };
+  CHECK(call(1, 64).empty() && call(15, 64).empty());
+  for (auto [barrier, threads] :
+       {std::pair{0, 64}, {16, 64}, {-1, 64}, {1, 0}, {1, -32}, {1, 40}, {1, 96}}) {
+    CHECK(contains(call(barrier, threads), "thread 0 calls sync(" + std::to_string(barrier) + ", " +
+                                               std::to_string(threads) +
+                                               "); allowed: barriers 1 to 15, multiples of 32 "
+                                               "threads up to the block's 64"));
+  }
+  for (Schedule const& schedule : kSchedules) {
+    auto const error_of = [&](auto const& body) {
+      return run_grid({1, 128, 0}, schedule, body).message;
+    };
+    // Which of the two comes second is up to the schedule.
+    std::string const mismatch =
+        error_of([](char*) { engine::sync(1, engine::thread() < 64 ? 64 : 96); });
+    CHECK(contains(mismatch, "calls sync(1, 64) where others call sync(1, 96)") ||
+          contains(mismatch, "calls sync(1, 96) where others call sync(1, 64)"));
+    // Two pairs of warps at one barrier: on a GPU any two of the four could meet.
+    std::string const crowd = error_of([](char*) { engine::sync(1, 64); });
+    CHECK(contains(crowd, "calls sync(1, 64) after warps "));
+    CHECK(contains(crowd, " with no barrier of the whole block in between; allowed: 2 warps"));
+    CHECK(contains(error_of([](char*) {
+                     if (engine::thread() < 96) engine::sync(5, 64);
+                   }),
+                   "calls sync(5, 64) after warps "));
+  }
+  CHECK(contains(run_block(96, 0, [](char*) { engine::sync(5, 64); }),
+                 "thread 64 calls sync(5, 64) after warps 0, 1 with no barrier"));
 }
 
 // --- cp.async

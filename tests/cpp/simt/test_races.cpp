@@ -2,8 +2,9 @@
 // number, or a data race (the sanitizer's exit status) fails it. Also what the mutants run.
 #include <cstdio>
 #include <string>
+#include <vector>
 
-#include "simt/attention_case.hpp"
+#include "attention_case.hpp"
 #include "simt/engine.hpp"
 #include "simt/kernels_under_test.hpp"
 
@@ -11,7 +12,11 @@ using namespace cutlass_attn;
 
 int main() {
   for (KernelUnderTest const& kernel : kernels_under_test()) {
-    for (attention_case::Case const& what : attention_case::few_cases(64)) {
+    std::vector<attention_case::Case> cases = attention_case::few_cases(64);
+    if (kernel.takes_options) {
+      for (auto& what : attention_case::few_option_cases(64)) cases.push_back(what);
+    }
+    for (attention_case::Case const& what : cases) {
       attention_case::Problem problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;
