@@ -26,12 +26,16 @@ scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
 [kernel."fast"]
 device = "cuda"
 include = "fast/forward.hpp"
-type = "fast::Forward<{element}, {head_dim}, {m}, {n}, {warps}>"
+type = "fast::Forward<{element}, {head_dim}, {head_dim_v}, {m}, {n}, {warps}, {groups}>"
+scores = ["identity"]
+options = []
 min_compute_capability = 80
 alignment = 16
+head_dim_multiple = 8
 
 [kernel."plain/slow"]
 device = "cuda"
+options = ["softcap", "dropout"]
 include = "plain/slow.hpp"
 type = "plain::Slow<{element}>"
 automatic = false
@@ -52,8 +56,15 @@ simt = true
 [[variant]]
 kernel = "fast"
 dtypes = ["f16"]
-head_dims = [256]
+head_dims = [256, [192, 128]]
 tile = { m = 64, n = 32, warps = 4 }
+tier = "full"
+
+[[variant]]
+kernel = "fast"
+dtypes = ["f16"]
+head_dims = [256]
+tile = { m = 64, n = 32, warps = 4, groups = 2 }
 tier = "full"
 
 [[variant]]
@@ -69,22 +80,38 @@ simt = true
 """
 
 
-def load(tmp_path, text):
-    path = tmp_path / "manifest.toml"
+TUNED = """
+[smem_100.fast]
+d64 = [{ tile = "128x64x8" }]
+d256 = [{ tile = "64x32x4x2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
+
+[smem_228.fast]
+d192v128 = [{ tile = "64x32x4" }]
+"""
+
+
+def write(tmp_path, name, text):
+    path = tmp_path / name
     path.write_text(text)
-    return generate.load(path)
+    return path
+
+
+def load(tmp_path, text):
+    return generate.load(write(tmp_path, "manifest.toml", text))[0]
 
 
 def made(tmp_path, text=MANIFEST, **build):
-    return generate.outputs(*load(tmp_path, text), generate.Build(**build))
+    return generate.outputs(load(tmp_path, text), [], generate.Build(**build))
 
 
 def test_rows_are_ordered_gpu_then_cpu_then_simt(tmp_path):
-    rows, scores = load(tmp_path, MANIFEST)
+    rows, scores = generate.load(write(tmp_path, "manifest.toml", MANIFEST))
     assert [row.key for row in rows] == [
         "fast/f16/d64/128x64x8",
         "fast/bf16/d64/128x64x8",
         "fast/f16/d256/64x32x4",
+        "fast/f16/d192v128/64x32x4",
+        "fast/f16/d256/64x32x4x2",
         "plain/slow/f32",
         "cpu/f32",
         "fast-simt/f16/d64/128x64x8",
@@ -101,9 +128,11 @@ def test_a_unit_launches_the_type_with_every_score(tmp_path):
     assert '#include "simt/device_launch.hpp"' in unit
     assert "Status launch_fast_f16_d64_128x64x8(AttnParams const& params" in unit
     assert (
-        "simt::launch_device<fast::Forward<cutlass::half_t, 64, 128, 64, 8>, "
-        "IdentityScore, SoftcapScore>(params, options)" in unit
+        "simt::launch_device<fast::Forward<cutlass::half_t, 64, 64, 128, 64, 8, 1>, "
+        "IdentityScore>(params, options)" in unit
     )
+    wide = made(tmp_path, tier="full")["fast_f16_d192v128_64x32x4.cu"]
+    assert "fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>" in wide
     host = files["plain_slow_f32_simt.cpp"]
     assert '#include "simt/host_launch.hpp"' in host
     assert "simt::launch_host<plain::Slow<float>, IdentityScore, SoftcapScore>" in host
@@ -111,23 +140,26 @@ def test_a_unit_launches_the_type_with_every_score(tmp_path):
 
 def test_registry_lines(tmp_path):
     files = made(tmp_path)
+    every = " | ".join(f"option::{name}" for name in generate.OPTIONS)
     table = files["registry_table.inc"].splitlines()[1:]
     assert table[0] == (
         'CA_VARIANT(launch_fast_f16_d64_128x64x8, "fast", "fast/f16/d64/128x64x8", Device::kCuda, '
-        'DType::kFloat16, 64, "128x64x8", "core", true, true, 80, 16)'
+        'DType::kFloat16, 64, 64, 8, 0, 128, "128x64x8", "core", true, true, 80, 16)'
     )
     assert table[2] == (  # a row beyond the tier keeps its line, without a launcher
         'CA_VARIANT(nullptr, "fast", "fast/f16/d256/64x32x4", Device::kCuda, '
-        'DType::kFloat16, 256, "64x32x4", "full", false, true, 80, 16)'
+        'DType::kFloat16, 256, 256, 8, 0, 64, "64x32x4", "full", false, true, 80, 16)'
     )
-    assert table[4] == (
+    assert ", 192, 128, 8, 0, 64, " in table[3]
+    assert ", option::softcap | option::dropout, 0, " in table[5]
+    assert table[6] == (
         'CA_VARIANT(cpu::attention, "cpu", "cpu/f32", Device::kCpu, '
-        'DType::kFloat32, 0, "", "core", true, true, 0, 1)'
+        f'DType::kFloat32, 0, 0, 0, {every}, 0, "", "core", true, true, 0, 1)'
     )
-    assert table[6] == (  # simt: a CPU row, by name only, with the kernel's alignment
+    assert table[8] == (  # simt: a CPU row, by name only, with the kernel's alignment
         'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, "fast-simt", '
-        '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, "128x64x8", "core", '
-        "true, false, 0, 16)"
+        '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, 64, 8, 0, 128, '
+        '"128x64x8", "core", true, false, 0, 16)'
     )
     launchers = files["registry_launchers.inc"].splitlines()
     assert '#include "cpu/attention.hpp"' in launchers
@@ -140,7 +172,7 @@ def test_registry_lines(tmp_path):
 @pytest.mark.parametrize(
     ("build", "units"),
     [
-        ({"tier": "full", "simt": False}, 4),
+        ({"tier": "full", "simt": False}, 6),
         ({"tier": "core", "simt": False}, 3),
         ({"cuda": False}, 3),
         ({"cuda": False, "simt": False}, 0),
@@ -149,7 +181,7 @@ def test_registry_lines(tmp_path):
 def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
     files = made(tmp_path, **build)
     assert sum(name.endswith((".cu", ".cpp")) for name in files) == units
-    assert files["registry_table.inc"].count("CA_VARIANT(") == 8
+    assert files["registry_table.inc"].count("CA_VARIANT(") == 10
     assert files["registry_launchers.inc"].count("CA_LAUNCHER(") == units
     assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units
 
@@ -157,7 +189,8 @@ def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, u
 def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     manifest, out = tmp_path / "manifest.toml", tmp_path / "gen"
     manifest.write_text(MANIFEST)
-    command = ["--manifest", str(manifest), "--out", str(out), "--cuda"]
+    tuned = write(tmp_path, "tuned.toml", TUNED)
+    command = ["--manifest", str(manifest), "--tuned", str(tuned), "--out", str(out), "--cuda"]
     assert generate.main([*command, "--simt"]) == 0
     unit, table = out / "fast_f16_d64_128x64x8.cu", out / "registry_table.inc"
     assert (out / "plain_slow_f32_simt.cpp").is_file()
@@ -178,14 +211,20 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
             'dtypes = ["f8"]',
             r"variant\]\] 1 \(kernel fast\): dtypes is",
         ),
-        ('kernel = "cpu"', 'kernel = "gpu"', r"3: kernel is 'gpu'; allowed: fast, plain/slow, cpu"),
-        ("head_dims = [64]", "head_dims = [288]", r"head_dims has 288; allowed: 1 to 256"),
+        ('kernel = "cpu"', 'kernel = "gpu"', r"4: kernel is 'gpu'; allowed: fast, plain/slow, cpu"),
+        ("head_dims = [64]", "head_dims = [520]", r"head_dims has 520; allowed: 1 to 512"),
+        ("head_dims = [64]", "head_dims = [[64]]", r"head_dims has \[64\]; allowed: 1 to 512, or"),
+        ("{head_dim_v}, ", "", r"head_dims has \[192, 128\], .* has no head_dim_v"),
+        (", {groups}>", ">", "tile has groups, .* does not use them"),
+        ('["softcap", "dropout"]', '["sink"]', "options is 'sink'; allowed: softcap, negative_sc"),
+        ('["softcap", "dropout"]', '["bias"]', "'bias', which needs one of the scores general"),
+        ('scores = ["identity"]', 'scores = ["alibi"]', "scores is 'alibi'; allowed: identity, so"),
         ("head_dims = [64]", "", "head_dims is missing"),
         ("warps = 8", "wraps = 8", "tile: warps is missing"),
         ('tier = "full"', 'tier = "ful"', "2 .*tier is 'ful'; allowed: core, full"),
         ('tier = "full"', "tier = 3", "tier is 3; it must be a str"),
         ("min_compute_capability", "min_cc", r'kernel."fast"\]: unknown entry min_cc'),
-        ("{warps}>", "{stages}>", "asks for stages"),
+        ("{warps}", "{stages}", "asks for stages"),
         (
             'tier = "core"\n\n',
             'tier = "core"\nsimt = true\n\n',
@@ -200,6 +239,40 @@ def test_a_wrong_manifest_is_refused_by_row(tmp_path, old, new, message):
     assert old in MANIFEST
     with pytest.raises(generate.ManifestError, match=message):
         load(tmp_path, MANIFEST.replace(old, new))
+
+
+def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
+    tuned = generate.load_tuned(load(tmp_path, MANIFEST), write(tmp_path, "tuned.toml", TUNED))
+    lines = generate.outputs([], tuned, generate.Build())["tuned_table.inc"].splitlines()[1:]
+    assert lines == [
+        'CA_TUNED(100, "fast", 64, 64, "128x64x8", 0.0f)',
+        'CA_TUNED(100, "fast", 256, 256, "64x32x4x2", 1.5f)',
+        'CA_TUNED(100, "fast", 256, 256, "64x32x4", 0.0f)',
+        'CA_TUNED(228, "fast", 192, 128, "64x32x4", 0.0f)',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("smem_100", "smem_99", "device class is 'smem_99'; allowed: smem_100, smem_164, smem_228"),
+        (".fast]\nd64", ".slow]\nd64", r'smem_100."slow"\] d64: no row of the manifest'),
+        ("d64", "d80", r'smem_100."fast"\] d80: no row of the manifest'),
+        ("128x64x8", "64x64x4", "tile is '64x64x4'; allowed: 128x64x8"),
+        (', { tile = "64x32x4" }', "", "the last tile, and no other, is without min_blocks"),
+        ("min_blocks_per_sm = 1.5", "min_tiles = 1.5", "unknown entry min_tiles"),
+        ("1.5", '"1.5"', "min_blocks_per_sm is '1.5'; it must be a float"),
+    ],
+)
+def test_a_wrong_rule_is_refused_by_place(tmp_path, old, new, message):
+    assert old in TUNED
+    rows = load(tmp_path, MANIFEST)
+    with pytest.raises(generate.ManifestError, match=message):
+        generate.load_tuned(rows, write(tmp_path, "tuned.toml", TUNED.replace(old, new, 1)))
+
+
+def test_the_projects_own_rules_name_rows():
+    generate.load_tuned(generate.load()[0])
 
 
 def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():

@@ -3,55 +3,97 @@
 
 #include <cute/tensor.hpp>
 
+#include "core/math.hpp"
 #include "core/softmax.hpp"
 
 namespace cutlass_attn {
 
 // The four threads of a quad hold one row of an m16n8 accumulator together; every thread keeps the
-// row's maximum and the sum of its own columns.
+// row's reference (the state's maximum, in units of log2: its log2_scale is 1) and the sum of its
+// own columns.
+//
+// Any reference gives the same softmax as long as no weight overflows and the largest does not
+// vanish. So weights are first computed with the reference as it is, before anybody knows the
+// maximum of the new scores: the exponentials need not wait for a reduction over the row, and next
+// to always that was it. Only where a sum shows that a weight grew large, reference() is raised to
+// the maximum, as in the textbook. A row without a reference (-inf) has infinite weights, or NaN,
+// and gets its first one in the same way.
 template <class Arch, int kRows>
 struct SoftmaxRows {
+  // Bound for the sum of one thread's weights in a slice: a float16 is good for 16 times as much.
+  static constexpr float kLimit = 4096.0f;
+
   SoftmaxRow rows[kRows];
 
-  // Takes in a block of scores and leaves their weights in its place; rescales O.
-  //   s: (row, key)   o: (row, column)
-  template <class S, class O>
-  CUTE_DEVICE void update(S& s, O& o, float log2_scale) {
+  // Weights of a slice of scores, without looking for its maximum. False: some are too large.
+  //   s, w: (row, key)   sums: of this thread's weights of each row
+  template <class S, class W>
+  CUTE_DEVICE bool weigh(S const& s, W&& w, float (&sums)[kRows], float log2_scale) const {
     using namespace cute;
     static_assert(decltype(size<0>(s))::value == kRows);
+    bool ok = true;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(s); ++j) {
+        w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -rows[i].max));
+        sums[i] = j == 0 ? w(i, 0) : sums[i] + w(i, j);
+      }
+      ok = ok && sums[i] <= kLimit;
+    }
+    return ok;
+  }
+
+  // The same after raising the reference of every row whose weights were too large to the maximum
+  // of its scores; rescales O. `sums` are those that weigh() found.
+  //   o: (row, column)
+  template <class S, class W, class O>
+  CUTE_DEVICE void raise(S const& s, W&& w, O&& o, float (&sums)[kRows], float log2_scale) {
+    using namespace cute;
     static_assert(decltype(size<0>(o))::value == kRows);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      // Other rows of the warp keep theirs: what they come to must not depend on this one.
+      int is_too_large = !(sums[i] <= kLimit);
+      is_too_large |= Arch::shuffle_xor(is_too_large, 1);
+      is_too_large |= Arch::shuffle_xor(is_too_large, 2);
       float largest = s(i, 0);
       CUTE_UNROLL
       for (int j = 1; j < size<1>(s); ++j) largest = fmaxf(largest, s(i, j));
       largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
       largest = fmaxf(largest, Arch::shuffle_xor(largest, 2));
-
-      SoftmaxRow& row = rows[i];
-      float const rescale = row.raise(largest, log2_scale);
+      float const rescale = rows[i].raise(is_too_large ? largest * log2_scale : -kInf, 1.0f);
+      float const reference = rows[i].reference();
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
-        s(i, j) = row.weight(s(i, j), log2_scale);
-        row.sum += s(i, j);
+        w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
+        sums[i] = j == 0 ? w(i, 0) : sums[i] + w(i, j);
       }
       CUTE_UNROLL
       for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
     }
   }
 
-  // Completes the sums and normalises O.
-  template <class O>
-  CUTE_DEVICE void finish(O& o) {
-    using namespace cute;
+  CUTE_DEVICE void add(float const (&sums)[kRows]) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].sum += sums[i];
+  }
+
+  // Completes the sums of the rows, of which each thread has its own columns.
+  CUTE_DEVICE void complete() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       rows[i].sum += Arch::shuffle_xor(rows[i].sum, 1);
       rows[i].sum += Arch::shuffle_xor(rows[i].sum, 2);
-      float const inverse = rows[i].inverse_sum();
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(o); ++j) o(i, j) *= inverse;
     }
+  }
+
+  // Multiplies row i of O.
+  template <class O>
+  CUTE_DEVICE static void scale(O&& o, int i, float factor) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= factor;
   }
 };
 

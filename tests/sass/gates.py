@@ -5,8 +5,10 @@
 
 For every compiled sm80 row of the manifest and every score:
 
-- no local memory: neither spills nor a stack frame;
-- registers few enough for the blocks that an SM's shared memory holds, up to MAX_BLOCKS of them;
+- next to no local memory: MAX_LOCAL loads and stores between the first product and the last, those
+  of edge tiles included, and MAX_STACK bytes. The 128x64 tile at head_dim 128 keeps a few values
+  that only edge tiles and the epilogue need there, and is faster than any tile that needs none;
+- registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA, LDSM, LDSM.T and LDGSTS as the tile shape implies. More of them mean that
   the compiler duplicated the loop body or that copies got narrower, fewer that work was lost.
 
@@ -23,6 +25,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -31,15 +34,14 @@ ROOT = Path(__file__).parents[2]
 # The loop's body is compiled for tiles that need the mask's test and for those that do not.
 BODIES = 2
 
-# An SM of Ada.
-SHARED_MEMORY = 100 * 1024
-RESERVED_PER_BLOCK = 1024
-REGISTERS = 65536
-MAX_BLOCKS = 3  # more of them are not asked for
+REGISTERS = 65536  # of an SM
+MAX_STACK = 24  # bytes
+MAX_LOCAL = 5
 
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
-    r"Li(?P<head_dim>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)EEENS_\d+(?P<score>\w+?)EEE"
+    r"Li(?P<head_dim>\d+)ELi(?P<head_dim_v>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)"
+    r"ELi(?P<groups>\d+)EEENS_\d+(?P<score>\w+?)EEE"
 )
 DTYPES = {"6half_t": "f16", "10bfloat16_t": "bf16"}
 
@@ -53,30 +55,52 @@ def load_generator() -> ModuleType:
     return module
 
 
-def expected_counts(head_dim: int, m: int, n: int, warps: int) -> dict[str, int]:
-    """Instructions of one thread's code that the tile shape implies.
+@dataclass(frozen=True)
+class Shape:
+    """What a row's machine code depends on."""
 
-    m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim/8 per 16 keys, for
-    every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V transposed.
-    cp.async brings 8 elements: Q and the first K before the loop, V and the next K in its body.
-    """
-    rows = m // (16 * warps)
-    keys, dims = n // 16, head_dim // 16
-    threads = 32 * warps
-    load_q, load_kv = m * head_dim // 8 // threads, n * head_dim // 8 // threads
-    return {
-        "HMMA": BODIES * rows * 2 * (2 * keys * dims),
-        "LDSM": BODIES * (rows + keys) * dims,
-        "LDSM.T": BODIES * keys * dims,
-        "LDGSTS": load_q + load_kv + BODIES * 2 * load_kv,
-    }
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+    groups: int
 
+    @property
+    def rows(self) -> int:
+        """m16 blocks of a warp."""
+        return self.m // (16 * self.warps)
 
-def register_limit(head_dim: int, m: int, n: int, warps: int) -> int:
-    """Registers a thread may use if as many blocks as fit share an SM; Q, K and V are 16-bit."""
-    shared = 2 * (m + 2 * n) * head_dim
-    blocks = min(SHARED_MEMORY // (shared + RESERVED_PER_BLOCK), MAX_BLOCKS)
-    return min(REGISTERS // (32 * warps * blocks) // 8 * 8, 255)
+    @property
+    def is_pipelined(self) -> bool:
+        """Q stays in registers: kPipelined of sm80/config.hpp."""
+        return self.rows * (self.head_dim // 16) * 4 <= 32
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code.
+
+        m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim_v/8 per 16 keys,
+        for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
+        transposed. cp.async brings 8 elements. Outside the bodies are the first copies and, where
+        the loop is pipelined, Q, the first slice's Q K^T and the last one's P V.
+        """
+        slices, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
+        threads = 32 * self.warps
+        load_q = -(-self.m * self.head_dim // 8 // (threads * self.groups))
+        load_k, load_v = (self.n * d // 8 // threads for d in (self.head_dim, self.head_dim_v))
+        around = self.is_pipelined
+        return {
+            "HMMA": (BODIES * slices + around) * self.rows * 2 * (dims + dims_v),
+            "LDSM": BODIES * slices * dims + (around or BODIES) * self.rows * dims + around * dims,
+            "LDSM.T": BODIES * slices * dims_v + around * (dims_v - 1),
+            "LDGSTS": load_q + BODIES * (load_k + load_v) + load_k + around * (load_k + load_v),
+        }
+
+    def register_limit(self) -> int:
+        """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
+        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
+        blocks = 1 if self.groups > 1 else 3 if small else 2
+        return min(REGISTERS // (32 * self.warps * self.groups * blocks) // 8 * 8, 255)
 
 
 def cuobjdump() -> str:
@@ -107,7 +131,11 @@ def identify(mangled: str) -> tuple[str, str] | None:
     if not (match := KERNEL.search(mangled)):
         return None
     tile = "x".join(match[name] for name in ("m", "n", "warps"))
-    return f"sm80/{DTYPES[match['type']]}/d{match['head_dim']}/{tile}", match["score"]
+    tile += f"x{match['groups']}" * (match["groups"] != "1")
+    dims = f"d{match['head_dim']}"
+    dims += f"v{match['head_dim_v']}" * (match["head_dim_v"] != match["head_dim"])
+    family = "sm80/general" if match["score"] == "GeneralScore" else "sm80"
+    return f"{family}/{DTYPES[match['type']]}/{dims}/{tile}", match["score"]
 
 
 def read_resources(library: Path, arch: str) -> dict[tuple[str, str], dict[str, int]]:
@@ -128,9 +156,13 @@ def read_counts(library: Path, arch: str) -> dict[tuple[str, str], Counter[str]]
         if not (kernel := identify(name)):
             continue
         counts = found[kernel] = Counter()
-        for operation in re.findall(r"\b(?:HMMA|LDSM|LDGSTS|LDL|STL)[.\w]*", code):
-            base = operation.split(".")[0]
+        operations = re.findall(r"\b(?:HMMA|LDSM|LDGSTS|LDL|STL)[.\w]*", code)
+        bases = [operation.split(".")[0] for operation in operations]
+        for operation, base in zip(operations, bases):
             counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
+        if "HMMA" in bases:
+            loop = bases[bases.index("HMMA") : -bases[::-1].index("HMMA") or None]
+            counts["local in loop"] = loop.count("LDL") + loop.count("STL")
     return found
 
 
@@ -142,7 +174,7 @@ def main() -> int:
     options = parser.parse_args()
 
     generate = load_generator()
-    rows, scores = generate.load()
+    rows, _ = generate.load()
     build = generate.Build(tier=options.tier, simt=False)
     resources = read_resources(options.library, options.arch)
     counts = read_counts(options.library, options.arch)
@@ -153,21 +185,25 @@ def main() -> int:
         failures += not holds
         print(f"  {'ok  ' if holds else 'FAIL'} {what:<10} {measured!s:>5}  allowed: {allowed}")
 
-    checked = [row for row in rows if row.kernel.name == "sm80" and build.compiles(row)]
+    families = ("sm80", "sm80/general")
+    checked = [row for row in rows if row.kernel.name in families and build.compiles(row)]
     for row in checked:
-        for score in scores.values():
+        for score in row.kernel.scores:
             print(f"{row.key} {score}")
             kernel = (row.key, score)
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
             used, tile = resources[kernel], row.tile
-            local = used["STACK"] + used["LOCAL"] + counts[kernel]["LDL"] + counts[kernel]["STL"]
-            gate("local", local, local == 0, "none (stack frame, spills, LDL, STL)")
-            shape = (row.head_dim, tile.m, tile.n, tile.warps)
-            limit = register_limit(*shape)
+            local = counts[kernel]["local in loop"]
+            gate("local", local, local <= MAX_LOCAL, f"<= {MAX_LOCAL} loads and stores in the loop")
+            stack = used["STACK"] + used["LOCAL"]
+            gate("stack", stack, stack <= MAX_STACK, f"<= {MAX_STACK} bytes")
+            dims = row.head_dims
+            shape = Shape(dims.qk, dims.v, tile.m, tile.n, tile.warps, tile.groups)
+            limit = shape.register_limit()
             gate("registers", used["REG"], used["REG"] <= limit, f"<= {limit}")
-            for operation, count in expected_counts(*shape).items():
+            for operation, count in shape.counts().items():
                 measured = counts[kernel][operation]
                 gate(operation, measured, measured == count, str(count))
     print(f"{len(checked)} rows, {failures} gates failed")
