@@ -37,7 +37,7 @@ def test(session: nox.Session) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch]",
+        ".[test,torch,bench]",
         silent=False,
     )
     jobs = str(os.cpu_count() or 1)

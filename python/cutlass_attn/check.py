@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import _C
-from ._call import CUDA
+from .bench.environment import environment
+from .bench.impls import TORCH_BACKENDS, Unsupported, refusal, torch_attention, torch_backend
+from .bench.timing import clock_times_us, event_times_us, median_us
 from .functional import attention
-from .info import build_info, explain, variants
+from .info import explain, variants
 from .testing import Reference, judge, reference, round_to
 
 # Emulating a GPU kernel on the CPU is slow. After this time the remaining inputs are left out, and
@@ -145,7 +145,7 @@ class NumpyArrays:
         return x.astype(np.float32)
 
     def median_us(self, run: Callable[[], Any]) -> float:
-        return _median_us_on_host(run)
+        return median_us(clock_times_us(run, TIMED_RUNS))
 
 
 class TorchArrays:
@@ -164,41 +164,12 @@ class TorchArrays:
 
     def median_us(self, run: Callable[[], Any]) -> float:
         if self.device == "cpu":
-            return _median_us_on_host(run)
+            return median_us(clock_times_us(run, TIMED_RUNS))
         import torch
 
         with torch.cuda.device(self.device):
-            return self._median_us_on_gpu(run)
-
-    def _median_us_on_gpu(self, run: Callable[[], Any]) -> float:
-        import torch
-
-        for _ in range(3):
-            run()
-        # With the GPU busy at first, all of the work is queued by the time it starts, and the
-        # events measure kernels, not the host's pace.
-        torch.cuda._sleep(20_000_000)
-        marks = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(TIMED_RUNS)
-        ]
-        for before, after in marks:
-            before.record()
-            run()
-            after.record()
-        torch.cuda.synchronize()
-        return float(np.median([before.elapsed_time(after) for before, after in marks])) * 1e3
-
-
-def _median_us_on_host(run: Callable[[], Any]) -> float:
-    samples = []
-    for _ in range(TIMED_RUNS):
-        start = time.perf_counter()
-        run()
-        samples.append((time.perf_counter() - start) * 1e6)
-        if sum(samples) > 2e6:
-            break
-    return float(np.median(samples))
+            event_times_us(run, 3)  # loads and warms up
+            return median_us(event_times_us(run, TIMED_RUNS))
 
 
 def arrays_for(device: str) -> NumpyArrays | TorchArrays:
@@ -210,16 +181,6 @@ def arrays_for(device: str) -> NumpyArrays | TorchArrays:
             raise ValueError("a GPU is reached through torch, which is not installed") from None
         return NumpyArrays()
     return TorchArrays(device)
-
-
-def default_device() -> str:
-    """ "cuda" if torch and this build can use a GPU, else "cpu"."""
-    try:
-        import torch
-    except ImportError:
-        return "cpu"
-    usable = torch.cuda.is_available() and not _C.device_info(CUDA, 0)[1]
-    return "cuda" if usable else "cpu"
 
 
 def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Contender | Row]:
@@ -236,9 +197,7 @@ def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Co
                 Contender(chosen.key, _ours(problem, chosen.key), emulated=_emulated(chosen.kernel))
             )
         elif names:
-            about = [x.reason for x in explanation if name in (x.variant.key, x.variant.kernel)]
-            reason = "; ".join(dict.fromkeys(about)) or "there is no kernel of that name"
-            found.append(Row(name, ours=True, reason=reason))
+            found.append(Row(name, ours=True, reason=refusal(explanation, name)))
     if not names and not isinstance(q, np.ndarray):
         found += _torch_contenders(problem, sample)
     return found
@@ -256,37 +215,21 @@ def _ours(problem: Problem, key: str) -> Callable[..., tuple[Any, Any]]:
     return run
 
 
-def _torch_contenders(problem: Problem, sample: Any) -> list[Contender | Row]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+def _torch_contenders(problem: Problem, sample: Any) -> list[Contender]:
+    def run(backend: str, q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
+        with torch_backend(backend):
+            return torch_attention(q, k, v, problem.causal), None
 
-    if problem.causal and problem.seqlen_q != problem.seqlen_k:
-        return []  # torch aligns the diagonal top-left: another computation
-
-    def contender(backend: Any) -> Contender:
-        def run(q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
-            with sdpa_kernel(backend):
-                gqa = problem.heads != problem.heads_kv
-                out = scaled_dot_product_attention(
-                    q, k, v, is_causal=problem.causal, enable_gqa=gqa
-                )
-            return out, None
-
-        name = backend.name.lower().removesuffix("_attention")
-        return Contender(f"torch {name}", run, ours=False)
-
-    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-    if problem.device != "cpu":
-        backends += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-    found: list[Contender | Row] = []
-    for candidate in map(contender, backends):
+    q, k, v = sample
+    found = []
+    for backend in TORCH_BACKENDS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns at length about what it cannot run
             try:
-                candidate.run(*sample, False)
-            except RuntimeError:
+                run(backend, q, k, v, False)
+            except (RuntimeError, Unsupported):
                 continue
-        found.append(candidate)
+        found.append(Contender(f"torch {backend}", partial(run, backend), ours=False))
     return found
 
 
@@ -308,7 +251,7 @@ def run_check(
         progress("fp64 reference", len(expected), total)
         expected.append(reference(q, k, v, problem.dtype, causal=problem.causal))
 
-    report = Report(problem, environment(problem))
+    report = Report(problem, environment(problem.device))
     for position, contender in enumerate(plan, start=1):
         if isinstance(contender, Row):
             report.rows.append(contender)
@@ -338,32 +281,3 @@ def _fill_speedups(rows: list[Row]) -> None:
     if base:
         for row in rows:
             row.speedup = base / row.p50_us if row.p50_us else None
-
-
-def environment(problem: Problem) -> dict[str, Any]:
-    """Device and versions, for the record."""
-    found: dict[str, Any] = {"build": asdict(build_info()), "numpy": np.__version__}
-    found["python"] = platform.python_version()
-    found["device"] = platform.processor() or platform.machine()
-    try:
-        import torch
-    except ImportError:
-        return found
-    found["torch"] = torch.__version__
-    if problem.device != "cpu":
-        found["device"] = torch.cuda.get_device_name(problem.device)
-        found["compute_capability"] = torch.cuda.get_device_capability(problem.device)
-        found["cuda"] = torch.version.cuda
-        found |= _nvidia_smi()
-    return found
-
-
-def _nvidia_smi() -> dict[str, str]:
-    """Driver and clocks of the first GPU, as far as the driver's own tool tells."""
-    names = ["driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem"]
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(names, (field.strip() for field in done.stdout.split(","))))

@@ -1,4 +1,4 @@
-"""The command `cutlass-attn`: what this installation is, and whether its kernels are right."""
+"""The command `cutlass-attn`: what an installation is, if its kernels are right, and how fast."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,7 +18,14 @@ from rich.table import Table
 
 from . import _C
 from ._call import CUDA, DTYPES
-from .check import Problem, Report, Row, default_device, run_check
+from .bench.environment import default_device, environment, why_no_gpu
+from .bench.impls import discover, select
+from .bench.report import Report as BenchReport
+from .bench.report import checkout_commit, default_path, load
+from .bench.runner import MIN_ROUNDS, Plan, describe_method, run_bench
+from .bench.shapes import GRIDS, SHAPE_FORM, Grid, parse_shape
+from .bench.table import print_report
+from .check import Problem, Report, Row, run_check
 from .info import build_info, variants
 
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -26,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.command == "info":
         return _info(_console())
-    return _check(args)
+    try:
+        return _bench(args) if args.command == "bench" else _check(args)
+    except ValueError as error:
+        print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
+        return 2
 
 
 def _console(stderr: bool = False) -> Console:
@@ -69,7 +83,62 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--inputs", type=_size, default=default.inputs, help="random inputs")
     check.add_argument("--seed", type=int, default=default.seed)
     check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="time the kernels beside PyTorch's and other libraries'",
+        description="Times this library's kernels, PyTorch's backends and every other attention "
+        "library that can be imported, in interleaved rounds on the same random inputs, and writes "
+        "the result as JSON. Exit status 1 if one of this library's kernels fails or is wrong.",
+    )
+    bench.add_argument(
+        "--grid", choices=GRIDS, help="a named set of shapes; forward by default, small on a CPU"
+    )
+    bench.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar=SHAPE_FORM.upper(),
+        help="one shape instead of a grid; may be repeated",
+    )
+    bench.add_argument("--causal", choices=["both", "yes", "no"], default="both")
+    bench.add_argument("--dtype", default="fp16,bf16", help="of fp16, bf16, fp32 (fp16,bf16)")
+    bench.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        help="also time this kernel or variant of ours, such as sm80; may be repeated",
+    )
+    bench.add_argument(
+        "--impl",
+        action="append",
+        default=[],
+        help="only this one, such as torch:flash, torch, cutlass_attn or xformers; may be repeated",
+    )
+    bench.add_argument("--baseline", default="torch:flash", help="of the ratios (torch:flash)")
+    bench.add_argument("--device", help='"cpu", "cuda" (default) or "cuda:N"')
+    bench.add_argument(
+        "--timing",
+        choices=["events", "graph"],
+        help="on a GPU: events with a cold L2, or in a CUDA graph, warm; by default the grid's own",
+    )
+    bench.add_argument("--rounds", type=int, default=7, help=f"{MIN_ROUNDS} or more (7)")
+    bench.add_argument("--seed", type=int, default=0)
+    bench.add_argument(
+        "--json",
+        metavar="FILE",
+        help="where to write the result, - is stdout; by default <device>-<grid>.json, in a "
+        "checkout of the sources in benchmarks/results",
+    )
+    bench.add_argument("--commit", help="for the record; by default that of the checkout")
+    bench.add_argument("--plot", metavar="FILE", help="measure nothing, draw this result instead")
+    bench.add_argument(
+        "--out", metavar="FOLDER", default=".", help="where --plot writes its PNG and SVG files"
+    )
 
 
 def _size(text: str) -> int:
@@ -118,6 +187,24 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for as long as the context; it gives show(what, done, total)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield show
+
+
 def _check(args: argparse.Namespace) -> int:
     # A JSON document on stdout must be alone there.
     console = _console(stderr=args.json == "-")
@@ -134,23 +221,8 @@ def _check(args: argparse.Namespace) -> int:
         inputs=args.inputs,
         seed=args.seed,
     )
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("")
-
-            def show(what: str, done: int, total: int) -> None:
-                bar.update(task, description=what, completed=done, total=total)
-
-            report = run_check(problem, args.kernel, show)
-    except ValueError as error:
-        print(f"cutlass-attn check: {error}", file=sys.stderr)
-        return 2
+    with _progress() as show:
+        report = run_check(problem, args.kernel, show)
     _print_report(console, report)
     if args.json:
         text = json.dumps(_without_nan(report.as_json()), indent=2)
@@ -203,3 +275,91 @@ def _without_nan(value: object) -> object:
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _bench(args: argparse.Namespace) -> int:
+    if args.plot:
+        return _plot(args)
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ValueError("torch is not installed; pip install 'cutlass_attn[torch]'") from None
+    device = args.device or "cuda"
+    if device != "cpu" and (lack := why_no_gpu(device)):
+        raise ValueError(f"{lack}; `cutlass-attn bench --device cpu` times the CPU kernel")
+    grid = _grid(args, device)
+    impls, absent = discover(args.kernel, torch_auto=grid.host_time and device != "cpu")
+    chosen = select(impls, absent, args.impl)
+    if args.baseline not in (names := [impl.name for impl in impls]):
+        raise ValueError(f"--baseline must be one of {', '.join(names)}, got {args.baseline!r}")
+    plan = Plan(grid, _dtypes(args.dtype), chosen, device, args.rounds, args.seed)
+    report = BenchReport(
+        grid.name,
+        args.baseline,
+        environment(device),
+        describe_method(plan),
+        versions={impl.name: impl.version for impl in plan.impls if impl.version},
+        absent={} if args.impl else absent,  # else none of them was asked for
+        commit=args.commit or checkout_commit(),
+    )
+    to_stdout = args.json == "-"
+    named = report.environment["device"] if device != "cpu" else "cpu"
+    path = Path(args.json) if args.json else default_path(named, grid.name)
+
+    def save(report: BenchReport) -> None:  # after each shape: a run that is cut short keeps them
+        if not to_stdout:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(report.dumps())
+
+    with _progress() as show:
+        run_bench(plan, report, show, save)
+    console = _console(stderr=to_stdout)
+    print_report(console, report)
+    if to_stdout:
+        print(report.dumps(), end="")
+    else:
+        console.print(f"written to {path}", highlight=False, markup=False)
+    return 0 if report.ok else 1
+
+
+def _grid(args: argparse.Namespace, device: str) -> Grid:
+    """The shapes to time. Raises ValueError for --grid beside --shape, a wrong or no shape."""
+    if args.shape and args.grid:
+        raise ValueError("--grid and --shape exclude each other")
+    if args.shape:
+        shapes = tuple(
+            replace(shape, causal=causal)
+            for shape in map(parse_shape, args.shape)
+            # To one query a causal mask shows every key.
+            for causal in ((False, True) if shape.seqlen_q > 1 else (False,))
+        )
+        grid = Grid("shapes", shapes)
+    else:
+        grid = GRIDS[args.grid or ("small" if device == "cpu" else "forward")]
+    wanted = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
+    shapes = tuple(shape for shape in grid.shapes if shape.causal in wanted)
+    if not shapes:
+        raise ValueError(f"--causal {args.causal} leaves no shape of the {grid.name} grid")
+    return replace(grid, shapes=shapes, timing=args.timing or grid.timing)
+
+
+def _dtypes(text: str) -> list[str]:
+    found = [_SHORT.get(name, name) for name in text.split(",")]
+    for name in found:
+        if name not in DTYPES:
+            raise ValueError(f"--dtype must be of {', '.join(_SHORT)}, got {name!r}")
+    return found
+
+
+def _plot(args: argparse.Namespace) -> int:
+    try:
+        from .bench.plot import draw
+    except ImportError:
+        raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
+    try:
+        report = load(args.plot)
+    except OSError as error:
+        raise ValueError(f"--plot {args.plot}: {error.strerror}") from None
+    for path in draw(report, Path(args.plot).stem, Path(args.out)):
+        print(path)
+    return 0

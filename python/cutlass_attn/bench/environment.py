@@ -1,0 +1,76 @@
+"""What a measurement ran on: device, clocks and versions."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+from .._call import CUDA
+from ..info import build_info
+
+_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Device and versions, for the record; `device` is "cpu", "cuda" or "cuda:N"."""
+    found: dict[str, Any] = {"build": asdict(build_info()), "numpy": np.__version__}
+    found["python"] = platform.python_version()
+    found["device"] = platform.processor() or platform.machine()
+    try:
+        import torch
+    except ImportError:
+        return found
+    found["torch"] = torch.__version__
+    if device != "cpu":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["compute_capability"] = torch.cuda.get_device_capability(device)
+        found["cuda"] = torch.version.cuda
+        found |= nvidia_smi(device)
+    return found
+
+
+def nvidia_smi(device: str) -> dict[str, str]:
+    """Driver and present clocks of a CUDA device, as far as the driver's own tool tells."""
+    import torch
+
+    # torch counts the visible devices, nvidia-smi all of them; both know the UUID.
+    properties = torch.cuda.get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)  # torch 2.5 or later
+    which = f"GPU-{uuid}" if uuid else str(torch.device(device).index or 0)
+    query = f"--query-gpu={','.join(_SMI_FIELDS)}"
+    command = ["nvidia-smi", query, "--format=csv,noheader", f"--id={which}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(_SMI_FIELDS, (field.strip() for field in done.stdout.split(","))))
+
+
+def default_device() -> str:
+    """ "cuda" if torch and this build can use a GPU, else "cpu"."""
+    return "cpu" if why_no_gpu("cuda") else "cuda"
+
+
+def why_no_gpu(device: str) -> str:
+    """What "cuda" or "cuda:N" lacks before torch and this build can use it; empty if nothing.
+
+    Raises ValueError for the name of any other device.
+    """
+    match = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if match is None:
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N", got {device!r}')
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.version.cuda:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no usable GPU or driver"
+    return str(_C.device_info(CUDA, int(match[1] or 0))[1])
