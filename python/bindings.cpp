@@ -7,6 +7,8 @@
 #include <string>
 
 #include "cutlass_attn.hpp"
+#include "errors.hpp"
+#include "short_path.hpp"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -15,37 +17,25 @@ namespace {
 
 using namespace cutlass_attn;
 
-[[noreturn]] void raise(PyObject* type, std::string const& message) {
-  PyErr_SetString(type, message.c_str());
-  throw py::error_already_set();
-}
-
-void raise_unless_ok(Status const& status) {
-  switch (status.code) {
-    case StatusCode::kOk:
-      return;
-    case StatusCode::kInvalidArgument:
-    case StatusCode::kNoKernel:
-      raise(PyExc_ValueError, status.message);
-    case StatusCode::kNotImplemented:
-      raise(PyExc_NotImplementedError, status.message);
-    case StatusCode::kDeviceError:
-      raise(PyExc_RuntimeError, status.message);
-  }
-}
-
-// Walks the tuple that describes a call. Its layout is stated once more, in Python, by
-// _call.Request and _call.describe. Fields are read in place: pybind11's own conversion
-// of thirty arguments would take longer than all the rest of a call.
+// Walks one of the tuples that describe a call. Their layout is stated once more, in Python, by
+// _call.Request, _call.describe and _options.Options.describe. Fields are read in place: pybind11's
+// own conversion of thirty arguments would take longer than all the rest of a call.
 class Reader {
  public:
-  explicit Reader(py::tuple const& fields) : fields_(fields.ptr()) {
-    if (PyTuple_GET_SIZE(fields_) != kFields) {
-      raise(PyExc_TypeError, "a call is described by " + std::to_string(kFields) + " fields");
+  Reader(PyObject* fields, Py_ssize_t count) : fields_(fields) {
+    if (!PyTuple_Check(fields) || PyTuple_GET_SIZE(fields) != count) {
+      raise(PyExc_TypeError, "expected a tuple of " + std::to_string(count) + " fields");
     }
   }
 
-  int64_t integer() { return integer(next()); }
+  PyObject* object() { return PyTuple_GET_ITEM(fields_, index_++); }
+
+  int64_t integer() { return integer(object()); }
+
+  template <class T>
+  T* address() {
+    return reinterpret_cast<T*>(integer());
+  }
 
   int32_t size(char const* name) {
     int64_t const value = integer();
@@ -57,7 +47,7 @@ class Reader {
   }
 
   float real() {
-    double const value = PyFloat_AsDouble(next());
+    double const value = PyFloat_AsDouble(object());
     if (value == -1.0 && PyErr_Occurred()) throw py::error_already_set();
     return float(value);
   }
@@ -65,28 +55,33 @@ class Reader {
   // Address, then the four strides, in elements, in the order of the layout.
   TensorRef operand(char const* name, bool bshd, bool has_rows, int32_t row_size) {
     TensorRef ref;
-    ref.data = reinterpret_cast<void*>(integer());
-    PyObject* const strides = next();
-    if (!PyTuple_Check(strides) || PyTuple_GET_SIZE(strides) != 4) {
-      raise(PyExc_TypeError, std::string(name) + " needs a tuple of 4 strides");
-    }
-    auto const stride = [&](int i) { return integer(PyTuple_GET_ITEM(strides, i)); };
-    ref.batch_stride = stride(0);
-    ref.head_stride = stride(bshd ? 2 : 1);
-    ref.row_stride = stride(bshd ? 1 : 2);
-    if (stride(3) != 1 && has_rows && row_size > 1) {
+    ref.data = address<void>();
+    Reader strides(object(), 4);
+    ref.batch_stride = strides.integer();
+    int64_t const second = strides.integer(), third = strides.integer(), last = strides.integer();
+    ref.head_stride = bshd ? third : second;
+    ref.row_stride = bshd ? second : third;
+    if (last != 1 && has_rows && row_size > 1) {
       raise(PyExc_ValueError, std::string("the last dimension of ") + name +
                                   " must be contiguous (stride 1), got stride " +
-                                  std::to_string(stride(3)) + "; call .contiguous() first");
+                                  std::to_string(last) + "; call .contiguous() first");
     }
     return ref;
   }
 
+  // Address, then the strides, in elements, of (batch, num_heads_q, seqlen_q, seqlen_k).
+  LogitRef per_logit() {
+    LogitRef ref;
+    ref.data = address<void const>();
+    Reader strides(object(), 4);
+    ref.batch_stride = strides.integer();
+    ref.head_stride = strides.integer();
+    ref.row_stride = strides.integer();
+    ref.key_stride = strides.integer();
+    return ref;
+  }
+
  private:
-  static constexpr Py_ssize_t kFields = 23;
-
-  PyObject* next() { return PyTuple_GET_ITEM(fields_, index_++); }
-
   static int64_t integer(PyObject* object) {
     long long const value = PyLong_AsLongLong(object);
     if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
@@ -97,8 +92,20 @@ class Reader {
   Py_ssize_t index_ = 0;
 };
 
+void read_options(PyObject* options, AttnParams& p) {
+  Reader read(options, 10);
+  p.bias = read.per_logit();
+  p.bias_dtype = static_cast<DType>(read.integer());
+  p.mask = read.per_logit();
+  p.alibi_slopes = read.address<float const>();
+  p.alibi_batch_stride = read.integer();
+  p.sinks = read.address<float const>();
+  p.dropout_p = read.real();
+  p.rng_state = read.address<uint64_t const>();
+}
+
 AttnParams read_params(py::tuple const& call) {
-  Reader read(call);
+  Reader read(call.ptr(), 24);
   AttnParams p;
   p.dtype = static_cast<DType>(read.integer());
   bool const bshd = read.integer() != 0;
@@ -120,7 +127,8 @@ AttnParams read_params(py::tuple const& call) {
   p.k = read.operand("k", bshd, has_keys, p.head_dim);
   p.v = read.operand("v", bshd, has_keys, p.head_dim_v);
   p.o = read.operand("out", bshd, has_queries, p.head_dim_v);
-  p.softmax_lse = reinterpret_cast<float*>(read.integer());
+  p.softmax_lse = read.address<float>();
+  if (PyObject* const options = read.object(); options != Py_None) read_options(options, p);
   return p;
 }
 
@@ -141,8 +149,9 @@ void forward(py::tuple const& call, int device, int device_index, std::uintptr_t
   raise_unless_ok(status);
 }
 
-py::list explain_call(py::tuple const& call, int device, int compute_capability,
-                      std::string unavailable, std::string const& kernel) {
+// A compute capability asks about a GPU that need not be present, 0 about the device at hand.
+py::list explain_call(py::tuple const& call, int device, int device_index, int compute_capability,
+                      std::string const& kernel) {
   AttnParams params = read_params(call);
   // An output that is not there yet and tensors without memory (torch's "meta" device) pose as
   // aligned ones that overlap nothing.
@@ -151,7 +160,9 @@ py::list explain_call(py::tuple const& call, int device, int compute_capability,
       t->data = reinterpret_cast<void*>(int64_t(t == &params.o ? 3 : 1) << 60);
   }
   raise_unless_ok(check(params));
-  DeviceInfo const where{static_cast<Device>(device), compute_capability, std::move(unavailable)};
+  DeviceInfo const where = compute_capability
+                               ? typical_device(compute_capability)
+                               : device_info(static_cast<Device>(device), device_index);
   py::list verdicts;
   for (Verdict const& verdict : explain(params, where, kernel)) {
     verdicts.append(py::make_tuple(verdict.key, verdict.chosen, verdict.reason));
@@ -164,7 +175,9 @@ py::list variant_list() {
   for (VariantInfo const& v : variants()) {
     list.append(py::dict("key"_a = v.key, "kernel"_a = v.kernel,
                          "device"_a = v.device == Device::kCuda ? "cuda" : "cpu",
-                         "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim, "tile"_a = v.tile,
+                         "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim,
+                         "head_dim_v"_a = v.head_dim_v, "head_dim_multiple"_a = v.head_dim_multiple,
+                         "tile"_a = v.tile, "options"_a = py::tuple(py::cast(v.options)),
                          "tier"_a = v.tier, "compiled"_a = v.compiled,
                          "automatic"_a = v.automatic));
   }
@@ -186,6 +199,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("explain", &explain_call);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
+  m.def("short_path",
+        [](py::type tensor, py::capsule exchange_api, py::object empty_like,
+           py::object contiguous_format, py::object is_neg, py::object is_grad_enabled,
+           py::object num_threads, py::tuple interceptors) {
+          return make_short_path({std::move(tensor), std::move(exchange_api), std::move(empty_like),
+                                  std::move(contiguous_format), std::move(is_neg),
+                                  std::move(is_grad_enabled), std::move(num_threads),
+                                  std::move(interceptors)});
+        });
   m.def("device_info", [](int device, int index) {
     DeviceInfo const info = device_info(static_cast<Device>(device), index);
     return py::make_tuple(info.compute_capability, info.unavailable);

@@ -14,6 +14,8 @@ import cutlass_attn
 import numpy as np
 import pytest
 import reference
+from cutlass_attn import testing
+from pairwise import pairwise
 
 torch = pytest.importorskip("torch", reason="the kernels are tested on torch tensors")
 
@@ -36,9 +38,17 @@ class Case:
     layout: str = "bhsd"
     storage: str = "dense"
     magnitude: float = 1.0
+    # Which dimensions they have, out of "bhqk"; 1 where they are broadcast: "b11k", "qk".
+    bias: str | None = None
+    bias_dtype: str | None = None  # None: as q
+    bias_inf: bool = False  # a third of it is -inf
+    mask: str | None = None
+    alibi: str | None = None  # "h" or "bh"
+    sinks: bool = False
+    dropout_p: float = 0.0
 
     @property
-    def options(self):
+    def scalars(self):
         """Keywords of attention() and of the oracle."""
         return {
             "causal": self.causal,
@@ -50,7 +60,23 @@ class Case:
     @property
     def is_aligned(self):
         """Are 16-byte accesses possible?"""
-        return self.storage != "unaligned" and (self.head_dim or 64) % 8 == 0
+        return (
+            self.storage != "unaligned"
+            and (self.head_dim or 64) % 8 == 0
+            and (self.head_dim_v or 64) % 8 == 0
+        )
+
+    @property
+    def asks_for(self):
+        """Names of the options that a kernel may lack."""
+        asked = {
+            "bias": self.bias,
+            "mask": self.mask,
+            "alibi_slopes": self.alibi,
+            "sinks": self.sinks,
+            "dropout": self.dropout_p,
+        }
+        return {name for name, value in asked.items() if value}
 
     def __str__(self):
         return self.name
@@ -124,23 +150,116 @@ CASES = [
     ),
     Case("wider_v", "V wider than K", head_dim=32, head_dim_v=72),
     Case("narrower_v", "V narrower than K", head_dim=72, head_dim_v=16),
+    Case("bias", "one number for each logit", seqlen_k=70, bias="bhqk"),
+    Case("bias_fp32", "of another dtype than q", batch=2, bias="1hqk", bias_dtype="float32"),
+    Case("bias_per_key", "(B, 1, 1, Sk): one row for all queries", batch=2, bias="b11k"),
+    Case("bias_per_query", "what a softmax ignores, but its log-sum-exp not", bias="hq1"),
+    Case("bias_of_two_dims", "no batch, no heads", seqlen_k=90, bias="qk", causal=True),
+    Case("bias_of_one_dim", "a vector over keys", bias="k", heads=4),
+    Case("bias_inf", "a mask by way of the bias", bias="bhqk", bias_inf=True, seqlen_k=100),
+    Case("bias_bshd", "its dimensions stay (B, H, Sq, Sk)", layout="bshd", bias="1hqk", batch=2),
+    Case("bias_sliced", "strides of its own, NaN around it", bias="bhqk", storage="sliced"),
+    Case("bias_transposed", "keys are not its contiguous ones", bias="bhqk", storage="transposed"),
+    Case("bias_unaligned", "an odd address", bias="qk", bias_dtype="float32", storage="unaligned"),
+    Case("mask", "a bit for each logit; a row in five sees nothing", batch=2, mask="bhqk"),
+    Case(
+        "mask_padding", "(B, 1, 1, Sk): as for padded batches", batch=2, seqlen_k=131, mask="b11k"
+    ),
+    Case("mask_causal", "on top of an interval", seqlen_k=90, mask="qk", causal=True, window=40),
+    Case("mask_per_query", "whole rows of it", mask="hq1", seqlen_q=70),
+    Case("mask_sliced", "strides of its own", mask="bhqk", storage="sliced", seqlen_k=70),
+    Case("mask_transposed", "keys are not its contiguous ones", mask="bhqk", storage="transposed"),
+    Case("alibi", "a slope per head", alibi="h", heads=4, causal=True, seqlen_q=20, seqlen_k=90),
+    Case("alibi_per_batch", "a slope per batch entry and head", batch=2, alibi="bh", seqlen_q=90),
+    Case("sinks", "a logit without a key", sinks=True, heads=4, seqlen_k=70),
+    Case("sinks_no_key", "where queries see nothing else", sinks=True, causal=True, seqlen_k=9),
+    Case("sinks_empty_keys", "O = 0, LSE is the sink", sinks=True, seqlen_k=0),
+    Case("sinks_scale_negative", "in logits, whatever the scale", sinks=True, softmax_scale=-0.2),
+    Case("sinks_scale_zero", "with uniform weights", sinks=True, softmax_scale=0.0),
+    Case("dropout", "each weight for itself", dropout_p=0.3, batch=2, heads=3, heads_kv=3),
+    Case("dropout_long", "keys of several draws", dropout_p=0.5, seqlen_q=70, seqlen_k=150),
+    Case("dropout_all", "nothing is left; LSE stays", dropout_p=1.0),
+    Case("dropout_hardly", "a probability of 2^-16", dropout_p=2.0**-16),
+    Case(
+        "everything",
+        "all options in one call",
+        batch=2,
+        heads=4,
+        seqlen_k=90,
+        causal=True,
+        window=(50, None),
+        softmax_scale=0.2,
+        softcap=3.0,
+        bias="1hqk",
+        mask="b11k",
+        alibi="h",
+        sinks=True,
+        dropout_p=0.25,
+    ),
 ]
+
+# Every pair of values of two of these occurs together in one of PAIRWISE, also with heads that fit
+# into 64 alone: the only size that all kernels are compiled for on the CPU.
+FACTORS = {
+    "layout": ["bhsd", "bshd"],
+    "storage": ["dense", "transposed", "sliced", "expanded"],
+    "heads_kv": [2, 1],
+    "lengths": [(33, 70), (65, 40), (3, 77), (16, 16)],
+    "causal": [False, True],
+    "window": [None, 9, (30, None)],
+    "softcap": [0.0, 2.5],
+    "softmax_scale": [None, 0.3, -0.2],
+    "bias": [None, "bhqk", "1hqk", "b11k", "qk"],
+    "bias_dtype": [None, "float32"],
+    "mask": [None, "bhqk", "b11k", "1h1k", "qk"],
+    "alibi": [None, "h", "bh"],
+    "sinks": [False, True],
+    "dropout_p": [0.0, 0.3],
+}
+HEAD_DIMS = {
+    "narrow": {"head_dim": [None, 40, 8], "head_dim_v": [None, 24]},
+    "wide": {"head_dim": [72, 80, 128], "head_dim_v": [None, 32, 96]},
+}
+
+
+def _pairwise_cases():
+    for name, head_dims in HEAD_DIMS.items():
+        for i, row in enumerate(pairwise({**head_dims, **FACTORS}, seed=1)):
+            seqlen_q, seqlen_k = row.pop("lengths")
+            yield Case(f"{name}{i}", "", batch=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **row)
+
+
+PAIRWISE = list(_pairwise_cases())
+
+# What kernels take of the options that a kernel may lack. Stated here, as the rest of takes() is,
+# so that a kernel cannot excuse itself.
+ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
+OPTIONS = {
+    "sm80": {"sinks"},
+    "sm80/general": ALL_OPTIONS,
+    "scalar/tiled": ALL_OPTIONS,
+    "scalar/minimal": ALL_OPTIONS,
+    "cpu": ALL_OPTIONS,
+}
 
 
 def takes(variant, case):
-    """Should the variant run the case? Stated here so that a kernel cannot excuse itself."""
+    """Should the variant run the case?"""
+    if not case.asks_for <= OPTIONS[variant.kernel.removesuffix("-simt")]:
+        return False
     if variant.head_dim == 0:
         return True
     head_dim = case.head_dim or variant.head_dim
-    return head_dim == variant.head_dim and case.head_dim_v in (None, head_dim) and case.is_aligned
+    fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
+    return fits and (case.is_aligned or not variant.kernel.startswith("sm80"))
 
 
-def all_pairs():
+def all_pairs(which):
     """pytest parameters (variant, case): every compiled variant with every case it should take."""
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=needs(variant))
         for variant in compiled_variants()
-        for case in CASES
+        for case in which
         if takes(variant, case)
     ]
 
@@ -176,7 +295,7 @@ def needs(variant):
 needs_gpu = pytest.mark.skipif(bool(no_gpu()), reason=no_gpu() or "a GPU is there")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
 def values(case, dtype, head_dim):
     """q, k, v as float32 numpy arrays (B, H, S, D) of values that dtype represents."""
     rng = np.random.default_rng(zlib.crc32(f"{case} {dtype} {head_dim}".encode()))
@@ -193,9 +312,77 @@ def values(case, dtype, head_dim):
     return tuple(reference.round_to(x, dtype) for x in (q, k, v))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=512)
+def arrays(case, dtype):
+    """The options of the case that are arrays, by keyword; in float32 where they are numbers."""
+    rng = np.random.default_rng(zlib.crc32(f"{case} {dtype} options".encode()))
+    found = {}
+    if case.bias:
+        bias = rng.standard_normal(_shape(case, case.bias))
+        if case.bias_inf:
+            bias[rng.random(bias.shape) < 1 / 3] = -np.inf
+        found["bias"] = reference.round_to(bias, case.bias_dtype or dtype)
+    if case.mask:
+        found["mask"] = mask = rng.random(_shape(case, case.mask)) < 0.6
+        if "q" in case.mask:
+            mask[..., 3::5, :] = False
+    if case.alibi:
+        shape = (case.heads,) if case.alibi == "h" else (case.batch, case.heads)
+        found["alibi_slopes"] = rng.standard_normal(shape).astype(np.float32) / 4
+    if case.sinks:
+        found["sinks"] = rng.standard_normal(case.heads).astype(np.float32) * 2
+    if case.dropout_p:
+        found["rng_state"] = rng.integers(-(2**63), 2**63, size=2)
+    return found
+
+
+def _shape(case, dims):
+    """Of an operand with these dimensions, such as "b11k"."""
+    sizes = {"b": case.batch, "h": case.heads, "q": case.seqlen_q, "k": case.seqlen_k, "1": 1}
+    return tuple(sizes[dim] for dim in dims)
+
+
+@functools.lru_cache(maxsize=512)
 def expected(case, dtype, head_dim):
-    return reference.attention(*values(case, dtype, head_dim), dtype, **case.options)
+    options = dict(arrays(case, dtype))
+    if case.dropout_p:
+        rng_state = options.pop("rng_state")
+        shape = (case.batch, case.heads, case.seqlen_q, case.seqlen_k)
+        options["kept"] = testing.dropout_mask(rng_state, shape, case.dropout_p)
+    q, k, v = values(case, dtype, head_dim)
+    scalars = {**case.scalars, "dropout_p": case.dropout_p}
+    return reference.attention(q, k, v, dtype, **scalars, **options)
+
+
+def keywords(case, dtype, device):
+    """Options of attention() for the case: the scalars, and tensors laid out as the case says."""
+    result = {**case.scalars, "layout": case.layout, "dropout_p": case.dropout_p}
+    for name, x in arrays(case, dtype).items():
+        x = torch.from_numpy(x).to(device)
+        if name == "bias":
+            x = x.to(getattr(torch, case.bias_dtype or dtype))
+        if name in ("bias", "mask") and case.storage in _LOGIT_STORAGE:
+            x = _LOGIT_STORAGE[case.storage](x)
+        result[name] = x
+    return result
+
+
+def _logits_sliced(x):
+    """Part of a larger tensor of NaN (of a mask: True), every other key of it."""
+    store = x.new_full([*(n + 2 for n in x.shape[:-1]), 2 * x.shape[-1] + 3], float("nan"))
+    return store[(*(slice(1, n + 1) for n in x.shape[:-1]), slice(2, -1, 2))].copy_(x)
+
+
+def _logits_unaligned(x):
+    store = x.new_full([*x.shape[:-1], x.shape[-1] + 1], float("nan"))
+    return store[..., 1:].copy_(x)
+
+
+_LOGIT_STORAGE = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "sliced": _logits_sliced,
+    "unaligned": _logits_unaligned,
+}
 
 
 def tensors(case, dtype, head_dim, device):
@@ -205,8 +392,13 @@ def tensors(case, dtype, head_dim, device):
     arrays = (*arrays, np.full(out_shape, np.nan, np.float32))
     dtype = getattr(torch, dtype)
     dense = [torch.from_numpy(x).to(device, dtype) for x in arrays]
+    heads_axis = 1
     if case.layout == "bshd":
+        heads_axis = 2
         dense = [x.transpose(1, 2).contiguous() for x in dense]
+    if case.storage == "expanded":  # K and V have one head, as values() made them
+        one_head = [x[:1].narrow(heads_axis, 0, 1).expand_as(x) for x in dense[1:3]]
+        return [dense[0], *one_head, dense[3]]
     return _STORAGE[case.storage](dense)
 
 
@@ -229,11 +421,6 @@ def _packed(dense):
     return [slots[i, :, :, : x.shape[2]].copy_(x) for i, x in enumerate(dense)]
 
 
-def _expanded(dense):
-    q, k, v, out = dense
-    return [q, k[:1, :1].expand_as(k), v[:1, :1].expand_as(v), out]
-
-
 def _unaligned(dense):
     result = []
     for x in dense:
@@ -247,7 +434,6 @@ _STORAGE = {
     "transposed": lambda dense: [x.transpose(1, 2).contiguous().transpose(1, 2) for x in dense],
     "sliced": _sliced,
     "packed": _packed,
-    "expanded": _expanded,
     "unaligned": _unaligned,
 }
 

@@ -46,47 +46,87 @@ def round_to(x, dtype):
 
 
 def attention(
-    q, k, v, dtype, *, causal=False, window=None, softmax_scale=None, softcap=0.0
+    q,
+    k,
+    v,
+    dtype,
+    *,
+    causal=False,
+    window=None,
+    softmax_scale=None,
+    softcap=0.0,
+    bias=None,
+    mask=None,
+    alibi_slopes=None,
+    sinks=None,
+    dropout_p=0.0,
+    kept=None,
 ) -> Expected:
-    """q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): float arrays that dtype holds."""
+    """q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): float arrays that dtype holds.
+
+    bias (float) and mask (bool) broadcast to (B, Hq, Sq, Sk), alibi_slopes to (B, Hq); sinks is
+    (Hq,). kept is bool, (B, Hq, Sq, Sk): the weights that dropout leaves.
+    """
     batch, heads, seqlen_q, head_dim = q.shape
     heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    every = (batch, heads, seqlen_q, seqlen_k)
+    bias = np.broadcast_to(np.float32(0) if bias is None else bias, every)
+    mask = np.broadcast_to(True if mask is None else mask, every)
+    slopes = np.broadcast_to(np.float32(0) if alibi_slopes is None else alibi_slopes, every[:2])
     exact = np.zeros((batch, heads, seqlen_q, head_dim_v))
     lse = np.full((batch, heads, seqlen_q), -np.inf)
     unfused = np.zeros_like(exact, dtype=np.float32)
     for b, h, i in np.ndindex(batch, heads, seqlen_q):
         first, end = visible_keys(i, seqlen_q, seqlen_k, causal, window)
-        if first == end:
+        seen = first + np.flatnonzero(mask[b, h, i, first:end])
+        sink = None if sinks is None else sinks[h]
+        if len(seen) == 0:
+            lse[b, h, i] = -np.inf if sink is None else sink
             continue
         shared = h * heads_kv // heads  # query heads are shared out to the KV heads in order
-        row, keys, values = q[b, h, i], k[b, shared, first:end], v[b, shared, first:end]
+        row, keys, values = q[b, h, i], k[b, shared, seen], v[b, shared, seen]
+        distance = np.abs(seen - (i + seqlen_k - seqlen_q))
+        terms = slopes[b, h], distance, bias[b, h, i, seen]
+        factor = np.float64(1) if kept is None else _factors(kept[b, h, i, seen], dropout_p)
         with np.errstate(invalid="ignore", over="ignore"):
-            p, lse[b, h, i] = _softmax(_logits(np.float64, row, keys, scale, softcap))
-            exact[b, h, i] = _weighted(np.float64, p, values)
+            p, lse[b, h, i] = _softmax(_logits(np.float64, row, keys, scale, softcap, *terms), sink)
+            exact[b, h, i] = _weighted(np.float64, p * factor, values)
             if dtype == "float32":
-                p, _ = _softmax(_logits(np.float32, row, keys, scale, softcap))
-                unfused[b, h, i] = _weighted(np.float32, p, values)
+                p, _ = _softmax(_logits(np.float32, row, keys, scale, softcap, *terms), sink)
+                unfused[b, h, i] = _weighted(np.float32, p * np.float32(factor), values)
             else:
-                p = round_to(p, dtype)
+                p = round_to(p * factor, dtype)
                 unfused[b, h, i] = round_to(_weighted(np.float64, p, values), dtype)
     return Expected(exact, lse, unfused)
 
 
 # cumsum adds term after term, as a plain kernel does; in fp32 that matters.
-def _logits(work, row, keys, scale, softcap):
+def _logits(work, row, keys, scale, softcap, slope, distance, bias):
     products = keys.astype(work) * row.astype(work)
     logits = np.cumsum(products, axis=1, dtype=work)[:, -1] * work(scale)
-    return work(softcap) * np.tanh(logits / work(softcap)) if softcap else logits
+    if softcap:
+        logits = work(softcap) * np.tanh(logits / work(softcap))
+    return logits - work(slope) * distance.astype(work) + bias.astype(work)
 
 
-def _softmax(logits):
-    top = logits.max()
-    weights = np.exp(logits - (0 if top == -np.inf else top))
+def _softmax(logits, sink):
+    """Weights of the logits, and the logarithm of the denominator, which the sink is part of."""
+    top = logits.max() if sink is None else max(logits.max(), logits.dtype.type(sink))
+    base = 0 if top == -np.inf else top
+    weights = np.exp(logits - base)
     total = weights.sum(dtype=logits.dtype)
+    if sink is not None:
+        total += np.exp(logits.dtype.type(sink) - base)
     if total == 0:
         return weights, -np.inf
     return weights / total, top + np.log(total)
+
+
+def _factors(kept, dropout_p):
+    """What dropout multiplies weights by. Its probability is a multiple of 2^-16."""
+    dropped = np.round(dropout_p * 65536) / 65536
+    return kept / (1 - dropped) if dropped < 1 else np.zeros(kept.shape)
 
 
 def _weighted(work, p, values):

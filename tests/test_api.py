@@ -323,7 +323,8 @@ def test_operator(device):
     q, k, v = qkv(device=device)
     for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
         x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
-        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", return_lse)
+        options = (None, None, None, None, 0.0, None)
+        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", return_lse, *options)
         torch.library.opcheck(_ops.attention_forward, args)
 
 

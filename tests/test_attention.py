@@ -8,12 +8,13 @@ import reference
 from cutlass_attn import testing
 
 
-@pytest.mark.parametrize(("variant", "case"), cases.all_pairs())
+@pytest.mark.parametrize(("variant", "case"), cases.all_pairs(cases.CASES + cases.PAIRWISE))
 def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    options = cases.keywords(case, variant.dtype, variant.device)
     result, lse = cutlass_attn.attention(
-        q, k, v, **case.options, layout=case.layout, out=out, return_lse=True, kernel=variant.key
+        q, k, v, **options, out=out, return_lse=True, kernel=variant.key
     )
     assert result is out
     expected = cases.expected(case, variant.dtype, head_dim)
@@ -27,12 +28,11 @@ def test_case(variant, case):
 @pytest.mark.parametrize("variant", cases.all_variants())
 def test_variant_takes_all_it_should(variant):
     """all_pairs() leaves out what takes() denies: here the library must deny it as well."""
-    for case in cases.CASES:
+    for case in cases.CASES + cases.PAIRWISE:
         head_dim = case.head_dim or variant.head_dim or 64
         q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
-        explanation = cutlass_attn.explain(
-            q, k, v, **case.options, layout=case.layout, out=out, kernel=variant.key
-        )
+        options = cases.keywords(case, variant.dtype, variant.device)
+        explanation = cutlass_attn.explain(q, k, v, **options, out=out, kernel=variant.key)
         assert (explanation.chosen is not None) == cases.takes(variant, case), explanation
 
 

@@ -43,14 +43,14 @@ WRONG = [
     (lambda: call(q=Q.repeat(1, 1, 1, 2)[..., ::2]), ValueError, "last dimension of q.*stride 2"),
     (lambda: call(v=K.mT.contiguous().mT), ValueError, "last dimension of v.*stride 8"),
     (
-        lambda: call(*(tensor(1, 1, 1, 264) for _ in range(3))),
+        lambda: call(*(tensor(1, 1, 1, 520) for _ in range(3))),
         ValueError,
-        "head_dim is 264, allowed: 1 to 256",
+        "head_dim is 520, allowed: 1 to 512",
     ),
     (
-        lambda: call(v=tensor(2, 2, 8, 300)),
+        lambda: call(v=tensor(2, 2, 8, 600)),
         ValueError,
-        "head_dim_v is 300, allowed: 1 to 256",
+        "head_dim_v is 600, allowed: 1 to 512",
     ),
     (lambda: call(*(tensor(1, 1, 1, 0) for _ in range(3))), ValueError, "head_dim is 0"),
     # Options
@@ -105,6 +105,65 @@ WRONG = [
         ValueError,
         "out must be writable and must not require a gradient",
     ),
+    # Options that are arrays, and dropout
+    (
+        lambda: call(bias=tensor(2, 4, 6, 7)),
+        ValueError,
+        r"bias must have 1 to 4 dim.*\(2, 4, 6, 8\), got shape \(2, 4, 6, 7\)",
+    ),
+    (lambda: call(bias=tensor(1, 1, 1, 1, 8)), ValueError, "bias must have 1 to 4 dimensions"),
+    (lambda: call(bias=tensor()), ValueError, r"bias must have 1 to 4.*got shape \(\)"),
+    (lambda: call(bias=tensor(2, 1, 1)), ValueError, "bias must .* broadcast"),
+    (lambda: call(bias=tensor(8).double()), ValueError, "bias must be float16 like q, or float32"),
+    (lambda: call(bias=tensor(8).bfloat16()), ValueError, "bias must be.*got torch.bfloat16"),
+    (
+        lambda: call(*(x.float() for x in (Q, K, K)), bias=tensor(8)),
+        ValueError,
+        "bias must be float32 like q, got torch.float16",
+    ),
+    (lambda: call(bias=0.5), TypeError, "bias must be an array of the same library.*float"),
+    (lambda: call(bias=np.zeros(8, np.float16)), TypeError, "bias must be.*numpy.ndarray"),
+    (lambda: call(bias=tensor(8).to("meta")), ValueError, "bias must be on cpu like q, got meta"),
+    (lambda: call(mask=tensor(8)), ValueError, "mask must be bool.*got torch.float16"),
+    (lambda: call(mask=tensor(7).bool()), ValueError, r"mask must have.*got shape \(7,\)"),
+    (
+        lambda: call(alibi_slopes=tensor(2, dtype=torch.float32)),
+        ValueError,
+        r"alibi_slopes must have shape .*\(4,\) or .*\(2, 4\), got \(2,\)",
+    ),
+    (lambda: call(alibi_slopes=tensor(4)), ValueError, "alibi_slopes must be float32, got"),
+    (
+        lambda: call(alibi_slopes=tensor(8, dtype=torch.float32)[::2]),
+        ValueError,
+        "last dimension of alibi_slopes must be contiguous.*stride 2",
+    ),
+    (lambda: call(sinks=tensor(1, 4)), ValueError, r"sinks must have shape .*\(4,\), got"),
+    (lambda: call(sinks=tensor(4)), ValueError, "sinks must be float32, got torch.float16"),
+    (
+        lambda: call(sinks=tensor(8, dtype=torch.float32)[::2]),
+        ValueError,
+        "last dimension of sinks must be contiguous.*stride 2",
+    ),
+    (lambda: call(dropout_p=1.5), ValueError, "dropout_p is 1.5, allowed: a probability, 0 to 1"),
+    (lambda: call(dropout_p=-0.1), ValueError, "dropout_p is -0.1"),
+    (lambda: call(dropout_p=float("nan")), ValueError, "dropout_p is nan"),
+    (lambda: call(dropout_p="half"), TypeError, "dropout_p must be a number, got 'half'"),
+    (lambda: call(dropout_p=None), TypeError, "dropout_p must be a number, got None"),
+    (
+        lambda: call(dropout_p=0.1, rng_state=tensor(3, dtype=torch.int64)),
+        ValueError,
+        r"rng_state must have shape \(2,\), a seed and an offset, got \(3,\)",
+    ),
+    (
+        lambda: call(dropout_p=0.1, rng_state=tensor(2, dtype=torch.int32)),
+        ValueError,
+        "rng_state must be int64 or uint64, got torch.int32",
+    ),
+    (
+        lambda: call(dropout_p=0.1, rng_state=tensor(4, dtype=torch.int64)[::2]),
+        ValueError,
+        "last dimension of rng_state must be contiguous.*stride 2",
+    ),
     # Gradients
     (
         lambda: call(q=Q.clone().requires_grad_()),
@@ -112,6 +171,16 @@ WRONG = [
         r"no backward pass yet.*torch.no_grad\(\)",
     ),
     (lambda: call(v=K.clone().requires_grad_()), NotImplementedError, "no backward pass yet"),
+    (
+        lambda: call(bias=tensor(8).requires_grad_()),
+        NotImplementedError,
+        "no backward pass yet",
+    ),
+    (
+        lambda: call(sinks=tensor(4, dtype=torch.float32).requires_grad_()),
+        NotImplementedError,
+        "no backward pass yet",
+    ),
     # numpy
     (lambda: call(*(x.numpy()[:, ::-1, :, ::-1] for x in (Q, K, K))), ValueError, "stride -1"),
     (lambda: call(*(x.numpy().astype(">f2") for x in (Q, K, K))), TypeError, "q must be float16"),
@@ -142,11 +211,6 @@ def test_bad_input(wrong, error, message):
 
 
 PLANNED = {
-    "bias": Q,
-    "mask": Q,
-    "alibi_slopes": Q,
-    "sinks": Q,
-    "dropout_p": 0.1,
     "cu_seqlens_q": Q,
     "cu_seqlens_k": Q,
     "block_table": Q,
@@ -162,7 +226,7 @@ def test_planned_options_are_refused(function, name):
 
 
 def test_planned_options_have_neutral_values():
-    neutral = dict.fromkeys(PLANNED) | {"dropout_p": 0.0, "num_splits": 1}
+    neutral = dict.fromkeys(PLANNED) | {"num_splits": 1}
     assert call(**neutral).shape == Q.shape
     assert cutlass_attn.explain(Q, K, K, **neutral).chosen is not None
 
@@ -185,12 +249,37 @@ def test_forced_kernel_refuses_another_dtype(variant):
         attention(q, q, q, kernel=variant.key)
 
 
-@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.head_dim))
-def test_forced_kernel_refuses_another_head_dim(variant):
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.kernel.startswith("sm80")))
+def test_forced_kernel_refuses_other_head_dims(variant):
     dtype = getattr(torch, variant.dtype)
-    q = torch.zeros(1, 1, 4, variant.head_dim - 8, dtype=dtype, device=variant.device)
-    with pytest.raises(ValueError, match=f"needs head_dim {variant.head_dim}, got"):
-        attention(q, q, q, kernel=variant.key)
+    for head_dim in (variant.head_dim + 8, variant.head_dim - 4):
+        q = torch.zeros(1, 1, 4, head_dim, dtype=dtype, device=variant.device)
+        allowed = f"a multiple of 8 up to {variant.head_dim}, got {head_dim}"
+        with pytest.raises(ValueError, match=f"needs head_dim {allowed}"):
+            attention(q, q, q, kernel=variant.key)
+    q = torch.zeros(1, 1, 4, variant.head_dim, dtype=dtype, device=variant.device)
+    v = torch.zeros(1, 1, 4, variant.head_dim_v + 8, dtype=dtype, device=variant.device)
+    with pytest.raises(ValueError, match="needs head_dim_v a multiple of 8 up to"):
+        attention(q, q, v, kernel=variant.key)
+
+
+@pytest.mark.parametrize("variant", cases.all_variants())
+def test_forced_kernel_refuses_options_that_it_lacks(variant):
+    for name in cases.ALL_OPTIONS - cases.OPTIONS[variant.kernel.removesuffix("-simt")]:
+        case = cases.Case("lacks", "", **LACKING[name])
+        q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
+        options = cases.keywords(case, variant.dtype, variant.device)
+        with pytest.raises(ValueError, match=f"does not implement {name}"):
+            attention(q, k, v, **options, kernel=variant.key)
+
+
+LACKING = {
+    "bias": {"bias": "qk"},
+    "mask": {"mask": "qk"},
+    "alibi_slopes": {"alibi": "h"},
+    "sinks": {"sinks": True},
+    "dropout": {"dropout_p": 0.5},
+}
 
 
 def test_no_gradient_needed():

@@ -4,6 +4,7 @@ On the CPU the operands lie in memory that is reserved and never touched but for
 GPU it has to be there.
 """
 
+import dataclasses
 import mmap
 
 import cases
@@ -32,9 +33,23 @@ def test_far_operand(variant, dimension, operand):
     assert torch.equal(out, near)
 
 
+@pytest.mark.parametrize("variant", cases.all_variants())
+@pytest.mark.parametrize("dimension", [*DIMENSIONS.values(), 3])
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_far_option(variant, dimension, name):
+    case = dataclasses.replace(CASE, **{name: "bhqk"})
+    if not cases.takes(variant, case):
+        pytest.skip(f"the kernel takes no {name}")
+    q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
+    option = cases.keywords(case, variant.dtype, variant.device)[name]
+    near = cutlass_attn.attention(q, k, v, kernel=variant.key, **{name: option})
+    far = _far_apart(option, dimension)
+    assert torch.equal(cutlass_attn.attention(q, k, v, kernel=variant.key, **{name: far}), near)
+
+
 def _far_apart(x, dimension):
     """x with a stride of FAR elements in one dimension of size 2."""
-    strides = [d * x.shape[3] for d in (4, 2, 1)]
+    strides = [*(d * x.shape[3] for d in (4, 2, 1)), 1]
     strides[dimension] = FAR
     count = FAR + 16 * x.shape[3]
     if x.is_cuda:
@@ -44,4 +59,4 @@ def _far_apart(x, dimension):
     else:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         flat = torch.frombuffer(mmap.mmap(-1, count * x.element_size(), flags=flags), dtype=x.dtype)
-    return flat.as_strided(x.shape, (*strides, 1)).copy_(x)
+    return flat.as_strided(x.shape, strides).copy_(x)

@@ -11,20 +11,26 @@ MASKS = {
     "causal": {"causal": True},
     "window": {"window": (9, 4)},
     "none": {},
+    "bool": {"mask": "qk"},
 }
 BAD = (float("nan"), float("inf"), float("-inf"))
 SEQLEN = 75
 AT = (0, 20, 63, 64, 74)  # both sides of a tile's edge, the ends
 
 
-@pytest.mark.parametrize("variant", cases.all_variants())
-@pytest.mark.parametrize("mask", MASKS)
-def test_bad_key(variant, mask):
+CASES = [
+    cases.Case(name, "", heads=1, heads_kv=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **options)
+    for name, options in MASKS.items()
+]
+
+
+@pytest.mark.parametrize(("variant", "case"), cases.all_pairs(CASES))
+def test_bad_key(variant, case):
     """Only rows that see the key change, and those are bad as the definition says."""
-    options = MASKS[mask]
-    case = cases.Case("nan", "", heads=1, heads_kv=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **options)
     head_dim = variant.head_dim or 64
     q, k, v, _ = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    options = cases.keywords(case, variant.dtype, variant.device)
+    mask = cases.arrays(case, variant.dtype).get("mask", np.ones((SEQLEN, SEQLEN), bool))
     clean, clean_lse = _attention(variant, q, k, v, options)
     for bad, key in zip(BAD * 2, AT):
         broken = k.clone()
@@ -33,11 +39,11 @@ def test_bad_key(variant, mask):
         sees = np.zeros(SEQLEN, bool)
         for row in range(SEQLEN):
             first, end = reference.visible_keys(row, SEQLEN, SEQLEN, case.causal, case.window)
-            sees[row] = first <= key < end
+            sees[row] = first <= key < end and mask[row, key]
         assert torch.equal(out[~sees], clean[~sees]) and torch.equal(lse[~sees], clean_lse[~sees])
 
         arrays = (x.float().cpu().numpy() for x in (q, broken, v))
-        expected = reference.attention(*arrays, variant.dtype, **options)
+        expected = reference.attention(*arrays, variant.dtype, **case.scalars, mask=mask)
         np.testing.assert_array_equal(out.isnan().cpu().numpy(), np.isnan(expected.exact[0, 0]))
         if np.isnan(bad):  # an infinite key with a -inf logit merely weighs nothing
             assert out[sees].isnan().all() and sees.any()

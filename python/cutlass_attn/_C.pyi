@@ -1,4 +1,5 @@
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 class _Variant(TypedDict):
     key: str
@@ -6,7 +7,10 @@ class _Variant(TypedDict):
     device: str
     dtype: int
     head_dim: int
+    head_dim_v: int
+    head_dim_multiple: int
     tile: str
+    options: tuple[str, ...]
     tier: str
     compiled: bool
     automatic: bool
@@ -31,10 +35,20 @@ def forward(
 def explain(
     call: tuple[object, ...],
     device: int,
+    device_index: int,
     compute_capability: int,
-    unavailable: str,
     kernel: str,
 ) -> list[tuple[str, bool, str]]: ...
+def short_path(
+    tensor: type,
+    exchange_api: object,
+    empty_like: Callable[..., Any],
+    contiguous_format: object,
+    is_neg: Callable[[Any], bool],
+    is_grad_enabled: Callable[[], bool],
+    num_threads: Callable[[], int],
+    interceptors: tuple[Callable[[], object], ...],
+) -> Callable[..., Any]: ...
 def variants() -> list[_Variant]: ...
 def build_info() -> _BuildInfo: ...
 def device_info(device: int, index: int) -> tuple[int, str]: ...

@@ -7,9 +7,12 @@ for every language that calls the library.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _C
+
+if TYPE_CHECKING:
+    from ._options import Options
 
 CPU, CUDA = 0, 1
 DTYPES = ("float16", "bfloat16", "float32")  # indexed by the library's DType
@@ -42,6 +45,10 @@ class Request(NamedTuple):
         if self.bshd:
             return (self.batch, self.seqlen_q, self.num_heads_q, self.head_dim_v)
         return (self.batch, self.num_heads_q, self.seqlen_q, self.head_dim_v)
+
+    @property
+    def logits_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.num_heads_q, self.seqlen_q, self.seqlen_k)
 
     @property
     def lse_shape(self) -> tuple[int, int, int]:
@@ -97,9 +104,9 @@ def make_request(
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(head_dim) if head_dim else 1.0
     elif type(softmax_scale) is not float:
-        softmax_scale = _number("softmax_scale", softmax_scale)
+        softmax_scale = number("softmax_scale", softmax_scale)
     if type(softcap) is not float:
-        softcap = _number("softcap", softcap)
+        softcap = number("softcap", softcap)
 
     return Request(
         dtype,
@@ -127,7 +134,8 @@ def _rank_message(layout: str, **shapes: Any) -> str:
     return f"q, k and v must have 4 dimensions, {order}, got {got}"
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
+    """`value` as a float. Raises TypeError unless it is a number."""
     if isinstance(value, (str, bytes, bool)):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -160,7 +168,7 @@ def _window_side(window: Any, side: Any) -> int:
 
 
 def describe(
-    lib: Any, request: Request, q: Any, k: Any, v: Any, out: Any, lse: Any
+    lib: Any, request: Request, q: Any, k: Any, v: Any, options: Options, out: Any, lse: Any
 ) -> tuple[Any, ...]:
     """The tuple that `_C.forward` and `_C.explain` read. `out` and `lse` may be None."""
     address, strides = lib.address, lib.strides
@@ -175,15 +183,24 @@ def describe(
         0 if out is None else address(out),
         _contiguous(request.out_shape) if out is None else strides(out),
         0 if lse is None else address(lse),
+        options.describe(lib, request),
     )
 
 
 def launch(
-    lib: Any, request: Request, q: Any, k: Any, v: Any, out: Any, lse: Any, kernel: str
+    lib: Any,
+    request: Request,
+    q: Any,
+    k: Any,
+    v: Any,
+    options: Options,
+    out: Any,
+    lse: Any,
+    kernel: str,
 ) -> None:
     """Runs the call: enqueued on torch's current stream (CUDA), done on return (CPU)."""
     device, index, stream, num_threads = lib.place(q, k, v)
-    call = describe(lib, request, q, k, v, out, lse)
+    call = describe(lib, request, q, k, v, options, out, lse)
     _C.forward(call, device, index, stream, kernel, num_threads)
 
 

@@ -18,6 +18,13 @@ except ImportError:  # then nobody can hold a bfloat16 array either
 else:
     DTYPES[np.dtype(ml_dtypes.bfloat16)] = 1
 
+# Of bias and vectors per head; of a mask; of a random state.
+OPTION_DTYPES = (
+    np.dtype(np.float32),
+    np.dtype(np.bool_),
+    (np.dtype(np.int64), np.dtype(np.uint64)),
+)
+
 
 def address(x: np.ndarray) -> int:
     return x.ctypes.data
@@ -39,11 +46,11 @@ def place(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[int, int, int, i
     return CPU, 0, 0, 0
 
 
-def needs_grad(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
+def needs_grad(*arrays: np.ndarray) -> bool:
     return False
 
 
-def is_plain(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray | None) -> bool:
+def is_plain(*arrays: np.ndarray) -> bool:
     return True
 
 
@@ -57,6 +64,11 @@ def empty(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def empty_lse(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, np.float32)
+
+
+def random_state(like: np.ndarray) -> np.ndarray:
+    """Seed and offset from the operating system's entropy."""
+    return np.random.default_rng().integers(2**64 - 1, size=2, dtype=np.uint64, endpoint=True)
 
 
 def to_float32(x: np.ndarray) -> np.ndarray:

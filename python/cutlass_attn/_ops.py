@@ -3,14 +3,18 @@ see of `attention`. Plain eager calls go past it, see `_torch.is_plain`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _torch
 from ._call import Request, launch, make_request
+from ._options import make_options
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal, SymInt window_left, SymInt window_right, "
-    "float? softmax_scale, float softcap, str layout, str kernel, bool return_lse) "
+    "float? softmax_scale, float softcap, str layout, str kernel, bool return_lse, Tensor? bias, "
+    "Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, float dropout_p, Tensor? rng_state) "
     "-> (Tensor, Tensor)"
 )
 
@@ -28,11 +32,14 @@ def attention_forward(
     layout: str,
     kernel: str,
     return_lse: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention output and log-sum-exp; the latter has no elements unless `return_lse`."""
-    request = _request(q, k, v, causal, window_left, window_right, softmax_scale, softcap, layout)
+    window = (window_left, window_right)
+    request = make_request(_torch, q, k, v, causal, window, softmax_scale, softcap, layout)
     out, lse = _results(q, request, return_lse)
-    launch(_torch, request, q, k, v, out, lse if return_lse else None, kernel)
+    checked = make_options(_torch, request, q, *options)
+    launch(_torch, request, q, k, v, checked, out, lse if return_lse else None, kernel)
     return out, lse
 
 
@@ -49,24 +56,12 @@ def _(
     layout: str,
     kernel: str,
     return_lse: bool,
+    *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    request = _request(q, k, v, causal, window_left, window_right, softmax_scale, softcap, layout)
-    return _results(q, request, return_lse)
-
-
-def _request(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softmax_scale: float | None,
-    softcap: float,
-    layout: str,
-) -> Request:
     window = (window_left, window_right)
-    return make_request(_torch, q, k, v, causal, window, softmax_scale, softcap, layout)
+    request = make_request(_torch, q, k, v, causal, window, softmax_scale, softcap, layout)
+    make_options(_torch, request, q, *options)
+    return _results(q, request, return_lse)
 
 
 def _results(

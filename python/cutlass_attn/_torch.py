@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from . import _C
 from ._call import CPU, CUDA
 
 ARRAY = torch.Tensor
 DTYPES: dict[Any, int] = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+# Of bias and vectors per head; of a mask; of a random state.
+OPTION_DTYPES = (torch.float32, torch.bool, (torch.int64, torch.uint64))
 
+is_compiling = torch.compiler.is_compiling
 address = torch.Tensor.data_ptr
 strides = torch.Tensor.stride
 
@@ -34,31 +38,57 @@ def place(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, 
     raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
 
 
-def needs_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+def needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> bool:
+# Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
+# among them), function modes, functorch transforms, tracing, forward-mode derivatives.
+_INTERCEPTORS = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._is_torch_function_mode_enabled,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._is_tracing,
+    lambda: forward_ad._current_level >= 0,
+)
+
+
+def is_plain(*tensors: torch.Tensor) -> bool:
     """May addresses be read right away, past torch's dispatcher?
 
-    Only if nothing stands between the caller and the memory: not compiling, exporting or tracing
-    (the call must be recorded), no dispatch or function mode and no functorch transform (they must
-    see the call), no forward-mode derivative, no tensor subclass, FakeTensor among them (there may
-    be no memory), no lazily negated view (its memory holds the opposite values). All else goes
-    through the registered operator, which costs some 10 us more on the host.
+    Only if nothing stands between the caller and the memory: not compiling or exporting (the call
+    must be recorded), no interceptor of those above, no tensor subclass (there may be no memory, as
+    in a FakeTensor), no lazily negated view (its memory holds the opposite values). All else goes
+    through the registered operator. docs/host-time.md says what the checks cost.
     """
     return (
-        not torch.compiler.is_compiling()
-        and type(q) is type(k) is type(v) is torch.Tensor
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._is_torch_function_mode_enabled()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
-        and not (q.is_neg() or k.is_neg() or v.is_neg())
-        and not q.is_meta
-        and (out is None or (type(out) is torch.Tensor and not out.is_neg()))
+        not is_compiling()
+        and not any(intercepts() for intercepts in _INTERCEPTORS)
+        and all(type(x) is torch.Tensor and not x.is_neg() for x in tensors)
+        and not tensors[0].is_meta  # others must be where the first one is: place() sees to it
     )
+
+
+def _make_short_path() -> Any:
+    """A function of (q, k, v, causal, softmax_scale, softcap, layout) that does for plain tensors
+    what the rest of this package does in Python, and returns None for what it does not take: for
+    everything with torch before 2.10, which does not let other libraries read tensors in C."""
+    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange_api is None:
+        return lambda *call: None
+    return _C.short_path(
+        torch.Tensor,
+        exchange_api,
+        torch.empty_like,
+        torch.contiguous_format,
+        torch.Tensor.is_neg,
+        torch.is_grad_enabled,
+        torch.get_num_threads,
+        _INTERCEPTORS,
+    )
+
+
+short_path = _make_short_path()
 
 
 def is_writable(x: torch.Tensor) -> bool:
@@ -73,6 +103,12 @@ def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def empty_lse(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def random_state(like: torch.Tensor) -> torch.Tensor:
+    """Seed and offset from the generator of the tensor's device, never by way of the host: a CUDA
+    graph that captures this draws anew in every replay."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=like.device)
 
 
 def to_float32(x: torch.Tensor) -> np.ndarray:

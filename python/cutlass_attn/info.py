@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _C
 from ._call import CPU, CUDA, DTYPES, Window, describe, make_request
+from ._options import make_options
 from .functional import array_library, check_result_type, refuse_planned
 
 
@@ -21,8 +22,11 @@ class Variant:
     kernel: str
     device: str  # "cuda" or "cpu"
     dtype: str  # "float16", "bfloat16" or "float32"
-    head_dim: int  # 0: any up to 256
-    tile: str  # queries x keys x warps; empty where there is none
+    head_dim: int  # 0: any up to 512
+    head_dim_v: int  # of V and the output; 0: any up to 512
+    head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
+    tile: str  # queries x keys x warps [x groups of warps]; empty where there is none
+    options: tuple[str, ...]  # what it implements of the options that a kernel may lack
     tier: str  # "core" or "full"
     compiled: bool  # False: left out of this build
     automatic: bool  # False: runs only when asked for by name
@@ -47,7 +51,7 @@ class Verdict:
 
     variant: Variant
     chosen: bool
-    reason: str  # why it cannot run or was not asked for; empty if it could run
+    reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Explanation:
         lines = [f"{self.call} on {self.device}"]
         for verdict in self.verdicts:
             mark = "->" if verdict.chosen else "  "
-            text = "runs" if verdict.chosen else verdict.reason or "could run; a preferred one does"
+            text = "runs" if verdict.chosen else verdict.reason
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
@@ -108,6 +112,12 @@ def explain(
     out: Any = None,
     kernel: str = "auto",
     verify: bool = False,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
     device: str | None = None,
     **planned: Any,
 ) -> Explanation:
@@ -115,8 +125,11 @@ def explain(
 
     Args:
         device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
-            present; "sm_89", say, for a GPU that need not be there. Only shapes, strides, dtypes
-            and addresses matter, so tensors on torch's "meta" device serve as well.
+            present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
+            takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
+            of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
+            148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
+            so tensors on torch's "meta" device serve as well.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `attention`, for a call that is wrong on any
@@ -125,31 +138,36 @@ def explain(
     refuse_planned(**planned)
     lib = array_library(q, k, v)
     request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout)
+    options = make_options(lib, request, q, bias, mask, alibi_slopes, sinks, dropout_p, rng_state)
     if out is not None:
         check_result_type(lib, request, q, out)
     if device is None:
         kind, index, _, _ = lib.place(q, k, v)
         device = "cpu" if kind == CPU else f"cuda:{index}"
     where, name = _device(device)
-    verdicts = _C.explain(describe(lib, request, q, k, v, out, None), *where, kernel)
+    verdicts = _C.explain(describe(lib, request, q, k, v, options, out, None), *where, kernel)
     by_key = {variant.key: variant for variant in _variants()}
-    options = [f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v))]
-    options += ["causal"] * causal + [f"window {window}"] * (window is not None)
-    options += [f"softcap {softcap}"] * bool(softcap)
+    call = [DTYPES[request.dtype]]
+    call += [f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v))]
+    call += ["causal"] * causal + [f"window {window}"] * (window is not None)
+    call += [f"softcap {softcap}"] * bool(softcap)
+    call += [f"{n} {tuple(x.shape)}" for n, x in options.arrays().items() if n != "rng_state"]
+    call += [f"dropout_p {dropout_p}"] * bool(dropout_p)
     return Explanation(
-        f"{DTYPES[request.dtype]}, {', '.join(options)}",
+        ", ".join(call),
         name,
         tuple(Verdict(by_key[key], chosen, reason) for key, chosen, reason in verdicts),
     )
 
 
-def _device(device: str) -> tuple[tuple[int, int, str], str]:
+def _device(device: str) -> tuple[tuple[int, int, int], str]:
     """What `_C.explain` asks about a device, and its name."""
     if device == "cpu":
-        return (CPU, 0, ""), "cpu"
+        return (CPU, 0, 0), "cpu"
     if match := re.fullmatch(r"sm_?(\d{2,3})a?", device):
-        return (CUDA, int(match[1]), ""), f"sm_{match[1]}"
+        return (CUDA, 0, int(match[1])), f"sm_{match[1]}"
     if match := re.fullmatch(r"cuda(?::(\d+))?", device):
-        capability, unavailable = _C.device_info(CUDA, int(match[1] or 0))
-        return (CUDA, capability, unavailable), device + (f" (sm_{capability})" * (capability > 0))
+        index = int(match[1] or 0)
+        capability, _ = _C.device_info(CUDA, index)
+        return (CUDA, index, 0), device + (f" (sm_{capability})" * (capability > 0))
     raise ValueError(f'device must be "cpu", "cuda", "cuda:N" or "sm_89"-like, got {device!r}')

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _C
 from ._call import CPU, DTYPES, Request, describe, launch
+from ._options import Options
 
 # Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
 # the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
@@ -20,7 +21,15 @@ class VerificationError(RuntimeError):
 
 
 def verify_result(
-    lib: Any, request: Request, q: Any, k: Any, v: Any, out: Any, lse: Any, kernel: str
+    lib: Any,
+    request: Request,
+    q: Any,
+    k: Any,
+    v: Any,
+    options: Options,
+    out: Any,
+    lse: Any,
+    kernel: str,
 ) -> None:
     """Raises VerificationError unless a scalar kernel confirms `out` and `lse`.
 
@@ -28,31 +37,37 @@ def verify_result(
 
     - a weight that is rounded before it meets V moves an output by at most u * max|V|, and each of
       the two outputs is rounded once: u * max|V| + 2 u * |O|;
-    - a logit is good to a few ulp of what it is summed from, at most scale * |q| * |k|, and the
-      exponential turns its absolute error e into a relative one: 2 e * max|V|; LSE moves by e;
-    - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O.
+    - a logit is good to a few ulp of what it is summed from, at most scale * |q| * |k| + |ALiBi| +
+      |bias|, and the exponential turns its absolute error e into a relative one: 2 e * max|V|; LSE
+      moves by e;
+    - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O;
+    - dropout multiplies the weights that it keeps, so that |V| counts that many times.
 
     max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
     must be in the same places.
     """
     device, index, _, _ = lib.place(q, k, v)
-    where = (device, *_C.device_info(device, index))
-    call = describe(lib, request, q, k, v, out, lse)
+    where = (device, index, 0)
+    call = describe(lib, request, q, k, v, options, out, lse)
     tested = next(key for key, chosen, _ in _C.explain(call, *where, kernel) if chosen)
     baseline = _baseline(device, tested)
 
     expected = lib.empty(q, request.out_shape)
     expected_lse = lib.empty_lse(q, request.lse_shape)
-    launch(lib, request, q, k, v, expected, expected_lse, baseline)
+    launch(lib, request, q, k, v, options, expected, expected_lse, baseline)
 
     heads_axis = 2 if request.bshd else 1
     arrays = [lib.to_float32(x) for x in (q, k, v, out, expected)]
     q_, k_, v_, out_, expected_ = (np.moveaxis(x, heads_axis, 1) for x in arrays)
     group = request.num_heads_q // max(request.num_heads_kv, 1)
-    size_v = np.repeat(_largest(np.abs(v_)), group, axis=1)
-    size_q = _largest(np.linalg.norm(q_, axis=-1, keepdims=True))
-    size_k = np.repeat(_largest(np.linalg.norm(k_, axis=-1, keepdims=True)), group, axis=1)
-    logit_error = 2.0**-21 * abs(request.softmax_scale) * size_q * size_k
+    size_v = np.repeat(_largest_per_head(np.abs(v_)), group, axis=1)
+    size_q = _largest_per_head(np.linalg.norm(q_, axis=-1, keepdims=True))
+    size_k = np.repeat(_largest_per_head(np.linalg.norm(k_, axis=-1, keepdims=True)), group, axis=1)
+    size_logit = abs(request.softmax_scale) * size_q * size_k + _size_of_terms(
+        lib, request, options
+    )
+    logit_error = 2.0**-21 * size_logit
+    size_v *= 1.0 / max(1.0 - options.dropout_p, 2.0**-16)
 
     u = _ROUNDING[DTYPES[request.dtype]]
     names = f"{tested} and {baseline}"
@@ -64,6 +79,17 @@ def verify_result(
     _compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
 
 
+def _size_of_terms(lib: Any, request: Request, options: Options) -> float:
+    """The most that ALiBi and bias add to a logit, over finite values."""
+    size = 0.0
+    if options.bias is not None:
+        size += _largest(np.abs(lib.to_float32(options.bias)))
+    if options.alibi_slopes is not None:
+        distance = request.seqlen_q + request.seqlen_k
+        size += _largest(np.abs(lib.to_float32(options.alibi_slopes))) * distance
+    return size
+
+
 def _baseline(device: int, tested: str) -> str:
     """A scalar kernel other than the tested one."""
     if device == CPU:
@@ -73,7 +99,12 @@ def _baseline(device: int, tested: str) -> str:
     return other if tested.startswith(preferred + "/") else preferred
 
 
-def _largest(x: np.ndarray) -> np.ndarray:
+def _largest(x: np.ndarray) -> float:
+    """Largest finite value; 0 if there is none."""
+    return float(np.where(np.isfinite(x), x, 0.0).max(initial=0.0))
+
+
+def _largest_per_head(x: np.ndarray) -> np.ndarray:
     """Largest finite value per batch entry and head, shape (B, H, 1, 1); 0 if there is none."""
     finite = np.where(np.isfinite(x), x, 0.0)
     return finite.max(axis=(2, 3), keepdims=True, initial=0.0).astype(np.float64)

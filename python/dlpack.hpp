@@ -1,0 +1,46 @@
+// What this library calls of DLPack's C interface (github.com/dmlc/dlpack, ABI version 1): a table
+// of functions that an array library offers, found as a capsule named kCapsuleName in its tensor
+// type's attribute __dlpack_c_exchange_api__. torch has it since 2.10.
+#pragma once
+
+#include <cstdint>
+
+namespace cutlass_attn::dlpack {
+
+inline constexpr char const* kCapsuleName = "dlpack_exchange_api";
+inline constexpr uint32_t kMajorVersion = 1;  // the layout below
+
+enum DeviceType : int32_t { kCpu = 1, kCuda = 2 };
+enum TypeCode : uint8_t { kFloat = 2, kBfloat = 4 };
+
+struct Tensor {
+  void* data;
+  struct {
+    int32_t type, index;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t* shape;    // (ndim), the tensor's own
+  int64_t* strides;  // (ndim), in elements
+  uint64_t byte_offset;
+};
+
+struct ExchangeApi {
+  struct {
+    uint32_t major, minor;
+  } version;
+  ExchangeApi* older;  // the table of an earlier version, or null
+
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_object;
+  void* managed_tensor_to_object;
+  // Both return 0, or -1 with a Python exception set. What `out` points at is valid for as long as
+  // the object is unchanged.
+  int (*tensor_from_object)(void* object, Tensor* out);
+  int (*current_work_stream)(int32_t device_type, int32_t device_index, void** stream);
+};
+
+}  // namespace cutlass_attn::dlpack
