@@ -18,17 +18,6 @@ CUTE_DEVICE auto as_rows(Fragment&& acc) {
                                              make_layout(get<0, 0>(l), get<2>(l))));
 }
 
-// The accumulator of S, seen as the A operand of P V: two n8 atoms side by side are one k16 atom.
-//
-//   ((2, 2), M, N)  ->  ((2, 2, 2), M, N / 2)
-template <class Fragment>
-CUTE_DEVICE auto as_operand_a(Fragment&& acc) {
-  using namespace cute;
-  auto const l = logical_divide(acc.layout(), Shape<Underscore, Underscore, _2>{});
-  return make_tensor(acc.data(), make_layout(make_layout(get<0, 0>(l), get<0, 1>(l), get<2, 0>(l)),
-                                             get<1>(l), get<2, 1>(l)));
-}
-
 // A fragment of the same layout in another element type, rounded to nearest even.
 template <class Element, class Fragment>
 CUTE_DEVICE auto convert_to(Fragment const& from) {
