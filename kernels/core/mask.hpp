@@ -18,6 +18,22 @@ struct TileRange {
   int32_t begin, end, full_begin, full_end;
 
   CA_HOST_DEVICE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+
+  // The same counted in keys.
+  CA_HOST_DEVICE TileRange in_keys(int32_t block_n) const {
+    return {begin * block_n, end * block_n, full_begin * block_n, full_end * block_n};
+  }
+};
+
+// The intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees the keys
+// [lo(q), hi(q)), of which some may be below 0.
+struct NearMask {
+  int32_t first_lo, first_hi, seqlen_k;
+
+  CA_HOST_DEVICE int32_t lo(int32_t q) const { return first_lo + q; }
+  CA_HOST_DEVICE int32_t hi(int32_t q) const {
+    return first_hi + q < seqlen_k ? first_hi + q : seqlen_k;
+  }
 };
 
 struct IntervalMask {
@@ -40,6 +56,16 @@ struct IntervalMask {
   CA_HOST_DEVICE int32_t lo(int32_t q) const { return clamp(q + lo_offset, hi(q)); }
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
+
+  // The intervals of the queries from `first` on.
+  CA_HOST_DEVICE NearMask near(int32_t first) const {
+    // Offsets within a tile are small, so far ends may come nearer: they stay beyond every key.
+    constexpr int64_t kNear = 1 << 20;
+    auto const bounded = [&](int64_t x) {
+      return int32_t(x < -kNear ? -kNear : (x > seqlen_k ? seqlen_k : x));
+    };
+    return {bounded(first + lo_offset), bounded(first + hi_offset), seqlen_k};
+  }
 
   // Key tiles of block_n keys for the queries [q_begin, q_end), q_begin < q_end.
   CA_HOST_DEVICE TileRange tiles(int32_t q_begin, int32_t q_end, int32_t block_n) const {

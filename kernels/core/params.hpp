@@ -35,6 +35,8 @@ struct LogitRef {
 inline constexpr int32_t kUnbounded = -1;
 
 inline constexpr int kMaxHeadDim = 512;
+// So that a row number plus a few tiles is an int32_t.
+inline constexpr int32_t kMaxSeqlen = 1 << 30;
 
 struct AttnParams {
   // Operands; messages call `o` by its name in Python, `out`.

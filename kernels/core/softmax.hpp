@@ -57,11 +57,11 @@ struct SoftmaxRow {
   }
 
   // 0 for a row that saw no key, NaN for a row whose sum is NaN.
-  CA_HOST_DEVICE float inverse_sum() const { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+  CA_HOST_DEVICE float inverse_sum() const { return sum == 0.0f ? 0.0f : fast_reciprocal(sum); }
 
   // Natural log of the sum of exp(logit); -inf for a row that saw no key.
   CA_HOST_DEVICE float lse(float log2_scale) const {
-    return sum == 0.0f ? -kInf : (max * log2_scale + log2f(sum)) * kLn2;
+    return sum == 0.0f ? -kInf : (max * log2_scale + fast_log2(sum)) * kLn2;
   }
 };
 

@@ -3,56 +3,73 @@
 
 #include <cute/config.hpp>
 
+#include "core/divide.hpp"
 #include "core/params.hpp"
 
 namespace cutlass_attn {
 
-// Query heads that share a tile. With fewer queries than a tile has rows, as in decoding, the heads
-// of one KV head fill the rest of it: K and V are then read once for all of them.
-CUTE_HOST_DEVICE int heads_per_tile(AttnParams const& p, int block_m) {
-  int const group = p.num_heads_q / p.num_heads_kv;
-  return p.seqlen_q < block_m && group <= 1024 ? group : 1;  // the limit: see TileCoord::query()
-}
+// The grid of a call, one block a tile of queries, worked out on the host: a kernel gets it beside
+// the call's parameters.
+struct TileScheduler {
+  // Query heads that share a tile. With fewer queries than a tile has rows, as in decoding, the
+  // heads of one KV head fill the rest of it: K and V are then read once for all of them. Row r of
+  // such a group of heads is query r / heads, head r % heads.
+  int32_t heads;
+  int32_t rows;    // of a head group
+  int32_t tiles;   // of its rows
+  int32_t groups;  // of heads, in a batch entry
+  int64_t blocks;  // in the grid
+  FastDivisor by_tiles, by_groups, by_heads;
+  FastDivisor by_heads_per_kv;  // query heads that read one KV head
 
-// Size of the 1-d grid: one block for every tile of block_m rows of every head or group of heads.
-CUTE_HOST_DEVICE int64_t num_tiles(AttnParams const& p, int block_m, int heads = 1) {
-  return int64_t(p.batch) * (p.num_heads_q / heads) *
-         ((int64_t(p.seqlen_q) * heads + block_m - 1) / block_m);
-}
+  // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
+  TileScheduler(AttnParams const& p, int block_m, bool pack)
+      : heads(pack ? packed_heads(p, block_m) : 1),
+        rows(p.seqlen_q * heads),
+        tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
+        groups(at_least_1(p.num_heads_q / heads)),
+        blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seqlen_q > 0 ? tiles : 0)),
+        by_tiles(tiles),
+        by_groups(groups),
+        by_heads(heads),
+        by_heads_per_kv(p.num_heads_q / at_least_1(p.num_heads_kv)) {}
+
+ private:
+  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
+  static int32_t packed_heads(AttnParams const& p, int block_m) {
+    int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
+    return p.seqlen_q < block_m && heads <= 1024 ? heads : 1;
+  }
+};
 
 // Blocks run through the tiles of one head before the next, so that neighbours share K and V in
 // L2, and from the last queries to the first, because under a causal mask those see most keys and
 // the longest work should start first.
 struct TileCoord {
   int32_t batch;
-  int32_t heads;            // query heads in this tile, see heads_per_tile()
+  int32_t heads;            // query heads in this tile
   int32_t head_q, head_kv;  // the first of them, and the KV head they share
-  int32_t row_begin;        // of the tile: row r of a head group is query r / heads, head r % heads
-  int32_t rows;             // inside the sequence, counted from row_begin
+  int32_t row_begin;        // of the tile, in the head group
+  int32_t rows;             // inside the head group, counted from row_begin
   int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
-  uint32_t inverse;         // of heads, times 2^31, rounded up
+  FastDivisor by_heads;
 
-  CUTE_DEVICE TileCoord(AttnParams const& p, int block_m, int block, int heads_ = 1)
-      : heads(heads_), inverse(((1u << 31) - 1) / uint32_t(heads_) + 1) {
-    int const all_rows = p.seqlen_q * heads;
-    int const tiles = (all_rows - 1) / block_m + 1;
-    int const group = block / tiles;  // batch and group of heads together
-    int const tile = tiles - 1 - (block - group * tiles);
-    int const groups = p.num_heads_q / heads;
-    batch = group / groups;
-    head_q = (group - batch * groups) * heads;
-    head_kv = head_q / (p.num_heads_q / p.num_heads_kv);
+  CUTE_DEVICE TileCoord(TileScheduler const& s, int block_m, int block)
+      : heads(s.heads), by_heads(s.by_heads) {
+    int const group = s.by_tiles(block);  // batch and group of heads together
+    int const tile = s.tiles - 1 - (block - group * s.tiles);
+    batch = s.by_groups(group);
+    head_q = (group - batch * s.groups) * heads;
+    head_kv = s.by_heads_per_kv(head_q);
     row_begin = tile * block_m;
-    rows = all_rows - row_begin < block_m ? all_rows - row_begin : block_m;
+    rows = s.rows - row_begin < block_m ? s.rows - row_begin : block_m;
     q_begin = query(0);
     q_end = query(rows - 1) + 1;
   }
 
-  // Query and head of a row of the tile. Instead of a division, which takes some 20 instructions
-  // and would be done for every row: exact while the row's number times heads is below 2^31, and
-  // always for one head.
+  // Query and head of a row of the tile.
   CUTE_DEVICE int query(int row) const {
-    return int(uint64_t(uint32_t(row_begin + row)) * inverse >> 31);
+    return heads == 1 ? row_begin + row : by_heads(row_begin + row);
   }
   CUTE_DEVICE int head(int row) const { return head_q + (row_begin + row) - query(row) * heads; }
 
@@ -71,11 +88,6 @@ struct TileCoord {
   // Index of a row in softmax_lse.
   CUTE_DEVICE int64_t lse_of(AttnParams const& p, int row) const {
     return (int64_t(batch) * p.num_heads_q + head(row)) * p.seqlen_q + query(row);
-  }
-
-  // Index of query 0 of this head in softmax_lse.
-  CUTE_DEVICE int64_t lse_row(AttnParams const& p) const {
-    return (int64_t(batch) * p.num_heads_q + head_q) * p.seqlen_q;
   }
 };
 

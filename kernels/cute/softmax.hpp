@@ -24,11 +24,13 @@ struct SoftmaxRows {
   static constexpr float kLimit = 4096.0f;
 
   SoftmaxRow rows[kRows];
+  float sums[kRows];  // of this thread's weights of the slice in hand, until add()
 
-  // Weights of a slice of scores, without looking for its maximum. False: some are too large.
-  //   s, w: (row, key)   sums: of this thread's weights of each row
-  template <class S, class W>
-  CUTE_DEVICE bool weigh(S const& s, W&& w, float (&sums)[kRows], float log2_scale) const {
+  // Turns the scores of a slice into weights, without looking for their maximum. False: some are
+  // too large.
+  //   s: (row, key)
+  template <class S>
+  CUTE_DEVICE bool weigh(S&& s, float log2_scale) {
     using namespace cute;
     static_assert(decltype(size<0>(s))::value == kRows);
     bool ok = true;
@@ -36,19 +38,19 @@ struct SoftmaxRows {
     for (int i = 0; i < kRows; ++i) {
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
-        w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -rows[i].max));
-        sums[i] = j == 0 ? w(i, 0) : sums[i] + w(i, j);
+        s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -rows[i].max));
+        sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
       }
       ok = ok && sums[i] <= kLimit;
     }
     return ok;
   }
 
-  // The same after raising the reference of every row whose weights were too large to the maximum
-  // of its scores; rescales O. `sums` are those that weigh() found.
+  // The same, from the scores again, after raising the reference of every row whose weights were
+  // too large to the maximum of its scores; rescales O.
   //   o: (row, column)
-  template <class S, class W, class O>
-  CUTE_DEVICE void raise(S const& s, W&& w, O&& o, float (&sums)[kRows], float log2_scale) {
+  template <class S, class O>
+  CUTE_DEVICE void raise(S&& s, O&& o, float log2_scale) {
     using namespace cute;
     static_assert(decltype(size<0>(o))::value == kRows);
     CUTE_UNROLL
@@ -57,26 +59,29 @@ struct SoftmaxRows {
       int is_too_large = !(sums[i] <= kLimit);
       is_too_large |= Arch::shuffle_xor(is_too_large, 1);
       is_too_large |= Arch::shuffle_xor(is_too_large, 2);
-      float largest = s(i, 0);
-      CUTE_UNROLL
-      for (int j = 1; j < size<1>(s); ++j) largest = fmaxf(largest, s(i, j));
-      largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
-      largest = fmaxf(largest, Arch::shuffle_xor(largest, 2));
-      float const rescale = rows[i].raise(is_too_large ? largest * log2_scale : -kInf, 1.0f);
+      float const largest = largest_of(s, i) * log2_scale;
+      float const rescale = rows[i].raise(is_too_large ? largest : -kInf, 1.0f);
       float const reference = rows[i].reference();
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
-        w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
-        sums[i] = j == 0 ? w(i, 0) : sums[i] + w(i, j);
+        s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
+        sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
       }
       CUTE_UNROLL
       for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
     }
   }
 
-  CUTE_DEVICE void add(float const (&sums)[kRows]) {
+  CUTE_DEVICE void add() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) rows[i].sum += sums[i];
+  }
+
+  // References for the first slice; without, raise() finds them.
+  template <class S>
+  CUTE_DEVICE void start(S const& s, float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].max = largest_of(s, i) * log2_scale;
   }
 
   // Completes the sums of the rows, of which each thread has its own columns.
@@ -86,6 +91,17 @@ struct SoftmaxRows {
       rows[i].sum += Arch::shuffle_xor(rows[i].sum, 1);
       rows[i].sum += Arch::shuffle_xor(rows[i].sum, 2);
     }
+  }
+
+  // Largest score of row i.
+  template <class S>
+  CUTE_DEVICE static float largest_of(S const& s, int i) {
+    using namespace cute;
+    float largest = s(i, 0);
+    CUTE_UNROLL
+    for (int j = 1; j < size<1>(s); ++j) largest = fmaxf(largest, s(i, j));
+    largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
+    return fmaxf(largest, Arch::shuffle_xor(largest, 2));
   }
 
   // Multiplies row i of O.

@@ -83,8 +83,8 @@ Status check_dimensions(AttnParams const& p) {
       {"batch", p.batch, 0, INT32_MAX},
       {"num_heads_q", p.num_heads_q, 0, INT32_MAX},
       {"num_heads_kv", p.num_heads_kv, 0, INT32_MAX},
-      {"seqlen_q", p.seqlen_q, 0, INT32_MAX},
-      {"seqlen_k", p.seqlen_k, 0, INT32_MAX},
+      {"seqlen_q", p.seqlen_q, 0, kMaxSeqlen},
+      {"seqlen_k", p.seqlen_k, 0, kMaxSeqlen},
       {"head_dim", p.head_dim, 1, kMaxHeadDim},
       {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
   };

@@ -1,6 +1,6 @@
 // The first rung of the ladder: attention as written in a textbook, one thread a query row.
 //
-// Grid:  ceil(batch * num_heads_q * seqlen_q / 128) blocks of 128 threads.
+// Grid:  batch * num_heads_q * ceil(seqlen_q / 128) blocks of 128 threads.
 // Each thread walks its visible keys once with an online softmax and keeps its row of O in local
 // memory. Nothing is shared, nothing is staged: this is what the faster kernels are checked
 // against.
@@ -12,27 +12,24 @@
 #include "core/mask.hpp"
 #include "core/params.hpp"
 #include "core/softmax.hpp"
+#include "cute/scheduler.hpp"
 
 namespace cutlass_attn::scalar {
 
 template <class Element>
 struct Minimal {
   static constexpr int kThreads = 128;
+  static constexpr int kBlockM = kThreads;
+  static constexpr bool kPacksHeads = false;
   static constexpr int kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = 0;
 
-  static int64_t blocks(AttnParams const& p) {
-    return (int64_t(p.batch) * p.num_heads_q * p.seqlen_q + kThreads - 1) / kThreads;
-  }
-
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, char*) {
-    int64_t const index = int64_t(Arch::block()) * kThreads + Arch::thread();
-    if (index >= int64_t(p.batch) * p.num_heads_q * p.seqlen_q) return;
-    int const q = int(index % p.seqlen_q);
-    int const head = int(index / p.seqlen_q % p.num_heads_q);
-    int const batch = int(index / p.seqlen_q / p.num_heads_q);
-    int const head_kv = head / (p.num_heads_q / p.num_heads_kv);
+  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char*) {
+    TileCoord const tile(scheduler, kBlockM, Arch::block());
+    if (Arch::thread() >= tile.rows) return;
+    int const q = tile.q_begin + Arch::thread();
+    int const batch = tile.batch, head = tile.head_q, head_kv = tile.head_kv;
 
     auto const row = [](TensorRef const& t, int b, int h, int64_t r) {
       return static_cast<Element*>(t.data) + b * t.batch_stride + h * t.head_stride +
@@ -69,7 +66,7 @@ struct Minimal {
     float const inverse = rescale * softmax.inverse_sum();
     Element* const o_row = row(p.o, batch, head, q);
     for (int d = 0; d < p.head_dim_v; ++d) o_row[d] = Element(o[d] * inverse);
-    if (p.softmax_lse) p.softmax_lse[index] = softmax.lse(log2_scale);
+    if (p.softmax_lse) p.softmax_lse[tile.lse_of(p, Arch::thread())] = softmax.lse(log2_scale);
   }
 };
 

@@ -23,6 +23,7 @@ namespace cutlass_attn::scalar {
 template <class Element, int kHeadDim>
 struct Tiled {
   static constexpr int kBlockM = 32;
+  static constexpr bool kPacksHeads = false;
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 256;
@@ -40,8 +41,6 @@ struct Tiled {
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  static int64_t blocks(AttnParams const& p) { return num_tiles(p, kBlockM); }
-
   // Columns [d0, d0 + kChunk) of the rows [row0, row0 + kBlockN); zeros beyond the operand.
   template <class Arch>
   CUTE_DEVICE static void load_chunk(SharedStorage& shared, Element const* base, int64_t row_stride,
@@ -55,9 +54,9 @@ struct Tiled {
   }
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, char* smem) {
+  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
-    TileCoord const tile(p, kBlockM, Arch::block());
+    TileCoord const tile(scheduler, kBlockM, Arch::block());
     int const lane = Arch::thread() % 32;
     int const row0 = Arch::thread() / 32 * kRows;  // this warp's first query within the tile
 
@@ -175,7 +174,7 @@ struct Tiled {
         }
       }
       if (p.softmax_lse && lane == 0) {
-        p.softmax_lse[tile.lse_row(p) + q_index] = softmax[i].lse(log2_scale);
+        p.softmax_lse[tile.lse_of(p, row0 + i)] = softmax[i].lse(log2_scale);
       }
     }
   }

@@ -89,7 +89,7 @@ struct Device {
                  : "r"(row));
   }
 
-  // What AsyncCopy does: 16 bytes past L1, zeros without `predicate`, which reads nothing.
+  // 16 bytes past L1; without `predicate` zeros, and nothing is read.
   CUTE_DEVICE static void async_copy(SmemAddress dst, void const* src, bool predicate) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                  "r"(predicate ? 16 : 0));

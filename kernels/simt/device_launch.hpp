@@ -1,8 +1,10 @@
 // Launch of a kernel type on the GPU. The type supplies
 //
 //   static constexpr int kThreads, kMinBlocksPerSm, kSmemBytes;
-//   static int64_t blocks(AttnParams const&);                        // size of the 1-d grid
-//   template <class Score, class Arch> static void run(AttnParams const&, char* smem);
+//   static constexpr int kBlockM;        // rows of a block's tile
+//   static constexpr bool kPacksHeads;   // which may be of several heads
+//   template <class Score, class Arch>
+//   static void run(AttnParams const&, TileScheduler const&, char* smem);
 //
 // and host_launch.hpp runs the same type on the CPU.
 #pragma once
@@ -12,6 +14,7 @@
 #include <atomic>
 
 #include "core/score.hpp"
+#include "cute/scheduler.hpp"
 #include "cutlass_attn.hpp"
 #include "runtime/device.hpp"
 #include "simt/device.hpp"
@@ -20,9 +23,10 @@ namespace cutlass_attn::simt {
 
 template <class Kernel, class Score>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocksPerSm)
-    kernel_entry(__grid_constant__ AttnParams const params) {
+    kernel_entry(__grid_constant__ AttnParams const params,
+                 __grid_constant__ TileScheduler const scheduler) {
   extern __shared__ __align__(128) char smem[];
-  Kernel::template run<Score, Device>(params, smem);
+  Kernel::template run<Score, Device>(params, scheduler, smem);
 }
 
 template <class Kernel, class Score>
@@ -41,13 +45,14 @@ Status launch_one(AttnParams const& params, LaunchOptions const& options) {
       opted_in.fetch_or(bit, std::memory_order_relaxed);
     }
   }
-  int64_t const blocks = Kernel::blocks(params);
+  TileScheduler const scheduler(params, Kernel::kBlockM, Kernel::kPacksHeads);
+  int64_t const blocks = scheduler.blocks;
   if (blocks > INT32_MAX) {
     return Status::invalid("the call needs " + std::to_string(blocks) +
                            " thread blocks; a CUDA grid holds 2147483647: split the batch");
   }
   // Not <<<>>>: its outcome has to be asked of cudaGetLastError, which also knows errors of others.
-  void* arguments[] = {const_cast<AttnParams*>(&params)};
+  void* arguments[] = {const_cast<AttnParams*>(&params), const_cast<TileScheduler*>(&scheduler)};
   return cuda_status(cudaLaunchKernel(reinterpret_cast<void const*>(entry), dim3(unsigned(blocks)),
                                       Kernel::kThreads, arguments, Kernel::kSmemBytes,
                                       static_cast<cudaStream_t>(options.stream)),

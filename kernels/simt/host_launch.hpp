@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/score.hpp"
+#include "cute/scheduler.hpp"
 #include "cutlass_attn.hpp"
 #include "simt/host.hpp"
 
@@ -11,8 +12,9 @@ template <class Kernel, class Score>
 Status launch_one_host(AttnParams const& params, LaunchOptions const& options) {
   Schedule schedule = launch_schedule();
   schedule.num_threads = options.num_threads;
-  return run_grid({Kernel::blocks(params), Kernel::kThreads, Kernel::kSmemBytes}, schedule,
-                  [&](char* smem) { Kernel::template run<Score, Host>(params, smem); });
+  TileScheduler const scheduler(params, Kernel::kBlockM, Kernel::kPacksHeads);
+  return run_grid({scheduler.blocks, Kernel::kThreads, Kernel::kSmemBytes}, schedule,
+                  [&](char* smem) { Kernel::template run<Score, Host>(params, scheduler, smem); });
 }
 
 // Runs `Kernel` with the first of the Scores that takes the call; returns when it is done.

@@ -31,16 +31,18 @@ struct ForwardConfig {
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
-  // Keys that go through softmax, and meet V, at a time.
-  static constexpr int kSlice = 16;
-  static constexpr int kSlices = kBlockN / kSlice;
-
   // Which loop of mainloop_forward.hpp: with Q in registers the next slice's Q K^T runs beside a
   // slice's softmax; where Q would take more than 32 of them, a tile's Q K^T comes before all of
   // it.
   static constexpr bool kPipelined = kWarpRows / 16 * (kHeadDim / 16) * 4 <= 32;
-  static constexpr int kStages = kPipelined ? 2 : 1;
+  static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
+
+  // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
+  // registers.
+  static constexpr int kSlice = kPipelined && kBlockN >= 64 ? 32 : 16;
+  static constexpr int kSlices = kBlockN / kSlice;
   static_assert(!kPipelined || kSlices % 2 == 0);
+  static_assert(kPipelined || kKeyGroups == 1);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
@@ -58,10 +60,8 @@ struct ForwardConfig {
     } group[kKeyGroups];
     // Here, because registers are what the loop is short of.
     TileCoord tile;
-    TileRange range;  // of the tiles of keys that the queries of `tile` touch, in keys
-    IntervalMask mask;
-    Element const* k;  // row 0 of the head that the tile needs
-    Element const* v;
+    TileRange range;  // of the tiles of keys that its queries touch, in keys
+    NearMask mask;    // of the queries from the tile's first on
   };
   static constexpr int kBufferBytes = sizeof(SharedStorage) - 128;  // up to `tile`
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);

@@ -13,68 +13,70 @@
 #pragma once
 
 #include "core/params.hpp"
-#include "cute/epilogue.hpp"
 #include "sm80/mainloop_forward.hpp"
 #include "sm80/merge.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps,
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
           int kKeyGroups>
 struct Forward {
-  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, kKeyGroups>;
+  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kKeyGroups>;
+  static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
 
-  static int64_t blocks(AttnParams const& p) {
-    return num_tiles(p, kBlockM, heads_per_tile(p, kBlockM));
-  }
+  static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, char* smem) {
+  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
     auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(smem);
-    TileCoord const& tile = shared.tile;
+    TileCoord const coord(scheduler, kBlockM, Arch::block());
+    IntervalMask const mask(p);
+    TileRange const tiles = mask.tiles(coord.q_begin, coord.q_end, kBlockN).in_keys(kBlockN);
     if (Arch::thread() == 0) {
-      shared.tile = TileCoord(p, kBlockM, Arch::block(), heads_per_tile(p, kBlockM));
-      shared.mask = IntervalMask(p);
-      shared.k = tile.template head_of<Element const>(p.k, tile.head_kv);
-      shared.v = tile.template head_of<Element const>(p.v, tile.head_kv);
-      TileRange const tiles = shared.mask.tiles(tile.q_begin, tile.q_end, kBlockN);
-      shared.range = {tiles.begin * kBlockN, tiles.end * kBlockN, tiles.full_begin * kBlockN,
-                      tiles.full_end * kBlockN};
+      shared.tile = coord;
+      shared.range = tiles;
+      shared.mask = mask.near(coord.q_begin);
     }
-    Arch::sync();
-    MainloopForward<Config, Score, Arch> loop(p, shared);
-    loop.run();
+    MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
+    loop.run(coord, tiles);
 
     if constexpr (kKeyGroups > 1) merge_key_groups<Config, Arch>(loop, smem);
-    if (kKeyGroups == 1 || loop.group == 0) {
-      Tensor o_rows = as_rows(loop.acc_o);  // (row, column)
-      CUTE_UNROLL
-      for (int i = 0; i < loop.kRows; ++i) finish_row(p, tile, loop, o_rows, i);
-    }
+    if (kKeyGroups == 1 || loop.group == 0) finish_rows(p, shared.tile, loop);
     Arch::sync();  // Q, K, V or what the groups exchanged: read by none any more
     if (kKeyGroups == 1 || loop.group == 0) stage_output(loop, smem);
     Arch::sync();
-    store_rows<Arch, typename Config::TileO, Element, kBlockM, kThreads>(p, tile, smem);
+    // As a number of its own, or the compiler keeps what loading Q made of it, through the loop.
+    int thread = Arch::thread();
+    asm volatile("" : "+r"(thread));
+    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(smem, p, shared.tile,
+                                                                              thread);
   }
 
  private:
-  // Takes in the sink, normalises row i of O and writes its LSE: of the four threads that share the
-  // row, the one that holds column 0.
-  template <class Loop, class Rows>
-  CUTE_DEVICE static void finish_row(AttnParams const& p, TileCoord const& tile, Loop& loop,
-                                     Rows& o_rows, int i) {
-    int const row = loop.row(i);
-    bool const inside = row < tile.rows;
-    SoftmaxRow& state = loop.softmax.rows[i];
-    float factor = 1.0f;
-    if (p.sinks && inside) factor = state.add_logit(p.sinks[tile.head(row)], 1.0f);
-    loop.softmax.scale(o_rows, i, factor * state.inverse_sum());
-    if (p.softmax_lse && inside && loop.column(0) == 0) {
-      p.softmax_lse[tile.lse_of(p, row)] = state.lse(1.0f);
+  // Takes in the sinks, writes LSE and normalises O.
+  template <class Loop>
+  CUTE_DEVICE static void finish_rows(AttnParams const& p, TileCoord const& tile, Loop& loop) {
+    Tensor o_rows = as_rows(loop.acc_o);  // (row, column)
+    SoftmaxRow(&rows)[Loop::kRows] = loop.softmax.rows;
+    if (p.sinks) {
+      CUTE_UNROLL
+      for (int i = 0; i < Loop::kRows; ++i) {
+        if (loop.row(i) >= tile.rows) continue;
+        float const factor = rows[i].add_logit(p.sinks[tile.head(loop.row(i))], 1.0f);
+        loop.softmax.scale(o_rows, i, factor);
+      }
     }
+    if (p.softmax_lse && loop.column(0) == 0) {  // one of the four threads that share a row
+      CUTE_UNROLL
+      for (int i = 0; i < Loop::kRows; ++i) {
+        if (loop.row(i) < tile.rows) p.softmax_lse[tile.lse_of(p, loop.row(i))] = rows[i].lse(1.0f);
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < Loop::kRows; ++i) loop.softmax.scale(o_rows, i, rows[i].inverse_sum());
   }
 
   // Writes O, rounded, to where Q was.
@@ -82,13 +84,13 @@ struct Forward {
   CUTE_DEVICE static void stage_output(Loop& loop, char* smem) {
     Tensor o = convert_to<Element>(loop.acc_o);
     Tensor words = as_rows(recast<uint32_t>(o));  // (row, pair of columns)
+    int const first = Config::TileO::offset(loop.row(0), 0) + loop.column(0) * int(sizeof(Element));
     CUTE_UNROLL
     for (int i = 0; i < size<0>(words); ++i) {
       CUTE_UNROLL
       for (int n = 0; n < size<1>(words); ++n) {
-        int const offset = Config::TileO::offset(loop.row(i), 8 * n);
-        *reinterpret_cast<uint32_t*>(smem + offset + loop.column(0) * int(sizeof(Element))) =
-            words(i, n);
+        int const row = i % 2 + i / 2 * (2 * Config::kWarps);  // of 8 x 8 blocks
+        *reinterpret_cast<uint32_t*>(smem + Config::TileO::block8(first, row, n)) = words(i, n);
       }
     }
   }

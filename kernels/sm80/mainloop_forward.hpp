@@ -1,7 +1,7 @@
 // The loop over key tiles of the mma.sync forward kernel.
 //
-// A tile of keys goes through softmax, and then meets V, in slices of 16 keys: its weights are in
-// registers for no longer than that. Two schedules, chosen by Config::kPipelined:
+// A tile of keys goes through softmax, and then meets V, in slices of 16 or 32 keys: its weights
+// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined:
 //
 // pipelined  Q stays in registers, K and V have two buffers each. While a slice goes through
 //            softmax, the tensor cores have the products around it to work on, in one straight
@@ -17,6 +17,8 @@
 //              compute    Q K(n)     |   softmax, P V(n)  |   Q K(n+1) ...
 //                      ^ K(n) landed   ^ V(n) landed
 #pragma once
+
+#include <type_traits>
 
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
@@ -44,8 +46,9 @@ struct MainloopForward {
   static constexpr int kGroups = Config::kKeyGroups;
   static constexpr int kStride = kGroups * kN;  // from a tile of a key group to its next
 
-  using LoaderK = TileLoader<Arch, Element, kN, kD, Config::kGroupThreads>;
-  using LoaderV = TileLoader<Arch, Element, kN, kDV, Config::kGroupThreads>;
+  using LoaderQ = TileLoader<Arch, Element, TileQ, Config::kThreads>;
+  using LoaderK = TileLoader<Arch, Element, TileK, Config::kGroupThreads>;
+  using LoaderV = TileLoader<Arch, Element, TileV, Config::kGroupThreads>;
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
   using Output = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kDV>>{}));
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
@@ -54,33 +57,40 @@ struct MainloopForward {
   AttnParams const& p;
   typename Config::SharedStorage& shared;
   TileCoord const& tile;
-  TileRange const& range;
-  IntervalMask const& mask;
+  NearMask const& mask;
+  // The tiled loop is short of registers, and long enough for a look into shared memory.
+  std::conditional_t<Config::kPipelined, TileRange const, TileRange const&> range;
   Score const score;
   Dropout const dropout;
   float const log2_scale;
-  int const group, group_thread;      // of the key group this thread belongs to
-  int const first_key;                // of its first tile
+  int const group, group_thread;  // of the key group this thread belongs to
+  int first_key;                  // of its first tile
+  Element const* k_source;        // what this thread copies first of the next tile to be copied
+  Element const* v_source;
   Address k_target;                   // where this thread copies to in K's buffer 0, for cp.async
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
 
   Output acc_o;  // (MMA, M, D)
   SoftmaxRows<Arch, kRows> softmax;
-  Words p_words[kRowBlocks];  // P of a slice, as the A operand of P V
+  Words p_words[kSlice / 16][kRowBlocks];  // P of a slice, as the A operand of P V
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
 
-  CUTE_DEVICE MainloopForward(AttnParams const& params, typename Config::SharedStorage& storage)
+  // `coord` and `tiles` are what those in shared memory are, or are about to be.
+  CUTE_DEVICE MainloopForward(AttnParams const& params, TileCoord const& coord,
+                              TileRange const& tiles, typename Config::SharedStorage& storage)
       : p(params),
         shared(storage),
         tile(shared.tile),
-        range(shared.range),
         mask(shared.mask),
+        range(Config::kPipelined ? tiles : storage.range),
         score(params),
         dropout(params),
         log2_scale(score.log2_scale()),
         group(kGroups == 1 ? 0 : Arch::thread() / Config::kGroupThreads),
-        group_thread(kGroups == 1 ? Arch::thread() : Arch::thread() % Config::kGroupThreads),
-        first_key(range.begin + group * kN) {
+        group_thread(kGroups == 1 ? Arch::thread() : Arch::thread() % Config::kGroupThreads) {
+    first_key = tiles.begin + group * kN;
+    k_source = source_of<LoaderK>(p.k, coord);
+    v_source = source_of<LoaderV>(p.v, coord);
     int const lane = group_thread % 32, warp = group_thread / 32;
     Address const q = Arch::smem_address(shared.q);
     Address const k = Arch::smem_address(shared.group[group].k);
@@ -91,9 +101,12 @@ struct MainloopForward {
     v_block = v + TileV::offset(lane % 16, lane / 16 * 8);
     clear(acc_o);
     CUTE_UNROLL
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) p_words[m][i] = 0;
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) p_words[n][m][i] = 0;
+      }
     }
   }
 
@@ -112,19 +125,40 @@ struct MainloopForward {
     }
   }
 
-  // Start copying the tile that begins at `key`, maybe beyond the last.
-  CUTE_DEVICE void copy_k(int key, int stage) {
-    LoaderK::load(k_target + stage * TileK::kBytes, shared.k, p.k.row_stride, key, p.seqlen_k,
-                  p.head_dim, group_thread);
+  // Where this thread reads its first vector of this group's first tile.
+  template <class Loader>
+  CUTE_DEVICE Element const* source_of(TensorRef const& t, TileCoord const& coord) const {
+    return coord.template head_of<Element const>(t, coord.head_kv) +
+           int64_t(first_key + Loader::row(group_thread)) * t.row_stride +
+           Loader::column(group_thread);
   }
-  CUTE_DEVICE void copy_v(int key, int stage) {
+
+  // Copies the tile that begins at key `at`, maybe beyond the last.
+  template <class Loader>
+  CUTE_DEVICE void copy(Address target, Element const* source, int64_t row_stride, int at,
+                        int columns) const {
+    if (p.seqlen_k - at >= kN && at < range.end) {
+      Loader::load_whole(target, source, row_stride, columns, group_thread);
+    } else if (at < range.end) {
+      Loader::load(target, source, row_stride, p.seqlen_k - at, columns, group_thread);
+    }
+    Arch::async_copy_commit();
+  }
+
+  // Start copying the tile that begins at key `at`: the one after that of the call before, of those
+  // that this group has.
+  CUTE_DEVICE void copy_k(int at, int stage) {
+    copy<LoaderK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, at, p.head_dim);
+    k_source += kStride * p.k.row_stride;
+  }
+  CUTE_DEVICE void copy_v(int at, int stage) {
     // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
     Address target = k_target + Config::kStages * TileK::kBytes;
     if constexpr (kD != kDV) {
       target += LoaderV::offset(group_thread) - LoaderK::offset(group_thread);
     }
-    LoaderV::load(target + stage * TileV::kBytes, shared.v, p.v.row_stride, key, p.seqlen_k,
-                  p.head_dim_v, group_thread);
+    copy<LoaderV>(target + stage * TileV::kBytes, v_source, p.v.row_stride, at, p.head_dim_v);
+    v_source += kStride * p.v.row_stride;
   }
 
   // acc += A B for one m16n8k16 block.
@@ -139,46 +173,69 @@ struct MainloopForward {
     Arch::load_matrix(TileQ::block(q_block, m * Config::kWarps, k), words);
   }
 
-  // S += Q K^T for the keys [16 n, 16 n + 16) of the K tile in buffer `stage`, columns [16 k, ...).
-  template <class Q, class Acc>
-  CUTE_DEVICE void multiply_qk(int stage, int n, int k, Q const& q, Acc&& acc) const {
-    Words words;
-    Arch::load_matrix(TileK::block(k_block + stage * TileK::kBytes, n, k), words);
+  // S += Q K^T for the 16 columns [16 k, ...) of Q and K and the keys of a slice of the K tile in
+  // buffer `stage`.
+  template <class Q>
+  CUTE_DEVICE void multiply_qk(int stage, int slice, int k, Q const& q, Scores& acc_s) const {
     CUTE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) multiply(q[m], words + 2 * half, acc(_, m, half));
-    }
-  }
-
-  // S of a slice with Q from registers.
-  CUTE_DEVICE void product_qk(int stage, int slice, Scores& acc_s) const {
-    clear(acc_s);
-    CUTE_UNROLL
-    for (int k = 0; k < kD / 16; ++k) multiply_qk(stage, slice, k, q_words + k * kRowBlocks, acc_s);
-  }
-
-  CUTE_DEVICE void load_v(int stage, int slice, int d, Words& words) const {
-    Arch::load_matrix_trans(TileV::block(v_block + stage * TileV::kBytes, slice, d), words);
-  }
-
-  // O += P V for the slice whose weights p_words holds. `first` is its load_v(.., 0, ..), done
-  // ahead.
-  CUTE_DEVICE void product_pv(int stage, int slice, Words const& first) {
-    CUTE_UNROLL
-    for (int d = 0; d < kDV / 16; ++d) {
+    for (int n = 0; n < kSlice / 16; ++n) {
       Words words;
-      if (d == 0) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) words[i] = first[i];
-      } else {
-        load_v(stage, slice, d, words);
-      }
+      Arch::load_matrix(TileK::block(k_block + stage * TileK::kBytes, slice * (kSlice / 16) + n, k),
+                        words);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
-          multiply(p_words[m], words + 2 * half, acc_o(_, m, 2 * d + half));
+          multiply(q[m], words + 2 * half, acc_s(_, m, 2 * n + half));
+        }
+      }
+    }
+  }
+
+  // S of kCount slices from `first` on, Q from registers or shared memory.
+  template <int kCount>
+  CUTE_DEVICE void product_qk(int stage, int first, Scores* acc_s) const {
+    CUTE_UNROLL
+    for (int j = 0; j < kCount; ++j) clear(acc_s[j]);
+    CUTE_UNROLL
+    for (int k = 0; k < kD / 16; ++k) {
+      Words q[kRowBlocks];
+      if constexpr (!Config::kPipelined) {
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q[m]);
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < kCount; ++j) {
+        multiply_qk(stage, first + j, k, Config::kPipelined ? q_words + k * kRowBlocks : q,
+                    acc_s[j]);
+      }
+    }
+  }
+
+  CUTE_DEVICE void load_v(int stage, int n, int d, Words& words) const {
+    Arch::load_matrix_trans(TileV::block(v_block + stage * TileV::kBytes, n, d), words);
+  }
+
+  // O += P V for the slice whose weights p_words holds. `first` is its load_v(), done ahead, of the
+  // first 16 keys and columns.
+  CUTE_DEVICE void product_pv(int stage, int slice, Words const& first) {
+    CUTE_UNROLL
+    for (int n = 0; n < kSlice / 16; ++n) {
+      CUTE_UNROLL
+      for (int d = 0; d < kDV / 16; ++d) {
+        Words words;
+        if (n == 0 && d == 0) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) words[i] = first[i];
+        } else {
+          load_v(stage, slice * (kSlice / 16) + n, d, words);
+        }
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          CUTE_UNROLL
+          for (int m = 0; m < kRowBlocks; ++m) {
+            multiply(p_words[n][m], words + 2 * half, acc_o(_, m, 2 * d + half));
+          }
         }
       }
     }
@@ -194,7 +251,8 @@ struct MainloopForward {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       int const q = tile.query(row(i)), head = tile.head(row(i));
-      int const lo = is_full ? 0 : mask.lo(q) - key, hi = is_full ? 0 : mask.hi(q) - key;
+      int const lo = is_full ? 0 : mask.lo(q - tile.q_begin) - key;
+      int const hi = is_full ? 0 : mask.hi(q - tile.q_begin) - key;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
         int const n = column(j);
@@ -205,125 +263,183 @@ struct MainloopForward {
   }
 
   // Weights of a slice, rounded, in p_words.
-  template <class W>
-  CUTE_DEVICE void pack(W const& weights) {
+  CUTE_DEVICE void pack(Scores const& weights) {
     CUTE_UNROLL
-    for (int m = 0; m < kRowBlocks; ++m) {
+    for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        auto const pair = weights(_, m, i / 2);  // an m16n8 block: rows g and g + 8, two columns
-        p_words[m][i] = Arch::template pack<Element>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          // An m16n8 block: rows g and g + 8, two columns.
+          auto const pair = weights(_, m, 2 * n + i / 2);
+          p_words[n][m][i] = Arch::template pack<Element>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
+        }
       }
     }
   }
 
-  // Drops weights of a slice that begins at `key`, and scales the others up.
+  // Drops weights of a slice that begins at key `at`, and scales the others up.
   template <class W>
-  CUTE_DEVICE void drop(W&& w, int key) const {
+  CUTE_DEVICE void drop(W&& w, int at) const {
     if constexpr (Score::kIsGeneral) {
       if (!dropout.is_active()) return;
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         int const r = row(i);
         PhiloxWords const words =
-            dropout.draw(tile.batch, tile.head(r), tile.query(r), key + column(0));
+            dropout.draw(tile.batch, tile.head(r), tile.query(r), at + column(0));
         CUTE_UNROLL
         for (int j = 0; j < size<1>(w); ++j) {
-          // The slice is one half of the 32 keys of a draw. (An index that is no constant would put
-          // the words into local memory.)
-          uint32_t const word = key % 32 == 0 ? words.word[j / 2] : words.word[2 + j / 2];
+          // The slice is all the 32 keys of a draw, or one half. (An index that is no constant
+          // would put the words into local memory.)
+          bool const is_first = kSlice == 32 || at % 32 == 0;
+          uint32_t const word = is_first ? words.word[j / 2] : words.word[(2 + j / 2) % 4];
           w(i, j) *= dropout.factor(word, j);
         }
       }
     }
   }
 
-  // From the scores of a slice to its weights. What needs no weights, `meanwhile`, is done before
-  // the warp agrees on whether a reference must be raised: it has no other way past that branch.
+  // From the scores of a slice that begins at key `at` to its weights, in p_words. False: some are
+  // too large, a reference must be raised. What needs no weights, `meanwhile`, is done before the
+  // warp agrees on that: instructions do not mix across a branch.
   template <class IsFull, class Meanwhile>
-  CUTE_DEVICE void weigh(Scores& acc_s, int key, IsFull is_full, Meanwhile&& meanwhile) {
+  CUTE_DEVICE bool weigh(Scores& acc_s, int at, IsFull is_full, Meanwhile&& meanwhile) {
     Tensor s = as_rows(acc_s);  // (row, key)
-    finish_scores(s, key, is_full);
-    Scores acc_w;
-    Tensor w = as_rows(acc_w);
-    float sums[kRows];
-    bool const ok = softmax.weigh(s, w, sums, log2_scale);
-    drop(w, key);
-    pack(acc_w);
+    finish_scores(s, at, is_full);
+    bool const ok = softmax.weigh(s, log2_scale);
+    drop(s, at);
+    pack(acc_s);
     meanwhile();
-    if (Arch::any(!ok)) {
-      softmax.raise(s, w, as_rows(acc_o), sums, log2_scale);
-      drop(w, key);
-      pack(acc_w);
-    }
-    softmax.add(sums);
+    return !Arch::any(!ok);
+  }
+
+  // The same after raising references; from the scores, once more.
+  template <class IsFull>
+  CUTE_DEVICE void weigh_again(Scores& acc_s, int at, IsFull is_full) {
+    Tensor s = as_rows(acc_s);
+    finish_scores(s, at, is_full);
+    softmax.raise(s, as_rows(acc_o), log2_scale);
+    drop(s, at);
+    pack(acc_s);
   }
 
   // --- pipelined -------------------------------------------------------------------------------
 
   // The i-th tile of this key group is in buffer i % 2. One step: weights of slice j beside P V of
-  // the slice before and Q K of the one after.
-  template <int j, class IsFull>
-  CUTE_DEVICE void step(int key, int stage, int v_stage, Scores (&acc_s)[2], Words& v_first,
-                        IsFull is_full) {
-    product_pv(j == 0 ? v_stage : stage, (j + kSlices - 1) % kSlices, v_first);
-    if constexpr (j + 1 == kSlices) {
-      Arch::template async_copy_wait<1>();
-      sync();  // the next K is there for all; this tile's K is read by none
-      copy_k(key + 2 * kStride, stage);
-      product_qk(stage ^ 1, 0, acc_s[0]);
-    } else {
-      product_qk(stage, j + 1, acc_s[(j + 1) % 2]);
-    }
-    weigh(acc_s[j % 2], key + j * kSlice, is_full, [&] {
-      if constexpr (j == 0) {
+  // the slice before and Q K of the one after. It has three parts, so that a tile that all queries
+  // see whole is one straight stretch of code, with what hardly ever happens elsewhere.
+  struct PipelinedSteps {
+    MainloopForward& loop;
+    int key, stage, v_stage;  // the tile, its buffers, and those of the slice before its first
+    Scores acc_s[2];
+    Words v_first;
+
+    template <int j, class IsFull>
+    CUTE_DEVICE bool begin(IsFull is_full) {
+      loop.product_pv(j == 0 ? v_stage : stage, (j + kSlices - 1) % kSlices, v_first);
+      if constexpr (j + 1 == kSlices) {
         Arch::template async_copy_wait<1>();
-        sync();  // this tile's V is there for all; the V before is read by none
-        copy_v(key + kStride, stage ^ 1);
+        loop.sync();  // the next K is there for all
+        loop.template product_qk<1>(stage ^ 1, 0, acc_s);
+      } else {
+        loop.template product_qk<1>(stage, j + 1, acc_s + (j + 1) % 2);
       }
-      load_v(stage, j, 0, v_first);
-    });
-    if constexpr (j + 1 < kSlices) step<j + 1>(key, stage, v_stage, acc_s, v_first, is_full);
-  }
+      return loop.weigh(acc_s[j % 2], key + j * kSlice, is_full, [&] {
+        if constexpr (j == 0) {
+          Arch::template async_copy_wait<0>();
+          loop.sync();  // this tile's V is there for all; the tile before is read by none
+        }
+        loop.load_v(stage, j * (kSlice / 16), 0, v_first);
+      });
+    }
+
+    template <int j>
+    CUTE_DEVICE void again() {
+      loop.template product_qk<1>(stage, j, acc_s + j % 2);
+      loop.weigh_again(acc_s[j % 2], key + j * kSlice, false_type{});
+    }
+
+    template <int j>
+    CUTE_DEVICE void end() {
+      loop.softmax.add();
+      if constexpr (j == 0) {  // copies have branches: they come where one is
+        loop.copy_k(key + kStride, stage ^ 1);
+        loop.copy_v(key + kStride, stage ^ 1);
+      }
+    }
+
+    // A full tile; stops at a slice for which a reference must be raised, and returns its number.
+    template <int j = 0>
+    CUTE_DEVICE int run_full() {
+      if constexpr (j == kSlices) {
+        return j;
+      } else {
+        if (!begin<j>(true_type{})) return j;
+        end<j>();
+        return run_full<j + 1>();
+      }
+    }
+
+    // Any tile. `from`: the slice at which run_full() stopped, or -1.
+    template <int j = 0>
+    CUTE_DEVICE void run_any(int from) {
+      if constexpr (j < kSlices) {
+        bool ok = false;
+        if (from < j) ok = begin<j>(false_type{});
+        if (from <= j) {
+          if (!ok) again<j>();
+          end<j>();
+        }
+        run_any<j + 1>(from);
+      }
+    }
+  };
 
   CUTE_DEVICE void run_pipelined() {
     copy_k(first_key, 0);
     copy_v(first_key, 0);
-    copy_k(first_key + kStride, 1);
     Arch::template async_copy_wait<1>();
-    sync();
+    Arch::sync();  // K is there for all, and Q, which all groups have loaded together
     CUTE_UNROLL
     for (int k = 0; k < kD / 16; ++k) {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q_words[k * kRowBlocks + m]);
     }
-    Scores acc_s[2];
-    product_qk(0, 0, acc_s[0]);
-    Words v_first = {0, 0, 0, 0};
     // Before the first slice there is no P V to do; it is done with weights of zero, on the V that
     // is there, so that all tiles run the same code.
-    int stage = 0, v_stage = 0;
-    for (int key = first_key; key < range.end; key += kStride) {
-      if (range.is_full(key)) {
-        step<0>(key, stage, v_stage, acc_s, v_first, true_type{});
-      } else {
-        step<0>(key, stage, v_stage, acc_s, v_first, false_type{});
-      }
-      v_stage = stage;
-      stage ^= 1;
+    PipelinedSteps steps{*this, first_key, 0, 0, {}, {0, 0, 0, 0}};
+    product_qk<1>(0, 0, steps.acc_s);
+    if (range.is_full(first_key)) {
+      Scores scores = steps.acc_s[0];
+      finish_scores(as_rows(scores), first_key, true_type{});
+      softmax.start(as_rows(scores), log2_scale);
     }
-    product_pv(v_stage, kSlices - 1, v_first);
+    for (; steps.key < range.end; steps.key += kStride) {
+      int from = -1;
+      if (range.is_full(steps.key)) from = steps.run_full();
+      if (from < kSlices) steps.run_any(from);
+      steps.v_stage = steps.stage;
+      steps.stage ^= 1;
+    }
+    product_pv(steps.v_stage, kSlices - 1, steps.v_first);
   }
 
   // --- tiled -----------------------------------------------------------------------------------
 
   template <int j, class IsFull>
-  CUTE_DEVICE void slice(Scores (&acc_s)[kSlices], int key, IsFull is_full) {
-    weigh(acc_s[j], key + j * kSlice, is_full, [] {});
+  CUTE_DEVICE void slice(int key, Scores (&acc_s)[kSlices], IsFull is_full) {
+    Scores const scores = acc_s[j];  // the K they were made of is not there any more
+    if (!weigh(acc_s[j], key + j * kSlice, is_full, [] {})) {
+      cute::copy(scores, acc_s[j]);
+      weigh_again(acc_s[j], key + j * kSlice, is_full);
+    }
+    softmax.add();
+    if constexpr (j == 0) copy_k(key + kStride, 0);
     Words v_first;
-    load_v(0, j, 0, v_first);
+    load_v(0, j * (kSlice / 16), 0, v_first);
     product_pv(0, j, v_first);
-    if constexpr (j + 1 < kSlices) slice<j + 1>(acc_s, key, is_full);
+    if constexpr (j + 1 < kSlices) slice<j + 1>(key, acc_s, is_full);
   }
 
   template <class IsFull>
@@ -332,20 +448,10 @@ struct MainloopForward {
     sync();  // K is there for all; the V before is read by none
     copy_v(key, 0);
     Scores acc_s[kSlices];
-    CUTE_UNROLL
-    for (int j = 0; j < kSlices; ++j) clear(acc_s[j]);
-    CUTE_UNROLL
-    for (int k = 0; k < kD / 16; ++k) {
-      Words q[kRowBlocks];
-      CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q[m]);
-      CUTE_UNROLL
-      for (int j = 0; j < kSlices; ++j) multiply_qk(0, j, k, q, acc_s[j]);
-    }
+    product_qk<kSlices>(0, 0, acc_s);
     Arch::template async_copy_wait<0>();
     sync();  // V is there for all; K is read by none
-    copy_k(key + kStride, 0);
-    slice<0>(acc_s, key, is_full);
+    slice<0>(key, acc_s, is_full);
   }
 
   CUTE_DEVICE void run_tiled() {
@@ -360,19 +466,22 @@ struct MainloopForward {
   }
 
   // Leaves the unnormalised O and the softmax state of this group's keys in acc_o and softmax.
-  CUTE_DEVICE void run() {
-    if (range.begin >= range.end) return;  // these queries see no key
-    load_queries<Arch, TileQ, Element, kM, Config::kThreads>(p, tile, Arch::smem_address(shared.q));
-    if constexpr (kGroups > 1) {  // Q is loaded by all groups together
+  CUTE_DEVICE void run(TileCoord const& coord, TileRange const& tiles) {
+    if (tiles.begin >= tiles.end) {  // these queries see no key
+      Arch::sync();                  // shared.tile is there for all
+      return;
+    }
+    LoaderQ::load_queries(Arch::smem_address(shared.q) + LoaderQ::offset(Arch::thread()), p, coord,
+                          Arch::thread());
+    Arch::async_copy_commit();
+    if constexpr (!Config::kPipelined) {
+      Arch::sync();  // shared.range is there for all
+      run_tiled();
+    } else if (first_key < tiles.end) {
+      run_pipelined();
+    } else {  // fewer tiles than groups
       Arch::template async_copy_wait<0>();
       Arch::sync();
-    }
-    if (first_key < range.end) {
-      if constexpr (Config::kPipelined) {
-        run_pipelined();
-      } else {
-        run_tiled();
-      }
     }
     Arch::template async_copy_wait<0>();  // of tiles beyond the last
     softmax.complete();

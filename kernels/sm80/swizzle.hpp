@@ -17,8 +17,9 @@
 
 namespace cutlass_attn::sm80 {
 
-template <int kRows, int kColumns>
+template <int kRows_, int kColumns_>
 struct SwizzledTile {
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kChunk = kColumns % 64 == 0 ? 64 : 32;
   static constexpr int kChunks = kColumns / kChunk;
   static constexpr int kVectors = kChunk / 8;  // 16-byte vectors of a row within a chunk
@@ -35,12 +36,18 @@ struct SwizzledTile {
   }
 
   // From an address in the 16 x 16 block (0, 0) to the same place of block (row, column), counted
-  // in blocks. Rows 16 apart are permuted alike.
+  // in blocks. Rows 8 apart are permuted alike.
   template <class Address>
   CUTE_HOST_DEVICE static constexpr Address block(Address first, int row, int column) {
     constexpr int kBlocks = kChunk / 16;
     return (first ^ Address(column % kBlocks * 32)) +
            Address(column / kBlocks * kChunkBytes + row * 16 * kRowBytes);
+  }
+
+  // The same for blocks of 8 x 8, and offsets instead of addresses.
+  CUTE_HOST_DEVICE static constexpr int block8(int first, int row, int column) {
+    return (first ^ (column % kVectors * 16)) + column / kVectors * kChunkBytes +
+           row * 8 * kRowBytes;
   }
 };
 

@@ -6,12 +6,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// One thread's share of the copy of a tile of K or V.
-template <class Arch, class Element, int kRows, int kColumns, int kThreads>
+// How the threads of a block, or of a key group, share out the 16-byte vectors of a tile: rows are
+// taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time.
+template <class Arch, class Element, class Tile_, int kThreads>
 struct TileLoader {
-  using Tile = SwizzledTile<kRows, kColumns>;
-  static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;  // 8 or 4 threads side by side
-  static_assert(kRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
+  using Tile = Tile_;
+  using Address = typename Arch::SmemAddress;
+  static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
+  static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  static_assert(kRowsAtOnce % 8 == 0, "so that a thread's rows are permuted alike");
 
   CUTE_DEVICE static int row(int thread) { return thread / Tile::kVectors; }
   CUTE_DEVICE static int column(int thread) { return thread % Tile::kVectors * 8; }
@@ -19,47 +22,95 @@ struct TileLoader {
   // Byte offset in a tile of the thread's first vector.
   CUTE_DEVICE static int offset(int thread) { return Tile::offset(row(thread), column(thread)); }
 
-  // Starts the copy of the rows [begin, begin + kRows) to `target`, which is a tile's address plus
-  // offset(), and commits it as one group. `head` is row 0 of `rows`, each of `columns` elements;
-  // what is beyond them (all, maybe) is filled with zeros and not read.
-  CUTE_DEVICE static void load(typename Arch::SmemAddress target, Element const* head,
-                               int64_t row_stride, int begin, int rows, int columns, int thread) {
-    Element const* source = head + int64_t(begin + row(thread)) * row_stride + column(thread);
-    int const rows_left = rows - begin - row(thread);
+  // From the thread's first vector to the one in chunk c of the row of pass i.
+  CUTE_DEVICE static constexpr int step(int i, int c) {
+    return i * kRowsAtOnce * Tile::kRowBytes + c * Tile::kChunkBytes;
+  }
+
+  // Whether the thread has a row in pass i at all.
+  CUTE_DEVICE static bool has_row(int i, int thread) {
+    return Tile::kRows % kRowsAtOnce == 0 || i * kRowsAtOnce + row(thread) < Tile::kRows;
+  }
+
+  // Starts the copy of a tile, of which `columns` columns exist; the others are filled with zeros
+  // and not read. `target` is the tile's address plus offset(); `source` is where the thread's
+  // first vector is read.
+  CUTE_DEVICE static void load_whole(Address target, Element const* source, int64_t row_stride,
+                                     int columns, int thread) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
-      CUTE_UNROLL
-      for (int c = 0; c < Tile::kChunks; ++c) {
-        bool const inside =
-            i * kRowsAtOnce < rows_left && column(thread) + c * Tile::kChunk < columns;
-        Arch::async_copy(target + i * kRowsAtOnce * Tile::kRowBytes + c * Tile::kChunkBytes,
-                         source + c * Tile::kChunk, inside);
-      }
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      load_row(target + step(i, 0), source, true, columns, thread);
       source += kRowsAtOnce * row_stride;
     }
-    Arch::async_copy_commit();
   }
-};
 
-// Starts the copy of a tile of Q, whose rows may be those of several heads; by all threads.
-template <class Arch, class Tile, class Element, int kRows, int kThreads>
-CUTE_DEVICE void load_queries(AttnParams const& p, TileCoord const& coord,
-                              typename Arch::SmemAddress tile) {
-  constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
-  int const row0 = Arch::thread() / Tile::kVectors, column = Arch::thread() % Tile::kVectors * 8;
-  CUTE_UNROLL
-  for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
-    int const row = row0 + i * kRowsAtOnce;
-    if (kRows % kRowsAtOnce != 0 && row >= kRows) break;
-    bool const inside = row < coord.rows;
-    Element const* const source = coord.row_of<Element const>(p.q, inside ? row : 0) + column;
+  // The same where only `rows` rows exist.
+  CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
+                               int columns, int thread) {
     CUTE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      Arch::async_copy(tile + Tile::offset(row, column + c * Tile::kChunk),
-                       source + c * Tile::kChunk, inside && column + c * Tile::kChunk < p.head_dim);
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      load_row(target + step(i, 0), source, i * kRowsAtOnce + row(thread) < rows, columns, thread);
+      source += kRowsAtOnce * row_stride;
     }
   }
-  Arch::async_copy_commit();
-}
+
+  // The same for a tile of Q whose rows may be those of several heads.
+  CUTE_DEVICE static void load_queries(Address target, AttnParams const& p, TileCoord const& tile,
+                                       int thread) {
+    if (tile.heads == 1) {
+      Element const* const source =
+          tile.template row_of<Element const>(p.q, row(thread)) + column(thread);
+      if (tile.rows == Tile::kRows) {
+        load_whole(target, source, p.q.row_stride, p.head_dim, thread);
+      } else {
+        load(target, source, p.q.row_stride, tile.rows, p.head_dim, thread);
+      }
+      return;
+    }
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      int const r = i * kRowsAtOnce + row(thread);
+      bool const inside = r < tile.rows;
+      load_row(target + step(i, 0),
+               tile.template row_of<Element const>(p.q, inside ? r : 0) + column(thread), inside,
+               p.head_dim, thread);
+    }
+  }
+
+  // Stores a tile of O that lies at `smem`.
+  CUTE_DEVICE static void store_output(char const* smem, AttnParams const& p, TileCoord const& tile,
+                                       int thread) {
+    char const* const from = smem + offset(thread);
+    Element* target = tile.template row_of<Element>(p.o, row(thread)) + column(thread);
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      int const r = i * kRowsAtOnce + row(thread);
+      if (r >= tile.rows || !has_row(i, thread)) break;
+      if (i > 0 && tile.heads > 1) {
+        target = tile.template row_of<Element>(p.o, r) + column(thread);
+      }
+      CUTE_UNROLL
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        if (column(thread) + c * Tile::kChunk < p.head_dim_v) {
+          *reinterpret_cast<cute::uint128_t*>(target + c * Tile::kChunk) =
+              *reinterpret_cast<cute::uint128_t const*>(from + step(i, c));
+        }
+      }
+      target += kRowsAtOnce * p.o.row_stride;
+    }
+  }
+
+ private:
+  CUTE_DEVICE static void load_row(Address target, Element const* source, bool is_row, int columns,
+                                   int thread) {
+    CUTE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      bool const inside = is_row && column(thread) + c * Tile::kChunk < columns;
+      Arch::async_copy(target + step(0, c), source + c * Tile::kChunk, inside);
+    }
+  }
+};
 
 }  // namespace cutlass_attn::sm80

@@ -66,8 +66,8 @@ TEST(a_valid_call_passes) {
 
 TEST(dimensions) {
   CHECK_EQ(message([](P& p) { p.batch = -1; }), "batch is -1, allowed: 0 to 2147483647");
-  CHECK_EQ(message([](P& p) { p.seqlen_q = -2; }), "seqlen_q is -2, allowed: 0 to 2147483647");
-  CHECK_EQ(message([](P& p) { p.seqlen_k = -3; }), "seqlen_k is -3, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.seqlen_q = -2; }), "seqlen_q is -2, allowed: 0 to 1073741824");
+  CHECK_EQ(message([](P& p) { p.seqlen_k = -3; }), "seqlen_k is -3, allowed: 0 to 1073741824");
   CHECK_EQ(message([](P& p) { p.num_heads_q = -4; }),
            "num_heads_q is -4, allowed: 0 to 2147483647");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = -5; }),

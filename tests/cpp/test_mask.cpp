@@ -132,4 +132,30 @@ TEST(the_largest_sizes_do_not_overflow) {
   }
 }
 
+TEST(near_mask_agrees) {
+  auto const check_from = [](AttnParams const& p, int first) {
+    NearMask const near = IntervalMask(p).near(first);
+    for (int q = first; q < p.seqlen_q && q < first + 4; ++q) {
+      for (int k = 0; k < p.seqlen_k && k < 12; ++k) {
+        for (int key : {k, p.seqlen_k - 1 - k}) {
+          CHECK_EQ(key >= near.lo(q - first) && key < near.hi(q - first), sees(p, q, key));
+        }
+      }
+      CHECK(near.hi(q - first) <= p.seqlen_k);
+    }
+  };
+  for_small_calls([&](AttnParams const& p) {
+    for (int first = 0; first < p.seqlen_q; ++first) check_from(p, first);
+  });
+  int64_t const far = int64_t(1) << 32;
+  for (int seqlen_k : {1, 100, int(kMaxSeqlen)}) {
+    for (int window : {kUnbounded, 5, INT32_MAX}) {
+      for (int64_t shift : {-far, int64_t(-kMaxSeqlen), int64_t(-7), int64_t(kMaxSeqlen), far}) {
+        AttnParams const p = call(kMaxSeqlen, seqlen_k, window, window, false, shift);
+        for (int first : {0, 1000, kMaxSeqlen / 2, kMaxSeqlen - 4}) check_from(p, first);
+      }
+    }
+  }
+}
+
 int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,0 +1,28 @@
+// Division by a number that is known at launch, as a multiplication and a shift: an integer
+// division takes a GPU some 20 instructions.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+namespace cutlass_attn {
+
+// floor(x / d) for 0 <= x < 2^31 and a divisor d > 0 (Granlund & Montgomery, "Division by invariant
+// integers using multiplication"): with s = ceil(log2(d)), the multiplier m = ceil(2^(31+s) / d)
+// fits 32 bits, and x * (m * d - 2^(31+s)) < 2^(31+s).
+struct FastDivisor {
+  uint32_t multiplier;
+  uint32_t shift;
+
+  explicit FastDivisor(int32_t divisor) : shift(31) {
+    while ((int64_t(1) << (shift - 31)) < divisor) ++shift;
+    multiplier = uint32_t(((uint64_t(1) << shift) + uint32_t(divisor) - 1) / uint32_t(divisor));
+  }
+
+  CA_HOST_DEVICE int32_t operator()(int32_t x) const {
+    return int32_t(uint64_t(uint32_t(x)) * multiplier >> shift);
+  }
+};
+
+}  // namespace cutlass_attn
