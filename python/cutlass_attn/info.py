@@ -75,7 +75,9 @@ class Explanation:
         lines = [f"{self.call} on {self.device}"]
         for verdict in self.verdicts:
             mark = "->" if verdict.chosen else "  "
-            text = "runs" if verdict.chosen else verdict.reason
+            text = verdict.reason
+            if verdict.chosen:
+                text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
@@ -145,6 +147,10 @@ def explain(
         kind, index, _, _ = lib.place(q, k, v)
         device = "cpu" if kind == CPU else f"cuda:{index}"
     where, name = _device(device)
+    if where[0] == CUDA:
+        from . import jit
+
+        jit.available()  # the answer depends on it
     verdicts = _C.explain(describe(lib, request, q, k, v, options, out, None), *where, kernel)
     by_key = {variant.key: variant for variant in _variants()}
     call = [DTYPES[request.dtype]]

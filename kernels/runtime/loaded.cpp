@@ -1,0 +1,115 @@
+// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+#include "runtime/loaded.hpp"
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/device.hpp"
+
+#if CUTLASS_ATTN_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace cutlass_attn {
+namespace {
+
+struct CompilerState {
+  Compiler compile;
+  std::string why_not;
+};
+
+std::atomic<CompilerState const*>& compiler_state() {
+  static CompilerState const none{nullptr, "no compiler is set: see set_compiler()"};
+  static std::atomic<CompilerState const*> state{&none};
+  return state;
+}
+
+// Of one variant, the newest first. Nodes are never removed: calls on other threads may be reading.
+struct Node {
+  int compute_capability;
+  KernelImage image;
+  Node const* next;
+};
+
+std::atomic<Node const*>& head_of(Variant const& variant) {
+  static std::vector<std::atomic<Node const*>> heads(registry().size());
+  return heads[size_t(&variant - registry().data())];
+}
+
+}  // namespace
+
+void set_compiler(Compiler compiler, std::string why_not) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<CompilerState const>> all;  // kept: others may be reading
+  std::lock_guard const lock(mutex);
+  if (compiler == nullptr && why_not.empty()) why_not = "no compiler is set: see set_compiler()";
+  all.push_back(std::make_unique<CompilerState const>(CompilerState{compiler, std::move(why_not)}));
+  compiler_state().store(all.back().get());
+}
+
+std::string const& why_not_compiled() { return compiler_state().load()->why_not; }
+
+KernelImage const* loaded(Variant const& variant, int compute_capability) {
+  for (Node const* node = head_of(variant).load(std::memory_order_acquire); node;
+       node = node->next) {
+    if (node->compute_capability == compute_capability) return &node->image;
+  }
+  return nullptr;
+}
+
+Status compile(Variant const& variant, int device_index) {
+  CompilerState const& state = *compiler_state().load();
+  if (state.compile == nullptr) return Status::device_error(state.why_not);
+  return state.compile(variant.info.key, device_index);
+}
+
+#if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080
+
+Status load_kernel(std::string const& key, int device_index, void const* cubin) {
+  Variant const* variant = nullptr;
+  for (Variant const& candidate : registry()) {
+    if (candidate.info.key == key) variant = &candidate;
+  }
+  if (variant == nullptr || variant->facts == nullptr) {
+    return Status::invalid("key is \"" + key +
+                           "\", allowed: a GPU variant that this build left out");
+  }
+  DeviceGuard const guard(device_index);
+  if (!guard.status().ok()) return guard.status();
+
+  auto* const node = new Node{
+      device_info(Device::kCuda, device_index).compute_capability, {*variant->facts, {}}, nullptr};
+  std::unique_ptr<Node> owner(node);
+  cudaLibrary_t library;
+  cudaError_t error =
+      cudaLibraryLoadData(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (error != cudaSuccess) return cuda_status(error, "cudaLibraryLoadData");
+  for (int i = 0; i < variant->facts->num_scores; ++i) {
+    cudaKernel_t kernel;
+    error = cudaLibraryGetKernel(&kernel, library, variant->facts->scores[i]);
+    if (error != cudaSuccess) {
+      Status const status = cuda_status(error, variant->facts->scores[i]);
+      (void)cudaLibraryUnload(library);
+      return status;
+    }
+    node->image.functions[i] = kernel;
+  }
+  std::atomic<Node const*>& head = head_of(*variant);
+  node->next = head.load();
+  while (!head.compare_exchange_weak(node->next, node, std::memory_order_release)) {
+  }
+  owner.release();  // and the library stays loaded as long as the process
+  return {};
+}
+
+#else
+
+Status load_kernel(std::string const&, int, void const*) {
+  return Status::device_error(
+      "this build loads no kernels: it needs CUTLASS_ATTN_CUDA=ON and CUDA 12.8 or later");
+}
+
+#endif
+
+}  // namespace cutlass_attn
