@@ -149,7 +149,8 @@ def test_registry_lines(tmp_path):
     )
     assert table[2] == (  # a row beyond the tier keeps its line, without a launcher
         'CA_VARIANT(nullptr, &facts_fast_f16_d256_64x32x4, "fast", "fast/f16/d256/64x32x4", '
-        'Device::kCuda, DType::kFloat16, 256, 256, 8, 0, 64, "64x32x4", "full", false, true, 80, 16)'
+        'Device::kCuda, DType::kFloat16, 256, 256, 8, 0, 64, "64x32x4", "full", '
+        "false, true, 80, 16)"
     )
     assert ", 192, 128, 8, 0, 64, " in table[3]
     assert ", option::softcap | option::dropout, 0, " in table[5]
