@@ -22,7 +22,8 @@ Status attention_forward(AttnParams const& params, LaunchOptions const& options)
 
   KernelImage const* image = loaded(*variant, device.compute_capability);
   if (image == nullptr) {
-    status = compile(*variant, options.device_index);
+    status = may_load(*variant, options.stream);
+    if (status.ok()) status = compile(*variant, options.device_index);
     if (!status.ok()) return status;
     image = loaded(*variant, device.compute_capability);
     // Without a kernel, the compiler has said by set_compiler() that there will be none.

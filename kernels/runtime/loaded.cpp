@@ -14,6 +14,13 @@
 namespace cutlass_attn {
 namespace {
 
+#if CUTLASS_ATTN_CUDA && CUDART_VERSION < 12080
+constexpr char const* kCannotLoad =
+    "kernels are compiled at first use only by a build with CUDA 12.8 or later";
+#else
+constexpr char const* kCannotLoad = nullptr;
+#endif
+
 struct CompilerState {
   Compiler compile;
   std::string why_not;
@@ -43,7 +50,17 @@ void set_compiler(Compiler compiler, std::string why_not) {
   static std::mutex mutex;
   static std::vector<std::unique_ptr<CompilerState const>> all;  // kept: others may be reading
   std::lock_guard const lock(mutex);
-  if (compiler == nullptr && why_not.empty()) why_not = "no compiler is set: see set_compiler()";
+  if (kCannotLoad != nullptr) {
+    compiler = nullptr;
+    why_not = kCannotLoad;
+  }
+  if (compiler != nullptr) {
+    why_not.clear();
+  } else if (why_not.empty()) {
+    why_not = "no compiler is set: see set_compiler()";
+  }
+  CompilerState const& now = *compiler_state().load();
+  if (now.compile == compiler && now.why_not == why_not) return;
   all.push_back(std::make_unique<CompilerState const>(CompilerState{compiler, std::move(why_not)}));
   compiler_state().store(all.back().get());
 }
@@ -64,7 +81,28 @@ Status compile(Variant const& variant, int device_index) {
   return state.compile(variant.info.key, device_index);
 }
 
-#if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080
+#if CUTLASS_ATTN_CUDA
+
+Status may_load(Variant const& variant, void* stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t const error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
+  if (error != cudaSuccess) return cuda_status(error, "cudaStreamIsCapturing");
+  if (capture == cudaStreamCaptureStatusNone) return {};
+  std::string const& key = variant.info.key;
+  return Status::device_error(
+      "kernel " + key +
+      " is compiled at first use, and cannot be loaded while its stream is captured into a CUDA "
+      "graph: before that, make the call once or cutlass_attn.warmup(\"" +
+      key + "\")");
+}
+
+#else
+
+Status may_load(Variant const&, void*) { return {}; }
+
+#endif
+
+#if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080  // cudaLibraryLoadData
 
 Status load_kernel(std::string const& key, int device_index, void const* cubin) {
   Variant const* variant = nullptr;
@@ -106,8 +144,8 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
 #else
 
 Status load_kernel(std::string const&, int, void const*) {
-  return Status::device_error(
-      "this build loads no kernels: it needs CUTLASS_ATTN_CUDA=ON and CUDA 12.8 or later");
+  return Status::device_error(kCannotLoad != nullptr ? kCannotLoad
+                                                     : "this build has no CUDA kernels");
 }
 
 #endif

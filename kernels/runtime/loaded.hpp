@@ -21,4 +21,8 @@ KernelImage const* loaded(Variant const& variant, int compute_capability);
 // Has the compiler set provide the variant for the device.
 Status compile(Variant const& variant, int device_index);
 
+// An error while the stream, one of the current device, is captured into a CUDA graph: nothing can
+// be loaded then.
+Status may_load(Variant const& variant, void* stream);
+
 }  // namespace cutlass_attn
