@@ -13,11 +13,20 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """$CUTLASS_ATTN_CACHE, else cutlass_attn under $XDG_CACHE_HOME, else under ~/.cache."""
+    """$CUTLASS_ATTN_CACHE, else cutlass_attn under $XDG_CACHE_HOME, else under ~/.cache.
+
+    Raises RuntimeError where there is neither of them nor a home directory.
+    """
     if chosen := os.environ.get("CUTLASS_ATTN_CACHE"):
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cutlass_attn"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "cutlass_attn"
+    try:
+        return Path.home() / ".cache" / "cutlass_attn"
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"compiled kernels have no place: {error}; set CUTLASS_ATTN_CACHE to a folder"
+        ) from error
 
 
 class Entry:
@@ -67,5 +76,6 @@ class Entry:
             yield
             return
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, or the process ends
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file closes, or the process ends
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -26,13 +25,6 @@ class Compiler:
     nvrtc: Any  # the module cuda.bindings.nvrtc
     version: tuple[int, int]
     includes: tuple[Path, ...]
-    digest: str  # of the project's own headers and CUTLASS's
-    cuda_headers: int  # CUDART_VERSION
-
-    def identity(self, source: str, arch: str) -> str:
-        """A digest of everything that the machine code depends on."""
-        parts = [source, arch, self.digest, *OPTIONS, str(self.version), str(self.cuda_headers)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def compile(self, source: str, arch: str) -> bytes:
         """Machine code of a translation unit. Raises RuntimeError with NVRTC's messages."""
@@ -50,7 +42,8 @@ class Compiler:
                 log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
                 _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
                 text = log.rstrip(b"\0").decode(errors="replace")
-                raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{text}")
+                version = ".".join(map(str, self.version))
+                raise RuntimeError(f"NVRTC {version} cannot compile for {arch}:\n{text}")
             code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
             return bytes(code)
@@ -68,8 +61,7 @@ def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
 
 def find_compiler(tree: Path) -> Compiler:
     """NVRTC of this Python environment, for the sources in `tree`. Raises CompilerNotFound."""
-    digest = tree / "digest"
-    if not digest.is_file():
+    if not (tree / "units.json").is_file():
         raise CompilerNotFound("this build left no kernel to be compiled at run time")
     try:
         from cuda.bindings import nvrtc  # type: ignore[import-not-found, unused-ignore]
@@ -82,18 +74,11 @@ def find_compiler(tree: Path) -> Compiler:
     if int(status) != 0:
         raise CompilerNotFound(f"no NVRTC: {status.name}; {INSTALL}")
     major, minor = version
-    cuda_headers, folders = _cuda_headers(major)
-    return Compiler(
-        nvrtc,
-        (major, minor),
-        (tree / "include", *folders),
-        digest.read_text(encoding="utf-8"),
-        cuda_headers,
-    )
+    return Compiler(nvrtc, (major, minor), (tree / "include", *_cuda_headers(major)))
 
 
-def _cuda_headers(major: int) -> tuple[int, list[Path]]:
-    """CUDART_VERSION and the folders of CUDA headers of a major version: wheels, then toolkits."""
+def _cuda_headers(major: int) -> list[Path]:
+    """The folders of CUDA's and CCCL's headers of a major version: in wheels, then in toolkits."""
     folders = [*_wheel_folders(), *_toolkit_folders()]
     folders += [folder / "cccl" for folder in folders]
     standard = [folder for folder in folders if (folder / "cuda" / "std" / "cstdint").is_file()]
@@ -107,7 +92,7 @@ def _cuda_headers(major: int) -> tuple[int, list[Path]]:
         # That of the same installation, else the first.
         near = sorted(standard, key=lambda other: folder not in (other, other.parent))
         if near:
-            return int(version[1]), list(dict.fromkeys([folder, near[0]]))
+            return list(dict.fromkeys([folder, near[0]]))
     raise CompilerNotFound(f"no headers of CUDA {major} (runtime and cccl); {INSTALL}")
 
 
