@@ -166,9 +166,16 @@ def test_two_processes_compile_once(tmp_path):
         "jit._digest = lambda: 'headers'\n"
         f"assert jit.cubin('slow/f16', {ARCH!r}) == b'code'\n"
     )
-    both = [subprocess.Popen([sys.executable, str(program)]) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    both = [
+        subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
     assert log.read_text() == "x"
+    assert sum("compiling slow/f16" in text for text in errors) == 1
+    # The other one waits, unless it starts after the first has ended.
+    assert sum("waiting for another process to make" in text for text in errors) <= 1
 
 
 def test_the_folder_of_the_cache(monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -77,5 +78,11 @@ class Entry:
             return
         with file:
             with contextlib.suppress(OSError):  # of a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # until the file closes, or the process ends
+                # Until the file closes, or the process ends.
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = f"cutlass_attn: waiting for another process to make {self.path}"
+                    print(text, file=sys.stderr, flush=True)
+                    fcntl.flock(file, fcntl.LOCK_EX)
             yield
