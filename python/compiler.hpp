@@ -20,8 +20,8 @@ inline Status compile_in_python(std::string const& key, int device_index) {
 inline void define_compiler(pybind11::module_& m) {
   set_compiler(&compile_in_python);
   // An empty reason sets the compiler again.
-  m.def("set_compiler", [](std::string why_not) {
-    set_compiler(why_not.empty() ? &compile_in_python : nullptr, std::move(why_not));
+  m.def("set_compiler", [](std::string const& why_not) {
+    set_compiler(why_not.empty() ? &compile_in_python : nullptr, why_not);
   });
   m.def("load_kernel", [](std::string const& key, int device_index, pybind11::bytes const& cubin) {
     std::string const code = cubin;

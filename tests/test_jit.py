@@ -112,6 +112,17 @@ def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     monkeypatch.undo()
 
 
+def test_without_nvrtc_explain_says_so(no_nvrtc):
+    if not jit.units():
+        pytest.skip("this build left no kernel to be compiled at run time")
+    q = torch.zeros(1, 2, 8, 256, dtype=torch.float16, device="meta")
+    verdicts = cutlass_attn.explain(q, q, q, device=ARCH)
+    assert verdicts.chosen.compiled
+    reasons = {verdict.variant.key: verdict.reason for verdict in verdicts}
+    text = "(tier full): no NVRTC; or rebuild with CUTLASS_ATTN_TIER=full"
+    assert reasons["sm80/f16/d256/64x64x4"].endswith(text)
+
+
 def test_a_kept_kernel_that_does_not_load_is_a_warning(stub, no_nvrtc, monkeypatch):
     def fail(*args):
         raise RuntimeError("cudaLibraryLoadData: cudaErrorNoKernelImageForDevice")
