@@ -7,7 +7,7 @@ writes into DIR
 
     units.json    the source of every kernel that this build leaves out
     include/      the headers that they include, and no others
-    digest        of all these: kernels compiled from another tree are not reused
+    digest        of the headers: kernels compiled with others are not reused
     CUTLASS_LICENSE.txt
 
 Headers of CUDA are not among them: they come with CUDA's own wheels or toolkit.
@@ -68,7 +68,7 @@ def write(out: Path, units: Path, cutlass: Path) -> None:
     sources: dict[str, str] = json.loads(units.read_text(encoding="utf-8"))
     shutil.rmtree(out, ignore_errors=True)
     (out / "include").mkdir(parents=True)
-    digest = hashlib.sha256(units.read_bytes())
+    digest = hashlib.sha256()
     headers = closure(sources.values(), [KERNELS / "nvrtc", KERNELS, cutlass])
     for name, path in sorted(headers.items()):
         target = out / "include" / name
