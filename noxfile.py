@@ -37,7 +37,7 @@ def test(session: nox.Session) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch,bench]",
+        ".[test,torch,bench,jit]",
         silent=False,
     )
     jobs = str(os.cpu_count() or 1)

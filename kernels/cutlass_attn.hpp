@@ -96,4 +96,17 @@ CUTLASS_ATTN_API DeviceInfo typical_device(int compute_capability);
 
 CUTLASS_ATTN_API BuildInfo build_info();
 
+// Provides a GPU variant of variants() that this build left out, for the GPU with this CUDA
+// ordinal: compiles it and calls load_kernel(), or says why it cannot. It may also set another
+// compiler, or none; the kernel is then chosen anew. Called by whatever thread first wants it.
+using Compiler = Status (*)(std::string const& key, int device_index);
+
+// Null: nothing is compiled at run time, and `why_not` is what dispatch answers. That is also how a
+// program starts; cutlass_attn's Python package sets a compiler.
+CUTLASS_ATTN_API void set_compiler(Compiler compiler, std::string why_not = "");
+
+// Makes a variant that this build left out run on GPUs of the same compute capability as this one.
+// `cubin` has an extern "C" kernel per score, named by its token.
+CUTLASS_ATTN_API Status load_kernel(std::string const& key, int device_index, void const* cubin);
+
 }  // namespace cutlass_attn

@@ -6,7 +6,10 @@
 and runtime/tuned.toml into the table that tiles are chosen by. It writes into DIR
 
     <row>.cu, <row>_simt.cpp  one unit per compiled kernel x dtype x head dim x tile
-    registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol), #include
+    kernel_facts.cpp          what the host knows of GPU kernels left out: compiled at first use
+    units.json                their sources, for NVRTC
+    registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol),
+                              CA_FACTS(symbol), #include
     registry_table.inc        CA_VARIANT(...) per row of the manifest, compiled or not
     tuned_table.inc           CA_TUNED(...) per rule of runtime/tuned.toml
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS and CUTLASS_ATTN_SIMT_UNITS
@@ -18,11 +21,12 @@ a unit that no row asks for any more is deleted.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import string
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +74,7 @@ class Kernel:
     device: str  # "cuda" or "cpu"
     include: str
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
-    scores: tuple[str, ...] = ()  # C++ functors; none for a function of the CPU
+    scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
     options: tuple[str, ...] = tuple(OPTIONS)
     min_compute_capability: int = 0
     alignment: int = 1
@@ -153,10 +157,35 @@ class Row:
             element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
         )
 
+    @property
+    def arguments(self) -> str:
+        """The kernel type and its scores, as template arguments."""
+        return ", ".join([self.type, *self.kernel.scores.values()])
+
+    @property
+    def facts(self) -> str:
+        """The C++ constant that describes this row where it is not compiled."""
+        return f"facts_{self.stem}"
+
+    def nvrtc_unit(self) -> str:
+        """The source to compile at run time: a kernel per score, named by the score's token."""
+        entries = "".join(
+            f'extern "C" CA_KERNEL_ENTRY({token}, Kernel, {functor})\n'
+            for token, functor in self.kernel.scores.items()
+        )
+        return (
+            f'#include "{self.kernel.include}"\n'
+            '#include "simt/kernel_entry.hpp"\n\n'
+            "namespace cutlass_attn {\n\n"
+            f"using Kernel = {self.type};\n"
+            f"{entries}\n"
+            "}  // namespace cutlass_attn\n"
+        )
+
     def unit(self) -> tuple[str, str]:
         """File name and content of the translation unit of a GPU kernel."""
         side = "host" if self.simt else "device"
-        arguments = ", ".join([self.type, *self.kernel.scores])
+        arguments = self.arguments
         text = (
             f"{BANNER}"
             f'#include "{self.kernel.include}"\n'
@@ -184,6 +213,10 @@ class Build:
         if row.simt:
             return self.simt
         return self.cuda or row.device == "cpu"
+
+    def leaves_to_nvrtc(self, row: Row) -> bool:
+        """Is it a GPU kernel that this build does not compile, but can load?"""
+        return self.cuda and row.device == "cuda" and not self.compiles(row)
 
 
 def _take(table: dict, name: str, kind: type, where: str, **default: Any) -> Any:
@@ -228,7 +261,7 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         device=device,
         include=_take(table, "include", str, where),
         code=_take(table, "type" if device == "cuda" else "function", str, where),
-        scores=tuple(all_scores[score] for score in scores) if device == "cuda" else (),
+        scores={score: all_scores[score] for score in scores} if device == "cuda" else {},
         options=tuple(options),
         min_compute_capability=_take(table, "min_compute_capability", int, where, default=0),
         alignment=_take(table, "alignment", int, where, default=1),
@@ -386,6 +419,7 @@ def _table_line(row: Row, build: Build) -> str:
     dims = row.head_dims or HeadDims(0, 0)
     fields = (
         row.launcher if compiled else "nullptr",
+        f"&{row.facts}" if build.leaves_to_nvrtc(row) else "nullptr",
         _quote(row.kernel_name),
         _quote(row.key),
         DEVICES[row.device],
@@ -417,19 +451,40 @@ def _tuned_line(rule: Rule) -> str:
     return f"CA_TUNED({', '.join(fields)})\n"
 
 
+def _facts_unit(rows: list[Row]) -> str:
+    headers = sorted({row.kernel.include for row in rows})
+    return (
+        BANNER
+        + "".join(f'#include "{header}"\n' for header in [*headers, "core/score.hpp"])
+        + '#include "runtime/image.hpp"\n\nnamespace cutlass_attn {\n\n'
+        + "".join(
+            f"extern KernelFacts const {row.facts};\n"
+            f"constexpr KernelFacts {row.facts} = facts_of<{row.arguments}>();\n"
+            for row in rows
+        )
+        + "\n}  // namespace cutlass_attn\n"
+    )
+
+
 def outputs(rows: list[Row], tuned: list[Rule], build: Build) -> dict[str, str]:
     """Everything the build needs: {file name: content}."""
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
     files = dict(row.unit() for row in units)
+    left_out = [row for row in rows if build.leaves_to_nvrtc(row)]
+    if left_out:
+        files["kernel_facts.cpp"] = _facts_unit(left_out)
+    files["units.json"] = json.dumps({row.key: row.nvrtc_unit() for row in left_out}, indent=1)
     lists = {
+        "CUTLASS_ATTN_FACTS_UNITS": ["kernel_facts.cpp"] if left_out else [],
         "CUTLASS_ATTN_CUDA_UNITS": [name for name in files if name.endswith(".cu")],
-        "CUTLASS_ATTN_SIMT_UNITS": [name for name in files if name.endswith(".cpp")],
+        "CUTLASS_ATTN_SIMT_UNITS": [name for name in files if name.endswith("_simt.cpp")],
     }
     headers = sorted({row.kernel.include for row in compiled if row.kernel.device == "cpu"})
     files["registry_launchers.inc"] = BANNER + "".join(
         [f'#include "{header}"\n' for header in headers]
         + [f"CA_LAUNCHER({row.launcher})\n" for row in units]
+        + [f"CA_FACTS({row.facts})\n" for row in left_out]
     )
     files["registry_table.inc"] = BANNER + "".join(_table_line(row, build) for row in rows)
     files["tuned_table.inc"] = BANNER.replace("manifest", "runtime/tuned") + "".join(

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "compiler.hpp"
 #include "cutlass_attn.hpp"
 #include "errors.hpp"
 #include "short_path.hpp"
@@ -212,4 +213,5 @@ PYBIND11_MODULE(_C, m) {
     DeviceInfo const info = device_info(static_cast<Device>(device), index);
     return py::make_tuple(info.compute_capability, info.unavailable);
   });
+  define_compiler(m);
 }

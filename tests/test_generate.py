@@ -1,6 +1,7 @@
 """kernels/generate.py: the manifest's rows, the files made from them, and its error messages."""
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -143,21 +144,22 @@ def test_registry_lines(tmp_path):
     every = " | ".join(f"option::{name}" for name in generate.OPTIONS)
     table = files["registry_table.inc"].splitlines()[1:]
     assert table[0] == (
-        'CA_VARIANT(launch_fast_f16_d64_128x64x8, "fast", "fast/f16/d64/128x64x8", Device::kCuda, '
-        'DType::kFloat16, 64, 64, 8, 0, 128, "128x64x8", "core", true, true, 80, 16)'
+        'CA_VARIANT(launch_fast_f16_d64_128x64x8, nullptr, "fast", "fast/f16/d64/128x64x8", '
+        'Device::kCuda, DType::kFloat16, 64, 64, 8, 0, 128, "128x64x8", "core", true, true, 80, 16)'
     )
     assert table[2] == (  # a row beyond the tier keeps its line, without a launcher
-        'CA_VARIANT(nullptr, "fast", "fast/f16/d256/64x32x4", Device::kCuda, '
-        'DType::kFloat16, 256, 256, 8, 0, 64, "64x32x4", "full", false, true, 80, 16)'
+        'CA_VARIANT(nullptr, &facts_fast_f16_d256_64x32x4, "fast", "fast/f16/d256/64x32x4", '
+        'Device::kCuda, DType::kFloat16, 256, 256, 8, 0, 64, "64x32x4", "full", '
+        "false, true, 80, 16)"
     )
     assert ", 192, 128, 8, 0, 64, " in table[3]
     assert ", option::softcap | option::dropout, 0, " in table[5]
     assert table[6] == (
-        'CA_VARIANT(cpu::attention, "cpu", "cpu/f32", Device::kCpu, '
+        'CA_VARIANT(cpu::attention, nullptr, "cpu", "cpu/f32", Device::kCpu, '
         f'DType::kFloat32, 0, 0, 0, {every}, 0, "", "core", true, true, 0, 1)'
     )
     assert table[8] == (  # simt: a CPU row, by name only, with the kernel's alignment
-        'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, "fast-simt", '
+        'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, nullptr, "fast-simt", '
         '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, 64, 8, 0, 128, '
         '"128x64x8", "core", true, false, 0, 16)'
     )
@@ -180,10 +182,37 @@ def test_registry_lines(tmp_path):
 )
 def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
     files = made(tmp_path, **build)
-    assert sum(name.endswith((".cu", ".cpp")) for name in files) == units
+    assert sum(name.endswith((".cu", "_simt.cpp")) for name in files) == units
     assert files["registry_table.inc"].count("CA_VARIANT(") == 10
     assert files["registry_launchers.inc"].count("CA_LAUNCHER(") == units
-    assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units
+    facts = "kernel_facts.cpp" in files
+    assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units + facts
+
+
+def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
+    files = made(tmp_path)
+    sources = json.loads(files["units.json"])
+    assert list(sources) == [
+        "fast/f16/d256/64x32x4",
+        "fast/f16/d192v128/64x32x4",
+        "fast/f16/d256/64x32x4x2",
+    ]
+    source = sources["fast/f16/d192v128/64x32x4"]
+    assert '#include "fast/forward.hpp"' in source
+    assert "using Kernel = fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>;" in source
+    assert 'extern "C" CA_KERNEL_ENTRY(identity, Kernel, IdentityScore)' in source
+    facts = "facts_fast_f16_d192v128_64x32x4"
+    assert f"{facts} = facts_of<fast::Forward<" in files["kernel_facts.cpp"]
+    assert f"CA_FACTS({facts})" in files["registry_launchers.inc"]
+
+    for build in (
+        {"tier": "full"},
+        {"cuda": False},
+    ):  # nothing is left out; nothing could be loaded
+        files = made(tmp_path, **build)
+        assert json.loads(files["units.json"]) == {}
+        assert "kernel_facts.cpp" not in files
+        assert "&facts_" not in files["registry_table.inc"]
 
 
 def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):

@@ -4,20 +4,35 @@
 
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
+#include "runtime/loaded.hpp"
 
 namespace cutlass_attn {
 
 Status attention_forward(AttnParams const& params, LaunchOptions const& options) {
   Status status = check(params);
   if (!status.ok()) return status;
-  Variant const* const variant =
-      select(params, device_info(options.device, options.device_index), options.kernel, status);
+  DeviceInfo const device = device_info(options.device, options.device_index);
+  Variant const* variant = select(params, device, options.kernel, status);
   if (variant == nullptr) return status;
   if (params.batch == 0 || params.num_heads_q == 0 || params.seqlen_q == 0) return {};
   if (options.device == Device::kCpu) return variant->launch(params, options);
   DeviceGuard const guard(options.device_index);
   if (!guard.status().ok()) return guard.status();
-  return variant->launch(params, options);
+  if (variant->launch != nullptr) return variant->launch(params, options);
+
+  KernelImage const* image = loaded(*variant, device.compute_capability);
+  if (image == nullptr) {
+    status = may_load(*variant, options.stream);
+    if (status.ok()) status = compile(*variant, options.device_index);
+    if (!status.ok()) return status;
+    image = loaded(*variant, device.compute_capability);
+    // Without a kernel, the compiler has said by set_compiler() that there will be none.
+    if (image == nullptr && !why_not_compiled().empty()) return attention_forward(params, options);
+    if (image == nullptr) {
+      return Status::device_error("the compiler did not provide " + variant->info.key);
+    }
+  }
+  return launch(*image, params, options);
 }
 
 std::vector<VariantInfo> variants() {

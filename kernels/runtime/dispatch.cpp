@@ -6,6 +6,8 @@
 #include <iterator>
 #include <unordered_map>
 
+#include "runtime/loaded.hpp"
+
 namespace cutlass_attn {
 namespace {
 
@@ -66,6 +68,11 @@ struct Call {
   }
   int element() const { return p.dtype == DType::kFloat32 ? 4 : 2; }
 };
+
+bool can_be_compiled(Variant const& variant, DeviceInfo const& device) {
+  if (variant.facts == nullptr) return false;
+  return why_not_compiled().empty() || loaded(variant, device.compute_capability) != nullptr;
+}
 
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
 // a function that makes the text: on the way to a kernel that runs, none is made.
@@ -139,14 +146,16 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              ", the device has " + capability(device.compute_capability);
     });
   }
-  if (variant.launch == nullptr) {
+  if (variant.launch == nullptr && !can_be_compiled(variant, device)) {
     lacks(Lack::kEnvironment, [&] {
       bool const is_simt = info.device == Device::kCpu;  // the CPU's own kernel is always there
       std::string options;
       if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
       if (is_simt) options += " CUTLASS_ATTN_SIMT=ON";
       if (options.empty()) options = " CUTLASS_ATTN_CUDA=ON";
-      return "not compiled into this build (tier " + info.tier + "): rebuild with" + options;
+      std::string text = "not compiled into this build (tier " + info.tier + "): ";
+      if (variant.facts != nullptr) text += why_not_compiled() + "; or ";
+      return text + "rebuild with" + options;
     });
   }
 }

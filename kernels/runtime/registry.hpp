@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cutlass_attn.hpp"
+#include "runtime/image.hpp"
 #include "runtime/options.hpp"
 
 namespace cutlass_attn {
@@ -21,6 +22,9 @@ struct Variant {
   // For calls that check() and why_not() have passed, with at least one query row. Null where the
   // variant is not compiled.
   Status (*launch)(AttnParams const&, LaunchOptions const&) = nullptr;
+
+  // Of a GPU kernel that is not compiled and may be at run time: see loaded.hpp.
+  KernelFacts const* facts = nullptr;
 };
 
 // In order of preference.

@@ -21,6 +21,16 @@ from .verify import VerificationError
 
 __version__ = build_info().version
 
+
+def __getattr__(name: str) -> object:
+    # Reads files and looks for NVRTC: not on import.
+    if name == "warmup":
+        from .jit import warmup
+
+        return warmup
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "BuildInfo",
     "Explanation",
@@ -31,4 +41,5 @@ __all__ = [
     "build_info",
     "explain",
     "variants",
+    "warmup",
 ]

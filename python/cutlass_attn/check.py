@@ -184,12 +184,12 @@ def arrays_for(device: str) -> NumpyArrays | TorchArrays:
 
 
 def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Contender | Row]:
-    """What to run: the kernels asked for, or all that can, then PyTorch's. A Row is a kernel that
-    was asked for by name and cannot run."""
+    """What to run: the kernels asked for, or all of the build that can, then PyTorch's. A Row is a
+    kernel that was asked for by name and cannot run."""
     q, k, v = sample
     found: list[Contender | Row] = []
     names = list(kernels)
-    for name in names or [variant.key for variant in variants()]:
+    for name in names or [variant.key for variant in variants() if variant.compiled]:
         explanation = explain(q, k, v, causal=problem.causal, kernel=name)
         chosen = explanation.chosen
         if chosen is not None:

@@ -36,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.command == "info":
         return _info(_console())
+    run = {"bench": _bench, "check": _check, "warmup": _warmup}[args.command]
     try:
-        return _bench(args) if args.command == "bench" else _check(args)
+        return run(args)
     except ValueError as error:
         print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
         return 2
@@ -57,9 +58,10 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser(
         "check",
-        help="compare every kernel that can run here with fp64",
-        description="Compares every kernel that can run here, and PyTorch's, with fp64 on random "
-        "inputs. Exit status 1 if one of this library's kernels fails.",
+        help="compare every compiled kernel that can run here with fp64",
+        description="Compares every compiled kernel that can run here, and PyTorch's, with fp64 on "
+        "random inputs; those compiled at first use only if --kernel names them. Exit status 1 if "
+        "one of this library's kernels fails.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default = Problem()
@@ -84,6 +86,25 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=default.seed)
     check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
     _add_bench(commands)
+
+    warmup = commands.add_parser(
+        "warmup",
+        help="compile kernels that the build left out, ahead of the calls that want them",
+        description="Compiles kernels that the build left out, about 20 s each, and keeps them on "
+        "disk, so that no call waits for the compiler. `cutlass-attn info` lists them. Exit status "
+        "1 if NVRTC is missing or refuses one, or if there is no such GPU.",
+    )
+    warmup.add_argument(
+        "kernels",
+        nargs="+",
+        metavar="KERNEL",
+        help="a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own",
+    )
+    warmup.add_argument(
+        "--device",
+        default="cuda",
+        help='"cuda" (default) or "cuda:N"; "sm_89", say, for a GPU that is not here',
+    )
     return parser
 
 
@@ -149,6 +170,8 @@ def _size(text: str) -> int:
 
 
 def _info(console: Console) -> int:
+    from . import jit
+
     build = build_info()
     facts = {
         "cutlass_attn": f"{build.version}, tier {build.tier}",
@@ -159,12 +182,15 @@ def _info(console: Console) -> int:
         "simt": "GPU kernels also compiled for the CPU" if build.simt else "off",
         "GPU": _gpu(),
         "torch": _torch_version(),
+        "NVRTC": jit.available() or "compiles kernels at first use",
     }
     for name, fact in facts.items():
         console.print(f"{name:<14} {fact}", highlight=False, markup=False)
     table = Table("kernel", "device", "dtype", "head dim", "tile", "tier", "here", box=None)
     for v in variants():
         here = "compiled" if v.compiled else "left out"
+        if v.key in jit.units():
+            here = "at first use"
         if v.compiled and not v.automatic:
             here += ", by name only"
         head_dim = str(v.head_dim or "any")
@@ -341,6 +367,23 @@ def _grid(args: argparse.Namespace, device: str) -> Grid:
     if not shapes:
         raise ValueError(f"--causal {args.causal} leaves no shape of the {grid.name} grid")
     return replace(grid, shapes=shapes, timing=args.timing or grid.timing)
+
+
+def _warmup(args: argparse.Namespace) -> int:
+    from . import jit
+
+    try:
+        jit.warmup(args.kernels, device=args.device)
+    except RuntimeError as error:
+        print(f"cutlass-attn warmup: {error}", file=sys.stderr)
+        return 1
+    count = len(jit.left_out(args.kernels))
+    if count:
+        kernels = "1 kernel" if count == 1 else f"{count} kernels"
+        print(f"{kernels} ready for {args.device}, kept in {jit.cache.folder()}")
+    else:
+        print("nothing to do: this build compiled them all")
+    return 0
 
 
 def _dtypes(text: str) -> list[str]:

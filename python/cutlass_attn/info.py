@@ -75,7 +75,9 @@ class Explanation:
         lines = [f"{self.call} on {self.device}"]
         for verdict in self.verdicts:
             mark = "->" if verdict.chosen else "  "
-            text = "runs" if verdict.chosen else verdict.reason
+            text = verdict.reason
+            if verdict.chosen:
+                text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
@@ -144,7 +146,12 @@ def explain(
     if device is None:
         kind, index, _, _ = lib.place(q, k, v)
         device = "cpu" if kind == CPU else f"cuda:{index}"
-    where, name = _device(device)
+    where, name = parse_device(device)
+    if where[0] == CUDA:
+        from . import jit
+
+        # The answer depends on it.
+        jit.available(where[1] if _is_present(where) else None)
     verdicts = _C.explain(describe(lib, request, q, k, v, options, out, None), *where, kernel)
     by_key = {variant.key: variant for variant in _variants()}
     call = [DTYPES[request.dtype]]
@@ -160,8 +167,18 @@ def explain(
     )
 
 
-def _device(device: str) -> tuple[tuple[int, int, int], str]:
-    """What `_C.explain` asks about a device, and its name."""
+def _is_present(where: tuple[int, int, int]) -> bool:
+    """Is this a GPU that can be used?"""
+    kind, index, capability = where
+    return kind == CUDA and not capability and not _C.device_info(CUDA, index)[1]
+
+
+def parse_device(device: str) -> tuple[tuple[int, int, int], str]:
+    """What `_C.explain` asks about a device, and its name.
+
+    "cpu"; "cuda" or "cuda:1": kind, ordinal and 0, for a GPU present; "sm_89": kind, 0 and the
+    compute capability. Raises ValueError for anything else.
+    """
     if device == "cpu":
         return (CPU, 0, 0), "cpu"
     if match := re.fullmatch(r"sm_?(\d{2,3})a?", device):

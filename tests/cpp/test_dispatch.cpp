@@ -4,6 +4,7 @@
 
 #include "check.hpp"
 #include "runtime/dispatch.hpp"
+#include "runtime/loaded.hpp"
 
 using namespace cutlass_attn;
 
@@ -27,6 +28,16 @@ Variant variant(std::string const& key, std::string const& kernel, Device device
   v.alignment = alignment;
   v.options = option::softcap | option::bias;
   v.launch = compiled ? launch : nullptr;
+  return v;
+}
+
+KernelFacts const kFacts;
+
+// A row that the build left out and that may be compiled at run time.
+Variant left_out(std::string const& key, std::string const& kernel, int head_dim) {
+  Variant v =
+      variant(key, kernel, Device::kCuda, DType::kFloat16, head_dim, "full", false, true, 80, 16);
+  v.facts = &kFacts;
   return v;
 }
 
@@ -111,6 +122,8 @@ std::vector<Variant> const& cutlass_attn::registry() {
       tiled(96, 96, 64),
       tiled(96, 96, 32),
       tiled(192, 128, 64),
+      left_out("late/f16/d48", "late", 48),
+      variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 1),
   };
   return table;
 }
@@ -290,6 +303,30 @@ TEST(alignment) {
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
 }
 
+TEST(a_row_left_out_counts_while_there_is_a_compiler) {
+  AttnParams const p = call(kF16, 48);
+  CHECK_EQ(reason("late/f16/d48", p, kGpu),
+           "not compiled into this build (tier full): no compiler is set: see set_compiler(); or "
+           "rebuild with CUTLASS_ATTN_TIER=full");
+  set_compiler([](std::string const&, int) { return Status::device_error("busy"); });
+  CHECK_EQ(reason("late/f16/d48", p, kGpu), "");
+  CHECK_EQ(reason("late/f16/d48", p, kOldGpu),
+           "needs compute capability >= 8.0, the device has 7.5");
+  CHECK_EQ(chosen(p, kGpu, "late"), "late/f16/d48");
+  CHECK_EQ(compile(find("late/f16/d48"), 0).message, "busy");
+  CHECK(loaded(find("late/f16/d48"), 89) == nullptr);
+
+  set_compiler(nullptr, "no NVRTC");
+  CHECK_EQ(reason("late/f16/d48", p, kGpu),
+           "not compiled into this build (tier full): no NVRTC; or rebuild with "
+           "CUTLASS_ATTN_TIER=full");
+  CHECK_EQ(refusal(p, kGpu, "late", StatusCode::kNoKernel),
+           "kernel \"late\" does not take this call:\n"
+           "  late/f16/d48: not compiled into this build (tier full): no NVRTC; or rebuild with "
+           "CUTLASS_ATTN_TIER=full\nkernel \"slow\" would take it");
+  CHECK_EQ(compile(find("late/f16/d48"), 0).message, "no NVRTC");
+}
+
 TEST(all_reasons_are_given) {
   AttnParams p = call(kBF16, 80);
   p.k.row_stride = 81;
@@ -334,7 +371,8 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(refusal(call(), device, "quick", StatusCode::kInvalidArgument),
              "kernel is \"quick\", allowed: \"auto\", \"fast\", \"slow\", \"gone\", \"host\", "
-             "\"fast-simt\", \"tiled\", or a whole key such as \"fast/f16/d64\" (variants() lists "
+             "\"fast-simt\", \"tiled\", \"late\", \"later\", or a whole key such as "
+             "\"fast/f16/d64\" (variants() lists "
              "them)");
   }
 }

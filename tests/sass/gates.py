@@ -188,7 +188,7 @@ def main() -> int:
     families = ("sm80", "sm80/general")
     checked = [row for row in rows if row.kernel.name in families and build.compiles(row)]
     for row in checked:
-        for score in row.kernel.scores:
+        for score in row.kernel.scores.values():
             print(f"{row.key} {score}")
             kernel = (row.key, score)
             if kernel not in resources or kernel not in counts:

@@ -1,0 +1,153 @@
+// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+#include "runtime/loaded.hpp"
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/device.hpp"
+
+#if CUTLASS_ATTN_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace cutlass_attn {
+namespace {
+
+#if CUTLASS_ATTN_CUDA && CUDART_VERSION < 12080
+constexpr char const* kCannotLoad =
+    "kernels are compiled at first use only by a build with CUDA 12.8 or later";
+#else
+constexpr char const* kCannotLoad = nullptr;
+#endif
+
+struct CompilerState {
+  Compiler compile;
+  std::string why_not;
+};
+
+std::atomic<CompilerState const*>& compiler_state() {
+  static CompilerState const none{nullptr, "no compiler is set: see set_compiler()"};
+  static std::atomic<CompilerState const*> state{&none};
+  return state;
+}
+
+// Of one variant, the newest first. Nodes are never removed: calls on other threads may be reading.
+struct Node {
+  int compute_capability;
+  KernelImage image;
+  Node const* next;
+};
+
+std::atomic<Node const*>& head_of(Variant const& variant) {
+  static std::vector<std::atomic<Node const*>> heads(registry().size());
+  return heads[size_t(&variant - registry().data())];
+}
+
+}  // namespace
+
+void set_compiler(Compiler compiler, std::string why_not) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<CompilerState const>> all;  // kept: others may be reading
+  std::lock_guard const lock(mutex);
+  if (kCannotLoad != nullptr) {
+    compiler = nullptr;
+    why_not = kCannotLoad;
+  }
+  if (compiler != nullptr) {
+    why_not.clear();
+  } else if (why_not.empty()) {
+    why_not = "no compiler is set: see set_compiler()";
+  }
+  CompilerState const& now = *compiler_state().load();
+  if (now.compile == compiler && now.why_not == why_not) return;
+  all.push_back(std::make_unique<CompilerState const>(CompilerState{compiler, std::move(why_not)}));
+  compiler_state().store(all.back().get());
+}
+
+std::string const& why_not_compiled() { return compiler_state().load()->why_not; }
+
+KernelImage const* loaded(Variant const& variant, int compute_capability) {
+  for (Node const* node = head_of(variant).load(std::memory_order_acquire); node;
+       node = node->next) {
+    if (node->compute_capability == compute_capability) return &node->image;
+  }
+  return nullptr;
+}
+
+Status compile(Variant const& variant, int device_index) {
+  CompilerState const& state = *compiler_state().load();
+  if (state.compile == nullptr) return Status::device_error(state.why_not);
+  return state.compile(variant.info.key, device_index);
+}
+
+#if CUTLASS_ATTN_CUDA
+
+Status may_load(Variant const& variant, void* stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t const error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
+  if (error != cudaSuccess) return cuda_status(error, "cudaStreamIsCapturing");
+  if (capture == cudaStreamCaptureStatusNone) return {};
+  std::string const& key = variant.info.key;
+  return Status::device_error(
+      "kernel " + key +
+      " is compiled at first use, and cannot be loaded while its stream is captured into a CUDA "
+      "graph: before that, make the call once or cutlass_attn.warmup(\"" +
+      key + "\")");
+}
+
+#else
+
+Status may_load(Variant const&, void*) { return {}; }
+
+#endif
+
+#if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080  // cudaLibraryLoadData
+
+Status load_kernel(std::string const& key, int device_index, void const* cubin) {
+  Variant const* variant = nullptr;
+  for (Variant const& candidate : registry()) {
+    if (candidate.info.key == key) variant = &candidate;
+  }
+  if (variant == nullptr || variant->facts == nullptr) {
+    return Status::invalid("key is \"" + key +
+                           "\", allowed: a GPU variant that this build left out");
+  }
+  DeviceGuard const guard(device_index);
+  if (!guard.status().ok()) return guard.status();
+
+  auto* const node = new Node{
+      device_info(Device::kCuda, device_index).compute_capability, {*variant->facts, {}}, nullptr};
+  std::unique_ptr<Node> owner(node);
+  cudaLibrary_t library;
+  cudaError_t error =
+      cudaLibraryLoadData(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (error != cudaSuccess) return cuda_status(error, "cudaLibraryLoadData");
+  for (int i = 0; i < variant->facts->num_scores; ++i) {
+    cudaKernel_t kernel;
+    error = cudaLibraryGetKernel(&kernel, library, variant->facts->scores[i]);
+    if (error != cudaSuccess) {
+      Status const status = cuda_status(error, variant->facts->scores[i]);
+      (void)cudaLibraryUnload(library);
+      return status;
+    }
+    node->image.functions[i] = kernel;
+  }
+  std::atomic<Node const*>& head = head_of(*variant);
+  node->next = head.load();
+  while (!head.compare_exchange_weak(node->next, node, std::memory_order_release)) {
+  }
+  owner.release();  // and the library stays loaded as long as the process
+  return {};
+}
+
+#else
+
+Status load_kernel(std::string const&, int, void const*) {
+  return Status::device_error(kCannotLoad != nullptr ? kCannotLoad
+                                                     : "this build has no CUDA kernels");
+}
+
+#endif
+
+}  // namespace cutlass_attn

@@ -1,0 +1,190 @@
+"""Kernels that the build left out, compiled for the GPU at hand when a call first wants them.
+
+Needs NVRTC and CUDA's headers: `pip install 'cutlass_attn[jit]'`. What it compiles is kept in a
+cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is imported
+before it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache as once
+from pathlib import Path
+
+from .. import _C
+from .._call import CUDA
+from ..info import parse_device
+from . import cache
+from .compiler import OPTIONS, Compiler, CompilerNotFound, find_compiler
+
+__all__ = ["CompilerNotFound", "available", "cubin", "left_out", "provide", "units", "warmup"]
+
+TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
+
+
+@once
+def units() -> dict[str, str]:
+    """{key of a variant: its source} of all that this build can compile at run time."""
+    path = TREE / "units.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+@once
+def _digest() -> str:
+    """Of the project's headers and CUTLASS's, and the CUDA version that the build is for."""
+    return (TREE / "digest").read_text(encoding="utf-8") + _C.build_info()["cuda"]
+
+
+@once
+def _compiler() -> Compiler:
+    return find_compiler(TREE)
+
+
+def _entry(key: str, arch: str) -> cache.Entry:
+    # Not by NVRTC's version: importing cuda-bindings alone takes longer than a hit may.
+    parts = [units()[key], arch, *OPTIONS, _digest()]
+    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
+
+
+def _arch(device_index: int) -> str:
+    """Such as "sm_89". Raises RuntimeError if there is no such GPU."""
+    capability, unavailable = _C.device_info(CUDA, device_index)
+    if unavailable:
+        raise RuntimeError(unavailable)
+    return f"sm_{capability}"
+
+
+def available(device_index: int | None = None) -> str:
+    """Why kernels cannot be compiled now; empty if they can. Tells the dispatcher, too.
+
+    Args:
+        device_index: CUDA ordinal of a GPU to load what the cache has for it onto if nothing can be
+            compiled: the dispatcher then takes these kernels as before.
+    """
+    try:
+        _compiler()
+        reason = ""
+    except CompilerNotFound as error:
+        reason = str(error)
+        if device_index is not None:
+            _load_cached(device_index)
+    _C.set_compiler(reason)
+    return reason
+
+
+@once
+def _load_cached(device_index: int) -> None:
+    for key in units():
+        entry = _entry(key, _arch(device_index))
+        if (code := entry.read()) is not None:
+            try:
+                _C.load_kernel(key, device_index, code)
+            except RuntimeError as error:  # other calls can do without it
+                warnings.warn(f"{entry.path} cannot be used: {error}", stacklevel=2)
+
+
+def cubin(key: str, arch: str) -> bytes:
+    """The machine code of a variant for an architecture, such as "sm_89"; cached on disk.
+
+    Raises:
+        ValueError: this build has no source for such a key.
+        CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
+        RuntimeError: NVRTC refuses the code; the message quotes it.
+    """
+    source = units().get(key)
+    if source is None:
+        raise ValueError(f"key is {key!r}; allowed: {', '.join(units()) or 'none in this build'}")
+    entry = _entry(key, arch)
+    if (code := entry.read()) is not None:
+        return code
+    compiler = _compiler()
+    with entry.locked():
+        if (code := entry.read()) is None:  # or another process made it meanwhile
+            with _announced(key, arch):
+                code = compiler.compile(source, arch)
+            entry.write(code)
+    return code
+
+
+def provide(key: str, device_index: int) -> None:
+    """Loads a variant onto a GPU, for the dispatcher. Without a compiler, it says so there."""
+    try:
+        code = cubin(key, _arch(device_index))
+    except CompilerNotFound:
+        available(device_index)
+    else:
+        _C.load_kernel(key, device_index, code)
+
+
+def left_out(names: str | Iterable[str]) -> list[str]:
+    """Keys of the GPU variants that this build left out, of all that `names` stand for.
+
+    Args:
+        names: keys of `cutlass_attn.variants()` and names of kernels, or one of them.
+
+    Raises:
+        ValueError: a name is neither, or no build can compile it at run time.
+    """
+    keys: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        rows = [row for row in _C.variants() if name in (row["key"], row["kernel"])]
+        if not rows:
+            kernels = [row["kernel"] for row in _C.variants() if row["device"] == "cuda"]
+            raise ValueError(
+                f"{name!r} is neither a key of variants() nor a kernel; allowed: "
+                f"{', '.join(dict.fromkeys(kernels))}, or a key such as {_C.variants()[0]['key']!r}"
+            )
+        wanted = [row["key"] for row in rows if not row["compiled"]]
+        if missing := [key for key in wanted if key not in units()]:
+            raise ValueError(
+                f"{missing[0]} cannot be compiled at run time: this build left it out without its "
+                f"source, which only GPU kernels of a build with CUTLASS_ATTN_CUDA=ON have"
+            )
+        keys += wanted
+    return list(dict.fromkeys(keys))
+
+
+def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
+    """Compiles variants ahead of the calls that want them, about 20 s each unless cached.
+
+    Args:
+        names: keys of `cutlass_attn.variants()`, or one of them, or a kernel's name for all it has
+            that this build left out; those that it compiled are ready as they are.
+        device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which they are loaded as well; or an
+            architecture such as "sm_89", for a GPU that need not be there: they wait in the cache.
+
+    Raises:
+        ValueError: a name or the device is none of these, or the build has no source for a variant.
+        CompilerNotFound: NVRTC or CUDA's headers are missing; the message says what to install.
+        RuntimeError: the GPU does not exist or has no driver, or NVRTC refuses the code.
+    """
+    (kind, index, capability), _ = parse_device(
+        f"cuda:{device}" if type(device) is int else str(device)
+    )
+    if kind != CUDA:
+        raise ValueError(f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89" or alike')
+    keys = left_out(names)
+    if not keys:
+        return
+    arch = f"sm_{capability}" if capability else _arch(index)
+    for key in keys:
+        code = cubin(key, arch)
+        if not capability:
+            _C.load_kernel(key, index, code)
+
+
+@contextmanager
+def _announced(key: str, arch: str) -> Iterator[None]:
+    """Says on stderr what takes so long."""
+    text = f"cutlass_attn: compiling {key} for {arch}, about 20 s, once"
+    print(text, file=sys.stderr, flush=True)
+    started = time.monotonic()
+    yield
+    print(f"cutlass_attn: {key} took {time.monotonic() - started:.0f} s", file=sys.stderr)
