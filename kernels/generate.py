@@ -59,7 +59,7 @@ DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
 MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
-TILE_FIELDS = ("m", "n", "warps", "groups")
+TILE_FIELDS = ("m", "n", "warps")
 
 
 class ManifestError(ValueError):
@@ -89,13 +89,11 @@ class Kernel:
 @dataclass(frozen=True)
 class Tile:
     m: int  # queries
-    n: int  # keys, of each group of warps
-    warps: int  # in a group
-    groups: int = 1
+    n: int  # keys
+    warps: int
 
     def __str__(self) -> str:
-        text = f"{self.m}x{self.n}x{self.warps}"
-        return text if self.groups == 1 else f"{text}x{self.groups}"
+        return f"{self.m}x{self.n}x{self.warps}"
 
 
 @dataclass(frozen=True)
@@ -312,9 +310,7 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     if (entry := _take(table, "tile", dict, where, default=None)) is not None:
         entry = dict(entry)
         m, n, warps = (_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps"))
-        tile = Tile(m, n, warps, _take(entry, "groups", int, f"{where}: tile", default=1))
-        if tile.groups != 1 and "groups" not in kernel.placeholders:
-            raise ManifestError(f"{where}: tile has groups, {kernel.code!r} does not use them")
+        tile = Tile(m, n, warps)
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
     simt = _take(table, "simt", bool, where, default=False)

@@ -112,6 +112,20 @@ def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     monkeypatch.undo()
 
 
+def test_where_nvrtc_refuses_a_kernel_compiled_ones_run(stub, monkeypatch):
+    def refuse(source, arch):
+        raise jit.CompileError("NVRTC cannot compile")
+
+    told = []
+    monkeypatch.setattr(stub, "compile", refuse)
+    monkeypatch.setattr(_C, "device_info", lambda kind, index: (89, ""))
+    monkeypatch.setattr(_C, "set_compiler", told.append)
+    with pytest.warns(UserWarning, match=r"slow/f16 is not compiled.* NVRTC cannot compile"):
+        jit.provide("slow/f16", 0)
+    assert told == ["NVRTC cannot compile"]
+    monkeypatch.undo()
+
+
 def test_without_nvrtc_explain_says_so(no_nvrtc):
     if not jit.units():
         pytest.skip("this build left no kernel to be compiled at run time")
@@ -153,10 +167,10 @@ def test_a_cache_that_cannot_be_written_is_a_warning(stub, monkeypatch, tmp_path
 
 def test_nothing_is_left_of_a_compilation_that_fails(stub, monkeypatch):
     def fail(source, arch):
-        raise RuntimeError("NVRTC cannot compile")
+        raise jit.CompileError("NVRTC cannot compile")
 
     monkeypatch.setattr(stub, "compile", fail)
-    with pytest.raises(RuntimeError, match="cannot compile"):
+    with pytest.raises(jit.CompileError, match="cannot compile"):
         jit.cubin("slow/f16", ARCH)
     assert [path.suffix for path in cache.folder().iterdir()] == [".lock"]
 
@@ -241,6 +255,19 @@ def test_without_headers_of_the_same_cuda_the_error_names_it(monkeypatch, tmp_pa
     assert compiler._cuda_headers(12) == [include]
     with pytest.raises(jit.CompilerNotFound, match=r"no headers of CUDA 13 \(runtime and cccl\)"):
         compiler._cuda_headers(13)
+
+
+def test_headers_of_an_installation_in_two_folders_are_all_found(monkeypatch, tmp_path):
+    """CUDA 13 has CCCL's in a folder of its own, which CUTLASS names, and the others do not."""
+    wheel, toolkit = tmp_path / "wheel", tmp_path / "toolkit" / "include"
+    (toolkit / "cccl" / "cuda" / "std").mkdir(parents=True)
+    (toolkit / "cccl" / "cuda" / "std" / "cstdint").touch()
+    wheel.mkdir()
+    (wheel / "cuda_fp16.h").touch()
+    (wheel / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
+    monkeypatch.setattr(compiler, "_wheel_folders", lambda: [wheel])
+    monkeypatch.setattr(compiler, "_toolkit_folders", lambda: [toolkit])
+    assert compiler._cuda_headers(13) == [wheel, toolkit / "cccl", toolkit]
 
 
 def test_importing_needs_no_compiler():
@@ -354,7 +381,7 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
 
 def test_nvrtc_quotes_its_messages():
     key_of("sm80")
-    with pytest.raises(RuntimeError, match=r'(?s)cannot compile for sm_89:.*"undeclared" is undef'):
+    with pytest.raises(jit.CompileError, match=r'(?s)cannot compile for sm_89:.*"undeclared" is undef'):
         jit._compiler().compile("int x = undeclared;", ARCH)
 
 

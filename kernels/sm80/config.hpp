@@ -15,18 +15,15 @@ using namespace cute;
 // Shared memory a block may have on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own.
 inline constexpr int kMaxSmemBytes = 99 * 1024;
 
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          int kKeyGroups_>
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kWarps = kWarps_;          // of a key group
-  static constexpr int kKeyGroups = kKeyGroups_;  // that share out the tiles of keys
-  static constexpr int kGroupThreads = 32 * kWarps;
-  static constexpr int kThreads = kGroupThreads * kKeyGroups;
+  static constexpr int kWarps = kWarps_;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = kBlockM / kWarps;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
@@ -42,22 +39,17 @@ struct ForwardConfig {
   static constexpr int kSlice = kPipelined && kBlockN >= 64 ? 32 : 16;
   static constexpr int kSlices = kBlockN / kSlice;
   static_assert(!kPipelined || kSlices % 2 == 0);
-  static_assert(kPipelined || kKeyGroups == 1);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileV = SwizzledTile<kBlockN, kHeadDimV>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
 
-  // O of the block takes the place of Q, and then of K and V, once nobody reads them any more; so
-  // does the exchange of the key groups, see merge.hpp.
+  // O of the block takes the place of Q, and then of K and V, once nobody reads them any more.
   struct SharedStorage {
-    alignas(128) char q[TileQ::kBytes];  // first: O and the exchange begin here
-
-    struct Group {
-      alignas(128) char k[kStages][TileK::kBytes];
-      alignas(128) char v[kStages][TileV::kBytes];
-    } group[kKeyGroups];
+    alignas(128) char q[TileQ::kBytes];  // first: O begins here
+    alignas(128) char k[kStages][TileK::kBytes];
+    alignas(128) char v[kStages][TileV::kBytes];
     // Here, because registers are what the loop is short of.
     TileCoord tile;
     TileRange range;  // of the tiles of keys that its queries touch, in keys
@@ -67,8 +59,8 @@ struct ForwardConfig {
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
   static_assert(TileO::kBytes <= kBufferBytes);
 
-  // Warps of a group stand below each other along the queries: a row of S belongs to one warp, and
-  // softmax stays within it.
+  // Warps stand below each other along the queries: a row of S belongs to one warp, and softmax
+  // stays within it.
   template <class Arch>
   using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element>>,
                             Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
@@ -76,7 +68,7 @@ struct ForwardConfig {
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with
   // 168 registers while the head dimension is small.
   static constexpr int kMinBlocksPerSm =
-      kKeyGroups > 1 ? 1 : (kWarpRows <= 16 && kHeadDim <= 64 && kHeadDimV <= 64 ? 3 : 2);
+      kWarpRows <= 16 && kHeadDim <= 64 && kHeadDimV <= 64 ? 3 : 2;
 };
 
 }  // namespace cutlass_attn::sm80

@@ -2,9 +2,7 @@
 //
 // Grid:       a block for every kBlockM rows of a head, or of the heads of one KV head together
 //             where there are fewer queries than that (cute/scheduler.hpp).
-// Block:      kKeyGroups groups of kWarps warps. Each group takes every kKeyGroups-th tile of
-// kBlockN
-//             keys, with K and V buffers of its own; in the end their results are merged.
+// Block:      kWarps warps below each other; tiles of kBlockN keys one after the other.
 // Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension.
 // Registers:  S of a slice of 16 keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
@@ -14,14 +12,12 @@
 
 #include "core/params.hpp"
 #include "sm80/mainloop_forward.hpp"
-#include "sm80/merge.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          int kKeyGroups>
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps>
 struct Forward {
-  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kKeyGroups>;
+  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);
@@ -43,10 +39,9 @@ struct Forward {
     MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
     loop.run(coord, tiles);
 
-    if constexpr (kKeyGroups > 1) merge_key_groups<Config, Arch>(loop, smem);
-    if (kKeyGroups == 1 || loop.group == 0) finish_rows(p, shared.tile, loop);
-    Arch::sync();  // Q, K, V or what the groups exchanged: read by none any more
-    if (kKeyGroups == 1 || loop.group == 0) stage_output(loop, smem);
+    finish_rows(p, shared.tile, loop);
+    Arch::sync();  // Q, K and V are read by none any more
+    stage_output(loop, smem);
     Arch::sync();
     // As a number of its own, or the compiler keeps what loading Q made of it, through the loop.
     int thread = Arch::thread();

@@ -43,12 +43,10 @@ struct MainloopForward {
   static constexpr int kSlice = Config::kSlice, kSlices = Config::kSlices;
   static constexpr int kRowBlocks = Config::kWarpRows / 16;  // m16 blocks of a warp
   static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
-  static constexpr int kGroups = Config::kKeyGroups;
-  static constexpr int kStride = kGroups * kN;  // from a tile of a key group to its next
 
   using LoaderQ = TileLoader<Arch, Element, TileQ, Config::kThreads>;
-  using LoaderK = TileLoader<Arch, Element, TileK, Config::kGroupThreads>;
-  using LoaderV = TileLoader<Arch, Element, TileV, Config::kGroupThreads>;
+  using LoaderK = TileLoader<Arch, Element, TileK, Config::kThreads>;
+  using LoaderV = TileLoader<Arch, Element, TileV, Config::kThreads>;
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
   using Output = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kDV>>{}));
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
@@ -63,9 +61,8 @@ struct MainloopForward {
   Score const score;
   Dropout const dropout;
   float const log2_scale;
-  int const group, group_thread;  // of the key group this thread belongs to
-  int first_key;                  // of its first tile
-  Element const* k_source;        // what this thread copies first of the next tile to be copied
+  int const thread;
+  Element const* k_source;            // what this thread copies first of the next tile to be copied
   Element const* v_source;
   Address k_target;                   // where this thread copies to in K's buffer 0, for cp.async
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
@@ -86,16 +83,14 @@ struct MainloopForward {
         score(params),
         dropout(params),
         log2_scale(score.log2_scale()),
-        group(kGroups == 1 ? 0 : Arch::thread() / Config::kGroupThreads),
-        group_thread(kGroups == 1 ? Arch::thread() : Arch::thread() % Config::kGroupThreads) {
-    first_key = tiles.begin + group * kN;
-    k_source = source_of<LoaderK>(p.k, coord);
-    v_source = source_of<LoaderV>(p.v, coord);
-    int const lane = group_thread % 32, warp = group_thread / 32;
+        thread(Arch::thread()),
+        k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
+        v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
+    int const lane = thread % 32, warp = thread / 32;
     Address const q = Arch::smem_address(shared.q);
-    Address const k = Arch::smem_address(shared.group[group].k);
-    Address const v = Arch::smem_address(shared.group[group].v);
-    k_target = k + LoaderK::offset(group_thread);
+    Address const k = Arch::smem_address(shared.k);
+    Address const v = Arch::smem_address(shared.v);
+    k_target = k + LoaderK::offset(thread);
     q_block = q + TileQ::offset(warp * 16 + lane % 16, lane / 16 * 8);
     k_block = k + TileK::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
     v_block = v + TileV::offset(lane % 16, lane / 16 * 8);
@@ -112,25 +107,16 @@ struct MainloopForward {
 
   // Row of the tile and column of the slice that element (i, j) of as_rows() is.
   CUTE_DEVICE int row(int i) const {
-    return group_thread / 32 * 16 + group_thread % 32 / 4 + i % 2 * 8 +
+    return thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8 +
            i / 2 * (16 * Config::kWarps);
   }
-  CUTE_DEVICE int column(int j) const { return group_thread % 4 * 2 + j % 2 + j / 2 * 8; }
+  CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
-  CUTE_DEVICE void sync() const {
-    if constexpr (kGroups == 1) {
-      Arch::sync();
-    } else {
-      Arch::sync(1 + group, Config::kGroupThreads);
-    }
-  }
-
-  // Where this thread reads its first vector of this group's first tile.
+  // Where this thread reads its first vector of the tile that begins at `key`.
   template <class Loader>
-  CUTE_DEVICE Element const* source_of(TensorRef const& t, TileCoord const& coord) const {
+  CUTE_DEVICE Element const* source_of(TensorRef const& t, TileCoord const& coord, int key) const {
     return coord.template head_of<Element const>(t, coord.head_kv) +
-           int64_t(first_key + Loader::row(group_thread)) * t.row_stride +
-           Loader::column(group_thread);
+           int64_t(key + Loader::row(thread)) * t.row_stride + Loader::column(thread);
   }
 
   // Copies the tile that begins at key `at`, maybe beyond the last.
@@ -138,27 +124,26 @@ struct MainloopForward {
   CUTE_DEVICE void copy(Address target, Element const* source, int64_t row_stride, int at,
                         int columns) const {
     if (p.seqlen_k - at >= kN && at < range.end) {
-      Loader::load_whole(target, source, row_stride, columns, group_thread);
+      Loader::load_whole(target, source, row_stride, columns, thread);
     } else if (at < range.end) {
-      Loader::load(target, source, row_stride, p.seqlen_k - at, columns, group_thread);
+      Loader::load(target, source, row_stride, p.seqlen_k - at, columns, thread);
     }
     Arch::async_copy_commit();
   }
 
-  // Start copying the tile that begins at key `at`: the one after that of the call before, of those
-  // that this group has.
+  // Start copying the tile that begins at key `at`: the one after that of the call before.
   CUTE_DEVICE void copy_k(int at, int stage) {
     copy<LoaderK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, at, p.head_dim);
-    k_source += kStride * p.k.row_stride;
+    k_source += kN * p.k.row_stride;
   }
   CUTE_DEVICE void copy_v(int at, int stage) {
     // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
     Address target = k_target + Config::kStages * TileK::kBytes;
     if constexpr (kD != kDV) {
-      target += LoaderV::offset(group_thread) - LoaderK::offset(group_thread);
+      target += LoaderV::offset(thread) - LoaderK::offset(thread);
     }
     copy<LoaderV>(target + stage * TileV::kBytes, v_source, p.v.row_stride, at, p.head_dim_v);
-    v_source += kStride * p.v.row_stride;
+    v_source += kN * p.v.row_stride;
   }
 
   // acc += A B for one m16n8k16 block.
@@ -326,7 +311,7 @@ struct MainloopForward {
 
   // --- pipelined -------------------------------------------------------------------------------
 
-  // The i-th tile of this key group is in buffer i % 2. One step: weights of slice j beside P V of
+  // The i-th tile is in buffer i % 2. One step: weights of slice j beside P V of
   // the slice before and Q K of the one after. It has three parts, so that a tile that all queries
   // see whole is one straight stretch of code, with what hardly ever happens elsewhere.
   struct PipelinedSteps {
@@ -340,7 +325,7 @@ struct MainloopForward {
       loop.product_pv(j == 0 ? v_stage : stage, (j + kSlices - 1) % kSlices, v_first);
       if constexpr (j + 1 == kSlices) {
         Arch::template async_copy_wait<1>();
-        loop.sync();  // the next K is there for all
+        Arch::sync();  // the next K is there for all
         loop.template product_qk<1>(stage ^ 1, 0, acc_s);
       } else {
         loop.template product_qk<1>(stage, j + 1, acc_s + (j + 1) % 2);
@@ -348,7 +333,7 @@ struct MainloopForward {
       return loop.weigh(acc_s[j % 2], key + j * kSlice, is_full, [&] {
         if constexpr (j == 0) {
           Arch::template async_copy_wait<0>();
-          loop.sync();  // this tile's V is there for all; the tile before is read by none
+          Arch::sync();  // this tile's V is there for all; the tile before is read by none
         }
         loop.load_v(stage, j * (kSlice / 16), 0, v_first);
       });
@@ -364,8 +349,8 @@ struct MainloopForward {
     CUTE_DEVICE void end() {
       loop.softmax.add();
       if constexpr (j == 0) {  // copies have branches: they come where one is
-        loop.copy_k(key + kStride, stage ^ 1);
-        loop.copy_v(key + kStride, stage ^ 1);
+        loop.copy_k(key + kN, stage ^ 1);
+        loop.copy_v(key + kN, stage ^ 1);
       }
     }
 
@@ -397,10 +382,10 @@ struct MainloopForward {
   };
 
   CUTE_DEVICE void run_pipelined() {
-    copy_k(first_key, 0);
-    copy_v(first_key, 0);
+    copy_k(range.begin, 0);
+    copy_v(range.begin, 0);
     Arch::template async_copy_wait<1>();
-    Arch::sync();  // K is there for all, and Q, which all groups have loaded together
+    Arch::sync();  // Q and K are there for all
     CUTE_UNROLL
     for (int k = 0; k < kD / 16; ++k) {
       CUTE_UNROLL
@@ -408,14 +393,14 @@ struct MainloopForward {
     }
     // Before the first slice there is no P V to do; it is done with weights of zero, on the V that
     // is there, so that all tiles run the same code.
-    PipelinedSteps steps{*this, first_key, 0, 0, {}, {0, 0, 0, 0}};
+    PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
     product_qk<1>(0, 0, steps.acc_s);
-    if (range.is_full(first_key)) {
+    if (range.is_full(range.begin)) {
       Scores scores = steps.acc_s[0];
-      finish_scores(as_rows(scores), first_key, true_type{});
+      finish_scores(as_rows(scores), range.begin, true_type{});
       softmax.start(as_rows(scores), log2_scale);
     }
-    for (; steps.key < range.end; steps.key += kStride) {
+    for (; steps.key < range.end; steps.key += kN) {
       int from = -1;
       if (range.is_full(steps.key)) from = steps.run_full();
       if (from < kSlices) steps.run_any(from);
@@ -435,7 +420,7 @@ struct MainloopForward {
       weigh_again(acc_s[j], key + j * kSlice, is_full);
     }
     softmax.add();
-    if constexpr (j == 0) copy_k(key + kStride, 0);
+    if constexpr (j == 0) copy_k(key + kN, 0);
     Words v_first;
     load_v(0, j * (kSlice / 16), 0, v_first);
     product_pv(0, j, v_first);
@@ -445,18 +430,18 @@ struct MainloopForward {
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
     Arch::template async_copy_wait<0>();
-    sync();  // K is there for all; the V before is read by none
+    Arch::sync();  // K is there for all; the V before is read by none
     copy_v(key, 0);
     Scores acc_s[kSlices];
     product_qk<kSlices>(0, 0, acc_s);
     Arch::template async_copy_wait<0>();
-    sync();  // V is there for all; K is read by none
+    Arch::sync();  // V is there for all; K is read by none
     slice<0>(key, acc_s, is_full);
   }
 
   CUTE_DEVICE void run_tiled() {
-    copy_k(first_key, 0);
-    for (int key = first_key; key < range.end; key += kStride) {
+    copy_k(range.begin, 0);
+    for (int key = range.begin; key < range.end; key += kN) {
       if (range.is_full(key)) {
         step(key, true_type{});
       } else {
@@ -465,23 +450,19 @@ struct MainloopForward {
     }
   }
 
-  // Leaves the unnormalised O and the softmax state of this group's keys in acc_o and softmax.
+  // Leaves the unnormalised O and the softmax state in acc_o and softmax.
   CUTE_DEVICE void run(TileCoord const& coord, TileRange const& tiles) {
     if (tiles.begin >= tiles.end) {  // these queries see no key
       Arch::sync();                  // shared.tile is there for all
       return;
     }
-    LoaderQ::load_queries(Arch::smem_address(shared.q) + LoaderQ::offset(Arch::thread()), p, coord,
-                          Arch::thread());
+    LoaderQ::load_queries(Arch::smem_address(shared.q) + LoaderQ::offset(thread), p, coord, thread);
     Arch::async_copy_commit();
     if constexpr (!Config::kPipelined) {
       Arch::sync();  // shared.range is there for all
       run_tiled();
-    } else if (first_key < tiles.end) {
+    } else {
       run_pipelined();
-    } else {  // fewer tiles than groups
-      Arch::template async_copy_wait<0>();
-      Arch::sync();
     }
     Arch::template async_copy_wait<0>();  // of tiles beyond the last
     softmax.complete();

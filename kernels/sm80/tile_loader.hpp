@@ -6,7 +6,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// How the threads of a block, or of a key group, share out the 16-byte vectors of a tile: rows are
+// How the threads of a block share out the 16-byte vectors of a tile: rows are
 // taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time.
 template <class Arch, class Element, class Tile_, int kThreads>
 struct TileLoader {

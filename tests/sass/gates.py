@@ -41,7 +41,7 @@ MAX_LOCAL = 5
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
     r"Li(?P<head_dim>\d+)ELi(?P<head_dim_v>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)"
-    r"ELi(?P<groups>\d+)EEENS_\d+(?P<score>\w+?)EEE"
+    r"EEENS_\d+(?P<score>\w+?)EEE"
 )
 DTYPES = {"6half_t": "f16", "10bfloat16_t": "bf16"}
 
@@ -64,7 +64,6 @@ class Shape:
     m: int
     n: int
     warps: int
-    groups: int
 
     @property
     def rows(self) -> int:
@@ -99,8 +98,7 @@ class Shape:
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
         small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
-        blocks = 1 if self.groups > 1 else 3 if small else 2
-        return min(REGISTERS // (32 * self.warps * self.groups * blocks) // 8 * 8, 255)
+        return min(REGISTERS // (32 * self.warps * (3 if small else 2)) // 8 * 8, 255)
 
 
 def cuobjdump() -> str:
@@ -131,7 +129,6 @@ def identify(mangled: str) -> tuple[str, str] | None:
     if not (match := KERNEL.search(mangled)):
         return None
     tile = "x".join(match[name] for name in ("m", "n", "warps"))
-    tile += f"x{match['groups']}" * (match["groups"] != "1")
     dims = f"d{match['head_dim']}"
     dims += f"v{match['head_dim_v']}" * (match["head_dim_v"] != match["head_dim"])
     family = "sm80/general" if match["score"] == "GeneralScore" else "sm80"
@@ -200,7 +197,7 @@ def main() -> int:
             stack = used["STACK"] + used["LOCAL"]
             gate("stack", stack, stack <= MAX_STACK, f"<= {MAX_STACK} bytes")
             dims = row.head_dims
-            shape = Shape(dims.qk, dims.v, tile.m, tile.n, tile.warps, tile.groups)
+            shape = Shape(dims.qk, dims.v, tile.m, tile.n, tile.warps)
             limit = shape.register_limit()
             gate("registers", used["REG"], used["REG"] <= limit, f"<= {limit}")
             for operation, count in shape.counts().items():

@@ -21,9 +21,18 @@ from .. import _C
 from .._call import CUDA
 from ..info import parse_device
 from . import cache
-from .compiler import OPTIONS, Compiler, CompilerNotFound, find_compiler
+from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
 
-__all__ = ["CompilerNotFound", "available", "cubin", "left_out", "provide", "units", "warmup"]
+__all__ = [
+    "CompileError",
+    "CompilerNotFound",
+    "available",
+    "cubin",
+    "left_out",
+    "provide",
+    "units",
+    "warmup",
+]
 
 TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 
@@ -96,7 +105,7 @@ def cubin(key: str, arch: str) -> bytes:
     Raises:
         ValueError: this build has no source for such a key.
         CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
-        RuntimeError: NVRTC refuses the code; the message quotes it.
+        CompileError: NVRTC refuses the code; the message quotes it.
     """
     source = units().get(key)
     if source is None:
@@ -114,11 +123,19 @@ def cubin(key: str, arch: str) -> bytes:
 
 
 def provide(key: str, device_index: int) -> None:
-    """Loads a variant onto a GPU, for the dispatcher. Without a compiler, it says so there."""
+    """Loads a variant onto a GPU, for the dispatcher.
+
+    Without a compiler, or with one that refuses the code, the dispatcher hears of that and takes a
+    compiled variant from then on.
+    """
     try:
         code = cubin(key, _arch(device_index))
     except CompilerNotFound:
         available(device_index)
+    except CompileError as error:
+        warnings.warn(f"{key} is not compiled, and no other variant any more: {error}", stacklevel=2)
+        _load_cached(device_index)
+        _C.set_compiler(str(error))
     else:
         _C.load_kernel(key, device_index, code)
 
@@ -163,7 +180,8 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
     Raises:
         ValueError: a name or the device is none of these, or the build has no source for a variant.
         CompilerNotFound: NVRTC or CUDA's headers are missing; the message says what to install.
-        RuntimeError: the GPU does not exist or has no driver, or NVRTC refuses the code.
+        CompileError: NVRTC refuses the code.
+        RuntimeError: the GPU does not exist or has no driver.
     """
     (kind, index, capability), _ = parse_device(
         f"cuda:{device}" if type(device) is int else str(device)

@@ -18,6 +18,10 @@ class CompilerNotFound(RuntimeError):
     """NVRTC or headers of CUDA are missing; the message says what to install."""
 
 
+class CompileError(RuntimeError):
+    """NVRTC refuses a kernel; the message quotes it."""
+
+
 @dataclass(frozen=True)
 class Compiler:
     """NVRTC with the folders of headers."""
@@ -27,7 +31,7 @@ class Compiler:
     includes: tuple[Path, ...]
 
     def compile(self, source: str, arch: str) -> bytes:
-        """Machine code of a translation unit. Raises RuntimeError with NVRTC's messages."""
+        """Machine code of a translation unit. Raises CompileError."""
         options = [f"--gpu-architecture={arch}", *OPTIONS]
         options += [f"--include-path={folder}" for folder in self.includes]
         nvrtc = self.nvrtc
@@ -43,7 +47,7 @@ class Compiler:
                 _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
                 text = log.rstrip(b"\0").decode(errors="replace")
                 version = ".".join(map(str, self.version))
-                raise RuntimeError(f"NVRTC {version} cannot compile for {arch}:\n{text}")
+                raise CompileError(f"NVRTC {version} cannot compile for {arch}:\n{text}")
             code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
             return bytes(code)
@@ -92,7 +96,9 @@ def _cuda_headers(major: int) -> list[Path]:
         # That of the same installation, else the first.
         near = sorted(standard, key=lambda other: folder not in (other, other.parent))
         if near:
-            return list(dict.fromkeys([folder, near[0]]))
+            # CUTLASS names some of them with "cccl/" before, from CUDA 13 on.
+            above = [near[0].parent] if near[0].name == "cccl" else []
+            return list(dict.fromkeys([folder, near[0], *above]))
     raise CompilerNotFound(f"no headers of CUDA {major} (runtime and cccl); {INSTALL}")
 
 
