@@ -44,34 +44,55 @@ struct SoftmaxRows {
     return ok;
   }
 
-  // The same after raising the reference of every row whose weights were too large to the maximum
-  // of its scores; rescales O. `sums` are those that weigh() found.
+  // What a quad knows of a row whose reference it may have to raise.
+  struct Peak {
+    int is_too_large;  // whether some of its weights are
+    float largest;     // of its scores
+  };
+
+  // Of row i, whose sum of weights weigh() found.
+  template <class S>
+  CUTE_DEVICE static Peak peak(S const& s, float sum, int i) {
+    using namespace cute;
+    Peak x{!(sum <= kLimit), s(i, 0)};
+    CUTE_UNROLL
+    for (int j = 1; j < size<1>(s); ++j) x.largest = fmaxf(x.largest, s(i, j));
+    CUTE_UNROLL
+    for (int lane_mask = 1; lane_mask <= 2; lane_mask *= 2) {
+      x.is_too_large |= Arch::shuffle_xor(x.is_too_large, lane_mask);
+      x.largest = fmaxf(x.largest, Arch::shuffle_xor(x.largest, lane_mask));
+    }
+    return x;
+  }
+
+  // Weights and sum of row i after raising its reference to the peak, if any weight was too large;
+  // rescales O.
   //   o: (row, column)
+  template <class S, class W, class O>
+  CUTE_DEVICE void raise(S const& s, W&& w, O&& o, Peak const& peak, int i, float& sum,
+                         float log2_scale) {
+    using namespace cute;
+    // Other rows of the warp keep theirs: what they come to must not depend on this one.
+    float const rescale =
+        rows[i].raise(peak.is_too_large ? peak.largest * log2_scale : -kInf, 1.0f);
+    float const reference = rows[i].reference();
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(s); ++j) {
+      w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
+      sum = j == 0 ? w(i, 0) : sum + w(i, j);
+    }
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
+  }
+
+  // The same for all rows, where a quad has all the scores of a row. `sums` are those that weigh()
+  // found.
   template <class S, class W, class O>
   CUTE_DEVICE void raise(S const& s, W&& w, O&& o, float (&sums)[kRows], float log2_scale) {
     using namespace cute;
     static_assert(decltype(size<0>(o))::value == kRows);
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      // Other rows of the warp keep theirs: what they come to must not depend on this one.
-      int is_too_large = !(sums[i] <= kLimit);
-      is_too_large |= Arch::shuffle_xor(is_too_large, 1);
-      is_too_large |= Arch::shuffle_xor(is_too_large, 2);
-      float largest = s(i, 0);
-      CUTE_UNROLL
-      for (int j = 1; j < size<1>(s); ++j) largest = fmaxf(largest, s(i, j));
-      largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
-      largest = fmaxf(largest, Arch::shuffle_xor(largest, 2));
-      float const rescale = rows[i].raise(is_too_large ? largest * log2_scale : -kInf, 1.0f);
-      float const reference = rows[i].reference();
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(s); ++j) {
-        w(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
-        sums[i] = j == 0 ? w(i, 0) : sums[i] + w(i, j);
-      }
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
-    }
+    for (int i = 0; i < kRows; ++i) raise(s, w, o, peak(s, sums[i], i), i, sums[i], log2_scale);
   }
 
   CUTE_DEVICE void add(float const (&sums)[kRows]) {

@@ -25,6 +25,7 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kWarps = kWarps_;          // of a key group
   static constexpr int kKeyGroups = kKeyGroups_;  // that share out the tiles of keys
+  static constexpr int kColumnWarps = 1;          // see config_split.hpp
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = kGroupThreads * kKeyGroups;
   static constexpr int kWarpRows = kBlockM / kWarps;
@@ -66,6 +67,7 @@ struct ForwardConfig {
   static constexpr int kBufferBytes = sizeof(SharedStorage) - 128;  // up to `tile`
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
   static_assert(TileO::kBytes <= kBufferBytes);
+  static constexpr int kQueriesAt = 0;  // where Q is
 
   // Warps of a group stand below each other along the queries: a row of S belongs to one warp, and
   // softmax stays within it.

@@ -3,14 +3,17 @@
 // Grid:       a block for every kBlockM rows of a head, or of the heads of one KV head together
 //             where there are fewer queries than that (cute/scheduler.hpp).
 // Block:      kKeyGroups groups of kWarps warps. Each group takes every kKeyGroups-th tile of
-// kBlockN
-//             keys, with K and V buffers of its own; in the end their results are merged.
-// Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension.
+//             kBlockN keys, with K and V buffers of its own; in the end their results are merged.
+//             Or kWarps x kColumnWarps warps, all for the same tiles.
+// Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; with
+//             kColumnWarps, a share of the keys for S, and of the head dimension for O.
 // Registers:  S of a slice of 16 keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
 // Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
 // Pipeline:   see mainloop_forward.hpp.
 #pragma once
+
+#include <type_traits>
 
 #include "core/params.hpp"
 #include "cute/epilogue.hpp"
@@ -20,9 +23,13 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps,
-          int kKeyGroups>
+          int kKeyGroups, int kColumnWarps = 1>
 struct Forward {
-  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, kKeyGroups>;
+  static_assert(kKeyGroups == 1 || kColumnWarps == 1);
+  using Config = std::conditional_t<
+      kColumnWarps == 1,
+      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, kKeyGroups>,
+      SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, kColumnWarps>>;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
@@ -49,6 +56,7 @@ struct Forward {
     loop.run();
 
     if constexpr (kKeyGroups > 1) merge_key_groups<Config, Arch>(loop, smem);
+    if constexpr (kColumnWarps > 1) merge_sums<Config, Arch>(loop, smem);
     if (kKeyGroups == 1 || loop.group == 0) {
       Tensor o_rows = as_rows(loop.acc_o);  // (row, column)
       CUTE_UNROLL
@@ -61,8 +69,8 @@ struct Forward {
   }
 
  private:
-  // Takes in the sink, normalises row i of O and writes its LSE: of the four threads that share the
-  // row, the one that holds column 0.
+  // Takes in the sink, normalises row i of O and writes its LSE: of the threads that share the row,
+  // the one that holds column 0.
   template <class Loop, class Rows>
   CUTE_DEVICE static void finish_row(AttnParams const& p, TileCoord const& tile, Loop& loop,
                                      Rows& o_rows, int i) {
@@ -72,7 +80,7 @@ struct Forward {
     float factor = 1.0f;
     if (p.sinks && inside) factor = state.add_logit(p.sinks[tile.head(row)], 1.0f);
     loop.softmax.scale(o_rows, i, factor * state.inverse_sum());
-    if (p.softmax_lse && inside && loop.column(0) == 0) {
+    if (p.softmax_lse && inside && loop.column(0) == 0 && loop.column_warp() == 0) {
       p.softmax_lse[tile.lse_of(p, row)] = state.lse(1.0f);
     }
   }
@@ -86,7 +94,8 @@ struct Forward {
     for (int i = 0; i < size<0>(words); ++i) {
       CUTE_UNROLL
       for (int n = 0; n < size<1>(words); ++n) {
-        int const offset = Config::TileO::offset(loop.row(i), 8 * n);
+        int const offset =
+            Config::TileO::offset(loop.row(i), loop.column_warp() * size<1>(words) * 8 + 8 * n);
         *reinterpret_cast<uint32_t*>(smem + offset + loop.column(0) * int(sizeof(Element))) =
             words(i, n);
       }

@@ -1,7 +1,8 @@
 // The loop over key tiles of the mma.sync forward kernel.
 //
 // A tile of keys goes through softmax, and then meets V, in slices of 16 keys: its weights are in
-// registers for no longer than that. Two schedules, chosen by Config::kPipelined:
+// registers for no longer than that. Two schedules, chosen by Config::kPipelined, beside the one of
+// mainloop_split.hpp, where several warps share a row:
 //
 // pipelined  Q stays in registers, K and V have two buffers each. While a slice goes through
 //            softmax, the tensor cores have the products around it to work on, in one straight
@@ -24,6 +25,7 @@
 #include "cute/scheduler.hpp"
 #include "cute/softmax.hpp"
 #include "sm80/config.hpp"
+#include "sm80/mainloop_split.hpp"
 #include "sm80/tile_loader.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -47,7 +49,8 @@ struct MainloopForward {
   using LoaderK = TileLoader<Arch, Element, kN, kD, Config::kGroupThreads>;
   using LoaderV = TileLoader<Arch, Element, kN, kDV, Config::kGroupThreads>;
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
-  using Output = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kDV>>{}));
+  using Output =
+      decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kDV / Config::kColumnWarps>>{}));
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
   using Words = uint32_t[4];
 
@@ -82,7 +85,7 @@ struct MainloopForward {
         group_thread(kGroups == 1 ? Arch::thread() : Arch::thread() % Config::kGroupThreads),
         first_key(range.begin + group * kN) {
     int const lane = group_thread % 32, warp = group_thread / 32;
-    Address const q = Arch::smem_address(shared.q);
+    Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
     Address const k = Arch::smem_address(shared.group[group].k);
     Address const v = Arch::smem_address(shared.group[group].v);
     k_target = k + LoaderK::offset(group_thread);
@@ -97,10 +100,13 @@ struct MainloopForward {
     }
   }
 
+  // Which rows this warp has, and which columns of those that Config::kColumnWarps share.
+  CUTE_DEVICE int row_warp() const { return group_thread / 32 / Config::kColumnWarps; }
+  CUTE_DEVICE int column_warp() const { return group_thread / 32 % Config::kColumnWarps; }
+
   // Row of the tile and column of the slice that element (i, j) of as_rows() is.
   CUTE_DEVICE int row(int i) const {
-    return group_thread / 32 * 16 + group_thread % 32 / 4 + i % 2 * 8 +
-           i / 2 * (16 * Config::kWarps);
+    return row_warp() * 16 + group_thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * Config::kWarps);
   }
   CUTE_DEVICE int column(int j) const { return group_thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
@@ -229,9 +235,13 @@ struct MainloopForward {
             dropout.draw(tile.batch, tile.head(r), tile.query(r), key + column(0));
         CUTE_UNROLL
         for (int j = 0; j < size<1>(w); ++j) {
-          // The slice is one half of the 32 keys of a draw. (An index that is no constant would put
-          // the words into local memory.)
-          uint32_t const word = key % 32 == 0 ? words.word[j / 2] : words.word[2 + j / 2];
+          // The slice is one half of the 32 keys of a draw, or a quarter. (An index that is no
+          // constant would put the words into local memory.)
+          uint32_t word = key % 32 < 16 ? words.word[j / 2] : words.word[2 + j / 2];
+          if constexpr (kSlice == 8) {
+            uint32_t const next = key % 32 < 16 ? words.word[1] : words.word[3];
+            word = key % 16 < 8 ? word : next;
+          }
           w(i, j) *= dropout.factor(word, j);
         }
       }
@@ -362,13 +372,16 @@ struct MainloopForward {
   // Leaves the unnormalised O and the softmax state of this group's keys in acc_o and softmax.
   CUTE_DEVICE void run() {
     if (range.begin >= range.end) return;  // these queries see no key
-    load_queries<Arch, TileQ, Element, kM, Config::kThreads>(p, tile, Arch::smem_address(shared.q));
+    load_queries<Arch, TileQ, Element, kM, Config::kThreads>(
+        p, tile, Arch::smem_address(&shared) + Config::kQueriesAt);
     if constexpr (kGroups > 1) {  // Q is loaded by all groups together
       Arch::template async_copy_wait<0>();
       Arch::sync();
     }
     if (first_key < range.end) {
-      if constexpr (Config::kPipelined) {
+      if constexpr (Config::kColumnWarps > 1) {
+        SplitSchedule<Config, Arch, MainloopForward>(*this).run();
+      } else if constexpr (Config::kPipelined) {
         run_pipelined();
       } else {
         run_tiled();

@@ -1,4 +1,4 @@
-// What the key groups of a block found, put together.
+// What the warps of a block found of the same rows, put together.
 #pragma once
 
 #include "cute/fragment.hpp"
@@ -50,6 +50,29 @@ CUTE_DEVICE void merge_key_groups(Loop& loop, char* smem) {
         o_rows(i, j) = o_rows(i, j) * mine + theirs[index * kThreads] * factor;
       }
     }
+  }
+}
+
+// Completes the sums of rows that several warps share: each has weighed its own keys, relative to
+// the same reference. Through shared memory again, (column warp, row).
+template <class Config, class Arch, class Loop>
+CUTE_DEVICE void merge_sums(Loop& loop, char* smem) {
+  static_assert(Config::kColumnWarps * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);
+  float* const sums = reinterpret_cast<float*>(smem);
+  Arch::sync();               // K, V and P are read by none any more
+  if (loop.column(0) == 0) {  // of the four threads of a warp that share a row
+    CUTE_UNROLL
+    for (int i = 0; i < Loop::kRows; ++i) {
+      sums[loop.column_warp() * Config::kBlockM + loop.row(i)] = loop.softmax.rows[i].sum;
+    }
+  }
+  Arch::sync();  // all sums are there
+  CUTE_UNROLL
+  for (int i = 0; i < Loop::kRows; ++i) {
+    float sum = sums[loop.row(i)];
+    CUTE_UNROLL
+    for (int c = 1; c < Config::kColumnWarps; ++c) sum += sums[c * Config::kBlockM + loop.row(i)];
+    loop.softmax.rows[i].sum = sum;
   }
 }
 

@@ -42,6 +42,12 @@ struct SwizzledTile {
     return (first ^ Address(column % kBlocks * 32)) +
            Address(column / kBlocks * kChunkBytes + row * 16 * kRowBytes);
   }
+
+  // The same for blocks of 8 x 8, and offsets instead of addresses.
+  CUTE_HOST_DEVICE static constexpr int block8(int first, int row, int column) {
+    return (first ^ (column % kVectors * 16)) + column / kVectors * kChunkBytes +
+           row * 8 * kRowBytes;
+  }
 };
 
 }  // namespace cutlass_attn::sm80
