@@ -32,16 +32,14 @@ struct SplitConfig {
   static constexpr bool kPipelined = false;
   static constexpr int kStages = 1;
 
-  // How many columns of Q stay in registers, in steps of 16: with O they take up to
-  // kOperandRegisters. Only the others are read from shared memory, in every tile.
-#ifndef BUDGET
-#define BUDGET 192
-#endif
-  static constexpr int kOperandRegisters = BUDGET;
-  static constexpr int kRegistersForQ = kOperandRegisters - kWarpRows / 16 * (kWarpColumns / 8) * 4;
-  static constexpr int kStepsThatFit = kRegistersForQ / (kWarpRows / 16 * 4);
-  static constexpr int kStepsInRegisters =
-      kStepsThatFit < kHeadDim / 16 ? kStepsThatFit : kHeadDim / 16;
+  // How many columns of Q stay in registers, in steps of 16; only the others are read from shared
+  // memory, in every tile. With O they take up to 160 registers; the general score, which holds
+  // more values of its own, leaves room for fewer.
+  static constexpr int steps_in_registers(bool is_general) {
+    int const budget = is_general ? 144 : 160;
+    int const steps = (budget - kWarpRows / 16 * (kWarpColumns / 8) * 4) / (kWarpRows / 16 * 4);
+    return steps < kHeadDim / 16 ? steps : kHeadDim / 16;
+  }
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
@@ -52,7 +50,7 @@ struct SplitConfig {
   // Q comes in across the end of V: the first chunks, which move on to registers before there is a
   // V, are in V's place, the others behind it. O takes the place of K, and then of V, once nobody
   // reads them any more; so does the exchange of sums, see merge.hpp.
-  static constexpr int kMovedBytes = kStepsInRegisters / 4 * TileQ::kChunkBytes;
+  static constexpr int kMovedBytes = steps_in_registers(true) / 4 * TileQ::kChunkBytes;
   static constexpr int kQueriesAt = TileK::kBytes + TileV::kBytes - kMovedBytes;
   static_assert(kMovedBytes <= TileV::kBytes);
 

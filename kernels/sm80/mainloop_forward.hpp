@@ -380,7 +380,7 @@ struct MainloopForward {
     }
     if (first_key < range.end) {
       if constexpr (Config::kColumnWarps > 1) {
-        SplitSchedule<Config, Arch, MainloopForward>(*this).run();
+        SplitSchedule<Config, Score, Arch, MainloopForward>(*this).run();
       } else if constexpr (Config::kPipelined) {
         run_pipelined();
       } else {

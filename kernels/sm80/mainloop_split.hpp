@@ -27,7 +27,7 @@
 namespace cutlass_attn::sm80 {
 
 // `Loop` is the MainloopForward that has the operands, O and the softmax state.
-template <class Config, class Arch, class Loop>
+template <class Config, class Score, class Arch, class Loop>
 struct SplitSchedule {
   using Element = typename Config::Element;
   using Address = typename Arch::SmemAddress;
@@ -41,7 +41,7 @@ struct SplitSchedule {
   static constexpr int kRowBlocks = Loop::kRowBlocks, kRows = Loop::kRows;
   static constexpr int kN = Config::kBlockN, kSlice = Config::kSlice;
   static constexpr int kSteps = Config::kHeadDim / 16;  // of Q K
-  static constexpr int kStepsInRegisters = Config::kStepsInRegisters;
+  static constexpr int kStepsInRegisters = Config::steps_in_registers(Score::kIsGeneral);
   // Sums of products that do not wait for each other: an HMMA's result takes five times as long as
   // the next HMMA.
   static constexpr int kChains = 4 / (kRowBlocks * (kSlice / 8));
@@ -74,10 +74,18 @@ struct SplitSchedule {
     p_first = TileP::offset(lane / 4, column_warp * kSlice) + lane % 4 * 4;
   }
 
+  // x as a number of its own: what is computed from it is computed in every tile. Otherwise the
+  // compiler keeps it in registers through the loop, and spills for it.
+  template <class T>
+  CUTE_DEVICE static T anew(T x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+
   // Barrier of the warps that share rows.
   CUTE_DEVICE void sync_row_warps() const { Arch::sync(1 + row_warp, 32 * Config::kColumnWarps); }
 
-  CUTE_DEVICE void load_q(int m, int k, Words& words) const {
+  CUTE_DEVICE static void load_q(Address q_block, int m, int k, Words& words) {
     Arch::load_matrix(TileQ::block(q_block, m * Config::kWarps, k), words);
   }
 
@@ -87,10 +95,11 @@ struct SplitSchedule {
     CUTE_UNROLL
     for (int i = 0; i < kChains; ++i) clear(chains[i]);
     Words k_words;
+    Address const q_here = anew(q_block), k_here = anew(k_block);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       if (kSlice == 16 || k % 2 == 0) {  // 16 keys x 16 columns, or 8 x 32
-        Arch::load_matrix(TileK::block(k_block, 0, k), k_words);
+        Arch::load_matrix(TileK::block(k_here, 0, k), k_words);
       }
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
@@ -99,7 +108,7 @@ struct SplitSchedule {
           CUTE_UNROLL
           for (int i = 0; i < 4; ++i) q[i] = q_words[k * kRowBlocks + m][i];
         } else {
-          load_q(m, k, q);
+          load_q(q_here, m, k, q);
         }
         CUTE_UNROLL
         for (int n = 0; n < kSlice / 8; ++n) {
@@ -119,6 +128,7 @@ struct SplitSchedule {
 
   // Writes the weights, rounded, where the warps that share the rows read them.
   CUTE_DEVICE void publish(Scores const& weights) {
+    int const first = anew(p_first);
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
       CUTE_UNROLL
@@ -126,7 +136,7 @@ struct SplitSchedule {
         auto const block = weights(_, m, n);  // m16n8: rows g and g + 8, two columns
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(p_first, 2 * m + half, n)) =
+          *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(first, 2 * m + half, n)) =
               Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
         }
       }
@@ -135,17 +145,18 @@ struct SplitSchedule {
 
   // O += P V for this warp's columns.
   CUTE_DEVICE void product_pv() {
+    Address const p_here = anew(p_block), v_here = anew(v_block);
     CUTE_UNROLL
     for (int k = 0; k < kN / 16; ++k) {
       Words p_words[kRowBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::load_matrix(TileP::block(p_block, m, k), p_words[m]);
+        Arch::load_matrix(TileP::block(p_here, m, k), p_words[m]);
       }
       CUTE_UNROLL
       for (int d = 0; d < Config::kWarpColumns / 16; ++d) {
         Words v_words;
-        Arch::load_matrix_trans(TileV::block(v_block, k, d), v_words);
+        Arch::load_matrix_trans(TileV::block(v_here, k, d), v_words);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
@@ -167,18 +178,18 @@ struct SplitSchedule {
     return result;
   }
 
-  // Raises references and weighs again, by all warps that share the rows.
-  template <class S>
-  CUTE_DEVICE void raise(S const& s, Scores& acc_w, float (&sums)[kRows], int key) {
+  // Raises references and weighs again, by all warps that share the rows; leaves the weights in
+  // place of the scores.
+  CUTE_DEVICE void raise(Scores& acc_s, float (&sums)[kRows], int key) {
     static_assert(sizeof(Peak) * Config::kColumnWarps * Config::kWarpRows <= TileP::kBytes);
     Peak* const peaks = reinterpret_cast<Peak*>(p_tile) + lane / 4;  // (column warp, row)
+    Tensor s = as_rows(acc_s);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       Peak const mine = loop.softmax.peak(s, sums[i], i);
       if (lane % 4 == 0) peaks[column_warp * Config::kWarpRows + i * 8] = mine;
     }
     sync_row_warps();  // all have written their peaks
-    Tensor w = as_rows(acc_w);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       Peak all = peaks[i * 8];
@@ -188,11 +199,11 @@ struct SplitSchedule {
         all.is_too_large |= other.is_too_large;
         all.largest = fmaxf(all.largest, other.largest);
       }
-      loop.softmax.raise(s, w, as_rows(loop.acc_o), all, i, sums[i], loop.log2_scale);
+      loop.softmax.raise(s, s, as_rows(loop.acc_o), all, i, sums[i], loop.log2_scale);
     }
-    loop.drop(w, key);
+    loop.drop(s, key);
     sync_row_warps();  // the peaks are read by none any more
-    publish(acc_w);
+    publish(acc_s);
     sync_row_warps();  // P is there for all
   }
 
@@ -203,7 +214,7 @@ struct SplitSchedule {
     loop.copy_v(key, 0);
     Scores acc_s, acc_w;
     product_qk(acc_s);
-    int const own_key = key + column_warp * kSlice;
+    int const own_key = anew(key + column_warp * kSlice);
     Tensor s = as_rows(acc_s);  // (row, key)
     Tensor w = as_rows(acc_w);
     loop.finish_scores(s, own_key, is_full);
@@ -214,9 +225,9 @@ struct SplitSchedule {
     if (Arch::any(!ok) && lane == 0) loop.shared.large_at[row_warp][column_warp] = key;
     Arch::template async_copy_wait<0>();
     Arch::sync();  // P and V are there for all; K is read by none
-    loop.copy_k(key + kN, 0);
-    if (is_large(key)) raise(s, acc_w, sums, own_key);
+    if (is_large(key)) raise(acc_s, sums, own_key);
     loop.softmax.add(sums);
+    loop.copy_k(key + kN, 0);
     product_pv();
   }
 
@@ -228,7 +239,7 @@ struct SplitSchedule {
     CUTE_UNROLL
     for (int k = 0; k < kStepsInRegisters; ++k) {
       CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q_words[k * kRowBlocks + m]);
+      for (int m = 0; m < kRowBlocks; ++m) load_q(q_block, m, k, q_words[k * kRowBlocks + m]);
     }
     for (int key = loop.first_key; key < loop.range.end; key += kN) {
       if (loop.range.is_full(key)) {

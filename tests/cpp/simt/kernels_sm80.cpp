@@ -17,7 +17,7 @@ std::vector<KernelUnderTest> kernels_under_test() {
           {"sm80/f16/d64/64x32x4x2", DType::kFloat16, &simt::launch_host<Grouped, IdentityScore>},
           {"sm80/f16/d160/64x32x4", DType::kFloat16, &simt::launch_host<Tiled, IdentityScore>},
           {"sm80/f16/d256/64x64x2c4", DType::kFloat16,
-           &simt::launch_host<Split, IdentityScore, GeneralScore>, true},
+           &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 256},
           {"sm80/f16/d512/32x32x2c4", DType::kFloat16,
-           &simt::launch_host<SplitWide, IdentityScore, GeneralScore>, true}};
+           &simt::launch_host<SplitWide, IdentityScore, GeneralScore>, true, 512}};
 }
