@@ -55,7 +55,7 @@ DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
 MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
-TILE_FIELDS = ("m", "n", "warps", "groups")
+TILE_FIELDS = ("m", "n", "warps", "groups", "columns")
 
 
 class ManifestError(ValueError):
@@ -86,12 +86,17 @@ class Kernel:
 class Tile:
     m: int  # queries
     n: int  # keys, of each group of warps
-    warps: int  # in a group
+    warps: int  # in a group, or below each other where columns > 1
     groups: int = 1
+    columns: int = 1  # warps beside each other, which share rows
 
     def __str__(self) -> str:
         text = f"{self.m}x{self.n}x{self.warps}"
-        return text if self.groups == 1 else f"{text}x{self.groups}"
+        if self.groups != 1:
+            text += f"x{self.groups}"
+        if self.columns != 1:
+            text += f"c{self.columns}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -279,12 +284,19 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     if (entry := _take(table, "tile", dict, where, default=None)) is not None:
         entry = dict(entry)
         m, n, warps = (_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps"))
-        tile = Tile(m, n, warps, _take(entry, "groups", int, f"{where}: tile", default=1))
-        if tile.groups != 1 and "groups" not in kernel.placeholders:
-            raise ManifestError(f"{where}: tile has groups, {kernel.code!r} does not use them")
+        more = {
+            field: _take(entry, field, int, f"{where}: tile", default=1)
+            for field in ("groups", "columns")
+        }
+        tile = Tile(m, n, warps, **more)
+        for field, value in more.items():
+            if value != 1 and field not in kernel.placeholders:
+                raise ManifestError(f"{where}: tile has {field}, {kernel.code!r} does not use them")
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
-    simt = _take(table, "simt", bool, where, default=False)
+    simt = table.pop("simt", False)
+    if type(simt) is not bool:
+        _choose(simt, TIERS, "simt", where)
     _nothing_left(table, where)
 
     for entry_name, given, placeholders in (
@@ -300,7 +312,8 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
         raise ManifestError(f"{where}: simt is for kernels of device cuda, not {kernel.device}")
 
     rows = [Row(kernel, dtype, d, tile, tier) for dtype in dtypes for d in head_dims]
-    return rows + [replace(row, simt=True) for row in rows if simt]
+    simt_tier = tier if simt is True else simt
+    return rows + [replace(row, simt=True, tier=simt_tier) for row in rows if simt]
 
 
 def _read(path: Path | str) -> dict[str, Any]:

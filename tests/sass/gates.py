@@ -41,7 +41,7 @@ MAX_LOCAL = 5
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
     r"Li(?P<head_dim>\d+)ELi(?P<head_dim_v>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)"
-    r"ELi(?P<groups>\d+)EEENS_\d+(?P<score>\w+?)EEE"
+    r"ELi(?P<groups>\d+)ELi(?P<columns>\d+)EEENS_\d+(?P<score>\w+?)EEE"
 )
 DTYPES = {"6half_t": "f16", "10bfloat16_t": "bf16"}
 
@@ -57,7 +57,7 @@ def load_generator() -> ModuleType:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a row's machine code depends on."""
+    """What a kernel's machine code depends on."""
 
     head_dim: int
     head_dim_v: int
@@ -65,6 +65,13 @@ class Shape:
     n: int
     warps: int
     groups: int
+    columns: int
+    is_general: bool  # the score
+
+    @property
+    def threads(self) -> int:
+        """Of a key group."""
+        return 32 * self.warps * self.columns
 
     @property
     def rows(self) -> int:
@@ -74,7 +81,14 @@ class Shape:
     @property
     def is_pipelined(self) -> bool:
         """Q stays in registers: kPipelined of sm80/config.hpp."""
-        return self.rows * (self.head_dim // 16) * 4 <= 32
+        return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def steps_in_registers(self) -> int:
+        """Steps of 16 columns of Q that stay in registers: sm80/config_split.hpp."""
+        budget = 144 if self.is_general else 160
+        steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
+        return min(steps, self.head_dim // 16)
 
     def counts(self) -> dict[str, int]:
         """Instructions of one thread's code.
@@ -85,9 +99,20 @@ class Shape:
         the loop is pipelined, Q, the first slice's Q K^T and the last one's P V.
         """
         slices, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
-        threads = 32 * self.warps
+        threads = self.threads
         load_q = -(-self.m * self.head_dim // 8 // (threads * self.groups))
         load_k, load_v = (self.n * d // 8 // threads for d in (self.head_dim, self.head_dim_v))
+        if self.columns > 1:
+            # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
+            keys, dims_v = self.n // self.columns, dims_v // self.columns
+            kept = self.steps_in_registers
+            body = dims * keys // 16 + self.rows * (dims - kept + slices)
+            return {
+                "HMMA": BODIES * self.rows * (dims * keys // 8 + 2 * dims_v * slices),
+                "LDSM": BODIES * body + self.rows * kept,
+                "LDSM.T": BODIES * slices * dims_v,
+                "LDGSTS": load_q + BODIES * (load_k + load_v) + load_k,
+            }
         around = self.is_pipelined
         return {
             "HMMA": (BODIES * slices + around) * self.rows * 2 * (dims + dims_v),
@@ -99,8 +124,8 @@ class Shape:
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
         small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
-        blocks = 1 if self.groups > 1 else 3 if small else 2
-        return min(REGISTERS // (32 * self.warps * self.groups * blocks) // 8 * 8, 255)
+        blocks = 1 if max(self.groups, self.columns) > 1 else 3 if small else 2
+        return min(REGISTERS // (self.threads * self.groups * blocks) // 8 * 8, 255)
 
 
 def cuobjdump() -> str:
@@ -132,6 +157,7 @@ def identify(mangled: str) -> tuple[str, str] | None:
         return None
     tile = "x".join(match[name] for name in ("m", "n", "warps"))
     tile += f"x{match['groups']}" * (match["groups"] != "1")
+    tile += f"c{match['columns']}" * (match["columns"] != "1")
     dims = f"d{match['head_dim']}"
     dims += f"v{match['head_dim_v']}" * (match["head_dim_v"] != match["head_dim"])
     family = "sm80/general" if match["score"] == "GeneralScore" else "sm80"
@@ -200,7 +226,7 @@ def main() -> int:
             stack = used["STACK"] + used["LOCAL"]
             gate("stack", stack, stack <= MAX_STACK, f"<= {MAX_STACK} bytes")
             dims = row.head_dims
-            shape = Shape(dims.qk, dims.v, tile.m, tile.n, tile.warps, tile.groups)
+            shape = Shape(dims.qk, dims.v, **vars(tile), is_general=score == "GeneralScore")
             limit = shape.register_limit()
             gate("registers", used["REG"], used["REG"] <= limit, f"<= {limit}")
             for operation, count in shape.counts().items():
