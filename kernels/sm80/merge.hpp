@@ -59,8 +59,9 @@ template <class Config, class Arch, class Loop>
 CUTE_DEVICE void merge_sums(Loop& loop, char* smem) {
   static_assert(Config::kColumnWarps * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);
   float* const sums = reinterpret_cast<float*>(smem);
-  Arch::sync();               // K, V and P are read by none any more
-  if (loop.column(0) == 0) {  // of the four threads of a warp that share a row
+  Arch::sync();  // K, V and P are read by none any more
+  // One of the four threads of a warp that share a row.
+  if (loop.column(0) == 0) {
     CUTE_UNROLL
     for (int i = 0; i < Loop::kRows; ++i) {
       sums[loop.column_warp() * Config::kBlockM + loop.row(i)] = loop.softmax.rows[i].sum;
