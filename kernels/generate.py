@@ -59,7 +59,7 @@ DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
 MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
-TILE_FIELDS = ("m", "n", "warps")
+TILE_FIELDS = ("m", "n", "warps", "columns")
 
 
 class ManifestError(ValueError):
@@ -90,10 +90,12 @@ class Kernel:
 class Tile:
     m: int  # queries
     n: int  # keys
-    warps: int
+    warps: int  # below each other
+    columns: int = 1  # warps beside each other, which share rows
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.warps}"
+        text = f"{self.m}x{self.n}x{self.warps}"
+        return text if self.columns == 1 else f"{text}c{self.columns}"
 
 
 @dataclass(frozen=True)
@@ -310,10 +312,14 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     if (entry := _take(table, "tile", dict, where, default=None)) is not None:
         entry = dict(entry)
         m, n, warps = (_take(entry, field, int, f"{where}: tile") for field in ("m", "n", "warps"))
-        tile = Tile(m, n, warps)
+        tile = Tile(m, n, warps, _take(entry, "columns", int, f"{where}: tile", default=1))
+        if tile.columns != 1 and "columns" not in kernel.placeholders:
+            raise ManifestError(f"{where}: tile has columns, {kernel.code!r} does not use them")
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
-    simt = _take(table, "simt", bool, where, default=False)
+    simt = table.pop("simt", False)
+    if type(simt) is not bool:
+        _choose(simt, TIERS, "simt", where)
     _nothing_left(table, where)
 
     for entry_name, given, placeholders in (
@@ -329,7 +335,8 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
         raise ManifestError(f"{where}: simt is for kernels of device cuda, not {kernel.device}")
 
     rows = [Row(kernel, dtype, d, tile, tier) for dtype in dtypes for d in head_dims]
-    return rows + [replace(row, simt=True) for row in rows if simt]
+    simt_tier = tier if simt is True else simt
+    return rows + [replace(row, simt=True, tier=simt_tier) for row in rows if simt]
 
 
 def _read(path: Path | str) -> dict[str, Any]:

@@ -146,7 +146,7 @@ CASES = [
             seqlen_q=40,
             causal=True,
         )
-        for d in (32, 64, 96, 128, 192, 256)
+        for d in (32, 64, 96, 128, 192, 256, 512)
     ),
     Case("wider_v", "V wider than K", head_dim=32, head_dim_v=72),
     Case("narrower_v", "V narrower than K", head_dim=72, head_dim_v=16),

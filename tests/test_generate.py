@@ -27,7 +27,7 @@ scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
 [kernel."fast"]
 device = "cuda"
 include = "fast/forward.hpp"
-type = "fast::Forward<{element}, {head_dim}, {head_dim_v}, {m}, {n}, {warps}, {groups}>"
+type = "fast::Forward<{element}, {head_dim}, {head_dim_v}, {m}, {n}, {warps}, {columns}>"
 scores = ["identity"]
 options = []
 min_compute_capability = 80
@@ -65,8 +65,16 @@ tier = "full"
 kernel = "fast"
 dtypes = ["f16"]
 head_dims = [256]
-tile = { m = 64, n = 32, warps = 4, groups = 2 }
+tile = { m = 64, n = 32, warps = 2, columns = 2 }
 tier = "full"
+
+[[variant]]
+kernel = "fast"
+dtypes = ["bf16"]
+head_dims = [512]
+tile = { m = 32, n = 32, warps = 2, columns = 4 }
+tier = "full"
+simt = "core"
 
 [[variant]]
 kernel = "cpu"
@@ -84,7 +92,7 @@ simt = true
 TUNED = """
 [smem_100.fast]
 d64 = [{ tile = "128x64x8" }]
-d256 = [{ tile = "64x32x4x2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
+d256 = [{ tile = "64x32x2c2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
 
 [smem_228.fast]
 d192v128 = [{ tile = "64x32x4" }]
@@ -112,11 +120,13 @@ def test_rows_are_ordered_gpu_then_cpu_then_simt(tmp_path):
         "fast/bf16/d64/128x64x8",
         "fast/f16/d256/64x32x4",
         "fast/f16/d192v128/64x32x4",
-        "fast/f16/d256/64x32x4x2",
+        "fast/f16/d256/64x32x2c2",
+        "fast/bf16/d512/32x32x2c4",
         "plain/slow/f32",
         "cpu/f32",
         "fast-simt/f16/d64/128x64x8",
         "fast-simt/bf16/d64/128x64x8",
+        "fast-simt/bf16/d512/32x32x2c4",
         "plain/slow-simt/f32",
     ]
     assert list(scores.values()) == ["IdentityScore", "SoftcapScore"]
@@ -134,6 +144,10 @@ def test_a_unit_launches_the_type_with_every_score(tmp_path):
     )
     wide = made(tmp_path, tier="full")["fast_f16_d192v128_64x32x4.cu"]
     assert "fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>" in wide
+    # Compiled for the CPU in a tier of its own.
+    split = files["fast_bf16_d512_32x32x2c4_simt.cpp"]
+    assert "fast::Forward<cutlass::bfloat16_t, 512, 512, 32, 32, 2, 4>" in split
+    assert "fast_bf16_d512_32x32x2c4.cu" not in files
     host = files["plain_slow_f32_simt.cpp"]
     assert '#include "simt/host_launch.hpp"' in host
     assert "simt::launch_host<plain::Slow<float>, IdentityScore, SoftcapScore>" in host
@@ -153,12 +167,12 @@ def test_registry_lines(tmp_path):
         "false, true, 80, 16)"
     )
     assert ", 192, 128, 8, 0, 64, " in table[3]
-    assert ", option::softcap | option::dropout, 0, " in table[5]
-    assert table[6] == (
+    assert ", option::softcap | option::dropout, 0, " in table[6]
+    assert table[7] == (
         'CA_VARIANT(cpu::attention, nullptr, "cpu", "cpu/f32", Device::kCpu, '
         f'DType::kFloat32, 0, 0, 0, {every}, 0, "", "core", true, true, 0, 1)'
     )
-    assert table[8] == (  # simt: a CPU row, by name only, with the kernel's alignment
+    assert table[9] == (  # simt: a CPU row, by name only, with the kernel's alignment
         'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, nullptr, "fast-simt", '
         '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, 64, 8, 0, 128, '
         '"128x64x8", "core", true, false, 0, 16)'
@@ -174,16 +188,16 @@ def test_registry_lines(tmp_path):
 @pytest.mark.parametrize(
     ("build", "units"),
     [
-        ({"tier": "full", "simt": False}, 6),
+        ({"tier": "full", "simt": False}, 7),
         ({"tier": "core", "simt": False}, 3),
-        ({"cuda": False}, 3),
+        ({"cuda": False}, 4),
         ({"cuda": False, "simt": False}, 0),
     ],
 )
 def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
     files = made(tmp_path, **build)
     assert sum(name.endswith((".cu", "_simt.cpp")) for name in files) == units
-    assert files["registry_table.inc"].count("CA_VARIANT(") == 10
+    assert files["registry_table.inc"].count("CA_VARIANT(") == 12
     assert files["registry_launchers.inc"].count("CA_LAUNCHER(") == units
     facts = "kernel_facts.cpp" in files
     assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units + facts
@@ -195,7 +209,8 @@ def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
     assert list(sources) == [
         "fast/f16/d256/64x32x4",
         "fast/f16/d192v128/64x32x4",
-        "fast/f16/d256/64x32x4x2",
+        "fast/f16/d256/64x32x2c2",
+        "fast/bf16/d512/32x32x2c4",
     ]
     source = sources["fast/f16/d192v128/64x32x4"]
     assert '#include "fast/forward.hpp"' in source
@@ -240,11 +255,12 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
             'dtypes = ["f8"]',
             r"variant\]\] 1 \(kernel fast\): dtypes is",
         ),
-        ('kernel = "cpu"', 'kernel = "gpu"', r"4: kernel is 'gpu'; allowed: fast, plain/slow, cpu"),
+        ('kernel = "cpu"', 'kernel = "gpu"', r"5: kernel is 'gpu'; allowed: fast, plain/slow, cpu"),
         ("head_dims = [64]", "head_dims = [520]", r"head_dims has 520; allowed: 1 to 512"),
         ("head_dims = [64]", "head_dims = [[64]]", r"head_dims has \[64\]; allowed: 1 to 512, or"),
         ("{head_dim_v}, ", "", r"head_dims has \[192, 128\], .* has no head_dim_v"),
-        (", {groups}>", ">", "tile has groups, .* does not use them"),
+        (", {columns}", "", "tile has columns, .* does not use them"),
+        ('simt = "core"', 'simt = "cor"', "simt is 'cor'; allowed: core, full"),
         ('["softcap", "dropout"]', '["sink"]', "options is 'sink'; allowed: softcap, negative_sc"),
         ('["softcap", "dropout"]', '["bias"]', "'bias', which needs one of the scores general"),
         ('scores = ["identity"]', 'scores = ["alibi"]', "scores is 'alibi'; allowed: identity, so"),
@@ -275,7 +291,7 @@ def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
     lines = generate.outputs([], tuned, generate.Build())["tuned_table.inc"].splitlines()[1:]
     assert lines == [
         'CA_TUNED(100, "fast", 64, 64, "128x64x8", 0.0f)',
-        'CA_TUNED(100, "fast", 256, 256, "64x32x4x2", 1.5f)',
+        'CA_TUNED(100, "fast", 256, 256, "64x32x2c2", 1.5f)',
         'CA_TUNED(100, "fast", 256, 256, "64x32x4", 0.0f)',
         'CA_TUNED(228, "fast", 192, 128, "64x32x4", 0.0f)',
     ]

@@ -39,7 +39,7 @@ struct IdentityScore {
 };
 
 // logit = softcap * tanh(softmax_scale * s / softcap); with softcap = 0, softmax_scale * s for a
-// scale of any sign.
+// scale of any sign. The factor in front is left to the exponential.
 struct SoftcapScore {
   static constexpr const char* kToken = "softcap";
   static constexpr bool kIsIdentity = false;
@@ -51,9 +51,10 @@ struct SoftcapScore {
       : cap(p.softcap), inner(p.softcap > 0.0f ? p.softmax_scale / p.softcap : p.softmax_scale) {}
 
   CA_HOST_DEVICE static bool takes(AttnParams const& p) { return !has_terms(p); }
-  CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
+  CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
+  CA_HOST_DEVICE float log2_scale() const { return outer() * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int, int, int, int) const {
-    return cap > 0.0f ? cap * fast_tanh(s * inner) : s * inner;
+    return cap > 0.0f ? fast_tanh(s * inner) : s * inner;
   }
   CA_HOST_DEVICE float grad(float s, int, int, int, int) const {
     if (!(cap > 0.0f)) return inner;
@@ -80,7 +81,7 @@ struct GeneralScore {
   CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
-    float x = capped(s, b, h, q, k);
+    float x = capped.outer() * capped(s, b, h, q, k);
     // Keys and queries beyond the sequences have no bias and no mask; their logits go unused.
     if (q >= p.seqlen_q || k >= p.seqlen_k) return x;
     if (p.alibi_slopes) {

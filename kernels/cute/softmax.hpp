@@ -46,30 +46,46 @@ struct SoftmaxRows {
     return ok;
   }
 
-  // The same, from the scores again, after raising the reference of every row whose weights were
-  // too large to the maximum of its scores; rescales O.
+  // What a quad knows of a row whose reference it may have to raise.
+  struct Peak {
+    int is_too_large;  // whether a sum of its weights is
+    float largest;     // of its scores
+  };
+
+  // Of row i, after weigh(), from the scores.
+  template <class S>
+  CUTE_DEVICE Peak peak(S const& s, int i) const {
+    int is_too_large = !(sums[i] <= kLimit);
+    is_too_large |= Arch::shuffle_xor(is_too_large, 1);
+    is_too_large |= Arch::shuffle_xor(is_too_large, 2);
+    return {is_too_large, largest_of(s, i)};
+  }
+
+  // Turns the scores of row i into weights after raising its reference to the peak if any weight
+  // was too large; rescales O.
   //   o: (row, column)
   template <class S, class O>
-  CUTE_DEVICE void raise(S&& s, O&& o, float log2_scale) {
+  CUTE_DEVICE void raise_row(S&& s, O&& o, Peak const& peak, int i, float log2_scale) {
     using namespace cute;
     static_assert(decltype(size<0>(o))::value == kRows);
+    // Other rows of the warp keep theirs: what they come to must not depend on this one.
+    float const candidate = peak.is_too_large ? peak.largest * log2_scale : -kInf;
+    float const rescale = rows[i].raise(candidate, 1.0f);
+    float const reference = rows[i].reference();
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      // Other rows of the warp keep theirs: what they come to must not depend on this one.
-      int is_too_large = !(sums[i] <= kLimit);
-      is_too_large |= Arch::shuffle_xor(is_too_large, 1);
-      is_too_large |= Arch::shuffle_xor(is_too_large, 2);
-      float const largest = largest_of(s, i) * log2_scale;
-      float const rescale = rows[i].raise(is_too_large ? largest : -kInf, 1.0f);
-      float const reference = rows[i].reference();
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(s); ++j) {
-        s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
-        sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
-      }
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
+    for (int j = 0; j < size<1>(s); ++j) {
+      s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
+      sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
     }
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
+  }
+
+  // The same for all rows, where a quad has all scores of its rows.
+  template <class S, class O>
+  CUTE_DEVICE void raise(S&& s, O&& o, float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) raise_row(s, o, peak(s, i), i, log2_scale);
   }
 
   CUTE_DEVICE void add() {

@@ -25,6 +25,8 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = kBlockM / kWarps;
+  static constexpr int kColumnWarps = 1;  // that share rows: see config_split.hpp
+  static constexpr int kWarpColumns = kHeadDimV;  // of O
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
@@ -35,10 +37,11 @@ struct ForwardConfig {
   static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
 
   // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
-  // registers.
-  static constexpr int kSlice = kPipelined && kBlockN >= 64 ? 32 : 16;
-  static constexpr int kSlices = kBlockN / kSlice;
-  static_assert(!kPipelined || kSlices % 2 == 0);
+  // registers, of which other scores than the identity need some themselves.
+  static constexpr int slice(bool is_identity) {
+    return kPipelined && kBlockN >= 64 && is_identity ? 32 : 16;
+  }
+  static_assert(!kPipelined || kBlockN % 32 == 0);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
@@ -55,9 +58,10 @@ struct ForwardConfig {
     TileRange range;  // of the tiles of keys that its queries touch, in keys
     NearMask mask;    // of the queries from the tile's first on
   };
-  static constexpr int kBufferBytes = sizeof(SharedStorage) - 128;  // up to `tile`
+  static constexpr int kBufferBytes = TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
   static_assert(TileO::kBytes <= kBufferBytes);
+  static constexpr int kQueriesAt = 0;  // where Q is
 
   // Warps stand below each other along the queries: a row of S belongs to one warp, and softmax
   // stays within it.

@@ -2,22 +2,30 @@
 //
 // Grid:       a block for every kBlockM rows of a head, or of the heads of one KV head together
 //             where there are fewer queries than that (cute/scheduler.hpp).
-// Block:      kWarps warps below each other; tiles of kBlockN keys one after the other.
-// Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension.
+// Block:      kWarps warps below each other, or as many times kColumnWarps; tiles of kBlockN keys
+//             one after the other.
+// Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; where several
+//             warps share the rows, a share of the keys for S, and of the head dimension for O.
 // Registers:  S of a slice of 16 keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
 // Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
-// Pipeline:   see mainloop_forward.hpp.
+// Pipeline:   see mainloop_forward.hpp and mainloop_split.hpp.
 #pragma once
+
+#include <type_traits>
 
 #include "core/params.hpp"
 #include "sm80/mainloop_forward.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps>
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
+          int kColumnWarps = 1>
 struct Forward {
-  using Config = ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>;
+  using Config = std::conditional_t<
+      kColumnWarps == 1,
+      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
+      SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kColumnWarps>>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);
@@ -64,7 +72,8 @@ struct Forward {
         loop.softmax.scale(o_rows, i, factor);
       }
     }
-    if (p.softmax_lse && loop.column(0) == 0) {  // one of the four threads that share a row
+    // One of the threads that share a row.
+    if (p.softmax_lse && loop.column(0) == 0 && loop.column_warp() == 0) {
       CUTE_UNROLL
       for (int i = 0; i < Loop::kRows; ++i) {
         if (loop.row(i) < tile.rows) p.softmax_lse[tile.lse_of(p, loop.row(i))] = rows[i].lse(1.0f);
@@ -79,7 +88,9 @@ struct Forward {
   CUTE_DEVICE static void stage_output(Loop& loop, char* smem) {
     Tensor o = convert_to<Element>(loop.acc_o);
     Tensor words = as_rows(recast<uint32_t>(o));  // (row, pair of columns)
-    int const first = Config::TileO::offset(loop.row(0), 0) + loop.column(0) * int(sizeof(Element));
+    int const column = loop.column_warp() * Config::kWarpColumns;
+    int const first =
+        Config::TileO::offset(loop.row(0), column) + loop.column(0) * int(sizeof(Element));
     CUTE_UNROLL
     for (int i = 0; i < size<0>(words); ++i) {
       CUTE_UNROLL

@@ -1,7 +1,8 @@
 // The loop over key tiles of the mma.sync forward kernel.
 //
 // A tile of keys goes through softmax, and then meets V, in slices of 16 or 32 keys: its weights
-// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined:
+// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined, beside the
+// one of mainloop_split.hpp, where several warps share a row:
 //
 // pipelined  Q stays in registers, K and V have two buffers each. While a slice goes through
 //            softmax, the tensor cores have the products around it to work on, in one straight
@@ -26,6 +27,7 @@
 #include "cute/scheduler.hpp"
 #include "cute/softmax.hpp"
 #include "sm80/config.hpp"
+#include "sm80/mainloop_split.hpp"
 #include "sm80/tile_loader.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -40,7 +42,7 @@ struct MainloopForward {
   using TiledMma = typename Config::template TiledMma<Arch>;
   static constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   static constexpr int kD = Config::kHeadDim, kDV = Config::kHeadDimV;
-  static constexpr int kSlice = Config::kSlice, kSlices = Config::kSlices;
+  static constexpr int kSlice = Config::slice(Score::kIsIdentity), kSlices = kN / kSlice;
   static constexpr int kRowBlocks = Config::kWarpRows / 16;  // m16 blocks of a warp
   static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
 
@@ -48,7 +50,8 @@ struct MainloopForward {
   using LoaderK = TileLoader<Arch, Element, TileK, Config::kThreads>;
   using LoaderV = TileLoader<Arch, Element, TileV, Config::kThreads>;
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
-  using Output = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kDV>>{}));
+  using Output =
+      decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<Config::kWarpColumns>>{}));
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
   using Words = uint32_t[4];
 
@@ -69,7 +72,7 @@ struct MainloopForward {
 
   Output acc_o;  // (MMA, M, D)
   SoftmaxRows<Arch, kRows> softmax;
-  Words p_words[kSlice / 16][kRowBlocks];  // P of a slice, as the A operand of P V
+  Words p_words[kSlice < 16 ? 1 : kSlice / 16][kRowBlocks];  // P of a slice, as the A operand of P V
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
 
   // `coord` and `tiles` are what those in shared memory are, or are about to be.
@@ -87,7 +90,7 @@ struct MainloopForward {
         k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
         v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
     int const lane = thread % 32, warp = thread / 32;
-    Address const q = Arch::smem_address(shared.q);
+    Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
     Address const k = Arch::smem_address(shared.k);
     Address const v = Arch::smem_address(shared.v);
     k_target = k + LoaderK::offset(thread);
@@ -105,10 +108,13 @@ struct MainloopForward {
     }
   }
 
+  // Which rows this warp has, and which share of those that Config::kColumnWarps have together.
+  CUTE_DEVICE int row_warp() const { return thread / 32 / Config::kColumnWarps; }
+  CUTE_DEVICE int column_warp() const { return thread / 32 % Config::kColumnWarps; }
+
   // Row of the tile and column of the slice that element (i, j) of as_rows() is.
   CUTE_DEVICE int row(int i) const {
-    return thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8 +
-           i / 2 * (16 * Config::kWarps);
+    return row_warp() * 16 + thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * Config::kWarps);
   }
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
@@ -275,10 +281,11 @@ struct MainloopForward {
             dropout.draw(tile.batch, tile.head(r), tile.query(r), at + column(0));
         CUTE_UNROLL
         for (int j = 0; j < size<1>(w); ++j) {
-          // The slice is all the 32 keys of a draw, or one half. (An index that is no constant
-          // would put the words into local memory.)
-          bool const is_first = kSlice == 32 || at % 32 == 0;
-          uint32_t const word = is_first ? words.word[j / 2] : words.word[(2 + j / 2) % 4];
+          // The slice is all the 32 keys of a draw, one half or a quarter. (An index that is no
+          // constant would put the words into local memory.)
+          uint32_t word = words.word[j / 2];
+          if (kSlice <= 16 && at % 32 >= 16) word = words.word[(2 + j / 2) % 4];
+          if (kSlice == 8 && at % 16 >= 8) word = at % 32 < 16 ? words.word[1] : words.word[3];
           w(i, j) *= dropout.factor(word, j);
         }
       }
@@ -456,16 +463,22 @@ struct MainloopForward {
       Arch::sync();                  // shared.tile is there for all
       return;
     }
-    LoaderQ::load_queries(Arch::smem_address(shared.q) + LoaderQ::offset(thread), p, coord, thread);
+    Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
+    LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, thread);
     Arch::async_copy_commit();
-    if constexpr (!Config::kPipelined) {
-      Arch::sync();  // shared.range is there for all
-      run_tiled();
-    } else {
+    if constexpr (Config::kPipelined) {
       run_pipelined();
+    } else {
+      Arch::sync();  // shared.range is there for all
+      if constexpr (Config::kColumnWarps > 1) {
+        SplitSchedule<Config, Score, Arch, MainloopForward>(*this).run();
+      } else {
+        run_tiled();
+      }
     }
     Arch::template async_copy_wait<0>();  // of tiles beyond the last
     softmax.complete();
+    if constexpr (Config::kColumnWarps > 1) merge_sums<Config, Arch>(*this);
   }
 };
 

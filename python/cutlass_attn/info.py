@@ -25,7 +25,7 @@ class Variant:
     head_dim: int  # 0: any up to 512
     head_dim_v: int  # of V and the output; 0: any up to 512
     head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
-    tile: str  # queries x keys x warps; empty where there is none
+    tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
     options: tuple[str, ...]  # what it implements of the options that a kernel may lack
     tier: str  # "core" or "full"
     compiled: bool  # False: left out of this build

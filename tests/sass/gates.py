@@ -5,12 +5,10 @@
 
 For every compiled sm80 row of the manifest and every score:
 
-- next to no local memory: MAX_LOCAL loads and stores between the first product and the last, those
-  of edge tiles included, and MAX_STACK bytes. The 128x64 tile at head_dim 128 keeps a few values
-  that only edge tiles and the epilogue need there, and is faster than any tile that needs none;
+- no local memory;
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA, LDSM, LDSM.T and LDGSTS as the tile shape implies. More of them mean that
-  the compiler duplicated the loop body or that copies got narrower, fewer that work was lost.
+  the compiler duplicated a loop body or that copies got narrower, fewer that work was lost.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 """
@@ -33,15 +31,15 @@ ROOT = Path(__file__).parents[2]
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not.
 BODIES = 2
+# A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
+COPIES, COPIES_Q = 2, 3
 
 REGISTERS = 65536  # of an SM
-MAX_STACK = 24  # bytes
-MAX_LOCAL = 5
 
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
     r"Li(?P<head_dim>\d+)ELi(?P<head_dim_v>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)"
-    r"EEENS_\d+(?P<score>\w+?)EEE"
+    r"ELi(?P<columns>\d+)EEENS_\d+(?P<score>\w+?)EEE"
 )
 DTYPES = {"6half_t": "f16", "10bfloat16_t": "bf16"}
 
@@ -57,13 +55,19 @@ def load_generator() -> ModuleType:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a row's machine code depends on."""
+    """What a kernel's machine code depends on."""
 
     head_dim: int
     head_dim_v: int
     m: int
     n: int
     warps: int
+    columns: int
+    score: str
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps * self.columns
 
     @property
     def rows(self) -> int:
@@ -73,32 +77,67 @@ class Shape:
     @property
     def is_pipelined(self) -> bool:
         """Q stays in registers: kPipelined of sm80/config.hpp."""
-        return self.rows * (self.head_dim // 16) * 4 <= 32
+        return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def slice(self) -> int:
+        """Keys that go through softmax together: slice() of sm80/config.hpp, in units of 16."""
+        return 2 if self.is_pipelined and self.n >= 64 and self.score == "IdentityScore" else 1
+
+    @property
+    def steps_in_registers(self) -> int:
+        """Steps of 16 columns of Q that stay in registers: sm80/config_split.hpp."""
+        budget = 144 if self.score == "GeneralScore" else 160
+        steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
+        return min(steps, self.head_dim // 16)
 
     def counts(self) -> dict[str, int]:
         """Instructions of one thread's code.
 
         m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim_v/8 per 16 keys,
         for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
-        transposed. cp.async brings 8 elements. Outside the bodies are the first copies and, where
-        the loop is pipelined, Q, the first slice's Q K^T and the last one's P V.
+        transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
         """
-        slices, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
-        threads = 32 * self.warps
-        load_q = -(-self.m * self.head_dim // 8 // (threads * self.groups))
-        load_k, load_v = (self.n * d // 8 // threads for d in (self.head_dim, self.head_dim_v))
-        around = self.is_pipelined
+        blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
+        load_q, load_k, load_v = (
+            -(-rows * d // 8 // self.threads)
+            for rows, d in ((self.m, self.head_dim), (self.n, self.head_dim), (self.n, self.head_dim_v))
+        )
+        copies = COPIES_Q * load_q + COPIES * (load_k + BODIES * (load_k + load_v))
+        if self.columns > 1:
+            # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
+            keys, dims_v = self.n // self.columns, dims_v // self.columns
+            kept = self.steps_in_registers
+            body = dims * keys // 16 + self.rows * (dims - kept + blocks)
+            return {
+                "HMMA": BODIES * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
+                "LDSM": BODIES * body + self.rows * kept,
+                "LDSM.T": BODIES * blocks * dims_v,
+                "LDGSTS": copies,
+            }
+        if self.is_pipelined:
+            # Q once; the first slice's Q K^T and the last one's P V, of which the loop has read the
+            # first 16 columns; in the body for any tile Q K^T of each slice once more, for slices
+            # that have to raise a reference.
+            qk, pv = (BODIES + 1) * blocks + self.slice, BODIES * blocks + self.slice
+            return {
+                "HMMA": self.rows * 2 * (qk * dims + pv * dims_v),
+                "LDSM": self.rows * dims + qk * dims,
+                "LDSM.T": pv * dims_v - 1,
+                "LDGSTS": copies + COPIES * load_v,
+            }
         return {
-            "HMMA": (BODIES * slices + around) * self.rows * 2 * (dims + dims_v),
-            "LDSM": BODIES * slices * dims + (around or BODIES) * self.rows * dims + around * dims,
-            "LDSM.T": BODIES * slices * dims_v + around * (dims_v - 1),
-            "LDGSTS": load_q + BODIES * (load_k + load_v) + load_k + around * (load_k + load_v),
+            "HMMA": BODIES * blocks * self.rows * 2 * (dims + dims_v),
+            "LDSM": BODIES * (blocks + self.rows) * dims,
+            "LDSM.T": BODIES * blocks * dims_v,
+            "LDGSTS": copies,
         }
 
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
         small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
-        return min(REGISTERS // (32 * self.warps * (3 if small else 2)) // 8 * 8, 255)
+        blocks = 1 if self.columns > 1 else 3 if small else 2
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
 
 
 def cuobjdump() -> str:
@@ -129,6 +168,7 @@ def identify(mangled: str) -> tuple[str, str] | None:
     if not (match := KERNEL.search(mangled)):
         return None
     tile = "x".join(match[name] for name in ("m", "n", "warps"))
+    tile += f"c{match['columns']}" * (match["columns"] != "1")
     dims = f"d{match['head_dim']}"
     dims += f"v{match['head_dim_v']}" * (match["head_dim_v"] != match["head_dim"])
     family = "sm80/general" if match["score"] == "GeneralScore" else "sm80"
@@ -157,9 +197,6 @@ def read_counts(library: Path, arch: str) -> dict[tuple[str, str], Counter[str]]
         bases = [operation.split(".")[0] for operation in operations]
         for operation, base in zip(operations, bases):
             counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
-        if "HMMA" in bases:
-            loop = bases[bases.index("HMMA") : -bases[::-1].index("HMMA") or None]
-            counts["local in loop"] = loop.count("LDL") + loop.count("STL")
     return found
 
 
@@ -192,12 +229,12 @@ def main() -> int:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
             used, tile = resources[kernel], row.tile
-            local = counts[kernel]["local in loop"]
-            gate("local", local, local <= MAX_LOCAL, f"<= {MAX_LOCAL} loads and stores in the loop")
+            local = counts[kernel]["LDL"] + counts[kernel]["STL"]
+            gate("local", local, local == 0, "0 loads and stores")
             stack = used["STACK"] + used["LOCAL"]
-            gate("stack", stack, stack <= MAX_STACK, f"<= {MAX_STACK} bytes")
+            gate("stack", stack, stack == 0, "0 bytes")
             dims = row.head_dims
-            shape = Shape(dims.qk, dims.v, tile.m, tile.n, tile.warps)
+            shape = Shape(dims.qk, dims.v, **vars(tile), score=score)
             limit = shape.register_limit()
             gate("registers", used["REG"], used["REG"] <= limit, f"<= {limit}")
             for operation, count in shape.counts().items():

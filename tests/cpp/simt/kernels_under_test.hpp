@@ -11,6 +11,7 @@ struct KernelUnderTest {
   cutlass_attn::Status (*launch)(cutlass_attn::AttnParams const&,
                                  cutlass_attn::LaunchOptions const&);
   bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
+  int head_dim = 64;           // of its cases
 };
 
 std::vector<KernelUnderTest> kernels_under_test();
