@@ -205,7 +205,8 @@ CA_CPU_TARGET void add_terms(AttnParams const& p, State const& state, int row, i
                              float* s) {
   constexpr int kWidth = kVectors * kLanes;
   SoftcapScore const capped(p);
-  for (int i = 0; i < keys * kWidth; ++i) s[i] = capped(s[i], 0, 0, 0, 0);
+  float const outer = capped.outer();
+  for (int i = 0; i < keys * kWidth; ++i) s[i] = outer * capped(s[i], 0, 0, 0, 0);
   if (p.alibi_slopes != nullptr) {
     alignas(64) float slope[kWidth], diagonal[kWidth];
     for (int r = 0; r < kWidth; ++r) {

@@ -19,13 +19,13 @@ struct SplitConfig {
   static constexpr int kThreads = 32 * kWarps * kColumnWarps;
   static constexpr int kWarpRows = kBlockM / kWarps;
   static constexpr int kWarpColumns = kHeadDimV / kColumnWarps;  // of O
-  static_assert(kHeadDim % 64 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 32 == 0);
+  static_assert(kHeadDim % 64 == 0 && kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
   static_assert(kHeadDimV % (64 * kColumnWarps) == 0, "so that a warp's columns of V are chunks");
 
   // Keys of a tile whose scores a warp computes.
   static constexpr int kSlice = kBlockN / kColumnWarps;
   static constexpr int slice(bool) { return kSlice; }
-  static_assert(kSlice == 8 || kSlice == 16);
+  static_assert(kSlice == 8, "so that an ldmatrix of K brings 8 keys x 32 columns");
 
   static constexpr bool kPipelined = false;
   static constexpr int kStages = 1;

@@ -398,8 +398,6 @@ struct MainloopForward {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q_words[k * kRowBlocks + m]);
     }
-    // Before the first slice there is no P V to do; it is done with weights of zero, on the V that
-    // is there, so that all tiles run the same code.
     PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
     product_qk<1>(0, 0, steps.acc_s);
     if (range.is_full(range.begin)) {
@@ -407,6 +405,10 @@ struct MainloopForward {
       finish_scores(as_rows(scores), range.begin, true_type{});
       softmax.start(as_rows(scores), log2_scale);
     }
+    // Before the first slice there is no P V to do; it is done with weights of zero, so that all
+    // tiles run the same code, on the first V, which therefore has to be there.
+    Arch::template async_copy_wait<0>();
+    Arch::sync();
     for (; steps.key < range.end; steps.key += kN) {
       int from = -1;
       if (range.is_full(steps.key)) from = steps.run_full();

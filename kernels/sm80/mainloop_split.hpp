@@ -1,8 +1,7 @@
 // The split schedule of the mma.sync forward kernel: several warps share a row.
 //
-// With large head dims a warp has registers for 16 rows of O across all columns, and reads all of K
-// and V for them: shared memory is what bounds it. Here Config::kColumnWarps warps share 16 or 32
-// rows. Warp (r, c)
+// Beyond a head_dim of 256 a warp has no registers for 16 rows of O across all columns. Here
+// Config::kColumnWarps warps share the rows. Warp (r, c)
 //
 //   computes the scores of the rows r with its share c of a tile's keys, over all of head_dim,
 //   weighs them, and writes the weights P to shared memory, where all (r, .) read them back,
@@ -44,7 +43,7 @@ struct SplitSchedule {
   static constexpr int kStepsInRegisters = Config::steps_in_registers(Score::kIsGeneral);
   // Sums of products that do not wait for each other: an HMMA's result takes five times as long as
   // the next HMMA.
-  static constexpr int kChains = 4 / (kRowBlocks * (kSlice / 8));
+  static constexpr int kChains = 4 / kRowBlocks;
   static_assert(kChains >= 1 && kSteps % 2 == 0);
 
   Loop& loop;
@@ -64,11 +63,7 @@ struct SplitSchedule {
     Address const v = Arch::smem_address(loop.shared.v);
     Address const q = Arch::smem_address(&loop.shared) + Config::kQueriesAt;
     q_block = q + TileQ::offset(row_warp * 16 + lane % 16, lane / 16 * 8);
-    if constexpr (kSlice == 16) {
-      k_block = k + TileK::offset(column_warp * 16 + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
-    } else {
-      k_block = k + TileK::offset(column_warp * 8 + lane % 8, lane / 8 * 8);
-    }
+    k_block = k + TileK::offset(column_warp * kSlice + lane % 8, lane / 8 * 8);
     v_block = v + TileV::offset(lane % 16, column_warp * Config::kWarpColumns + lane / 16 * 8);
     p_block = Arch::smem_address(p_tile) + TileP::offset(lane % 16, lane / 16 * 8);
     p_first = TileP::offset(lane / 4, column_warp * kSlice) + lane % 4 * 4;
@@ -98,9 +93,7 @@ struct SplitSchedule {
     Address const q_here = anew(q_block), k_here = anew(k_block);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      if (kSlice == 16 || k % 2 == 0) {  // 16 keys x 16 columns, or 8 x 32
-        Arch::load_matrix(TileK::block(k_here, 0, k), k_words);
-      }
+      if (k % 2 == 0) Arch::load_matrix(TileK::block(k_here, 0, k), k_words);  // for 2 steps
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         Words q;
@@ -110,11 +103,7 @@ struct SplitSchedule {
         } else {
           load_q(q_here, m, k, q);
         }
-        CUTE_UNROLL
-        for (int n = 0; n < kSlice / 8; ++n) {
-          int const half = kSlice == 16 ? n : k % 2;
-          loop.multiply(q, k_words + 2 * half, chains[k % kChains](_, m, n));
-        }
+        loop.multiply(q, k_words + k % 2 * 2, chains[k % kChains](_, m, 0));
       }
     }
     CUTE_UNROLL
@@ -131,14 +120,11 @@ struct SplitSchedule {
     int const first = anew(p_first);
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
+      auto const block = weights(_, m, 0);  // m16n8: rows g and g + 8, two columns
       CUTE_UNROLL
-      for (int n = 0; n < kSlice / 8; ++n) {
-        auto const block = weights(_, m, n);  // m16n8: rows g and g + 8, two columns
-        CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(first, 2 * m + half, n)) =
-              Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
-        }
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(first, 2 * m + half, 0)) =
+            Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
       }
     }
   }

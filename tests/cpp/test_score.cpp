@@ -152,7 +152,8 @@ TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
       p.bias_dtype = dtype;
       CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
       GeneralScore const score(p);
-      float const capped = SoftcapScore(p)(6, 0, 0, 0, 0);
+      SoftcapScore const softcap(p);
+      float const capped = softcap.outer() * softcap(6, 0, 0, 0, 0);
       for_each_logit(p, [&](int b, int h, int q, int k) {
         int64_t const at = b * layout.batch_stride + h * layout.head_stride +
                            q * layout.row_stride + k * layout.key_stride;

@@ -4,18 +4,14 @@
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop. Of the split one two, whose warps share 32 rows and 16,
-// with 16 keys a warp and 8.
+// One for each schedule of the main loop.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
   using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
-  using Split = sm80::Forward<cutlass::half_t, 256, 256, 64, 64, 2, 4>;
-  using SplitWide = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
+  using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
   return {{"sm80/f16/d64/64x64x4", DType::kFloat16,
            &simt::launch_host<Pipelined, IdentityScore, GeneralScore>, true},
           {"sm80/f16/d160/64x32x4", DType::kFloat16, &simt::launch_host<Tiled, IdentityScore>},
-          {"sm80/f16/d256/64x64x2c4", DType::kFloat16,
-           &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 256},
           {"sm80/f16/d512/32x32x2c4", DType::kFloat16,
-           &simt::launch_host<SplitWide, IdentityScore, GeneralScore>, true, 512}};
+           &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 512}};
 }
