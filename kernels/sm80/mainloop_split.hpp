@@ -237,12 +237,12 @@ struct SplitSchedule {
 };
 
 // Completes the sums of rows that several warps share: each has weighed its own keys, relative to
-// the same reference. They pass through shared memory, (column warp, row).
+// the same reference. They pass through shared memory, (column warp, row), where K was: none has read
+// it since the last tile's P was there.
 template <class Config, class Arch, class Loop>
 CUTE_DEVICE void merge_sums(Loop& loop) {
   static_assert(Config::kColumnWarps * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);
   float* const sums = reinterpret_cast<float*>(&loop.shared);
-  Arch::sync();  // K, V and P are read by none any more
   // One of the four threads of a warp that share a row.
   if (loop.column(0) == 0) {
     CUTE_UNROLL
