@@ -381,7 +381,8 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
 
 def test_nvrtc_quotes_its_messages():
     key_of("sm80")
-    with pytest.raises(jit.CompileError, match=r'(?s)cannot compile for sm_89:.*"undeclared" is undef'):
+    quoted = r'(?s)cannot compile for sm_89:.*"undeclared" is undefined'
+    with pytest.raises(jit.CompileError, match=quoted):
         jit._compiler().compile("int x = undeclared;", ARCH)
 
 

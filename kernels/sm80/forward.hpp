@@ -23,8 +23,7 @@ template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN,
           int kColumnWarps = 1>
 struct Forward {
   using Config = std::conditional_t<
-      kColumnWarps == 1,
-      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
+      kColumnWarps == 1, ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
       SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kColumnWarps>>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
@@ -46,16 +45,15 @@ struct Forward {
     }
     MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
     loop.run(coord, tiles);
+    // As a number of its own, or the compiler keeps what the prologue made of it, through the loop.
+    asm volatile("" : "+r"(loop.thread));
 
     finish_rows(p, shared.tile, loop);
     Arch::sync();  // Q, K and V are read by none any more
     stage_output(loop, smem);
     Arch::sync();
-    // As a number of its own, or the compiler keeps what loading Q made of it, through the loop.
-    int thread = Arch::thread();
-    asm volatile("" : "+r"(thread));
     TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(smem, p, shared.tile,
-                                                                              thread);
+                                                                              loop.thread);
   }
 
  private:

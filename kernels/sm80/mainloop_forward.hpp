@@ -64,15 +64,16 @@ struct MainloopForward {
   Score const score;
   Dropout const dropout;
   float const log2_scale;
-  int const thread;
-  Element const* k_source;            // what this thread copies first of the next tile to be copied
+  int thread;
+  Element const* k_source;  // what this thread copies first of the next tile to be copied
   Element const* v_source;
   Address k_target;                   // where this thread copies to in K's buffer 0, for cp.async
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
 
   Output acc_o;  // (MMA, M, D)
   SoftmaxRows<Arch, kRows> softmax;
-  Words p_words[kSlice < 16 ? 1 : kSlice / 16][kRowBlocks];  // P of a slice, as the A operand of P V
+  Words p_words[kSlice < 16 ? 1 : kSlice / 16]
+               [kRowBlocks];  // P of a slice, as the A operand of P V
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
 
   // `coord` and `tiles` are what those in shared memory are, or are about to be.
@@ -292,13 +293,12 @@ struct MainloopForward {
     }
   }
 
-  // From the scores of a slice that begins at key `at` to its weights, in p_words. False: some are
-  // too large, a reference must be raised. What needs no weights, `meanwhile`, is done before the
-  // warp agrees on that: instructions do not mix across a branch.
-  template <class IsFull, class Meanwhile>
-  CUTE_DEVICE bool weigh(Scores& acc_s, int at, IsFull is_full, Meanwhile&& meanwhile) {
+  // From the finished scores of a slice that begins at key `at` to its weights, in p_words. False:
+  // some are too large, a reference must be raised. What needs no weights, `meanwhile`, is done
+  // before the warp agrees on that: instructions do not mix across a branch.
+  template <class Meanwhile>
+  CUTE_DEVICE bool weigh(Scores& acc_s, int at, Meanwhile&& meanwhile) {
     Tensor s = as_rows(acc_s);  // (row, key)
-    finish_scores(s, at, is_full);
     bool const ok = softmax.weigh(s, log2_scale);
     drop(s, at);
     pack(acc_s);
@@ -307,10 +307,8 @@ struct MainloopForward {
   }
 
   // The same after raising references; from the scores, once more.
-  template <class IsFull>
-  CUTE_DEVICE void weigh_again(Scores& acc_s, int at, IsFull is_full) {
+  CUTE_DEVICE void weigh_again(Scores& acc_s, int at) {
     Tensor s = as_rows(acc_s);
-    finish_scores(s, at, is_full);
     softmax.raise(s, as_rows(acc_o), log2_scale);
     drop(s, at);
     pack(acc_s);
@@ -337,7 +335,8 @@ struct MainloopForward {
       } else {
         loop.template product_qk<1>(stage, j + 1, acc_s + (j + 1) % 2);
       }
-      return loop.weigh(acc_s[j % 2], key + j * kSlice, is_full, [&] {
+      loop.finish_scores(as_rows(acc_s[j % 2]), key + j * kSlice, is_full);
+      return loop.weigh(acc_s[j % 2], key + j * kSlice, [&] {
         if constexpr (j == 0) {
           Arch::template async_copy_wait<0>();
           Arch::sync();  // this tile's V is there for all; the tile before is read by none
@@ -349,7 +348,8 @@ struct MainloopForward {
     template <int j>
     CUTE_DEVICE void again() {
       loop.template product_qk<1>(stage, j, acc_s + j % 2);
-      loop.weigh_again(acc_s[j % 2], key + j * kSlice, false_type{});
+      loop.finish_scores(as_rows(acc_s[j % 2]), key + j * kSlice, false_type{});
+      loop.weigh_again(acc_s[j % 2], key + j * kSlice);
     }
 
     template <int j>
@@ -423,10 +423,11 @@ struct MainloopForward {
 
   template <int j, class IsFull>
   CUTE_DEVICE void slice(int key, Scores (&acc_s)[kSlices], IsFull is_full) {
-    Scores const scores = acc_s[j];  // the K they were made of is not there any more
-    if (!weigh(acc_s[j], key + j * kSlice, is_full, [] {})) {
-      cute::copy(scores, acc_s[j]);
-      weigh_again(acc_s[j], key + j * kSlice, is_full);
+    Scores weights = acc_s[j];  // the K they were made of is not there any more
+    finish_scores(as_rows(weights), key + j * kSlice, is_full);
+    if (!weigh(weights, key + j * kSlice, [] {})) {
+      finish_scores(as_rows(acc_s[j]), key + j * kSlice, is_full);
+      weigh_again(acc_s[j], key + j * kSlice);
     }
     softmax.add();
     if constexpr (j == 0) copy_k(key + kN, 0);

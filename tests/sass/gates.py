@@ -101,7 +101,11 @@ class Shape:
         blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
         load_q, load_k, load_v = (
             -(-rows * d // 8 // self.threads)
-            for rows, d in ((self.m, self.head_dim), (self.n, self.head_dim), (self.n, self.head_dim_v))
+            for rows, d in (
+                (self.m, self.head_dim),
+                (self.n, self.head_dim),
+                (self.n, self.head_dim_v),
+            )
         )
         copies = COPIES_Q * load_q + COPIES * (load_k + BODIES * (load_k + load_v))
         if self.columns > 1:

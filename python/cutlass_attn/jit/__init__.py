@@ -133,7 +133,9 @@ def provide(key: str, device_index: int) -> None:
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
-        warnings.warn(f"{key} is not compiled, and no other variant any more: {error}", stacklevel=2)
+        warnings.warn(
+            f"{key} is not compiled, and no other variant any more: {error}", stacklevel=2
+        )
         _load_cached(device_index)
         _C.set_compiler(str(error))
     else:
