@@ -23,8 +23,7 @@ template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN,
           int kColumnWarps = 1>
 struct Forward {
   using Config = std::conditional_t<
-      kColumnWarps == 1,
-      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
+      kColumnWarps == 1, ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
       SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kColumnWarps>>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
@@ -54,8 +53,8 @@ struct Forward {
     // As a number of its own, or the compiler keeps what loading Q made of it, through the loop.
     int thread = Arch::thread();
     asm volatile("" : "+r"(thread));
-    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(smem, p, shared.tile,
-                                                                              thread);
+    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(
+        smem, p, shared.tile, loop.is_aligned, thread);
   }
 
  private:

@@ -21,6 +21,7 @@
 
 #include <type_traits>
 
+#include "core/alignment.hpp"
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "cute/fragment.hpp"
@@ -52,6 +53,8 @@ struct MainloopForward {
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
   using Output =
       decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<Config::kWarpColumns>>{}));
+  // Other calls than aligned ones are for the general score alone: see manifest.toml.
+  using IsAligned = std::conditional_t<Score::kIsGeneral, bool, true_type>;
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
   using Words = uint32_t[4];
 
@@ -65,14 +68,16 @@ struct MainloopForward {
   Dropout const dropout;
   float const log2_scale;
   int const thread;
-  Element const* k_source;            // what this thread copies first of the next tile to be copied
+  IsAligned const is_aligned;  // whether 16 bytes of an operand can be copied at a time
+  Element const* k_source;     // what this thread copies first of the next tile to be copied
   Element const* v_source;
   Address k_target;                   // where this thread copies to in K's buffer 0, for cp.async
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
 
   Output acc_o;  // (MMA, M, D)
   SoftmaxRows<Arch, kRows> softmax;
-  Words p_words[kSlice < 16 ? 1 : kSlice / 16][kRowBlocks];  // P of a slice, as the A operand of P V
+  Words p_words[kSlice < 16 ? 1 : kSlice / 16]
+               [kRowBlocks];  // P of a slice, as the A operand of P V
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
 
   // `coord` and `tiles` are what those in shared memory are, or are about to be.
@@ -87,6 +92,7 @@ struct MainloopForward {
         dropout(params),
         log2_scale(score.log2_scale()),
         thread(Arch::thread()),
+        is_aligned(find_aligned(params)),
         k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
         v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
     int const lane = thread % 32, warp = thread / 32;
@@ -105,6 +111,14 @@ struct MainloopForward {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) p_words[n][m][i] = 0;
       }
+    }
+  }
+
+  CUTE_DEVICE static IsAligned find_aligned(AttnParams const& p) {
+    if constexpr (Score::kIsGeneral) {
+      return address_bits(p, sizeof(Element)) % 16 == 0;
+    } else {
+      return {};
     }
   }
 
@@ -129,7 +143,11 @@ struct MainloopForward {
   template <class Loader>
   CUTE_DEVICE void copy(Address target, Element const* source, int64_t row_stride, int at,
                         int columns) const {
-    if (p.seqlen_k - at >= kN && at < range.end) {
+    if (!is_aligned) {
+      if (at < range.end) {
+        Loader::load_elements(target, source, row_stride, p.seqlen_k - at, columns, thread);
+      }
+    } else if (p.seqlen_k - at >= kN && at < range.end) {
       Loader::load_whole(target, source, row_stride, columns, thread);
     } else if (at < range.end) {
       Loader::load(target, source, row_stride, p.seqlen_k - at, columns, thread);
@@ -466,7 +484,7 @@ struct MainloopForward {
       return;
     }
     Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
-    LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, thread);
+    LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, is_aligned, thread);
     Arch::async_copy_commit();
     if constexpr (Config::kPipelined) {
       run_pipelined();
