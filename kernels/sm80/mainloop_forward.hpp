@@ -67,7 +67,7 @@ struct MainloopForward {
   Score const score;
   Dropout const dropout;
   float const log2_scale;
-  int const thread;
+  int thread;
   IsAligned const is_aligned;  // whether 16 bytes of an operand can be copied at a time
   Element const* k_source;     // what this thread copies first of the next tile to be copied
   Element const* v_source;
@@ -496,6 +496,9 @@ struct MainloopForward {
         run_tiled();
       }
     }
+    // As a number of its own, or the compiler keeps what it made of it through the loop, and
+    // spills.
+    if constexpr (Score::kIsGeneral) asm volatile("" : "+r"(thread));
     Arch::template async_copy_wait<0>();  // of tiles beyond the last
     softmax.complete();
     if constexpr (Config::kColumnWarps > 1) merge_sums<Config, Arch>(*this);

@@ -64,8 +64,8 @@ struct TileLoader {
     CUTE_NO_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       if (!has_row(i, thread)) break;
-      load_row_elements(target + step(i, 0), source, i * kRowsAtOnce + row(thread) < rows, columns,
-                        thread);
+      load_row_elements(target + step(i, 0), source,
+                        i * kRowsAtOnce + row(thread) < rows ? columns : 0, thread);
       source += kRowsAtOnce * row_stride;
     }
   }
@@ -82,7 +82,7 @@ struct TileLoader {
         int const r = i * kRowsAtOnce + row(thread);
         bool const inside = r < tile.rows;
         load_row_elements(target + step(i, 0), query_source(p, tile, inside ? r : 0, thread),
-                          inside, p.head_dim, thread);
+                          inside ? p.head_dim : 0, thread);
       }
       return;
     }
@@ -137,12 +137,13 @@ struct TileLoader {
     }
   }
 
-  CUTE_DEVICE static void load_row_elements(Address target, Element const* source, bool is_row,
-                                            int columns, int thread) {
+  // `columns`: 0 of a row beyond the last.
+  CUTE_DEVICE static void load_row_elements(Address target, Element const* source, int columns,
+                                            int thread) {
     CUTE_NO_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       uint32_t words[4] = {0, 0, 0, 0};
-      if (is_row && column(thread) + c * Tile::kChunk < columns) {
+      if (column(thread) + c * Tile::kChunk < columns) {
         Element const* const vector = source + c * Tile::kChunk;
         CUTE_UNROLL
         for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(vector[i].raw()) << i % 2 * 16;
