@@ -93,8 +93,8 @@ struct MainloopForward {
         log2_scale(score.log2_scale()),
         thread(Arch::thread()),
         is_aligned(find_aligned(params)),
-        k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
-        v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
+        k_source(source_of<LoaderK>(p.k, coord, tiles.begin, thread)),
+        v_source(source_of<LoaderV>(p.v, coord, tiles.begin, thread)) {
     int const lane = thread % 32, warp = thread / 32;
     Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
     Address const k = Arch::smem_address(shared.k);
@@ -132,9 +132,10 @@ struct MainloopForward {
   }
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
-  // Where this thread reads its first vector of the tile that begins at `key`.
+  // Where a thread reads its first vector of the tile that begins at `key`.
   template <class Loader>
-  CUTE_DEVICE Element const* source_of(TensorRef const& t, TileCoord const& coord, int key) const {
+  CUTE_DEVICE static Element const* source_of(TensorRef const& t, TileCoord const& coord, int key,
+                                              int thread) {
     return coord.template head_of<Element const>(t, coord.head_kv) +
            int64_t(key + Loader::row(thread)) * t.row_stride + Loader::column(thread);
   }
@@ -143,11 +144,7 @@ struct MainloopForward {
   template <class Loader>
   CUTE_DEVICE void copy(Address target, Element const* source, int64_t row_stride, int at,
                         int columns) const {
-    if (!is_aligned) {
-      if (at < range.end) {
-        Loader::load_elements(target, source, row_stride, p.seqlen_k - at, columns, thread);
-      }
-    } else if (p.seqlen_k - at >= kN && at < range.end) {
+    if (p.seqlen_k - at >= kN && at < range.end) {
       Loader::load_whole(target, source, row_stride, columns, thread);
     } else if (at < range.end) {
       Loader::load(target, source, row_stride, p.seqlen_k - at, columns, thread);
@@ -155,12 +152,26 @@ struct MainloopForward {
     Arch::async_copy_commit();
   }
 
+  // The same element by element, to the tile at `smem`. Finds out anew where this thread is, or the
+  // compiler keeps that through the loop, and spills for it.
+  template <class Loader>
+  CUTE_DEVICE void copy_elements(char const* smem, TensorRef const& t, int at, int columns) const {
+    if (at >= range.end) return;
+    int own = thread;
+    asm volatile("" : "+r"(own));
+    Loader::load_elements(Arch::smem_address(smem) + Loader::offset(own),
+                          source_of<Loader>(t, tile, at, own), t.row_stride, p.seqlen_k - at,
+                          columns, own);
+  }
+
   // Start copying the tile that begins at key `at`: the one after that of the call before.
   CUTE_DEVICE void copy_k(int at, int stage) {
+    if (!is_aligned) return copy_elements<LoaderK>(shared.k[stage], p.k, at, p.head_dim);
     copy<LoaderK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, at, p.head_dim);
     k_source += kN * p.k.row_stride;
   }
   CUTE_DEVICE void copy_v(int at, int stage) {
+    if (!is_aligned) return copy_elements<LoaderV>(shared.v[stage], p.v, at, p.head_dim_v);
     // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
     Address target = k_target + Config::kStages * TileK::kBytes;
     if constexpr (kD != kDV) {
@@ -487,9 +498,10 @@ struct MainloopForward {
     LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, is_aligned, thread);
     Arch::async_copy_commit();
     if constexpr (Config::kPipelined) {
+      if (!is_aligned) Arch::sync();  // shared.tile is there for all
       run_pipelined();
     } else {
-      Arch::sync();  // shared.range is there for all
+      Arch::sync();  // shared.range and shared.tile are there for all
       if constexpr (Config::kColumnWarps > 1) {
         SplitSchedule<Config, Score, Arch, MainloopForward>(*this).run();
       } else {

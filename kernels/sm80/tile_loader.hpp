@@ -61,10 +61,6 @@ struct TileLoader {
   // for what is unrolled the main loop would have no registers.
   CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
                                         int rows, int columns, int thread) {
-    // As numbers of their own, or the compiler keeps more of them through the main loop.
-    int nothing = 0;
-    asm volatile("" : "+r"(nothing), "+r"(thread), "+r"(target));
-    source += nothing;
     CUTE_NO_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       if (!has_row(i, thread)) break;
