@@ -93,8 +93,8 @@ struct MainloopForward {
         log2_scale(score.log2_scale()),
         thread(Arch::thread()),
         is_aligned(find_aligned(params)),
-        k_source(source_of<LoaderK>(p.k, coord, tiles.begin, thread)),
-        v_source(source_of<LoaderV>(p.v, coord, tiles.begin, thread)) {
+        k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
+        v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
     int const lane = thread % 32, warp = thread / 32;
     Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
     Address const k = Arch::smem_address(shared.k);
@@ -132,10 +132,9 @@ struct MainloopForward {
   }
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
-  // Where a thread reads its first vector of the tile that begins at `key`.
+  // Where this thread reads its first vector of the tile that begins at `key`.
   template <class Loader>
-  CUTE_DEVICE static Element const* source_of(TensorRef const& t, TileCoord const& coord, int key,
-                                              int thread) {
+  CUTE_DEVICE Element const* source_of(TensorRef const& t, TileCoord const& coord, int key) const {
     return coord.template head_of<Element const>(t, coord.head_kv) +
            int64_t(key + Loader::row(thread)) * t.row_stride + Loader::column(thread);
   }
@@ -159,9 +158,11 @@ struct MainloopForward {
     if (at >= range.end) return;
     int own = thread;
     asm volatile("" : "+r"(own));
-    Loader::load_elements(Arch::smem_address(smem) + Loader::offset(own),
-                          source_of<Loader>(t, tile, at, own), t.row_stride, p.seqlen_k - at,
-                          columns, own);
+    Element const* const source = tile.template head_of<Element const>(t, tile.head_kv) +
+                                  int64_t(at + Loader::row(own)) * t.row_stride +
+                                  Loader::column(own);
+    Loader::load_elements(Arch::smem_address(smem) + Loader::offset(own), source, t.row_stride,
+                          p.seqlen_k - at, columns, own);
   }
 
   // Start copying the tile that begins at key `at`: the one after that of the call before.
