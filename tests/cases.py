@@ -59,12 +59,13 @@ class Case:
 
     @property
     def is_aligned(self):
-        """Are 16-byte accesses possible?"""
-        return (
-            self.storage != "unaligned"
-            and (self.head_dim or 64) % 8 == 0
-            and (self.head_dim_v or 64) % 8 == 0
-        )
+        """Do all rows begin at multiples of 16 bytes?"""
+        return self.storage not in ("unaligned", "shifted")
+
+    @property
+    def has_whole_vectors(self):
+        """Are rows made of pieces of 16 bytes?"""
+        return (self.head_dim or 64) % 8 == 0 and (self.head_dim_v or 64) % 8 == 0
 
     @property
     def asks_for(self):
@@ -118,6 +119,19 @@ CASES = [
     Case("packed", "q, k, v and out interleaved in one tensor", batch=2, storage="packed"),
     Case("expanded", "K and V with strides of 0", batch=2, seqlen_k=40, storage="expanded"),
     Case("unaligned", "rows at odd addresses", seqlen_k=40, storage="unaligned"),
+    Case("unaligned_bshd", "heads too", batch=2, layout="bshd", seqlen_k=140, storage="unaligned"),
+    Case(
+        "unaligned_gqa",
+        "rows of several heads",
+        batch=2,
+        heads=6,
+        seqlen_q=20,
+        seqlen_k=131,
+        causal=True,
+        storage="unaligned",
+    ),
+    Case("unaligned_d40", "narrower rows", head_dim=40, head_dim_v=24, storage="unaligned"),
+    Case("shifted", "an odd address, strides that are not", seqlen_k=128, storage="shifted"),
     Case(
         "large", "nearly one-hot softmax: exponents must not overflow", magnitude=8.0, causal=True
     ),
@@ -251,7 +265,10 @@ def takes(variant, case):
         return True
     head_dim = case.head_dim or variant.head_dim
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
-    return fits and (case.is_aligned or not variant.kernel.startswith("sm80"))
+    if not fits or not variant.kernel.startswith("sm80"):
+        return fits
+    takes_elements = variant.kernel.startswith("sm80/general")
+    return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
 def all_pairs(which):
@@ -429,12 +446,21 @@ def _unaligned(dense):
     return result
 
 
+def _shifted(dense):
+    result = []
+    for x in dense:
+        store = x.new_full((*x.shape[:3], x.shape[3] + 8), float("nan"))
+        result.append(store[..., 1 : x.shape[3] + 1].copy_(x))
+    return result
+
+
 _STORAGE = {
     "dense": lambda dense: dense,
     "transposed": lambda dense: [x.transpose(1, 2).contiguous().transpose(1, 2) for x in dense],
     "sliced": _sliced,
     "packed": _packed,
     "unaligned": _unaligned,
+    "shifted": _shifted,
 }
 
 

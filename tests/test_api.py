@@ -261,6 +261,16 @@ def test_explain_says_what_alignment_lacks():
     verdicts = {x.variant.kernel: x for x in cutlass_attn.explain(odd, k, v, device="sm_89")}
     assert "q's address is not a multiple of 16 bytes" in verdicts["sm80"].reason
     assert "q's row stride of 65 elements" in verdicts["sm80"].reason
+    assert "multiple" not in verdicts["sm80/general"].reason
+
+
+def test_unaligned_calls_stay_on_tensor_cores():
+    if not cutlass_attn.build_info().cuda:
+        pytest.skip("a build without GPU kernels")
+    for dtype in ("float16", "bfloat16"):
+        q, k, v = (torch.zeros(2, 4, 33, 65, dtype=getattr(torch, dtype))[..., 1:] for _ in "qkv")
+        explanation = cutlass_attn.explain(q, k, v, device="sm_89")
+        assert explanation.chosen.kernel == "sm80/general" and explanation.chosen.head_dim == 64
 
 
 def test_explain_about_a_missing_device():

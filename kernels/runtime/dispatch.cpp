@@ -6,6 +6,7 @@
 #include <iterator>
 #include <unordered_map>
 
+#include "core/alignment.hpp"
 #include "runtime/loaded.hpp"
 
 namespace cutlass_attn {
@@ -55,17 +56,10 @@ void for_strides(AttnParams const& p, Visit&& visit) {
 struct Call {
   AttnParams const& p;
   uint32_t options;
-  uint64_t addresses = 0;  // the bits set in any address, and in any stride in bytes: operands are
-                           // aligned to as many bytes as the lowest of them says
+  uint64_t addresses;  // address_bits(): operands are aligned to as many bytes as the lowest says
 
-  explicit Call(AttnParams const& params) : p(params), options(options_of(params)) {
-    for (TensorRef const* t : {&p.q, &p.k, &p.v, &p.o}) {
-      addresses |= reinterpret_cast<uint64_t>(t->data);
-    }
-    for_strides(p, [&](char const*, char const*, int64_t stride) {
-      addresses |= uint64_t(stride) * uint64_t(element());
-    });
-  }
+  explicit Call(AttnParams const& params)
+      : p(params), options(options_of(params)), addresses(address_bits(params, element())) {}
   int element() const { return p.dtype == DType::kFloat32 ? 4 : 2; }
 };
 
@@ -130,7 +124,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
             [&, name = name] { return std::string(name) + "'s address" + bytes(); });
     }
     for_strides(p, [&](char const* name, char const* dim, int64_t stride) {
-      if (stride % (variant.alignment / call.element()) == 0) return;
+      if (uint64_t(stride) * unsigned(call.element()) % unsigned(variant.alignment) == 0) return;
       lacks(Lack::kRequest, [&] {
         return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
                " elements" + bytes();

@@ -89,6 +89,11 @@ struct Device {
                  : "r"(row));
   }
 
+  CUTE_DEVICE static void store_shared(SmemAddress dst, uint32_t const (&words)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3]));
+  }
+
   // 16 bytes past L1; without `predicate` zeros, and nothing is read.
   CUTE_DEVICE static void async_copy(SmemAddress dst, void const* src, bool predicate) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),

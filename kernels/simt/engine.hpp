@@ -68,6 +68,9 @@ void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_
 // ldmatrix.x4[.trans]: `row` is the 16-byte row this lane supplies.
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
 
+// st.shared.v4: 16 bytes.
+void store_shared(void* smem, uint32_t const (&words)[4]);
+
 // shfl.sync.bfly over the whole warp.
 uint64_t shuffle_xor(uint64_t value, int lane_mask);
 

@@ -507,6 +507,12 @@ void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
                           [transposed](auto const& all) { warp_load_matrix(transposed, all); });
 }
 
+void store_shared(void* smem, uint32_t const (&words)[4]) {
+  self->worker.check_shared("st.shared", smem);
+  race::write16(smem, __builtin_return_address(0));
+  std::memcpy(smem, words, sizeof(words));
+}
+
 uint64_t shuffle_xor(uint64_t value, int lane_mask) {
   if (lane_mask < 0 || lane_mask >= kWarpSize) {
     self->worker.fail("calls shuffle_xor with lane mask " + std::to_string(lane_mask) +

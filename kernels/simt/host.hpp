@@ -54,6 +54,10 @@ struct Host {
     engine::load_matrix(true, reinterpret_cast<void const*>(row), d);
   }
 
+  static void store_shared(SmemAddress dst, uint32_t const (&words)[4]) {
+    engine::store_shared(reinterpret_cast<void*>(dst), words);
+  }
+
   static void async_copy(SmemAddress dst, void const* src, bool predicate) {
     engine::async_copy(reinterpret_cast<void*>(dst), src, predicate);
   }

@@ -25,7 +25,7 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = kBlockM / kWarps;
-  static constexpr int kColumnWarps = 1;  // that share rows: see config_split.hpp
+  static constexpr int kColumnWarps = 1;          // that share rows: see config_split.hpp
   static constexpr int kWarpColumns = kHeadDimV;  // of O
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);

@@ -45,15 +45,13 @@ struct Forward {
     }
     MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
     loop.run(coord, tiles);
-    // As a number of its own, or the compiler keeps what the prologue made of it, through the loop.
-    asm volatile("" : "+r"(loop.thread));
 
     finish_rows(p, shared.tile, loop);
     Arch::sync();  // Q, K and V are read by none any more
     stage_output(loop, smem);
     Arch::sync();
-    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(smem, p, shared.tile,
-                                                                              loop.thread);
+    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(
+        smem, p, shared.tile, loop.is_aligned, loop.thread);
   }
 
  private:

@@ -21,6 +21,7 @@
 
 #include <type_traits>
 
+#include "core/alignment.hpp"
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "cute/fragment.hpp"
@@ -52,6 +53,8 @@ struct MainloopForward {
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
   using Output =
       decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<Config::kWarpColumns>>{}));
+  // Other calls than aligned ones are for the general score alone: see manifest.toml.
+  using IsAligned = std::conditional_t<Score::kIsGeneral, bool, true_type>;
   // m16n8k16 operands of a warp: A of one m16 block, B of two n8 blocks.
   using Words = uint32_t[4];
 
@@ -65,15 +68,16 @@ struct MainloopForward {
   Dropout const dropout;
   float const log2_scale;
   int thread;
-  Element const* k_source;  // what this thread copies first of the next tile to be copied
+  IsAligned const is_aligned;  // whether 16 bytes of an operand can be copied at a time
+  Element const* k_source;     // what this thread copies first of the next tile to be copied
   Element const* v_source;
   Address k_target;                   // where this thread copies to in K's buffer 0, for cp.async
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
 
   Output acc_o;  // (MMA, M, D)
   SoftmaxRows<Arch, kRows> softmax;
-  Words p_words[kSlice < 16 ? 1 : kSlice / 16]
-               [kRowBlocks];  // P of a slice, as the A operand of P V
+  // P of a slice, as the A operand of P V.
+  Words p_words[kSlice < 16 ? 1 : kSlice / 16][kRowBlocks];
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
 
   // `coord` and `tiles` are what those in shared memory are, or are about to be.
@@ -88,6 +92,7 @@ struct MainloopForward {
         dropout(params),
         log2_scale(score.log2_scale()),
         thread(Arch::thread()),
+        is_aligned(find_aligned(params)),
         k_source(source_of<LoaderK>(p.k, coord, tiles.begin)),
         v_source(source_of<LoaderV>(p.v, coord, tiles.begin)) {
     int const lane = thread % 32, warp = thread / 32;
@@ -106,6 +111,14 @@ struct MainloopForward {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) p_words[n][m][i] = 0;
       }
+    }
+  }
+
+  CUTE_DEVICE static IsAligned find_aligned(AttnParams const& p) {
+    if constexpr (Score::kIsGeneral) {
+      return address_bits(p, sizeof(Element)) % 16 == 0;
+    } else {
+      return {};
     }
   }
 
@@ -138,12 +151,28 @@ struct MainloopForward {
     Arch::async_copy_commit();
   }
 
+  // The same element by element, to the tile at `smem`. Finds out anew where this thread is, or the
+  // compiler keeps that through the loop, and spills for it.
+  template <class Loader>
+  CUTE_DEVICE void copy_elements(char const* smem, TensorRef const& t, int at, int columns) const {
+    if (at >= range.end) return;
+    int own = thread;
+    asm volatile("" : "+r"(own));
+    Element const* const source = tile.template head_of<Element const>(t, tile.head_kv) +
+                                  int64_t(at + Loader::row(own)) * t.row_stride +
+                                  Loader::column(own);
+    Loader::load_elements(Arch::smem_address(smem) + Loader::offset(own), source, t.row_stride,
+                          p.seqlen_k - at, columns, own);
+  }
+
   // Start copying the tile that begins at key `at`: the one after that of the call before.
   CUTE_DEVICE void copy_k(int at, int stage) {
+    if (!is_aligned) return copy_elements<LoaderK>(shared.k[stage], p.k, at, p.head_dim);
     copy<LoaderK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, at, p.head_dim);
     k_source += kN * p.k.row_stride;
   }
   CUTE_DEVICE void copy_v(int at, int stage) {
+    if (!is_aligned) return copy_elements<LoaderV>(shared.v[stage], p.v, at, p.head_dim_v);
     // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
     Address target = k_target + Config::kStages * TileK::kBytes;
     if constexpr (kD != kDV) {
@@ -467,18 +496,21 @@ struct MainloopForward {
       return;
     }
     Address const q = Arch::smem_address(&shared) + Config::kQueriesAt;
-    LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, thread);
+    LoaderQ::load_queries(q + LoaderQ::offset(thread), p, coord, is_aligned, thread);
     Arch::async_copy_commit();
     if constexpr (Config::kPipelined) {
+      if (!is_aligned) Arch::sync();  // shared.tile is there for all
       run_pipelined();
     } else {
-      Arch::sync();  // shared.range is there for all
+      Arch::sync();  // shared.range and shared.tile are there for all
       if constexpr (Config::kColumnWarps > 1) {
         SplitSchedule<Config, Score, Arch, MainloopForward>(*this).run();
       } else {
         run_tiled();
       }
     }
+    // As a number of its own, or the compiler keeps what was made of it before, through the loop.
+    asm volatile("" : "+r"(thread));
     Arch::template async_copy_wait<0>();  // of tiles beyond the last
     softmax.complete();
     if constexpr (Config::kColumnWarps > 1) merge_sums<Config, Arch>(*this);

@@ -237,8 +237,8 @@ struct SplitSchedule {
 };
 
 // Completes the sums of rows that several warps share: each has weighed its own keys, relative to
-// the same reference. They pass through shared memory, (column warp, row), where K was: none has read
-// it since the last tile's P was there.
+// the same reference. They pass through shared memory, (column warp, row), where K was: none reads
+// it any more since the last tile's P was there.
 template <class Config, class Arch, class Loop>
 CUTE_DEVICE void merge_sums(Loop& loop) {
   static_assert(Config::kColumnWarps * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);

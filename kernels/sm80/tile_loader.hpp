@@ -1,4 +1,5 @@
-// Asynchronous copies of tiles from global to shared memory.
+// Copies of tiles from global to shared memory, and of O back: asynchronous ones of 16 bytes;
+// element by element where a call's rows do not begin at multiples of 16 bytes.
 #pragma once
 
 #include "cute/scheduler.hpp"
@@ -56,12 +57,37 @@ struct TileLoader {
     }
   }
 
-  // The same for a tile of Q whose rows may be those of several heads.
+  // The same for a source at any address; the tile is written when it returns. Loops stay loops:
+  // for what is unrolled the main loop would have no registers.
+  CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
+                                        int rows, int columns, int thread) {
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      load_row_elements(target + step(i, 0), source,
+                        i * kRowsAtOnce + row(thread) < rows ? columns : 0, thread);
+      source += kRowsAtOnce * row_stride;
+    }
+  }
+
+  // Copies a tile of Q, whose rows may be those of several heads. `IsAligned`: bool, or true_type
+  // for kernels that are given no other calls.
+  template <class IsAligned>
   CUTE_DEVICE static void load_queries(Address target, AttnParams const& p, TileCoord const& tile,
-                                       int thread) {
+                                       IsAligned is_aligned, int thread) {
+    if (!is_aligned) {
+      CUTE_NO_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        if (!has_row(i, thread)) break;
+        int const r = i * kRowsAtOnce + row(thread);
+        bool const inside = r < tile.rows;
+        load_row_elements(target + step(i, 0), query_source(p, tile, inside ? r : 0, thread),
+                          inside ? p.head_dim : 0, thread);
+      }
+      return;
+    }
     if (tile.heads == 1) {
-      Element const* const source =
-          tile.template row_of<Element const>(p.q, row(thread)) + column(thread);
+      Element const* const source = query_source(p, tile, row(thread), thread);
       if (tile.rows == Tile::kRows) {
         load_whole(target, source, p.q.row_stride, p.head_dim, thread);
       } else {
@@ -73,15 +99,15 @@ struct TileLoader {
       if (!has_row(i, thread)) break;
       int const r = i * kRowsAtOnce + row(thread);
       bool const inside = r < tile.rows;
-      load_row(target + step(i, 0),
-               tile.template row_of<Element const>(p.q, inside ? r : 0) + column(thread), inside,
+      load_row(target + step(i, 0), query_source(p, tile, inside ? r : 0, thread), inside,
                p.head_dim, thread);
     }
   }
 
   // Stores a tile of O that lies at `smem`.
+  template <class IsAligned>
   CUTE_DEVICE static void store_output(char const* smem, AttnParams const& p, TileCoord const& tile,
-                                       int thread) {
+                                       IsAligned is_aligned, int thread) {
     char const* const from = smem + offset(thread);
     Element* target = tile.template row_of<Element>(p.o, row(thread)) + column(thread);
     CUTE_UNROLL
@@ -94,8 +120,7 @@ struct TileLoader {
       CUTE_UNROLL
       for (int c = 0; c < Tile::kChunks; ++c) {
         if (column(thread) + c * Tile::kChunk < p.head_dim_v) {
-          *reinterpret_cast<cute::uint128_t*>(target + c * Tile::kChunk) =
-              *reinterpret_cast<cute::uint128_t const*>(from + step(i, c));
+          store_vector(target + c * Tile::kChunk, from + step(i, c), is_aligned);
         }
       }
       target += kRowsAtOnce * p.o.row_stride;
@@ -109,6 +134,37 @@ struct TileLoader {
     for (int c = 0; c < Tile::kChunks; ++c) {
       bool const inside = is_row && column(thread) + c * Tile::kChunk < columns;
       Arch::async_copy(target + step(0, c), source + c * Tile::kChunk, inside);
+    }
+  }
+
+  // `columns`: 0 of a row beyond the last.
+  CUTE_DEVICE static void load_row_elements(Address target, Element const* source, int columns,
+                                            int thread) {
+    CUTE_NO_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      uint32_t words[4] = {0, 0, 0, 0};
+      if (column(thread) + c * Tile::kChunk < columns) {
+        Element const* const vector = source + c * Tile::kChunk;
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(vector[i].raw()) << i % 2 * 16;
+      }
+      Arch::store_shared(target + step(0, c), words);
+    }
+  }
+
+  // Where the thread reads its first vector of a row of Q.
+  CUTE_DEVICE static Element const* query_source(AttnParams const& p, TileCoord const& tile, int r,
+                                                 int thread) {
+    return tile.template row_of<Element const>(p.q, r) + column(thread);
+  }
+
+  template <class IsAligned>
+  CUTE_DEVICE static void store_vector(Element* target, char const* from, IsAligned is_aligned) {
+    if (is_aligned) {
+      *reinterpret_cast<cute::uint128_t*>(target) = *reinterpret_cast<cute::uint128_t const*>(from);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) target[i] = reinterpret_cast<Element const*>(from)[i];
     }
   }
 };

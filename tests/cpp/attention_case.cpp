@@ -77,10 +77,11 @@ double decode(Format f, uint32_t bits) {
 // --- Operands
 // -------------------------------------------------------------------------------------
 
-Problem::Operand Problem::make(int heads, int rows, int columns, double fill) const {
-  Operand x{{}, rows, columns, 0, 0, 0};
+Problem::Operand Problem::make(char name, int heads, int rows, int columns, double fill) const {
+  int const odd = std::strchr(case_.unaligned, name) != nullptr;
+  Operand x{{}, rows, columns, odd, 0, 0, 0};
   bool const padded = case_.layout == Layout::kPadded;
-  int64_t const pitch = columns + (padded ? 8 : 0), length = rows + (padded ? 3 : 0);
+  int64_t const pitch = columns + (padded ? 8 : 0) + odd, length = rows + (padded ? 3 : 0);
   if (case_.layout == Layout::kTransposed) {
     x.head_stride = pitch;
     x.row_stride = heads * pitch;
@@ -90,8 +91,9 @@ Problem::Operand Problem::make(int heads, int rows, int columns, double fill) co
   }
   x.batch_stride = heads * length * pitch;
   // Kernels copy 16 bytes at a time: whatever the allocator gives is aligned to that.
-  x.bytes.resize(size_t(case_.batch) * x.batch_stride * format(dtype_).bytes);
-  for (int64_t i = 0; i < case_.batch * x.batch_stride; ++i) store(x, i, fill);
+  int64_t const size = x.first + case_.batch * x.batch_stride;
+  x.bytes.resize(size_t(size) * format(dtype_).bytes);
+  for (int64_t i = 0; i < size; ++i) store(x, i, fill);
   return x;
 }
 
@@ -128,7 +130,8 @@ void Problem::randomize(Operand& x, double magnitude, unsigned seed) {
 }
 
 cutlass_attn::TensorRef Problem::ref(Operand& x) const {
-  return {x.bytes.data(), x.batch_stride, x.head_stride, x.row_stride};
+  return {x.bytes.data() + x.first * format(dtype_).bytes, x.batch_stride, x.head_stride,
+          x.row_stride};
 }
 
 Problem::Entries Problem::make_entries(char const* dims) const {
@@ -203,10 +206,10 @@ Problem::Problem(Case const& what, DType dtype) : case_(what), dtype_(dtype) {
   if (case_.head_dim_v == 0) case_.head_dim_v = case_.head_dim;
   if (case_.softmax_scale == 0) case_.softmax_scale = float(1 / std::sqrt(case_.head_dim));
   Case const& c = case_;
-  q_ = make(c.num_heads_q, c.seqlen_q, c.head_dim, kNaN);
-  k_ = make(c.num_heads_kv, c.seqlen_k, c.head_dim, kNaN);
-  v_ = make(c.num_heads_kv, c.seqlen_k, c.head_dim_v, kNaN);
-  o_ = make(c.num_heads_q, c.seqlen_q, c.head_dim_v, 0);
+  q_ = make('q', c.num_heads_q, c.seqlen_q, c.head_dim, kNaN);
+  k_ = make('k', c.num_heads_kv, c.seqlen_k, c.head_dim, kNaN);
+  v_ = make('v', c.num_heads_kv, c.seqlen_k, c.head_dim_v, kNaN);
+  o_ = make('o', c.num_heads_q, c.seqlen_q, c.head_dim_v, 0);
   randomize(q_, c.magnitude, 1);
   randomize(k_, 1, 2);
   randomize(v_, 1, 3);

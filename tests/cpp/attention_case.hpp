@@ -36,6 +36,7 @@ struct Case {
   float magnitude = 1;  // of Q
   int nan_key = -1;     // a row of K that is NaN
   Layout layout = Layout::kPadded;
+  char const* unaligned = "";         // those of "qkvo" that lie at odd addresses with odd strides
   int head_dim = 64, head_dim_v = 0;  // 0: head_dim
 
   // Operands with an entry per logit: the dimensions they vary along, some of "bhqk", the others
@@ -83,10 +84,11 @@ class Problem {
   struct Operand {
     std::vector<char> bytes;
     int rows, columns;
+    int64_t first;  // element in memory
     int64_t batch_stride, head_stride, row_stride;
 
     int64_t index(int b, int h, int r, int d) const {
-      return b * batch_stride + h * head_stride + r * row_stride + d;
+      return first + b * batch_stride + h * head_stride + r * row_stride + d;
     }
   };
 
@@ -108,7 +110,7 @@ class Problem {
   void make_terms();
   double logit(int b, int h, int q, int k, double dot) const;
   bool visible(int b, int h, int q, int k) const;
-  Operand make(int heads, int rows, int columns, double fill) const;
+  Operand make(char name, int heads, int rows, int columns, double fill) const;
   void randomize(Operand& x, double magnitude, unsigned seed);
   double load(Operand const& x, int64_t index) const;
   void store(Operand& x, int64_t index, double value) const;

@@ -138,7 +138,15 @@ std::vector<Case> few_option_cases(int head_dim) {
   sinks.num_heads_kv = 2;
   sinks.causal = true;
   sinks.sinks = true;
-  std::vector<Case> list{all, padding, sinks};
+  // The mask is so that no score is chosen that takes aligned operands only.
+  Case unaligned{"rows at odd addresses, three tiles of keys, heads in one tile", 20, 170};
+  unaligned.batch = 2;
+  unaligned.num_heads_q = 4;
+  unaligned.num_heads_kv = 2;
+  unaligned.causal = true;
+  unaligned.mask = "bk";
+  unaligned.unaligned = "qkvo";
+  std::vector<Case> list{all, padding, sinks, unaligned};
   for (Case& x : list) x.head_dim = head_dim;
   return list;
 }
@@ -197,6 +205,30 @@ std::vector<Case> option_cases(int head_dim) {
     x.window_left = 30;
     x.window_right = 50;
     x.layout = Layout::kTransposed;
+  }
+  for (char const* operands : {"q", "k", "v", "o", "qkvo"}) {
+    for (Layout layout : {Layout::kPadded, Layout::kTransposed, Layout::kContiguous}) {
+      Case& x = add(std::string("odd addresses of \"") + operands + "\", layout " +
+                        std::to_string(int(layout)),
+                    layout == Layout::kPadded ? 20 : 70, 130);
+      x.unaligned = operands;
+      x.layout = layout;
+      x.causal = layout != Layout::kContiguous;
+    }
+  }
+  {
+    Case& x = add("odd addresses, whole tiles", 64, 128);
+    x.unaligned = "qkvo";
+  }
+  {
+    Case& x = add("odd addresses, one query and one key", 1, 1);
+    x.unaligned = "qkvo";
+  }
+  {
+    Case& x = add("odd addresses, a narrower head_dim, of V one narrower still", 70, 90);
+    x.head_dim = 40;
+    x.head_dim_v = 24;
+    x.unaligned = "qkvo";
   }
   Case again = list[0];
   again.name = "all options together, bias and mask of other shapes";

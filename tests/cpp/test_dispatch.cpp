@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "core/alignment.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
 
@@ -123,7 +124,7 @@ std::vector<Variant> const& cutlass_attn::registry() {
       tiled(96, 96, 32),
       tiled(192, 128, 64),
       left_out("late/f16/d48", "late", 48),
-      variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 1),
+      variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 2),
   };
   return table;
 }
@@ -301,6 +302,41 @@ TEST(alignment) {
            "out's batch stride of 516 elements is not a multiple of 16 bytes");
   p.batch = 1;  // then the stride means nothing
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
+  p = call();
+  p.q.row_stride = 65;
+  p.k.data = static_cast<char*>(p.k.data) + 2;
+  CHECK_EQ(reason("later/f16", p, kGpu), "");  // a multiple of the element is all that it asks for
+  p.dtype = kF32;                              // of an element that is larger than that, too
+  p.k.data = static_cast<char*>(p.k.data) + 1;
+  CHECK_EQ(reason("later/f16", p, kGpu),
+           "needs float16, got float32; k's address is not a multiple of 2 bytes");
+}
+
+TEST(address_bits_are_those_of_every_row) {
+  CHECK_EQ(address_bits(call(), 2), 4096u | 64 * 2 | 256 * 2 | 512 * 2);
+  for (TensorRef AttnParams::* operand :
+       {&AttnParams::q, &AttnParams::k, &AttnParams::v, &AttnParams::o}) {
+    AttnParams p = call();
+    (p.*operand).data = reinterpret_cast<void*>(4098);
+    CHECK_EQ(address_bits(p, 2) % 16, 2u);
+    bool const is_of_keys = operand == &AttnParams::k || operand == &AttnParams::v;
+    struct {
+      int64_t TensorRef::* stride;
+      int32_t AttnParams::* size;
+    } const dims[] = {
+        {&TensorRef::batch_stride, &AttnParams::batch},
+        {&TensorRef::head_stride,
+         is_of_keys ? &AttnParams::num_heads_kv : &AttnParams::num_heads_q},
+        {&TensorRef::row_stride, is_of_keys ? &AttnParams::seqlen_k : &AttnParams::seqlen_q}};
+    for (auto const& [stride, size] : dims) {
+      p = call();
+      p.*operand.*stride = -261;
+      CHECK_EQ(address_bits(p, 2) % 16, 6u);
+      CHECK_EQ(address_bits(p, 4) % 16, 12u);
+      p.*size = 1;
+      CHECK_EQ(address_bits(p, 2) % 16, 0u);
+    }
+  }
 }
 
 TEST(a_row_left_out_counts_while_there_is_a_compiler) {

@@ -21,7 +21,8 @@ TEST(agrees_with_division) {
     for (int64_t delta = -3; delta <= 3; ++delta) check_near((int64_t(1) << shift) + delta);
   }
   for (int64_t divisor = most - 100; divisor <= most; ++divisor) check_near(divisor);
-  for (int64_t divisor = 5000; divisor <= most; divisor = divisor * 17 / 11 + 1) check_near(divisor);
+  for (int64_t divisor = 5000; divisor <= most; divisor = divisor * 17 / 11 + 1)
+    check_near(divisor);
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

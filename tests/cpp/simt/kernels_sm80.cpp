@@ -11,7 +11,8 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
   return {{"sm80/f16/d64/64x64x4", DType::kFloat16,
            &simt::launch_host<Pipelined, IdentityScore, GeneralScore>, true},
-          {"sm80/f16/d160/64x32x4", DType::kFloat16, &simt::launch_host<Tiled, IdentityScore>},
+          {"sm80/f16/d160/64x32x4", DType::kFloat16,
+           &simt::launch_host<Tiled, IdentityScore, GeneralScore>, true},
           {"sm80/f16/d512/32x32x2c4", DType::kFloat16,
            &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 512}};
 }
