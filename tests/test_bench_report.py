@@ -88,6 +88,19 @@ def test_what_the_figures_show():
     assert values == ["1.20"] * 7 + ["0.08*"] * 7  # math did not run at the last length
 
 
+def test_no_rate_is_cut_off():
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    from cutlass_attn.bench import plot
+
+    result = example()
+    rows = [row for row in result.rows if row.us is not None and row.status == "ok"]
+    for row in rows:
+        row.tflops *= row.head_dim  # the last panels have the highest rates
+    for axis in dict(plot._figures(result, rows))["rate-bfloat16"].axes:
+        rates = [rate for line in axis.get_lines() for rate in line.get_ydata()]
+        assert axis.get_ylim()[0] == 0 and axis.get_ylim()[1] > max(rates)
+
+
 def test_plot_without_matplotlib(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "cutlass_attn.bench.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -115,10 +115,10 @@ def _rate_figure(report: Report, rows: list[Row], columns: list[tuple[int, int, 
             lengths = _lengths(rows, column)
             axis.set_xticks(lengths, [_short(length) for length in lengths], minor=False)
             axis.set_xticks([], minor=True)
-            axis.set_ylim(bottom=0)
             if i == len(masks) - 1:
                 axis.set_xlabel("keys")
         axes[i][0].set_ylabel("GB/s" if in_bytes else "TFLOP/s")
+    axes[0][0].set_ylim(bottom=0)  # of all, whose limits grow with each other's lines until now
     _finish(figure, axes, _title(report, rows[0].dtype))
     return figure
 
