@@ -6,7 +6,7 @@
 //             one after the other.
 // Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; where several
 //             warps share the rows, a share of the keys for S, and of the head dimension for O.
-// Registers:  S of a slice of 16 keys or of a tile, P of a slice, O, softmax state of the rows; Q
+// Registers:  S of a slice of keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
 // Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
 // Pipeline:   see mainloop_forward.hpp and mainloop_split.hpp.

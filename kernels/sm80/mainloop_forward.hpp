@@ -345,9 +345,9 @@ struct MainloopForward {
 
   // --- pipelined -------------------------------------------------------------------------------
 
-  // The i-th tile is in buffer i % 2. One step: weights of slice j beside P V of
-  // the slice before and Q K of the one after. It has three parts, so that a tile that all queries
-  // see whole is one straight stretch of code, with what hardly ever happens elsewhere.
+  // The i-th tile is in buffer i % 2. One step: weights of slice j beside P V of the slice before
+  // and Q K of the one after. It has three parts, so that a tile that all queries see whole is one
+  // straight stretch of code, with what hardly ever happens elsewhere.
   struct PipelinedSteps {
     MainloopForward& loop;
     int key, stage, v_stage;  // the tile, its buffers, and those of the slice before its first
