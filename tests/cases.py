@@ -251,6 +251,8 @@ ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
+    "wmma": {"sinks"},
+    "wmma/8x32x16": {"sinks"},
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
@@ -265,7 +267,7 @@ def takes(variant, case):
         return True
     head_dim = case.head_dim or variant.head_dim
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
-    if not fits or not variant.kernel.startswith("sm80"):
+    if not fits or not variant.kernel.startswith(("sm80", "wmma")):
         return fits
     takes_elements = variant.kernel.startswith("sm80/general")
     return case.has_whole_vectors and (case.is_aligned or takes_elements)

@@ -249,7 +249,9 @@ def test_forced_kernel_refuses_another_dtype(variant):
         attention(q, q, q, kernel=variant.key)
 
 
-@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.kernel.startswith("sm80")))
+@pytest.mark.parametrize(
+    "variant", cases.all_variants(lambda v: v.kernel.startswith(("sm80", "wmma")))
+)
 def test_forced_kernel_refuses_other_head_dims(variant):
     dtype = getattr(torch, variant.dtype)
     # No call may have more than 512.

@@ -341,7 +341,7 @@ def test_loading_names_what_is_wrong():
         _C.load_kernel("warp/9", 0, b"")
 
 
-# --- With NVRTC: two kernels are compiled, about 15 s each ----------------------------------------
+# --- With NVRTC: three kernels are compiled, about 15 s each --------------------------------------
 
 
 def key_of(kernel):
@@ -361,7 +361,12 @@ print(time.perf_counter() - started, len(code))
 
 
 @pytest.mark.parametrize(
-    ("kernel", "scores"), [("sm80", ["identity", "softcap"]), ("sm80/general", ["general"])]
+    ("kernel", "scores"),
+    [
+        ("sm80", ["identity", "softcap"]),
+        ("sm80/general", ["general"]),
+        ("wmma", ["identity", "softcap"]),
+    ],
 )
 def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
     key = key_of(kernel)

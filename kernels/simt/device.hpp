@@ -25,12 +25,20 @@ struct DeviceMma<cutlass::bfloat16_t> {
 };
 }  // namespace detail
 
+// Defined in simt/device_wmma.hpp, which kernels that use it include.
+template <int kM, int kN>
+struct DeviceWmma;
+
 struct Device {
   // mma.sync.m16n8k16 with fp32 accumulators.
   template <class Element>
   using Mma = typename detail::DeviceMma<Element>::type;
   using LoadMatrix = cute::SM75_U32x4_LDSM_N;       // ldmatrix.x4
   using LoadMatrixTrans = cute::SM75_U16x8_LDSM_T;  // ldmatrix.x4.trans
+  // nvcuda::wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments whose
+  // elements are in lanes that nobody may name. Fragments of one type have theirs in the same.
+  template <int kM, int kN>
+  using Wmma = DeviceWmma<kM, kN>;
   // cp.async of 16 bytes past L1; with(false) writes zeros and reads nothing.
   using AsyncCopy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
 
@@ -44,6 +52,9 @@ struct Device {
   CUTE_DEVICE static void sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
+
+  // Among the lanes of a warp; it orders their accesses to memory.
+  CUTE_DEVICE static void sync_warp() { __syncwarp(); }
 
   template <class T>
   CUTE_DEVICE static T shuffle_xor(T value, int lane_mask) {

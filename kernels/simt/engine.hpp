@@ -31,6 +31,10 @@ struct Schedule {
   int num_threads = 0;  // of the OS; 0: as many as cores this process may use
   FiberOrder order = FiberOrder::kForward;
   uint64_t seed = 0;  // for kRandom
+  // false: what hardware leaves undefined takes a likely value instead of NaN. Shared memory starts
+  // as zeros and keeps what it has until an asynchronous copy lands; rows of a wmma matrix may
+  // overlap. It hides bugs: only to see what one would do on a GPU.
+  bool poison = true;
 };
 
 struct Grid {
@@ -60,10 +64,26 @@ void sync();
 // bar.sync: `barrier` is 1 to 15; `threads`, a multiple of kWarpSize, how many make it up.
 void sync(int barrier, int threads);
 
+// __syncwarp
+void sync_warp();
+
 enum class MmaInput { kFloat16, kBFloat16 };
 
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
+
+// Which element of a matrix of `size` elements, a power of 2, is number i of this lane in a wmma
+// fragment.
+int wmma_element(int i, int size);
+
+// wmma.mma.sync.m16n16k16, m8n32k16 or m32n8k16: c += a b in fp16 with fp32 accumulators, each
+// being the lane's elements of its matrix.
+void wmma(int m, int n, float* c, uint16_t const* a, uint16_t const* b);
+
+// What wmma.load and wmma.store ask of a matrix of `lines` rows, or columns, of `length` elements
+// each: it begins on 32 bytes, in shared memory as all of it, its lines do not overlap and begin on
+// 16 bytes.
+void check_matrix(char const* what, void const* matrix, int ld, int lines, int length, int bytes);
 
 // ldmatrix.x4[.trans]: `row` is the 16-byte row this lane supplies.
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);

@@ -33,6 +33,8 @@ enum class Wait : uint8_t {
   kMmaBFloat16,
   kLoadMatrix,
   kLoadMatrixTrans,
+  kWmma,
+  kSyncWarp,
   kShuffle,
   kAny,
   kExited,
@@ -40,7 +42,7 @@ enum class Wait : uint8_t {
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  uint8_t argument = 0;  // the lane mask of a shuffle, the number of a named barrier
+  uint8_t argument = 0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma
   uint16_t threads = 0;  // of a named barrier
 
   bool operator==(WaitFor const& x) const {
@@ -68,6 +70,10 @@ std::string describe(WaitFor wait) {
       return "wait in ldmatrix.x4";
     case Wait::kLoadMatrixTrans:
       return "wait in ldmatrix.x4.trans";
+    case Wait::kWmma:
+      return "wait in wmma of " + std::to_string(wait.argument) + " rows";
+    case Wait::kSyncWarp:
+      return "wait in sync_warp()";
     case Wait::kShuffle:
       return "wait in shuffle_xor(" + std::to_string(wait.argument) + ")";
     case Wait::kAny:
@@ -124,6 +130,8 @@ struct Warp {
   uint32_t ready = 0;  // lanes that can go on
   int arrived = 0;     // lanes at a collective
   void* operands[kWarpSize];
+  unsigned generation = 0;  // of sync_warp()
+  char tokens[2] = {};      // as those of Barrier
 };
 
 struct Barrier {
@@ -167,6 +175,7 @@ class Worker {
     Pages const pages(grid_.smem_bytes + 2 * kGuardBytes);
     std::memset(pages.data(), 0xff, grid_.smem_bytes + 2 * kGuardBytes);
     smem_ = pages.data() + kGuardBytes;
+    if (!schedule_.poison) std::memset(smem_, 0, grid_.smem_bytes);
 
     race::release(&launched_);
     self = fibers_[first()].get();
@@ -185,6 +194,7 @@ class Worker {
       Worker& worker = self->worker;
       race::acquire(&worker.launched_);
       worker.body_(worker.smem_);
+      if (!worker.schedule_.poison) self->copies.clear();
       if (!self->copies.empty()) {
         worker.fail("exits with " + std::to_string(self->copies.size()) +
                     " asynchronous copies in flight that no wait covers");
@@ -230,6 +240,14 @@ class Worker {
     arrive(barrier, {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
   }
 
+  void sync_warp() {
+    Warp& warp = warps_[self->id / kWarpSize];
+    void* const token = &warp.tokens[warp.generation & 1];
+    race::release(token);
+    collective(WaitFor{Wait::kSyncWarp}, warp, [](auto const& all) { ++all[0]->generation; });
+    race::acquire(token);
+  }
+
   // Waits for the other lanes of the warp; the last to arrive calls complete(operands of all).
   template <class Operands, class Complete>
   void collective(WaitFor wait, Operands& operands, Complete const& complete) {
@@ -254,7 +272,7 @@ class Worker {
       fail("cp.async reads from an address that is not aligned to 16 bytes");
     }
     race::write16(smem, place);
-    std::memset(smem, 0xff, kCopyBytes);
+    if (schedule_.poison) std::memset(smem, 0xff, kCopyBytes);
     self->copies.push_back({static_cast<char*>(smem),
                             predicate ? static_cast<char const*>(global) : nullptr, self->groups});
   }
@@ -287,6 +305,25 @@ class Worker {
     if (offset % kCopyBytes != 0) {
       fail(std::string(what) + " at offset " + std::to_string(offset) +
            " of shared memory, which is not aligned to 16 bytes");
+    }
+  }
+
+  void check_matrix(char const* what, void const* matrix, int ld, int lines, int length,
+                    int bytes) {
+    intptr_t const offset = intptr_t(matrix) - intptr_t(smem_);
+    if (offset < 0 ||
+        offset + (int64_t(lines - 1) * ld + length) * bytes > int64_t(grid_.smem_bytes)) {
+      fail(std::string(what) + " of a matrix beyond the " + std::to_string(grid_.smem_bytes) +
+           " bytes of shared memory");
+    }
+    if (offset % 32 != 0) {
+      fail(std::string(what) + " at offset " + std::to_string(offset) +
+           " of shared memory, which is not aligned to 32 bytes");
+    }
+    if ((ld < length && schedule_.poison) || ld * bytes % 16 != 0) {
+      fail(std::string(what) + " with leading dimension " + std::to_string(ld) +
+           "; allowed: from " + std::to_string(length) + ", multiples of " +
+           std::to_string(16 / bytes));
     }
   }
 
@@ -496,6 +533,20 @@ void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_
   Wait const wait = input == MmaInput::kFloat16 ? Wait::kMmaFloat16 : Wait::kMmaBFloat16;
   self->worker.collective(WaitFor{wait}, operands,
                           [input](auto const& all) { warp_mma(input, all); });
+}
+
+void sync_warp() { self->worker.sync_warp(); }
+
+int wmma_element(int i, int size) { return wmma_element_of(self->id % kWarpSize, i, size); }
+
+void wmma(int m, int n, float* c, uint16_t const* a, uint16_t const* b) {
+  WmmaOperands operands{a, b, c};
+  self->worker.collective(WaitFor{Wait::kWmma, uint8_t(m)}, operands,
+                          [m, n](auto const& all) { warp_wmma(m, n, all); });
+}
+
+void check_matrix(char const* what, void const* matrix, int ld, int lines, int length, int bytes) {
+  self->worker.check_matrix(what, matrix, ld, lines, length, bytes);
 }
 
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {

@@ -8,6 +8,7 @@
 
 #include "simt/engine.hpp"
 #include "simt/host_atoms.hpp"
+#include "simt/host_wmma.hpp"
 
 namespace cutlass_attn::simt {
 
@@ -17,12 +18,15 @@ struct Host {
   using LoadMatrix = HostLoadMatrix<false>;
   using LoadMatrixTrans = HostLoadMatrix<true>;
   using AsyncCopy = HostAsyncCopy;
+  template <int kM, int kN>
+  using Wmma = HostWmma<kM, kN>;
 
   static int thread() { return engine::thread(); }
   static int block() { return engine::block(); }
 
   static void sync() { engine::sync(); }
   static void sync(int barrier, int threads) { engine::sync(barrier, threads); }
+  static void sync_warp() { engine::sync_warp(); }
 
   template <class T>
   static T shuffle_xor(T value, int lane_mask) {

@@ -93,6 +93,44 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
   }
 }
 
+// The index that a kernel cannot know: an odd factor makes it one of each.
+inline int wmma_element_of(int lane, int i, int size) { return (lane + i * kWarpSize) * 77 % size; }
+
+struct WmmaOperands {
+  uint16_t const* a;
+  uint16_t const* b;
+  float* c;
+};
+
+inline void warp_wmma(int m, int n, WmmaOperands* const (&lanes)[kWarpSize]) {
+  constexpr int kK = 16, kMost = 32;
+  uint16_t a16[kMost * kK], b16[kK * kMost];
+  alignas(16) float a[kMost * kK], b[kK * kMost], c[kMost * kMost];
+  auto const each = [&](int size, auto const& visit) {  // visit(lane, i, element)
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      for (int i = 0; i < size / kWarpSize; ++i) visit(lane, i, wmma_element_of(lane, i, size));
+    }
+  };
+  each(m * kK, [&](int lane, int i, int at) { a16[at] = lanes[lane]->a[i]; });
+  each(kK * n, [&](int lane, int i, int at) { b16[at] = lanes[lane]->b[i]; });
+  each(m * n, [&](int lane, int i, int at) { c[at] = lanes[lane]->c[i]; });
+  widen(engine::MmaInput::kFloat16, a16, a, m * kK);
+  widen(engine::MmaInput::kFloat16, b16, b, kK * n);
+  for (int row = 0; row < m; ++row) {
+    for (int column = 0; column < n; column += kVectorLanes) {
+      Floats sum;
+      std::memcpy(&sum, &c[row * n + column], sizeof(Floats));
+      for (int k = 0; k < kK; ++k) {
+        Floats x;
+        std::memcpy(&x, &b[k * n + column], sizeof(Floats));
+        sum += a[row * kK + k] * x;
+      }
+      std::memcpy(&c[row * n + column], &sum, sizeof(Floats));
+    }
+  }
+  each(m * n, [&](int lane, int i, int at) { lanes[lane]->c[i] = c[at]; });
+}
+
 struct LoadMatrixOperands {
   char const* row;  // 16 bytes in shared memory: row lane % 8 of matrix lane / 8
   uint32_t* d;      // (4), one pair of each matrix

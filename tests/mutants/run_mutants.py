@@ -65,6 +65,7 @@ class Mutant:
     file: str = ""
     find: str = ""
     replace: str = ""
+    cause: str = ""  # post_mortem.py measures those that have one
 
     def span(self, text: str) -> tuple[int, int]:
         """Where the edit goes. Raises MutantError if its text is not there exactly once."""
@@ -145,7 +146,7 @@ def run_compiler(command: list[str]) -> None:
         raise MutantError("\n".join([shlex.join(command), *errors[:5]]))
 
 
-def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], str]:
+def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]:
     """How the build compiles a unit: compiler and flags without inputs and outputs; the source."""
     entries = json.loads(compile_commands.read_text(encoding="utf-8"))
     name = f"kernels_{unit}.cpp"
@@ -159,22 +160,25 @@ def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], str]:
             next(words)
         elif word != "-MD" and Path(word).name != "ccache":
             command.append(word)
-    return command, found[0]["file"]
+    return command, Path(found[0]["file"])
 
 
 def places(report: str) -> list[str]:
     """The innermost line of the kernels in each of the two stacks of a data race report."""
     stacks = report.split("\n\n")[:2]
-    found = [re.search(r"(?:sm80|scalar|cute|core)/\w+\.hpp:\d+", stack) for stack in stacks]
+    found = [re.search(r"(?:sm80|wmma|scalar|cute|core)/\w+\.hpp:\d+", stack) for stack in stacks]
     return [match[0] for match in found if match]
 
 
 class Workshop:
-    """Builds and runs the programs of one unit in a folder of its own."""
+    """Builds and runs programs in a folder of its own."""
 
-    def __init__(self, unit: str, compile_commands: Path, harness: Path, work: Path) -> None:
-        self.command, self.source = compile_command(unit, compile_commands)
-        self.harness = harness
+    sanitizer = ("-fsanitize=thread",)
+
+    def __init__(self, command: list[str], source: Path, harness: Path, work: Path) -> None:
+        self.command = command
+        self.source = source
+        self.harness = harness  # what is linked with the source
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
         self.header = work / "precompiled.hpp"
@@ -194,9 +198,9 @@ class Workshop:
         compiler, *flags = self.command
         unit, binary = folder / "unit.o", folder / "program"
         first = ["-include", str(self.header), "-I", str(folder)]
-        run_compiler([compiler, *first, *flags, "-c", self.source, "-o", str(unit)])
+        run_compiler([compiler, *first, *flags, "-c", str(self.source), "-o", str(unit)])
         linked = [str(unit), str(self.harness), "-o", str(binary)]
-        run_compiler([compiler, "-fsanitize=thread", "-pthread", *linked])
+        run_compiler([compiler, *self.sanitizer, "-pthread", *linked])
         return binary
 
     def test(self, binary: Path, mutant: Mutant) -> str:
@@ -222,7 +226,7 @@ class Workshop:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--unit", required=True, choices=("sm80", "scalar"))
+    parser.add_argument("--unit", required=True, choices=("sm80", "scalar", "wmma"))
     parser.add_argument("--compile-commands", type=Path, required=True)
     parser.add_argument("--harness", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
@@ -233,7 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.monotonic()
     try:
         programs, texts = pack(load(options.unit, options.only))
-        workshop = Workshop(options.unit, options.compile_commands, options.harness, options.work)
+        command, source = compile_command(options.unit, options.compile_commands)
+        workshop = Workshop(command, source, options.harness, options.work)
     except MutantError as error:
         print(error, file=sys.stderr)
         return 1

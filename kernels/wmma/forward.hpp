@@ -1,0 +1,351 @@
+// Forward attention in nvcuda::wmma fragments: the rung between the scalar kernels and mma.sync.
+//
+// Grid:   a block for every 16 * kWarps queries of a head.
+// Block:  kWarps warps below each other; tiles of kBlockN keys one after the other.
+// Warp:   16 queries, all keys of a tile, the whole head dimension, in fragments of
+//         kFragM x kFragN x 16.
+// Fragments: Q and O for the whole call; S of a tile until it is stored.
+// Shared: two buffers of cp.async, of which one has K and the other V of a tile; a strip for each
+//         warp, which holds its queries, then S in fp32, then P and factors for rows:
+//
+//           cp.async   V(n) --+   K(n+1) -----------+
+//           compute    S      |   softmax, O += P V |   S ...
+//                    ^ K(n) landed  ^ V(n) landed
+//
+// Nobody may know which element of a fragment a lane has. So softmax happens in the strip, where a
+// pair of lanes shares a row: between S being stored and P being loaded as a fragment. O stays in
+// fragments all the same: a factor for each of its rows goes into the strip as a matrix with equal
+// columns, comes back as a fragment of O's type, and multiplies element by element, since fragments
+// of one type have their elements in the same places.
+//
+// Rows in shared memory are 16 bytes (of S: 32) longer than what is in them, so that the accesses
+// of a warp hit different banks. A swizzle would need no such gap, but a fragment is loaded from
+// rows that are a constant distance apart.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/mask.hpp"
+#include "core/params.hpp"
+#include "core/softmax.hpp"
+#include "cute/scheduler.hpp"
+#include "simt/device_wmma.hpp"
+
+namespace cutlass_attn::wmma {
+
+// Head dimensions up to kHeadDim, multiples of 8.
+template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps, int kFragM,
+          int kFragN>
+struct Forward {
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr bool kPacksHeads = false;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = kBlockM / kWarps;  // queries of a warp
+  static constexpr int kK = 16;                   // depth of a fragment's product
+  static_assert(std::is_same_v<Element, cutlass::half_t>);
+  static_assert(kRows == 16 && kRows % kFragM == 0, "so that two lanes share a row");
+  static_assert(kHeadDim % kFragN == 0 && kHeadDim % kK == 0);
+  static_assert(kBlockN % kFragN == 0 && kBlockN % kK == 0);
+
+  // Distances of rows, in elements: the leading dimensions that fragments are loaded with.
+  static constexpr int kPitch = kHeadDim + 8;                                // of Q, K and V
+  static constexpr int kPitchS = kBlockN + 8;                                // of S, in fp32
+  static constexpr int kPitchP = kBlockN + 8;                                // of P
+  static constexpr int kPitchFactor = kFragN + 8;                            // of factors, in fp32
+  static constexpr int kColumnsO = kBlockN < kHeadDim ? kBlockN : kHeadDim;  // staged at a time
+
+  // Of one warp. Q is loaded into fragments before there is an S; all of S is in registers before P
+  // and the factors take its place; O takes it, kColumnsO columns at a time, after the last tile.
+  union Strip {
+    uint16_t q[kRows * kPitch];
+    float s[kRows * kPitchS];
+    struct {
+      uint16_t p[kRows * kPitchP];
+      float factor[kRows * kPitchFactor];
+    } weights;
+  };
+  struct SharedStorage {
+    alignas(128) uint16_t k[kBlockN * kPitch];
+    alignas(128) uint16_t v[kBlockN * kPitch];
+    alignas(128) Strip strips[kWarps];
+  };
+  static constexpr int kSmemBytes = sizeof(SharedStorage);
+  static_assert(kSmemBytes <= 99 * 1024, "what a block may have on Ada");
+  static constexpr int kMinBlocksPerSm = kHeadDim <= 64 ? 2 : 1;
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
+    Tile<Score, Arch>(p, scheduler, *reinterpret_cast<SharedStorage*>(smem)).run();
+  }
+
+ private:
+  // What a thread of a block does.
+  template <class Score, class Arch>
+  struct Tile {
+    using Wmma = typename Arch::template Wmma<kFragM, kFragN>;
+    using Queries = typename Wmma::A;
+    using Weights = typename Wmma::A;
+    using Keys = typename Wmma::template B<typename Wmma::ColMajor>;
+    using Values = typename Wmma::template B<typename Wmma::RowMajor>;
+    using Accumulator = typename Wmma::Accumulator;
+    static constexpr int kRowBlocks = kRows / kFragM;
+    static constexpr int kSteps = kHeadDim / kK;        // of the depth of Q K^T
+    static constexpr int kBlocksS = kBlockN / kFragN;   // beside each other in S
+    static constexpr int kBlocksO = kHeadDim / kFragN;  // and in O
+    static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, of one row
+
+    AttnParams const& p;
+    SharedStorage& shared;
+    TileCoord const tile;
+    IntervalMask const mask;
+    TileRange const range;  // of the tiles of keys that its queries touch
+    Score const score;
+    float const log2_scale;
+    int const lane;
+    int const row0;  // the warp's first query within the tile
+    Strip& strip;
+    // Row lane / 2 of the warp; of every eight keys the first or the last four.
+    int const query;
+    int const first_key;
+    int lo, hi;  // the keys that it sees
+    SoftmaxRow softmax;
+
+    Queries q[kRowBlocks][kSteps];
+    Accumulator o[kRowBlocks][kBlocksO];
+
+    CUTE_DEVICE Tile(AttnParams const& p, TileScheduler const& scheduler, SharedStorage& shared)
+        : p(p),
+          shared(shared),
+          tile(scheduler, kBlockM, Arch::block()),
+          mask(p),
+          range(mask.tiles(tile.q_begin, tile.q_end, kBlockN)),
+          score(p),
+          log2_scale(score.log2_scale()),
+          lane(Arch::thread() % 32),
+          row0(Arch::thread() / 32 * kRows),
+          strip(shared.strips[Arch::thread() / 32]),
+          query(tile.q_begin + row0 + lane / 2),
+          first_key(lane % 2 * 4),
+          lo(mask.lo(query)),
+          hi(mask.hi(query)) {}
+
+    CUTE_DEVICE void run() {
+      load_queries();
+      Arch::async_copy_commit();
+      if (range.begin < range.end) load_keys(shared.k, p.k, range.begin, p.head_dim);
+      Arch::async_copy_commit();
+      Arch::template async_copy_wait<1>();
+      Arch::sync_warp();  // the warp's Q is there
+      read_queries();
+      clear_output();
+      for (int n = range.begin; n < range.end; ++n) {
+        Arch::template async_copy_wait<0>();
+        Arch::sync();  // K is there for all; the V before, and the strip, are read by none
+        load_keys(shared.v, p.v, n, p.head_dim_v);
+        Arch::async_copy_commit();
+        product_qk();
+        Arch::template async_copy_wait<0>();
+        Arch::sync();  // V, and S, are there for all; K is read by none
+        if (n + 1 < range.end) load_keys(shared.k, p.k, n + 1, p.head_dim);
+        Arch::async_copy_commit();
+        float const rescale = weigh(n);
+        if (Arch::any(rescale != 1.0f)) scale_output(rescale);
+        product_pv();
+      }
+      finish();
+    }
+
+    // Starts copying 8 elements; without `inside` they become zeros, and nothing is read.
+    CUTE_DEVICE static void load_vector(uint16_t* to, Element const* from, bool inside) {
+      Arch::async_copy(Arch::smem_address(to), from, inside);
+    }
+
+    CUTE_DEVICE void load_queries() {
+      constexpr int kVectors = kHeadDim / 8;
+      Element const* const base = tile.template head_of<Element const>(p.q, tile.head_q);
+      CUTE_UNROLL
+      for (int i = lane; i < kRows * kVectors; i += 32) {
+        int const row = i / kVectors, column = i % kVectors * 8;
+        load_vector(strip.q + row * kPitch + column,
+                    base + int64_t(tile.q_begin + row0 + row) * p.q.row_stride + column,
+                    row0 + row < tile.rows && column < p.head_dim);
+      }
+    }
+
+    // Tile n of K or V.
+    CUTE_DEVICE void load_keys(uint16_t* to, TensorRef const& operand, int n, int columns) {
+      constexpr int kVectors = kHeadDim / 8;
+      Element const* const base = tile.template head_of<Element const>(operand, tile.head_kv);
+      CUTE_UNROLL
+      for (int i = Arch::thread(); i < kBlockN * kVectors; i += kThreads) {
+        int const row = i / kVectors, column = i % kVectors * 8, key = n * kBlockN + row;
+        load_vector(to + row * kPitch + column, base + int64_t(key) * operand.row_stride + column,
+                    key < p.seqlen_k && column < columns);
+      }
+    }
+
+    CUTE_DEVICE static Element const* elements(uint16_t const* x) {
+      return reinterpret_cast<Element const*>(x);
+    }
+
+    CUTE_DEVICE void read_queries() {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int k = 0; k < kSteps; ++k) {
+          Wmma::load(q[m][k], elements(strip.q + m * kFragM * kPitch + k * kK), kPitch);
+        }
+      }
+    }
+
+    CUTE_DEVICE void clear_output() {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int d = 0; d < kBlocksO; ++d) Wmma::fill(o[m][d], 0.0f);
+      }
+    }
+
+    // S = Q K^T into the strip. K has a row for each key: read by columns, that is its transpose.
+    CUTE_DEVICE void product_qk() {
+      CUTE_UNROLL
+      for (int n = 0; n < kBlocksS; ++n) {
+        Accumulator s[kRowBlocks];
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) Wmma::fill(s[m], 0.0f);
+        CUTE_UNROLL
+        for (int k = 0; k < kSteps; ++k) {
+          Keys keys;
+          Wmma::load(keys, elements(shared.k + n * kFragN * kPitch + k * kK), kPitch);
+          CUTE_UNROLL
+          for (int m = 0; m < kRowBlocks; ++m) Wmma::mma(s[m], q[m][k], keys);
+        }
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) {
+          Wmma::store(strip.s + m * kFragM * kPitchS + n * kFragN, s[m], kPitchS);
+        }
+      }
+    }
+
+    // Turns S of tile n into P. Returns the factor for O that this lane's row asks for.
+    CUTE_DEVICE float weigh(int n) {
+      int const row = lane / 2;
+      float x[kRowKeys];
+      float largest = -kInf;
+      CUTE_UNROLL
+      for (int i = 0; i < kRowKeys; i += 4) {
+        *reinterpret_cast<float4*>(x + i) =
+            *reinterpret_cast<float4 const*>(strip.s + row * kPitchS + 2 * i + first_key);
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kRowKeys; ++i) {
+        int const key = n * kBlockN + i / 4 * 8 + first_key + i % 4;
+        bool const visible = key >= lo && key < hi;
+        x[i] = visible ? score(x[i], tile.batch, tile.head_q, query, key) : -kInf;
+        largest = fmaxf(largest, x[i]);
+      }
+      largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
+      float const rescale = softmax.raise(largest, log2_scale);
+      CUTE_UNROLL
+      for (int i = 0; i < kRowKeys; ++i) {
+        x[i] = softmax.weight(x[i], log2_scale);
+        softmax.sum += x[i];  // of this lane's keys; the pair meets after the loop
+      }
+      Arch::sync_warp();  // all lanes have read their part of S
+      CUTE_UNROLL
+      for (int i = 0; i < kRowKeys; i += 4) {
+        *reinterpret_cast<uint2*>(strip.weights.p + row * kPitchP + 2 * i + first_key) =
+            uint2{Arch::template pack<Element>(x[i], x[i + 1]),
+                  Arch::template pack<Element>(x[i + 2], x[i + 3])};
+      }
+      return rescale;
+    }
+
+    // Multiplies the row of O that this lane shares. P becomes visible to the warp as well.
+    CUTE_DEVICE void scale_output(float factor) {
+      constexpr int kShare = kFragN / 2;
+      float* const mine = strip.weights.factor + lane / 2 * kPitchFactor + lane % 2 * kShare;
+      CUTE_UNROLL
+      for (int i = 0; i < kShare; i += 4) {
+        *reinterpret_cast<float4*>(mine + i) = float4{factor, factor, factor, factor};
+      }
+      Arch::sync_warp();  // all factors are there
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        Accumulator factors;
+        Wmma::load(factors, strip.weights.factor + m * kFragM * kPitchFactor, kPitchFactor);
+        CUTE_UNROLL
+        for (int d = 0; d < kBlocksO; ++d) {
+          CUTE_UNROLL
+          for (int i = 0; i < factors.num_elements; ++i) o[m][d].x[i] *= factors.x[i];
+        }
+      }
+    }
+
+    // O += P V
+    CUTE_DEVICE void product_pv() {
+      Arch::sync_warp();  // P is there
+      CUTE_UNROLL
+      for (int k = 0; k < kBlockN; k += kK) {
+        Weights weights[kRowBlocks];
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) {
+          Wmma::load(weights[m], elements(strip.weights.p + m * kFragM * kPitchP + k), kPitchP);
+        }
+        CUTE_UNROLL
+        for (int d = 0; d < kBlocksO; ++d) {
+          Values values;
+          Wmma::load(values, elements(shared.v + k * kPitch + d * kFragN), kPitch);
+          CUTE_UNROLL
+          for (int m = 0; m < kRowBlocks; ++m) Wmma::mma(o[m][d], weights[m], values);
+        }
+      }
+    }
+
+    // Takes in the sinks, writes LSE, normalises O and writes it.
+    CUTE_DEVICE void finish() {
+      int const row = row0 + lane / 2;
+      softmax.sum += Arch::shuffle_xor(softmax.sum, 1);
+      float const rescale = p.sinks ? softmax.add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
+      if (p.softmax_lse && lane % 2 == 0 && row < tile.rows) {
+        p.softmax_lse[tile.lse_of(p, row)] = softmax.lse(log2_scale);
+      }
+      Arch::sync_warp();  // what the strip has is read by none
+      scale_output(rescale * softmax.inverse_sum());
+      CUTE_UNROLL
+      for (int d = 0; d < kHeadDim; d += kColumnsO) {
+        Arch::sync_warp();  // the factors, or the columns before, are read by none
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) {
+          CUTE_UNROLL
+          for (int c = 0; c < kColumnsO; c += kFragN) {
+            Wmma::store(strip.s + m * kFragM * kPitchS + c, o[m][(d + c) / kFragN], kPitchS);
+          }
+        }
+        Arch::sync_warp();  // these columns are there
+        store_columns(d);
+      }
+    }
+
+    // Columns [d, d + kColumnsO) of O from the strip.
+    CUTE_DEVICE void store_columns(int d) {
+      constexpr int kVectors = kColumnsO / 8;
+      Element* const base = tile.template head_of<Element>(p.o, tile.head_q);
+      CUTE_UNROLL
+      for (int i = lane; i < kRows * kVectors; i += 32) {
+        int const row = i / kVectors, column = i % kVectors * 8;
+        if (row0 + row >= tile.rows || d + column >= p.head_dim_v) continue;
+        float const* const from = strip.s + row * kPitchS + column;
+        Element* const to = base + int64_t(tile.q_begin + row0 + row) * p.o.row_stride + d + column;
+        *reinterpret_cast<uint4*>(to) = uint4{Arch::template pack<Element>(from[0], from[1]),
+                                              Arch::template pack<Element>(from[2], from[3]),
+                                              Arch::template pack<Element>(from[4], from[5]),
+                                              Arch::template pack<Element>(from[6], from[7])};
+      }
+    }
+  };
+};
+
+}  // namespace cutlass_attn::wmma
