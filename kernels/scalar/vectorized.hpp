@@ -75,14 +75,37 @@ struct Vectorized {
     uint32_t x[4];
   };
 
-  template <int kPitch>
-  struct alignas(16) Floats {
-    float at[64][kPitch];
+  // Which of a group's threads this is, and what of a tile is its own: the queries row(i) and the
+  // keys lane + 8 j. Lanes of a warp that differ in bit 0 alone share keys, in bit 1 alone queries:
+  // either lets LDS.128 merge two quarters of a warp into one phase.
+  struct Place {
+    int group, thread, lane, row0;
+
+    CUTE_DEVICE explicit Place(int number) {
+      // As a number of its own, or the compiler keeps all that it makes of it through the loop.
+      asm volatile("" : "+r"(number));
+      group = number / kGroupThreads;
+      thread = number % kGroupThreads;
+      lane = thread / 2 % 8;
+      row0 = thread / 32 * (4 * kRows) + thread % 32 / 16 * 2 + thread % 2;
+    }
+    CUTE_DEVICE int row(int i) const { return row0 + 4 * i; }
+  };
+
+  struct alignas(16) Chunk {
+    float at[64][kChunk + 4];
 
     CUTE_DEVICE Quad& quad(int row, int column) { return reinterpret_cast<Quad&>(at[row][column]); }
   };
-  using Chunk = Floats<kChunk + 4>;
-  using Weights = Floats<kBlockN + 8>;
+  struct alignas(16) Weights {
+    float at[kBlockM][kBlockN + 8];
+
+    CUTE_DEVICE Quad& quad(int row, int key) { return reinterpret_cast<Quad&>(at[row][key]); }
+    // Behind the weights of a row, of each of its 8 threads the sum of those that were its own.
+    CUTE_DEVICE float& sum(Place const& place, int i) {
+      return at[place.row(i)][kBlockN + place.lane];
+    }
+  };
 
   // Of one group.
   struct GroupStorage {
@@ -170,15 +193,15 @@ struct Vectorized {
   using Scores = float[kRows][kCols];
 
   // s += Q K^T over a chunk of columns.
-  CUTE_DEVICE static void multiply_qk(Chunk& q, Chunk& k, int row0, int lane, Scores& s) {
+  CUTE_DEVICE static void multiply_qk(Chunk& q, Chunk& k, Place const& at, Scores& s) {
 #pragma unroll 2
     for (int d = 0; d < kChunk; d += 4) {
       Quad query[kRows];
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) query[i] = q.quad(row0 + 4 * i, d);
+      for (int i = 0; i < kRows; ++i) query[i] = q.quad(at.row(i), d);
       CUTE_UNROLL
       for (int j = 0; j < kCols; ++j) {
-        Quad const key = k.quad(lane + 8 * j, d);
+        Quad const key = k.quad(at.lane + 8 * j, d);
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
           CUTE_UNROLL
@@ -189,17 +212,17 @@ struct Vectorized {
   }
 
   // o += P V for a chunk of V's columns.
-  CUTE_DEVICE static void multiply_pv(Weights& p, Chunk& v, int row0, int lane, Scores& o) {
+  CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, Scores& o) {
 #pragma unroll 2
     for (int key = 0; key < kBlockN; key += 4) {
       Quad weight[kRows];
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) weight[i] = p.quad(row0 + 4 * i, key);
+      for (int i = 0; i < kRows; ++i) weight[i] = own.p.quad(at.row(i), key);
       CUTE_UNROLL
       for (int e = 0; e < 4; ++e) {
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          Quad const value = v.quad(key + e, half * 32 + lane * 4);
+          Quad const value = own.kv.quad(key + e, half * 32 + at.lane * 4);
           CUTE_UNROLL
           for (int i = 0; i < kRows; ++i) {
             CUTE_UNROLL
@@ -216,36 +239,35 @@ struct Vectorized {
   template <class Score, class Arch>
   CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
-    int const group = Arch::thread() / kGroupThreads, thread = Arch::thread() % kGroupThreads;
-    // Lanes that differ in bit 0 or bit 1 agree in one of the two: LDS.128 then merges quarters of
-    // a warp, four phases to two.
-    int const row0 = thread / 32 * (4 * kRows) + thread % 2 + thread % 32 / 16 * 2;
-    int const lane = thread / 2 % 8;
-    GroupStorage& own = shared.groups[group];
     load_queries<Arch>(p, TileCoord(scheduler, kBlockM, Arch::block()), shared);
     Arch::sync();
 
-    Score const score(p);
-    float const log2_scale = score.log2_scale();
-    TileCoord const& tile = shared.tile;
     int const end = shared.range.end;
-
     Copy<kGroupThreads> copy;  // the chunk after the one in hand
     auto const fetch = [&](TensorRef const& from, int columns, int n, int c) {
+      Place const at(Arch::thread());
       int const key0 = n * kBlockN;
-      copy.fetch(
-          tile.template head_of<Element>(from, tile.head_kv) + key0 * from.row_stride + c * kChunk,
-          from.row_stride, n < end ? p.seqlen_k - key0 : 0, columns - c * kChunk, thread);
+      Element const* const head =
+          shared.tile.template head_of<Element>(from, shared.tile.head_kv) + c * kChunk;
+      copy.fetch(head + key0 * from.row_stride, from.row_stride, n < end ? p.seqlen_k - key0 : 0,
+                 columns - c * kChunk, at.thread);
     };
     auto const put_down = [&] {
-      Arch::sync(1 + group, kGroupThreads);  // the chunk before is no longer being read
-      copy.put_down(own.kv, thread);
-      Arch::sync(1 + group, kGroupThreads);
+      Place const at(Arch::thread());
+      Arch::sync(1 + at.group, kGroupThreads);  // the chunk before is no longer being read
+      copy.put_down(shared.groups[at.group].kv, at.thread);
+      Arch::sync(1 + at.group, kGroupThreads);
     };
 
-    SoftmaxRow softmax[kRows];
+    float max[kRows];  // of each row's scores
     float acc[kChunks][kRows][kCols] = {};
-    int n = shared.range.begin + group;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      Place const at(Arch::thread());
+      max[i] = -kInf;
+      shared.groups[at.group].p.sum(at, i) = 0.0f;
+    }
+    int n = shared.range.begin + Arch::thread() / kGroupThreads;
     fetch(p.k, p.head_dim, n, 0);
     for (; n < end; n += kGroups) {
       Scores s = {};
@@ -254,73 +276,33 @@ struct Vectorized {
         put_down();
         if (c + 1 < kChunks) fetch(p.k, p.head_dim, n, c + 1);
         if (c + 1 == kChunks) fetch(p.v, p.head_dim_v, n, 0);
-        multiply_qk(shared.q[c], own.kv, row0, lane, s);
+        Place const at(Arch::thread());
+        multiply_qk(shared.q[c], shared.groups[at.group].kv, at, s);
       }
-
-      int const key0 = n * kBlockN + lane;
-      bool const full = shared.range.is_full(n);
-      CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        int const query = tile.q_begin + row0 + 4 * i;
-        float largest = -kInf;
-        CUTE_UNROLL
-        for (int j = 0; j < kCols; ++j) {
-          s[i][j] = score(s[i][j], tile.batch, tile.head_q, query, key0 + 8 * j);
-        }
-        if (!full) {
-          int const lo = shared.mask.lo(row0 + 4 * i), hi = shared.mask.hi(row0 + 4 * i);
-          CUTE_UNROLL
-          for (int j = 0; j < kCols; ++j) {
-            if (key0 + 8 * j < lo || key0 + 8 * j >= hi) s[i][j] = -kInf;
-          }
-        }
-        CUTE_UNROLL
-        for (int j = 0; j < kCols; ++j) largest = fmaxf(largest, s[i][j]);
-        CUTE_UNROLL
-        for (int step = 8; step > 1; step /= 2) {
-          largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
-        }
-        float const rescale = softmax[i].raise(largest, log2_scale);
-        CUTE_UNROLL
-        for (int j = 0; j < kCols; ++j) {
-          float const weight = softmax[i].weight(s[i][j], log2_scale);
-          softmax[i].sum += weight;  // of this thread's keys; the 8 meet after the loop
-          own.p.at[row0 + 4 * i][lane + 8 * j] = weight;
-        }
-        CUTE_UNROLL
-        for (int c = 0; c < kChunks; ++c) {
-          CUTE_UNROLL
-          for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
-        }
-      }
-      if (p.dropout_p != 0.0f) {  // in shared memory, so that this is there once and not 64 times
-        Dropout const dropout(p);
-        for (int at = 0; at < kRows * kCols; ++at) {
-          int const row = row0 + at / kCols * 4, key = at % kCols * 8;
-          own.p.at[row][lane + key] *=
-              dropout.factor(tile.batch, tile.head_q, tile.q_begin + row, key0 + key);
-        }
-      }
-
+      weigh<Score, Arch>(p, shared, n, s, max, acc);
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         put_down();
         if (c + 1 < kChunks) fetch(p.v, p.head_dim_v, n, c + 1);
         if (c + 1 == kChunks) fetch(p.k, p.head_dim, n + kGroups, 0);
-        multiply_pv(own.p, own.kv, row0, lane, acc[c]);
+        Place const at(Arch::thread());
+        multiply_pv(shared.groups[at.group], at, acc[c]);
       }
     }
 
+    Place const at(Arch::thread());
+    SoftmaxRow rows[kRows];
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
+      rows[i] = {max[i], shared.groups[at.group].p.sum(at, i)};
       CUTE_UNROLL
       for (int step = 8; step > 1; step /= 2) {
-        softmax[i].sum += Arch::shuffle_xor(softmax[i].sum, step);
+        rows[i].sum += Arch::shuffle_xor(rows[i].sum, step);
       }
     }
-    if constexpr (kGroups > 1)
-      merge_groups<Arch>(shared, group, thread, row0, lane, log2_scale, softmax, acc);
-    if (group == 0) store(p, tile, row0, lane, log2_scale, softmax, acc);
+    float const log2_scale = Score(p).log2_scale();
+    if constexpr (kGroups > 1) merge_groups<Arch>(shared, at, log2_scale, rows, acc);
+    if (at.group == 0) store(p, shared.tile, at, log2_scale, rows, acc);
   }
 
  private:
@@ -341,42 +323,100 @@ struct Vectorized {
     }
   }
 
+  // Turns the scores of tile n into weights, in shared memory, and scales O to the new maximum.
+  template <class Score, class Arch>
+  CUTE_DEVICE static void weigh(AttnParams const& p, SharedStorage& shared, int n, Scores& s,
+                                float (&max)[kRows], float (&acc)[kChunks][kRows][kCols]) {
+    Place const at(Arch::thread());
+    Weights& weights = shared.groups[at.group].p;
+    TileCoord const& tile = shared.tile;
+    Score const score(p);
+    float const log2_scale = score.log2_scale();
+    int const key0 = n * kBlockN + at.lane;
+    bool const full = shared.range.is_full(n);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = at.row(i);
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        s[i][j] = score(s[i][j], tile.batch, tile.head_q, tile.q_begin + row, key0 + 8 * j);
+      }
+      if (!full) {
+        int const lo = shared.mask.lo(row), hi = shared.mask.hi(row);
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) {
+          if (key0 + 8 * j < lo || key0 + 8 * j >= hi) s[i][j] = -kInf;
+        }
+      }
+      float largest = s[i][0];
+      CUTE_UNROLL
+      for (int j = 1; j < kCols; ++j) largest = fmaxf(largest, s[i][j]);
+      CUTE_UNROLL
+      for (int step = 8; step > 1; step /= 2) {
+        largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
+      }
+      SoftmaxRow state{max[i], weights.sum(at, i)};
+      float const rescale = state.raise(largest, log2_scale);
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        float const weight = state.weight(s[i][j], log2_scale);
+        state.sum += weight;
+        weights.at[row][at.lane + 8 * j] = weight;
+      }
+      max[i] = state.max;
+      weights.sum(at, i) = state.sum;
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
+      }
+    }
+    if (p.dropout_p == 0.0f) return;
+    Dropout const dropout(p);
+    for (int i = 0; i < kRows * kCols;
+         ++i) {  // from memory, so that Philox is there once, not 64 times
+      int const row = at.row(i / kCols), key = i % kCols * 8;
+      weights.at[row][at.lane + key] *=
+          dropout.factor(tile.batch, tile.head_q, tile.q_begin + row, key0 + key);
+    }
+  }
+
   // Adds what the other groups have to what the first has: a thread finds its own elements there.
   template <class Arch>
-  CUTE_DEVICE static void merge_groups(SharedStorage& shared, int group, int thread, int row0,
-                                       int lane, float log2_scale, SoftmaxRow (&softmax)[kRows],
+  CUTE_DEVICE static void merge_groups(SharedStorage& shared, Place const& at, float log2_scale,
+                                       SoftmaxRow (&rows)[kRows],
                                        float (&acc)[kChunks][kRows][kCols]) {
-    Arch::sync(1 + group, kGroupThreads);  // V is no longer being read
-    if (group > 0) {
-      GroupStorage& own = shared.groups[group];
+    Arch::sync(1 + at.group, kGroupThreads);  // V is no longer being read
+    if (at.group > 0) {
+      GroupStorage& own = shared.groups[at.group];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        if (lane == 0) own.rows[row0 + 4 * i] = softmax[i];
+        if (at.lane == 0) own.rows[at.row(i)] = rows[i];
         CUTE_UNROLL
         for (int c = 0; c < kChunks * kCols; ++c) {
-          own.o[i * kChunks * kCols + c][thread] = acc[c / kCols][i][c % kCols];
+          own.o[i * kChunks * kCols + c][at.thread] = acc[c / kCols][i][c % kCols];
         }
       }
     }
     Arch::sync();
-    if (group > 0) return;
+    if (at.group > 0) return;
     for (int g = 1; g < kGroups; ++g) {
       GroupStorage const& other = shared.groups[g];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         float theirs;
-        float const ours = softmax[i].merge(other.rows[row0 + 4 * i], log2_scale, theirs);
+        float const ours = rows[i].merge(other.rows[at.row(i)], log2_scale, theirs);
         CUTE_UNROLL
         for (int c = 0; c < kChunks * kCols; ++c) {
           float& to = acc[c / kCols][i][c % kCols];
-          to = fmaf(to, ours, other.o[i * kChunks * kCols + c][thread] * theirs);
+          to = fmaf(to, ours, other.o[i * kChunks * kCols + c][at.thread] * theirs);
         }
       }
     }
   }
 
-  CUTE_DEVICE static void store(AttnParams const& p, TileCoord const& tile, int row0, int lane,
-                                float log2_scale, SoftmaxRow (&softmax)[kRows],
+  CUTE_DEVICE static void store(AttnParams const& p, TileCoord const& tile, Place const& at,
+                                float log2_scale, SoftmaxRow (&rows)[kRows],
                                 float const (&acc)[kChunks][kRows][kCols]) {
     constexpr int kPerVector = 16 / sizeof(Element);
     struct alignas(16) Vector {
@@ -385,17 +425,17 @@ struct Vectorized {
     Element* const o = tile.template row_of<Element>(p.o, 0);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      int const row = row0 + 4 * i;
+      int const row = at.row(i);
       if (row >= tile.rows) break;
-      float const rescale = p.sinks ? softmax[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
-      float const inverse = rescale * softmax[i].inverse_sum();
-      if (p.softmax_lse && lane == 0)
-        p.softmax_lse[tile.lse_of(p, row)] = softmax[i].lse(log2_scale);
+      float const rescale = p.sinks ? rows[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
+      float const inverse = rescale * rows[i].inverse_sum();
+      if (p.softmax_lse && at.lane == 0)
+        p.softmax_lse[tile.lse_of(p, row)] = rows[i].lse(log2_scale);
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         CUTE_UNROLL
         for (int n = 0; n < kCols / kPerVector; ++n) {
-          int const column = c * kChunk + column_of(lane, n);
+          int const column = c * kChunk + column_of(at.lane, n);
           if (column >= p.head_dim_v) continue;
           Vector vector;
           CUTE_UNROLL
