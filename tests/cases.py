@@ -237,10 +237,14 @@ ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
+    "scalar/vectorized": ALL_OPTIONS,
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
 }
+
+# Kernels that access 16 bytes at a time.
+ALIGNED = ("sm80", "scalar/vectorized")
 
 
 def takes(variant, case):
@@ -251,7 +255,7 @@ def takes(variant, case):
         return True
     head_dim = case.head_dim or variant.head_dim
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
-    return fits and (case.is_aligned or not variant.kernel.startswith("sm80"))
+    return fits and (case.is_aligned or not variant.kernel.startswith(ALIGNED))
 
 
 def all_pairs(which):

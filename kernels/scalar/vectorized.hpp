@@ -1,38 +1,39 @@
 // The third rung: register tiles, 16-byte accesses, and a copy that runs ahead of the arithmetic.
 //
-// Grid:    batch * num_heads_q * ceil(seqlen_q / 64) blocks of 128 threads, or of 256 for fp32 with
-//          a head dimension up to 64.
-// Tile:    64 queries x 64 keys. K and V pass through one buffer in chunks of 64 columns: K's
-//          chunks, then V's.
-// Groups:  where kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with
-//          buffers, softmax state and an O of its own; they meet at the end. 64 x 64 numbers are
-//          too few for four warps with 8 x 8 each.
-// Thread:  kRows queries, 4 apart, by 8 keys, 8 apart; of O, as many by 8 columns of each chunk.
-//          The 8 threads that share queries are neighbours: softmax needs three shuffles.
+// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 128 threads, of 256 for fp32 with
+//           a head dimension up to 64.
+// Tile:     64 queries x 64 keys. K and V pass through one buffer in chunks of 64 columns: K's
+//           chunks, then V's.
+// Groups:   where kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with
+//           buffers, softmax state and an O of its own; they meet at the end. Without them, 8 x 8
+//           numbers a thread would leave two of an SM's four schedulers without a warp.
+// Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, as many by 8 columns of each chunk.
+//           The 8 threads that share queries are in one warp: softmax needs three shuffles, and P
+//           never leaves the warp.
 // Pipeline: the next chunk is on its way into registers, in 16-byte loads, while one is computed
-//          with; it is converted to fp32 once, as it is put down.
+//           with; it is converted to fp32 once, as it is put down.
 //
-// Shared memory, all fp32. A row of a chunk is 64 + 4 floats long, and thread c of the 8 brings 8
-// columns as two quads, which lie 32 floats apart:
+// Shared memory, all fp32. A row of a chunk is 64 + 4 floats long; thread c of the 8 that copy it
+// brings 8 columns as two quads, 32 floats apart:
 //
 //   float     0    4    8   ...  28   32   36  ...  60   64
 //   thread    0    1    2   ...   7    0    1  ...   7   (padding)
 //
-// In fp16 the two are one 16-byte vector, so 8 threads store 128 bytes without a conflict, and the
-// order of columns is another than in memory. Q K^T does not care, Q being permuted alike; in P V
-// it gives a thread 8 neighbouring columns of O, which it stores as one vector. What 8 threads, a
-// phase of LDS.128, read at a time: one quad of Q or P, the same for all; of K the quads of 8
-// neighbouring rows, 68 floats apart, so 4 banks apart; of V 128 bytes of one row. P's rows are 72
-// floats apart: the 4 x 8 weights that a warp stores at a time are in 32 banks.
+// In fp16 the two are one 16-byte vector, so the order of columns is not that of memory. Q K^T does
+// not care, Q being permuted alike; in P V it gives a thread 8 neighbouring columns of O, which it
+// stores as one vector. No access has a bank conflict. 8 threads, a phase of a 128-bit access,
+// store 128 bytes of one row; they read one quad of Q or P, or of K the quads of 8 neighbouring
+// rows, 68 floats and so 4 banks apart, or of V 128 bytes of one row. P's rows are 72 floats apart:
+// the 4 x 8 weights that a warp stores at a time are in 32 banks.
 //
-// How fast it can be. The reference shape (B=2 H=8 S=512 D=64) takes 2 B H S^2 D = 537 M FFMA. In
-// 128 blocks on the 132 SMs of an H200 one SM executes 4.2 M of them, at 128 a clock 32,768 clocks:
-// 16.6 us at 1.98 GHz. An 8 x 8 tile reads 16 quads for 256 FFMA; if LDS.128 takes the 4 clocks
-// of its 512 bytes, four warps need shared memory for 256 clocks in every 256: it may just keep up
-// (with 4 x 8, 12 quads for 128 FFMA, it takes half as long again). Per warp and tile of keys the
-// sm_90 code has 8,192 FFMA among its ISSUED instructions. With one warp on a scheduler, some
-// latency shows: 22 to 28 us are expected, where scalar/tiled, with two LDS.32 for two to three
-// FFMA, takes 73 us.
+// How fast it can be. The reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M
+// FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
+// clocks, 16.6 us at 1.98 GHz. A warp executes some 9,900 instructions for a tile of keys, 8,192 of
+// them FFMA of these (93 % in the two inner loops, the rest LDS.128): a warp on each scheduler that
+// issued in every clock would take 22 us with the start and the end. An 8 x 8 tile reads 16 quads
+// for 256 FFMA, so four warps need shared memory in 256 clocks of 256 if LDS.128 takes the 4 clocks
+// of its 512 bytes, in 128 where a warp's quarters are merged: hence 8 x 8. (4 x 8 reads 12 quads
+// for 128 FFMA, half as much again.) scalar/tiled loads a word for every FFMA, nearly.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -240,7 +241,7 @@ struct Vectorized {
   CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
     load_queries<Arch>(p, TileCoord(scheduler, kBlockM, Arch::block()), shared);
-    Arch::sync();
+    Arch::sync();  // Q is there for all
 
     int const end = shared.range.end;
     Copy<kGroupThreads> copy;  // the chunk after the one in hand
@@ -398,7 +399,7 @@ struct Vectorized {
         }
       }
     }
-    Arch::sync();
+    Arch::sync();  // what the other groups have is there
     if (at.group > 0) return;
     for (int g = 1; g < kGroups; ++g) {
       GroupStorage const& other = shared.groups[g];
