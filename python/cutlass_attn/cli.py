@@ -303,18 +303,15 @@ def _problem(args: argparse.Namespace) -> Problem:
 def _print_report(console: Console, report: Report, ladder: Ladder | None = None) -> None:
     problem = report.problem
     fp16 = problem.dtype == "float16"
-    headings = ["kernel", "inputs", "max error", "mean", "RMS", "RMS allowed", "verdict"]
-    headings += ["allclose 1e-3"] * fp16 + ["p50 us", "speed-up"]
-    headings += ["x rung before"] * (ladder is not None)
+    headings = ["kernel", "inputs", "max error", "mean"]
+    headings += ["RMS", "RMS allowed"] if ladder is None else []
+    headings += ["verdict"] + ["allclose 1e-3"] * fp16 + ["p50 us", "speed-up"]
+    headings += ["over rung before"] if ladder else []
     table = Table(*headings, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in report.rows:
-        cells = _cells(row, problem, fp16)
-        if ladder:
-            step = ladder.step(row)
-            cells.append("-" if step is None else f"{step:.2f}")
-        table.add_row(*cells)
+        table.add_row(*_cells(row, problem, fp16, ladder))
     console.print(f"{problem}, against fp64", highlight=False, markup=False)
     console.print(table)
     for row in report.rows:
@@ -335,6 +332,7 @@ def _print_comparisons(console: Console, ladder: Ladder) -> None:
     if ladder.is_emulated:
         console.print("Emulated on the CPU: their times would mean nothing, so they have none.")
     table = Table("speed", f"earlier effort, {EARLIER_GPU}", "here", box=None)
+    table.columns[2].justify = "right"
     for comparison in COMPARISONS:
         here = ladder.here(comparison)
         ratio = "-" if here is None else f"{here:.2f}"
@@ -346,16 +344,17 @@ def _print_comparisons(console: Console, ladder: Ladder) -> None:
     console.print(table)
 
 
-def _cells(row: Row, problem: Problem, fp16: bool) -> list[str]:
+def _cells(row: Row, problem: Problem, fp16: bool, ladder: Ladder | None) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "-" if value is None or not row.inputs else format(value, form)
 
-    cells = [row.name, f"{row.inputs}/{problem.inputs}"]
-    cells += [number(x, ".2e") for x in (row.max, row.mean, row.rms, row.rms_allowed)]
+    errors = [row.max, row.mean] + [row.rms, row.rms_allowed] * (ladder is None)
+    cells = [row.name, f"{row.inputs}/{problem.inputs}", *(number(x, ".2e") for x in errors)]
     cells.append("[green]pass[/]" if row.ok else "[red]FAIL[/]")
     if fp16:
         cells.append({True: "yes", False: "[red]no[/]", None: "-"}[row.allclose])
-    return [*cells, number(row.p50_us, ".1f"), number(row.speedup, ".2f")]
+    cells += [number(row.p50_us, ".1f"), number(row.speedup, ".2f")]
+    return cells + ([number(ladder.step(row), ".2f")] if ladder else [])
 
 
 def _without_nan(value: object) -> object:

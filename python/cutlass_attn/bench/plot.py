@@ -37,7 +37,7 @@ _TIMINGS = {
     WarmGraph.name: "in a CUDA graph",
     HostClock.name: "on the CPU",
 }
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "cutlass_attn",  # else the ids in an SVG are random
     "font.size": 10,
     "axes.spines.top": False,
@@ -214,7 +214,7 @@ def _ladder_figure(ladder: Ladder) -> Figure:
         color=["#0072B2" if row.ours else "#999999" for row in rows],
         hatch=["" if row.ok else "//" for row in rows],
     )
-    texts = [f"{base / us:.3g}x\n{us:.3g} us" for us in times]
+    texts = [f"{base / us:.3g}x\n{us:,.{0 if us >= 100 else 1}f} us" for us in times]
     axis.bar_label(bars, texts, fontsize=8, padding=3)
     if over == "scalar/minimal":
         _mark_earlier(axis, ladder, [row.name for row in rows])
