@@ -251,8 +251,8 @@ def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
 
 
 def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cutlass_attn.bench.plot", None)
-    monkeypatch.delattr("cutlass_attn.bench.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "cutlass_attn.bench.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(cli, "run_ladder", lambda *_: pytest.fail("measured all the same"))
     assert cli.main([*LADDER, "--plot", "."]) == 2
     assert "--plot needs matplotlib; pip install" in capsys.readouterr().err

@@ -28,12 +28,13 @@
 //
 // How fast it can be. The reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M
 // FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
-// clocks, 16.6 us at 1.98 GHz. A warp executes some 10,000 instructions for a tile of keys, 8,192 of
-// them FFMA (93 % of the two inner loops, the rest of which is LDS.128): a warp on each scheduler that
-// issued in every clock would take 22 us with the start and the end. An 8 x 8 tile reads 16 quads
-// for 256 FFMA, so four warps need shared memory in 256 clocks of 256 if LDS.128 takes the 4 clocks
-// of its 512 bytes, in 128 where a warp's quarters are merged: hence 8 x 8. (4 x 8 reads 12 quads
-// for 128 FFMA, half as much again.) scalar/tiled loads a word for every FFMA, nearly.
+// clocks, 16.6 us at 1.98 GHz. A warp executes some 10,000 instructions for a tile of keys, 8,192
+// of them FFMA (93 % of the two inner loops, the rest of which is LDS.128): a warp on each
+// scheduler that issued in every clock would take 22 us with the start and the end. An 8 x 8 tile
+// reads 16 quads for 256 FFMA, so four warps need shared memory in 256 clocks of 256 if LDS.128
+// takes the 4 clocks of its 512 bytes, in 128 where a warp's quarters are merged: hence 8 x 8. (4 x
+// 8 reads 12 quads for 128 FFMA, half as much again.) scalar/tiled executes six loads for
+// eight FFMA.
 #pragma once
 
 #include <cutlass/numeric_types.h>

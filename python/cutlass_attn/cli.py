@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import sys
@@ -460,10 +461,9 @@ def _dtypes(text: str) -> list[str]:
 def _plotting() -> ModuleType:
     """The module that draws. Raises ValueError without matplotlib."""
     try:
-        from .bench import plot
+        return importlib.import_module(".bench.plot", __package__)
     except ImportError:
         raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
-    return plot
 
 
 def _plot(args: argparse.Namespace) -> int:
