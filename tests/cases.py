@@ -253,10 +253,14 @@ OPTIONS = {
     "sm80/general": ALL_OPTIONS,
     "wmma": {"sinks"},
     "wmma/8x32x16": {"sinks"},
+    "scalar/vectorized": ALL_OPTIONS,
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
 }
+
+# Kernels that access 16 bytes at a time.
+ALIGNED = ("sm80", "wmma", "scalar/vectorized")
 
 
 def takes(variant, case):
@@ -267,7 +271,7 @@ def takes(variant, case):
         return True
     head_dim = case.head_dim or variant.head_dim
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
-    if not fits or not variant.kernel.startswith(("sm80", "wmma")):
+    if not fits or not variant.kernel.startswith(ALIGNED):
         return fits
     takes_elements = variant.kernel.startswith("sm80/general")
     return case.has_whole_vectors and (case.is_aligned or takes_elements)

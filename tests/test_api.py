@@ -153,7 +153,7 @@ def test_verify_accepts_right_results(variant, layout):
     assert torch.equal(out, attention(*tensors, **options))
 
 
-@pytest.mark.parametrize("kernel", ["scalar/minimal", "scalar/tiled"])
+@pytest.mark.parametrize("kernel", ["scalar/minimal", "scalar/tiled", "scalar/vectorized"])
 @pytest.mark.parametrize("device", VERIFIABLE)
 def test_verify_uses_another_kernel(monkeypatch, kernel, device):
     """The baseline must not be the tested kernel itself."""
@@ -240,7 +240,7 @@ def test_explain_about_an_absent_gpu():
     fp32 = cutlass_attn.explain(*qkv(dtype="float32"), device="sm_89")
     if build.cuda:
         assert fp16.chosen.kernel == "sm80" and fp16.chosen.head_dim == 64
-        assert fp32.chosen.kernel.startswith("scalar/")
+        assert fp32.chosen.kernel == "scalar/vectorized"
     else:
         assert fp16.chosen is None and "not compiled into this build" in str(fp16)
     assert "needs float16, got float32" in str(fp32)
@@ -284,7 +284,8 @@ def test_variants_and_build_info():
     variants = cutlass_attn.variants()
     keys = [variant.key for variant in variants]
     assert len(set(keys)) == len(keys)
-    assert {"sm80", "scalar/tiled", "scalar/minimal", "cpu"} <= {v.kernel for v in variants}
+    scalar = {"scalar/vectorized", "scalar/tiled", "scalar/minimal"}
+    assert scalar | {"sm80", "cpu"} <= {v.kernel for v in variants}
     assert all(v.compiled for v in variants if v.kernel == "cpu")
     variants.clear()  # a copy: the library's own list stays
     assert cutlass_attn.variants()
@@ -294,7 +295,10 @@ def test_variants_and_build_info():
 @cases.needs_gpu
 def test_fp32_runs_scalar_on_a_gpu():
     explanation = cutlass_attn.explain(*qkv(dtype="float32", device="cuda"))
-    assert explanation.chosen.kernel.startswith("scalar/")
+    assert explanation.chosen.kernel == "scalar/vectorized"
+    _, k, v = qkv(dtype="float32", device="cuda")
+    odd = torch.zeros(2, 4, 33, 65, device="cuda")[..., 1:]  # not on 16 bytes
+    assert cutlass_attn.explain(odd, k, v).chosen.kernel == "scalar/tiled"
 
 
 # --- torch's machinery ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 import cases
 import cutlass_attn
 import pytest
-from cutlass_attn import _C, check, cli
+from cutlass_attn import _C, check, cli, ladder
 
 SMALL = [
     "check",
@@ -71,11 +71,14 @@ def test_check_on_a_gpu(capsys):
     """The reference shape, with times that can be compared."""
     assert cli.main(["check", "--device", "cuda", "--json", "-"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert {"scalar/tiled/f16/d256", "scalar/minimal/f16", "torch flash"} <= set(rows)
+    scalar = {"scalar/vectorized/f16/d64", "scalar/tiled/f16/d256", "scalar/minimal/f16"}
+    assert scalar | {"torch flash"} <= set(rows)
     assert any(name.startswith("sm80/f16/d64/") for name in rows)
     assert all(row["p50_us"] > 0 for row in rows.values())
     assert rows["scalar/minimal/f16"]["speedup"] == 1
-    assert rows["scalar/tiled/f16/d256"]["speedup"] > 1
+    assert (
+        rows["scalar/vectorized/f16/d64"]["speedup"] > rows["scalar/tiled/f16/d256"]["speedup"] > 1
+    )
 
 
 def wrong_kernel(*, offset):
@@ -149,3 +152,126 @@ def test_module_is_the_command():
     command = [sys.executable, "-m", "cutlass_attn", *SMALL, "--kernel", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "cpu/f16" in done.stdout
+
+
+# --- check --ladder -------------------------------------------------------------------------------
+
+LADDER = ["check", "--ladder", "--device", "cpu", "--inputs", "1"]
+FEW = ["--batch", "1", "--heads", "1", "--seqlen", "40"]
+
+
+def test_ladder_on_the_cpu(capsys):
+    assert cli.main([*LADDER, *FEW, "--json", "-"]) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)  # nothing else is on stdout
+    simt = cutlass_attn.build_info().simt
+    assert document["ok"] and document["emulated"] == simt
+    rungs = [row["rung"] for row in document["rows"] if row["rung"]]
+    scalar = ["scalar/minimal-simt", "scalar/tiled-simt", "scalar/vectorized-simt"]
+    if simt:
+        assert rungs[:3] == scalar and "sm80-simt" in rungs
+    assert rungs[-1] == "cpu" and "Emulated on the CPU" * simt in output.err
+    for row in document["rows"]:
+        assert row["ours"] == (row["rung"] is not None)
+        assert row["allclose"] and 0 < row["mean"] < row["max"] < 1e-3
+        emulated = row["name"].partition("/f16")[0].endswith("-simt")
+        assert (row["p50_us"] is None) == emulated and row["over_rung_before"] is None
+    assert document["rows"][len(rungs)]["name"] == "torch auto"
+    earlier = {entry["what"]: entry for entry in document["earlier_effort"]}
+    tiled = earlier["scalar/tiled over scalar/minimal"]
+    assert tiled["earlier"][0] == pytest.approx(2.79, abs=0.005) and not tiled["hoped"]
+    assert all(entry["here"] is None and entry["gpu"] == "NVIDIA L4" for entry in earlier.values())
+    assert "another GPU (NVIDIA L4" in output.err
+
+
+def test_ladder_is_smaller_where_it_is_emulated(monkeypatch):
+    asked = []
+
+    def stop(problem, progress):
+        asked.append(problem)
+        raise ValueError("stopped")
+
+    monkeypatch.setattr(cli, "run_ladder", stop)
+    assert cli.main(LADDER) == cli.main([*LADDER, "--heads", "3"]) == 2
+    assert cli.main(["check", "--ladder", "--device", "cuda"]) == 2
+    sizes = [(p.batch, p.heads, p.heads_kv, p.seqlen_q, p.seqlen_k, p.head_dim) for p in asked]
+    assert sizes == [(1, 2, 2, 128, 128, 64), (1, 3, 3, 128, 128, 64), (2, 8, 8, 512, 512, 64)]
+
+
+def made_ladder():
+    """A ladder as on a GPU, with a rung that no kernel of today has."""
+    times = {
+        "scalar/minimal/f16": 3000.0,
+        "scalar/tiled/f16/d256": 75.0,
+        "scalar/vectorized/f16": 25.0,
+    }
+    times |= {"wmma/f16/d64": 15.0, "sm80/f16/d64/64x64x4": 6.0, "torch auto": 12.0}
+    rows = [
+        check.Row(name, not name.startswith("torch"), inputs=1, p50_us=us, speedup=3000.0 / us)
+        for name, us in times.items()
+    ]
+    report = check.Report(check.Problem(device="cuda"), {"device": "Some GPU"}, rows)
+    rungs = ["scalar/minimal", "scalar/tiled", "scalar/vectorized", "wmma", "sm80"]
+    return ladder.Ladder(report, rungs)
+
+
+def test_ladder_steps(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run_ladder", lambda problem, progress: made_ladder())
+    assert cli.main(["check", "--ladder", "--device", "cuda"]) == 0
+    text = capsys.readouterr().out
+    document = made_ladder().as_json()
+    assert [row["over_rung_before"] for row in document["rows"]] == [
+        None,
+        40,
+        3,
+        75 / 45,
+        2.5,
+        None,
+    ]
+    assert not document["emulated"]
+    here = {entry["what"]: entry["here"] for entry in document["earlier_effort"]}
+    assert here == {
+        "scalar/tiled over scalar/minimal": 40,
+        "scalar/vectorized over scalar/tiled": 3,
+        "wmma or sm80 or sm90 over scalar/tiled": 12.5,
+        "torch auto over scalar/minimal": 250,
+        "wmma or sm80 or sm90 over torch auto": 2,
+    }
+    assert "2.06 to 2.57 hoped for" in text and "500.00" in text
+
+
+def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(cli, "run_ladder", lambda problem, progress: made_ladder())
+    assert cli.main(["check", "--ladder", "--device", "cuda", "--plot", str(tmp_path)]) == 0
+    assert (tmp_path / "ladder.png").stat().st_size > 10_000
+    text = (tmp_path / "ladder.svg").read_text()
+    assert f"written to {tmp_path / 'ladder.svg'}" in capsys.readouterr().out.replace("\n", "")
+    assert "Some GPU" in text and "NVIDIA L4: another GPU" in text
+
+
+def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "cutlass_attn.bench.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(cli, "run_ladder", lambda *_: pytest.fail("measured all the same"))
+    assert cli.main([*LADDER, "--plot", "."]) == 2
+    assert "--plot needs matplotlib; pip install" in capsys.readouterr().err
+
+
+def test_ladder_rejects_what_it_does_not_do(capsys):
+    assert cli.main([*LADDER, "--kernel", "cpu"]) == 2
+    assert "--ladder and --kernel exclude each other" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--plot", "."]) == 2
+    assert "--plot is for --ladder" in capsys.readouterr().err
+
+
+@cases.needs_gpu
+def test_ladder_on_a_gpu(capsys):
+    """Each rung is right and faster than the one before; the vectorized kernel twice as fast."""
+    assert cli.main(["check", "--ladder", "--device", "cuda", "--json", "-"]) == 0
+    rows = {row["rung"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert {"scalar/minimal", "scalar/tiled", "scalar/vectorized", "sm80"} <= set(rows)
+    assert all(
+        row["over_rung_before"] is None or row["over_rung_before"] > 1 for row in rows.values()
+    )
+    assert rows["scalar/vectorized"]["over_rung_before"] >= 2

@@ -13,7 +13,7 @@ import numpy as np
 
 from .bench.environment import environment
 from .bench.impls import TORCH_BACKENDS, Unsupported, refusal, torch_attention, torch_backend
-from .bench.timing import clock_times_us, event_times_us, median_us
+from .bench.timing import WarmGraph, clock_times_us, event_times_us, median_us
 from .functional import attention
 from .info import explain, variants
 from .testing import Reference, judge, reference, round_to
@@ -144,7 +144,7 @@ class NumpyArrays:
     def to_numpy(self, x: Any) -> np.ndarray:
         return x.astype(np.float32)
 
-    def median_us(self, run: Callable[[], Any]) -> float:
+    def median_us(self, run: Callable[[], Any], in_graph: bool = False) -> float:
         return median_us(clock_times_us(run, TIMED_RUNS))
 
 
@@ -162,13 +162,16 @@ class TorchArrays:
     def to_numpy(self, x: Any) -> np.ndarray:
         return x.float().cpu().numpy()
 
-    def median_us(self, run: Callable[[], Any]) -> float:
+    def median_us(self, run: Callable[[], Any], in_graph: bool = False) -> float:
+        """`in_graph`: without what a launch takes, which shows in events around a short kernel."""
         if self.device == "cpu":
             return median_us(clock_times_us(run, TIMED_RUNS))
         import torch
 
         with torch.cuda.device(self.device):
             event_times_us(run, 3)  # loads and warms up
+            if in_graph:
+                return median_us(WarmGraph(self.device).sampler(run)(TIMED_RUNS))
             return median_us(event_times_us(run, TIMED_RUNS))
 
 
@@ -183,9 +186,15 @@ def arrays_for(device: str) -> NumpyArrays | TorchArrays:
     return TorchArrays(device)
 
 
-def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Contender | Row]:
-    """What to run: the kernels asked for, or all of the build that can, then PyTorch's. A Row is a
-    kernel that was asked for by name and cannot run."""
+def contenders(
+    problem: Problem,
+    kernels: Iterable[str],
+    sample: Any,
+    backends: Iterable[str] | None = None,
+) -> list[Contender | Row]:
+    """What to run: the kernels asked for, or all of the build that can, then PyTorch's `backends`,
+    or all of them if no kernel was asked for. A Row is a kernel that was asked for by name and
+    cannot run."""
     q, k, v = sample
     found: list[Contender | Row] = []
     names = list(kernels)
@@ -198,8 +207,10 @@ def contenders(problem: Problem, kernels: Iterable[str], sample: Any) -> list[Co
             )
         elif names:
             found.append(Row(name, ours=True, reason=refusal(explanation, name)))
-    if not names and not isinstance(q, np.ndarray):
-        found += _torch_contenders(problem, sample)
+    if backends is None:
+        backends = () if names else TORCH_BACKENDS
+    if not isinstance(q, np.ndarray):
+        found += _torch_contenders(problem, sample, backends)
     return found
 
 
@@ -215,14 +226,14 @@ def _ours(problem: Problem, key: str) -> Callable[..., tuple[Any, Any]]:
     return run
 
 
-def _torch_contenders(problem: Problem, sample: Any) -> list[Contender]:
+def _torch_contenders(problem: Problem, sample: Any, backends: Iterable[str]) -> list[Contender]:
     def run(backend: str, q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
         with torch_backend(backend):
             return torch_attention(q, k, v, problem.causal), None
 
     q, k, v = sample
     found = []
-    for backend in TORCH_BACKENDS:
+    for backend in backends:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns at length about what it cannot run
             try:
@@ -234,16 +245,23 @@ def _torch_contenders(problem: Problem, sample: Any) -> list[Contender]:
 
 
 def run_check(
-    problem: Problem, kernels: Iterable[str], progress: Callable[[str, int, int], None]
+    problem: Problem,
+    kernels: Iterable[str],
+    progress: Callable[[str, int, int], None],
+    backends: Iterable[str] | None = None,
+    in_graph: bool = False,
 ) -> Report:
     """Runs everything; `progress(what, done, total)` is called before each step and at the end.
+
+    `kernels` and `backends` are as for contenders(); `in_graph`: times on a GPU are those of calls
+    in a CUDA graph.
 
     Raises ValueError for a problem that cannot be set up, such as heads that do not divide.
     """
     arrays = arrays_for(problem.device)
     inputs = [problem.random_input(i) for i in range(problem.inputs)]
     samples = [tuple(arrays.make(x, problem.dtype) for x in data) for data in inputs]
-    plan = contenders(problem, kernels, samples[0])
+    plan = contenders(problem, kernels, samples[0], backends)
 
     total = problem.inputs * (1 + len(plan))
     expected: list[Reference] = []
@@ -268,7 +286,8 @@ def run_check(
                 if contender.emulated and time.perf_counter() - started > EMULATION_SECONDS:
                     break
             if not contender.emulated:
-                row.p50_us = arrays.median_us(lambda: contender.run(*samples[0], False))  # noqa: B023
+                run = partial(contender.run, *samples[0], False)
+                row.p50_us = arrays.median_us(run, in_graph)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             row.reason = row.reason or str(error)
     progress("done", total, total)

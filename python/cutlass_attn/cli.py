@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +29,7 @@ from .bench.shapes import GRIDS, SHAPE_FORM, Grid, parse_shape
 from .bench.table import print_report
 from .check import Problem, Report, Row, run_check
 from .info import build_info, variants
+from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
 
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -65,10 +68,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default = Problem()
-    check.add_argument("--batch", type=_size, default=default.batch)
-    check.add_argument("--heads", type=_size, default=default.heads)
+    small = "None: {}, with --ladder and no GPU {}"
+    check.add_argument("--batch", type=_size, help=small.format(default.batch, EMULATED_SHAPE[0]))
+    check.add_argument("--heads", type=_size, help=small.format(default.heads, EMULATED_SHAPE[1]))
     check.add_argument("--heads-kv", type=_size, help="key/value heads; None: as many as --heads")
-    check.add_argument("--seqlen", type=_size, default=default.seqlen_q, help="query length")
+    length = small.format(default.seqlen_q, EMULATED_SHAPE[2])
+    check.add_argument("--seqlen", type=_size, help=f"query length; {length}")
     check.add_argument("--seqlen-k", type=_size, help="key length; None: as --seqlen")
     check.add_argument("--head-dim", type=_size, default=default.head_dim)
     check.add_argument(
@@ -85,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--inputs", type=_size, default=default.inputs, help="random inputs")
     check.add_argument("--seed", type=int, default=default.seed)
     check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
+    check.add_argument(
+        "--ladder",
+        action="store_true",
+        help="one variant of each kernel, from the plainest to the fastest, and what each gains",
+    )
+    check.add_argument(
+        "--plot", metavar="FOLDER", help="also draw the ladder: ladder.png and ladder.svg there"
+    )
     _add_bench(commands)
 
     warmup = commands.add_parser(
@@ -234,41 +247,72 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 def _check(args: argparse.Namespace) -> int:
     # A JSON document on stdout must be alone there.
     console = _console(stderr=args.json == "-")
-    problem = Problem(
-        batch=args.batch,
-        heads=args.heads,
-        heads_kv=args.heads_kv or args.heads,
-        seqlen_q=args.seqlen,
-        seqlen_k=args.seqlen_k or args.seqlen,
-        head_dim=args.head_dim,
-        dtype=args.dtype,
-        causal=args.causal,
-        device=args.device or default_device(),
-        inputs=args.inputs,
-        seed=args.seed,
-    )
+    if args.ladder and args.kernel:
+        raise ValueError("--ladder and --kernel exclude each other")
+    if args.plot and not args.ladder:
+        raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
+    draw_ladder = _plotting().draw_ladder if args.plot else None
+    problem = _problem(args)
+    ladder = None
     with _progress() as show:
-        report = run_check(problem, args.kernel, show)
-    _print_report(console, report)
+        if args.ladder:
+            ladder = run_ladder(problem, show)
+            report = ladder.report
+        else:
+            report = run_check(problem, args.kernel, show)
+    _print_report(console, report, ladder)
     if args.json:
-        text = json.dumps(_without_nan(report.as_json()), indent=2)
+        document = (ladder or report).as_json()
+        text = json.dumps(_without_nan(document), indent=2)
         if args.json == "-":
             print(text)
         else:
             Path(args.json).write_text(text + "\n")
+    if ladder and draw_ladder:
+        for path in draw_ladder(ladder, Path(args.plot)):
+            console.print(f"written to {path}", highlight=False, markup=False)
     return 0 if report.ok else 1
 
 
-def _print_report(console: Console, report: Report) -> None:
+def _problem(args: argparse.Namespace) -> Problem:
+    """What `check` is asked for; of a ladder on the CPU less than the reference shape."""
+    device = args.device or default_device()
+    problem = Problem(
+        head_dim=args.head_dim,
+        dtype=args.dtype,
+        causal=args.causal,
+        device=device,
+        inputs=args.inputs,
+        seed=args.seed,
+    )
+    shape = problem.batch, problem.heads, problem.seqlen_q
+    if args.ladder and device == "cpu":
+        shape = EMULATED_SHAPE
+    batch, heads, seqlen = (
+        given or size for given, size in zip((args.batch, args.heads, args.seqlen), shape)
+    )
+    return replace(
+        problem,
+        batch=batch,
+        heads=heads,
+        heads_kv=args.heads_kv or heads,
+        seqlen_q=seqlen,
+        seqlen_k=args.seqlen_k or seqlen,
+    )
+
+
+def _print_report(console: Console, report: Report, ladder: Ladder | None = None) -> None:
     problem = report.problem
     fp16 = problem.dtype == "float16"
-    headings = ["kernel", "inputs", "max error", "mean", "RMS", "RMS allowed", "verdict"]
-    headings += ["allclose 1e-3"] * fp16 + ["p50 us", "speed-up"]
+    headings = ["kernel", "inputs", "max error", "mean"]
+    headings += ["RMS", "RMS allowed"] if ladder is None else []
+    headings += ["verdict"] + ["allclose 1e-3"] * fp16 + ["p50 us", "speed-up"]
+    headings += ["over rung before"] if ladder else []
     table = Table(*headings, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in report.rows:
-        table.add_row(*_cells(row, problem, fp16))
+        table.add_row(*_cells(row, problem, fp16, ladder))
     console.print(f"{problem}, against fp64", highlight=False, markup=False)
     console.print(table)
     for row in report.rows:
@@ -280,18 +324,38 @@ def _print_report(console: Console, report: Report) -> None:
         console.print("Emulated kernels stop at the first input that ends after 30 s.")
     if not any(row.ours for row in report.rows):
         console.print("No kernel can run this; cutlass_attn.explain says why.")
+    if ladder:
+        _print_comparisons(console, ladder)
 
 
-def _cells(row: Row, problem: Problem, fp16: bool) -> list[str]:
+def _print_comparisons(console: Console, ladder: Ladder) -> None:
+    """What an earlier effort had or hoped for, as ratios: its GPU was another one."""
+    if ladder.is_emulated:
+        console.print("Emulated on the CPU: their times would mean nothing, so they have none.")
+    table = Table("speed", f"earlier effort, {EARLIER_GPU}", "here", box=None)
+    table.columns[2].justify = "right"
+    for comparison in COMPARISONS:
+        here = ladder.here(comparison)
+        ratio = "-" if here is None else f"{here:.2f}"
+        table.add_row(str(comparison), comparison.earlier_text, ratio)
+    console.print(
+        f"\nSteps of an earlier effort, as ratios because they are of another GPU ({EARLIER_GPU}, "
+        "fp16, B=2 H=8 S=512 D=64), beside those above:"
+    )
+    console.print(table)
+
+
+def _cells(row: Row, problem: Problem, fp16: bool, ladder: Ladder | None) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "-" if value is None or not row.inputs else format(value, form)
 
-    cells = [row.name, f"{row.inputs}/{problem.inputs}"]
-    cells += [number(x, ".2e") for x in (row.max, row.mean, row.rms, row.rms_allowed)]
+    errors = [row.max, row.mean] + [row.rms, row.rms_allowed] * (ladder is None)
+    cells = [row.name, f"{row.inputs}/{problem.inputs}", *(number(x, ".2e") for x in errors)]
     cells.append("[green]pass[/]" if row.ok else "[red]FAIL[/]")
     if fp16:
         cells.append({True: "yes", False: "[red]no[/]", None: "-"}[row.allclose])
-    return [*cells, number(row.p50_us, ".1f"), number(row.speedup, ".2f")]
+    cells += [number(row.p50_us, ".1f"), number(row.speedup, ".2f")]
+    return cells + ([number(ladder.step(row), ".2f")] if ladder else [])
 
 
 def _without_nan(value: object) -> object:
@@ -394,11 +458,16 @@ def _dtypes(text: str) -> list[str]:
     return found
 
 
-def _plot(args: argparse.Namespace) -> int:
+def _plotting() -> ModuleType:
+    """The module that draws. Raises ValueError without matplotlib."""
     try:
-        from .bench.plot import draw
+        return importlib.import_module(".bench.plot", __package__)
     except ImportError:
         raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
+
+
+def _plot(args: argparse.Namespace) -> int:
+    draw = _plotting().draw
     try:
         report = load(args.plot)
     except OSError as error:

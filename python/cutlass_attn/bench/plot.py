@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from ..ladder import COMPARISONS, EARLIER_GPU, Ladder
 from .report import OK, Report, Row, mean_speedup, unique
 from .timing import ColdEvents, HostClock, WarmGraph
 
@@ -35,7 +37,7 @@ _TIMINGS = {
     WarmGraph.name: "in a CUDA graph",
     HostClock.name: "on the CPU",
 }
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "cutlass_attn",  # else the ids in an SVG are random
     "font.size": 10,
     "axes.spines.top": False,
@@ -57,14 +59,33 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
     rows = [row for row in report.rows if row.us is not None and row.status == OK]
     if not rows:
         raise ValueError("the result has no row with a time to draw")
+    with matplotlib.rc_context(_SETTINGS):
+        figures = {f"{stem}-{name}": figure for name, figure in _figures(report, rows)}
+        return _save(figures, folder)
+
+
+def draw_ladder(ladder: Ladder, folder: Path) -> list[Path]:
+    """Writes ladder.png and ladder.svg into the folder, made if need be; returns them.
+
+    Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has no
+    time, the slowest; with them what an earlier effort had on another GPU. Wrong rows are hatched.
+
+    Raises ValueError for a ladder without a time.
+    """
+    if not any(row.p50_us for row in ladder.report.rows):
+        raise ValueError("no row of the ladder has a time to draw")
+    with matplotlib.rc_context(_SETTINGS):
+        return _save({"ladder": _ladder_figure(ladder)}, folder)
+
+
+def _save(figures: dict[str, Figure], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with matplotlib.rc_context(_SETTINGS):
-        for name, figure in _figures(report, rows):
-            for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-                path = folder / f"{stem}-{name}{suffix}"
-                figure.savefig(path, dpi=150, metadata=metadata)
-                written.append(path)
+    for name, figure in figures.items():
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+            path = folder / f"{name}{suffix}"
+            figure.savefig(path, dpi=150, metadata=metadata)
+            written.append(path)
     return written
 
 
@@ -174,6 +195,57 @@ def _speedup_figure(report: Report) -> Figure:
         axis.set_title(dtype, fontsize=10)
     _finish(figure, axes, _title(report) + "\n* not on all of these shapes" * partial)
     return figure
+
+
+def _ladder_figure(ladder: Ladder) -> Figure:
+    rows = [row for row in ladder.report.rows if row.p50_us]
+    times = [row.p50_us or math.nan for row in rows]
+    over = "scalar/minimal"
+    base = ladder.us(over)
+    if base is None:
+        base = max(times)
+        over = rows[times.index(base)].name
+    figure = Figure(figsize=(max(7.0, 1.1 * len(rows) + 2.0), 4.6), layout="constrained")
+    axis = figure.subplots()
+    bars = axis.bar(
+        range(len(rows)),
+        [base / us for us in times],
+        0.6,
+        color=["#0072B2" if row.ours else "#999999" for row in rows],
+        hatch=["" if row.ok else "//" for row in rows],
+    )
+    texts = [f"{base / us:.3g}x\n{us:,.{0 if us >= 100 else 1}f} us" for us in times]
+    axis.bar_label(bars, texts, fontsize=8, padding=3)
+    if over == "scalar/minimal":
+        _mark_earlier(axis, ladder, [row.name for row in rows])
+    # "sm80/f16/d64/64x64x4" on three lines
+    names = [row.name.replace("/f16", "\nf16").replace("/bf16", "\nbf16") for row in rows]
+    names = [name.replace("/f32", "\nf32").replace("torch ", "torch\n") for name in names]
+    axis.set_xticks(range(len(rows)), names, fontsize=8)
+    axis.set_yscale("log")
+    axis.margins(y=0.2)
+    axis.grid(visible=False, axis="x")
+    axis.set_ylabel(f"speed / {over}")
+    hatched = any(not row.ok for row in rows)
+    wrong = "\nhatched: wrong results" * hatched
+    emulated = "\nemulated kernels have no time" * ladder.is_emulated
+    device = ladder.report.environment["device"]
+    axis.set_title(f"{ladder.report.problem}: {device}{emulated}{wrong}", fontsize=10)
+    return figure
+
+
+def _mark_earlier(axis: Any, ladder: Ladder, names: list[str]) -> None:
+    """What the earlier effort had over its minimal kernel, at the bars of the same kind."""
+    label = f"earlier effort, {EARLIER_GPU}: another GPU"
+    for comparison in COMPARISONS:
+        if comparison.base != "scalar/minimal":
+            continue
+        kinds = [name for name in names if name.startswith(comparison.faster)]
+        if kinds:
+            at = names.index(kinds[0])
+            axis.plot(at, comparison.earlier[0], "D", color="#D55E00", label=label)
+            label = "_"  # once in the legend
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def _of(report: Report, name: str) -> list[Row]:

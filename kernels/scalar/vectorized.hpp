@@ -1,0 +1,454 @@
+// The third rung: register tiles, 16-byte accesses, and a copy that runs ahead of the arithmetic.
+//
+// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 128 threads, of 256 for fp32 with
+//           a head dimension up to 64.
+// Tile:     64 queries x 64 keys. K and V pass through one buffer in chunks of 64 columns: K's
+//           chunks, then V's.
+// Groups:   where kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with
+//           buffers, softmax state and an O of its own; they meet at the end. Without them, 8 x 8
+//           numbers a thread would leave two of an SM's four schedulers without a warp.
+// Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, as many by 8 columns of each chunk.
+//           The 8 threads that share queries are in one warp: softmax needs three shuffles, and P
+//           never leaves the warp.
+// Pipeline: the next chunk is on its way into registers, in 16-byte loads, while one is computed
+//           with; it is converted to fp32 once, as it is put down.
+//
+// Shared memory, all fp32. A row of a chunk is 64 + 4 floats long; thread c of the 8 that copy it
+// brings 8 columns as two quads, 32 floats apart:
+//
+//   float     0    4    8   ...  28   32   36  ...  60   64
+//   thread    0    1    2   ...   7    0    1  ...   7   (padding)
+//
+// In fp16 the two are one 16-byte vector, so the order of columns is not that of memory. Q K^T does
+// not care, Q being permuted alike; in P V it gives a thread 8 neighbouring columns of O, which it
+// stores as one vector. No access has a bank conflict. 8 threads, a phase of a 128-bit access,
+// store 128 bytes of one row; they read one quad of Q or P, or of K the quads of 8 neighbouring
+// rows, 68 floats and so 4 banks apart, or of V 128 bytes of one row. P's rows are 72 floats apart:
+// the 4 x 8 weights that a warp stores at a time are in 32 banks.
+//
+// How fast it can be. The reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M
+// FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
+// clocks, 16.6 us at 1.98 GHz. A warp executes some 10,000 instructions for a tile of keys, 8,192
+// of them FFMA (93 % of the two inner loops, the rest of which is LDS.128): a warp on each
+// scheduler that issued in every clock would take 22 us with the start and the end. An 8 x 8 tile
+// reads 16 quads for 256 FFMA, so four warps need shared memory in 256 clocks of 256 if LDS.128
+// takes the 4 clocks of its 512 bytes, in 128 where a warp's quarters are merged: hence 8 x 8. (4 x
+// 8 reads 12 quads for 128 FFMA, half as much again.) scalar/tiled executes six loads for
+// eight FFMA.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+#include <cstdint>
+#include <cute/config.hpp>
+#include <type_traits>
+
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/math.hpp"
+#include "core/params.hpp"
+#include "core/softmax.hpp"
+#include "cute/scheduler.hpp"
+
+namespace cutlass_attn::scalar {
+
+// Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands are multiples of 16 bytes
+// long and apart, and begin at such addresses.
+template <class Element, int kHeadDim>
+struct Vectorized {
+  static constexpr int kBlockM = 64;
+  static constexpr bool kPacksHeads = false;
+  static constexpr int kBlockN = 64;
+  static constexpr int kChunk = 64;
+  static constexpr int kChunks = kHeadDim / kChunk;
+  static constexpr int kCols = 8;  // keys, or columns of a chunk, of a thread
+  // Queries of a thread. With 8, S and O take 128 registers, and a copy of fp32 another 64: too
+  // many.
+  static constexpr int kRows = kChunks == 1 && sizeof(Element) == 2 ? 8 : 4;
+  static constexpr int kGroups = kChunks == 1 ? 2 : 1;
+  static constexpr int kGroupThreads = kBlockM / kRows * 8;
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static constexpr int kMinBlocksPerSm = 1;
+  static_assert(kHeadDim % kChunk == 0);
+
+  struct alignas(16) Quad {
+    float x[4];
+  };
+  struct alignas(16) Words {
+    uint32_t x[4];
+  };
+
+  // Which of a group's threads this is, and what of a tile is its own: the queries row(i) and the
+  // keys lane + 8 j. Lanes of a warp that differ in bit 0 alone share keys, in bit 1 alone queries:
+  // either lets LDS.128 merge two quarters of a warp into one phase.
+  struct Place {
+    int group, thread, lane, row0;
+
+    CUTE_DEVICE explicit Place(int number) {
+      // As a number of its own, or the compiler keeps all that it makes of it through the loop.
+      asm volatile("" : "+r"(number));
+      group = number / kGroupThreads;
+      thread = number % kGroupThreads;
+      lane = thread / 2 % 8;
+      row0 = thread / 32 * (4 * kRows) + thread % 32 / 16 * 2 + thread % 2;
+    }
+    CUTE_DEVICE int row(int i) const { return row0 + 4 * i; }
+  };
+
+  struct alignas(16) Chunk {
+    float at[64][kChunk + 4];
+
+    CUTE_DEVICE Quad& quad(int row, int column) { return reinterpret_cast<Quad&>(at[row][column]); }
+  };
+  struct alignas(16) Weights {
+    float at[kBlockM][kBlockN + 8];
+
+    CUTE_DEVICE Quad& quad(int row, int key) { return reinterpret_cast<Quad&>(at[row][key]); }
+    // Behind the weights of a row, of each of its 8 threads the sum of those that were its own.
+    CUTE_DEVICE float& sum(Place const& place, int i) {
+      return at[place.row(i)][kBlockN + place.lane];
+    }
+  };
+
+  // Of one group.
+  struct GroupStorage {
+    union {
+      Chunk kv;                                         // the chunk in hand
+      float o[kChunks * kRows * kCols][kGroupThreads];  // at the end: this group's O
+    };
+    Weights p;
+    SoftmaxRow rows[kBlockM];  // at the end
+  };
+  struct SharedStorage {
+    Chunk q[kChunks];
+    GroupStorage groups[kGroups];
+    // Here and not in registers, of which none is left.
+    TileCoord tile;
+    TileRange range;
+    NearMask mask;
+  };
+  static constexpr int kSmemBytes = sizeof(SharedStorage);
+
+  // A thread's share of a chunk on its way from global to shared memory, if kCopiers threads copy
+  // it: 8 columns of every kStep-th row. Kept in words: as elements, fp16 would take a register
+  // each.
+  template <int kCopiers>
+  struct Copy {
+    static constexpr int kStep = kCopiers / 8;
+    static constexpr int kPasses = 64 / kStep;
+    static constexpr int kVectors = sizeof(Element) / 2;  // for 8 columns
+    Words words[kPasses][kVectors];
+
+    // From where `base` points at; zeros where there are not so many rows and columns.
+    CUTE_DEVICE void fetch(Element const* base, int64_t row_stride, int rows, int columns,
+                           int thread) {
+      int row = thread / 8;
+      Element const* from = base + row * row_stride;
+      CUTE_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        CUTE_UNROLL
+        for (int n = 0; n < kVectors; ++n) {
+          int const column = column_of(thread % 8, n);
+          words[i][n] = Words{};
+          if (row < rows && column < columns) {
+            words[i][n] = *reinterpret_cast<Words const*>(from + column);
+          }
+        }
+        row += kStep;
+        from += kStep * row_stride;
+      }
+    }
+
+    CUTE_DEVICE void put_down(Chunk& chunk, int thread) const {
+      CUTE_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          chunk.quad(thread / 8 + i * kStep, half * 32 + thread % 8 * 4) = quad_of(words[i], half);
+        }
+      }
+    }
+  };
+
+  // Half of 8 columns in fp32.
+  CUTE_DEVICE static Quad quad_of(Words const* words, int half) {
+    Quad quad;
+    CUTE_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      uint32_t const word = sizeof(Element) == 2 ? words[0].x[half * 2 + e / 2] : words[half].x[e];
+      if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+        quad.x[e] = half_to_float(uint16_t(word >> e % 2 * 16));
+      } else if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+        quad.x[e] = bfloat16_to_float(uint16_t(word >> e % 2 * 16));
+      } else {
+        static_assert(std::is_same_v<Element, float>);
+        __builtin_memcpy(&quad.x[e], &word, sizeof word);
+      }
+    }
+    return quad;
+  }
+
+  // Column of a chunk that vector n of the `lane`-th of 8 threads begins with.
+  CUTE_DEVICE static constexpr int column_of(int lane, int n) {
+    return sizeof(Element) == 2 ? lane * 8 : n * 32 + lane * 4;
+  }
+
+  using Scores = float[kRows][kCols];
+
+  // s += Q K^T over a chunk of columns.
+  CUTE_DEVICE static void multiply_qk(Chunk& q, Chunk& k, Place const& at, Scores& s) {
+#pragma unroll 2
+    for (int d = 0; d < kChunk; d += 4) {
+      Quad query[kRows];
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) query[i] = q.quad(at.row(i), d);
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        Quad const key = k.quad(at.lane + 8 * j, d);
+        CUTE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          CUTE_UNROLL
+          for (int i = 0; i < kRows; ++i) s[i][j] = fmaf(query[i].x[e], key.x[e], s[i][j]);
+        }
+      }
+    }
+  }
+
+  // o += P V for a chunk of V's columns.
+  CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, Scores& o) {
+#pragma unroll 2
+    for (int key = 0; key < kBlockN; key += 4) {
+      Quad weight[kRows];
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) weight[i] = own.p.quad(at.row(i), key);
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          Quad const value = own.kv.quad(key + e, half * 32 + at.lane * 4);
+          CUTE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            CUTE_UNROLL
+            for (int c = 0; c < 4; ++c) {
+              float& to = o[i][half * 4 + c];
+              to = fmaf(weight[i].x[e], value.x[c], to);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
+    auto& shared = *reinterpret_cast<SharedStorage*>(smem);
+    load_queries<Arch>(p, TileCoord(scheduler, kBlockM, Arch::block()), shared);
+    Arch::sync();  // Q is there for all
+
+    int const end = shared.range.end;
+    Copy<kGroupThreads> copy;  // the chunk after the one in hand
+    auto const fetch = [&](TensorRef const& from, int columns, int n, int c) {
+      Place const at(Arch::thread());
+      int const key0 = n * kBlockN;
+      Element const* const head =
+          shared.tile.template head_of<Element>(from, shared.tile.head_kv) + c * kChunk;
+      copy.fetch(head + key0 * from.row_stride, from.row_stride, n < end ? p.seqlen_k - key0 : 0,
+                 columns - c * kChunk, at.thread);
+    };
+    auto const put_down = [&] {
+      Place const at(Arch::thread());
+      Arch::sync(1 + at.group, kGroupThreads);  // the chunk before is no longer being read
+      copy.put_down(shared.groups[at.group].kv, at.thread);
+      Arch::sync(1 + at.group, kGroupThreads);
+    };
+
+    float max[kRows];  // of each row's scores
+    float acc[kChunks][kRows][kCols] = {};
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      Place const at(Arch::thread());
+      max[i] = -kInf;
+      shared.groups[at.group].p.sum(at, i) = 0.0f;
+    }
+    int n = shared.range.begin + Arch::thread() / kGroupThreads;
+    fetch(p.k, p.head_dim, n, 0);
+    for (; n < end; n += kGroups) {
+      Scores s = {};
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        put_down();
+        if (c + 1 < kChunks) fetch(p.k, p.head_dim, n, c + 1);
+        if (c + 1 == kChunks) fetch(p.v, p.head_dim_v, n, 0);
+        Place const at(Arch::thread());
+        multiply_qk(shared.q[c], shared.groups[at.group].kv, at, s);
+      }
+      weigh<Score, Arch>(p, shared, n, s, max, acc);
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        put_down();
+        if (c + 1 < kChunks) fetch(p.v, p.head_dim_v, n, c + 1);
+        if (c + 1 == kChunks) fetch(p.k, p.head_dim, n + kGroups, 0);
+        Place const at(Arch::thread());
+        multiply_pv(shared.groups[at.group], at, acc[c]);
+      }
+    }
+
+    Place const at(Arch::thread());
+    SoftmaxRow rows[kRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      rows[i] = {max[i], shared.groups[at.group].p.sum(at, i)};
+      CUTE_UNROLL
+      for (int step = 8; step > 1; step /= 2) {
+        rows[i].sum += Arch::shuffle_xor(rows[i].sum, step);
+      }
+    }
+    float const log2_scale = Score(p).log2_scale();
+    if constexpr (kGroups > 1) merge_groups<Arch>(shared, at, log2_scale, rows, acc);
+    if (at.group == 0) store(p, shared.tile, at, log2_scale, rows, acc);
+  }
+
+ private:
+  template <class Arch>
+  CUTE_DEVICE static void load_queries(AttnParams const& p, TileCoord const& tile,
+                                       SharedStorage& shared) {
+    if (Arch::thread() == 0) {
+      IntervalMask const mask(p);
+      shared.tile = tile;
+      shared.range = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
+      shared.mask = mask.near(tile.q_begin);
+    }
+    for (int c = 0; c < kChunks; ++c) {
+      Copy<kThreads> copy;
+      copy.fetch(tile.template row_of<Element>(p.q, 0) + c * kChunk, p.q.row_stride, tile.rows,
+                 p.head_dim - c * kChunk, Arch::thread());
+      copy.put_down(shared.q[c], Arch::thread());
+    }
+  }
+
+  // Turns the scores of tile n into weights, in shared memory, and scales O to the new maximum.
+  template <class Score, class Arch>
+  CUTE_DEVICE static void weigh(AttnParams const& p, SharedStorage& shared, int n, Scores& s,
+                                float (&max)[kRows], float (&acc)[kChunks][kRows][kCols]) {
+    Place const at(Arch::thread());
+    Weights& weights = shared.groups[at.group].p;
+    TileCoord const& tile = shared.tile;
+    Score const score(p);
+    float const log2_scale = score.log2_scale();
+    int const key0 = n * kBlockN + at.lane;
+    bool const full = shared.range.is_full(n);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = at.row(i);
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        s[i][j] = score(s[i][j], tile.batch, tile.head_q, tile.q_begin + row, key0 + 8 * j);
+      }
+      if (!full) {
+        int const lo = shared.mask.lo(row), hi = shared.mask.hi(row);
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) {
+          if (key0 + 8 * j < lo || key0 + 8 * j >= hi) s[i][j] = -kInf;
+        }
+      }
+      float largest = s[i][0];
+      CUTE_UNROLL
+      for (int j = 1; j < kCols; ++j) largest = fmaxf(largest, s[i][j]);
+      CUTE_UNROLL
+      for (int step = 8; step > 1; step /= 2) {
+        largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
+      }
+      SoftmaxRow state{max[i], weights.sum(at, i)};
+      float const rescale = state.raise(largest, log2_scale);
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        float const weight = state.weight(s[i][j], log2_scale);
+        state.sum += weight;
+        weights.at[row][at.lane + 8 * j] = weight;
+      }
+      max[i] = state.max;
+      weights.sum(at, i) = state.sum;
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        CUTE_UNROLL
+        for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
+      }
+    }
+    if (p.dropout_p == 0.0f) return;
+    Dropout const dropout(p);
+    for (int i = 0; i < kRows * kCols;
+         ++i) {  // from memory, so that Philox is there once, not 64 times
+      int const row = at.row(i / kCols), key = i % kCols * 8;
+      weights.at[row][at.lane + key] *=
+          dropout.factor(tile.batch, tile.head_q, tile.q_begin + row, key0 + key);
+    }
+  }
+
+  // Adds what the other groups have to what the first has: a thread finds its own elements there.
+  template <class Arch>
+  CUTE_DEVICE static void merge_groups(SharedStorage& shared, Place const& at, float log2_scale,
+                                       SoftmaxRow (&rows)[kRows],
+                                       float (&acc)[kChunks][kRows][kCols]) {
+    Arch::sync(1 + at.group, kGroupThreads);  // V is no longer being read
+    if (at.group > 0) {
+      GroupStorage& own = shared.groups[at.group];
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        if (at.lane == 0) own.rows[at.row(i)] = rows[i];
+        CUTE_UNROLL
+        for (int c = 0; c < kChunks * kCols; ++c) {
+          own.o[i * kChunks * kCols + c][at.thread] = acc[c / kCols][i][c % kCols];
+        }
+      }
+    }
+    Arch::sync();  // what the other groups have is there
+    if (at.group > 0) return;
+    for (int g = 1; g < kGroups; ++g) {
+      GroupStorage const& other = shared.groups[g];
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float theirs;
+        float const ours = rows[i].merge(other.rows[at.row(i)], log2_scale, theirs);
+        CUTE_UNROLL
+        for (int c = 0; c < kChunks * kCols; ++c) {
+          float& to = acc[c / kCols][i][c % kCols];
+          to = fmaf(to, ours, other.o[i * kChunks * kCols + c][at.thread] * theirs);
+        }
+      }
+    }
+  }
+
+  CUTE_DEVICE static void store(AttnParams const& p, TileCoord const& tile, Place const& at,
+                                float log2_scale, SoftmaxRow (&rows)[kRows],
+                                float const (&acc)[kChunks][kRows][kCols]) {
+    constexpr int kPerVector = 16 / sizeof(Element);
+    struct alignas(16) Vector {
+      Element x[kPerVector];
+    };
+    Element* const o = tile.template row_of<Element>(p.o, 0);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = at.row(i);
+      if (row >= tile.rows) break;
+      float const rescale = p.sinks ? rows[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
+      float const inverse = rescale * rows[i].inverse_sum();
+      if (p.softmax_lse && at.lane == 0)
+        p.softmax_lse[tile.lse_of(p, row)] = rows[i].lse(log2_scale);
+      CUTE_UNROLL
+      for (int c = 0; c < kChunks; ++c) {
+        CUTE_UNROLL
+        for (int n = 0; n < kCols / kPerVector; ++n) {
+          int const column = c * kChunk + column_of(at.lane, n);
+          if (column >= p.head_dim_v) continue;
+          Vector vector;
+          CUTE_UNROLL
+          for (int e = 0; e < kPerVector; ++e) {
+            vector.x[e] = Element(acc[c][i][n * kPerVector + e] * inverse);
+          }
+          *reinterpret_cast<Vector*>(o + row * p.o.row_stride + column) = vector;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn::scalar
