@@ -1,16 +1,11 @@
-"""tests/sass: the usual way around a loop is found in machine code, or an error says why not."""
+"""cutlass_attn.gates: the usual way around a loop is found in code, or an error says why not."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent / "sass"))
-
-import gates
-import issue_slots
-from hot_path import SassError, find_loop, hot_path, read_blocks
+from cutlass_attn.gates import issue_slots
+from cutlass_attn.gates.hot_path import SassError, find_loop, hot_path, read_blocks
+from cutlass_attn.gates.tile import Shape
 
 # A loop at 0x20: one copy of its body with a rare branch, one that tests masks, then maybe a copy
 # of the next tile, in two versions.
@@ -141,7 +136,7 @@ def test_clocks_of_a_product_follow_from_what_the_parts_are_sold_as():
     ],
 )
 def test_a_tiles_work_follows_from_its_shape(sizes, expected):
-    shape = gates.Shape(*sizes, score="IdentityScore")
+    shape = Shape(*sizes, score="IdentityScore")
     assert tuple(issue_slots.per_tile(shape).values()) == expected
 
 

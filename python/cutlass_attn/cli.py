@@ -6,14 +6,12 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import _C
@@ -27,28 +25,26 @@ from .bench.shapes import GRIDS, SHAPE_FORM, Grid, parse_shape
 from .bench.table import print_report
 from .check import Problem, Report, Row, run_check
 from .info import build_info, variants
-
-_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+from .profile import command as profile_command
+from .terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     args = _parser().parse_args(argv)
     if args.command == "info":
-        return _info(_console())
-    run = {"bench": _bench, "check": _check, "warmup": _warmup}[args.command]
+        return _info(make_console())
+    run = {
+        "bench": _bench,
+        "check": _check,
+        "profile": profile_command.run,
+        "warmup": _warmup,
+    }[args.command]
     try:
         return run(args)
     except ValueError as error:
         print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
         return 2
-
-
-def _console(stderr: bool = False) -> Console:
-    """Wide enough for the tables: a wrapped line can be read, a shortened number cannot."""
-    console = Console(stderr=stderr)
-    console.width = max(console.width, 140)
-    return console
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seqlen-k", type=_size, help="key length; None: as --seqlen")
     check.add_argument("--head-dim", type=_size, default=default.head_dim)
     check.add_argument(
-        "--dtype", type=lambda name: _SHORT.get(name, name), choices=DTYPES, default=default.dtype
+        "--dtype",
+        type=lambda name: SHORT_DTYPES.get(name, name),
+        choices=DTYPES,
+        default=default.dtype,
     )
     check.add_argument("--causal", action="store_true")
     check.add_argument("--device", help='"cpu", "cuda" or "cuda:N"; None: a usable GPU, else CPU')
@@ -86,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=default.seed)
     check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
     _add_bench(commands)
+    profile_command.add_parser(commands)
 
     warmup = commands.add_parser(
         "warmup",
@@ -213,27 +213,9 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for as long as the context; it gives show(what, done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield show
-
-
 def _check(args: argparse.Namespace) -> int:
     # A JSON document on stdout must be alone there.
-    console = _console(stderr=args.json == "-")
+    console = make_console(stderr=args.json == "-")
     problem = Problem(
         batch=args.batch,
         heads=args.heads,
@@ -247,7 +229,7 @@ def _check(args: argparse.Namespace) -> int:
         inputs=args.inputs,
         seed=args.seed,
     )
-    with _progress() as show:
+    with progress_bar() as show:
         report = run_check(problem, args.kernel, show)
     _print_report(console, report)
     if args.json:
@@ -318,7 +300,7 @@ def _bench(args: argparse.Namespace) -> int:
     chosen = select(impls, absent, args.impl)
     if args.baseline not in (names := [impl.name for impl in impls]):
         raise ValueError(f"--baseline must be one of {', '.join(names)}, got {args.baseline!r}")
-    plan = Plan(grid, _dtypes(args.dtype), chosen, device, args.rounds, args.seed)
+    plan = Plan(grid, parse_dtypes(args.dtype), chosen, device, args.rounds, args.seed)
     report = BenchReport(
         grid.name,
         args.baseline,
@@ -337,9 +319,9 @@ def _bench(args: argparse.Namespace) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(report.dumps())
 
-    with _progress() as show:
+    with progress_bar() as show:
         run_bench(plan, report, show, save)
-    console = _console(stderr=to_stdout)
+    console = make_console(stderr=to_stdout)
     print_report(console, report)
     if to_stdout:
         print(report.dumps(), end="")
@@ -384,14 +366,6 @@ def _warmup(args: argparse.Namespace) -> int:
     else:
         print("nothing to do: this build compiled them all")
     return 0
-
-
-def _dtypes(text: str) -> list[str]:
-    found = [_SHORT.get(name, name) for name in text.split(",")]
-    for name in found:
-        if name not in DTYPES:
-            raise ValueError(f"--dtype must be of {', '.join(_SHORT)}, got {name!r}")
-    return found
 
 
 def _plot(args: argparse.Namespace) -> int:
