@@ -66,6 +66,14 @@ def test_the_usual_way_is_the_shortest_that_does_a_tiles_work():
     }
 
 
+def test_a_loop_may_be_left_by_a_call():
+    """As NVRTC's code does: the jump back comes after a CALL that is taken at the end."""
+    left = edited(("@P0 BRA 0x20 ;", "@P0 CALL.REL.NOINC 0x160 ;\n/*0158*/ BRA 0x20 ;"))
+    blocks = read_blocks(left)
+    assert blocks[0x150].successors == (0x160, 0x158)
+    assert len(hot_path(blocks, TILE)) == len(hot_path(read_blocks(LOOP), TILE)) + 1
+
+
 def test_blocks_end_at_branches_and_before_their_targets():
     blocks = read_blocks(LOOP)
     assert blocks[0x20].successors == (0xA0, 0x30)

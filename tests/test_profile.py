@@ -4,13 +4,16 @@ import json
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 from cutlass_attn import _C, cli, profile, variants
 from cutlass_attn.bench.shapes import Shape
 from cutlass_attn.gates import ncu, sass
 from cutlass_attn.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
 from cutlass_attn.gates.tile import Shape as Tile
+from cutlass_attn.gates.tile import shape_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -150,6 +153,8 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
         ((64, 64, 64, 48, 4, 1), "48 keys are no multiple of 32"),
         ((512, 512, 32, 64, 2, 4), "64 keys are not 8 for each of 4 warps"),
         ((64, 64, 1024, 32, 64, 1), "2048 threads"),
+        ((64, 64, 48, 32, 3, 1), "96 threads do not copy 8 rows at once, 64 do"),
+        ((128, 128, 256, 128, 8, 1), "shared memory 131200 bytes, a block may have 101376"),
     ],
 )
 def test_tiles_that_no_kernel_has_are_named(sizes, message):
@@ -157,11 +162,11 @@ def test_tiles_that_no_kernel_has_are_named(sizes, message):
 
 
 def test_keys_tell_the_tile():
-    assert sass.shape_of("sm80/general/bf16/d192v128/64x64x4", "GeneralScore") == Tile(
+    assert shape_of("sm80/general/bf16/d192v128/64x64x4", "GeneralScore") == Tile(
         192, 128, 64, 64, 4, 1, "GeneralScore"
     )
-    assert sass.shape_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
-    assert sass.shape_of("scalar/minimal/f16", "IdentityScore") is None
+    assert shape_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
+    assert shape_of("scalar/minimal/f16", "IdentityScore") is None
 
 
 # --- The command, with a program in the place of Nsight Compute -----------------------------------
@@ -220,6 +225,26 @@ def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
     assert "FAIL" in text and ">= 40" in text and "31 %" in text
 
 
+def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch, tmp_path, capsys):
+    program, answer = fake_ncu
+    file = tmp_path / "tuned.toml"
+    other = '"sm80/f16/d64/64x64x4" = "slow"'
+    file.write_text(f'[failing.smem_228]\n"{KEY}" = "slow"\n{other}\n')
+    monkeypatch.setenv("CUTLASS_ATTN_TUNING", str(file))
+    properties = SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    command = ["profile", "--ncu", str(program), "--kernel", KEY, "--mark"]
+    assert cli.main(command) == 0
+    assert other in file.read_text() and KEY not in file.read_text()
+    answer.write_text(CSV.replace("55.5", "31"))
+    assert cli.main(command) == 1
+    assert f'"{KEY}" = "tensor-pipe utilisation 31 %, >= 40 allowed"' in file.read_text()
+    assert other in file.read_text()
+    monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [])
+    assert cli.main([*command, "--device", "sm_89"]) == 2
+    assert "--mark is for measured figures" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
@@ -250,8 +275,9 @@ def test_machine_code_of_this_build():
         sass.cuobjdump()
     except sass.ToolNotFound as error:
         pytest.skip(str(error))
-    if "sm_89" not in _C.build_info()["architectures"]:
-        pytest.skip("this build has no code for sm_89")
+    is_compiled = any(v.key == KEY and v.compiled for v in variants())
+    if not is_compiled or "sm_89" not in _C.build_info()["architectures"]:
+        pytest.skip("this build has no machine code of it for sm_89")
     report = profile.run_profile([KEY], ["float16"], [], "sm_89", None, lambda *_: None)
     assert {row.score for row in report.rows} == {"IdentityScore", "SoftcapScore"}
     assert report.ok and report.static_only

@@ -27,6 +27,7 @@ from .check import Problem, Report, Row, run_check
 from .info import build_info, variants
 from .profile import command as profile_command
 from .terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from .tune import command as tune_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "bench": _bench,
         "check": _check,
         "profile": profile_command.run,
+        "tune": tune_command.run,
         "warmup": _warmup,
     }[args.command]
     try:
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
     _add_bench(commands)
     profile_command.add_parser(commands)
+    tune_command.add_parser(commands)
 
     warmup = commands.add_parser(
         "warmup",

@@ -23,6 +23,7 @@ from repository import load_generator  # puts the package `gates` in reach
 from gates import sass
 from gates.hot_path import KINDS, SassError
 from gates.issue_slots import PARTS, model_of
+from gates.tile import shape_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
@@ -56,7 +57,7 @@ def main() -> int:
     failures: dict[str, str] = {}
     for name, listing in sass.parse_listings(sass.dump("-sass", options.library, options.arch)):
         key, score = sass.identify(name) or ("", "")
-        shape = sass.shape_of(key, score)
+        shape = shape_of(key, score)
         if shape is None or score != "IdentityScore":
             continue
         try:

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from .tile import Shape
-
 INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 KERNEL = re.compile(
@@ -114,14 +112,3 @@ def static_figures(
         "local_memory": local,
         "shared_memory": smem + used.get("SHARED", 0),
     }
-
-
-def shape_of(key: str, score: str) -> Shape | None:
-    """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
-    match = re.fullmatch(
-        r"sm80(?:/general)?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?", key
-    )
-    if not match:
-        return None
-    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in match.groups())
-    return Shape(qk, v or qk, m, n, warps, columns or 1, score)

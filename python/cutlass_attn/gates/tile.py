@@ -6,6 +6,7 @@ compiled for a tile of the tuner asserts `smem_bytes` and `threads`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not.
@@ -14,6 +15,7 @@ BODIES = 2
 COPIES, COPIES_Q = 2, 3
 
 REGISTERS = 65536  # of an SM
+MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange and NearMask.
 _COORDINATES = 68
@@ -124,7 +126,10 @@ class Shape:
         return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
 
     def why_not(self) -> str:
-        """What of config.hpp's and config_split.hpp's assertions does not hold; empty if all do."""
+        """What of config.hpp's, config_split.hpp's and tile_loader.hpp's assertions does not hold.
+
+        Empty if all do.
+        """
         dims = f"{self.head_dim}, {self.head_dim_v}"
         step, step_v = (32, 32) if self.columns == 1 else (64, 64 * self.columns)
         if self.head_dim % step or self.head_dim_v % step_v:
@@ -137,8 +142,28 @@ class Shape:
             return f"{self.n} keys are not 8 for each of {self.columns} warps that share rows"
         if self.threads > 1024:
             return f"{self.threads} threads, a block has at most 1024"
+        vectors = 4 if self.head_dim % 64 and self.head_dim_v % 64 else 8  # of a row, side by side
+        if self.threads % (8 * vectors):
+            return f"{self.threads} threads do not copy 8 rows at once, {8 * vectors} do"
+        if self.smem_bytes > MAX_SMEM:
+            return f"shared memory {self.smem_bytes} bytes, a block may have {MAX_SMEM}"
+        if self.columns > 1 and self.m * self.head_dim_v > self.n * (
+            self.head_dim + self.head_dim_v
+        ):
+            return f"O of {self.m} queries does not fit where {self.n} keys were"
         return ""
 
 
 def _aligned(size: int) -> int:
     return -(-size // 128) * 128
+
+
+def shape_of(key: str, score: str) -> Shape | None:
+    """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
+    match = re.fullmatch(
+        r"sm80(?:/general)?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?", key
+    )
+    if not match:
+        return None
+    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in match.groups())
+    return Shape(qk, v or qk, m, n, warps, columns or 1, score)

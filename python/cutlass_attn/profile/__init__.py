@@ -18,6 +18,7 @@ from ..bench.environment import environment
 from ..bench.shapes import Shape
 from ..gates import ncu, sass
 from ..gates.thresholds import FAIL, Judgement, load_gates
+from ..gates.tile import shape_of
 from ..info import Variant, parse_device, variants
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
@@ -160,7 +161,7 @@ def read_cubin(path: Path, arch: str) -> dict[str, tuple[dict[str, int], Any]]:
 
 
 def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any) -> Row:
-    shape = sass.shape_of(variant.key, score)
+    shape = shape_of(variant.key, score)
     figures = sass.static_figures(used, counts, shape.smem_bytes if shape else 0)
     judged = load_gates().judge(variant.kernel, variant.head_dim, "", figures)
     return Row(variant.key, None, [gate for gate in judged if gate.measured is not None], score)

@@ -11,10 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .. import tuning
 from ..bench.shapes import SHAPE_FORM, parse_shape
 from ..gates.sass import ToolNotFound
 from ..gates.thresholds import FAIL, PASS
 from ..terminal import make_console, parse_dtypes, progress_bar
+from ..tuning_file import Failing, Tuning, device_class
 from . import Report, run_profile
 
 
@@ -46,6 +48,11 @@ def add_parser(commands: Any) -> None:
         default="cuda",
         help='"cuda" (default) or "cuda:N"; "sm_89", say, for the machine code alone',
     )
+    parser.add_argument(
+        "--mark",
+        action="store_true",
+        help="note in the tuning file which variants fail here: others are then preferred",
+    )
     parser.add_argument("--ncu", metavar="PROGRAM", help="Nsight Compute, if it is not on PATH")
     parser.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
 
@@ -66,7 +73,34 @@ def run(args: argparse.Namespace) -> int:
             print(text)
         else:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
+    if args.mark:
+        _mark(report)
     return 0 if report.ok else 1
+
+
+def _mark(report: Report) -> None:
+    """Writes the marks of the variants profiled; those of others stay. ValueError if none can."""
+    if report.static_only:
+        raise ValueError(f"--mark is for measured figures; {report.static_only}")
+    if (file := tuning.path()) is None:
+        raise ValueError(f"there is no home directory: name a file in ${tuning.VARIABLE}")
+    import torch
+
+    properties = torch.cuda.get_device_properties(report.device)
+    where = device_class(int(properties.shared_memory_per_multiprocessor))
+    known = tuning.read(file) if file.is_file() else Tuning()
+    profiled = {row.kernel for row in report.rows if not row.reason}
+    known.failing = [
+        x
+        for x in known.failing
+        if (x.device_class, x.key) not in {(where, key) for key in profiled}
+    ]
+    known.failing += [Failing(where, key, reason) for key, reason in report.failing().items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(known.dumps(), encoding="utf-8")
+    print(
+        f"{len(report.failing())} of {len(profiled)} marked for {where} in {file}", file=sys.stderr
+    )
 
 
 def _print(out: Console, report: Report) -> None:
