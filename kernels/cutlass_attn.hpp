@@ -43,7 +43,7 @@ struct VariantInfo {
   std::string tile;           // "128x64x4": queries x keys x warps; empty where there is none;
                               // "32x32x2c4": of 2 x 4 warps, 4 of which share rows
   std::vector<std::string> options;  // what it implements of the options that a kernel may lack
-  std::string tier;                  // "core" or "full"
+  std::string tier;                  // "core", "full", or "tuned": added by add_tile()
   bool compiled = false;             // false: named by the manifest, left out of this build
   bool automatic = false;            // false: runs only when asked for by name
 };
@@ -108,5 +108,40 @@ CUTLASS_ATTN_API void set_compiler(Compiler compiler, std::string why_not = "");
 // Makes a variant that this build left out run on GPUs of the same compute capability as this one.
 // `cubin` has an extern "C" kernel per score, named by its token.
 CUTLASS_ATTN_API Status load_kernel(std::string const& key, int device_index, void const* cubin);
+
+// --- Tuning: before the first call of any function above that chooses or lists variants
+// -----------
+
+// A tile that the manifest does not list.
+struct AddedTile {
+  std::string kernel;  // of the manifest, with rows at these head dims
+  int head_dim = 0, head_dim_v = 0;
+  std::string tile;                              // as in a key
+  int block_m = 0, threads = 0, smem_bytes = 0;  // of its kernel type, which packs heads
+};
+
+// Adds a variant with this tile for every dtype that the kernel has at these head dims, unless
+// there is one. It is compiled at first use. An error names what is wrong and changes nothing.
+CUTLASS_ATTN_API Status add_tile(AddedTile const& tile);
+
+// Which tile of a kernel is for calls with at least min_blocks_per_sm tiles of queries per SM, on
+// GPUs with so much shared memory an SM (in KB): 100, 164 or 228. Of several rules the first holds.
+struct TileRule {
+  int smem_kb = 0;
+  std::string kernel;
+  int head_dim = 0, head_dim_v = 0;
+  std::string tile;
+  float min_blocks_per_sm = 0.0f;
+};
+
+// Adds a rule. The first for a kernel, head dims and class of GPUs puts those of the build out of
+// force. An error, such as a tile that no variant has, changes nothing.
+CUTLASS_ATTN_API Status prefer_tile(TileRule const& rule);
+
+// The rules that are in force.
+CUTLASS_ATTN_API std::vector<TileRule> tile_rules();
+
+// Notes that a variant fails a gate on such GPUs: tiles that fail none are chosen before it.
+CUTLASS_ATTN_API Status mark_failing(int smem_kb, std::string const& key, std::string reason);
 
 }  // namespace cutlass_attn

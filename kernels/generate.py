@@ -11,7 +11,9 @@ and runtime/tuned.toml into the table that tiles are chosen by. It writes into D
     registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol),
                               CA_FACTS(symbol), #include
     registry_table.inc        CA_VARIANT(...) per row of the manifest, compiled or not
+    score_table.inc           CA_SCORES(name, functors) per GPU kernel
     tuned_table.inc           CA_TUNED(...) per rule of runtime/tuned.toml
+    space.json                what the tuner may choose, by space.toml, and the source to fill in
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS and CUTLASS_ATTN_SIMT_UNITS
 
 A file whose content would stay the same is left untouched, so that nothing rebuilds without need;
@@ -21,6 +23,7 @@ a unit that no row asks for any more is deleted.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import string
@@ -35,8 +38,23 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+
+def _load_tuning_file() -> Any:
+    """The format of tuned.toml, which the package reads as well; without the package around it."""
+    path = Path(__file__).parents[1] / "python" / "cutlass_attn" / "tuning_file.py"
+    spec = importlib.util.spec_from_file_location("tuning_file", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+tuning_file = _load_tuning_file()
+
 MANIFEST = Path(__file__).with_name("manifest.toml")
 TUNED = Path(__file__).with_name("runtime") / "tuned.toml"
+SPACE = Path(__file__).with_name("space.toml")
 BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
 
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
@@ -54,8 +72,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "sinks": (),
     "dropout": (),
 }
-# Shared memory of an SM in KB, by which runtime/tuned.toml tells GPUs apart.
-DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
 MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
@@ -169,18 +185,7 @@ class Row:
 
     def nvrtc_unit(self) -> str:
         """The source to compile at run time: a kernel per score, named by the score's token."""
-        entries = "".join(
-            f'extern "C" CA_KERNEL_ENTRY({token}, Kernel, {functor})\n'
-            for token, functor in self.kernel.scores.items()
-        )
-        return (
-            f'#include "{self.kernel.include}"\n'
-            '#include "simt/kernel_entry.hpp"\n\n'
-            "namespace cutlass_attn {\n\n"
-            f"using Kernel = {self.type};\n"
-            f"{entries}\n"
-            "}  // namespace cutlass_attn\n"
-        )
+        return nvrtc_unit(self.kernel, self.type)
 
     def unit(self) -> tuple[str, str]:
         """File name and content of the translation unit of a GPU kernel."""
@@ -197,6 +202,27 @@ class Row:
             "}  // namespace cutlass_attn\n"
         )
         return self.stem + (".cpp" if self.simt else ".cu"), text
+
+
+def nvrtc_unit(kernel: Kernel, kernel_type: str, checks: str = "") -> str:
+    entries = "".join(
+        f'extern "C" CA_KERNEL_ENTRY({token}, Kernel, {functor})\n'
+        for token, functor in kernel.scores.items()
+    )
+    return (
+        f'#include "{kernel.include}"\n'
+        '#include "simt/kernel_entry.hpp"\n\n'
+        "namespace cutlass_attn {\n\n"
+        f"using Kernel = {kernel_type};\n{checks}"
+        f"{entries}\n"
+        "}  // namespace cutlass_attn\n"
+    )
+
+
+# What add_tile() is told of a tile that is no row.
+ADDED_TILE = """static_assert(Kernel::kThreads == {threads} && Kernel::kSmemBytes == {smem_bytes});
+static_assert(Kernel::kBlockM == {m} && Kernel::kPacksHeads);
+"""
 
 
 @dataclass(frozen=True)
@@ -372,45 +398,36 @@ def load(manifest: Path | str = MANIFEST) -> tuple[list[Row], dict[str, str]]:
     return sorted(rows, key=lambda row: (row.simt, row.device == "cpu")), scores
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One line of tuned.toml: the tile for calls of at least so many tiles of queries an SM."""
-
-    smem_kb: int
-    kernel: str
-    head_dims: HeadDims
-    tile: str
-    min_blocks_per_sm: float
-
-
-def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Rule]:
+def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Any]:
     """Reads the choices of tiles, which must be among `rows`. Raises ManifestError."""
-    tiles: dict[tuple[str, str], dict[str, Row]] = {}
+    tiles: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.head_dims and row.tile and not row.simt:
-            tiles.setdefault((row.kernel_name, str(row.head_dims)), {})[str(row.tile)] = row
-    rules: list[Rule] = []
-    for device_class, kernels in _read(path).items():
-        _choose(device_class, DEVICE_CLASSES, "device class", "tuned")
-        for name, by_dims in kernels.items():
-            for dims, choices in by_dims.items():
-                where = f'[{device_class}."{name}"] {dims}'
-                if (name, dims) not in tiles:
-                    raise ManifestError(f"{where}: no row of the manifest")
-                known = tiles[name, dims]
-                for position, choice in enumerate(choices, start=1):
-                    choice = dict(choice)
-                    tile = _choose(_take(choice, "tile", str, where), known, "tile", where)
-                    least = _take(choice, "min_blocks_per_sm", float, where, default=0.0)
-                    _nothing_left(choice, where)
-                    if (least == 0.0) != (position == len(choices)):
-                        raise ManifestError(
-                            f"{where}: the last tile, and no other, is without min_blocks_per_sm"
-                        )
-                    head_dims = known[tile].head_dims
-                    assert head_dims
-                    rules.append(Rule(DEVICE_CLASSES[device_class], name, head_dims, tile, least))
-    return rules
+            tiles.setdefault((row.kernel_name, str(row.head_dims)), []).append(str(row.tile))
+    try:
+        tuning = tuning_file.parse(Path(path).read_text(encoding="utf-8"))
+    except tuning_file.TuningError as error:
+        raise ManifestError(str(error)) from error
+    if tuning.failing:
+        raise ManifestError("tuned: [failing] is for a user's own file")
+    for rule in tuning.rules:
+        if (rule.kernel, rule.head_dims) not in tiles:
+            raise ManifestError(f"{rule.where}: no row of the manifest")
+        _choose(rule.tile, dict.fromkeys(tiles[rule.kernel, rule.head_dims]), "tile", rule.where)
+    return tuning.rules
+
+
+def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
+    """What the tuner may choose of a kernel, and its source to fill in. Raises ManifestError."""
+    space = {}
+    for name, axes in _read(path).items():
+        kernels = {row.kernel_name: row.kernel for row in rows if row.device == "cuda"}
+        kernel = kernels[_choose(name, kernels, "kernel", "space")]
+        if set(axes) != kernel.placeholders.intersection(TILE_FIELDS):
+            raise ManifestError(f"space: {name} has {sorted(axes)}, not the axes of its tile")
+        source = nvrtc_unit(kernel, kernel.code, ADDED_TILE)
+        space[name] = {"axes": axes, "elements": ELEMENTS, "source": source}
+    return space
 
 
 def _quote(text: str) -> str:
@@ -442,12 +459,13 @@ def _table_line(row: Row, build: Build) -> str:
     return f"CA_VARIANT({', '.join(fields)})\n"
 
 
-def _tuned_line(rule: Rule) -> str:
+def _tuned_line(rule: Any) -> str:
+    qk, v = rule.dims()
     fields = (
         str(rule.smem_kb),
         _quote(rule.kernel),
-        str(rule.head_dims.qk),
-        str(rule.head_dims.v),
+        str(qk),
+        str(v),
         _quote(rule.tile),
         f"{rule.min_blocks_per_sm}f",
     )
@@ -469,7 +487,9 @@ def _facts_unit(rows: list[Row]) -> str:
     )
 
 
-def outputs(rows: list[Row], tuned: list[Rule], build: Build) -> dict[str, str]:
+def outputs(
+    rows: list[Row], tuned: list[Any], build: Build, space: dict[str, Any] | None = None
+) -> dict[str, str]:
     """Everything the build needs: {file name: content}."""
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
@@ -478,6 +498,7 @@ def outputs(rows: list[Row], tuned: list[Rule], build: Build) -> dict[str, str]:
     if left_out:
         files["kernel_facts.cpp"] = _facts_unit(left_out)
     files["units.json"] = json.dumps({row.key: row.nvrtc_unit() for row in left_out}, indent=1)
+    files["space.json"] = json.dumps(space or {}, indent=1)
     lists = {
         "CUTLASS_ATTN_FACTS_UNITS": ["kernel_facts.cpp"] if left_out else [],
         "CUTLASS_ATTN_CUDA_UNITS": [name for name in files if name.endswith(".cu")],
@@ -490,6 +511,11 @@ def outputs(rows: list[Row], tuned: list[Rule], build: Build) -> dict[str, str]:
         + [f"CA_FACTS({row.facts})\n" for row in left_out]
     )
     files["registry_table.inc"] = BANNER + "".join(_table_line(row, build) for row in rows)
+    gpu_kernels = {row.kernel.name: row.kernel for row in rows if row.kernel.device == "cuda"}
+    files["score_table.inc"] = BANNER + "".join(
+        f"CA_SCORES({', '.join([_quote(name), *kernel.scores.values()])})\n"
+        for name, kernel in gpu_kernels.items()
+    )
     files["tuned_table.inc"] = BANNER.replace("manifest", "runtime/tuned") + "".join(
         _tuned_line(rule) for rule in tuned
     )
@@ -517,6 +543,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
     parser.add_argument("--tuned", type=Path, default=TUNED)
+    parser.add_argument("--space", type=Path, default=SPACE)
     parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
@@ -527,10 +554,13 @@ def main(arguments: list[str] | None = None) -> int:
         rows, _ = load(source)
         source = options.tuned
         tuned = load_tuned(rows, source)
+        source = options.space
+        space = load_space(rows, source)
     except ManifestError as error:
         print(f"{source}: {error}", file=sys.stderr)
         return 1
-    write(options.out, outputs(rows, tuned, Build(options.tier, options.cuda, options.simt)))
+    build = Build(options.tier, options.cuda, options.simt)
+    write(options.out, outputs(rows, tuned, build, space))
     return 0
 
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Gathers what NVRTC needs of this project and of CUTLASS to compile kernels at first use.
 
-    nvrtc_tree.py --units gen/units.json --cutlass CUTLASS/include --out DIR
+    nvrtc_tree.py --units gen/units.json --space gen/space.json --cutlass CUTLASS/include --out DIR
 
 writes into DIR
 
     units.json    the source of every kernel that this build leaves out
+    space.json    that of other tiles, to be filled in
     include/      the headers that they include, and no others
     digest        of the headers: kernels compiled with others are not reused
     CUTLASS_LICENSE.txt
@@ -64,18 +65,20 @@ def licence(cutlass: Path) -> Path:
     sys.exit(f"no LICENSE.txt of CUTLASS with {cutlass}: its headers cannot be passed on without")
 
 
-def write(out: Path, units: Path, cutlass: Path) -> None:
-    sources: dict[str, str] = json.loads(units.read_text(encoding="utf-8"))
+def write(out: Path, units: Path, space: Path, cutlass: Path) -> None:
+    sources: list[str] = list(json.loads(units.read_text(encoding="utf-8")).values())
+    sources += [entry["source"] for entry in json.loads(space.read_text(encoding="utf-8")).values()]
     shutil.rmtree(out, ignore_errors=True)
     (out / "include").mkdir(parents=True)
     digest = hashlib.sha256()
-    headers = closure(sources.values(), [KERNELS / "nvrtc", KERNELS, cutlass])
+    headers = closure(sources, [KERNELS / "nvrtc", KERNELS, cutlass])
     for name, path in sorted(headers.items()):
         target = out / "include" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         digest.update(name.encode() + b"\0" + path.read_bytes())
     shutil.copyfile(units, out / "units.json")
+    shutil.copyfile(space, out / "space.json")
     (out / "digest").write_text(digest.hexdigest(), encoding="utf-8")
     shutil.copyfile(licence(cutlass), out / "CUTLASS_LICENSE.txt")
 
@@ -83,10 +86,11 @@ def write(out: Path, units: Path, cutlass: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--units", type=Path, required=True)
+    parser.add_argument("--space", type=Path, required=True)
     parser.add_argument("--cutlass", type=Path, required=True, help="its include directory")
     parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
     options = parser.parse_args()
-    write(options.out, options.units, options.cutlass)
+    write(options.out, options.units, options.space, options.cutlass)
 
 
 if __name__ == "__main__":

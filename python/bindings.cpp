@@ -214,4 +214,25 @@ PYBIND11_MODULE(_C, m) {
     return py::make_tuple(info.compute_capability, info.unavailable);
   });
   define_compiler(m);
+  m.def("add_tile", [](std::string kernel, int head_dim, int head_dim_v, std::string tile,
+                       int block_m, int threads, int smem_bytes) {
+    raise_unless_ok(add_tile(
+        {std::move(kernel), head_dim, head_dim_v, std::move(tile), block_m, threads, smem_bytes}));
+  });
+  m.def("prefer_tile", [](int smem_kb, std::string kernel, int head_dim, int head_dim_v,
+                          std::string tile, float min_blocks_per_sm) {
+    raise_unless_ok(prefer_tile(
+        {smem_kb, std::move(kernel), head_dim, head_dim_v, std::move(tile), min_blocks_per_sm}));
+  });
+  m.def("tile_rules", [] {
+    py::list list;
+    for (TileRule const& rule : tile_rules()) {
+      list.append(py::make_tuple(rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v,
+                                 rule.tile, rule.min_blocks_per_sm));
+    }
+    return list;
+  });
+  m.def("mark_failing", [](int smem_kb, std::string const& key, std::string reason) {
+    raise_unless_ok(mark_failing(smem_kb, key, std::move(reason)));
+  });
 }

@@ -234,7 +234,9 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     manifest, out = tmp_path / "manifest.toml", tmp_path / "gen"
     manifest.write_text(MANIFEST)
     tuned = write(tmp_path, "tuned.toml", TUNED)
+    space = write(tmp_path, "space.toml", "")
     command = ["--manifest", str(manifest), "--tuned", str(tuned), "--out", str(out), "--cuda"]
+    command += ["--space", str(space)]
     assert generate.main([*command, "--simt"]) == 0
     unit, table = out / "fast_f16_d64_128x64x8.cu", out / "registry_table.inc"
     assert (out / "plain_slow_f32_simt.cpp").is_file()

@@ -1,16 +1,11 @@
-"""tests/sass: the usual way around a loop is found in machine code, or an error says why not."""
+"""cutlass_attn.gates: the usual way around a loop is found in code, or an error says why not."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent / "sass"))
-
-import gates
-import issue_slots
-from hot_path import SassError, find_loop, hot_path, read_blocks
+from cutlass_attn.gates import issue_slots
+from cutlass_attn.gates.hot_path import SassError, find_loop, hot_path, read_blocks
+from cutlass_attn.gates.tile import Shape
 
 # A loop at 0x20: one copy of its body with a rare branch, one that tests masks, then maybe a copy
 # of the next tile, in two versions.
@@ -69,6 +64,14 @@ def test_the_usual_way_is_the_shortest_that_does_a_tiles_work():
         **dict.fromkeys(("HMMA", "MUFU", "LDSM", "LDGSTS", "pack"), 1),
         "control": 7,
     }
+
+
+def test_a_loop_may_be_left_by_a_call():
+    """As NVRTC's code does: the jump back comes after a CALL that is taken at the end."""
+    left = edited(("@P0 BRA 0x20 ;", "@P0 CALL.REL.NOINC 0x160 ;\n/*0158*/ BRA 0x20 ;"))
+    blocks = read_blocks(left)
+    assert blocks[0x150].successors == (0x160, 0x158)
+    assert len(hot_path(blocks, TILE)) == len(hot_path(read_blocks(LOOP), TILE)) + 1
 
 
 def test_blocks_end_at_branches_and_before_their_targets():
@@ -141,7 +144,7 @@ def test_clocks_of_a_product_follow_from_what_the_parts_are_sold_as():
     ],
 )
 def test_a_tiles_work_follows_from_its_shape(sizes, expected):
-    shape = gates.Shape(*sizes, score="IdentityScore")
+    shape = Shape(*sizes, score="IdentityScore")
     assert tuple(issue_slots.per_tile(shape).values()) == expected
 
 

@@ -145,11 +145,12 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       bool const is_simt = info.device == Device::kCpu;  // the CPU's own kernel is always there
       std::string options;
       if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
+      bool const can_be_built = info.tier != "tuned";
       if (is_simt) options += " CUTLASS_ATTN_SIMT=ON";
       if (options.empty()) options = " CUTLASS_ATTN_CUDA=ON";
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.facts != nullptr) text += why_not_compiled() + "; or ";
-      return text + "rebuild with" + options;
+      if (variant.facts != nullptr) text += why_not_compiled() + (can_be_built ? "; or " : "");
+      return can_be_built || variant.facts == nullptr ? text + "rebuild with" + options : text;
     });
   }
 }
@@ -200,11 +201,11 @@ struct Group {
     return info.head_dim ? info.head_dim + info.head_dim_v : INT_MAX;
   }
 
-  // The tuned tiles first, then all in the order of the manifest.
+  // The tuned tiles first, then all in the order of the manifest, then those that fail a gate.
   void choose_tiles() {
     for (size_t i = 0; i < std::size(kClasses); ++i) {
       VariantInfo const& info = variants[0]->info;
-      for (TunedTile const& rule : tuned_tiles()) {
+      for (TileRule const& rule : rules_in_force()) {
         if (rule.smem_kb != kClasses[i] || rule.kernel != info.kernel ||
             rule.head_dim != info.head_dim || rule.head_dim_v != info.head_dim_v) {
           continue;
@@ -215,6 +216,13 @@ struct Group {
       }
       bool const is_tuned = !by_class[i].empty();
       for (Variant const* v : variants) by_class[i].push_back({v, is_tuned ? kNever : 0.0f});
+      auto const passes = [&](Choice const& choice) {
+        return why_failing(kClasses[i], choice.variant->info.key).empty();
+      };
+      auto const failing = std::stable_partition(by_class[i].begin(), by_class[i].end(), passes);
+      for (auto choice = failing; choice != by_class[i].end(); ++choice) {
+        choice->min_blocks_per_sm = kNever;
+      }
     }
   }
 
@@ -275,8 +283,7 @@ struct Shortlist {
 
 using Shortlists = std::unordered_map<std::string, Shortlist>;
 
-// Every name that a caller may give. Built once: tables that grow at run time would make a new one
-// and swap it in.
+// Every name that a caller may give. Built once: the registry does not change any more.
 Shortlists const& shortlists() {
   static Shortlists const lists = [] {
     Shortlists made;
@@ -381,6 +388,11 @@ std::string why_preferred(Variant const& chosen, Variant const& other, AttnParam
   if (a.kernel != b.kernel) return "could run; " + a.kernel + " is preferred";
   if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
     return "could run; " + a.key + " pads the head dims less";
+  }
+  int const smem_kb = kClasses[class_of(device)];
+  std::string const& failing = why_failing(smem_kb, b.key);
+  if (!failing.empty() && why_failing(smem_kb, a.key).empty()) {
+    return "could run; fails a gate that " + a.tile + " does not: " + failing;
   }
   char number[32];
   std::snprintf(number, sizeof number, "%.3g",

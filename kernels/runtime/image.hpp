@@ -23,18 +23,25 @@ struct KernelFacts {
   char const* scores[kMaxScores] = {};
 };
 
-template <class Kernel, class... Scores>
-constexpr KernelFacts facts_of() {
+// What the scores alone tell.
+template <class... Scores>
+constexpr KernelFacts facts_of_scores() {
   static_assert(sizeof...(Scores) <= KernelFacts::kMaxScores);
   KernelFacts facts;
-  facts.threads = Kernel::kThreads;
-  facts.smem_bytes = Kernel::kSmemBytes;
-  facts.block_m = Kernel::kBlockM;
-  facts.packs_heads = Kernel::kPacksHeads;
   // One by one: nvcc 13.0 loses the second of two packs in a braced list.
   ((facts.takes[facts.num_scores] = &Scores::takes,
     facts.scores[facts.num_scores++] = Scores::kToken),
    ...);
+  return facts;
+}
+
+template <class Kernel, class... Scores>
+constexpr KernelFacts facts_of() {
+  KernelFacts facts = facts_of_scores<Scores...>();
+  facts.threads = Kernel::kThreads;
+  facts.smem_bytes = Kernel::kSmemBytes;
+  facts.block_m = Kernel::kBlockM;
+  facts.packs_heads = Kernel::kPacksHeads;
   return facts;
 }
 

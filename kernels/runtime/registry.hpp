@@ -1,4 +1,5 @@
-// The tables of variants and of tiles, generated from manifest.toml and tuned.toml.
+// The tables of variants and of tiles: generated from manifest.toml and tuned.toml, and what
+// add_tile(), prefer_tile() and mark_failing() made of them before anybody looked.
 #pragma once
 
 #include <vector>
@@ -27,19 +28,12 @@ struct Variant {
   KernelFacts const* facts = nullptr;
 };
 
-// In order of preference.
+// In order of preference. The first call ends what can be added.
 std::vector<Variant> const& registry();
 
-// On GPUs with so much shared memory an SM: the tile of a kernel at these head dims for calls with
-// at least min_blocks_per_sm tiles of queries an SM. The first rule that holds wins.
-struct TunedTile {
-  int smem_kb;
-  char const* kernel;
-  int head_dim, head_dim_v;
-  char const* tile;
-  float min_blocks_per_sm;
-};
+std::vector<TileRule> const& rules_in_force();
 
-std::vector<TunedTile> const& tuned_tiles();
+// Why other tiles are preferred to this variant on GPUs of a class; empty if none are.
+std::string const& why_failing(int smem_kb, std::string const& key);
 
 }  // namespace cutlass_attn

@@ -7,6 +7,7 @@
 Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
+from . import tuning as _tuning
 from .functional import attention
 from .info import (
     BuildInfo,
@@ -20,6 +21,7 @@ from .info import (
 from .verify import VerificationError
 
 __version__ = build_info().version
+_tuning.load()
 
 
 def __getattr__(name: str) -> object:

@@ -7,15 +7,13 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from . import _C
@@ -30,28 +28,28 @@ from .bench.table import print_report
 from .check import Problem, Report, Row, run_check
 from .info import build_info, variants
 from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
-
-_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+from .profile import command as profile_command
+from .terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from .tune import command as tune_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     args = _parser().parse_args(argv)
     if args.command == "info":
-        return _info(_console())
-    run = {"bench": _bench, "check": _check, "warmup": _warmup}[args.command]
+        return _info(make_console())
+    run = {
+        "bench": _bench,
+        "check": _check,
+        "profile": profile_command.run,
+        "tune": tune_command.run,
+        "warmup": _warmup,
+    }[args.command]
     try:
         return run(args)
     except ValueError as error:
         print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
         return 2
-
-
-def _console(stderr: bool = False) -> Console:
-    """Wide enough for the tables: a wrapped line can be read, a shortened number cannot."""
-    console = Console(stderr=stderr)
-    console.width = max(console.width, 140)
-    return console
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seqlen-k", type=_size, help="key length; None: as --seqlen")
     check.add_argument("--head-dim", type=_size, default=default.head_dim)
     check.add_argument(
-        "--dtype", type=lambda name: _SHORT.get(name, name), choices=DTYPES, default=default.dtype
+        "--dtype",
+        type=lambda name: SHORT_DTYPES.get(name, name),
+        choices=DTYPES,
+        default=default.dtype,
     )
     check.add_argument("--causal", action="store_true")
     check.add_argument("--device", help='"cpu", "cuda" or "cuda:N"; None: a usable GPU, else CPU')
@@ -99,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="FOLDER", help="also draw the ladder: ladder.png and ladder.svg there"
     )
     _add_bench(commands)
+    profile_command.add_parser(commands)
+    tune_command.add_parser(commands)
 
     warmup = commands.add_parser(
         "warmup",
@@ -226,27 +229,9 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for as long as the context; it gives show(what, done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield show
-
-
 def _check(args: argparse.Namespace) -> int:
     # A JSON document on stdout must be alone there.
-    console = _console(stderr=args.json == "-")
+    console = make_console(stderr=args.json == "-")
     if args.ladder and args.kernel:
         raise ValueError("--ladder and --kernel exclude each other")
     if args.plot and not args.ladder:
@@ -254,7 +239,7 @@ def _check(args: argparse.Namespace) -> int:
     draw_ladder = _plotting().draw_ladder if args.plot else None
     problem = _problem(args)
     ladder = None
-    with _progress() as show:
+    with progress_bar() as show:
         if args.ladder:
             ladder = run_ladder(problem, show)
             report = ladder.report
@@ -382,7 +367,7 @@ def _bench(args: argparse.Namespace) -> int:
     chosen = select(impls, absent, args.impl)
     if args.baseline not in (names := [impl.name for impl in impls]):
         raise ValueError(f"--baseline must be one of {', '.join(names)}, got {args.baseline!r}")
-    plan = Plan(grid, _dtypes(args.dtype), chosen, device, args.rounds, args.seed)
+    plan = Plan(grid, parse_dtypes(args.dtype), chosen, device, args.rounds, args.seed)
     report = BenchReport(
         grid.name,
         args.baseline,
@@ -401,9 +386,9 @@ def _bench(args: argparse.Namespace) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(report.dumps())
 
-    with _progress() as show:
+    with progress_bar() as show:
         run_bench(plan, report, show, save)
-    console = _console(stderr=to_stdout)
+    console = make_console(stderr=to_stdout)
     print_report(console, report)
     if to_stdout:
         print(report.dumps(), end="")
@@ -448,14 +433,6 @@ def _warmup(args: argparse.Namespace) -> int:
     else:
         print("nothing to do: this build compiled them all")
     return 0
-
-
-def _dtypes(text: str) -> list[str]:
-    found = [_SHORT.get(name, name) for name in text.split(",")]
-    for name in found:
-        if name not in DTYPES:
-            raise ValueError(f"--dtype must be of {', '.join(_SHORT)}, got {name!r}")
-    return found
 
 
 def _plotting() -> ModuleType:

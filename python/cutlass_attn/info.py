@@ -27,7 +27,7 @@ class Variant:
     head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
     tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
     options: tuple[str, ...]  # what it implements of the options that a kernel may lack
-    tier: str  # "core" or "full"
+    tier: str  # "core", "full", or "tuned": of the user's tuning file
     compiled: bool  # False: left out of this build
     automatic: bool  # False: runs only when asked for by name
 

@@ -129,13 +129,34 @@ std::vector<Variant> const& cutlass_attn::registry() {
   return table;
 }
 
-std::vector<TunedTile> const& cutlass_attn::tuned_tiles() {
-  static std::vector<TunedTile> const table = {
+std::vector<TileRule> const& cutlass_attn::rules_in_force() {
+  static std::vector<TileRule> const table = {
       {100, "tiled", 96, 96, "128x64x4", 2.0f},   {100, "tiled", 96, 96, "32x64x4", 0.0f},
       {228, "tiled", 128, 128, "64x64x4", 2.0f},  {228, "tiled", 128, 128, "32x64x4", 0.5f},
       {228, "tiled", 128, 128, "128x64x4", 0.0f},
   };
   return table;
+}
+
+std::string const& cutlass_attn::why_failing(int smem_kb, std::string const& key) {
+  static std::string const none, slow = "32 %, >= 40 allowed";
+  bool const is_marked = (smem_kb == 164 && key == "tiled/f16/d128v128/128x64x4") ||
+                         (smem_kb == 164 && key.find("tiled/f16/d96v96/") == 0);
+  return is_marked ? slow : none;
+}
+
+TEST(a_tile_that_fails_a_gate_comes_after_the_others) {
+  DeviceInfo device = kBigGpu;
+  device.smem_per_sm = 164 * 1024;
+  CHECK_EQ(chosen(call(kF16, 128), device, "tiled"), "tiled/f16/d128v128/64x64x4");
+  CHECK_EQ(chosen(call(kF16, 128), device, "tiled/f16/d128v128/128x64x4"),
+           "tiled/f16/d128v128/128x64x4");
+  // Where all fail, they run as before: no other kernel, and no greater head dim.
+  CHECK_EQ(chosen(call(kF16, 96), device, "tiled"), "tiled/f16/d96v96/64x64x4");
+  Status status;
+  Variant const* const best = select(call(kF16, 128), device, "tiled", status);
+  CHECK_EQ(why_preferred(*best, find("tiled/f16/d128v128/128x64x4"), call(kF16, 128), device),
+           "could run; fails a gate that 64x64x4 does not: 32 %, >= 40 allowed");
 }
 
 TEST(the_first_that_can_run_is_taken) {

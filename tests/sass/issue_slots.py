@@ -1,15 +1,12 @@
 #!/usr/bin/env python3
-"""Issue-slot model of the mma.sync kernels' main loop on Ada, read off the machine code.
+"""Issue slots of the mma.sync kernels' main loop on Ada: docs/ada.md is about what this prints.
 
     issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
 
 For every sm80 row with the identity score: the instructions that a warp executes for one tile of
-keys which all its queries see, and what they take of each unit. docs/ada.md has the model and its
-sources. A .cubin will do for the library; with --tier every row of that tier has to be in it.
-
-The tile's path is the way around the loop with the products, exponentials and copies that the
-tile's shape asks for, and the fewest instructions: a mask's test makes it longer, a reference that
-is raised takes further exponentials or products (hot_path.py).
+keys which all its queries see, and what they take of each unit, by the model of
+python/cutlass_attn/gates/issue_slots.py. A .cubin of nvcc will do for the library; with --tier
+every row of that tier has to be in it.
 """
 
 from __future__ import annotations
@@ -17,93 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gates import KERNEL, Shape, dump, identify, load_generator
-from hot_path import KINDS, MEMORY, Instruction, SassError, hot_path, read_blocks
+from repository import load_generator  # puts the package `gates` in reach
 
-SCHEDULERS = 4  # of an SM, each with a quarter of its units
-MUFU_CLOCKS = 32 // 4
-ALU_CLOCKS = 32 // 16  # integers, compares, conversions: half as many lanes as for FP32
-HMMA_FLOP = 2 * 16 * 8 * 16
-
-
-@dataclass(frozen=True)
-class Part:
-    """A GPU as its maker describes it."""
-
-    name: str
-    sms: int
-    boost_ghz: float
-    tflops: float  # dense, float16 products added up in float32
-
-    @property
-    def hmma_clocks(self) -> int:
-        """Clocks of a scheduler's tensor core for one m16n8k16 product."""
-        return round(HMMA_FLOP * SCHEDULERS * self.sms * self.boost_ghz / (1000 * self.tflops))
-
-
-PARTS = (Part("L4", 58, 2.04, 121.0), Part("RTX 4090", 128, 2.52, 165.2))
-
-
-def smem_clocks(instruction: Instruction) -> int:
-    """Clocks of the SM's shared memory, at 128 bytes each and without conflicts."""
-    width = instruction.name.split(".")[-1]
-    if instruction.kind == "LDSM":  # as many 8x8 matrices
-        return int(width) if width.isdigit() else 1
-    if instruction.kind in MEMORY:  # bits of each thread
-        return int(width) // 32 if width in ("64", "128") else 1
-    return 0
-
-
-def per_tile(shape: Shape) -> dict[str, int]:
-    """What a warp has to do for a tile that all its queries see, however it is compiled."""
-    keys = shape.n // shape.columns
-    dims = (shape.head_dim, shape.head_dim_v)
-    return {
-        "HMMA": shape.rows * sum(dims) // 16 * keys // 8,
-        "MUFU": shape.rows * 16 * keys // 32,
-        "LDGSTS": sum(-(-shape.n * dim // 8 // shape.threads) for dim in dims),
-    }
-
-
-def model(path: list[Instruction]) -> dict[str, Any]:
-    """Counts by kind, and clocks of a scheduler per unit for one warp and tile."""
-    counts = Counter(i.kind for i in path)
-    clocks = {
-        "issue": len(path),
-        "MUFU": MUFU_CLOCKS * counts["MUFU"],
-        "ALU": ALU_CLOCKS * (counts["pack"] + counts["other"]),
-        "shared": SCHEDULERS * sum(map(smem_clocks, path)),
-    }
-    alone = clocks["issue"] - counts["HMMA"] - counts["MUFU"] + clocks["MUFU"]
-    parts = {}
-    for part in PARTS:
-        tensor = part.hmma_clocks * counts["HMMA"]
-        unit, most = max([("tensor", tensor), *clocks.items()], key=lambda item: item[1])
-        parts[part.name] = {
-            "tensor": tensor,
-            "tensor_per": {unit: round(tensor / n, 2) for unit, n in clocks.items()},
-            "bound": unit,
-            "utilisation": round(tensor / most, 3),
-            "tflops": round(part.tflops * tensor / most, 1),
-            "without_overlap": round(tensor / (tensor + alone), 3),
-        }
-    return {"counts": {kind: counts[kind] for kind in KINDS}, "clocks": clocks, "parts": parts}
-
-
-def kernels(library: Path, arch: str) -> Iterator[tuple[str, Shape, str]]:
-    """(row's key, shape, listing) of every sm80 kernel with the identity score."""
-    for part in dump("-sass", library, arch).split("Function : ")[1:]:
-        name, _, listing = part.partition("\n")
-        match, row = KERNEL.search(name), identify(name)
-        if match and row and row[1] == "IdentityScore":
-            sizes = {name: int(n) for name, n in match.groupdict().items() if n.isdigit()}
-            yield row[0], Shape(**sizes, score=row[1]), listing
+# isort: split
+from gates import sass
+from gates.hot_path import KINDS, SassError
+from gates.issue_slots import PARTS, model_of
+from gates.tile import shape_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
@@ -135,9 +55,13 @@ def main() -> int:
 
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
-    for key, shape, listing in kernels(options.library, options.arch):
+    for name, listing in sass.parse_listings(sass.dump("-sass", options.library, options.arch)):
+        key, score = sass.identify(name) or ("", "")
+        shape = shape_of(key, score)
+        if shape is None or score != "IdentityScore":
+            continue
         try:
-            found[key] = model(hot_path(read_blocks(listing), per_tile(shape)))
+            found[key] = model_of(listing, shape)
         except SassError as error:
             failures[key] = str(error)
     if options.tier:

@@ -16,20 +16,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache as once
 from pathlib import Path
+from typing import Any
 
 from .. import _C
 from .._call import CUDA
 from ..info import parse_device
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
+from .tiles import space, unit_of
 
 __all__ = [
     "CompileError",
     "CompilerNotFound",
     "available",
+    "compile_anew",
     "cubin",
     "left_out",
     "provide",
+    "tile_space",
     "units",
     "warmup",
 ]
@@ -41,7 +45,16 @@ TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 def units() -> dict[str, str]:
     """{key of a variant: its source} of all that this build can compile at run time."""
     path = TREE / "units.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    added = [row["key"] for row in _C.variants() if row["tier"] == "tuned"]
+    made = json.loads(path.read_text(encoding="utf-8"))
+    return {**made, **{key: unit_of(TREE, key) for key in added}}
+
+
+def tile_space() -> dict[str, Any]:
+    """{kernel: its "axes", ...} of the kernels that have tiles to choose in this build."""
+    return space(TREE)
 
 
 @once
@@ -107,8 +120,7 @@ def cubin(key: str, arch: str) -> bytes:
         CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
         CompileError: NVRTC refuses the code; the message quotes it.
     """
-    source = units().get(key)
-    if source is None:
+    if key not in units():
         raise ValueError(f"key is {key!r}; allowed: {', '.join(units()) or 'none in this build'}")
     entry = _entry(key, arch)
     if (code := entry.read()) is not None:
@@ -117,9 +129,25 @@ def cubin(key: str, arch: str) -> bytes:
     with entry.locked():
         if (code := entry.read()) is None:  # or another process made it meanwhile
             with _announced(key, arch):
-                code = compiler.compile(source, arch)
+                code = compiler.compile(units()[key], arch)
             entry.write(code)
     return code
+
+
+def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
+    """Machine code of any tile that can be chosen, and what NVRTC and ptxas say of it.
+
+    Nothing is read from the cache; a variant that this process knows is kept there.
+
+    Raises:
+        ValueError: the key is not of a kernel with tiles to choose.
+        CompilerNotFound, CompileError: as `cubin`.
+    """
+    source = unit_of(TREE, key)
+    code, log = _compiler().compile_with_log(source, arch)
+    if key in units():
+        _entry(key, arch).write(code)
+    return code, log
 
 
 def provide(key: str, device_index: int) -> None:

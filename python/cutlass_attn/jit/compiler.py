@@ -12,6 +12,7 @@ from typing import Any
 
 INSTALL = "pip install 'cutlass_attn[jit]'"
 OPTIONS = ("--std=c++17", "-default-device")  # CUTLASS leaves functions unannotated
+_REPORT = "--ptxas-options=-v"  # registers and spills, in the log; the code is the same
 
 
 class CompilerNotFound(RuntimeError):
@@ -32,7 +33,11 @@ class Compiler:
 
     def compile(self, source: str, arch: str) -> bytes:
         """Machine code of a translation unit. Raises CompileError."""
-        options = [f"--gpu-architecture={arch}", *OPTIONS]
+        return self.compile_with_log(source, arch)[0]
+
+    def compile_with_log(self, source: str, arch: str) -> tuple[bytes, str]:
+        """Machine code, and what NVRTC and ptxas say of it. Raises CompileError."""
+        options = [f"--gpu-architecture={arch}", *OPTIONS, _REPORT]
         options += [f"--include-path={folder}" for folder in self.includes]
         nvrtc = self.nvrtc
         # "..." is looked up beside the including file first: not in the current directory.
@@ -42,15 +47,15 @@ class Compiler:
             result, *_ = nvrtc.nvrtcCompileProgram(
                 program, len(options), [option.encode() for option in options]
             )
+            log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+            text = log.rstrip(b"\0").decode(errors="replace")
             if int(result) != 0:
-                log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
-                _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
-                text = log.rstrip(b"\0").decode(errors="replace")
                 version = ".".join(map(str, self.version))
                 raise CompileError(f"NVRTC {version} cannot compile for {arch}:\n{text}")
             code = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
-            return bytes(code)
+            return bytes(code), text
         finally:
             nvrtc.nvrtcDestroyProgram(program)
 

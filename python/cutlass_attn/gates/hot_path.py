@@ -55,8 +55,9 @@ class Instruction:
 
     @property
     def target(self) -> int | None:
-        """Where a branch goes."""
-        found = re.findall(r"0x([0-9a-f]+)", self.operands) if self.base == "BRA" else []
+        """Where a branch goes. A CALL under a condition is how NVRTC's code leaves a loop."""
+        is_branch = self.base == "BRA" or (self.base == "CALL" and self.guard)
+        found = re.findall(r"0x([0-9a-f]+)", self.operands) if is_branch else []
         return int(found[-1], 16) if found else None
 
 
@@ -86,7 +87,7 @@ def read_blocks(listing: str) -> dict[int, Block]:
     """Basic blocks that a function can get to, by the address of their first instruction.
 
     BRA.DIV, for warps whose threads are not together, counts as not taken, and the way back from a
-    CALL, which only such code has, is not followed.
+    CALL without a condition, which only such code has, is not followed.
     """
     code = [
         Instruction(int(address, 16), guard, name, operands)
@@ -104,7 +105,7 @@ def read_blocks(listing: str) -> dict[int, Block]:
         last, successors = code[end - 1], []
         if last.target is not None and last.name != "BRA.DIV":
             successors.append(last.target)
-        goes_on = last.base not in JUMPS or (last.base != "CALL" and last.is_conditional)
+        goes_on = last.base not in JUMPS or last.is_conditional
         if goes_on and end < len(code):
             successors.append(code[end].address)
         blocks[code[begin].address] = Block(tuple(code[begin:end]), tuple(successors))

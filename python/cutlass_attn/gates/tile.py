@@ -1,0 +1,169 @@
+"""What follows from the tile of an mma.sync kernel: kernels/sm80/config.hpp in numbers.
+
+It is stated a second time here because it judges what a compiler made of the first. Code that is
+compiled for a tile of the tuner asserts `smem_bytes` and `threads`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+# The loop's body is compiled for tiles that need the mask's test and for those that do not.
+BODIES = 2
+# A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
+COPIES, COPIES_Q = 2, 3
+
+REGISTERS = 65536  # of an SM
+MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
+
+# Beside the buffers of Q, K and V: TileCoord, TileRange and NearMask.
+_COORDINATES = 68
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel's machine code depends on."""
+
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+    columns: int
+    score: str
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps * self.columns
+
+    @property
+    def rows(self) -> int:
+        """m16 blocks of a warp."""
+        return self.m // (16 * self.warps)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Q stays in registers: kPipelined of sm80/config.hpp."""
+        return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def slice(self) -> int:
+        """Keys that go through softmax together: slice() of sm80/config.hpp, in units of 16."""
+        return 2 if self.is_pipelined and self.n >= 64 and self.score == "IdentityScore" else 1
+
+    @property
+    def steps_in_registers(self) -> int:
+        """Steps of 16 columns of Q that stay in registers: sm80/config_split.hpp."""
+        budget = 144 if self.score == "GeneralScore" else 160
+        steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
+        return min(steps, self.head_dim // 16)
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code.
+
+        m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim_v/8 per 16 keys,
+        for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
+        transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
+        """
+        blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
+        load_q, load_k, load_v = (
+            -(-rows * d // 8 // self.threads)
+            for rows, d in (
+                (self.m, self.head_dim),
+                (self.n, self.head_dim),
+                (self.n, self.head_dim_v),
+            )
+        )
+        copies = COPIES_Q * load_q + COPIES * (load_k + BODIES * (load_k + load_v))
+        if self.columns > 1:
+            # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
+            keys, dims_v = self.n // self.columns, dims_v // self.columns
+            kept = self.steps_in_registers
+            body = dims * keys // 16 + self.rows * (dims - kept + blocks)
+            return {
+                "HMMA": BODIES * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
+                "LDSM": BODIES * body + self.rows * kept,
+                "LDSM.T": BODIES * blocks * dims_v,
+                "LDGSTS": copies,
+            }
+        if self.is_pipelined:
+            # Q once; the first slice's Q K^T and the last one's P V, of which the loop has read the
+            # first 16 columns; in the body for any tile Q K^T of each slice once more, for slices
+            # that have to raise a reference.
+            qk, pv = (BODIES + 1) * blocks + self.slice, BODIES * blocks + self.slice
+            return {
+                "HMMA": self.rows * 2 * (qk * dims + pv * dims_v),
+                "LDSM": self.rows * dims + qk * dims,
+                "LDSM.T": pv * dims_v - 1,
+                "LDGSTS": copies + COPIES * load_v,
+            }
+        return {
+            "HMMA": BODIES * blocks * self.rows * 2 * (dims + dims_v),
+            "LDSM": BODIES * (blocks + self.rows) * dims,
+            "LDSM.T": BODIES * blocks * dims_v,
+            "LDGSTS": copies,
+        }
+
+    def register_limit(self) -> int:
+        """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
+        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
+        blocks = 1 if self.columns > 1 else 3 if small else 2
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: SharedStorage of sm80/config.hpp and of config_split.hpp."""
+        q = 2 * self.m * self.head_dim
+        k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
+        if self.columns == 1:
+            stages = 2 if self.is_pipelined else 1
+            return q + stages * (k + v) + _aligned(_COORDINATES)
+        kept = replace(self, score="GeneralScore").steps_in_registers
+        moved = kept // 4 * self.m * 128
+        p = 2 * self.m * self.n
+        exchange = 4 * self.warps * self.columns
+        return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
+
+    def why_not(self) -> str:
+        """What of config.hpp's, config_split.hpp's and tile_loader.hpp's assertions does not hold.
+
+        Empty if all do.
+        """
+        dims = f"{self.head_dim}, {self.head_dim_v}"
+        step, step_v = (32, 32) if self.columns == 1 else (64, 64 * self.columns)
+        if self.head_dim % step or self.head_dim_v % step_v:
+            return f"head dims {dims} are no multiples of {step} and {step_v}"
+        if self.m % (16 * self.warps):
+            return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
+        if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):
+            return f"{self.n} keys are no multiple of {32 if self.is_pipelined else 16}"
+        if self.columns > 1 and self.n != 8 * self.columns:
+            return f"{self.n} keys are not 8 for each of {self.columns} warps that share rows"
+        if self.threads > 1024:
+            return f"{self.threads} threads, a block has at most 1024"
+        vectors = 4 if self.head_dim % 64 and self.head_dim_v % 64 else 8  # of a row, side by side
+        if self.threads % (8 * vectors):
+            return f"{self.threads} threads do not copy 8 rows at once, {8 * vectors} do"
+        if self.smem_bytes > MAX_SMEM:
+            return f"shared memory {self.smem_bytes} bytes, a block may have {MAX_SMEM}"
+        if self.columns > 1 and self.m * self.head_dim_v > self.n * (
+            self.head_dim + self.head_dim_v
+        ):
+            return f"O of {self.m} queries does not fit where {self.n} keys were"
+        return ""
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 128) * 128
+
+
+def shape_of(key: str, score: str) -> Shape | None:
+    """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
+    match = re.fullmatch(
+        r"sm80(?:/general)?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?", key
+    )
+    if not match:
+        return None
+    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in match.groups())
+    return Shape(qk, v or qk, m, n, warps, columns or 1, score)

@@ -1,0 +1,35 @@
+"""The program that Nsight Compute watches: it launches one kernel while its profiler is on.
+
+python -m cutlass_attn.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from ..bench.runner import random_inputs
+from ..bench.shapes import parse_shape
+from ..functional import attention
+
+
+def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
+    torch.cuda.set_device(device)
+    inputs = random_inputs(parse_shape(shape), dtype, device, seed=0)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    out = torch.empty_like(q)
+
+    def run() -> None:
+        attention(q, k, v, causal=causal == "causal", kernel=kernel, out=out)
+
+    run()  # loads, and compiles where it has to
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,186 @@
+"""The command `cutlass-attn tune`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import tuning
+from ..bench.shapes import SHAPE_FORM, Shape, parse_shape
+from ..terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from ..tuning_file import Tuning
+
+PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="look for a faster tile of a kernel, and have dispatch take it",
+        description="Tries tiles of a kernel for some shapes. Each must fit the device, compile, "
+        "not spill, be right on five inputs and pass the gates, and is then timed against the best "
+        "so far. The best goes to the user's tuning file, which dispatch reads. Without a GPU they "
+        "are ranked by a model of Ada instead, and nothing is written. A run that is interrupted "
+        "goes on where it stopped. Needs NVRTC: pip install 'cutlass_attn[jit]'.",
+    )
+    parser.add_argument("--kernel", default="sm80", help="a kernel with tiles to choose (sm80)")
+    parser.add_argument("--dtype", default="fp16", help=f"of {', '.join(SHORT_DTYPES)} (fp16)")
+    parser.add_argument("--head-dim", type=int, default=64, help="one that the kernel has (64)")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar=SHAPE_FORM.upper(),
+        help="what it is tuned for; may be repeated (4x4096 queries and keys)",
+    )
+    parser.add_argument("--causal", choices=["both", "yes", "no"], default="both")
+    parser.add_argument("--device", help='"cuda" or "cuda:N"; "model" is no GPU (a usable GPU)')
+    parser.add_argument("--part", default="L4", help='of the model: "L4" or "RTX 4090" (L4)')
+    parser.add_argument("--proposer", choices=PROPOSERS, default="evolutionary")
+    parser.add_argument(
+        "--command",
+        dest="program",
+        metavar="PROGRAM",
+        help="the proposer `command`: gets what is known as JSON on stdin, answers a tile as JSON",
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="tiles to try (30)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ncu", metavar="PROGRAM", help="Nsight Compute, if it is not on PATH")
+    parser.add_argument(
+        "--state", metavar="FOLDER", help="of the state and the report (tune-<kernel>-<dims>-...)"
+    )
+    parser.add_argument(
+        "--file", help=f"the tuning file to write (${tuning.VARIABLE}, or the user's)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="write no tuning file")
+
+
+def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
+    heads = max(1, 2048 // args.head_dim)
+    given = [parse_shape(text) for text in args.shape]
+    if wrong := [shape for shape in given if shape.head_dim != args.head_dim]:
+        raise ValueError(f"--shape has head dim {wrong[0].head_dim}, --head-dim is {args.head_dim}")
+    base = given or [Shape(4, heads, heads, 4096, 4096, args.head_dim)]
+    masks = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
+    return tuple(
+        Shape(**{**asdict(shape), "causal": causal})
+        for shape in base
+        for causal in (masks if shape.seqlen_q > 1 else (False,))
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import jit
+    from ..bench.environment import why_no_gpu
+    from ..info import variants
+    from . import report, rules_in_force, rules_with, static, tune, with_rules
+    from .evaluate import Evaluator, Processes
+    from .proposers import make_proposer
+    from .space import Limits, Space, Task, parse_tile
+    from .state import open_state
+
+    shapes = _shapes(args)
+    proposer = make_proposer(args.proposer, args.seed, args.program)
+    if args.rounds < 1:
+        raise ValueError(f"--rounds must be 1 or more, got {args.rounds}")
+    device = args.device or "cuda"
+    lack = "asked for" if device == "model" else why_no_gpu(device)
+    if lack and args.device not in (None, "model"):
+        raise ValueError(f"{lack}; --device model ranks tiles without a GPU")
+    there: Limits = static.part_limits(args.part) if lack else _limits_of(device)
+    if len(dtypes := parse_dtypes(args.dtype)) != 1 or dtypes[0] == "float32":
+        raise ValueError(f"--dtype must be fp16 or bf16, got {args.dtype!r}")
+    kernels = jit.tile_space()
+    rows = [
+        v for v in variants()
+        if (v.kernel, v.dtype, v.head_dim) == (args.kernel, dtypes[0], args.head_dim)
+    ]  # fmt: skip
+    if args.kernel not in kernels or not rows:
+        dims = sorted({v.head_dim for v in variants() if v.kernel in kernels})
+        raise ValueError(
+            f"kernel {args.kernel!r} has no tiles to choose at head dim {args.head_dim}; allowed: "
+            f"{', '.join(kernels) or 'none in this build'} at {', '.join(map(str, dims))}"
+        )
+    if reason := jit.available():
+        print(f"cutlass-attn tune: {reason}", file=sys.stderr)
+        return 1
+    task = Task(args.kernel, dtypes[0], args.head_dim, rows[0].head_dim_v, shapes, there)
+    space = Space(task, kernels[args.kernel]["axes"])
+    start = parse_tile(_tile_that_runs(task, rows))
+
+    name = f"tune-{args.kernel}-{args.dtype}-{task.dims}-{args.part if lack else there.arch}"
+    folder = Path(args.state or name.replace("/", "-").replace(" ", ""))
+    identity = {
+        "task": task.as_json(),
+        "axes": space.axes,
+        "proposer": [args.proposer, args.program],
+        "seed": args.seed,
+    }
+    state = open_state(folder / "state.json", identity)
+    console = make_console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    if state.tried:
+        say(f"going on after {len(state.tried)} tiles of {state.path}")
+    evaluator = Evaluator(space, None if lack else device, Processes(space, folder), args.ncu)
+    with progress_bar() as show:
+        outcome = tune(evaluator, proposer, state, start, args.rounds, show)
+
+    where = f"the model of an {args.part}, no measurement: {lack}" if lack else f"{device}"
+    notes = [f"{task.kernel} {task.dtype} {task.dims} on {where}", f"started with {start}"]
+    notes += [f"shape: {shape}" for shape in shapes]
+    if not lack and evaluator.without_counters:
+        notes.append(f"gates by machine code alone: {evaluator.without_counters}")
+    notes += [f"stopped: {outcome.reason}"] + [f"bad answer: {x}" for x in outcome.bad_answers]
+    steps = [step for step, _ in evaluator.steps]
+    for path in report.write(state, f"Tiles of {task.kernel}, {task.dims}", notes, steps):
+        notes.append(f"written: {path}")
+    for note in notes:
+        say(note)
+    if outcome.best is None:
+        return 1
+    best = outcome.best
+    say(f"best: {best.candidate}, {best.score:.3f} times the speed of {start}")
+    if lack or args.dry_run or best.candidate == start:
+        why = "it runs already" if best.candidate == start else "a dry run"
+        say(f"no tuning file is written: {'nothing was measured' if lack else why}")
+        return 0
+    file = Path(args.file) if args.file else tuning.path()
+    if file is None:
+        raise ValueError("there is no home directory: name a file with --file")
+    present = tuning.read(file) if file.is_file() else Tuning()
+    rules = rules_with(task, best.candidate, rules_in_force(task))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(with_rules(present, rules).dumps(), encoding="utf-8")
+    say(f"dispatch takes it from the next start on: {file}")
+    return 0
+
+
+def _limits_of(device: str) -> Any:
+    import torch
+
+    from .space import limits
+
+    properties = torch.cuda.get_device_properties(device)
+    arch = f"sm_{properties.major}{properties.minor}"
+    smem = int(properties.shared_memory_per_multiprocessor)
+    return limits(arch, int(properties.multi_processor_count), smem)
+
+
+def _tile_that_runs(task: Any, rows: Any) -> str:
+    """What dispatch takes for the first shape by the rules in force."""
+    from . import rules_in_force
+    from .space import parse_tile
+
+    shape = task.shapes[0]
+    for rule in rules_in_force(task):
+        m = parse_tile(rule.tile).m
+        blocks = shape.batch * shape.heads_q * -(-shape.seqlen_q // m)
+        if blocks / task.limits.num_sms >= rule.min_blocks_per_sm:
+            return str(rule.tile)
+    return str(rows[0].tile)

@@ -1,0 +1,157 @@
+"""A step of an evaluation in a process of its own: what a bad candidate breaks, ends with it.
+
+A job is a JSON object on stdin, {"job": "compile", ...}; the last line of stdout is the answer.
+$CUTLASS_ATTN_TUNING names a file with the candidate's tile, so that it is a variant here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def compile_(job: dict[str, Any]) -> dict[str, Any]:
+    """Registers, stack, spills and warnings of each kernel; with "model", the issue slots too."""
+    from .. import jit
+
+    try:
+        code, log = jit.compile_anew(job["key"], job["arch"])
+    except jit.CompileError as error:
+        return {"error": first_error(str(error))}
+    answer: dict[str, Any] = parse_log(log)
+    if job.get("model"):
+        answer["model"] = _model(job["key"], job["arch"], code)
+    return answer
+
+
+def first_error(text: str) -> str:
+    """The line of a compiler's output that says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), (lines or ["no reason given"])[-1])
+
+
+def parse_log(log: str) -> dict[str, Any]:
+    """What ptxas -v says of the kernels of a unit: the most of each, and all warnings."""
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
+    found = {
+        "registers": max(registers, default=0),
+        "warnings": sorted({x.strip() for x in log.splitlines() if "warning" in x.lower()}),
+    }
+    for name, pattern in (
+        ("stack", r"(\d+) bytes stack frame"),
+        ("spill_stores", r"(\d+) bytes spill stores"),
+        ("spill_loads", r"(\d+) bytes spill loads"),
+    ):
+        found[name] = max((int(n) for n in re.findall(pattern, log)), default=0)
+    return found
+
+
+def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
+    from ..gates import sass
+    from ..gates.hot_path import SassError
+    from ..gates.issue_slots import model_of
+    from ..gates.tile import shape_of
+
+    shape = shape_of(key, "GeneralScore" if "general" in key else "IdentityScore")
+    assert shape
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(code)
+        listings = dict(sass.parse_listings(sass.dump("-sass", path, arch)))
+    try:
+        return model_of(listings.get("identity") or listings["general"], shape)
+    except SassError as error:
+        return {"error": str(error)}
+
+
+def check(job: dict[str, Any]) -> dict[str, Any]:
+    """Is it right on so many random inputs, with and without a causal mask?"""
+    from ..check import Problem, run_check
+
+    for causal in (False, True):
+        problem = Problem(
+            batch=1,
+            heads=4,
+            heads_kv=2,
+            seqlen_q=333,
+            seqlen_k=401,
+            head_dim=job["head_dim"],
+            dtype=job["dtype"],
+            causal=causal,
+            device=job["device"],
+            inputs=job["inputs"],
+        )
+        report = run_check(problem, [job["key"]], lambda *_: None)
+        for row in report.rows:
+            if not row.ok:
+                return {"error": f"{problem}: {row.reason}"}
+    return {}
+
+
+def time(job: dict[str, Any]) -> dict[str, Any]:
+    """Speed over the incumbent, in interleaved rounds: for each shape, and their mean."""
+    from ..bench.impls import discover, select
+    from ..bench.report import Report
+    from ..bench.runner import Plan, run_bench
+    from ..bench.shapes import Grid, Shape
+    from ..bench.stats import geometric_mean
+
+    keys = [job["incumbent"], job["key"]]
+    names = [f"cutlass_attn:{key}" for key in keys]
+    impls, absent = discover(keys)
+    shapes = tuple(Shape(**shape) for shape in job["shapes"])
+    grid = Grid("tune", shapes, timing=job["timing"])
+    plan = Plan(grid, [job["dtype"]], select(impls, absent, names), job["device"], job["rounds"])
+    report = Report("tune", names[0], {}, {})
+    run_bench(plan, report, lambda *_: None, lambda _: None)
+    ratios = {}
+    for row in report.rows:
+        if row.status != "ok":
+            return {"error": f"{row.impl}: {row.reason or row.status}"}
+        if row.requested == names[1]:
+            assert row.speedup
+            ratios[str(row.shape)] = row.speedup["value"]
+    if report.aborted:
+        return {"error": report.aborted}
+    return {"speedup": geometric_mean(ratios.values()), "by_shape": ratios}
+
+
+def gates(job: dict[str, Any]) -> dict[str, Any]:
+    """The gates that fail, and all figures, by Nsight Compute."""
+    from ..bench.shapes import Shape
+    from ..gates.ncu import NcuError
+    from ..info import variants
+    from ..profile import measured_rows
+
+    chosen = [variant for variant in variants() if variant.key == job["key"]]
+    shapes = [Shape(**shape) for shape in job["shapes"][:1]]
+    try:
+        rows = measured_rows(chosen, shapes, job["device"], job.get("ncu"), lambda *_: None)
+    except NcuError as error:
+        return {"unavailable": str(error)}
+    if rows[0].reason:
+        return {"unavailable": rows[0].reason}
+    figures = {gate.gate.name: gate.measured for gate in rows[0].gates}
+    failed = [str(gate) for gate in rows[0].gates if gate.verdict == "FAIL"]
+    return {"figures": figures, "failed": failed}
+
+
+JOBS = {"compile": compile_, "check": check, "time": time, "gates": gates}
+
+
+def main() -> int:
+    job = json.load(sys.stdin)
+    try:
+        answer = JOBS[job["job"]](job)
+    except (RuntimeError, ValueError) as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""The format of tuned.toml: which tile runs, of those that differ in nothing else.
+
+    [smem_228."sm80"]         GPUs by the shared memory of an SM, and a kernel
+    d64 = [{ tile = "128x64x4", min_blocks_per_sm = 1.5 }, { tile = "64x64x4" }]
+
+    [failing.smem_228]        variants that fail a gate there: others are preferred
+    "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
+
+kernels/runtime/tuned.toml says what the fields mean; it is read by this at build time, and a user's
+own file at import (tuning.py). Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Shared memory of an SM in KB, by which GPUs are told apart.
+DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
+FAILING = "failing"
+
+
+def device_class(smem_per_sm: int) -> str:
+    """That of a GPU with so many bytes of shared memory an SM: the largest that it reaches."""
+    reached = [name for name, kb in DEVICE_CLASSES.items() if kb * 1024 <= smem_per_sm]
+    return reached[-1] if reached else next(iter(DEVICE_CLASSES))
+
+
+class TuningError(ValueError):
+    """A file is not as it has to be; the message names the line where it can."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The tile for calls of at least so many tiles of queries an SM."""
+
+    device_class: str
+    kernel: str
+    head_dims: str  # as in a key: "d64", "d192v128"
+    tile: str
+    min_blocks_per_sm: float = 0.0  # 0: the last of its list, which has no condition
+    line: int = 0
+
+    @property
+    def smem_kb(self) -> int:
+        return DEVICE_CLASSES[self.device_class]
+
+    @property
+    def where(self) -> str:
+        return f'[{self.device_class}."{self.kernel}"] {self.head_dims}'
+
+    def dims(self) -> tuple[int, int]:
+        """Head dim of Q and K, and of V."""
+        qk, _, v = self.head_dims[1:].partition("v")
+        return int(qk), int(v or qk)
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A variant that fails a gate on GPUs of a class."""
+
+    device_class: str
+    key: str
+    reason: str
+    line: int = 0
+
+    @property
+    def smem_kb(self) -> int:
+        return DEVICE_CLASSES[self.device_class]
+
+
+@dataclass
+class Tuning:
+    """What a file says."""
+
+    rules: list[Rule] = field(default_factory=list)
+    failing: list[Failing] = field(default_factory=list)
+
+    def dumps(self) -> str:
+        """The file again."""
+        lines = ["# Written by `cutlass-attn tune` and `profile`; docs/tuning.md has the format."]
+        tables: dict[str, dict[str, list[str]]] = {}
+        for rule in self.rules:
+            choice = f"tile = {_quoted(rule.tile)}"
+            if rule.min_blocks_per_sm:
+                choice += f", min_blocks_per_sm = {rule.min_blocks_per_sm!r}"
+            table = tables.setdefault(f"{rule.device_class}.{_quoted(rule.kernel)}", {})
+            table.setdefault(rule.head_dims, []).append(f"{{ {choice} }}")
+        for name, entries in tables.items():
+            lines += ["", f"[{name}]"]
+            lines += [f"{dims} = [{', '.join(choices)}]" for dims, choices in entries.items()]
+        for device_class in DEVICE_CLASSES:
+            marks = [x for x in self.failing if x.device_class == device_class]
+            if marks:
+                lines += ["", f"[{FAILING}.{device_class}]"]
+                lines += [f"{_quoted(x.key)} = {_quoted(x.reason)}" for x in marks]
+        return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def parse(text: str) -> Tuning:
+    """Reads a file. Raises TuningError; whether tiles and variants exist is up to the caller."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TuningError(f"not TOML: {error}") from error
+    lines = _Lines(text)
+    tuning = Tuning()
+    for name, entries in table.items():
+        if name == FAILING:
+            for device_class, keys in _table(entries, f"[{FAILING}]").items():
+                _check_class(device_class, lines)
+                for key, reason in _table(keys, f"[{FAILING}.{device_class}]").items():
+                    line = lines.find(f"{FAILING}.{device_class}", key)
+                    if type(reason) is not str:
+                        raise TuningError(f"{_at(line)}{key}: the reason must be a text")
+                    tuning.failing.append(Failing(device_class, key, reason, line))
+            continue
+        _check_class(name, lines)
+        for kernel, by_dims in _table(entries, f"[{name}]").items():
+            for dims, choices in _table(by_dims, f'[{name}."{kernel}"]').items():
+                tuning.rules += _rules(name, kernel, dims, choices, lines)
+    return tuning
+
+
+def _check_class(name: str, lines: _Lines) -> None:
+    if name not in DEVICE_CLASSES:
+        line = lines.find("", name)
+        allowed = ", ".join(DEVICE_CLASSES)
+        raise TuningError(f"{_at(line)}device class is {name!r}; allowed: {allowed}")
+
+
+def _rules(name: str, kernel: str, dims: str, choices: Any, lines: _Lines) -> list[Rule]:
+    header, where = f"{name}.{kernel}", f'[{name}."{kernel}"] {dims}'
+    start = lines.find(header, dims)
+    if not re.fullmatch(r"d\d+(v\d+)?", dims):
+        raise TuningError(f'{_at(start)}{where}: head dims are like d64 or d192v128, got "{dims}"')
+    if type(choices) is not list or not choices or any(type(c) is not dict for c in choices):
+        raise TuningError(f'{_at(start)}{where} must be a list of {{ tile = "..." }}')
+    rules = []
+    for position, choice in enumerate(choices, start=1):
+        choice = dict(choice)
+        tile = choice.pop("tile", None)
+        at = _at(line := lines.find(header, f'"{tile}"', start))
+        if type(tile) is not str:
+            raise TuningError(f"{at}{where}: tile is {tile!r}; it must be a str")
+        least = choice.pop("min_blocks_per_sm", 0.0)
+        if type(least) is not float:
+            raise TuningError(f"{at}{where}: min_blocks_per_sm is {least!r}; it must be a float")
+        if choice:
+            raise TuningError(f"{at}{where}: unknown entry {', '.join(sorted(choice))}")
+        if (least == 0.0) != (position == len(choices)):
+            raise TuningError(
+                f"{at}{where}: the last tile, and no other, is without min_blocks_per_sm"
+            )
+        rules.append(Rule(name, kernel, dims, tile, least, line))
+    return rules
+
+
+def _table(entry: Any, where: str) -> dict[str, Any]:
+    if type(entry) is not dict:
+        raise TuningError(f"{where} must be a table")
+    return entry
+
+
+def _at(line: int) -> str:
+    return f"line {line}: " if line else ""
+
+
+class _Lines:
+    """Where in a file something is: TOML's own reader does not tell."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines()
+
+    def find(self, header: str, needle: str, start: int = 0) -> int:
+        """The first line from `start` on, within the table `header` if it has a line of its own,
+        that has `needle`; else `start`. Lines count from 1, 0 is none."""
+        table = ""
+        for number, line in enumerate(self._lines, start=1):
+            text = line.split("#")[0].strip()
+            if text.startswith("["):
+                table = text.strip("[] ").replace('"', "").replace("'", "")
+            if number >= start and needle in text and (not header or table == header):
+                return number
+        return start

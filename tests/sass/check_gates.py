@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Gates on the machine code of the mma.sync kernels, read off the library without a GPU.
+
+    check_gates.py --library libcutlass_attn.so [--arch sm_89] [--tier core]
+
+For every compiled sm80 row of the manifest and every score:
+
+- what python/cutlass_attn/gates/gates.toml says of machine code: registers, shared memory, and no
+  local memory;
+- registers few enough for the blocks per SM that the kernel asks for;
+- exactly as many HMMA, LDSM, LDSM.T and LDGSTS as the tile shape implies. More of them mean that
+  the compiler duplicated a loop body or that copies got narrower, fewer that work was lost.
+
+Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from repository import load_generator  # puts the package `gates` in reach
+
+# isort: split
+from gates import sass
+from gates.thresholds import FAIL, PASS, load_gates
+from gates.tile import Shape
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--arch", default="sm_89")
+    parser.add_argument("--tier", default="core")
+    options = parser.parse_args()
+
+    generate = load_generator()
+    rows, _ = generate.load()
+    build = generate.Build(tier=options.tier, simt=False)
+    resources = sass.read_resources(options.library, options.arch)
+    counts = sass.read_counts(options.library, options.arch)
+    failures = 0
+
+    def gate(what: str, measured: object, holds: bool, allowed: str) -> None:
+        nonlocal failures
+        failures += not holds
+        print(f"  {'ok  ' if holds else 'FAIL'} {what:<13} {measured!s:>5}  allowed: {allowed}")
+
+    families = ("sm80", "sm80/general")
+    checked = [row for row in rows if row.kernel.name in families and build.compiles(row)]
+    for row in checked:
+        for score in row.kernel.scores.values():
+            print(f"{row.key} {score}")
+            kernel = (row.key, score)
+            if kernel not in resources or kernel not in counts:
+                gate("code", "none", False, f"one kernel for {options.arch}")
+                continue
+            used, tile = resources[kernel], row.tile
+            dims = row.head_dims
+            shape = Shape(dims.qk, dims.v, **vars(tile), score=score)
+            figures = sass.static_figures(used, counts[kernel], shape.smem_bytes)
+            for judged in load_gates().judge(row.kernel.name, dims.qk, "", figures):
+                if judged.verdict in (PASS, FAIL):
+                    name, holds = judged.gate.name, judged.verdict == PASS
+                    gate(name, int(figures[name]), holds, str(judged.threshold))
+            limit = shape.register_limit()
+            gate("by blocks", used["REG"], used["REG"] <= limit, f"<= {limit} registers")
+            for operation, count in shape.counts().items():
+                measured = counts[kernel][operation]
+                gate(operation, measured, measured == count, str(count))
+    print(f"{len(checked)} rows, {failures} gates failed")
+    return 1 if failures or not checked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

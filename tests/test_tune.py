@@ -1,0 +1,582 @@
+"""The tuner: who proposes, in which order tiles are rejected, and what dispatch makes of it."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from cutlass_attn import cli, jit, tune, tuning, tuning_file
+from cutlass_attn.bench.shapes import Shape
+from cutlass_attn.gates import issue_slots
+from cutlass_attn.tune import report, static, worker
+from cutlass_attn.tune.evaluate import Evaluator, Processes
+from cutlass_attn.tune.proposers import (
+    Command,
+    Context,
+    Evolutionary,
+    Exhaustive,
+    ProposalError,
+    Random,
+    Tried,
+    parse_answer,
+)
+from cutlass_attn.tune.space import Candidate, Space, Task, limits, parse_tile
+from cutlass_attn.tune.state import open_state
+from cutlass_attn.tuning_file import Failing, Rule, Tuning, TuningError
+
+SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
+ADA = limits("sm_89", 58, 100 * 1024, "L4")
+AXES = {
+    "m": [16, 32, 48, 64, 80, 96, 128, 192, 256],
+    "n": [16, 32, 48, 64, 96, 128, 192, 256],
+    "warps": [1, 2, 3, 4, 6, 8],
+    "columns": [1, 2],
+}
+START = Candidate(64, 64, 4)
+
+
+def space_of(head_dim=128):
+    return Space(Task("sm80", "float16", head_dim, head_dim, (SHAPE,), ADA), AXES)
+
+
+def landscape(candidate):
+    """Smooth, with one top at 128x32x4; every tile has a score."""
+    wide = abs(math.log2(candidate.m / 128)) + abs(math.log2(candidate.n / 32))
+    return 2.0 / (1 + wide + abs(math.log2(candidate.warps / 4)) + 2 * (candidate.columns - 1))
+
+
+def explore(proposer, rounds, space=None):
+    """The best score after so many rounds from START, and all that was tried."""
+    space = space or space_of()
+    tried = [Tried(START, "time", score=landscape(START))]
+    for _ in range(rounds):
+        best = max(tried, key=lambda entry: entry.score)
+        candidate = proposer.propose(Context(space, tried, best.candidate))
+        if candidate is None:
+            break
+        tried.append(Tried(candidate, "time", score=landscape(candidate)))
+    return max(entry.score for entry in tried), [entry.candidate for entry in tried]
+
+
+# --- Space and proposers --------------------------------------------------------------------------
+
+
+def test_the_space_has_what_the_source_can_be_compiled_for():
+    space = space_of(64)
+    assert START in space.candidates and Candidate(96, 32, 6) in space.candidates
+    assert Candidate(96, 32, 4) not in space.candidates  # 24 rows a warp
+    assert Candidate(64, 48, 4) not in space.candidates  # the loop takes 32 keys at a time
+    assert "m is 63, allowed: 16, 32" in space.why_not(Candidate(63, 64, 4))
+    assert not any(space.why_not(candidate) for candidate in space.candidates)
+
+
+def test_tiles_are_read_and_written_alike():
+    for text in ("128x64x4", "32x32x2c4"):
+        assert str(parse_tile(text)) == text
+    with pytest.raises(ValueError, match='like "128x64x4"'):
+        parse_tile("128x64")
+
+
+@pytest.mark.parametrize("proposer", [Exhaustive(), Random(3), Evolutionary(3)])
+def test_proposals_repeat_with_the_seed_and_repeat_no_tile(proposer):
+    _, first = explore(proposer, 30)
+    assert explore(proposer, 30)[1] == first
+    assert len(set(first)) == 31
+    space = space_of()
+    assert set(first) <= {START, *space.candidates}
+
+
+def test_other_seeds_propose_others():
+    assert explore(Random(0), 10)[1] != explore(Random(1), 10)[1]
+    assert explore(Evolutionary(0), 10)[1] != explore(Evolutionary(1), 10)[1]
+
+
+@pytest.mark.parametrize("proposer", [Exhaustive(), Random(), Evolutionary()])
+def test_a_space_comes_to_its_end(proposer):
+    space = Space(space_of().task, {"m": [64, 128], "n": [64], "warps": [4], "columns": [1]})
+    assert set(explore(proposer, 9, space)[1]) == {START, Candidate(128, 64, 4)}
+
+
+def test_evolution_is_better_than_chance():
+    """On average over 20 seeds, and it keeps what is best."""
+    rounds, seeds = 25, range(20)
+    evolved = [explore(Evolutionary(seed), rounds)[0] for seed in seeds]
+    drawn = [explore(Random(seed), rounds)[0] for seed in seeds]
+    assert sum(evolved) > 1.1 * sum(drawn)
+    tried = [Tried(START, "time", score=1.0), Tried(Candidate(16, 16, 1), "spills", "64 bytes")]
+    tried.append(Tried(Candidate(128, 64, 4), "time", score=1.5))
+    context = Context(space_of(), tried, START)
+    assert context.elites(1) == [Candidate(128, 64, 4)]
+    assert context.elites(9) == [Candidate(128, 64, 4), START]
+
+
+# --- A program as a proposer ----------------------------------------------------------------------
+
+
+def program(tmp_path, body):
+    path = tmp_path / "proposer.py"
+    path.write_text(f"import json, sys\ncontext = json.load(sys.stdin)\n{body}\n")
+    return Command(f"{sys.executable} {path}")
+
+
+def test_a_program_gets_what_is_known_and_answers_a_tile(tmp_path):
+    proposer = program(
+        tmp_path,
+        "assert context['task']['limits']['smem_per_block'] == 99 * 1024\n"
+        "assert context['incumbent'] == '64x64x4'\n"
+        "assert context['task']['axes']['columns'] == [1, 2]\n"
+        "assert context['tried'][0]['score'] == 1.0 and context['refused'] == ['too big']\n"
+        "assert context['insights'] == [{'tile': '64x64x4', 'registers': 220}]\n"
+        "print(json.dumps({'m': 128, 'n': 32, 'warps': 4}))",
+    )
+    tried = [Tried(START, "time", score=1.0, figures={"registers": 220})]
+    context = Context(space_of(), tried, START, ("too big",))
+    assert proposer.propose(context) == Candidate(128, 32, 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("print('128x64x4')", "no JSON: .* got '128x64x4"),
+        ("print('[1]')", "an answer is an object"),
+        ("print(json.dumps({'m': 128, 'n': '64'}))", "n, warps must be a whole number above 0"),
+        ("print(json.dumps({'tile': '128'}))", "a tile is like"),
+        ("print(json.dumps({'tile': '100x64x4'}))", "100x64x4 is not in the space: m is 100"),
+        ("print(json.dumps({'tile': '64x64x4'}))", "64x64x4 was tried already"),
+        ("sys.exit('no idea')", "ended with status 1: no idea"),
+    ],
+)
+def test_a_bad_answer_is_refused(tmp_path, body, message):
+    context = Context(space_of(), [Tried(START, "time", score=1.0)], START)
+    with pytest.raises(ProposalError, match=message):
+        program(tmp_path, body).propose(context)
+
+
+def test_a_program_that_is_not_there_and_the_end():
+    with pytest.raises(ProposalError, match="/nowhere/program"):
+        Command("/nowhere/program").propose(Context(space_of(), [], START))
+    assert parse_answer("null") is None
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+class StubWorker:
+    """Answers jobs as worker.py does; `answers` has those that differ."""
+
+    def __init__(self, **answers):
+        self.answers, self.jobs = answers, []
+
+    def __call__(self, job, tiles):
+        self.jobs.append(job["job"])
+        usual = {
+            "compile": {"registers": 200, "stack": 0, "spill_stores": 0, "spill_loads": 0},
+            "check": {},
+            "gates": {"figures": {"tensor_pipe": 55.0}, "failed": []},
+            "time": {"speedup": 1.25, "by_shape": {}},
+        }
+        return dict(self.answers.get(job["job"], usual[job["job"]]))
+
+
+@pytest.mark.parametrize(
+    ("tile", "answers", "stage", "reason", "jobs"),
+    [
+        ("63x64x4", {}, "space", "m is 63", []),
+        ("256x256x8", {}, "space", "shared memory", []),
+        ("256x32x4", {}, "resources", "at least", []),
+        ("128x32x4", {"compile": {"error": "error: no"}}, "compile", "error: no", ["compile"]),
+        (
+            "128x32x4",
+            {"compile": {"registers": 255, "stack": 64, "spill_stores": 8}},
+            "spills",
+            "64 bytes of stack, 8 bytes of spill_stores",
+            ["compile"],
+        ),
+        ("128x32x4", {"check": {"error": "nan"}}, "correctness", "nan", ["compile", "check"]),
+        (
+            "128x32x4",
+            {"gates": {"figures": {}, "failed": ["tensor-pipe 30 %"]}},
+            "gates",
+            "tensor-pipe 30 %",
+            ["compile", "check", "gates"],
+        ),
+        (
+            "128x32x4",
+            {"time": {"error": "lost"}},
+            "time",
+            "lost",
+            ["compile", "check", "gates", "time"],
+        ),
+    ],
+)
+def test_what_is_cheap_is_asked_first(tile, answers, stage, reason, jobs):
+    stub = StubWorker(**answers)
+    entry = Evaluator(space_of(), "cuda", stub).evaluate(parse_tile(tile), START, 1.0)
+    assert (entry.stage, entry.score) == (stage, None)
+    assert reason in entry.reason
+    assert stub.jobs == jobs
+
+
+def test_a_tile_that_passes_is_scored_against_the_incumbent():
+    stub = StubWorker()
+    entry = Evaluator(space_of(), "cuda", stub).evaluate(Candidate(128, 32, 4), START, 1.2)
+    assert entry.score == pytest.approx(1.2 * 1.25) and not entry.reason
+    assert entry.figures["gates"] == {"tensor_pipe": 55.0}
+
+
+def test_without_counters_the_machine_code_is_judged():
+    stub = StubWorker(gates={"unavailable": "no ncu"})
+    evaluator = Evaluator(space_of(), "cuda", stub)
+    assert evaluator.evaluate(Candidate(128, 32, 4), START, 1.0).score
+    assert evaluator.without_counters == "no ncu"
+    evaluator.evaluate(Candidate(64, 32, 4), START, 1.0)
+    assert stub.jobs.count("gates") == 1  # it is not asked again
+
+
+def model(tensor, others, alone):
+    """What issue_slots.model() says, for an L4."""
+    parts = {part.name: {"tensor": tensor, "without_overlap": alone} for part in issue_slots.PARTS}
+    return {"parts": parts, "clocks": {"issue": others}}
+
+
+def test_without_a_gpu_the_model_ranks():
+    answer = {"registers": 200, "stack": 0, "model": model(2048, 700, 0.8)}
+    stub = StubWorker(compile=answer)
+    evaluator = Evaluator(space_of(), None, stub)
+    first = evaluator.evaluate(START, START, 1.0)
+    assert (first.stage, first.score) == ("model", 1.0)
+    stub.answers["compile"] = {**answer, "model": model(4096, 1400, 0.8)}
+    other = evaluator.evaluate(Candidate(128, 32, 4), START, 1.0)
+    # Half the keys and twice the rows in twice the time, but two blocks on an SM instead of one.
+    assert 0.55 < other.score < 0.65
+    stub.answers["compile"] = {**answer, "model": {"error": "2 loops"}}
+    assert "2 loops" in evaluator.evaluate(Candidate(64, 32, 4), START, 1.0).reason
+    assert set(stub.jobs) == {"compile"}
+
+
+def test_the_model_of_a_call():
+    """64x64x4 at head dim 128 on an L4, a tile of 64 rows on each SM: docs/ada.md says 2568."""
+    task = space_of().task
+    shape, one = task.shape(START), Shape(1, 58, 58, 64, 64, 128)
+    us = static.predicted_us(model(2048, 1280, 0.7975), shape, 220, one, ADA)
+    assert us * 2.04e3 == pytest.approx(2568, rel=0.01)
+    assert static.blocks_on_an_sm(task.shape(Candidate(128, 32, 4)), 255, ADA) == 2
+    assert static.part_limits("L4").num_sms == 58
+    with pytest.raises(ValueError, match="L4, RTX 4090"):
+        static.part_limits("H200")
+
+
+def test_what_ptxas_says_is_read():
+    log = (
+        "ptxas warning : Value of threads per SM is out of range\n"
+        "ptxas info    : Compiling entry function 'identity' for 'sm_89'\n"
+        "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 168 registers, used 1 barriers\n"
+        "    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+        "ptxas info    : Used 255 registers, used 1 barriers\n"
+    )
+    found = worker.parse_log(log)
+    assert found.pop("warnings") == ["ptxas warning : Value of threads per SM is out of range"]
+    assert found == {"registers": 255, "stack": 16, "spill_stores": 8, "spill_loads": 12}
+    assert worker.first_error("NVRTC cannot\nx.hpp(3): error: no\n") == "x.hpp(3): error: no"
+
+
+def test_a_job_that_breaks_its_process_is_an_answer(tmp_path):
+    run = Processes(space_of(), tmp_path)
+    assert "KeyError" in run({"job": "no such"}, [START])["error"]
+    assert (
+        "ValueError" in run({"job": "compile", "key": "warp/9", "arch": "sm_89"}, [START])["error"]
+    )
+    rules = tuning_file.parse((tmp_path / "candidates.toml").read_text()).rules
+    assert [rule.tile for rule in rules] == ["64x64x4"]
+
+
+# --- The loop, its state and its report -----------------------------------------------------------
+
+
+class StubEvaluator:
+    """Scores by the landscape; stops the run at a tile, as Ctrl-C does."""
+
+    def __init__(self, stop_after=None):
+        self.space, self.left = space_of(), stop_after
+
+    def remember(self, entry):
+        pass
+
+    def evaluate(self, candidate, incumbent, score, show):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left = None if self.left is None else self.left - 1
+        if candidate.columns > 1:
+            return Tried(candidate, "compile", "error: no")
+        return Tried(candidate, "time", score=landscape(candidate))
+
+
+def run(path, evaluator, rounds=12, proposer=None):
+    state = open_state(path / "state.json", {"seed": 5})
+    outcome = tune.tune(
+        evaluator, proposer or Evolutionary(5), state, START, rounds, lambda *_: None
+    )
+    return state, outcome
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
+    whole, outcome = run(tmp_path / "whole", StubEvaluator())
+    assert outcome.reason == "12 rounds are done" and len(whole.tried) == 13
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", StubEvaluator(stop_after=4))
+    assert len(json.loads((tmp_path / "cut" / "state.json").read_text())["tried"]) == 4
+    resumed, _ = run(tmp_path / "cut", StubEvaluator())
+    assert [e.candidate for e in resumed.tried] == [e.candidate for e in whole.tried]
+    assert resumed.best.candidate == whole.best.candidate
+    assert run(tmp_path / "cut", StubEvaluator(stop_after=0))[0].tried == resumed.tried  # all done
+
+
+def test_a_state_of_another_run_is_refused(tmp_path):
+    run(tmp_path, StubEvaluator(), rounds=1)
+    with pytest.raises(ValueError, match=r"of another run \(seed differ\)"):
+        open_state(tmp_path / "state.json", {"seed": 6})
+    (tmp_path / "state.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no state of the tuner"):
+        open_state(tmp_path / "state.json", {"seed": 5})
+
+
+def test_bad_answers_end_a_run(tmp_path):
+    state, outcome = run(tmp_path, StubEvaluator(), proposer=program(tmp_path, "print('?')"))
+    assert len(state.tried) == 1 and len(outcome.bad_answers) == 3
+    assert outcome.reason == "3 answers were bad" and outcome.best.candidate == START
+
+
+def test_the_report(tmp_path):
+    state, _ = run(tmp_path, StubEvaluator(), rounds=20)
+    steps = ["compile", "time"]
+    text = report.markdown(state, "Tiles of sm80, d128", ["on a GPU"], steps)
+    best = state.best
+    assert f"best: {best.candidate}, {best.score:.3f} times" in text
+    assert "| compile | " in text and "error: no" in text
+    assert all(f"| {entry.candidate} |" in text for entry in state.tried)
+    curve = report.best_so_far(state.tried)
+    assert [score for _, score in curve] == sorted({score for _, score in curve})
+    pytest.importorskip("matplotlib")
+    paths = report.write(state, "Tiles", [], steps)
+    assert [path.name for path in paths] == ["report.md", "report.svg"]
+    assert "best so far" in paths[0].read_text()
+
+
+# --- The tuning file and dispatch -----------------------------------------------------------------
+
+FILE = """# mine
+[smem_228."sm80"]
+d128 = [
+  { tile = "96x32x6", min_blocks_per_sm = 1.5 },
+  { tile = "64x64x4" },
+]
+
+[failing.smem_100]
+"sm80/f16/d64/128x64x4" = "tensor-pipe utilisation 31 %"
+"""
+
+EXPLAIN = """
+import sys, torch, cutlass_attn
+q = torch.zeros(4, 16, 4096, int(sys.argv[1]), dtype=torch.float16, device="meta")
+verdicts = cutlass_attn.explain(q, q, q, device=sys.argv[2])
+print(verdicts.chosen.key if verdicts.chosen else "none")
+print(verdicts)
+"""
+
+
+def explain(tmp_path, text, head_dim, device):
+    """(key, whole explanation, warnings) of a new process with such a tuning file."""
+    path = tmp_path / "tuned.toml"
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", EXPLAIN, str(head_dim), device],
+        env={**os.environ, tuning.VARIABLE: str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    key, _, rest = done.stdout.partition("\n")
+    return key, rest, done.stderr
+
+
+def needs_nvrtc():
+    if reason := jit.available():
+        pytest.skip(reason)
+
+
+def test_a_file_is_read_with_its_lines_and_written_again():
+    read = tuning_file.parse(FILE)
+    where = ("smem_228", "sm80", "d128")
+    assert read.rules == [Rule(*where, "96x32x6", 1.5, 4), Rule(*where, "64x64x4", 0.0, 5)]
+    mark = Failing("smem_100", "sm80/f16/d64/128x64x4", "tensor-pipe utilisation 31 %", 9)
+    assert read.failing == [mark]
+    again = tuning_file.parse(read.dumps())
+    assert [(r.where, r.tile, r.min_blocks_per_sm) for r in again.rules] == [
+        (r.where, r.tile, r.min_blocks_per_sm) for r in read.rules
+    ]
+    assert again.failing[0].reason == mark.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("smem_228", "smem_200", r"line 2: device class is 'smem_200'; allowed: smem_100"),
+        ("failing.smem_100", "failing.smem_1", r"line 8: device class is 'smem_1'; allowed"),
+        ('"96x32x6"', "96", "line 3: .*tile is 96; it must be a str"),
+        ("1.5", "1", "line 4: .*min_blocks_per_sm is 1; it must be a float"),
+        (", min_blocks_per_sm = 1.5", "", "line 4: .*the last tile, and no other"),
+        ("d128", "head128", "line 3: .*head dims are like d64"),
+        ("d128 = [", "d128 = ", r"not TOML: .*line \d"),
+        ('"tensor-pipe utilisation 31 %"', "31", "line 9: .*the reason must be a text"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(old, new, message):
+    assert old in FILE
+    with pytest.raises(TuningError, match=message):
+        tuning_file.parse(FILE.replace(old, new, 1))
+
+
+def test_dispatch_takes_the_tiles_of_the_file(tmp_path):
+    needs_nvrtc()
+    key, text, warnings = explain(tmp_path, FILE, 128, "sm_90")
+    assert key == "sm80/f16/d128/96x32x6" and not warnings
+    assert "sm80/bf16/d128/96x32x6" in text  # for every dtype
+    # On another class of GPUs it is there, and the rules of the build are in force.
+    key, text, _ = explain(tmp_path, FILE, 128, "sm_89")
+    assert key == "sm80/f16/d128/128x32x4" and "sm80/f16/d128/96x32x6" in text
+
+
+def test_dispatch_prefers_tiles_that_pass(tmp_path):
+    needs_nvrtc()
+    key, text, warnings = explain(tmp_path, FILE, 64, "sm_89")
+    assert key == "sm80/f16/d64/64x64x4" and not warnings
+    assert "fails a gate that 64x64x4 does not: tensor-pipe utilisation 31 %" in text
+    assert explain(tmp_path, FILE, 64, "sm_90")[0] == "sm80/f16/d64/128x128x4"
+    tiles = ("128x64x4", "128x128x4", "64x128x4", "64x64x4")
+    marks = "".join(f'"sm80/f16/d64/{tile}" = "slow"\n' for tile in tiles)
+    key, _, _ = explain(tmp_path, f"[failing.smem_100]\n{marks}", 64, "sm_89")
+    assert key.startswith("sm80/f16/d64/")  # rather than a scalar kernel
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"96x32x6"', '"96x32x4"', r'line 4: .*d128: tile is "96x32x4", allowed for sm80 at head'),
+        ("d128", "d80", "line 4: .*no variant is of sm80 at head dim 80"),
+        ('"sm80/f16/d64/128x64x4"', '"sm80/f16"', 'line 9: key is "sm80/f16", allowed'),
+        ('"96x32x6"', "96", "line 3: .*it must be a str"),
+    ],
+)
+def test_what_dispatch_refuses_is_a_warning_with_its_line(tmp_path, old, new, message):
+    _, _, warnings = explain(tmp_path, FILE.replace(old, new, 1), 32, "sm_90")
+    assert "this has no effect" in warnings
+    assert re.search(message, warnings), warnings
+
+
+def test_where_the_file_is(monkeypatch, tmp_path):
+    monkeypatch.setenv(tuning.VARIABLE, "/somewhere/mine.toml")
+    assert str(tuning.path()) == "/somewhere/mine.toml"
+    with pytest.warns(UserWarning, match="which is no file"):
+        tuning.load()
+    monkeypatch.setenv(tuning.VARIABLE, "")
+    assert tuning.path() is None
+    monkeypatch.delenv(tuning.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
+    assert str(tuning.path()) == "/config/cutlass_attn/tuned.toml"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert str(tuning.path()) == "/home/someone/.config/cutlass_attn/tuned.toml"
+
+
+def test_what_was_found_is_for_calls_like_those_tuned():
+    task = space_of().task  # 4 x 16 heads of 4096 queries on 58 SMs
+    found = Candidate(128, 64, 8)
+    old = [
+        Rule("smem_100", "sm80", "d128", "256x64x8", 100.0),
+        Rule("smem_100", "sm80", "d128", "128x32x4", 1.5),
+        Rule("smem_100", "sm80", "d128", "64x64x4"),
+    ]
+    new = tune.rules_with(task, found, old)
+    assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
+        ("256x64x8", 100.0),
+        ("128x64x8", 35.31),
+        ("128x32x4", 1.5),
+        ("64x64x4", 0.0),
+    ]
+    none = tune.rules_with(task, found, [])
+    assert [rule.min_blocks_per_sm for rule in none] == [35.31, 0.0]
+    other = Rule("smem_228", "sm80", "d128", "64x64x4")
+    merged = tune.with_rules(Tuning([*old, other]), new)
+    assert merged.rules == [other, *new]
+    tuning_file.parse(merged.dumps())
+
+
+def test_added_tiles_assert_what_dispatch_is_told():
+    if not jit.tile_space():
+        pytest.skip("this build has no tiles to choose")
+    source = jit.unit_of(jit.TREE, "sm80/bf16/d64/96x32x6")
+    assert "Forward<cutlass::bfloat16_t, 64, 64, 96, 32, 6, 1>" in source
+    assert "kThreads == 192" in source and "kBlockM == 96" in source
+    with pytest.raises(ValueError, match="tiles can be chosen of sm80"):
+        jit.unit_of(jit.TREE, "scalar/minimal/f16")
+
+
+def test_nvrtc_compiles_a_tile_that_is_no_row(tmp_path):
+    """One kernel, about 20 s: that the sizes hold, and that ptxas reports."""
+    needs_nvrtc()
+    answer = Processes(space_of(), tmp_path)(
+        {"job": "compile", "key": "sm80/f16/d128/32x32x2", "arch": "sm_89"},
+        [Candidate(32, 32, 2)],
+    )
+    assert "error" not in answer
+    assert 64 < answer["registers"] <= 255 and answer["spill_stores"] == 0
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+def test_help_names_the_proposers(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--help"])
+    text = capsys.readouterr().out
+    assert "evolutionary" in text and "--command" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--proposer", "command"], "--command PROGRAM goes with"),
+        (["--command", "true"], "--command PROGRAM goes with"),
+        (["--rounds", "0"], "--rounds must be 1 or more"),
+        (["--shape", "1,1,1,64,64,128"], "--shape has head dim 128, --head-dim is 64"),
+        (["--device", "model", "--part", "H200"], "the static model knows L4, RTX 4090"),
+        (["--device", "model", "--dtype", "fp32"], "--dtype must be fp16 or bf16"),
+        (["--device", "model", "--kernel", "cpu"], "kernel 'cpu' has no tiles to choose"),
+        (["--device", "model", "--head-dim", "80"], "at head dim 80; allowed: "),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    assert cli.main(["tune", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_without_a_gpu_ranks_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    if not jit.tile_space():
+        pytest.skip("this build has no tiles to choose")
+    from cutlass_attn.tune import evaluate
+
+    answer = {"registers": 200, "stack": 0, "model": model(2048, 700, 0.8)}
+    monkeypatch.setattr(evaluate, "Processes", lambda *_: StubWorker(compile=answer))
+    monkeypatch.setattr(jit, "available", lambda: "")
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "tuned.toml"))
+    command = ["tune", "--device", "model", "--rounds", "3", "--state", str(tmp_path / "run")]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    assert "the model of an L4, no measurement" in text and "nothing was measured" in text
+    assert (tmp_path / "run" / "report.md").is_file() and not (tmp_path / "tuned.toml").exists()
+    assert cli.main([*command, "--rounds", "4"]) == 0
+    assert "going on after 4 tiles" in capsys.readouterr().out
