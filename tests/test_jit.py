@@ -348,7 +348,10 @@ def key_of(kernel):
     if reason := jit.available():
         pytest.skip(reason)
     rows = [row for row in cutlass_attn.variants() if row.key in jit.units()]
-    return next(row.key for row in rows if (row.kernel, row.dtype) == (kernel, "float16"))
+    keys = [row.key for row in rows if (row.kernel, row.dtype) == (kernel, "float16")]
+    if not keys:
+        pytest.skip(f"this build has every row of {kernel}")
+    return keys[0]
 
 
 READ = """

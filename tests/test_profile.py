@@ -1,11 +1,13 @@
 """cutlass_attn.gates and `cutlass-attn profile`, on machine code and figures made by hand."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import cases
 import pytest
 import torch
 from cutlass_attn import _C, cli, profile, variants
@@ -18,7 +20,7 @@ from cutlass_attn.gates.tile import shape_of
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"
-HMMA = "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active"
+HMMA = "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active"
 
 CSV = f'''==PROF== Connected to process 4711
 made by a program
@@ -112,7 +114,7 @@ def test_metrics_are_those_that_the_gpu_has():
     (values,) = ncu.parse_csv(CSV)
     assert ncu.figures(gates, chosen, values) == {"tensor_pipe": 55.5, "bank_conflicts": 1.5625}
     assert ncu.figures(gates, chosen, {CONFLICTS: 0, WAVEFRONTS: 0})["bank_conflicts"] == 0
-    older = ncu.wanted(gates.values(), known | {"sm__inst_executed_pipe_tensor"})
+    older = ncu.wanted(gates.values(), known | {"sm__pipe_tensor_cycles_active"})
     assert older["tensor_pipe"] == gates["tensor_pipe"].ncu
 
 
@@ -294,6 +296,22 @@ def test_without_cuobjdump_the_command_says_so(monkeypatch, capsys):
     assert "no cuobjdump" in capsys.readouterr().err
 
 
+@cases.needs_gpu
+def test_a_gpu_kernel_is_measured(tmp_path):
+    try:
+        ncu.known_metrics(ncu.find_ncu())
+    except ncu.NcuError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "profile.json"
+    arguments = ["profile", "--kernel", KEY, "--shape", "1,4,4,1024,1024,64", "--json", str(path)]
+    assert cli.main(arguments) in (0, 1)
+    (row,) = json.loads(path.read_text())["rows"]
+    measured = {gate["gate"]: gate["measured"] for gate in row["gates"]}
+    assert row["reason"] is None and None not in measured.values()
+    assert 0 < measured["tensor_pipe"] <= 100 and 100 < measured["registers"] <= 255
+    assert measured["shared_memory"] == shape_of(KEY, "IdentityScore").smem_bytes
+
+
 def test_which_variants_and_shapes():
     keys = [v.key for v in profile.choose([], ["float16"])]
     assert all(v.compiled and v.device == "cuda" for v in profile.choose([], ["bfloat16"]))
@@ -301,9 +319,15 @@ def test_which_variants_and_shapes():
     with pytest.raises(ValueError, match="no GPU kernel 'warp'; there are sm80, "):
         profile.choose(["warp"], ["float16"])
     variant = next(v for v in variants() if v.key == KEY)
-    forward, decode = profile.default_shapes(variant)
-    assert forward == Shape(4, 32, 32, 4096, 4096, 64)
-    assert (forward.op, decode.op) == ("forward", "decode")
+    forward, *others = profile.default_shapes(variant, "sm_90")
+    assert forward == Shape(4, 32, 32, 4096, 4096, 64) and forward.op == "forward"
+    if variant.compiled:  # few blocks run smaller tiles
+        assert not others
+        small = next(v for v in variants() if v.key == "sm80/f16/d64/64x128x4")
+        assert [shape.op for shape in profile.default_shapes(small, "sm_90")] == [
+            "forward",
+            "decode",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -323,4 +347,5 @@ def test_help_names_the_gates(capsys):
 def test_nothing_of_it_is_imported_with_the_package():
     names = {"cutlass_attn.profile", "cutlass_attn.gates", "cutlass_attn.tune"}
     code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

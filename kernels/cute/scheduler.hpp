@@ -24,7 +24,7 @@ struct TileScheduler {
 
   // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
   TileScheduler(AttnParams const& p, int block_m, bool pack)
-      : heads(pack ? packed_heads(p, block_m) : 1),
+      : heads(pack ? heads_of_tile(p, block_m) : 1),
         rows(p.seqlen_q * heads),
         tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
         groups(at_least_1(p.num_heads_q / heads)),
@@ -34,12 +34,14 @@ struct TileScheduler {
         by_heads(heads),
         by_heads_per_kv(p.num_heads_q / at_least_1(p.num_heads_kv)) {}
 
- private:
-  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
-  static int32_t packed_heads(AttnParams const& p, int block_m) {
+  // `heads` where they may be packed.
+  static int32_t heads_of_tile(AttnParams const& p, int block_m) {
     int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
     return p.seqlen_q < block_m && heads <= 1024 ? heads : 1;
   }
+
+ private:
+  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
 };
 
 // Blocks run through the tiles of one head before the next, so that neighbours share K and V in

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/alignment.hpp"
+#include "cute/scheduler.hpp"
 #include "runtime/loaded.hpp"
 
 namespace cutlass_attn {
@@ -172,10 +173,13 @@ int class_of(DeviceInfo const& device) {
   return index;
 }
 
-// Tiles of block_m queries that the call has for every SM of the device.
+// Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels with
+// a choice of tiles pack heads.
 float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) {
-  int64_t const tiles = (int64_t(p.seqlen_q) + block_m - 1) / block_m;
-  return float(int64_t(p.batch) * p.num_heads_q * tiles) / float(std::max(device.num_sms, 1));
+  int const heads = TileScheduler::heads_of_tile(p, block_m);
+  int64_t const tiles = (int64_t(p.seqlen_q) * heads + block_m - 1) / block_m;
+  return float(int64_t(p.batch) * (p.num_heads_q / heads) * tiles) /
+         float(std::max(device.num_sms, 1));
 }
 
 // A variant and when it is wanted among those of its group.
@@ -397,7 +401,7 @@ std::string why_preferred(Variant const& chosen, Variant const& other, AttnParam
   char number[32];
   std::snprintf(number, sizeof number, "%.3g",
                 double(blocks_per_sm(params, chosen.block_m, device)));
-  return "could run; tile " + a.tile + " is preferred for " + number + " tiles of queries an SM";
+  return "could run; tile " + a.tile + " is preferred for " + number + " blocks an SM";
 }
 
 }  // namespace cutlass_attn

@@ -1,12 +1,12 @@
 // The third rung: register tiles, 16-byte accesses, and a copy that runs ahead of the arithmetic.
 //
-// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 128 threads, of 256 for fp32 with
-//           a head dimension up to 64.
+// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 256 threads, of 128 for head
+//           dimensions beyond 64.
 // Tile:     64 queries x 64 keys. K and V pass through one buffer in chunks of 64 columns: K's
 //           chunks, then V's.
 // Groups:   where kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with
-//           buffers, softmax state and an O of its own; they meet at the end. Without them, 8 x 8
-//           numbers a thread would leave two of an SM's four schedulers without a warp.
+//           buffers, softmax state and an O of its own; they meet at the end. So each of an SM's
+//           schedulers has two warps; for more head dimensions Ada has no shared memory.
 // Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, as many by 8 columns of each chunk.
 //           The 8 threads that share queries are in one warp: softmax needs three shuffles, and P
 //           never leaves the warp.
@@ -28,13 +28,10 @@
 //
 // How fast it can be. The reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M
 // FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
-// clocks, 16.6 us at 1.98 GHz. A warp executes some 10,000 instructions for a tile of keys, 8,192
-// of them FFMA (93 % of the two inner loops, the rest of which is LDS.128): a warp on each
-// scheduler that issued in every clock would take 22 us with the start and the end. An 8 x 8 tile
-// reads 16 quads for 256 FFMA, so four warps need shared memory in 256 clocks of 256 if LDS.128
-// takes the 4 clocks of its 512 bytes, in 128 where a warp's quarters are merged: hence 8 x 8. (4 x
-// 8 reads 12 quads for 128 FFMA, half as much again.) scalar/tiled executes six loads for
-// eight FFMA.
+// clocks, 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA, which an LDS.128 that merges
+// two quarters of a warp lets through in 96 of 128 clocks. What it waits for is latency, with two
+// warps a scheduler: docs/ladder.md has what was tried. scalar/tiled executes six loads for eight
+// FFMA.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -61,9 +58,8 @@ struct Vectorized {
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kCols = 8;  // keys, or columns of a chunk, of a thread
-  // Queries of a thread. With 8, S and O take 128 registers, and a copy of fp32 another 64: too
-  // many.
-  static constexpr int kRows = kChunks == 1 && sizeof(Element) == 2 ? 8 : 4;
+  // Queries of a thread. 8 would read less shared memory for an FFMA, but leave half as many warps.
+  static constexpr int kRows = 4;
   static constexpr int kGroups = kChunks == 1 ? 2 : 1;
   static constexpr int kGroupThreads = kBlockM / kRows * 8;
   static constexpr int kThreads = kGroups * kGroupThreads;
@@ -196,7 +192,7 @@ struct Vectorized {
 
   // s += Q K^T over a chunk of columns.
   CUTE_DEVICE static void multiply_qk(Chunk& q, Chunk& k, Place const& at, Scores& s) {
-#pragma unroll 2
+#pragma unroll 4
     for (int d = 0; d < kChunk; d += 4) {
       Quad query[kRows];
       CUTE_UNROLL
@@ -215,7 +211,7 @@ struct Vectorized {
 
   // o += P V for a chunk of V's columns.
   CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, Scores& o) {
-#pragma unroll 2
+#pragma unroll 4
     for (int key = 0; key < kBlockN; key += 4) {
       Quad weight[kRows];
       CUTE_UNROLL

@@ -39,7 +39,7 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """The tile for calls of at least so many tiles of queries an SM."""
+    """The tile for calls of at least so many thread blocks an SM."""
 
     device_class: str
     kernel: str

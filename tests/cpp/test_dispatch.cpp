@@ -260,6 +260,15 @@ TEST(tiles_follow_the_tuned_table) {
   }
   p.batch = 1;
   CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
+  // A few queries of heads that share K and V are one tile: as many blocks as KV heads.
+  p.batch = 10;
+  p.seqlen_q = 1;
+  p.num_heads_q = 32;
+  for (auto [heads_kv, tile] : {std::pair(32, "64x64x4"), {2, "64x64x4"}, {1, "32x64x4"}}) {
+    p.num_heads_kv = heads_kv;
+    CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
+  }
+  p.batch = p.num_heads_q = p.num_heads_kv = 1;
   // Head dims that the table does not name: the manifest's order.
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
   // A tuned tile that cannot run gives way to the next, one that is not named comes last.
@@ -277,7 +286,7 @@ TEST(why_another_one_is_preferred) {
   };
   p.seqlen_q = 640;
   CHECK_EQ(text("tiled/f16/d128v128/32x64x4"),
-           "could run; tile 64x64x4 is preferred for 4 tiles of queries an SM");
+           "could run; tile 64x64x4 is preferred for 4 blocks an SM");
   CHECK_EQ(text("tiled/f16/d192v128/64x64x4"),
            "could run; tiled/f16/d128v128/64x64x4 pads the head dims less");
   CHECK_EQ(text("slow/f16"), "could run; tiled is preferred");

@@ -125,7 +125,10 @@ def _run(command: Sequence[str]) -> str:
             "NVreg_RestrictProfilingToAdminUsers=0 (ERR_NVGPUCTRPERM)"
         )
     if done.returncode != 0 or "==ERROR==" in output:
-        errors = [line for line in output.splitlines() if "==ERROR==" in line]
-        said = "\n".join(errors or output.strip().splitlines()[-5:])
-        raise NcuError(f"Nsight Compute failed, exit status {done.returncode}: {said}")
+        lines = [line for line in output.splitlines() if line.strip()]
+        # What the program said last, and what Nsight Compute says of it.
+        said = [line for line in lines if not line.startswith("==")][-3:]
+        said += [line for line in lines if "==ERROR==" in line]
+        text = "\n".join(said)
+        raise NcuError(f"Nsight Compute failed, exit status {done.returncode}: {text}")
     return done.stdout

@@ -19,7 +19,7 @@ from ..bench.shapes import Shape
 from ..gates import ncu, sass
 from ..gates.thresholds import FAIL, Judgement, load_gates
 from ..gates.tile import shape_of
-from ..info import Variant, parse_device, variants
+from ..info import Variant, explain, parse_device, variants
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
 
@@ -84,12 +84,30 @@ class Report:
         }
 
 
-def default_shapes(variant: Variant) -> tuple[Shape, ...]:
-    """4 x 4096 queries and keys with 2048 columns of heads, and one query on 8192 keys."""
+def default_shapes(variant: Variant, device: str) -> list[Shape]:
+    """4 x 4096 queries and keys with 2048 columns of heads, and one query on 8192 keys.
+
+    The latter, decoding, only for the tile that dispatch takes for it: others never run it.
+    """
     head_dim = variant.head_dim or 64
     heads = max(1, 2048 // head_dim)
     forward = Shape(4, heads, heads, 4096, 4096, head_dim)
-    return forward, Shape(16, 32, 8, 1, 8192, head_dim)
+    decode = Shape(16, 32, 8, 1, 8192, head_dim)
+    return [forward, decode] if _is_chosen(variant, decode, device) else [forward]
+
+
+def _is_chosen(variant: Variant, shape: Shape, device: str) -> bool:
+    """Whether this is the variant of its kernel that runs a call."""
+    import torch
+
+    dtype = getattr(torch, variant.dtype)
+    heads, lengths = (shape.heads_q, shape.heads_kv), (shape.seqlen_q, shape.seqlen_k)
+    q, k = (
+        torch.empty(shape.batch, h, s, shape.head_dim, dtype=dtype, device="meta")
+        for h, s in zip(heads, lengths, strict=True)
+    )
+    chosen = explain(q, k, k, kernel=variant.kernel, device=device).chosen
+    return chosen is not None and chosen.key == variant.key
 
 
 def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
@@ -180,7 +198,7 @@ def measured_rows(
     metrics = ncu.wanted(gates.gates.values(), ncu.known_metrics(tool))
     names = [name for group in metrics.values() for name in group]
     names += [gates.gates[name].percent_of for name in metrics if gates.gates[name].percent_of]
-    calls = [(variant, shape) for variant in chosen for shape in shapes or default_shapes(variant)]
+    calls = [(v, shape) for v in chosen for shape in shapes or default_shapes(v, device)]
     rows = []
     for done, (variant, shape) in enumerate(calls):
         progress(f"{variant.key}: {shape}", done, len(calls))

@@ -15,7 +15,7 @@ from ..functional import attention
 
 
 def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(torch.device(device).index or 0)
     inputs = random_inputs(parse_shape(shape), dtype, device, seed=0)
     q, k, v = inputs.q, inputs.k, inputs.v
     out = torch.empty_like(q)

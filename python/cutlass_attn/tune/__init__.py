@@ -16,7 +16,7 @@ from ..info import variants
 from ..tuning_file import DEVICE_CLASSES, Rule, Tuning
 from .evaluate import Evaluator
 from .proposers import Context, ProposalError, Proposer, Tried
-from .space import Candidate, Task
+from .space import Candidate, Task, blocks_per_sm
 from .state import State
 
 PROPOSAL = "proposal"
@@ -93,12 +93,10 @@ def rules_in_force(task: Task) -> list[Rule]:
 def rules_with(task: Task, best: Candidate, rules: list[Rule]) -> list[Rule]:
     """The rules with the tile found put in where its shapes are.
 
-    Calls with more tiles of queries per SM than were tuned, for which another rule holds, and calls
+    Calls with more blocks per SM than were tuned, for which another rule holds, and calls
     with fewer keep theirs. Without any rule the first of the task's variants is what runs.
     """
-    blocks = [
-        s.batch * s.heads_q * -(-s.seqlen_q // best.m) / task.limits.num_sms for s in task.shapes
-    ]
+    blocks = [blocks_per_sm(shape, best.m, task.limits.num_sms) for shape in task.shapes]
     least, most = round(min(blocks), 3), max(blocks)
     if not rules:
         first = next(

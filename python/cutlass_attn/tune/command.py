@@ -175,12 +175,11 @@ def _limits_of(device: str) -> Any:
 def _tile_that_runs(task: Any, rows: Any) -> str:
     """What dispatch takes for the first shape by the rules in force."""
     from . import rules_in_force
-    from .space import parse_tile
+    from .space import blocks_per_sm, parse_tile
 
     shape = task.shapes[0]
     for rule in rules_in_force(task):
-        m = parse_tile(rule.tile).m
-        blocks = shape.batch * shape.heads_q * -(-shape.seqlen_q // m)
-        if blocks / task.limits.num_sms >= rule.min_blocks_per_sm:
+        blocks = blocks_per_sm(shape, parse_tile(rule.tile).m, task.limits.num_sms)
+        if blocks >= rule.min_blocks_per_sm:
             return str(rule.tile)
     return str(rows[0].tile)

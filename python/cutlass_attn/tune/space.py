@@ -55,6 +55,13 @@ class Limits:
     part: str = ""
 
 
+def blocks_per_sm(shape: Problem, m: int, num_sms: int) -> float:
+    """Thread blocks an SM with tiles of m rows, as dispatch counts them for `min_blocks_per_sm`."""
+    heads = shape.heads_q // shape.heads_kv if shape.seqlen_q < m else 1
+    tiles = -(-shape.seqlen_q * heads // m)
+    return shape.batch * shape.heads_q // heads * tiles / num_sms
+
+
 def limits(arch: str, num_sms: int, smem_per_sm: int, part: str = "") -> Limits:
     """Of a GPU with so much shared memory an SM, in bytes; a block may have 1 KB less."""
     return Limits(arch, device_class(smem_per_sm), num_sms, smem_per_sm - 1024, smem_per_sm, part)

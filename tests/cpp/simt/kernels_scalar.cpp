@@ -6,20 +6,20 @@
 
 using namespace cutlass_attn;
 
-// Of the vectorized kernel, two groups of warps with 8 queries a thread, two with 4, and one that
+// Of the vectorized kernel, two groups of warps with elements of 16 and of 32 bits, and one group that
 // takes the head dimension in chunks.
 std::vector<KernelUnderTest> kernels_under_test() {
-  using Tall = scalar::Vectorized<cutlass::half_t, 64>;
-  using Wide = scalar::Vectorized<float, 64>;
+  using Half = scalar::Vectorized<cutlass::half_t, 64>;
+  using Single = scalar::Vectorized<float, 64>;
   using Chunked = scalar::Vectorized<cutlass::bfloat16_t, 128>;
   return {{"scalar/minimal/f32", DType::kFloat32,
            &simt::launch_host<scalar::Minimal<float>, IdentityScore, GeneralScore>, true},
           {"scalar/tiled/f32", DType::kFloat32,
            &simt::launch_host<scalar::Tiled<float, 64>, IdentityScore, GeneralScore>, true},
           {"scalar/vectorized/f16/d64", DType::kFloat16,
-           &simt::launch_host<Tall, IdentityScore, GeneralScore>, true},
+           &simt::launch_host<Half, IdentityScore, GeneralScore>, true, 64, false},
           {"scalar/vectorized/f32/d64", DType::kFloat32,
-           &simt::launch_host<Wide, IdentityScore, GeneralScore>},
+           &simt::launch_host<Single, IdentityScore, GeneralScore>},
           {"scalar/vectorized/bf16/d128", DType::kBFloat16,
-           &simt::launch_host<Chunked, IdentityScore, GeneralScore>, true, 128}};
+           &simt::launch_host<Chunked, IdentityScore, GeneralScore>, true, 128, false}};
 }

@@ -54,7 +54,8 @@ TEST(every_kernel_on_every_case) {
     for (Case const& what : attention_case::cases(head_dim)) CHECK(run(variant, what));
     bool const has_all_options = variant.options == kAllOptions;
     for (Case const& what : attention_case::option_cases(head_dim)) {
-      CHECK(run(variant, what) || !has_all_options);
+      bool const is_aligned = *what.unaligned == 0 || variant.alignment <= 2;
+      CHECK(run(variant, what) || !has_all_options || !is_aligned);
     }
     for (Case const& what : attention_case::odd_head_dims()) {
       bool const fits = variant.info.head_dim == 0 || what.head_dim_v <= variant.info.head_dim;

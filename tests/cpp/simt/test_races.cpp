@@ -14,7 +14,9 @@ int main() {
   for (KernelUnderTest const& kernel : kernels_under_test()) {
     std::vector<attention_case::Case> cases = attention_case::few_cases(kernel.head_dim);
     if (kernel.takes_options) {
-      for (auto& what : attention_case::few_option_cases(kernel.head_dim)) cases.push_back(what);
+      for (auto& what : attention_case::few_option_cases(kernel.head_dim)) {
+        if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);
+      }
     }
     for (attention_case::Case const& what : cases) {
       attention_case::Problem problem(what, kernel.dtype);
