@@ -67,6 +67,12 @@ class Case:
         )
 
     @property
+    def is_identity(self):
+        """Is a logit q.k times a positive scale?"""
+        positive = self.softmax_scale is None or self.softmax_scale > 0
+        return self.softcap == 0 and positive
+
+    @property
     def asks_for(self):
         """Names of the options that a kernel may lack."""
         asked = {
@@ -237,6 +243,9 @@ ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
+    "sm80/fp16": {"sinks"},
+    "sm80/fp16_qk": {"sinks"},
+    "sm80/fp16_pv": {"sinks"},
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
@@ -246,6 +255,8 @@ OPTIONS = {
 def takes(variant, case):
     """Should the variant run the case?"""
     if not case.asks_for <= OPTIONS[variant.kernel.removesuffix("-simt")]:
+        return False
+    if variant.accumulate != "fp32" and not case.is_identity:
         return False
     if variant.head_dim == 0:
         return True
@@ -343,14 +354,14 @@ def _shape(case, dims):
 
 
 @functools.lru_cache(maxsize=512)
-def expected(case, dtype, head_dim):
+def expected(case, dtype, head_dim, accumulate="fp32"):
     options = dict(arrays(case, dtype))
     if case.dropout_p:
         rng_state = options.pop("rng_state")
         shape = (case.batch, case.heads, case.seqlen_q, case.seqlen_k)
         options["kept"] = testing.dropout_mask(rng_state, shape, case.dropout_p)
     q, k, v = values(case, dtype, head_dim)
-    scalars = {**case.scalars, "dropout_p": case.dropout_p}
+    scalars = {**case.scalars, "dropout_p": case.dropout_p, "accumulate": accumulate}
     return reference.attention(q, k, v, dtype, **scalars, **options)
 
 

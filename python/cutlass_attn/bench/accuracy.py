@@ -23,7 +23,7 @@ _Index = tuple[int, slice, slice]  # batch, heads, queries
 class Yardstick:
     """fp64 results of the first queries of the first heads and the last ones of the last heads."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, accumulate: str = "fp32") -> None:
         shape = inputs.shape
         rows = min(_ROWS, shape.seqlen_q)
         group = shape.heads_q // shape.heads_kv
@@ -51,7 +51,7 @@ class Yardstick:
                 _to_numpy(x[i][None])
                 for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
             )
-            expected = reference(q, k, v, self._dtype, causal=shape.causal)
+            expected = reference(q, k, v, self._dtype, causal=shape.causal, accumulate=accumulate)
             self._slices.append((at, expected))
 
     def judge(self, out: Any) -> Accuracy:

@@ -12,6 +12,7 @@ struct KernelUnderTest {
                                  cutlass_attn::LaunchOptions const&);
   bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
   int head_dim = 64;           // of its cases
+  cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

@@ -16,7 +16,8 @@ int main() {
     if (kernel.takes_options) {
       for (auto& what : attention_case::few_option_cases(kernel.head_dim)) cases.push_back(what);
     }
-    for (attention_case::Case const& what : cases) {
+    for (attention_case::Case& what : cases) {
+      what.accumulate = kernel.accumulate;
       attention_case::Problem problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;
