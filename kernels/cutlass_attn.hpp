@@ -42,6 +42,7 @@ struct VariantInfo {
   int head_dim_multiple = 0;  // takes multiples up to these head dims; 0: them alone
   std::string tile;           // "128x64x4": queries x keys x warps; empty where there is none;
                               // "32x32x2c4": of 2 x 4 warps, 4 of which share rows
+  Accumulate accumulate = Accumulate::kFloat32;  // what it adds products up in
   std::vector<std::string> options;  // what it implements of the options that a kernel may lack
   std::string tier;                  // "core", "full", or "tuned": added by add_tile()
   bool compiled = false;             // false: named by the manifest, left out of this build

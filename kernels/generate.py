@@ -60,6 +60,12 @@ BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
 DTYPES = {"f16": "DType::kFloat16", "bf16": "DType::kBFloat16", "f32": "DType::kFloat32"}
 DEVICES = {"cuda": "Device::kCuda", "cpu": "Device::kCpu"}
+ACCUMULATE = {
+    "fp32": "Accumulate::kFloat32",
+    "fp16_qk": "Accumulate::kFloat16Qk",
+    "fp16_pv": "Accumulate::kFloat16Pv",
+    "fp16": "Accumulate::kFloat16",
+}
 TIERS = ("core", "full")
 # Options of a call that a kernel may lack (kernels/runtime/options.hpp), and for those that change
 # a logit the scores that know them.
@@ -96,6 +102,7 @@ class Kernel:
     alignment: int = 1
     head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
     automatic: bool = True
+    accumulate: str = "fp32"
 
     @property
     def placeholders(self) -> set[str]:
@@ -293,6 +300,9 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         alignment=_take(table, "alignment", int, where, default=1),
         head_dim_multiple=_take(table, "head_dim_multiple", int, where, default=0),
         automatic=_take(table, "automatic", bool, where, default=True),
+        accumulate=_choose(
+            _take(table, "accumulate", str, where, default="fp32"), ACCUMULATE, "accumulate", where
+        ),
     )
     _nothing_left(table, where)
     placeholders = {"element", *DIM_FIELDS, *TILE_FIELDS} if device == "cuda" else set()
@@ -447,6 +457,7 @@ def _table_line(row: Row, build: Build) -> str:
         str(dims.qk),
         str(dims.v),
         str(row.kernel.head_dim_multiple),
+        ACCUMULATE[row.kernel.accumulate],
         " | ".join(f"option::{name}" for name in row.kernel.options) or "0",
         str(row.tile.m if row.tile else 0),
         _quote(str(row.tile or "")),

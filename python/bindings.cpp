@@ -106,7 +106,7 @@ void read_options(PyObject* options, AttnParams& p) {
 }
 
 AttnParams read_params(py::tuple const& call) {
-  Reader read(call.ptr(), 24);
+  Reader read(call.ptr(), 25);
   AttnParams p;
   p.dtype = static_cast<DType>(read.integer());
   bool const bshd = read.integer() != 0;
@@ -122,6 +122,7 @@ AttnParams read_params(py::tuple const& call) {
   p.causal = read.integer() != 0;
   p.window_left = int32_t(read.integer());
   p.window_right = int32_t(read.integer());
+  p.accumulate = static_cast<Accumulate>(read.integer());
   bool const has_queries = p.batch && p.num_heads_q && p.seqlen_q;
   bool const has_keys = p.batch && p.num_heads_kv && p.seqlen_k;
   p.q = read.operand("q", bshd, has_queries, p.head_dim);
@@ -178,9 +179,9 @@ py::list variant_list() {
                          "device"_a = v.device == Device::kCuda ? "cuda" : "cpu",
                          "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim,
                          "head_dim_v"_a = v.head_dim_v, "head_dim_multiple"_a = v.head_dim_multiple,
-                         "tile"_a = v.tile, "options"_a = py::tuple(py::cast(v.options)),
-                         "tier"_a = v.tier, "compiled"_a = v.compiled,
-                         "automatic"_a = v.automatic));
+                         "tile"_a = v.tile, "accumulate"_a = int(v.accumulate),
+                         "options"_a = py::tuple(py::cast(v.options)), "tier"_a = v.tier,
+                         "compiled"_a = v.compiled, "automatic"_a = v.automatic));
   }
   return list;
 }

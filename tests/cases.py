@@ -68,6 +68,12 @@ class Case:
         return (self.head_dim or 64) % 8 == 0 and (self.head_dim_v or 64) % 8 == 0
 
     @property
+    def is_identity(self):
+        """Is a logit q.k times a positive scale?"""
+        positive = self.softmax_scale is None or self.softmax_scale > 0
+        return self.softcap == 0 and positive
+
+    @property
     def asks_for(self):
         """Names of the options that a kernel may lack."""
         asked = {
@@ -251,6 +257,9 @@ ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
+    "sm80/fp16": {"sinks"},
+    "sm80/fp16_qk": {"sinks"},
+    "sm80/fp16_pv": {"sinks"},
     "wmma": {"sinks"},
     "wmma/8x32x16": {"sinks"},
     "scalar/vectorized": ALL_OPTIONS,
@@ -266,6 +275,8 @@ ALIGNED = ("sm80", "wmma", "scalar/vectorized")
 def takes(variant, case):
     """Should the variant run the case?"""
     if not case.asks_for <= OPTIONS[variant.kernel.removesuffix("-simt")]:
+        return False
+    if variant.accumulate != "fp32" and not case.is_identity:
         return False
     if variant.head_dim == 0:
         return True
@@ -366,14 +377,14 @@ def _shape(case, dims):
 
 
 @functools.lru_cache(maxsize=512)
-def expected(case, dtype, head_dim):
+def expected(case, dtype, head_dim, accumulate="fp32"):
     options = dict(arrays(case, dtype))
     if case.dropout_p:
         rng_state = options.pop("rng_state")
         shape = (case.batch, case.heads, case.seqlen_q, case.seqlen_k)
         options["kept"] = testing.dropout_mask(rng_state, shape, case.dropout_p)
     q, k, v = values(case, dtype, head_dim)
-    scalars = {**case.scalars, "dropout_p": case.dropout_p}
+    scalars = {**case.scalars, "dropout_p": case.dropout_p, "accumulate": accumulate}
     return reference.attention(q, k, v, dtype, **scalars, **options)
 
 

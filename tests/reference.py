@@ -15,6 +15,7 @@ class Expected(NamedTuple):
     exact: np.ndarray  # (B, Hq, Sq, Dv) fp64
     lse: np.ndarray  # (B, Hq, Sq) fp64
     unfused: np.ndarray  # (B, Hq, Sq, Dv) fp32: P and O rounded to the dtype of the inputs
+    lse_error: np.ndarray  # (B, Hq, Sq) fp64: what sums in fp16 may move lse by
 
 
 def visible_keys(query, seqlen_q, seqlen_k, causal, window):
@@ -61,11 +62,14 @@ def attention(
     sinks=None,
     dropout_p=0.0,
     kept=None,
+    accumulate="fp32",
 ) -> Expected:
     """q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): float arrays that dtype holds.
 
     bias (float) and mask (bool) broadcast to (B, Hq, Sq, Sk), alibi_slopes to (B, Hq); sinks is
-    (Hq,). kept is bool, (B, Hq, Sq, Sk): the weights that dropout leaves.
+    (Hq,). kept is bool, (B, Hq, Sq, Sk): the weights that dropout leaves. With accumulate other
+    than "fp32" the unfused result has sums rounded to fp16, as the rule of cutlass_attn.testing
+    derives; then without bias, slopes, softcap and dropout.
     """
     batch, heads, seqlen_q, head_dim = q.shape
     heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -77,6 +81,7 @@ def attention(
     exact = np.zeros((batch, heads, seqlen_q, head_dim_v))
     lse = np.full((batch, heads, seqlen_q), -np.inf)
     unfused = np.zeros_like(exact, dtype=np.float32)
+    lse_error = np.zeros_like(lse)
     for b, h, i in np.ndindex(batch, heads, seqlen_q):
         first, end = visible_keys(i, seqlen_q, seqlen_k, causal, window)
         seen = first + np.flatnonzero(mask[b, h, i, first:end])
@@ -95,10 +100,38 @@ def attention(
             if dtype == "float32":
                 p, _ = _softmax(_logits(np.float32, row, keys, scale, softcap, *terms), sink)
                 unfused[b, h, i] = _weighted(np.float32, p * np.float32(factor), values)
+            elif accumulate != "fp32":
+                unfused[b, h, i], lse_error[b, h, i] = _with_sums_in_fp16(
+                    row, keys, values, scale, sink, accumulate
+                )
             else:
                 p = round_to(p * factor, dtype)
                 unfused[b, h, i] = round_to(_weighted(np.float64, p, values), dtype)
-    return Expected(exact, lse, unfused)
+    return Expected(exact, lse, unfused, lse_error)
+
+
+def _with_sums_in_fp16(row, keys, values, scale, sink, accumulate):
+    """A query's result, and a bound of what the sums of q.k change in a logit."""
+    dots, error = np.zeros(len(keys)), np.zeros(len(keys))
+    for d in range(0, len(row), 8):
+        dots += keys[:, d : d + 8].astype(np.float64) @ row[d : d + 8].astype(np.float64)
+        if accumulate in ("fp16", "fp16_qk"):
+            dots = dots.astype(np.float16).astype(np.float64)
+            error += np.spacing(np.abs(dots).astype(np.float16)) / 2
+    logits = dots * scale
+    top = logits.max() if sink is None else max(logits.max(), sink)
+    weights = np.exp(logits - top)
+    total = weights.sum() + (0 if sink is None else np.exp(sink - top))
+    result = np.zeros(values.shape[1])
+    for first in range(0, len(keys), 32):
+        part = np.zeros_like(result)
+        for j in range(first, min(first + 32, len(keys)), 8):
+            here = slice(j, min(j + 8, first + 32))
+            part += weights[here].astype(np.float16).astype(np.float64) @ values[here]
+            if accumulate in ("fp16", "fp16_pv"):
+                part = part.astype(np.float16).astype(np.float64)
+        result += part
+    return round_to(result / total, "float16"), scale * error.max()
 
 
 # cumsum adds term after term, as a plain kernel does; in fp32 that matters.

@@ -148,7 +148,10 @@ def test_verify_accepts_right_results(variant, layout):
     tensors = qkv(dtype=variant.dtype, head_dim=head_dim, device=variant.device)
     if layout == "bshd":
         tensors = [x.transpose(1, 2) for x in tensors]
-    options = {"causal": True, "softcap": 4.0, "kernel": variant.key, "layout": layout}
+    options = {"causal": True, "kernel": variant.key, "layout": layout}
+    options["accumulate"] = variant.accumulate
+    if variant.accumulate == "fp32":
+        options["softcap"] = 4.0
     out = attention(*tensors, **options, verify=True)
     assert torch.equal(out, attention(*tensors, **options))
 
@@ -338,7 +341,7 @@ def test_operator(device):
     for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
         x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
         options = (None, None, None, None, 0.0, None)
-        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", return_lse, *options)
+        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", "fp32", return_lse, *options)
         torch.library.opcheck(_ops.attention_forward, args)
 
 
@@ -463,11 +466,13 @@ def test_graph_capture(variant):
     q, k, v = qkv(dtype=variant.dtype, head_dim=head_dim, device="cuda")
     out = torch.full_like(q, torch.nan)
     graph = torch.cuda.CUDAGraph()
-    attention(q, k, v, out=out, kernel=variant.key)  # opts in to large shared memory
+    attention(
+        q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate
+    )  # opts in to large shared memory
     with torch.cuda.graph(graph):
-        attention(q, k, v, out=out, kernel=variant.key)
+        attention(q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate)
     out.fill_(torch.nan)
     q.mul_(0.5)
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(out, attention(q, k, v, kernel=variant.key))
+    assert torch.equal(out, attention(q, k, v, kernel=variant.key, accumulate=variant.accumulate))

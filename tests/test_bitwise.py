@@ -31,7 +31,9 @@ def test_twenty_runs(variant, case):
 
     head_dim = variant.head_dim or 64
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
-    request = make_request(_torch, q, k, v, case.causal, None, None, 0.0, "bhsd")
+    request = make_request(
+        _torch, q, k, v, case.causal, None, None, 0.0, "bhsd", variant.accumulate
+    )
     names = ("bias", "mask", "alibi_slopes", "sinks", "dropout_p", "rng_state")
     keywords = cases.keywords(case, variant.dtype, variant.device)
     options = make_options(_torch, request, q, *(keywords.get(name) for name in names))

@@ -43,7 +43,21 @@ def test_check_passes(capsys, dtype):
     for variant in cutlass_attn.variants():
         can_run = variant.compiled and variant.device == "cpu" and variant.dtype == dtype
         fits = variant.head_dim == 0 or variant.head_dim >= 64
-        assert (variant.key in text) == (can_run and fits), variant.key
+        takes = fits and variant.accumulate == "fp32"
+        assert (variant.key in text) == (can_run and takes), variant.key
+
+
+@pytest.mark.parametrize("accumulate", ["fp16", "fp16_qk", "fp16_pv"])
+def test_check_of_sums_in_fp16(capsys, accumulate):
+    if not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
+    assert cli.main([*SMALL, "--accumulate", accumulate]) == 0
+    text = capsys.readouterr().out
+    assert f"sums in {accumulate} on cpu" in text and "pass" in text and "FAIL" not in text
+    assert f"sm80/{accumulate}-simt/f16/d64" in text
+    assert "cpu/f16" not in text and "sm80-simt" not in text
+    assert cli.main([*SMALL, "--accumulate", accumulate, "--dtype", "bf16"]) == 2
+    assert "are for float16, not bfloat16" in capsys.readouterr().err
 
 
 def test_check_as_json(capsys, tmp_path):
@@ -86,7 +100,7 @@ def wrong_kernel(*, offset):
 
     def forward(call, *where):
         real(call, *where)
-        first = ctypes.c_uint16.from_address(call[20])  # what out points at, as bits
+        first = ctypes.c_uint16.from_address(call[21])  # what out points at, as bits
         first.value += offset
 
     real = _C.forward

@@ -246,7 +246,7 @@ def test_forced_kernel_refuses_another_dtype(variant):
     other = torch.float16 if variant.dtype != "float16" else torch.float32
     q = torch.zeros(1, 1, 4, variant.head_dim or 64, dtype=other, device=variant.device)
     with pytest.raises(ValueError, match=f"needs {variant.dtype}"):
-        attention(q, q, q, kernel=variant.key)
+        attention(q, q, q, kernel=variant.key, accumulate=variant.accumulate)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_forced_kernel_refuses_other_head_dims(variant):
         q = torch.zeros(1, 1, 4, head_dim, dtype=dtype, device=variant.device)
         allowed = f"a multiple of 8 up to {variant.head_dim}, got {head_dim}"
         with pytest.raises(ValueError, match=f"needs head_dim {allowed}"):
-            attention(q, q, q, kernel=variant.key)
+            attention(q, q, q, kernel=variant.key, accumulate=variant.accumulate)
     q = torch.zeros(1, 1, 4, variant.head_dim, dtype=dtype, device=variant.device)
     v = torch.zeros(1, 1, 4, variant.head_dim_v - 4, dtype=dtype, device=variant.device)
     with pytest.raises(ValueError, match="needs head_dim_v a multiple of 8 up to"):
-        attention(q, q, v, kernel=variant.key)
+        attention(q, q, v, kernel=variant.key, accumulate=variant.accumulate)
 
 
 @pytest.mark.parametrize("variant", cases.all_variants())
@@ -273,7 +273,7 @@ def test_forced_kernel_refuses_options_that_it_lacks(variant):
         q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
         options = cases.keywords(case, variant.dtype, variant.device)
         with pytest.raises(ValueError, match=f"does not implement {name}"):
-            attention(q, k, v, **options, kernel=variant.key)
+            attention(q, k, v, **options, kernel=variant.key, accumulate=variant.accumulate)
 
 
 LACKING = {

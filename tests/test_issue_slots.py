@@ -132,7 +132,19 @@ def test_what_is_not_clear_is_an_error(listing, wanted, message):
 
 
 def test_clocks_of_a_product_follow_from_what_the_parts_are_sold_as():
-    assert {part.name: part.hmma_clocks for part in issue_slots.PARTS} == {"L4": 16, "RTX 4090": 32}
+    clocks = {p.name: (p.hmma_clocks, p.hmma_clocks_fp16) for p in issue_slots.PARTS}
+    assert clocks == {"L4": (16, 16), "RTX 4090": (32, 16)}
+
+
+def test_sums_in_fp16_count_by_their_own_clocks():
+    text = edited(("/*0040*/                   HMMA.16816.F32 ", "/*0040*/ HMMA.16816.F16 "))
+    usual, in_fp16 = (
+        issue_slots.model(hot_path(read_blocks(x), TILE))["parts"] for x in (LOOP, text)
+    )
+    assert [part["RTX 4090"]["tensor"] for part in (usual, in_fp16)] == [32, 16]
+    assert usual["L4"] == in_fp16["L4"]
+    # Shared memory bounds both: as many products a second.
+    assert usual["RTX 4090"]["tflops"] == in_fp16["RTX 4090"]["tflops"]
 
 
 @pytest.mark.parametrize(

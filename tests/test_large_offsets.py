@@ -26,10 +26,16 @@ def test_far_operand(variant, dimension, operand):
     operands = dict(
         zip(["q", "k", "v", "out"], cases.tensors(CASE, variant.dtype, head_dim, variant.device))
     )
-    near = cutlass_attn.attention(operands["q"], operands["k"], operands["v"], kernel=variant.key)
+    near = cutlass_attn.attention(
+        operands["q"],
+        operands["k"],
+        operands["v"],
+        kernel=variant.key,
+        accumulate=variant.accumulate,
+    )
     operands[operand] = _far_apart(operands[operand], DIMENSIONS[dimension])
     q, k, v, out = operands.values()
-    cutlass_attn.attention(q, k, v, out=out, kernel=variant.key)
+    cutlass_attn.attention(q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate)
     assert torch.equal(out, near)
 
 
@@ -42,9 +48,16 @@ def test_far_option(variant, dimension, name):
         pytest.skip(f"the kernel takes no {name}")
     q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
     option = cases.keywords(case, variant.dtype, variant.device)[name]
-    near = cutlass_attn.attention(q, k, v, kernel=variant.key, **{name: option})
+    near = cutlass_attn.attention(
+        q, k, v, kernel=variant.key, accumulate=variant.accumulate, **{name: option}
+    )
     far = _far_apart(option, dimension)
-    assert torch.equal(cutlass_attn.attention(q, k, v, kernel=variant.key, **{name: far}), near)
+    assert torch.equal(
+        cutlass_attn.attention(
+            q, k, v, kernel=variant.key, accumulate=variant.accumulate, **{name: far}
+        ),
+        near,
+    )
 
 
 def _far_apart(x, dimension):

@@ -72,5 +72,7 @@ def test_memory_beyond_the_keys(variant, seqlen_k, gap):
 
 
 def _attention(variant, q, k, v, options):
-    out, lse = cutlass_attn.attention(q, k, v, **options, kernel=variant.key, return_lse=True)
+    out, lse = cutlass_attn.attention(
+        q, k, v, **options, kernel=variant.key, accumulate=variant.accumulate, return_lse=True
+    )
     return out[0, 0], lse[0, 0]

@@ -232,7 +232,7 @@ def test_compile_draws_dropout_anew():
 def test_operator_with_options(device):
     (q, k, v), o = call(device)
     extras = (o["bias"], o["mask"], o["alibi_slopes"], o["sinks"], 0.25, o["rng_state"])
-    args = (q, k, v, False, -1, -1, None, 0.0, "bhsd", "auto", True, *extras)
+    args = (q, k, v, False, -1, -1, None, 0.0, "bhsd", "auto", "fp32", True, *extras)
     torch.library.opcheck(_ops.attention_forward, args)
 
 

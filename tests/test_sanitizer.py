@@ -49,7 +49,14 @@ def run_all_variants():
             head_dim = variant.head_dim or 64
             q, k, v, out = cases.tensors(case, variant.dtype, head_dim, "cuda")
             cutlass_attn.attention(
-                q, k, v, causal=True, out=out, return_lse=True, kernel=variant.key
+                q,
+                k,
+                v,
+                causal=True,
+                out=out,
+                return_lse=True,
+                kernel=variant.key,
+                accumulate=variant.accumulate,
             )
     cases.torch.cuda.synchronize()
     print(f"ran {len(VARIANTS)} variants")

@@ -10,6 +10,9 @@ namespace cutlass_attn {
 
 enum class DType : int32_t { kFloat16, kBFloat16, kFloat32 };
 
+// What the tensor cores add products up in: fp32, or fp16 for Q K^T, for P V, or for both.
+enum class Accumulate : int32_t { kFloat32, kFloat16Qk, kFloat16Pv, kFloat16 };
+
 // Address and strides of a 4-d operand whose last dimension is contiguous. Strides count elements;
 // they may be zero (broadcast) or negative, and the offsets they produce are 64-bit.
 struct TensorRef {
@@ -77,6 +80,9 @@ struct AttnParams {
 
   // A logit per query head that joins the softmax's denominator, with no key or value of its own.
   const float* sinks = nullptr;  // (num_heads_q)
+
+  // A kernel runs only the calls that ask for its kind of sums.
+  Accumulate accumulate = Accumulate::kFloat32;
 
   // Dropout of softmax weights: see core/dropout.hpp.
   float dropout_p = 0.0f;               // probability that a weight becomes 0, in [0, 1]

@@ -22,10 +22,11 @@ CUTE_DEVICE auto as_rows(Fragment&& acc) {
 template <class Element, class Fragment>
 CUTE_DEVICE auto convert_to(Fragment const& from) {
   using namespace cute;
+  using From = typename Fragment::value_type;
   constexpr int kSize = decltype(size(from))::value;
   auto to = make_tensor_like<Element>(from);
-  cutlass::NumericArrayConverter<Element, float, kSize> convert;
-  auto const& in = *reinterpret_cast<cutlass::Array<float, kSize> const*>(from.data());
+  cutlass::NumericArrayConverter<Element, From, kSize> convert;
+  auto const& in = *reinterpret_cast<cutlass::Array<From, kSize> const*>(from.data());
   *reinterpret_cast<cutlass::Array<Element, kSize>*>(raw_pointer_cast(to.data())) = convert(in);
   return to;
 }

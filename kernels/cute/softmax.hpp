@@ -18,10 +18,10 @@ namespace cutlass_attn {
 // to always that was it. Only where a sum shows that a weight grew large, reference() is raised to
 // the maximum, as in the textbook. A row without a reference (-inf) has infinite weights, or NaN,
 // and gets its first one in the same way.
-template <class Arch, int kRows>
+template <class Arch, int kRows, int kWeightLimit = 4096>
 struct SoftmaxRows {
-  // Bound for the sum of one thread's weights in a slice: a float16 is good for 16 times as much.
-  static constexpr float kLimit = 4096.0f;
+  // Bound for the sum of one thread's weights in a slice: a float16 is good for 16 times 4096.
+  static constexpr float kLimit = float(kWeightLimit);
 
   SoftmaxRow rows[kRows];
   float sums[kRows];  // of this thread's weights of the slice in hand, until add()

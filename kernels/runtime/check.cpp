@@ -110,6 +110,10 @@ Status check_options(AttnParams const& p) {
     return Status::invalid("dtype is " + std::to_string(int32_t(p.dtype)) +
                            ", allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
   }
+  if (p.accumulate < Accumulate::kFloat32 || p.accumulate > Accumulate::kFloat16) {
+    return Status::invalid("accumulate is " + std::to_string(int32_t(p.accumulate)) +
+                           ", allowed: 0 (fp32), 1 (fp16_qk), 2 (fp16_pv), 3 (fp16)");
+  }
   if (!std::isfinite(p.softmax_scale)) {
     return Status::invalid("softmax_scale is " + std::to_string(p.softmax_scale) +
                            ", allowed: any finite number");

@@ -86,6 +86,12 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.dtype);
     });
   }
+  if (info.accumulate != p.accumulate) {
+    lacks(Lack::kRequest, [&] {
+      return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
+             name_of(p.accumulate) + "\"";
+    });
+  }
   if (info.head_dim != 0) {
     struct {
       char const* name;
@@ -173,8 +179,8 @@ int class_of(DeviceInfo const& device) {
   return index;
 }
 
-// Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels with
-// a choice of tiles pack heads.
+// Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels
+// with a choice of tiles pack heads.
 float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) {
   int const heads = TileScheduler::heads_of_tile(p, block_m);
   int64_t const tiles = (int64_t(p.seqlen_q) * heads + block_m - 1) / block_m;
@@ -341,6 +347,11 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
     is_named = true;
     // "auto" means one for this device; others would only repeat that they are not.
     if (kernel == "auto" && variant.info.device != device.device) continue;
+    // Nobody who has not asked for sums in fp16 looks for a kernel that has them.
+    if (kernel == "auto" && params.accumulate == Accumulate::kFloat32 &&
+        variant.info.accumulate != Accumulate::kFloat32) {
+      continue;
+    }
     bool lacks_request = false;
     examine(variant, call, device,
             [&](Lack lack, auto&&) { lacks_request |= lack == Lack::kRequest; });

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "core/params.hpp"
+#include "core/score.hpp"
 
 namespace cutlass_attn {
 
 namespace option {
 enum Bit : uint32_t {
   softcap = 1u << 0,
-  negative_scale = 1u << 1,  // or zero: the largest product is not the largest logit
+  negative_scale = 1u << 1,  // or zero, or next to it: what the identity score does not take
   alibi_slopes = 1u << 2,
   bias = 1u << 3,
   mask = 1u << 4,
@@ -26,7 +27,7 @@ enum Bit : uint32_t {
 inline uint32_t options_of(AttnParams const& p) {
   uint32_t bits = 0;
   if (p.softcap != 0.0f) bits |= option::softcap;
-  if (!(p.softmax_scale > 0.0f)) bits |= option::negative_scale;
+  if (!(p.softmax_scale >= IdentityScore::kLeastScale)) bits |= option::negative_scale;
   if (p.alibi_slopes) bits |= option::alibi_slopes;
   if (p.bias) bits |= option::bias;
   if (p.mask) bits |= option::mask;
@@ -44,6 +45,21 @@ inline std::vector<std::string> option_names(uint32_t bits) {
     bits >>= 1;
   }
   return names;
+}
+
+// As Python has it.
+inline char const* name_of(Accumulate accumulate) {
+  switch (accumulate) {
+    case Accumulate::kFloat32:
+      return "fp32";
+    case Accumulate::kFloat16Qk:
+      return "fp16_qk";
+    case Accumulate::kFloat16Pv:
+      return "fp16_pv";
+    case Accumulate::kFloat16:
+      return "fp16";
+  }
+  return "?";
 }
 
 }  // namespace cutlass_attn

@@ -35,16 +35,16 @@ struct Tables {
 
   Tables() {
     variants = {
-#define CA_VARIANT(launch, facts, kernel, key, device, dtype, head_dim, head_dim_v,      \
-                   head_dim_multiple, options, block_m, tile, tier, compiled, automatic, \
-                   min_compute_capability, alignment)                                    \
-  Variant{{key, kernel, device, dtype, head_dim, head_dim_v, head_dim_multiple, tile,    \
-           option_names(options), tier, compiled, automatic},                            \
-          options,                                                                       \
-          min_compute_capability,                                                        \
-          alignment,                                                                     \
-          block_m,                                                                       \
-          launch,                                                                        \
+#define CA_VARIANT(launch, facts, kernel, key, device, dtype, head_dim, head_dim_v,               \
+                   head_dim_multiple, accumulate, options, block_m, tile, tier, compiled,         \
+                   automatic, min_compute_capability, alignment)                                  \
+  Variant{{key, kernel, device, dtype, head_dim, head_dim_v, head_dim_multiple, tile, accumulate, \
+           option_names(options), tier, compiled, automatic},                                     \
+          options,                                                                                \
+          min_compute_capability,                                                                 \
+          alignment,                                                                              \
+          block_m,                                                                                \
+          launch,                                                                                 \
           facts},
 #include "registry_table.inc"
 #undef CA_VARIANT

@@ -13,14 +13,18 @@
 namespace cutlass_attn::simt {
 
 namespace detail {
-template <class Element>
+template <class Element, class Accumulator>
 struct DeviceMma;
 template <>
-struct DeviceMma<cutlass::half_t> {
+struct DeviceMma<cutlass::half_t, float> {
   using type = cute::SM80_16x8x16_F32F16F16F32_TN;
 };
 template <>
-struct DeviceMma<cutlass::bfloat16_t> {
+struct DeviceMma<cutlass::half_t, cutlass::half_t> {
+  using type = cute::SM80_16x8x16_F16F16F16F16_TN;
+};
+template <>
+struct DeviceMma<cutlass::bfloat16_t, float> {
   using type = cute::SM80_16x8x16_F32BF16BF16F32_TN;
 };
 }  // namespace detail
@@ -30,9 +34,9 @@ template <int kM, int kN>
 struct DeviceWmma;
 
 struct Device {
-  // mma.sync.m16n8k16 with fp32 accumulators.
-  template <class Element>
-  using Mma = typename detail::DeviceMma<Element>::type;
+  // mma.sync.m16n8k16 with accumulators in fp32, or in fp16 for operands in fp16.
+  template <class Element, class Accumulator = float>
+  using Mma = typename detail::DeviceMma<Element, Accumulator>::type;
   using LoadMatrix = cute::SM75_U32x4_LDSM_N;       // ldmatrix.x4
   using LoadMatrixTrans = cute::SM75_U16x8_LDSM_T;  // ldmatrix.x4.trans
   // nvcuda::wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments whose

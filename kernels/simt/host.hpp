@@ -13,8 +13,8 @@
 namespace cutlass_attn::simt {
 
 struct Host {
-  template <class Element>
-  using Mma = HostMma<Element>;
+  template <class Element, class Accumulator = float>
+  using Mma = HostMma<Element, Accumulator>;
   using LoadMatrix = HostLoadMatrix<false>;
   using LoadMatrixTrans = HostLoadMatrix<true>;
   using AsyncCopy = HostAsyncCopy;

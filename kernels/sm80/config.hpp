@@ -3,6 +3,7 @@
 
 #include <cutlass/numeric_types.h>
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "core/mask.hpp"
 #include "cute/scheduler.hpp"
@@ -15,9 +16,13 @@ using namespace cute;
 // Shared memory a block may have on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own.
 inline constexpr int kMaxSmemBytes = 99 * 1024;
 
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_>
+// QkAccumulator, PvAccumulator: what Q K^T and P V are added up in, float or cutlass::half_t.
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          class QkAccumulator_ = float, class PvAccumulator_ = float>
 struct ForwardConfig {
   using Element = Element_;
+  using QkAccumulator = QkAccumulator_;
+  using PvAccumulator = PvAccumulator_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_;
@@ -43,6 +48,11 @@ struct ForwardConfig {
   }
   static_assert(!kPipelined || kBlockN % 32 == 0);
 
+  // Bound for the sum of a thread's weights in a slice. In fp16, P V of a slice is a sum that has
+  // to stay below 65504: with 16 for each of the four threads that share a row it does as long as
+  // no |V| exceeds 1023. (Less than 8 is impossible: so many weights may be 1.)
+  static constexpr int kWeightLimit = std::is_same_v<PvAccumulator, float> ? 4096 : 16;
+
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileV = SwizzledTile<kBlockN, kHeadDimV>;
@@ -65,8 +75,8 @@ struct ForwardConfig {
 
   // Warps stand below each other along the queries: a row of S belongs to one warp, and softmax
   // stays within it.
-  template <class Arch>
-  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element>>,
+  template <class Arch, class Accumulator = float>
+  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element, Accumulator>>,
                             Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with

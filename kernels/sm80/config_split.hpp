@@ -10,6 +10,9 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           int kColumnWarps_>
 struct SplitConfig {
   using Element = Element_;
+  using QkAccumulator = float;
+  using PvAccumulator = float;
+  static constexpr int kWeightLimit = 4096;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_;
@@ -72,8 +75,8 @@ struct SplitConfig {
   static_assert(TileO::kBytes <= kBufferBytes);
 
   // Of the warps below each other; those beside each other differ in where their operands are.
-  template <class Arch>
-  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element>>,
+  template <class Arch, class Accumulator = float>
+  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element, Accumulator>>,
                             Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _8, _16>>;
 
   static constexpr int kMinBlocksPerSm = 1;

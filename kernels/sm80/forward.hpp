@@ -6,6 +6,8 @@
 //             one after the other.
 // Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; where several
 //             warps share the rows, a share of the keys for S, and of the head dimension for O.
+// Sums:       in fp32. With QkAccumulator = half_t those of Q K^T are in fp16; with PvAccumulator =
+//             half_t those of P V over a slice of keys are, and the slices are added up in fp32.
 // Registers:  S of a slice of keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
 // Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
@@ -20,11 +22,16 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          int kColumnWarps = 1>
+          int kColumnWarps = 1, class QkAccumulator = float, class PvAccumulator = float>
 struct Forward {
   using Config = std::conditional_t<
-      kColumnWarps == 1, ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>,
+      kColumnWarps == 1,
+      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, QkAccumulator,
+                    PvAccumulator>,
       SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kColumnWarps>>;
+  static_assert(std::is_same_v<QkAccumulator, typename Config::QkAccumulator> &&
+                    std::is_same_v<PvAccumulator, typename Config::PvAccumulator>,
+                "the split schedule adds up in fp32 alone");
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);

@@ -17,6 +17,10 @@
 //              cp.async   V(n) ------+   K(n+1) ----------+
 //              compute    Q K(n)     |   softmax, P V(n)  |   Q K(n+1) ...
 //                      ^ K(n) landed   ^ V(n) landed
+//
+// Sums are kept in fp32, or in what Config::QkAccumulator and Config::PvAccumulator say. In fp16,
+// Q K^T is converted before softmax; P V is added up over one slice alone and then joins O, which
+// stays in fp32: the error does not grow with the number of keys.
 #pragma once
 
 #include <type_traits>
@@ -41,6 +45,8 @@ struct MainloopForward {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using TiledMma = typename Config::template TiledMma<Arch>;
+  using QkAccumulator = typename Config::QkAccumulator;
+  using PvAccumulator = typename Config::PvAccumulator;
   static constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   static constexpr int kD = Config::kHeadDim, kDV = Config::kHeadDimV;
   static constexpr int kSlice = Config::slice(Score::kIsIdentity), kSlices = kN / kSlice;
@@ -51,6 +57,9 @@ struct MainloopForward {
   using LoaderK = TileLoader<Arch, Element, TileK, Config::kThreads>;
   using LoaderV = TileLoader<Arch, Element, TileV, Config::kThreads>;
   using Scores = decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<kSlice>>{}));
+  // Q K^T as the tensor cores add it up.
+  using Products = decltype(partition_fragment_C(
+      typename Config::template TiledMma<Arch, QkAccumulator>{}, Shape<Int<kM>, Int<kSlice>>{}));
   using Output =
       decltype(partition_fragment_C(TiledMma{}, Shape<Int<kM>, Int<Config::kWarpColumns>>{}));
   // Other calls than aligned ones are for the general score alone: see manifest.toml.
@@ -75,7 +84,7 @@ struct MainloopForward {
   Address q_block, k_block, v_block;  // this lane's row of block (0, 0), for ldmatrix
 
   Output acc_o;  // (MMA, M, D)
-  SoftmaxRows<Arch, kRows> softmax;
+  SoftmaxRows<Arch, kRows, Config::kWeightLimit> softmax;
   // P of a slice, as the A operand of P V.
   Words p_words[kSlice < 16 ? 1 : kSlice / 16][kRowBlocks];
   Words q_words[Config::kPipelined ? kRowBlocks * (kD / 16) : 1];
@@ -182,12 +191,13 @@ struct MainloopForward {
     v_source += kN * p.v.row_stride;
   }
 
-  // acc += A B for one m16n8k16 block.
+  // acc += A B for one m16n8k16 block, in the type of acc.
   template <class Acc>
   CUTE_DEVICE void multiply(Words const& a, uint32_t const* b, Acc&& acc) const {
     Tensor tA = make_tensor(reinterpret_cast<Element const*>(a), Shape<_8>{});
     Tensor tB = make_tensor(reinterpret_cast<Element const*>(b), Shape<_4>{});
-    gemm(MMA_Atom<typename Arch::template Mma<Element>>{}, tA, tB, acc);
+    using Accumulator = typename std::decay_t<Acc>::value_type;
+    gemm(MMA_Atom<typename Arch::template Mma<Element, Accumulator>>{}, tA, tB, acc);
   }
 
   CUTE_DEVICE void load_q(int m, int k, Words& words) const {
@@ -197,7 +207,7 @@ struct MainloopForward {
   // S += Q K^T for the 16 columns [16 k, ...) of Q and K and the keys of a slice of the K tile in
   // buffer `stage`.
   template <class Q>
-  CUTE_DEVICE void multiply_qk(int stage, int slice, int k, Q const& q, Scores& acc_s) const {
+  CUTE_DEVICE void multiply_qk(int stage, int slice, int k, Q const& q, Products& acc_s) const {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {
       Words words;
@@ -215,7 +225,7 @@ struct MainloopForward {
 
   // S of kCount slices from `first` on, Q from registers or shared memory.
   template <int kCount>
-  CUTE_DEVICE void product_qk(int stage, int first, Scores* acc_s) const {
+  CUTE_DEVICE void product_qk(int stage, int first, Products* acc_s) const {
     CUTE_UNROLL
     for (int j = 0; j < kCount; ++j) clear(acc_s[j]);
     CUTE_UNROLL
@@ -233,6 +243,15 @@ struct MainloopForward {
     }
   }
 
+  // S in fp32: the products themselves, or a copy of them.
+  CUTE_DEVICE static decltype(auto) in_fp32(Products& acc_s) {
+    if constexpr (std::is_same_v<QkAccumulator, float>) {
+      return (acc_s);
+    } else {
+      return convert_to<float>(acc_s);
+    }
+  }
+
   CUTE_DEVICE void load_v(int stage, int n, int d, Words& words) const {
     Arch::load_matrix_trans(TileV::block(v_block + stage * TileV::kBytes, n, d), words);
   }
@@ -240,6 +259,14 @@ struct MainloopForward {
   // O += P V for the slice whose weights p_words holds. `first` is its load_v(), done ahead, of the
   // first 16 keys and columns.
   CUTE_DEVICE void product_pv(int stage, int slice, Words const& first) {
+    if constexpr (std::is_same_v<PvAccumulator, float>) {
+      product_pv_at_once(stage, slice, first);
+    } else {
+      product_pv_in_levels(stage, slice, first);
+    }
+  }
+
+  CUTE_DEVICE void product_pv_at_once(int stage, int slice, Words const& first) {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL
@@ -257,6 +284,43 @@ struct MainloopForward {
           for (int m = 0; m < kRowBlocks; ++m) {
             multiply(p_words[n][m], words + 2 * half, acc_o(_, m, 2 * d + half));
           }
+        }
+      }
+    }
+  }
+
+  // The slice's sum in PvAccumulator, 16 columns at a time, and then O += that.
+  CUTE_DEVICE void product_pv_in_levels(int stage, int slice, Words const& first) {
+    using Sums = decltype(partition_fragment_C(
+        typename Config::template TiledMma<Arch, PvAccumulator>{}, Shape<Int<kM>, _16>{}));
+    CUTE_UNROLL
+    for (int d = 0; d < kDV / 16; ++d) {
+      Sums sums;  // (MMA, M, half)
+      clear(sums);
+      CUTE_UNROLL
+      for (int n = 0; n < kSlice / 16; ++n) {
+        Words words;
+        if (n == 0 && d == 0) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) words[i] = first[i];
+        } else {
+          load_v(stage, slice * (kSlice / 16) + n, d, words);
+        }
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          CUTE_UNROLL
+          for (int m = 0; m < kRowBlocks; ++m) {
+            multiply(p_words[n][m], words + 2 * half, sums(_, m, half));
+          }
+        }
+      }
+      auto const wide = convert_to<float>(sums);
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) acc_o(i, m, 2 * d + half) += wide(i, m, half);
         }
       }
     }
@@ -351,7 +415,7 @@ struct MainloopForward {
   struct PipelinedSteps {
     MainloopForward& loop;
     int key, stage, v_stage;  // the tile, its buffers, and those of the slice before its first
-    Scores acc_s[2];
+    Products acc_s[2];
     Words v_first;
 
     template <int j, class IsFull>
@@ -364,8 +428,9 @@ struct MainloopForward {
       } else {
         loop.template product_qk<1>(stage, j + 1, acc_s + (j + 1) % 2);
       }
-      loop.finish_scores(as_rows(acc_s[j % 2]), key + j * kSlice, is_full);
-      return loop.weigh(acc_s[j % 2], key + j * kSlice, [&] {
+      auto&& scores = MainloopForward::in_fp32(acc_s[j % 2]);
+      loop.finish_scores(as_rows(scores), key + j * kSlice, is_full);
+      return loop.weigh(scores, key + j * kSlice, [&] {
         if constexpr (j == 0) {
           Arch::template async_copy_wait<0>();
           Arch::sync();  // this tile's V is there for all; the tile before is read by none
@@ -377,8 +442,9 @@ struct MainloopForward {
     template <int j>
     CUTE_DEVICE void again() {
       loop.template product_qk<1>(stage, j, acc_s + j % 2);
-      loop.finish_scores(as_rows(acc_s[j % 2]), key + j * kSlice, false_type{});
-      loop.weigh_again(acc_s[j % 2], key + j * kSlice);
+      auto&& scores = MainloopForward::in_fp32(acc_s[j % 2]);
+      loop.finish_scores(as_rows(scores), key + j * kSlice, false_type{});
+      loop.weigh_again(scores, key + j * kSlice);
     }
 
     template <int j>
@@ -430,7 +496,7 @@ struct MainloopForward {
     PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
     product_qk<1>(0, 0, steps.acc_s);
     if (range.is_full(range.begin)) {
-      Scores scores = steps.acc_s[0];
+      Scores scores = in_fp32(steps.acc_s[0]);
       finish_scores(as_rows(scores), range.begin, true_type{});
       softmax.start(as_rows(scores), log2_scale);
     }
@@ -451,12 +517,13 @@ struct MainloopForward {
   // --- tiled -----------------------------------------------------------------------------------
 
   template <int j, class IsFull>
-  CUTE_DEVICE void slice(int key, Scores (&acc_s)[kSlices], IsFull is_full) {
-    Scores weights = acc_s[j];  // the K they were made of is not there any more
+  CUTE_DEVICE void slice(int key, Products (&acc_s)[kSlices], IsFull is_full) {
+    Scores weights = in_fp32(acc_s[j]);  // the K they were made of is not there any more
     finish_scores(as_rows(weights), key + j * kSlice, is_full);
     if (!weigh(weights, key + j * kSlice, [] {})) {
-      finish_scores(as_rows(acc_s[j]), key + j * kSlice, is_full);
-      weigh_again(acc_s[j], key + j * kSlice);
+      auto&& scores = in_fp32(acc_s[j]);
+      finish_scores(as_rows(scores), key + j * kSlice, is_full);
+      weigh_again(scores, key + j * kSlice);
     }
     softmax.add();
     if constexpr (j == 0) copy_k(key + kN, 0);
@@ -471,7 +538,7 @@ struct MainloopForward {
     Arch::template async_copy_wait<0>();
     Arch::sync();  // K is there for all; the V before is read by none
     copy_v(key, 0);
-    Scores acc_s[kSlices];
+    Products acc_s[kSlices];
     product_qk<kSlices>(0, 0, acc_s);
     Arch::template async_copy_wait<0>();
     Arch::sync();  // V is there for all; K is read by none

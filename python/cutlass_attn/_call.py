@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CPU, CUDA = 0, 1
 DTYPES = ("float16", "bfloat16", "float32")  # indexed by the library's DType
+ACCUMULATE = {"fp32": 0, "fp16_qk": 1, "fp16_pv": 2, "fp16": 3}  # the library's Accumulate
 UNBOUNDED = -1
 _INT32_MAX = 2**31 - 1
 
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     causal: bool
     window_left: int
     window_right: int
+    accumulate: int
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
@@ -65,6 +67,7 @@ def make_request(
     softmax_scale: float | None,
     softcap: float,
     layout: str,
+    accumulate: str = "fp32",
 ) -> Request:
     """Reads shapes, dtypes and options; `lib` is _torch or _numpy. Raises ValueError, TypeError."""
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -107,6 +110,13 @@ def make_request(
         softmax_scale = number("softmax_scale", softmax_scale)
     if type(softcap) is not float:
         softcap = number("softcap", softcap)
+    if type(accumulate) is not str:
+        raise TypeError(f'accumulate must be a string such as "fp32", got {accumulate!r}')
+    sums = ACCUMULATE.get(accumulate)
+    if sums is None:
+        raise ValueError(
+            f'accumulate must be "fp32", "fp16", "fp16_qk" or "fp16_pv", got {accumulate!r}'
+        )
 
     return Request(
         dtype,
@@ -123,6 +133,7 @@ def make_request(
         causal,
         window_left,
         window_right,
+        sums,
     )
 
 

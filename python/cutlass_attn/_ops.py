@@ -13,8 +13,9 @@ from ._options import make_options
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal, SymInt window_left, SymInt window_right, "
-    "float? softmax_scale, float softcap, str layout, str kernel, bool return_lse, Tensor? bias, "
-    "Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, float dropout_p, Tensor? rng_state) "
+    "float? softmax_scale, float softcap, str layout, str kernel, str accumulate, bool return_lse, "
+    "Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sinks, float dropout_p, "
+    "Tensor? rng_state) "
     "-> (Tensor, Tensor)"
 )
 
@@ -31,12 +32,15 @@ def attention_forward(
     softcap: float,
     layout: str,
     kernel: str,
+    accumulate: str,
     return_lse: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention output and log-sum-exp; the latter has no elements unless `return_lse`."""
     window = (window_left, window_right)
-    request = make_request(_torch, q, k, v, causal, window, softmax_scale, softcap, layout)
+    request = make_request(
+        _torch, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate
+    )
     out, lse = _results(q, request, return_lse)
     checked = make_options(_torch, request, q, *options)
     launch(_torch, request, q, k, v, checked, out, lse if return_lse else None, kernel)
@@ -55,11 +59,14 @@ def _(
     softcap: float,
     layout: str,
     kernel: str,
+    accumulate: str,
     return_lse: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     window = (window_left, window_right)
-    request = make_request(_torch, q, k, v, causal, window, softmax_scale, softcap, layout)
+    request = make_request(
+        _torch, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate
+    )
     make_options(_torch, request, q, *options)
     return _results(q, request, return_lse)
 

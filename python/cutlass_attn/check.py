@@ -36,15 +36,17 @@ class Problem:
     head_dim: int = 64
     dtype: str = "float16"
     causal: bool = False
+    accumulate: str = "fp32"
     device: str = "cpu"
     inputs: int = 5
     seed: int = 0
 
     def __str__(self) -> str:
         heads = f"{self.heads}" + f":{self.heads_kv}" * (self.heads_kv != self.heads)
+        sums = f", sums in {self.accumulate}" * (self.accumulate != "fp32")
         return (
             f"B={self.batch} H={heads} Sq={self.seqlen_q} Sk={self.seqlen_k} D={self.head_dim} "
-            f"{self.dtype}{' causal' * self.causal} on {self.device}"
+            f"{self.dtype}{' causal' * self.causal}{sums} on {self.device}"
         )
 
     def random_input(self, index: int) -> tuple[np.ndarray, ...]:
@@ -90,7 +92,7 @@ class Row:
 
     def add(self, problem: Problem, out: np.ndarray, lse: Any, expected: Reference) -> None:
         """Takes one input's result into account."""
-        accuracy = judge(out, expected.exact, expected.unfused, problem.dtype)
+        accuracy = judge(out, expected.exact, expected.unfused, problem.dtype, problem.accumulate)
         n = self.inputs
         self.inputs += 1
         self.max = float(np.maximum(self.max, accuracy.max))  # propagates NaN
@@ -98,11 +100,11 @@ class Row:
         self.rms = float(np.sqrt((self.rms**2 * n + accuracy.rms**2) / self.inputs))
         self.rms_allowed = max(self.rms_allowed, accuracy.rms_allowed)
         reasons = [accuracy.reason]
-        if problem.dtype == "float16":
+        if problem.dtype == "float16" and problem.accumulate == "fp32":
             close = np.allclose(out, expected.exact, atol=1e-3, rtol=1e-3)
             self.allclose = close and self.allclose is not False
             reasons.append("" if close else "not allclose(atol=1e-3, rtol=1e-3)")
-        if lse is not None and not np.allclose(lse, expected.lse, atol=1e-5, rtol=1e-5):
+        if lse is not None and not expected.confirms_lse(lse):
             with np.errstate(invalid="ignore"):
                 worst = np.nanmax(np.abs(lse - expected.lse))
             reasons.append(f"log-sum-exp is off by up to {worst:.3g}")
@@ -198,8 +200,9 @@ def contenders(
     q, k, v = sample
     found: list[Contender | Row] = []
     names = list(kernels)
-    for name in names or [variant.key for variant in variants() if variant.compiled]:
-        explanation = explain(q, k, v, causal=problem.causal, kernel=name)
+    sums = problem.accumulate
+    for name in names or _candidates(sums):
+        explanation = explain(q, k, v, causal=problem.causal, kernel=name, accumulate=sums)
         chosen = explanation.chosen
         if chosen is not None:
             found.append(
@@ -214,13 +217,30 @@ def contenders(
     return found
 
 
+def _candidates(accumulate: str) -> list[str]:
+    """The compiled variants. Of sums that no build compiles for a GPU, the kernels: each runs its
+    best variant, compiled at first use."""
+    there = [variant for variant in variants() if variant.accumulate == accumulate]
+    if accumulate == "fp32":
+        return [variant.key for variant in there if variant.compiled]
+    return list(dict.fromkeys(variant.kernel for variant in there))
+
+
 def _emulated(kernel: str) -> bool:
     return kernel.endswith("-simt")
 
 
 def _ours(problem: Problem, key: str) -> Callable[..., tuple[Any, Any]]:
     def run(q: Any, k: Any, v: Any, return_lse: bool) -> tuple[Any, Any]:
-        result = attention(q, k, v, causal=problem.causal, kernel=key, return_lse=return_lse)
+        result = attention(
+            q,
+            k,
+            v,
+            causal=problem.causal,
+            kernel=key,
+            accumulate=problem.accumulate,
+            return_lse=return_lse,
+        )
         return result if return_lse else (result, None)
 
     return run
@@ -258,6 +278,8 @@ def run_check(
 
     Raises ValueError for a problem that cannot be set up, such as heads that do not divide.
     """
+    if problem.accumulate != "fp32" and problem.dtype != "float16":
+        raise ValueError(f"sums in {problem.accumulate} are for float16, not {problem.dtype}")
     arrays = arrays_for(problem.device)
     inputs = [problem.random_input(i) for i in range(problem.inputs)]
     samples = [tuple(arrays.make(x, problem.dtype) for x in data) for data in inputs]
@@ -267,7 +289,9 @@ def run_check(
     expected: list[Reference] = []
     for q, k, v in inputs:
         progress("fp64 reference", len(expected), total)
-        expected.append(reference(q, k, v, problem.dtype, causal=problem.causal))
+        expected.append(
+            reference(q, k, v, problem.dtype, causal=problem.causal, accumulate=problem.accumulate)
+        )
 
     report = Report(problem, environment(problem.device))
     for position, contender in enumerate(plan, start=1):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import _C
-from ._call import CUDA, DTYPES
+from ._call import ACCUMULATE, CUDA, DTYPES
 from .bench.environment import default_device, environment, why_no_gpu
 from .bench.impls import discover, select
 from .bench.report import Report as BenchReport
@@ -81,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         default=default.dtype,
     )
     check.add_argument("--causal", action="store_true")
+    check.add_argument(
+        "--accumulate",
+        choices=ACCUMULATE,
+        default=default.accumulate,
+        help="what the kernels add products up in: docs/accumulation.md",
+    )
     check.add_argument("--device", help='"cpu", "cuda" or "cuda:N"; None: a usable GPU, else CPU')
     check.add_argument(
         "--kernel",
@@ -266,6 +272,7 @@ def _problem(args: argparse.Namespace) -> Problem:
         head_dim=args.head_dim,
         dtype=args.dtype,
         causal=args.causal,
+        accumulate=args.accumulate,
         device=device,
         inputs=args.inputs,
         seed=args.seed,

@@ -39,6 +39,7 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     kernel: str = "auto",
+    accumulate: str = "fp32",
     verify: bool = False,
     bias: Any = None,
     mask: Any = None,
@@ -73,6 +74,9 @@ def attention(
         return_lse: also return the natural log of each softmax's denominator.
         out: where to put the result: shape and dtype of the result, sharing no memory with inputs.
         kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a whole key of `variants()`.
+        accumulate: what products are added up in: "fp32"; "fp16", faster on some GPUs and less
+            exact, for q @ k^T and for the weights times v, or "fp16_qk" or "fp16_pv" for one of
+            them. float16 alone, and only by kernels that have it: docs/accumulation.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
             two disagree. Waits for the GPU.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
@@ -112,6 +116,7 @@ def attention(
         and dropout_p == 0.0
         and num_splits == 1
         and kernel == "auto"
+        and accumulate == "fp32"
         and not return_lse
         and not verify
         and not _torch.is_compiling()
@@ -127,7 +132,7 @@ def attention(
         num_splits=num_splits,
     )
     lib = array_library(q, k, v)
-    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout)
+    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate)
     options = make_options(
         lib, request, q, bias, mask, alibi_slopes, sinks, dropout_p, rng_state
     ).with_random_state(lib, q)
@@ -149,7 +154,7 @@ def attention(
                 "nor under a dispatch mode or a function transform"
             )
         return _through_operator(
-            q, k, v, request, options, softmax_scale, layout, kernel, out, return_lse
+            q, k, v, request, options, softmax_scale, layout, kernel, accumulate, out, return_lse
         )
 
     result = lib.empty(q, request.out_shape) if out is None else out
@@ -217,6 +222,7 @@ def _through_operator(
     softmax_scale: float | None,
     layout: str,
     kernel: str,
+    accumulate: str,
     out: Any,
     return_lse: bool,
 ) -> Any:
@@ -234,6 +240,7 @@ def _through_operator(
         request.softcap,
         layout,
         kernel,
+        accumulate,
         return_lse,
         *options,
     )

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from . import _C
-from ._call import CPU, CUDA, DTYPES, Window, describe, make_request
+from ._call import ACCUMULATE, CPU, CUDA, DTYPES, Window, describe, make_request
 from ._options import make_options
 from .functional import array_library, check_result_type, refuse_planned
 
@@ -26,6 +26,7 @@ class Variant:
     head_dim_v: int  # of V and the output; 0: any up to 512
     head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
     tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
+    accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
     options: tuple[str, ...]  # what it implements of the options that a kernel may lack
     tier: str  # "core", "full", or "tuned": of the user's tuning file
     compiled: bool  # False: left out of this build
@@ -87,12 +88,22 @@ class Explanation:
 @cache
 def _variants() -> tuple[Variant, ...]:
     rows: list[dict[str, Any]] = [dict(row) for row in _C.variants()]
-    return tuple(Variant(**{**row, "dtype": DTYPES[row["dtype"]]}) for row in rows)
+    sums = list(ACCUMULATE)
+    return tuple(
+        Variant(**{**row, "dtype": DTYPES[row["dtype"]], "accumulate": sums[row["accumulate"]]})
+        for row in rows
+    )
 
 
 def variants() -> list[Variant]:
     """Every variant of the manifest, in order of preference, compiled into this build or not."""
     return list(_variants())
+
+
+def accumulate_of(kernel: str) -> str:
+    """What a kernel, or the variant with this key, adds products up in; "fp32" for other names."""
+    named = (v.accumulate for v in _variants() if kernel in (v.kernel, v.key))
+    return next(named, "fp32")
 
 
 def build_info() -> BuildInfo:
@@ -113,6 +124,7 @@ def explain(
     return_lse: bool = False,
     out: Any = None,
     kernel: str = "auto",
+    accumulate: str = "fp32",
     verify: bool = False,
     bias: Any = None,
     mask: Any = None,
@@ -139,7 +151,7 @@ def explain(
     """
     refuse_planned(**planned)
     lib = array_library(q, k, v)
-    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout)
+    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate)
     options = make_options(lib, request, q, bias, mask, alibi_slopes, sinks, dropout_p, rng_state)
     if out is not None:
         check_result_type(lib, request, q, out)
@@ -158,6 +170,7 @@ def explain(
     call += [f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v))]
     call += ["causal"] * causal + [f"window {window}"] * (window is not None)
     call += [f"softcap {softcap}"] * bool(softcap)
+    call += [f"accumulate {accumulate}"] * (accumulate != "fp32")
     call += [f"{n} {tuple(x.shape)}" for n, x in options.arrays().items() if n != "rng_state"]
     call += [f"dropout_p {dropout_p}"] * bool(dropout_p)
     return Explanation(

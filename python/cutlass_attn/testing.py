@@ -5,6 +5,26 @@ inputs' dtype, of the weights P and of the output O. A fused kernel keeps at lea
 must come close to the reference's own error: RMS at most 1.5 times, and the largest at most twice
 (plus one unit in the last place of the output) that of the reference, both measured against fp64.
 Infinities and NaN must be where the reference has them.
+
+A kernel that adds products up in fp16 (``accumulate=``, docs/accumulation.md) keeps less than that,
+and how much less follows from where its sums are rounded. An m16n8k16 instruction adds 16 products
+to an fp16 number and rounds the sum to nearest at the end; that it does not also round after the
+first 8 is not documented, so the yardstick rounds there, too. With u = 2^-11 and s_t the sum after
+8 t products, |error| <= u * sum_t |s_t|, and the errors of different t are as good as independent:
+
+- q.k, of D products, takes D / 8 roundings. Scaled, that is the error e of a logit; it changes the
+  weight by a factor of exp(e), and the log-sum-exp, a weighted mean of the logits' errors, by at
+  most the largest |e| of the row. `Reference.lse_error` is that bound.
+- weights times v takes 4 roundings in each slice of 32 keys. Slices are added up in fp32. So a sum
+  is never larger than its slice, and all slices together are off by at most 4 u * sum_j p_j |v_j|
+  <= 4 u * max|v|, as sum_j p_j = 1: for any number of keys.
+
+The reference computes with these roundings, from weights relative to the largest of the row and
+rounded to fp16, as kernels have them. Its own error is the yardstick then: a kernel that rounds
+after 16 products stays at about 0.7 of it, one that adds all keys up in fp16 leaves it behind after
+a few hundred of them. Where the sums of q.k are in fp16, the RMS factor is 2 as well: with large
+logits nearly all the error is in the few rows whose two largest are close, and two sums that round
+elsewhere are off there by amounts that only their distribution makes alike.
 """
 
 from __future__ import annotations
@@ -16,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 RMS_FACTOR, MAX_FACTOR = 1.5, 2.0
+RMS_FACTOR_FP16_QK = 2.0
 
 # Significant bits and the exponent of the smallest subnormal.
 _BITS = {"float16": (11, -24), "bfloat16": (8, -133), "float32": (24, -149)}
@@ -27,6 +48,14 @@ class Reference(NamedTuple):
     exact: np.ndarray
     lse: np.ndarray
     unfused: np.ndarray
+    lse_error: np.ndarray  # what sums in fp16 may move lse by; 0 in fp32
+
+    def confirms_lse(self, lse: np.ndarray) -> bool:
+        """Is a kernel's log-sum-exp right?"""
+        close = np.isclose(lse, self.lse, atol=1e-5, rtol=1e-5)
+        with np.errstate(invalid="ignore"):  # -inf - -inf
+            close |= np.abs(lse - self.lse) <= 1e-5 + 1e-5 * np.abs(self.lse) + self.lse_error
+        return bool(close.all())
 
 
 @dataclass(frozen=True)
@@ -114,11 +143,13 @@ def reference(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    accumulate: str = "fp32",
 ) -> Reference:
     """Attention of q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D), whose values `dtype` represents.
 
-    For float32 the yardstick computes in float32 throughout: with roundings of P and O alone it
-    would ask of a kernel what no float32 summation delivers.
+    The yardstick is for kernels with such sums as `accumulate` says; others than "fp32" are for
+    float16 and a positive softmax_scale. For float32 it computes in float32 throughout: with
+    roundings of P and O alone it would ask of a kernel what no float32 summation delivers.
     """
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
@@ -128,9 +159,11 @@ def reference(
     if causal:
         hidden = ~np.tri(seqlen_q, seqlen_k, seqlen_k - seqlen_q, dtype=bool)
 
+    in_fp16_qk, in_fp16_pv = accumulate in ("fp16", "fp16_qk"), accumulate in ("fp16", "fp16_pv")
     exact = np.zeros((batch, heads, seqlen_q, v.shape[3]))
     unfused = np.zeros_like(exact, dtype=np.float32)
     lse = np.full((batch, heads, seqlen_q), -np.inf)
+    lse_error = np.zeros_like(lse)
     for b, h in np.ndindex(batch, heads):
         q_, k_, v_ = (x.astype(np.float64) for x in (q[b, h], k[b, h // group], v[b, h // group]))
         p, lse[b, h] = _softmax(q_ @ k_.T * scale, hidden)
@@ -139,9 +172,34 @@ def reference(
             q_, k_, v_ = (x.astype(np.float32) for x in (q_, k_, v_))
             p, _ = _softmax(_product_in_order(q_, k_.T) * np.float32(scale), hidden)
             unfused[b, h] = _product_in_order(p, v_)
+        elif accumulate != "fp32":
+            dots, error = _product_in_fp16(q_, k_.T) if in_fp16_qk else (q_ @ k_.T, 0.0)
+            error = np.where(hidden, 0.0, np.abs(scale) * error)
+            lse_error[b, h] = error.max(axis=1, initial=0.0)
+            weights, total = _weights(dots * scale, hidden)
+            rounded = round_to(weights, dtype).astype(np.float64)
+            sums = _product_in_slices(rounded, v_) if in_fp16_pv else rounded @ v_
+            unfused[b, h] = round_to(sums / np.where(total == 0, 1, total), dtype)
         else:
             unfused[b, h] = round_to(round_to(p, dtype).astype(np.float64) @ v_, dtype)
-    return Reference(exact, lse, unfused)
+    return Reference(exact, lse, unfused, lse_error)
+
+
+def _product_in_fp16(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a @ b, rounded to fp16 after every 8 terms, and a bound of what the roundings change."""
+    total = np.zeros((a.shape[0], b.shape[1]))
+    error = np.zeros_like(total)
+    for i in range(0, a.shape[1], 8):
+        total = round_to(total + a[:, i : i + 8] @ b[i : i + 8], "float16").astype(np.float64)
+        error += ulp(total, "float16") / 2
+    return total, error
+
+
+def _product_in_slices(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The same within slices of 32 terms, which are added up exactly."""
+    slices = range(0, a.shape[1], 32)
+    parts = (_product_in_fp16(a[:, i : i + 32], b[i : i + 32])[0] for i in slices)
+    return sum(parts, start=np.zeros((a.shape[0], b.shape[1])))
 
 
 def _product_in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -154,16 +212,28 @@ def _product_in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _softmax(logits: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Softmax of one head's logits, and its log-sum-exp; rows without a key are all 0 and -inf."""
-    logits[hidden] = -np.inf
+    p, total = _weights(logits, hidden)
     top = logits.max(axis=1, initial=-np.inf, keepdims=True)
-    p = np.exp(logits - np.where(top == -np.inf, 0, top))
-    total = p.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[:, 0]
     return p / np.where(total == 0, 1, total), lse
 
 
-def judge(actual: np.ndarray, exact: np.ndarray, unfused: np.ndarray, dtype: str) -> Accuracy:
+def _weights(logits: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """exp(logit - largest of its row), and their sums, (rows, 1); hides logits in place."""
+    logits[hidden] = -np.inf
+    top = logits.max(axis=1, initial=-np.inf, keepdims=True)
+    p = np.exp(logits - np.where(top == -np.inf, 0, top))
+    return p, p.sum(axis=1, keepdims=True)
+
+
+def judge(
+    actual: np.ndarray,
+    exact: np.ndarray,
+    unfused: np.ndarray,
+    dtype: str,
+    accumulate: str = "fp32",
+) -> Accuracy:
     """Applies the rule at the top of this module to a result `actual` in `dtype`."""
     actual, unfused = (np.asarray(x, np.float64) for x in (actual, unfused))
     finite = np.isfinite(unfused)
@@ -179,7 +249,8 @@ def judge(actual: np.ndarray, exact: np.ndarray, unfused: np.ndarray, dtype: str
     yardstick = np.abs(unfused - exact)[finite]
     largest = float(yardstick.max(initial=0.0)) * MAX_FACTOR
     slack = ulp(exact, dtype)
-    rms, rms_allowed = _rms(error), _rms(yardstick) * RMS_FACTOR
+    factor = RMS_FACTOR_FP16_QK if accumulate in ("fp16", "fp16_qk") else RMS_FACTOR
+    rms, rms_allowed = _rms(error), _rms(yardstick) * factor
     if dtype == "float32":
         # A GPU's exponential is good to 2 ulp, in each weight and in their sum; with 16-bit outputs
         # that drowns in the last rounding, here it does not. It counts by the size of what is

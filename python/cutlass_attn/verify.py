@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _C
-from ._call import CPU, DTYPES, Request, describe, launch
+from ._call import ACCUMULATE, CPU, DTYPES, Request, describe, launch
 from ._options import Options
 
 # Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
@@ -40,6 +40,10 @@ def verify_result(
     - a logit is good to a few ulp of what it is summed from, at most scale * |q| * |k| + |ALiBi| +
       |bias|, and the exponential turns its absolute error e into a relative one: 2 e * max|V|; LSE
       moves by e;
+    - Q.K^T in fp16 is rounded once or twice per 16 products, by 2^-11 of a partial sum of at most
+      |q| * |k|: D/8 * 2^-11 * scale * |q| * |k| in a logit;
+    - P.V in fp16 is rounded as often in a slice of up to 32 keys, by 2^-11 of at most the slice's
+      weights times max|V|. All slices' weights are 1 together: 4 * 2^-11 * max|V|;
     - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O;
     - dropout multiplies the weights that it keeps, so that |V| counts that many times.
 
@@ -54,7 +58,8 @@ def verify_result(
 
     expected = lib.empty(q, request.out_shape)
     expected_lse = lib.empty_lse(q, request.lse_shape)
-    launch(lib, request, q, k, v, options, expected, expected_lse, baseline)
+    in_fp32 = request._replace(accumulate=ACCUMULATE["fp32"])
+    launch(lib, in_fp32, q, k, v, options, expected, expected_lse, baseline)
 
     heads_axis = 2 if request.bshd else 1
     arrays = [lib.to_float32(x) for x in (q, k, v, out, expected)]
@@ -67,11 +72,17 @@ def verify_result(
         lib, request, options
     )
     logit_error = 2.0**-21 * size_logit
+    if request.accumulate in (ACCUMULATE["fp16"], ACCUMULATE["fp16_qk"]):
+        steps = -(-request.head_dim // 8)
+        logit_error = logit_error + steps * 2.0**-11 * request.softmax_scale * size_q * size_k
+    pv_error = 0.0
+    if request.accumulate in (ACCUMULATE["fp16"], ACCUMULATE["fp16_pv"]):
+        pv_error = 4 * 2.0**-11
     size_v *= 1.0 / max(1.0 - options.dropout_p, 2.0**-16)
 
     u = _ROUNDING[DTYPES[request.dtype]]
     names = f"{tested} and {baseline}"
-    tolerance = (u + 2 * logit_error) * size_v + 2 * u * np.abs(expected_)
+    tolerance = (u + 2 * logit_error + pv_error) * size_v + 2 * u * np.abs(expected_)
     order = ("batch", "head", "query", "column")
     _compare("out", names, order, out_, expected_, tolerance)
     lse_, expected_lse_ = lib.to_float32(lse), lib.to_float32(expected_lse)

@@ -253,6 +253,7 @@ AttnParams Problem::call() {
     p.alibi_batch_stride = slopes_.strides[0];
   }
   if (c.sinks) p.sinks = sinks_.data();
+  p.accumulate = c.accumulate;
   p.dropout_p = c.dropout_p;
   if (c.dropout_p > 0) p.rng_state = rng_state_;
   return p;
@@ -283,22 +284,70 @@ double Problem::logit(int b, int h, int q, int k, double dot) const {
   return x;
 }
 
+// q.k with the sum rounded to fp16 after every 8 products, if the case asks for such sums.
+// `bound`: on what the roundings change.
+double Problem::rounded_dot(double const* q, double const* k, double& bound) const {
+  bool const rounds =
+      case_.accumulate == Accumulate::kFloat16 || case_.accumulate == Accumulate::kFloat16Qk;
+  Format const f = format(DType::kFloat16);
+  double sum = 0;
+  bound = 0;
+  for (int d = 0; d < case_.head_dim; ++d) {
+    sum += q[d] * k[d];
+    if (!rounds || (d % 8 != 7 && d + 1 != case_.head_dim)) continue;
+    sum = round_to(f, sum);
+    bound += std::isfinite(sum) ? ulp(f, sum) / 2 : 0;
+  }
+  return sum;
+}
+
+// A row of O from logits with rounded sums: those of P V as well, if the case asks for it. Weights
+// are relative to the largest, as kernels have them.
+void Problem::round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b,
+                         int h_kv, double sink, double* row) const {
+  Case const& c = case_;
+  Format const f = format(DType::kFloat16);
+  bool const rounds = c.accumulate != Accumulate::kFloat16Qk;
+  double largest = sink, sum = 0;
+  for (double x : logits) largest = std::fmax(largest, x);
+  std::vector<double> weights;
+  for (double x : logits) {
+    weights.push_back(x == -kInfinity ? 0 : std::exp(x - largest));
+    sum += weights.back();
+  }
+  if (sink != -kInfinity) sum += std::exp(sink - largest);
+  for (int d = 0; d < c.head_dim_v; ++d) {
+    double slice = 0;
+    for (int j = 0; j < c.seqlen_k; ++j) {
+      if (weights[j] != 0) {
+        slice += round_to(f, weights[j]) * v[v_.index(b, h_kv, j, d)];
+      }
+      if (rounds && j % 8 == 7) slice = round_to(f, slice);
+      if (j % 32 != 31 && j + 1 != c.seqlen_k) continue;
+      row[d] += slice;
+      slice = 0;
+    }
+    row[d] = sum == 0 ? 0 : row[d] / sum;
+  }
+}
+
 void Problem::solve() {
   Case const& c = case_;
+  bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
   Format const f = format(dtype_);
   cutlass_attn::Dropout const dropout(call());
   // Weights are dropped in steps of 2^-16 of probability.
   double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
   std::vector<double> const q = values(q_), k = values(k_), v = values(v_);
-  std::vector<double> logits(c.seqlen_k), p(c.seqlen_k);
+  std::vector<double> logits(c.seqlen_k), rounded_logits(c.seqlen_k), p(c.seqlen_k);
   for (int b = 0; b < c.batch; ++b) {
     for (int h = 0; h < c.num_heads_q; ++h) {
       int const h_kv = h * c.num_heads_kv / c.num_heads_q;
       for (int i = 0; i < c.seqlen_q; ++i) {
         double const sink = c.sinks ? double(sinks_[h]) : -kInfinity;
-        double largest = sink, sum = 0;
+        double largest = sink, sum = 0, lse_bound = 0;
         for (int j = 0; j < c.seqlen_k; ++j) {
-          logits[j] = -kInfinity;
+          logits[j] = rounded_logits[j] = -kInfinity;
           if (!visible(b, h, i, j)) continue;
           double dot = 0;
           for (int d = 0; d < c.head_dim; ++d) {
@@ -306,7 +355,14 @@ void Problem::solve() {
           }
           logits[j] = logit(b, h, i, j, dot);
           largest = std::fmax(largest, logits[j]);
+          if (is_fp32) continue;
+          double bound = 0;
+          double const rounded =
+              rounded_dot(&q[q_.index(b, h, i, 0)], &k[k_.index(b, h_kv, j, 0)], bound);
+          rounded_logits[j] = logit(b, h, i, j, rounded);
+          lse_bound = std::fmax(lse_bound, double(c.softmax_scale) * bound);
         }
+        lse_bound_.push_back(lse_bound);
         for (int j = 0; j < c.seqlen_k; ++j) {
           p[j] = visible(b, h, i, j) ? std::exp(logits[j] - largest) : 0;
           sum += p[j];
@@ -323,9 +379,10 @@ void Problem::solve() {
           double const rounded = round_to(f, exact);
           for (int d = 0; d < c.head_dim_v; ++d) {
             exact_o_[row + d] += exact * v[v_.index(b, h_kv, j, d)];
-            unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
+            if (is_fp32) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
           }
         }
+        if (!is_fp32) round_sums(rounded_logits, v, b, h_kv, sink, &unfused_o_[row]);
         for (int d = 0; d < c.head_dim_v; ++d) {
           unfused_o_[row + d] = round_to(f, unfused_o_[row + d]);
         }
@@ -353,10 +410,11 @@ std::string Problem::verdict() const {
     for (int h = 0; h < c.num_heads_q; ++h) {
       for (int i = 0; i < c.seqlen_q; ++i, ++row) {
         double const lse = lse_[row], exact_lse = exact_lse_[row];
-        bool const same = std::isfinite(exact_lse)
-                              ? std::fabs(lse - exact_lse) <= 2e-6 * (8 + std::fabs(exact_lse))
-                          : std::isnan(exact_lse) ? std::isnan(lse)
-                                                  : lse == exact_lse;
+        bool const same =
+            std::isfinite(exact_lse)
+                ? std::fabs(lse - exact_lse) <= 2e-6 * (8 + std::fabs(exact_lse)) + lse_bound_[row]
+            : std::isnan(exact_lse) ? std::isnan(lse)
+                                    : lse == exact_lse;
         if (!same) return "LSE" + place(b, h, i) + text(lse, exact_lse);
         for (int d = 0; d < c.head_dim_v; ++d, ++n) {
           int64_t const at = o_.index(b, h, i, d);
@@ -387,7 +445,11 @@ std::string Problem::verdict() const {
   if (worst > 2 * largest_reference + fp32) {
     return "O" + where + "; an unfused kernel is off by " + std::to_string(largest_reference);
   }
-  if (std::sqrt(square) > 1.5 * std::sqrt(square_reference) + std::sqrt(double(n)) * fp32) {
+  // cutlass_attn.testing says why: with sums of Q K^T in fp16 the error is in a few rows.
+  bool const is_qk_in_fp16 =
+      c.accumulate == Accumulate::kFloat16 || c.accumulate == Accumulate::kFloat16Qk;
+  double const allowed = (is_qk_in_fp16 ? 2.0 : 1.5) * std::sqrt(square_reference);
+  if (std::sqrt(square) > allowed + std::sqrt(double(n)) * fp32) {
     return "RMS error of O is " + std::to_string(std::sqrt(square / n)) +
            ", of an unfused kernel " + std::to_string(std::sqrt(square_reference / n));
   }

@@ -14,6 +14,7 @@
 
 namespace attention_case {
 
+using cutlass_attn::Accumulate;
 using cutlass_attn::AttnParams;
 using cutlass_attn::DType;
 using cutlass_attn::kUnbounded;
@@ -47,6 +48,9 @@ struct Case {
   char const* alibi = nullptr;  // slopes along "h" or "bh"
   bool sinks = false;           // that of head 1 is -inf
   float dropout_p = 0;
+
+  // Of the kernel that is judged; sums in fp16 know none of the options from `bias` on but sinks.
+  Accumulate accumulate = Accumulate::kFloat32;
 };
 
 // Each for a reason; ragged against tiles of 64 unless the name says otherwise.
@@ -71,6 +75,10 @@ class Problem {
   // The call; its outputs are this object's, overwritten with garbage now.
   AttnParams call();
 
+  // With sums in fp16 the unfused computation rounds its own sums to fp16 after every 8 products,
+  // those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE may be off
+  // by the bound of those roundings.
+  //
   // Empty if the outputs are right: within the tolerance of DESIGN.md (1.5 times the RMS and twice
   // the maximal error of an unfused computation that rounds P and O to the dtype), NaN exactly
   // where fp64 has it, nothing written beside them. Otherwise what is wrong, and where.
@@ -117,6 +125,9 @@ class Problem {
   std::vector<double> values(Operand const& x) const;
   cutlass_attn::TensorRef ref(Operand& x) const;
   void solve();
+  double rounded_dot(double const* q, double const* k, double& bound) const;
+  void round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b, int h_kv,
+                  double sink, double* row) const;
 
   Case case_;
   DType dtype_;
@@ -126,6 +137,7 @@ class Problem {
   uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
   std::vector<float> lse_;
   std::vector<double> exact_o_, unfused_o_, exact_lse_;  // (B, Hq, Sq[, Dv])
+  std::vector<double> lse_bound_;                        // what sums in fp16 may move LSE by
 };
 
 }  // namespace attention_case

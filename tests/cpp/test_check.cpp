@@ -85,6 +85,8 @@ TEST(options) {
   float const inf = INFINITY, nan = std::nanf("");
   CHECK_EQ(message([](P& p) { p.dtype = DType(3); }),
            "dtype is 3, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+  CHECK_EQ(message([](P& p) { p.accumulate = Accumulate(4); }),
+           "accumulate is 4, allowed: 0 (fp32), 1 (fp16_qk), 2 (fp16_pv), 3 (fp16)");
   CHECK_EQ(message([=](P& p) { p.softmax_scale = inf; }),
            "softmax_scale is inf, allowed: any finite number");
   CHECK_EQ(message([=](P& p) { p.softmax_scale = nan; }),

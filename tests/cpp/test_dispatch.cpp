@@ -56,6 +56,11 @@ Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
   return v;
 }
 
+Variant with_sums(Variant v, Accumulate accumulate) {
+  v.info.accumulate = accumulate;
+  return v;
+}
+
 constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
 constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
@@ -116,6 +121,8 @@ std::vector<Variant> const& cutlass_attn::registry() {
       variant("host/f16", "host", kCpu, kF16, 0, "core", true, true, 0, 1),
       variant("fast-simt/f16/d64", "fast-simt", kCpu, kF16, 64, "core", true, false, 0, 16),
       variant("fast-simt/f16/d96", "fast-simt", kCpu, kF16, 96, "full", false, false, 0, 16),
+      with_sums(variant("half/f16/d64", "half", kCuda, kF16, 64, "core", true, true, 80, 16),
+                Accumulate::kFloat16),
       tiled(128, 128, 128),
       tiled(128, 128, 64),
       tiled(128, 128, 32),
@@ -221,6 +228,27 @@ TEST(options) {
   CHECK_EQ(refusal(p, kGpu, "tiled/f16/d96v96/32x64x4", StatusCode::kInvalidArgument),
            "kernel \"tiled/f16/d96v96/32x64x4\" does not take this call:\n"
            "  tiled/f16/d96v96/32x64x4: does not implement softcap, alibi_slopes, mask");
+}
+
+TEST(sums_are_those_asked_for) {
+  AttnParams p = call();
+  CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp32\"");
+  CHECK_EQ(chosen(p, kGpu, "half"), "");
+  p.dtype = kBF16;  // which no kernel of the table takes
+  CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find("half/"), std::string::npos);
+  p.dtype = kF16;
+  p.accumulate = Accumulate::kFloat16;
+  CHECK_EQ(reason("half/f16/d64", p, kGpu), "");
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs accumulate=\"fp32\", got \"fp16\"");
+  CHECK_EQ(chosen(p, kGpu, "auto"), "half/f16/d64");
+  CHECK_EQ(chosen(p, kHost, "auto"), "");
+  CHECK_EQ(refusal(p, kGpu, "fast/f16/d64", StatusCode::kInvalidArgument),
+           "kernel \"fast/f16/d64\" does not take this call:\n"
+           "  fast/f16/d64: needs accumulate=\"fp32\", got \"fp16\"\n"
+           "kernel \"half\" would take it");
+  p.accumulate = Accumulate::kFloat16Pv;
+  CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp16_pv\"");
+  CHECK_EQ(chosen(p, kGpu, "auto"), "");
 }
 
 TEST(head_dims_up_to_a_limit) {
@@ -437,7 +465,7 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(refusal(call(), device, "quick", StatusCode::kInvalidArgument),
              "kernel is \"quick\", allowed: \"auto\", \"fast\", \"slow\", \"gone\", \"host\", "
-             "\"fast-simt\", \"tiled\", \"late\", \"later\", or a whole key such as "
+             "\"fast-simt\", \"half\", \"tiled\", \"late\", \"later\", or a whole key such as "
              "\"fast/f16/d64\" (variants() lists "
              "them)");
   }

@@ -3,10 +3,10 @@
 
     issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
 
-For every sm80 row with the identity score: the instructions that a warp executes for one tile of
-keys which all its queries see, and what they take of each unit, by the model of
-python/cutlass_attn/gates/issue_slots.py. A .cubin of nvcc will do for the library; with --tier
-every row of that tier has to be in it.
+For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
+executes for one tile of keys which all its queries see, and what they take of each unit, by the
+model of python/cutlass_attn/gates/issue_slots.py. A .cubin of nvcc will do for the library; with
+--tier every row of that tier has to be in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def print_tables(found: dict[str, dict[str, Any]]) -> None:
         print(f"{row['clocks']['issue']:>7}")
     units = ("issue", "MUFU", "ALU", "shared")
     for part in PARTS:
-        print(f"\n{part.name}: clocks of a scheduler for it, {part.hmma_clocks} an HMMA")
+        clocks = f"{part.hmma_clocks} an HMMA, {part.hmma_clocks_fp16} with its sum in fp16"
+        print(f"\n{part.name}: clocks of a scheduler for it, {clocks}")
         heads = ("tensor", *units, "bound", "at most", "TFLOP/s", "alone")
         print(" " * wide, *(f"{head:>7}" for head in heads))
         for key, row in found.items():
@@ -67,7 +68,11 @@ def main() -> int:
     if options.tier:
         generate = load_generator()
         build = generate.Build(tier=options.tier, simt=False)
-        rows = [row for row in generate.load()[0] if row.kernel.name == "sm80"]
+        rows = [
+            row
+            for row in generate.load()[0]
+            if row.key.startswith("sm80") and "identity" in row.kernel.scores
+        ]
         for row in rows:
             if build.compiles(row) and row.key not in found:
                 failures.setdefault(row.key, f"no kernel for {options.arch}")

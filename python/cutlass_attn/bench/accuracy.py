@@ -23,7 +23,7 @@ _Index = tuple[int, slice, slice]  # batch, heads, queries
 class Yardstick:
     """fp64 results of the first queries of the first heads and the last ones of the last heads."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, accumulate: str = "fp32") -> None:
         shape = inputs.shape
         rows = min(_ROWS, shape.seqlen_q)
         group = shape.heads_q // shape.heads_kv
@@ -31,6 +31,7 @@ class Yardstick:
         heads = heads_kv * group
         self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
         self._dtype = str(inputs.q.dtype).removeprefix("torch.")
+        self._accumulate = accumulate
 
         # Of the first queries a causal mask leaves these keys; cut there, the mask is again
         # aligned with the last key.
@@ -51,7 +52,7 @@ class Yardstick:
                 _to_numpy(x[i][None])
                 for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
             )
-            expected = reference(q, k, v, self._dtype, causal=shape.causal)
+            expected = reference(q, k, v, self._dtype, causal=shape.causal, accumulate=accumulate)
             self._slices.append((at, expected))
 
     def judge(self, out: Any) -> Accuracy:
@@ -64,7 +65,9 @@ class Yardstick:
         found = []
         for at, expected in self._slices:
             part = _to_numpy(out[at][None])
-            found.append(judge(part, expected.exact, expected.unfused, self._dtype))
+            found.append(
+                judge(part, expected.exact, expected.unfused, self._dtype, self._accumulate)
+            )
         worst = min(found, key=lambda accuracy: (accuracy.ok, -accuracy.rms))
         if worst.ok and not bool(out.isfinite().all()):
             return replace(worst, reason="the result is not finite everywhere")

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ..functional import attention
-from ..info import Explanation, explain, variants
+from ..info import Explanation, accumulate_of, explain, variants
 from .shapes import Shape
 
 OURS = "cutlass_attn"
@@ -58,6 +58,7 @@ class Call:
     run: Callable[[], Any]
     to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
+    accumulate: str = "fp32"  # what its result is judged by
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,18 @@ def refusal(explanation: Explanation, kernel: str) -> str:
 
 def _prepare_ours(kernel: str, inputs: Inputs) -> Call:
     q, k, v, causal = inputs.q, inputs.k, inputs.v, inputs.shape.causal
-    explanation = explain(q, k, v, causal=causal, kernel=kernel)
+    # Who names a kernel asks for its sums.
+    sums = accumulate_of(kernel)
+    explanation = explain(q, k, v, causal=causal, kernel=kernel, accumulate=sums)
     if explanation.chosen is None:
         raise Unsupported(refusal(explanation, kernel))
     if kernel == "auto":  # the call that a user writes
         run: Callable[[], Any] = lambda: attention(q, k, v, causal=causal)  # noqa: E731
     else:
-        run = lambda: attention(q, k, v, causal=causal, kernel=kernel)  # noqa: E731
-    return Call(f"{OURS}:{explanation.chosen.key}", run)
+        run = lambda: attention(  # noqa: E731
+            q, k, v, causal=causal, kernel=kernel, accumulate=sums
+        )
+    return Call(f"{OURS}:{explanation.chosen.key}", run, accumulate=sums)
 
 
 def torch_backend(name: str) -> AbstractContextManager[Any]:

@@ -172,6 +172,8 @@ def _enter(impl: Impl, inputs: Inputs, yardstick: Yardstick, timer: Timer, row: 
     call = impl.prepare(inputs)
     row.impl = call.name
     with call.context():
+        if call.accumulate != "fp32":
+            yardstick = Yardstick(inputs, call.accumulate)
         accuracy = yardstick.judge(call.to_bhsd(call.run()))
         if math.isfinite(accuracy.rms):  # JSON has no NaN
             row.rms_error = rounded(accuracy.rms)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);")
 
-FP32 = {"FADD", "FFMA", "FMUL"}
+FP32 = {"FADD", "FFMA", "FMUL", "HADD2"}  # as many lanes; HADD2.F32 is how fp16 becomes fp32
 CONTROL = {"BAR", "BRA", "BSSY", "BSYNC", "DEPBAR", "LDGDEPBAR", "NOP", "VOTE", "WARPSYNC"}
 MEMORY = {"LDGSTS", "LDS", "LDSM", "STS"}
 KINDS = ("HMMA", "MUFU", "FP32", "pack", "LDSM", "LDGSTS", "LDS", "STS", "control", "other")

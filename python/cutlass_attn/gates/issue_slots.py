@@ -31,14 +31,23 @@ class Part:
     sms: int
     boost_ghz: float
     tflops: float  # dense, float16 products added up in float32
+    tflops_fp16: float  # and in float16
 
     @property
     def hmma_clocks(self) -> int:
         """Clocks of a scheduler's tensor core for one m16n8k16 product."""
-        return round(HMMA_FLOP * SCHEDULERS * self.sms * self.boost_ghz / (1000 * self.tflops))
+        return self._clocks(self.tflops)
+
+    @property
+    def hmma_clocks_fp16(self) -> int:
+        """The same for one that is added up in float16."""
+        return self._clocks(self.tflops_fp16)
+
+    def _clocks(self, tflops: float) -> int:
+        return round(HMMA_FLOP * SCHEDULERS * self.sms * self.boost_ghz / (1000 * tflops))
 
 
-PARTS = (Part("L4", 58, 2.04, 121.0), Part("RTX 4090", 128, 2.52, 165.2))
+PARTS = (Part("L4", 58, 2.04, 121.0, 121.0), Part("RTX 4090", 128, 2.52, 165.2, 330.3))
 
 
 def smem_clocks(instruction: Instruction) -> int:
@@ -72,16 +81,17 @@ def model(path: list[Instruction]) -> dict[str, Any]:
         "shared": SCHEDULERS * sum(map(smem_clocks, path)),
     }
     alone = clocks["issue"] - counts["HMMA"] - counts["MUFU"] + clocks["MUFU"]
+    in_fp16 = sum(i.name == "HMMA.16816.F16" for i in path)
     parts = {}
     for part in PARTS:
-        tensor = part.hmma_clocks * counts["HMMA"]
+        tensor = part.hmma_clocks * (counts["HMMA"] - in_fp16) + part.hmma_clocks_fp16 * in_fp16
         unit, most = max([("tensor", tensor), *clocks.items()], key=lambda item: item[1])
         parts[part.name] = {
             "tensor": tensor,
             "tensor_per": {unit: round(tensor / n, 2) for unit, n in clocks.items()},
             "bound": unit,
             "utilisation": round(tensor / most, 3),
-            "tflops": round(part.tflops * tensor / most, 1),
+            "tflops": round(part.tflops * part.hmma_clocks * counts["HMMA"] / most, 1),
             "without_overlap": round(tensor / (tensor + alone), 3),
         }
     return {"counts": {kind: counts[kind] for kind in KINDS}, "clocks": clocks, "parts": parts}

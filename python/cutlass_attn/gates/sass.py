@@ -16,8 +16,10 @@ INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 KERNEL = re.compile(
     r"4sm807ForwardIN7cutlass(?P<type>6half_t|10bfloat16_t)E"
     r"Li(?P<head_dim>\d+)ELi(?P<head_dim_v>\d+)ELi(?P<m>\d+)ELi(?P<n>\d+)ELi(?P<warps>\d+)"
-    r"ELi(?P<columns>\d+)EEENS_\d+(?P<score>\w+?)EEE"
+    r"ELi(?P<columns>\d+)E(?P<sums>(?:f|S\d*_){2})EENS_\d+(?P<score>\w+?)EEE"
 )
+# What Q K^T and P V are added up in, by the two types of the template: float, or the element's.
+FAMILIES = {(0, 0): "sm80", (1, 1): "sm80/fp16", (1, 0): "sm80/fp16_qk", (0, 1): "sm80/fp16_pv"}
 DTYPES = {"6half_t": "f16", "10bfloat16_t": "bf16"}
 
 
@@ -57,7 +59,10 @@ def identify(mangled: str) -> tuple[str, str] | None:
     tile += f"c{match['columns']}" * (match["columns"] != "1")
     dims = f"d{match['head_dim']}"
     dims += f"v{match['head_dim_v']}" * (match["head_dim_v"] != match["head_dim"])
-    family = "sm80/general" if match["score"] == "GeneralScore" else "sm80"
+    qk, pv = re.findall(r"f|S\d*_", match["sums"])
+    family = FAMILIES[qk != "f", pv != "f"]
+    if match["score"] == "GeneralScore":
+        family = "sm80/general"
     return f"{family}/{DTYPES[match['type']]}/{dims}/{tile}", match["score"]
 
 
@@ -82,6 +87,8 @@ def count(listing: str) -> Counter[str]:
     for operation in re.findall(r"\b(?:HMMA|LDSM|LDGSTS|LDL|STL)[.\w]*", listing):
         base = operation.split(".")[0]
         counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
+        if operation == "HMMA.16816.F16":  # the sum, not the operands
+            counts["HMMA.F16"] += 1
     return counts
 
 

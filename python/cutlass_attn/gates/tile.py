@@ -32,6 +32,7 @@ class Shape:
     warps: int
     columns: int
     score: str
+    accumulate: str = "fp32"
 
     @property
     def threads(self) -> int:
@@ -59,6 +60,12 @@ class Shape:
         steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
         return min(steps, self.head_dim // 16)
 
+    def in_fp16(self, qk: int, pv: int) -> int:
+        """How many of so many products of Q K^T and of P V are added up in fp16."""
+        return qk * (self.accumulate in ("fp16", "fp16_qk")) + pv * (
+            self.accumulate in ("fp16", "fp16_pv")
+        )
+
     def counts(self) -> dict[str, int]:
         """Instructions of one thread's code.
 
@@ -83,6 +90,7 @@ class Shape:
             body = dims * keys // 16 + self.rows * (dims - kept + blocks)
             return {
                 "HMMA": BODIES * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
+                "HMMA.F16": 0,
                 "LDSM": BODIES * body + self.rows * kept,
                 "LDSM.T": BODIES * blocks * dims_v,
                 "LDGSTS": copies,
@@ -92,14 +100,19 @@ class Shape:
             # first 16 columns; in the body for any tile Q K^T of each slice once more, for slices
             # that have to raise a reference.
             qk, pv = (BODIES + 1) * blocks + self.slice, BODIES * blocks + self.slice
+            products = self.rows * 2 * qk * dims, self.rows * 2 * pv * dims_v
             return {
-                "HMMA": self.rows * 2 * (qk * dims + pv * dims_v),
+                "HMMA": sum(products),
+                "HMMA.F16": self.in_fp16(*products),
                 "LDSM": self.rows * dims + qk * dims,
                 "LDSM.T": pv * dims_v - 1,
                 "LDGSTS": copies + COPIES * load_v,
             }
+        each = BODIES * blocks * self.rows * 2
+        products = each * dims, each * dims_v
         return {
-            "HMMA": BODIES * blocks * self.rows * 2 * (dims + dims_v),
+            "HMMA": sum(products),
+            "HMMA.F16": self.in_fp16(*products),
             "LDSM": BODIES * (blocks + self.rows) * dims,
             "LDSM.T": BODIES * blocks * dims_v,
             "LDGSTS": copies,
@@ -161,9 +174,11 @@ def _aligned(size: int) -> int:
 def shape_of(key: str, score: str) -> Shape | None:
     """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
     match = re.fullmatch(
-        r"sm80(?:/general)?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?", key
+        r"sm80(?:/general|/(fp16\w*))?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?",
+        key,
     )
     if not match:
         return None
-    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in match.groups())
-    return Shape(qk, v or qk, m, n, warps, columns or 1, score)
+    accumulate, *sizes = match.groups()
+    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in sizes)
+    return Shape(qk, v or qk, m, n, warps, columns or 1, score, accumulate or "fp32")

@@ -12,6 +12,7 @@ import torch
 from ..bench.runner import random_inputs
 from ..bench.shapes import parse_shape
 from ..functional import attention
+from ..info import accumulate_of
 
 
 def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
@@ -21,7 +22,8 @@ def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
     out = torch.empty_like(q)
 
     def run() -> None:
-        attention(q, k, v, causal=causal == "causal", kernel=kernel, out=out)
+        sums = accumulate_of(kernel)
+        attention(q, k, v, causal=causal == "causal", kernel=kernel, accumulate=sums, out=out)
 
     run()  # loads, and compiles where it has to
     torch.cuda.synchronize()

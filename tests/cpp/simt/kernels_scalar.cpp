@@ -6,8 +6,8 @@
 
 using namespace cutlass_attn;
 
-// Of the vectorized kernel, two groups of warps with elements of 16 and of 32 bits, and one group that
-// takes the head dimension in chunks.
+// Of the vectorized kernel, two groups of warps with elements of 16 and of 32 bits, and one group
+// that takes the head dimension in chunks.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Half = scalar::Vectorized<cutlass::half_t, 64>;
   using Single = scalar::Vectorized<float, 64>;

@@ -4,15 +4,19 @@
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop.
+// One for each schedule of the main loop, and one with sums in fp16 (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
   using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
   using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
+  using Half =
+      sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4, 1, cutlass::half_t, cutlass::half_t>;
   return {{"sm80/f16/d64/64x64x4", DType::kFloat16,
            &simt::launch_host<Pipelined, IdentityScore, GeneralScore>, true},
           {"sm80/f16/d160/64x32x4", DType::kFloat16,
            &simt::launch_host<Tiled, IdentityScore, GeneralScore>, true},
           {"sm80/f16/d512/32x32x2c4", DType::kFloat16,
-           &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 512}};
+           &simt::launch_host<Split, IdentityScore, GeneralScore>, true, 512},
+          {"sm80/fp16/f16/d160/64x32x4", DType::kFloat16, &simt::launch_host<Half, IdentityScore>,
+           false, 64, true, Accumulate::kFloat16}};
 }

@@ -13,6 +13,7 @@ struct KernelUnderTest {
   bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
   int head_dim = 64;           // of its cases
   bool takes_unaligned = true;
+  cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

@@ -120,6 +120,40 @@ void check_product() {
   }
 }
 
+// In fp16 the sum of an instruction is rounded once, to nearest even, and overflows to infinity.
+void check_sums_in_fp16() {
+  using Mma = Host::Mma<half_t, half_t>;
+  using Traits = cute::MMA_Traits<Mma>;
+  using DeviceTraits = cute::MMA_Traits<cute::SM80_16x8x16_F16F16F16F16_TN>;
+  static_assert(std::is_same_v<typename Traits::CLayout, typename DeviceTraits::CLayout>);
+  static_assert(std::is_same_v<typename Traits::ValTypeC, half_t>);
+  struct {
+    float a, b, c, expected;  // 16 a b + c
+  } const sums[] = {{1, 1, 2048, 2064},       {0.0625f, 1, 2048, 2048},
+                    {0.1875f, 1, 2048, 2052},  // ties go to the even one
+                    {64, 64, 0, INFINITY},    {-64, 64, 0, -INFINITY},
+                    {1, -1, 16, 0},           {0.0009765625f, 1, 1, 1.015625f}};
+  for (auto const& sum : sums) {
+    CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
+            auto const pair = [](float x) { return half_t(x).raw() * 0x10001u; };
+            uint32_t const a = pair(sum.a), b = pair(sum.b), c = pair(sum.c);
+            uint32_t d0 = 0, d1 = 0;
+            Mma::fma(d0, d1, a, a, a, a, b, b, c, c);
+            CHECK(d0 == pair(sum.expected) && d1 == pair(sum.expected));
+          }).ok());
+  }
+  // Which element is where: row 3 and column 5 of C are in lane 14, high half of the first word.
+  CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
+          int const lane = Host::thread();
+          uint32_t const c = lane == 14 ? uint32_t(half_t(7.0f).raw()) << 16 : 0;
+          uint32_t const b = lane / 4 == 5 ? half_t(1.0f).raw() * 0x10001u : 0;
+          uint32_t const a = lane / 4 == 3 ? half_t(1.0f).raw() * 0x10001u : 0;
+          uint32_t d0 = 0, d1 = 0;
+          Mma::fma(d0, d1, a, 0, a, 0, b, b, c, 0);
+          CHECK(d0 == (lane == 14 ? uint32_t(half_t(23.0f).raw()) << 16 : 0) && d1 == 0);
+        }).ok());
+}
+
 template <class Element>
 void check_special_values() {
   Element a[16][16], b[16][8];
@@ -333,6 +367,7 @@ TEST(mma_is_a_matrix_product) {
   check_product<half_t>();
   check_product<bfloat16_t>();
 }
+TEST(mma_rounds_sums_in_fp16) { check_sums_in_fp16(); }
 TEST(mma_keeps_nan_and_infinity_in_their_row) {
   check_special_values<half_t>();
   check_special_values<bfloat16_t>();

@@ -18,7 +18,8 @@ int main() {
         if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);
       }
     }
-    for (attention_case::Case const& what : cases) {
+    for (attention_case::Case& what : cases) {
+      what.accumulate = kernel.accumulate;
       attention_case::Problem problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;

@@ -1,0 +1,64 @@
+"""`cutlass_attn.bench.accumulation`: errors of emulated kernels, its file and its figure."""
+
+import json
+
+import cutlass_attn
+import pytest
+from cutlass_attn import testing
+from cutlass_attn.bench import accumulation
+
+pytest.importorskip("torch", reason="its inputs are torch tensors")
+needs_simt = pytest.mark.skipif(
+    not cutlass_attn.build_info().simt, reason="on a CPU it runs the simt kernels"
+)
+
+
+def run(path, *arguments):
+    return accumulation.main(["--device", "cpu", "--json", str(path), *arguments])
+
+
+@needs_simt
+def test_a_row_per_size_and_kind_of_sums(capsys, tmp_path):
+    assert run(tmp_path / "a.json", "--seqlens", "64,100") == 0
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert "fp16_pv" in capsys.readouterr().out
+    rows = result["rows"]
+    sizes = [(row["head_dim"], row["seqlen"], row["accumulate"]) for row in rows]
+    assert sizes == [(64, n, sums) for n in (64, 100) for sums in accumulation.SUMS]
+    for row in rows:
+        assert row["ok"] and 0 < row["rms_error"] <= row["rms_allowed"] < row["max_error"] < 4e-3
+        assert row["us"] is None and row["time_ratio"] is None  # of an emulated kernel
+        name = "sm80-simt" if row["accumulate"] == "fp32" else f"sm80/{row['accumulate']}-simt"
+        assert row["kernel"].startswith(f"{name}/f16/d64/")
+
+
+@needs_simt
+def test_what_no_kernel_takes_is_a_failure(capsys, tmp_path):
+    """Emulated are kernels of head dim 64 alone."""
+    assert run(tmp_path / "a.json", "--seqlens", "16", "--head-dims", "128") == 1
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [row["ok"] for row in rows] == [True, False, False, False]
+    assert "up to 64, got 128" in rows[1]["reason"]
+
+
+@needs_simt
+def test_a_wrong_result_is_a_failure(capsys, monkeypatch, tmp_path):
+    judge = testing.judge
+    monkeypatch.setattr(
+        "cutlass_attn.bench.accuracy.judge", lambda out, *more: judge(out * 1.02, *more)
+    )
+    assert run(tmp_path / "a.json", "--seqlens", "40") == 1
+
+
+def test_figure(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    row = {"max_error": 1e-3, "rms_error": 1e-4, "time_ratio": 0.6}
+    rows = [
+        {**row, "head_dim": d, "seqlen": n, "accumulate": sums}
+        for d in (64, 128)
+        for n in (128, 512)
+        for sums in accumulation.SUMS
+    ]
+    result = {"environment": {"device": "a GPU"}, "rows": rows}
+    path = accumulation.draw(result, tmp_path / "folder" / "figure.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
