@@ -42,7 +42,7 @@ def test(session: nox.Session) -> None:
     )
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", jobs, *session.posargs)
 
 
 @nox.session

@@ -49,6 +49,7 @@ inline bool near(double a, double b, double tolerance) {
 }
 
 inline int run(int argc, char** argv) {
+  int runs = 0;
   for (Test const& test : tests()) {
     bool wanted = argc < 2;
     for (int i = 1; i < argc; ++i) wanted |= std::strcmp(argv[i], test.name) == 0;
@@ -56,8 +57,10 @@ inline int run(int argc, char** argv) {
     int const before = failures;
     test.run();
     std::printf("%s %s\n", failures == before ? "pass" : "FAIL", test.name);
+    ++runs;
   }
-  return failures != 0;
+  if (runs == 0) std::printf("FAIL: no test of that name\n");
+  return runs == 0 || failures != 0;
 }
 
 }  // namespace check
