@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import cases
@@ -129,6 +130,67 @@ def test_figures_of_machine_code():
     }
     spilled = sass.static_figures(used["softcap"], counts["softcap"], 0)
     assert (spilled["local_memory"], spilled["shared_memory"]) == (8 + 2, 16)
+    assert "shared_memory" not in sass.static_figures(used["softcap"], counts["softcap"], None)
+
+
+HALF, BFLOAT = "N7cutlass6half_tE", "N7cutlass10bfloat16_tE"
+
+
+def mangled(kernel, score="13IdentityScore"):
+    """The name of a __global__ function, as nvcc makes it."""
+    start = "_ZN12cutlass_attn4simt12kernel_entryINS_"
+    return f"{start}{kernel}EENS_{score}EEEvNS_10AttnParamsENS_13TileSchedulerE"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key"),
+    [
+        (f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff", "sm80/f16/d64/128x64x4"),
+        (f"4sm807ForwardI{HALF}Li64ELi64ELi64ELi64ELi4ELi1ES4_f", "sm80/fp16_qk/f16/d64/64x64x4"),
+        (f"4sm807ForwardI{BFLOAT}Li512ELi512ELi32ELi32ELi2ELi4Eff", "sm80/bf16/d512/32x32x2c4"),
+        (f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E", "wmma/f16/d64/128x64x8"),
+        (f"4wmma7ForwardI{HALF}Li128ELi128ELi64ELi8ELi8ELi32E", "wmma/8x32x16/f16/d128/128x64x8"),
+        (f"6scalar10VectorizedI{BFLOAT}Li64E", "scalar/vectorized/bf16/d64"),
+        ("6scalar10VectorizedIfLi128E", "scalar/vectorized/f32/d128"),
+        (f"6scalar5TiledI{HALF}Li256E", "scalar/tiled/f16/d256"),
+        (f"6scalar7MinimalI{HALF}", "scalar/minimal/f16"),
+        ("6scalar7MinimalIf", "scalar/minimal/f32"),
+    ],
+)
+def test_names_of_functions_tell_the_row(kernel, key):
+    assert sass.identify(mangled(kernel)) == (key, "IdentityScore")
+    assert sass.identify(mangled(kernel, "12SoftcapScore"))[1] == "SoftcapScore"
+    assert key in {v.key for v in variants()}
+
+
+def test_other_functions_are_no_rows():
+    assert sass.identify("_ZN12cutlass_attn12why_not_wmmaERKNS_10AttnParamsE") is None
+
+
+def test_code_of_every_kernel_is_judged(monkeypatch):
+    """Shared memory, which is no part of the code, is not judged where no tile tells it."""
+    stack = {
+        f"6scalar10VectorizedI{HALF}Li64E": 0,
+        f"6scalar5TiledI{HALF}Li256E": 32,  # allowed
+        f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E": 16,
+        f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff": 0,
+    }
+    usage = "".join(
+        f" Function {mangled(kernel)}:\n  REG:128 STACK:{size} SHARED:0 LOCAL:0\n"
+        for kernel, size in stack.items()
+    )
+    code = "".join(f"\t\tFunction : {mangled(kernel)}\n EXIT ;\n" for kernel in stack)
+    texts = {"-res-usage": usage, "-sass": code}
+    monkeypatch.setattr(sass, "dump", lambda option, library, arch: texts[option])
+    monkeypatch.setattr(profile, "_compiled_for", lambda: ["sm_89"])
+    keys = [sass.identify(mangled(kernel))[0] for kernel in stack]
+    chosen = [replace(v, compiled=True) for key in keys for v in variants() if v.key == key]
+    rows = profile.static_rows(chosen, "sm_89", lambda *_: None)
+    assert [(row.kernel, row.reason) for row in rows] == [(key, "") for key in keys]
+    assert [row.ok for row in rows] == [True, True, False, True]
+    found = [{gate.gate.name: gate.verdict for gate in row.gates} for row in rows]
+    assert [row["shared_memory"] for row in found] == [UNKNOWN, UNKNOWN, UNKNOWN, PASS]
+    assert [row["local_memory"] for row in found] == [PASS, SHOWN, FAIL, PASS]
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,7 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
     progress("reading the library", 0, len(chosen))
     resources: dict[tuple[str, str], dict[str, int]] = {}
     counts: dict[tuple[str, str], Any] = {}
-    compiled = [v for v in chosen if v.compiled and v.kernel.startswith("sm80")]
-    if compiled and arch in _compiled_for():
+    if any(v.compiled for v in chosen) and arch in _compiled_for():
         resources = sass.read_resources(LIBRARY, arch)
         counts = sass.read_counts(LIBRARY, arch)
     rows = []
@@ -161,7 +160,7 @@ def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
     from .. import jit
 
     if variant.key not in jit.units():
-        raise ValueError(f"the library has no machine code of it for {arch} that is read here")
+        raise ValueError(f"the library has no machine code of it for {arch}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(jit.cubin(variant.key, arch))
@@ -180,9 +179,10 @@ def read_cubin(path: Path, arch: str) -> dict[str, tuple[dict[str, int], Any]]:
 
 def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any) -> Row:
     shape = shape_of(variant.key, score)
-    figures = sass.static_figures(used, counts, shape.smem_bytes if shape else 0)
+    figures = sass.static_figures(used, counts, shape.smem_bytes if shape else None)
     judged = load_gates().judge(variant.kernel, variant.head_dim, "", figures)
-    return Row(variant.key, None, [gate for gate in judged if gate.measured is not None], score)
+    known = [gate for gate in judged if gate.measured is not None or gate.threshold]
+    return Row(variant.key, None, known, score)
 
 
 def measured_rows(
