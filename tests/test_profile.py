@@ -289,6 +289,64 @@ def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
     assert "FAIL" in text and ">= 40" in text and "31 %" in text
 
 
+def named(verdicts):
+    """explain() that says which variants run."""
+
+    def explain(q, k, v, *, kernel, accumulate, device):
+        chosen = next((x for x in variants() if x.key == kernel and verdicts(x, q)), None)
+        return SimpleNamespace(chosen=chosen)
+
+    return explain
+
+
+def test_variants_of_a_kernel_run_the_shapes_that_they_fit(monkeypatch):
+    """Up to their head dims; with larger ones they would be judged by what padding costs."""
+    monkeypatch.setattr(profile, "explain", named(lambda v, q: q.shape[-1] <= v.head_dim))
+    chosen = [v for v in variants() if v.kernel == "sm80" and v.dtype == "float16"]
+    keys = [v.key for v in chosen]
+    small, large = Shape(1, 4, 4, 1024, 1024, 64), Shape(1, 4, 4, 1024, 1024, 120)
+
+    def run(shapes, fitting):
+        calls = profile.fitting_calls(chosen, shapes, fitting, "sm_90")
+        return [(v.key, shape) for v, shape in calls]
+
+    found = run([small, large], keys)
+    assert {key.split("/")[2] for key, shape in found if shape == small} == {"d64"}
+    assert {key.split("/")[2] for key, shape in found if shape == large} == {"d128"}
+    assert len(found) == sum("/d64/" in key or "/d128/" in key for key in keys)
+    # A key in full runs in any case.
+    other = next(key for key in keys if "/d32/" in key)
+    assert (other, small) in run([small], [key for key in keys if key != other])
+    with pytest.raises(ValueError, match="none of the variants asked for takes"):
+        run([Shape(1, 4, 4, 64, 64, 600)], keys)
+    assert len(run([Shape(1, 4, 4, 64, 64, 600)], [])) == len(keys)
+
+
+def test_a_kernel_is_profiled_in_the_shapes_that_it_takes(fake_ncu, monkeypatch, capsys):
+    monkeypatch.setattr(profile, "explain", named(lambda v, q: q.shape[-1] <= v.head_dim))
+    program, _ = fake_ncu
+    command = ["profile", "--ncu", str(program), "--kernel", "wmma", "--dtype", "fp16"]
+    assert cli.main([*command, "--shape", "1,4,4,1024,1024,128", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["kernel"] for row in rows] == ["wmma/f16/d128/128x64x8"]
+    assert cli.main([*command, "--shape", "1,4,4,1024,1024,256"]) == 2
+    assert "none of the variants asked for takes" in capsys.readouterr().err
+
+
+def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
+    """Else no kernel with sums in fp16 would be chosen for decoding."""
+    asked = []
+
+    def explain(q, k, v, *, kernel, accumulate, device):
+        asked.append((kernel, accumulate))
+        return SimpleNamespace(chosen=variant)
+
+    variant = next(v for v in variants() if v.kernel == "sm80/fp16_pv")
+    monkeypatch.setattr(profile, "explain", explain)
+    ops = [shape.op for shape in profile.default_shapes(variant, "sm_90")]
+    assert ops == ["forward", "decode"] and asked == [("sm80/fp16_pv", "fp16_pv")]
+
+
 def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch, tmp_path, capsys):
     program, answer = fake_ncu
     file = tmp_path / "tuned.toml"

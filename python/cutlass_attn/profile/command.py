@@ -41,7 +41,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar=SHAPE_FORM.upper(),
-        help="instead of 4x4096 and a decode call of the variant's head dim; may be repeated",
+        help="instead of 4x4096 and a decode call of the variant's head dim; of a kernel, the "
+        "variants of the smallest head dim that takes it; may be repeated",
     )
     parser.add_argument(
         "--device",
