@@ -361,6 +361,9 @@ def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch,
     answer.write_text(CSV.replace("55.5", "31"))
     assert cli.main(command) == 1
     assert f'"{KEY}" = "tensor-pipe utilisation 31 %, >= 40 allowed"' in file.read_text()
+    # A call with one query is judged by other gates: it leaves the mark.
+    cli.main([*command, "--shape", "16,32,8,1,8192,64"])
+    assert f'"{KEY}" = "tensor-pipe' in file.read_text()
     assert other in file.read_text()
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [])
     assert cli.main([*command, "--device", "sm_89"]) == 2
