@@ -41,6 +41,24 @@ def test_what_no_kernel_takes_is_a_failure(capsys, tmp_path):
     assert "up to 64, got 128" in rows[1]["reason"]
 
 
+def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):
+    """rich takes text in brackets for markup."""
+    reason = "pip install 'cutlass_attn[jit]' [/opt]"
+    row = {
+        **dict.fromkeys(("max_error", "rms_error", "rms_allowed", "us", "time_ratio")),
+        "head_dim": 64,
+        "seqlen": 16,
+        "accumulate": "fp16",
+        "kernel": "-",
+        "ok": False,
+        "reason": reason,
+    }
+    monkeypatch.setattr(accumulation, "measure", lambda *_: [row])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(tmp_path / "a.json", "--figure", str(tmp_path / "a.png")) == 1
+    assert reason in capsys.readouterr().out
+
+
 @needs_simt
 def test_a_wrong_result_is_a_failure(capsys, monkeypatch, tmp_path):
     judge = testing.judge

@@ -347,6 +347,17 @@ def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
     assert ops == ["forward", "decode"] and asked == [("sm80/fp16_pv", "fp16_pv")]
 
 
+def test_reasons_are_printed_as_they_are(monkeypatch, capsys):
+    """rich takes text in brackets for markup."""
+    reason = "pip install 'cutlass_attn[jit]' [/opt]"
+    row = profile.Row(KEY, None, reason=reason)
+    monkeypatch.setattr(profile, "environment", lambda device: {})
+    monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [row])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["profile", "--device", "sm_89", "--kernel", KEY]) == 1
+    assert reason in capsys.readouterr().out
+
+
 def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch, tmp_path, capsys):
     program, answer = fake_ncu
     file = tmp_path / "tuned.toml"

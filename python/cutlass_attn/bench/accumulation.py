@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from .._call import ACCUMULATE
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         errors = ("-" if row[x] is None else f"{row[x]:.2e}" for x in _ERRORS)
         times = ("-" if row[x] is None else f"{row[x]:.2f}" for x in ("us", "time_ratio"))
-        verdict = "pass" if row["ok"] else row["reason"]
+        verdict = "pass" if row["ok"] else escape(row["reason"])
         sizes = (str(row["head_dim"]), str(row["seqlen"]))
         table.add_row(*sizes, row["accumulate"], row["kernel"], *errors, verdict, *times)
     console.print(table)

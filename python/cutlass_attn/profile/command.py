@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import tuning
@@ -121,7 +122,7 @@ def _print(out: Console, report: Report) -> None:
     for row in report.rows:
         call = str(row.shape or row.score or "-")
         if row.reason:
-            table.add_row(row.kernel, call, row.reason, "", "", "[red]FAIL[/]")
+            table.add_row(row.kernel, call, escape(row.reason), "", "", "[red]FAIL[/]")
         name = row.kernel
         for gate in row.gates:
             measured = "-" if gate.measured is None else f"{gate.measured:.4g}"
