@@ -123,7 +123,7 @@ def _measure_one(inputs: Inputs, device: str) -> list[dict[str, Any]]:
             "seqlen": inputs.shape.seqlen_k,
             "accumulate": sums,
             "kernel": "-",
-            **dict.fromkeys((*_ERRORS, "us", "time_ratio")),
+            **dict.fromkeys((*_ERRORS, "rms_yardstick", "us", "time_ratio")),
         }
         rows.append(row)
         kernel = _kernel(sums, device)
@@ -137,6 +137,7 @@ def _measure_one(inputs: Inputs, device: str) -> list[dict[str, Any]]:
         found = Yardstick(inputs, sums).judge(runs[sums]())
         row |= {"kernel": key, "ok": found.ok, "reason": found.reason}
         row |= {"max_error": found.max, "rms_error": found.rms, "rms_allowed": found.rms_allowed}
+        row["rms_yardstick"] = found.rms_yardstick
     if device != "cpu":
         times = _times(runs, device)
         for row in rows:
