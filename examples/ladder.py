@@ -10,9 +10,9 @@ import sys
 from cutlass_attn.cli import main
 
 if __name__ == "__main__":
-    arguments = ["check", "--ladder", *sys.argv[1:]]
+    arguments = ["check", "--ladder"]
     if importlib.util.find_spec("matplotlib"):
         arguments += ["--plot", "."]
     else:
         print("no plot: pip install matplotlib", file=sys.stderr)
-    sys.exit(main(arguments))
+    sys.exit(main([*arguments, *sys.argv[1:]]))  # the last --plot counts

@@ -1,9 +1,12 @@
 """The command: what it prints, what it writes, and its exit status."""
 
 import ctypes
+import importlib.util
 import json
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import cases
 import cutlass_attn
@@ -152,6 +155,7 @@ def test_check_rejects_impossible_problems(capsys):
 def test_check_without_torch():
     code = f"""
 import sys
+from pathlib import Path
 sys.modules["torch"] = None  # importing torch now fails
 from cutlass_attn import cli
 raise SystemExit(cli.main({SMALL} + ["--json", "-"]))
@@ -272,9 +276,24 @@ def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
     assert "--plot needs matplotlib; pip install" in capsys.readouterr().err
 
 
+def test_example_draws_where_it_is_told_to(monkeypatch):
+    """argparse takes the last --plot, which has to be the user's."""
+    asked = []
+    monkeypatch.setattr(cli, "main", asked.append)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # matplotlib is there
+    path = Path(__file__).parents[1] / "examples" / "ladder.py"
+    for arguments in [], ["--plot", "figures", "--causal"]:
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(path), run_name="__main__")
+    assert [cli._parser().parse_args(x).plot for x in asked] == [".", "figures"]
+
+
 def test_ladder_rejects_what_it_does_not_do(capsys):
     assert cli.main([*LADDER, "--kernel", "cpu"]) == 2
     assert "--ladder and --kernel exclude each other" in capsys.readouterr().err
+    assert cli.main([*LADDER, "--accumulate", "fp16"]) == 2
+    assert "--ladder and --accumulate fp16 exclude each other" in capsys.readouterr().err
     assert cli.main([*SMALL, "--plot", "."]) == 2
     assert "--plot is for --ladder" in capsys.readouterr().err
 

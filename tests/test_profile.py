@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import cases
@@ -129,6 +130,67 @@ def test_figures_of_machine_code():
     }
     spilled = sass.static_figures(used["softcap"], counts["softcap"], 0)
     assert (spilled["local_memory"], spilled["shared_memory"]) == (8 + 2, 16)
+    assert "shared_memory" not in sass.static_figures(used["softcap"], counts["softcap"], None)
+
+
+HALF, BFLOAT = "N7cutlass6half_tE", "N7cutlass10bfloat16_tE"
+
+
+def mangled(kernel, score="13IdentityScore"):
+    """The name of a __global__ function, as nvcc makes it."""
+    start = "_ZN12cutlass_attn4simt12kernel_entryINS_"
+    return f"{start}{kernel}EENS_{score}EEEvNS_10AttnParamsENS_13TileSchedulerE"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key"),
+    [
+        (f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff", "sm80/f16/d64/128x64x4"),
+        (f"4sm807ForwardI{HALF}Li64ELi64ELi64ELi64ELi4ELi1ES4_f", "sm80/fp16_qk/f16/d64/64x64x4"),
+        (f"4sm807ForwardI{BFLOAT}Li512ELi512ELi32ELi32ELi2ELi4Eff", "sm80/bf16/d512/32x32x2c4"),
+        (f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E", "wmma/f16/d64/128x64x8"),
+        (f"4wmma7ForwardI{HALF}Li128ELi128ELi64ELi8ELi8ELi32E", "wmma/8x32x16/f16/d128/128x64x8"),
+        (f"6scalar10VectorizedI{BFLOAT}Li64E", "scalar/vectorized/bf16/d64"),
+        ("6scalar10VectorizedIfLi128E", "scalar/vectorized/f32/d128"),
+        (f"6scalar5TiledI{HALF}Li256E", "scalar/tiled/f16/d256"),
+        (f"6scalar7MinimalI{HALF}", "scalar/minimal/f16"),
+        ("6scalar7MinimalIf", "scalar/minimal/f32"),
+    ],
+)
+def test_names_of_functions_tell_the_row(kernel, key):
+    assert sass.identify(mangled(kernel)) == (key, "IdentityScore")
+    assert sass.identify(mangled(kernel, "12SoftcapScore"))[1] == "SoftcapScore"
+    assert key in {v.key for v in variants()}
+
+
+def test_other_functions_are_no_rows():
+    assert sass.identify("_ZN12cutlass_attn12why_not_wmmaERKNS_10AttnParamsE") is None
+
+
+def test_code_of_every_kernel_is_judged(monkeypatch):
+    """Shared memory, which is no part of the code, is not judged where no tile tells it."""
+    stack = {
+        f"6scalar10VectorizedI{HALF}Li64E": 0,
+        f"6scalar5TiledI{HALF}Li256E": 32,  # allowed
+        f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E": 16,
+        f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff": 0,
+    }
+    usage = "".join(
+        f" Function {mangled(kernel)}:\n  REG:128 STACK:{size} SHARED:0 LOCAL:0\n"
+        for kernel, size in stack.items()
+    )
+    code = "".join(f"\t\tFunction : {mangled(kernel)}\n EXIT ;\n" for kernel in stack)
+    texts = {"-res-usage": usage, "-sass": code}
+    monkeypatch.setattr(sass, "dump", lambda option, library, arch: texts[option])
+    monkeypatch.setattr(profile, "_compiled_for", lambda: ["sm_89"])
+    keys = [sass.identify(mangled(kernel))[0] for kernel in stack]
+    chosen = [replace(v, compiled=True) for key in keys for v in variants() if v.key == key]
+    rows = profile.static_rows(chosen, "sm_89", lambda *_: None)
+    assert [(row.kernel, row.reason) for row in rows] == [(key, "") for key in keys]
+    assert [row.ok for row in rows] == [True, True, False, True]
+    found = [{gate.gate.name: gate.verdict for gate in row.gates} for row in rows]
+    assert [row["shared_memory"] for row in found] == [UNKNOWN, UNKNOWN, UNKNOWN, PASS]
+    assert [row["local_memory"] for row in found] == [PASS, SHOWN, FAIL, PASS]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +289,75 @@ def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
     assert "FAIL" in text and ">= 40" in text and "31 %" in text
 
 
+def named(verdicts):
+    """explain() that says which variants run."""
+
+    def explain(q, k, v, *, kernel, accumulate, device):
+        chosen = next((x for x in variants() if x.key == kernel and verdicts(x, q)), None)
+        return SimpleNamespace(chosen=chosen)
+
+    return explain
+
+
+def test_variants_of_a_kernel_run_the_shapes_that_they_fit(monkeypatch):
+    """Up to their head dims; with larger ones they would be judged by what padding costs."""
+    monkeypatch.setattr(profile, "explain", named(lambda v, q: q.shape[-1] <= v.head_dim))
+    chosen = [v for v in variants() if v.kernel == "sm80" and v.dtype == "float16"]
+    keys = [v.key for v in chosen]
+    small, large = Shape(1, 4, 4, 1024, 1024, 64), Shape(1, 4, 4, 1024, 1024, 120)
+
+    def run(shapes, fitting):
+        calls = profile.fitting_calls(chosen, shapes, fitting, "sm_90")
+        return [(v.key, shape) for v, shape in calls]
+
+    found = run([small, large], keys)
+    assert {key.split("/")[2] for key, shape in found if shape == small} == {"d64"}
+    assert {key.split("/")[2] for key, shape in found if shape == large} == {"d128"}
+    assert len(found) == sum("/d64/" in key or "/d128/" in key for key in keys)
+    # A key in full runs in any case.
+    other = next(key for key in keys if "/d32/" in key)
+    assert (other, small) in run([small], [key for key in keys if key != other])
+    with pytest.raises(ValueError, match="none of the variants asked for takes"):
+        run([Shape(1, 4, 4, 64, 64, 600)], keys)
+    assert len(run([Shape(1, 4, 4, 64, 64, 600)], [])) == len(keys)
+
+
+def test_a_kernel_is_profiled_in_the_shapes_that_it_takes(fake_ncu, monkeypatch, capsys):
+    monkeypatch.setattr(profile, "explain", named(lambda v, q: q.shape[-1] <= v.head_dim))
+    program, _ = fake_ncu
+    command = ["profile", "--ncu", str(program), "--kernel", "wmma", "--dtype", "fp16"]
+    assert cli.main([*command, "--shape", "1,4,4,1024,1024,128", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["kernel"] for row in rows] == ["wmma/f16/d128/128x64x8"]
+    assert cli.main([*command, "--shape", "1,4,4,1024,1024,256"]) == 2
+    assert "none of the variants asked for takes" in capsys.readouterr().err
+
+
+def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
+    """Else no kernel with sums in fp16 would be chosen for decoding."""
+    asked = []
+
+    def explain(q, k, v, *, kernel, accumulate, device):
+        asked.append((kernel, accumulate))
+        return SimpleNamespace(chosen=variant)
+
+    variant = next(v for v in variants() if v.kernel == "sm80/fp16_pv")
+    monkeypatch.setattr(profile, "explain", explain)
+    ops = [shape.op for shape in profile.default_shapes(variant, "sm_90")]
+    assert ops == ["forward", "decode"] and asked == [("sm80/fp16_pv", "fp16_pv")]
+
+
+def test_reasons_are_printed_as_they_are(monkeypatch, capsys):
+    """rich takes text in brackets for markup."""
+    reason = "pip install 'cutlass_attn[jit]' [/opt]"
+    row = profile.Row(KEY, None, reason=reason)
+    monkeypatch.setattr(profile, "environment", lambda device: {})
+    monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [row])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["profile", "--device", "sm_89", "--kernel", KEY]) == 1
+    assert reason in capsys.readouterr().out
+
+
 def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch, tmp_path, capsys):
     program, answer = fake_ncu
     file = tmp_path / "tuned.toml"
@@ -241,6 +372,9 @@ def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch,
     answer.write_text(CSV.replace("55.5", "31"))
     assert cli.main(command) == 1
     assert f'"{KEY}" = "tensor-pipe utilisation 31 %, >= 40 allowed"' in file.read_text()
+    # A call with one query is judged by other gates: it leaves the mark.
+    cli.main([*command, "--shape", "16,32,8,1,8192,64"])
+    assert f'"{KEY}" = "tensor-pipe' in file.read_text()
     assert other in file.read_text()
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [])
     assert cli.main([*command, "--device", "sm_89"]) == 2

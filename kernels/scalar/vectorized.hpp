@@ -371,8 +371,8 @@ struct Vectorized {
     }
     if (p.dropout_p == 0.0f) return;
     Dropout const dropout(p);
-    for (int i = 0; i < kRows * kCols;
-         ++i) {  // from memory, so that Philox is there once, not 64 times
+    // From memory, so that Philox is there once, not 32 times.
+    for (int i = 0; i < kRows * kCols; ++i) {
       int const row = at.row(i / kCols), key = i % kCols * 8;
       weights.at[row][at.lane + key] *=
           dropout.factor(tile.batch, tile.head_q, tile.q_begin + row, key0 + key);

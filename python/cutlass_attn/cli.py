@@ -240,6 +240,10 @@ def _check(args: argparse.Namespace) -> int:
     console = make_console(stderr=args.json == "-")
     if args.ladder and args.kernel:
         raise ValueError("--ladder and --kernel exclude each other")
+    if args.ladder and args.accumulate != "fp32":
+        raise ValueError(
+            f"--ladder and --accumulate {args.accumulate} exclude each other: rungs add up in fp32"
+        )
     if args.plot and not args.ladder:
         raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
     draw_ladder = _plotting().draw_ladder if args.plot else None

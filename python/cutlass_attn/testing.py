@@ -67,6 +67,7 @@ class Accuracy:
     rms: float
     max_allowed: float
     rms_allowed: float
+    rms_yardstick: float  # the unfused reference's own
     reason: str  # empty: passed
 
     @property
@@ -243,14 +244,15 @@ def judge(
         at = tuple(int(i) for i in np.argwhere(~same)[0])
         nan = math.nan
         reason = f"{actual[at]} where {unfused[at]} is due, at {at}"
-        return Accuracy(nan, nan, nan, nan, nan, reason)
+        return Accuracy(nan, nan, nan, nan, nan, nan, reason)
 
     error = np.abs(actual - exact)[finite]
     yardstick = np.abs(unfused - exact)[finite]
     largest = float(yardstick.max(initial=0.0)) * MAX_FACTOR
     slack = ulp(exact, dtype)
     factor = RMS_FACTOR_FP16_QK if accumulate in ("fp16", "fp16_qk") else RMS_FACTOR
-    rms, rms_allowed = _rms(error), _rms(yardstick) * factor
+    rms, rms_yardstick = _rms(error), _rms(yardstick)
+    rms_allowed = rms_yardstick * factor
     if dtype == "float32":
         # A GPU's exponential is good to 2 ulp, in each weight and in their sum; with 16-bit outputs
         # that drowns in the last rounding, here it does not. It counts by the size of what is
@@ -273,6 +275,7 @@ def judge(
         rms,
         largest + float(slack.max(initial=0.0)),
         rms_allowed,
+        rms_yardstick,
         reason,
     )
 

@@ -79,8 +79,8 @@ class Problem {
   // those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE may be off
   // by the bound of those roundings.
   //
-  // Empty if the outputs are right: within the tolerance of DESIGN.md (1.5 times the RMS and twice
-  // the maximal error of an unfused computation that rounds P and O to the dtype), NaN exactly
+  // Empty if the outputs are right: within 1.5 times the RMS error (twice with Q K^T in fp16) and
+  // twice the largest error of an unfused computation that rounds P and O to the dtype, NaN exactly
   // where fp64 has it, nothing written beside them. Otherwise what is wrong, and where.
   std::string verdict() const;
 

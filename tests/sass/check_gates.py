@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Gates on the machine code of the mma.sync kernels, read off the library without a GPU.
+"""Gates on the machine code of the GPU kernels, read off the library without a GPU.
 
     check_gates.py --library libcutlass_attn.so [--arch sm_89] [--tier core]
 
-For every compiled sm80 row of the manifest and every score:
+For every compiled GPU row of the manifest and every score, what
+python/cutlass_attn/gates/gates.toml says of machine code: registers, local memory, and of sm80 rows
+shared memory, which is no part of the code and follows from the tile. Of sm80 rows also:
 
-- what python/cutlass_attn/gates/gates.toml says of machine code: registers, shared memory, and no
-  local memory;
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with sums in fp16), LDSM, LDSM.T and LDGSTS as the tile
   shape implies. More of them mean that the compiler duplicated a loop body or that copies got
@@ -26,7 +26,7 @@ from repository import load_generator  # puts the package `gates` in reach
 # isort: split
 from gates import sass
 from gates.thresholds import FAIL, PASS, load_gates
-from gates.tile import Shape
+from gates.tile import shape_of
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
         failures += not holds
         print(f"  {'ok  ' if holds else 'FAIL'} {what:<13} {measured!s:>5}  allowed: {allowed}")
 
-    checked = [row for row in rows if row.key.startswith("sm80") and build.compiles(row)]
+    checked = [row for row in rows if row.device == "cuda" and build.compiles(row)]
     for row in checked:
         for score in row.kernel.scores.values():
             print(f"{row.key} {score}")
@@ -56,16 +56,16 @@ def main() -> int:
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
-            used, tile = resources[kernel], row.tile
-            dims = row.head_dims
-            shape = Shape(
-                dims.qk, dims.v, **vars(tile), score=score, accumulate=row.kernel.accumulate
-            )
-            figures = sass.static_figures(used, counts[kernel], shape.smem_bytes)
-            for judged in load_gates().judge(row.kernel.name, dims.qk, "", figures):
+            used, shape = resources[kernel], shape_of(row.key, score)
+            smem = shape.smem_bytes if shape else None
+            figures = sass.static_figures(used, counts[kernel], smem)
+            head_dim = row.head_dims.qk if row.head_dims else 0
+            for judged in load_gates().judge(row.kernel.name, head_dim, "", figures):
                 if judged.verdict in (PASS, FAIL):
                     name, holds = judged.gate.name, judged.verdict == PASS
                     gate(name, int(figures[name]), holds, str(judged.threshold))
+            if shape is None:
+                continue
             limit = shape.register_limit()
             gate("by blocks", used["REG"], used["REG"] <= limit, f"<= {limit} registers")
             for operation, count in shape.counts().items():

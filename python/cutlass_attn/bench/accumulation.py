@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from .._call import ACCUMULATE
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         errors = ("-" if row[x] is None else f"{row[x]:.2e}" for x in _ERRORS)
         times = ("-" if row[x] is None else f"{row[x]:.2f}" for x in ("us", "time_ratio"))
-        verdict = "pass" if row["ok"] else row["reason"]
+        verdict = "pass" if row["ok"] else escape(row["reason"])
         sizes = (str(row["head_dim"]), str(row["seqlen"]))
         table.add_row(*sizes, row["accumulate"], row["kernel"], *errors, verdict, *times)
     console.print(table)
@@ -122,7 +123,7 @@ def _measure_one(inputs: Inputs, device: str) -> list[dict[str, Any]]:
             "seqlen": inputs.shape.seqlen_k,
             "accumulate": sums,
             "kernel": "-",
-            **dict.fromkeys((*_ERRORS, "us", "time_ratio")),
+            **dict.fromkeys((*_ERRORS, "rms_yardstick", "us", "time_ratio")),
         }
         rows.append(row)
         kernel = _kernel(sums, device)
@@ -136,6 +137,7 @@ def _measure_one(inputs: Inputs, device: str) -> list[dict[str, Any]]:
         found = Yardstick(inputs, sums).judge(runs[sums]())
         row |= {"kernel": key, "ok": found.ok, "reason": found.reason}
         row |= {"max_error": found.max, "rms_error": found.rms, "rms_allowed": found.rms_allowed}
+        row["rms_yardstick"] = found.rms_yardstick
     if device != "cpu":
         times = _times(runs, device)
         for row in rows:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..bench.shapes import Shape
 from ..gates import ncu, sass
 from ..gates.thresholds import FAIL, Judgement, load_gates
 from ..gates.tile import shape_of
-from ..info import Variant, explain, parse_device, variants
+from ..info import Explanation, Variant, explain, parse_device, variants
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
 
@@ -98,6 +98,12 @@ def default_shapes(variant: Variant, device: str) -> list[Shape]:
 
 def _is_chosen(variant: Variant, shape: Shape, device: str) -> bool:
     """Whether this is the variant of its kernel that runs a call."""
+    chosen = _explained(variant, shape, device, variant.kernel).chosen
+    return chosen is not None and chosen.key == variant.key
+
+
+def _explained(variant: Variant, shape: Shape, device: str, kernel: str) -> Explanation:
+    """What a call with the dtype and the sums of `variant` runs of a kernel, or of one variant."""
     import torch
 
     dtype = getattr(torch, variant.dtype)
@@ -106,8 +112,7 @@ def _is_chosen(variant: Variant, shape: Shape, device: str) -> bool:
         torch.empty(shape.batch, h, s, shape.head_dim, dtype=dtype, device="meta")
         for h, s in zip(heads, lengths, strict=True)
     )
-    chosen = explain(q, k, k, kernel=variant.kernel, device=device).chosen
-    return chosen is not None and chosen.key == variant.key
+    return explain(q, k, k, kernel=kernel, accumulate=variant.accumulate, device=device)
 
 
 def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
@@ -133,8 +138,7 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
     progress("reading the library", 0, len(chosen))
     resources: dict[tuple[str, str], dict[str, int]] = {}
     counts: dict[tuple[str, str], Any] = {}
-    compiled = [v for v in chosen if v.compiled and v.kernel.startswith("sm80")]
-    if compiled and arch in _compiled_for():
+    if any(v.compiled for v in chosen) and arch in _compiled_for():
         resources = sass.read_resources(LIBRARY, arch)
         counts = sass.read_counts(LIBRARY, arch)
     rows = []
@@ -161,7 +165,7 @@ def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
     from .. import jit
 
     if variant.key not in jit.units():
-        raise ValueError(f"the library has no machine code of it for {arch} that is read here")
+        raise ValueError(f"the library has no machine code of it for {arch}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(jit.cubin(variant.key, arch))
@@ -180,9 +184,40 @@ def read_cubin(path: Path, arch: str) -> dict[str, tuple[dict[str, int], Any]]:
 
 def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any) -> Row:
     shape = shape_of(variant.key, score)
-    figures = sass.static_figures(used, counts, shape.smem_bytes if shape else 0)
+    figures = sass.static_figures(used, counts, shape.smem_bytes if shape else None)
     judged = load_gates().judge(variant.kernel, variant.head_dim, "", figures)
-    return Row(variant.key, None, [gate for gate in judged if gate.measured is not None], score)
+    known = [gate for gate in judged if gate.measured is not None or gate.threshold]
+    return Row(variant.key, None, known, score)
+
+
+def fitting_calls(
+    chosen: Sequence[Variant], shapes: Sequence[Shape], fitting: Collection[str], device: str
+) -> list[tuple[Variant, Shape]]:
+    """Each variant in each shape; of those with a key in `fitting` only where they fit it.
+
+    A variant fits a shape that it takes if none of its kernel's others in `fitting` does with a
+    smaller head dim. Raises ValueError for a shape that leaves no variant.
+    """
+    calls = []
+    for shape in shapes:
+        takers = [
+            v for v in chosen if v.key in fitting and _explained(v, shape, device, v.key).chosen
+        ]
+        least: dict[tuple[str, str], int] = {}
+        for v in takers:
+            family = v.kernel, v.dtype
+            least[family] = min(v.head_dim, least.get(family, v.head_dim))
+        there = [
+            (v, shape)
+            for v in chosen
+            if v.key not in fitting or (v in takers and v.head_dim == least[v.kernel, v.dtype])
+        ]
+        if not there:
+            raise ValueError(
+                f"none of the variants asked for takes {shape}; cutlass_attn.explain says why"
+            )
+        calls += there
+    return calls
 
 
 def measured_rows(
@@ -191,19 +226,25 @@ def measured_rows(
     device: str,
     program: str | None,
     progress: Progress,
+    fitting: Collection[str] = (),
 ) -> list[Row]:
-    """Each variant's gates in each shape, by Nsight Compute. Raises NcuError if it cannot."""
+    """Each variant's gates in each shape, or in those of default_shapes(), by Nsight Compute.
+
+    `fitting` is as for fitting_calls(). Raises NcuError if it cannot.
+    """
     tool = ncu.find_ncu(program)
     gates = load_gates()
     metrics = ncu.wanted(gates.gates.values(), ncu.known_metrics(tool))
     names = [name for group in metrics.values() for name in group]
     names += [gates.gates[name].percent_of for name in metrics if gates.gates[name].percent_of]
-    calls = [(v, shape) for v in chosen for shape in shapes or default_shapes(v, device)]
+    if shapes:
+        calls = fitting_calls(chosen, shapes, fitting, device)
+    else:
+        calls = [(v, shape) for v in chosen for shape in default_shapes(v, device)]
     rows = []
     for done, (variant, shape) in enumerate(calls):
         progress(f"{variant.key}: {shape}", done, len(calls))
-        sizes = replace(shape, causal=False)
-        numbers = ",".join(str(getattr(sizes, name)) for name in _SIZES)
+        numbers = ",".join(str(getattr(shape, name)) for name in _SIZES)
         causal = "causal" if shape.causal else "whole"
         launch = [sys.executable, "-m", "cutlass_attn.profile.launch", variant.key, variant.dtype]
         try:
@@ -238,6 +279,7 @@ def run_profile(
     (kind, index, capability), _ = parse_device(device)
     if kind != CUDA:
         raise ValueError(f'--device must be "cuda", "cuda:N" or "sm_89"-like, got {device!r}')
+    names = list(names)
     chosen = choose(names, dtypes)
     lack = "asked for the machine code alone" if capability else ""
     if not lack:
@@ -246,7 +288,8 @@ def run_profile(
     rows: list[Row] = []
     if present := not lack:
         try:
-            rows = measured_rows(chosen, shapes, device, program, progress)
+            fitting = [v.key for v in chosen if v.key not in names]
+            rows = measured_rows(chosen, shapes, device, program, progress, fitting)
         except ncu.NcuError as error:
             lack = str(error)
     arch = f"sm_{capability}"

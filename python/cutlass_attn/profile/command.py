@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import tuning
@@ -41,7 +42,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar=SHAPE_FORM.upper(),
-        help="instead of 4x4096 and a decode call of the variant's head dim; may be repeated",
+        help="instead of 4x4096 and a decode call of the variant's head dim; of a kernel, the "
+        "variants of the smallest head dim that takes it; may be repeated",
     )
     parser.add_argument(
         "--device",
@@ -89,7 +91,12 @@ def _mark(report: Report) -> None:
     properties = torch.cuda.get_device_properties(report.device)
     where = device_class(int(properties.shared_memory_per_multiprocessor))
     known = tuning.read(file) if file.is_file() else Tuning()
-    profiled = {row.kernel for row in report.rows if not row.reason}
+    # Calls with one query mark nothing (Report.failing()), so they do not lift a mark either.
+    profiled = {
+        row.kernel
+        for row in report.rows
+        if not row.reason and row.shape and row.shape.op == "forward"
+    }
     known.failing = [
         x
         for x in known.failing
@@ -115,7 +122,7 @@ def _print(out: Console, report: Report) -> None:
     for row in report.rows:
         call = str(row.shape or row.score or "-")
         if row.reason:
-            table.add_row(row.kernel, call, row.reason, "", "", "[red]FAIL[/]")
+            table.add_row(row.kernel, call, escape(row.reason), "", "", "[red]FAIL[/]")
         name = row.kernel
         for gate in row.gates:
             measured = "-" if gate.measured is None else f"{gate.measured:.4g}"
