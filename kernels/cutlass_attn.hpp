@@ -98,20 +98,24 @@ CUTLASS_ATTN_API DeviceInfo typical_device(int compute_capability);
 CUTLASS_ATTN_API BuildInfo build_info();
 
 // Provides a GPU variant of variants() that this build left out, for the GPU with this CUDA
-// ordinal: compiles it and calls load_kernel(), or says why it cannot. It may also set another
-// compiler, or none; the kernel is then chosen anew. Called by whatever thread first wants it.
+// ordinal: compiles it and calls load_kernel(), or says why it cannot. It may also call
+// refuse_kernel(), or set another compiler, or none; the kernel is then chosen anew. Called by
+// whatever thread first wants it.
 using Compiler = Status (*)(std::string const& key, int device_index);
 
 // Null: nothing is compiled at run time, and `why_not` is what dispatch answers. That is also how a
 // program starts; cutlass_attn's Python package sets a compiler.
 CUTLASS_ATTN_API void set_compiler(Compiler compiler, std::string why_not = "");
 
+// Dispatch passes this variant over from now on, for `why_not`, unless load_kernel() provides it:
+// the compiler cannot compile it.
+CUTLASS_ATTN_API Status refuse_kernel(std::string const& key, std::string why_not);
+
 // Makes a variant that this build left out run on GPUs of the same compute capability as this one.
 // `cubin` has an extern "C" kernel per score, named by its token.
 CUTLASS_ATTN_API Status load_kernel(std::string const& key, int device_index, void const* cubin);
 
-// --- Tuning: before the first call of any function above that chooses or lists variants
-// -----------
+// --- Tuning: before any function above has chosen or listed variants -----------------------------
 
 // A tile that the manifest does not list.
 struct AddedTile {
@@ -125,8 +129,8 @@ struct AddedTile {
 // there is one. It is compiled at first use. An error names what is wrong and changes nothing.
 CUTLASS_ATTN_API Status add_tile(AddedTile const& tile);
 
-// Which tile of a kernel is for calls with at least min_blocks_per_sm tiles of queries per SM, on
-// GPUs with so much shared memory an SM (in KB): 100, 164 or 228. Of several rules the first holds.
+// Which tile of a kernel is for calls with at least min_blocks_per_sm thread blocks per SM, on GPUs
+// with so much shared memory an SM (in KB): 100, 164 or 228. Of several rules the first holds.
 struct TileRule {
   int smem_kb = 0;
   std::string kernel;

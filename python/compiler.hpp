@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <utility>
 
 #include "cutlass_attn.hpp"
 #include "errors.hpp"
@@ -22,6 +23,9 @@ inline void define_compiler(pybind11::module_& m) {
   // An empty reason sets the compiler again.
   m.def("set_compiler", [](std::string const& why_not) {
     set_compiler(why_not.empty() ? &compile_in_python : nullptr, why_not);
+  });
+  m.def("refuse_kernel", [](std::string const& key, std::string why_not) {
+    raise_unless_ok(refuse_kernel(key, std::move(why_not)));
   });
   m.def("load_kernel", [](std::string const& key, int device_index, pybind11::bytes const& cubin) {
     std::string const code = cubin;

@@ -314,7 +314,7 @@ def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
         ("128x64x8", "64x64x4", "tile is '64x64x4'; allowed: 128x64x8"),
         (', { tile = "64x32x4" }', "", "the last tile, and no other, is without min_blocks"),
         ("min_blocks_per_sm = 1.5", "min_tiles = 1.5", "unknown entry min_tiles"),
-        ("1.5", '"1.5"', "min_blocks_per_sm is '1.5'; it must be a float"),
+        ("1.5", '"1.5"', "min_blocks_per_sm is '1.5'; allowed: a float above 0"),
     ],
 )
 def test_a_wrong_rule_is_refused_by_place(tmp_path, old, new, message):
@@ -335,3 +335,14 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     assert core == {
         row.kernel_name for row in rows if row.kernel.accumulate == "fp32" or row.device == "cpu"
     }
+
+
+def test_the_tuner_may_choose_tiles_of_every_kernel_of_sm80():
+    """Any other would be without a source, were its tile in a tuning file."""
+    rows, _ = generate.load()
+    space = generate.load_space(rows)
+    assert list(space) == list(
+        dict.fromkeys(row.kernel_name for row in rows if "sm80" in row.kernel.code and not row.simt)
+    )
+    assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]
+    assert "{warps}, {columns}, float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]

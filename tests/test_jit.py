@@ -49,7 +49,7 @@ def stub(monkeypatch):
     made = StubCompiler()
     monkeypatch.setattr(jit, "_compiler", lambda: made)
     monkeypatch.setattr(jit, "units", lambda: {"fast/f16/d64/64x64x4": "one", "slow/f16": "two"})
-    monkeypatch.setattr(jit, "_digest", lambda: "headers")
+    monkeypatch.setattr(jit, "digest", lambda: "headers")
     return made
 
 
@@ -78,7 +78,7 @@ def test_a_change_of_source_headers_or_options_is_compiled_anew(stub, monkeypatc
     jit.cubin("slow/f16", ARCH)
     monkeypatch.setattr(jit, "units", lambda: {"slow/f16": "three"})
     jit.cubin("slow/f16", ARCH)
-    monkeypatch.setattr(jit, "_digest", lambda: "other headers")
+    monkeypatch.setattr(jit, "digest", lambda: "other headers")
     jit.cubin("slow/f16", ARCH)
     monkeypatch.setattr(jit, "OPTIONS", ("--std=c++20",))
     jit.cubin("slow/f16", ARCH)
@@ -112,18 +112,29 @@ def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     monkeypatch.undo()
 
 
-def test_where_nvrtc_refuses_a_kernel_compiled_ones_run(stub, monkeypatch):
-    def refuse(source, arch):
-        raise jit.CompileError("NVRTC cannot compile")
+def test_where_nvrtc_refuses_a_kernel_the_others_are_compiled(stub, monkeypatch):
+    def compile_(source, arch):
+        if source == "two":
+            raise jit.CompileError("NVRTC cannot compile")
+        return stub.code
 
-    told = []
-    monkeypatch.setattr(stub, "compile", refuse)
+    refused, loaded = [], []
+    monkeypatch.setattr(stub, "compile", compile_)
     monkeypatch.setattr(_C, "device_info", lambda kind, index: (89, ""))
-    monkeypatch.setattr(_C, "set_compiler", told.append)
+    monkeypatch.setattr(_C, "set_compiler", lambda _: pytest.fail("others compile"))
+    monkeypatch.setattr(_C, "refuse_kernel", lambda *args: refused.append(args))
+    monkeypatch.setattr(_C, "load_kernel", lambda *args: loaded.append(args))
     with pytest.warns(UserWarning, match=r"slow/f16 is not compiled.* NVRTC cannot compile"):
         jit.provide("slow/f16", 0)
-    assert told == ["NVRTC cannot compile"]
+    assert refused == [("slow/f16", "NVRTC cannot compile")]
+    jit.provide("fast/f16/d64/64x64x4", 0)
+    assert loaded == [("fast/f16/d64/64x64x4", 0, stub.code)]
     monkeypatch.undo()
+
+
+def test_only_what_the_build_left_out_can_be_refused():
+    with pytest.raises(ValueError, match=r'"cpu/f32", allowed: a GPU variant that this build left'):
+        _C.refuse_kernel("cpu/f32", "no")
 
 
 def test_without_nvrtc_explain_says_so(no_nvrtc):
@@ -188,7 +199,7 @@ def test_two_processes_compile_once(tmp_path):
         "        return b'code'\n"
         "jit._compiler = Slow\n"
         "jit.units = lambda: {'slow/f16': 'source'}\n"
-        "jit._digest = lambda: 'headers'\n"
+        "jit.digest = lambda: 'headers'\n"
         f"assert jit.cubin('slow/f16', {ARCH!r}) == b'code'\n"
     )
     both = [

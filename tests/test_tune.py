@@ -1,16 +1,20 @@
 """The tuner: who proposes, in which order tiles are rejected, and what dispatch makes of it."""
 
+import io
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import pytest
-from cutlass_attn import cli, jit, tune, tuning, tuning_file
+from cutlass_attn import jit, profile, tune, tuning, tuning_file
 from cutlass_attn.bench.shapes import Shape
 from cutlass_attn.gates import issue_slots
+from cutlass_attn.gates.ncu import NcuError, NcuUnavailable
+from cutlass_attn.gates.tile import shape_of
 from cutlass_attn.tune import report, static, worker
 from cutlass_attn.tune.evaluate import Evaluator, Processes
 from cutlass_attn.tune.proposers import (
@@ -23,9 +27,17 @@ from cutlass_attn.tune.proposers import (
     Tried,
     parse_answer,
 )
-from cutlass_attn.tune.space import Candidate, Space, Task, limits, parse_tile
-from cutlass_attn.tune.state import open_state
-from cutlass_attn.tuning_file import Failing, Rule, Tuning, TuningError
+from cutlass_attn.tune.space import (
+    Candidate,
+    Space,
+    Task,
+    blocks_per_sm,
+    limits,
+    parse_tile,
+    registers_needed,
+)
+from cutlass_attn.tune.state import held, open_state
+from cutlass_attn.tuning_file import Failing, Rule, TuningError
 
 SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
 ADA = limits("sm_89", 58, 100 * 1024, "L4")
@@ -76,8 +88,11 @@ def test_the_space_has_what_the_source_can_be_compiled_for():
 def test_tiles_are_read_and_written_alike():
     for text in ("128x64x4", "32x32x2c4"):
         assert str(parse_tile(text)) == text
-    with pytest.raises(ValueError, match='like "128x64x4"'):
-        parse_tile("128x64")
+    for text in ("128x64", "64x64x0", "064x64x4", "64x64x4c1", "64x64x4c0", "64x64x10000"):
+        with pytest.raises(ValueError, match='like "128x64x4"'):
+            parse_tile(text)
+        assert shape_of(f"sm80/f16/d64/{text}", "") is None
+    assert shape_of("sm80/f16/d0/64x64x4", "") is None
 
 
 @pytest.mark.parametrize("proposer", [Exhaustive(), Random(3), Evolutionary(3)])
@@ -236,6 +251,56 @@ def test_without_counters_the_machine_code_is_judged():
     assert stub.jobs.count("gates") == 1  # it is not asked again
 
 
+def test_a_tile_that_cannot_be_measured_is_rejected_alone():
+    stub = StubWorker(gates={"error": "no answer in 600 s"})
+    evaluator = Evaluator(space_of(), "cuda", stub)
+    entry = evaluator.evaluate(Candidate(128, 32, 4), START, 1.0)
+    assert (entry.stage, entry.reason) == ("gates", "not measured: no answer in 600 s")
+    assert not evaluator.without_counters
+    stub.answers.clear()
+    other = evaluator.evaluate(Candidate(64, 32, 4), START, 1.0)
+    assert other.score and other.figures["gates"] == {"tensor_pipe": 55.0}
+
+
+@pytest.mark.parametrize(
+    ("raised", "answer"),
+    [
+        (NcuUnavailable("no ncu"), {"unavailable": "no ncu"}),
+        (NcuError("timed out"), {"error": "NcuError: timed out"}),
+        (None, {"error": "the kernel failed"}),
+    ],
+)
+def test_what_nsight_compute_lacks_is_told_from_what_a_tile_does(
+    raised, answer, monkeypatch, capsys
+):
+    def rows(*_):
+        if raised:
+            raise raised
+        return [profile.Row("sm80/f16/d128/64x64x4", SHAPE, reason="the kernel failed")]
+
+    monkeypatch.setattr(profile, "measured_rows", rows)
+    job = {"job": "gates", "key": "sm80/f16/d128/64x64x4", "device": "cuda"}
+    text = json.dumps({**job, "shapes": [asdict(SHAPE)]})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    worker.main()
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_sums_in_fp16_take_fewer_registers():
+    task = space_of().task
+    half = replace(task, kernel="sm80/fp16_qk")
+    tile = Candidate(128, 128, 4)
+    assert half.shape(tile).accumulate == "fp16_qk"
+    assert registers_needed(half.shape(tile)) == registers_needed(task.shape(tile)) - 64
+
+
+def test_blocks_are_counted_as_dispatch_does():
+    decode = Shape(2, 32, 8, 1, 512, 128)
+    assert blocks_per_sm(decode, 64, 8) == 2  # four heads share a tile
+    assert blocks_per_sm(replace(decode, seqlen_q=64), 64, 8) == 8
+    assert blocks_per_sm(Shape(1, 2048, 1, 1, 512, 128), 64, 8) == 256  # too many to share one
+
+
 def model(tensor, others, alone):
     """What issue_slots.model() says, for an L4."""
     parts = {part.name: {"tensor": tensor, "without_overlap": alone} for part in issue_slots.PARTS}
@@ -335,6 +400,25 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert run(tmp_path / "cut", StubEvaluator(stop_after=0))[0].tried == resumed.tried  # all done
 
 
+def test_what_runs_now_is_tried_where_a_state_goes_on(tmp_path):
+    """The tuning file may have changed meanwhile: the best is compared with what runs now."""
+    run(tmp_path, StubEvaluator(), rounds=2)
+    state = open_state(tmp_path / "state.json", {"seed": 5})
+    now = Candidate(128, 32, 4)
+    assert now not in [entry.candidate for entry in state.tried]
+    outcome = tune.tune(StubEvaluator(), Evolutionary(5), state, now, 2, lambda *_: None)
+    assert [entry.candidate for entry in state.tried][::3] == [START, now]
+    assert outcome.best.candidate == now
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    text = r"another run works in .*choose another --state"
+    with held(tmp_path), pytest.raises(ValueError, match=text), held(tmp_path):
+        pytest.fail("held twice")
+    with held(tmp_path):
+        pass
+
+
 def test_a_state_of_another_run_is_refused(tmp_path):
     run(tmp_path, StubEvaluator(), rounds=1)
     with pytest.raises(ValueError, match=r"of another run \(seed differ\)"):
@@ -427,9 +511,15 @@ def test_a_file_is_read_with_its_lines_and_written_again():
         ("smem_228", "smem_200", r"line 2: device class is 'smem_200'; allowed: smem_100"),
         ("failing.smem_100", "failing.smem_1", r"line 8: device class is 'smem_1'; allowed"),
         ('"96x32x6"', "96", "line 3: .*tile is 96; it must be a str"),
-        ("1.5", "1", "line 4: .*min_blocks_per_sm is 1; it must be a float"),
+        ("1.5", "1", "line 4: .*min_blocks_per_sm is 1; allowed: a float above 0"),
+        ("1.5", "0.0", "line 4: .*min_blocks_per_sm is 0.0; allowed: a float above 0"),
+        ("1.5", "-1.0", "line 4: .*min_blocks_per_sm is -1.0; allowed: a float above 0"),
+        ("1.5", "nan", "line 4: .*min_blocks_per_sm is nan; allowed: a float above 0"),
+        ("1.5", "inf", "line 4: .*min_blocks_per_sm is inf; allowed: a float above 0"),
         (", min_blocks_per_sm = 1.5", "", "line 4: .*the last tile, and no other"),
         ("d128", "head128", "line 3: .*head dims are like d64"),
+        ("d128", "d0128", "line 3: .*head dims are like d64"),
+        ("d128", "d0", "line 3: .*head dims are like d64"),
         ("d128 = [", "d128 = ", r"not TOML: .*line \d"),
         ('"tensor-pipe utilisation 31 %"', "31", "line 9: .*the reason must be a text"),
     ],
@@ -465,7 +555,14 @@ def test_dispatch_prefers_tiles_that_pass(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"96x32x6"', '"96x32x4"', r'line 4: .*d128: tile is "96x32x4", allowed for sm80 at head'),
+        (
+            '"96x32x6"',
+            '"96x32x4"',
+            r'line 4: .*d128: tile is "96x32x4", allowed for sm80 at head dim 128:.*'
+            r"; a new one: 96 queries are no multiple of 16 for each of 4 warps",
+        ),
+        ('"96x32x6"', '"96x32x0"', r'line 4: .*d128: tile is "96x32x0", allowed for sm80 at head'),
+        ("d128", "d9999", "line 4: .*no variant is of sm80 at head dim 9999"),
         ("d128", "d80", "line 4: .*no variant is of sm80 at head dim 80"),
         ('"sm80/f16/d64/128x64x4"', '"sm80/f16"', 'line 9: key is "sm80/f16", allowed'),
         ('"96x32x6"', "96", "line 3: .*it must be a str"),
@@ -492,29 +589,6 @@ def test_where_the_file_is(monkeypatch, tmp_path):
     assert str(tuning.path()) == "/home/someone/.config/cutlass_attn/tuned.toml"
 
 
-def test_what_was_found_is_for_calls_like_those_tuned():
-    task = space_of().task  # 4 x 16 heads of 4096 queries on 58 SMs
-    found = Candidate(128, 64, 8)
-    old = [
-        Rule("smem_100", "sm80", "d128", "256x64x8", 100.0),
-        Rule("smem_100", "sm80", "d128", "128x32x4", 1.5),
-        Rule("smem_100", "sm80", "d128", "64x64x4"),
-    ]
-    new = tune.rules_with(task, found, old)
-    assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
-        ("256x64x8", 100.0),
-        ("128x64x8", 35.31),
-        ("128x32x4", 1.5),
-        ("64x64x4", 0.0),
-    ]
-    none = tune.rules_with(task, found, [])
-    assert [rule.min_blocks_per_sm for rule in none] == [35.31, 0.0]
-    other = Rule("smem_228", "sm80", "d128", "64x64x4")
-    merged = tune.with_rules(Tuning([*old, other]), new)
-    assert merged.rules == [other, *new]
-    tuning_file.parse(merged.dumps())
-
-
 def test_added_tiles_assert_what_dispatch_is_told():
     if not jit.tile_space():
         pytest.skip("this build has no tiles to choose")
@@ -534,49 +608,3 @@ def test_nvrtc_compiles_a_tile_that_is_no_row(tmp_path):
     )
     assert "error" not in answer
     assert 64 < answer["registers"] <= 255 and answer["spill_stores"] == 0
-
-
-# --- The command ----------------------------------------------------------------------------------
-
-
-def test_help_names_the_proposers(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["tune", "--help"])
-    text = capsys.readouterr().out
-    assert "evolutionary" in text and "--command" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--proposer", "command"], "--command PROGRAM goes with"),
-        (["--command", "true"], "--command PROGRAM goes with"),
-        (["--rounds", "0"], "--rounds must be 1 or more"),
-        (["--shape", "1,1,1,64,64,128"], "--shape has head dim 128, --head-dim is 64"),
-        (["--device", "model", "--part", "H200"], "the static model knows L4, RTX 4090"),
-        (["--device", "model", "--dtype", "fp32"], "--dtype must be fp16 or bf16"),
-        (["--device", "model", "--kernel", "cpu"], "kernel 'cpu' has no tiles to choose"),
-        (["--device", "model", "--head-dim", "80"], "at head dim 80; allowed: "),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, message, capsys):
-    assert cli.main(["tune", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_the_command_without_a_gpu_ranks_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    if not jit.tile_space():
-        pytest.skip("this build has no tiles to choose")
-    from cutlass_attn.tune import evaluate
-
-    answer = {"registers": 200, "stack": 0, "model": model(2048, 700, 0.8)}
-    monkeypatch.setattr(evaluate, "Processes", lambda *_: StubWorker(compile=answer))
-    monkeypatch.setattr(jit, "available", lambda: "")
-    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "tuned.toml"))
-    command = ["tune", "--device", "model", "--rounds", "3", "--state", str(tmp_path / "run")]
-    assert cli.main(command) == 0
-    text = capsys.readouterr().out
-    assert "the model of an L4, no measurement" in text and "nothing was measured" in text
-    assert (tmp_path / "run" / "report.md").is_file() and not (tmp_path / "tuned.toml").exists()
-    assert cli.main([*command, "--rounds", "4"]) == 0
-    assert "going on after 4 tiles" in capsys.readouterr().out

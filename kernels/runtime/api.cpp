@@ -26,8 +26,10 @@ Status attention_forward(AttnParams const& params, LaunchOptions const& options)
     if (status.ok()) status = compile(*variant, options.device_index);
     if (!status.ok()) return status;
     image = loaded(*variant, device.compute_capability);
-    // Without a kernel, the compiler has said by set_compiler() that there will be none.
-    if (image == nullptr && !why_not_compiled().empty()) return attention_forward(params, options);
+    // Without a kernel, the compiler has said by set_compiler() or refuse_kernel() that there will
+    // be none.
+    bool const is_refused = image == nullptr && !why_not_compiled(*variant).empty();
+    if (is_refused) return attention_forward(params, options);
     if (image == nullptr) {
       return Status::device_error("the compiler did not provide " + variant->info.key);
     }

@@ -66,7 +66,7 @@ struct Call {
 
 bool can_be_compiled(Variant const& variant, DeviceInfo const& device) {
   if (variant.facts == nullptr) return false;
-  return why_not_compiled().empty() || loaded(variant, device.compute_capability) != nullptr;
+  return why_not_compiled(variant).empty() || loaded(variant, device.compute_capability) != nullptr;
 }
 
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
@@ -156,7 +156,8 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       if (is_simt) options += " CUTLASS_ATTN_SIMT=ON";
       if (options.empty()) options = " CUTLASS_ATTN_CUDA=ON";
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.facts != nullptr) text += why_not_compiled() + (can_be_built ? "; or " : "");
+      if (variant.facts != nullptr)
+        text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
       return can_be_built || variant.facts == nullptr ? text + "rebuild with" + options : text;
     });
   }

@@ -44,6 +44,21 @@ std::atomic<Node const*>& head_of(Variant const& variant) {
   return heads[size_t(&variant - registry().data())];
 }
 
+// Why a variant cannot be compiled, or null.
+std::atomic<std::string const*>& refusal_of(Variant const& variant) {
+  static std::vector<std::atomic<std::string const*>> refusals(registry().size());
+  return refusals[size_t(&variant - registry().data())];
+}
+
+Variant const* find_left_out(std::string const& key, Status& status) {
+  for (Variant const& variant : registry()) {
+    if (variant.info.key == key && variant.facts != nullptr) return &variant;
+  }
+  status =
+      Status::invalid("key is \"" + key + "\", allowed: a GPU variant that this build left out");
+  return nullptr;
+}
+
 }  // namespace
 
 void set_compiler(Compiler compiler, std::string why_not) {
@@ -65,7 +80,23 @@ void set_compiler(Compiler compiler, std::string why_not) {
   compiler_state().store(all.back().get());
 }
 
-std::string const& why_not_compiled() { return compiler_state().load()->why_not; }
+Status refuse_kernel(std::string const& key, std::string why_not) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<std::string const>> all;  // kept: others may be reading
+  Status status;
+  Variant const* const variant = find_left_out(key, status);
+  if (variant == nullptr) return status;
+  if (why_not.empty()) why_not = "refused";
+  std::lock_guard const lock(mutex);
+  all.push_back(std::make_unique<std::string const>(std::move(why_not)));
+  refusal_of(*variant).store(all.back().get());
+  return {};
+}
+
+std::string const& why_not_compiled(Variant const& variant) {
+  std::string const* const refusal = refusal_of(variant).load();
+  return refusal != nullptr ? *refusal : compiler_state().load()->why_not;
+}
 
 KernelImage const* loaded(Variant const& variant, int compute_capability) {
   for (Node const* node = head_of(variant).load(std::memory_order_acquire); node;
@@ -76,8 +107,9 @@ KernelImage const* loaded(Variant const& variant, int compute_capability) {
 }
 
 Status compile(Variant const& variant, int device_index) {
+  std::string const& why_not = why_not_compiled(variant);
   CompilerState const& state = *compiler_state().load();
-  if (state.compile == nullptr) return Status::device_error(state.why_not);
+  if (!why_not.empty() || state.compile == nullptr) return Status::device_error(why_not);
   return state.compile(variant.info.key, device_index);
 }
 
@@ -105,14 +137,9 @@ Status may_load(Variant const&, void*) { return {}; }
 #if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080  // cudaLibraryLoadData
 
 Status load_kernel(std::string const& key, int device_index, void const* cubin) {
-  Variant const* variant = nullptr;
-  for (Variant const& candidate : registry()) {
-    if (candidate.info.key == key) variant = &candidate;
-  }
-  if (variant == nullptr || variant->facts == nullptr) {
-    return Status::invalid("key is \"" + key +
-                           "\", allowed: a GPU variant that this build left out");
-  }
+  Status status;
+  Variant const* const variant = find_left_out(key, status);
+  if (variant == nullptr) return status;
   DeviceGuard const guard(device_index);
   if (!guard.status().ok()) return guard.status();
 

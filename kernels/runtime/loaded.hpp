@@ -12,8 +12,8 @@
 
 namespace cutlass_attn {
 
-// Why kernels cannot be compiled now; empty if they can.
-std::string const& why_not_compiled();
+// Why a variant that this build left out cannot be compiled now; empty if it can.
+std::string const& why_not_compiled(Variant const& variant);
 
 // The variant's kernel for GPUs of this compute capability, or null if none has been loaded.
 KernelImage const* loaded(Variant const& variant, int compute_capability);

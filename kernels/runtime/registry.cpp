@@ -146,17 +146,19 @@ Status prefer_tile(TileRule const& rule) {
   std::lock_guard const lock(all.mutex);
   if (all.is_final) return too_late();
   if (Status status = check_class(rule.smem_kb); !status.ok()) return status;
-  std::string tiles;
-  bool is_known = false;
+  std::vector<std::string> tiles;
+  auto const has_tile = [&](std::string const& tile) {
+    return std::find(tiles.begin(), tiles.end(), tile) != tiles.end();
+  };
   for (Variant const& v : all.variants) {
     if (!is_alike(v.info, rule) || v.info.tile.empty()) continue;
-    is_known |= v.info.tile == rule.tile;
-    if (tiles.find(v.info.tile) == std::string::npos) tiles += " " + v.info.tile;
+    if (!has_tile(v.info.tile)) tiles.push_back(v.info.tile);
   }
   if (tiles.empty()) return Status::invalid("no variant is of " + name_of(rule));
-  if (!is_known) {
-    return Status::invalid("tile is \"" + rule.tile + "\", allowed for " + name_of(rule) + ":" +
-                           tiles);
+  if (!has_tile(rule.tile)) {
+    std::string text = "tile is \"" + rule.tile + "\", allowed for " + name_of(rule) + ":";
+    for (std::string const& tile : tiles) text += " " + tile;
+    return Status::invalid(text);
   }
   auto const replaces = [&](TileRule const& other) {
     return other.smem_kb == rule.smem_kb && is_alike(other, rule);

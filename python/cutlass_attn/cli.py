@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }[args.command]
     try:
         return run(args)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # a file that cannot be read or written, too
         print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
         return 2
 

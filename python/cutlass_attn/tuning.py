@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import _C
 
 if TYPE_CHECKING:
-    from .tuning_file import Tuning
+    from .tuning_file import Rule, Tuning
 
 VARIABLE = "CUTLASS_ATTN_TUNING"
 
@@ -44,24 +45,58 @@ def read(file: Path) -> Tuning:
         raise TuningError(f"{file}: {error}") from error
 
 
+def update(file: Path, change: Callable[[Tuning], Tuning]) -> None:
+    """Rewrites a file with what `change` makes of its present content, one process at a time.
+
+    A reader sees the old file or the new one. Raises TuningError for a file that cannot be read as
+    one, and OSError.
+    """
+    from .file_lock import locked
+    from .tuning_file import Tuning
+
+    file = file.resolve()  # the file that a link leads to
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(f"{file.name}.lock")):
+        text = change(read(file) if file.exists() else Tuning()).dumps()
+        new = file.with_name(f"{file.name}.new")
+        try:
+            new.write_text(text, encoding="utf-8")
+            os.replace(new, file)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+
+
+def check_writable(file: Path) -> None:
+    """Raises what `update` would, and leaves the file as it is."""
+    from .file_lock import locked
+
+    file = file.resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_name(f"{file.name}.lock")):
+        if file.exists():
+            read(file)
+        new = file.with_name(f"{file.name}.new")
+        new.touch()
+        new.unlink()
+
+
 def apply(tuning: Tuning, source: str) -> list[str]:
     """Hands rules, tiles of their own and marks to dispatch; returns what is wrong with the others.
 
     Only before anything has asked for variants or for a kernel.
     """
-    from .gates.tile import shape_of
-
     wrong = []
     for rule in tuning.rules:
+        reason = ""
         try:
-            qk, v = rule.dims()
-            shape = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
-            if shape and not shape.why_not():
-                sizes = (shape.m, shape.threads, shape.smem_bytes)
-                _C.add_tile(rule.kernel, qk, v, rule.tile, *sizes)
-            _C.prefer_tile(rule.smem_kb, rule.kernel, qk, v, rule.tile, rule.min_blocks_per_sm)
+            reason = _add(rule)
+            _C.prefer_tile(
+                rule.smem_kb, rule.kernel, *rule.dims(), rule.tile, rule.min_blocks_per_sm
+            )
         except ValueError as error:
-            wrong.append(f"{source}, line {rule.line}: {rule.where}: {error}")
+            text = f"{error}; a new one: {reason}" if reason else str(error)
+            wrong.append(f"{source}, line {rule.line}: {rule.where}: {text}")
     for mark in tuning.failing:
         try:
             _C.mark_failing(mark.smem_kb, mark.key, mark.reason)
@@ -70,18 +105,34 @@ def apply(tuning: Tuning, source: str) -> list[str]:
     return wrong
 
 
+def _add(rule: Rule) -> str:
+    """Makes a variant of a rule's tile, unless there is one; why not, if it cannot be one."""
+    from .gates.tile import shape_of
+    from .jit import tile_space
+
+    shape = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
+    if shape is None:
+        return ""  # what dispatch says of it is all there is
+    if reason := shape.why_not():
+        return reason
+    kernels = tile_space()
+    if kernels and rule.kernel not in kernels:  # without any, no GPU kernel runs in this build
+        return f"tiles can be chosen of {', '.join(kernels)}"
+    _C.add_tile(rule.kernel, *rule.dims(), rule.tile, shape.m, shape.threads, shape.smem_bytes)
+    return ""
+
+
 def load() -> None:
     """Reads the user's file, if there is one. What is wrong in it is a warning, without effect."""
-    file = path()
-    if file is None or not file.is_file():
-        if os.environ.get(VARIABLE):
-            warnings.warn(f"${VARIABLE} names {file}, which is no file", stacklevel=2)
+    if (file := path()) is None:
         return
-    from .tuning_file import TuningError
-
     try:
+        if not file.is_file():
+            if os.environ.get(VARIABLE):
+                warnings.warn(f"${VARIABLE} names {file}, which is no file", stacklevel=2)
+            return
         wrong = apply(read(file), str(file))
-    except (TuningError, OSError) as error:
+    except (OSError, ValueError) as error:  # of a folder that may not be looked into, too
         wrong = [str(error)]
     for message in wrong:
         warnings.warn(f"{message}; this has no effect", stacklevel=2)

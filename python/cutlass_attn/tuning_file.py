@@ -12,6 +12,7 @@ own file at import (tuning.py). Imports nothing of the package.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ def _check_class(name: str, lines: _Lines) -> None:
 def _rules(name: str, kernel: str, dims: str, choices: Any, lines: _Lines) -> list[Rule]:
     header, where = f"{name}.{kernel}", f'[{name}."{kernel}"] {dims}'
     start = lines.find(header, dims)
-    if not re.fullmatch(r"d\d+(v\d+)?", dims):
+    if not re.fullmatch(r"d[1-9]\d{0,3}(v[1-9]\d{0,3})?", dims):
         raise TuningError(f'{_at(start)}{where}: head dims are like d64 or d192v128, got "{dims}"')
     if type(choices) is not list or not choices or any(type(c) is not dict for c in choices):
         raise TuningError(f'{_at(start)}{where} must be a list of {{ tile = "..." }}')
@@ -155,16 +156,18 @@ def _rules(name: str, kernel: str, dims: str, choices: Any, lines: _Lines) -> li
         at = _at(line := lines.find(header, f'"{tile}"', start))
         if type(tile) is not str:
             raise TuningError(f"{at}{where}: tile is {tile!r}; it must be a str")
-        least = choice.pop("min_blocks_per_sm", 0.0)
-        if type(least) is not float:
-            raise TuningError(f"{at}{where}: min_blocks_per_sm is {least!r}; it must be a float")
+        least = choice.pop("min_blocks_per_sm", None)
+        if least is not None and not (type(least) is float and 0.0 < least < math.inf):
+            raise TuningError(
+                f"{at}{where}: min_blocks_per_sm is {least!r}; allowed: a float above 0, like 1.5"
+            )
         if choice:
             raise TuningError(f"{at}{where}: unknown entry {', '.join(sorted(choice))}")
-        if (least == 0.0) != (position == len(choices)):
+        if (least is None) != (position == len(choices)):
             raise TuningError(
                 f"{at}{where}: the last tile, and no other, is without min_blocks_per_sm"
             )
-        rules.append(Rule(name, kernel, dims, tile, least, line))
+        rules.append(Rule(name, kernel, dims, tile, least or 0.0, line))
     return rules
 
 

@@ -131,6 +131,8 @@ std::vector<Variant> const& cutlass_attn::registry() {
       tiled(96, 96, 32),
       tiled(192, 128, 64),
       left_out("late/f16/d48", "late", 48),
+      left_out("late/f16/d56/128x64x4", "late", 56),
+      left_out("late/f16/d56/64x64x4", "late", 56),
       variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 2),
   };
   return table;
@@ -414,11 +416,32 @@ TEST(a_row_left_out_counts_while_there_is_a_compiler) {
   CHECK_EQ(reason("late/f16/d48", p, kGpu),
            "not compiled into this build (tier full): no NVRTC; or rebuild with "
            "CUTLASS_ATTN_TIER=full");
-  CHECK_EQ(refusal(p, kGpu, "late", StatusCode::kNoKernel),
-           "kernel \"late\" does not take this call:\n"
+  CHECK_EQ(refusal(p, kGpu, "late/f16/d48", StatusCode::kNoKernel),
+           "kernel \"late/f16/d48\" does not take this call:\n"
            "  late/f16/d48: not compiled into this build (tier full): no NVRTC; or rebuild with "
            "CUTLASS_ATTN_TIER=full\nkernel \"slow\" would take it");
   CHECK_EQ(compile(find("late/f16/d48"), 0).message, "no NVRTC");
+}
+
+TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
+  AttnParams const p = call(kF16, 56), other = call(kF16, 48);
+  set_compiler([](std::string const&, int) { return Status(); });
+  CHECK_EQ(chosen(p, kGpu, "late"), "late/f16/d56/128x64x4");
+  CHECK(refuse_kernel("late/f16/d56/128x64x4", "error: no").ok());
+  CHECK_EQ(chosen(p, kGpu, "late"), "late/f16/d56/64x64x4");
+  CHECK_EQ(reason("late/f16/d56/128x64x4", p, kGpu),
+           "not compiled into this build (tier full): error: no; or rebuild with "
+           "CUTLASS_ATTN_TIER=full");
+  CHECK_EQ(compile(find("late/f16/d56/128x64x4"), 0).message, "error: no");
+  CHECK_EQ(chosen(other, kGpu, "late"), "late/f16/d48");
+  CHECK(refuse_kernel("late/f16/d56/64x64x4", "error: no").ok());
+  CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
+  CHECK_EQ(refuse_kernel("fast/f16/d64", "no").message,
+           "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out");
+  set_compiler(nullptr, "no NVRTC");
+  CHECK_EQ(reason("late/f16/d48", other, kGpu),
+           "not compiled into this build (tier full): no NVRTC; or rebuild with "
+           "CUTLASS_ATTN_TIER=full");
 }
 
 TEST(all_reasons_are_given) {

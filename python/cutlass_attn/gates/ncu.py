@@ -19,18 +19,22 @@ class NcuError(RuntimeError):
     """Nsight Compute is missing, may not read the counters, or failed; the message says which."""
 
 
+class NcuUnavailable(NcuError):
+    """Nsight Compute is missing, or may not read the counters: no launch can be measured."""
+
+
 def find_ncu(path: str | None = None) -> str:
-    """The program: `path`, else that on PATH, else in the usual places. Raises NcuError."""
+    """The program: `path`, else that on PATH, else in the usual places. Raises NcuUnavailable."""
     if path is not None:
         if found := shutil.which(path):
             return found
-        raise NcuError(f"no Nsight Compute at {path}")
+        raise NcuUnavailable(f"no Nsight Compute at {path}")
     if found := shutil.which("ncu"):
         return found
     for pattern in _PLACES:
         for place in sorted(Path("/").glob(pattern[1:]), reverse=True):
             return str(place)
-    raise NcuError("no Nsight Compute: ncu is not on PATH; it comes with the CUDA toolkit")
+    raise NcuUnavailable("no Nsight Compute: ncu is not on PATH; it comes with the CUDA toolkit")
 
 
 def known_metrics(ncu: str) -> set[str]:
@@ -116,11 +120,13 @@ def figures(
 def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
+        raise NcuUnavailable(f"Nsight Compute: {error}") from error
+    except subprocess.TimeoutExpired as error:
         raise NcuError(f"Nsight Compute: {error}") from error
     output = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in output:
-        raise NcuError(
+        raise NcuUnavailable(
             "Nsight Compute may not read the GPU's counters: run as root, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0 (ERR_NVGPUCTRPERM)"
         )

@@ -20,6 +20,10 @@ MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
 # Beside the buffers of Q, K and V: TileCoord, TileRange and NearMask.
 _COORDINATES = 68
 
+# A tile as in a key, "128x64x4" or "32x32x2c4": m, n, warps and columns, each in one way only.
+_NUMBER = r"[1-9]\d{0,3}"
+TILE = rf"({_NUMBER})x({_NUMBER})x({_NUMBER})(?:c([2-9]|[1-9]\d{{1,3}}))?"
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -174,7 +178,7 @@ def _aligned(size: int) -> int:
 def shape_of(key: str, score: str) -> Shape | None:
     """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
     match = re.fullmatch(
-        r"sm80(?:/general|/(fp16\w*))?/b?f16/d(\d+)(?:v(\d+))?/(\d+)x(\d+)x(\d+)(?:c(\d+))?",
+        rf"sm80(?:/general|/(fp16\w*))?/b?f16/d({_NUMBER})(?:v({_NUMBER}))?/{TILE}",
         key,
     )
     if not match:

@@ -31,6 +31,7 @@ __all__ = [
     "available",
     "compile_anew",
     "cubin",
+    "digest",
     "left_out",
     "provide",
     "tile_space",
@@ -58,7 +59,7 @@ def tile_space() -> dict[str, Any]:
 
 
 @once
-def _digest() -> str:
+def digest() -> str:
     """Of the project's headers and CUTLASS's, and the CUDA version that the build is for."""
     return (TREE / "digest").read_text(encoding="utf-8") + _C.build_info()["cuda"]
 
@@ -70,7 +71,7 @@ def _compiler() -> Compiler:
 
 def _entry(key: str, arch: str) -> cache.Entry:
     # Not by NVRTC's version: importing cuda-bindings alone takes longer than a hit may.
-    parts = [units()[key], arch, *OPTIONS, _digest()]
+    parts = [units()[key], arch, *OPTIONS, digest()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
 
@@ -153,19 +154,16 @@ def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
 def provide(key: str, device_index: int) -> None:
     """Loads a variant onto a GPU, for the dispatcher.
 
-    Without a compiler, or with one that refuses the code, the dispatcher hears of that and takes a
-    compiled variant from then on.
+    Without a compiler the dispatcher hears of that and takes compiled variants from then on; with
+    one that refuses this code, it passes this variant over.
     """
     try:
         code = cubin(key, _arch(device_index))
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
-        warnings.warn(
-            f"{key} is not compiled, and no other variant any more: {error}", stacklevel=2
-        )
-        _load_cached(device_index)
-        _C.set_compiler(str(error))
+        warnings.warn(f"{key} is not compiled, another variant runs: {error}", stacklevel=2)
+        _C.refuse_kernel(key, str(error))
     else:
         _C.load_kernel(key, device_index, code)
 

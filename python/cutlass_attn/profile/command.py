@@ -103,8 +103,7 @@ def _mark(report: Report) -> None:
         if (x.device_class, x.key) not in {(where, key) for key in profiled}
     ]
     known.failing += [Failing(where, key, reason) for key, reason in report.failing().items()]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(known.dumps(), encoding="utf-8")
+    tuning.update(file, lambda now: Tuning(now.rules, known.failing))
     print(
         f"{len(report.failing())} of {len(profiled)} marked for {where} in {file}", file=sys.stderr
     )

@@ -7,20 +7,24 @@ docs/tuning.md describes it for users.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .. import _C
+from ..bench.shapes import Shape
 from ..info import variants
 from ..tuning_file import DEVICE_CLASSES, Rule, Tuning
 from .evaluate import Evaluator
 from .proposers import Context, ProposalError, Proposer, Tried
-from .space import Candidate, Task, blocks_per_sm
+from .space import SHORT, Candidate, Task, blocks_per_sm, parse_tile
 from .state import State
 
 PROPOSAL = "proposal"
 _MAX_BAD_ANSWERS = 3
+_MANY = 2.0  # times the blocks that were tuned: too many to conclude anything
+_ROUNDING = 1e-6  # of blocks per SM: dispatch counts them in fp32
 
 # (what, rounds done, rounds)
 Progress = Callable[[str, int, int], None]
@@ -44,7 +48,11 @@ def tune(
     show: Progress,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Tries so many tiles beside `start`, those of the state included; each is noted in it."""
+    """Tries so many tiles beside the first, those of the state included; each is noted in it.
+
+    `start` is what runs now. Of a state that goes on it need not be the first, to which all scores
+    are relative: it is tried next then, unless it has been.
+    """
     begun = clock() - state.seconds
     for entry in state.tried:
         evaluator.remember(entry)
@@ -58,11 +66,12 @@ def tune(
         )
         state.add(replace(entry, seconds=round(clock() - begun, 1)))
 
-    if not state.tried:
+    if start not in [entry.candidate for entry in state.tried]:
         attempt(start)
     if state.best is None:
         first = state.tried[0]
-        return Outcome(None, f"{start}, which runs now, fails at {first.stage}: {first.reason}")
+        text = f"{first.candidate}, the first, fails at {first.stage}: {first.reason}"
+        return Outcome(None, text)
     bad: list[str] = []
     while len(state.tried) <= rounds:
         context = Context(evaluator.space, state.tried, state.best.candidate, tuple(bad))
@@ -80,39 +89,87 @@ def tune(
 
 
 def rules_in_force(task: Task) -> list[Rule]:
-    """Those for the task's kernel and head dims on its class of GPUs, the first to hold first."""
-    found = []
-    for smem_kb, kernel, qk, v, tile, least in _C.tile_rules():
-        if (kernel, qk, v) != (task.kernel, task.head_dim, task.head_dim_v):
-            continue
-        if smem_kb == DEVICE_CLASSES[task.limits.device_class]:
-            found.append(Rule(task.limits.device_class, kernel, task.dims, tile, round(least, 6)))
-    return found
+    """Those for the task's kernel and head dims on its class of GPUs, the first to hold first.
+
+    The last one has no condition. Without any rule the first of the task's variants is what runs.
+    """
+    wanted = task.kernel, task.head_dim, task.head_dim_v
+    device_class = task.limits.device_class
+    found = [
+        Rule(device_class, kernel, task.dims, tile, round(least, 6))
+        for smem_kb, kernel, qk, v, tile, least in _C.tile_rules()
+        if (kernel, qk, v) == wanted and smem_kb == DEVICE_CLASSES[device_class]
+    ]
+    if found and not found[-1].min_blocks_per_sm:
+        return found
+    # Where none holds, dispatch takes the first of all.
+    rows = (row for row in variants() if (row.kernel, row.head_dim, row.head_dim_v) == wanted)
+    tile = found[0].tile if found else next(rows).tile
+    return [*found, Rule(device_class, task.kernel, task.dims, tile)]
+
+
+def rule_for(rules: list[Rule], shape: Shape, num_sms: int) -> Rule:
+    """The one that dispatch follows for a call; each counts the call's blocks with its own tile."""
+    return next(
+        rule
+        for rule in rules
+        if rule.min_blocks_per_sm <= _blocks(rule, shape, num_sms) * (1 + _ROUNDING)
+    )
+
+
+def _blocks(rule: Rule, shape: Shape, num_sms: int) -> float:
+    return blocks_per_sm(shape, parse_tile(rule.tile).m, num_sms)
 
 
 def rules_with(task: Task, best: Candidate, rules: list[Rule]) -> list[Rule]:
-    """The rules with the tile found put in where its shapes are.
+    """The rules in force, and one for the tile found that is the first to hold in each tuned shape.
 
-    Calls with more blocks per SM than were tuned, for which another rule holds, and calls
-    with fewer keep theirs. Without any rule the first of the task's variants is what runs.
+    A call with fewer blocks per SM than each of them, counted with the tile found, keeps its rule;
+    so does one with twice as many as any of them, counted with the tile that ran for the largest.
     """
-    blocks = [blocks_per_sm(shape, best.m, task.limits.num_sms) for shape in task.shapes]
-    least, most = round(min(blocks), 3), max(blocks)
-    if not rules:
-        first = next(
-            v for v in variants()
-            if (v.kernel, v.head_dim, v.head_dim_v) == (task.kernel, task.head_dim, task.head_dim_v)
-        )  # fmt: skip
-        rules = [Rule(task.limits.device_class, task.kernel, task.dims, first.tile)]
-    before = [rule for rule in rules if rule.min_blocks_per_sm > most]
-    after = [rule for rule in rules if rule.min_blocks_per_sm < least]
-    found = replace(rules[0], tile=str(best), min_blocks_per_sm=least)
-    if all(rule.tile == str(best) for rule in after):  # nothing else is left for fewer tiles
-        return [*before, replace(found, min_blocks_per_sm=0.0)]
-    return [*before, found, *after]
+    new = replace(rules[0], tile=str(best))
+
+    def counts(rule: Rule) -> list[float]:
+        return [_blocks(rule, shape, task.limits.num_sms) for shape in task.shapes]
+
+    before = []
+    for rule in rules:
+        most = max(counts(rule)) * (1 + _ROUNDING)
+        if rule.min_blocks_per_sm > most:
+            before.append(rule)
+            continue
+        before.append(replace(rule, min_blocks_per_sm=math.ceil(1000 * _MANY * most) / 1000))
+        break  # a call with so many blocks got no further
+    least = math.floor(1000 * min(counts(new)) * (1 - _ROUNDING)) / 1000
+    return _without_idle([*before, replace(new, min_blocks_per_sm=least), *rules])
+
+
+def _without_idle(rules: list[Rule]) -> list[Rule]:
+    """The rules without those that change nothing."""
+    kept: list[Rule] = []
+    for rule in rules:
+        m = parse_tile(rule.tile).m
+        if any(
+            parse_tile(other.tile).m == m and other.min_blocks_per_sm <= rule.min_blocks_per_sm
+            for other in kept
+        ):
+            continue  # whenever it holds, the other one does before it
+        if kept and kept[-1].tile == rule.tile:
+            kept.pop()  # this one holds where that one does
+        kept.append(rule)
+        if not rule.min_blocks_per_sm:
+            break
+    return kept
 
 
 def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
-    """A user's tuning with its rules for the same kernel, head dims and class replaced."""
+    """A user's tuning with its rules for the same kernel, head dims and class replaced.
+
+    Marks of tiles that are no variants without a rule go with their rules.
+    """
     where = rules[0].where
-    return Tuning([rule for rule in tuning.rules if rule.where != where] + rules, tuning.failing)
+    kept = [rule for rule in tuning.rules if rule.where != where] + rules
+    keys = {variant.key for variant in variants() if variant.tier != "tuned"}
+    for rule in kept:
+        keys |= {f"{rule.kernel}/{dtype}/{rule.head_dims}/{rule.tile}" for dtype in SHORT.values()}
+    return Tuning(kept, [mark for mark in tuning.failing if mark.key in keys])

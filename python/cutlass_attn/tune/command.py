@@ -11,7 +11,6 @@ from typing import Any
 from .. import tuning
 from ..bench.shapes import SHAPE_FORM, Shape, parse_shape
 from ..terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
-from ..tuning_file import Tuning
 
 PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
 
@@ -59,6 +58,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
+    if args.head_dim < 1:
+        raise ValueError(f"--head-dim must be 1 or more, got {args.head_dim}")
     heads = max(1, 2048 // args.head_dim)
     given = [parse_shape(text) for text in args.shape]
     if wrong := [shape for shape in given if shape.head_dim != args.head_dim]:
@@ -76,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
     from .. import jit
     from ..bench.environment import why_no_gpu
     from ..info import variants
-    from . import report, rules_in_force, rules_with, static, tune, with_rules
+    from . import report, rule_for, rules_in_force, rules_with, static, tune, with_rules
     from .evaluate import Evaluator, Processes
     from .proposers import make_proposer
     from .space import Limits, Space, Task, parse_tile
-    from .state import open_state
+    from .state import held, open_state
 
     shapes = _shapes(args)
     proposer = make_proposer(args.proposer, args.seed, args.program)
@@ -109,56 +110,90 @@ def run(args: argparse.Namespace) -> int:
         return 1
     task = Task(args.kernel, dtypes[0], args.head_dim, rows[0].head_dim_v, shapes, there)
     space = Space(task, kernels[args.kernel]["axes"])
-    start = parse_tile(_tile_that_runs(task, rows))
+    rules = rules_in_force(task)
+    runs_now = parse_tile(rule_for(rules, shapes[0], there.num_sms).tile)
+    file = None if lack or args.dry_run else _file_to_write(args)
 
     name = f"tune-{args.kernel}-{args.dtype}-{task.dims}-{args.part if lack else there.arch}"
     folder = Path(args.state or name.replace("/", "-").replace(" ", ""))
+    machine = _machine(device, args.part if lack else "")
     identity = {
         "task": task.as_json(),
         "axes": space.axes,
         "proposer": [args.proposer, args.program],
         "seed": args.seed,
+        **machine,
     }
-    state = open_state(folder / "state.json", identity)
     console = make_console()
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False)
 
-    if state.tried:
-        say(f"going on after {len(state.tried)} tiles of {state.path}")
-    evaluator = Evaluator(space, None if lack else device, Processes(space, folder), args.ncu)
-    with progress_bar() as show:
-        outcome = tune(evaluator, proposer, state, start, args.rounds, show)
-
-    where = f"the model of an {args.part}, no measurement: {lack}" if lack else f"{device}"
-    notes = [f"{task.kernel} {task.dtype} {task.dims} on {where}", f"started with {start}"]
-    notes += [f"shape: {shape}" for shape in shapes]
-    if not lack and evaluator.without_counters:
-        notes.append(f"gates by machine code alone: {evaluator.without_counters}")
-    notes += [f"stopped: {outcome.reason}"] + [f"bad answer: {x}" for x in outcome.bad_answers]
-    steps = [step for step, _ in evaluator.steps]
-    for path in report.write(state, f"Tiles of {task.kernel}, {task.dims}", notes, steps):
-        notes.append(f"written: {path}")
+    with held(folder):
+        state = open_state(folder / "state.json", identity)
+        if state.tried:
+            say(f"going on after {len(state.tried)} tiles of {state.path}")
+        evaluator = Evaluator(space, None if lack else device, Processes(space, folder), args.ncu)
+        try:
+            with progress_bar() as show:
+                outcome = tune(evaluator, proposer, state, runs_now, args.rounds, show)
+        except KeyboardInterrupt:
+            outcome = None
+        where = f"the model of an {args.part}, no measurement: {lack}" if lack else device
+        notes = [f"{task.kernel} {task.dtype} {task.dims} on {where}"]
+        notes.append(", ".join(f"{name} {value}" for name, value in machine.items() if value))
+        first = state.tried[0].candidate if state.tried else runs_now
+        notes.append(f"started with {first}" + f"; now {runs_now} runs" * (first != runs_now))
+        notes += [f"shape: {shape}" for shape in shapes]
+        if not lack and evaluator.without_counters:
+            notes.append(f"gates by machine code alone: {evaluator.without_counters}")
+        notes.append(f"stopped: {outcome.reason if outcome else 'interrupted'}")
+        notes += [f"bad answer: {text}" for text in outcome.bad_answers] if outcome else []
+        steps = [step for step, _ in evaluator.steps]
+        for path in report.write(state, f"Tiles of {task.kernel}, {task.dims}", notes, steps):
+            notes.append(f"written: {path}")
     for note in notes:
         say(note)
+    if outcome is None:
+        say("interrupted: the same command goes on where it stopped")
+        return 130
     if outcome.best is None:
         return 1
-    best = outcome.best
-    say(f"best: {best.candidate}, {best.score:.3f} times the speed of {start}")
-    if lack or args.dry_run or best.candidate == start:
-        why = "it runs already" if best.candidate == start else "a dry run"
-        say(f"no tuning file is written: {'nothing was measured' if lack else why}")
-        return 0
+    best = outcome.best.candidate
+    say(f"best: {best}, {outcome.best.score:.3f} times the speed of {first}")
+    if best == runs_now:
+        say("no tuning file is written: it runs already")
+    elif file is None:
+        say(f"no tuning file is written: {'nothing was measured' if lack else 'a dry run'}")
+    else:
+        changed = rules_with(task, best, rules)
+        tuning.update(file, lambda present: with_rules(present, changed))
+        say(f"dispatch takes it from the next start on: {file}")
+    return 0
+
+
+def _file_to_write(args: argparse.Namespace) -> Path:
+    """The tuning file. Raises ValueError or OSError if it cannot be written: before the search."""
     file = Path(args.file) if args.file else tuning.path()
     if file is None:
         raise ValueError("there is no home directory: name a file with --file")
-    present = tuning.read(file) if file.is_file() else Tuning()
-    rules = rules_with(task, best.candidate, rules_in_force(task))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(with_rules(present, rules).dumps(), encoding="utf-8")
-    say(f"dispatch takes it from the next start on: {file}")
-    return 0
+    tuning.check_writable(file)
+    return file
+
+
+def _machine(device: str, part: str) -> dict[str, str]:
+    """What scores depend on beside the task: on a GPU, or on the model of a part."""
+    from .. import jit
+    from ..bench.environment import environment
+
+    facts = environment("cpu" if part else device)
+    return {
+        "GPU": f"model of an {part}" if part else str(facts["device"]),
+        "driver": str(facts.get("driver_version", "")),
+        "cutlass_attn": str(facts["build"]["version"]),
+        "CUDA": str(facts["build"]["cuda"]),
+        "headers": jit.digest()[:16],
+    }
 
 
 def _limits_of(device: str) -> Any:
@@ -170,16 +205,3 @@ def _limits_of(device: str) -> Any:
     arch = f"sm_{properties.major}{properties.minor}"
     smem = int(properties.shared_memory_per_multiprocessor)
     return limits(arch, int(properties.multi_processor_count), smem)
-
-
-def _tile_that_runs(task: Any, rows: Any) -> str:
-    """What dispatch takes for the first shape by the rules in force."""
-    from . import rules_in_force
-    from .space import blocks_per_sm, parse_tile
-
-    shape = task.shapes[0]
-    for rule in rules_in_force(task):
-        blocks = blocks_per_sm(shape, parse_tile(rule.tile).m, task.limits.num_sms)
-        if blocks >= rule.min_blocks_per_sm:
-            return str(rule.tile)
-    return str(rows[0].tile)

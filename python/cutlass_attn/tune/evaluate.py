@@ -121,7 +121,9 @@ class Evaluator:
             if "figures" in answer:
                 figures["gates"] = answer["figures"]
                 return "; ".join(answer["failed"])
-            self.without_counters = str(answer.get("unavailable") or answer["error"])
+            if "error" in answer:  # says nothing of other tiles
+                return f"not measured: {answer['error']}"
+            self.without_counters = str(answer["unavailable"])
         return self._static_gates(candidate, candidate, figures)
 
     def _time(self, candidate: Candidate, incumbent: Candidate, figures: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..bench.shapes import Shape as Problem
-from ..gates.tile import Shape
+from ..gates.tile import TILE, Shape, shape_of
 from ..tuning_file import device_class
 
 AXES = ("m", "n", "warps", "columns")
@@ -36,7 +36,7 @@ class Candidate:
 
 def parse_tile(text: str) -> Candidate:
     """Reads "128x64x4" or "32x32x2c4". Raises ValueError."""
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:c(\d+))?", text)
+    match = re.fullmatch(TILE, text)
     if match is None:
         raise ValueError(f'a tile is like "128x64x4" or "32x32x2c4", got {text!r}')
     m, n, warps, columns = (int(x or 1) for x in match.groups())
@@ -57,7 +57,9 @@ class Limits:
 
 def blocks_per_sm(shape: Problem, m: int, num_sms: int) -> float:
     """Thread blocks an SM with tiles of m rows, as dispatch counts them for `min_blocks_per_sm`."""
-    heads = shape.heads_q // shape.heads_kv if shape.seqlen_q < m else 1
+    heads = shape.heads_q // shape.heads_kv
+    if shape.seqlen_q >= m or heads > 1024:
+        heads = 1
     tiles = -(-shape.seqlen_q * heads // m)
     return shape.batch * shape.heads_q // heads * tiles / num_sms
 
@@ -90,7 +92,9 @@ class Task:
     def shape(self, candidate: Candidate) -> Shape:
         """The tile as its code is made, with the score that needs most registers."""
         score = "GeneralScore" if self.kernel == "sm80/general" else "IdentityScore"
-        return Shape(self.head_dim, self.head_dim_v, **asdict(candidate), score=score)
+        shape = shape_of(self.key(candidate), score)
+        assert shape
+        return shape
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "dims": self.dims}
@@ -128,6 +132,8 @@ def registers_needed(shape: Shape) -> int:
         scores, queries = shape.rows * shape.slice * 8, shape.rows * shape.head_dim // 16 * 4
     else:
         scores, queries = shape.rows * shape.n // 8 * 4, 0
+    if shape.in_fp16(qk=1, pv=0):
+        scores //= 2
     return output + scores + queries + _OVERHEAD
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..file_lock import locked
 from .proposers import Tried
-from .space import Candidate, parse_tile
+from .space import parse_tile
 
 SCHEMA = 1
 
@@ -22,12 +24,6 @@ class State:
     path: Path
     identity: Mapping[str, Any]  # JSON values; a file of another one is not continued
     tried: list[Tried] = field(default_factory=list)
-
-    @property
-    def incumbent(self) -> Candidate | None:
-        """The best so far; the first one tried, until another is better."""
-        best = self.best
-        return best.candidate if best else None
 
     @property
     def best(self) -> Tried | None:
@@ -51,6 +47,20 @@ class State:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         os.replace(new, self.path)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder. Raises ValueError while there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock", wait=False))
+        except BlockingIOError:
+            raise ValueError(
+                f"another run works in {folder}: wait for its end, or choose another --state"
+            ) from None
+        yield
 
 
 def open_state(path: Path, identity: Mapping[str, Any]) -> State:

@@ -71,6 +71,7 @@ def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
 def check(job: dict[str, Any]) -> dict[str, Any]:
     """Is it right on so many random inputs, with and without a causal mask?"""
     from ..check import Problem, run_check
+    from ..info import accumulate_of
 
     for causal in (False, True):
         problem = Problem(
@@ -82,6 +83,7 @@ def check(job: dict[str, Any]) -> dict[str, Any]:
             head_dim=job["head_dim"],
             dtype=job["dtype"],
             causal=causal,
+            accumulate=accumulate_of(job["key"]),
             device=job["device"],
             inputs=job["inputs"],
         )
@@ -121,9 +123,12 @@ def time(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def gates(job: dict[str, Any]) -> dict[str, Any]:
-    """The gates that fail, and all figures, by Nsight Compute."""
+    """The gates that fail in the first shape, and all figures, by Nsight Compute.
+
+    "unavailable" is why it can measure no tile at all.
+    """
     from ..bench.shapes import Shape
-    from ..gates.ncu import NcuError
+    from ..gates.ncu import NcuUnavailable
     from ..info import variants
     from ..profile import measured_rows
 
@@ -131,10 +136,10 @@ def gates(job: dict[str, Any]) -> dict[str, Any]:
     shapes = [Shape(**shape) for shape in job["shapes"][:1]]
     try:
         rows = measured_rows(chosen, shapes, job["device"], job.get("ncu"), lambda *_: None)
-    except NcuError as error:
+    except NcuUnavailable as error:
         return {"unavailable": str(error)}
     if rows[0].reason:
-        return {"unavailable": rows[0].reason}
+        return {"error": rows[0].reason}
     figures = {gate.gate.name: gate.measured for gate in rows[0].gates}
     failed = [str(gate) for gate in rows[0].gates if gate.verdict == "FAIL"]
     return {"figures": figures, "failed": failed}
