@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from cutlass_attn.gates import issue_slots
 from cutlass_attn.gates.hot_path import SassError, find_loop, hot_path, read_blocks
-from cutlass_attn.gates.tile import Shape
+from cutlass_attn.gates.tile import Tile
 
 # A loop at 0x20: one copy of its body with a rare branch, one that tests masks, then maybe a copy
 # of the next tile, in two versions.
@@ -156,8 +156,8 @@ def test_sums_in_fp16_count_by_their_own_clocks():
     ],
 )
 def test_a_tiles_work_follows_from_its_shape(sizes, expected):
-    shape = Shape(*sizes, score="IdentityScore")
-    assert tuple(issue_slots.per_tile(shape).values()) == expected
+    tile = Tile(*sizes, score="IdentityScore")
+    assert tuple(issue_slots.per_tile(tile).values()) == expected
 
 
 def test_clocks_of_the_units():

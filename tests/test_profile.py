@@ -15,8 +15,7 @@ from cutlass_attn import _C, cli, profile, variants
 from cutlass_attn.bench.shapes import Shape
 from cutlass_attn.gates import ncu, sass
 from cutlass_attn.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
-from cutlass_attn.gates.tile import Shape as Tile
-from cutlass_attn.gates.tile import shape_of
+from cutlass_attn.gates.tile import Tile, tile_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -226,11 +225,11 @@ def test_tiles_that_no_kernel_has_are_named(sizes, message):
 
 
 def test_keys_tell_the_tile():
-    assert shape_of("sm80/general/bf16/d192v128/64x64x4", "GeneralScore") == Tile(
+    assert tile_of("sm80/general/bf16/d192v128/64x64x4", "GeneralScore") == Tile(
         192, 128, 64, 64, 4, 1, "GeneralScore"
     )
-    assert shape_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
-    assert shape_of("scalar/minimal/f16", "IdentityScore") is None
+    assert tile_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
+    assert tile_of("scalar/minimal/f16", "IdentityScore") is None
 
 
 # --- The command, with a program in the place of Nsight Compute -----------------------------------
@@ -443,7 +442,7 @@ def test_a_gpu_kernel_is_measured(tmp_path):
     measured = {gate["gate"]: gate["measured"] for gate in row["gates"]}
     assert row["reason"] is None and None not in measured.values()
     assert 0 < measured["tensor_pipe"] <= 100 and 100 < measured["registers"] <= 255
-    assert measured["shared_memory"] == shape_of(KEY, "IdentityScore").smem_bytes
+    assert measured["shared_memory"] == tile_of(KEY, "IdentityScore").smem_bytes
 
 
 def test_which_variants_and_shapes():

@@ -11,7 +11,7 @@ from cutlass_attn import jit, profile, tune, tuning_file
 from cutlass_attn.bench.shapes import Shape
 from cutlass_attn.gates import issue_slots
 from cutlass_attn.gates.ncu import NcuError, NcuUnavailable
-from cutlass_attn.gates.tile import shape_of
+from cutlass_attn.gates.tile import tile_of
 from cutlass_attn.tune import report, static, worker
 from cutlass_attn.tune.evaluate import Evaluator, Processes
 from cutlass_attn.tune.proposers import (
@@ -87,8 +87,8 @@ def test_tiles_are_read_and_written_alike():
     for text in ("128x64", "64x64x0", "064x64x4", "64x64x4c1", "64x64x4c0", "64x64x10000"):
         with pytest.raises(ValueError, match='like "128x64x4"'):
             parse_tile(text)
-        assert shape_of(f"sm80/f16/d64/{text}", "") is None
-    assert shape_of("sm80/f16/d0/64x64x4", "") is None
+        assert tile_of(f"sm80/f16/d64/{text}", "") is None
+    assert tile_of("sm80/f16/d0/64x64x4", "") is None
 
 
 @pytest.mark.parametrize("proposer", [Exhaustive(), Random(3), Evolutionary(3)])
@@ -286,8 +286,8 @@ def test_sums_in_fp16_take_fewer_registers():
     task = space_of().task
     half = replace(task, kernel="sm80/fp16_qk")
     tile = Candidate(128, 128, 4)
-    assert half.shape(tile).accumulate == "fp16_qk"
-    assert registers_needed(half.shape(tile)) == registers_needed(task.shape(tile)) - 64
+    assert half.tile(tile).accumulate == "fp16_qk"
+    assert registers_needed(half.tile(tile)) == registers_needed(task.tile(tile)) - 64
 
 
 def test_blocks_are_counted_as_dispatch_does():
@@ -321,10 +321,10 @@ def test_without_a_gpu_the_model_ranks():
 def test_the_model_of_a_call():
     """64x64x4 at head dim 128 on an L4, a tile of 64 rows on each SM: docs/ada.md says 2568."""
     task = space_of().task
-    shape, one = task.shape(START), Shape(1, 58, 58, 64, 64, 128)
-    us = static.predicted_us(model(2048, 1280, 0.7975), shape, 220, one, ADA)
+    tile, one = task.tile(START), Shape(1, 58, 58, 64, 64, 128)
+    us = static.predicted_us(model(2048, 1280, 0.7975), tile, 220, one, ADA)
     assert us * 2.04e3 == pytest.approx(2568, rel=0.01)
-    assert static.blocks_on_an_sm(task.shape(Candidate(128, 32, 4)), 255, ADA) == 2
+    assert static.blocks_on_an_sm(task.tile(Candidate(128, 32, 4)), 255, ADA) == 2
     assert static.part_limits("L4").num_sms == 58
     with pytest.raises(ValueError, match="L4, RTX 4090"):
         static.part_limits("H200")

@@ -107,18 +107,18 @@ def apply(tuning: Tuning, source: str) -> list[str]:
 
 def _add(rule: Rule) -> str:
     """Makes a variant of a rule's tile, unless there is one; why not, if it cannot be one."""
-    from .gates.tile import shape_of
+    from .gates.tile import tile_of
     from .jit import tile_space
 
-    shape = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
-    if shape is None:
+    tile = tile_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
+    if tile is None:
         return ""  # what dispatch says of it is all there is
-    if reason := shape.why_not():
+    if reason := tile.why_not():
         return reason
     kernels = tile_space()
     if kernels and rule.kernel not in kernels:  # without any, no GPU kernel runs in this build
         return f"tiles can be chosen of {', '.join(kernels)}"
-    _C.add_tile(rule.kernel, *rule.dims(), rule.tile, shape.m, shape.threads, shape.smem_bytes)
+    _C.add_tile(rule.kernel, *rule.dims(), rule.tile, tile.m, tile.threads, tile.smem_bytes)
     return ""
 
 

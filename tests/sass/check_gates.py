@@ -9,7 +9,7 @@ shared memory, which is no part of the code and follows from the tile. Of sm80 r
 
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with sums in fp16), LDSM, LDSM.T and LDGSTS as the tile
-  shape implies. More of them mean that the compiler duplicated a loop body or that copies got
+  tile implies. More of them mean that the compiler duplicated a loop body or that copies got
   narrower, fewer that work was lost.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
@@ -26,7 +26,7 @@ from repository import load_generator  # puts the package `gates` in reach
 # isort: split
 from gates import sass
 from gates.thresholds import FAIL, PASS, load_gates
-from gates.tile import shape_of
+from gates.tile import tile_of
 
 
 def main() -> int:
@@ -56,19 +56,19 @@ def main() -> int:
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
-            used, shape = resources[kernel], shape_of(row.key, score)
-            smem = shape.smem_bytes if shape else None
+            used, tile = resources[kernel], tile_of(row.key, score)
+            smem = tile.smem_bytes if tile else None
             figures = sass.static_figures(used, counts[kernel], smem)
             head_dim = row.head_dims.qk if row.head_dims else 0
             for judged in load_gates().judge(row.kernel.name, head_dim, "", figures):
                 if judged.verdict in (PASS, FAIL):
                     name, holds = judged.gate.name, judged.verdict == PASS
                     gate(name, int(figures[name]), holds, str(judged.threshold))
-            if shape is None:
+            if tile is None:
                 continue
-            limit = shape.register_limit()
+            limit = tile.register_limit()
             gate("by blocks", used["REG"], used["REG"] <= limit, f"<= {limit} registers")
-            for operation, count in shape.counts().items():
+            for operation, count in tile.counts().items():
                 measured = counts[kernel][operation]
                 gate(operation, measured, measured == count, str(count))
     print(f"{len(checked)} rows, {failures} gates failed")

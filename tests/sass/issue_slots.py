@@ -23,7 +23,7 @@ from repository import load_generator  # puts the package `gates` in reach
 from gates import sass
 from gates.hot_path import KINDS, SassError
 from gates.issue_slots import PARTS, model_of
-from gates.tile import shape_of
+from gates.tile import tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
@@ -58,11 +58,11 @@ def main() -> int:
     failures: dict[str, str] = {}
     for name, listing in sass.parse_listings(sass.dump("-sass", options.library, options.arch)):
         key, score = sass.identify(name) or ("", "")
-        shape = shape_of(key, score)
-        if shape is None or score != "IdentityScore":
+        tile = tile_of(key, score)
+        if tile is None or score != "IdentityScore":
             continue
         try:
-            found[key] = model_of(listing, shape)
+            found[key] = model_of(listing, tile)
         except SassError as error:
             failures[key] = str(error)
     if options.tier:

@@ -4,7 +4,7 @@ What a warp executes for one tile of keys which all its queries see, and what th
 unit. docs/ada.md has the model and its sources.
 
 The tile's path is the way around the loop with the products, exponentials and copies that the
-tile's shape asks for, and the fewest instructions: a mask's test makes it longer, a reference that
+tile's sizes ask for, and the fewest instructions: a mask's test makes it longer, a reference that
 is raised takes further exponentials or products (hot_path.py).
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .hot_path import KINDS, MEMORY, Instruction, hot_path, read_blocks
-from .tile import Shape
+from .tile import Tile
 
 SCHEDULERS = 4  # of an SM, each with a quarter of its units
 MUFU_CLOCKS = 32 // 4
@@ -60,14 +60,14 @@ def smem_clocks(instruction: Instruction) -> int:
     return 0
 
 
-def per_tile(shape: Shape) -> dict[str, int]:
+def per_tile(tile: Tile) -> dict[str, int]:
     """What a warp has to do for a tile that all its queries see, however it is compiled."""
-    keys = shape.n // shape.columns
-    dims = (shape.head_dim, shape.head_dim_v)
+    keys = tile.n // tile.columns
+    dims = (tile.head_dim, tile.head_dim_v)
     return {
-        "HMMA": shape.rows * sum(dims) // 16 * keys // 8,
-        "MUFU": shape.rows * 16 * keys // 32,
-        "LDGSTS": sum(-(-shape.n * dim // 8 // shape.threads) for dim in dims),
+        "HMMA": tile.rows * sum(dims) // 16 * keys // 8,
+        "MUFU": tile.rows * 16 * keys // 32,
+        "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims),
     }
 
 
@@ -97,6 +97,6 @@ def model(path: list[Instruction]) -> dict[str, Any]:
     return {"counts": {kind: counts[kind] for kind in KINDS}, "clocks": clocks, "parts": parts}
 
 
-def model_of(listing: str, shape: Shape) -> dict[str, Any]:
+def model_of(listing: str, tile: Tile) -> dict[str, Any]:
     """The model of a kernel's code. Raises SassError if its main loop is not found."""
-    return model(hot_path(read_blocks(listing), per_tile(shape)))
+    return model(hot_path(read_blocks(listing), per_tile(tile)))

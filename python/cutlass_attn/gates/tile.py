@@ -26,7 +26,7 @@ TILE = rf"({_NUMBER})x({_NUMBER})x({_NUMBER})(?:c([2-9]|[1-9]\d{{1,3}}))?"
 
 
 @dataclass(frozen=True)
-class Shape:
+class Tile:
     """What a kernel's machine code depends on."""
 
     head_dim: int
@@ -175,7 +175,7 @@ def _aligned(size: int) -> int:
     return -(-size // 128) * 128
 
 
-def shape_of(key: str, score: str) -> Shape | None:
+def tile_of(key: str, score: str) -> Tile | None:
     """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
     match = re.fullmatch(
         rf"sm80(?:/general|/(fp16\w*))?/b?f16/d({_NUMBER})(?:v({_NUMBER}))?/{TILE}",
@@ -185,4 +185,4 @@ def shape_of(key: str, score: str) -> Shape | None:
         return None
     accumulate, *sizes = match.groups()
     qk, v, m, n, warps, columns = (int(x) if x else 0 for x in sizes)
-    return Shape(qk, v or qk, m, n, warps, columns or 1, score, accumulate or "fp32")
+    return Tile(qk, v or qk, m, n, warps, columns or 1, score, accumulate or "fp32")

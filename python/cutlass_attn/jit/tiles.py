@@ -7,7 +7,7 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any
 
-from ..gates.tile import shape_of
+from ..gates.tile import tile_of
 
 
 @once
@@ -22,9 +22,9 @@ def unit_of(tree: Path, key: str) -> str:
 
     Raises ValueError for a key whose kernel has no tiles to choose.
     """
-    shape = shape_of(key, "")
+    tile = tile_of(key, "")
     kernel, _, rest = key.rpartition("/d")[0].rpartition("/")
-    if shape is None or kernel not in space(tree):
+    if tile is None or kernel not in space(tree):
         raise ValueError(
             f"key is {key!r}; tiles can be chosen of {', '.join(space(tree)) or 'none'}"
         )
@@ -32,9 +32,9 @@ def unit_of(tree: Path, key: str) -> str:
     text = str(entry["source"])
     fields = {
         "element": entry["elements"][rest],
-        "threads": shape.threads,
-        "smem_bytes": shape.smem_bytes,
-        **{name: getattr(shape, name) for name in ("head_dim", "head_dim_v", *entry["axes"])},
+        "threads": tile.threads,
+        "smem_bytes": tile.smem_bytes,
+        **{name: getattr(tile, name) for name in ("head_dim", "head_dim_v", *entry["axes"])},
     }
     for name, value in fields.items():
         text = text.replace(f"{{{name}}}", str(value))

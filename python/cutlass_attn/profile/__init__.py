@@ -18,7 +18,7 @@ from ..bench.environment import environment
 from ..bench.shapes import Shape
 from ..gates import ncu, sass
 from ..gates.thresholds import FAIL, Judgement, load_gates
-from ..gates.tile import shape_of
+from ..gates.tile import tile_of
 from ..info import Explanation, Variant, explain, parse_device, variants
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
@@ -183,8 +183,8 @@ def read_cubin(path: Path, arch: str) -> dict[str, tuple[dict[str, int], Any]]:
 
 
 def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any) -> Row:
-    shape = shape_of(variant.key, score)
-    figures = sass.static_figures(used, counts, shape.smem_bytes if shape else None)
+    tile = tile_of(variant.key, score)
+    figures = sass.static_figures(used, counts, tile.smem_bytes if tile else None)
     judged = load_gates().judge(variant.kernel, variant.head_dim, "", figures)
     known = [gate for gate in judged if gate.measured is not None or gate.threshold]
     return Row(variant.key, None, known, score)

@@ -90,23 +90,20 @@ def _mark(report: Report) -> None:
 
     properties = torch.cuda.get_device_properties(report.device)
     where = device_class(int(properties.shared_memory_per_multiprocessor))
-    known = tuning.read(file) if file.is_file() else Tuning()
     # Calls with one query mark nothing (Report.failing()), so they do not lift a mark either.
     profiled = {
         row.kernel
         for row in report.rows
         if not row.reason and row.shape and row.shape.op == "forward"
     }
-    known.failing = [
-        x
-        for x in known.failing
-        if (x.device_class, x.key) not in {(where, key) for key in profiled}
-    ]
-    known.failing += [Failing(where, key, reason) for key, reason in report.failing().items()]
-    tuning.update(file, lambda now: Tuning(now.rules, known.failing))
-    print(
-        f"{len(report.failing())} of {len(profiled)} marked for {where} in {file}", file=sys.stderr
-    )
+    marks = [Failing(where, key, reason) for key, reason in report.failing().items()]
+
+    def merged(now: Tuning) -> Tuning:
+        kept = [x for x in now.failing if x.device_class != where or x.key not in profiled]
+        return Tuning(now.rules, kept + marks)
+
+    tuning.update(file, merged)
+    print(f"{len(marks)} of {len(profiled)} marked for {where} in {file}", file=sys.stderr)
 
 
 def _print(out: Console, report: Report) -> None:

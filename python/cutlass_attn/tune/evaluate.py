@@ -81,9 +81,9 @@ class Evaluator:
         return self.space.why_not(candidate)
 
     def _resources(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
-        shape = self.task.shape(candidate)
-        figures["shared_memory"] = shape.smem_bytes
-        return why_no_room(shape, self.task.limits)
+        tile = self.task.tile(candidate)
+        figures["shared_memory"] = tile.smem_bytes
+        return why_no_room(tile, self.task.limits)
 
     def _compile(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
         job = {"job": "compile", "key": self.task.key(candidate), "arch": self.task.limits.arch}
@@ -156,10 +156,10 @@ class Evaluator:
         return ""
 
     def _predict(self, candidate: Candidate, figures: dict[str, Any]) -> float:
-        shape = self.task.shape(candidate)
+        tile = self.task.tile(candidate)
         times = [
-            predicted_us(figures["model"], shape, figures["registers"], problem, self.task.limits)
-            for problem in self.task.shapes
+            predicted_us(figures["model"], tile, figures["registers"], shape, self.task.limits)
+            for shape in self.task.shapes
         ]
         return sum(times)
 

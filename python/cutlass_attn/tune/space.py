@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from ..bench.shapes import Shape as Problem
-from ..gates.tile import TILE, Shape, shape_of
+from ..bench.shapes import Shape
+from ..gates.tile import TILE, Tile, tile_of
 from ..tuning_file import device_class
 
 AXES = ("m", "n", "warps", "columns")
@@ -55,7 +55,7 @@ class Limits:
     part: str = ""
 
 
-def blocks_per_sm(shape: Problem, m: int, num_sms: int) -> float:
+def blocks_per_sm(shape: Shape, m: int, num_sms: int) -> float:
     """Thread blocks an SM with tiles of m rows, as dispatch counts them for `min_blocks_per_sm`."""
     heads = shape.heads_q // shape.heads_kv
     if shape.seqlen_q >= m or heads > 1024:
@@ -77,7 +77,7 @@ class Task:
     dtype: str  # "float16" or "bfloat16"
     head_dim: int
     head_dim_v: int
-    shapes: tuple[Problem, ...]
+    shapes: tuple[Shape, ...]
     limits: Limits
 
     @property
@@ -89,12 +89,12 @@ class Task:
     def key(self, candidate: Candidate) -> str:
         return f"{self.kernel}/{SHORT[self.dtype]}/{self.dims}/{candidate}"
 
-    def shape(self, candidate: Candidate) -> Shape:
+    def tile(self, candidate: Candidate) -> Tile:
         """The tile as its code is made, with the score that needs most registers."""
         score = "GeneralScore" if self.kernel == "sm80/general" else "IdentityScore"
-        shape = shape_of(self.key(candidate), score)
-        assert shape
-        return shape
+        tile = tile_of(self.key(candidate), score)
+        assert tile
+        return tile
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "dims": self.dims}
@@ -113,7 +113,7 @@ class Space:
             if value not in self.axes[name]:
                 allowed = ", ".join(map(str, self.axes[name]))
                 return f"{name} is {value}, allowed: {allowed}"
-        return self.task.shape(candidate).why_not()
+        return self.task.tile(candidate).why_not()
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -122,26 +122,26 @@ class Space:
         return tuple(candidate for candidate in made if not self.why_not(candidate))
 
 
-def registers_needed(shape: Shape) -> int:
+def registers_needed(tile: Tile) -> int:
     """The least that a thread needs: O, the scores in flight, Q where it stays, and addresses."""
-    columns = shape.head_dim_v // shape.columns
-    output = shape.rows * columns // 8 * 4
-    if shape.columns > 1:
-        return output + shape.rows * 4 + shape.steps_in_registers * shape.rows * 4 + _OVERHEAD
-    if shape.is_pipelined:
-        scores, queries = shape.rows * shape.slice * 8, shape.rows * shape.head_dim // 16 * 4
+    columns = tile.head_dim_v // tile.columns
+    output = tile.rows * columns // 8 * 4
+    if tile.columns > 1:
+        return output + tile.rows * 4 + tile.steps_in_registers * tile.rows * 4 + _OVERHEAD
+    if tile.is_pipelined:
+        scores, queries = tile.rows * tile.slice * 8, tile.rows * tile.head_dim // 16 * 4
     else:
-        scores, queries = shape.rows * shape.n // 8 * 4, 0
-    if shape.in_fp16(qk=1, pv=0):
+        scores, queries = tile.rows * tile.n // 8 * 4, 0
+    if tile.in_fp16(qk=1, pv=0):
         scores //= 2
     return output + scores + queries + _OVERHEAD
 
 
-def why_no_room(shape: Shape, limits: Limits) -> str:
+def why_no_room(tile: Tile, limits: Limits) -> str:
     """What of a device a tile takes too much of, by its sizes alone; empty if it fits."""
-    if shape.smem_bytes > limits.smem_per_block:
-        return f"shared memory {shape.smem_bytes} bytes, a block has {limits.smem_per_block}"
-    needed, there = registers_needed(shape), shape.register_limit()
+    if tile.smem_bytes > limits.smem_per_block:
+        return f"shared memory {tile.smem_bytes} bytes, a block has {limits.smem_per_block}"
+    needed, there = registers_needed(tile), tile.register_limit()
     if needed > there:
         return f"at least {needed} registers a thread, {there} are there"
     return ""

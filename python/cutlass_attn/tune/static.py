@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bench.shapes import Shape as Problem
+from ..bench.shapes import Shape
 from ..gates.issue_slots import PARTS, SCHEDULERS, Part
-from ..gates.tile import REGISTERS, Shape
+from ..gates.tile import REGISTERS, Tile
 from .space import Limits, limits
 
 SMEM_PER_SM = 100 * 1024  # of Ada
@@ -30,15 +30,15 @@ def _part(name: str) -> Part:
     raise ValueError(f"the static model knows {', '.join(p.name for p in PARTS)}, got {name!r}")
 
 
-def blocks_on_an_sm(shape: Shape, registers: int, limits: Limits) -> int:
+def blocks_on_an_sm(tile: Tile, registers: int, limits: Limits) -> int:
     """By shared memory, registers (given out by 8 a thread) and warps."""
-    by_smem = limits.smem_per_sm // (shape.smem_bytes + 1024)
-    by_registers = REGISTERS // (shape.threads * -(-registers // 8) * 8)
-    return max(1, min(by_smem, by_registers, _MAX_WARPS * 32 // shape.threads))
+    by_smem = limits.smem_per_sm // (tile.smem_bytes + 1024)
+    by_registers = REGISTERS // (tile.threads * -(-registers // 8) * 8)
+    return max(1, min(by_smem, by_registers, _MAX_WARPS * 32 // tile.threads))
 
 
 def predicted_us(
-    model: dict[str, Any], shape: Shape, registers: int, problem: Problem, limits: Limits
+    model: dict[str, Any], tile: Tile, registers: int, shape: Shape, limits: Limits
 ) -> float:
     """Microseconds of the main loops on the SM with most blocks.
 
@@ -49,13 +49,13 @@ def predicted_us(
     tensor = model["parts"][part.name]["tensor"]
     alone = tensor / model["parts"][part.name]["without_overlap"]
     busiest = max(tensor, *model["clocks"].values())
-    blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // shape.m)
+    blocks = shape.batch * shape.heads_q * -(-shape.seqlen_q // tile.m)
     on_sm = -(-blocks // part.sms)
-    in_flight = min(on_sm, blocks_on_an_sm(shape, registers, limits))
+    in_flight = min(on_sm, blocks_on_an_sm(tile, registers, limits))
     of_scheduler = 32 * SCHEDULERS  # threads of an SM for one warp of each
-    resident = max(1, in_flight * shape.threads / of_scheduler)
+    resident = max(1, in_flight * tile.threads / of_scheduler)
     per_tile = max(busiest, alone / resident)
-    pairs = problem.flops / (4.0 * problem.batch * problem.heads_q * problem.head_dim)
-    tiles = pairs / problem.seqlen_q / shape.n  # of keys that a query sees, on average
-    warps = -(-on_sm * shape.threads // of_scheduler)
+    pairs = shape.flops / (4.0 * shape.batch * shape.heads_q * shape.head_dim)
+    tiles = pairs / shape.seqlen_q / tile.n  # of keys that a query sees, on average
+    warps = -(-on_sm * tile.threads // of_scheduler)
     return warps * tiles * per_tile / (part.boost_ghz * 1e3)

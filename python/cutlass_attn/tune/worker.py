@@ -54,16 +54,16 @@ def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
     from ..gates import sass
     from ..gates.hot_path import SassError
     from ..gates.issue_slots import model_of
-    from ..gates.tile import shape_of
+    from ..gates.tile import tile_of
 
-    shape = shape_of(key, "GeneralScore" if "general" in key else "IdentityScore")
-    assert shape
+    tile = tile_of(key, "GeneralScore" if "general" in key else "IdentityScore")
+    assert tile
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(code)
         listings = dict(sass.parse_listings(sass.dump("-sass", path, arch)))
     try:
-        return model_of(listings.get("identity") or listings["general"], shape)
+        return model_of(listings.get("identity") or listings["general"], tile)
     except SassError as error:
         return {"error": str(error)}
 
