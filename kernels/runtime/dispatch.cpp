@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/alignment.hpp"
+#include "core/scheduler.hpp"
 #include "runtime/loaded.hpp"
 
 namespace cutlass_attn {
@@ -182,9 +183,7 @@ int class_of(DeviceInfo const& device) {
 // Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels
 // with a choice of tiles pack heads.
 float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) {
-  // As cute/scheduler.hpp packs them; that header needs CUTLASS, which not every build has.
-  int const group = p.num_heads_kv > 0 ? p.num_heads_q / p.num_heads_kv : 1;
-  int const heads = p.seqlen_q < block_m && group <= 1024 ? std::max(group, 1) : 1;
+  int const heads = TileScheduler::heads_of_tile(p, block_m);
   int64_t const tiles = (int64_t(p.seqlen_q) * heads + block_m - 1) / block_m;
   return float(int64_t(p.batch) * (p.num_heads_q / heads) * tiles) /
          float(std::max(device.num_sms, 1));

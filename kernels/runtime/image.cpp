@@ -4,7 +4,7 @@
 #if CUTLASS_ATTN_CUDA
 #include <cuda_runtime_api.h>
 
-#include "cute/scheduler.hpp"
+#include "core/scheduler.hpp"
 #include "runtime/device.hpp"
 
 namespace cutlass_attn {

@@ -11,8 +11,8 @@
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/params.hpp"
+#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
-#include "cute/scheduler.hpp"
 
 namespace cutlass_attn::scalar {
 

@@ -43,8 +43,8 @@
 #include "core/mask.hpp"
 #include "core/math.hpp"
 #include "core/params.hpp"
+#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
-#include "cute/scheduler.hpp"
 
 namespace cutlass_attn::scalar {
 

@@ -49,6 +49,15 @@ struct Device {
   CUTE_DEVICE static int thread() { return int(threadIdx.x); }
   CUTE_DEVICE static int block() { return int(blockIdx.x); }
 
+  // `x`. What follows from it is computed again here, not kept in registers or local memory since
+  // it was computed elsewhere. For sm_89 ptxas finds registers for it, and none once it is told so.
+  CUTE_DEVICE static int recompute(int x) {
+#if __CUDA_ARCH__ != 890
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+  }
+
   CUTE_DEVICE static void sync() { __syncthreads(); }
 
   // Barrier 1 to 15 among `threads` threads, whole warps, that all name the same count. Until the

@@ -1,8 +1,8 @@
 // Launch of a kernel type on the CPU: the same type that device_launch.hpp runs on the GPU.
 #pragma once
 
+#include "core/scheduler.hpp"
 #include "core/score.hpp"
-#include "cute/scheduler.hpp"
 #include "cutlass_attn.hpp"
 #include "simt/host.hpp"
 

@@ -5,8 +5,8 @@
 //   static void run(AttnParams const&, TileScheduler const&, char* smem);
 #pragma once
 
+#include "core/scheduler.hpp"
 #include "core/score.hpp"
-#include "cute/scheduler.hpp"
 #include "simt/device.hpp"
 
 // A __global__ function `name`, a template or not, that runs a tile of Kernel with Score.

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "core/mask.hpp"
-#include "cute/scheduler.hpp"
+#include "core/scheduler.hpp"
 #include "sm80/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {

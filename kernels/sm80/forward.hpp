@@ -1,7 +1,7 @@
 // Forward attention on mma.sync (sm_80 and later; what Ada runs).
 //
 // Grid:       a block for every kBlockM rows of a head, or of the heads of one KV head together
-//             where there are fewer queries than that (cute/scheduler.hpp).
+//             where there are fewer queries than that (core/scheduler.hpp).
 // Block:      kWarps warps below each other, or as many times kColumnWarps; tiles of kBlockN keys
 //             one after the other.
 // Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; where several

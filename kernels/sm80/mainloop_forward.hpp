@@ -28,8 +28,8 @@
 #include "core/alignment.hpp"
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
+#include "core/scheduler.hpp"
 #include "cute/fragment.hpp"
-#include "cute/scheduler.hpp"
 #include "cute/softmax.hpp"
 #include "sm80/config.hpp"
 #include "sm80/mainloop_split.hpp"
@@ -136,8 +136,10 @@ struct MainloopForward {
   CUTE_DEVICE int column_warp() const { return thread / 32 % Config::kColumnWarps; }
 
   // Row of the tile and column of the slice that element (i, j) of as_rows() is.
-  CUTE_DEVICE int row(int i) const {
-    return row_warp() * 16 + thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * Config::kWarps);
+  CUTE_DEVICE int row(int i) const { return row_of(thread, i); }
+  CUTE_DEVICE static int row_of(int thread, int i) {
+    return thread / 32 / Config::kColumnWarps * 16 + thread % 32 / 4 + i % 2 * 8 +
+           i / 2 * (16 * Config::kWarps);
   }
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
 
@@ -270,22 +272,7 @@ struct MainloopForward {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {
       CUTE_UNROLL
-      for (int d = 0; d < kDV / 16; ++d) {
-        Words words;
-        if (n == 0 && d == 0) {
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) words[i] = first[i];
-        } else {
-          load_v(stage, slice * (kSlice / 16) + n, d, words);
-        }
-        CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          CUTE_UNROLL
-          for (int m = 0; m < kRowBlocks; ++m) {
-            multiply(p_words[n][m], words + 2 * half, acc_o(_, m, 2 * d + half));
-          }
-        }
-      }
+      for (int d = 0; d < kDV / 16; ++d) multiply_pv(stage, slice, n, d, first, acc_o, 2 * d);
     }
   }
 
@@ -298,22 +285,7 @@ struct MainloopForward {
       Sums sums;  // (MMA, M, half)
       clear(sums);
       CUTE_UNROLL
-      for (int n = 0; n < kSlice / 16; ++n) {
-        Words words;
-        if (n == 0 && d == 0) {
-          CUTE_UNROLL
-          for (int i = 0; i < 4; ++i) words[i] = first[i];
-        } else {
-          load_v(stage, slice * (kSlice / 16) + n, d, words);
-        }
-        CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          CUTE_UNROLL
-          for (int m = 0; m < kRowBlocks; ++m) {
-            multiply(p_words[n][m], words + 2 * half, sums(_, m, half));
-          }
-        }
-      }
+      for (int n = 0; n < kSlice / 16; ++n) multiply_pv(stage, slice, n, d, first, sums, 0);
       auto const wide = convert_to<float>(sums);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
@@ -326,6 +298,27 @@ struct MainloopForward {
     }
   }
 
+  // Of that, the keys [16 n, ...) of the slice and the columns [16 d, ...): into sums(_, m, at) and
+  // sums(_, m, at + 1), 8 columns each.
+  template <class Sums>
+  CUTE_DEVICE void multiply_pv(int stage, int slice, int n, int d, Words const& first, Sums& sums,
+                               int at) const {
+    Words words;
+    if (n == 0 && d == 0) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) words[i] = first[i];
+    } else {
+      load_v(stage, slice * (kSlice / 16) + n, d, words);
+    }
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        multiply(p_words[n][m], words + 2 * half, sums(_, m, at + half));
+      }
+    }
+  }
+
   // Scores of the slice that begins at `key`: score functor and mask. `is_full`: no key is hidden.
   template <class S, class IsFull>
   CUTE_DEVICE void finish_scores(S&& s, int key, IsFull is_full) const {
@@ -333,9 +326,11 @@ struct MainloopForward {
     // Keeps the compiler from holding the ends of every row's interval from slice to slice; it
     // spilled for them.
     asm volatile("" ::: "memory");
+    int own = thread;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      int const q = tile.query(row(i)), head = tile.head(row(i));
+      own = Arch::recompute(own);
+      int const r = row_of(own, i), q = tile.query(r), head = tile.head(r);
       int const lo = is_full ? 0 : mask.lo(q - tile.q_begin) - key;
       int const hi = is_full ? 0 : mask.hi(q - tile.q_begin) - key;
       CUTE_UNROLL

@@ -2,7 +2,7 @@
 // element by element where a call's rows do not begin at multiples of 16 bytes.
 #pragma once
 
-#include "cute/scheduler.hpp"
+#include "core/scheduler.hpp"
 #include "sm80/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {

@@ -29,8 +29,8 @@
 
 #include "core/mask.hpp"
 #include "core/params.hpp"
+#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
-#include "cute/scheduler.hpp"
 #include "simt/device_wmma.hpp"
 
 namespace cutlass_attn::wmma {

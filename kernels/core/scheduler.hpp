@@ -1,9 +1,10 @@
 // Which tile of which head a thread block works on.
 #pragma once
 
-#include <cute/config.hpp>
+#include <cstdint>
 
 #include "core/divide.hpp"
+#include "core/macros.hpp"
 #include "core/params.hpp"
 
 namespace cutlass_attn {
@@ -56,7 +57,7 @@ struct TileCoord {
   int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
   FastDivisor by_heads;
 
-  CUTE_DEVICE TileCoord(TileScheduler const& s, int block_m, int block)
+  CA_HOST_DEVICE TileCoord(TileScheduler const& s, int block_m, int block)
       : heads(s.heads), by_heads(s.by_heads) {
     int const group = s.by_tiles(block);  // batch and group of heads together
     int const tile = s.tiles - 1 - (block - group * s.tiles);
@@ -70,25 +71,25 @@ struct TileCoord {
   }
 
   // Query and head of a row of the tile.
-  CUTE_DEVICE int query(int row) const {
+  CA_HOST_DEVICE int query(int row) const {
     return heads == 1 ? row_begin + row : by_heads(row_begin + row);
   }
-  CUTE_DEVICE int head(int row) const { return head_q + (row_begin + row) - query(row) * heads; }
+  CA_HOST_DEVICE int head(int row) const { return head_q + (row_begin + row) - query(row) * heads; }
 
   // Address of row 0 of this tile's batch entry and the given head.
   template <class Element>
-  CUTE_DEVICE Element* head_of(TensorRef const& t, int head) const {
+  CA_HOST_DEVICE Element* head_of(TensorRef const& t, int head) const {
     return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
   }
 
   // Address of a row of q or o.
   template <class Element>
-  CUTE_DEVICE Element* row_of(TensorRef const& t, int row) const {
+  CA_HOST_DEVICE Element* row_of(TensorRef const& t, int row) const {
     return head_of<Element>(t, head(row)) + query(row) * t.row_stride;
   }
 
   // Index of a row in softmax_lse.
-  CUTE_DEVICE int64_t lse_of(AttnParams const& p, int row) const {
+  CA_HOST_DEVICE int64_t lse_of(AttnParams const& p, int row) const {
     return (int64_t(batch) * p.num_heads_q + head(row)) * p.seqlen_q + query(row);
   }
 };
