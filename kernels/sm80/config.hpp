@@ -42,9 +42,10 @@ struct ForwardConfig {
   static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
 
   // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
-  // registers, of which other scores than the identity need some themselves.
+  // registers, of which other scores than the identity need some themselves. A pipelined tile has
+  // an even number of slices: the last one's scores are not where the next tile's first go.
   static constexpr int slice(bool is_identity) {
-    return kPipelined && kBlockN >= 64 && is_identity ? 32 : 16;
+    return kPipelined && kBlockN % 64 == 0 && is_identity ? 32 : 16;
   }
   static_assert(!kPipelined || kBlockN % 32 == 0);
 

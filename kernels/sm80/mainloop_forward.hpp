@@ -50,6 +50,7 @@ struct MainloopForward {
   static constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   static constexpr int kD = Config::kHeadDim, kDV = Config::kHeadDimV;
   static constexpr int kSlice = Config::slice(Score::kIsIdentity), kSlices = kN / kSlice;
+  static_assert(!Config::kPipelined || kSlices % 2 == 0);
   static constexpr int kRowBlocks = Config::kWarpRows / 16;  // m16 blocks of a warp
   static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
 

@@ -55,7 +55,8 @@ class Tile:
     @property
     def slice(self) -> int:
         """Keys that go through softmax together: slice() of sm80/config.hpp, in units of 16."""
-        return 2 if self.is_pipelined and self.n >= 64 and self.score == "IdentityScore" else 1
+        is_long = self.is_pipelined and self.n % 64 == 0 and self.score == "IdentityScore"
+        return 2 if is_long else 1
 
     @property
     def steps_in_registers(self) -> int:
