@@ -131,16 +131,19 @@ CUTLASS_ATTN_API Status add_tile(AddedTile const& tile);
 
 // Which tile of a kernel is for calls with at least min_blocks_per_sm thread blocks per SM, on GPUs
 // with so much shared memory an SM (in KB): 100, 164 or 228. Of several rules the first holds.
+// Those with `decode` are for calls of at most kMaxDecodeQueries queries; where a kernel has none
+// for its head dims and class, the others are for those calls as well.
 struct TileRule {
   int smem_kb = 0;
   std::string kernel;
   int head_dim = 0, head_dim_v = 0;
   std::string tile;
   float min_blocks_per_sm = 0.0f;
+  bool decode = false;
 };
 
-// Adds a rule. The first for a kernel, head dims and class of GPUs puts those of the build out of
-// force. An error, such as a tile that no variant has, changes nothing.
+// Adds a rule. The first for a kernel, head dims, class of GPUs and `decode` puts those of the
+// build out of force. An error, such as a tile that no variant has, changes nothing.
 CUTLASS_ATTN_API Status prefer_tile(TileRule const& rule);
 
 // The rules that are in force.

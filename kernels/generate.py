@@ -479,6 +479,7 @@ def _tuned_line(rule: Any) -> str:
         str(v),
         _quote(rule.tile),
         f"{rule.min_blocks_per_sm}f",
+        str(rule.decode).lower(),
     )
     return f"CA_TUNED({', '.join(fields)})\n"
 

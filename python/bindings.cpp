@@ -221,15 +221,15 @@ PYBIND11_MODULE(_C, m) {
         {std::move(kernel), head_dim, head_dim_v, std::move(tile), block_m, threads, smem_bytes}));
   });
   m.def("prefer_tile", [](int smem_kb, std::string kernel, int head_dim, int head_dim_v,
-                          std::string tile, float min_blocks_per_sm) {
-    raise_unless_ok(prefer_tile(
-        {smem_kb, std::move(kernel), head_dim, head_dim_v, std::move(tile), min_blocks_per_sm}));
+                          std::string tile, float min_blocks_per_sm, bool decode) {
+    raise_unless_ok(prefer_tile({smem_kb, std::move(kernel), head_dim, head_dim_v, std::move(tile),
+                                 min_blocks_per_sm, decode}));
   });
   m.def("tile_rules", [] {
     py::list list;
     for (TileRule const& rule : tile_rules()) {
       list.append(py::make_tuple(rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v,
-                                 rule.tile, rule.min_blocks_per_sm));
+                                 rule.tile, rule.min_blocks_per_sm, rule.decode));
     }
     return list;
   });

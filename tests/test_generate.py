@@ -96,6 +96,9 @@ d256 = [{ tile = "64x32x2c2", min_blocks_per_sm = 1.5 }, { tile = "64x32x4" }]
 
 [smem_228.fast]
 d192v128 = [{ tile = "64x32x4" }]
+
+[smem_228.fast.decode]
+d64 = [{ tile = "128x64x8" }]
 """
 
 
@@ -298,10 +301,11 @@ def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
     tuned = generate.load_tuned(load(tmp_path, MANIFEST), write(tmp_path, "tuned.toml", TUNED))
     lines = generate.outputs([], tuned, generate.Build())["tuned_table.inc"].splitlines()[1:]
     assert lines == [
-        'CA_TUNED(100, "fast", 64, 64, "128x64x8", 0.0f)',
-        'CA_TUNED(100, "fast", 256, 256, "64x32x2c2", 1.5f)',
-        'CA_TUNED(100, "fast", 256, 256, "64x32x4", 0.0f)',
-        'CA_TUNED(228, "fast", 192, 128, "64x32x4", 0.0f)',
+        'CA_TUNED(100, "fast", 64, 64, "128x64x8", 0.0f, false)',
+        'CA_TUNED(100, "fast", 256, 256, "64x32x2c2", 1.5f, false)',
+        'CA_TUNED(100, "fast", 256, 256, "64x32x4", 0.0f, false)',
+        'CA_TUNED(228, "fast", 192, 128, "64x32x4", 0.0f, false)',
+        'CA_TUNED(228, "fast", 64, 64, "128x64x8", 0.0f, true)',
     ]
 
 
@@ -310,6 +314,8 @@ def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
     [
         ("smem_100", "smem_99", "device class is 'smem_99'; allowed: smem_100, smem_164, smem_228"),
         (".fast]\nd64", ".slow]\nd64", r'smem_100."slow"\] d64: no row of the manifest'),
+        ("decode]\nd64", "decode]\nd80", r'smem_228."fast".decode\] d80: no row of the manifest'),
+        ("fast.decode", "fast.prefill", r'smem_228."fast"\] prefill: head dims are like d64'),
         ("d64", "d80", r'smem_100."fast"\] d80: no row of the manifest'),
         ("128x64x8", "64x64x4", "tile is '64x64x4'; allowed: 128x64x8"),
         (', { tile = "64x32x4" }', "", "the last tile, and no other, is without min_blocks"),

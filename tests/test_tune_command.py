@@ -59,6 +59,10 @@ def test_help_names_the_proposers(capsys):
         (["--device", "model", "--part", "H200"], "the static model knows L4, RTX 4090"),
         (["--device", "model", "--dtype", "fp32"], "--dtype must be fp16 or bf16"),
         (["--head-dim", "0"], "--head-dim must be 1 or more, got 0"),
+        (
+            [arg for sq in (16, 17) for arg in ("--shape", f"1,1,1,{sq},64,64")],
+            "--shape has calls of 16 queries or fewer and others",
+        ),
         (["--head-dim", "-64"], "--head-dim must be 1 or more, got -64"),
         (["--device", "model", "--kernel", "cpu"], "kernel 'cpu' has no tiles to choose"),
         (["--device", "model", "--head-dim", "80"], "at head dim 80; allowed: "),

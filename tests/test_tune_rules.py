@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ FORWARD = Shape(4, 16, 16, 4096, 4096, 128)
 SHAPES = {
     "one": (FORWARD,),
     "three lengths": tuple(Shape(2, 16, 16, n, n, 128) for n in (512, 1000, 2048)),
-    "decode": (Shape(16, 32, 8, 1, 8192, 128), Shape(8, 32, 8, 40, 40, 128)),
+    "decode": (Shape(16, 32, 8, 1, 8192, 128), Shape(8, 32, 8, 16, 40, 128)),
+    "heads that share tiles": (Shape(16, 32, 8, 17, 8192, 128), Shape(8, 32, 8, 40, 40, 128)),
     "less than a block an SM": (Shape(1, 1, 1, 64, 64, 128),),
     "very many": (Shape(999, 64, 64, 40961, 40961, 128),),
 }
@@ -102,6 +104,26 @@ def test_the_same_result_twice_changes_nothing():
     # Nothing is left for other calls than what was found.
     only = rules_of(("96x32x6", 0.0))
     assert tune.rules_with(task, found, only) == only
+
+
+def test_decoding_is_tuned_apart(monkeypatch):
+    """Its rules begin as those of all calls, which stay as they are."""
+    decode = task_of(SHAPES["decode"][:1])
+    assert decode.is_decode and not task_of(SHAPES["one"]).is_decode
+    sm80 = (228, "sm80", 128, 128)
+    table = [(*sm80, rule.tile, rule.min_blocks_per_sm) for rule in LISTS["shipped"]]
+    monkeypatch.setattr(_C, "tile_rules", lambda: [(*fields, False) for fields in table])
+    rules = tune.rules_in_force(decode)
+    assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
+    found = tune.rules_with(decode, Candidate(64, 96, 4), rules)
+    assert all(rule.decode for rule in found)
+    merged = tune.with_rules(Tuning(list(LISTS["shipped"])), found)
+    assert merged.rules == [*LISTS["shipped"], *found]
+    # And from then on they are what is in force for decoding.
+    own = [(*sm80, "64x96x4", 0.0, True)]
+    monkeypatch.setattr(_C, "tile_rules", lambda: [*((*fields, False) for fields in table), *own])
+    assert [rule.tile for rule in tune.rules_in_force(decode)] == ["64x96x4"]
+    assert tune.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
 
 
 def test_rules_of_another_kernel_and_class_stay():
@@ -217,7 +239,7 @@ def test_the_list_of_tiles_names_each(tmp_path):
     program = (
         "from cutlass_attn import _C\n"
         "_C.add_tile('sm80', 512, 512, '32x32x2', 32, 64, 1024)\n"
-        "try: _C.prefer_tile(228, 'sm80', 512, 512, '1x1x1', 0.0)\n"
+        "try: _C.prefer_tile(228, 'sm80', 512, 512, '1x1x1', 0.0, False)\n"
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

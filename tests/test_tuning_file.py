@@ -16,25 +16,29 @@ d128 = [
   { tile = "64x64x4" },
 ]
 
+[smem_228."sm80".decode]
+d128 = [{ tile = "64x32x4" }]
+
 [failing.smem_100]
 "sm80/f16/d64/128x64x4" = "tensor-pipe utilisation 31 %"
 """
 
 EXPLAIN = """
 import sys, torch, cutlass_attn
-q = torch.zeros(4, 16, 4096, int(sys.argv[1]), dtype=torch.float16, device="meta")
-verdicts = cutlass_attn.explain(q, q, q, device=sys.argv[2])
+k = torch.zeros(4, 16, 4096, int(sys.argv[1]), dtype=torch.float16, device="meta")
+q = k[:, :, : int(sys.argv[3])]
+verdicts = cutlass_attn.explain(q, k, k, device=sys.argv[2])
 print(verdicts.chosen.key if verdicts.chosen else "none")
 print(verdicts)
 """
 
 
-def explain(tmp_path, text, head_dim, device):
+def explain(tmp_path, text, head_dim, device, queries=4096):
     """(key, whole explanation, warnings) of a new process with such a tuning file."""
     path = tmp_path / "tuned.toml"
     path.write_text(text)
     done = subprocess.run(
-        [sys.executable, "-c", EXPLAIN, str(head_dim), device],
+        [sys.executable, "-c", EXPLAIN, str(head_dim), device, str(queries)],
         env={**os.environ, tuning.VARIABLE: str(path)},
         capture_output=True,
         text=True,
@@ -52,12 +56,16 @@ def needs_nvrtc():
 def test_a_file_is_read_with_its_lines_and_written_again():
     read = tuning_file.parse(FILE)
     where = ("smem_228", "sm80", "d128")
-    assert read.rules == [Rule(*where, "96x32x6", 1.5, 4), Rule(*where, "64x64x4", 0.0, 5)]
-    mark = Failing("smem_100", "sm80/f16/d64/128x64x4", "tensor-pipe utilisation 31 %", 9)
+    assert read.rules == [
+        Rule(*where, "96x32x6", 1.5, 4),
+        Rule(*where, "64x64x4", 0.0, 5),
+        Rule(*where, "64x32x4", 0.0, 9, decode=True),
+    ]
+    mark = Failing("smem_100", "sm80/f16/d64/128x64x4", "tensor-pipe utilisation 31 %", 12)
     assert read.failing == [mark]
     again = tuning_file.parse(read.dumps())
-    assert [(r.where, r.tile, r.min_blocks_per_sm) for r in again.rules] == [
-        (r.where, r.tile, r.min_blocks_per_sm) for r in read.rules
+    assert [(r.where, r.tile, r.min_blocks_per_sm, r.decode) for r in again.rules] == [
+        (r.where, r.tile, r.min_blocks_per_sm, r.decode) for r in read.rules
     ]
     assert again.failing[0].reason == mark.reason
 
@@ -66,7 +74,7 @@ def test_a_file_is_read_with_its_lines_and_written_again():
     ("old", "new", "message"),
     [
         ("smem_228", "smem_200", r"line 2: device class is 'smem_200'; allowed: smem_100"),
-        ("failing.smem_100", "failing.smem_1", r"line 8: device class is 'smem_1'; allowed"),
+        ("failing.smem_100", "failing.smem_1", r"line 11: device class is 'smem_1'; allowed"),
         ('"96x32x6"', "96", "line 3: .*tile is 96; it must be a str"),
         ("1.5", "1", "line 4: .*min_blocks_per_sm is 1; allowed: a float above 0"),
         ("1.5", "0.0", "line 4: .*min_blocks_per_sm is 0.0; allowed: a float above 0"),
@@ -78,7 +86,9 @@ def test_a_file_is_read_with_its_lines_and_written_again():
         ("d128", "d0128", "line 3: .*head dims are like d64"),
         ("d128", "d0", "line 3: .*head dims are like d64"),
         ("d128 = [", "d128 = ", r"not TOML: .*line \d"),
-        ('"tensor-pipe utilisation 31 %"', "31", "line 9: .*the reason must be a text"),
+        ('"64x32x4"', "3", r'line 9: .*"sm80".decode\] d128: tile is 3; it must be a str'),
+        (".decode]", ".prefill]", r'\[smem_228."sm80"\] prefill: head dims are like d64'),
+        ('"tensor-pipe utilisation 31 %"', "31", "line 12: .*the reason must be a text"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(old, new, message):
@@ -92,6 +102,11 @@ def test_dispatch_takes_the_tiles_of_the_file(tmp_path):
     key, text, warnings = explain(tmp_path, FILE, 128, "sm_90")
     assert key == "sm80/f16/d128/96x32x6" and not warnings
     assert "sm80/bf16/d128/96x32x6" in text  # for every dtype
+    # Calls of at most 16 queries go by a table of their own.
+    assert explain(tmp_path, FILE, 128, "sm_90", 17)[0] == "sm80/f16/d128/64x64x4"
+    key, text, _ = explain(tmp_path, FILE, 128, "sm_90", 16)
+    assert key == "sm80/f16/d128/64x32x4"
+    assert "tile 64x32x4 is preferred for decoding with 0.485 blocks an SM" in text
     # On another class of GPUs it is there, and the rules of the build are in force.
     key, text, _ = explain(tmp_path, FILE, 128, "sm_89")
     assert key == "sm80/f16/d128/128x32x4" and "sm80/f16/d128/96x32x6" in text
@@ -121,7 +136,7 @@ def test_dispatch_prefers_tiles_that_pass(tmp_path):
         ('"96x32x6"', '"96x32x0"', r'line 4: .*d128: tile is "96x32x0", allowed for sm80 at head'),
         ("d128", "d9999", "line 4: .*no variant is of sm80 at head dim 9999"),
         ("d128", "d80", "line 4: .*no variant is of sm80 at head dim 80"),
-        ('"sm80/f16/d64/128x64x4"', '"sm80/f16"', 'line 9: key is "sm80/f16", allowed'),
+        ('"sm80/f16/d64/128x64x4"', '"sm80/f16"', 'line 12: key is "sm80/f16", allowed'),
         ('"96x32x6"', "96", "line 3: .*it must be a str"),
     ],
 )

@@ -41,6 +41,10 @@ inline constexpr int kMaxHeadDim = 512;
 // So that a row number plus a few tiles is an int32_t.
 inline constexpr int32_t kMaxSeqlen = 1 << 30;
 
+// Calls with so many queries or fewer are decoding: they read K and V, and compute little. (As
+// DECODE_QUERIES of python/cutlass_attn/bench/shapes.py.)
+inline constexpr int32_t kMaxDecodeQueries = 16;
+
 struct AttnParams {
   // Operands; messages call `o` by its name in Python, `out`.
   TensorRef q;                   // (batch, num_heads_q,  seqlen_q, head_dim)

@@ -189,6 +189,8 @@ float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) 
          float(std::max(device.num_sms, 1));
 }
 
+bool is_decode(AttnParams const& p) { return p.seqlen_q <= kMaxDecodeQueries; }
+
 // A variant and when it is wanted among those of its group.
 struct Choice {
   Variant const* variant;
@@ -199,7 +201,7 @@ struct Choice {
 // compiled.
 struct Group {
   std::vector<Variant const*> variants;
-  std::vector<Choice> by_class[std::size(kClasses)];
+  std::vector<Choice> by_class[std::size(kClasses)][2];  // the second for decoding
 
   bool is_like(Variant const& v) const {
     VariantInfo const &a = variants[0]->info, &b = v.info;
@@ -215,30 +217,41 @@ struct Group {
   // The tuned tiles first, then all in the order of the manifest, then those that fail a gate.
   void choose_tiles() {
     for (size_t i = 0; i < std::size(kClasses); ++i) {
-      VariantInfo const& info = variants[0]->info;
-      for (TileRule const& rule : rules_in_force()) {
-        if (rule.smem_kb != kClasses[i] || rule.kernel != info.kernel ||
-            rule.head_dim != info.head_dim || rule.head_dim_v != info.head_dim_v) {
-          continue;
+      for (bool const decode : {false, true}) {
+        std::vector<Choice>& choices = by_class[i][decode];
+        choices = choices_of(kClasses[i], decode);
+        if (decode && choices.empty()) choices = choices_of(kClasses[i], false);
+        bool const is_tuned = !choices.empty();
+        for (Variant const* v : variants) choices.push_back({v, is_tuned ? kNever : 0.0f});
+        auto const passes = [&](Choice const& choice) {
+          return why_failing(kClasses[i], choice.variant->info.key).empty();
+        };
+        auto const failing = std::stable_partition(choices.begin(), choices.end(), passes);
+        for (auto choice = failing; choice != choices.end(); ++choice) {
+          choice->min_blocks_per_sm = kNever;
         }
-        for (Variant const* v : variants) {
-          if (v->info.tile == rule.tile) by_class[i].push_back({v, rule.min_blocks_per_sm});
-        }
-      }
-      bool const is_tuned = !by_class[i].empty();
-      for (Variant const* v : variants) by_class[i].push_back({v, is_tuned ? kNever : 0.0f});
-      auto const passes = [&](Choice const& choice) {
-        return why_failing(kClasses[i], choice.variant->info.key).empty();
-      };
-      auto const failing = std::stable_partition(by_class[i].begin(), by_class[i].end(), passes);
-      for (auto choice = failing; choice != by_class[i].end(); ++choice) {
-        choice->min_blocks_per_sm = kNever;
       }
     }
   }
 
+  // What the rules say, in their order.
+  std::vector<Choice> choices_of(int smem_kb, bool decode) const {
+    VariantInfo const& info = variants[0]->info;
+    std::vector<Choice> choices;
+    for (TileRule const& rule : rules_in_force()) {
+      if (rule.smem_kb != smem_kb || rule.decode != decode || rule.kernel != info.kernel ||
+          rule.head_dim != info.head_dim || rule.head_dim_v != info.head_dim_v) {
+        continue;
+      }
+      for (Variant const* v : variants) {
+        if (v->info.tile == rule.tile) choices.push_back({v, rule.min_blocks_per_sm});
+      }
+    }
+    return choices;
+  }
+
   Variant const* select(Call const& call, DeviceInfo const& device) const {
-    auto const& choices = by_class[class_of(device)];
+    auto const& choices = by_class[class_of(device)][is_decode(call.p)];
     Variant const* fallback = nullptr;
     for (Choice const& choice : choices) {
       bool const is_wanted =
@@ -413,7 +426,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, AttnParam
   char number[32];
   std::snprintf(number, sizeof number, "%.3g",
                 double(blocks_per_sm(params, chosen.block_m, device)));
-  return "could run; tile " + a.tile + " is preferred for " + number + " blocks an SM";
+  std::string const call = is_decode(params) ? "decoding with " : "";
+  return "could run; tile " + a.tile + " is preferred for " + call + number + " blocks an SM";
 }
 
 }  // namespace cutlass_attn

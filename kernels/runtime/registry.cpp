@@ -29,7 +29,7 @@ struct Tables {
   bool is_final = false;
   std::vector<Variant> variants;
   std::vector<TileRule> rules;
-  std::vector<TileRule> replaced;  // whose kernel, head dims and class have rules of prefer_tile()
+  std::vector<TileRule> replaced;  // which stand for those that rules of prefer_tile() replace
   std::map<std::pair<int, std::string>, std::string> failing;
   std::vector<std::unique_ptr<KernelFacts const>> facts;  // of added variants
 
@@ -50,8 +50,8 @@ struct Tables {
 #undef CA_VARIANT
     };
     rules = {
-#define CA_TUNED(smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm) \
-  {smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm},
+#define CA_TUNED(smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm, decode) \
+  {smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm, decode},
 #include "tuned_table.inc"
 #undef CA_TUNED
     };
@@ -161,7 +161,7 @@ Status prefer_tile(TileRule const& rule) {
     return Status::invalid(text);
   }
   auto const replaces = [&](TileRule const& other) {
-    return other.smem_kb == rule.smem_kb && is_alike(other, rule);
+    return other.smem_kb == rule.smem_kb && other.decode == rule.decode && is_alike(other, rule);
   };
   if (std::none_of(all.replaced.begin(), all.replaced.end(), replaces)) {
     all.rules.erase(std::remove_if(all.rules.begin(), all.rules.end(), replaces), all.rules.end());

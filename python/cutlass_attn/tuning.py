@@ -91,9 +91,8 @@ def apply(tuning: Tuning, source: str) -> list[str]:
         reason = ""
         try:
             reason = _add(rule)
-            _C.prefer_tile(
-                rule.smem_kb, rule.kernel, *rule.dims(), rule.tile, rule.min_blocks_per_sm
-            )
+            least = rule.min_blocks_per_sm
+            _C.prefer_tile(rule.smem_kb, rule.kernel, *rule.dims(), rule.tile, least, rule.decode)
         except ValueError as error:
             text = f"{error}; a new one: {reason}" if reason else str(error)
             wrong.append(f"{source}, line {rule.line}: {rule.where}: {text}")

@@ -3,6 +3,9 @@
     [smem_228."sm80"]         GPUs by the shared memory of an SM, and a kernel
     d64 = [{ tile = "128x64x4", min_blocks_per_sm = 1.5 }, { tile = "64x64x4" }]
 
+    [smem_228."sm80".decode]  for calls of at most 16 queries; without, the above is for them too
+    d64 = [{ tile = "64x128x4" }]
+
     [failing.smem_228]        variants that fail a gate there: others are preferred
     "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
 
@@ -25,7 +28,7 @@ else:
 
 # Shared memory of an SM in KB, by which GPUs are told apart.
 DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
-FAILING = "failing"
+FAILING, DECODE = "failing", "decode"
 
 
 def device_class(smem_per_sm: int) -> str:
@@ -48,14 +51,19 @@ class Rule:
     tile: str
     min_blocks_per_sm: float = 0.0  # 0: the last of its list, which has no condition
     line: int = 0
+    decode: bool = False  # for calls of at most DECODE_QUERIES (bench/shapes.py), and no others
 
     @property
     def smem_kb(self) -> int:
         return DEVICE_CLASSES[self.device_class]
 
     @property
+    def table(self) -> str:
+        return _table_name(self.device_class, self.kernel, self.decode)
+
+    @property
     def where(self) -> str:
-        return f'[{self.device_class}."{self.kernel}"] {self.head_dims}'
+        return f"[{self.table}] {self.head_dims}"
 
     def dims(self) -> tuple[int, int]:
         """Head dim of Q and K, and of V."""
@@ -92,7 +100,7 @@ class Tuning:
             choice = f"tile = {_quoted(rule.tile)}"
             if rule.min_blocks_per_sm:
                 choice += f", min_blocks_per_sm = {rule.min_blocks_per_sm!r}"
-            table = tables.setdefault(f"{rule.device_class}.{_quoted(rule.kernel)}", {})
+            table = tables.setdefault(rule.table, {})
             table.setdefault(rule.head_dims, []).append(f"{{ {choice} }}")
         for name, entries in tables.items():
             lines += ["", f"[{name}]"]
@@ -130,8 +138,12 @@ def parse(text: str) -> Tuning:
             continue
         _check_class(name, lines)
         for kernel, by_dims in _table(entries, f"[{name}]").items():
-            for dims, choices in _table(by_dims, f'[{name}."{kernel}"]').items():
+            by_dims = dict(_table(by_dims, f"[{_table_name(name, kernel)}]"))
+            decode = by_dims.pop(DECODE, {})
+            for dims, choices in by_dims.items():
                 tuning.rules += _rules(name, kernel, dims, choices, lines)
+            for dims, choices in _table(decode, f"[{_table_name(name, kernel, True)}]").items():
+                tuning.rules += _rules(name, kernel, dims, choices, lines, decode=True)
     return tuning
 
 
@@ -142,8 +154,15 @@ def _check_class(name: str, lines: _Lines) -> None:
         raise TuningError(f"{_at(line)}device class is {name!r}; allowed: {allowed}")
 
 
-def _rules(name: str, kernel: str, dims: str, choices: Any, lines: _Lines) -> list[Rule]:
-    header, where = f"{name}.{kernel}", f'[{name}."{kernel}"] {dims}'
+def _table_name(device_class: str, kernel: str, decode: bool = False) -> str:
+    return f"{device_class}.{_quoted(kernel)}" + f".{DECODE}" * decode
+
+
+def _rules(
+    name: str, kernel: str, dims: str, choices: Any, lines: _Lines, decode: bool = False
+) -> list[Rule]:
+    table = _table_name(name, kernel, decode)
+    header, where = table.replace('"', ""), f"[{table}] {dims}"
     start = lines.find(header, dims)
     if not re.fullmatch(r"d[1-9]\d{0,3}(v[1-9]\d{0,3})?", dims):
         raise TuningError(f'{_at(start)}{where}: head dims are like d64 or d192v128, got "{dims}"')
@@ -167,7 +186,7 @@ def _rules(name: str, kernel: str, dims: str, choices: Any, lines: _Lines) -> li
             raise TuningError(
                 f"{at}{where}: the last tile, and no other, is without min_blocks_per_sm"
             )
-        rules.append(Rule(name, kernel, dims, tile, least or 0.0, line))
+        rules.append(Rule(name, kernel, dims, tile, least or 0.0, line, decode))
     return rules
 
 

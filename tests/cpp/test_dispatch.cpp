@@ -140,9 +140,10 @@ std::vector<Variant> const& cutlass_attn::registry() {
 
 std::vector<TileRule> const& cutlass_attn::rules_in_force() {
   static std::vector<TileRule> const table = {
-      {100, "tiled", 96, 96, "128x64x4", 2.0f},   {100, "tiled", 96, 96, "32x64x4", 0.0f},
-      {228, "tiled", 128, 128, "64x64x4", 2.0f},  {228, "tiled", 128, 128, "32x64x4", 0.5f},
-      {228, "tiled", 128, 128, "128x64x4", 0.0f},
+      {100, "tiled", 96, 96, "128x64x4", 2.0f},      {100, "tiled", 96, 96, "32x64x4", 0.0f},
+      {228, "tiled", 128, 128, "64x64x4", 2.0f},     {228, "tiled", 128, 128, "32x64x4", 0.5f},
+      {228, "tiled", 128, 128, "128x64x4", 0.0f},    {228, "tiled", 96, 96, "32x64x4", 8.0f, true},
+      {228, "tiled", 96, 96, "64x64x4", 0.0f, true},
   };
   return table;
 }
@@ -306,6 +307,24 @@ TEST(tiles_follow_the_tuned_table) {
   p.seqlen_q = 4096;
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
   CHECK_EQ(chosen(p, kGpu, "tiled/f16/d96v96/64x64x4"), "tiled/f16/d96v96/64x64x4");
+}
+
+// Without any, they follow those of all calls: the test before this one.
+TEST(decoding_follows_rules_of_its_own) {
+  AttnParams p = call(kF16, 96);
+  p.num_heads_q = p.num_heads_kv = 1;
+  p.batch = 80;  // 8 for each multiprocessor
+  for (auto [seqlen_q, tile] : {std::pair(1, "32x64x4"), {16, "32x64x4"}, {17, "64x64x4"}}) {
+    p.seqlen_q = seqlen_q;
+    CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d96v96/") + tile);
+  }
+  p.seqlen_q = 1;
+  Status status;
+  CHECK_EQ(why_preferred(*select(p, kBigGpu, "tiled", status), find("tiled/f16/d96v96/64x64x4"), p,
+                         kBigGpu),
+           "could run; tile 32x64x4 is preferred for decoding with 8 blocks an SM");
+  p.batch = 10;
+  CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d96v96/64x64x4");
 }
 
 TEST(why_another_one_is_preferred) {

@@ -9,7 +9,7 @@ shared memory, which is no part of the code and follows from the tile. Of sm80 r
 
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with sums in fp16), LDSM, LDSM.T and LDGSTS as the tile
-  tile implies. More of them mean that the compiler duplicated a loop body or that copies got
+  implies. More of them mean that the compiler duplicated a loop body or that copies got
   narrower, fewer that work was lost.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm

@@ -89,23 +89,25 @@ def tune(
 
 
 def rules_in_force(task: Task) -> list[Rule]:
-    """Those for the task's kernel and head dims on its class of GPUs, the first to hold first.
+    """Those for the task's kernel, head dims and kind of call on its class of GPUs, in order.
 
     The last one has no condition. Without any rule the first of the task's variants is what runs.
     """
     wanted = task.kernel, task.head_dim, task.head_dim_v
     device_class = task.limits.device_class
-    found = [
-        Rule(device_class, kernel, task.dims, tile, round(least, 6))
-        for smem_kb, kernel, qk, v, tile, least in _C.tile_rules()
+    known = [
+        (is_decode, Rule(device_class, kernel, task.dims, tile, round(least, 6)))
+        for smem_kb, kernel, qk, v, tile, least, is_decode in _C.tile_rules()
         if (kernel, qk, v) == wanted and smem_kb == DEVICE_CLASSES[device_class]
     ]
+    decode = task.is_decode and any(is_decode for is_decode, _ in known)
+    found = [replace(rule, decode=task.is_decode) for of, rule in known if of == decode]
     if found and not found[-1].min_blocks_per_sm:
         return found
     # Where none holds, dispatch takes the first of all.
     rows = (row for row in variants() if (row.kernel, row.head_dim, row.head_dim_v) == wanted)
     tile = found[0].tile if found else next(rows).tile
-    return [*found, Rule(device_class, task.kernel, task.dims, tile)]
+    return [*found, Rule(device_class, task.kernel, task.dims, tile, decode=task.is_decode)]
 
 
 def rule_for(rules: list[Rule], shape: Shape, num_sms: int) -> Rule:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import tuning
-from ..bench.shapes import SHAPE_FORM, Shape, parse_shape
+from ..bench.shapes import DECODE_QUERIES, SHAPE_FORM, Shape, parse_shape
 from ..terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
 
 PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
@@ -65,6 +65,11 @@ def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     if wrong := [shape for shape in given if shape.head_dim != args.head_dim]:
         raise ValueError(f"--shape has head dim {wrong[0].head_dim}, --head-dim is {args.head_dim}")
     base = given or [Shape(4, heads, heads, 4096, 4096, args.head_dim)]
+    if len({shape.op for shape in base}) > 1:
+        raise ValueError(
+            f"--shape has calls of {DECODE_QUERIES} queries or fewer and others, whose tiles are "
+            "chosen apart: tune them one after the other"
+        )
     masks = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
     return tuple(
         Shape(**{**asdict(shape), "causal": causal})

@@ -81,6 +81,10 @@ class Task:
     limits: Limits
 
     @property
+    def is_decode(self) -> bool:
+        return self.shapes[0].op == "decode"
+
+    @property
     def dims(self) -> str:
         """As in a key and in tuned.toml."""
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
