@@ -280,6 +280,31 @@ def test_a_variant_is_measured_and_judged(fake_ncu, capsys):
     )
 
 
+def test_what_was_measured_before_an_interruption_is_kept(fake_ncu, monkeypatch, capsys):
+    program, _ = fake_ncu
+    command = ["profile", "--ncu", str(program), "--kernel", KEY, "--json", "-"]
+    command += ["--shape", "4,32,32,4096,4096,64", "--shape", "2,32,32,4096,4096,64"]
+    measure, calls = ncu.measure, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(ncu, "measure", interrupted)
+    at = 2
+    assert cli.main(command) == 130
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert report["interrupted"] and not report["ok"] and "interrupted" in said.err
+    (row,) = report["rows"]
+    assert row["ok"] and row["kernel"] == KEY
+    at, calls = 1, []
+    with pytest.raises(KeyboardInterrupt):  # there is nothing to show
+        profile.run_profile([KEY], ["float16"], [], "cuda", str(program), lambda *_: None)
+
+
 def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
     program, answer = fake_ncu
     answer.write_text(CSV.replace("55.5", "31"))

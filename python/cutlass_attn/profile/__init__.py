@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,11 @@ class Report:
     environment: dict[str, Any]
     static_only: str = ""  # why Nsight Compute measured nothing
     rows: list[Row] = field(default_factory=list)
+    interrupted: bool = False  # before all rows were measured
 
     @property
     def ok(self) -> bool:
-        return bool(self.rows) and all(row.ok for row in self.rows)
+        return bool(self.rows) and not self.interrupted and all(row.ok for row in self.rows)
 
     def failing(self) -> dict[str, str]:
         """{variant: the gates that it fails in calls with many queries, or in its code}."""
@@ -79,6 +80,7 @@ class Report:
             "ok": self.ok,
             "device": self.device,
             "static_only": self.static_only or None,
+            "interrupted": self.interrupted,
             "environment": self.environment,
             "rows": [row.as_json() for row in self.rows],
         }
@@ -227,7 +229,7 @@ def measured_rows(
     program: str | None,
     progress: Progress,
     fitting: Collection[str] = (),
-) -> list[Row]:
+) -> Iterator[Row]:
     """Each variant's gates in each shape, or in those of default_shapes(), by Nsight Compute.
 
     `fitting` is as for fitting_calls(). Raises NcuError if it cannot.
@@ -241,7 +243,6 @@ def measured_rows(
         calls = fitting_calls(chosen, shapes, fitting, device)
     else:
         calls = [(v, shape) for v in chosen for shape in default_shapes(v, device)]
-    rows = []
     for done, (variant, shape) in enumerate(calls):
         progress(f"{variant.key}: {shape}", done, len(calls))
         numbers = ",".join(str(getattr(shape, name)) for name in _SIZES)
@@ -252,12 +253,11 @@ def measured_rows(
         except ncu.NcuError as error:
             if "ERR_NVGPUCTRPERM" in str(error):
                 raise
-            rows.append(Row(variant.key, shape, reason=str(error)))
+            yield Row(variant.key, shape, reason=str(error))
             continue
         figures = ncu.figures(gates.gates, metrics, values)
         judged = gates.judge(variant.kernel, shape.head_dim, shape.op, figures)
-        rows.append(Row(variant.key, shape, judged))
-    return rows
+        yield Row(variant.key, shape, judged)
 
 
 _SIZES = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim")
@@ -274,6 +274,7 @@ def run_profile(
     """Profiles on "cuda" or "cuda:N", or reads the code for an architecture such as "sm_89".
 
     Where Nsight Compute or the GPU is missing, the report says so and has the machine code's part.
+    One that is interrupted has the rows measured until then.
     Raises ValueError for a wrong name or device, and ToolNotFound without cuobjdump.
     """
     (kind, index, capability), _ = parse_device(device)
@@ -286,17 +287,24 @@ def run_profile(
         found, lack = _C.device_info(CUDA, index)
         capability = found
     rows: list[Row] = []
+    interrupted = False
     if present := not lack:
         try:
             fitting = [v.key for v in chosen if v.key not in names]
-            rows = measured_rows(chosen, shapes, device, program, progress, fitting)
+            for row in measured_rows(chosen, shapes, device, program, progress, fitting):
+                rows.append(row)
         except ncu.NcuError as error:
-            lack = str(error)
+            lack, rows = str(error), []
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
     arch = f"sm_{capability}"
     if not capability or (present and arch not in _compiled_for()):
         arch = next((name for name in _compiled_for() if name.startswith("sm_")), "sm_89")
     present = bool(rows)
     report = Report(device if present else arch, environment(device if present else "cpu"), lack)
     report.rows = rows or static_rows(chosen, arch, progress)
+    report.interrupted = interrupted
     progress("done", 1, 1)
     return report

@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
     if args.mark:
         _mark(report)
+    if report.interrupted:
+        print("cutlass-attn profile: interrupted, not all were measured", file=sys.stderr)
+        return 130
     return 0 if report.ok else 1
 
 

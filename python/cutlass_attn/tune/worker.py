@@ -135,13 +135,13 @@ def gates(job: dict[str, Any]) -> dict[str, Any]:
     chosen = [variant for variant in variants() if variant.key == job["key"]]
     shapes = [Shape(**shape) for shape in job["shapes"][:1]]
     try:
-        rows = measured_rows(chosen, shapes, job["device"], job.get("ncu"), lambda *_: None)
+        (row,) = measured_rows(chosen, shapes, job["device"], job.get("ncu"), lambda *_: None)
     except NcuUnavailable as error:
         return {"unavailable": str(error)}
-    if rows[0].reason:
-        return {"error": rows[0].reason}
-    figures = {gate.gate.name: gate.measured for gate in rows[0].gates}
-    failed = [str(gate) for gate in rows[0].gates if gate.verdict == "FAIL"]
+    if row.reason:
+        return {"error": row.reason}
+    figures = {gate.gate.name: gate.measured for gate in row.gates}
+    failed = [str(gate) for gate in row.gates if gate.verdict == "FAIL"]
     return {"figures": figures, "failed": failed}
 
 
