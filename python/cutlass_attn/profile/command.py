@@ -93,7 +93,7 @@ def _mark(report: Report) -> None:
 
     properties = torch.cuda.get_device_properties(report.device)
     where = device_class(int(properties.shared_memory_per_multiprocessor))
-    # Calls with one query mark nothing (Report.failing()), so they do not lift a mark either.
+    # Calls with few queries mark nothing (Report.failing()), so they do not lift a mark either.
     profiled = {
         row.kernel
         for row in report.rows
