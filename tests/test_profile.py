@@ -229,6 +229,14 @@ def test_keys_tell_the_tile():
         192, 128, 64, 64, 4, 1, "GeneralScore"
     )
     assert tile_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
+    # Counted in code for sm_89: six slices of 16 keys, where 64 and 128 keys are slices of 32.
+    assert tile_of("sm80/f16/d96/64x96x4", "IdentityScore").counts() == {
+        "HMMA": 384,
+        "HMMA.F16": 0,
+        "LDSM": 120,
+        "LDSM.T": 77,
+        "LDGSTS": 126,
+    }
     assert tile_of("scalar/minimal/f16", "IdentityScore") is None
 
 

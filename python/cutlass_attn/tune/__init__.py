@@ -96,12 +96,13 @@ def rules_in_force(task: Task) -> list[Rule]:
     wanted = task.kernel, task.head_dim, task.head_dim_v
     device_class = task.limits.device_class
     known = [
-        (is_decode, Rule(device_class, kernel, task.dims, tile, round(least, 6)))
-        for smem_kb, kernel, qk, v, tile, least, is_decode in _C.tile_rules()
+        Rule(device_class, kernel, task.dims, tile, round(least, 6), decode=decode)
+        for smem_kb, kernel, qk, v, tile, least, decode in _C.tile_rules()
         if (kernel, qk, v) == wanted and smem_kb == DEVICE_CLASSES[device_class]
     ]
-    decode = task.is_decode and any(is_decode for is_decode, _ in known)
-    found = [replace(rule, decode=task.is_decode) for of, rule in known if of == decode]
+    found = [rule for rule in known if rule.decode == task.is_decode]
+    if not found:  # decoding goes by the rules of all calls then
+        found = [replace(rule, decode=task.is_decode) for rule in known if not rule.decode]
     if found and not found[-1].min_blocks_per_sm:
         return found
     # Where none holds, dispatch takes the first of all.
