@@ -22,9 +22,7 @@ struct PhiloxWords {
 
 CA_HOST_DEVICE PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
   uint32_t (&c)[4] = counter.word;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
+  CA_UNROLL
   for (int round = 0; round < 10; ++round) {
     uint64_t const a = uint64_t(0xD2511F53u) * c[0], b = uint64_t(0xCD9E8D57u) * c[2];
     counter = {{uint32_t(b >> 32) ^ c[1] ^ key0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key1,

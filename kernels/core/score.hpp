@@ -3,7 +3,8 @@
 // A functor turns the product of query `q` with key `k` in (batch, head) into a value x such that
 // the softmax weight is 2^(x * log2_scale()); log2_scale() > 0, so the largest x is the largest
 // logit and scaling folds into the exponential's one fused multiply-add. grad() is d logit / d s,
-// s being the raw product, for the backward pass.
+// s being the raw product, for the backward pass. Those that are not general look at the product
+// alone, and take it alone.
 //
 // A new score: a functor here, its token in manifest.toml, a keyword in Python.
 #pragma once
@@ -34,7 +35,7 @@ struct IdentityScore {
     return !has_terms(p) && p.softcap == 0.0f && p.softmax_scale >= kLeastScale;
   }
   CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
-  CA_HOST_DEVICE float operator()(float s, int, int, int, int) const { return s; }
+  CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const { return s; }
   CA_HOST_DEVICE float grad(float, int, int, int, int) const { return scale; }
 };
 
@@ -53,7 +54,7 @@ struct SoftcapScore {
   CA_HOST_DEVICE static bool takes(AttnParams const& p) { return !has_terms(p); }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
   CA_HOST_DEVICE float log2_scale() const { return outer() * kLog2e; }
-  CA_HOST_DEVICE float operator()(float s, int, int, int, int) const {
+  CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const {
     return cap > 0.0f ? fast_tanh(s * inner) : s * inner;
   }
   CA_HOST_DEVICE float grad(float s, int, int, int, int) const {
@@ -64,7 +65,7 @@ struct SoftcapScore {
 };
 
 // The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
-// -inf where the mask of bytes hides the key. Reads bias and mask for every logit by itself.
+// -inf where the mask of bytes hides the key.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
@@ -81,37 +82,85 @@ struct GeneralScore {
   CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
-    float x = capped.outer() * capped(s, b, h, q, k);
-    // Keys and queries beyond the sequences have no bias and no mask; their logits go unused.
-    if (q >= p.seqlen_q || k >= p.seqlen_k) return x;
-    if (p.alibi_slopes) {
-      x -= p.alibi_slopes[b * p.alibi_batch_stride + h] * fabsf(float(k - q) - diagonal);
-    }
-    if (p.bias.data) x += bias(at(p.bias, b, h, q, k));
-    if (p.mask.data && static_cast<uint8_t const*>(p.mask.data)[at(p.mask, b, h, q, k)] == 0) {
-      x = -kInf;
-    }
-    return x;
+    One const one{s};
+    apply<1, 1>(one, b, [&](int) { return h; }, [&](int) { return q; }, [&](int) { return k; });
+    return s;
   }
   CA_HOST_DEVICE float grad(float s, int b, int h, int q, int k) const {
     return capped.grad(s, b, h, q, k);
   }
 
+  // The same for the products x(i, j) of some rows, row i being query(i) of head(i), with key(j):
+  // one term after the other for all of them, so that what a call has not is skipped at once, and
+  // loads do not wait for each other. What lies beyond the sequences gets the terms of the last
+  // query or key and goes unused.
+  template <int kRows, int kKeys, class X, class Head, class Query, class Key>
+  CA_HOST_DEVICE void apply(X&& x, int b, Head&& head, Query&& query, Key&& key) const {
+    branch(capped.cap > 0.0f, [&] {
+      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = fast_tanh(x(i, j) * capped.inner); });
+    });
+    float const factor = capped.cap > 0.0f ? capped.cap : capped.inner;
+    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= factor; });
+    branch(p.alibi_slopes != nullptr, [&] {
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float const slope = p.alibi_slopes[b * p.alibi_batch_stride + head(i)];
+        int const q = query(i);
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) x(i, j) -= slope * fabsf(float(key(j) - q) - diagonal);
+      }
+    });
+    branch(p.bias.data && p.bias_dtype == DType::kFloat32, [&] {
+      for_entries<kRows, kKeys, float>(p.bias, b, head, query, key,
+                                       [&](int i, int j, float entry) { x(i, j) += entry; });
+    });
+    branch(p.bias.data && p.bias_dtype != DType::kFloat32, [&] {
+      bool const is_half = p.bias_dtype == DType::kFloat16;
+      for_entries<kRows, kKeys, uint16_t>(
+          p.bias, b, head, query, key, [&](int i, int j, uint16_t entry) {
+            x(i, j) += is_half ? half_to_float(entry) : bfloat16_to_float(entry);
+          });
+    });
+    branch(p.mask.data, [&] {
+      for_entries<kRows, kKeys, uint8_t>(
+          p.mask, b, head, query, key,
+          [&](int i, int j, uint8_t entry) { x(i, j) = entry == 0 ? -kInf : x(i, j); });
+    });
+  }
+
  private:
-  CA_HOST_DEVICE static int64_t at(LogitRef const& t, int b, int h, int q, int k) {
-    return b * t.batch_stride + h * t.head_stride + q * t.row_stride + k * t.key_stride;
-  }
-  CA_HOST_DEVICE float bias(int64_t at) const {
-    switch (p.bias_dtype) {
-      case DType::kFloat16:
-        return half_to_float(static_cast<uint16_t const*>(p.bias.data)[at]);
-      case DType::kBFloat16:
-        return bfloat16_to_float(static_cast<uint16_t const*>(p.bias.data)[at]);
-      case DType::kFloat32:
-        break;
+  struct One {
+    float& x;
+    CA_HOST_DEVICE float& operator()(int, int) const { return x; }
+  };
+
+  template <int kRows, int kKeys, class Visit>
+  CA_HOST_DEVICE static void for_all(Visit&& visit) {
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CA_UNROLL
+      for (int j = 0; j < kKeys; ++j) visit(i, j);
     }
-    return static_cast<float const*>(p.bias.data)[at];
   }
+
+  // Calls visit(i, j, entry) for the entries of all rows with all keys, after it has read them.
+  template <int kRows, int kKeys, class Entry, class Head, class Query, class Key, class Visit>
+  CA_HOST_DEVICE void for_entries(LogitRef const& t, int b, Head&& head, Query&& query, Key&& key,
+                                  Visit&& visit) const {
+    Entry entries[kRows][kKeys];
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      auto const* const row = static_cast<Entry const*>(t.data) + b * t.batch_stride +
+                              head(i) * t.head_stride +
+                              clamped(query(i), p.seqlen_q) * t.row_stride;
+      CA_UNROLL
+      for (int j = 0; j < kKeys; ++j) {
+        entries[i][j] = row[clamped(key(j), p.seqlen_k) * t.key_stride];
+      }
+    }
+    for_all<kRows, kKeys>([&](int i, int j) { visit(i, j, entries[i][j]); });
+  }
+  CA_HOST_DEVICE static int clamped(int i, int end) { return i < end ? i : end - 1; }
 };
 
 }  // namespace cutlass_attn

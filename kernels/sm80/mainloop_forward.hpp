@@ -132,6 +132,16 @@ struct MainloopForward {
     }
   }
 
+  // Whether all queries see the whole tile that begins at `key`, and code of its own is for that.
+  // The general score has none: most of its code is the same for all tiles, and long.
+  CUTE_DEVICE auto is_full(int key) const {
+    if constexpr (Score::kIsGeneral) {
+      return false_type{};
+    } else {
+      return range.is_full(key);
+    }
+  }
+
   // Which rows this warp has, and which share of those that Config::kColumnWarps have together.
   CUTE_DEVICE int row_warp() const { return thread / 32 / Config::kColumnWarps; }
   CUTE_DEVICE int column_warp() const { return thread / 32 % Config::kColumnWarps; }
@@ -327,18 +337,36 @@ struct MainloopForward {
     // Keeps the compiler from holding the ends of every row's interval from slice to slice; it
     // spilled for them.
     asm volatile("" ::: "memory");
+    if constexpr (Score::kIsGeneral) {
+      constexpr int kKeys = decltype(size<1>(s))::value;
+      int const own = Arch::recompute(thread);
+      score.template apply<kRows, kKeys>(
+          s, tile.batch, [&](int i) { return tile.head(row_of(own, i)); },
+          [&](int i) { return tile.query(row_of(own, i)); },
+          [&](int j) { return key + column(j); });
+      branch(!range.is_full(key), [&] { hide(s, key); });
+    } else {
+      if constexpr (!Score::kIsIdentity) {
+        CUTE_UNROLL
+        for (int i = 0; i < size(s); ++i) s(i) = score(s(i));
+      }
+      if constexpr (!is_full) hide(s, key);
+    }
+  }
+
+  // -inf for the keys of a slice that the mask hides.
+  template <class S>
+  CUTE_DEVICE void hide(S&& s, int key) const {
     int own = thread;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       own = Arch::recompute(own);
-      int const r = row_of(own, i), q = tile.query(r), head = tile.head(r);
-      int const lo = is_full ? 0 : mask.lo(q - tile.q_begin) - key;
-      int const hi = is_full ? 0 : mask.hi(q - tile.q_begin) - key;
+      int const q = tile.query(row_of(own, i)) - tile.q_begin;
+      int const lo = mask.lo(q) - key, hi = mask.hi(q) - key;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
         int const n = column(j);
-        float const x = score(s(i, j), tile.batch, head, q, key + n);
-        s(i, j) = is_full || (n >= lo && n < hi) ? x : -kInf;
+        s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
       }
     }
   }
@@ -491,7 +519,7 @@ struct MainloopForward {
     }
     PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
     product_qk<1>(0, 0, steps.acc_s);
-    if (range.is_full(range.begin)) {
+    if (is_full(range.begin)) {
       Scores scores = in_fp32(steps.acc_s[0]);
       finish_scores(as_rows(scores), range.begin, true_type{});
       softmax.start(as_rows(scores), log2_scale);
@@ -502,7 +530,7 @@ struct MainloopForward {
     Arch::sync();
     for (; steps.key < range.end; steps.key += kN) {
       int from = -1;
-      if (range.is_full(steps.key)) from = steps.run_full();
+      if (is_full(steps.key)) from = steps.run_full();
       if (from < kSlices) steps.run_any(from);
       steps.v_stage = steps.stage;
       steps.stage ^= 1;
@@ -544,7 +572,7 @@ struct MainloopForward {
   CUTE_DEVICE void run_tiled() {
     copy_k(range.begin, 0);
     for (int key = range.begin; key < range.end; key += kN) {
-      if (range.is_full(key)) {
+      if (is_full(key)) {
         step(key, true_type{});
       } else {
         step(key, false_type{});

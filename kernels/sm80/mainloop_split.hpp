@@ -227,7 +227,7 @@ struct SplitSchedule {
       for (int m = 0; m < kRowBlocks; ++m) load_q(q_block, m, k, q_words[k * kRowBlocks + m]);
     }
     for (int key = loop.range.begin; key < loop.range.end; key += kN) {
-      if (loop.range.is_full(key)) {
+      if (loop.is_full(key)) {
         step(key, true_type{});
       } else {
         step(key, false_type{});

@@ -2,6 +2,7 @@
 // each term of a logit by itself.
 #include "core/score.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <utility>
@@ -183,14 +184,56 @@ TEST(mask_hides_where_its_byte_is_zero_whatever_the_bias) {
   CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
 }
 
-// Tiles reach beyond the sequences: nothing may be read for what is there.
-TEST(no_term_is_read_beyond_the_sequences) {
+// Tiles reach beyond the sequences: no other address may be read for what is there.
+TEST(beyond_the_sequences_the_last_terms_are_read) {
+  float bias[4 * 5];
+  uint8_t mask[4 * 5];
+  for (int i = 0; i < 4 * 5; ++i) {
+    bias[i] = float(i);
+    mask[i] = i % 2;
+  }
   AttnParams p = with_terms();
-  p.bias = {reinterpret_cast<void const*>(8), 1, 1, 1, 1};
-  p.mask = p.bias;
+  p.bias = {bias, 0, 0, 5, 1};
+  p.bias_dtype = DType::kFloat32;
+  AttnParams with_mask = p;
+  with_mask.mask = {mask, 0, 0, 5, 1};
+  GeneralScore const biased(p), masked(with_mask);
+  for (auto [q, k] : {std::pair(4, 2), {100, 3}, {1, 5}, {2, 100}, {70, 70}}) {
+    int const at = std::min(q, 3) * 5 + std::min(k, 4);
+    CHECK_EQ(biased(6, 1, 2, q, k), 3.0f + float(at));
+    CHECK_EQ(masked(6, 1, 2, q, k), at % 2 ? 3.0f + float(at) : -kInf);
+  }
+}
+
+// A tile's part of a row at once, as kernels have it, is each logit by itself.
+TEST(a_block_of_logits_has_the_terms_of_each) {
+  float const slopes[] = {0.5f, 0.25f, 2.0f};
+  float bias[3 * 4 * 5];
+  uint8_t mask[3 * 4 * 5];
+  for (int i = 0; i < 3 * 4 * 5; ++i) {
+    bias[i] = 0.5f * float(i);
+    mask[i] = i % 7 != 0;
+  }
+  AttnParams p = with_terms();
+  p.softcap = 3;
+  p.alibi_slopes = slopes;
+  p.bias = {bias, 0, 20, 5, 1};
+  p.bias_dtype = DType::kFloat32;
+  p.mask = {mask, 0, 20, 5, 1};
   GeneralScore const score(p);
-  CHECK_EQ(score(6, 0, 0, 4, 0), 3.0f);
-  CHECK_EQ(score(6, 0, 0, 0, 5), 3.0f);
+  int const heads[] = {2, 0}, queries[] = {3, 1}, keys[] = {4, 0, 2};
+  float x[2][3];
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 3; ++j) x[i][j] = float(i - 2 * j);
+  }
+  score.apply<2, 3>([&](int i, int j) -> float& { return x[i][j]; }, 1,
+                    [&](int i) { return heads[i]; }, [&](int i) { return queries[i]; },
+                    [&](int j) { return keys[j]; });
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 3; ++j) {
+      CHECK_EQ(x[i][j], score(float(i - 2 * j), 1, heads[i], queries[i], keys[j]));
+    }
+  }
 }
 
 TEST(exp2_is_within_two_ulp) {

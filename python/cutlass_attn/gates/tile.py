@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-# The loop's body is compiled for tiles that need the mask's test and for those that do not.
-BODIES = 2
+# The loop's body is compiled for tiles that need the mask's test and for those that do not; that
+# of the general score once, for all.
+BODIES, BODIES_GENERAL = 2, 1
 # A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
 COPIES, COPIES_Q = 2, 3
 
@@ -78,6 +79,7 @@ class Tile:
         for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
         transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
         """
+        bodies = BODIES_GENERAL if self.score == "GeneralScore" else BODIES
         blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
         load_q, load_k, load_v = (
             -(-rows * d // 8 // self.threads)
@@ -87,24 +89,24 @@ class Tile:
                 (self.n, self.head_dim_v),
             )
         )
-        copies = COPIES_Q * load_q + COPIES * (load_k + BODIES * (load_k + load_v))
+        copies = COPIES_Q * load_q + COPIES * (load_k + bodies * (load_k + load_v))
         if self.columns > 1:
             # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
             keys, dims_v = self.n // self.columns, dims_v // self.columns
             kept = self.steps_in_registers
             body = dims * keys // 16 + self.rows * (dims - kept + blocks)
             return {
-                "HMMA": BODIES * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
+                "HMMA": bodies * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
                 "HMMA.F16": 0,
-                "LDSM": BODIES * body + self.rows * kept,
-                "LDSM.T": BODIES * blocks * dims_v,
+                "LDSM": bodies * body + self.rows * kept,
+                "LDSM.T": bodies * blocks * dims_v,
                 "LDGSTS": copies,
             }
         if self.is_pipelined:
             # Q once; the first slice's Q K^T and the last one's P V, of which the loop has read the
             # first 16 columns; in the body for any tile Q K^T of each slice once more, for slices
             # that have to raise a reference.
-            qk, pv = (BODIES + 1) * blocks + self.slice, BODIES * blocks + self.slice
+            qk, pv = (bodies + 1) * blocks + self.slice, bodies * blocks + self.slice
             products = self.rows * 2 * qk * dims, self.rows * 2 * pv * dims_v
             return {
                 "HMMA": sum(products),
@@ -113,13 +115,13 @@ class Tile:
                 "LDSM.T": pv * dims_v - 1,
                 "LDGSTS": copies + COPIES * load_v,
             }
-        each = BODIES * blocks * self.rows * 2
+        each = bodies * blocks * self.rows * 2
         products = each * dims, each * dims_v
         return {
             "HMMA": sum(products),
             "HMMA.F16": self.in_fp16(*products),
-            "LDSM": BODIES * (blocks + self.rows) * dims,
-            "LDSM.T": BODIES * blocks * dims_v,
+            "LDSM": bodies * (blocks + self.rows) * dims,
+            "LDSM.T": bodies * blocks * dims_v,
             "LDGSTS": copies,
         }
 
