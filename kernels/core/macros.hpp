@@ -16,15 +16,21 @@
 
 namespace cutlass_attn {
 
-// `if (condition) body();` that is a branch. An `if` becomes predicates, even of hundreds of
-// instructions, and then they are issued in any case; a loop does not.
+// `if (condition > 0) body();` that is a branch, and from which nothing is computed before. An `if`
+// becomes predicates, even of hundreds of instructions, and then they are issued in any case; a
+// loop does not.
 template <class Body>
-CA_HOST_DEVICE void branch(bool condition, Body&& body) {
-  int rounds = condition;
+CA_HOST_DEVICE void branch(int condition, Body&& body) {
 #if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(rounds));
+  asm volatile("" : "+r"(condition));
+  while (condition > 0) {
+    condition = 0;
+    asm volatile("" : "+r"(condition) : : "memory");
+    body();
+  }
+#else
+  if (condition > 0) body();
 #endif
-  for (; rounds > 0; --rounds) body();
 }
 
 }  // namespace cutlass_attn

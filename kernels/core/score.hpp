@@ -77,61 +77,106 @@ struct GeneralScore {
   CA_HOST_DEVICE explicit GeneralScore(AttnParams const& params)
       : p(params),
         capped(params),
-        diagonal(float(int64_t(p.seqlen_k) - p.seqlen_q + p.diagonal_shift)) {}
+        diagonal(float(int64_t(p.seqlen_k) - p.seqlen_q + p.diagonal_shift)),
+        terms(terms_of(params)) {}
 
   CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
-    One const one{s};
-    apply<1, 1>(one, b, [&](int) { return h; }, [&](int) { return q; }, [&](int) { return k; });
+    One const one{s, b, h, q, k};
+    scale<1, 1>(one);
+    add_terms<1, 1>(one, one);
     return s;
   }
   CA_HOST_DEVICE float grad(float s, int b, int h, int q, int k) const {
     return capped.grad(s, b, h, q, k);
   }
 
-  // The same for the products x(i, j) of some rows, row i being query(i) of head(i), with key(j):
-  // one term after the other for all of them, so that what a call has not is skipped at once, and
-  // loads do not wait for each other. What lies beyond the sequences gets the terms of the last
-  // query or key and goes unused.
-  template <int kRows, int kKeys, class X, class Head, class Query, class Key>
-  CA_HOST_DEVICE void apply(X&& x, int b, Head&& head, Query&& query, Key&& key) const {
-    branch(capped.cap > 0.0f, [&] {
-      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = fast_tanh(x(i, j) * capped.inner); });
+  // The same in two steps for the products x(i, j) of some rows with some keys. The first comes
+  // before anything that depends on the call.
+  template <int kRows, int kKeys, class X>
+  CA_HOST_DEVICE void scale(X&& x) const {
+    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= capped.inner; });
+  }
+
+  // The second: one term after the other for all products, so that what a call has not is skipped
+  // at once, and loads do not wait for each other. What lies beyond the sequences gets the terms
+  // of some query and key and goes unused.
+  //   place: what the terms depend on; batch(), head(i), query(i), key(j). Keys come in pairs:
+  //          key(0) is even, key(1) is one more.
+  template <int kRows, int kKeys, class X, class Place>
+  CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
+    branch(terms & kSoftcap, [&] {
+      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = capped.cap * fast_tanh(x(i, j)); });
     });
-    float const factor = capped.cap > 0.0f ? capped.cap : capped.inner;
-    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= factor; });
-    branch(p.alibi_slopes != nullptr, [&] {
+    branch(terms & kAlibi, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const slope = p.alibi_slopes[b * p.alibi_batch_stride + head(i)];
-        int const q = query(i);
+        float const slope = p.alibi_slopes[place.batch() * p.alibi_batch_stride + place.head(i)];
+        float const first = float(place.key(0) - place.query(i)) - diagonal;
         CA_UNROLL
-        for (int j = 0; j < kKeys; ++j) x(i, j) -= slope * fabsf(float(key(j) - q) - diagonal);
+        for (int j = 0; j < kKeys; ++j) {
+          x(i, j) -= slope * fabsf(first + float(place.key(j) - place.key(0)));
+        }
       }
     });
-    branch(p.bias.data && p.bias_dtype == DType::kFloat32, [&] {
-      for_entries<kRows, kKeys, float>(p.bias, b, head, query, key,
+    branch(terms & kBias32, [&] {
+      for_entries<kRows, kKeys, float>(p.bias, terms & kBiasPairs, place,
                                        [&](int i, int j, float entry) { x(i, j) += entry; });
     });
-    branch(p.bias.data && p.bias_dtype != DType::kFloat32, [&] {
+    branch(terms & kBias16, [&] {
       bool const is_half = p.bias_dtype == DType::kFloat16;
       for_entries<kRows, kKeys, uint16_t>(
-          p.bias, b, head, query, key, [&](int i, int j, uint16_t entry) {
+          p.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
             x(i, j) += is_half ? half_to_float(entry) : bfloat16_to_float(entry);
           });
     });
-    branch(p.mask.data, [&] {
+    branch(terms & kMask, [&] {
       for_entries<kRows, kKeys, uint8_t>(
-          p.mask, b, head, query, key,
+          p.mask, terms & kMaskPairs, place,
           [&](int i, int j, uint8_t entry) { x(i, j) = entry == 0 ? -kInf : x(i, j); });
     });
   }
 
  private:
+  // What a call has; pairs: of keys whose entries one load reads.
+  enum Term {
+    kSoftcap = 1,
+    kAlibi = 2,
+    kBias32 = 4,
+    kBias16 = 8,
+    kBiasPairs = 16,
+    kMask = 32,
+    kMaskPairs = 64
+  };
+  int terms;
+
+  CA_HOST_DEVICE static int terms_of(AttnParams const& p) {
+    bool const is_bias32 = p.bias_dtype == DType::kFloat32;
+    int const bias = (is_bias32 ? kBias32 : kBias16) |
+                     (has_pairs(p, p.bias, is_bias32 ? 4 : 2) ? kBiasPairs : 0);
+    int const mask = kMask | (has_pairs(p, p.mask, 1) ? kMaskPairs : 0);
+    return (p.softcap > 0.0f ? kSoftcap : 0) | (p.alibi_slopes ? kAlibi : 0) |
+           (p.bias.data ? bias : 0) | (p.mask.data ? mask : 0);
+  }
+
+  // Whether the entries of an even key and the next lie at a multiple of their size.
+  CA_HOST_DEVICE static bool has_pairs(AttnParams const& p, LogitRef const& t, int entry_bytes) {
+    uint64_t const bits =
+        reinterpret_cast<uint64_t>(t.data) |
+        uint64_t(t.batch_stride | t.head_stride | t.row_stride) * uint64_t(entry_bytes);
+    return t.key_stride == 1 && p.seqlen_k % 2 == 0 && bits % (2 * uint64_t(entry_bytes)) == 0;
+  }
+
+  // One product, and where it is.
   struct One {
     float& x;
+    int b, h, q, k;
     CA_HOST_DEVICE float& operator()(int, int) const { return x; }
+    CA_HOST_DEVICE int batch() const { return b; }
+    CA_HOST_DEVICE int head(int) const { return h; }
+    CA_HOST_DEVICE int query(int) const { return q; }
+    CA_HOST_DEVICE int key(int) const { return k; }
   };
 
   template <int kRows, int kKeys, class Visit>
@@ -143,22 +188,41 @@ struct GeneralScore {
     }
   }
 
-  // Calls visit(i, j, entry) for the entries of all rows with all keys, after it has read them.
-  template <int kRows, int kKeys, class Entry, class Head, class Query, class Key, class Visit>
-  CA_HOST_DEVICE void for_entries(LogitRef const& t, int b, Head&& head, Query&& query, Key&& key,
+  // Calls visit(i, j, entry) for the entries of all rows with all keys.
+  template <int kRows, int kKeys, class Entry, class Place, class Visit>
+  CA_HOST_DEVICE void for_entries(LogitRef const& t, int has_pairs, Place const& place,
                                   Visit&& visit) const {
-    Entry entries[kRows][kKeys];
-    CA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      auto const* const row = static_cast<Entry const*>(t.data) + b * t.batch_stride +
-                              head(i) * t.head_stride +
-                              clamped(query(i), p.seqlen_q) * t.row_stride;
+    struct alignas(2 * sizeof(Entry)) Pair {
+      Entry entry[2];
+    };
+    auto const row = [&](int i) {
+      return static_cast<Entry const*>(t.data) + place.batch() * t.batch_stride +
+             place.head(i) * t.head_stride + clamped(place.query(i), p.seqlen_q) * t.row_stride;
+    };
+    if (kKeys == 1) has_pairs = 0;
+    branch(has_pairs, [&] {
+      Pair pairs[kRows][(kKeys + 1) / 2];
       CA_UNROLL
-      for (int j = 0; j < kKeys; ++j) {
-        entries[i][j] = row[clamped(key(j), p.seqlen_k) * t.key_stride];
+      for (int i = 0; i < kRows; ++i) {
+        Entry const* const entries = row(i);
+        CA_UNROLL
+        for (int j = 0; j < kKeys; j += 2) {
+          int const at = place.key(j) < p.seqlen_k ? place.key(j) : 0;
+          pairs[i][j / 2] = *reinterpret_cast<Pair const*>(entries + at);
+        }
       }
-    }
-    for_all<kRows, kKeys>([&](int i, int j) { visit(i, j, entries[i][j]); });
+      for_all<kRows, kKeys>([&](int i, int j) { visit(i, j, pairs[i][j / 2].entry[j % 2]); });
+    });
+    branch(!has_pairs, [&] {
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Entry const* const entries = row(i);
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          visit(i, j, entries[clamped(place.key(j), p.seqlen_k) * t.key_stride]);
+        }
+      }
+    });
   }
   CA_HOST_DEVICE static int clamped(int i, int end) { return i < end ? i : end - 1; }
 };

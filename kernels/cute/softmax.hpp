@@ -18,6 +18,9 @@ namespace cutlass_attn {
 // to always that was it. Only where a sum shows that a weight grew large, reference() is raised to
 // the maximum, as in the textbook. A row without a reference (-inf) has infinite weights, or NaN,
 // and gets its first one in the same way.
+//
+// That is code for weights twice. Where scores cost more code than weights, weigh_raised() looks at
+// the scores before: a thread's own ones, which needs no reduction either.
 template <class Arch, int kRows, int kWeightLimit = 4096>
 struct SoftmaxRows {
   // Bound for the sum of one thread's weights in a slice: a float16 is good for 16 times 4096.
@@ -36,14 +39,38 @@ struct SoftmaxRows {
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(s); ++j) {
-        s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -rows[i].max));
-        sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
-      }
-      ok = ok && sums[i] <= kLimit;
+      weigh_row(s, i, log2_scale, rows[i].max);
+      ok = ok && is_small(i);
     }
     return ok;
+  }
+
+  // Whether the sum of this thread's weights of row i is, after weigh().
+  CUTE_DEVICE bool is_small(int i) const { return sums[i] <= kLimit; }
+
+  // The same after raising the references that need it; rescales O.
+  //   s: (row, key)
+  //   o: (row, column)
+  template <class S, class O>
+  CUTE_DEVICE void weigh_raised(S&& s, O&& o, float log2_scale) {
+    using namespace cute;
+    constexpr float kLog2Largest = 8.0f;  // of a weight
+    static_assert(decltype(size<1>(s))::value * 256 <= kWeightLimit);
+    bool fits[kRows], all_fit = true;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      fits[i] = fmaf(largest_of_thread(s, i), log2_scale, -rows[i].max) <= kLog2Largest;
+      all_fit = all_fit && fits[i];
+    }
+    branch(Arch::any(!all_fit), [&] {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) raise_reference(o, peak(s, i, !fits[i]), i, log2_scale);
+    });
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      weigh_row(s, i, log2_scale, rows[i].reference());
+      sums[i] = Arch::compute(sums[i]);  // or it comes after dropout, from copies of the weights
+    }
   }
 
   // What a quad knows of a row whose reference it may have to raise.
@@ -52,40 +79,38 @@ struct SoftmaxRows {
     float largest;     // of its scores
   };
 
-  // Of row i, after weigh(), from the scores.
+  // Of row i, from the scores and what this thread knows.
   template <class S>
-  CUTE_DEVICE Peak peak(S const& s, int i) const {
-    int is_too_large = !(sums[i] <= kLimit);
+  CUTE_DEVICE static Peak peak(S const& s, int i, int is_too_large) {
     is_too_large |= Arch::shuffle_xor(is_too_large, 1);
     is_too_large |= Arch::shuffle_xor(is_too_large, 2);
     return {is_too_large, largest_of(s, i)};
   }
 
-  // Turns the scores of row i into weights after raising its reference to the peak if any weight
-  // was too large; rescales O.
+  // Raises the reference of row i to the peak if any weight is too large; rescales O.
   //   o: (row, column)
-  template <class S, class O>
-  CUTE_DEVICE void raise_row(S&& s, O&& o, Peak const& peak, int i, float log2_scale) {
+  template <class O>
+  CUTE_DEVICE void raise_reference(O&& o, Peak const& peak, int i, float log2_scale) {
     using namespace cute;
     static_assert(decltype(size<0>(o))::value == kRows);
     // Other rows of the warp keep theirs: what they come to must not depend on this one.
     float const candidate = peak.is_too_large ? peak.largest * log2_scale : -kInf;
     float const rescale = rows[i].raise(candidate, 1.0f);
-    float const reference = rows[i].reference();
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(s); ++j) {
-      s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
-      sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
-    }
-    CUTE_UNROLL
-    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= rescale;
+    scale(o, i, rescale);
+  }
+
+  // Turns the scores of row i into weights after that.
+  template <class S, class O>
+  CUTE_DEVICE void raise_row(S&& s, O&& o, Peak const& peak, int i, float log2_scale) {
+    raise_reference(o, peak, i, log2_scale);
+    weigh_row(s, i, log2_scale, rows[i].reference());
   }
 
   // The same for all rows, where a quad has all scores of its rows.
   template <class S, class O>
   CUTE_DEVICE void raise(S&& s, O&& o, float log2_scale) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) raise_row(s, o, peak(s, i), i, log2_scale);
+    for (int i = 0; i < kRows; ++i) raise_row(s, o, peak(s, i, !is_small(i)), i, log2_scale);
   }
 
   CUTE_DEVICE void add() {
@@ -109,13 +134,20 @@ struct SoftmaxRows {
     }
   }
 
-  // Largest score of row i.
+  // Largest score of row i that this thread has.
   template <class S>
-  CUTE_DEVICE static float largest_of(S const& s, int i) {
+  CUTE_DEVICE static float largest_of_thread(S const& s, int i) {
     using namespace cute;
     float largest = s(i, 0);
     CUTE_UNROLL
     for (int j = 1; j < size<1>(s); ++j) largest = fmaxf(largest, s(i, j));
+    return largest;
+  }
+
+  // Largest score of row i.
+  template <class S>
+  CUTE_DEVICE static float largest_of(S const& s, int i) {
+    float largest = largest_of_thread(s, i);
     largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
     return fmaxf(largest, Arch::shuffle_xor(largest, 2));
   }
@@ -126,6 +158,18 @@ struct SoftmaxRows {
     using namespace cute;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(o); ++j) o(i, j) *= factor;
+  }
+
+ private:
+  // Weights of row i from its scores, and their sum.
+  template <class S>
+  CUTE_DEVICE void weigh_row(S&& s, int i, float log2_scale, float reference) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(s); ++j) {
+      s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -reference));
+      sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
+    }
   }
 };
 

@@ -58,6 +58,12 @@ struct Device {
     return x;
   }
 
+  // `x`, computed here and not later, where it is needed.
+  CUTE_DEVICE static float compute(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+  }
+
   CUTE_DEVICE static void sync() { __syncthreads(); }
 
   // Barrier 1 to 15 among `threads` threads, whole warps, that all name the same count. Until the

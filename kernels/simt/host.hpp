@@ -24,6 +24,7 @@ struct Host {
   static int thread() { return engine::thread(); }
   static int block() { return engine::block(); }
   static int recompute(int x) { return x; }
+  static float compute(float x) { return x; }
 
   static void sync() { engine::sync(); }
   static void sync(int barrier, int threads) { engine::sync(barrier, threads); }

@@ -5,6 +5,7 @@
 #include <cute/tensor.hpp>
 #include <type_traits>
 
+#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
 #include "sm80/swizzle.hpp"
@@ -42,10 +43,11 @@ struct ForwardConfig {
   static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
 
   // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
-  // registers, of which other scores than the identity need some themselves. A pipelined tile has
-  // an even number of slices: the last one's scores are not where the next tile's first go.
-  static constexpr int slice(bool is_identity) {
-    return kPipelined && kBlockN % 64 == 0 && is_identity ? 32 : 16;
+  // registers, of which softcap needs some itself. A pipelined tile has an even number of slices:
+  // the last one's scores are not where the next tile's first go.
+  template <class Score>
+  static constexpr int slice() {
+    return kPipelined && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
   static_assert(!kPipelined || kBlockN % 32 == 0);
 
@@ -68,6 +70,7 @@ struct ForwardConfig {
     TileCoord tile;
     TileRange range;  // of the tiles of keys that its queries touch, in keys
     NearMask mask;    // of the queries from the tile's first on
+    Dropout dropout;  // with the general score
   };
   static constexpr int kBufferBytes = TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);

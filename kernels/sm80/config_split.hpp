@@ -27,7 +27,10 @@ struct SplitConfig {
 
   // Keys of a tile whose scores a warp computes.
   static constexpr int kSlice = kBlockN / kColumnWarps;
-  static constexpr int slice(bool) { return kSlice; }
+  template <class Score>
+  static constexpr int slice() {
+    return kSlice;
+  }
   static_assert(kSlice == 8, "so that an ldmatrix of K brings 8 keys x 32 columns");
 
   static constexpr bool kPipelined = false;
@@ -65,6 +68,7 @@ struct SplitConfig {
     TileCoord tile;
     TileRange range;
     NearMask mask;
+    Dropout dropout;
 
     CUTE_DEVICE char* p(int row_warp) {
       return q_and_p + (TileQ::kBytes - kMovedBytes) + row_warp * TileP::kBytes;

@@ -49,6 +49,7 @@ struct Forward {
       shared.tile = coord;
       shared.range = tiles;
       shared.mask = mask.near(coord.q_begin);
+      if constexpr (Score::kIsGeneral) shared.dropout = Dropout(p);
     }
     MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
     loop.run(coord, tiles);

@@ -1,8 +1,9 @@
 // The loop over key tiles of the mma.sync forward kernel.
 //
 // A tile of keys goes through softmax, and then meets V, in slices of 16 or 32 keys: its weights
-// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined, beside the
-// one of mainloop_split.hpp, where several warps share a row:
+// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined, beside
+// those of mainloop_general.hpp, for the general score, and of mainloop_split.hpp, where several
+// warps share a row:
 //
 // pipelined  Q stays in registers, K and V have two buffers each. While a slice goes through
 //            softmax, the tensor cores have the products around it to work on, in one straight
@@ -26,12 +27,12 @@
 #include <type_traits>
 
 #include "core/alignment.hpp"
-#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
 #include "cute/fragment.hpp"
 #include "cute/softmax.hpp"
 #include "sm80/config.hpp"
+#include "sm80/mainloop_general.hpp"
 #include "sm80/mainloop_split.hpp"
 #include "sm80/tile_loader.hpp"
 
@@ -49,7 +50,7 @@ struct MainloopForward {
   using PvAccumulator = typename Config::PvAccumulator;
   static constexpr int kM = Config::kBlockM, kN = Config::kBlockN;
   static constexpr int kD = Config::kHeadDim, kDV = Config::kHeadDimV;
-  static constexpr int kSlice = Config::slice(Score::kIsIdentity), kSlices = kN / kSlice;
+  static constexpr int kSlice = Config::template slice<Score>(), kSlices = kN / kSlice;
   static_assert(!Config::kPipelined || kSlices % 2 == 0);
   static constexpr int kRowBlocks = Config::kWarpRows / 16;  // m16 blocks of a warp
   static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
@@ -75,7 +76,6 @@ struct MainloopForward {
   // The tiled loop is short of registers, and long enough for a look into shared memory.
   std::conditional_t<Config::kPipelined, TileRange const, TileRange const&> range;
   Score const score;
-  Dropout const dropout;
   float const log2_scale;
   int thread;
   IsAligned const is_aligned;  // whether 16 bytes of an operand can be copied at a time
@@ -99,7 +99,6 @@ struct MainloopForward {
         mask(shared.mask),
         range(Config::kPipelined ? tiles : storage.range),
         score(params),
-        dropout(params),
         log2_scale(score.log2_scale()),
         thread(Arch::thread()),
         is_aligned(find_aligned(params)),
@@ -338,13 +337,8 @@ struct MainloopForward {
     // spilled for them.
     asm volatile("" ::: "memory");
     if constexpr (Score::kIsGeneral) {
-      constexpr int kKeys = decltype(size<1>(s))::value;
-      int const own = Arch::recompute(thread);
-      score.template apply<kRows, kKeys>(
-          s, tile.batch, [&](int i) { return tile.head(row_of(own, i)); },
-          [&](int i) { return tile.query(row_of(own, i)); },
-          [&](int j) { return key + column(j); });
-      branch(!range.is_full(key), [&] { hide(s, key); });
+      score.template scale<kRows, decltype(size<1>(s))::value>(s);
+      add_terms(s, key);
     } else {
       if constexpr (!Score::kIsIdentity) {
         CUTE_UNROLL
@@ -352,6 +346,24 @@ struct MainloopForward {
       }
       if constexpr (!is_full) hide(s, key);
     }
+  }
+
+  // Where the logits of a slice are that this thread has.
+  struct Place {
+    MainloopForward const& loop;
+    int first_key, thread;
+    CUTE_DEVICE int batch() const { return loop.tile.batch; }
+    CUTE_DEVICE int head(int i) const { return loop.tile.head(row_of(thread, i)); }
+    CUTE_DEVICE int query(int i) const { return loop.tile.query(row_of(thread, i)); }
+    CUTE_DEVICE int key(int j) const { return first_key + loop.column(j); }
+  };
+
+  // The general score's terms, and the mask.
+  template <class S>
+  CUTE_DEVICE void add_terms(S&& s, int key) const {
+    score.template add_terms<kRows, decltype(size<1>(s))::value>(
+        s, Place{*this, key, Arch::recompute(thread)});
+    branch(!range.is_full(key), [&] { hide(s, key); });
   }
 
   // -inf for the keys of a slice that the mask hides.
@@ -391,22 +403,24 @@ struct MainloopForward {
   template <class W>
   CUTE_DEVICE void drop(W&& w, int at) const {
     if constexpr (Score::kIsGeneral) {
-      if (!dropout.is_active()) return;
-      CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        int const r = row(i);
-        PhiloxWords const words =
-            dropout.draw(tile.batch, tile.head(r), tile.query(r), at + column(0));
+      branch(p.dropout_p != 0.0f, [&] {
+        Dropout const& dropout = shared.dropout;
         CUTE_UNROLL
-        for (int j = 0; j < size<1>(w); ++j) {
-          // The slice is all the 32 keys of a draw, one half or a quarter. (An index that is no
-          // constant would put the words into local memory.)
-          uint32_t word = words.word[j / 2];
-          if (kSlice <= 16 && at % 32 >= 16) word = words.word[(2 + j / 2) % 4];
-          if (kSlice == 8 && at % 16 >= 8) word = at % 32 < 16 ? words.word[1] : words.word[3];
-          w(i, j) *= dropout.factor(word, j);
+        for (int i = 0; i < kRows; ++i) {
+          int const r = row(i);
+          PhiloxWords const words =
+              dropout.draw(tile.batch, tile.head(r), tile.query(r), at + column(0));
+          CUTE_UNROLL
+          for (int j = 0; j < size<1>(w); ++j) {
+            // The slice is all the 32 keys of a draw, one half or a quarter. (An index that is no
+            // constant would put the words into local memory.)
+            uint32_t word = words.word[j / 2];
+            if (kSlice <= 16 && at % 32 >= 16) word = words.word[(2 + j / 2) % 4];
+            if (kSlice == 8 && at % 16 >= 8) word = at % 32 < 16 ? words.word[1] : words.word[3];
+            w(i, j) *= dropout.factor(word, j);
+          }
         }
-      }
+      });
     }
   }
 
@@ -427,6 +441,14 @@ struct MainloopForward {
   CUTE_DEVICE void weigh_again(Scores& acc_s, int at) {
     Tensor s = as_rows(acc_s);
     softmax.raise(s, as_rows(acc_o), log2_scale);
+    drop(s, at);
+    pack(acc_s);
+  }
+
+  // The same for a score of much code, which looks at the scores before; raises references first.
+  CUTE_DEVICE void weigh_raised(Scores& acc_s, int at) {
+    Tensor s = as_rows(acc_s);
+    softmax.weigh_raised(s, as_rows(acc_o), log2_scale);
     drop(s, at);
     pack(acc_s);
   }
@@ -507,7 +529,8 @@ struct MainloopForward {
     }
   };
 
-  CUTE_DEVICE void run_pipelined() {
+  // Starts copying the first tile; Q to registers once it and K are there.
+  CUTE_DEVICE void begin_pipelined() {
     copy_k(range.begin, 0);
     copy_v(range.begin, 0);
     Arch::template async_copy_wait<1>();
@@ -517,9 +540,13 @@ struct MainloopForward {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q_words[k * kRowBlocks + m]);
     }
+  }
+
+  CUTE_DEVICE void run_pipelined() {
+    begin_pipelined();
     PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
     product_qk<1>(0, 0, steps.acc_s);
-    if (is_full(range.begin)) {
+    if (range.is_full(range.begin)) {
       Scores scores = in_fp32(steps.acc_s[0]);
       finish_scores(as_rows(scores), range.begin, true_type{});
       softmax.start(as_rows(scores), log2_scale);
@@ -530,7 +557,7 @@ struct MainloopForward {
     Arch::sync();
     for (; steps.key < range.end; steps.key += kN) {
       int from = -1;
-      if (is_full(steps.key)) from = steps.run_full();
+      if (range.is_full(steps.key)) from = steps.run_full();
       if (from < kSlices) steps.run_any(from);
       steps.v_stage = steps.stage;
       steps.stage ^= 1;
@@ -591,7 +618,11 @@ struct MainloopForward {
     Arch::async_copy_commit();
     if constexpr (Config::kPipelined) {
       if (!is_aligned) Arch::sync();  // shared.tile is there for all
-      run_pipelined();
+      if constexpr (Score::kIsGeneral) {
+        GeneralSchedule<Config, Arch, MainloopForward>{*this}.run();
+      } else {
+        run_pipelined();
+      }
     } else {
       Arch::sync();  // shared.range and shared.tile are there for all
       if constexpr (Config::kColumnWarps > 1) {

@@ -172,7 +172,7 @@ struct SplitSchedule {
     Tensor s = as_rows(acc_s);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      Peak const mine = loop.softmax.peak(s, i);
+      Peak const mine = loop.softmax.peak(s, i, !loop.softmax.is_small(i));
       if (lane % 4 == 0) peaks[column_warp * Config::kWarpRows + i * 8] = mine;
     }
     sync_row_warps();  // all have written their peaks

@@ -205,33 +205,60 @@ TEST(beyond_the_sequences_the_last_terms_are_read) {
   }
 }
 
-// A tile's part of a row at once, as kernels have it, is each logit by itself.
+// The logits of a thread, as kernels have them, have the terms of each by itself; whether two keys'
+// entries are read at once or not.
 TEST(a_block_of_logits_has_the_terms_of_each) {
+  struct Place {
+    int heads[2] = {2, 0}, queries[2] = {3, 1}, keys[4] = {2, 3, 10, 11};
+    int batch() const { return 1; }
+    int head(int i) const { return heads[i]; }
+    int query(int i) const { return queries[i]; }
+    int key(int j) const { return keys[j]; }
+  } const place;
   float const slopes[] = {0.5f, 0.25f, 2.0f};
-  float bias[3 * 4 * 5];
-  uint8_t mask[3 * 4 * 5];
-  for (int i = 0; i < 3 * 4 * 5; ++i) {
-    bias[i] = 0.5f * float(i);
+  std::vector<float> full(2 * 3 * 4 * 12 * 2);
+  std::vector<uint16_t> half(full.size());
+  std::vector<uint8_t> mask(full.size());
+  for (size_t i = 0; i < full.size(); ++i) {
+    int const exponent = int(i * 7 % 25) - 14;
+    full[i] = std::ldexp(1.0f, exponent);
+    half[i] = uint16_t((exponent + 15) << 10);
     mask[i] = i % 7 != 0;
   }
-  AttnParams p = with_terms();
-  p.softcap = 3;
-  p.alibi_slopes = slopes;
-  p.bias = {bias, 0, 20, 5, 1};
-  p.bias_dtype = DType::kFloat32;
-  p.mask = {mask, 0, 20, 5, 1};
-  GeneralScore const score(p);
-  int const heads[] = {2, 0}, queries[] = {3, 1}, keys[] = {4, 0, 2};
-  float x[2][3];
-  for (int i = 0; i < 2; ++i) {
-    for (int j = 0; j < 3; ++j) x[i][j] = float(i - 2 * j);
-  }
-  score.apply<2, 3>([&](int i, int j) -> float& { return x[i][j]; }, 1,
-                    [&](int i) { return heads[i]; }, [&](int i) { return queries[i]; },
-                    [&](int j) { return keys[j]; });
-  for (int i = 0; i < 2; ++i) {
-    for (int j = 0; j < 3; ++j) {
-      CHECK_EQ(x[i][j], score(float(i - 2 * j), 1, heads[i], queries[i], keys[j]));
+  // Of 12 keys side by side, in rows of 12 and of 13; of 12 keys every second; of 11, whose last
+  // has no neighbour.
+  LogitRef const layouts[] = {{nullptr, 144, 48, 12, 1},
+                              {nullptr, 156, 52, 13, 1},
+                              {nullptr, 288, 96, 24, 2},
+                              {nullptr, 144, 48, 12, 1},
+                              {nullptr, 0, 0, 0, 1}};
+  for (LogitRef const& layout : layouts) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      for (int seqlen_k : {12, 11}) {
+        AttnParams p = with_terms();
+        p.seqlen_k = seqlen_k;
+        p.softcap = 3;
+        p.alibi_slopes = slopes;
+        p.bias = p.mask = layout;
+        p.bias.data = dtype == DType::kFloat32 ? static_cast<void const*>(full.data())
+                                               : static_cast<void const*>(half.data());
+        p.bias_dtype = dtype;
+        p.mask.data = mask.data();
+        GeneralScore const score(p);
+        float x[2][4];
+        auto const at = [&](int i, int j) -> float& { return x[i][j]; };
+        for (int i = 0; i < 2; ++i) {
+          for (int j = 0; j < 4; ++j) x[i][j] = float(i - 2 * j);
+        }
+        score.scale<2, 4>(at);
+        score.add_terms<2, 4>(at, place);
+        for (int i = 0; i < 2; ++i) {
+          for (int j = 0; j < 4 && place.keys[j] < seqlen_k; ++j) {
+            CHECK_EQ(x[i][j],
+                     score(float(i - 2 * j), 1, place.heads[i], place.queries[i], place.keys[j]));
+          }
+        }
+      }
     }
   }
 }

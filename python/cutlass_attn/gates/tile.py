@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass, replace
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not; that
-# of the general score once, for all.
+# of the general score once, for all. (Where Q stays in registers its loop is another one, over the
+# slices of all tiles.)
 BODIES, BODIES_GENERAL = 2, 1
 # A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
 COPIES, COPIES_Q = 2, 3
@@ -18,8 +19,8 @@ COPIES, COPIES_Q = 2, 3
 REGISTERS = 65536  # of an SM
 MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
 
-# Beside the buffers of Q, K and V: TileCoord, TileRange and NearMask.
-_COORDINATES = 68
+# Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
+_COORDINATES = 92
 
 # A tile as in a key, "128x64x4" or "32x32x2c4": m, n, warps and columns, each in one way only.
 _NUMBER = r"[1-9]\d{0,3}"
@@ -56,8 +57,8 @@ class Tile:
     @property
     def slice(self) -> int:
         """Keys that go through softmax together: slice() of sm80/config.hpp, in units of 16."""
-        is_long = self.is_pipelined and self.n % 64 == 0 and self.score == "IdentityScore"
-        return 2 if is_long else 1
+        is_short = not self.is_pipelined or self.n % 64 or self.score == "SoftcapScore"
+        return 1 if is_short else 2
 
     @property
     def steps_in_registers(self) -> int:
@@ -101,6 +102,17 @@ class Tile:
                 "LDSM": bodies * body + self.rows * kept,
                 "LDSM.T": bodies * blocks * dims_v,
                 "LDGSTS": copies,
+            }
+        if self.is_pipelined and self.score == "GeneralScore":
+            # Q once; Q K^T of the first slice, and in the loop of one slice; there P V of one.
+            # Before the loop the copies of two tiles of K begin.
+            products = self.rows * 4 * self.slice * dims, self.rows * 2 * self.slice * dims_v
+            return {
+                "HMMA": sum(products),
+                "HMMA.F16": 0,
+                "LDSM": self.rows * dims + 2 * self.slice * dims,
+                "LDSM.T": self.slice * dims_v,
+                "LDGSTS": copies + COPIES * load_k + COPIES * load_v,
             }
         if self.is_pipelined:
             # Q once; the first slice's Q K^T and the last one's P V, of which the loop has read the
