@@ -344,7 +344,7 @@ struct MainloopForward {
         CUTE_UNROLL
         for (int i = 0; i < size(s); ++i) s(i) = score(s(i));
       }
-      if constexpr (!is_full) hide(s, key);
+      hide(s, key, is_full);
     }
   }
 
@@ -363,22 +363,23 @@ struct MainloopForward {
   CUTE_DEVICE void add_terms(S&& s, int key) const {
     score.template add_terms<kRows, decltype(size<1>(s))::value>(
         s, Place{*this, key, Arch::recompute(thread)});
-    branch(!range.is_full(key), [&] { hide(s, key); });
+    branch(!range.is_full(key), [&] { hide(s, key, false_type{}); });
   }
 
-  // -inf for the keys of a slice that the mask hides.
-  template <class S>
-  CUTE_DEVICE void hide(S&& s, int key) const {
+  // -inf for the keys of a slice that the mask hides. `is_full`: none.
+  template <class S, class IsFull>
+  CUTE_DEVICE void hide(S&& s, int key, IsFull is_full) const {
     int own = thread;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       own = Arch::recompute(own);
-      int const q = tile.query(row_of(own, i)) - tile.q_begin;
-      int const lo = mask.lo(q) - key, hi = mask.hi(q) - key;
+      int const r = row_of(own, i), q = tile.query(r);
+      int const lo = is_full ? 0 : mask.lo(q - tile.q_begin) - key;
+      int const hi = is_full ? 0 : mask.hi(q - tile.q_begin) - key;
       CUTE_UNROLL
       for (int j = 0; j < size<1>(s); ++j) {
         int const n = column(j);
-        s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
+        s(i, j) = is_full || (n >= lo && n < hi) ? s(i, j) : -kInf;
       }
     }
   }

@@ -8,8 +8,8 @@
 //   tensor cores   P V(j-1)  Q K(j+1)        P V(j)  Q K(j+2)
 //   the rest            terms, weights(j)         terms, weights(j+1)
 //
-// The two buffers of K are one ring of slices, and so are V's; a tile's copy begins as soon as
-// nobody reads what was there, and has the time of a tile:
+// K and V have two buffers each. A tile's copy begins as soon as nobody reads what was there, and
+// has the time of a tile:
 //
 //   cp.async   V(n+1), once P V(n-1) is done        K(n+2), once Q K(n) is done
 //   compute    first slice of tile n           ...  last slice of tile n
@@ -34,29 +34,31 @@ struct GeneralSchedule {
     typename Loop::Products next;  // Q K of the slice after
     loop.template product_qk<1>(0, 0, &next);
     loop.copy_k(loop.range.begin + kN, 1);
-    int place = 0;  // of the slice in the ring
+    int stage = 0, slice = 0;  // of the tile, the slice in it
     for (int key = loop.range.begin; key < loop.range.end; key += kSlice) {
-      int const after = place + 1 == 2 * kSlices ? 0 : place + 1;
+      int const next_slice = slice + 1 == kSlices ? 0 : slice + 1;
+      int const next_stage = next_slice == 0 ? stage ^ 1 : stage;
       typename Loop::Scores scores = next;
       loop.score.template scale<Loop::kRows, kKeys>(as_rows(scores));
-      if (after % kSlices == 0) {
+      if (next_slice == 0) {
         Arch::template async_copy_wait<1>();
         Arch::sync();  // the next K is there for all; this tile's is read by none
-        loop.copy_k(key + kSlice + kN, place / kSlices);
+        loop.copy_k(key + kSlice + kN, stage);
       }
-      if (place % kSlices == 0) {
+      if (slice == 0) {
         Arch::template async_copy_wait<1>();
         Arch::sync();  // this tile's V is there for all; that of the tile before is read by none
-        loop.copy_v(key + kN, place / kSlices ^ 1);
+        loop.copy_v(key + kN, stage ^ 1);
       }
-      loop.template product_qk<1>(0, after, &next);
+      loop.template product_qk<1>(next_stage, next_slice, &next);
       typename Loop::Words v_first;
-      loop.load_v(0, place * (kSlice / 16), 0, v_first);
+      loop.load_v(stage, slice * (kSlice / 16), 0, v_first);
       loop.add_terms(as_rows(scores), key);
       loop.weigh_raised(scores, key);
       loop.softmax.add();
-      loop.product_pv(0, place, v_first);
-      place = after;
+      loop.product_pv(stage, slice, v_first);
+      slice = next_slice;
+      stage = next_stage;
     }
   }
 };
