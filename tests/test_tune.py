@@ -238,6 +238,17 @@ def test_a_tile_that_passes_is_scored_against_the_incumbent():
     assert entry.figures["gates"] == {"tensor_pipe": 55.0}
 
 
+def test_the_first_tile_may_fail_what_rejects_others():
+    """It is what runs: the search is for a better one."""
+    stub = StubWorker(
+        compile={"registers": 255, "stack": 8, "spill_stores": 0},
+        gates={"figures": {"tensor_pipe": 29.0}, "failed": ["tensor pipe 29 %"]},
+    )
+    entry = Evaluator(space_of(), "cuda", stub).evaluate(START, START, 1.0)
+    assert entry.score and not entry.reason
+    assert entry.figures["fails"] == "8 bytes of stack; tensor pipe 29 %"
+
+
 def test_without_counters_the_machine_code_is_judged():
     stub = StubWorker(gates={"unavailable": "no ncu"})
     evaluator = Evaluator(space_of(), "cuda", stub)

@@ -66,8 +66,10 @@ class Evaluator:
         for name, step in self.steps:
             show(name)
             if reason := step(candidate, incumbent, figures):
-                if name == "gates" and candidate == incumbent:  # it runs now all the same
-                    figures["fails"] = reason
+                if (
+                    name in ("spills", "gates") and candidate == incumbent
+                ):  # it runs now all the same
+                    figures["fails"] = "; ".join(filter(None, (figures.get("fails"), reason)))
                     continue
                 return Tried(candidate, name, reason, None, figures)
         self._figures[candidate] = figures

@@ -33,7 +33,8 @@ def markdown(state: State, title: str, notes: list[str], steps: list[str]) -> st
     lines.append("| --- | ---: | ---: | --- | --- |")
     for entry in tried:
         score = "-" if entry.score is None else f"{entry.score:.3f}"
-        reason = entry.reason.replace("|", "/").replace("\n", " ")
+        reason = entry.reason or (entry.figures or {}).get("fails", "")  # of the first: it runs
+        reason = reason.replace("|", "/").replace("\n", " ")
         lines.append(
             f"| {entry.candidate} | {score} | {entry.seconds:.0f} | {entry.stage} | {reason} |"
         )
