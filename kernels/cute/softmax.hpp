@@ -45,10 +45,10 @@ struct SoftmaxRows {
     return ok;
   }
 
-  // Whether the sum of this thread's weights of row i is, after weigh().
+  // Whether weigh() found the weights of row i small enough.
   CUTE_DEVICE bool is_small(int i) const { return sums[i] <= kLimit; }
 
-  // The same after raising the references that need it; rescales O.
+  // Turns the scores of a slice into weights after raising the references that need it; rescales O.
   //   s: (row, key)
   //   o: (row, column)
   template <class S, class O>

@@ -36,9 +36,8 @@ struct ForwardConfig {
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
 
-  // Which loop of mainloop_forward.hpp: with Q in registers the next slice's Q K^T runs beside a
-  // slice's softmax; where Q would take more than 32 of them, a tile's Q K^T comes before all of
-  // it.
+  // Which loop: with Q in registers the next slice's Q K^T runs beside a slice's softmax; where Q
+  // would take more than 32 of them, a tile's Q K^T comes before all of it.
   static constexpr bool kPipelined = kWarpRows / 16 * (kHeadDim / 16) * 4 <= 32;
   static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
 

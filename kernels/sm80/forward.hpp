@@ -11,7 +11,7 @@
 // Registers:  S of a slice of keys or of a tile, P of a slice, O, softmax state of the rows; Q
 //             where it has room.
 // Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
-// Pipeline:   see mainloop_forward.hpp and mainloop_split.hpp.
+// Pipeline:   see mainloop_forward.hpp and what it names.
 #pragma once
 
 #include <type_traits>

@@ -1,19 +1,14 @@
 // The loop over key tiles of the mma.sync forward kernel.
 //
 // A tile of keys goes through softmax, and then meets V, in slices of 16 or 32 keys: its weights
-// are in registers for no longer than that. Two schedules, chosen by Config::kPipelined, beside
-// those of mainloop_general.hpp, for the general score, and of mainloop_split.hpp, where several
-// warps share a row:
+// are in registers for no longer than that. Here are the steps of all schedules, and one of them:
 //
-// pipelined  Q stays in registers, K and V have two buffers each. While a slice goes through
-//            softmax, the tensor cores have the products around it to work on, in one straight
-//            stretch of code:
-//
-//              tensor cores   P V(j-1)  Q K(j+1)      P V(j)  Q K(j+2)
-//              the rest          weights(j)              weights(j+1)
-//
-// tiled      where Q has no room in registers: Q K of the whole tile first, so that Q is read from
-//            shared memory once a tile; then weights(j+1) beside P V(j). One buffer each:
+//   mainloop_pipelined.hpp  Q stays in registers (Config::kPipelined)
+//   mainloop_general.hpp    the same, for the general score
+//   mainloop_split.hpp      several warps share a row
+//   tiled, below            where Q has no room in registers: Q K of the whole tile first, so that
+//                           Q is read from shared memory once a tile; then weights(j+1) beside
+//                           P V(j). One buffer each:
 //
 //              cp.async   V(n) ------+   K(n+1) ----------+
 //              compute    Q K(n)     |   softmax, P V(n)  |   Q K(n+1) ...
@@ -33,6 +28,7 @@
 #include "cute/softmax.hpp"
 #include "sm80/config.hpp"
 #include "sm80/mainloop_general.hpp"
+#include "sm80/mainloop_pipelined.hpp"
 #include "sm80/mainloop_split.hpp"
 #include "sm80/tile_loader.hpp"
 
@@ -454,82 +450,6 @@ struct MainloopForward {
     pack(acc_s);
   }
 
-  // --- pipelined -------------------------------------------------------------------------------
-
-  // The i-th tile is in buffer i % 2. One step: weights of slice j beside P V of the slice before
-  // and Q K of the one after. It has three parts, so that a tile that all queries see whole is one
-  // straight stretch of code, with what hardly ever happens elsewhere.
-  struct PipelinedSteps {
-    MainloopForward& loop;
-    int key, stage, v_stage;  // the tile, its buffers, and those of the slice before its first
-    Products acc_s[2];
-    Words v_first;
-
-    template <int j, class IsFull>
-    CUTE_DEVICE bool begin(IsFull is_full) {
-      loop.product_pv(j == 0 ? v_stage : stage, (j + kSlices - 1) % kSlices, v_first);
-      if constexpr (j + 1 == kSlices) {
-        Arch::template async_copy_wait<1>();
-        Arch::sync();  // the next K is there for all
-        loop.template product_qk<1>(stage ^ 1, 0, acc_s);
-      } else {
-        loop.template product_qk<1>(stage, j + 1, acc_s + (j + 1) % 2);
-      }
-      auto&& scores = MainloopForward::in_fp32(acc_s[j % 2]);
-      loop.finish_scores(as_rows(scores), key + j * kSlice, is_full);
-      return loop.weigh(scores, key + j * kSlice, [&] {
-        if constexpr (j == 0) {
-          Arch::template async_copy_wait<0>();
-          Arch::sync();  // this tile's V is there for all; the tile before is read by none
-        }
-        loop.load_v(stage, j * (kSlice / 16), 0, v_first);
-      });
-    }
-
-    template <int j>
-    CUTE_DEVICE void again() {
-      loop.template product_qk<1>(stage, j, acc_s + j % 2);
-      auto&& scores = MainloopForward::in_fp32(acc_s[j % 2]);
-      loop.finish_scores(as_rows(scores), key + j * kSlice, false_type{});
-      loop.weigh_again(scores, key + j * kSlice);
-    }
-
-    template <int j>
-    CUTE_DEVICE void end() {
-      loop.softmax.add();
-      if constexpr (j == 0) {  // copies have branches: they come where one is
-        loop.copy_k(key + kN, stage ^ 1);
-        loop.copy_v(key + kN, stage ^ 1);
-      }
-    }
-
-    // A full tile; stops at a slice for which a reference must be raised, and returns its number.
-    template <int j = 0>
-    CUTE_DEVICE int run_full() {
-      if constexpr (j == kSlices) {
-        return j;
-      } else {
-        if (!begin<j>(true_type{})) return j;
-        end<j>();
-        return run_full<j + 1>();
-      }
-    }
-
-    // Any tile. `from`: the slice at which run_full() stopped, or -1.
-    template <int j = 0>
-    CUTE_DEVICE void run_any(int from) {
-      if constexpr (j < kSlices) {
-        bool ok = false;
-        if (from < j) ok = begin<j>(false_type{});
-        if (from <= j) {
-          if (!ok) again<j>();
-          end<j>();
-        }
-        run_any<j + 1>(from);
-      }
-    }
-  };
-
   // Starts copying the first tile; Q to registers once it and K are there.
   CUTE_DEVICE void begin_pipelined() {
     copy_k(range.begin, 0);
@@ -541,29 +461,6 @@ struct MainloopForward {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) load_q(m, k, q_words[k * kRowBlocks + m]);
     }
-  }
-
-  CUTE_DEVICE void run_pipelined() {
-    begin_pipelined();
-    PipelinedSteps steps{*this, range.begin, 0, 0, {}, {0, 0, 0, 0}};
-    product_qk<1>(0, 0, steps.acc_s);
-    if (range.is_full(range.begin)) {
-      Scores scores = in_fp32(steps.acc_s[0]);
-      finish_scores(as_rows(scores), range.begin, true_type{});
-      softmax.start(as_rows(scores), log2_scale);
-    }
-    // Before the first slice there is no P V to do; it is done with weights of zero, so that all
-    // tiles run the same code, on the first V, which therefore has to be there.
-    Arch::template async_copy_wait<0>();
-    Arch::sync();
-    for (; steps.key < range.end; steps.key += kN) {
-      int from = -1;
-      if (range.is_full(steps.key)) from = steps.run_full();
-      if (from < kSlices) steps.run_any(from);
-      steps.v_stage = steps.stage;
-      steps.stage ^= 1;
-    }
-    product_pv(steps.v_stage, kSlices - 1, steps.v_first);
   }
 
   // --- tiled -----------------------------------------------------------------------------------
@@ -622,7 +519,7 @@ struct MainloopForward {
       if constexpr (Score::kIsGeneral) {
         GeneralSchedule<Config, Arch, MainloopForward>{*this}.run();
       } else {
-        run_pipelined();
+        PipelinedSchedule<Config, Arch, MainloopForward>{*this}.run();
       }
     } else {
       Arch::sync();  // shared.range and shared.tile are there for all

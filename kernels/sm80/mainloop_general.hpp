@@ -1,8 +1,8 @@
 // The general schedule of the mma.sync forward kernel: one slice's code for all slices.
 //
 // The terms of the general score are a thousand instructions a slice, nearly all of which a call
-// jumps over. The slices of a tile cannot each have a copy of them, as in mainloop_forward.hpp: the
-// code would not fit the instruction cache, and what is left to execute would wait for its
+// jumps over. The slices of a tile cannot each have a copy of them, as in mainloop_pipelined.hpp:
+// the code would not fit the instruction cache, and what is left to execute would wait for its
 // instructions. So the loop is one over slices. In iteration j:
 //
 //   tensor cores   P V(j-1)  Q K(j+1)        P V(j)  Q K(j+2)

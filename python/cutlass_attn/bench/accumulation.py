@@ -32,7 +32,7 @@ from .impls import Inputs, refusal
 from .report import default_path
 from .runner import random_inputs
 from .shapes import Shape
-from .timing import ColdEvents, median_us
+from .timing import ColdEvents, interleaved_us
 
 SUMS = tuple(ACCUMULATE)
 ROUNDS, SAMPLES = 7, 20
@@ -158,19 +158,13 @@ def _kernel(sums: str, device: str) -> str:
 
 
 def _times(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, list[float]]:
-    """Microseconds of each round; another kind of sums begins each of them."""
+    """Microseconds of each round, by kind of sums."""
     import torch
 
-    times: dict[str, list[float]] = {sums: [] for sums in runs}
     with torch.cuda.device(device):
         timer = ColdEvents(device)
         samplers = {sums: timer.sampler(run) for sums, run in runs.items()}
-        order = list(samplers)
-        for _ in range(ROUNDS):
-            order = order[1:] + order[:1]
-            for sums in order:
-                times[sums].append(median_us(samplers[sums](SAMPLES)))
-    return times
+        return interleaved_us(samplers, ROUNDS, SAMPLES)
 
 
 _STYLES = {

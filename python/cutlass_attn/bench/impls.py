@@ -190,8 +190,13 @@ def torch_backend(name: str) -> AbstractContextManager[Any]:
     return sdpa_kernel(backends[name])  # type: ignore[no-any-return]
 
 
-def torch_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
-    """PyTorch's attention of (B, H, S, D) tensors.
+def is_refusal(error: RuntimeError) -> bool:
+    """Whether PyTorch says that a backend does not take the call, and not that it failed."""
+    return any(refused in str(error) for refused in _TORCH_REFUSALS)
+
+
+def torch_attention(q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
+    """PyTorch's attention of (B, H, S, D) tensors, with its keywords.
 
     Raises Unsupported for a causal mask over unequal lengths, which it aligns differently.
     """
@@ -200,8 +205,8 @@ def torch_attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
     if causal and q.shape[2] != k.shape[2]:
         raise Unsupported("aligns a causal mask top-left: another computation where lengths differ")
     if q.shape[1] == k.shape[1]:
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, **options)
 
 
 def _prepare_torch(backend: str, inputs: Inputs) -> Call:
@@ -220,7 +225,7 @@ def _prepare_torch(backend: str, inputs: Inputs) -> Call:
             warnings.simplefilter("always")
             torch_attention(q, k, v, shape.causal)
     except RuntimeError as error:
-        if not any(refused in str(error) for refused in _TORCH_REFUSALS):
+        if not is_refusal(error):
             raise
         raise Unsupported(_torch_reason(error, caught)) from None
     return Call(f"torch:{backend}", lambda: torch_attention(q, k, v, shape.causal), context=context)

@@ -25,11 +25,11 @@ from ..functional import attention
 from ..info import explain
 from ..terminal import make_console, progress_bar
 from .environment import default_device, environment
-from .impls import torch_backend
+from .impls import is_refusal, torch_attention, torch_backend
 from .report import default_path
 from .runner import random_inputs
 from .shapes import SHAPE_FORM, Shape, parse_shape
-from .timing import median_us, timer_for
+from .timing import interleaved_us, median_us, timer_for
 
 ROUNDS, SAMPLES = 7, 10
 GPU_SHAPES = ("4,32,32,4096,4096,64", "4,16,16,4096,4096,128", "2,8,8,2048,2048,256")
@@ -130,11 +130,13 @@ def _measure_one(shape: Shape, device: str, name: str, keywords: Keywords) -> li
     for impl, call in list(calls.items()):
         try:
             results[impl] = call()
-        except RuntimeError as error:  # PyTorch's "No available kernel"
-            if "kernel" not in str(error) and "backend" not in str(error):
+        except RuntimeError as error:
+            if not is_refusal(error):
                 raise
             del calls[impl]
-    times = _times(calls, device)
+    timer = timer_for("events", device)(device)
+    samplers = {impl: timer.sampler(call) for impl, call in calls.items()}
+    times = interleaved_us(samplers, ROUNDS, SAMPLES)
     first = next(iter(results.values()))
     rows = []
     for impl, result in results.items():
@@ -146,26 +148,9 @@ def _measure_one(shape: Shape, device: str, name: str, keywords: Keywords) -> li
 
 
 def _run_torch(backend: str, q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    from torch.nn.functional import scaled_dot_product_attention
-
     with torch_backend(backend), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of why a backend does not take the call
-        return scaled_dot_product_attention(
-            q, k, v, enable_gqa=q.shape[1] != k.shape[1], **keywords
-        )
-
-
-def _times(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, list[float]]:
-    """Microseconds of each round; another implementation begins each of them."""
-    timer = timer_for("events", device)(device)
-    samplers = {impl: timer.sampler(call) for impl, call in calls.items()}
-    times: dict[str, list[float]] = {impl: [] for impl in calls}
-    order = list(samplers)
-    for _ in range(ROUNDS):
-        order = order[1:] + order[:1]
-        for impl in order:
-            times[impl].append(median_us(samplers[impl](SAMPLES)))
-    return times
+        return torch_attention(q, k, v, causal=False, **keywords)
 
 
 if __name__ == "__main__":
