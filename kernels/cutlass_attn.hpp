@@ -1,11 +1,14 @@
 // The C++ interface of libcutlass_attn: fused attention on raw addresses, without torch or Python.
 //
-//   cutlass_attn::AttnParams p;          // operands, dimensions, options: see core/params.hpp
+//   cutlass_attn::Problem p;            // operands, dimensions, options: see core/problem.hpp
 //   ...
-//   cutlass_attn::LaunchOptions where;   // device, stream, which kernel
+//   cutlass_attn::LaunchOptions where;  // device, stream, which kernel
 //   where.device = cutlass_attn::Device::kCuda;
 //   cutlass_attn::Status status = cutlass_attn::attention_forward(p, where);
 //   if (!status.ok()) std::cerr << status.message;
+//
+// attention_forward() plans the call and runs the plan. plan() and run() are the two halves, for
+// programs that keep a plan, or provide the workspace that it asks for.
 //
 // All functions are thread-safe. None of them synchronises a CUDA stream.
 #pragma once
@@ -13,7 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "core/params.hpp"
+#include "core/launch.hpp"
+#include "core/problem.hpp"
 #include "core/status.hpp"
 
 #define CUTLASS_ATTN_API __attribute__((visibility("default")))
@@ -22,13 +26,21 @@ namespace cutlass_attn {
 
 enum class Device : int32_t { kCpu, kCuda };
 
-// Where and how to run one call.
-struct LaunchOptions {
+// What is computed of a problem.
+enum class Op : int32_t { kForward };
+
+// Where and how to run a plan.
+struct RunOptions {
+  int device_index = 0;    // CUDA ordinal; the caller's current device is left as it was
+  void* stream = nullptr;  // cudaStream_t; null is the legacy default stream
+  int num_threads = 0;     // CPU kernels: 0 means all cores this process may use
+  Workspace workspace;     // of the plan's device, unused by others until the run is done
+};
+
+// The same of a call that is planned and run at once.
+struct LaunchOptions : RunOptions {
   Device device = Device::kCpu;
-  int device_index = 0;         // CUDA ordinal; the caller's current device is left as it was
-  void* stream = nullptr;       // cudaStream_t; null is the legacy default stream
   std::string kernel = "auto";  // "auto", a kernel ("sm80") or a whole key ("sm80/f16/d64/...")
-  int num_threads = 0;          // CPU kernels: 0 means all cores this process may use
 };
 
 // One compiled (or compilable) kernel instance.
@@ -36,6 +48,7 @@ struct VariantInfo {
   std::string key;     // unique: kernel/dtype[/head dim/tile]
   std::string kernel;  // "sm80", "sm80-simt", "scalar/tiled", "cpu", ...
   Device device = Device::kCpu;
+  std::string arch;  // "80": code for any GPU that takes PTX of it; "90a": for that one alone
   DType dtype = DType::kFloat16;
   int head_dim = 0;           // the one it is compiled for; 0: any up to kMaxHeadDim
   int head_dim_v = 0;         // the same for V and O
@@ -56,12 +69,29 @@ struct Verdict {
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.
-struct DeviceInfo {
+struct DeviceInfo : DeviceLimits {
   Device device = Device::kCpu;
-  int compute_capability = 0;  // 89 for sm_89; 0 for the CPU
-  int num_sms = 0;             // streaming multiprocessors
-  int smem_per_sm = 0;         // bytes of shared memory of each
-  std::string unavailable;     // why nothing can run there, e.g. no driver; empty if it can
+  std::string unavailable;  // why nothing can run there, e.g. no driver; empty if it can
+};
+
+struct Variant;
+
+// What runs a problem on a device: kernels, one after the other. It stays valid as long as the
+// process, for problems of the same sizes, strides, alignment and options.
+struct Plan {
+  static constexpr int kMaxSteps = 4;
+
+  Op op = Op::kForward;
+  Device device = Device::kCpu;
+  int num_steps = 0;
+  Variant const* steps[kMaxSteps] = {};  // each is one launch; key_of() names it
+  int64_t workspace_bytes = 0;           // that run() needs in RunOptions::workspace
+};
+
+// Which plan a problem has on a device, and why no other.
+struct Explanation {
+  Plan plan;  // no steps: the problem has none there
+  std::vector<Verdict> verdicts;
 };
 
 struct BuildInfo {
@@ -74,20 +104,34 @@ struct BuildInfo {
   bool simt = false;          // GPU kernel bodies compiled for the CPU
 };
 
-// O = softmax(score(Q K^T) + mask) V for every (batch, query head); see AttnParams for the
-// operands. Enqueues on options.stream (CUDA) or returns when done (CPU). Sizes of zero are valid:
-// seqlen_k = 0 gives O = 0 and LSE = -inf.
-CUTLASS_ATTN_API Status attention_forward(AttnParams const& params, LaunchOptions const& options);
+// O = softmax(score(Q K^T) + mask) V for every (batch, query head); see Problem for the operands.
+// The same as plan() and run(). Enqueues on options.stream (CUDA) or returns when done (CPU). Sizes
+// of zero are valid: seqlen_k = 0 gives O = 0 and LSE = -inf.
+CUTLASS_ATTN_API Status attention_forward(Problem const& problem, LaunchOptions const& options);
 
 // Whether the request is valid, regardless of device; attention_forward() asks the same.
-CUTLASS_ATTN_API Status check(AttnParams const& params);
+CUTLASS_ATTN_API Status check(Problem const& problem);
+
+// Chooses what runs a problem, by check() and the names that LaunchOptions::kernel takes. An error
+// says what each kernel lacks. Nothing of the device is touched.
+CUTLASS_ATTN_API Status plan(Problem const& problem, Op op, DeviceInfo const& device,
+                             std::string const& kernel, Plan& result);
+
+// Runs a plan: enqueues it (CUDA), or returns when it is done (CPU). A kernel that this build left
+// out is compiled at its first run; if the compiler refuses it, the error is kNoKernel, and plan()
+// then knows of that.
+CUTLASS_ATTN_API Status run(Plan const& plan, Problem const& problem, RunOptions const& options);
+
+// The key, as in variants(), of a step of a plan.
+CUTLASS_ATTN_API std::string const& key_of(Variant const& step);
 
 // Every variant of the manifest in order of preference.
 CUTLASS_ATTN_API std::vector<VariantInfo> variants();
 
-// For every variant why it is passed over, and which one is chosen for `kernel`.
-CUTLASS_ATTN_API std::vector<Verdict> explain(AttnParams const& params, DeviceInfo const& device,
-                                              std::string const& kernel = "auto");
+// The plan of a problem, and for every variant why it is passed over. A problem that no kernel
+// takes is explained; an error means that check() refuses it.
+CUTLASS_ATTN_API Status explain(Problem const& problem, Op op, DeviceInfo const& device,
+                                std::string const& kernel, Explanation& result);
 
 // The present device; `device_index` is the CUDA ordinal.
 CUTLASS_ATTN_API DeviceInfo device_info(Device device, int device_index = 0);
@@ -112,7 +156,8 @@ CUTLASS_ATTN_API void set_compiler(Compiler compiler, std::string why_not = "");
 CUTLASS_ATTN_API Status refuse_kernel(std::string const& key, std::string why_not);
 
 // Makes a variant that this build left out run on GPUs of the same compute capability as this one.
-// `cubin` has an extern "C" kernel per score, named by its token.
+// `cubin` is of the variant's source, compiled by NVRTC: it has an entry per score functor, and
+// what the kernel says of itself.
 CUTLASS_ATTN_API Status load_kernel(std::string const& key, int device_index, void const* cubin);
 
 // --- Tuning: before any function above has chosen or listed variants -----------------------------
@@ -121,8 +166,7 @@ CUTLASS_ATTN_API Status load_kernel(std::string const& key, int device_index, vo
 struct AddedTile {
   std::string kernel;  // of the manifest, with rows at these head dims
   int head_dim = 0, head_dim_v = 0;
-  std::string tile;                              // as in a key
-  int block_m = 0, threads = 0, smem_bytes = 0;  // of its kernel type, which packs heads
+  std::string tile;  // as in a key: it begins with the rows of a tile, "64x"
 };
 
 // Adds a variant with this tile for every dtype that the kernel has at these head dims, unless

@@ -1,20 +1,17 @@
 #!/usr/bin/env python3
 """Turns manifest.toml into translation units and the variant registry.
 
-    generate.py --out DIR [--tier core|full] [--cuda] [--simt]
+    generate.py --out DIR [--tier core|full] [--cuda] [--simt] [--archs 80]
 
 and runtime/tuned.toml into the table that tiles are chosen by. It writes into DIR
 
-    <row>.cu, <row>_simt.cpp  one unit per compiled kernel x dtype x head dim x tile
-    kernel_facts.cpp          what the host knows of GPU kernels left out: compiled at first use
-    units.json                their sources, for NVRTC
-    registry_launchers.inc    what registry.cpp must see declared: CA_LAUNCHER(symbol),
-                              CA_FACTS(symbol), #include
-    registry_table.inc        CA_VARIANT(...) per row of the manifest, compiled or not
-    score_table.inc           CA_SCORES(name, functors) per GPU kernel
-    tuned_table.inc           CA_TUNED(...) per rule of runtime/tuned.toml
+    <row>.cu, <row>.cpp       one unit per compiled kernel x dtype x head dim x tile
+    facts.hpp, facts.py       what facts.toml says
+    units.json                sources of the GPU kernels left out, for NVRTC: compiled at first use
+    manifest_units.inc        what manifest.cpp must see declared
+    manifest_table.inc        kKernels, kRows (compiled or not) and kTuned, for manifest.cpp
     space.json                what the tuner may choose, by space.toml, and the source to fill in
-    units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS and CUTLASS_ATTN_SIMT_UNITS
+    units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS_<arch>, CUTLASS_ATTN_SIMT_UNITS
 
 A file whose content would stay the same is left untouched, so that nothing rebuilds without need;
 a unit that no row asks for any more is deleted.
@@ -23,11 +20,11 @@ a unit that no row asks for any more is deleted.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
-import re
 import string
 import sys
+import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,46 +36,93 @@ else:
     import tomli as tomllib
 
 
-def _load_tuning_file() -> Any:
-    """The format of tuned.toml, which the package reads as well; without the package around it."""
-    path = Path(__file__).parents[1] / "python" / "cutlass_attn" / "tuning_file.py"
-    spec = importlib.util.spec_from_file_location("tuning_file", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-tuning_file = _load_tuning_file()
-
 MANIFEST = Path(__file__).with_name("manifest.toml")
 TUNED = Path(__file__).with_name("runtime") / "tuned.toml"
 SPACE = Path(__file__).with_name("space.toml")
 BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
 
-ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "f32": "float"}
-DTYPES = {"f16": "DType::kFloat16", "bf16": "DType::kBFloat16", "f32": "DType::kFloat32"}
-DEVICES = {"cuda": "Device::kCuda", "cpu": "Device::kCpu"}
-ACCUMULATE = {
-    "fp32": "Accumulate::kFloat32",
-    "fp16_qk": "Accumulate::kFloat16Qk",
-    "fp16_pv": "Accumulate::kFloat16Pv",
-    "fp16": "Accumulate::kFloat16",
-}
+
+def facts_module(facts: dict[str, Any]) -> str:
+    """cutlass_attn/_facts.py."""
+    limits = facts["limits"]
+    values = {
+        "DTYPES": tuple(facts["dtypes"]),
+        "DTYPE_KEYS": {name: dtype["key"] for name, dtype in facts["dtypes"].items()},
+        "ACCUMULATE": tuple(facts["accumulate"]),
+        "OPTIONS": tuple(facts["options"]),
+        "MAX_HEAD_DIM": limits["max_head_dim"],
+        "MAX_SEQLEN": limits["max_seqlen"],
+        "MAX_DECODE_QUERIES": limits["max_decode_queries"],
+        "SMEM_CLASSES_KB": tuple(limits["smem_classes_kb"]),
+    }
+    lines = (f"{name} = {value!r}\n" for name, value in values.items())
+    return BANNER.replace("//", "#").replace("manifest", "facts") + "".join(lines)
+
+
+def facts_header(facts: dict[str, Any]) -> str:
+    """facts.hpp."""
+    dtypes, limits = facts["dtypes"], facts["limits"]
+
+    def enum(name: str, enumerators: Iterable[str]) -> str:
+        return f"enum class {name} : int32_t {{ {', '.join(enumerators)} }};\n"
+
+    def array(type_: str, name: str, values: Iterable[object]) -> str:
+        listed = ", ".join(str(value) for value in values)
+        return f"inline constexpr {type_} {name}[] = {{{listed}}};\n"
+
+    bits = "".join(f"  {name} = 1u << {i},\n" for i, name in enumerate(facts["options"]))
+    return (
+        BANNER.replace("manifest", "facts")
+        + "#pragma once\n\n#include <cstdint>\n\nnamespace cutlass_attn {\n\n"
+        + enum("DType", (dtype["enumerator"] for dtype in dtypes.values()))
+        + f"inline constexpr int kNumDTypes = {len(dtypes)};\n"
+        + "// What the tensor cores accumulate in: fp32, or fp16 for Q K^T, for P V, or for both.\n"
+        + enum("Accumulate", facts["accumulate"].values())
+        + f"inline constexpr int kNumAccumulates = {len(facts['accumulate'])};\n\n"
+        + f"inline constexpr int kMaxHeadDim = {limits['max_head_dim']};\n"
+        + f"inline constexpr int32_t kMaxSeqlen = {limits['max_seqlen']};\n"
+        + "// Calls with so many queries or fewer are decoding.\n"
+        + f"inline constexpr int32_t kMaxDecodeQueries = {limits['max_decode_queries']};\n"
+        + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"
+        + f"enum Bit : uint32_t {{\n{bits}}};\n}}  // namespace option\n\n"
+        + "// By number, as Python has them.\nnamespace facts {\n"
+        + array("char const*", "kDTypeNames", map(_quote, dtypes))
+        + array("int", "kDTypeBytes", (dtype["bytes"] for dtype in dtypes.values()))
+        + array("char const*", "kAccumulateNames", map(_quote, facts["accumulate"]))
+        + array("char const*", "kOptionNames", map(_quote, facts["options"]))
+        + array("int", "kSmemClassesKb", limits["smem_classes_kb"])
+        + "}  // namespace facts\n\n}  // namespace cutlass_attn\n"
+    )
+
+
+FACTS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
+)
+
+
+def _load(name: str) -> Any:
+    """A module whose formats the package reads as well; without the package around it."""
+    package = "_cutlass_attn_formats"
+    if package not in sys.modules:
+        module = types.ModuleType(package)
+        module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn")]
+        facts = types.ModuleType(f"{package}._facts")
+        exec(facts_module(FACTS), vars(facts))
+        sys.modules.update({package: module, facts.__name__: facts})
+    return importlib.import_module(f"{package}.{name}")
+
+
+tuning_file = _load("tuning_file")
+variant_key = _load("variant_key")
+
+ELEMENTS = {dtype["key"]: dtype["type"] for dtype in FACTS["dtypes"].values()}
+DTYPES = {d["key"]: f"DType::{d['enumerator']}" for d in FACTS["dtypes"].values()}
+DEVICES = ("cuda", "cpu")
+ACCUMULATE = {name: f"Accumulate::{value}" for name, value in FACTS["accumulate"].items()}
 TIERS = ("core", "full")
-# Options of a call that a kernel may lack (kernels/runtime/options.hpp), and for those that change
-# a logit the scores that know them.
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "softcap": ("softcap", "general"),
-    "negative_scale": ("softcap", "general"),
-    "alibi_slopes": ("general",),
-    "bias": ("general",),
-    "mask": ("general",),
-    "sinks": (),
-    "dropout": (),
-}
-MAX_HEAD_DIM = 512  # kMaxHeadDim of core/params.hpp
+OPTIONS: dict[str, list[str]] = FACTS["options"]
+ARCHS: dict[str, list[int]] = FACTS["archs"]
+MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
 TILE_FIELDS = ("m", "n", "warps", "columns")
@@ -98,11 +142,33 @@ class Kernel:
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
     scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
     options: tuple[str, ...] = tuple(OPTIONS)
-    min_compute_capability: int = 0
+    arch: str = ""  # cuda only, one of ARCHS
+    params: str = "ForwardParams"  # the struct of its arguments, and its header
+    params_include: str = "core/forward_params.hpp"
     alignment: int = 1
     head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
     automatic: bool = True
     accumulate: str = "fp32"
+
+    @property
+    def table_entry(self) -> str:
+        """The kernel as a ManifestKernel of kernels/runtime/manifest.hpp."""
+        fields = {
+            "name": _quote(self.name),
+            "arch": _quote(self.arch),
+            "options": " | ".join(f"option::{name}" for name in self.options) or "0",
+            "head_dim_multiple": str(self.head_dim_multiple),
+            "accumulate": ACCUMULATE[self.accumulate],
+            "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
+            "alignment": str(self.alignment),
+            "automatic": str(self.automatic).lower(),
+        }
+        if self.device == "cuda":
+            arguments = ", ".join([self.params, *self.scores.values()])
+            fields["arguments"] = f"arguments_of<{arguments}>()"
+        else:
+            fields["function"] = f"&{self.code}"
+        return _designated(fields)
 
     @property
     def placeholders(self) -> set[str]:
@@ -162,14 +228,8 @@ class Row:
 
     @property
     def stem(self) -> str:
-        """The row as a C++ identifier: sm80_f16_d64_64x64x4, with _simt at its end."""
-        name = replace(self, simt=False).key
-        return re.sub(r"\W", "_", name) + ("_simt" if self.simt else "")
-
-    @property
-    def launcher(self) -> str:
-        """The C++ function that launches this row."""
-        return self.kernel.code if self.kernel.device == "cpu" else f"launch_{self.stem}"
+        """The row as a C++ identifier, such as sm80_f16_d64_64x64x4."""
+        return str(variant_key.symbol_of(self.key))
 
     @property
     def type(self) -> str:
@@ -180,56 +240,64 @@ class Row:
             element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
         )
 
-    @property
-    def arguments(self) -> str:
-        """The kernel type and its scores, as template arguments."""
-        return ", ".join([self.type, *self.kernel.scores.values()])
+    def source(self) -> str:
+        """The translation unit of a GPU kernel: for the GPU by nvcc or NVRTC, or for the CPU."""
+        scores = self.kernel.scores
+        if self.simt:
+            arguments = ", ".join([self.type, *scores.values()])
+            return (
+                f"{BANNER}"
+                f'#include "{self.kernel.include}"\n'
+                '#include "simt/host_unit.hpp"\n\n'
+                "namespace cutlass_attn {\n\n"
+                f"extern KernelUnit const {self.stem}__unit;\n"
+                f"KernelUnit const {self.stem}__unit = simt::host_unit<{arguments}>();\n\n"
+                "}  // namespace cutlass_attn\n"
+            )
+        return device_source(self.kernel, self.type, self.stem)
 
     @property
-    def facts(self) -> str:
-        """The C++ constant that describes this row where it is not compiled."""
-        return f"facts_{self.stem}"
+    def file_name(self) -> str:
+        return self.stem + (".cpp" if self.simt else ".cu")
 
-    def nvrtc_unit(self) -> str:
-        """The source to compile at run time: a kernel per score, named by the score's token."""
-        return nvrtc_unit(self.kernel, self.type)
-
-    def unit(self) -> tuple[str, str]:
-        """File name and content of the translation unit of a GPU kernel."""
-        side = "host" if self.simt else "device"
-        arguments = self.arguments
-        text = (
-            f"{BANNER}"
-            f'#include "{self.kernel.include}"\n'
-            f'#include "simt/{side}_launch.hpp"\n\n'
-            "namespace cutlass_attn {\n\n"
-            f"Status {self.launcher}(AttnParams const& params, LaunchOptions const& options) {{\n"
-            f"  return simt::launch_{side}<{arguments}>(params, options);\n"
-            "}\n\n"
-            "}  // namespace cutlass_attn\n"
+    def table_entry(self, build: Build) -> str:
+        """The row as a ManifestRow of kernels/runtime/manifest.hpp."""
+        compiled = build.compiles(self)
+        dims = self.head_dims or HeadDims(0, 0)
+        is_unit = compiled and self.kernel.device == "cuda"
+        return _designated(
+            {
+                "kernel": _quote(self.kernel.name),
+                "key": _quote(self.key),
+                "dtype": DTYPES[self.dtype],
+                "head_dim": str(dims.qk),
+                "head_dim_v": str(dims.v),
+                "tile": _quote(str(self.tile or "")),
+                "block_m": str(self.tile.m if self.tile else 0),
+                "tier": _quote(self.tier),
+                "is_simt": str(self.simt).lower(),
+                "compiled": str(compiled).lower(),
+                "unit": f"&{self.stem}__unit" if is_unit else "nullptr",
+            }
         )
-        return self.stem + (".cpp" if self.simt else ".cu"), text
 
 
-def nvrtc_unit(kernel: Kernel, kernel_type: str, checks: str = "") -> str:
+def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
+    """A kernel per score, <symbol>__<token>, and what the host reads of them."""
     entries = "".join(
-        f'extern "C" CA_KERNEL_ENTRY({token}, Kernel, {functor})\n'
+        f"CA_KERNEL_ENTRY({symbol}, {token}, Kernel, {functor})\n"
         for token, functor in kernel.scores.items()
     )
+    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
     return (
-        f'#include "{kernel.include}"\n'
-        '#include "simt/kernel_entry.hpp"\n\n'
+        f'{BANNER}#include "{kernel.include}"\n'
+        '#include "simt/kernel_unit.hpp"\n\n'
         "namespace cutlass_attn {\n\n"
-        f"using Kernel = {kernel_type};\n{checks}"
-        f"{entries}\n"
+        f"using Kernel = {kernel_type};\n"
+        f"{entries}"
+        f"CA_KERNEL_UNIT({symbol}, Kernel, {listed})\n\n"
         "}  // namespace cutlass_attn\n"
     )
-
-
-# What add_tile() is told of a tile that is no row.
-ADDED_TILE = """static_assert(Kernel::kThreads == {threads} && Kernel::kSmemBytes == {smem_bytes});
-static_assert(Kernel::kBlockM == {m} && Kernel::kPacksHeads);
-"""
 
 
 @dataclass(frozen=True)
@@ -239,13 +307,14 @@ class Build:
     tier: str = "core"
     cuda: bool = True
     simt: bool = True
+    archs: tuple[str, ...] = ("80", "89")  # of GPU code
 
     def compiles(self, row: Row) -> bool:
         if TIERS.index(row.tier) > TIERS.index(self.tier):
             return False
         if row.simt:
             return self.simt
-        return self.cuda or row.device == "cpu"
+        return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
     def leaves_to_nvrtc(self, row: Row) -> bool:
         """Is it a GPU kernel that this build does not compile, but can load?"""
@@ -296,7 +365,11 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         code=_take(table, "type" if device == "cuda" else "function", str, where),
         scores={score: all_scores[score] for score in scores} if device == "cuda" else {},
         options=tuple(options),
-        min_compute_capability=_take(table, "min_compute_capability", int, where, default=0),
+        arch=_choose(_take(table, "arch", str, where), ARCHS, "arch", where)
+        if device == "cuda"
+        else "",
+        params=_take(table, "params", str, where, default=Kernel.params),
+        params_include=_take(table, "params_include", str, where, default=Kernel.params_include),
         alignment=_take(table, "alignment", int, where, default=1),
         head_dim_multiple=_take(table, "head_dim_multiple", int, where, default=0),
         automatic=_take(table, "automatic", bool, where, default=True),
@@ -435,7 +508,7 @@ def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
         kernel = kernels[_choose(name, kernels, "kernel", "space")]
         if set(axes) != kernel.placeholders.intersection(TILE_FIELDS):
             raise ManifestError(f"space: {name} has {sorted(axes)}, not the axes of its tile")
-        source = nvrtc_unit(kernel, kernel.code, ADDED_TILE)
+        source = device_source(kernel, kernel.code, "{symbol}")
         space[name] = {"axes": axes, "elements": ELEMENTS, "source": source}
     return space
 
@@ -444,59 +517,28 @@ def _quote(text: str) -> str:
     return f'"{text}"'
 
 
-def _table_line(row: Row, build: Build) -> str:
-    compiled = build.compiles(row)
-    dims = row.head_dims or HeadDims(0, 0)
-    fields = (
-        row.launcher if compiled else "nullptr",
-        f"&{row.facts}" if build.leaves_to_nvrtc(row) else "nullptr",
-        _quote(row.kernel_name),
-        _quote(row.key),
-        DEVICES[row.device],
-        DTYPES[row.dtype],
-        str(dims.qk),
-        str(dims.v),
-        str(row.kernel.head_dim_multiple),
-        ACCUMULATE[row.kernel.accumulate],
-        " | ".join(f"option::{name}" for name in row.kernel.options) or "0",
-        str(row.tile.m if row.tile else 0),
-        _quote(str(row.tile or "")),
-        _quote(row.tier),
-        str(compiled).lower(),
-        str(row.kernel.automatic and not row.simt).lower(),
-        "0" if row.simt else str(row.kernel.min_compute_capability),
-        str(row.kernel.alignment),
-    )
-    return f"CA_VARIANT({', '.join(fields)})\n"
+def _designated(fields: dict[str, str]) -> str:
+    """A brace-enclosed list of C++20's designated initialisers."""
+    return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "}"
 
 
-def _tuned_line(rule: Any) -> str:
+def _tuned_entry(rule: Any) -> str:
     qk, v = rule.dims()
-    fields = (
-        str(rule.smem_kb),
-        _quote(rule.kernel),
-        str(qk),
-        str(v),
-        _quote(rule.tile),
-        f"{rule.min_blocks_per_sm}f",
-        str(rule.decode).lower(),
+    return _designated(
+        {
+            "smem_kb": str(rule.smem_kb),
+            "kernel": _quote(rule.kernel),
+            "head_dim": str(qk),
+            "head_dim_v": str(v),
+            "tile": _quote(rule.tile),
+            "min_blocks_per_sm": f"{rule.min_blocks_per_sm}f",
+            "decode": str(rule.decode).lower(),
+        }
     )
-    return f"CA_TUNED({', '.join(fields)})\n"
 
 
-def _facts_unit(rows: list[Row]) -> str:
-    headers = sorted({row.kernel.include for row in rows})
-    return (
-        BANNER
-        + "".join(f'#include "{header}"\n' for header in [*headers, "core/score.hpp"])
-        + '#include "runtime/image.hpp"\n\nnamespace cutlass_attn {\n\n'
-        + "".join(
-            f"extern KernelFacts const {row.facts};\n"
-            f"constexpr KernelFacts {row.facts} = facts_of<{row.arguments}>();\n"
-            for row in rows
-        )
-        + "\n}  // namespace cutlass_attn\n"
-    )
+def _array(declaration: str, entries: Iterable[str]) -> str:
+    return f"{declaration} = {{\n" + "".join(f"    {entry},\n" for entry in entries) + "};\n"
 
 
 def outputs(
@@ -505,36 +547,43 @@ def outputs(
     """Everything the build needs: {file name: content}."""
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
-    files = dict(row.unit() for row in units)
-    left_out = [row for row in rows if build.leaves_to_nvrtc(row)]
-    if left_out:
-        files["kernel_facts.cpp"] = _facts_unit(left_out)
-    files["units.json"] = json.dumps({row.key: row.nvrtc_unit() for row in left_out}, indent=1)
+    kernels = list({row.kernel.name: row.kernel for row in rows}.values())
+    files = {row.file_name: row.source() for row in units}
+    left_out = {row.key: row.source() for row in rows if build.leaves_to_nvrtc(row)}
+    files["units.json"] = json.dumps(left_out, indent=1)
     files["space.json"] = json.dumps(space or {}, indent=1)
+    headers = {k.include for k in kernels if k.device == "cpu"}
+    headers |= {k.params_include for k in kernels if k.device == "cuda"}
+    files["manifest_units.inc"] = (
+        BANNER
+        + "".join(f'#include "{header}"\n' for header in sorted(headers))
+        + "namespace cutlass_attn {\n"
+        + "".join(f"extern KernelUnit const {row.stem}__unit;\n" for row in units)
+        + "}\n"
+    )
+    files["manifest_table.inc"] = (
+        BANNER
+        + _array("ManifestKernel const kKernels[]", (kernel.table_entry for kernel in kernels))
+        + _array("ManifestRow const kRows[]", (row.table_entry(build) for row in rows))
+        + _array("ManifestRule const kTuned[]", map(_tuned_entry, tuned))
+    )
     lists = {
-        "CUTLASS_ATTN_FACTS_UNITS": ["kernel_facts.cpp"] if left_out else [],
-        "CUTLASS_ATTN_CUDA_UNITS": [name for name in files if name.endswith(".cu")],
-        "CUTLASS_ATTN_SIMT_UNITS": [name for name in files if name.endswith("_simt.cpp")],
+        f"CUTLASS_ATTN_CUDA_UNITS_{arch}": [
+            row.file_name for row in units if not row.simt and row.kernel.arch == arch
+        ]
+        for arch in ARCHS
     }
-    headers = sorted({row.kernel.include for row in compiled if row.kernel.device == "cpu"})
-    files["registry_launchers.inc"] = BANNER + "".join(
-        [f'#include "{header}"\n' for header in headers]
-        + [f"CA_LAUNCHER({row.launcher})\n" for row in units]
-        + [f"CA_FACTS({row.facts})\n" for row in left_out]
-    )
-    files["registry_table.inc"] = BANNER + "".join(_table_line(row, build) for row in rows)
-    gpu_kernels = {row.kernel.name: row.kernel for row in rows if row.kernel.device == "cuda"}
-    files["score_table.inc"] = BANNER + "".join(
-        f"CA_SCORES({', '.join([_quote(name), *kernel.scores.values()])})\n"
-        for name, kernel in gpu_kernels.items()
-    )
-    files["tuned_table.inc"] = BANNER.replace("manifest", "runtime/tuned") + "".join(
-        _tuned_line(rule) for rule in tuned
-    )
-    files["units.cmake"] = BANNER.replace("//", "#") + "".join(
-        "\n  ".join([f"set({name}", *(f"${{CMAKE_CURRENT_LIST_DIR}}/{unit}" for unit in names)])
-        + ")\n"
-        for name, names in lists.items()
+    lists["CUTLASS_ATTN_SIMT_UNITS"] = [row.file_name for row in units if row.simt]
+    files["facts.hpp"], files["facts.py"] = facts_header(FACTS), facts_module(FACTS)
+    cmake = f"set(CUTLASS_ATTN_UNIT_ARCHS {' '.join(ARCHS)})\n"
+    files["units.cmake"] = (
+        BANNER.replace("//", "#")
+        + cmake
+        + "".join(
+            "\n  ".join([f"set({name}", *(f"${{CMAKE_CURRENT_LIST_DIR}}/{unit}" for unit in names)])
+            + ")\n"
+            for name, names in lists.items()
+        )
     )
     return files
 
@@ -560,6 +609,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
     parser.add_argument("--simt", action="store_true", help="compile GPU kernels for the CPU")
+    parser.add_argument("--archs", default="80,89", help="of GPU code; other rows are for NVRTC")
     options = parser.parse_args(arguments)
     source = options.manifest
     try:
@@ -571,7 +621,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ManifestError as error:
         print(f"{source}: {error}", file=sys.stderr)
         return 1
-    build = Build(options.tier, options.cuda, options.simt)
+    archs = tuple(filter(None, options.archs.split(",")))
+    for arch in archs:
+        _choose(arch, ARCHS, "--archs", "command line")
+    build = Build(options.tier, options.cuda, options.simt, archs)
     write(options.out, outputs(rows, tuned, build, space))
     return 0
 

@@ -71,7 +71,7 @@ def write(out: Path, units: Path, space: Path, cutlass: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     (out / "include").mkdir(parents=True)
     digest = hashlib.sha256()
-    headers = closure(sources, [KERNELS / "nvrtc", KERNELS, cutlass])
+    headers = closure(sources, [KERNELS / "nvrtc", KERNELS, units.parent, cutlass])
     for name, path in sorted(headers.items()):
         target = out / "include" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,19 +10,29 @@ namespace cutlass_attn::dlpack {
 inline constexpr char const* kCapsuleName = "dlpack_exchange_api";
 inline constexpr uint32_t kMajorVersion = 1;  // the layout below
 
-enum DeviceType : int32_t { kCpu = 1, kCuda = 2 };
-enum TypeCode : uint8_t { kFloat = 2, kBfloat = 4 };
+enum DeviceType : int32_t { kOtherDevice = 0, kCpu = 1, kCuda = 2 };
+enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kOther = 255 };
+
+struct Device {
+  int32_t type, index;
+
+  bool operator==(Device const& other) const { return type == other.type && index == other.index; }
+};
+
+struct DataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+
+  bool operator==(DataType const& other) const {
+    return code == other.code && bits == other.bits && lanes == other.lanes;
+  }
+};
 
 struct Tensor {
   void* data;
-  struct {
-    int32_t type, index;
-  } device;
+  Device device;
   int32_t ndim;
-  struct {
-    uint8_t code, bits;
-    uint16_t lanes;
-  } dtype;
+  DataType dtype;
   int64_t* shape;    // (ndim), the tensor's own
   int64_t* strides;  // (ndim), in elements
   uint64_t byte_offset;

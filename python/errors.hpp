@@ -1,4 +1,4 @@
-// The library's Status as a Python exception.
+// Python exceptions: from the library's Status, and the words that messages are made of.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -26,6 +26,26 @@ inline void raise_unless_ok(Status const& status) {
     case StatusCode::kDeviceError:
       raise(PyExc_RuntimeError, status.message);
   }
+}
+
+// repr(x)
+inline std::string repr(PyObject* x) { return pybind11::repr(pybind11::handle(x)); }
+
+// str(x.name), None where x has no such attribute
+inline std::string attribute(PyObject* x, char const* name) {
+  return pybind11::str(pybind11::getattr(pybind11::handle(x), name, pybind11::none()));
+}
+
+// "numpy.ndarray" of an array
+inline std::string type_name(PyObject* x) {
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(x));
+  return attribute(type, "__module__") + "." + attribute(type, "__qualname__");
+}
+
+// "(2, 4)" of an array with such a shape
+inline std::string shape_of(PyObject* x) {
+  pybind11::object const shape = pybind11::handle(x).attr("shape");
+  return repr(pybind11::reinterpret_steal<pybind11::tuple>(PySequence_Tuple(shape.ptr())).ptr());
 }
 
 }  // namespace cutlass_attn

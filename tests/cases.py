@@ -14,7 +14,7 @@ import cutlass_attn
 import numpy as np
 import pytest
 import reference
-from cutlass_attn import testing
+from cutlass_attn import jit, testing
 from pairwise import pairwise
 
 torch = pytest.importorskip("torch", reason="the kernels are tested on torch tensors")
@@ -33,6 +33,7 @@ class Case:
     head_dim_v: int | None = None  # None: as head_dim
     causal: bool = False
     window: int | tuple | None = None
+    attention_chunk: int | None = None
     softmax_scale: float | None = None
     softcap: float = 0.0
     layout: str = "bhsd"
@@ -53,6 +54,7 @@ class Case:
         return {
             "causal": self.causal,
             "window": self.window,
+            "attention_chunk": self.attention_chunk,
             "softmax_scale": self.softmax_scale,
             "softcap": self.softcap,
         }
@@ -79,6 +81,7 @@ class Case:
         asked = {
             "bias": self.bias,
             "mask": self.mask,
+            "attention_chunk": self.attention_chunk,
             "alibi_slopes": self.alibi,
             "sinks": self.sinks,
             "dropout": self.dropout_p,
@@ -113,6 +116,19 @@ CASES = [
     Case("window_left", "no limit on the right", seqlen_q=70, seqlen_k=140, window=(5, None)),
     Case("window_right", "no limit on the left", seqlen_q=140, seqlen_k=70, window=(-1, 5)),
     Case("window_causal", "sliding window", seqlen_q=150, seqlen_k=150, window=33, causal=True),
+    Case("chunk", "smaller than a tile, ragged", seqlen_q=140, seqlen_k=140, attention_chunk=23),
+    Case("chunk_causal", "as Llama 4 has it", seqlen_k=200, attention_chunk=64, causal=True),
+    Case("chunk_few", "queries before key 0", seqlen_q=90, seqlen_k=40, attention_chunk=7),
+    Case(
+        "chunk_packed",
+        "heads share a tile; a window, too",
+        heads=4,
+        heads_kv=1,
+        seqlen_q=9,
+        seqlen_k=150,
+        attention_chunk=33,
+        window=(20, 3),
+    ),
     Case("window_zero", "each query sees one key", window=0),
     Case("window_beyond", "some queries see no key", seqlen_q=140, seqlen_k=10, window=(3, 3)),
     Case("gqa", "query heads share a KV head", heads=6, heads_kv=2, causal=True),
@@ -242,6 +258,7 @@ FACTORS = {
     "lengths": [(33, 70), (65, 40), (3, 77), (16, 16)],
     "causal": [False, True],
     "window": [None, 9, (30, None)],
+    "attention_chunk": [None, 20],
     "softcap": [0.0, 2.5],
     "softmax_scale": [None, 0.3, -0.2],
     "bias": [None, "bhqk", "1hqk", "b11k", "qk"],
@@ -268,7 +285,7 @@ PAIRWISE = list(_pairwise_cases())
 
 # What kernels take of the options that a kernel may lack. Stated here, as the rest of takes() is,
 # so that a kernel cannot excuse itself.
-ALL_OPTIONS = {"bias", "mask", "alibi_slopes", "sinks", "dropout"}
+ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
@@ -283,13 +300,19 @@ OPTIONS = {
     "cpu": ALL_OPTIONS,
 }
 
+
+def options_of(variant):
+    """What the variant takes of ALL_OPTIONS."""
+    return OPTIONS[variant.kernel.removesuffix("-simt")]
+
+
 # Kernels that access 16 bytes at a time.
 ALIGNED = ("sm80", "wmma", "scalar/vectorized")
 
 
 def takes(variant, case):
     """Should the variant run the case?"""
-    if not case.asks_for <= OPTIONS[variant.kernel.removesuffix("-simt")]:
+    if not case.asks_for <= options_of(variant):
         return False
     if variant.accumulate != "fp32" and not case.is_identity:
         return False
@@ -323,7 +346,17 @@ def all_variants(where=lambda variant: True):
 
 
 def compiled_variants():
-    return [variant for variant in cutlass_attn.variants() if variant.compiled]
+    """Those of the build; on a GPU with NVRTC, which compiles them at first use, also those that
+    the build has compiled for the CPU alone."""
+    there = cutlass_attn.variants()
+    on_cpu = {variant.key for variant in there if variant.compiled and variant.device == "cpu"}
+    if no_gpu() or jit.available():
+        on_cpu = set()
+    return [variant for variant in there if variant.compiled or _simt_key(variant) in on_cpu]
+
+
+def _simt_key(variant):
+    return variant.key.replace(variant.kernel, f"{variant.kernel}-simt", 1)
 
 
 @functools.cache
@@ -335,26 +368,29 @@ def no_gpu():
     return f"needs a GPU: {unavailable}" if unavailable else ""
 
 
+needs_gpu = pytest.mark.gpu  # conftest.py leaves these out where there is none
+
+
 def needs(variant):
-    if variant.device == "cuda" and no_gpu():
-        return [pytest.mark.skip(reason=no_gpu())]
-    return []
+    return [needs_gpu] if variant.device == "cuda" else []
 
 
-needs_gpu = pytest.mark.skipif(bool(no_gpu()), reason=no_gpu() or "a GPU is there")
+def _shapes(case, head_dim):
+    """Of q, k, v and the output, (B, H, S, D)."""
+    head_dim_v = case.head_dim_v or head_dim
+    return (
+        (case.batch, case.heads, case.seqlen_q, head_dim),
+        (case.batch, case.heads_kv, case.seqlen_k, head_dim),
+        (case.batch, case.heads_kv, case.seqlen_k, head_dim_v),
+        (case.batch, case.heads, case.seqlen_q, head_dim_v),
+    )
 
 
 @functools.lru_cache(maxsize=512)
 def values(case, dtype, head_dim):
     """q, k, v as float32 numpy arrays (B, H, S, D) of values that dtype represents."""
     rng = np.random.default_rng(zlib.crc32(f"{case} {dtype} {head_dim}".encode()))
-    head_dim_v = case.head_dim_v or head_dim
-    shapes = (
-        (case.batch, case.heads, case.seqlen_q, head_dim),
-        (case.batch, case.heads_kv, case.seqlen_k, head_dim),
-        (case.batch, case.heads_kv, case.seqlen_k, head_dim_v),
-    )
-    q, k, v = (rng.standard_normal(shape) for shape in shapes)
+    q, k, v = (rng.standard_normal(shape) for shape in _shapes(case, head_dim)[:3])
     q, k = q * case.magnitude, k * case.magnitude
     if case.storage == "expanded":
         k[:], v[:] = k[:1, :1], v[:1, :1]
@@ -434,13 +470,16 @@ _LOGIT_STORAGE = {
 }
 
 
-def tensors(case, dtype, head_dim, device):
-    """q, k, v and an output full of NaN as the case lays them out in memory."""
-    arrays = values(case, dtype, head_dim)
-    out_shape = (*arrays[0].shape[:3], arrays[2].shape[3])
-    arrays = (*arrays, np.full(out_shape, np.nan, np.float32))
-    dtype = getattr(torch, dtype)
-    dense = [torch.from_numpy(x).to(device, dtype) for x in arrays]
+def tensors(case, dtype, head_dim, device, have_values=True):
+    """q, k, v and an output full of NaN as the case lays them out in memory.
+
+    Those that are for explain() alone need no values, which take most of the time."""
+    shapes = _shapes(case, head_dim)
+    if have_values:
+        arrays = (*values(case, dtype, head_dim), np.full(shapes[3], np.nan, np.float32))
+        dense = [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in arrays]
+    else:
+        dense = [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape in shapes]
     heads_axis = 1
     if case.layout == "bshd":
         heads_axis = 2

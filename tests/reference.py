@@ -1,4 +1,4 @@
-"""The oracle: attention stated query by query, in fp64, from nothing but its definition.
+"""The oracle: attention in fp64, from nothing but its definition.
 
 It shares no code with the library, in particular neither its mask nor its softmax: an oracle with
 the kernel's own mask cannot catch a wrong mask.
@@ -18,7 +18,7 @@ class Expected(NamedTuple):
     lse_error: np.ndarray  # (B, Hq, Sq) fp64: what sums in fp16 may move lse by
 
 
-def visible_keys(query, seqlen_q, seqlen_k, causal, window):
+def visible_keys(query, seqlen_q, seqlen_k, causal, window, chunk=None):
     """Keys that a query sees, as (first, past the last). The last query sits on the last key."""
     position = query + (seqlen_k - seqlen_q)
     first, last = 0, seqlen_k - 1
@@ -29,6 +29,9 @@ def visible_keys(query, seqlen_q, seqlen_k, causal, window):
         last = min(last, position + right)
     if causal:
         last = min(last, position)
+    if chunk is not None:
+        first = max(first, position // chunk * chunk)
+        last = min(last, position // chunk * chunk + chunk - 1)
     return (first, last + 1) if first <= last else (0, 0)
 
 
@@ -54,6 +57,7 @@ def attention(
     *,
     causal=False,
     window=None,
+    attention_chunk=None,
     softmax_scale=None,
     softcap=0.0,
     bias=None,
@@ -72,88 +76,88 @@ def attention(
     derives; then without bias, slopes, softcap and dropout.
     """
     batch, heads, seqlen_q, head_dim = q.shape
-    heads_kv, seqlen_k, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    heads_kv, seqlen_k = k.shape[1:3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    every = (batch, heads, seqlen_q, seqlen_k)
-    bias = np.broadcast_to(np.float32(0) if bias is None else bias, every)
-    mask = np.broadcast_to(True if mask is None else mask, every)
-    slopes = np.broadcast_to(np.float32(0) if alibi_slopes is None else alibi_slopes, every[:2])
-    exact = np.zeros((batch, heads, seqlen_q, head_dim_v))
-    lse = np.full((batch, heads, seqlen_q), -np.inf)
-    unfused = np.zeros_like(exact, dtype=np.float32)
-    lse_error = np.zeros_like(lse)
-    for b, h, i in np.ndindex(batch, heads, seqlen_q):
-        first, end = visible_keys(i, seqlen_q, seqlen_k, causal, window)
-        seen = first + np.flatnonzero(mask[b, h, i, first:end])
-        sink = None if sinks is None else sinks[h]
-        if len(seen) == 0:
-            lse[b, h, i] = -np.inf if sink is None else sink
-            continue
-        shared = h * heads_kv // heads  # query heads are shared out to the KV heads in order
-        row, keys, values = q[b, h, i], k[b, shared, seen], v[b, shared, seen]
-        distance = np.abs(seen - (i + seqlen_k - seqlen_q))
-        terms = slopes[b, h], distance, bias[b, h, i, seen]
-        factor = np.float64(1) if kept is None else _factors(kept[b, h, i, seen], dropout_p)
-        with np.errstate(invalid="ignore", over="ignore"):
-            p, lse[b, h, i] = _softmax(_logits(np.float64, row, keys, scale, softcap, *terms), sink)
-            exact[b, h, i] = _weighted(np.float64, p * factor, values)
-            if dtype == "float32":
-                p, _ = _softmax(_logits(np.float32, row, keys, scale, softcap, *terms), sink)
-                unfused[b, h, i] = _weighted(np.float32, p * np.float32(factor), values)
-            elif accumulate != "fp32":
-                unfused[b, h, i], lse_error[b, h, i] = _with_sums_in_fp16(
-                    row, keys, values, scale, sink, accumulate
-                )
-            else:
-                p = round_to(p * factor, dtype)
-                unfused[b, h, i] = round_to(_weighted(np.float64, p, values), dtype)
+    shared = [h * heads_kv // heads for h in range(heads)]  # KV heads are shared out in order
+    k, v = k[:, shared], v[:, shared]
+    keys = np.arange(seqlen_k)
+    visible = np.zeros((batch, heads, seqlen_q, seqlen_k), bool)
+    distance = np.zeros((seqlen_q, seqlen_k))
+    for i in range(seqlen_q):
+        first, end = visible_keys(i, seqlen_q, seqlen_k, causal, window, attention_chunk)
+        visible[:, :, i, first:end] = True
+        distance[i] = np.abs(keys - (i + seqlen_k - seqlen_q))
+    if mask is not None:
+        visible &= mask
+    slopes = np.float32(0) if alibi_slopes is None else alibi_slopes[..., None, None]
+    terms = slopes, distance, np.float32(0) if bias is None else bias
+    sink = None if sinks is None else sinks[:, None, None]
+    factor = np.float64(1) if kept is None else _factors(kept, dropout_p)
+    lse_error = np.zeros((batch, heads, seqlen_q))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        p, lse = _softmax(_logits(np.float64, q, k, scale, softcap, *terms), visible, sink)
+        exact = _weighted(np.float64, p * factor, visible, v)
+        if dtype == "float32":
+            p, _ = _softmax(_logits(np.float32, q, k, scale, softcap, *terms), visible, sink)
+            unfused = _weighted(np.float32, p * np.float32(factor), visible, v)
+        elif accumulate != "fp32":
+            unfused, lse_error = _with_sums_in_fp16(q, k, v, visible, scale, sink, accumulate)
+        else:
+            p = round_to(p * factor, dtype)
+            unfused = round_to(_weighted(np.float64, p, visible, v), dtype)
     return Expected(exact, lse, unfused, lse_error)
 
 
-def _with_sums_in_fp16(row, keys, values, scale, sink, accumulate):
-    """A query's result, and a bound of what the sums of q.k change in a logit."""
-    dots, error = np.zeros(len(keys)), np.zeros(len(keys))
-    for d in range(0, len(row), 8):
-        dots += keys[:, d : d + 8].astype(np.float64) @ row[d : d + 8].astype(np.float64)
+def _with_sums_in_fp16(q, k, v, visible, scale, sink, accumulate):
+    """The result, and a bound of what the sums of q.k change in a row's logits."""
+    dots, error = np.zeros(visible.shape), np.zeros(visible.shape)
+    for d in range(0, q.shape[-1], 8):
+        dots += q[..., d : d + 8].astype(np.float64) @ k[..., d : d + 8].astype(
+            np.float64
+        ).swapaxes(2, 3)
         if accumulate in ("fp16", "fp16_qk"):
             dots = dots.astype(np.float16).astype(np.float64)
             error += np.spacing(np.abs(dots).astype(np.float16)) / 2
-    logits = dots * scale
-    top = logits.max() if sink is None else max(logits.max(), sink)
-    weights = np.exp(logits - top)
-    total = weights.sum() + (0 if sink is None else np.exp(sink - top))
-    result = np.zeros(values.shape[1])
-    for first in range(0, len(keys), 32):
+    weights, total, _ = _weights(dots * scale, visible, sink)
+    weights = weights.astype(np.float16).astype(np.float64)
+    result = np.zeros((*q.shape[:3], v.shape[3]))
+    for first in range(0, v.shape[2], 32):
         part = np.zeros_like(result)
-        for j in range(first, min(first + 32, len(keys)), 8):
-            here = slice(j, min(j + 8, first + 32))
-            part += weights[here].astype(np.float16).astype(np.float64) @ values[here]
+        for j in range(first, min(first + 32, v.shape[2]), 8):
+            part += weights[..., j : j + 8] @ v[..., j : j + 8, :]
             if accumulate in ("fp16", "fp16_pv"):
                 part = part.astype(np.float16).astype(np.float64)
         result += part
-    return round_to(result / total, "float16"), scale * error.max()
+    lse_error = scale * np.where(visible, error, 0).max(axis=-1, initial=0)
+    return round_to(result / total[..., None], "float16"), lse_error
 
 
-# cumsum adds term after term, as a plain kernel does; in fp32 that matters.
-def _logits(work, row, keys, scale, softcap, slope, distance, bias):
-    products = keys.astype(work) * row.astype(work)
-    logits = np.cumsum(products, axis=1, dtype=work)[:, -1] * work(scale)
+def _logits(work, q, k, scale, softcap, slopes, distance, bias):
+    logits = _product(q.astype(work), k.astype(work).swapaxes(2, 3))
+    logits *= work(scale)
     if softcap:
         logits = work(softcap) * np.tanh(logits / work(softcap))
-    return logits - work(slope) * distance.astype(work) + bias.astype(work)
+    return logits - slopes.astype(work) * distance.astype(work) + bias.astype(work)
 
 
-def _softmax(logits, sink):
-    """Weights of the logits, and the logarithm of the denominator, which the sink is part of."""
-    top = logits.max() if sink is None else max(logits.max(), logits.dtype.type(sink))
-    base = 0 if top == -np.inf else top
-    weights = np.exp(logits - base)
-    total = weights.sum(dtype=logits.dtype)
+def _softmax(logits, visible, sink):
+    """Softmax over the keys that are seen, and the logarithm of its denominator."""
+    weights, total, top = _weights(logits, visible, sink)
+    return weights / total[..., None], top + np.log(total)
+
+
+def _weights(logits, visible, sink):
+    """exp(logit - largest), 0 where a key is not seen; their sum, which the sink is part of, or 1
+    where it is 0; and the largest."""
+    top = np.where(visible, logits, -np.inf).max(axis=-1, initial=-np.inf, keepdims=True)
     if sink is not None:
-        total += np.exp(logits.dtype.type(sink) - base)
-    if total == 0:
-        return weights, -np.inf
-    return weights / total, top + np.log(total)
+        top = np.maximum(top, sink.astype(logits.dtype))
+    base = np.where(top == -np.inf, logits.dtype.type(0), top)
+    weights = np.where(visible, np.exp(logits - base), logits.dtype.type(0))
+    total = weights.sum(axis=-1)
+    if sink is not None:
+        total += np.exp(sink.astype(logits.dtype) - base)[..., 0]
+    return weights, np.where(total == 0, logits.dtype.type(1), total), top[..., 0]
 
 
 def _factors(kept, dropout_p):
@@ -162,5 +166,22 @@ def _factors(kept, dropout_p):
     return kept / (1 - dropped) if dropped < 1 else np.zeros(kept.shape)
 
 
-def _weighted(work, p, values):
-    return np.cumsum(p.astype(work)[:, None] * values.astype(work), axis=0, dtype=work)[-1]
+def _weighted(work, p, visible, v):
+    p, v = p.astype(work), v.astype(work)
+    if np.isfinite(v).all():
+        return _product(p, v)
+    result = np.zeros((*p.shape[:3], v.shape[3]), work)
+    for j in range(p.shape[3]):  # what is not finite reaches the rows that see it alone
+        result += np.where(visible[..., j, None], p[..., j, None] * v[..., None, j, :], work(0))
+    return result
+
+
+def _product(a, b):
+    """a @ b; in fp32 term after term, as a plain kernel adds up, where a BLAS has an order of its
+    own and fp64 hides it."""
+    if a.dtype == np.float64:
+        return a @ b
+    result = np.zeros((*a.shape[:3], b.shape[3]), a.dtype)
+    for i in range(a.shape[3]):
+        result += a[..., i, None] * b[..., None, i, :]
+    return result

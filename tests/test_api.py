@@ -1,6 +1,7 @@
 """The Python interface: array libraries, options, verify, explain, torch.compile, threads."""
 
 import concurrent.futures
+import inspect
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
-from cutlass_attn import _C, _ops, _torch
+from cutlass_attn import _C, _ops
 
 attention = cutlass_attn.attention
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
@@ -49,6 +50,33 @@ def test_numpy_negative_strides():
     q, k, v = (x.numpy() for x in qkv())
     flipped = attention(q[::-1, :, ::-1], k[::-1], v[::-1])
     np.testing.assert_array_equal(flipped[::-1, :, ::-1], attention(q, k, v))
+
+
+def test_numpy_takes_read_only_arrays():
+    arrays = [x.numpy() for x in qkv()]
+    expected = attention(*arrays)
+    for x in arrays:
+        x.flags.writeable = False
+    np.testing.assert_array_equal(attention(*arrays), expected)
+
+
+def test_older_torch():
+    """Before 2.10 tensors have no exchange table: their attributes say the same."""
+    code = """
+import torch
+q, k = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 7, 16)
+del torch.Tensor.__dlpack_c_exchange_api__
+import cutlass_attn
+out, lse = cutlass_attn.attention(q, k, k, causal=True,
+                                  bias=torch.zeros(7), sinks=torch.zeros(4), return_lse=True)
+n = [x.numpy() for x in (q, k, k)]
+expected = cutlass_attn.attention(*n, causal=True, sinks=torch.zeros(4).numpy())
+print(bool((out.numpy() == expected).all()), cutlass_attn._torch.exchange_api)
+"""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch is one")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True None\n", done.stderr
 
 
 def test_works_without_torch():
@@ -162,9 +190,9 @@ def test_verify_uses_another_kernel(monkeypatch, kernel, device):
     """The baseline must not be the tested kernel itself."""
     asked = []
 
-    def spy(call, kind, index, stream, kernel, threads):
-        asked.append(kernel)
-        return real(call, kind, index, stream, kernel, threads)
+    def spy(q, k, v, options, **more):
+        asked.append((options | more)["kernel"])
+        return real(q, k, v, options, **more)
 
     real = _C.forward
     monkeypatch.setattr(_C, "forward", spy)
@@ -180,26 +208,16 @@ def test_verify_catches_a_corrupted_result(monkeypatch, what, device):
     q, k, v = qkv(device=device)
     real, made = _C.forward, []
 
-    def corrupt(call, *where):
-        real(call, *where)
+    def corrupt(*call, **more):
+        results = real(*call, **more)
         if not made:  # the first call is the kernel's, the second the baseline's
             made.append(call)
-            target = results[0] if what != "lse" else results[1]
+            target = results[what == "lse"]
             at = (1, 2, 30, 17)[: target.ndim]
             target[at] = torch.nan if what == "nan" else target[at] + 0.05
-
-    results = []
-
-    def remember(make):
-        def empty(like, shape):
-            results.append(make(like, shape))
-            return results[-1]
-
-        return empty
+        return results
 
     monkeypatch.setattr(_C, "forward", corrupt)
-    monkeypatch.setattr(_torch, "empty", remember(_torch.empty))
-    monkeypatch.setattr(_torch, "empty_lse", remember(_torch.empty_lse))
     order = "batch 1, head 2, query 30" + ", column 17" * (what != "lse")
     name = "lse" if what == "lse" else "out"
     with pytest.raises(cutlass_attn.VerificationError, match=f"on {name} in 1 of .*{order}: "):
@@ -211,11 +229,11 @@ def test_verify_catches_a_mask_off_by_one(monkeypatch, device):
     q, k, v = qkv(device=device)
     real, seen = _C.forward, []
 
-    def shifted(call, *where):
-        seen.append(call)
+    def shifted(q, k, v, options, **more):
+        seen.append(options)
         if len(seen) == 1:
-            call = (*call[:13], call[13] - 1, *call[14:])  # window_right
-        real(call, *where)
+            more["window"] = (None, 19)
+        return real(q, k, v, options, **more)
 
     monkeypatch.setattr(_C, "forward", shifted)
     with pytest.raises(cutlass_attn.VerificationError, match="disagree on"):
@@ -223,6 +241,12 @@ def test_verify_catches_a_mask_off_by_one(monkeypatch, device):
 
 
 # --- explain, variants, build_info ----------------------------------------------------------------
+
+
+def test_signatures():
+    ours, explains = map(inspect.signature, (attention, cutlass_attn.explain))
+    assert list(explains.parameters) == [*ours.parameters, "device"]
+    assert "bias" in ours.parameters and ours.parameters["layout"].default == "bhsd"
 
 
 def test_explain_names_the_kernel_and_every_reason():
@@ -321,6 +345,41 @@ def test_compile(device, dynamic):
         assert torch.equal(a, b)
 
 
+def test_compile_by_inductor():
+    """It lowers the operator by rules of its own, one of which concerns arguments' names."""
+    q, k, v = qkv()
+    compiled = torch.compile(attention, fullgraph=True)
+    assert torch.equal(compiled(q, k, v, causal=True), attention(q, k, v, causal=True))
+
+
+def test_dynamic_sizes_compile_once():
+    """The operator's fake kernel must not turn symbolic sizes into numbers."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=backend)
+    q, k, v = qkv()
+    attention(q, k, v)  # which has looked for torch
+    for rows in (33, 20, 9):
+        x = [t[:, :, :rows].clone() for t in (q, k, v)]
+        assert torch.equal(compiled(*x, window=7), attention(*x, window=7))
+    assert len(graphs) == 1
+
+
+def test_compile_when_torch_comes_late():
+    code = """
+import cutlass_attn, torch
+q = torch.ones(1, 2, 5, 16)
+compiled = torch.compile(cutlass_attn.attention, fullgraph=True, backend="aot_eager")
+print(bool((compiled(q, q, q) == 1).all()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_compile_writes_out():
     q, k, v = qkv()
     out = torch.full_like(q, torch.nan)
@@ -340,8 +399,8 @@ def test_operator(device):
     q, k, v = qkv(device=device)
     for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
         x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
-        options = (None, None, None, None, 0.0, None)
-        args = (*x, True, -1, -1, scale, 0.0, layout, "auto", "fp32", return_lse, *options)
+        options = {"causal": True, "window": [20, -1], "softmax_scale": scale, "layout": layout}
+        args = _ops.arguments(*x, **options, return_lse=return_lse)
         torch.library.opcheck(_ops.attention_forward, args)
 
 

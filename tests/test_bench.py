@@ -12,7 +12,7 @@ import cases
 import cutlass_attn
 import numpy as np
 import pytest
-from cutlass_attn import _C, _torch, cli
+from cutlass_attn import _C, cli
 from cutlass_attn.bench import accuracy, environment, impls, report, runner, stats, timing
 from cutlass_attn.bench.shapes import GRIDS, Grid, Shape, parse_shape
 from test_cli import wrong_kernel
@@ -407,7 +407,6 @@ def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
 
 def test_a_wrong_kernel_of_ours_fails_the_run(capsys, peers, monkeypatch):
     monkeypatch.setattr(_C, "forward", wrong_kernel(offset=3000))
-    monkeypatch.setattr(_torch, "short_path", lambda *call: None)  # all goes through forward
     document, status = bench(capsys, *TINY)
     assert status == 1
     ours = next(row for row in document["rows"] if row["requested"] == "cutlass_attn:auto")
@@ -494,13 +493,17 @@ def test_few_rounds_are_refused(capsys):
         (["--impl", "flash"], "there is no implementation 'flash' here"),
         (["--baseline", "flash"], "--baseline must be one of cutlass_attn:auto, torch:flash"),
         (["--device", "tpu"], 'device must be "cpu", "cuda" or "cuda:N", got \'tpu\''),
-        (["--plot", "absent.json"], "--plot absent.json: No such file"),
     ],
 )
 def test_errors(capsys, arguments, message):
     assert cli.main([*CPU, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("cutlass-attn bench: ") and message in error
+
+
+def test_a_file_to_plot_has_to_be_there(capsys):
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    test_errors(capsys, ["--plot", "absent.json"], "--plot absent.json: No such file")
 
 
 @pytest.mark.skipif(not cases.no_gpu(), reason="a GPU is there")

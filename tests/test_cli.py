@@ -1,6 +1,5 @@
 """The command: what it prints, what it writes, and its exit status."""
 
-import ctypes
 import importlib.util
 import json
 import runpy
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import cases
 import cutlass_attn
+import numpy as np
 import pytest
 from cutlass_attn import _C, check, cli, ladder
 
@@ -101,10 +101,11 @@ def test_check_on_a_gpu(capsys):
 def wrong_kernel(*, offset):
     """_C.forward with one element of the result moved."""
 
-    def forward(call, *where):
-        real(call, *where)
-        first = ctypes.c_uint16.from_address(call[21])  # what out points at, as bits
-        first.value += offset
+    def forward(*call, **more):
+        result = real(*call, **more)
+        out = result[0] if isinstance(result, tuple) else result
+        (out if isinstance(out, np.ndarray) else out.numpy()).view(np.uint16)[0, 0, 0, 0] += offset
+        return result
 
     real = _C.forward
     return forward
@@ -164,6 +165,17 @@ raise SystemExit(cli.main({SMALL} + ["--json", "-"]))
     assert done.returncode == 0, done.stderr
     names = [row["name"] for row in json.loads(done.stdout)["rows"]]
     assert "cpu/f16" in names and not any(name.startswith("torch") for name in names)
+
+
+@pytest.mark.parametrize("accumulate", ["fp32", "fp16_pv"])
+def test_check_is_of_all_kernels(accumulate):
+    """Compiled variants each, and the kernels that no variant of is compiled by name."""
+    names = check._candidates(accumulate, "float16")
+    asked = (accumulate, "float16")
+    there = [v for v in cutlass_attn.variants() if (v.accumulate, v.dtype) == asked]
+    keys = [v.key for v in there if v.compiled]
+    others = {v.kernel for v in there} - {v.kernel for v in there if v.compiled}
+    assert set(names) == {*keys, *others} and len(names) == len(keys) + len(others)
 
 
 def test_module_is_the_command():

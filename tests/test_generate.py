@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -30,12 +31,13 @@ include = "fast/forward.hpp"
 type = "fast::Forward<{element}, {head_dim}, {head_dim_v}, {m}, {n}, {warps}, {columns}>"
 scores = ["identity"]
 options = []
-min_compute_capability = 80
+arch = "80"
 alignment = 16
 head_dim_multiple = 8
 
 [kernel."plain/slow"]
 device = "cuda"
+arch = "90a"
 options = ["softcap", "dropout"]
 include = "plain/slow.hpp"
 type = "plain::Slow<{element}>"
@@ -135,80 +137,83 @@ def test_rows_are_ordered_gpu_then_cpu_then_simt(tmp_path):
     assert list(scores.values()) == ["IdentityScore", "SoftcapScore"]
 
 
-def test_a_unit_launches_the_type_with_every_score(tmp_path):
+def table(files, name):
+    """The entries of a table of manifest_table.inc: {field: value as in C++}."""
+    text = files["manifest_table.inc"].partition(f" {name}[] = {{\n")[2].partition("};\n")[0]
+    entries = [line.strip().removeprefix("{").removesuffix("},") for line in text.splitlines()]
+    return [dict(field.split(" = ") for field in re.split(r", \.|^\.", x)[1:]) for x in entries]
+
+
+def test_a_unit_has_an_entry_for_every_score(tmp_path):
     files = made(tmp_path)
     unit = files["fast_f16_d64_128x64x8.cu"]
     assert '#include "fast/forward.hpp"' in unit
-    assert '#include "simt/device_launch.hpp"' in unit
-    assert "Status launch_fast_f16_d64_128x64x8(AttnParams const& params" in unit
-    assert (
-        "simt::launch_device<fast::Forward<cutlass::half_t, 64, 64, 128, 64, 8, 1>, "
-        "IdentityScore>(params, options)" in unit
-    )
+    assert "fast::Forward<cutlass::half_t, 64, 64, 128, 64, 8, 1>" in unit
+    assert unit.count("CA_KERNEL_ENTRY") == 1 and "IdentityScore" in unit
     wide = made(tmp_path, tier="full")["fast_f16_d192v128_64x32x4.cu"]
     assert "fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>" in wide
     # Compiled for the CPU in a tier of its own.
-    split = files["fast_bf16_d512_32x32x2c4_simt.cpp"]
+    split = files["fast_simt_bf16_d512_32x32x2c4.cpp"]
     assert "fast::Forward<cutlass::bfloat16_t, 512, 512, 32, 32, 2, 4>" in split
     assert "fast_bf16_d512_32x32x2c4.cu" not in files
-    host = files["plain_slow_f32_simt.cpp"]
-    assert '#include "simt/host_launch.hpp"' in host
-    assert "simt::launch_host<plain::Slow<float>, IdentityScore, SoftcapScore>" in host
+    slow = files["plain_slow_simt_f32.cpp"]
+    assert "plain::Slow<float>" in slow and "IdentityScore" in slow and "SoftcapScore" in slow
 
 
-def test_registry_lines(tmp_path):
-    files = made(tmp_path)
-    every = " | ".join(f"option::{name}" for name in generate.OPTIONS)
-    table = files["registry_table.inc"].splitlines()[1:]
-    assert table[0] == (
-        'CA_VARIANT(launch_fast_f16_d64_128x64x8, nullptr, "fast", "fast/f16/d64/128x64x8", '
-        'Device::kCuda, DType::kFloat16, 64, 64, 8, Accumulate::kFloat32, 0, 128, "128x64x8", '
-        '"core", true, true, 80, 16)'
+def test_tables_of_kernels_and_rows(tmp_path):
+    files = made(tmp_path, archs=("80", "90a"))
+    fast, slow, cpu = table(files, "kKernels")
+    assert (fast["compute_capability"], fast["alignment"]) == ("{80, 999}", "16")
+    assert (slow["compute_capability"], slow["arch"]) == ("{90, 90}", '"90a"')
+    assert (slow["options"], slow["automatic"]) == ("option::softcap | option::dropout", "false")
+    assert cpu["function"] == "&cpu::attention" and "arguments" not in cpu
+    assert "arguments_of<ForwardParams" in fast["arguments"] and "function" not in fast
+    rows = {row["key"].strip('"'): row for row in table(files, "kRows")}
+    assert list(rows) == [row.key for row in load(tmp_path, MANIFEST)]
+    compiled = rows["fast/f16/d64/128x64x8"]
+    assert (compiled["compiled"], compiled["block_m"]) == ("true", "128")
+    left_out = rows["fast/f16/d192v128/64x32x4"]
+    assert (left_out["compiled"], left_out["unit"]) == ("false", "nullptr")
+    assert (left_out["head_dim"], left_out["head_dim_v"]) == ("192", "128")
+    assert rows["cpu/f32"]["compiled"] == "true" and rows["cpu/f32"]["unit"] == "nullptr"
+    simt = rows["fast-simt/bf16/d64/128x64x8"]
+    assert (simt["kernel"], simt["is_simt"], compiled["is_simt"]) == ('"fast"', "true", "false")
+    # Every unit that a row names is declared and compiled.
+    units = {row["unit"] for row in rows.values()} - {"nullptr"}
+    assert all(
+        f"extern KernelUnit const {unit[1:]};" in files["manifest_units.inc"] for unit in units
     )
-    assert table[2] == (  # a row beyond the tier keeps its line, without a launcher
-        'CA_VARIANT(nullptr, &facts_fast_f16_d256_64x32x4, "fast", "fast/f16/d256/64x32x4", '
-        'Device::kCuda, DType::kFloat16, 256, 256, 8, Accumulate::kFloat32, 0, 64, "64x32x4", '
-        '"full", false, true, 80, 16)'
-    )
-    assert ", 192, 128, 8, Accumulate::kFloat32, 0, 64, " in table[3]
-    assert ", option::softcap | option::dropout, 0, " in table[6]
-    assert table[7] == (
-        'CA_VARIANT(cpu::attention, nullptr, "cpu", "cpu/f32", Device::kCpu, '
-        f'DType::kFloat32, 0, 0, 0, Accumulate::kFloat32, {every}, 0, "", "core", true, true, 0, 1)'
-    )
-    assert table[9] == (  # simt: a CPU row, by name only, with the kernel's alignment
-        'CA_VARIANT(launch_fast_bf16_d64_128x64x8_simt, nullptr, "fast-simt", '
-        '"fast-simt/bf16/d64/128x64x8", Device::kCpu, DType::kBFloat16, 64, 64, 8, '
-        'Accumulate::kFloat32, 0, 128, "128x64x8", "core", true, false, 0, 16)'
-    )
-    launchers = files["registry_launchers.inc"].splitlines()
-    assert '#include "cpu/attention.hpp"' in launchers
-    for line in table:
-        launcher = line.removeprefix("CA_VARIANT(").split(",")[0]
-        declared = f"CA_LAUNCHER({launcher})" in launchers
-        assert declared == launcher.startswith("launch_")
+    sources = [text for name, text in files.items() if name.endswith((".cu", ".cpp"))]
+    assert len(sources) == len(units)
+
+
+def test_kernels_of_an_arch_have_units_of_their_own(tmp_path):
+    by_arch = made(tmp_path, archs=("80", "90a"))["units.cmake"]
+    assert "plain_slow_f32.cu" in by_arch.partition("CUDA_UNITS_90a")[2].partition(")")[0]
+    files = made(tmp_path, archs=("80",))  # left to the run-time compiler
+    assert "plain_slow_f32.cu" not in files
+    assert "plain/slow/f32" in json.loads(files["units.json"])
 
 
 @pytest.mark.parametrize(
     ("build", "units"),
     [
-        ({"tier": "full", "simt": False}, 7),
-        ({"tier": "core", "simt": False}, 3),
+        ({"tier": "full", "simt": False, "archs": ("80", "90a")}, 7),
+        ({"tier": "core", "simt": False, "archs": ("80", "90a")}, 3),
         ({"cuda": False}, 4),
         ({"cuda": False, "simt": False}, 0),
     ],
 )
 def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
     files = made(tmp_path, **build)
-    assert sum(name.endswith((".cu", "_simt.cpp")) for name in files) == units
-    assert files["registry_table.inc"].count("CA_VARIANT(") == 12
-    assert files["registry_launchers.inc"].count("CA_LAUNCHER(") == units
-    facts = "kernel_facts.cpp" in files
-    assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units + facts
+    assert sum(name.endswith((".cu", ".cpp")) for name in files) == units
+    assert len(table(files, "kRows")) == 12
+    assert files["manifest_units.inc"].count("__unit;") == units
+    assert files["units.cmake"].count("CMAKE_CURRENT_LIST_DIR") == units
 
 
 def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
-    files = made(tmp_path)
+    files = made(tmp_path, archs=("80", "90a"))
     sources = json.loads(files["units.json"])
     assert list(sources) == [
         "fast/f16/d256/64x32x4",
@@ -217,21 +222,12 @@ def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
         "fast/bf16/d512/32x32x2c4",
     ]
     source = sources["fast/f16/d192v128/64x32x4"]
-    assert '#include "fast/forward.hpp"' in source
-    assert "using Kernel = fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>;" in source
-    assert 'extern "C" CA_KERNEL_ENTRY(identity, Kernel, IdentityScore)' in source
-    facts = "facts_fast_f16_d192v128_64x32x4"
-    assert f"{facts} = facts_of<fast::Forward<" in files["kernel_facts.cpp"]
-    assert f"CA_FACTS({facts})" in files["registry_launchers.inc"]
-
-    for build in (
-        {"tier": "full"},
-        {"cuda": False},
-    ):  # nothing is left out; nothing could be loaded
-        files = made(tmp_path, **build)
+    # The same text as nvcc would compile.
+    full = made(tmp_path, tier="full", archs=("80", "90a"))
+    assert source == full["fast_f16_d192v128_64x32x4.cu"]
+    # Nothing is left out; nothing could be loaded.
+    for files in (full, made(tmp_path, cuda=False)):
         assert json.loads(files["units.json"]) == {}
-        assert "kernel_facts.cpp" not in files
-        assert "&facts_" not in files["registry_table.inc"]
 
 
 def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
@@ -242,13 +238,13 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     command = ["--manifest", str(manifest), "--tuned", str(tuned), "--out", str(out), "--cuda"]
     command += ["--space", str(space)]
     assert generate.main([*command, "--simt"]) == 0
-    unit, table = out / "fast_f16_d64_128x64x8.cu", out / "registry_table.inc"
-    assert (out / "plain_slow_f32_simt.cpp").is_file()
+    unit, table = out / "fast_f16_d64_128x64x8.cu", out / "manifest_table.inc"
+    assert (out / "plain_slow_simt_f32.cpp").is_file()
     for path in (unit, table):
         os.utime(path, (1, 1))
 
     assert generate.main(command) == 0
-    assert not (out / "plain_slow_f32_simt.cpp").exists()
+    assert not (out / "plain_slow_simt_f32.cpp").exists()
     assert unit.stat().st_mtime == 1
     assert table.stat().st_mtime != 1
 
@@ -275,11 +271,13 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
         ('tier = "full"', 'tier = "ful"', "2 .*tier is 'ful'; allowed: core, full"),
         ('tier = "full"', "tier = 3", "tier is 3; it must be a str"),
         (
-            "min_compute_capability",
-            'accumulate = "half"\nmin_compute_capability',
+            'arch = "80"',
+            'arch = "80"\naccumulate = "half"',
             "accumulate is 'half'; allowed: fp32, fp16_qk, fp16_pv, fp16",
         ),
-        ("min_compute_capability", "min_cc", r'kernel."fast"\]: unknown entry min_cc'),
+        ("alignment", "aligned", r'kernel."fast"\]: unknown entry aligned'),
+        ('arch = "80"', "", "arch is missing"),
+        ('arch = "80"', 'arch = "90"', "arch is '90'; allowed: 80, 89, 90a"),
         ("{warps}", "{stages}", "asks for stages"),
         (
             'tier = "core"\n\n',
@@ -297,15 +295,16 @@ def test_a_wrong_manifest_is_refused_by_row(tmp_path, old, new, message):
         load(tmp_path, MANIFEST.replace(old, new))
 
 
-def test_rules_of_tuned_toml_become_lines_in_their_order(tmp_path):
+def test_rules_of_tuned_toml_keep_their_order(tmp_path):
     tuned = generate.load_tuned(load(tmp_path, MANIFEST), write(tmp_path, "tuned.toml", TUNED))
-    lines = generate.outputs([], tuned, generate.Build())["tuned_table.inc"].splitlines()[1:]
-    assert lines == [
-        'CA_TUNED(100, "fast", 64, 64, "128x64x8", 0.0f, false)',
-        'CA_TUNED(100, "fast", 256, 256, "64x32x2c2", 1.5f, false)',
-        'CA_TUNED(100, "fast", 256, 256, "64x32x4", 0.0f, false)',
-        'CA_TUNED(228, "fast", 192, 128, "64x32x4", 0.0f, false)',
-        'CA_TUNED(228, "fast", 64, 64, "128x64x8", 0.0f, true)',
+    rules = table(generate.outputs([], tuned, generate.Build()), "kTuned")
+    fields = ("smem_kb", "kernel", "head_dim", "head_dim_v", "tile", "min_blocks_per_sm", "decode")
+    assert [tuple(rule[field] for field in fields) for rule in rules] == [
+        ("100", '"fast"', "64", "64", '"128x64x8"', "0.0f", "false"),
+        ("100", '"fast"', "256", "256", '"64x32x2c2"', "1.5f", "false"),
+        ("100", '"fast"', "256", "256", '"64x32x4"', "0.0f", "false"),
+        ("228", '"fast"', "192", "128", '"64x32x4"', "0.0f", "false"),
+        ("228", '"fast"', "64", "64", '"128x64x8"', "0.0f", "true"),
     ]
 
 
@@ -337,10 +336,9 @@ def test_the_projects_own_rules_name_rows():
 def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     rows, _ = generate.load()
     core = {row.kernel_name for row in rows if generate.Build().compiles(row)}
-    # A GPU kernel with sums in fp16 is compiled at first use.
-    assert core == {
-        row.kernel_name for row in rows if row.kernel.accumulate == "fp32" or row.device == "cpu"
-    }
+    # Kernels that "auto" takes only for such sums, or never: compiled at first use.
+    at_first_use = {row.kernel_name for row in rows} - core
+    assert at_first_use == {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv", "wmma", "wmma/8x32x16"}
 
 
 def test_the_tuner_may_choose_tiles_of_every_kernel_of_sm80():

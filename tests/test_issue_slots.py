@@ -156,7 +156,7 @@ def test_sums_in_fp16_count_by_their_own_clocks():
     ],
 )
 def test_a_tiles_work_follows_from_its_shape(sizes, expected):
-    tile = Tile(*sizes, score="IdentityScore")
+    tile = Tile(*sizes, score="identity")
     assert tuple(issue_slots.per_tile(tile).values()) == expected
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cutlass_attn import _C, cli, jit, testing
 from cutlass_attn.jit import cache, compiler
+from cutlass_attn.variant_key import symbol_of
 
 ARCH = "sm_89"
 
@@ -41,7 +42,7 @@ class StubCompiler:
 
 
 def made_row(key, kernel, compiled):
-    return {"key": key, "kernel": kernel, "compiled": compiled, "device": "cuda"}
+    return {"key": key, "kernel": kernel, "compiled": compiled, "device": "cuda", "arch": "80"}
 
 
 @pytest.fixture
@@ -387,7 +388,8 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
     code = jit.cubin(key, ARCH)
     assert code[:4] == b"\x7fELF"
     for score in scores:
-        assert b".text." + score.encode() + b"\0" in code
+        assert f".text.{symbol_of(key)}__{score}\0".encode() in code
+    assert f"{symbol_of(key)}__facts\0".encode() in code
     program = READ.format(key=key, arch=ARCH)
     best = 1.0
     for _ in range(3):  # other work on the machine can delay any of them

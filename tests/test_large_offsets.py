@@ -39,13 +39,13 @@ def test_far_operand(variant, dimension, operand):
     assert torch.equal(out, near)
 
 
-@pytest.mark.parametrize("variant", cases.all_variants())
+OPTION_CASES = [dataclasses.replace(CASE, name=name, **{name: "bhqk"}) for name in ("bias", "mask")]
+
+
+@pytest.mark.parametrize(("variant", "case"), cases.all_pairs(OPTION_CASES))
 @pytest.mark.parametrize("dimension", [*DIMENSIONS.values(), 3])
-@pytest.mark.parametrize("name", ["bias", "mask"])
-def test_far_option(variant, dimension, name):
-    case = dataclasses.replace(CASE, **{name: "bhqk"})
-    if not cases.takes(variant, case):
-        pytest.skip(f"the kernel takes no {name}")
+def test_far_option(variant, case, dimension):
+    name = case.name
     q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
     option = cases.keywords(case, variant.dtype, variant.device)[name]
     near = cutlass_attn.attention(

@@ -230,9 +230,8 @@ def test_compile_draws_dropout_anew():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_operator_with_options(device):
-    (q, k, v), o = call(device)
-    extras = (o["bias"], o["mask"], o["alibi_slopes"], o["sinks"], 0.25, o["rng_state"])
-    args = (q, k, v, False, -1, -1, None, 0.0, "bhsd", "auto", "fp32", True, *extras)
+    tensors, options = call(device)
+    args = _ops.arguments(*tensors, **options, return_lse=True)
     torch.library.opcheck(_ops.attention_forward, args)
 
 
@@ -286,6 +285,7 @@ def test_explain_names_options():
 def test_explain_takes_options_without_memory():
     """An option on the "meta" device must not pass for an absent one."""
     (q, k, v), options = call()
+    options["attention_chunk"] = 3
     meta = {n: x.to("meta") for n, x in options.items() if isinstance(x, torch.Tensor)}
     tensors = (x.to("meta") for x in (q, k, v))
     with_options = cutlass_attn.explain(*tensors, **options | meta, device="sm_89")

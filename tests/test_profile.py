@@ -16,6 +16,7 @@ from cutlass_attn.bench.shapes import Shape
 from cutlass_attn.gates import ncu, sass
 from cutlass_attn.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
 from cutlass_attn.gates.tile import Tile, tile_of
+from cutlass_attn.variant_key import key_of, symbol_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -132,57 +133,42 @@ def test_figures_of_machine_code():
     assert "shared_memory" not in sass.static_figures(used["softcap"], counts["softcap"], None)
 
 
-HALF, BFLOAT = "N7cutlass6half_tE", "N7cutlass10bfloat16_tE"
-
-
-def mangled(kernel, score="13IdentityScore"):
-    """The name of a __global__ function, as nvcc makes it."""
-    start = "_ZN12cutlass_attn4simt12kernel_entryINS_"
-    return f"{start}{kernel}EENS_{score}EEEvNS_10AttnParamsENS_13TileSchedulerE"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "key"),
-    [
-        (f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff", "sm80/f16/d64/128x64x4"),
-        (f"4sm807ForwardI{HALF}Li64ELi64ELi64ELi64ELi4ELi1ES4_f", "sm80/fp16_qk/f16/d64/64x64x4"),
-        (f"4sm807ForwardI{BFLOAT}Li512ELi512ELi32ELi32ELi2ELi4Eff", "sm80/bf16/d512/32x32x2c4"),
-        (f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E", "wmma/f16/d64/128x64x8"),
-        (f"4wmma7ForwardI{HALF}Li128ELi128ELi64ELi8ELi8ELi32E", "wmma/8x32x16/f16/d128/128x64x8"),
-        (f"6scalar10VectorizedI{BFLOAT}Li64E", "scalar/vectorized/bf16/d64"),
-        ("6scalar10VectorizedIfLi128E", "scalar/vectorized/f32/d128"),
-        (f"6scalar5TiledI{HALF}Li256E", "scalar/tiled/f16/d256"),
-        (f"6scalar7MinimalI{HALF}", "scalar/minimal/f16"),
-        ("6scalar7MinimalIf", "scalar/minimal/f32"),
-    ],
-)
-def test_names_of_functions_tell_the_row(kernel, key):
-    assert sass.identify(mangled(kernel)) == (key, "IdentityScore")
-    assert sass.identify(mangled(kernel, "12SoftcapScore"))[1] == "SoftcapScore"
-    assert key in {v.key for v in variants()}
+def test_names_of_functions_tell_the_row():
+    """Of every GPU variant there is; no two have one name."""
+    there = [v for v in variants() if v.device == "cuda"]
+    names = {f"{symbol_of(v.key)}__identity": v.key for v in there}
+    assert len(names) == len(there)
+    kernels = list({v.kernel for v in there})
+    for name, key in names.items():
+        symbol, score = sass.identify(name)
+        assert (key_of(symbol, kernels), score) == (key, "identity")
 
 
 def test_other_functions_are_no_rows():
-    assert sass.identify("_ZN12cutlass_attn12why_not_wmmaERKNS_10AttnParamsE") is None
+    assert sass.identify("_ZN12cutlass_attn12why_not__wmmaERKNS_7ProblemE") is None
+    assert sass.identify("memset") is None
+    assert key_of("sm80_f16_d64", ["sm80"]) == "sm80/f16/d64"
+    assert key_of("sm80_general_f16_d64", ["sm80", "sm90"]) == ""
 
 
 def test_code_of_every_kernel_is_judged(monkeypatch):
     """Shared memory, which is no part of the code, is not judged where no tile tells it."""
     stack = {
-        f"6scalar10VectorizedI{HALF}Li64E": 0,
-        f"6scalar5TiledI{HALF}Li256E": 32,  # allowed
-        f"4wmma7ForwardI{HALF}Li64ELi128ELi64ELi8ELi16ELi16E": 16,
-        f"4sm807ForwardI{HALF}Li64ELi64ELi128ELi64ELi4ELi1Eff": 0,
+        "scalar/vectorized/f16/d64": 0,
+        "scalar/tiled/f16/d256": 32,  # allowed
+        "wmma/f16/d64/128x64x8": 16,
+        "sm80/f16/d64/128x64x4": 0,
     }
+    entries = {key: f"{symbol_of(key)}__identity" for key in stack}
     usage = "".join(
-        f" Function {mangled(kernel)}:\n  REG:128 STACK:{size} SHARED:0 LOCAL:0\n"
-        for kernel, size in stack.items()
+        f" Function {entries[key]}:\n  REG:128 STACK:{size} SHARED:0 LOCAL:0\n"
+        for key, size in stack.items()
     )
-    code = "".join(f"\t\tFunction : {mangled(kernel)}\n EXIT ;\n" for kernel in stack)
+    code = "".join(f"\t\tFunction : {entry}\n EXIT ;\n" for entry in entries.values())
     texts = {"-res-usage": usage, "-sass": code}
     monkeypatch.setattr(sass, "dump", lambda option, library, arch: texts[option])
     monkeypatch.setattr(profile, "_compiled_for", lambda: ["sm_89"])
-    keys = [sass.identify(mangled(kernel))[0] for kernel in stack]
+    keys = list(stack)
     chosen = [replace(v, compiled=True) for key in keys for v in variants() if v.key == key]
     rows = profile.static_rows(chosen, "sm_89", lambda *_: None)
     assert [(row.kernel, row.reason) for row in rows] == [(key, "") for key in keys]
@@ -199,12 +185,12 @@ def test_code_of_every_kernel_is_judged(monkeypatch):
         ((64, 64, 64, 128, 4, 1), 73856),
         ((128, 128, 128, 64, 4, 1), 65664),
         ((256, 256, 64, 64, 4, 1), 98432),
-        ((512, 512, 32, 32, 2, 4), 80000),
+        ((512, 512, 32, 32, 2, 4), 80128),
     ],
 )
 def test_shared_memory_follows_from_the_tile(sizes, smem):
     """The figures of docs/ada.md, which are the compiler's."""
-    tile = Tile(*sizes, score="IdentityScore")
+    tile = Tile(*sizes, score="identity")
     assert tile.smem_bytes == smem and tile.why_not() == ""
 
 
@@ -221,23 +207,23 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
     ],
 )
 def test_tiles_that_no_kernel_has_are_named(sizes, message):
-    assert message in Tile(*sizes, score="IdentityScore").why_not()
+    assert message in Tile(*sizes, score="identity").why_not()
 
 
 def test_keys_tell_the_tile():
-    assert tile_of("sm80/general/bf16/d192v128/64x64x4", "GeneralScore") == Tile(
-        192, 128, 64, 64, 4, 1, "GeneralScore"
+    assert tile_of("sm80/general/bf16/d192v128/64x64x4", "general") == Tile(
+        192, 128, 64, 64, 4, 1, "general"
     )
-    assert tile_of("sm80/f16/d512/32x32x2c4", "IdentityScore").columns == 4
+    assert tile_of("sm80/f16/d512/32x32x2c4", "identity").columns == 4
     # Counted in code for sm_89: six slices of 16 keys, where 64 and 128 keys are slices of 32.
-    assert tile_of("sm80/f16/d96/64x96x4", "IdentityScore").counts() == {
+    assert tile_of("sm80/f16/d96/64x96x4", "identity").counts() == {
         "HMMA": 384,
         "HMMA.F16": 0,
         "LDSM": 120,
         "LDSM.T": 77,
         "LDGSTS": 126,
     }
-    assert tile_of("scalar/minimal/f16", "IdentityScore") is None
+    assert tile_of("scalar/minimal/f16", "identity") is None
 
 
 # --- The command, with a program in the place of Nsight Compute -----------------------------------
@@ -447,7 +433,7 @@ def test_machine_code_of_this_build():
     if not is_compiled or "sm_89" not in _C.build_info()["architectures"]:
         pytest.skip("this build has no machine code of it for sm_89")
     report = profile.run_profile([KEY], ["float16"], [], "sm_89", None, lambda *_: None)
-    assert {row.score for row in report.rows} == {"IdentityScore", "SoftcapScore"}
+    assert {row.score for row in report.rows} == {"identity", "softcap"}
     assert report.ok and report.static_only
     registers, *_ = (gate for gate in report.rows[0].gates if gate.gate.name == "registers")
     assert 0 < registers.measured <= 255
@@ -475,7 +461,7 @@ def test_a_gpu_kernel_is_measured(tmp_path):
     measured = {gate["gate"]: gate["measured"] for gate in row["gates"]}
     assert row["reason"] is None and None not in measured.values()
     assert 0 < measured["tensor_pipe"] <= 100 and 100 < measured["registers"] <= 255
-    assert measured["shared_memory"] == tile_of(KEY, "IdentityScore").smem_bytes
+    assert measured["shared_memory"] == tile_of(KEY, "identity").smem_bytes
 
 
 def test_which_variants_and_shapes():

@@ -238,7 +238,7 @@ def test_the_list_of_tiles_names_each(tmp_path):
     """32x32x2 is a part of 32x32x2c4."""
     program = (
         "from cutlass_attn import _C\n"
-        "_C.add_tile('sm80', 512, 512, '32x32x2', 32, 64, 1024)\n"
+        "_C.add_tile('sm80', 512, 512, '32x32x2')\n"
         "try: _C.prefer_tile(228, 'sm80', 512, 512, '1x1x1', 0.0, False)\n"
         "except ValueError as error: print(error)\n"
     )

@@ -16,7 +16,7 @@ namespace {
 constexpr int kHeads = 4, kSeqlenQ = 50, kSeqlenK = 70, kHeadDim = 40;
 
 // A dense (1, heads, rows, kHeadDim) operand.
-cutlass_attn::TensorRef dense(std::vector<float>& data, int rows) {
+cutlass_attn::Operand dense(std::vector<float>& data, int rows) {
   return {data.data(), int64_t(kHeads) * rows * kHeadDim, int64_t(rows) * kHeadDim, kHeadDim};
 }
 
@@ -47,26 +47,30 @@ int main() {
     for (float& x : *operand) x = normal(random);
   }
 
-  cutlass_attn::AttnParams params;
-  params.q = dense(q, kSeqlenQ);
-  params.k = dense(k, kSeqlenK);
-  params.v = dense(v, kSeqlenK);
-  params.o = dense(o, kSeqlenQ);
-  params.dtype = cutlass_attn::DType::kFloat32;
-  params.batch = 1;
-  params.num_heads_q = params.num_heads_kv = kHeads;
-  params.seqlen_q = kSeqlenQ;
-  params.seqlen_k = kSeqlenK;
-  params.head_dim = params.head_dim_v = kHeadDim;
-  params.softmax_scale = 1.0f / std::sqrt(float(kHeadDim));
-  params.causal = true;
+  cutlass_attn::Problem problem;
+  problem.q = dense(q, kSeqlenQ);
+  problem.k = dense(k, kSeqlenK);
+  problem.v = dense(v, kSeqlenK);
+  problem.o = dense(o, kSeqlenQ);
+  problem.set_dtype(cutlass_attn::DType::kFloat32);
+  problem.batch = 1;
+  problem.num_heads_q = problem.num_heads_kv = kHeads;
+  problem.seq_q.seqlen = kSeqlenQ;
+  problem.seq_k.seqlen = kSeqlenK;
+  problem.head_dim = problem.head_dim_v = kHeadDim;
+  problem.logits.softmax_scale = 1.0f / std::sqrt(float(kHeadDim));
+  problem.mask.causal = true;
 
   cutlass_attn::LaunchOptions options;
   auto const device = cutlass_attn::device_info(options.device, options.device_index);
-  for (auto const& verdict : cutlass_attn::explain(params, device, options.kernel)) {
-    if (verdict.chosen) std::cout << "kernel " << verdict.key << "\n";
+  cutlass_attn::Plan plan;
+  auto status =
+      cutlass_attn::plan(problem, cutlass_attn::Op::kForward, device, options.kernel, plan);
+  if (status.ok()) {
+    std::cout << "kernel " << cutlass_attn::key_of(*plan.steps[0]) << "\n";
+    status = cutlass_attn::run(plan, problem, options);
   }
-  if (auto const status = cutlass_attn::attention_forward(params, options); !status.ok()) {
+  if (!status.ok()) {
     std::cerr << status.message << "\n";
     return 1;
   }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "core/macros.hpp"
-#include "core/params.hpp"
+#include "core/problem.hpp"
 
 namespace cutlass_attn {
 
 // The bits that are set in an operand's address, or in a stride of it in bytes. Strides along which
 // no step is taken do not count.
-CA_HOST_DEVICE uint64_t address_bits(AttnParams const& p, TensorRef const& t, int heads, int seqlen,
+CA_HOST_DEVICE uint64_t address_bits(Problem const& p, Operand const& t, int heads, int seqlen,
                                      int element_bytes) {
   int64_t const strides = (p.batch > 1 ? t.batch_stride : 0) | (heads > 1 ? t.head_stride : 0) |
                           (seqlen > 1 ? t.row_stride : 0);
@@ -16,11 +16,11 @@ CA_HOST_DEVICE uint64_t address_bits(AttnParams const& p, TensorRef const& t, in
 }
 
 // Those of any operand: all rows of q, k, v and o begin at multiples of the lowest of these bits.
-CA_HOST_DEVICE uint64_t address_bits(AttnParams const& p, int element_bytes) {
-  return address_bits(p, p.q, p.num_heads_q, p.seqlen_q, element_bytes) |
-         address_bits(p, p.k, p.num_heads_kv, p.seqlen_k, element_bytes) |
-         address_bits(p, p.v, p.num_heads_kv, p.seqlen_k, element_bytes) |
-         address_bits(p, p.o, p.num_heads_q, p.seqlen_q, element_bytes);
+CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes) {
+  return address_bits(p, p.q, p.num_heads_q, p.seq_q.seqlen, element_bytes) |
+         address_bits(p, p.k, p.num_heads_kv, p.seq_k.seqlen, element_bytes) |
+         address_bits(p, p.v, p.num_heads_kv, p.seq_k.seqlen, element_bytes) |
+         address_bits(p, p.o, p.num_heads_q, p.seq_q.seqlen, element_bytes);
 }
 
 }  // namespace cutlass_attn

@@ -15,6 +15,7 @@ struct FastDivisor {
   uint32_t multiplier;
   uint32_t shift;
 
+  FastDivisor() = default;
   explicit FastDivisor(int32_t divisor) : shift(31) {
     while ((int64_t(1) << (shift - 31)) < divisor) ++shift;
     multiplier = uint32_t(((uint64_t(1) << shift) + uint32_t(divisor) - 1) / uint32_t(divisor));

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "core/macros.hpp"
-#include "core/params.hpp"
+#include "core/problem.hpp"
 
 namespace cutlass_attn {
 
@@ -33,19 +33,20 @@ CA_HOST_DEVICE PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uin
   return counter;
 }
 
-struct Dropout {
+// What a kernel asks of a call's dropout.
+struct DropoutMask {
   uint32_t threshold = 0;  // of 2^16: a weight is dropped if its bits are below
   float kept_scale = 1.0f;
   uint32_t key0 = 0, key1 = 0, offset = 0;
   int32_t num_heads = 0;
 
   // Reads rng_state if there is any dropout.
-  CA_HOST_DEVICE explicit Dropout(AttnParams const& p) : num_heads(p.num_heads_q) {
-    if (p.dropout_p == 0.0f) return;
-    threshold = uint32_t(p.dropout_p * 65536.0f + 0.5f);
+  CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(p.num_heads_q) {
+    if (p.dropout.p == 0.0f) return;
+    threshold = uint32_t(p.dropout.p * 65536.0f + 0.5f);
     // By the probability that the threshold stands for, so that no bias is left.
     kept_scale = threshold < 65536u ? 65536.0f / float(65536u - threshold) : 0.0f;
-    uint64_t const seed = p.rng_state[0], at = p.rng_state[1];
+    uint64_t const seed = p.dropout.rng_state[0], at = p.dropout.rng_state[1];
     key0 = uint32_t(seed);
     key1 = uint32_t(seed >> 32) ^ uint32_t(at >> 32);
     offset = uint32_t(at);

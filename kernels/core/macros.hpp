@@ -13,24 +13,3 @@
 #else
 #define CA_UNROLL
 #endif
-
-namespace cutlass_attn {
-
-// `if (condition > 0) body();` that is a branch, and from which nothing is computed before. An `if`
-// becomes predicates, even of hundreds of instructions, and then they are issued in any case; a
-// loop does not.
-template <class Body>
-CA_HOST_DEVICE void branch(int condition, Body&& body) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("" : "+r"(condition));
-  while (condition > 0) {
-    condition = 0;
-    asm volatile("" : "+r"(condition) : : "memory");
-    body();
-  }
-#else
-  if (condition > 0) body();
-#endif
-}
-
-}  // namespace cutlass_attn

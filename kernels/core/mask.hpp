@@ -2,18 +2,22 @@
 //
 // Query q sees the keys [lo(q), hi(q)). Both ends grow with q, so for a tile of queries the first
 // and the last row alone tell which key tiles are touched and which need no per-element test.
-// Causal masks, sliding windows and the ragged end of the keys are all this one interval.
+// Causal masks, sliding windows, attention chunks and the ragged end of the keys are all this one
+// interval.
 #pragma once
 
 #include <cstdint>
 
+#include "core/divide.hpp"
 #include "core/macros.hpp"
-#include "core/params.hpp"
+#include "core/problem.hpp"
+#include "core/sequences.hpp"
 
 namespace cutlass_attn {
 
 // Key tiles that a tile of queries touches: [begin, end). Those in [full_begin, full_end) are
-// visible to every row; full_begin may exceed full_end, then there is none.
+// visible to every row; full_begin may exceed full_end, then there is none. Of a tile of keys the
+// same: the tiles of queries that see any of them, and those whose every row sees all of them.
 struct TileRange {
   int32_t begin, end, full_begin, full_end;
 
@@ -29,31 +33,69 @@ struct TileRange {
 // [lo(q), hi(q)), of which some may be below 0.
 struct NearMask {
   int32_t first_lo, first_hi, seqlen_k;
+  int32_t chunk;    // keys of an attention chunk; 0: there are none, and what follows is not set
+  int32_t own_key;  // of query `first`
+  FastDivisor by_chunk;
 
-  CA_HOST_DEVICE int32_t lo(int32_t q) const { return first_lo + q; }
+  CA_HOST_DEVICE int32_t lo(int32_t q) const {
+    if (chunk == 0) return window_lo(q);
+    return window_lo(q) > chunk_lo(q) ? window_lo(q) : chunk_lo(q);
+  }
   CA_HOST_DEVICE int32_t hi(int32_t q) const {
+    if (chunk == 0) return window_hi(q);
+    return window_hi(q) < chunk_hi(q) ? window_hi(q) : chunk_hi(q);
+  }
+
+  // The two intervals that this is the intersection of; the latter only where there are chunks.
+  CA_HOST_DEVICE int32_t window_lo(int32_t q) const { return first_lo + q; }
+  CA_HOST_DEVICE int32_t window_hi(int32_t q) const {
     return first_hi + q < seqlen_k ? first_hi + q : seqlen_k;
   }
+  CA_HOST_DEVICE int32_t chunk_lo(int32_t q) const {
+    int32_t const key = own_key + q;
+    return key < 0 ? -chunk : by_chunk(key) * chunk;
+  }
+  CA_HOST_DEVICE int32_t chunk_hi(int32_t q) const { return chunk_lo(q) + chunk; }
 };
 
 struct IntervalMask {
-  int32_t seqlen_k;
+  int32_t seqlen_q, seqlen_k;
+  int64_t diagonal;   // query q sits on key q + diagonal
   int64_t lo_offset;  // lo(q) = q + lo_offset, before clamping
   int64_t hi_offset;  // hi(q) = q + hi_offset, before clamping
+  int32_t chunk;      // keys of an attention chunk; 0: there are none
+  FastDivisor by_chunk;
 
-  CA_HOST_DEVICE explicit IntervalMask(AttnParams const& p) : seqlen_k(p.seqlen_k) {
-    int64_t const diagonal = int64_t(p.seqlen_k) - p.seqlen_q + p.diagonal_shift;
-    int64_t const right = p.causal ? 0 : p.window_right;
+  // On the host.
+  IntervalMask(Mask const& mask, SeqLens const& seqlens)
+      : IntervalMask(mask, seqlens, divisor_of(mask), true) {}
+
+  // In a kernel, with what divisor_of() gave on the host: a division there is a call, for which the
+  // compiler keeps convergence barriers in every main loop. has_chunks: false in code that is given
+  // no calls with chunks. What a kernel merely might do costs it time: on an H200, 7 % of d64
+  // causal 16x1024, and as much of the reference shape.
+  CA_HOST_DEVICE IntervalMask(Mask const& mask, SeqLens const& seqlens, FastDivisor by_chunk,
+                              bool has_chunks)
+      : seqlen_q(seqlens.q),
+        seqlen_k(seqlens.k),
+        diagonal(int64_t(seqlens.k) - seqlens.q + mask.diagonal_shift),
+        chunk(has_chunks ? mask.attention_chunk : 0),
+        by_chunk(by_chunk) {
+    int64_t const right = mask.causal ? 0 : mask.window_right;
     // A row index is under 2^31, so an offset of 2^32 is beyond any key.
-    lo_offset = p.window_left == kUnbounded ? -kFar : diagonal - p.window_left;
+    lo_offset = mask.window_left == kUnbounded ? -kFar : diagonal - mask.window_left;
     hi_offset = right == kUnbounded ? kFar : diagonal + right + 1;
   }
 
+  static FastDivisor divisor_of(Mask const& mask) {
+    return FastDivisor(mask.attention_chunk > 0 ? mask.attention_chunk : 1);
+  }
+
   // One past the last key that query q sees, in [0, seqlen_k].
-  CA_HOST_DEVICE int32_t hi(int32_t q) const { return clamp(q + hi_offset, seqlen_k); }
+  CA_HOST_DEVICE int32_t hi(int32_t q) const { return at(q).hi; }
 
   // The first key that query q sees, in [0, hi(q)].
-  CA_HOST_DEVICE int32_t lo(int32_t q) const { return clamp(q + lo_offset, hi(q)); }
+  CA_HOST_DEVICE int32_t lo(int32_t q) const { return at(q).lo; }
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 
@@ -64,19 +106,80 @@ struct IntervalMask {
     auto const bounded = [&](int64_t x) {
       return int32_t(x < -kNear ? -kNear : (x > seqlen_k ? seqlen_k : x));
     };
-    return {bounded(first + lo_offset), bounded(first + hi_offset), seqlen_k};
+    NearMask near;
+    near.first_lo = bounded(first + lo_offset);
+    near.first_hi = bounded(first + hi_offset);
+    near.seqlen_k = seqlen_k;
+    near.chunk = chunk;
+    if (chunk > 0) {
+      int64_t const own = first + diagonal;
+      near.own_key = int32_t(own < -kNear ? -kNear : (own > kBehind ? kBehind : own));
+      near.by_chunk = by_chunk;
+    }
+    return near;
   }
 
   // Key tiles of block_n keys for the queries [q_begin, q_end), q_begin < q_end.
   CA_HOST_DEVICE TileRange tiles(int32_t q_begin, int32_t q_end, int32_t block_n) const {
-    int32_t const last = q_end - 1;
-    return {lo(q_begin) / block_n, ceil_div(hi(last), block_n), ceil_div(lo(last), block_n),
-            hi(q_begin) / block_n};
+    Ends first = window_at(q_begin), last = window_at(q_end - 1);
+    if (chunk > 0) {
+      first = in_chunk(first, q_begin);
+      last = in_chunk(last, q_end - 1);
+    }
+    return {first.lo / block_n, ceil_div(last.hi, block_n), ceil_div(last.lo, block_n),
+            first.hi / block_n};
+  }
+
+  // The other way round: both ends of a query's interval grow with the query, so the queries that
+  // see a key are an interval, too. The key is in [0, seqlen_k).
+  CA_HOST_DEVICE int32_t q_lo(int32_t key) const {
+    int64_t lo = key - hi_offset + 1;
+    if (chunk > 0 && lo < chunk_begin(key) - diagonal) lo = chunk_begin(key) - diagonal;
+    return clamp(lo, q_hi(key));
+  }
+  CA_HOST_DEVICE int32_t q_hi(int32_t key) const {
+    int64_t hi = key - lo_offset + 1;
+    if (chunk > 0 && hi > chunk_begin(key) + chunk - diagonal) {
+      hi = chunk_begin(key) + chunk - diagonal;
+    }
+    return clamp(hi, seqlen_q);
+  }
+
+  // Tiles of block_m queries for the keys [k_begin, k_end), 0 <= k_begin < k_end <= seqlen_k.
+  CA_HOST_DEVICE TileRange query_tiles(int32_t k_begin, int32_t k_end, int32_t block_m) const {
+    int32_t const last = k_end - 1;
+    return {q_lo(k_begin) / block_m, ceil_div(q_hi(last), block_m), ceil_div(q_lo(last), block_m),
+            q_hi(k_begin) / block_m};
   }
 
  private:
   static constexpr int64_t kFar = int64_t(1) << 32;
+  // So far behind all keys that no chunk reaches back to them.
+  static constexpr int64_t kBehind = int64_t(kMaxSeqlen) + kMaxAttentionChunk;
 
+  struct Ends {
+    int32_t lo, hi;
+  };
+  CA_HOST_DEVICE Ends at(int32_t q) const {
+    Ends const ends = window_at(q);
+    return chunk > 0 ? in_chunk(ends, q) : ends;
+  }
+  CA_HOST_DEVICE Ends window_at(int32_t q) const {
+    int32_t const hi = clamp(q + hi_offset, seqlen_k);
+    return {clamp(q + lo_offset, hi), hi};
+  }
+  // Of a query's window, what is in its chunk.
+  CA_HOST_DEVICE Ends in_chunk(Ends ends, int32_t q) const {
+    int32_t const begin = chunk_begin(q + diagonal);
+    if (ends.hi > begin + chunk) ends.hi = begin + chunk;
+    if (ends.lo < begin) ends.lo = begin;
+    return {ends.lo < ends.hi ? ends.lo : ends.hi, ends.hi};
+  }
+
+  // First key of the chunk that a key is in; all places before key 0 are in one that ends there.
+  CA_HOST_DEVICE int32_t chunk_begin(int64_t key) const {
+    return key < 0 ? -chunk : by_chunk(int32_t(key > kBehind ? kBehind : key)) * chunk;
+  }
   CA_HOST_DEVICE static int32_t clamp(int64_t x, int32_t upper) {
     return x < 0 ? 0 : (x > upper ? upper : int32_t(x));
   }

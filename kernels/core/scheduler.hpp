@@ -5,7 +5,8 @@
 
 #include "core/divide.hpp"
 #include "core/macros.hpp"
-#include "core/params.hpp"
+#include "core/problem.hpp"
+#include "core/sequences.hpp"
 
 namespace cutlass_attn {
 
@@ -24,21 +25,21 @@ struct TileScheduler {
   FastDivisor by_heads_per_kv;  // query heads that read one KV head
 
   // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
-  TileScheduler(AttnParams const& p, int block_m, bool pack)
+  TileScheduler(Problem const& p, int block_m, bool pack)
       : heads(pack ? heads_of_tile(p, block_m) : 1),
-        rows(p.seqlen_q * heads),
+        rows(p.seq_q.seqlen * heads),
         tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
         groups(at_least_1(p.num_heads_q / heads)),
-        blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seqlen_q > 0 ? tiles : 0)),
+        blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seq_q.seqlen > 0 ? tiles : 0)),
         by_tiles(tiles),
         by_groups(groups),
         by_heads(heads),
         by_heads_per_kv(p.num_heads_q / at_least_1(p.num_heads_kv)) {}
 
   // `heads` where they may be packed.
-  static int32_t heads_of_tile(AttnParams const& p, int block_m) {
+  static int32_t heads_of_tile(Problem const& p, int block_m) {
     int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
-    return p.seqlen_q < block_m && heads <= 1024 ? heads : 1;
+    return p.seq_q.seqlen < block_m && heads <= 1024 ? heads : 1;
   }
 
  private:
@@ -48,24 +49,25 @@ struct TileScheduler {
 // Blocks run through the tiles of one head before the next, so that neighbours share K and V in
 // L2, and from the last queries to the first, because under a causal mask those see most keys and
 // the longest work should start first.
-struct TileCoord {
-  int32_t batch;
+template <class SeqInfo>
+struct BasicTileCoord {
+  SeqInfo seq;              // the batch entry
   int32_t heads;            // query heads in this tile
   int32_t head_q, head_kv;  // the first of them, and the KV head they share
   int32_t row_begin;        // of the tile, in the head group
-  int32_t rows;             // inside the head group, counted from row_begin
+  int32_t rows;             // inside the head group, counted from row_begin; 0 or less: none
   int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
   FastDivisor by_heads;
 
-  CA_HOST_DEVICE TileCoord(TileScheduler const& s, int block_m, int block)
-      : heads(s.heads), by_heads(s.by_heads) {
+  CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m, int block)
+      : seq(p, s.by_groups(s.by_tiles(block))), heads(s.heads), by_heads(s.by_heads) {
     int const group = s.by_tiles(block);  // batch and group of heads together
     int const tile = s.tiles - 1 - (block - group * s.tiles);
-    batch = s.by_groups(group);
-    head_q = (group - batch * s.groups) * heads;
+    head_q = (group - seq.batch * s.groups) * heads;
     head_kv = s.by_heads_per_kv(head_q);
     row_begin = tile * block_m;
-    rows = s.rows - row_begin < block_m ? s.rows - row_begin : block_m;
+    int const left = seq.lens(p).q * heads - row_begin;
+    rows = left < block_m ? left : block_m;
     q_begin = query(0);
     q_end = query(rows - 1) + 1;
   }
@@ -76,22 +78,18 @@ struct TileCoord {
   }
   CA_HOST_DEVICE int head(int row) const { return head_q + (row_begin + row) - query(row) * heads; }
 
-  // Address of row 0 of this tile's batch entry and the given head.
-  template <class Element>
-  CA_HOST_DEVICE Element* head_of(TensorRef const& t, int head) const {
-    return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
-  }
-
   // Address of a row of q or o.
   template <class Element>
-  CA_HOST_DEVICE Element* row_of(TensorRef const& t, int row) const {
-    return head_of<Element>(t, head(row)) + query(row) * t.row_stride;
+  CA_HOST_DEVICE Element* row_of(Operand const& t, int row) const {
+    return seq.template queries<Element>(t, head(row)) + query(row) * t.row_stride;
   }
 
   // Index of a row in softmax_lse.
-  CA_HOST_DEVICE int64_t lse_of(AttnParams const& p, int row) const {
-    return (int64_t(batch) * p.num_heads_q + head(row)) * p.seqlen_q + query(row);
+  CA_HOST_DEVICE int64_t lse_of(Problem const& p, int row) const {
+    return seq.lse(p, head(row), query(row));
   }
 };
+
+using TileCoord = BasicTileCoord<DenseSeqInfo>;
 
 }  // namespace cutlass_attn

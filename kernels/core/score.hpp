@@ -11,13 +11,16 @@
 
 #include "core/macros.hpp"
 #include "core/math.hpp"
-#include "core/params.hpp"
+#include "core/opaque.hpp"
+#include "core/problem.hpp"
+#include "core/sequences.hpp"
 
 namespace cutlass_attn {
 
-// Whether anything is added to a logit, or hidden by a mask of bytes.
-CA_HOST_DEVICE bool has_terms(AttnParams const& p) {
-  return p.alibi_slopes != nullptr || p.bias.data != nullptr || p.mask.data != nullptr;
+// Whether anything is added to a logit, or masked beyond one window of keys: for the general score.
+CA_HOST_DEVICE bool has_terms(Problem const& p) {
+  return p.logits.alibi_slopes != nullptr || p.logits.bias.data != nullptr ||
+         p.mask.elements.data != nullptr || p.mask.attention_chunk != 0;
 }
 
 // logit = softmax_scale * s, for any positive scale in use: nothing is left to do per element.
@@ -29,10 +32,11 @@ struct IdentityScore {
   static constexpr float kLeastScale = 1e-30f;
   float scale;
 
-  CA_HOST_DEVICE explicit IdentityScore(AttnParams const& p) : scale(p.softmax_scale) {}
+  CA_HOST_DEVICE explicit IdentityScore(Problem const& p, SeqLens = {})
+      : scale(p.logits.softmax_scale) {}
 
-  CA_HOST_DEVICE static bool takes(AttnParams const& p) {
-    return !has_terms(p) && p.softcap == 0.0f && p.softmax_scale >= kLeastScale;
+  CA_HOST_DEVICE static bool takes(Problem const& p) {
+    return !has_terms(p) && p.logits.softcap == 0.0f && p.logits.softmax_scale >= kLeastScale;
   }
   CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const { return s; }
@@ -48,14 +52,26 @@ struct SoftcapScore {
   float cap;
   float inner;  // scale / cap, or the scale alone without a cap
 
-  CA_HOST_DEVICE explicit SoftcapScore(AttnParams const& p)
-      : cap(p.softcap), inner(p.softcap > 0.0f ? p.softmax_scale / p.softcap : p.softmax_scale) {}
+  CA_HOST_DEVICE explicit SoftcapScore(Problem const& p, SeqLens = {})
+      : cap(p.logits.softcap),
+        inner(cap > 0.0f ? p.logits.softmax_scale / cap : p.logits.softmax_scale) {}
 
-  CA_HOST_DEVICE static bool takes(AttnParams const& p) { return !has_terms(p); }
+  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
   CA_HOST_DEVICE float log2_scale() const { return outer() * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const {
     return cap > 0.0f ? fast_tanh(s * inner) : s * inner;
+  }
+  // The same for kCount products x(i), jumping over the softcap where there is none. It takes fewer
+  // registers, but does not mix with the instructions around it.
+  template <int kCount, class X>
+  CA_HOST_DEVICE void apply(X&& x) const {
+    CA_UNROLL
+    for (int i = 0; i < kCount; ++i) x(i) *= inner;
+    unpredicated_if(cap > 0.0f, [&] {
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) x(i) = fast_tanh(x(i));
+    });
   }
   CA_HOST_DEVICE float grad(float s, int, int, int, int) const {
     if (!(cap > 0.0f)) return inner;
@@ -70,17 +86,19 @@ struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
-  AttnParams const& p;
+  Problem const& p;
+  SeqLens seqlens;
   SoftcapScore capped;
   float diagonal;  // of query 0
 
-  CA_HOST_DEVICE explicit GeneralScore(AttnParams const& params)
+  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens)
       : p(params),
+        seqlens(lens),
         capped(params),
-        diagonal(float(int64_t(p.seqlen_k) - p.seqlen_q + p.diagonal_shift)),
-        terms(terms_of(params)) {}
+        diagonal(float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift)),
+        terms(terms_of(params, lens)) {}
 
-  CA_HOST_DEVICE static bool takes(AttnParams const&) { return true; }
+  CA_HOST_DEVICE static bool takes(Problem const&) { return true; }
   CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
     One const one{s, b, h, q, k};
@@ -106,13 +124,15 @@ struct GeneralScore {
   //          key(0) is even, key(1) is one more.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
-    branch(terms & kSoftcap, [&] {
+    unpredicated_if(terms & kSoftcap, [&] {
       for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = capped.cap * fast_tanh(x(i, j)); });
     });
-    branch(terms & kAlibi, [&] {
+    unpredicated_if(terms & kAlibi, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const slope = p.alibi_slopes[place.batch() * p.alibi_batch_stride + place.head(i)];
+        Logits const& logits = p.logits;
+        float const slope =
+            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)];
         float const first = float(place.key(0) - place.query(i)) - diagonal;
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
@@ -120,20 +140,20 @@ struct GeneralScore {
         }
       }
     });
-    branch(terms & kBias32, [&] {
-      for_entries<kRows, kKeys, float>(p.bias, terms & kBiasPairs, place,
+    unpredicated_if(terms & kBias32, [&] {
+      for_entries<kRows, kKeys, float>(p.logits.bias, terms & kBiasPairs, place,
                                        [&](int i, int j, float entry) { x(i, j) += entry; });
     });
-    branch(terms & kBias16, [&] {
-      bool const is_half = p.bias_dtype == DType::kFloat16;
+    unpredicated_if(terms & kBias16, [&] {
+      bool const is_half = p.logits.bias_dtype == DType::kFloat16;
       for_entries<kRows, kKeys, uint16_t>(
-          p.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
+          p.logits.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
             x(i, j) += is_half ? half_to_float(entry) : bfloat16_to_float(entry);
           });
     });
-    branch(terms & kMask, [&] {
+    unpredicated_if(terms & kMask, [&] {
       for_entries<kRows, kKeys, uint8_t>(
-          p.mask, terms & kMaskPairs, place,
+          p.mask.elements, terms & kMaskPairs, place,
           [&](int i, int j, uint8_t entry) { x(i, j) = entry == 0 ? -kInf : x(i, j); });
     });
   }
@@ -151,21 +171,21 @@ struct GeneralScore {
   };
   int terms;
 
-  CA_HOST_DEVICE static int terms_of(AttnParams const& p) {
-    bool const is_bias32 = p.bias_dtype == DType::kFloat32;
+  CA_HOST_DEVICE static int terms_of(Problem const& p, SeqLens lens) {
+    bool const is_bias32 = p.logits.bias_dtype == DType::kFloat32;
     int const bias = (is_bias32 ? kBias32 : kBias16) |
-                     (has_pairs(p, p.bias, is_bias32 ? 4 : 2) ? kBiasPairs : 0);
-    int const mask = kMask | (has_pairs(p, p.mask, 1) ? kMaskPairs : 0);
-    return (p.softcap > 0.0f ? kSoftcap : 0) | (p.alibi_slopes ? kAlibi : 0) |
-           (p.bias.data ? bias : 0) | (p.mask.data ? mask : 0);
+                     (has_pairs(lens, p.logits.bias, is_bias32 ? 4 : 2) ? kBiasPairs : 0);
+    int const mask = kMask | (has_pairs(lens, p.mask.elements, 1) ? kMaskPairs : 0);
+    return (p.logits.softcap > 0.0f ? kSoftcap : 0) | (p.logits.alibi_slopes ? kAlibi : 0) |
+           (p.logits.bias.data ? bias : 0) | (p.mask.elements.data ? mask : 0);
   }
 
   // Whether the entries of an even key and the next lie at a multiple of their size.
-  CA_HOST_DEVICE static bool has_pairs(AttnParams const& p, LogitRef const& t, int entry_bytes) {
+  CA_HOST_DEVICE static bool has_pairs(SeqLens lens, PerLogit const& t, int entry_bytes) {
     uint64_t const bits =
         reinterpret_cast<uint64_t>(t.data) |
         uint64_t(t.batch_stride | t.head_stride | t.row_stride) * uint64_t(entry_bytes);
-    return t.key_stride == 1 && p.seqlen_k % 2 == 0 && bits % (2 * uint64_t(entry_bytes)) == 0;
+    return t.key_stride == 1 && lens.k % 2 == 0 && bits % (2 * uint64_t(entry_bytes)) == 0;
   }
 
   // One product, and where it is.
@@ -190,36 +210,36 @@ struct GeneralScore {
 
   // Calls visit(i, j, entry) for the entries of all rows with all keys.
   template <int kRows, int kKeys, class Entry, class Place, class Visit>
-  CA_HOST_DEVICE void for_entries(LogitRef const& t, int has_pairs, Place const& place,
+  CA_HOST_DEVICE void for_entries(PerLogit const& t, int has_pairs, Place const& place,
                                   Visit&& visit) const {
     struct alignas(2 * sizeof(Entry)) Pair {
       Entry entry[2];
     };
     auto const row = [&](int i) {
       return static_cast<Entry const*>(t.data) + place.batch() * t.batch_stride +
-             place.head(i) * t.head_stride + clamped(place.query(i), p.seqlen_q) * t.row_stride;
+             place.head(i) * t.head_stride + clamped(place.query(i), seqlens.q) * t.row_stride;
     };
     if (kKeys == 1) has_pairs = 0;
-    branch(has_pairs, [&] {
+    unpredicated_if(has_pairs, [&] {
       Pair pairs[kRows][(kKeys + 1) / 2];
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         Entry const* const entries = row(i);
         CA_UNROLL
         for (int j = 0; j < kKeys; j += 2) {
-          int const at = place.key(j) < p.seqlen_k ? place.key(j) : 0;
+          int const at = place.key(j) < seqlens.k ? place.key(j) : 0;
           pairs[i][j / 2] = *reinterpret_cast<Pair const*>(entries + at);
         }
       }
       for_all<kRows, kKeys>([&](int i, int j) { visit(i, j, pairs[i][j / 2].entry[j % 2]); });
     });
-    branch(!has_pairs, [&] {
+    unpredicated_if(!has_pairs, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         Entry const* const entries = row(i);
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
-          visit(i, j, entries[clamped(place.key(j), p.seqlen_k) * t.key_stride]);
+          visit(i, j, entries[clamped(place.key(j), seqlens.k) * t.key_stride]);
         }
       }
     });

@@ -1,12 +1,14 @@
 // Online softmax of one query row (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention,
-// arXiv 2205.14135): a running maximum and a running sum, in the units of a score functor.
+// arXiv 2205.14135): a row max and a row sum, in the units of a score functor.
 //
 // Every kernel and every merge of partial results uses this state:
 //
-//   float const rescale = row.raise(max of the new scores, log2_scale);   // O *= rescale
+//   float const rescale = row.update_max(max of the new scores, log2_scale);  // O *= rescale
 //   for each new score x:  p = row.weight(x, log2_scale);  row.sum += p;  // O += p * v
 //   with a sink:           O *= row.add_logit(sink, log2_scale);
 //   at the end:            O *= row.inverse_sum();  lse = row.lse(log2_scale);
+//
+// core/epilogue.hpp has the last two.
 #pragma once
 
 #include "core/macros.hpp"
@@ -18,32 +20,37 @@ struct SoftmaxRow {
   float max = -kInf;  // largest score so far; -inf: none, or all of them -inf
   float sum = 0.0f;   // of the weights, relative to max
 
-  // Raises the maximum to at least `candidate`; returns the factor for everything accumulated so
+  // Raises the row max to at least `candidate`; returns the factor for everything accumulated so
   // far, which `sum` has received already.
-  CA_HOST_DEVICE float raise(float candidate, float log2_scale) {
+  CA_HOST_DEVICE float update_max(float candidate, float log2_scale) {
     float const previous = max;
     max = fmaxf(previous, candidate);
     // The difference comes first. previous * log2_scale - max * log2_scale may become a fused
     // multiply-add that is off by the rounding of one product even when the maximum stays: a drift
     // that every tile of keys adds to.
-    float const rescale = fast_exp2((previous - reference()) * log2_scale);
+    float const rescale = fast_exp2((previous - row_max_ref()) * log2_scale);
     sum *= rescale;
     return rescale;
   }
 
-  // The score whose weight is 1. A row without any finite score gets 0, so that its weights are
+  // What is subtracted from scores. A row without any finite score gets 0, so that its weights are
   // 2^-inf = 0 and not 2^(-inf + inf) = NaN.
-  CA_HOST_DEVICE float reference() const { return max == -kInf ? 0.0f : max; }
+  CA_HOST_DEVICE float row_max_ref() const { return max == -kInf ? 0.0f : max; }
 
+  // exp(score - row max). The difference comes first here, too: score * log2_scale minus a rounded
+  // product is off by that rounding, and with logits beyond 1e9 that is all there is.
   CA_HOST_DEVICE float weight(float score, float log2_scale) const {
-    return fast_exp2(fmaf(score, log2_scale, -(reference() * log2_scale)));
+    return weight(score, row_max_ref(), log2_scale);
+  }
+  CA_HOST_DEVICE static float weight(float score, float row_max_ref, float log2_scale) {
+    return fast_exp2((score - row_max_ref) * log2_scale);
   }
 
   // Joins the state of a disjoint set of keys. Returns this side's factor for its O; the other
   // side's comes back in `other_factor`.
   CA_HOST_DEVICE float merge(SoftmaxRow const& other, float log2_scale, float& other_factor) {
-    float const mine = raise(other.max, log2_scale);
-    other_factor = fast_exp2((other.max - reference()) * log2_scale);
+    float const mine = update_max(other.max, log2_scale);
+    other_factor = fast_exp2((other.max - row_max_ref()) * log2_scale);
     sum += other.sum * other_factor;
     return mine;
   }
@@ -51,7 +58,7 @@ struct SoftmaxRow {
   // Adds the weight of a logit that has no value, an attention sink. Returns the factor for O.
   CA_HOST_DEVICE float add_logit(float logit, float log2_scale) {
     float const score = logit * (kLog2e / log2_scale);
-    float const rescale = raise(score, log2_scale);
+    float const rescale = update_max(score, log2_scale);
     sum += weight(score, log2_scale);
     return rescale;
   }

@@ -18,13 +18,13 @@ namespace {
 // not depend on the number of threads.
 class Tiles {
  public:
-  explicit Tiles(AttnParams const& p)
+  explicit Tiles(Problem const& p)
       : p_(p),
         group_(p.num_heads_q / p.num_heads_kv),
         heads_(std::min(group_, kTileRows)),
-        queries_(std::min(kTileRows / heads_, p.seqlen_q)),
+        queries_(std::min(kTileRows / heads_, p.seq_q.seqlen)),
         head_tiles_((group_ + heads_ - 1) / heads_),
-        query_tiles_((p.seqlen_q - 1) / queries_ + 1) {}
+        query_tiles_((p.seq_q.seqlen - 1) / queries_ + 1) {}
 
   int64_t count() const { return int64_t(p_.batch) * p_.num_heads_kv * head_tiles_ * query_tiles_; }
   int max_rows() const { return heads_ * queries_; }
@@ -45,23 +45,23 @@ class Tiles {
     tile.head_begin = kv_head * group_ + first;
     tile.heads = std::min(heads_, group_ - first);
     tile.q_begin = q_begin;
-    tile.q_end = q_begin + std::min(queries_, p_.seqlen_q - q_begin);
+    tile.q_end = q_begin + std::min(queries_, p_.seq_q.seqlen - q_begin);
     return tile;
   }
 
  private:
-  AttnParams const& p_;
+  Problem const& p_;
   int group_, heads_, queries_, head_tiles_, query_tiles_;
 };
 
 // A thread costs about as much to start as this many multiplications and additions.
 constexpr double kWorkPerThread = 1 << 21;
 
-int64_t threads_for(AttnParams const& p, LaunchOptions const& options, int64_t tiles) {
+int64_t threads_for(Problem const& p, RunOptions const& options, int64_t tiles) {
   static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
   int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
-  double const work =
-      double(p.batch) * p.num_heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  double const work = double(p.batch) * p.num_heads_q * p.seq_q.seqlen * p.seq_k.seqlen *
+                      (p.head_dim + p.head_dim_v);
   return std::min({wanted, tiles, int64_t(std::min(work / kWorkPerThread, 1e6)) + 1});
 }
 
@@ -71,12 +71,12 @@ struct Free {
 
 }  // namespace
 
-Status attention_forward(AttnParams const& params, LaunchOptions const& options) {
+Status attention_forward(Problem const& params, RunOptions const& options) {
   static Isa const isa = best_isa();
   return attention_forward(params, options, isa);
 }
 
-Status attention_forward(AttnParams const& params, LaunchOptions const& options, Isa isa) {
+Status attention_forward(Problem const& params, RunOptions const& options, Isa isa) {
   Tiles const tiles(params);
   TileFunction const run = tile_function(params, isa);
   int64_t const threads = threads_for(params, options, tiles.count());

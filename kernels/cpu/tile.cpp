@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/dropout.hpp"
+#include "core/epilogue.hpp"
 #include "core/mask.hpp"
 #include "core/score.hpp"
 #include "core/softmax.hpp"
@@ -32,13 +33,15 @@ struct Panel {
 // What a tile keeps from one tile of keys to the next. Rows are padded to whole vectors.
 struct State {
   static constexpr int kRows = kTileRows + kMaxLanes;
-  int batch;
+  DenseSeqInfo seq;  // the batch entry
   int32_t head[kRows], query[kRows], lo[kRows], hi[kRows];
   SoftmaxRow softmax[kRows];
   float scale[kRows];  // what finishes a row of O
   float* q;            // [block][head_dim][row]
   float* o;            // [block][head_dim_v][row], not yet divided by the sum
   float* s;            // [key][row] of one block: scores, then weights
+
+  explicit State(DenseSeqInfo const& seq) : seq(seq) {}
 };
 
 // The rows of a block as an operand with one entry per logit sees them.
@@ -46,9 +49,9 @@ struct Entries {
   int64_t offset[kMaxBlock];  // of key 0, in elements
   bool is_same;               // for all rows
 
-  Entries(LogitRef const& t, State const& state, int row, int width) : is_same(true) {
+  Entries(PerLogit const& t, State const& state, int row, int width) : is_same(true) {
     for (int r = 0; r < width; ++r) {
-      offset[r] = state.batch * t.batch_stride + state.head[row + r] * t.head_stride +
+      offset[r] = state.seq.batch * t.batch_stride + state.head[row + r] * t.head_stride +
                   state.query[row + r] * t.row_stride;
       is_same &= offset[r] == offset[0];
     }
@@ -110,7 +113,7 @@ Isa best_isa() {
   return Isa::kBaseline;
 }
 
-TileFunction tile_function(AttnParams const& params, Isa isa) {
+TileFunction tile_function(Problem const& params, Isa isa) {
   switch (isa) {
 #ifdef CA_CPU_HAS_X86
     case Isa::kAvx512:
@@ -123,7 +126,7 @@ TileFunction tile_function(AttnParams const& params, Isa isa) {
   }
 }
 
-size_t scratch_size(AttnParams const& params, int rows) {
+size_t scratch_size(Problem const& params, int rows) {
   size_t const head_dims = size_t(params.head_dim) + size_t(params.head_dim_v);
   size_t const queries_and_output = (size_t(rows) + kMaxLanes) * head_dims;
   size_t const scores = size_t(kMaxBlock) * kTileKeys;

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "core/params.hpp"
+#include "core/problem.hpp"
 
 namespace cutlass_attn::cpu {
 
@@ -27,11 +27,11 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
 Isa best_isa();
 
 // Computes one tile. `scratch` is aligned to 64 bytes.
-using TileFunction = void (*)(AttnParams const& params, Tile const& tile, float* scratch);
+using TileFunction = void (*)(Problem const& params, Tile const& tile, float* scratch);
 
-TileFunction tile_function(AttnParams const& params, Isa isa);
+TileFunction tile_function(Problem const& params, Isa isa);
 
 // How many fp32 numbers of scratch memory a tile of up to `rows` rows needs.
-size_t scratch_size(AttnParams const& params, int rows);
+size_t scratch_size(Problem const& params, int rows);
 
 }  // namespace cutlass_attn::cpu

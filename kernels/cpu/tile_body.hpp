@@ -84,17 +84,15 @@ CA_CPU_TARGET void products(float const* a, int64_t stride, int count, int steps
 
 // Rows [first, first + count) of K or V as fp32: where they are, or converted in `scratch`.
 template <class Element>
-CA_CPU_TARGET Panel load_panel(TensorRef const& t, int batch, int head, int first, int count,
-                               int head_dim, float* scratch) {
-  Element const* const rows = static_cast<Element const*>(t.data) + batch * t.batch_stride +
-                              head * t.head_stride + first * t.row_stride;
+CA_CPU_TARGET Panel load_panel(DenseKv<Element> const& source, int first, int count, int head_dim,
+                               float* scratch) {
   if constexpr (std::is_same_v<Element, float>) {
-    return {rows, t.row_stride};
+    return {source.row(first), source.row_stride};
   } else {
     for (int n = 0; n < count; ++n) {
-      Element const* const source = rows + n * t.row_stride;
+      Element const* const row = source.row(first + n);
       float* const target = scratch + n * head_dim;
-      for (int d = 0; d < head_dim; ++d) target[d] = to_float(source[d]);
+      for (int d = 0; d < head_dim; ++d) target[d] = to_float(row[d]);
     }
     return {scratch, head_dim};
   }
@@ -107,14 +105,13 @@ CA_CPU_TARGET inline int block_width(int row, int rows) {
 
 // The first element of a row of q or o.
 template <class Element>
-CA_CPU_TARGET Element* row_of(TensorRef const& t, State const& state, int row) {
-  return static_cast<Element*>(t.data) + state.batch * t.batch_stride +
-         state.head[row] * t.head_stride + state.query[row] * t.row_stride;
+CA_CPU_TARGET Element* row_of(Operand const& t, State const& state, int row) {
+  return state.seq.template queries<Element>(t, state.head[row]) + state.query[row] * t.row_stride;
 }
 
 // Q as fp32, transposed; padded with zeros.
 template <class Element>
-CA_CPU_TARGET void load_queries(AttnParams const& p, State const& state, int rows) {
+CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows) {
   for (int row = 0; row < rows; row += kBlock) {
     int const width = block_width(row, rows);
     for (int r = 0; r < width; ++r) {
@@ -132,7 +129,7 @@ CA_CPU_TARGET void load_queries(AttnParams const& p, State const& state, int row
 }
 
 template <class Element>
-CA_CPU_TARGET void store_output(AttnParams const& p, State const& state, int rows) {
+CA_CPU_TARGET void store_output(Problem const& p, State const& state, int rows) {
   for (int row = 0; row < rows; row += kBlock) {
     int const width = block_width(row, rows);
     for (int r = 0; r < width && row + r < rows; ++r) {
@@ -157,7 +154,7 @@ CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row
   for (int r = 0; r < kWidth; ++r) best[r] = -kInf;
   for (int k = key; k < key + keys; ++k, s += kWidth) {
     for (int r = 0; r < kWidth; ++r) {
-      float x = score(s[r], state.batch, state.head[row + r], state.query[row + r], k);
+      float x = score(s[r], state.seq.batch, state.head[row + r], state.query[row + r], k);
       if (kMasked) x = (k >= lo[r]) & (k < hi[r]) ? x : -kInf;
       best[r] = x > best[r] ? x : best[r];  // passes over NaN; the weights will show it
       s[r] = x;
@@ -178,7 +175,7 @@ CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row
 // The logits of a block, in place, changed by an operand with one entry for each. Rows that share
 // their entries, as those of a padding mask do, read each of them once.
 template <class Element, int kVectors>
-CA_CPU_TARGET void add_entries(LogitRef const& t, State const& state, int row, int key, int keys,
+CA_CPU_TARGET void add_entries(PerLogit const& t, State const& state, int row, int key, int keys,
                                float* s) {
   constexpr int kWidth = kVectors * kLanes;
   if (t.data == nullptr) return;
@@ -201,18 +198,20 @@ CA_CPU_TARGET void add_entries(LogitRef const& t, State const& state, int row, i
 
 // From products to logits, in place, as GeneralScore does it, a term at a time.
 template <int kVectors>
-CA_CPU_TARGET void add_terms(AttnParams const& p, State const& state, int row, int key, int keys,
+CA_CPU_TARGET void add_terms(Problem const& p, State const& state, int row, int key, int keys,
                              float* s) {
   constexpr int kWidth = kVectors * kLanes;
   SoftcapScore const capped(p);
   float const outer = capped.outer();
   for (int i = 0; i < keys * kWidth; ++i) s[i] = outer * capped(s[i], 0, 0, 0, 0);
-  if (p.alibi_slopes != nullptr) {
+  if (p.logits.alibi_slopes != nullptr) {
+    SeqLens const lens = state.seq.lens(p);
     alignas(64) float slope[kWidth], diagonal[kWidth];
     for (int r = 0; r < kWidth; ++r) {
-      slope[r] = p.alibi_slopes[state.batch * p.alibi_batch_stride + state.head[row + r]];
-      diagonal[r] =
-          float(int64_t(state.query[row + r]) + p.seqlen_k - p.seqlen_q + p.diagonal_shift);
+      slope[r] =
+          p.logits
+              .alibi_slopes[state.seq.batch * p.logits.alibi_batch_stride + state.head[row + r]];
+      diagonal[r] = float(int64_t(state.query[row + r]) + lens.k - lens.q + p.mask.diagonal_shift);
     }
     for (int n = 0; n < keys; ++n) {
       for (int r = 0; r < kWidth; ++r) {
@@ -220,31 +219,31 @@ CA_CPU_TARGET void add_terms(AttnParams const& p, State const& state, int row, i
       }
     }
   }
-  switch (p.bias_dtype) {
+  switch (p.logits.bias_dtype) {
     case DType::kFloat16:
-      add_entries<Float16, kVectors>(p.bias, state, row, key, keys, s);
+      add_entries<Float16, kVectors>(p.logits.bias, state, row, key, keys, s);
       break;
     case DType::kBFloat16:
-      add_entries<BFloat16, kVectors>(p.bias, state, row, key, keys, s);
+      add_entries<BFloat16, kVectors>(p.logits.bias, state, row, key, keys, s);
       break;
     case DType::kFloat32:
-      add_entries<float, kVectors>(p.bias, state, row, key, keys, s);
+      add_entries<float, kVectors>(p.logits.bias, state, row, key, keys, s);
       break;
   }
-  add_entries<Hidden, kVectors>(p.mask, state, row, key, keys, s);
+  add_entries<Hidden, kVectors>(p.mask.elements, state, row, key, keys, s);
 }
 
 // Drops weights of a block, in place, and scales the others. `key` is a multiple of 32.
 template <int kVectors>
-CA_CPU_TARGET void drop(Dropout const& dropout, State const& state, int row, int key, int keys,
+CA_CPU_TARGET void drop(DropoutMask const& dropout, State const& state, int row, int key, int keys,
                         float* s) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) uint32_t words[4][kWidth];
   for (int n0 = 0; n0 < keys; n0 += 32) {
     for (int pair = 0; pair < 8; pair += 2) {
       for (int r = 0; r < kWidth; ++r) {
-        PhiloxWords const drawn =
-            dropout.draw(state.batch, state.head[row + r], state.query[row + r], key + n0 + pair);
+        PhiloxWords const drawn = dropout.draw(state.seq.batch, state.head[row + r],
+                                               state.query[row + r], key + n0 + pair);
         for (int i = 0; i < 4; ++i) words[i][r] = drawn.word[i];
       }
       for (int i = 0; i < 8; ++i) {
@@ -258,11 +257,11 @@ CA_CPU_TARGET void drop(Dropout const& dropout, State const& state, int row, int
 
 // A block of rows meets a tile of keys.
 template <class Score, int kVectors>
-CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, Dropout const& dropout,
+CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask const& dropout,
                           State& state, int row, int key, int keys, bool is_full, Panel k,
                           Panel v) {
   constexpr int kWidth = kVectors * kLanes;
-  alignas(64) float best[kWidth], rescale[kWidth], reference[kWidth], sum[kWidth];
+  alignas(64) float best[kWidth], rescale[kWidth], row_max[kWidth], sum[kWidth];
   float const log2_scale = score.log2_scale();
   float* const s = state.s;
 
@@ -275,15 +274,13 @@ CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, Dropout const
     finish_scores<kVectors>(score, state, row, key, keys, is_full, s, best);
   }
   for (int r = 0; r < kWidth; ++r) {
-    rescale[r] = state.softmax[row + r].raise(best[r], log2_scale);
-    reference[r] = state.softmax[row + r].reference();
+    rescale[r] = state.softmax[row + r].update_max(best[r], log2_scale);
+    row_max[r] = state.softmax[row + r].row_max_ref();
     sum[r] = 0.0f;
   }
   for (int n = 0; n < keys; ++n) {
     for (int r = 0; r < kWidth; ++r) {
-      // Not SoftmaxRow::weight(), whose one multiply-add is off by the rounding of the product
-      // max * log2_scale: with logits beyond 1e9 that is all there is.
-      float const weight = fast_exp2((s[n * kWidth + r] - reference[r]) * log2_scale);
+      float const weight = SoftmaxRow::weight(s[n * kWidth + r], row_max[r], log2_scale);
       s[n * kWidth + r] = weight;
       sum[r] += weight;
     }
@@ -295,9 +292,9 @@ CA_CPU_TARGET void attend(AttnParams const& p, Score const& score, Dropout const
 }
 
 template <class Score, int kVectors>
-CA_CPU_TARGET void attend_width(int width, AttnParams const& p, Score const& score,
-                                Dropout const& dropout, State& state, int row, int key, int keys,
-                                bool is_full, Panel k, Panel v) {
+CA_CPU_TARGET void attend_width(int width, Problem const& p, Score const& score,
+                                DropoutMask const& dropout, State& state, int row, int key,
+                                int keys, bool is_full, Panel k, Panel v) {
   if (width == kVectors * kLanes) {
     attend<Score, kVectors>(p, score, dropout, state, row, key, keys, is_full, k, v);
   } else if constexpr (kVectors > 1) {
@@ -307,18 +304,18 @@ CA_CPU_TARGET void attend_width(int width, AttnParams const& p, Score const& sco
 }
 
 template <class Element, class Score>
-CA_CPU_TARGET void run(AttnParams const& p, Tile const& tile, float* scratch) {
-  State state;
+CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
+  State state(DenseSeqInfo(p, tile.batch));
+  SeqLens const lens = state.seq.lens(p);
   int const rows = tile.rows();
   int const padded = (rows + kLanes - 1) / kLanes * kLanes;
-  state.batch = tile.batch;
   state.q = scratch;
   state.o = state.q + int64_t(padded) * p.head_dim;
   state.s = state.o + int64_t(padded) * p.head_dim_v;
   float* const k_panel = state.s + kBlock * kTileKeys;
   float* const v_panel = k_panel + kTileKeys * p.head_dim;
 
-  IntervalMask const mask(p);
+  IntervalMask const mask(p.mask, lens);
   for (int r = 0; r < padded; ++r) state.softmax[r] = {};
   int r = 0;
   for (int query = tile.q_begin; query < tile.q_end; ++query) {
@@ -333,45 +330,37 @@ CA_CPU_TARGET void run(AttnParams const& p, Tile const& tile, float* scratch) {
   load_queries<Element>(p, state, rows);
   std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
 
-  Score const score(p);
-  Dropout const dropout(p);
+  Score const score(p, lens);
+  DropoutMask const dropout(p);
+  DenseKv<Element> const k_source(p, state.seq, p.k, tile.kv_head);
+  DenseKv<Element> const v_source(p, state.seq, p.v, tile.kv_head);
   TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
   for (int n = range.begin; n < range.end; ++n) {
     int const key = n * kTileKeys;
-    int const keys = std::min(kTileKeys, p.seqlen_k - key);
-    Panel const k =
-        load_panel<Element>(p.k, tile.batch, tile.kv_head, key, keys, p.head_dim, k_panel);
-    Panel const v =
-        load_panel<Element>(p.v, tile.batch, tile.kv_head, key, keys, p.head_dim_v, v_panel);
+    int const keys = std::min(kTileKeys, lens.k - key);
+    Panel const k = load_panel<Element>(k_source, key, keys, p.head_dim, k_panel);
+    Panel const v = load_panel<Element>(v_source, key, keys, p.head_dim_v, v_panel);
     for (int row = 0; row < rows; row += kBlock) {
       attend_width<Score, CA_CPU_VECTORS>(block_width(row, rows), p, score, dropout, state, row,
                                           key, keys, range.is_full(n), k, v);
     }
   }
   for (r = 0; r < rows; ++r) {
-    SoftmaxRow& softmax = state.softmax[r];
-    float const rescale =
-        p.sinks ? softmax.add_logit(p.sinks[state.head[r]], score.log2_scale()) : 1.0f;
-    state.scale[r] = rescale * softmax.inverse_sum();
+    state.scale[r] = finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r],
+                                score.log2_scale(), true);
   }
   store_output<Element>(p, state, rows);
-  if (p.softmax_lse != nullptr) {
-    for (r = 0; r < rows; ++r) {
-      p.softmax_lse[(int64_t(tile.batch) * p.num_heads_q + state.head[r]) * p.seqlen_q +
-                    state.query[r]] = state.softmax[r].lse(score.log2_scale());
-    }
-  }
 }
 
 template <class Element>
-CA_CPU_TARGET TileFunction function_for_element(AttnParams const& p) {
+CA_CPU_TARGET TileFunction function_for_element(Problem const& p) {
   if (IdentityScore::takes(p)) return run<Element, IdentityScore>;
   if (SoftcapScore::takes(p)) return run<Element, SoftcapScore>;
   return run<Element, GeneralScore>;
 }
 
-CA_CPU_TARGET inline TileFunction function_for(AttnParams const& p) {
-  switch (p.dtype) {
+CA_CPU_TARGET inline TileFunction function_for(Problem const& p) {
+  switch (p.q.dtype) {
     case DType::kFloat16:
       return function_for_element<Float16>(p);
     case DType::kBFloat16:

@@ -2,39 +2,116 @@
 // come from CMake.
 #include "cutlass_attn.hpp"
 
+#include <optional>
+
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
 
 namespace cutlass_attn {
 
-Status attention_forward(AttnParams const& params, LaunchOptions const& options) {
-  Status status = check(params);
-  if (!status.ok()) return status;
-  DeviceInfo const device = device_info(options.device, options.device_index);
-  Variant const* variant = select(params, device, options.kernel, status);
-  if (variant == nullptr) return status;
-  if (params.batch == 0 || params.num_heads_q == 0 || params.seqlen_q == 0) return {};
-  if (options.device == Device::kCpu) return variant->launch(params, options);
-  DeviceGuard const guard(options.device_index);
-  if (!guard.status().ok()) return guard.status();
-  if (variant->launch != nullptr) return variant->launch(params, options);
+namespace {
 
-  KernelImage const* image = loaded(*variant, device.compute_capability);
-  if (image == nullptr) {
-    status = may_load(*variant, options.stream);
-    if (status.ok()) status = compile(*variant, options.device_index);
-    if (!status.ok()) return status;
-    image = loaded(*variant, device.compute_capability);
-    // Without a kernel, the compiler has said by set_compiler() or refuse_kernel() that there will
-    // be none.
-    bool const is_refused = image == nullptr && !why_not_compiled(*variant).empty();
-    if (is_refused) return attention_forward(params, options);
-    if (image == nullptr) {
-      return Status::device_error("the compiler did not provide " + variant->info.key);
-    }
+Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant const& variant) {
+  Plan plan;
+  plan.op = op;
+  plan.device = device.device;
+  plan.num_steps = 1;
+  plan.steps[0] = &variant;
+  if (variant.kernel->function == nullptr) {
+    KernelFacts facts;
+    facts.block_m = variant.block_m;
+    if (variant.unit) facts = variant.unit->facts;
+    plan.workspace_bytes = variant.kernel->arguments.workspace_bytes(problem, device, facts);
   }
-  return launch(*image, params, options);
+  return plan;
+}
+
+// The instance of a variant for this device, compiled now if need be.
+Status provide(Variant const& variant, DeviceInfo const& device, RunOptions const& options,
+               KernelUnit const*& unit) {
+  unit = variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
+  if (unit != nullptr) return {};
+  Status status = may_load(variant, options.stream);
+  if (status.ok()) status = compile(variant, options.device_index);
+  if (!status.ok()) return status;
+  unit = loaded(variant, device.compute_capability);
+  if (unit == nullptr) {
+    // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
+    std::string const& refusal = why_not_compiled(variant);
+    if (!refusal.empty()) return Status::no_kernel(variant.info.key + ": " + refusal);
+    return Status::device_error("the compiler did not provide " + variant.info.key);
+  }
+  if (unit->facts.smem_bytes > device.smem_per_block) {
+    return Status::no_kernel(variant.info.key + ": " + std::to_string(unit->facts.smem_bytes) +
+                             " bytes of shared memory are too many for this device");
+  }
+  return {};
+}
+
+Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const& device,
+                RunOptions const& options) {
+  if (variant.kernel->function) return variant.kernel->function(problem, options);
+  KernelUnit const* unit = variant.unit;
+  if (device.device == Device::kCuda) {
+    Status const status = provide(variant, device, options, unit);
+    if (!status.ok()) return status;
+  }
+  return launch(variant.kernel->arguments, *unit, problem, device, options);
+}
+
+bool is_empty(Problem const& p) {
+  return p.batch == 0 || p.num_heads_q == 0 || p.seq_q.seqlen == 0;
+}
+
+Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
+           RunOptions const& options) {
+  if (is_empty(problem)) return {};
+  if (options.workspace.bytes < plan.workspace_bytes) {
+    return Status::invalid("workspace has " + std::to_string(options.workspace.bytes) +
+                           " bytes, the plan needs " + std::to_string(plan.workspace_bytes));
+  }
+  std::optional<DeviceGuard> guard;
+  if (plan.device == Device::kCuda) {
+    guard.emplace(options.device_index);
+    if (!guard->status().ok()) return guard->status();
+  }
+  for (int i = 0; i < plan.num_steps; ++i) {
+    Status status = run_step(*plan.steps[i], problem, device, options);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status plan(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel,
+            Plan& result) {
+  result = {};
+  Status status = check(problem);
+  if (!status.ok()) return status;
+  Variant const* const variant = select(problem, op, device, kernel, status);
+  if (variant != nullptr) result = plan_of(problem, op, device, *variant);
+  return status;
+}
+
+Status run(Plan const& plan, Problem const& problem, RunOptions const& options) {
+  if (plan.num_steps == 0) return Status::invalid("the plan has no steps: plan() found none");
+  return run(plan, problem, device_info(plan.device, options.device_index), options);
+}
+
+std::string const& key_of(Variant const& step) { return step.info.key; }
+
+Status attention_forward(Problem const& problem, LaunchOptions const& options) {
+  DeviceInfo const device = device_info(options.device, options.device_index);
+  while (true) {
+    Plan chosen;
+    Status status = plan(problem, Op::kForward, device, options.kernel, chosen);
+    if (status.ok()) status = run(chosen, problem, device, options);
+    if (status.code != StatusCode::kNoKernel || chosen.num_steps == 0) return status;
+    // A kernel that turned out not to be had is not chosen again.
+    if (why_not(*chosen.steps[0], problem, device).empty()) return status;
+  }
 }
 
 std::vector<VariantInfo> variants() {
@@ -43,23 +120,26 @@ std::vector<VariantInfo> variants() {
   return result;
 }
 
-std::vector<Verdict> explain(AttnParams const& params, DeviceInfo const& device,
-                             std::string const& kernel) {
-  std::vector<Verdict> result;
-  Status ignored;
-  Variant const* const chosen = select(params, device, kernel, ignored);
+Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel,
+               Explanation& result) {
+  result = {};
+  Status status = check(problem);
+  if (!status.ok()) return status;
+  Status none;
+  Variant const* const chosen = select(problem, op, device, kernel, none);
+  if (chosen != nullptr) result.plan = plan_of(problem, op, device, *chosen);
   for (Variant const& variant : registry()) {
-    Verdict verdict{variant.info.key, &variant == chosen, why_not(variant, params, device)};
+    Verdict verdict{variant.info.key, &variant == chosen, why_not(variant, problem, device)};
     if (!names(kernel, variant)) {
       if (!verdict.reason.empty()) verdict.reason += "; ";
       verdict.reason += kernel == "auto" ? "runs only when asked for by name"
                                          : "not asked for: kernel is \"" + kernel + "\"";
     } else if (verdict.reason.empty() && !verdict.chosen) {
-      verdict.reason = why_preferred(*chosen, variant, params, device);
+      verdict.reason = why_preferred(*chosen, variant, problem, device);
     }
-    result.push_back(std::move(verdict));
+    result.verdicts.push_back(std::move(verdict));
   }
-  return result;
+  return {};
 }
 
 BuildInfo build_info() {

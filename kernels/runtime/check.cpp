@@ -6,27 +6,14 @@
 #include <string>
 
 #include "cutlass_attn.hpp"
+#include "runtime/options.hpp"
 #include "runtime/overlap.hpp"
 
 namespace cutlass_attn {
 namespace {
 
-int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
-char const* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat32:
-      break;
-  }
-  return "float32";
-}
-
 // Memory of a call: elements at `data`, with strides in elements for as many dimensions as counts.
-struct Operand {
+struct Memory {
   char const* name;
   void const* data;
   int64_t element;  // bytes
@@ -34,9 +21,9 @@ struct Operand {
   int64_t strides[StridedRows::kDims];
   StridedRows rows;
 
-  Operand(char const* name, void const* data, int64_t element,
-          std::initializer_list<int64_t> strides_of_dims, std::initializer_list<int64_t> counts,
-          int64_t row_elements)
+  Memory(char const* name, void const* data, int64_t element,
+         std::initializer_list<int64_t> strides_of_dims, std::initializer_list<int64_t> counts,
+         int64_t row_elements)
       : name(name),
         data(data),
         element(element),
@@ -54,28 +41,28 @@ struct Operand {
   }
 };
 
-Operand tensor(char const* name, TensorRef const& t, AttnParams const& p, int64_t heads,
-               int64_t seqlen, int64_t head_dim) {
+Memory tensor(char const* name, Operand const& t, Problem const& p, int64_t heads, int64_t seqlen,
+              int64_t head_dim) {
   return {name,
           t.data,
-          size_of(p.dtype),
+          size_of(t.dtype),
           {t.batch_stride, t.head_stride, t.row_stride},
           {p.batch, heads, seqlen},
           head_dim};
 }
 
-Operand per_logit(char const* name, LogitRef const& t, AttnParams const& p, int64_t element) {
+Memory per_logit(char const* name, PerLogit const& t, Problem const& p, int64_t element) {
   // Keys next to each other are a row: fewer dimensions to search for overlaps.
-  bool const is_dense = t.key_stride == 1 && p.seqlen_k > 0;
+  bool const is_dense = t.key_stride == 1 && p.seq_k.seqlen > 0;
   return {name,
           t.data,
           element,
           {t.batch_stride, t.head_stride, t.row_stride, t.key_stride},
-          {p.batch, p.num_heads_q, p.seqlen_q, is_dense ? 1 : p.seqlen_k},
-          is_dense ? p.seqlen_k : 1};
+          {p.batch, p.num_heads_q, p.seq_q.seqlen, is_dense ? 1 : p.seq_k.seqlen},
+          is_dense ? p.seq_k.seqlen : 1};
 }
 
-Status check_dimensions(AttnParams const& p) {
+Status check_dimensions(Problem const& p) {
   struct {
     char const* name;
     int64_t value, least, most;
@@ -83,8 +70,8 @@ Status check_dimensions(AttnParams const& p) {
       {"batch", p.batch, 0, INT32_MAX},
       {"num_heads_q", p.num_heads_q, 0, INT32_MAX},
       {"num_heads_kv", p.num_heads_kv, 0, INT32_MAX},
-      {"seqlen_q", p.seqlen_q, 0, kMaxSeqlen},
-      {"seqlen_k", p.seqlen_k, 0, kMaxSeqlen},
+      {"seqlen_q", p.seq_q.seqlen, 0, kMaxSeqlen},
+      {"seqlen_k", p.seq_k.seqlen, 0, kMaxSeqlen},
       {"head_dim", p.head_dim, 1, kMaxHeadDim},
       {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
   };
@@ -105,69 +92,104 @@ Status check_dimensions(AttnParams const& p) {
   return {};
 }
 
-Status check_options(AttnParams const& p) {
-  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat32) {
-    return Status::invalid("dtype is " + std::to_string(int32_t(p.dtype)) +
-                           ", allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+// "0 (first), 1 (second)"
+template <int kCount>
+std::string numbered(char const* const (&names)[kCount]) {
+  std::string text;
+  for (int i = 0; i < kCount; ++i) {
+    text += (i ? ", " : "") + std::to_string(i) + " (" + names[i] + ")";
   }
-  if (p.accumulate < Accumulate::kFloat32 || p.accumulate > Accumulate::kFloat16) {
+  return text;
+}
+
+Status check_options(Problem const& p) {
+  struct {
+    char const* name;
+    DType dtype;
+  } const dtypes[] = {{"q", p.q.dtype}, {"k", p.k.dtype}, {"v", p.v.dtype}, {"out", p.o.dtype}};
+  for (auto const& [name, dtype] : dtypes) {
+    if (int32_t(dtype) < 0 || int32_t(dtype) >= kNumDTypes) {
+      return Status::invalid(std::string(name) + "'s dtype is " + std::to_string(int32_t(dtype)) +
+                             ", allowed: " + numbered(facts::kDTypeNames));
+    }
+    if (dtype != p.q.dtype) {
+      return Status::invalid(std::string(name) + " is " + name_of(dtype) +
+                             ", allowed: " + name_of(p.q.dtype) + " like q");
+    }
+  }
+  if (int32_t(p.accumulate) < 0 || int32_t(p.accumulate) >= kNumAccumulates) {
     return Status::invalid("accumulate is " + std::to_string(int32_t(p.accumulate)) +
-                           ", allowed: 0 (fp32), 1 (fp16_qk), 2 (fp16_pv), 3 (fp16)");
+                           ", allowed: " + numbered(facts::kAccumulateNames));
   }
-  if (!std::isfinite(p.softmax_scale)) {
-    return Status::invalid("softmax_scale is " + std::to_string(p.softmax_scale) +
+  if (!std::isfinite(p.logits.softmax_scale)) {
+    return Status::invalid("softmax_scale is " + std::to_string(p.logits.softmax_scale) +
                            ", allowed: any finite number");
   }
-  if (!std::isfinite(p.softcap) || p.softcap < 0.0f) {
-    return Status::invalid("softcap is " + std::to_string(p.softcap) +
+  if (!std::isfinite(p.logits.softcap) || p.logits.softcap < 0.0f) {
+    return Status::invalid("softcap is " + std::to_string(p.logits.softcap) +
                            ", allowed: a finite number > 0, or 0 for no cap");
   }
-  for (auto [name, window] :
-       {std::pair("window_left", p.window_left), std::pair("window_right", p.window_right)}) {
+  for (auto [name, window] : {std::pair("window_left", p.mask.window_left),
+                              std::pair("window_right", p.mask.window_right)}) {
     if (window < 0 && window != kUnbounded) {
       return Status::invalid(std::string(name) + " is " + std::to_string(window) +
                              ", allowed: a number of keys >= 0, or -1 for no limit");
     }
   }
+  if (p.mask.attention_chunk < 0 || p.mask.attention_chunk > kMaxAttentionChunk) {
+    return Status::invalid("attention_chunk is " + std::to_string(p.mask.attention_chunk) +
+                           ", allowed: 1 to " + std::to_string(kMaxAttentionChunk) +
+                           " keys, or 0 for no chunks");
+  }
   constexpr int64_t kMaxShift = int64_t(1) << 32;  // beyond every key: a larger one says no more
-  if (p.diagonal_shift < -kMaxShift || p.diagonal_shift > kMaxShift) {
-    return Status::invalid("diagonal_shift is " + std::to_string(p.diagonal_shift) +
+  if (p.mask.diagonal_shift < -kMaxShift || p.mask.diagonal_shift > kMaxShift) {
+    return Status::invalid("diagonal_shift is " + std::to_string(p.mask.diagonal_shift) +
                            ", allowed: -2^32 to 2^32");
   }
-  if (p.bias && p.bias_dtype != p.dtype && p.bias_dtype != DType::kFloat32) {
+  if (p.logits.bias && p.logits.bias_dtype != p.q.dtype && p.logits.bias_dtype != DType::kFloat32) {
     return Status::invalid(
-        "bias_dtype is " + std::to_string(int32_t(p.bias_dtype)) + ", allowed: " +
-        (p.dtype == DType::kFloat32
+        "bias_dtype is " + std::to_string(int32_t(p.logits.bias_dtype)) + ", allowed: " +
+        (p.q.dtype == DType::kFloat32
              ? std::string()
-             : std::to_string(int32_t(p.dtype)) + " (" + name_of(p.dtype) + ", as q), ") +
+             : std::to_string(int32_t(p.q.dtype)) + " (" + name_of(p.q.dtype) + ", as q), ") +
         "2 (float32)");
   }
-  if (!(p.dropout_p >= 0.0f && p.dropout_p <= 1.0f)) {
-    return Status::invalid("dropout_p is " + std::to_string(p.dropout_p) +
+  if (!(p.dropout.p >= 0.0f && p.dropout.p <= 1.0f)) {
+    return Status::invalid("dropout_p is " + std::to_string(p.dropout.p) +
                            ", allowed: a probability from 0 to 1");
   }
-  if (p.dropout_p > 0.0f && p.rng_state == nullptr) {
-    return Status::invalid("rng_state is null, but dropout_p is " + std::to_string(p.dropout_p) +
+  if (p.dropout.p > 0.0f && p.dropout.rng_state == nullptr) {
+    return Status::invalid("rng_state is null, but dropout_p is " + std::to_string(p.dropout.p) +
                            "; allowed: the address of a seed and an offset");
   }
   return {};
 }
 
-Status check_future(AttnParams const& p) {
+// Sequences of their own lengths, and pages. What the arrays hold is on the device, and not read.
+Status check_sequences(Problem const& p) {
   struct {
     char const* name;
-    bool is_set;
-  } const options[] = {
-      {"cu_seqlens_q", p.cu_seqlens_q != nullptr},
-      {"cu_seqlens_k", p.cu_seqlens_k != nullptr},
-      {"block_table", p.block_table != nullptr},
-      {"num_splits", p.num_splits != 1},
-  };
-  for (auto const& option : options) {
-    if (option.is_set) {
-      return Status::not_implemented(std::string(option.name) +
-                                     " is set, but no kernel implements it yet");
+    void const* data;
+  } const arrays[] = {{"cu_seqlens_q", p.seq_q.cu_seqlens},
+                      {"cu_seqlens_k", p.seq_k.cu_seqlens},
+                      {"seqused_q", p.seq_q.seqused},
+                      {"seqused_k", p.seq_k.seqused},
+                      {"block_table", p.kv.block_table}};
+  for (auto const& [name, data] : arrays) {
+    if (reinterpret_cast<uintptr_t>(data) % 4 != 0) {
+      return Status::invalid(std::string(name) +
+                             "'s address is not a multiple of the 4 bytes of an element");
     }
+  }
+  if (p.kv.block_table == nullptr) return {};
+  if (p.kv.page_size < 1) {
+    return Status::invalid("page_size is " + std::to_string(p.kv.page_size) +
+                           ", allowed: a number of keys >= 1");
+  }
+  if (p.seq_k.cu_seqlens) {
+    return Status::invalid(
+        "cu_seqlens_k is set, but block_table says where keys are; allowed: "
+        "seqused_k for their number");
   }
   return {};
 }
@@ -178,7 +200,7 @@ std::string joined(int64_t const* values, int count, char const* separator) {
   return text;
 }
 
-Status check_operand(Operand const& operand) {
+Status check_operand(Memory const& operand) {
   StridedRows const& r = operand.rows;
   if (std::count(r.counts, r.counts + StridedRows::kDims, 0) != 0) return {};
   if (operand.data == nullptr) {
@@ -197,12 +219,23 @@ Status check_operand(Operand const& operand) {
   return {};
 }
 
-Status check_memory(AttnParams const& p) {
-  Operand const o = tensor("out", p.o, p, p.num_heads_q, p.seqlen_q, p.head_dim_v);
-  int64_t const lse_head = p.seqlen_q, lse_batch = lse_head * p.num_heads_q;
-  Operand const lse("softmax_lse", p.softmax_lse, 4, {lse_batch, lse_head, 1},
-                    {p.batch, p.num_heads_q, p.seqlen_q}, 1);
-  auto const check_input = [&](Operand const& input) -> Status {
+Status check_memory(Problem const& p) {
+  if (p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.kv.block_table) {
+    // Where rows are is said on the device: memory cannot be told apart on the host.
+    Memory const operands[] = {tensor("q", p.q, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim),
+                               tensor("k", p.k, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim),
+                               tensor("v", p.v, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v),
+                               tensor("out", p.o, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v)};
+    for (Memory const& operand : operands) {
+      if (Status status = check_operand(operand); !status.ok()) return status;
+    }
+    return {};
+  }
+  Memory const o = tensor("out", p.o, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v);
+  int64_t const lse_head = p.seq_q.seqlen, lse_batch = lse_head * p.num_heads_q;
+  Memory const lse("softmax_lse", p.softmax_lse, 4, {lse_batch, lse_head, 1},
+                   {p.batch, p.num_heads_q, p.seq_q.seqlen}, 1);
+  auto const check_input = [&](Memory const& input) -> Status {
     if (Status status = check_operand(input); !status.ok()) return status;
     if (overlap(o.rows, input.rows)) {
       return Status::invalid(std::string("out overlaps ") + input.name +
@@ -224,36 +257,41 @@ Status check_memory(AttnParams const& p) {
   if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
     return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
   }
-  status = check_input(tensor("q", p.q, p, p.num_heads_q, p.seqlen_q, p.head_dim));
+  status = check_input(tensor("q", p.q, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim));
   if (status.ok()) {
-    status = check_input(tensor("k", p.k, p, p.num_heads_kv, p.seqlen_k, p.head_dim));
+    status = check_input(tensor("k", p.k, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim));
   }
   if (status.ok()) {
-    status = check_input(tensor("v", p.v, p, p.num_heads_kv, p.seqlen_k, p.head_dim_v));
+    status = check_input(tensor("v", p.v, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v));
   }
-  if (status.ok() && p.bias) {
-    status = check_input(per_logit("bias", p.bias, p, size_of(p.bias_dtype)));
+  if (status.ok() && p.logits.bias) {
+    status = check_input(per_logit("bias", p.logits.bias, p, size_of(p.logits.bias_dtype)));
   }
-  if (status.ok() && p.mask) status = check_input(per_logit("mask", p.mask, p, 1));
-  if (status.ok() && p.alibi_slopes) {
-    status = check_input(
-        {"alibi_slopes", p.alibi_slopes, 4, {p.alibi_batch_stride}, {p.batch}, p.num_heads_q});
+  if (status.ok() && p.mask.elements)
+    status = check_input(per_logit("mask", p.mask.elements, p, 1));
+  if (status.ok() && p.logits.alibi_slopes) {
+    status = check_input({"alibi_slopes",
+                          p.logits.alibi_slopes,
+                          4,
+                          {p.logits.alibi_batch_stride},
+                          {p.batch},
+                          p.num_heads_q});
   }
-  if (status.ok() && p.sinks) {
-    status = check_input({"sinks", p.sinks, 4, {}, {}, p.num_heads_q});
+  if (status.ok() && p.logits.sinks) {
+    status = check_input({"sinks", p.logits.sinks, 4, {}, {}, p.num_heads_q});
   }
-  if (status.ok() && p.dropout_p > 0.0f) {
-    status = check_input({"rng_state", p.rng_state, 8, {}, {}, 2});
+  if (status.ok() && p.dropout.p > 0.0f) {
+    status = check_input({"rng_state", p.dropout.rng_state, 8, {}, {}, 2});
   }
   return status;
 }
 
 }  // namespace
 
-Status check(AttnParams const& p) {
+Status check(Problem const& p) {
   Status status = check_dimensions(p);
   if (status.ok()) status = check_options(p);
-  if (status.ok()) status = check_future(p);
+  if (status.ok()) status = check_sequences(p);
   if (status.ok()) status = check_memory(p);
   return status;
 }

@@ -28,25 +28,29 @@ void read_attributes(int device, DeviceInfo& info) {
   bool const is_kept = device >= 0 && device < 64;
   uint64_t word = is_kept ? known[device].load(std::memory_order_relaxed) : 0;
   if (word == 0) {
-    int major = 0, minor = 0, sms = 0, smem = 0;
+    int major = 0, minor = 0, sms = 0, smem = 0, smem_block = 0;
     struct {
       int* value;
       cudaDeviceAttr attribute;
     } const asked[] = {{&major, cudaDevAttrComputeCapabilityMajor},
                        {&minor, cudaDevAttrComputeCapabilityMinor},
                        {&sms, cudaDevAttrMultiProcessorCount},
-                       {&smem, cudaDevAttrMaxSharedMemoryPerMultiprocessor}};
+                       {&smem, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+                       {&smem_block, cudaDevAttrMaxSharedMemoryPerBlockOptin}};
     for (auto const& [value, attribute] : asked) {
       if (cudaDeviceGetAttribute(value, attribute, device) == cudaSuccess) continue;
       (void)cudaGetLastError();
       return;
     }
-    word = uint64_t(smem) << 32 | uint64_t(sms) << 16 | uint64_t(major * 10 + minor);
+    // Shared memory comes in units of 64 bytes at least.
+    word = uint64_t(smem / 64) << 48 | uint64_t(smem_block / 64) << 32 | uint64_t(sms) << 16 |
+           uint64_t(major * 10 + minor);
     if (is_kept) known[device].store(word, std::memory_order_relaxed);
   }
   info.compute_capability = int(word & 0xffff);
   info.num_sms = int(word >> 16 & 0xffff);
-  info.smem_per_sm = int(word >> 32);
+  info.smem_per_block = int(word >> 32 & 0xffff) * 64;
+  info.smem_per_sm = int(word >> 48) * 64;
 }
 
 std::string why_unavailable(int device) {
@@ -130,6 +134,7 @@ DeviceInfo typical_device(int compute_capability) {
     if (capability > compute_capability && info.num_sms != 0) break;
     info.num_sms = num_sms;
     info.smem_per_sm = smem_kb * 1024;
+    info.smem_per_block = (smem_kb - 1) * 1024;  // a block takes 1 KB beyond its own
   }
   return info;
 }

@@ -13,18 +13,6 @@
 namespace cutlass_attn {
 namespace {
 
-char const* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat32:
-      return "float32";
-  }
-  return "?";
-}
-
 char const* name_of(Device device) { return device == Device::kCpu ? "the CPU" : "a CUDA device"; }
 
 std::string capability(int value) {
@@ -37,15 +25,15 @@ enum class Lack { kRequest, kEnvironment };
 
 // Calls visit(operand, dimension, stride) for every stride that a step is taken along.
 template <class Visit>
-void for_strides(AttnParams const& p, Visit&& visit) {
+void for_strides(Problem const& p, Visit&& visit) {
   struct {
     char const* name;
-    TensorRef const& ref;
+    Operand const& ref;
     int heads, seqlen;
-  } const operands[] = {{"q", p.q, p.num_heads_q, p.seqlen_q},
-                        {"k", p.k, p.num_heads_kv, p.seqlen_k},
-                        {"v", p.v, p.num_heads_kv, p.seqlen_k},
-                        {"out", p.o, p.num_heads_q, p.seqlen_q}};
+  } const operands[] = {{"q", p.q, p.num_heads_q, p.seq_q.seqlen},
+                        {"k", p.k, p.num_heads_kv, p.seq_k.seqlen},
+                        {"v", p.v, p.num_heads_kv, p.seq_k.seqlen},
+                        {"out", p.o, p.num_heads_q, p.seq_q.seqlen}};
   for (auto const& [name, ref, heads, seqlen] : operands) {
     if (p.batch > 1) visit(name, "batch", ref.batch_stride);
     if (heads > 1) visit(name, "head", ref.head_stride);
@@ -55,18 +43,18 @@ void for_strides(AttnParams const& p, Visit&& visit) {
 
 // What variants look at of a call, found out once for all of them.
 struct Call {
-  AttnParams const& p;
+  Problem const& p;
   uint32_t options;
   uint64_t addresses;  // address_bits(): operands are aligned to as many bytes as the lowest says
 
-  explicit Call(AttnParams const& params)
+  explicit Call(Problem const& params)
       : p(params), options(options_of(params)), addresses(address_bits(params, element())) {}
-  int element() const { return p.dtype == DType::kFloat32 ? 4 : 2; }
+  int element() const { return size_of(p.q.dtype); }
 };
 
-bool can_be_compiled(Variant const& variant, DeviceInfo const& device) {
-  if (variant.facts == nullptr) return false;
-  return why_not_compiled(variant).empty() || loaded(variant, device.compute_capability) != nullptr;
+// The instance that would run; null if it has yet to be compiled.
+KernelUnit const* unit_of(Variant const& variant, DeviceInfo const& device) {
+  return variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
 }
 
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
@@ -74,16 +62,16 @@ bool can_be_compiled(Variant const& variant, DeviceInfo const& device) {
 template <class Lacks>
 void examine(Variant const& variant, Call const& call, DeviceInfo const& device, Lacks&& lacks) {
   VariantInfo const& info = variant.info;
-  AttnParams const& p = call.p;
+  Problem const& p = call.p;
   if (info.device != device.device) {
     return lacks(Lack::kRequest, [&] {
       return std::string("needs operands on ") + name_of(info.device) + ", got them on " +
              name_of(device.device);
     });
   }
-  if (info.dtype != p.dtype) {
+  if (info.dtype != p.q.dtype) {
     lacks(Lack::kRequest, [&] {
-      return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.dtype);
+      return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
     });
   }
   if (info.accumulate != p.accumulate) {
@@ -110,7 +98,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       break;  // a wrong head_dim alone says it
     }
   }
-  if (uint32_t const missing = call.options & ~variant.options) {
+  if (uint32_t const missing = call.options & ~variant.kernel->options) {
     lacks(Lack::kRequest, [&] {
       std::string text = "does not implement";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
@@ -118,20 +106,19 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       return text;
     });
   }
-  if (call.addresses % unsigned(variant.alignment) != 0) {
+  unsigned const alignment = unsigned(variant.kernel->alignment);
+  if (call.addresses % alignment != 0) {
     auto const bytes = [&] {
-      return " is not a multiple of " + std::to_string(variant.alignment) + " bytes";
+      return " is not a multiple of " + std::to_string(alignment) + " bytes";
     };
-    for (auto const& [name, ref] : {std::pair<char const*, TensorRef const&>{"q", p.q},
-                                    {"k", p.k},
-                                    {"v", p.v},
-                                    {"out", p.o}}) {
-      if (reinterpret_cast<uint64_t>(ref.data) % unsigned(variant.alignment) == 0) continue;
+    for (auto const& [name, ref] :
+         {std::pair<char const*, Operand const&>{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.o}}) {
+      if (reinterpret_cast<uint64_t>(ref.data) % alignment == 0) continue;
       lacks(Lack::kRequest,
             [&, name = name] { return std::string(name) + "'s address" + bytes(); });
     }
     for_strides(p, [&](char const* name, char const* dim, int64_t stride) {
-      if (uint64_t(stride) * unsigned(call.element()) % unsigned(variant.alignment) == 0) return;
+      if (uint64_t(stride) * unsigned(call.element()) % alignment == 0) return;
       lacks(Lack::kRequest, [&] {
         return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
                " elements" + bytes();
@@ -141,24 +128,34 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   if (!device.unavailable.empty()) {
     return lacks(Lack::kEnvironment, [&] { return device.unavailable; });
   }
-  if (device.compute_capability < variant.min_compute_capability) {
-    lacks(Lack::kEnvironment, [&] {
-      return "needs compute capability >= " + capability(variant.min_compute_capability) +
-             ", the device has " + capability(device.compute_capability);
+  auto const& [least, last] = variant.kernel->compute_capability;
+  if (info.device == Device::kCuda &&
+      (device.compute_capability < least || device.compute_capability > last)) {
+    lacks(Lack::kEnvironment, [&, least = least, last = last] {
+      std::string const allowed = least == last ? capability(least) : ">= " + capability(least);
+      return "needs compute capability " + allowed + ", the device has " +
+             capability(device.compute_capability);
     });
   }
-  if (variant.launch == nullptr && !can_be_compiled(variant, device)) {
+  KernelUnit const* const unit = unit_of(variant, device);
+  if (unit && info.device == Device::kCuda && unit->facts.smem_bytes > device.smem_per_block) {
     lacks(Lack::kEnvironment, [&] {
-      bool const is_simt = info.device == Device::kCpu;  // the CPU's own kernel is always there
+      return "needs " + std::to_string(unit->facts.smem_bytes) +
+             " bytes of shared memory a block, the device has " +
+             std::to_string(device.smem_per_block);
+    });
+  }
+  bool const can_be_compiled = variant.can_load && why_not_compiled(variant).empty();
+  if (unit == nullptr && !variant.kernel->function && !can_be_compiled) {
+    lacks(Lack::kEnvironment, [&] {
       std::string options;
       if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
       bool const can_be_built = info.tier != "tuned";
-      if (is_simt) options += " CUTLASS_ATTN_SIMT=ON";
+      if (variant.is_simt) options += " CUTLASS_ATTN_SIMT=ON";
       if (options.empty()) options = " CUTLASS_ATTN_CUDA=ON";
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.facts != nullptr)
-        text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
-      return can_be_built || variant.facts == nullptr ? text + "rebuild with" + options : text;
+      if (variant.can_load) text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
+      return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;
     });
   }
 }
@@ -170,7 +167,7 @@ bool can_run(Variant const& variant, Call const& call, DeviceInfo const& device)
 }
 
 // GPUs as tuned.toml tells them apart: the most shared memory of an SM, in KB.
-constexpr int kClasses[] = {100, 164, 228};
+constexpr auto const& kClasses = facts::kSmemClassesKb;
 
 int class_of(DeviceInfo const& device) {
   int index = 0;
@@ -182,14 +179,14 @@ int class_of(DeviceInfo const& device) {
 
 // Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels
 // with a choice of tiles pack heads.
-float blocks_per_sm(AttnParams const& p, int block_m, DeviceInfo const& device) {
+float blocks_per_sm(Problem const& p, int block_m, DeviceInfo const& device) {
   int const heads = TileScheduler::heads_of_tile(p, block_m);
-  int64_t const tiles = (int64_t(p.seqlen_q) * heads + block_m - 1) / block_m;
+  int64_t const tiles = (int64_t(p.seq_q.seqlen) * heads + block_m - 1) / block_m;
   return float(int64_t(p.batch) * (p.num_heads_q / heads) * tiles) /
          float(std::max(device.num_sms, 1));
 }
 
-bool is_decode(AttnParams const& p) { return p.seqlen_q <= kMaxDecodeQueries; }
+bool is_decode(Problem const& p) { return p.seq_q.seqlen <= kMaxDecodeQueries; }
 
 // A variant and when it is wanted among those of its group.
 struct Choice {
@@ -269,14 +266,14 @@ struct Group {
   static constexpr float kNever = __builtin_huge_valf();
 };
 
-constexpr int kDTypes = 3, kDevices = 2;
+constexpr int kOps = 1, kDevices = 2;
 
 // Groups of what a name stands for, in order of preference.
 struct Shortlist {
-  std::vector<Group> groups[kDevices][kDTypes];
+  std::vector<Group> groups[kOps][kDevices][kNumDTypes];
 
   void add(Variant const& v) {
-    auto& list = groups[int(v.info.device)][int(v.info.dtype)];
+    auto& list = groups[int(v.kernel->op)][int(v.info.device)][int(v.info.dtype)];
     for (Group& group : list) {
       if (group.is_like(v)) {
         group.variants.push_back(&v);
@@ -287,19 +284,21 @@ struct Shortlist {
   }
 
   void finish() {
-    for (auto& of_device : groups) {
-      for (auto& list : of_device) {
-        for (auto begin = list.begin(); begin != list.end();) {
-          std::string const& kernel = begin->variants[0]->info.kernel;
-          auto const end = std::find_if(begin, list.end(), [&](Group const& group) {
-            return group.variants[0]->info.kernel != kernel;
-          });
-          std::stable_sort(begin, end, [](Group const& a, Group const& b) {
-            return a.padded_dims() < b.padded_dims();
-          });
-          begin = end;
+    for (auto& of_op : groups) {
+      for (auto& of_device : of_op) {
+        for (auto& list : of_device) {
+          for (auto begin = list.begin(); begin != list.end();) {
+            std::string const& kernel = begin->variants[0]->info.kernel;
+            auto const end = std::find_if(begin, list.end(), [&](Group const& group) {
+              return group.variants[0]->info.kernel != kernel;
+            });
+            std::stable_sort(begin, end, [](Group const& a, Group const& b) {
+              return a.padded_dims() < b.padded_dims();
+            });
+            begin = end;
+          }
+          for (Group& group : list) group.choose_tiles();
         }
-        for (Group& group : list) group.choose_tiles();
       }
     }
   }
@@ -332,10 +331,10 @@ Shortlist const* shortlist(std::string const& kernel) {
   return found == shortlists().end() ? nullptr : &found->second;
 }
 
-Variant const* first(Call const& call, DeviceInfo const& device, std::string const& kernel) {
+Variant const* first(Call const& call, Op op, DeviceInfo const& device, std::string const& kernel) {
   Shortlist const* const list = shortlist(kernel);
   if (list == nullptr) return nullptr;
-  for (Group const& group : list->groups[int(device.device)][int(call.p.dtype)]) {
+  for (Group const& group : list->groups[int(op)][int(device.device)][int(call.p.q.dtype)]) {
     if (Variant const* const variant = group.select(call, device)) return variant;
   }
   return nullptr;
@@ -352,8 +351,8 @@ Status unknown(std::string const& kernel) {
                          "\" (variants() lists them)");
 }
 
-Status refusal(AttnParams const& params, DeviceInfo const& device, std::string const& kernel) {
-  Call const call(params);
+Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel) {
+  Call const call(problem);
   std::string lines;
   bool is_named = false, is_request_at_fault = true;
   for (Variant const& variant : registry()) {
@@ -362,7 +361,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
     // "auto" means one for this device; others would only repeat that they are not.
     if (kernel == "auto" && variant.info.device != device.device) continue;
     // Nobody who has not asked for sums in fp16 looks for a kernel that has them.
-    if (kernel == "auto" && params.accumulate == Accumulate::kFloat32 &&
+    if (kernel == "auto" && problem.accumulate == Accumulate::kFloat32 &&
         variant.info.accumulate != Accumulate::kFloat32) {
       continue;
     }
@@ -370,7 +369,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
     examine(variant, call, device,
             [&](Lack lack, auto&&) { lacks_request |= lack == Lack::kRequest; });
     is_request_at_fault &= lacks_request;
-    lines += "\n  " + variant.info.key + ": " + why_not(variant, params, device);
+    lines += "\n  " + variant.info.key + ": " + why_not(variant, problem, device);
   }
   if (!is_named) return unknown(kernel);
   if (!device.unavailable.empty()) {
@@ -382,7 +381,7 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
                              ":" + lines);
   }
   std::string message = "kernel \"" + kernel + "\" does not take this call:" + lines;
-  if (Variant const* other = first(call, device, "auto")) {
+  if (Variant const* other = first(call, op, device, "auto")) {
     message += "\nkernel \"" + other->info.kernel + "\" would take it";
   }
   return is_request_at_fault ? Status::invalid(message) : Status::no_kernel(message);
@@ -390,9 +389,9 @@ Status refusal(AttnParams const& params, DeviceInfo const& device, std::string c
 
 }  // namespace
 
-std::string why_not(Variant const& variant, AttnParams const& params, DeviceInfo const& device) {
+std::string why_not(Variant const& variant, Problem const& problem, DeviceInfo const& device) {
   std::string reasons;
-  examine(variant, Call(params), device, [&](Lack, auto&& reason) {
+  examine(variant, Call(problem), device, [&](Lack, auto&& reason) {
     if (!reasons.empty()) reasons += "; ";
     reasons += reason();
   });
@@ -404,14 +403,14 @@ bool names(std::string const& kernel, Variant const& variant) {
   return kernel == variant.info.kernel || kernel == variant.info.key;
 }
 
-Variant const* select(AttnParams const& params, DeviceInfo const& device, std::string const& kernel,
-                      Status& status) {
-  Variant const* const variant = first(Call(params), device, kernel);
-  if (variant == nullptr) status = refusal(params, device, kernel);
+Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
+                      std::string const& kernel, Status& status) {
+  Variant const* const variant = first(Call(problem), op, device, kernel);
+  if (variant == nullptr) status = refusal(problem, op, device, kernel);
   return variant;
 }
 
-std::string why_preferred(Variant const& chosen, Variant const& other, AttnParams const& params,
+std::string why_preferred(Variant const& chosen, Variant const& other, Problem const& problem,
                           DeviceInfo const& device) {
   VariantInfo const &a = chosen.info, &b = other.info;
   if (a.kernel != b.kernel) return "could run; " + a.kernel + " is preferred";
@@ -425,8 +424,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, AttnParam
   }
   char number[32];
   std::snprintf(number, sizeof number, "%.3g",
-                double(blocks_per_sm(params, chosen.block_m, device)));
-  std::string const call = is_decode(params) ? "decoding with " : "";
+                double(blocks_per_sm(problem, chosen.block_m, device)));
+  std::string const call = is_decode(problem) ? "decoding with " : "";
   return "could run; tile " + a.tile + " is preferred for " + call + number + " blocks an SM";
 }
 

@@ -8,7 +8,7 @@
 namespace cutlass_attn {
 
 // Why `variant` cannot run this (valid) call on `device`; empty if it can.
-std::string why_not(Variant const& variant, AttnParams const& params, DeviceInfo const& device);
+std::string why_not(Variant const& variant, Problem const& problem, DeviceInfo const& device);
 
 // Does `kernel` name this variant: "auto" (the automatic ones), its kernel, or its whole key?
 bool names(std::string const& kernel, Variant const& variant);
@@ -17,11 +17,11 @@ bool names(std::string const& kernel, Variant const& variant);
 // manifest, with the least padding of the head dims, with the tile that tuned.toml prefers. Null if
 // none can, and then `status` says what each candidate lacked. Allocates nothing on success, once
 // the first call has prepared its lists.
-Variant const* select(AttnParams const& params, DeviceInfo const& device, std::string const& kernel,
-                      Status& status);
+Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
+                      std::string const& kernel, Status& status);
 
 // Why `chosen`, by select(), was preferred to `other`, which can run as well.
-std::string why_preferred(Variant const& chosen, Variant const& other, AttnParams const& params,
+std::string why_preferred(Variant const& chosen, Variant const& other, Problem const& problem,
                           DeviceInfo const& device);
 
 }  // namespace cutlass_attn

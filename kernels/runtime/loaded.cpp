@@ -35,7 +35,7 @@ std::atomic<CompilerState const*>& compiler_state() {
 // Of one variant, the newest first. Nodes are never removed: calls on other threads may be reading.
 struct Node {
   int compute_capability;
-  KernelImage image;
+  KernelUnit unit;
   Node const* next;
 };
 
@@ -52,7 +52,7 @@ std::atomic<std::string const*>& refusal_of(Variant const& variant) {
 
 Variant const* find_left_out(std::string const& key, Status& status) {
   for (Variant const& variant : registry()) {
-    if (variant.info.key == key && variant.facts != nullptr) return &variant;
+    if (variant.info.key == key && variant.can_load) return &variant;
   }
   status =
       Status::invalid("key is \"" + key + "\", allowed: a GPU variant that this build left out");
@@ -98,10 +98,10 @@ std::string const& why_not_compiled(Variant const& variant) {
   return refusal != nullptr ? *refusal : compiler_state().load()->why_not;
 }
 
-KernelImage const* loaded(Variant const& variant, int compute_capability) {
+KernelUnit const* loaded(Variant const& variant, int compute_capability) {
   for (Node const* node = head_of(variant).load(std::memory_order_acquire); node;
        node = node->next) {
-    if (node->compute_capability == compute_capability) return &node->image;
+    if (node->compute_capability == compute_capability) return &node->unit;
   }
   return nullptr;
 }
@@ -136,6 +136,35 @@ Status may_load(Variant const&, void*) { return {}; }
 
 #if CUTLASS_ATTN_CUDA && CUDART_VERSION >= 12080  // cudaLibraryLoadData
 
+namespace {
+
+// What the code says of itself, and its entries by score functor.
+Status read_unit(Variant const& variant, cudaLibrary_t library, KernelUnit& unit) {
+  std::string const facts = variant.symbol + "__facts";
+  void* address = nullptr;
+  size_t bytes = 0;
+  cudaError_t error = cudaLibraryGetGlobal(&address, &bytes, library, facts.c_str());
+  if (error == cudaSuccess && bytes != sizeof(KernelFacts)) {
+    return Status::device_error(facts + " has " + std::to_string(bytes) +
+                                " bytes, allowed: " + std::to_string(sizeof(KernelFacts)));
+  }
+  if (error == cudaSuccess) {
+    error = cudaMemcpy(&unit.facts, address, sizeof(KernelFacts), cudaMemcpyDeviceToHost);
+  }
+  if (error != cudaSuccess) return cuda_status(error, facts.c_str());
+  KernelArguments const& arguments = variant.kernel->arguments;
+  for (int i = 0; i < arguments.num_scores; ++i) {
+    std::string const entry = variant.symbol + "__" + arguments.scores[i].token;
+    cudaKernel_t kernel;
+    error = cudaLibraryGetKernel(&kernel, library, entry.c_str());
+    if (error != cudaSuccess) return cuda_status(error, entry.c_str());
+    unit.device_code[i] = kernel;
+  }
+  return {};
+}
+
+}  // namespace
+
 Status load_kernel(std::string const& key, int device_index, void const* cubin) {
   Status status;
   Variant const* const variant = find_left_out(key, status);
@@ -143,28 +172,22 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
   DeviceGuard const guard(device_index);
   if (!guard.status().ok()) return guard.status();
 
-  auto* const node = new Node{
-      device_info(Device::kCuda, device_index).compute_capability, {*variant->facts, {}}, nullptr};
-  std::unique_ptr<Node> owner(node);
   cudaLibrary_t library;
   cudaError_t error =
       cudaLibraryLoadData(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (error != cudaSuccess) return cuda_status(error, "cudaLibraryLoadData");
-  for (int i = 0; i < variant->facts->num_scores; ++i) {
-    cudaKernel_t kernel;
-    error = cudaLibraryGetKernel(&kernel, library, variant->facts->scores[i]);
-    if (error != cudaSuccess) {
-      Status const status = cuda_status(error, variant->facts->scores[i]);
-      (void)cudaLibraryUnload(library);
-      return status;
-    }
-    node->image.functions[i] = kernel;
+  int const capability = device_info(Device::kCuda, device_index).compute_capability;
+  std::unique_ptr<Node> node(new Node{capability, {{}, {}, {}}, nullptr});
+  status = read_unit(*variant, library, node->unit);
+  if (!status.ok()) {
+    (void)cudaLibraryUnload(library);
+    return status;
   }
   std::atomic<Node const*>& head = head_of(*variant);
   node->next = head.load();
-  while (!head.compare_exchange_weak(node->next, node, std::memory_order_release)) {
+  while (!head.compare_exchange_weak(node->next, node.get(), std::memory_order_release)) {
   }
-  owner.release();  // and the library stays loaded as long as the process
+  (void)node.release();  // and the library stays loaded as long as the process
   return {};
 }
 

@@ -7,7 +7,6 @@
 
 #include <string>
 
-#include "runtime/image.hpp"
 #include "runtime/registry.hpp"
 
 namespace cutlass_attn {
@@ -16,7 +15,7 @@ namespace cutlass_attn {
 std::string const& why_not_compiled(Variant const& variant);
 
 // The variant's kernel for GPUs of this compute capability, or null if none has been loaded.
-KernelImage const* loaded(Variant const& variant, int compute_capability);
+KernelUnit const* loaded(Variant const& variant, int compute_capability);
 
 // Has the compiler set provide the variant for the device.
 Status compile(Variant const& variant, int device_index);

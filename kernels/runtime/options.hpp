@@ -1,65 +1,50 @@
-// Options of a call that a kernel may lack, as bits: which ones a call asks for, and their names.
-//
-// A new one: a bit, its condition and its name here, and its name in generate.py.
+// Options of a call that a kernel may lack: which ones a call asks for. A new one is named in
+// facts.toml, which makes its bit, and has its condition here.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "core/params.hpp"
+#include "core/problem.hpp"
 #include "core/score.hpp"
 
 namespace cutlass_attn {
 
-namespace option {
-enum Bit : uint32_t {
-  softcap = 1u << 0,
-  negative_scale = 1u << 1,  // or zero, or next to it: what the identity score does not take
-  alibi_slopes = 1u << 2,
-  bias = 1u << 3,
-  mask = 1u << 4,
-  sinks = 1u << 5,
-  dropout = 1u << 6,
-};
-}  // namespace option
-
 // What the call asks for.
-inline uint32_t options_of(AttnParams const& p) {
+inline uint32_t options_of(Problem const& p) {
   uint32_t bits = 0;
-  if (p.softcap != 0.0f) bits |= option::softcap;
-  if (!(p.softmax_scale >= IdentityScore::kLeastScale)) bits |= option::negative_scale;
-  if (p.alibi_slopes) bits |= option::alibi_slopes;
-  if (p.bias) bits |= option::bias;
-  if (p.mask) bits |= option::mask;
-  if (p.sinks) bits |= option::sinks;
-  if (p.dropout_p != 0.0f) bits |= option::dropout;
+  if (p.logits.softcap != 0.0f) bits |= option::softcap;
+  if (!(p.logits.softmax_scale >= IdentityScore::kLeastScale)) bits |= option::negative_scale;
+  if (p.logits.alibi_slopes) bits |= option::alibi_slopes;
+  if (p.logits.bias) bits |= option::bias;
+  if (p.mask.elements) bits |= option::mask;
+  if (p.mask.attention_chunk != 0) bits |= option::attention_chunk;
+  if (p.logits.sinks) bits |= option::sinks;
+  if (p.dropout.p != 0.0f) bits |= option::dropout;
+  for (Sequences const* s : {&p.seq_q, &p.seq_k}) {
+    if (s->cu_seqlens || s->seqused) bits |= option::varlen;
+  }
+  if (p.kv.block_table) bits |= option::paged_kv;
+  if (p.q.scale || p.k.scale || p.v.scale || p.o.scale) bits |= option::scales;
   return bits;
 }
 
 inline std::vector<std::string> option_names(uint32_t bits) {
-  static constexpr char const* kNames[] = {"softcap", "negative_scale", "alibi_slopes", "bias",
-                                           "mask",    "sinks",          "dropout"};
   std::vector<std::string> names;
-  for (char const* name : kNames) {
+  for (char const* name : facts::kOptionNames) {
     if (bits & 1u) names.push_back(name);
     bits >>= 1;
   }
   return names;
 }
 
-// As Python has it.
+// As Python has them.
+inline char const* name_of(DType dtype) { return facts::kDTypeNames[int(dtype)]; }
 inline char const* name_of(Accumulate accumulate) {
-  switch (accumulate) {
-    case Accumulate::kFloat32:
-      return "fp32";
-    case Accumulate::kFloat16Qk:
-      return "fp16_qk";
-    case Accumulate::kFloat16Pv:
-      return "fp16_pv";
-    case Accumulate::kFloat16:
-      return "fp16";
-  }
-  return "?";
+  return facts::kAccumulateNames[int(accumulate)];
 }
+
+// Bytes of an element.
+inline int size_of(DType dtype) { return facts::kDTypeBytes[int(dtype)]; }
 
 }  // namespace cutlass_attn

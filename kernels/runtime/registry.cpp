@@ -2,26 +2,52 @@
 #include "runtime/registry.hpp"
 
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
-
-#include "core/score.hpp"
-
-#define CA_LAUNCHER(symbol)                               \
-  namespace cutlass_attn {                                \
-  Status symbol(AttnParams const&, LaunchOptions const&); \
-  }
-#define CA_FACTS(symbol)           \
-  namespace cutlass_attn {         \
-  extern KernelFacts const symbol; \
-  }
-#include "registry_launchers.inc"
-#undef CA_LAUNCHER
-#undef CA_FACTS
+#include <string_view>
 
 namespace cutlass_attn {
 namespace {
+
+ManifestKernel const& kernel_of(ManifestRow const& row) {
+  for (ManifestKernel const& kernel : manifest_kernels()) {
+    if (std::string_view(kernel.name) == row.kernel) return kernel;
+  }
+  __builtin_unreachable();  // generate.py has seen to it
+}
+
+// What generate.py and cutlass_attn.jit make of a key.
+std::string symbol_of(std::string key) {
+  for (char& c : key) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return key;
+}
+
+Variant variant_of(ManifestRow const& row) {
+  ManifestKernel const& kernel = kernel_of(row);
+  bool const is_gpu = kernel.function == nullptr && !row.is_simt;
+  Variant variant{{}, &kernel, row.block_m, row.unit, row.is_simt, false, symbol_of(row.key)};
+  variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
+  VariantInfo& info = variant.info;
+  info.key = row.key;
+  info.kernel = std::string(kernel.name) + (row.is_simt ? "-simt" : "");
+  info.device = is_gpu ? Device::kCuda : Device::kCpu;
+  info.arch = kernel.arch;
+  info.dtype = row.dtype;
+  info.head_dim = row.head_dim;
+  info.head_dim_v = row.head_dim_v;
+  info.head_dim_multiple = kernel.head_dim_multiple;
+  info.tile = row.tile;
+  info.accumulate = kernel.accumulate;
+  info.options = option_names(kernel.options);
+  info.tier = row.tier;
+  info.compiled = row.compiled;
+  info.automatic = kernel.automatic && !row.is_simt;
+  return variant;
+}
 
 // What can still change, until registry() is called.
 struct Tables {
@@ -31,30 +57,13 @@ struct Tables {
   std::vector<TileRule> rules;
   std::vector<TileRule> replaced;  // which stand for those that rules of prefer_tile() replace
   std::map<std::pair<int, std::string>, std::string> failing;
-  std::vector<std::unique_ptr<KernelFacts const>> facts;  // of added variants
 
   Tables() {
-    variants = {
-#define CA_VARIANT(launch, facts, kernel, key, device, dtype, head_dim, head_dim_v,               \
-                   head_dim_multiple, accumulate, options, block_m, tile, tier, compiled,         \
-                   automatic, min_compute_capability, alignment)                                  \
-  Variant{{key, kernel, device, dtype, head_dim, head_dim_v, head_dim_multiple, tile, accumulate, \
-           option_names(options), tier, compiled, automatic},                                     \
-          options,                                                                                \
-          min_compute_capability,                                                                 \
-          alignment,                                                                              \
-          block_m,                                                                                \
-          launch,                                                                                 \
-          facts},
-#include "registry_table.inc"
-#undef CA_VARIANT
-    };
-    rules = {
-#define CA_TUNED(smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm, decode) \
-  {smem_kb, kernel, head_dim, head_dim_v, tile, min_blocks_per_sm, decode},
-#include "tuned_table.inc"
-#undef CA_TUNED
-    };
+    for (ManifestRow const& row : manifest_rows()) variants.push_back(variant_of(row));
+    for (ManifestRule const& rule : manifest_rules()) {
+      rules.push_back({rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v, rule.tile,
+                       rule.min_blocks_per_sm, rule.decode});
+    }
   }
 };
 
@@ -63,22 +72,18 @@ Tables& tables() {
   return made;
 }
 
-KernelFacts scores_of(std::string const& kernel) {
-#define CA_SCORES(name, ...) \
-  if (kernel == name) return facts_of_scores<__VA_ARGS__>();
-#include "score_table.inc"
-#undef CA_SCORES
-  return {};
-}
-
 Status too_late() {
   return Status::invalid(
       "variants have been listed or a kernel chosen already: tiles are added and preferred before");
 }
 
 Status check_class(int smem_kb) {
-  if (smem_kb == 100 || smem_kb == 164 || smem_kb == 228) return {};
-  return Status::invalid("smem_kb is " + std::to_string(smem_kb) + ", allowed: 100, 164, 228");
+  std::string allowed;
+  for (int kb : facts::kSmemClassesKb) {
+    if (smem_kb == kb) return {};
+    allowed += (allowed.empty() ? "" : ", ") + std::to_string(kb);
+  }
+  return Status::invalid("smem_kb is " + std::to_string(smem_kb) + ", allowed: " + allowed);
 }
 
 template <class A, class B>  // an AddedTile, a TileRule or a VariantInfo
@@ -99,6 +104,10 @@ Status add_tile(AddedTile const& tile) {
   Tables& all = tables();
   std::lock_guard const lock(all.mutex);
   if (all.is_final) return too_late();
+  int const block_m = std::atoi(tile.tile.c_str());
+  if (block_m <= 0) {
+    return Status::invalid("tile is \"" + tile.tile + "\", allowed: one such as 64x64x4");
+  }
   std::vector<Variant> rows;
   bool is_known = false;
   for (Variant const& like : all.variants) {
@@ -114,24 +123,14 @@ Status add_tile(AddedTile const& tile) {
     row.info.tile = tile.tile;
     row.info.tier = "tuned";
     row.info.compiled = false;
-    row.block_m = tile.block_m;
-    row.launch = nullptr;
+    row.block_m = block_m;
+    row.unit = nullptr;
+    row.can_load = CUTLASS_ATTN_CUDA;
+    row.symbol = symbol_of(key);
     rows.push_back(std::move(row));
   }
   if (!is_known) return Status::invalid("no variant is of " + name_of(tile));
-  if (tile.block_m <= 0 || tile.threads <= 0 || tile.threads > 1024 || tile.smem_bytes < 0) {
-    return Status::invalid("tile " + tile.tile + " has block_m " + std::to_string(tile.block_m) +
-                           ", " + std::to_string(tile.threads) + " threads and " +
-                           std::to_string(tile.smem_bytes) + " bytes of shared memory");
-  }
   for (Variant& row : rows) {
-    KernelFacts facts = scores_of(row.info.kernel);
-    facts.threads = tile.threads;
-    facts.smem_bytes = tile.smem_bytes;
-    facts.block_m = tile.block_m;
-    facts.packs_heads = true;
-    all.facts.push_back(std::make_unique<KernelFacts const>(facts));
-    row.facts = CUTLASS_ATTN_CUDA ? all.facts.back().get() : nullptr;
     // Behind the last one of its kernel.
     auto const last =
         std::find_if(all.variants.rbegin(), all.variants.rend(),

@@ -3,21 +3,22 @@
 // Grid:  batch * num_heads_q * ceil(seqlen_q / 128) blocks of 128 threads.
 // Each thread walks its visible keys once with an online softmax and keeps its row of O in local
 // memory. Nothing is shared, nothing is staged: this is what the faster kernels are checked
-// against.
+// against, and it takes every view of a problem: packed sequences, pages, scales.
 #pragma once
 
 #include <cute/config.hpp>
 
 #include "core/dropout.hpp"
+#include "core/epilogue.hpp"
+#include "core/forward_params.hpp"
 #include "core/mask.hpp"
-#include "core/params.hpp"
-#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
 
 namespace cutlass_attn::scalar {
 
 template <class Element>
 struct Minimal {
+  using Params = ForwardParams;
   static constexpr int kThreads = 128;
   static constexpr int kBlockM = kThreads;
   static constexpr bool kPacksHeads = false;
@@ -25,22 +26,23 @@ struct Minimal {
   static constexpr int kSmemBytes = 0;
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char*) {
-    TileCoord const tile(scheduler, kBlockM, Arch::block());
+  CUTE_DEVICE static void run(Params const& params, char*) {
+    Problem const& p = params.problem;
+    BasicTileCoord<VarlenSeqInfo> const tile(p, params.scheduler, kBlockM, Arch::block());
     if (Arch::thread() >= tile.rows) return;
     int const q = tile.q_begin + Arch::thread();
-    int const batch = tile.batch, head = tile.head_q, head_kv = tile.head_kv;
+    int const batch = tile.seq.batch, head = tile.head_q, head_kv = tile.head_kv;
+    SeqLens const seqlens = tile.seq.lens(p);
+    PagedKv<Element> const k(p, tile.seq, p.k, head_kv), v(p, tile.seq, p.v, head_kv);
 
-    auto const row = [](TensorRef const& t, int b, int h, int64_t r) {
-      return static_cast<Element*>(t.data) + b * t.batch_stride + h * t.head_stride +
-             r * t.row_stride;
-    };
-
-    Score const score(p);
+    Score const score(p, seqlens);
     float const log2_scale = score.log2_scale();
-    IntervalMask const mask(p);
-    Dropout const dropout(p);
-    Element const* const q_row = row(p.q, batch, head, q);
+    IntervalMask const mask = params.template mask<Score::kIsGeneral>(seqlens);
+    DropoutMask const dropout(p);
+    Element const* const q_row = tile.template row_of<Element>(p.q, Arch::thread());
+
+    float const qk_scale = scale_of(p.q, head) * scale_of(p.k, head_kv);
+    float const vo_scale = scale_of(p.v, head_kv) / scale_of(p.o, head);
 
     SoftmaxRow softmax;
     float o[kMaxHeadDim];
@@ -48,25 +50,23 @@ struct Minimal {
 
     int const end = mask.hi(q);
     for (int key = mask.lo(q); key < end; ++key) {
-      Element const* const k_row = row(p.k, batch, head_kv, key);
+      Element const* const k_row = k.row(key);
       float s = 0.0f;
       for (int d = 0; d < p.head_dim; ++d) s = fmaf(float(q_row[d]), float(k_row[d]), s);
 
-      float const x = score(s, batch, head, q, key);
-      float const rescale = softmax.raise(x, log2_scale);
+      float const x = score(s * qk_scale, batch, head, q, key);
+      float const rescale = softmax.update_max(x, log2_scale);
       float weight = softmax.weight(x, log2_scale);
       softmax.sum += weight;
       if (dropout.is_active()) weight *= dropout.factor(batch, head, q, key);
 
-      Element const* const v_row = row(p.v, batch, head_kv, key);
+      Element const* const v_row = v.row(key);
       for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
     }
 
-    float const rescale = p.sinks ? softmax.add_logit(p.sinks[head], log2_scale) : 1.0f;
-    float const inverse = rescale * softmax.inverse_sum();
-    Element* const o_row = row(p.o, batch, head, q);
-    for (int d = 0; d < p.head_dim_v; ++d) o_row[d] = Element(o[d] * inverse);
-    if (p.softmax_lse) p.softmax_lse[tile.lse_of(p, Arch::thread())] = softmax.lse(log2_scale);
+    float const factor = vo_scale * finish_row(p, tile.seq, head, q, softmax, log2_scale, true);
+    Element* const o_row = tile.template row_of<Element>(p.o, Arch::thread());
+    for (int d = 0; d < p.head_dim_v; ++d) o_row[d] = Element(o[d] * factor);
   }
 };
 

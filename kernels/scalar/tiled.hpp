@@ -12,9 +12,9 @@
 #include <cute/config.hpp>
 
 #include "core/dropout.hpp"
+#include "core/epilogue.hpp"
+#include "core/forward_params.hpp"
 #include "core/mask.hpp"
-#include "core/params.hpp"
-#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
 
 namespace cutlass_attn::scalar {
@@ -22,6 +22,7 @@ namespace cutlass_attn::scalar {
 // Head dimensions up to kHeadDim, a multiple of 64.
 template <class Element, int kHeadDim>
 struct Tiled {
+  using Params = ForwardParams;
   static constexpr int kBlockM = 32;
   static constexpr bool kPacksHeads = false;
   static constexpr int kBlockN = 64;
@@ -43,36 +44,37 @@ struct Tiled {
 
   // Columns [d0, d0 + kChunk) of the rows [row0, row0 + kBlockN); zeros beyond the operand.
   template <class Arch>
-  CUTE_DEVICE static void load_chunk(SharedStorage& shared, Element const* base, int64_t row_stride,
+  CUTE_DEVICE static void load_chunk(SharedStorage& shared, DenseKv<Element> const& source,
                                      int row0, int rows, int d0, int columns) {
     int const d = Arch::thread() % kChunk;
     CUTE_UNROLL
     for (int r = Arch::thread() / kChunk; r < kBlockN; r += kThreads / kChunk) {
       bool const inside = row0 + r < rows && d0 + d < columns;
-      shared.kv[r][d] = inside ? float(base[int64_t(row0 + r) * row_stride + d0 + d]) : 0.0f;
+      shared.kv[r][d] = inside ? float(source.row(row0 + r)[d0 + d]) : 0.0f;
     }
   }
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
-    TileCoord const tile(scheduler, kBlockM, Arch::block());
+    TileCoord const tile(p, params.scheduler, kBlockM, Arch::block());
+    SeqLens const seqlens = tile.seq.lens(p);
     int const lane = Arch::thread() % 32;
     int const row0 = Arch::thread() / 32 * kRows;  // this warp's first query within the tile
 
-    Element const* const q = tile.head_of<Element>(p.q, tile.head_q);
-    Element const* const k = tile.head_of<Element>(p.k, tile.head_kv);
-    Element const* const v = tile.head_of<Element>(p.v, tile.head_kv);
-    Element* const o = tile.head_of<Element>(p.o, tile.head_q);
+    Element const* const q = tile.seq.template queries<Element>(p.q, tile.head_q);
+    Element* const o = tile.seq.template queries<Element>(p.o, tile.head_q);
+    DenseKv<Element> const k(p, tile.seq, p.k, tile.head_kv), v(p, tile.seq, p.v, tile.head_kv);
 
-    Score const score(p);
+    Score const score(p, seqlens);
     float const log2_scale = score.log2_scale();
-    IntervalMask const mask(p);
-    Dropout const dropout(p);
+    IntervalMask const mask = params.template mask<Score::kIsGeneral>(seqlens);
+    DropoutMask const dropout(p);
 
     for (int i = Arch::thread(); i < kBlockM * p.head_dim; i += kThreads) {
       int const r = i / p.head_dim, d = i % p.head_dim;
-      bool const inside = tile.q_begin + r < p.seqlen_q;
+      bool const inside = tile.q_begin + r < seqlens.q;
       shared.q[r][d] = inside ? q[int64_t(tile.q_begin + r) * p.q.row_stride + d] : Element(0.0f);
     }
 
@@ -91,7 +93,7 @@ struct Tiled {
       float s[kRows][kCols] = {};
       for (int d0 = 0; d0 < p.head_dim; d0 += kChunk) {
         Arch::sync();  // the chunk is no longer being read
-        load_chunk<Arch>(shared, k, p.k.row_stride, key0, p.seqlen_k, d0, p.head_dim);
+        load_chunk<Arch>(shared, k, key0, seqlens.k, d0, p.head_dim);
         Arch::sync();
         int const width = p.head_dim - d0 < kChunk ? p.head_dim - d0 : kChunk;
 #pragma unroll 4
@@ -114,20 +116,21 @@ struct Tiled {
         for (int j = 0; j < kCols; ++j) {
           int const key = key0 + lane + 32 * j;
           bool const visible = key >= lo[i] && key < hi[i];
-          s[i][j] = visible ? score(s[i][j], tile.batch, tile.head_q, tile.q_begin + row0 + i, key)
-                            : -kInf;
+          s[i][j] = visible
+                        ? score(s[i][j], tile.seq.batch, tile.head_q, tile.q_begin + row0 + i, key)
+                        : -kInf;
           largest = fmaxf(largest, s[i][j]);
         }
         for (int step = 16; step > 0; step /= 2) {
           largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
         }
-        float const rescale = softmax[i].raise(largest, log2_scale);
+        float const rescale = softmax[i].update_max(largest, log2_scale);
         CUTE_UNROLL
         for (int j = 0; j < kCols; ++j) {
           float weight = softmax[i].weight(s[i][j], log2_scale);
           softmax[i].sum += weight;  // of this lane's keys; lanes meet after the loop
           if (dropout.is_active()) {
-            weight *= dropout.factor(tile.batch, tile.head_q, tile.q_begin + row0 + i,
+            weight *= dropout.factor(tile.seq.batch, tile.head_q, tile.q_begin + row0 + i,
                                      key0 + lane + 32 * j);
           }
           shared.p[row0 + i][lane + 32 * j] = weight;
@@ -141,7 +144,7 @@ struct Tiled {
         int const d0 = c * kChunk;
         if (d0 >= p.head_dim_v) break;
         Arch::sync();  // K, or the chunk before, is no longer being read; P is complete
-        load_chunk<Arch>(shared, v, p.v.row_stride, key0, p.seqlen_k, d0, p.head_dim_v);
+        load_chunk<Arch>(shared, v, key0, seqlens.k, d0, p.head_dim_v);
         Arch::sync();
 #pragma unroll 4
         for (int key = 0; key < kBlockN; ++key) {
@@ -163,18 +166,15 @@ struct Tiled {
         softmax[i].sum += Arch::shuffle_xor(softmax[i].sum, step);
       }
       int const q_index = tile.q_begin + row0 + i;
-      if (q_index >= p.seqlen_q) continue;
-      float const rescale = p.sinks ? softmax[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
-      float const inverse = rescale * softmax[i].inverse_sum();
+      if (q_index >= seqlens.q) continue;
+      float const factor =
+          finish_row(p, tile.seq, tile.head_q, q_index, softmax[i], log2_scale, lane == 0);
       CUTE_UNROLL
       for (int c = 0; c < kChunks * kCols; ++c) {
         int const d = c / kCols * kChunk + lane + 32 * (c % kCols);
         if (d < p.head_dim_v) {
-          o[int64_t(q_index) * p.o.row_stride + d] = Element(acc[i][c] * inverse);
+          o[int64_t(q_index) * p.o.row_stride + d] = Element(acc[i][c] * factor);
         }
-      }
-      if (p.softmax_lse && lane == 0) {
-        p.softmax_lse[tile.lse_of(p, row0 + i)] = softmax[i].lse(log2_scale);
       }
     }
   }

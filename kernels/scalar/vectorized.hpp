@@ -40,10 +40,11 @@
 #include <type_traits>
 
 #include "core/dropout.hpp"
+#include "core/epilogue.hpp"
+#include "core/forward_params.hpp"
 #include "core/mask.hpp"
 #include "core/math.hpp"
-#include "core/params.hpp"
-#include "core/scheduler.hpp"
+#include "core/opaque.hpp"
 #include "core/softmax.hpp"
 
 namespace cutlass_attn::scalar {
@@ -52,6 +53,7 @@ namespace cutlass_attn::scalar {
 // long and apart, and begin at such addresses.
 template <class Element, int kHeadDim>
 struct Vectorized {
+  using Params = ForwardParams;
   static constexpr int kBlockM = 64;
   static constexpr bool kPacksHeads = false;
   static constexpr int kBlockN = 64;
@@ -80,8 +82,8 @@ struct Vectorized {
     int group, thread, lane, row0;
 
     CUTE_DEVICE explicit Place(int number) {
-      // As a number of its own, or the compiler keeps all that it makes of it through the loop.
-      asm volatile("" : "+r"(number));
+      // Without, the compiler keeps all that it makes of the number through the loop.
+      number = opaque(number);
       group = number / kGroupThreads;
       thread = number % kGroupThreads;
       lane = thread / 2 % 8;
@@ -235,20 +237,21 @@ struct Vectorized {
   }
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
-    load_queries<Arch>(p, TileCoord(scheduler, kBlockM, Arch::block()), shared);
+    load_queries<Score, Arch>(params, TileCoord(p, params.scheduler, kBlockM, Arch::block()),
+                              shared);
     Arch::sync();  // Q is there for all
 
     int const end = shared.range.end;
     Copy<kGroupThreads> copy;  // the chunk after the one in hand
-    auto const fetch = [&](TensorRef const& from, int columns, int n, int c) {
+    auto const fetch = [&](Operand const& from, int columns, int n, int c) {
       Place const at(Arch::thread());
       int const key0 = n * kBlockN;
-      Element const* const head =
-          shared.tile.template head_of<Element>(from, shared.tile.head_kv) + c * kChunk;
-      copy.fetch(head + key0 * from.row_stride, from.row_stride, n < end ? p.seqlen_k - key0 : 0,
-                 columns - c * kChunk, at.thread);
+      DenseKv<Element> const source(p, shared.tile.seq, from, shared.tile.head_kv);
+      copy.fetch(source.row(key0) + c * kChunk, source.row_stride,
+                 n < end ? shared.mask.seqlen_k - key0 : 0, columns - c * kChunk, at.thread);
     };
     auto const put_down = [&] {
       Place const at(Arch::thread());
@@ -298,17 +301,18 @@ struct Vectorized {
         rows[i].sum += Arch::shuffle_xor(rows[i].sum, step);
       }
     }
-    float const log2_scale = Score(p).log2_scale();
+    float const log2_scale = Score(p, shared.tile.seq.lens(p)).log2_scale();
     if constexpr (kGroups > 1) merge_groups<Arch>(shared, at, log2_scale, rows, acc);
     if (at.group == 0) store(p, shared.tile, at, log2_scale, rows, acc);
   }
 
  private:
-  template <class Arch>
-  CUTE_DEVICE static void load_queries(AttnParams const& p, TileCoord const& tile,
+  template <class Score, class Arch>
+  CUTE_DEVICE static void load_queries(Params const& params, TileCoord const& tile,
                                        SharedStorage& shared) {
+    Problem const& p = params.problem;
     if (Arch::thread() == 0) {
-      IntervalMask const mask(p);
+      IntervalMask const mask = params.template mask<Score::kIsGeneral>(tile.seq.lens(p));
       shared.tile = tile;
       shared.range = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
       shared.mask = mask.near(tile.q_begin);
@@ -323,12 +327,12 @@ struct Vectorized {
 
   // Turns the scores of tile n into weights, in shared memory, and scales O to the new maximum.
   template <class Score, class Arch>
-  CUTE_DEVICE static void weigh(AttnParams const& p, SharedStorage& shared, int n, Scores& s,
+  CUTE_DEVICE static void weigh(Problem const& p, SharedStorage& shared, int n, Scores& s,
                                 float (&max)[kRows], float (&acc)[kChunks][kRows][kCols]) {
     Place const at(Arch::thread());
     Weights& weights = shared.groups[at.group].p;
     TileCoord const& tile = shared.tile;
-    Score const score(p);
+    Score const score(p, tile.seq.lens(p));
     float const log2_scale = score.log2_scale();
     int const key0 = n * kBlockN + at.lane;
     bool const full = shared.range.is_full(n);
@@ -337,7 +341,7 @@ struct Vectorized {
       int const row = at.row(i);
       CUTE_UNROLL
       for (int j = 0; j < kCols; ++j) {
-        s[i][j] = score(s[i][j], tile.batch, tile.head_q, tile.q_begin + row, key0 + 8 * j);
+        s[i][j] = score(s[i][j], tile.seq.batch, tile.head_q, tile.q_begin + row, key0 + 8 * j);
       }
       if (!full) {
         int const lo = shared.mask.lo(row), hi = shared.mask.hi(row);
@@ -354,7 +358,7 @@ struct Vectorized {
         largest = fmaxf(largest, Arch::shuffle_xor(largest, step));
       }
       SoftmaxRow state{max[i], weights.sum(at, i)};
-      float const rescale = state.raise(largest, log2_scale);
+      float const rescale = state.update_max(largest, log2_scale);
       CUTE_UNROLL
       for (int j = 0; j < kCols; ++j) {
         float const weight = state.weight(s[i][j], log2_scale);
@@ -369,13 +373,13 @@ struct Vectorized {
         for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
       }
     }
-    if (p.dropout_p == 0.0f) return;
-    Dropout const dropout(p);
+    if (p.dropout.p == 0.0f) return;
+    DropoutMask const dropout(p);
     // From memory, so that Philox is there once, not 32 times.
     for (int i = 0; i < kRows * kCols; ++i) {
       int const row = at.row(i / kCols), key = i % kCols * 8;
       weights.at[row][at.lane + key] *=
-          dropout.factor(tile.batch, tile.head_q, tile.q_begin + row, key0 + key);
+          dropout.factor(tile.seq.batch, tile.head_q, tile.q_begin + row, key0 + key);
     }
   }
 
@@ -413,7 +417,7 @@ struct Vectorized {
     }
   }
 
-  CUTE_DEVICE static void store(AttnParams const& p, TileCoord const& tile, Place const& at,
+  CUTE_DEVICE static void store(Problem const& p, TileCoord const& tile, Place const& at,
                                 float log2_scale, SoftmaxRow (&rows)[kRows],
                                 float const (&acc)[kChunks][kRows][kCols]) {
     constexpr int kPerVector = 16 / sizeof(Element);
@@ -425,10 +429,8 @@ struct Vectorized {
     for (int i = 0; i < kRows; ++i) {
       int const row = at.row(i);
       if (row >= tile.rows) break;
-      float const rescale = p.sinks ? rows[i].add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
-      float const inverse = rescale * rows[i].inverse_sum();
-      if (p.softmax_lse && at.lane == 0)
-        p.softmax_lse[tile.lse_of(p, row)] = rows[i].lse(log2_scale);
+      float const factor =
+          finish_row(p, tile.seq, tile.head_q, tile.query(row), rows[i], log2_scale, at.lane == 0);
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         CUTE_UNROLL
@@ -438,7 +440,7 @@ struct Vectorized {
           Vector vector;
           CUTE_UNROLL
           for (int e = 0; e < kPerVector; ++e) {
-            vector.x[e] = Element(acc[c][i][n * kPerVector + e] * inverse);
+            vector.x[e] = Element(acc[c][i][n * kPerVector + e] * factor);
           }
           *reinterpret_cast<Vector*>(o + row * p.o.row_stride + column) = vector;
         }

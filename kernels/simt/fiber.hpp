@@ -1,17 +1,13 @@
 // Fibers: stacks of execution that take turns on one OS thread, and what ThreadSanitizer has to be
 // told about them. For host.cpp only.
 //
-// A switch is _setjmp and _longjmp, which unlike swapcontext make no system call: about 10 ns. The
-// ThreadSanitizer build (CUTLASS_ATTN_SIMT_TSAN) wraps longjmp in its own bookkeeping and gets
-// swapcontext instead; there every fiber is a thread of its own to the sanitizer, and a switch
-// orders nothing between them.
+// A switch is the compiler's own setjmp and longjmp, a handful of instructions. swapcontext makes a
+// system call each time, and the C library's longjmp is not for a change of stacks: _FORTIFY_SOURCE
+// takes it for an attack, and ThreadSanitizer wraps it in its own bookkeeping. In a build for that
+// (CUTLASS_ATTN_SIMT_TSAN) every fiber is a thread of its own to the sanitizer, and a switch orders
+// nothing between them.
 #pragma once
 
-#if defined(_FORTIFY_SOURCE)
-#error "fiber.hpp: undefine _FORTIFY_SOURCE, its longjmp takes a change of stacks for an attack"
-#endif
-
-#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -138,23 +134,23 @@ class Context {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
     constexpr unsigned kNoSync = 1;
     __tsan_switch_to_fiber(to.tsan_, kNoSync);
-    swapcontext(&start_, &to.start_);
-#else
-    if (_setjmp(resume_) != 0) return;
-    if (!to.is_fiber_ || to.started_) _longjmp(to.resume_, 1);
+#endif
+    if (__builtin_setjmp(resume_) != 0) return;
+    if (!to.is_fiber_ || to.started_) to.resume();
     to.started_ = true;
     setcontext(&to.start_);
-#endif
   }
 
  private:
+  // The compiler wants its longjmp in another function than its setjmp.
+  [[noreturn, gnu::noinline]] void resume() { __builtin_longjmp(resume_, 1); }
+
   ucontext_t start_;
+  void* resume_[5];
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
   void* tsan_;
-#else
-  jmp_buf resume_;
-  bool started_ = false;
 #endif
+  bool started_ = false;
   bool is_fiber_ = false;
 };
 

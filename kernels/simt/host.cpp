@@ -2,11 +2,6 @@
 //
 // Compile this file without -fsanitize=thread, with CUTLASS_ATTN_SIMT_TSAN defined, to link it into
 // a ThreadSanitizer build: see fiber.hpp.
-#undef _FORTIFY_SOURCE
-
-#include "simt/fiber.hpp"
-// fiber.hpp comes first: it has to see the setjmp of a build that is not fortified.
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,6 +14,7 @@
 #include <vector>
 
 #include "simt/engine.hpp"
+#include "simt/fiber.hpp"
 #include "simt/warp_ops.hpp"
 
 namespace cutlass_attn::simt {
@@ -117,10 +113,10 @@ class Worker;
 
 // One thread of a GPU block.
 struct Fiber {
-  Fiber(Worker& worker, int id, char* stack);
+  Fiber(int id, char* stack);
 
-  Worker& worker;
   int id;
+  Worker* worker = nullptr;
   std::vector<AsyncCopy> copies;  // in flight, oldest first
   int64_t groups = 0;             // committed so far
   Context context;
@@ -145,6 +141,48 @@ constexpr int kBarriers = 16;  // barrier 0 is that of sync()
 
 thread_local Fiber* self = nullptr;
 
+// The threads of a block. A launch leaves those it had to the next one of as many threads: to make
+// them takes longer than a small grid does, under ThreadSanitizer most of all.
+struct Crew {
+  explicit Crew(int threads) : stacks(threads) {
+    for (int i = 0; i < threads; ++i) {
+      fibers.push_back(std::make_unique<Fiber>(i, stacks.stack(i)));
+    }
+  }
+  Stacks stacks;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+};
+
+class IdleCrews {
+ public:
+  static IdleCrews& instance() {
+    static IdleCrews all;
+    return all;
+  }
+
+  std::unique_ptr<Crew> take(int threads) {
+    std::lock_guard<std::mutex> const lock(mutex_);
+    auto const found = std::find_if(crews_.begin(), crews_.end(), [&](auto const& crew) {
+      return int(crew->fibers.size()) == threads;
+    });
+    if (found == crews_.end()) return std::make_unique<Crew>(threads);
+    std::unique_ptr<Crew> crew = std::move(*found);
+    crews_.erase(found);
+    return crew;
+  }
+
+  // All of its fibers have to be at the end of a block.
+  void leave(std::unique_ptr<Crew> crew) {
+    constexpr size_t kMost = 8;
+    std::lock_guard<std::mutex> const lock(mutex_);
+    if (crews_.size() < kMost) crews_.push_back(std::move(crew));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Crew>> crews_;
+};
+
 constexpr size_t kCopyBytes = 16;
 constexpr size_t kGuardBytes = 128;  // on both sides of shared memory; also keeps its alignment
 
@@ -157,12 +195,14 @@ class Worker {
         body_(body),
         warps_(grid.threads / kWarpSize),
         waits_(grid.threads),
-        stacks_(grid.threads) {
-    for (int i = 0; i < grid.threads; ++i) {
-      fibers_.push_back(std::make_unique<Fiber>(*this, i, stacks_.stack(i)));
-    }
+        crew_(IdleCrews::instance().take(grid.threads)),
+        fibers_(crew_->fibers) {
+    for (auto const& fiber : fibers_) fiber->worker = this;
   }
-  ~Worker() { join(); }
+  ~Worker() {
+    join();
+    if (error_.empty()) IdleCrews::instance().leave(std::move(crew_));
+  }
 
   // Empty, or what went wrong; then this worker can run no further block.
   std::string run_block(int64_t block) {
@@ -188,20 +228,9 @@ class Worker {
     return error_.empty() ? "" : "simt: block " + std::to_string(block_) + ": " + error_;
   }
 
-  // The life of every fiber: one run of the body for each block.
+  // The life of every fiber: one run of the body for each block, of whatever worker.
   static void fiber_main() {
-    for (;;) {
-      Worker& worker = self->worker;
-      race::acquire(&worker.launched_);
-      worker.body_(worker.smem_);
-      if (!worker.schedule_.poison) self->copies.clear();
-      if (!self->copies.empty()) {
-        worker.fail("exits with " + std::to_string(self->copies.size()) +
-                    " asynchronous copies in flight that no wait covers");
-      }
-      ++worker.exited_;
-      worker.leave({Wait::kExited});
-    }
+    for (;;) run_body();
   }
 
   int64_t block() const { return block_; }
@@ -335,6 +364,20 @@ class Worker {
   }
 
  private:
+  // Not inlined: the next block may be on another OS thread, with a `self` at another address.
+  [[gnu::noinline]] static void run_body() {
+    Worker& worker = *self->worker;
+    race::acquire(&worker.launched_);
+    worker.body_(worker.smem_);
+    if (!worker.schedule_.poison) self->copies.clear();
+    if (!self->copies.empty()) {
+      worker.fail("exits with " + std::to_string(self->copies.size()) +
+                  " asynchronous copies in flight that no wait covers");
+    }
+    ++worker.exited_;
+    worker.leave({Wait::kExited});
+  }
+
   // To the race detector: all that the fibers did comes before what follows here.
   void join() {
     for (auto const& fiber : fibers_) root_.join(fiber->context);
@@ -461,13 +504,12 @@ class Worker {
   char launched_ = 0;  // stands for an order of events to the race detector
 
   Context root_;
-  Stacks stacks_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::unique_ptr<Crew> crew_;
+  std::vector<std::unique_ptr<Fiber>> const& fibers_;  // of the crew, by thread
 };
 
-Fiber::Fiber(Worker& worker_, int id_, char* stack)
-    : worker(worker_),
-      id(id_),
+Fiber::Fiber(int id_, char* stack)
+    : id(id_),
       context(stack, Stacks::kBytes, &Worker::fiber_main,
               ("GPU thread " + std::to_string(id_)).c_str()) {}
 
@@ -524,67 +566,67 @@ Schedule& launch_schedule() {
 namespace engine {
 
 int thread() { return self->id; }
-int block() { return int(self->worker.block()); }
-void sync() { self->worker.sync(); }
-void sync(int barrier, int threads) { self->worker.sync(barrier, threads); }
+int block() { return int(self->worker->block()); }
+void sync() { self->worker->sync(); }
+void sync(int barrier, int threads) { self->worker->sync(barrier, threads); }
 
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]) {
   MmaOperands operands{a, b, c};
   Wait const wait = input == MmaInput::kFloat16 ? Wait::kMmaFloat16 : Wait::kMmaBFloat16;
-  self->worker.collective(WaitFor{wait}, operands,
-                          [input](auto const& all) { warp_mma(input, all); });
+  self->worker->collective(WaitFor{wait}, operands,
+                           [input](auto const& all) { warp_mma(input, all); });
 }
 
-void sync_warp() { self->worker.sync_warp(); }
+void sync_warp() { self->worker->sync_warp(); }
 
 int wmma_element(int i, int size) { return wmma_element_of(self->id % kWarpSize, i, size); }
 
 void wmma(int m, int n, float* c, uint16_t const* a, uint16_t const* b) {
   WmmaOperands operands{a, b, c};
-  self->worker.collective(WaitFor{Wait::kWmma, uint8_t(m)}, operands,
-                          [m, n](auto const& all) { warp_wmma(m, n, all); });
+  self->worker->collective(WaitFor{Wait::kWmma, uint8_t(m)}, operands,
+                           [m, n](auto const& all) { warp_wmma(m, n, all); });
 }
 
 void check_matrix(char const* what, void const* matrix, int ld, int lines, int length, int bytes) {
-  self->worker.check_matrix(what, matrix, ld, lines, length, bytes);
+  self->worker->check_matrix(what, matrix, ld, lines, length, bytes);
 }
 
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
-  self->worker.check_shared("ldmatrix", row);
+  self->worker->check_shared("ldmatrix", row);
   race::read16(row, __builtin_return_address(0));
   LoadMatrixOperands operands{static_cast<char const*>(row), d};
   Wait const wait = transposed ? Wait::kLoadMatrixTrans : Wait::kLoadMatrix;
-  self->worker.collective(WaitFor{wait}, operands,
-                          [transposed](auto const& all) { warp_load_matrix(transposed, all); });
+  self->worker->collective(WaitFor{wait}, operands,
+                           [transposed](auto const& all) { warp_load_matrix(transposed, all); });
 }
 
 void store_shared(void* smem, uint32_t const (&words)[4]) {
-  self->worker.check_shared("st.shared", smem);
+  self->worker->check_shared("st.shared", smem);
   race::write16(smem, __builtin_return_address(0));
   std::memcpy(smem, words, sizeof(words));
 }
 
 uint64_t shuffle_xor(uint64_t value, int lane_mask) {
   if (lane_mask < 0 || lane_mask >= kWarpSize) {
-    self->worker.fail("calls shuffle_xor with lane mask " + std::to_string(lane_mask) +
-                      "; allowed: 0 to 31");
+    self->worker->fail("calls shuffle_xor with lane mask " + std::to_string(lane_mask) +
+                       "; allowed: 0 to 31");
   }
-  self->worker.collective(WaitFor{Wait::kShuffle, uint8_t(lane_mask)}, value,
-                          [lane_mask](auto const& all) { warp_shuffle_xor(lane_mask, all); });
+  self->worker->collective(WaitFor{Wait::kShuffle, uint8_t(lane_mask)}, value,
+                           [lane_mask](auto const& all) { warp_shuffle_xor(lane_mask, all); });
   return value;
 }
 
 bool any(bool predicate) {
-  self->worker.collective(WaitFor{Wait::kAny}, predicate, [](auto const& all) { warp_any(all); });
+  self->worker->collective(WaitFor{Wait::kAny}, predicate, [](auto const& all) { warp_any(all); });
   return predicate;
 }
 
 void async_copy(void* smem, void const* global, bool predicate) {
-  self->worker.async_copy(smem, global, predicate, __builtin_return_address(0));
+  self->worker->async_copy(smem, global, predicate, __builtin_return_address(0));
 }
 void async_copy_commit() { ++self->groups; }
 void async_copy_wait(int pending) {
-  self->worker.async_copy_wait(pending, __builtin_return_address(0));
+  self->worker->async_copy_wait(pending, __builtin_return_address(0));
 }
 
 }  // namespace engine

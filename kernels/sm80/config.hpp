@@ -8,7 +8,8 @@
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
-#include "sm80/swizzle.hpp"
+#include "tile/fragment.hpp"
+#include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -17,75 +18,127 @@ using namespace cute;
 // Shared memory a block may have on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own.
 inline constexpr int kMaxSmemBytes = 99 * 1024;
 
-// QkAccumulator, PvAccumulator: what Q K^T and P V are added up in, float or cutlass::half_t.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          class QkAccumulator_ = float, class PvAccumulator_ = float>
-struct ForwardConfig {
+// kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
+// has a share of a tile's keys for S, and of the head-dim columns for O.
+// QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t.
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
+          int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float>
+struct Config {
   using Element = Element_;
   using QkAccumulator = QkAccumulator_;
   using PvAccumulator = PvAccumulator_;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kWarps = kWarps_;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kWarpRows = kBlockM / kWarps;
-  static constexpr int kColumnWarps = 1;          // that share rows: see config_split.hpp
-  static constexpr int kWarpColumns = kHeadDimV;  // of O
-  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0);
-  static_assert(kBlockM % (16 * kWarps) == 0 && kBlockN % 16 == 0);
-
-  // Which loop: with Q in registers the next slice's Q K^T runs beside a slice's softmax; where Q
-  // would take more than 32 of them, a tile's Q K^T comes before all of it.
-  static constexpr bool kPipelined = kWarpRows / 16 * (kHeadDim / 16) * 4 <= 32;
-  static constexpr int kStages = kPipelined ? 2 : 1;  // buffers of K and V each
-
-  // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
-  // registers, of which softcap needs some itself. A pipelined tile has an even number of slices:
-  // the last one's scores are not where the next tile's first go.
-  template <class Score>
-  static constexpr int slice() {
-    return kPipelined && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
-  }
-  static_assert(!kPipelined || kBlockN % 32 == 0);
-
-  // Bound for the sum of a thread's weights in a slice. In fp16, P V of a slice is a sum that has
-  // to stay below 65504: with 16 for each of the four threads that share a row it does as long as
-  // no |V| exceeds 1023. (Less than 8 is impossible: so many weights may be 1.)
-  static constexpr int kWeightLimit = std::is_same_v<PvAccumulator, float> ? 4096 : 16;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kRowBlocks = kBlockM / kWarpsM / 16;  // m16 blocks of a warp
+  static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
+  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;   // of O
+  static_assert(kBlockM % (16 * kWarpsM) == 0 && kBlockN % 16 == 0);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
   using TileV = SwizzledTile<kBlockN, kHeadDimV>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
+  using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // of the warps that share rows
+  using Place = FragmentPlace<kWarpsM, kWarpsN>;
 
-  // O of the block takes the place of Q, and then of K and V, once nobody reads them any more.
-  struct SharedStorage {
-    alignas(128) char q[TileQ::kBytes];  // first: O begins here
-    alignas(128) char k[kStages][TileK::kBytes];
-    alignas(128) char v[kStages][TileV::kBytes];
-    // Here, because registers are what the loop is short of.
-    TileCoord tile;
-    TileRange range;  // of the tiles of keys that its queries touch, in keys
-    NearMask mask;    // of the queries from the tile's first on
-    Dropout dropout;  // with the general score
-  };
-  static constexpr int kBufferBytes = TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
-  static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
-  static_assert(TileO::kBytes <= kBufferBytes);
-  static constexpr int kQueriesAt = 0;  // where Q is
+  // Which schedule. Q stays in registers where it takes at most 32 of them; then K and V have two
+  // buffers each.
+  static constexpr bool kIsSplit = kWarpsN > 1;
+  static constexpr bool kKeepsQ = !kIsSplit && kRowBlocks * (kHeadDim / 16) * 4 <= 32;
+  static constexpr int kStages = kKeepsQ ? 2 : 1;
 
-  // Warps stand below each other along the queries: a row of S belongs to one warp, and softmax
-  // stays within it.
-  template <class Arch, class Accumulator = float>
-  using TiledMma = TiledMMA<MMA_Atom<typename Arch::template Mma<Element, Accumulator>>,
-                            Layout<Shape<Int<kWarps>, _1, _1>>, Tile<Int<16 * kWarps>, _16, _16>>;
+  // Whether O and S of a whole tile leave few registers for anything else.
+  static constexpr bool kIsTight =
+      !kKeepsQ && !kIsSplit && kRowBlocks * (kHeadDimV + kBlockN) >= 384;
+
+  // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
+  // registers, of which softcap needs some itself.
+  template <class Score>
+  static constexpr int key_block() {
+    if (kIsSplit) return kBlockN / kWarpsN;
+    return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
+  }
+
+  // Bound for the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
+  // block has to stay below 65504: with 16 for each of the four threads that share a row it does as
+  // long as no |V| exceeds 1023. (Less than 8 is impossible: so many weights may be 1.)
+  static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, float> ? 4096 : 16;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with
   // 168 registers while the head dimension is small.
   static constexpr int kMinBlocksPerSm =
-      kWarpRows <= 16 && kHeadDim <= 64 && kHeadDimV <= 64 ? 3 : 2;
+      kIsSplit ? 1 : (kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 ? 3 : 2);
+
+  // A warp's rows of S or O, of all warps along M: those along N differ in where their operands
+  // are.
+  template <class Arch, class Accumulator, int kColumns>
+  using Fragment = decltype(partition_fragment_C(
+      TiledMMA<MMA_Atom<typename Arch::template Mma16816<Element, Accumulator>>,
+               Layout<Shape<Int<kWarpsM>, _1, _1>>,
+               Tile<Int<16 * kWarpsM>, Int<(kIsSplit ? 8 : 16)>, _16>>{},
+      Shape<Int<kBlockM>, Int<kColumns>>{}));
+
+  // How many columns of Q stay in registers where several warps share a row, in steps of 16; only
+  // the others are read from shared memory, in every tile. With O they take up to 160 registers;
+  // the general score, which holds more values of its own, leaves room for fewer.
+  static constexpr int q_steps_kept(bool is_general) {
+    int const budget = is_general ? 144 : 160;
+    int const steps = (budget - kRowBlocks * (kWarpColumns / 8) * 4) / (kRowBlocks * 4);
+    return steps < kHeadDim / 16 ? steps : kHeadDim / 16;
+  }
+  static constexpr int kMovedBytes = q_steps_kept(true) / 4 * TileQ::kChunkBytes;
+
+  // What the threads of a block have in common beside the operands. Here, because registers are
+  // what the main loop is short of.
+  struct BlockInfo {
+    TileCoord tile;
+    TileRange range;      // of the tiles of keys that its queries touch, in keys
+    NearMask interval;    // of the queries from the tile's first on
+    DropoutMask dropout;  // with the general score
+  };
+
+  // O of the block takes the place of Q, and then of K and V, once nobody reads them any more.
+  struct WholeRowStorage {
+    alignas(128) char q[TileQ::kBytes];  // first: O begins here
+    alignas(128) char k[kStages][TileK::kBytes];
+    alignas(128) char v[kStages][TileV::kBytes];
+    BlockInfo block;
+  };
+
+  // Q comes in across the end of V: the first chunks, which move on to registers before there is a
+  // V, are in V's place, the others behind it. O takes the place of K, and then of V, once nobody
+  // reads them any more; so does the exchange of row sums.
+  struct SplitStorage {
+    alignas(128) char k[1][TileK::kBytes];
+    alignas(128) char v[1][TileV::kBytes];
+    alignas(128) char q_and_p[TileQ::kBytes - kMovedBytes + kWarpsM * TileP::kBytes];
+    // The tile of keys in which a warp last found a weight too large, by its first key.
+    int32_t large_at[kWarpsM][kWarpsN];
+    BlockInfo block;
+
+    CUTE_DEVICE char* p(int warp_m) {
+      return q_and_p + (TileQ::kBytes - kMovedBytes) + warp_m * TileP::kBytes;
+    }
+  };
+
+  using SharedStorage = std::conditional_t<kIsSplit, SplitStorage, WholeRowStorage>;
+  static constexpr int kQOffset = kIsSplit ? TileK::kBytes + TileV::kBytes - kMovedBytes : 0;
+  static constexpr int kBufferBytes =
+      kIsSplit ? TileK::kBytes + TileV::kBytes
+               : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
+  static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
+  static_assert(TileO::kBytes <= kBufferBytes);
+  static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
+  static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),
+                "so that a warp's columns of V are chunks");
+  static_assert(!kIsSplit || kBlockN / kWarpsN == 8,
+                "so that an ldmatrix of K brings 8 keys x 32 columns");
+  static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
+  static_assert(!kIsSplit ||
+                    (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),
+                "the split schedule accumulates in fp32 alone");
 };
 
 }  // namespace cutlass_attn::sm80

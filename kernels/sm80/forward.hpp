@@ -1,106 +1,150 @@
 // Forward attention on mma.sync (sm_80 and later; what Ada runs).
 //
-// Grid:       a block for every kBlockM rows of a head, or of the heads of one KV head together
-//             where there are fewer queries than that (core/scheduler.hpp).
-// Block:      kWarps warps below each other, or as many times kColumnWarps; tiles of kBlockN keys
-//             one after the other.
-// Warp:       kBlockM / kWarps rows, all keys of a tile, the whole head dimension; where several
-//             warps share the rows, a share of the keys for S, and of the head dimension for O.
-// Sums:       in fp32. With QkAccumulator = half_t those of Q K^T are in fp16; with PvAccumulator =
-//             half_t those of P V over a slice of keys are, and the slices are added up in fp32.
-// Registers:  S of a slice of keys or of a tile, P of a slice, O, softmax state of the rows; Q
-//             where it has room.
-// Shared:     Q, and K and V tiles, swizzled (swizzle.hpp); filled by cp.async, read by ldmatrix.
-// Pipeline:   see mainloop_forward.hpp and what it names.
+// Grid:         a block for every kBlockM rows of a head, or of the heads of one KV head together
+//               where there are fewer queries than that (core/scheduler.hpp).
+// Block:        kWarpsM warps along M, and kWarpsN along N; tiles of kBlockN keys one after the
+//               other.
+// Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
+//               warps along N a share of the keys for S, and of the head dimension for O.
+// Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
+// Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
+//               where it has room.
+// Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
+//               ldmatrix.
+// Pipeline:     one of four schedules, each in a file: pipelined.hpp where Q has room in registers,
+//               general.hpp for the general score there; tiled.hpp where it has none; split.hpp
+//               with several warps along N.
 #pragma once
 
 #include <type_traits>
 
-#include "core/params.hpp"
-#include "sm80/mainloop_forward.hpp"
+#include "core/epilogue.hpp"
+#include "core/forward_params.hpp"
+#include "sm80/general.hpp"
+#include "sm80/operands.hpp"
+#include "sm80/pipelined.hpp"
+#include "sm80/split.hpp"
+#include "sm80/tiled.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          int kColumnWarps = 1, class QkAccumulator = float, class PvAccumulator = float>
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
+          int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float>
 struct Forward {
-  using Config = std::conditional_t<
-      kColumnWarps == 1,
-      ForwardConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, QkAccumulator,
-                    PvAccumulator>,
-      SplitConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, kColumnWarps>>;
-  static_assert(std::is_same_v<QkAccumulator, typename Config::QkAccumulator> &&
-                    std::is_same_v<PvAccumulator, typename Config::PvAccumulator>,
-                "the split schedule adds up in fp32 alone");
+  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
+                              QkAccumulator, PvAccumulator>;
+  using Shared = typename Config::SharedStorage;
+  using Place = typename Config::Place;
+  using TileO = typename Config::TileO;
+  using Params = ForwardParams;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
-  static constexpr int kSmemBytes = sizeof(typename Config::SharedStorage);
+  static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
-
   static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
-    auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(smem);
-    TileCoord const coord(scheduler, kBlockM, Arch::block());
-    IntervalMask const mask(p);
-    TileRange const tiles = mask.tiles(coord.q_begin, coord.q_end, kBlockN).in_keys(kBlockN);
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    TileCoord const tile(p, params.scheduler, kBlockM, Arch::block());
+    IntervalMask const mask = params.template mask<Score::kIsGeneral>(tile.seq.lens(p));
+    TileRange const tiles = mask.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
+    // Where Q stays in registers, so does the range; other loops are shorter of registers, and long
+    // enough for a look into shared memory.
+    TileRange const& range = Config::kKeepsQ ? tiles : shared.block.range;
     if (Arch::thread() == 0) {
-      shared.tile = coord;
-      shared.range = tiles;
-      shared.mask = mask.near(coord.q_begin);
-      if constexpr (Score::kIsGeneral) shared.dropout = Dropout(p);
+      shared.block.tile = tile;
+      shared.block.range = tiles;
+      shared.block.interval = mask.near(tile.q_begin);
+      if constexpr (Score::kIsGeneral) shared.block.dropout = DropoutMask(p);
     }
-    MainloopForward<Config, Score, Arch> loop(p, coord, tiles, shared);
-    loop.run(coord, tiles);
+    auto const is_aligned = all_aligned<Score>(p);
+    Operands<Config, Score, Arch> in(p, tile, range, tiles.begin, is_aligned, shared);
+    Result<Config, Score, Arch> out;
+    clear(out.acc_o);
+    bool const has_keys = tiles.begin < tiles.end;  // that these queries see
+    if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
+    Arch::sync();  // shared.block full
+    if (has_keys) {
+      run_schedule(in, out);
+      Arch::template async_copy_wait<0>();  // of tiles beyond the last
+      out.softmax.complete_sums();
+      if constexpr (Config::kIsSplit)
+        merge_sums<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
+    }
 
-    finish_rows(p, shared.tile, loop);
-    Arch::sync();  // Q, K and V are read by none any more
-    stage_output(loop, smem);
-    Arch::sync();
-    TileLoader<Arch, Element, typename Config::TileO, kThreads>::store_output(
-        smem, p, shared.tile, loop.is_aligned, loop.thread);
+    // opaque: or the compiler keeps the thread's place from before the loop, through it.
+    Place const place{opaque(Arch::thread())};
+    finish_rows(p, shared.block.tile, place, out);
+    Arch::sync();  // Q, K and V empty
+    stage_output<Arch>(place, out.acc_o, smem);
+    Arch::sync();  // O full
+    TileCopy<Arch, Element, TileO, kThreads>::store_output(smem, p, shared.block.tile, is_aligned,
+                                                           place.thread);
   }
 
  private:
-  // Takes in the sinks, writes LSE and normalises O.
-  template <class Loop>
-  CUTE_DEVICE static void finish_rows(AttnParams const& p, TileCoord const& tile, Loop& loop) {
-    Tensor o_rows = as_rows(loop.acc_o);  // (row, column)
-    SoftmaxRow(&rows)[Loop::kRows] = loop.softmax.rows;
-    if (p.sinks) {
-      CUTE_UNROLL
-      for (int i = 0; i < Loop::kRows; ++i) {
-        if (loop.row(i) >= tile.rows) continue;
-        float const factor = rows[i].add_logit(p.sinks[tile.head(loop.row(i))], 1.0f);
-        loop.softmax.scale(o_rows, i, factor);
-      }
+  // Whether 16 bytes of any operand can be copied at a time.
+  template <class Score>
+  CUTE_DEVICE static auto all_aligned(Problem const& p) {
+    if constexpr (Score::kIsGeneral) {
+      return address_bits(p, sizeof(Element)) % 16 == 0;
+    } else {
+      return true_type{};  // see manifest.toml
     }
-    // One of the threads that share a row.
-    if (p.softmax_lse && loop.column(0) == 0 && loop.column_warp() == 0) {
-      CUTE_UNROLL
-      for (int i = 0; i < Loop::kRows; ++i) {
-        if (loop.row(i) < tile.rows) p.softmax_lse[tile.lse_of(p, loop.row(i))] = rows[i].lse(1.0f);
-      }
+  }
+
+  template <class Arch, class IsAligned>
+  CUTE_DEVICE static void copy_queries(Problem const& p, TileCoord const& tile,
+                                       IsAligned is_aligned, Shared& shared) {
+    using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
+    auto const target = Arch::smem_address(&shared) + Config::kQOffset;
+    Copy::load_queries(target + Copy::offset(Arch::thread()), p, tile, is_aligned, Arch::thread());
+    Arch::async_copy_commit();
+  }
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run_schedule(Operands<Config, Score, Arch>& in,
+                                       Result<Config, Score, Arch>& out) {
+    if constexpr (Config::kIsSplit) {
+      SplitSchedule<Config, Score, Arch>(in, out).run();
+    } else if constexpr (!Config::kKeepsQ) {
+      TiledSchedule<Config, Score, Arch>(in, out).run();
+    } else if constexpr (Score::kIsGeneral) {
+      GeneralSchedule<Config, Score, Arch>(in, out).run();
+    } else {
+      PipelinedSchedule<Config, Score, Arch>(in, out).run();
     }
+  }
+
+  template <class Result>
+  CUTE_DEVICE static void finish_rows(Problem const& p, TileCoord const& tile, Place const& place,
+                                      Result& out) {
+    Tensor o = as_rows(out.acc_o);                                      // (row, column)
+    bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // of those with this row
     CUTE_UNROLL
-    for (int i = 0; i < Loop::kRows; ++i) loop.softmax.scale(o_rows, i, rows[i].inverse_sum());
+    for (int i = 0; i < Config::kRows; ++i) {
+      int const row = place.row(i);
+      float const factor = finish_row(p, tile.seq, tile.head(row), tile.query(row),
+                                      out.softmax.rows[i], 1.0f, is_first && row < tile.rows);
+      out.softmax.scale(o, i, factor);
+    }
   }
 
   // Writes O, rounded, to where Q was.
-  template <class Loop>
-  CUTE_DEVICE static void stage_output(Loop& loop, char* smem) {
-    Tensor o = convert_to<Element>(loop.acc_o);
+  template <class Arch, class O>
+  CUTE_DEVICE static void stage_output(Place const& place, O const& acc_o, char* smem) {
+    Tensor o = convert_to<Element>(acc_o);
     Tensor words = as_rows(recast<uint32_t>(o));  // (row, pair of columns)
-    int const column = loop.column_warp() * Config::kWarpColumns;
-    int const first =
-        Config::TileO::offset(loop.row(0), column) + loop.column(0) * int(sizeof(Element));
+    int const first = TileO::offset(place.row(0), place.warp_n() * Config::kWarpColumns) +
+                      place.column(0) * int(sizeof(Element));
     CUTE_UNROLL
     for (int i = 0; i < size<0>(words); ++i) {
       CUTE_UNROLL
       for (int n = 0; n < size<1>(words); ++n) {
-        int const row = i % 2 + i / 2 * (2 * Config::kWarps);  // of 8 x 8 blocks
-        *reinterpret_cast<uint32_t*>(smem + Config::TileO::block8(first, row, n)) = words(i, n);
+        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
+        *reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, n)) = words(i, n);
       }
     }
   }

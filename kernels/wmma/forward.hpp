@@ -27,11 +27,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "arch/wmma.hpp"
+#include "core/epilogue.hpp"
+#include "core/forward_params.hpp"
 #include "core/mask.hpp"
-#include "core/params.hpp"
-#include "core/scheduler.hpp"
 #include "core/softmax.hpp"
-#include "simt/device_wmma.hpp"
 
 namespace cutlass_attn::wmma {
 
@@ -39,6 +39,7 @@ namespace cutlass_attn::wmma {
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps, int kFragM,
           int kFragN>
 struct Forward {
+  using Params = ForwardParams;
   static constexpr int kBlockM = kBlockM_;
   static constexpr bool kPacksHeads = false;
   static constexpr int kThreads = 32 * kWarps;
@@ -76,15 +77,15 @@ struct Forward {
   static constexpr int kMinBlocksPerSm = kHeadDim <= 64 ? 2 : 1;
 
   template <class Score, class Arch>
-  CUTE_DEVICE static void run(AttnParams const& p, TileScheduler const& scheduler, char* smem) {
-    Tile<Score, Arch>(p, scheduler, *reinterpret_cast<SharedStorage*>(smem)).run();
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Tile<Score, Arch>(params, *reinterpret_cast<SharedStorage*>(smem)).run();
   }
 
  private:
   // What a thread of a block does.
   template <class Score, class Arch>
   struct Tile {
-    using Wmma = typename Arch::template Wmma<kFragM, kFragN>;
+    using Wmma = arch::Wmma<kFragM, kFragN>;
     using Queries = typename Wmma::A;
     using Weights = typename Wmma::A;
     using Keys = typename Wmma::template B<typename Wmma::ColMajor>;
@@ -96,7 +97,7 @@ struct Forward {
     static constexpr int kBlocksO = kHeadDim / kFragN;  // and in O
     static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, of one row
 
-    AttnParams const& p;
+    Problem const& p;
     SharedStorage& shared;
     TileCoord const tile;
     IntervalMask const mask;
@@ -115,13 +116,13 @@ struct Forward {
     Queries q[kRowBlocks][kSteps];
     Accumulator o[kRowBlocks][kBlocksO];
 
-    CUTE_DEVICE Tile(AttnParams const& p, TileScheduler const& scheduler, SharedStorage& shared)
-        : p(p),
+    CUTE_DEVICE Tile(Params const& params, SharedStorage& shared)
+        : p(params.problem),
           shared(shared),
-          tile(scheduler, kBlockM, Arch::block()),
-          mask(p),
+          tile(p, params.scheduler, kBlockM, Arch::block()),
+          mask(params.template mask<Score::kIsGeneral>(tile.seq.lens(p))),
           range(mask.tiles(tile.q_begin, tile.q_end, kBlockN)),
-          score(p),
+          score(p, tile.seq.lens(p)),
           log2_scale(score.log2_scale()),
           lane(Arch::thread() % 32),
           row0(Arch::thread() / 32 * kRows),
@@ -164,7 +165,7 @@ struct Forward {
 
     CUTE_DEVICE void load_queries() {
       constexpr int kVectors = kHeadDim / 8;
-      Element const* const base = tile.template head_of<Element const>(p.q, tile.head_q);
+      Element const* const base = tile.seq.template queries<Element const>(p.q, tile.head_q);
       CUTE_UNROLL
       for (int i = lane; i < kRows * kVectors; i += 32) {
         int const row = i / kVectors, column = i % kVectors * 8;
@@ -175,14 +176,14 @@ struct Forward {
     }
 
     // Tile n of K or V.
-    CUTE_DEVICE void load_keys(uint16_t* to, TensorRef const& operand, int n, int columns) {
+    CUTE_DEVICE void load_keys(uint16_t* to, Operand const& operand, int n, int columns) {
       constexpr int kVectors = kHeadDim / 8;
-      Element const* const base = tile.template head_of<Element const>(operand, tile.head_kv);
+      DenseKv<Element> const source(p, tile.seq, operand, tile.head_kv);
       CUTE_UNROLL
       for (int i = Arch::thread(); i < kBlockN * kVectors; i += kThreads) {
         int const row = i / kVectors, column = i % kVectors * 8, key = n * kBlockN + row;
-        load_vector(to + row * kPitch + column, base + int64_t(key) * operand.row_stride + column,
-                    key < p.seqlen_k && column < columns);
+        load_vector(to + row * kPitch + column, source.row(key) + column,
+                    key < mask.seqlen_k && column < columns);
       }
     }
 
@@ -243,11 +244,11 @@ struct Forward {
       for (int i = 0; i < kRowKeys; ++i) {
         int const key = n * kBlockN + i / 4 * 8 + first_key + i % 4;
         bool const visible = key >= lo && key < hi;
-        x[i] = visible ? score(x[i], tile.batch, tile.head_q, query, key) : -kInf;
+        x[i] = visible ? score(x[i], tile.seq.batch, tile.head_q, query, key) : -kInf;
         largest = fmaxf(largest, x[i]);
       }
       largest = fmaxf(largest, Arch::shuffle_xor(largest, 1));
-      float const rescale = softmax.raise(largest, log2_scale);
+      float const rescale = softmax.update_max(largest, log2_scale);
       CUTE_UNROLL
       for (int i = 0; i < kRowKeys; ++i) {
         x[i] = softmax.weight(x[i], log2_scale);
@@ -308,12 +309,10 @@ struct Forward {
     CUTE_DEVICE void finish() {
       int const row = row0 + lane / 2;
       softmax.sum += Arch::shuffle_xor(softmax.sum, 1);
-      float const rescale = p.sinks ? softmax.add_logit(p.sinks[tile.head_q], log2_scale) : 1.0f;
-      if (p.softmax_lse && lane % 2 == 0 && row < tile.rows) {
-        p.softmax_lse[tile.lse_of(p, row)] = softmax.lse(log2_scale);
-      }
+      float const factor = finish_row(p, tile.seq, tile.head_q, query, softmax, log2_scale,
+                                      lane % 2 == 0 && row < tile.rows);
       Arch::sync_warp();  // what the strip has is read by none
-      scale_output(rescale * softmax.inverse_sum());
+      scale_output(factor);
       CUTE_UNROLL
       for (int d = 0; d < kHeadDim; d += kColumnsO) {
         Arch::sync_warp();  // the factors, or the columns before, are read by none
@@ -332,7 +331,7 @@ struct Forward {
     // Columns [d, d + kColumnsO) of O from the strip.
     CUTE_DEVICE void store_columns(int d) {
       constexpr int kVectors = kColumnsO / 8;
-      Element* const base = tile.template head_of<Element>(p.o, tile.head_q);
+      Element* const base = tile.seq.template queries<Element>(p.o, tile.head_q);
       CUTE_UNROLL
       for (int i = lane; i < kRows * kVectors; i += 32) {
         int const row = i / kVectors, column = i % kVectors * 8;

@@ -1,10 +1,11 @@
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypedDict
 
 class _Variant(TypedDict):
     key: str
     kernel: str
     device: str
+    arch: str
     dtype: int
     head_dim: int
     head_dim_v: int
@@ -25,46 +26,41 @@ class _BuildInfo(TypedDict):
     compiler: str
     simt: bool
 
-def forward(
-    call: tuple[object, ...],
-    device: int,
-    device_index: int,
-    stream: int,
-    kernel: str,
-    num_threads: int,
-) -> None: ...
+class Call:
+    """What a call asks for, but for its arrays."""
+
+    dtype: str
+    accumulate: str
+    device: str
+    bshd: bool
+    num_heads_q: int
+    num_heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    softmax_scale: float
+    dropout_p: float
+
+class Verdict:
+    key: str
+    chosen: bool
+    reason: str
+
+# Calls: q, k and v, then the keywords of `attention` as a dict; those given apart go before it.
+def forward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
+def describe(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Call: ...
 def explain(
-    call: tuple[object, ...],
-    device: int,
-    device_index: int,
-    compute_capability: int,
-    kernel: str,
-) -> list[tuple[str, bool, str]]: ...
-def short_path(
-    tensor: type,
-    exchange_api: object,
-    empty_like: Callable[..., Any],
-    contiguous_format: object,
-    is_neg: Callable[[Any], bool],
-    is_grad_enabled: Callable[[], bool],
-    num_threads: Callable[[], int],
-    interceptors: tuple[Callable[[], object], ...],
-) -> Callable[..., Any]: ...
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any
+) -> list[Verdict]: ...
+def register_torch(module: ModuleType) -> None: ...
+def register_numpy(module: ModuleType) -> None: ...
 def variants() -> list[_Variant]: ...
 def build_info() -> _BuildInfo: ...
 def device_info(device: int, index: int) -> tuple[int, str]: ...
 def set_compiler(why_not: str) -> None: ...
 def refuse_kernel(key: str, why_not: str) -> None: ...
 def load_kernel(key: str, device_index: int, cubin: bytes) -> None: ...
-def add_tile(
-    kernel: str,
-    head_dim: int,
-    head_dim_v: int,
-    tile: str,
-    block_m: int,
-    threads: int,
-    smem_bytes: int,
-) -> None: ...
+def add_tile(kernel: str, head_dim: int, head_dim_v: int, tile: str) -> None: ...
 def prefer_tile(
     smem_kb: int,
     kernel: str,

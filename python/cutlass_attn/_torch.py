@@ -1,7 +1,9 @@
-"""torch tensors, as the library sees them; the counterpart of _numpy. Imports torch."""
+"""What `_C` asks of torch (python/arrays.hpp); the counterpart of _numpy. Imports torch."""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,42 +11,30 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _C
-from ._call import CPU, CUDA
 
 ARRAY = torch.Tensor
-DTYPES: dict[Any, int] = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-# Of bias and vectors per head; of a mask; of a random state.
-OPTION_DTYPES = (torch.float32, torch.bool, (torch.int64, torch.uint64))
 
-is_compiling = torch.compiler.is_compiling
-address = torch.Tensor.data_ptr
-strides = torch.Tensor.stride
+# Of torch.compile and strict export, which trace Python and cannot see into C; others that compile
+# put an interceptor in the way.
+is_compiling = torch.compiler.is_dynamo_compiling
+is_grad_enabled = torch.is_grad_enabled
+is_neg = torch.Tensor.is_neg
+num_threads = torch.get_num_threads
+empty_like = torch.empty_like
+empty_like_contiguous = partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+# How C reads tensors; absent from torch before 2.10, whose tensors are read by their attributes.
+exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 # torch.cuda.current_stream() builds a Stream object, which takes longer than launching the kernel.
 # Triton and torch's own compiled code read the raw handle in this way too.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent from CPU builds
-
-
-def place(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:
-    """Device, its index, its stream, threads. Raises ValueError for mixed or foreign devices."""
-    if q.is_cuda and k.is_cuda and v.is_cuda:
-        index = q.get_device()
-        if k.get_device() == index and v.get_device() == index:
-            return CUDA, index, _raw_stream(index), 0  # type: ignore[misc]
-    elif q.is_cpu and k.is_cpu and v.is_cpu:
-        return CPU, 0, 0, torch.get_num_threads()
-    if q.device == k.device == v.device:
-        raise ValueError(f"q, k and v must be on a CPU or CUDA device, got {q.device}")
-    raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
-
-
-def needs_grad(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent from CPU builds
 
 # Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
-# among them), function modes, functorch transforms, tracing, forward-mode derivatives.
-_INTERCEPTORS = (
+# among them), function modes, functorch transforms, tracing, forward-mode derivatives. So must it
+# where an input needs a gradient, is of a subclass, or is lazily negated: Torch::must_see() in
+# python/torch_arrays.cpp asks all of that. docs/host-time.md says what it costs.
+INTERCEPTORS = (
     torch._C._len_torch_dispatch_stack,
     torch._C._is_torch_function_mode_enabled,
     torch._C._functorch.peek_interpreter_stack,
@@ -53,51 +43,7 @@ _INTERCEPTORS = (
 )
 
 
-def is_plain(*tensors: torch.Tensor) -> bool:
-    """May addresses be read right away, past torch's dispatcher?
-
-    Only if nothing stands between the caller and the memory: not compiling or exporting (the call
-    must be recorded), no interceptor of those above, no tensor subclass (there may be no memory, as
-    in a FakeTensor), no lazily negated view (its memory holds the opposite values). All else goes
-    through the registered operator. docs/host-time.md says what the checks cost.
-    """
-    return (
-        not is_compiling()
-        and not any(intercepts() for intercepts in _INTERCEPTORS)
-        and all(type(x) is torch.Tensor and not x.is_neg() for x in tensors)
-        and not tensors[0].is_meta  # others must be where the first one is: place() sees to it
-    )
-
-
-def _make_short_path() -> Any:
-    """A function of (q, k, v, causal, softmax_scale, softcap, layout) that does for plain tensors
-    what the rest of this package does in Python, and returns None for what it does not take: for
-    everything with torch before 2.10, which does not let other libraries read tensors in C."""
-    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange_api is None:
-        return lambda *call: None
-    return _C.short_path(
-        torch.Tensor,
-        exchange_api,
-        torch.empty_like,
-        torch.contiguous_format,
-        torch.Tensor.is_neg,
-        torch.is_grad_enabled,
-        torch.get_num_threads,
-        _INTERCEPTORS,
-    )
-
-
-short_path = _make_short_path()
-
-
-def is_writable(x: torch.Tensor) -> bool:
-    return not (x.requires_grad and torch.is_grad_enabled())
-
-
 def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    if like.shape == shape:  # half the time of torch.empty
-        return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
@@ -113,3 +59,50 @@ def random_state(like: torch.Tensor) -> torch.Tensor:
 
 def to_float32(x: torch.Tensor) -> np.ndarray:
     return x.detach().float().cpu().numpy()
+
+
+def through_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    out: Any = None,
+    verify: bool = False,
+    **options: Any,
+) -> Any:
+    """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
+    from ._ops import arguments, attention_forward
+
+    if torch.is_grad_enabled():
+        if any(isinstance(x, ARRAY) and x.requires_grad for x in (q, k, v, *options.values())):
+            raise NotImplementedError(
+                "attention has no backward pass yet, but an input requires a gradient; "
+                "call it under torch.no_grad() or detach the inputs"
+            )
+        if out is not None and out.requires_grad:
+            raise ValueError("out must not require a gradient")
+    if verify:
+        raise ValueError(
+            "verify=True looks at results on the host: it works neither under torch.compile "
+            "nor under a dispatch mode or a function transform"
+        )
+    if (window := options.get("window")) is not None:
+        sides = window if isinstance(window, (tuple, list)) else (window, window)
+        options["window"] = [-1 if side is None else side for side in sides]
+    if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
+        options["rng_state"] = random_state(q)
+    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
+    result, lse = attention_forward(*arguments(q, k, v, **options))
+    if out is not None:
+        for name, due, got in (
+            ("have shape", tuple(result.shape), tuple(out.shape)),
+            ("be", result.dtype, out.dtype),
+            ("be on", result.device, out.device),
+        ):
+            if got != due:
+                raise ValueError(f"out must {name} {due} like the result, got {got}")
+        result = out.copy_(result)
+    return (result, lse) if options.get("return_lse") else result
+
+
+_C.register_torch(sys.modules[__name__])

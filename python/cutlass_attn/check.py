@@ -201,7 +201,7 @@ def contenders(
     found: list[Contender | Row] = []
     names = list(kernels)
     sums = problem.accumulate
-    for name in names or _candidates(sums):
+    for name in names or _candidates(sums, problem.dtype):
         explanation = explain(q, k, v, causal=problem.causal, kernel=name, accumulate=sums)
         chosen = explanation.chosen
         if chosen is not None:
@@ -217,13 +217,13 @@ def contenders(
     return found
 
 
-def _candidates(accumulate: str) -> list[str]:
-    """The compiled variants. Of sums that no build compiles for a GPU, the kernels: each runs its
-    best variant, compiled at first use."""
-    there = [variant for variant in variants() if variant.accumulate == accumulate]
-    if accumulate == "fp32":
-        return [variant.key for variant in there if variant.compiled]
-    return list(dict.fromkeys(variant.kernel for variant in there))
+def _candidates(accumulate: str, dtype: str) -> list[str]:
+    """The compiled variants, and the kernels that have none of them for this dtype: each of these
+    runs its best variant, compiled at first use."""
+    there = [v for v in variants() if v.accumulate == accumulate and v.dtype == dtype]
+    in_build = {variant.kernel for variant in there if variant.compiled}
+    names = (variant.key if variant.compiled else variant.kernel for variant in there)
+    return [name for name in dict.fromkeys(names) if name not in in_build]
 
 
 def _emulated(kernel: str) -> bool:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import _C
-from ._call import ACCUMULATE, CUDA, DTYPES
+from ._facts import ACCUMULATE, DTYPES
 from .bench.environment import default_device, environment, why_no_gpu
 from .bench.impls import discover, select
 from .bench.report import Report as BenchReport
@@ -26,6 +26,7 @@ from .bench.runner import MIN_ROUNDS, Plan, describe_method, run_bench
 from .bench.shapes import GRIDS, SHAPE_FORM, Grid, parse_shape
 from .bench.table import print_report
 from .check import Problem, Report, Row, run_check
+from .devices import CUDA
 from .info import build_info, variants
 from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
 from .profile import command as profile_command

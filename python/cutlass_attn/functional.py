@@ -2,55 +2,71 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
-import numpy as np
+from . import _C, _numpy  # noqa: F401  numpy registers itself
+from .verify import verified
 
-from . import _numpy
-from ._call import DTYPES, Request, Window, launch, make_request
-from ._options import Options, make_options
-from .verify import verify_result
+Array = Any  # torch.Tensor or numpy.ndarray
+Window = int | tuple[int | None, int | None] | None
 
-# The counterpart of _numpy, from the moment that there is a torch to use it with.
-_torch: Any = None
-if sys.modules.get("torch"):
-    from . import _torch  # type: ignore[no-redef]
-
-# Options of later versions, and the values that ask for nothing.
-_PLANNED: dict[str, Any] = {
-    "cu_seqlens_q": None,
-    "cu_seqlens_k": None,
-    "block_table": None,
-    "num_splits": 1,
-}
+_torch: Any = None  # the module of this package, from the moment that there is a torch
 
 
+def find_torch() -> Any:
+    """The module _torch, which lets `_C` know of torch, if the program has imported that."""
+    global _torch
+    if _torch is None and sys.modules.get("torch"):
+        from . import _torch  # type: ignore[no-redef]
+    return _torch
+
+
+find_torch()
+
+P = ParamSpec("P")
+
+
+def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
+    """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
+
+    @functools.wraps(described)
+    def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
+        torch = _torch or find_torch()
+        if torch and torch.is_compiling():
+            return torch.through_operator(q, k, v, **options)
+        if options.get("verify"):
+            return verified(q, k, v, options)
+        return _C.forward(q, k, v, options)
+
+    return attention  # type: ignore[return-value]
+
+
+@_in_cpp
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     window: Window = None,
+    attention_chunk: int | None = None,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     layout: str = "bhsd",
     return_lse: bool = False,
-    out: Any = None,
+    out: Array | None = None,
     kernel: str = "auto",
     accumulate: str = "fp32",
     verify: bool = False,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     dropout_p: float = 0.0,
-    rng_state: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    block_table: Any = None,
-    num_splits: int = 1,
+    rng_state: Array | None = None,
 ) -> Any:
     """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
 
@@ -68,6 +84,9 @@ def attention(
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
         window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
             one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.
+        attention_chunk: query i sees only keys of the chunk that key ``i + Sk - Sq`` is in: chunks
+            are of so many keys, 1 or more, counted from key 0 (Llama 4's chunked attention). On top
+            of causal and window.
         softmax_scale: factor of q @ k^T; ``1 / sqrt(D)`` by default.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
         layout: order of the dimensions of q, k, v and of the result, "bhsd" or "bshd".
@@ -93,7 +112,6 @@ def attention(
             which. By default both are drawn: for tensors by torch's generator of q's device, so
             that torch.manual_seed makes them repeatable and every replay of a CUDA graph draws
             anew; for arrays from numpy.random.default_rng(), which is not repeatable.
-        cu_seqlens_q, cu_seqlens_k, block_table, num_splits: not implemented yet.
 
     Returns:
         The result, contiguous, in q's dtype and layout, (B, Hq, Sq, Dv); with ``return_lse`` also
@@ -105,145 +123,7 @@ def attention(
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
             call; `explain` says why for each of them.
-        NotImplementedError: an option without a kernel so far, or an input that needs a gradient.
+        NotImplementedError: an input needs a gradient.
         RuntimeError: CUDA reported an error.
         VerificationError: see ``verify``.
     """
-    if (
-        _torch is not None
-        and window is out is bias is mask is alibi_slopes is sinks is rng_state is None
-        and cu_seqlens_q is cu_seqlens_k is block_table is None
-        and dropout_p == 0.0
-        and num_splits == 1
-        and kernel == "auto"
-        and accumulate == "fp32"
-        and not return_lse
-        and not verify
-        and not _torch.is_compiling()
-    ):
-        result = _torch.short_path(q, k, v, causal, softmax_scale, softcap, layout)
-        if result is not None:
-            return result
-
-    refuse_planned(
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        block_table=block_table,
-        num_splits=num_splits,
-    )
-    lib = array_library(q, k, v)
-    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate)
-    options = make_options(
-        lib, request, q, bias, mask, alibi_slopes, sinks, dropout_p, rng_state
-    ).with_random_state(lib, q)
-    if type(kernel) is not str:
-        raise TypeError(f'kernel must be a string such as "auto", got {kernel!r}')
-    if out is not None:
-        check_result_type(lib, request, q, out)
-    inputs = (q, k, v, *options.arrays().values())
-    if lib.needs_grad(*inputs):
-        raise NotImplementedError(
-            "attention has no backward pass yet, but an input requires a gradient; "
-            "call it under torch.no_grad() or detach the inputs"
-        )
-
-    if not lib.is_plain(*inputs, *(() if out is None else (out,))):
-        if verify:
-            raise ValueError(
-                "verify=True looks at results on the host: it works neither under torch.compile "
-                "nor under a dispatch mode or a function transform"
-            )
-        return _through_operator(
-            q, k, v, request, options, softmax_scale, layout, kernel, accumulate, out, return_lse
-        )
-
-    result = lib.empty(q, request.out_shape) if out is None else out
-    lse = lib.empty_lse(q, request.lse_shape) if return_lse or verify else None
-    launch(lib, request, q, k, v, options, result, lse, kernel)
-    if verify:
-        verify_result(lib, request, q, k, v, options, result, lse, kernel)
-    return (result, lse) if return_lse else result
-
-
-def array_library(q: Any, k: Any, v: Any) -> Any:
-    """_numpy or _torch, whichever q, k and v belong to."""
-    global _torch
-    if isinstance(q, np.ndarray):
-        lib: Any = _numpy
-    elif sys.modules.get("torch"):  # else q cannot be a tensor
-        if _torch is None:
-            from . import _torch
-        lib = _torch
-    else:
-        lib = None
-    if lib is None or not (
-        isinstance(q, lib.ARRAY) and isinstance(k, lib.ARRAY) and isinstance(v, lib.ARRAY)
-    ):
-        kinds = ", ".join(f"{type(x).__module__}.{type(x).__qualname__}" for x in (q, k, v))
-        raise TypeError(f"q, k and v must all be torch tensors or all numpy arrays, got {kinds}")
-    return lib
-
-
-def refuse_planned(**options: Any) -> None:
-    """Raises NotImplementedError for a planned option that asks for something."""
-    for name, value in options.items():
-        if name not in _PLANNED:
-            raise TypeError(f"unexpected keyword argument {name!r}")
-        neutral = _PLANNED[name]
-        if value is not None if neutral is None else value != neutral:
-            raise NotImplementedError(
-                f"attention does not implement {name} yet, got {name}={value}"
-            )
-
-
-def check_result_type(lib: Any, request: Request, q: Any, out: Any) -> None:
-    """Raises TypeError or ValueError unless `out` looks like the result of the call."""
-    if not isinstance(out, lib.ARRAY):
-        kind = type(out)
-        raise TypeError(
-            f"out must be an array of the same library as q, got {kind.__module__}.{kind.__name__}"
-        )
-    if tuple(out.shape) != request.out_shape:
-        raise ValueError(f"out must have shape {request.out_shape}, got {tuple(out.shape)}")
-    if out.dtype != q.dtype:
-        raise ValueError(f"out must be {DTYPES[request.dtype]} like q, got {out.dtype}")
-    if getattr(out, "device", None) != getattr(q, "device", None):
-        raise ValueError(f"out must be on {q.device} like q, got {out.device}")
-    if not lib.is_writable(out):
-        raise ValueError("out must be writable and must not require a gradient")
-
-
-def _through_operator(
-    q: Any,
-    k: Any,
-    v: Any,
-    request: Request,
-    options: Options,
-    softmax_scale: float | None,
-    layout: str,
-    kernel: str,
-    accumulate: str,
-    out: Any,
-    return_lse: bool,
-) -> Any:
-    from . import _ops
-
-    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
-    result, lse = _ops.attention_forward(
-        q,
-        k,
-        v,
-        request.causal,
-        request.window_left,
-        request.window_right,
-        None if softmax_scale is None else request.softmax_scale,
-        request.softcap,
-        layout,
-        kernel,
-        accumulate,
-        return_lse,
-        *options,
-    )
-    if out is not None:
-        result = out.copy_(result)
-    return (result, lse) if return_lse else result

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from . import _C
-from ._call import ACCUMULATE, CPU, CUDA, DTYPES, Window, describe, make_request
-from ._options import make_options
-from .functional import array_library, check_result_type, refuse_planned
+from ._facts import ACCUMULATE, DTYPES
+from .devices import CUDA, Device, parse_device
+from .functional import Array, attention, find_torch
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Variant:
     key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
     kernel: str
     device: str  # "cuda" or "cpu"
+    arch: str  # of its code: "80", or "90a" for Hopper alone; of CPU kernels the GPU's, or empty
     dtype: str  # "float16", "bfloat16" or "float32"
     head_dim: int  # 0: any up to 512
     head_dim_v: int  # of V and the output; 0: any up to 512
@@ -88,9 +89,10 @@ class Explanation:
 @cache
 def _variants() -> tuple[Variant, ...]:
     rows: list[dict[str, Any]] = [dict(row) for row in _C.variants()]
-    sums = list(ACCUMULATE)
     return tuple(
-        Variant(**{**row, "dtype": DTYPES[row["dtype"]], "accumulate": sums[row["accumulate"]]})
+        Variant(
+            **{**row, "dtype": DTYPES[row["dtype"]], "accumulate": ACCUMULATE[row["accumulate"]]}
+        )
         for row in rows
     )
 
@@ -112,32 +114,12 @@ def build_info() -> BuildInfo:
 
 
 def explain(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: Window = None,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    layout: str = "bhsd",
-    return_lse: bool = False,
-    out: Any = None,
-    kernel: str = "auto",
-    accumulate: str = "fp32",
-    verify: bool = False,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    dropout_p: float = 0.0,
-    rng_state: Any = None,
-    device: str | None = None,
-    **planned: Any,
+    q: Array, k: Array, v: Array, *, device: str | None = None, **options: Any
 ) -> Explanation:
     """Which kernel `attention` would run for the same arguments, and why every other one not.
 
     Args:
+        q, k, v, options: as of `attention`.
         device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
             present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
             takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
@@ -146,58 +128,51 @@ def explain(
             so tensors on torch's "meta" device serve as well.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as `attention`, for a call that is wrong on any
-            device. A call that merely no kernel takes is explained instead.
+        TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
+            merely no kernel takes is explained instead.
     """
-    refuse_planned(**planned)
-    lib = array_library(q, k, v)
-    request = make_request(lib, q, k, v, causal, window, softmax_scale, softcap, layout, accumulate)
-    options = make_options(lib, request, q, bias, mask, alibi_slopes, sinks, dropout_p, rng_state)
-    if out is not None:
-        check_result_type(lib, request, q, out)
-    if device is None:
-        kind, index, _, _ = lib.place(q, k, v)
-        device = "cpu" if kind == CPU else f"cuda:{index}"
-    where, name = parse_device(device)
-    if where[0] == CUDA:
+    find_torch()
+    where, name = parse_device(device or str(getattr(q, "device", "cpu")))
+    if where.kind == CUDA:
         from . import jit
 
         # The answer depends on it.
-        jit.available(where[1] if _is_present(where) else None)
-    verdicts = _C.explain(describe(lib, request, q, k, v, options, out, None), *where, kernel)
+        jit.available(where.ordinal if _is_present(where) else None)
+    verdicts = _C.explain(q, k, v, options, device=where)
+    call = _C.describe(q, k, v, options)
     by_key = {variant.key: variant for variant in _variants()}
-    call = [DTYPES[request.dtype]]
-    call += [f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v))]
-    call += ["causal"] * causal + [f"window {window}"] * (window is not None)
-    call += [f"softcap {softcap}"] * bool(softcap)
-    call += [f"accumulate {accumulate}"] * (accumulate != "fp32")
-    call += [f"{n} {tuple(x.shape)}" for n, x in options.arrays().items() if n != "rng_state"]
-    call += [f"dropout_p {dropout_p}"] * bool(dropout_p)
     return Explanation(
-        ", ".join(call),
+        ", ".join([call.dtype, *_words(q=q, k=k, v=v, **options)]),
         name,
-        tuple(Verdict(by_key[key], chosen, reason) for key, chosen, reason in verdicts),
+        tuple(Verdict(by_key[x.key], x.chosen, x.reason) for x in verdicts),
     )
 
 
-def _is_present(where: tuple[int, int, int]) -> bool:
+# What help() and inspect show: the signature of `attention`, and `device`.
+_SIGNATURE = inspect.signature(attention)
+explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *_SIGNATURE.parameters.values(),
+        inspect.signature(explain).parameters["device"],
+    ],
+    return_annotation="Explanation",
+)
+# Of no say in what a kernel has to do, or in the reasons that are given anyway.
+_NOT_NAMED = {"return_lse", "out", "kernel", "verify", "rng_state"}
+
+
+def _words(**arguments: Any) -> Iterator[str]:
+    """What a call asks for: shapes, and options that are not what they are by default."""
+    for name, parameter in _SIGNATURE.parameters.items():
+        value = arguments.get(name, parameter.default)
+        if name in _NOT_NAMED:
+            continue
+        if shape := getattr(value, "shape", ()):
+            yield f"{name} {tuple(shape)}"
+        elif value != parameter.default:
+            yield name if value is True else f"{name} {value}"
+
+
+def _is_present(where: Device) -> bool:
     """Is this a GPU that can be used?"""
-    kind, index, capability = where
-    return kind == CUDA and not capability and not _C.device_info(CUDA, index)[1]
-
-
-def parse_device(device: str) -> tuple[tuple[int, int, int], str]:
-    """What `_C.explain` asks about a device, and its name.
-
-    "cpu"; "cuda" or "cuda:1": kind, ordinal and 0, for a GPU present; "sm_89": kind, 0 and the
-    compute capability. Raises ValueError for anything else.
-    """
-    if device == "cpu":
-        return (CPU, 0, 0), "cpu"
-    if match := re.fullmatch(r"sm_?(\d{2,3})a?", device):
-        return (CUDA, 0, int(match[1])), f"sm_{match[1]}"
-    if match := re.fullmatch(r"cuda(?::(\d+))?", device):
-        index = int(match[1] or 0)
-        capability, _ = _C.device_info(CUDA, index)
-        return (CUDA, index, 0), device + (f" (sm_{capability})" * (capability > 0))
-    raise ValueError(f'device must be "cpu", "cuda", "cuda:N" or "sm_89"-like, got {device!r}')
+    return not where.compute_capability and not _C.device_info(CUDA, where.ordinal)[1]

@@ -102,7 +102,7 @@ class Ladder:
 
 
 def rungs(problem: Problem) -> dict[str, str]:
-    """The ladder's kernels that are compiled and can run the problem, and the variant of each.
+    """The ladder's kernels that can run the problem, and the variant of each.
 
     `variants()` has them in order of preference: from the top of the ladder to its foot. A kernel
     with more options is no rung of its own.
@@ -110,12 +110,11 @@ def rungs(problem: Problem) -> dict[str, str]:
     arrays = arrays_for(problem.device)
     q, k, v = (arrays.make(x, problem.dtype) for x in problem.random_input(0))
     found: dict[str, str] = {}
-    compiled = [variant for variant in variants() if variant.compiled]
-    for kernel in reversed(list(dict.fromkeys(variant.kernel for variant in compiled))):
+    for kernel in reversed(list(dict.fromkeys(variant.kernel for variant in variants()))):
         if "/general" in kernel:
             continue
         chosen = explain(q, k, v, causal=problem.causal, kernel=kernel).chosen
-        if chosen is not None and chosen.compiled:
+        if chosen is not None:
             found[kernel] = chosen.key
     return found
 
@@ -124,7 +123,7 @@ def run_ladder(problem: Problem, progress: Callable[[str, int, int], None]) -> L
     """Checks and times the rungs and PyTorch's attention; `progress` and errors: run_check()."""
     found = rungs(problem)
     if not found:
-        raise ValueError("no compiled kernel can run this; cutlass_attn.explain says why")
+        raise ValueError("no kernel can run this; cutlass_attn.explain says why")
     report = run_check(problem, found.values(), progress, BACKENDS, in_graph=True)
     return Ladder(report, list(found))
 

@@ -117,7 +117,7 @@ def _add(rule: Rule) -> str:
     kernels = tile_space()
     if kernels and rule.kernel not in kernels:  # without any, no GPU kernel runs in this build
         return f"tiles can be chosen of {', '.join(kernels)}"
-    _C.add_tile(rule.kernel, *rule.dims(), rule.tile, tile.m, tile.threads, tile.smem_bytes)
+    _C.add_tile(rule.kernel, *rule.dims(), rule.tile)
     return ""
 
 

@@ -21,13 +21,15 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._facts import SMEM_CLASSES_KB
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 # Shared memory of an SM in KB, by which GPUs are told apart.
-DEVICE_CLASSES = {"smem_100": 100, "smem_164": 164, "smem_228": 228}
+DEVICE_CLASSES = {f"smem_{kb}": kb for kb in SMEM_CLASSES_KB}
 FAILING, DECODE = "failing", "decode"
 
 
@@ -51,7 +53,7 @@ class Rule:
     tile: str
     min_blocks_per_sm: float = 0.0  # 0: the last of its list, which has no condition
     line: int = 0
-    decode: bool = False  # for calls of at most DECODE_QUERIES (bench/shapes.py), and no others
+    decode: bool = False  # for calls of at most MAX_DECODE_QUERIES, and no others
 
     @property
     def smem_kb(self) -> int:

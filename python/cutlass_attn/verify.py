@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from . import _C
-from ._call import ACCUMULATE, CPU, DTYPES, Request, describe, launch
-from ._options import Options
 
 # Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
 # the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
@@ -20,18 +18,8 @@ class VerificationError(RuntimeError):
     """A kernel and the scalar baseline disagree by more than rounding explains."""
 
 
-def verify_result(
-    lib: Any,
-    request: Request,
-    q: Any,
-    k: Any,
-    v: Any,
-    options: Options,
-    out: Any,
-    lse: Any,
-    kernel: str,
-) -> None:
-    """Raises VerificationError unless a scalar kernel confirms `out` and `lse`.
+def verified(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """`attention` with its keywords; raises VerificationError unless a scalar kernel confirms it.
 
     What two right kernels may differ by, per element, with u the dtype's rounding:
 
@@ -50,37 +38,36 @@ def verify_result(
     max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
     must be in the same places.
     """
-    device, index, _, _ = lib.place(q, k, v)
-    where = (device, index, 0)
-    call = describe(lib, request, q, k, v, options, out, lse)
-    tested = next(key for key, chosen, _ in _C.explain(call, *where, kernel) if chosen)
-    baseline = _baseline(device, tested)
+    call = _C.describe(q, k, v, options)
+    lib = _library_of(q)
+    if call.dropout_p > 0 and options.get("rng_state") is None:
+        options["rng_state"] = lib.random_state(q)  # one for both
+    out, lse = _C.forward(q, k, v, options, return_lse=True)
+    verdicts = _C.explain(q, k, v, options, out=out)
+    tested = next(verdict.key for verdict in verdicts if verdict.chosen)
+    baseline = _baseline(call.device, tested)
+    expected, expected_lse = _C.forward(
+        q, k, v, options, kernel=baseline, accumulate="fp32", out=None, return_lse=True
+    )
 
-    expected = lib.empty(q, request.out_shape)
-    expected_lse = lib.empty_lse(q, request.lse_shape)
-    in_fp32 = request._replace(accumulate=ACCUMULATE["fp32"])
-    launch(lib, in_fp32, q, k, v, options, expected, expected_lse, baseline)
-
-    heads_axis = 2 if request.bshd else 1
+    heads_axis = 2 if call.bshd else 1
     arrays = [lib.to_float32(x) for x in (q, k, v, out, expected)]
     q_, k_, v_, out_, expected_ = (np.moveaxis(x, heads_axis, 1) for x in arrays)
-    group = request.num_heads_q // max(request.num_heads_kv, 1)
+    group = call.num_heads_q // max(call.num_heads_kv, 1)
     size_v = np.repeat(_largest_per_head(np.abs(v_)), group, axis=1)
     size_q = _largest_per_head(np.linalg.norm(q_, axis=-1, keepdims=True))
     size_k = np.repeat(_largest_per_head(np.linalg.norm(k_, axis=-1, keepdims=True)), group, axis=1)
-    size_logit = abs(request.softmax_scale) * size_q * size_k + _size_of_terms(
-        lib, request, options
-    )
+    size_logit = abs(call.softmax_scale) * size_q * size_k + _size_of_terms(lib, call, options)
     logit_error = 2.0**-21 * size_logit
-    if request.accumulate in (ACCUMULATE["fp16"], ACCUMULATE["fp16_qk"]):
-        steps = -(-request.head_dim // 8)
-        logit_error = logit_error + steps * 2.0**-11 * request.softmax_scale * size_q * size_k
+    if call.accumulate in ("fp16", "fp16_qk"):
+        steps = -(-call.head_dim // 8)
+        logit_error = logit_error + steps * 2.0**-11 * call.softmax_scale * size_q * size_k
     pv_error = 0.0
-    if request.accumulate in (ACCUMULATE["fp16"], ACCUMULATE["fp16_pv"]):
+    if call.accumulate in ("fp16", "fp16_pv"):
         pv_error = 4 * 2.0**-11
-    size_v *= 1.0 / max(1.0 - options.dropout_p, 2.0**-16)
+    size_v *= 1.0 / max(1.0 - call.dropout_p, 2.0**-16)
 
-    u = _ROUNDING[DTYPES[request.dtype]]
+    u = _ROUNDING[call.dtype]
     names = f"{tested} and {baseline}"
     tolerance = (u + 2 * logit_error + pv_error) * size_v + 2 * u * np.abs(expected_)
     order = ("batch", "head", "query", "column")
@@ -88,22 +75,32 @@ def verify_result(
     lse_, expected_lse_ = lib.to_float32(lse), lib.to_float32(expected_lse)
     tolerance = logit_error[..., 0] + _SUMMATION * (1 + np.abs(expected_lse_))
     _compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
+    return (out, lse) if options.get("return_lse") else out
 
 
-def _size_of_terms(lib: Any, request: Request, options: Options) -> float:
+def _library_of(x: Any) -> Any:
+    """_numpy or _torch."""
+    if isinstance(x, np.ndarray):
+        from . import _numpy as library
+    else:
+        from . import _torch as library  # type: ignore[no-redef]
+    return library
+
+
+def _size_of_terms(lib: Any, call: _C.Call, options: dict[str, Any]) -> float:
     """The most that ALiBi and bias add to a logit, over finite values."""
     size = 0.0
-    if options.bias is not None:
-        size += _largest(np.abs(lib.to_float32(options.bias)))
-    if options.alibi_slopes is not None:
-        distance = request.seqlen_q + request.seqlen_k
-        size += _largest(np.abs(lib.to_float32(options.alibi_slopes))) * distance
+    if options.get("bias") is not None:
+        size += _largest(np.abs(lib.to_float32(options["bias"])))
+    if options.get("alibi_slopes") is not None:
+        distance = call.seqlen_q + call.seqlen_k
+        size += _largest(np.abs(lib.to_float32(options["alibi_slopes"]))) * distance
     return size
 
 
-def _baseline(device: int, tested: str) -> str:
+def _baseline(device: str, tested: str) -> str:
     """A scalar kernel other than the tested one."""
-    if device == CPU:
+    if device == "cpu":
         preferred, other = "scalar/minimal-simt", "scalar/tiled-simt"  # the plainest there is
     else:
         preferred, other = "scalar/tiled", "scalar/minimal"  # takes every call; fast

@@ -77,7 +77,8 @@ double decode(Format f, uint32_t bits) {
 // --- Operands
 // -------------------------------------------------------------------------------------
 
-Problem::Operand Problem::make(char name, int heads, int rows, int columns, double fill) const {
+SolvedCase::Operand SolvedCase::make(char name, int heads, int rows, int columns,
+                                     double fill) const {
   int const odd = std::strchr(case_.unaligned, name) != nullptr;
   Operand x{{}, rows, columns, odd, 0, 0, 0};
   bool const padded = case_.layout == Layout::kPadded;
@@ -97,26 +98,26 @@ Problem::Operand Problem::make(char name, int heads, int rows, int columns, doub
   return x;
 }
 
-void Problem::store(Operand& x, int64_t index, double value) const {
+void SolvedCase::store(Operand& x, int64_t index, double value) const {
   Format const f = format(dtype_);
   uint32_t const bits = encode(f, value);
   std::memcpy(&x.bytes[index * f.bytes], &bits, f.bytes);
 }
 
-double Problem::load(Operand const& x, int64_t index) const {
+double SolvedCase::load(Operand const& x, int64_t index) const {
   Format const f = format(dtype_);
   uint32_t bits = 0;
   std::memcpy(&bits, &x.bytes[index * f.bytes], f.bytes);
   return decode(f, bits);
 }
 
-std::vector<double> Problem::values(Operand const& x) const {
+std::vector<double> SolvedCase::values(Operand const& x) const {
   std::vector<double> all(x.bytes.size() / format(dtype_).bytes);
   for (size_t i = 0; i < all.size(); ++i) all[i] = load(x, int64_t(i));
   return all;
 }
 
-void Problem::randomize(Operand& x, double magnitude, unsigned seed) {
+void SolvedCase::randomize(Operand& x, double magnitude, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal(0, magnitude);
   int const heads = &x == &q_ ? case_.num_heads_q : case_.num_heads_kv;
@@ -129,12 +130,12 @@ void Problem::randomize(Operand& x, double magnitude, unsigned seed) {
   }
 }
 
-cutlass_attn::TensorRef Problem::ref(Operand& x) const {
+cutlass_attn::Operand SolvedCase::ref(Operand& x) const {
   return {x.bytes.data() + x.first * format(dtype_).bytes, x.batch_stride, x.head_stride,
           x.row_stride};
 }
 
-Problem::Entries Problem::make_entries(char const* dims) const {
+SolvedCase::Entries SolvedCase::make_entries(char const* dims) const {
   std::string const varying(dims);
   int const sizes[4] = {case_.batch, case_.num_heads_q, case_.seqlen_q, case_.seqlen_k};
   // From the innermost dimension on; queries there in a transposed layout.
@@ -152,7 +153,7 @@ Problem::Entries Problem::make_entries(char const* dims) const {
 }
 
 // Fills what is there of bias, mask, slopes and sinks.
-void Problem::make_terms() {
+void SolvedCase::make_terms() {
   Case const& c = case_;
   std::mt19937 random(4);
   std::normal_distribution<double> normal(0, 1);
@@ -202,7 +203,7 @@ void Problem::make_terms() {
   }
 }
 
-Problem::Problem(Case const& what, DType dtype) : case_(what), dtype_(dtype) {
+SolvedCase::SolvedCase(Case const& what, DType dtype) : case_(what), dtype_(dtype) {
   if (case_.head_dim_v == 0) case_.head_dim_v = case_.head_dim;
   if (case_.softmax_scale == 0) case_.softmax_scale = float(1 / std::sqrt(case_.head_dim));
   Case const& c = case_;
@@ -221,58 +222,61 @@ Problem::Problem(Case const& what, DType dtype) : case_(what), dtype_(dtype) {
   solve();
 }
 
-AttnParams Problem::call() {
+Problem SolvedCase::call() {
   std::fill(o_.bytes.begin(), o_.bytes.end(), kGarbage);
   std::memset(lse_.data(), kGarbage, lse_.size() * sizeof(float));
   Case const& c = case_;
-  AttnParams p;
+  Problem p;
   p.q = ref(q_);
   p.k = ref(k_);
   p.v = ref(v_);
   p.o = ref(o_);
   p.softmax_lse = lse_.data();
-  p.dtype = dtype_;
+  p.set_dtype(dtype_);
   p.batch = c.batch;
   p.num_heads_q = c.num_heads_q;
   p.num_heads_kv = c.num_heads_kv;
-  p.seqlen_q = c.seqlen_q;
-  p.seqlen_k = c.seqlen_k;
+  p.seq_q.seqlen = c.seqlen_q;
+  p.seq_k.seqlen = c.seqlen_k;
   p.head_dim = c.head_dim;
   p.head_dim_v = c.head_dim_v;
-  p.softmax_scale = c.softmax_scale;
-  p.softcap = c.softcap;
-  p.window_left = c.window_left;
-  p.window_right = c.window_right;
-  p.causal = c.causal;
-  p.diagonal_shift = c.diagonal_shift;
-  if (c.bias) p.bias = bias_.ref();
-  p.bias_dtype = c.bias_is_fp32 ? DType::kFloat32 : dtype_;
-  if (c.mask) p.mask = mask_.ref();
+  p.logits.softmax_scale = c.softmax_scale;
+  p.logits.softcap = c.softcap;
+  p.mask.window_left = c.window_left;
+  p.mask.window_right = c.window_right;
+  p.mask.causal = c.causal;
+  p.mask.diagonal_shift = c.diagonal_shift;
+  p.mask.attention_chunk = c.attention_chunk;
+  if (c.bias) p.logits.bias = bias_.ref();
+  p.logits.bias_dtype = c.bias_is_fp32 ? DType::kFloat32 : dtype_;
+  if (c.mask) p.mask.elements = mask_.ref();
   if (c.alibi) {
-    p.alibi_slopes = reinterpret_cast<float const*>(slopes_.bytes.data());
-    p.alibi_batch_stride = slopes_.strides[0];
+    p.logits.alibi_slopes = reinterpret_cast<float const*>(slopes_.bytes.data());
+    p.logits.alibi_batch_stride = slopes_.strides[0];
   }
-  if (c.sinks) p.sinks = sinks_.data();
+  if (c.sinks) p.logits.sinks = sinks_.data();
   p.accumulate = c.accumulate;
-  p.dropout_p = c.dropout_p;
-  if (c.dropout_p > 0) p.rng_state = rng_state_;
+  p.dropout.p = c.dropout_p;
+  if (c.dropout_p > 0) p.dropout.rng_state = rng_state_;
   return p;
 }
 
 // --- The answer
 // -----------------------------------------------------------------------------------
 
-bool Problem::visible(int b, int h, int q, int k) const {
+bool SolvedCase::visible(int b, int h, int q, int k) const {
   Case const& c = case_;
   int64_t const at = int64_t(q) + c.seqlen_k - c.seqlen_q + c.diagonal_shift;
   if (c.causal && k > at) return false;
   if (!c.causal && c.window_right != kUnbounded && k > at + c.window_right) return false;
   if (c.window_left != kUnbounded && k < at - c.window_left) return false;
+  auto const chunk = [&](int64_t key) { return std::floor(double(key) / c.attention_chunk); };
+  if (c.attention_chunk > 0 && chunk(k) != chunk(at)) return false;
   return !c.mask || mask_.at(b, h, q, k) != 0;
 }
 
 // The logit of a key that is visible.
-double Problem::logit(int b, int h, int q, int k, double dot) const {
+double SolvedCase::logit(int b, int h, int q, int k, double dot) const {
   Case const& c = case_;
   double x = double(c.softmax_scale) * dot;
   if (c.softcap > 0) x = c.softcap * std::tanh(x / c.softcap);
@@ -286,7 +290,7 @@ double Problem::logit(int b, int h, int q, int k, double dot) const {
 
 // q.k with the sum rounded to fp16 after every 8 products, if the case asks for such sums.
 // `bound`: on what the roundings change.
-double Problem::rounded_dot(double const* q, double const* k, double& bound) const {
+double SolvedCase::rounded_dot(double const* q, double const* k, double& bound) const {
   bool const rounds =
       case_.accumulate == Accumulate::kFloat16 || case_.accumulate == Accumulate::kFloat16Qk;
   Format const f = format(DType::kFloat16);
@@ -303,8 +307,8 @@ double Problem::rounded_dot(double const* q, double const* k, double& bound) con
 
 // A row of O from logits with rounded sums: those of P V as well, if the case asks for it. Weights
 // are relative to the largest, as kernels have them.
-void Problem::round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b,
-                         int h_kv, double sink, double* row) const {
+void SolvedCase::round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b,
+                            int h_kv, double sink, double* row) const {
   Case const& c = case_;
   Format const f = format(DType::kFloat16);
   bool const rounds = c.accumulate != Accumulate::kFloat16Qk;
@@ -331,11 +335,11 @@ void Problem::round_sums(std::vector<double> const& logits, std::vector<double> 
   }
 }
 
-void Problem::solve() {
+void SolvedCase::solve() {
   Case const& c = case_;
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
   Format const f = format(dtype_);
-  cutlass_attn::Dropout const dropout(call());
+  cutlass_attn::DropoutMask const dropout(call());
   // Weights are dropped in steps of 2^-16 of probability.
   double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
   std::vector<double> const q = values(q_), k = values(k_), v = values(v_);
@@ -391,7 +395,7 @@ void Problem::solve() {
   }
 }
 
-std::string Problem::verdict() const {
+std::string SolvedCase::verdict() const {
   Case const& c = case_;
   Format const f = format(dtype_);
   Operand outside = o_;  // gets garbage where the output is: nothing else may differ from garbage
@@ -456,7 +460,7 @@ std::string Problem::verdict() const {
   return "";
 }
 
-std::vector<char> Problem::outputs() const {
+std::vector<char> SolvedCase::outputs() const {
   std::vector<char> all = o_.bytes;
   char const* const lse = reinterpret_cast<char const*>(lse_.data());
   all.insert(all.end(), lse, lse + lse_.size() * sizeof(float));

@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "core/params.hpp"
+#include "core/problem.hpp"
 
 namespace attention_case {
 
 using cutlass_attn::Accumulate;
-using cutlass_attn::AttnParams;
 using cutlass_attn::DType;
 using cutlass_attn::kUnbounded;
+using cutlass_attn::Problem;
 
 enum class Layout {
   kPadded,      // (B, H, S, D); rows and sequences have gaps behind them, filled with NaN
@@ -32,6 +32,7 @@ struct Case {
   bool causal = false;
   int window_left = kUnbounded, window_right = kUnbounded;
   int64_t diagonal_shift = 0;
+  int attention_chunk = 0;
   float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   float softcap = 0;
   float magnitude = 1;  // of Q
@@ -68,12 +69,12 @@ std::vector<Case> few_option_cases(int head_dim);
 // Head dimensions that only kernels without a fixed one take.
 std::vector<Case> odd_head_dims();
 
-class Problem {
+class SolvedCase {
  public:
-  Problem(Case const& what, DType dtype);
+  SolvedCase(Case const& what, DType dtype);
 
   // The call; its outputs are this object's, overwritten with garbage now.
-  AttnParams call();
+  Problem call();
 
   // With sums in fp16 the unfused computation rounds its own sums to fp16 after every 8 products,
   // those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE may be off
@@ -109,7 +110,7 @@ class Problem {
     double at(int b, int h, int q, int k) const {
       return values[b * strides[0] + h * strides[1] + q * strides[2] + k * strides[3]];
     }
-    cutlass_attn::LogitRef ref() const {
+    cutlass_attn::PerLogit ref() const {
       return {bytes.data(), strides[0], strides[1], strides[2], strides[3]};
     }
   };
@@ -123,7 +124,7 @@ class Problem {
   double load(Operand const& x, int64_t index) const;
   void store(Operand& x, int64_t index, double value) const;
   std::vector<double> values(Operand const& x) const;
-  cutlass_attn::TensorRef ref(Operand& x) const;
+  cutlass_attn::Operand ref(Operand& x) const;
   void solve();
   double rounded_dot(double const* q, double const* k, double& bound) const;
   void round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b, int h_kv,

@@ -118,7 +118,7 @@ std::vector<Case> few_option_cases(int head_dim) {
   padding.batch = 2;
   padding.bias = "k";
   padding.mask = "bk";
-  Case all{"all options together", 70, 100};
+  Case all{"all options together, the general score", 70, 100};
   all.batch = 2;
   all.num_heads_q = 4;
   all.num_heads_kv = 2;
@@ -148,6 +148,13 @@ std::vector<Case> few_option_cases(int head_dim) {
   unaligned.unaligned = "qkvo";
   std::vector<Case> list{all, padding, sinks, unaligned};
   for (Case& x : list) x.head_dim = head_dim;
+  {
+    Case x{"attention chunks, causal", 70, 150};
+    x.head_dim = head_dim;
+    x.attention_chunk = 37;
+    x.causal = true;
+    list.push_back(x);
+  }
   return list;
 }
 

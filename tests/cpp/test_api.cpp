@@ -15,7 +15,7 @@ namespace {
 
 struct Call {
   std::vector<float> q, k, v, o, lse;
-  AttnParams p;
+  Problem p;
 
   explicit Call(int seqlen_q, int seqlen_k, int head_dim = 16)
       : q(size_t(seqlen_q) * head_dim, 0.5f),
@@ -28,10 +28,10 @@ struct Call {
     p.v = {v.data(), 0, 0, head_dim};
     p.o = {o.data(), 0, 0, head_dim};
     p.softmax_lse = lse.data();
-    p.dtype = DType::kFloat32;
+    p.set_dtype(DType::kFloat32);
     p.batch = p.num_heads_q = p.num_heads_kv = 1;
-    p.seqlen_q = seqlen_q;
-    p.seqlen_k = seqlen_k;
+    p.seq_q.seqlen = seqlen_q;
+    p.seq_k.seqlen = seqlen_k;
     p.head_dim = p.head_dim_v = head_dim;
   }
 };
@@ -41,6 +41,12 @@ LaunchOptions with(std::string const& kernel, Device device = Device::kCpu) {
   options.kernel = kernel;
   options.device = device;
   return options;
+}
+
+Explanation explained(Problem const& p, std::string const& kernel) {
+  Explanation result;
+  CHECK(explain(p, Op::kForward, device_info(Device::kCpu), kernel, result).ok());
+  return result;
 }
 
 }  // namespace
@@ -60,9 +66,9 @@ TEST(no_keys_give_zero) {
 }
 
 TEST(no_rows_are_no_work) {
-  for (int32_t AttnParams::* size : {&AttnParams::batch, &AttnParams::seqlen_q}) {
+  for (bool no_batch : {false, true}) {
     Call call(3, 4);
-    call.p.*size = 0;
+    (no_batch ? call.p.batch : call.p.seq_q.seqlen) = 0;
     CHECK_EQ(attention_forward(call.p, {}).message, "");
     CHECK_EQ(call.o[0], -1.0f);
   }
@@ -78,6 +84,17 @@ TEST(bad_calls_are_refused_before_anything_runs) {
   CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 600, allowed: 1 to 512");
   call.p.head_dim = 16;
   CHECK(attention_forward(call.p, with("warp/9")).code == StatusCode::kInvalidArgument);
+  // explain() and plan() refuse what attention_forward() does.
+  call.p.q.dtype = DType(7);
+  Explanation explanation;
+  Plan planned;
+  DeviceInfo const cpu = device_info(Device::kCpu);
+  char const* const message = "q's dtype is 7, allowed: 0 (float16), 1 (bfloat16), 2 (float32)";
+  CHECK_EQ(explain(call.p, Op::kForward, cpu, "auto", explanation).message, message);
+  CHECK_EQ(plan(call.p, Op::kForward, cpu, "auto", planned).message, message);
+  CHECK_EQ(attention_forward(call.p, {}).message, message);
+  CHECK(explanation.verdicts.empty() && planned.num_steps == 0);
+  CHECK(run(planned, call.p, {}).code == StatusCode::kInvalidArgument);
   CHECK_EQ(call.o[0], -1.0f);
 }
 
@@ -94,7 +111,10 @@ TEST(explain_agrees_with_what_runs) {
   Call call(3, 4);
   for (std::string const kernel : {"auto", "cpu", "cpu/f32", "cpu/f16"}) {
     int chosen = 0;
-    std::vector<Verdict> const verdicts = explain(call.p, device_info(Device::kCpu), kernel);
+    Explanation const explanation = explained(call.p, kernel);
+    std::vector<Verdict> const& verdicts = explanation.verdicts;
+    CHECK_EQ(explanation.plan.num_steps, kernel == "cpu/f16" ? 0 : 1);
+    if (kernel != "cpu/f16") CHECK_EQ(key_of(*explanation.plan.steps[0]), "cpu/f32");
     CHECK_EQ(verdicts.size(), variants().size());
     for (Verdict const& verdict : verdicts) {
       if (verdict.chosen) {
@@ -112,12 +132,12 @@ TEST(explain_agrees_with_what_runs) {
 
 TEST(explain_tells_what_was_not_asked_for) {
   Call call(3, 4);
-  for (Verdict const& verdict : explain(call.p, device_info(Device::kCpu), "scalar/tiled-simt")) {
+  for (Verdict const& verdict : explained(call.p, "scalar/tiled-simt").verdicts) {
     if (verdict.key == "cpu/f32") {
       CHECK_EQ(verdict.reason, "not asked for: kernel is \"scalar/tiled-simt\"");
     }
   }
-  for (Verdict const& verdict : explain(call.p, device_info(Device::kCpu))) {
+  for (Verdict const& verdict : explained(call.p, "auto").verdicts) {
     if (verdict.key == "scalar/tiled-simt/f32/d256") {
       CHECK(verdict.reason.find("runs only when asked for by name") != std::string::npos);
     }

@@ -18,7 +18,7 @@ namespace {
 struct Call {
   static constexpr int kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 5, kSeqlenK = 7, kDim = 8;
   std::vector<float> q, k, v, o, lse;
-  AttnParams p;
+  Problem p;
 
   Call()
       : q(kBatch * kHeads * kSeqlenQ * kDim),
@@ -31,12 +31,12 @@ struct Call {
     p.v = {v.data(), kHeadsKv * kSeqlenK * kDim, kSeqlenK * kDim, kDim};
     p.o = {o.data(), kHeads * kSeqlenQ * kDim, kSeqlenQ * kDim, kDim};
     p.softmax_lse = lse.data();
-    p.dtype = DType::kFloat32;
+    p.set_dtype(DType::kFloat32);
     p.batch = kBatch;
     p.num_heads_q = kHeads;
     p.num_heads_kv = kHeadsKv;
-    p.seqlen_q = kSeqlenQ;
-    p.seqlen_k = kSeqlenK;
+    p.seq_q.seqlen = kSeqlenQ;
+    p.seq_k.seqlen = kSeqlenK;
     p.head_dim = p.head_dim_v = kDim;
   }
 };
@@ -51,7 +51,7 @@ std::string message(Change const& change, StatusCode code = StatusCode::kInvalid
   return status.message;
 }
 
-using P = AttnParams;
+using P = Problem;
 
 }  // namespace
 
@@ -59,15 +59,15 @@ TEST(a_valid_call_passes) {
   CHECK_EQ(message([](P&) {}), "");
   CHECK_EQ(message([](P& p) { p.softmax_lse = nullptr; }), "");
   CHECK_EQ(message([](P& p) { p.head_dim_v = 3; }), "");
-  CHECK_EQ(message([](P& p) { p.softmax_scale = -2; }), "");
-  CHECK_EQ(message([](P& p) { p.causal = true, p.window_right = 3; }), "");
-  CHECK_EQ(message([](P& p) { p.diagonal_shift = -(int64_t(1) << 32); }), "");
+  CHECK_EQ(message([](P& p) { p.logits.softmax_scale = -2; }), "");
+  CHECK_EQ(message([](P& p) { p.mask.causal = true, p.mask.window_right = 3; }), "");
+  CHECK_EQ(message([](P& p) { p.mask.diagonal_shift = -(int64_t(1) << 32); }), "");
 }
 
 TEST(dimensions) {
   CHECK_EQ(message([](P& p) { p.batch = -1; }), "batch is -1, allowed: 0 to 2147483647");
-  CHECK_EQ(message([](P& p) { p.seqlen_q = -2; }), "seqlen_q is -2, allowed: 0 to 1073741824");
-  CHECK_EQ(message([](P& p) { p.seqlen_k = -3; }), "seqlen_k is -3, allowed: 0 to 1073741824");
+  CHECK_EQ(message([](P& p) { p.seq_q.seqlen = -2; }), "seqlen_q is -2, allowed: 0 to 1073741824");
+  CHECK_EQ(message([](P& p) { p.seq_k.seqlen = -3; }), "seqlen_k is -3, allowed: 0 to 1073741824");
   CHECK_EQ(message([](P& p) { p.num_heads_q = -4; }),
            "num_heads_q is -4, allowed: 0 to 2147483647");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = -5; }),
@@ -83,23 +83,26 @@ TEST(dimensions) {
 
 TEST(options) {
   float const inf = INFINITY, nan = std::nanf("");
-  CHECK_EQ(message([](P& p) { p.dtype = DType(3); }),
-           "dtype is 3, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+  CHECK_EQ(message([](P& p) { p.set_dtype(DType(3)); }),
+           "q's dtype is 3, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
   CHECK_EQ(message([](P& p) { p.accumulate = Accumulate(4); }),
            "accumulate is 4, allowed: 0 (fp32), 1 (fp16_qk), 2 (fp16_pv), 3 (fp16)");
-  CHECK_EQ(message([=](P& p) { p.softmax_scale = inf; }),
+  CHECK_EQ(message([=](P& p) { p.logits.softmax_scale = inf; }),
            "softmax_scale is inf, allowed: any finite number");
-  CHECK_EQ(message([=](P& p) { p.softmax_scale = nan; }),
+  CHECK_EQ(message([=](P& p) { p.logits.softmax_scale = nan; }),
            "softmax_scale is nan, allowed: any finite number");
-  CHECK_EQ(message([](P& p) { p.softcap = -1; }),
+  CHECK_EQ(message([](P& p) { p.logits.softcap = -1; }),
            "softcap is -1.000000, allowed: a finite number > 0, or 0 for no cap");
-  CHECK_EQ(message([=](P& p) { p.softcap = nan; }),
+  CHECK_EQ(message([=](P& p) { p.logits.softcap = nan; }),
            "softcap is nan, allowed: a finite number > 0, or 0 for no cap");
-  CHECK_EQ(message([](P& p) { p.window_left = -2; }),
+  CHECK_EQ(message([](P& p) { p.mask.window_left = -2; }),
            "window_left is -2, allowed: a number of keys >= 0, or -1 for no limit");
-  CHECK_EQ(message([](P& p) { p.window_right = -9; }),
+  CHECK_EQ(message([](P& p) { p.mask.window_right = -9; }),
            "window_right is -9, allowed: a number of keys >= 0, or -1 for no limit");
-  CHECK_EQ(message([](P& p) { p.diagonal_shift = (int64_t(1) << 32) + 1; }),
+  CHECK_EQ(message([](P& p) { p.mask.attention_chunk = 3; }), "");
+  CHECK_EQ(message([](P& p) { p.mask.attention_chunk = -1; }),
+           "attention_chunk is -1, allowed: 1 to 268435456 keys, or 0 for no chunks");
+  CHECK_EQ(message([](P& p) { p.mask.diagonal_shift = (int64_t(1) << 32) + 1; }),
            "diagonal_shift is 4294967297, allowed: -2^32 to 2^32");
 }
 
@@ -113,36 +116,36 @@ struct Terms {
 TEST(terms_sinks_and_dropout_pass) {
   static Terms t;
   CHECK_EQ(message([](P& p) {
-             p.bias = {t.bias, 140, 35, 7, 1};
-             p.bias_dtype = DType::kFloat32;
-             p.mask = {t.mask, 140, 35, 7, 1};
-             p.alibi_slopes = t.slopes;
-             p.alibi_batch_stride = 4;
-             p.sinks = t.sinks;
-             p.dropout_p = 0.5f;
-             p.rng_state = t.rng_state;
+             p.logits.bias = {t.bias, 140, 35, 7, 1};
+             p.logits.bias_dtype = DType::kFloat32;
+             p.mask.elements = {t.mask, 140, 35, 7, 1};
+             p.logits.alibi_slopes = t.slopes;
+             p.logits.alibi_batch_stride = 4;
+             p.logits.sinks = t.sinks;
+             p.dropout.p = 0.5f;
+             p.dropout.rng_state = t.rng_state;
            }),
            "");
   // Broadcast, backwards, keys not next to each other.
   CHECK_EQ(message([](P& p) {
-             p.bias = {t.bias, 7, 0, 0, 1};
-             p.bias_dtype = DType::kFloat32;
-             p.mask = {t.mask + 6, 0, 0, 0, -1};
+             p.logits.bias = {t.bias, 7, 0, 0, 1};
+             p.logits.bias_dtype = DType::kFloat32;
+             p.mask.elements = {t.mask + 6, 0, 0, 0, -1};
            }),
            "");
-  CHECK_EQ(message([](P& p) { p.mask = {t.mask, 1, 2, 8, 40}; }), "");
+  CHECK_EQ(message([](P& p) { p.mask.elements = {t.mask, 1, 2, 8, 40}; }), "");
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (DType bias_dtype : {dtype, DType::kFloat32}) {
       CHECK_EQ(message([=](P& p) {
-                 p.dtype = dtype;
-                 p.bias = {t.bias, 0, 0, 0, 1};
-                 p.bias_dtype = bias_dtype;
+                 p.set_dtype(dtype);
+                 p.logits.bias = {t.bias, 0, 0, 0, 1};
+                 p.logits.bias_dtype = bias_dtype;
                }),
                "");
     }
   }
   for (float p : {0.0f, 1.0f}) {
-    CHECK_EQ(message([=](P& q) { q.dropout_p = p, q.rng_state = t.rng_state; }), "");
+    CHECK_EQ(message([=](P& q) { q.dropout.p = p, q.dropout.rng_state = t.rng_state; }), "");
   }
 }
 
@@ -150,9 +153,9 @@ TEST(terms_sinks_and_dropout_that_are_wrong) {
   static Terms t;
   auto const bias = [](DType dtype, DType bias_dtype) {
     return message([=](P& p) {
-      p.dtype = dtype;
-      p.bias = {t.bias, 0, 0, 0, 1};
-      p.bias_dtype = bias_dtype;
+      p.set_dtype(dtype);
+      p.logits.bias = {t.bias, 0, 0, 0, 1};
+      p.logits.bias_dtype = bias_dtype;
     });
   };
   CHECK_EQ(bias(DType::kFloat16, DType::kBFloat16),
@@ -164,10 +167,10 @@ TEST(terms_sinks_and_dropout_that_are_wrong) {
   float const inf = INFINITY, nan = std::nanf("");
   for (auto [p, text] :
        {std::pair(-0.5f, "-0.500000"), {1.5f, "1.500000"}, {inf, "inf"}, {nan, "nan"}}) {
-    CHECK_EQ(message([p = p](P& q) { q.dropout_p = p, q.rng_state = t.rng_state; }),
+    CHECK_EQ(message([p = p](P& q) { q.dropout.p = p, q.dropout.rng_state = t.rng_state; }),
              std::string("dropout_p is ") + text + ", allowed: a probability from 0 to 1");
   }
-  CHECK_EQ(message([](P& p) { p.dropout_p = 0.25f; }),
+  CHECK_EQ(message([](P& p) { p.dropout.p = 0.25f; }),
            "rng_state is null, but dropout_p is 0.250000; allowed: the address of a seed and an "
            "offset");
 
@@ -176,32 +179,34 @@ TEST(terms_sinks_and_dropout_that_are_wrong) {
     return reinterpret_cast<decltype(address)>(reinterpret_cast<char*>(address) + bytes);
   };
   CHECK_EQ(message([=](P& p) {
-             p.bias = {shifted(t.bias, 2), 0, 0, 0, 1};
-             p.bias_dtype = DType::kFloat32;
+             p.logits.bias = {shifted(t.bias, 2), 0, 0, 0, 1};
+             p.logits.bias_dtype = DType::kFloat32;
            }),
            "bias's address is not a multiple of the 4 bytes of an element");
   CHECK_EQ(message([=](P& p) {
-             p.dtype = p.bias_dtype = DType::kFloat16;
-             p.bias = {shifted(t.bias, 1), 0, 0, 0, 1};
+             p.set_dtype(p.logits.bias_dtype = DType::kFloat16);
+             p.logits.bias = {shifted(t.bias, 1), 0, 0, 0, 1};
            }),
            "bias's address is not a multiple of the 2 bytes of an element");
-  CHECK_EQ(message([=](P& p) { p.mask = {t.mask + 1, 0, 0, 0, 1}; }), "");
-  CHECK_EQ(message([=](P& p) { p.alibi_slopes = shifted(t.slopes, 2); }),
+  CHECK_EQ(message([=](P& p) { p.mask.elements = {t.mask + 1, 0, 0, 0, 1}; }), "");
+  CHECK_EQ(message([=](P& p) { p.logits.alibi_slopes = shifted(t.slopes, 2); }),
            "alibi_slopes's address is not a multiple of the 4 bytes of an element");
-  CHECK_EQ(message([=](P& p) { p.sinks = shifted(t.sinks, 1); }),
+  CHECK_EQ(message([=](P& p) { p.logits.sinks = shifted(t.sinks, 1); }),
            "sinks's address is not a multiple of the 4 bytes of an element");
-  CHECK_EQ(message([=](P& p) { p.dropout_p = 0.1f, p.rng_state = shifted(t.rng_state, 4); }),
-           "rng_state's address is not a multiple of the 8 bytes of an element");
+  CHECK_EQ(
+      message([=](P& p) { p.dropout.p = 0.1f, p.dropout.rng_state = shifted(t.rng_state, 4); }),
+      "rng_state's address is not a multiple of the 8 bytes of an element");
 
   // Strides.
   int64_t const far = int64_t(1) << 60;
   CHECK_EQ(
-      message([=](P& p) { p.mask = {t.mask, 0, 0, 0, far}; }),
+      message([=](P& p) { p.mask.elements = {t.mask, 0, 0, 0, far}; }),
       "mask's strides (0, 0, 0, " + std::to_string(far) + ") reach further than any address space");
   CHECK_EQ(
-      message([=](P& p) { p.alibi_slopes = t.slopes, p.alibi_batch_stride = far; }),
+      message([=](P& p) { p.logits.alibi_slopes = t.slopes, p.logits.alibi_batch_stride = far; }),
       "alibi_slopes's strides (" + std::to_string(far) + ") reach further than any address space");
-  CHECK_EQ(message([=](P& p) { p.seqlen_k = 1, p.mask = {t.mask, 0, 0, 0, far}; }), "");
+  CHECK_EQ(message([=](P& p) { p.seq_k.seqlen = 1, p.mask.elements = {t.mask, 0, 0, 0, far}; }),
+           "");
 }
 
 TEST(outputs_share_no_memory_with_terms) {
@@ -214,32 +219,49 @@ TEST(outputs_share_no_memory_with_terms) {
   };
   // `at` is within the output's last elements.
   overlaps("bias", [](P& p, float* at) {
-    p.bias = {at, 0, 0, 0, 1};
-    p.bias_dtype = DType::kFloat32;
+    p.logits.bias = {at, 0, 0, 0, 1};
+    p.logits.bias_dtype = DType::kFloat32;
   });
   overlaps("bias", [](P& p, float* at) {
-    p.bias = {at, 0, 0, 0, -1};
-    p.bias_dtype = DType::kFloat32;
+    p.logits.bias = {at, 0, 0, 0, -1};
+    p.logits.bias_dtype = DType::kFloat32;
   });
-  overlaps("mask", [](P& p, float* at) { p.mask = {at, 0, 0, 7, 1}; });
-  overlaps("alibi_slopes", [](P& p, float* at) { p.alibi_slopes = at; });
-  overlaps("sinks", [](P& p, float* at) { p.sinks = at; });
+  overlaps("mask", [](P& p, float* at) { p.mask.elements = {at, 0, 0, 7, 1}; });
+  overlaps("alibi_slopes", [](P& p, float* at) { p.logits.alibi_slopes = at; });
+  overlaps("sinks", [](P& p, float* at) { p.logits.sinks = at; });
   overlaps("rng_state", [](P& p, float* at) {
-    p.dropout_p = 0.5f;
-    p.rng_state = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(7));
+    p.dropout.p = 0.5f;
+    p.dropout.rng_state =
+        reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(7));
   });
 }
 
-TEST(what_is_to_come_is_not_implemented) {
-  static char something[8];
-  auto const refused = [](std::string const& name, auto const& change) {
-    CHECK_EQ(message(change, StatusCode::kNotImplemented),
-             name + " is set, but no kernel implements it yet");
-  };
-  refused("cu_seqlens_q", [](P& p) { p.cu_seqlens_q = reinterpret_cast<int32_t*>(something); });
-  refused("cu_seqlens_k", [](P& p) { p.cu_seqlens_k = reinterpret_cast<int32_t*>(something); });
-  refused("block_table", [](P& p) { p.block_table = reinterpret_cast<int32_t*>(something); });
-  refused("num_splits", [](P& p) { p.num_splits = 2; });
+TEST(operands_are_of_one_dtype) {
+  CHECK_EQ(message([](P& p) { p.k.dtype = DType::kFloat16; }),
+           "k is float16, allowed: float32 like q");
+  CHECK_EQ(message([](P& p) { p.o.dtype = DType::kBFloat16; }),
+           "out is bfloat16, allowed: float32 like q");
+  CHECK_EQ(message([](P& p) { p.v.dtype = DType(-1); }),
+           "v's dtype is -1, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+}
+
+TEST(sequences_and_pages) {
+  static int32_t numbers[8];
+  auto const odd = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(numbers) + 2);
+  CHECK_EQ(message([](P& p) { p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = numbers; }), "");
+  CHECK_EQ(message([](P& p) { p.seq_k.seqused = numbers; }), "");
+  CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}; }), "");
+  CHECK_EQ(message([=](P& p) { p.seq_q.cu_seqlens = odd; }),
+           "cu_seqlens_q's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) { p.seq_k.seqused = odd; }),
+           "seqused_k's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 0}; }),
+           "page_size is 0, allowed: a number of keys >= 1");
+  CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}, p.seq_k.cu_seqlens = numbers; }),
+           "cu_seqlens_k is set, but block_table says where keys are; allowed: seqused_k for their "
+           "number");
+  CHECK_EQ(message([](P& p) { p.seq_k.cu_seqlens = numbers, p.v.data = nullptr; }),
+           "v is null, but it has 2 x 2 x 7 rows");
 }
 
 TEST(addresses_and_strides) {
@@ -263,10 +285,11 @@ TEST(addresses_and_strides) {
 }
 
 TEST(empty_operands_need_no_memory) {
-  CHECK_EQ(message([](P& p) { p.seqlen_k = 0, p.k.data = p.v.data = nullptr; }), "");
-  CHECK_EQ(
-      message([](P& p) { p.seqlen_q = 0, p.q.data = p.o.data = nullptr, p.softmax_lse = nullptr; }),
-      "");
+  CHECK_EQ(message([](P& p) { p.seq_k.seqlen = 0, p.k.data = p.v.data = nullptr; }), "");
+  CHECK_EQ(message([](P& p) {
+             p.seq_q.seqlen = 0, p.q.data = p.o.data = nullptr, p.softmax_lse = nullptr;
+           }),
+           "");
   CHECK_EQ(message([](P& p) { p.batch = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; }),
            "");
   CHECK_EQ(message([](P& p) {
@@ -289,24 +312,25 @@ TEST(outputs_need_memory_of_their_own) {
            "out overlaps q; the output needs memory that no input uses");
   CHECK_EQ(message([](P& p) { p.k.data = static_cast<float*>(p.o.data) + 319; }),
            "out overlaps k; the output needs memory that no input uses");
-  CHECK_EQ(message([](P& p) { p.v = {static_cast<float*>(p.o.data) + 100, 0, 0, 0}; }),
+  CHECK_EQ(message([](P& p) { p.v = {static_cast<float*>(p.o.data) + 100, 0, 0, 0, p.v.dtype}; }),
            "out overlaps v; the output needs memory that no input uses");
   CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.q.data) + 7; }),
            "softmax_lse overlaps q; it needs memory that no other operand uses");
   CHECK_EQ(message([](P& p) { p.softmax_lse = static_cast<float*>(p.o.data) + 319; }),
            "softmax_lse overlaps out; it needs memory that no other operand uses");
   // Inputs may share memory and repeat themselves.
-  CHECK_EQ(message([](P& p) { p.k = p.v = {p.k.data, 0, 0, 0}; }), "");
+  CHECK_EQ(message([](P& p) { p.k = p.v = {p.k.data, 0, 0, 0, p.k.dtype}; }), "");
 }
 
 TEST(slices_of_one_buffer_do_not_overlap) {
   // (batch, seqlen, {q, k, v, o}, head, head_dim), as one packed projection would be.
   std::vector<float> packed(2 * 7 * 4 * 4 * 8);
   Call call;
-  call.p.seqlen_q = 7;
+  call.p.seq_q.seqlen = 7;
   call.p.num_heads_kv = 4;
-  TensorRef* const operands[] = {&call.p.q, &call.p.k, &call.p.v, &call.p.o};
+  Operand* const operands[] = {&call.p.q, &call.p.k, &call.p.v, &call.p.o};
   for (int i = 0; i < 4; ++i) *operands[i] = {packed.data() + i * 32, 7 * 128, 8, 128};
+  call.p.set_dtype(DType::kFloat32);
   call.p.softmax_lse = nullptr;
   CHECK_EQ(cutlass_attn::check(call.p).message, "");
   call.p.o.data = packed.data() + 3 * 32 - 1;

@@ -11,7 +11,7 @@
 
 using namespace cutlass_attn;
 using attention_case::Case;
-using attention_case::Problem;
+using attention_case::SolvedCase;
 using cpu::Isa;
 
 namespace {
@@ -25,7 +25,7 @@ void for_each_isa(Body const& body) {
 
 void run(Case const& what) {
   for (DType dtype : kDTypes) {
-    Problem problem(what, dtype);
+    SolvedCase problem(what, dtype);
     for_each_isa([&](Isa isa) {
       CHECK(cpu::attention_forward(problem.call(), {}, isa).ok());
       std::string const verdict = problem.verdict();
@@ -40,7 +40,7 @@ void run(Case const& what) {
 // A call of fp32 numbers on one head, for what Case cannot say.
 struct Plain {
   std::vector<float> q, k, v, o, lse;
-  AttnParams p;
+  Problem p;
 
   Plain(int seqlen_q, int seqlen_k, int head_dim)
       : q(size_t(seqlen_q) * head_dim),
@@ -56,12 +56,12 @@ struct Plain {
     p.v = {v.data(), 0, 0, head_dim};
     p.o = {o.data(), 0, 0, head_dim};
     p.softmax_lse = lse.data();
-    p.dtype = DType::kFloat32;
+    p.set_dtype(DType::kFloat32);
     p.batch = p.num_heads_q = p.num_heads_kv = 1;
-    p.seqlen_q = seqlen_q;
-    p.seqlen_k = seqlen_k;
+    p.seq_q.seqlen = seqlen_q;
+    p.seq_k.seqlen = seqlen_k;
     p.head_dim = p.head_dim_v = head_dim;
-    p.softmax_scale = 0.25f;
+    p.logits.softmax_scale = 0.25f;
   }
 };
 
@@ -108,13 +108,13 @@ TEST(more_heads_in_a_group_than_rows_in_a_tile) {
 TEST(any_number_of_threads_gives_the_same_bits) {
   for_each_isa([](Isa isa) {
     Plain one(1000, 700, 64);
-    one.p.causal = true;
+    one.p.mask.causal = true;
     LaunchOptions options;
     options.num_threads = 1;
     CHECK(cpu::attention_forward(one.p, options, isa).ok());
     for (int threads : {2, 3, 7, 64, 0}) {
       Plain many(1000, 700, 64);
-      many.p.causal = true;
+      many.p.mask.causal = true;
       options.num_threads = threads;
       CHECK(cpu::attention_forward(many.p, options, isa).ok());
       CHECK(std::memcmp(many.o.data(), one.o.data(), one.o.size() * sizeof(float)) == 0);
@@ -168,7 +168,7 @@ TEST(logits_far_beyond_what_fp32_resolves) {
 TEST(infinite_scores) {
   for_each_isa([](Isa isa) {
     Plain x(40, 100, 16);
-    x.p.causal = true;  // query i sees 61 + i keys
+    x.p.mask.causal = true;  // query i sees 61 + i keys
     x.q.assign(x.q.size(), 1);
     x.k[80 * 16] = INFINITY;   // seen by queries from 20 on: inf - inf
     x.k[10 * 16] = -INFINITY;  // seen by all: a weight of 0

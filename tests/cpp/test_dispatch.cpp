@@ -11,34 +11,46 @@ using namespace cutlass_attn;
 
 namespace {
 
-Status launch(AttnParams const&, LaunchOptions const&) { return {}; }
+constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
+constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
-Variant variant(std::string const& key, std::string const& kernel, Device device, DType dtype,
+KernelUnit const kUnit{{128, 48 * 1024, 64, 0}, {}, {}};
+KernelUnit const kLargeUnit{{128, 160 * 1024, 64, 0}, {}, {}};
+
+// Of a kernel with these needs; kept for as long as the program runs.
+ManifestKernel const* kernel(uint32_t options, int least, int last, int alignment) {
+  ManifestKernel made{};
+  made.name = "";
+  made.options = options;
+  made.compute_capability[0] = least;
+  made.compute_capability[1] = last;
+  made.alignment = alignment;
+  return new ManifestKernel(made);
+}
+
+Variant variant(std::string const& key, std::string const& kernel_name, Device device, DType dtype,
                 int head_dim, std::string const& tier, bool compiled, bool automatic,
                 int min_compute_capability, int alignment) {
-  Variant v;
+  Variant v{};
   v.info.key = key;
-  v.info.kernel = kernel;
+  v.info.kernel = kernel_name;
   v.info.device = device;
   v.info.dtype = dtype;
   v.info.head_dim = v.info.head_dim_v = head_dim;
   v.info.tier = tier;
   v.info.compiled = compiled;
   v.info.automatic = automatic;
-  v.min_compute_capability = min_compute_capability;
-  v.alignment = alignment;
-  v.options = option::softcap | option::bias;
-  v.launch = compiled ? launch : nullptr;
+  v.kernel = kernel(option::softcap | option::bias, min_compute_capability, 999, alignment);
+  v.unit = compiled ? &kUnit : nullptr;
+  v.is_simt = kernel_name.find("-simt") != std::string::npos;
   return v;
 }
-
-KernelFacts const kFacts;
 
 // A row that the build left out and that may be compiled at run time.
 Variant left_out(std::string const& key, std::string const& kernel, int head_dim) {
   Variant v =
       variant(key, kernel, Device::kCuda, DType::kFloat16, head_dim, "full", false, true, 80, 16);
-  v.facts = &kFacts;
+  v.can_load = true;
   return v;
 }
 
@@ -52,7 +64,15 @@ Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
   v.info.head_dim_multiple = 8;
   v.info.tile = tile;
   v.block_m = block_m;
-  v.options = 0;
+  v.kernel = kernel(0, 80, 999, 16);
+  return v;
+}
+
+// For Hopper alone, with more shared memory than others have.
+Variant hopper() {
+  Variant v = variant("hopper/f16/d40", "hopper", kCuda, kF16, 40, "core", true, false, 80, 16);
+  v.kernel = kernel(0, 90, 90, 16);
+  v.unit = &kLargeUnit;
   return v;
 }
 
@@ -61,23 +81,20 @@ Variant with_sums(Variant v, Accumulate accumulate) {
   return v;
 }
 
-constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
-constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
+DeviceInfo const kGpu{{89, 10, 100 * 1024, 99 * 1024}, kCuda, ""};
+DeviceInfo const kBigGpu{{90, 10, 228 * 1024, 227 * 1024}, kCuda, ""};
+DeviceInfo const kOldGpu{{75, 10, 64 * 1024, 63 * 1024}, kCuda, ""};
+DeviceInfo const kNoGpu{{}, kCuda, "no NVIDIA driver"};
+DeviceInfo const kHost{{}, kCpu, ""};
 
-DeviceInfo const kGpu{kCuda, 89, 10, 100 * 1024, ""};
-DeviceInfo const kBigGpu{kCuda, 90, 10, 228 * 1024, ""};
-DeviceInfo const kOldGpu{kCuda, 75, 10, 64 * 1024, ""};
-DeviceInfo const kNoGpu{kCuda, 0, 0, 0, "no NVIDIA driver"};
-DeviceInfo const kHost{kCpu, 0, 0, 0, ""};
-
-AttnParams call(DType dtype = kF16, int head_dim = 64) {
-  AttnParams p;
-  p.dtype = dtype;
+Problem call(DType dtype = kF16, int head_dim = 64) {
+  Problem p;
+  p.set_dtype(dtype);
   p.batch = p.num_heads_q = p.num_heads_kv = 2;
-  p.seqlen_q = p.seqlen_k = 4;
+  p.seq_q.seqlen = p.seq_k.seqlen = 4;
   p.head_dim = p.head_dim_v = head_dim;
-  for (TensorRef* t : {&p.q, &p.k, &p.v, &p.o}) {
-    *t = {reinterpret_cast<void*>(4096), 8 * head_dim, 4 * head_dim, head_dim};
+  for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
+    *t = {reinterpret_cast<void*>(4096), 8 * head_dim, 4 * head_dim, head_dim, dtype};
   }
   return p;
 }
@@ -89,21 +106,21 @@ Variant const& find(std::string const& key) {
   std::abort();
 }
 
-std::string reason(std::string const& key, AttnParams const& p, DeviceInfo const& device) {
+std::string reason(std::string const& key, Problem const& p, DeviceInfo const& device) {
   return why_not(find(key), p, device);
 }
 
-std::string chosen(AttnParams const& p, DeviceInfo const& device, std::string const& kernel) {
+std::string chosen(Problem const& p, DeviceInfo const& device, std::string const& kernel) {
   Status status;
-  Variant const* const v = select(p, device, kernel, status);
+  Variant const* const v = select(p, Op::kForward, device, kernel, status);
   CHECK_EQ(v == nullptr, !status.ok());
   return v == nullptr ? "" : v->info.key;
 }
 
-std::string refusal(AttnParams const& p, DeviceInfo const& device, std::string const& kernel,
+std::string refusal(Problem const& p, DeviceInfo const& device, std::string const& kernel,
                     StatusCode code) {
   Status status;
-  CHECK(select(p, device, kernel, status) == nullptr);
+  CHECK(select(p, Op::kForward, device, kernel, status) == nullptr);
   CHECK_EQ(int(status.code), int(code));
   return status.message;
 }
@@ -134,6 +151,7 @@ std::vector<Variant> const& cutlass_attn::registry() {
       left_out("late/f16/d56/128x64x4", "late", 56),
       left_out("late/f16/d56/64x64x4", "late", 56),
       variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 2),
+      hopper(),
   };
   return table;
 }
@@ -164,7 +182,7 @@ TEST(a_tile_that_fails_a_gate_comes_after_the_others) {
   // Where all fail, they run as before: no other kernel, and no greater head dim.
   CHECK_EQ(chosen(call(kF16, 96), device, "tiled"), "tiled/f16/d96v96/64x64x4");
   Status status;
-  Variant const* const best = select(call(kF16, 128), device, "tiled", status);
+  Variant const* const best = select(call(kF16, 128), Op::kForward, device, "tiled", status);
   CHECK_EQ(why_preferred(*best, find("tiled/f16/d128v128/128x64x4"), call(kF16, 128), device),
            "could run; fails a gate that 64x64x4 does not: 32 %, >= 40 allowed");
 }
@@ -206,27 +224,51 @@ TEST(every_reason) {
            "CUTLASS_ATTN_SIMT=ON");
 }
 
+TEST(a_kernel_has_capabilities_and_shared_memory_to_run_with) {
+  Problem const p = call(kF16, 40);
+  CHECK_EQ(reason("hopper/f16/d40", p, kBigGpu), "");
+  CHECK_EQ(reason("hopper/f16/d40", p, kGpu),
+           "needs compute capability 9.0, the device has 8.9; needs 163840 bytes of shared memory "
+           "a block, the device has 101376");
+  DeviceInfo next = kBigGpu;
+  next.compute_capability = 100;
+  CHECK_EQ(reason("hopper/f16/d40", p, next), "needs compute capability 9.0, the device has 10.0");
+}
+
+TEST(sequences_pages_and_scales_are_options) {
+  static int32_t numbers[4];
+  static float scale;
+  Problem p = call();
+  p.seq_q.cu_seqlens = numbers;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement varlen");
+  p = call();
+  p.seq_k.seqused = numbers;
+  p.kv.block_table = numbers;
+  p.v.scale = &scale;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement varlen, paged_kv, scales");
+}
+
 TEST(head_dim_v) {
-  AttnParams p = call();
+  Problem p = call();
   p.head_dim_v = 32;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs head_dim_v 64, got 32");
   CHECK_EQ(reason("slow/f16", p, kGpu), "");
 }
 
 TEST(options) {
-  AttnParams p = call();
-  p.softcap = 5.0f;
-  p.bias.data = &p;
+  Problem p = call();
+  p.logits.softcap = 5.0f;
+  p.logits.bias.data = &p;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
-  p.sinks = &p.softcap;
-  p.dropout_p = 0.5f;
-  p.softmax_scale = 0.0f;
+  p.logits.sinks = &p.logits.softcap;
+  p.dropout.p = 0.5f;
+  p.logits.softmax_scale = 0.0f;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement negative_scale, sinks, dropout");
   p = call();
-  p.alibi_slopes = &p.softcap;
-  p.mask.data = &p;
+  p.logits.alibi_slopes = &p.logits.softcap;
+  p.mask.elements.data = &p;
   CHECK_EQ(reason("host/f16", p, kHost), "does not implement alibi_slopes, mask");
-  p.softcap = 1.0f;
+  p.logits.softcap = 1.0f;
   CHECK_EQ(chosen(call(kF16, 80), kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
   CHECK_EQ(refusal(p, kGpu, "tiled/f16/d96v96/32x64x4", StatusCode::kInvalidArgument),
            "kernel \"tiled/f16/d96v96/32x64x4\" does not take this call:\n"
@@ -234,12 +276,12 @@ TEST(options) {
 }
 
 TEST(sums_are_those_asked_for) {
-  AttnParams p = call();
+  Problem p = call();
   CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp32\"");
   CHECK_EQ(chosen(p, kGpu, "half"), "");
-  p.dtype = kBF16;  // which no kernel of the table takes
+  p.set_dtype(kBF16);  // which no kernel of the table takes
   CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find("half/"), std::string::npos);
-  p.dtype = kF16;
+  p.set_dtype(kF16);
   p.accumulate = Accumulate::kFloat16;
   CHECK_EQ(reason("half/f16/d64", p, kGpu), "");
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs accumulate=\"fp32\", got \"fp16\"");
@@ -255,7 +297,7 @@ TEST(sums_are_those_asked_for) {
 }
 
 TEST(head_dims_up_to_a_limit) {
-  AttnParams p = call(kF16, 80);
+  Problem p = call(kF16, 80);
   CHECK_EQ(reason("tiled/f16/d128v128/64x64x4", p, kGpu), "");
   p.head_dim = 84;
   CHECK_EQ(reason("tiled/f16/d128v128/64x64x4", p, kGpu),
@@ -275,25 +317,25 @@ TEST(the_least_padding_is_preferred) {
   } const cases[] = {{64, 64, "d96v96"},    {96, 96, "d96v96"},    {104, 104, "d128v128"},
                      {64, 128, "d128v128"}, {128, 64, "d128v128"}, {136, 128, "d192v128"}};
   for (auto const& [head_dim, head_dim_v, dims] : cases) {
-    AttnParams p = call(kF16, head_dim);
+    Problem p = call(kF16, head_dim);
     p.head_dim_v = head_dim_v;
     CHECK_EQ(chosen(p, kGpu, "tiled").substr(0, 10 + dims.size()), "tiled/f16/" + dims);
   }
 }
 
 TEST(tiles_follow_the_tuned_table) {
-  AttnParams p = call(kF16, 128);
+  Problem p = call(kF16, 128);
   p.num_heads_q = p.num_heads_kv = 1;
   p.batch = 10;  // as many as the GPUs here have multiprocessors
   for (auto [seqlen_q, tile] : {std::pair(128, "64x64x4"), {64, "32x64x4"}, {16, "32x64x4"}}) {
-    p.seqlen_q = seqlen_q;
+    p.seq_q.seqlen = seqlen_q;
     CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d128v128/") + tile);
   }
   p.batch = 1;
   CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
   // A few queries of heads that share K and V are one tile: as many blocks as KV heads.
   p.batch = 10;
-  p.seqlen_q = 1;
+  p.seq_q.seqlen = 1;
   p.num_heads_q = 32;
   for (auto [heads_kv, tile] : {std::pair(32, "64x64x4"), {2, "64x64x4"}, {1, "32x64x4"}}) {
     p.num_heads_kv = heads_kv;
@@ -304,36 +346,37 @@ TEST(tiles_follow_the_tuned_table) {
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
   // A tuned tile that cannot run gives way to the next, one that is not named comes last.
   p = call(kF16, 96);
-  p.seqlen_q = 4096;
+  p.seq_q.seqlen = 4096;
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
   CHECK_EQ(chosen(p, kGpu, "tiled/f16/d96v96/64x64x4"), "tiled/f16/d96v96/64x64x4");
 }
 
 // Without any, they follow those of all calls: the test before this one.
 TEST(decoding_follows_rules_of_its_own) {
-  AttnParams p = call(kF16, 96);
+  Problem p = call(kF16, 96);
   p.num_heads_q = p.num_heads_kv = 1;
   p.batch = 80;  // 8 for each multiprocessor
   for (auto [seqlen_q, tile] : {std::pair(1, "32x64x4"), {16, "32x64x4"}, {17, "64x64x4"}}) {
-    p.seqlen_q = seqlen_q;
+    p.seq_q.seqlen = seqlen_q;
     CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d96v96/") + tile);
   }
-  p.seqlen_q = 1;
+  p.seq_q.seqlen = 1;
   Status status;
-  CHECK_EQ(why_preferred(*select(p, kBigGpu, "tiled", status), find("tiled/f16/d96v96/64x64x4"), p,
-                         kBigGpu),
+  CHECK_EQ(why_preferred(*select(p, Op::kForward, kBigGpu, "tiled", status),
+                         find("tiled/f16/d96v96/64x64x4"), p, kBigGpu),
            "could run; tile 32x64x4 is preferred for decoding with 8 blocks an SM");
   p.batch = 10;
   CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d96v96/64x64x4");
 }
 
 TEST(why_another_one_is_preferred) {
-  AttnParams p = call(kF16, 128);
+  Problem p = call(kF16, 128);
   auto const text = [&](char const* other) {
     Status status;
-    return why_preferred(*select(p, kBigGpu, "tiled", status), find(other), p, kBigGpu);
+    return why_preferred(*select(p, Op::kForward, kBigGpu, "tiled", status), find(other), p,
+                         kBigGpu);
   };
-  p.seqlen_q = 640;
+  p.seq_q.seqlen = 640;
   CHECK_EQ(text("tiled/f16/d128v128/32x64x4"),
            "could run; tile 64x64x4 is preferred for 4 blocks an SM");
   CHECK_EQ(text("tiled/f16/d192v128/64x64x4"),
@@ -345,14 +388,14 @@ TEST(select_agrees_with_why_not) {
   for (int head_dim : {8, 64, 72, 96, 128, 192}) {
     for (int offset : {0, 2, 8}) {
       for (uint32_t bits : {0u, 1u, 2u}) {
-        AttnParams p = call(kF16, head_dim);
+        Problem p = call(kF16, head_dim);
         p.k.data = static_cast<char*>(p.k.data) + offset;
-        p.softcap = bits & 1u ? 1.0f : 0.0f;
-        p.sinks = bits & 2u ? &p.softcap : nullptr;
+        p.logits.softcap = bits & 1u ? 1.0f : 0.0f;
+        p.logits.sinks = bits & 2u ? &p.logits.softcap : nullptr;
         for (Variant const& v : registry()) {
           for (DeviceInfo const& device : {kGpu, kOldGpu, kNoGpu, kHost}) {
             Status status;
-            bool const runs = select(p, device, v.info.key, status) != nullptr;
+            bool const runs = select(p, Op::kForward, device, v.info.key, status) != nullptr;
             CHECK_EQ(runs, why_not(v, p, device).empty());
           }
         }
@@ -362,7 +405,7 @@ TEST(select_agrees_with_why_not) {
 }
 
 TEST(alignment) {
-  AttnParams p = call();
+  Problem p = call();
   p.v.data = static_cast<char*>(p.v.data) + 8;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "v's address is not a multiple of 16 bytes");
   CHECK_EQ(reason("slow/f16", p, kGpu), "");
@@ -385,7 +428,7 @@ TEST(alignment) {
   p.q.row_stride = 65;
   p.k.data = static_cast<char*>(p.k.data) + 2;
   CHECK_EQ(reason("later/f16", p, kGpu), "");  // a multiple of the element is all that it asks for
-  p.dtype = kF32;                              // of an element that is larger than that, too
+  p.set_dtype(kF32);                           // of an element that is larger than that, too
   p.k.data = static_cast<char*>(p.k.data) + 1;
   CHECK_EQ(reason("later/f16", p, kGpu),
            "needs float16, got float32; k's address is not a multiple of 2 bytes");
@@ -393,33 +436,36 @@ TEST(alignment) {
 
 TEST(address_bits_are_those_of_every_row) {
   CHECK_EQ(address_bits(call(), 2), 4096u | 64 * 2 | 256 * 2 | 512 * 2);
-  for (TensorRef AttnParams::* operand :
-       {&AttnParams::q, &AttnParams::k, &AttnParams::v, &AttnParams::o}) {
-    AttnParams p = call();
+  for (Operand Problem::* operand : {&Problem::q, &Problem::k, &Problem::v, &Problem::o}) {
+    Problem p = call();
     (p.*operand).data = reinterpret_cast<void*>(4098);
     CHECK_EQ(address_bits(p, 2) % 16, 2u);
-    bool const is_of_keys = operand == &AttnParams::k || operand == &AttnParams::v;
+    bool const is_of_keys = operand == &Problem::k || operand == &Problem::v;
     struct {
-      int64_t TensorRef::* stride;
-      int32_t AttnParams::* size;
+      int64_t Operand::* stride;
+      int32_t& (*size)(Problem&, bool is_of_keys);
     } const dims[] = {
-        {&TensorRef::batch_stride, &AttnParams::batch},
-        {&TensorRef::head_stride,
-         is_of_keys ? &AttnParams::num_heads_kv : &AttnParams::num_heads_q},
-        {&TensorRef::row_stride, is_of_keys ? &AttnParams::seqlen_k : &AttnParams::seqlen_q}};
+        {&Operand::batch_stride, [](Problem& p, bool) -> int32_t& { return p.batch; }},
+        {&Operand::head_stride,
+         [](Problem& p, bool of_keys) -> int32_t& {
+           return of_keys ? p.num_heads_kv : p.num_heads_q;
+         }},
+        {&Operand::row_stride, [](Problem& p, bool of_keys) -> int32_t& {
+           return of_keys ? p.seq_k.seqlen : p.seq_q.seqlen;
+         }}};
     for (auto const& [stride, size] : dims) {
       p = call();
       p.*operand.*stride = -261;
       CHECK_EQ(address_bits(p, 2) % 16, 6u);
       CHECK_EQ(address_bits(p, 4) % 16, 12u);
-      p.*size = 1;
+      size(p, is_of_keys) = 1;
       CHECK_EQ(address_bits(p, 2) % 16, 0u);
     }
   }
 }
 
 TEST(a_row_left_out_counts_while_there_is_a_compiler) {
-  AttnParams const p = call(kF16, 48);
+  Problem const p = call(kF16, 48);
   CHECK_EQ(reason("late/f16/d48", p, kGpu),
            "not compiled into this build (tier full): no compiler is set: see set_compiler(); or "
            "rebuild with CUTLASS_ATTN_TIER=full");
@@ -443,7 +489,7 @@ TEST(a_row_left_out_counts_while_there_is_a_compiler) {
 }
 
 TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
-  AttnParams const p = call(kF16, 56), other = call(kF16, 48);
+  Problem const p = call(kF16, 56), other = call(kF16, 48);
   set_compiler([](std::string const&, int) { return Status(); });
   CHECK_EQ(chosen(p, kGpu, "late"), "late/f16/d56/128x64x4");
   CHECK(refuse_kernel("late/f16/d56/128x64x4", "error: no").ok());
@@ -464,7 +510,7 @@ TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
 }
 
 TEST(all_reasons_are_given) {
-  AttnParams p = call(kBF16, 80);
+  Problem p = call(kBF16, 80);
   p.k.row_stride = 81;
   CHECK_EQ(reason("fast/f16/d96", p, kOldGpu),
            "needs float16, got bfloat16; needs head_dim 96, got 80; k's row stride of 81 elements "
@@ -507,7 +553,8 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(refusal(call(), device, "quick", StatusCode::kInvalidArgument),
              "kernel is \"quick\", allowed: \"auto\", \"fast\", \"slow\", \"gone\", \"host\", "
-             "\"fast-simt\", \"half\", \"tiled\", \"late\", \"later\", or a whole key such as "
+             "\"fast-simt\", \"half\", \"tiled\", \"late\", \"later\", \"hopper\", or a whole key "
+             "such as "
              "\"fast/f16/d64\" (variants() lists "
              "them)");
   }

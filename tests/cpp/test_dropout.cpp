@@ -14,14 +14,14 @@ namespace {
 
 struct Call {
   uint64_t rng_state[2];
-  AttnParams p;
+  Problem p;
 
   Call(float dropout_p, uint64_t seed, uint64_t offset = 0) : rng_state{seed, offset} {
-    p.dropout_p = dropout_p;
-    p.rng_state = rng_state;
+    p.dropout.p = dropout_p;
+    p.dropout.rng_state = rng_state;
     p.num_heads_q = 4;
   }
-  Dropout dropout() const { return Dropout(p); }
+  DropoutMask dropout() const { return DropoutMask(p); }
 };
 
 }  // namespace
@@ -51,12 +51,12 @@ TEST(philox_known_answers) {
 
 TEST(no_dropout_needs_no_state) {
   Call call(0, 0);
-  call.p.rng_state = nullptr;
+  call.p.dropout.rng_state = nullptr;
   CHECK(!call.dropout().is_active());
 }
 
 TEST(a_probability_of_one_drops_all) {
-  Dropout const dropout = Call(1, 5).dropout();
+  DropoutMask const dropout = Call(1, 5).dropout();
   CHECK(dropout.is_active());
   for (int key = 0; key < 1000; ++key) CHECK_EQ(dropout.factor(0, 1, 2, key), 0.0f);
 }
@@ -64,7 +64,7 @@ TEST(a_probability_of_one_drops_all) {
 // Rates within five standard deviations, and an expectation of 1 to the rounding of fp32.
 TEST(the_rate_is_what_was_asked_for) {
   for (float p : {0.1f, 0.25f, 0.5f, 0.9f}) {
-    Dropout const dropout = Call(p, 42).dropout();
+    DropoutMask const dropout = Call(p, 42).dropout();
     int kept = 0, count = 0;
     for (int q = 0; q < 300; ++q) {
       for (int key = 0; key < 500; ++key, ++count) {
@@ -83,7 +83,7 @@ TEST(the_rate_is_what_was_asked_for) {
 // Neighbours along every dimension agree as often as independent weights do: half of the time.
 TEST(neighbours_are_independent) {
   constexpr int kSize = 64;
-  Dropout const dropout = Call(0.5f, 7).dropout();
+  DropoutMask const dropout = Call(0.5f, 7).dropout();
   auto const keeps = [&](int b, int h, int q, int key) {
     return dropout.factor(b, h, q, key) != 0;
   };
@@ -112,7 +112,7 @@ TEST(neighbours_are_independent) {
 // One draw serves eight keys of a row, at the places that the head of dropout.hpp names, and no
 // other key of any row has those bits.
 TEST(a_draw_serves_eight_keys) {
-  Dropout const dropout = Call(0.5f, 9).dropout();
+  DropoutMask const dropout = Call(0.5f, 9).dropout();
   std::set<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> draws;
   int count = 0;
   for (int q = 0; q < 3; ++q) {

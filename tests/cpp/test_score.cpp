@@ -14,31 +14,34 @@ using namespace cutlass_attn;
 
 namespace {
 
-AttnParams call(float scale, float softcap) {
-  AttnParams p;
-  p.softmax_scale = scale;
-  p.softcap = softcap;
+Problem call(float scale, float softcap) {
+  Problem p;
+  p.logits.softmax_scale = scale;
+  p.logits.softcap = softcap;
   return p;
 }
 
-double logit(AttnParams const& p, double s) {
-  double const x = double(p.softmax_scale) * s;
-  return p.softcap > 0 ? p.softcap * std::tanh(x / p.softcap) : x;
+SeqLens lens_of(Problem const& p) { return {p.seq_q.seqlen, p.seq_k.seqlen}; }
+
+double logit(Problem const& p, double s) {
+  double const x = double(p.logits.softmax_scale) * s;
+  return p.logits.softcap > 0 ? p.logits.softcap * std::tanh(x / p.logits.softcap) : x;
 }
 
 // The softmax weight is 2^(score * log2_scale) = e^logit.
 template <class Score>
-void agrees_with_the_definition(AttnParams const& p) {
-  Score const score(p);
+void agrees_with_the_definition(Problem const& p) {
+  Score const score(p, lens_of(p));
   CHECK(Score::takes(p));
   CHECK(score.log2_scale() > 0);
-  double const largest = p.softcap > 0 ? p.softcap : 200 * std::fabs(p.softmax_scale);
+  double const largest =
+      p.logits.softcap > 0 ? p.logits.softcap : 200 * std::fabs(p.logits.softmax_scale);
   for (double s = -200; s <= 200; s += 0.37) {
     double const x = double(score(float(s), 0, 0, 0, 0)) * score.log2_scale() / double(kLog2e);
     CHECK_NEAR(x, logit(p, float(s)), 1e-6 * largest);
     double const h = 1e-4;
     double const slope = (logit(p, s + h) - logit(p, s - h)) / (2 * h);
-    CHECK_NEAR(score.grad(float(s), 0, 0, 0, 0), slope, 2e-6 * std::fabs(p.softmax_scale));
+    CHECK_NEAR(score.grad(float(s), 0, 0, 0, 0), slope, 2e-6 * std::fabs(p.logits.softmax_scale));
   }
 }
 
@@ -86,22 +89,22 @@ TEST(general_without_terms_is_softcap) {
 namespace {
 
 // A call with one operand per logit; data[i] is element i of it.
-AttnParams with_terms() {
-  AttnParams p = call(0.5f, 0);
+Problem with_terms() {
+  Problem p = call(0.5f, 0);
   p.batch = 2;
   p.num_heads_q = 3;
-  p.seqlen_q = 4;
-  p.seqlen_k = 5;
+  p.seq_q.seqlen = 4;
+  p.seq_k.seqlen = 5;
   return p;
 }
 
 // Calls body(b, h, q, k) for every logit.
 template <class Body>
-void for_each_logit(AttnParams const& p, Body const& body) {
+void for_each_logit(Problem const& p, Body const& body) {
   for (int b = 0; b < p.batch; ++b) {
     for (int h = 0; h < p.num_heads_q; ++h) {
-      for (int q = 0; q < p.seqlen_q; ++q) {
-        for (int k = 0; k < p.seqlen_k; ++k) body(b, h, q, k);
+      for (int q = 0; q < p.seq_q.seqlen; ++q) {
+        for (int k = 0; k < p.seq_k.seqlen; ++k) body(b, h, q, k);
       }
     }
   }
@@ -113,12 +116,12 @@ TEST(alibi_falls_off_on_both_sides_of_the_diagonal) {
   float const slopes[] = {0.5f, 0.25f, 2.0f, 9, 1.0f, 4.0f, 0.125f};
   for (int64_t shift : {0, -3, 2}) {
     for (int batch_stride : {0, 4}) {
-      AttnParams p = with_terms();
-      p.alibi_slopes = slopes;
-      p.alibi_batch_stride = batch_stride;
-      p.diagonal_shift = shift;
+      Problem p = with_terms();
+      p.logits.alibi_slopes = slopes;
+      p.logits.alibi_batch_stride = batch_stride;
+      p.mask.diagonal_shift = shift;
       CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p) && GeneralScore::takes(p));
-      GeneralScore const score(p);
+      GeneralScore const score(p, lens_of(p));
       for_each_logit(p, [&](int b, int h, int q, int k) {
         // Query q sits on key q + 1 + shift.
         float const distance = std::fabs(float(q + 1 + int(shift) - k));
@@ -139,20 +142,20 @@ TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
     half[i] = uint16_t(i % 2 << 15 | unsigned(exponent + 15) << 10);
     bfloat[i] = uint16_t(i % 2 << 15 | unsigned(exponent + 127) << 7);
   }
-  LogitRef const layouts[] = {{nullptr, 60, 20, 5, 1}, {nullptr, 120, 40, 10, 2},
+  PerLogit const layouts[] = {{nullptr, 60, 20, 5, 1}, {nullptr, 120, 40, 10, 2},
                               {nullptr, 5, 0, 0, 1},   {nullptr, 0, 0, 5, 1},
                               {nullptr, 0, 7, 0, 0},   {nullptr, 1, 2, 30, 6}};
   for (auto const& [dtype, data] : {std::pair<DType, void const*>(DType::kFloat32, full.data()),
                                     {DType::kFloat16, half.data()},
                                     {DType::kBFloat16, bfloat.data()}}) {
-    for (LogitRef const& layout : layouts) {
-      AttnParams p = with_terms();
-      p.softcap = 2;
-      p.bias = layout;
-      p.bias.data = data;
-      p.bias_dtype = dtype;
+    for (PerLogit const& layout : layouts) {
+      Problem p = with_terms();
+      p.logits.softcap = 2;
+      p.logits.bias = layout;
+      p.logits.bias.data = data;
+      p.logits.bias_dtype = dtype;
       CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
-      GeneralScore const score(p);
+      GeneralScore const score(p, lens_of(p));
       SoftcapScore const softcap(p);
       float const capped = softcap.outer() * softcap(6, 0, 0, 0, 0);
       for_each_logit(p, [&](int b, int h, int q, int k) {
@@ -169,18 +172,18 @@ TEST(mask_hides_where_its_byte_is_zero_whatever_the_bias) {
   for (size_t i = 0; i < sizeof bytes; ++i)
     bytes[i] = uint8_t(i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : 255);
   float const bias[] = {std::nanf(""), 1, kInf, 2, -kInf};
-  AttnParams p = with_terms();
-  p.mask = {bytes, 60, 20, 5, 1};
-  p.bias = {bias, 0, 0, 0, 1};
-  p.bias_dtype = DType::kFloat32;
-  GeneralScore const score(p);
+  Problem p = with_terms();
+  p.mask.elements = {bytes, 60, 20, 5, 1};
+  p.logits.bias = {bias, 0, 0, 0, 1};
+  p.logits.bias_dtype = DType::kFloat32;
+  GeneralScore const score(p, lens_of(p));
   for_each_logit(p, [&](int b, int h, int q, int k) {
     float const x = score(6, b, h, q, k);
     float const shown = 3 + bias[k];
     bool const hidden = bytes[b * 60 + h * 20 + q * 5 + k] == 0;
     CHECK(hidden ? x == -kInf : x == shown || (std::isnan(x) && std::isnan(shown)));
   });
-  p.bias = {};
+  p.logits.bias = {};
   CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
 }
 
@@ -192,12 +195,12 @@ TEST(beyond_the_sequences_the_last_terms_are_read) {
     bias[i] = float(i);
     mask[i] = i % 2;
   }
-  AttnParams p = with_terms();
-  p.bias = {bias, 0, 0, 5, 1};
-  p.bias_dtype = DType::kFloat32;
-  AttnParams with_mask = p;
-  with_mask.mask = {mask, 0, 0, 5, 1};
-  GeneralScore const biased(p), masked(with_mask);
+  Problem p = with_terms();
+  p.logits.bias = {bias, 0, 0, 5, 1};
+  p.logits.bias_dtype = DType::kFloat32;
+  Problem with_mask = p;
+  with_mask.mask.elements = {mask, 0, 0, 5, 1};
+  GeneralScore const biased(p, lens_of(p)), masked(with_mask, lens_of(p));
   for (auto [q, k] : {std::pair(4, 2), {100, 3}, {1, 5}, {2, 100}, {70, 70}}) {
     int const at = std::min(q, 3) * 5 + std::min(k, 4);
     CHECK_EQ(biased(6, 1, 2, q, k), 3.0f + float(at));
@@ -227,24 +230,24 @@ TEST(a_block_of_logits_has_the_terms_of_each) {
   }
   // Of 12 keys side by side, in rows of 12 and of 13; of 12 keys every second; of 11, whose last
   // has no neighbour.
-  LogitRef const layouts[] = {{nullptr, 144, 48, 12, 1},
+  PerLogit const layouts[] = {{nullptr, 144, 48, 12, 1},
                               {nullptr, 156, 52, 13, 1},
                               {nullptr, 288, 96, 24, 2},
                               {nullptr, 144, 48, 12, 1},
                               {nullptr, 0, 0, 0, 1}};
-  for (LogitRef const& layout : layouts) {
+  for (PerLogit const& layout : layouts) {
     for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
       for (int seqlen_k : {12, 11}) {
-        AttnParams p = with_terms();
-        p.seqlen_k = seqlen_k;
-        p.softcap = 3;
-        p.alibi_slopes = slopes;
-        p.bias = p.mask = layout;
-        p.bias.data = dtype == DType::kFloat32 ? static_cast<void const*>(full.data())
-                                               : static_cast<void const*>(half.data());
-        p.bias_dtype = dtype;
-        p.mask.data = mask.data();
-        GeneralScore const score(p);
+        Problem p = with_terms();
+        p.seq_k.seqlen = seqlen_k;
+        p.logits.softcap = 3;
+        p.logits.alibi_slopes = slopes;
+        p.logits.bias = p.mask.elements = layout;
+        p.logits.bias.data = dtype == DType::kFloat32 ? static_cast<void const*>(full.data())
+                                                      : static_cast<void const*>(half.data());
+        p.logits.bias_dtype = dtype;
+        p.mask.elements.data = mask.data();
+        GeneralScore const score(p, lens_of(p));
         float x[2][4];
         auto const at = [&](int i, int j) -> float& { return x[i][j]; };
         for (int i = 0; i < 2; ++i) {

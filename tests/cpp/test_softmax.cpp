@@ -22,7 +22,7 @@ struct Row {
   void take(std::vector<float> const& scores, std::vector<float> const& values) {
     float best = -kInf;
     for (float x : scores) best = std::fmax(best, x);
-    o *= softmax.raise(best, kScale);
+    o *= softmax.update_max(best, kScale);
     for (size_t i = 0; i < scores.size(); ++i) {
       float const p = softmax.weight(scores[i], kScale);
       softmax.sum += p;
@@ -94,6 +94,14 @@ TEST(tiles_of_any_size_give_the_softmax) {
       expect(sample.part(0, 200, tile), exact(sample.scores, sample.values));
     }
   }
+}
+
+// A product of such a score and the scale is off by whole units of log2.
+TEST(large_scores) {
+  std::vector<float> const scores = {2e9f, 2e9f - 128, -2e9f}, values = {1, 2, 3};
+  Row row;
+  row.take(scores, values);
+  CHECK_NEAR(row.result(), exact(scores, values).o, 3e-6);
 }
 
 TEST(merging_is_associative_and_takes_any_order) {

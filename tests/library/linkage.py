@@ -40,7 +40,7 @@ def main() -> int:
 
     if options.exports:
         header = options.exports.read_text()
-        public = set(re.findall(r"^CUTLASS_ATTN_API [\w:<>]+ (\w+)\(", header, re.MULTILINE))
+        public = set(re.findall(r"^CUTLASS_ATTN_API [\w:<> &]+[ &](\w+)\(", header, re.MULTILINE))
         symbols = run("nm", "-D", "--defined-only", "--demangle", str(options.library)).splitlines()
         exported = set()
         for symbol in symbols:

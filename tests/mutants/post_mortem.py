@@ -41,8 +41,13 @@ class Measuring(Workshop):
         dropped = ("-fsanitize=thread", "-O1", "-g1", "-fno-optimize-sibling-calls")
         command = [word for word in command if word not in dropped]
         work.mkdir(parents=True, exist_ok=True)
+        objects = []
+        for source in ("simt/host.cpp", "runtime/kernel.cpp"):
+            objects.append(str(work / f"{Path(source).stem}.o"))
+            definition = "-DCUTLASS_ATTN_CUDA=0"
+            run_compiler([*command, definition, "-c", str(KERNELS / source), "-o", objects[-1]])
         engine = work / "engine.o"
-        run_compiler([*command, "-c", str(KERNELS / "simt" / "host.cpp"), "-o", str(engine)])
+        run_compiler([command[0], "-r", "-nostdlib", *objects, "-o", str(engine)])
         super().__init__(command, SIMT / "measure_wmma.cpp", engine, work)
 
     def measure(self, binary: Path, number: int, *arguments: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import shlex
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ RUN_LIMIT_S = 300
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>
-#include "simt/host.hpp"
+#include "arch/sm80.hpp"
 #include "simt/numeric_conversion.hpp"
 inline int const planted_bug = std::atoi(std::getenv("PLANTED_BUG"));
 """
@@ -166,7 +166,7 @@ def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]
 def places(report: str) -> list[str]:
     """The innermost line of the kernels in each of the two stacks of a data race report."""
     stacks = report.split("\n\n")[:2]
-    found = [re.search(r"(?:sm80|wmma|scalar|cute|core)/\w+\.hpp:\d+", stack) for stack in stacks]
+    found = [re.search(r"(?:sm80|wmma|scalar|tile|core)/\w+\.hpp:\d+", stack) for stack in stacks]
     return [match[0] for match in found if match]
 
 
@@ -205,7 +205,11 @@ class Workshop:
 
     def test(self, binary: Path, mutant: Mutant) -> str:
         """What the tests say of a mutant, empty if nothing. Raises MutantError."""
-        planted = {"PLANTED_BUG": str(mutant.number), "TSAN_OPTIONS": "halt_on_error=1"}
+        planted = {
+            "PLANTED_BUG": str(mutant.number),
+            "TEST_FIRST": f"{mutant.name} {mutant.file}",
+            "TSAN_OPTIONS": "halt_on_error=1",
+        }
         try:
             done = subprocess.run(
                 [binary],
@@ -243,24 +247,37 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
 
-    def verdicts(program: Program) -> list[tuple[bool, str]]:
-        """Of each mutant: whether the tests did what they should, and a line about it."""
-        results = []
-        try:
-            binary = workshop.build(program, texts)
-            for mutant in program.mutants:
-                said = workshop.test(binary, mutant)
-                good = bool(said) == bool(mutant.number)
-                results.append((good, f"{mutant.name}: {said or 'the tests pass'}"))
-        except MutantError as error:
-            results.append((False, f"{program.name}: {error}"))
-        return results
-
     failures = 0
+
+    def report(good: bool, line: str) -> None:
+        nonlocal failures
+        failures += not good
+        print("ok  " if good else "FAIL", line, flush=True)
+
+    def verdict(binary: Path, mutant: Mutant) -> tuple[bool, str]:
+        """Whether the tests did what they should with a mutant, and a line about it."""
+        begin = time.monotonic()
+        try:
+            said = workshop.test(binary, mutant)
+        except MutantError as error:
+            return False, f"{mutant.name}: {error}"
+        seconds = time.monotonic() - begin
+        good = bool(said) == bool(mutant.number)
+        return good, f"{mutant.name}: {said or 'the tests pass'} ({seconds:.1f} s)"
+
+    # Compiling first, then a task for each run: most mutants are in one program.
     with ThreadPoolExecutor(options.jobs) as pool:
-        for good, line in (v for results in pool.map(verdicts, programs) for v in results):
-            failures += not good
-            print("ok  " if good else "FAIL", line, flush=True)
+        builds = {pool.submit(workshop.build, program, texts): program for program in programs}
+        runs = []
+        for build in as_completed(builds):
+            try:
+                binary = build.result()
+            except MutantError as error:
+                report(False, f"{builds[build].name}: {error}")
+                continue
+            runs += [pool.submit(verdict, binary, mutant) for mutant in builds[build].mutants]
+        for run in as_completed(runs):
+            report(*run.result())
     print(f"{len(programs)} programs, {failures} failures, {time.monotonic() - start:.0f} s")
     return 1 if failures else 0
 

@@ -21,12 +21,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from repository import load_generator  # puts the package `gates` in reach
+from repository import load_generator  # puts the package in reach
 
 # isort: split
-from gates import sass
-from gates.thresholds import FAIL, PASS, load_gates
-from gates.tile import tile_of
+from cutlass_attn.gates import sass
+from cutlass_attn.gates.thresholds import FAIL, PASS, load_gates
+from cutlass_attn.gates.tile import tile_of
 
 
 def main() -> int:
@@ -50,9 +50,9 @@ def main() -> int:
 
     checked = [row for row in rows if row.device == "cuda" and build.compiles(row)]
     for row in checked:
-        for score in row.kernel.scores.values():
+        for score in row.kernel.scores:
             print(f"{row.key} {score}")
-            kernel = (row.key, score)
+            kernel = (row.stem, score)
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue

@@ -17,13 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from repository import load_generator  # puts the package `gates` in reach
+from repository import load_generator  # puts the package in reach
 
 # isort: split
-from gates import sass
-from gates.hot_path import KINDS, SassError
-from gates.issue_slots import PARTS, model_of
-from gates.tile import tile_of
+from cutlass_attn.gates import sass
+from cutlass_attn.gates.hot_path import KINDS, SassError
+from cutlass_attn.gates.issue_slots import PARTS, model_of
+from cutlass_attn.gates.tile import tile_of
+from cutlass_attn.variant_key import key_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
@@ -56,22 +57,23 @@ def main() -> int:
 
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
+    generate = load_generator()
+    rows, _ = generate.load()
+    kernels = list(dict.fromkeys(row.kernel_name for row in rows))
     for name, listing in sass.parse_listings(sass.dump("-sass", options.library, options.arch)):
-        key, score = sass.identify(name) or ("", "")
+        symbol, score = sass.identify(name) or ("", "")
+        key = key_of(symbol, kernels)
         tile = tile_of(key, score)
-        if tile is None or score != "IdentityScore":
+        if tile is None or score != "identity":
             continue
         try:
             found[key] = model_of(listing, tile)
         except SassError as error:
             failures[key] = str(error)
     if options.tier:
-        generate = load_generator()
         build = generate.Build(tier=options.tier, simt=False)
         rows = [
-            row
-            for row in generate.load()[0]
-            if row.key.startswith("sm80") and "identity" in row.kernel.scores
+            row for row in rows if row.key.startswith("sm80") and "identity" in row.kernel.scores
         ]
         for row in rows:
             if build.compiles(row) and row.key not in found:

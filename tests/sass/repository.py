@@ -9,8 +9,10 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
-# For the package `gates`, which imports nothing of the package around it.
-sys.path.append(str(ROOT / "python" / "cutlass_attn"))
+# The package without what it does on import, which needs it to be built.
+_package = ModuleType("cutlass_attn")
+_package.__path__ = [str(ROOT / "python" / "cutlass_attn")]
+sys.modules["cutlass_attn"] = _package
 
 
 def load_generator() -> ModuleType:

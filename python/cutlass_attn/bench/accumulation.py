@@ -22,7 +22,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from .._call import ACCUMULATE
+from .._facts import ACCUMULATE
 from ..functional import attention
 from ..info import explain, variants
 from ..terminal import make_console, progress_bar
@@ -34,7 +34,7 @@ from .runner import random_inputs
 from .shapes import Shape
 from .timing import ColdEvents, interleaved_us
 
-SUMS = tuple(ACCUMULATE)
+SUMS = ACCUMULATE
 ROUNDS, SAMPLES = 7, 20
 # On a GPU, so that every length fills it alike.
 TOKENS, HEADS = 16384, 16

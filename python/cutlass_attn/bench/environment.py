@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _C
-from .._call import CUDA
+from ..devices import CUDA
 from ..info import build_info
 
 _SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")

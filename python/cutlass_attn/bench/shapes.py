@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .._facts import MAX_DECODE_QUERIES
+
 SHAPE_FORM = "b,hq,hkv,sq,sk,d"
-# kMaxDecodeQueries of kernels/core/params.hpp.
-DECODE_QUERIES = 16
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Shape:
 
     @property
     def op(self) -> str:
-        return "decode" if self.seqlen_q <= DECODE_QUERIES else "forward"
+        return "decode" if self.seqlen_q <= MAX_DECODE_QUERIES else "forward"
 
     @property
     def flops(self) -> float:

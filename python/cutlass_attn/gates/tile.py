@@ -1,13 +1,13 @@
 """What follows from the tile of an mma.sync kernel: kernels/sm80/config.hpp in numbers.
 
-It is stated a second time here because it judges what a compiler made of the first. Code that is
-compiled for a tile of the tuner asserts `smem_bytes` and `threads`.
+It is stated a second time here because it judges what a compiler made of the first.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
+
+from ..variant_key import parse
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not; that
 # of the general score once, for all. (Where Q stays in registers its loop is another one, over the
@@ -20,11 +20,7 @@ REGISTERS = 65536  # of an SM
 MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
-_COORDINATES = 92
-
-# A tile as in a key, "128x64x4" or "32x32x2c4": m, n, warps and columns, each in one way only.
-_NUMBER = r"[1-9]\d{0,3}"
-TILE = rf"({_NUMBER})x({_NUMBER})x({_NUMBER})(?:c([2-9]|[1-9]\d{{1,3}}))?"
+_COORDINATES = 112
 
 
 @dataclass(frozen=True)
@@ -51,19 +47,19 @@ class Tile:
 
     @property
     def is_pipelined(self) -> bool:
-        """Q stays in registers: kPipelined of sm80/config.hpp."""
+        """Q stays in registers: kKeepsQ of sm80/config.hpp."""
         return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
 
     @property
     def slice(self) -> int:
-        """Keys that go through softmax together: slice() of sm80/config.hpp, in units of 16."""
-        is_short = not self.is_pipelined or self.n % 64 or self.score == "SoftcapScore"
+        """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
+        is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
         return 1 if is_short else 2
 
     @property
     def steps_in_registers(self) -> int:
-        """Steps of 16 columns of Q that stay in registers: sm80/config_split.hpp."""
-        budget = 144 if self.score == "GeneralScore" else 160
+        """Steps of 16 columns of Q that stay in registers: q_steps_kept() of sm80/config.hpp."""
+        budget = 144 if self.score == "general" else 160
         steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
         return min(steps, self.head_dim // 16)
 
@@ -80,7 +76,7 @@ class Tile:
         for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
         transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
         """
-        bodies = BODIES_GENERAL if self.score == "GeneralScore" else BODIES
+        bodies = BODIES_GENERAL if self.score == "general" else BODIES
         blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
         load_q, load_k, load_v = (
             -(-rows * d // 8 // self.threads)
@@ -103,7 +99,7 @@ class Tile:
                 "LDSM.T": bodies * blocks * dims_v,
                 "LDGSTS": copies,
             }
-        if self.is_pipelined and self.score == "GeneralScore":
+        if self.is_pipelined and self.score == "general":
             # Q once; Q K^T of the first slice, and in the loop of one slice; there P V of one.
             # Before the loop the copies of two tiles of K begin.
             products = self.rows * 4 * self.slice * dims, self.rows * 2 * self.slice * dims_v
@@ -145,20 +141,20 @@ class Tile:
 
     @property
     def smem_bytes(self) -> int:
-        """Of a block: SharedStorage of sm80/config.hpp and of config_split.hpp."""
+        """Of a block: SharedStorage of sm80/config.hpp."""
         q = 2 * self.m * self.head_dim
         k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
             return q + stages * (k + v) + _aligned(_COORDINATES)
-        kept = replace(self, score="GeneralScore").steps_in_registers
+        kept = replace(self, score="general").steps_in_registers
         moved = kept // 4 * self.m * 128
         p = 2 * self.m * self.n
         exchange = 4 * self.warps * self.columns
         return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
 
     def why_not(self) -> str:
-        """What of config.hpp's, config_split.hpp's and tile_loader.hpp's assertions does not hold.
+        """What of sm80/config.hpp's and tile/tile_copy.hpp's assertions does not hold.
 
         Empty if all do.
         """
@@ -192,12 +188,11 @@ def _aligned(size: int) -> int:
 
 def tile_of(key: str, score: str) -> Tile | None:
     """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
-    match = re.fullmatch(
-        rf"sm80(?:/general|/(fp16\w*))?/b?f16/d({_NUMBER})(?:v({_NUMBER}))?/{TILE}",
-        key,
-    )
-    if not match:
+    parts = parse(key)
+    if parts is None or not parts.tile or parts.dtype == "f32":
         return None
-    accumulate, *sizes = match.groups()
-    qk, v, m, n, warps, columns = (int(x) if x else 0 for x in sizes)
-    return Tile(qk, v or qk, m, n, warps, columns or 1, score, accumulate or "fp32")
+    family, _, kind = parts.kernel.partition("/")
+    if family != "sm80" or kind not in ("", "general", "fp16", "fp16_qk", "fp16_pv"):
+        return None
+    accumulate = kind if kind.startswith("fp16") else "fp32"
+    return Tile(parts.head_dim, parts.head_dim_v, **parts.tile, score=score, accumulate=accumulate)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from .._call import CUDA
-from ..info import parse_device
+from ..devices import CUDA, parse_device
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
 from .tiles import space, unit_of
@@ -76,12 +75,24 @@ def _entry(key: str, arch: str) -> cache.Entry:
     return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
 
 
-def _arch(device_index: int) -> str:
-    """Such as "sm_89". Raises RuntimeError if there is no such GPU."""
+@once
+def _arch_of_rows() -> dict[str, str]:
+    return {row["key"]: row["arch"] for row in _C.variants()}
+
+
+def arch_for(key: str, capability: int) -> str:
+    """What a variant is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
+    one of Hopper's own instructions."""
+    suffix = "a" if _arch_of_rows().get(key, "").endswith("a") else ""
+    return f"sm_{capability}{suffix}"
+
+
+def _arch(key: str, device_index: int) -> str:
+    """The same for a GPU that is there. Raises RuntimeError if it is not."""
     capability, unavailable = _C.device_info(CUDA, device_index)
     if unavailable:
         raise RuntimeError(unavailable)
-    return f"sm_{capability}"
+    return arch_for(key, capability)
 
 
 def available(device_index: int | None = None) -> str:
@@ -105,7 +116,7 @@ def available(device_index: int | None = None) -> str:
 @once
 def _load_cached(device_index: int) -> None:
     for key in units():
-        entry = _entry(key, _arch(device_index))
+        entry = _entry(key, _arch(key, device_index))
         if (code := entry.read()) is not None:
             try:
                 _C.load_kernel(key, device_index, code)
@@ -158,7 +169,7 @@ def provide(key: str, device_index: int) -> None:
     one that refuses this code, it passes this variant over.
     """
     try:
-        code = cubin(key, _arch(device_index))
+        code = cubin(key, _arch(key, device_index))
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
@@ -219,8 +230,8 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
     keys = left_out(names)
     if not keys:
         return
-    arch = f"sm_{capability}" if capability else _arch(index)
     for key in keys:
+        arch = arch_for(key, capability) if capability else _arch(key, index)
         code = cubin(key, arch)
         if not capability:
             _C.load_kernel(key, index, code)

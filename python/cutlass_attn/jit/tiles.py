@@ -7,7 +7,7 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any
 
-from ..gates.tile import tile_of
+from ..variant_key import parse, symbol_of
 
 
 @once
@@ -18,23 +18,23 @@ def space(tree: Path) -> dict[str, Any]:
 
 
 def unit_of(tree: Path, key: str) -> str:
-    """The source of a variant such as sm80/f16/d64/96x64x2. It asserts the sizes of gates/tile.py.
+    """The source of a variant such as sm80/f16/d64/96x64x2.
 
     Raises ValueError for a key whose kernel has no tiles to choose.
     """
-    tile = tile_of(key, "")
-    kernel, _, rest = key.rpartition("/d")[0].rpartition("/")
-    if tile is None or kernel not in space(tree):
+    parts = parse(key)
+    entry = space(tree).get(parts.kernel) if parts and parts.tile else None
+    if parts is None or entry is None or parts.dtype not in entry["elements"]:
         raise ValueError(
             f"key is {key!r}; tiles can be chosen of {', '.join(space(tree)) or 'none'}"
         )
-    entry = space(tree)[kernel]
     text = str(entry["source"])
     fields = {
-        "element": entry["elements"][rest],
-        "threads": tile.threads,
-        "smem_bytes": tile.smem_bytes,
-        **{name: getattr(tile, name) for name in ("head_dim", "head_dim_v", *entry["axes"])},
+        "symbol": symbol_of(key),
+        "element": entry["elements"][parts.dtype],
+        "head_dim": parts.head_dim,
+        "head_dim_v": parts.head_dim_v,
+        **{name: parts.tile[name] for name in entry["axes"]},
     }
     for name, value in fields.items():
         text = text.replace(f"{{{name}}}", str(value))

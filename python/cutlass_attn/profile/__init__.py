@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from .._call import CUDA
 from ..bench.environment import environment
 from ..bench.shapes import Shape
+from ..devices import CUDA, parse_device
 from ..gates import ncu, sass
 from ..gates.thresholds import FAIL, Judgement, load_gates
 from ..gates.tile import tile_of
-from ..info import Explanation, Variant, explain, parse_device, variants
+from ..info import Explanation, Variant, explain, variants
+from ..variant_key import symbol_of
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
 
@@ -146,7 +147,7 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
     rows = []
     for done, variant in enumerate(chosen):
         progress(variant.key, done, len(chosen))
-        here = [kernel for kernel in resources if kernel[0] == variant.key]
+        here = [kernel for kernel in resources if kernel[0] == symbol_of(variant.key)]
         if here:
             for kernel in here:
                 rows.append(_static_row(variant, kernel[1], resources[kernel], counts[kernel]))
@@ -163,7 +164,7 @@ def _compiled_for() -> list[str]:
 
 
 def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
-    """Of a variant that NVRTC compiles: its kernels are named by their scores."""
+    """Of a variant that NVRTC compiles."""
     from .. import jit
 
     if variant.key not in jit.units():
@@ -178,10 +179,14 @@ def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
 
 
 def read_cubin(path: Path, arch: str) -> dict[str, tuple[dict[str, int], Any]]:
-    """{kernel: (resources, counts of instructions)} of a .cubin."""
+    """{score: (resources, counts of instructions)} of a .cubin."""
     resources = sass.parse_resources(sass.dump("-res-usage", path, arch))
     listings = dict(sass.parse_listings(sass.dump("-sass", path, arch)))
-    return {name: (used, sass.count(listings[name])) for name, used in resources.items()}
+    return {
+        entry[1]: (used, sass.count(listings[name]))
+        for name, used in resources.items()
+        if (entry := sass.identify(name))
+    }
 
 
 def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any) -> Row:

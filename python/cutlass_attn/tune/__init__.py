@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .. import _C
+from .._facts import DTYPE_KEYS
 from ..bench.shapes import Shape
 from ..info import variants
 from ..tuning_file import DEVICE_CLASSES, Rule, Tuning
 from .evaluate import Evaluator
 from .proposers import Context, ProposalError, Proposer, Tried
-from .space import SHORT, Candidate, Task, blocks_per_sm, parse_tile
+from .space import Candidate, Task, blocks_per_sm, parse_tile
 from .state import State
 
 PROPOSAL = "proposal"
@@ -174,5 +175,5 @@ def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
     kept = [rule for rule in tuning.rules if rule.where != where] + rules
     keys = {variant.key for variant in variants() if variant.tier != "tuned"}
     for rule in kept:
-        keys |= {f"{rule.kernel}/{dtype}/{rule.head_dims}/{rule.tile}" for dtype in SHORT.values()}
+        keys |= {f"{rule.kernel}/{key}/{rule.head_dims}/{rule.tile}" for key in DTYPE_KEYS.values()}
     return Tuning(kept, [mark for mark in tuning.failing if mark.key in keys])

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import tuning
-from ..bench.shapes import DECODE_QUERIES, SHAPE_FORM, Shape, parse_shape
+from .._facts import MAX_DECODE_QUERIES
+from ..bench.shapes import SHAPE_FORM, Shape, parse_shape
 from ..terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
 
 PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
@@ -67,8 +68,8 @@ def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     base = given or [Shape(4, heads, heads, 4096, 4096, args.head_dim)]
     if len({shape.op for shape in base}) > 1:
         raise ValueError(
-            f"--shape has calls of {DECODE_QUERIES} queries or fewer and others, whose tiles are "
-            "chosen apart: tune them one after the other"
+            f"--shape has calls of {MAX_DECODE_QUERIES} queries or fewer and others, whose tiles "
+            "are chosen apart: tune them one after the other"
         )
     masks = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
     return tuple(

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from .._facts import DTYPE_KEYS
 from ..bench.shapes import Shape
-from ..gates.tile import TILE, Tile, tile_of
+from ..gates.tile import Tile, tile_of
 from ..tuning_file import device_class
+from ..variant_key import TILE
 
 AXES = ("m", "n", "warps", "columns")
-SHORT = {"float16": "f16", "bfloat16": "bf16"}
 
 # Registers of a thread for addresses, bounds and the softmax state of its rows.
 _OVERHEAD = 24
@@ -91,11 +92,11 @@ class Task:
         return f"d{self.head_dim}{v}"
 
     def key(self, candidate: Candidate) -> str:
-        return f"{self.kernel}/{SHORT[self.dtype]}/{self.dims}/{candidate}"
+        return f"{self.kernel}/{DTYPE_KEYS[self.dtype]}/{self.dims}/{candidate}"
 
     def tile(self, candidate: Candidate) -> Tile:
         """The tile as its code is made, with the score that needs most registers."""
-        score = "GeneralScore" if self.kernel == "sm80/general" else "IdentityScore"
+        score = "general" if self.kernel == "sm80/general" else "identity"
         tile = tile_of(self.key(candidate), score)
         assert tile
         return tile

@@ -55,15 +55,17 @@ def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
     from ..gates.hot_path import SassError
     from ..gates.issue_slots import model_of
     from ..gates.tile import tile_of
+    from ..variant_key import symbol_of
 
-    tile = tile_of(key, "GeneralScore" if "general" in key else "IdentityScore")
+    score = "general" if "general" in key else "identity"
+    tile = tile_of(key, score)
     assert tile
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(code)
         listings = dict(sass.parse_listings(sass.dump("-sass", path, arch)))
     try:
-        return model_of(listings.get("identity") or listings["general"], tile)
+        return model_of(listings[f"{symbol_of(key)}__{score}"], tile)
     except SassError as error:
         return {"error": str(error)}
 

@@ -1,7 +1,7 @@
 #include "scalar/minimal.hpp"
 #include "scalar/tiled.hpp"
 #include "scalar/vectorized.hpp"
-#include "simt/host_launch.hpp"
+#include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
 
 using namespace cutlass_attn;
@@ -13,13 +13,13 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Single = scalar::Vectorized<float, 64>;
   using Chunked = scalar::Vectorized<cutlass::bfloat16_t, 128>;
   return {{"scalar/minimal/f32", DType::kFloat32,
-           &simt::launch_host<scalar::Minimal<float>, IdentityScore, GeneralScore>, true},
+           &simt::launch_on_host<scalar::Minimal<float>, IdentityScore, GeneralScore>, true},
           {"scalar/tiled/f32", DType::kFloat32,
-           &simt::launch_host<scalar::Tiled<float, 64>, IdentityScore, GeneralScore>, true},
+           &simt::launch_on_host<scalar::Tiled<float, 64>, IdentityScore, GeneralScore>, true},
           {"scalar/vectorized/f16/d64", DType::kFloat16,
-           &simt::launch_host<Half, IdentityScore, GeneralScore>, true, 64, false},
+           &simt::launch_on_host<Half, IdentityScore, GeneralScore>, true, 64, false},
           {"scalar/vectorized/f32/d64", DType::kFloat32,
-           &simt::launch_host<Single, IdentityScore, GeneralScore>},
+           &simt::launch_on_host<Single, IdentityScore, GeneralScore>},
           {"scalar/vectorized/bf16/d128", DType::kBFloat16,
-           &simt::launch_host<Chunked, IdentityScore, GeneralScore>, true, 128, false}};
+           &simt::launch_on_host<Chunked, IdentityScore, GeneralScore>, true, 128, false}};
 }

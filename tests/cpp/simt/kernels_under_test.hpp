@@ -8,8 +8,7 @@
 struct KernelUnderTest {
   char const* name;
   cutlass_attn::DType dtype;
-  cutlass_attn::Status (*launch)(cutlass_attn::AttnParams const&,
-                                 cutlass_attn::LaunchOptions const&);
+  cutlass_attn::Status (*launch)(cutlass_attn::Problem const&, cutlass_attn::RunOptions const&);
   bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
   int head_dim = 64;           // of its cases
   bool takes_unaligned = true;

@@ -14,9 +14,9 @@ using namespace wmma_checks;
 
 namespace {
 
-void measure(Launch launch, bool causal, simt::FiberOrder order) {
+void measure(LaunchKernel launch, bool causal, simt::FiberOrder order) {
   simt::launch_schedule().order = order;
-  Problem problem(2, 8, 512, 0.125f, causal, normal(11), normal(12), normal(13));
+  KnownProblem problem(2, 8, 512, 0.125f, causal, normal(11), normal(12), normal(13));
   std::vector<half_t> const exact = problem.exact(), o = problem.run(launch);
   double largest = 0, sum = 0, signed_sum = 0;
   int64_t wrong = 0, not_finite = 0, rows = 0;
@@ -47,7 +47,7 @@ void measure(Launch launch, bool causal, simt::FiberOrder order) {
 // measure_wmma [wide]: fragments of 8 x 32 x 16 at the reference shape.
 int main(int argc, char** argv) {
   bool const wide = argc > 1 && std::string(argv[1]) == "wide";
-  Launch const launch = wide ? kWmma<8, 8, 32> : kWmma<8, 16, 16>;
+  LaunchKernel const launch = wide ? kWmma<8, 8, 32> : kWmma<8, 16, 16>;
   simt::launch_schedule().poison = false;  // what a GPU would do, as far as there is one answer
   std::printf("{\"identity\": %d, ", identity_gives_identity());
   std::printf("\"first_tile\": %d, ", first_tile_is_the_scalar_one(kWmma<4, 16, 16>, 16));

@@ -2,16 +2,17 @@
 // places. ctest checks the report; see CMakeLists.txt.
 #include <string>
 
-#include "simt/host.hpp"
+#include "arch/sm80.hpp"
 
 using namespace cutlass_attn::simt;
+using cutlass_attn::arch::Sm80;
 
 namespace {
 
-__attribute__((noinline)) void write_own(int* slots) { slots[Host::thread()] = Host::thread(); }
+__attribute__((noinline)) void write_own(int* slots) { slots[Sm80::thread()] = Sm80::thread(); }
 
 __attribute__((noinline)) int read_next(int const* slots) {
-  return slots[(Host::thread() + 1) % 64];
+  return slots[(Sm80::thread() + 1) % 64];
 }
 
 // Every thread reads what another one wrote, and nothing is between the two. A warp collective
@@ -19,7 +20,7 @@ __attribute__((noinline)) int read_next(int const* slots) {
 void missing_barrier(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
-  Host::shuffle_xor(0, 1);
+  Sm80::shuffle_xor(0, 1);
   if (read_next(slots) < 0) write_own(slots);
 }
 
@@ -28,22 +29,22 @@ alignas(16) char const source[16] = {};
 // The wait makes a copy visible to the thread that issued it, not to the others.
 void missing_barrier_after_wait(char* smem) {
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Host::thread(), source, true);
-  Host::async_copy_commit();
-  Host::async_copy_wait<0>();
-  engine::load_matrix(false, smem + 16 * ((Host::thread() + 1) % 32), d);
+  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
+  Sm80::async_copy_commit();
+  Sm80::async_copy_wait<0>();
+  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 32), d);
 }
 
 // Of four warps, 0 and 1 are one group, 2 and 3 the other; this reads what the other warp of the
 // caller's group wrote.
-__attribute__((noinline)) int read_partner(int const* slots) { return slots[Host::thread() ^ 32]; }
-int group() { return Host::thread() / 64; }
+__attribute__((noinline)) int read_partner(int const* slots) { return slots[Sm80::thread() ^ 32]; }
+int group() { return Sm80::thread() / 64; }
 
 // Each warp at a barrier of its own: nothing is between the two of a group.
 void missing_named_barrier(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
-  Host::sync(1 + Host::thread() / 32, 32);
+  Sm80::sync(1 + Sm80::thread() / 32, 32);
   if (read_partner(slots) < 0) write_own(slots);
 }
 
@@ -52,35 +53,35 @@ void missing_named_barrier(char* smem) {
 void missing_barrier_between_groups(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
-  Host::sync(1 + group(), 64);
-  if (group() == 1 && slots[Host::thread() ^ 64] < 0) write_own(slots);
+  Sm80::sync(1 + group(), 64);
+  if (group() == 1 && slots[Sm80::thread() ^ 64] < 0) write_own(slots);
 }
 
 // The same kernels with their barriers: no report.
 void with_barriers(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
-  Host::sync();
+  Sm80::sync();
   if (read_next(slots) < 0) write_own(slots);
-  Host::sync();
+  Sm80::sync();
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Host::thread(), source, true);
-  Host::async_copy_commit();
-  Host::async_copy_wait<0>();
-  Host::sync();
-  engine::load_matrix(false, smem + 16 * ((Host::thread() + 1) % 64), d);
+  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
+  Sm80::async_copy_commit();
+  Sm80::async_copy_wait<0>();
+  Sm80::sync();
+  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 64), d);
 }
 
 void with_named_barriers(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   for (int round = 0; round < 3 + group(); ++round) {
     write_own(slots);
-    Host::sync(1 + group(), 64);
+    Sm80::sync(1 + group(), 64);
     if (read_partner(slots) < 0) write_own(slots);
-    Host::sync(1 + group(), 64);
+    Sm80::sync(1 + group(), 64);
   }
-  Host::sync();
-  if (slots[Host::thread() ^ 64] < 0) write_own(slots);
+  Sm80::sync();
+  if (slots[Sm80::thread() ^ 64] < 0) write_own(slots);
 }
 
 }  // namespace

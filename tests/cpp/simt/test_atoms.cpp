@@ -8,13 +8,14 @@
 #include <type_traits>
 #include <vector>
 
+#include "arch/sm80.hpp"
 #include "check.hpp"
-#include "simt/host.hpp"
 #include "simt/warp_ops.hpp"
 
 using namespace cutlass_attn::simt;
 using cutlass::bfloat16_t;
 using cutlass::half_t;
+using cutlass_attn::arch::Sm80;
 
 namespace {
 
@@ -37,7 +38,7 @@ Position position_c(int lane, int i) {
 // The layouts that CuTe partitions tensors with put every element where the instruction has it.
 template <class Element, class DeviceAtom>
 void check_traits() {
-  using Traits = cute::MMA_Traits<typename Host::Mma<Element>>;
+  using Traits = cute::MMA_Traits<typename Sm80::Mma16816<Element>>;
   using DeviceTraits = cute::MMA_Traits<DeviceAtom>;
   static_assert(std::is_same_v<typename Traits::ALayout, typename DeviceTraits::ALayout>);
   static_assert(std::is_same_v<typename Traits::BLayout, typename DeviceTraits::BLayout>);
@@ -67,7 +68,7 @@ void check_traits() {
 template <class Element>
 void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8]) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
-          int const lane = Host::thread();
+          int const lane = Sm80::thread();
           Element a_values[8], b_values[4];
           float c_values[4], d[4];
           for (int i = 0; i < 8; ++i) {
@@ -80,9 +81,9 @@ void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8
           uint32_t a_words[4], b_words[2];
           std::memcpy(a_words, a_values, sizeof(a_words));
           std::memcpy(b_words, b_values, sizeof(b_words));
-          Host::Mma<Element>::fma(d[0], d[1], d[2], d[3], a_words[0], a_words[1], a_words[2],
-                                  a_words[3], b_words[0], b_words[1], c_values[0], c_values[1],
-                                  c_values[2], c_values[3]);
+          Sm80::Mma16816<Element>::fma(d[0], d[1], d[2], d[3], a_words[0], a_words[1], a_words[2],
+                                       a_words[3], b_words[0], b_words[1], c_values[0], c_values[1],
+                                       c_values[2], c_values[3]);
           for (int i = 0; i < 4; ++i) {
             c[position_c(lane, i).row][position_c(lane, i).column] = d[i];
           }
@@ -122,7 +123,7 @@ void check_product() {
 
 // In fp16 the sum of an instruction is rounded once, to nearest even, and overflows to infinity.
 void check_sums_in_fp16() {
-  using Mma = Host::Mma<half_t, half_t>;
+  using Mma = Sm80::Mma16816<half_t, half_t>;
   using Traits = cute::MMA_Traits<Mma>;
   using DeviceTraits = cute::MMA_Traits<cute::SM80_16x8x16_F16F16F16F16_TN>;
   static_assert(std::is_same_v<typename Traits::CLayout, typename DeviceTraits::CLayout>);
@@ -144,7 +145,7 @@ void check_sums_in_fp16() {
   }
   // Which element is where: row 3 and column 5 of C are in lane 14, high half of the first word.
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
-          int const lane = Host::thread();
+          int const lane = Sm80::thread();
           uint32_t const c = lane == 14 ? uint32_t(half_t(7.0f).raw()) << 16 : 0;
           uint32_t const b = lane / 4 == 5 ? half_t(1.0f).raw() * 0x10001u : 0;
           uint32_t const a = lane / 4 == 3 ? half_t(1.0f).raw() * 0x10001u : 0;
@@ -190,23 +191,20 @@ void check_conversion(engine::MmaInput input) {
 
 template <bool kTransposed>
 void check_load_matrix() {
-  using Atom = std::conditional_t<kTransposed, Host::LoadMatrixTrans, Host::LoadMatrix>;
-  using DeviceAtom =
-      std::conditional_t<kTransposed, cute::SM75_U16x8_LDSM_T, cute::SM75_U32x4_LDSM_N>;
-  using Traits = cute::Copy_Traits<Atom>;
-  using DeviceTraits = cute::Copy_Traits<DeviceAtom>;
-  static_assert(std::is_same_v<typename Traits::SrcLayout, typename DeviceTraits::SrcLayout>);
-  static_assert(std::is_same_v<typename Traits::DstLayout, typename DeviceTraits::DstLayout>);
-
   // Row r of matrix m lies where lane 8 m + r says: here in reverse, to tell lanes from addresses.
   int wrong = 0;
   CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
-          int const lane = Host::thread();
-          uint16_t* const row = reinterpret_cast<uint16_t*>(smem + 16 * (31 - lane));
-          for (int column = 0; column < 8; ++column) row[column] = uint16_t(lane * 8 + column);
-          Host::sync();
+          int const lane = Sm80::thread();
+          uint16_t* const own = reinterpret_cast<uint16_t*>(smem + 16 * (31 - lane));
+          for (int column = 0; column < 8; ++column) own[column] = uint16_t(lane * 8 + column);
+          Sm80::sync();
+          Sm80::SmemAddress const row = Sm80::smem_address(own);
           uint32_t d[4];
-          Atom::copy(*reinterpret_cast<cute::uint128_t const*>(row), d[0], d[1], d[2], d[3]);
+          if constexpr (kTransposed) {
+            Sm80::load_matrix_trans(row, d);
+          } else {
+            Sm80::load_matrix(row, d);
+          }
           for (int matrix = 0; matrix < 4; ++matrix) {
             for (int i = 0; i < 2; ++i) {
               // PTX ISA, "ldmatrix": lane l holds row l / 4, columns 2 (l % 4) and the next.
@@ -219,42 +217,17 @@ void check_load_matrix() {
   CHECK(wrong == 0);
 }
 
-// By address, against the atom, in swizzled rows: the same words.
-template <bool kTransposed>
-void check_load_matrix_by_address() {
-  using Atom = std::conditional_t<kTransposed, Host::LoadMatrixTrans, Host::LoadMatrix>;
-  int wrong = 0;
-  CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
-          int const lane = Host::thread();
-          for (int i = 0; i < 8; ++i) {
-            reinterpret_cast<uint16_t*>(smem)[lane * 8 + i] = uint16_t(lane * 8 + i);
-          }
-          Host::sync();
-          Host::SmemAddress const row = Host::smem_address(smem) + 16 * lane;
-          uint32_t d[4], expected[4];
-          if constexpr (kTransposed) {
-            Host::load_matrix_trans(row ^ 0x50, d);
-          } else {
-            Host::load_matrix(row ^ 0x50, d);
-          }
-          Atom::copy(*reinterpret_cast<cute::uint128_t const*>(smem + (16 * lane ^ 0x50)),
-                     expected[0], expected[1], expected[2], expected[3]);
-          wrong += std::memcmp(d, expected, sizeof(d)) != 0;
-        }).ok());
-  CHECK(wrong == 0);
-}
-
 // The bits of pack() in the low and in the high half, with a value beside it that shows a mix-up.
 template <class Element>
 void check_pack(float x, uint16_t expected) {
   uint32_t const one = Element(1.0f).raw();
-  CHECK(Host::pack<Element>(x, 1.0f) == (one << 16 | expected));
-  CHECK(Host::pack<Element>(1.0f, x) == (uint32_t(expected) << 16 | one));
+  CHECK(Sm80::pack<Element>(x, 1.0f) == (one << 16 | expected));
+  CHECK(Sm80::pack<Element>(1.0f, x) == (uint32_t(expected) << 16 | one));
 }
 
 template <class Element>
 bool packs_to_nan(float x) {
-  uint32_t const packed = Host::pack<Element>(x, x);
+  uint32_t const packed = Sm80::pack<Element>(x, x);
   return std::isnan(float(Element::bitcast(uint16_t(packed)))) && packed >> 16 == (packed & 0xffff);
 }
 
@@ -263,7 +236,7 @@ bool packs_to_nan(float x) {
 template <class Element>
 void check_pack_rounds_to_nearest_even(uint16_t infinity) {
   int wrong = 0;
-  auto const pack = [](float x) { return uint16_t(Host::pack<Element>(x, 0.0f)); };
+  auto const pack = [](float x) { return uint16_t(Sm80::pack<Element>(x, 0.0f)); };
   for (uint16_t bits = 0; bits + 1 < infinity; ++bits) {
     for (uint16_t sign : {uint16_t(0), uint16_t(0x8000)}) {
       float const x = float(Element::bitcast(bits | sign));
@@ -282,27 +255,8 @@ void check_pack_rounds_to_nearest_even(uint16_t infinity) {
 template <class T>
 void check_shuffle(T scale) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
-          CHECK(Host::shuffle_xor(T(scale * Host::thread()), 5) == T(scale * (Host::thread() ^ 5)));
+          CHECK(Sm80::shuffle_xor(T(scale * Sm80::thread()), 5) == T(scale * (Sm80::thread() ^ 5)));
         }).ok());
-}
-
-TEST(async_copy_through_cute) {
-  using namespace cute;
-  alignas(16) half_t source[8];
-  for (int i = 0; i < 8; ++i) source[i] = half_t(float(i + 1));
-  for (bool predicate : {true, false}) {
-    CHECK(run_grid({1, 32, 16}, {}, [&](char* smem) {
-            if (Host::thread() != 0) return;
-            Copy_Atom<Host::AsyncCopy, half_t> const atom;
-            Tensor from = make_tensor(make_gmem_ptr(source), Layout<_8>{});
-            Tensor to = make_tensor(make_smem_ptr(reinterpret_cast<half_t*>(smem)), Layout<_8>{});
-            copy(atom.with(predicate), from, to);
-            Host::async_copy_commit();
-            CHECK(std::isnan(float(to(0))));
-            Host::async_copy_wait<0>();
-            for (int i = 0; i < 8; ++i) CHECK(float(to(i)) == (predicate ? i + 1 : 0));
-          }).ok());
-  }
 }
 
 TEST(async_copy_by_address) {
@@ -310,12 +264,12 @@ TEST(async_copy_by_address) {
   for (bool predicate : {true, false}) {
     std::string const error =
         run_grid({1, 32, 32}, {}, [&](char* smem) {
-          if (Host::thread() != 0) return;
+          if (Sm80::thread() != 0) return;
           uint32_t const* const to = reinterpret_cast<uint32_t const*>(smem + 16);
-          Host::async_copy(Host::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
-          Host::async_copy_commit();
+          Sm80::async_copy(Sm80::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
+          Sm80::async_copy_commit();
           CHECK(to[0] == 0xffffffff);
-          Host::async_copy_wait<0>();
+          Sm80::async_copy_wait<0>();
           for (int i = 0; i < 4; ++i) CHECK(to[i] == (predicate ? source[i] : 0));
         }).message;
     CHECK(error.empty());
@@ -379,10 +333,6 @@ TEST(conversion_is_exact) {
 TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();
   check_load_matrix<true>();
-}
-TEST(load_matrix_takes_addresses) {
-  check_load_matrix_by_address<false>();
-  check_load_matrix_by_address<true>();
 }
 TEST(shuffle_carries_any_type) {
   check_shuffle<float>(0.5f);

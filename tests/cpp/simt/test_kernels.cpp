@@ -1,6 +1,8 @@
 // Every compiled kernel that runs on the CPU, the GPU's among them, on every case: right against
 // fp64, and bitwise the same in whatever order threads and blocks run.
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "attention_case.hpp"
@@ -11,29 +13,38 @@
 
 using namespace cutlass_attn;
 using attention_case::Case;
-using attention_case::Problem;
+using attention_case::SolvedCase;
 
 namespace {
 
 constexpr uint32_t kAllOptions = option::softcap | option::negative_scale | option::alibi_slopes |
-                                 option::bias | option::mask | option::sinks | option::dropout;
+                                 option::bias | option::mask | option::attention_chunk |
+                                 option::sinks | option::dropout;
+
+// In the first two, any two threads run in both orders between one barrier and the next, so that
+// whatever depends on the order of two differs. The others are for a handful of cases.
+simt::Schedule const schedules[] = {
+    {0, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kReverse, 0},
+    {1, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kRandom, 1},
+    {3, simt::FiberOrder::kRandom, 2},
+};
+enum Schedules { kTwo = 2, kAll = 5 };
+
+// Past check(), whose limits some cases go beyond.
+Status run(Variant const& variant, Problem const& problem, RunOptions const& options) {
+  if (variant.kernel->function) return variant.kernel->function(problem, options);
+  return launch(variant.kernel->arguments, *variant.unit, problem, {}, options);
+}
 
 // Returns whether the variant takes the case.
-bool run(Variant const& variant, Case what) {
-  what.accumulate = variant.info.accumulate;
-  simt::Schedule const schedules[] = {
-      {0, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kForward, 0},
-      {1, simt::FiberOrder::kReverse, 0}, {1, simt::FiberOrder::kRandom, 1},
-      {3, simt::FiberOrder::kRandom, 2},
-  };
-  Problem problem(what, variant.info.dtype);
+bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedules count) {
   if (!why_not(variant, problem.call(), device_info(Device::kCpu)).empty()) return false;
   std::vector<char> first;
-  for (simt::Schedule const& schedule : schedules) {
-    simt::launch_schedule() = schedule;
-    LaunchOptions options;
-    options.num_threads = schedule.num_threads;
-    Status const status = variant.launch(problem.call(), options);
+  for (int i = 0; i < count; ++i) {
+    simt::launch_schedule() = schedules[i];
+    RunOptions options;
+    options.num_threads = schedules[i].num_threads;
+    Status const status = run(variant, problem.call(), options);
     std::string error = status.ok() ? problem.verdict() : status.message;
     if (first.empty()) first = problem.outputs();
     if (error.empty() && problem.outputs() != first) error = "results depend on the schedule";
@@ -44,32 +55,67 @@ bool run(Variant const& variant, Case what) {
   return true;
 }
 
-// Every compiled kernel whose name begins with `scalar/`, or every other one.
-void run_all(bool scalar) {
-  int kernels = 0;
-  for (Variant const& variant : registry()) {
-    if (variant.info.device != Device::kCpu || !variant.launch) continue;
-    if ((variant.info.kernel.find("scalar/") == 0) != scalar) continue;
-    ++kernels;
-    // Those that take any head dimension get a short one, and the odd ones.
-    bool const takes_any = variant.info.head_dim == 0 || variant.info.head_dim_multiple == 1;
-    int const head_dim = takes_any ? 64 : variant.info.head_dim;
-    bool const has_softcap = variant.options & option::softcap;
-    for (Case const& what : attention_case::cases(head_dim)) {
-      bool const is_scaled = what.softcap == 0 && what.softmax_scale >= 0;  // 0: by default
-      CHECK(run(variant, what) || !(has_softcap || is_scaled));
-    }
-    bool const has_all_options = variant.options == kAllOptions;
-    for (Case const& what : attention_case::option_cases(head_dim)) {
-      bool const is_aligned = *what.unaligned == 0 || variant.alignment <= 2;
-      CHECK(run(variant, what) || !has_all_options || !is_aligned);
-    }
-    for (Case const& what : attention_case::odd_head_dims()) {
-      bool const fits = variant.info.head_dim == 0 || what.head_dim_v <= variant.info.head_dim;
-      CHECK(run(variant, what) || !takes_any || !fits);
+// Those that take any head dimension get a short one, and the odd ones.
+bool takes_any_head_dim(Variant const& variant) {
+  return variant.info.head_dim == 0 || variant.info.head_dim_multiple == 1;
+}
+
+// Variants that are judged by the same answers, which take as long as some of the kernels.
+struct Group {
+  DType dtype;
+  int head_dim;
+  Accumulate accumulate;
+
+  bool operator<(Group const& x) const {
+    return std::tie(dtype, head_dim, accumulate) < std::tie(x.dtype, x.head_dim, x.accumulate);
+  }
+};
+
+// Each variant with the cases of a list; must_take(variant, case): whether it has to take it.
+template <class MustTake>
+void run_list(Group const& group, std::vector<Variant const*> const& variants,
+              std::vector<Case> const& cases, size_t few, MustTake const& must_take) {
+  for (size_t i = 0; i < cases.size(); ++i) {
+    Case what = cases[i];
+    what.accumulate = group.accumulate;
+    SolvedCase problem(what, group.dtype);
+    for (Variant const* variant : variants) {
+      CHECK(run(*variant, what, problem, i < few ? kAll : kTwo) || !must_take(*variant, what));
     }
   }
-  CHECK(kernels > 0);
+}
+
+// Every compiled kernel whose name begins with `scalar/`, or every other one.
+void run_all(bool scalar) {
+  std::map<Group, std::vector<Variant const*>> groups;
+  for (Variant const& variant : registry()) {
+    if (variant.info.device != Device::kCpu || !variant.info.compiled) continue;
+    if ((variant.info.kernel.find("scalar/") == 0) != scalar) continue;
+    int const head_dim = takes_any_head_dim(variant) ? 64 : variant.info.head_dim;
+    groups[{variant.info.dtype, head_dim, variant.info.accumulate}].push_back(&variant);
+  }
+  CHECK(!groups.empty());
+  for (auto const& [group, variants] : groups) {
+    int const head_dim = group.head_dim;
+    // The lists begin with the handful.
+    run_list(group, variants, attention_case::cases(head_dim),
+             attention_case::few_cases(head_dim).size(), [](Variant const& variant, Case const& x) {
+               bool const is_scaled = x.softcap == 0 && x.softmax_scale >= 0;  // 0: by default
+               return is_scaled || (variant.kernel->options & option::softcap);
+             });
+    run_list(group, variants, attention_case::option_cases(head_dim),
+             attention_case::few_option_cases(head_dim).size(),
+             [](Variant const& variant, Case const& x) {
+               bool const is_aligned = *x.unaligned == 0 || variant.kernel->alignment <= 2;
+               return (variant.kernel->options & kAllOptions) == kAllOptions && is_aligned;
+             });
+    run_list(group, variants, attention_case::odd_head_dims(), 0,
+             [](Variant const& variant, Case const& x) {
+               bool const fits =
+                   variant.info.head_dim == 0 || x.head_dim_v <= variant.info.head_dim;
+               return takes_any_head_dim(variant) && fits;
+             });
+  }
 }
 
 // Two tests, so that ctest can run them side by side.

@@ -1,6 +1,12 @@
 // One unit of kernels on a few cases, built with ThreadSanitizer: an error of the engine, a wrong
 // number, or a data race (the sanitizer's exit status) fails it. Also what the mutants run.
+//
+//   TEST_FIRST    a text: kernels and cases whose names share words with it come first, which tells
+//                 sooner whether a bug is seen that the text is about
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -10,17 +16,46 @@
 
 using namespace cutlass_attn;
 
+namespace {
+
+// How many words of a name, short ones left out, are in a text.
+int words_in(std::string const& name, std::string const& text) {
+  int count = 0;
+  auto const is_letter = [](unsigned char c) { return std::isalnum(c) != 0; };
+  for (auto begin = name.begin(); begin != name.end();) {
+    begin = std::find_if(begin, name.end(), is_letter);
+    auto const end = std::find_if_not(begin, name.end(), is_letter);
+    count += end - begin >= 4 && text.find(std::string(begin, end)) != std::string::npos;
+    begin = end;
+  }
+  return count;
+}
+
+template <class T>
+void sort_by_words(std::vector<T>& list, std::string const& text) {
+  std::stable_sort(list.begin(), list.end(), [&](T const& a, T const& b) {
+    return words_in(a.name, text) > words_in(b.name, text);
+  });
+}
+
+}  // namespace
+
 int main() {
-  for (KernelUnderTest const& kernel : kernels_under_test()) {
+  char const* const test_first = std::getenv("TEST_FIRST");
+  std::string const first = test_first ? test_first : "";
+  std::vector<KernelUnderTest> kernels = kernels_under_test();
+  sort_by_words(kernels, first);
+  for (KernelUnderTest const& kernel : kernels) {
     std::vector<attention_case::Case> cases = attention_case::few_cases(kernel.head_dim);
     if (kernel.takes_options) {
       for (auto& what : attention_case::few_option_cases(kernel.head_dim)) {
         if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);
       }
     }
+    sort_by_words(cases, first);
     for (attention_case::Case& what : cases) {
       what.accumulate = kernel.accumulate;
-      attention_case::Problem problem(what, kernel.dtype);
+      attention_case::SolvedCase problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;
         Status const status = kernel.launch(problem.call(), {});

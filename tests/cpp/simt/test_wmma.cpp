@@ -3,12 +3,13 @@
 #include <random>
 #include <string>
 
+#include "arch/sm80.hpp"
+#include "arch/wmma.hpp"
 #include "check.hpp"
-#include "simt/host.hpp"
 #include "simt/wmma_checks.hpp"
 
 using namespace wmma_checks;
-using simt::Host;
+using arch::Sm80;
 using simt::run_grid;
 namespace engine = simt::engine;
 
@@ -21,7 +22,7 @@ bool contains(std::string const& text, std::string const& part) {
 // C = A B + C with B in both orders, every matrix with gaps between its lines.
 template <int kM, int kN, class Order>
 void check_product() {
-  using Wmma = Host::Wmma<kM, kN>;
+  using Wmma = arch::Wmma<kM, kN>;
   constexpr int kLdA = 24, kLdB = 40, kLdC = kN + 4;
   constexpr bool kByRows = std::is_same_v<Order, typename Wmma::RowMajor>;
   struct Shared {
@@ -41,7 +42,7 @@ void check_product() {
   int wrong = 0;
   std::string const error = run_grid({1, 32, sizeof(Shared)}, {}, [&](char* smem) {
                               auto& shared = *reinterpret_cast<Shared*>(smem);
-                              if (Host::thread() == 0) {
+                              if (Sm80::thread() == 0) {
                                 for (int m = 0; m < kM; ++m) {
                                   for (int k = 0; k < 16; ++k)
                                     shared.a[m * kLdA + k] = half_t(a[m][k]);
@@ -54,7 +55,7 @@ void check_product() {
                                   }
                                 }
                               }
-                              Host::sync_warp();
+                              Sm80::sync_warp();
                               typename Wmma::A fragment_a;
                               typename Wmma::template B<Order> fragment_b;
                               typename Wmma::Accumulator fragment_c, ones;
@@ -65,10 +66,10 @@ void check_product() {
                               Wmma::mma(fragment_c, fragment_a, fragment_b);
                               for (int i = 0; i < ones.num_elements; ++i)
                                 fragment_c.x[i] += ones.x[i];
-                              Host::sync_warp();
+                              Sm80::sync_warp();
                               Wmma::store(shared.c, fragment_c, kLdC);
-                              Host::sync_warp();
-                              if (Host::thread() != 7) return;
+                              Sm80::sync_warp();
+                              if (Sm80::thread() != 7) return;
                               for (int m = 0; m < kM; ++m) {
                                 for (int n = 0; n < kN; ++n) {
                                   float expected = c[m][n] + 1.0f;
@@ -83,7 +84,7 @@ void check_product() {
 
 template <int kM, int kN>
 void check_shape() {
-  using Wmma = Host::Wmma<kM, kN>;
+  using Wmma = arch::Wmma<kM, kN>;
   check_product<kM, kN, typename Wmma::RowMajor>();
   check_product<kM, kN, typename Wmma::ColMajor>();
 }
@@ -95,7 +96,7 @@ TEST(products_of_fragments) {
 }
 
 TEST(bad_matrices_are_reported) {
-  using Wmma = Host::Wmma<16, 16>;
+  using Wmma = arch::Wmma<16, 16>;
   auto const load = [](int offset, int ld) {
     return run_grid({1, 32, 1024}, {},
                     [&](char* smem) {
@@ -116,14 +117,14 @@ TEST(bad_matrices_are_reported) {
 }
 
 TEST(warps_that_diverge_are_reported) {
-  using Wmma = Host::Wmma<8, 32>;
+  using Wmma = arch::Wmma<8, 32>;
   auto const error = run_grid({1, 32, 0}, {}, [&](char*) {
                        typename Wmma::Accumulator c;
                        typename Wmma::A a{};
                        typename Wmma::template B<typename Wmma::RowMajor> b{};
                        Wmma::fill(c, 0.0f);
-                       if (Host::thread() < 5) {
-                         Host::sync_warp();
+                       if (Sm80::thread() < 5) {
+                         Sm80::sync_warp();
                        } else {
                          Wmma::mma(c, a, b);
                        }
@@ -137,12 +138,12 @@ TEST(without_poison_memory_starts_as_zero) {
   alignas(16) static uint32_t const source[4] = {1, 2, 3, 4};
   CHECK_EQ(run_grid({1, 32, 16}, schedule,
                     [](char* smem) {
-                      if (Host::thread() != 0) return;
+                      if (Sm80::thread() != 0) return;
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Host::async_copy(Host::smem_address(smem), source, true);
-                      Host::async_copy_commit();
+                      Sm80::async_copy(Sm80::smem_address(smem), source, true);
+                      Sm80::async_copy_commit();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Host::async_copy_wait<0>();
+                      Sm80::async_copy_wait<0>();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 1);
                     })
                .message,
@@ -170,9 +171,9 @@ TEST(known_values) { CHECK(known_values_come_back()); }
 
 TEST(reference_shape) {
   for (bool causal : {false, true}) {
-    Problem problem(2, 8, 512, 0.125f, causal, normal(11), normal(12), normal(13));
+    KnownProblem problem(2, 8, 512, 0.125f, causal, normal(11), normal(12), normal(13));
     std::vector<half_t> const exact = problem.exact();
-    for (Launch launch : {kWmma<8, 16, 16>, kWmma<8, 8, 32>}) {
+    for (LaunchKernel launch : {kWmma<8, 16, 16>, kWmma<8, 8, 32>}) {
       std::vector<half_t> const o = problem.run(launch);
       CHECK_EQ(o.size(), exact.size());
       double worst = 0;  // in units of allclose(atol=1e-3, rtol=1e-3)

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "scalar/minimal.hpp"
-#include "simt/host_launch.hpp"
+#include "simt/host_unit.hpp"
 #include "wmma/forward.hpp"
 
 namespace wmma_checks {
@@ -20,25 +20,25 @@ namespace wmma_checks {
 using namespace cutlass_attn;
 using cutlass::half_t;
 
-using Launch = Status (*)(AttnParams const&, LaunchOptions const&);
+using LaunchKernel = Status (*)(Problem const&, RunOptions const&);
 template <int kWarps, int kFragM, int kFragN>
-constexpr Launch kWmma =
-    &simt::launch_host<wmma::Forward<half_t, 64, 16 * kWarps, 64, kWarps, kFragM, kFragN>,
-                       IdentityScore>;
-constexpr Launch kScalar = &simt::launch_host<scalar::Minimal<half_t>, IdentityScore>;
+constexpr LaunchKernel kWmma =
+    &simt::launch_on_host<wmma::Forward<half_t, 64, 16 * kWarps, 64, kWarps, kFragM, kFragN>,
+                          IdentityScore>;
+constexpr LaunchKernel kScalar = &simt::launch_on_host<scalar::Minimal<half_t>, IdentityScore>;
 
 constexpr int kHeadDim = 64;
 using Values = std::function<float(int batch_and_head, int row, int column)>;
 
 // One call: Q, K and V by their elements, contiguous; S = Sq = Sk.
-struct Problem {
+struct KnownProblem {
   int batch, heads, seqlen;
   float scale;
   bool causal;
   std::vector<half_t> q, k, v;
 
-  Problem(int batch, int heads, int seqlen, float scale, bool causal, Values const& of_q,
-          Values const& of_k, Values const& of_v)
+  KnownProblem(int batch, int heads, int seqlen, float scale, bool causal, Values const& of_q,
+               Values const& of_k, Values const& of_v)
       : batch(batch), heads(heads), seqlen(seqlen), scale(scale), causal(causal) {
     std::pair<std::vector<half_t>*, Values const*> const operands[] = {
         {&q, &of_q}, {&k, &of_k}, {&v, &of_v}};
@@ -52,21 +52,21 @@ struct Problem {
   }
 
   // O, or nothing where the engine found the kernel at fault.
-  std::vector<half_t> run(Launch launch, int num_threads = 0) {
+  std::vector<half_t> run(LaunchKernel launch, int num_threads = 0) {
     std::vector<half_t> o(q.size(), half_t(0.0f));
-    AttnParams p;
+    Problem p;
     p.batch = batch;
     p.num_heads_q = p.num_heads_kv = heads;
-    p.seqlen_q = p.seqlen_k = seqlen;
+    p.seq_q.seqlen = p.seq_k.seqlen = seqlen;
     p.head_dim = p.head_dim_v = kHeadDim;
-    p.softmax_scale = scale;
-    p.causal = causal;
+    p.logits.softmax_scale = scale;
+    p.mask.causal = causal;
     auto const ref = [&](std::vector<half_t>& x) {
       int64_t const head = int64_t(seqlen) * kHeadDim;
-      return TensorRef{x.data(), heads * head, head, kHeadDim};
+      return Operand{x.data(), heads * head, head, kHeadDim};
     };
     p.q = ref(q), p.k = ref(k), p.v = ref(v), p.o = ref(o);
-    LaunchOptions options;
+    RunOptions options;
     options.num_threads = num_threads;
     Status const status = launch(p, options);
     if (status.ok()) return o;
@@ -125,15 +125,15 @@ inline Values identity() {
 // Q = K = V = I and scale 1: S is I, O is softmax(I).
 inline bool identity_gives_identity() {
   double const e = std::exp(1.0);
-  Problem problem(1, 1, 64, 1.0f, false, identity(), identity(), identity());
+  KnownProblem problem(1, 1, 64, 1.0f, false, identity(), identity(), identity());
   return near(
       problem.run(kWmma<4, 16, 16>),
       [=](size_t i) { return (i / 64 == i % 64 ? e : 1.0) / (e + 63); }, 64 * 64);
 }
 
 // V = I, so that O is P: its first 16 x 16 against the scalar kernel.
-inline bool first_tile_is_the_scalar_one(Launch launch, int rows) {
-  Problem problem(1, 1, 64, 0.125f, false, normal(1), normal(2), identity());
+inline bool first_tile_is_the_scalar_one(LaunchKernel launch, int rows) {
+  KnownProblem problem(1, 1, 64, 0.125f, false, normal(1), normal(2), identity());
   std::vector<half_t> const scalar = problem.run(kScalar), o = problem.run(launch);
   if (o.empty()) return false;
   for (int i = 0; i < rows * 16; ++i) {
@@ -146,7 +146,7 @@ inline bool first_tile_is_the_scalar_one(Launch launch, int rows) {
 // Each query finds one key, no two the same and none the one of its own row: O is V permuted.
 inline bool known_values_come_back() {
   auto const place = [](int row) { return (row * 5 + 3) % 64; };
-  Problem problem(
+  KnownProblem problem(
       1, 1, 64, 30.0f, false, [&](int, int row, int d) { return float(d == place(row)); },
       [](int, int row, int d) { return float(d == row * 3 % 64); },
       [](int, int row, int d) { return float(row * 16 + d % 16) / 256.0f; });

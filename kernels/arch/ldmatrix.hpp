@@ -1,0 +1,37 @@
+// ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory, in the layout of mma.
+#pragma once
+
+#include "arch/shared.hpp"
+
+namespace cutlass_attn::arch {
+
+#if defined(CA_DEVICE_TWIN)
+
+struct LdMatrix {
+  // ldmatrix.x4: lane l supplies the 16 bytes of row l % 8 of matrix l / 8; d[i] is of matrix i.
+  CUTE_DEVICE static void load_matrix(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(row));
+  }
+  CUTE_DEVICE static void load_matrix_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(row));
+  }
+};
+
+#else
+
+struct LdMatrix {
+  static void load_matrix(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    simt::engine::load_matrix(false, reinterpret_cast<void const*>(row), d);
+  }
+  static void load_matrix_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    simt::engine::load_matrix(true, reinterpret_cast<void const*>(row), d);
+  }
+};
+
+#endif
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,79 @@
+// Threads of a block: who they are, barriers, shuffles, votes, and conversions of pairs.
+#pragma once
+
+#include "arch/twins.hpp"
+
+namespace cutlass_attn::arch {
+
+#if defined(CA_DEVICE_TWIN)
+
+struct Threads {
+  CUTE_DEVICE static int thread() { return int(threadIdx.x); }
+  CUTE_DEVICE static int block() { return int(blockIdx.x); }
+
+  CUTE_DEVICE static void sync() { __syncthreads(); }
+
+  // Barrier 1 to 15 among `threads` threads, whole warps, that all name the same count. Until the
+  // next barrier of all the block's threads, a barrier serves the same warps only.
+  CUTE_DEVICE static void sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
+
+  // Among the lanes of a warp; it orders their accesses to memory.
+  CUTE_DEVICE static void sync_warp() { __syncwarp(); }
+
+  template <class T>
+  CUTE_DEVICE static T shuffle_xor(T value, int lane_mask) {
+    return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+  }
+
+  // Whether `predicate` holds in any lane of the warp.
+  CUTE_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
+
+  // Two floats, rounded to nearest even, `low` in the low 16 bits.
+  template <class Element>
+  CUTE_DEVICE static uint32_t pack(float low, float high) {
+    static_assert(is_16_bit<Element>);
+    uint32_t packed;
+    // PTX names the high half first.
+    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+  }
+};
+
+#else
+
+struct Threads {
+  static int thread() { return simt::engine::thread(); }
+  static int block() { return simt::engine::block(); }
+
+  static void sync() { simt::engine::sync(); }
+  static void sync(int barrier, int threads) { simt::engine::sync(barrier, threads); }
+  static void sync_warp() { simt::engine::sync_warp(); }
+
+  template <class T>
+  static T shuffle_xor(T value, int lane_mask) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    bits = simt::engine::shuffle_xor(bits, lane_mask);
+    std::memcpy(&value, &bits, sizeof(T));
+    return value;
+  }
+
+  static bool any(bool predicate) { return simt::engine::any(predicate); }
+
+  template <class Element>
+  static uint32_t pack(float low, float high) {
+    static_assert(is_16_bit<Element>);
+    return uint32_t(Element(low).raw()) | uint32_t(Element(high).raw()) << 16;
+  }
+};
+
+#endif
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,36 @@
+// What the forward kernels are launched with: the problem, and which block has which tile of
+// queries. A kernel with other arguments states a struct of this form.
+#pragma once
+
+#include "core/launch.hpp"
+#include "core/mask.hpp"
+#include "core/problem.hpp"
+#include "core/scheduler.hpp"
+
+namespace cutlass_attn {
+
+struct ForwardParams {
+  Problem problem;
+  TileScheduler scheduler;
+  FastDivisor by_chunk;  // by keys of an attention chunk
+
+  // On the host, for any kernel with these facts, whoever compiled it.
+  static ForwardParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
+                               KernelFacts const& facts) {
+    return {p, TileScheduler(p, facts.block_m, facts.packs_heads),
+            IntervalMask::divisor_of(p.mask)};
+  }
+  static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
+    return 0;
+  }
+  // In a kernel. kHasChunks: whether it is given calls with attention chunks.
+  template <bool kHasChunks>
+  CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
+    return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
+  }
+  Launch launch(KernelFacts const& facts) const {
+    return {scheduler.blocks, 1, facts.threads, facts.smem_bytes};
+  }
+};
+
+}  // namespace cutlass_attn

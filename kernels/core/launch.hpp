@@ -1,0 +1,42 @@
+// What a kernel and its launch say of each other. Plain data, for host, GPU and run-time compiler.
+#pragma once
+
+#include <cstdint>
+
+namespace cutlass_attn {
+
+// What a GPU has, as far as launches depend on it.
+struct DeviceLimits {
+  int32_t compute_capability = 0;  // 89 for sm_89; 0 for the CPU
+  int32_t num_sms = 0;             // streaming multiprocessors
+  int32_t smem_per_sm = 0;         // bytes of shared memory of each
+  int32_t smem_per_block = 0;      // the most that one block may have
+};
+
+// What a compiled kernel says of itself.
+struct KernelFacts {
+  int32_t threads = 0;      // of a block
+  int32_t smem_bytes = 0;   // of shared memory
+  int32_t block_m = 0;      // rows of a block's tile
+  int32_t packs_heads = 0;  // whether they may be of several heads
+};
+
+template <class Kernel>
+constexpr KernelFacts facts_of() {
+  return {Kernel::kThreads, Kernel::kSmemBytes, Kernel::kBlockM, Kernel::kPacksHeads};
+}
+
+// Memory that a call's kernels use among themselves, on the device that runs it.
+struct Workspace {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+struct Launch {
+  int64_t blocks = 0;
+  int32_t cluster = 1;  // blocks that run together and see each other's shared memory
+  int32_t threads = 0;
+  int32_t smem_bytes = 0;
+};
+
+}  // namespace cutlass_attn

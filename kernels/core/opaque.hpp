@@ -1,0 +1,53 @@
+// What a kernel tells the compiler about registers and branches. None of it changes a result; each
+// use says what was measured with and without.
+//
+//   opaque(x)             x, of which the compiler knows nothing more: what follows from it is
+//                         recomputed where it is needed, not kept in registers or local memory
+//                         since it was computed elsewhere. And x itself is computed here, not later
+//   forget_memory()       values read from memory before are read again
+//   unpredicated_if()     an `if` that stays a branch
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+namespace cutlass_attn {
+
+template <class T>  // int, unsigned or float; on the CPU also an address
+CA_HOST_DEVICE T opaque(T x) {
+#if defined(__CUDA_ARCH__)
+  static_assert(sizeof(T) == 4);
+  if constexpr (T(0.5f) == T(0)) {
+    asm volatile("" : "+r"(x));
+  } else {
+    asm volatile("" : "+f"(x));
+  }
+#endif
+  return x;
+}
+
+CA_HOST_DEVICE void forget_memory() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" ::: "memory");
+#endif
+}
+
+// `if (condition > 0) body();`, jumped over where the condition does not hold, and with nothing of
+// the body computed before. The compiler turns an `if` into predicated instructions, even hundreds
+// of them, which are then issued in any case. It does not do that to a loop.
+template <class Body>
+CA_HOST_DEVICE void unpredicated_if(int condition, Body&& body) {
+#if defined(__CUDA_ARCH__)
+  condition = opaque(condition);
+  while (condition > 0) {
+    condition = 0;
+    asm volatile("" : "+r"(condition) : : "memory");
+    body();
+  }
+#else
+  if (condition > 0) body();
+#endif
+}
+
+}  // namespace cutlass_attn

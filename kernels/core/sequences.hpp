@@ -1,0 +1,129 @@
+// Where the rows of a batch entry are, and how many it has. A kernel asks once a block, and reads
+// no sequence length of the problem itself.
+//
+//   DenseSeqInfo    every entry has as many rows; nothing is read from memory
+//   VarlenSeqInfo   packed rows (cu_seqlens), or entries of which only the first rows count
+//                   (seqused); dense calls, too
+//   DenseKv         rows of a head of K or V at a constant stride
+//   PagedKv         rows in pages that a block table names; dense calls, too
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+#include "core/problem.hpp"
+
+namespace cutlass_attn {
+
+// Lengths of one batch entry.
+struct SeqLens {
+  int32_t q, k;
+};
+
+struct DenseSeqInfo {
+  int32_t batch;
+
+  CA_HOST_DEVICE DenseSeqInfo(Problem const&, int32_t batch) : batch(batch) {}
+
+  CA_HOST_DEVICE SeqLens lens(Problem const& p) const { return {p.seq_q.seqlen, p.seq_k.seqlen}; }
+
+  // Address of a head's row 0: of q or o, and of k or v.
+  template <class Element>
+  CA_HOST_DEVICE Element* queries(Operand const& t, int head) const {
+    return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
+  }
+  template <class Element>
+  CA_HOST_DEVICE Element* keys(Operand const& t, int head) const {
+    return queries<Element>(t, head);
+  }
+
+  // Index of a query's entry in softmax_lse.
+  CA_HOST_DEVICE int64_t lse(Problem const& p, int head, int query) const {
+    return (int64_t(batch) * p.num_heads_q + head) * p.seq_q.seqlen + query;
+  }
+};
+
+// Packed operands have no batch stride; their softmax_lse is (num_heads_q, all rows).
+struct VarlenSeqInfo {
+  int32_t batch;
+  int32_t first_q, first_k;  // packed rows before this entry's
+  SeqLens seqlens;
+
+  CA_HOST_DEVICE VarlenSeqInfo(Problem const& p, int32_t batch)
+      : batch(batch),
+        first_q(first_of(p.seq_q, batch)),
+        first_k(first_of(p.seq_k, batch)),
+        seqlens{length_of(p.seq_q, batch), length_of(p.seq_k, batch)} {}
+
+  CA_HOST_DEVICE SeqLens lens(Problem const&) const { return seqlens; }
+
+  template <class Element>
+  CA_HOST_DEVICE Element* queries(Operand const& t, int head) const {
+    return row0<Element>(t, head, first_q);
+  }
+  template <class Element>
+  CA_HOST_DEVICE Element* keys(Operand const& t, int head) const {
+    return row0<Element>(t, head, first_k);
+  }
+
+  CA_HOST_DEVICE int64_t lse(Problem const& p, int head, int query) const {
+    if (p.seq_q.cu_seqlens == nullptr) return DenseSeqInfo(p, batch).lse(p, head, query);
+    return int64_t(head) * p.seq_q.cu_seqlens[p.batch] + first_q + query;
+  }
+
+ private:
+  template <class Element>
+  CA_HOST_DEVICE Element* row0(Operand const& t, int head, int32_t first) const {
+    return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
+           first * t.row_stride;
+  }
+
+  CA_HOST_DEVICE static int32_t first_of(Sequences const& s, int32_t batch) {
+    return s.cu_seqlens ? s.cu_seqlens[batch] : 0;
+  }
+  CA_HOST_DEVICE static int32_t length_of(Sequences const& s, int32_t batch) {
+    int32_t const all = s.cu_seqlens ? s.cu_seqlens[batch + 1] - s.cu_seqlens[batch] : s.seqlen;
+    return s.seqused && s.seqused[batch] < all ? s.seqused[batch] : all;
+  }
+};
+
+// What the stored numbers of a head are multiplied by.
+CA_HOST_DEVICE float scale_of(Operand const& t, int head) {
+  return t.scale ? t.scale[head * t.scale_head_stride] : 1.0f;
+}
+
+template <class Element>
+struct DenseKv {
+  Element const* first;
+  int64_t row_stride;
+
+  template <class SeqInfo>
+  CA_HOST_DEVICE DenseKv(Problem const&, SeqInfo const& seq, Operand const& t, int head)
+      : first(seq.template keys<Element const>(t, head)), row_stride(t.row_stride) {}
+
+  CA_HOST_DEVICE Element const* row(int key) const { return first + key * row_stride; }
+};
+
+template <class Element>
+struct PagedKv {
+  Element const* first;
+  int64_t row_stride, page_stride;
+  int32_t const* pages;  // of this batch entry; null: dense
+  int32_t page_size;
+
+  template <class SeqInfo>
+  CA_HOST_DEVICE PagedKv(Problem const& p, SeqInfo const& seq, Operand const& t, int head)
+      : first(p.kv.block_table ? static_cast<Element const*>(t.data) + head * t.head_stride
+                               : seq.template keys<Element const>(t, head)),
+        row_stride(t.row_stride),
+        page_stride(t.batch_stride),
+        pages(p.kv.block_table ? p.kv.block_table + seq.batch * p.kv.block_table_stride : nullptr),
+        page_size(p.kv.page_size) {}
+
+  CA_HOST_DEVICE Element const* row(int key) const {
+    if (pages == nullptr) return first + key * row_stride;
+    return first + pages[key / page_size] * page_stride + key % page_size * row_stride;
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,64 @@
+// manifest.toml and tuned.toml as tables, which generate.py writes.
+#pragma once
+
+#include <cstddef>
+
+#include "runtime/kernel.hpp"
+
+namespace cutlass_attn {
+
+// A [kernel.<name>] table of the manifest: what it asks of a call, and how it is launched.
+struct ManifestKernel {
+  char const* name;
+  Op op = Op::kForward;
+  char const* arch = "";      // as VariantInfo's
+  uint32_t options = 0;       // bits of option:: that it implements
+  int head_dim_multiple = 0;  // as VariantInfo's
+  Accumulate accumulate = Accumulate::kFloat32;
+  int compute_capability[2] = {0, 0};  // the least and the last that it runs on
+  int alignment = 1;                   // bytes: of every operand address and stride
+  bool automatic = true;
+  KernelArguments arguments = {};  // of a GPU kernel
+  // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
+  // least one query row.
+  Status (*function)(Problem const&, RunOptions const&) = nullptr;
+};
+
+// One of its rows.
+struct ManifestRow {
+  char const* kernel;
+  char const* key;
+  DType dtype;
+  int head_dim = 0, head_dim_v = 0;  // 0: any
+  char const* tile = "";
+  int block_m = 0;  // rows of its tile; 0: it has no choice of tile
+  char const* tier;
+  bool is_simt = false;
+  bool compiled = false;
+  KernelUnit const* unit = nullptr;  // of a compiled GPU kernel
+};
+
+// A rule of tuned.toml; the same as TileRule.
+struct ManifestRule {
+  int smem_kb;
+  char const* kernel;
+  int head_dim, head_dim_v;
+  char const* tile;
+  float min_blocks_per_sm;
+  bool decode;
+};
+
+template <class T>
+struct Table {
+  T const* first;
+  size_t size;
+
+  T const* begin() const { return first; }
+  T const* end() const { return first + size; }
+};
+
+Table<ManifestKernel> manifest_kernels();
+Table<ManifestRow> manifest_rows();  // in order of preference
+Table<ManifestRule> manifest_rules();
+
+}  // namespace cutlass_attn

@@ -1,0 +1,34 @@
+// A translation unit of a GPU kernel for the CPU: the same type that kernel_unit.hpp compiles for
+// the GPU, run by simt.
+#pragma once
+
+#include "arch/sm80.hpp"
+#include "core/score.hpp"
+#include "runtime/kernel.hpp"
+#include "simt/engine.hpp"
+
+namespace cutlass_attn::simt {
+
+template <class Kernel, class Score>
+Status run_on_host(void const* params, Launch const& launch, RunOptions const& options) {
+  Schedule schedule = launch_schedule();
+  schedule.num_threads = options.num_threads;
+  auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
+  return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule,
+                  [&](char* smem) { Kernel::template run<Score, arch::Sm80>(arguments, smem); });
+}
+
+template <class Kernel, class... Scores>
+KernelUnit host_unit() {
+  return {facts_of<Kernel>(), {}, {&run_on_host<Kernel, Scores>...}};
+}
+
+// For tests: runs a kernel type that no manifest names.
+template <class Kernel, class... Scores>
+Status launch_on_host(Problem const& problem, RunOptions const& options) {
+  static KernelUnit const unit = host_unit<Kernel, Scores...>();
+  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Scores...>();
+  return launch(arguments, unit, problem, {}, options);
+}
+
+}  // namespace cutlass_attn::simt

@@ -1,0 +1,40 @@
+// A translation unit of a GPU kernel: its entries, one per score functor, and what it says of
+// itself. The same source is compiled by nvcc with the library and by NVRTC at first use. The
+// kernel type supplies
+//
+//   using Params;                    // its arguments, see runtime/kernel.hpp
+//   static constexpr int kThreads, kMinBlocksPerSm, kSmemBytes;
+//   static constexpr int kBlockM;        // rows of a block's tile
+//   static constexpr bool kPacksHeads;   // which may be of several heads
+//   template <class Score, class Arch>
+//   static void run(Params const&, char* smem);
+//
+// and host_unit.hpp compiles the same type for the CPU.
+#pragma once
+
+#include "arch/sm80.hpp"
+#include "core/launch.hpp"
+#include "core/score.hpp"
+
+// The __global__ function <symbol>__<token>, which runs a block of the type Kernel with Score.
+#define CA_KERNEL_ENTRY(symbol, token, Kernel, Score)                                     \
+  extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocksPerSm) \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {                  \
+    extern __shared__ __align__(128) char smem[];                                         \
+    Kernel::template run<Score, ::cutlass_attn::arch::Sm80>(params, smem);                \
+  }
+
+// What the host reads: of nvcc's code a KernelUnit with the given entries, of NVRTC's the facts.
+#if defined(__CUDACC_RTC__)
+#define CA_KERNEL_UNIT(symbol, Kernel, ...)                                \
+  extern "C" __device__::cutlass_attn::KernelFacts const symbol##__facts = \
+      ::cutlass_attn::facts_of<Kernel>();
+#else
+#include "runtime/kernel.hpp"
+#define CA_KERNEL_UNIT(symbol, Kernel, ...) \
+  extern KernelUnit const symbol##__unit;   \
+  KernelUnit const symbol##__unit{::cutlass_attn::facts_of<Kernel>(), {__VA_ARGS__}, {}};
+#endif
+
+// An entry as an element of that list.
+#define CA_ENTRY(symbol, token) reinterpret_cast<void const*>(&symbol##__##token)

@@ -1,0 +1,77 @@
+// The general schedule of the mma.sync forward kernel: the code of one key block for all of them.
+//
+// The general score is a thousand instructions a key block, nearly all of which a call jumps over.
+// The key blocks of a tile cannot each have a copy of them, as in pipelined.hpp: the code would not
+// fit the instruction cache, and what is left to execute would wait for its instructions. So the
+// loop is one over key blocks. In iteration j:
+//
+//   tensor cores   P V(j-1)  Q K(j+1)        P V(j)  Q K(j+2)
+//   the rest            score, softmax(j)         score, softmax(j+1)
+//
+// K and V have two buffers each. A tile's copy begins as soon as its buffer is empty, and has the
+// time of a tile:
+//
+//   cp.async   V(n+1), once P V(n-1) is done        K(n+2), once Q K(n) is done
+//   compute    first key block of tile n       ...  last key block of tile n
+//                ^ V(n) landed                        ^ K(n+1) landed
+#pragma once
+
+#include "sm80/operands.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, class Score, class Arch>
+struct GeneralSchedule {
+  using Step = Products<Config, Score, Arch>;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  static constexpr int kN = Config::kBlockN;
+  static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
+  static_assert(kKeyBlocks > 1);
+
+  Operands<Config, Score, Arch>& in;
+  Result<Config, Score, Arch>& out;
+
+  CUTE_DEVICE GeneralSchedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
+      : in(in), out(out) {}
+
+  CUTE_DEVICE void run() {
+    typename Step::Q q;
+    in.begin_with_q(q);
+    typename Step::S next;  // Q K^T of the key block after
+    Step::qk(q, in.k_rows, 0, next);
+    in.copy.copy_k(in.range.begin + kN, 1);
+    int stage = 0, j = 0;  // of the tile, the key block in it
+    for (int key = in.range.begin; key < in.range.end; key += kKeyBlock) {
+      int const next_j = j + 1 == kKeyBlocks ? 0 : j + 1;
+      int const next_stage = next_j == 0 ? stage ^ 1 : stage;
+      typename Step::Scores scores = next;
+      in.scores.scale(as_rows(scores));
+      if (next_j == 0) {
+        Arch::template async_copy_wait<1>();
+        Arch::sync();  // the next tile's K full; this one's empty
+        in.copy.copy_k(key + kKeyBlock + kN, stage);
+      }
+      if (j == 0) {
+        Arch::template async_copy_wait<1>();
+        Arch::sync();  // this tile's V full; that of the tile before empty
+        in.copy.copy_v(key + kN, stage ^ 1);
+      }
+      Step::qk(q, in.k_rows + next_stage * TileK::kBytes, next_j, next);
+      auto const v_rows = in.v_rows + stage * TileV::kBytes;
+      typename Step::Words v_first;
+      Step::load_v(v_rows, j, v_first);
+      in.scores.apply_terms(as_rows(scores), key);
+      out.softmax.softmax_weights_checked(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
+      in.scores.apply_dropout(as_rows(scores), key);
+      typename Step::P p;
+      Step::pack(scores, p);
+      out.softmax.add_sums();
+      Step::pv(p, v_rows, j, v_first, out.acc_o);
+      j = next_j;
+      stage = next_stage;
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,107 @@
+// Copies of the tiles of K and V into their buffers, one tile after the other.
+#pragma once
+
+#include "core/opaque.hpp"
+#include "core/sequences.hpp"
+#include "sm80/config.hpp"
+#include "tile/tile_copy.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or true_type.
+template <class Config, class Arch, class IsAligned>
+struct KvCopy {
+  using Element = typename Config::Element;
+  using Address = typename Arch::SmemAddress;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  using CopyK = TileCopy<Arch, Element, TileK, Config::kThreads>;
+  using CopyV = TileCopy<Arch, Element, TileV, Config::kThreads>;
+  static constexpr int kN = Config::kBlockN;
+
+  Problem const& p;
+  typename Config::SharedStorage& shared;
+  TileRange const& range;
+  IsAligned const is_aligned;
+  int const thread;
+  Element const* k_source;  // what this thread copies first of the next tile to be copied
+  Element const* v_source;
+  Address const k_target;  // where it copies to in K's buffer 0
+
+  // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
+  CUTE_DEVICE KvCopy(Problem const& p, TileCoord const& tile, TileRange const& range, int first_key,
+                     IsAligned is_aligned, typename Config::SharedStorage& shared)
+      : p(p),
+        shared(shared),
+        range(range),
+        is_aligned(is_aligned),
+        thread(Arch::thread()),
+        k_source(source<CopyK>(p, p.k, tile, first_key, thread)),
+        v_source(source<CopyV>(p, p.v, tile, first_key, thread)),
+        k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)) {}
+
+  // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
+  // call before. One committed group each.
+  CUTE_DEVICE void copy_k(int key, int stage) {
+    if (!is_aligned) return copy_elements<CopyK>(shared.k[stage], p.k, key, p.head_dim);
+    copy<CopyK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, key, p.head_dim);
+  }
+  CUTE_DEVICE void copy_v(int key, int stage) {
+    if (!is_aligned) return copy_elements<CopyV>(shared.v[stage], p.v, key, p.head_dim_v);
+    // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
+    Address target = k_target + Config::kStages * TileK::kBytes;
+    if constexpr (Config::kHeadDim != Config::kHeadDimV) {
+      target += CopyV::offset(thread) - CopyK::offset(thread);
+    }
+    copy<CopyV>(target + stage * TileV::kBytes, v_source, p.v.row_stride, key, p.head_dim_v);
+  }
+
+ private:
+  CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
+
+  // Where a thread reads its first vector of the tile that begins at `key`.
+  template <class Copy>
+  CUTE_DEVICE static Element const* source(Problem const& p, Operand const& t,
+                                           TileCoord const& tile, int key, int thread) {
+    return DenseKv<Element>(p, tile.seq, t, tile.head_kv).row(key + Copy::row(thread)) +
+           Copy::column(thread);
+  }
+
+  // Moves `source` on to the next tile. d128 128x64x4 had 8 to 16 bytes of local memory for
+  // pointers to the tile's other rows and for this thread's place in it; elsewhere they save
+  // instructions.
+  template <class Copy>
+  CUTE_DEVICE void copy(Address target, Element const*& source, int64_t row_stride, int key,
+                        int columns) const {
+    if constexpr (Config::kIsTight) {
+      copy<Copy>(target, source, row_stride, key, columns, opaque(thread));
+    } else {
+      Element const* from = source;
+      copy<Copy>(target, from, row_stride, key, columns, thread);
+      source += kN * row_stride;
+    }
+  }
+  template <class Copy>
+  CUTE_DEVICE void copy(Address target, Element const*& source, int64_t row_stride, int key,
+                        int columns, int thread) const {
+    if (seqlen_k() - key >= kN && key < range.end) {
+      Copy::load_whole(target, source, row_stride, columns, thread);
+    } else if (key < range.end) {
+      Copy::load(target, source, row_stride, seqlen_k() - key, columns, thread);
+    }
+    Arch::async_copy_commit();
+  }
+
+  // Element by element, to the tile at `smem`. opaque: or the compiler keeps this thread's place
+  // through the loop, and spills for it.
+  template <class Copy>
+  CUTE_DEVICE void copy_elements(char const* smem, Operand const& t, int key, int columns) const {
+    if (key >= range.end) return;
+    int const own = opaque(thread);
+    Copy::load_elements(Arch::smem_address(smem) + Copy::offset(own),
+                        source<Copy>(p, t, shared.block.tile, key, own), t.row_stride,
+                        seqlen_k() - key, columns, own);
+  }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,130 @@
+// The pipelined schedule of the mma.sync forward kernel, where Q has room in registers.
+//
+// While a key block goes through softmax, the tensor cores have the products around it to work on,
+// in one straight stretch of code:
+//
+//   tensor cores   P V(j-1)  Q K(j+1)      P V(j)  Q K(j+2)
+//   the rest          softmax(j)              softmax(j+1)
+//
+// K and V have two buffers each: the i-th tile is in buffer i % 2.
+#pragma once
+
+#include "sm80/operands.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, class Score, class Arch>
+struct PipelinedSchedule {
+  using Step = Products<Config, Score, Arch>;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  static constexpr int kN = Config::kBlockN;
+  static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
+  // So that S of a tile's last key block is not where that of the next tile's first goes.
+  static_assert(kKeyBlocks % 2 == 0);
+
+  Operands<Config, Score, Arch>& in;
+  Result<Config, Score, Arch>& out;
+  int key = 0, stage = 0, v_stage = 0;  // the tile, its buffers, those of the key block before it
+  typename Step::Q q;
+  typename Step::S acc_s[2];  // of key block j and of the next, by j % 2
+  typename Step::P p;
+  typename Step::Words v_first = {0, 0, 0, 0};
+
+  CUTE_DEVICE PipelinedSchedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
+      : in(in), out(out) {}
+
+  CUTE_DEVICE void run() {
+    Step::clear_p(p);
+    in.begin_with_q(q);
+    Step::qk(q, in.k_rows, 0, acc_s[0]);
+    if (in.range.is_full(in.range.begin)) {
+      typename Step::Scores scores = Step::in_fp32(acc_s[0]);
+      in.scores.apply(as_rows(scores), in.range.begin, true_type{});
+      out.softmax.start(as_rows(scores), in.log2_scale);
+    }
+    // Before the first key block there is no P V to do; it is done with P = 0, so that all tiles
+    // run the same code, on the first V, which therefore has to be there.
+    Arch::template async_copy_wait<0>();
+    Arch::sync();
+    for (key = in.range.begin; key < in.range.end; key += kN) {
+      int from = -1;
+      if (in.range.is_full(key)) from = run_fast();
+      if (from < kKeyBlocks) run_slow(from);
+      v_stage = stage;
+      stage ^= 1;
+    }
+    Step::pv(p, v_rows(v_stage), kKeyBlocks - 1, v_first, out.acc_o);
+  }
+
+  // The fast path: a tile of which no key is masked. Stops at a key block for which the row max has
+  // to be updated, and returns its number.
+  CUTE_DEVICE int run_fast() {
+    CUTE_UNROLL
+    for (int j = 0; j < kKeyBlocks; ++j) {
+      if (!step(j, true_type{})) return j;
+      end_step(j);
+    }
+    return kKeyBlocks;
+  }
+
+  // The slow path: any tile. `from`: the key block at which run_fast() stopped, or -1.
+  CUTE_DEVICE void run_slow(int from) {
+    CUTE_UNROLL
+    for (int j = 0; j < kKeyBlocks; ++j) {
+      bool ok = false;
+      if (from < j) ok = step(j, false_type{});
+      if (from <= j) {
+        if (!ok) rescale(j);
+        end_step(j);
+      }
+    }
+  }
+
+  // Softmax of key block j beside P V of the one before and Q K^T of the one after. False: some
+  // weights are too large.
+  template <class IsFull>
+  CUTE_DEVICE bool step(int j, IsFull is_full) {
+    bool const is_first = j == 0, is_last = j + 1 == kKeyBlocks;
+    Step::pv(p, v_rows(is_first ? v_stage : stage), is_first ? kKeyBlocks - 1 : j - 1, v_first,
+             out.acc_o);
+    if (is_last) {
+      Arch::template async_copy_wait<1>();
+      Arch::sync();  // the next tile's K full
+    }
+    Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, acc_s[(j + 1) % 2]);
+    auto&& scores = Step::in_fp32(acc_s[j % 2]);
+    in.scores.apply(as_rows(scores), key + j * kKeyBlock, is_full);
+    bool const ok = out.softmax.softmax_weights(as_rows(scores), in.log2_scale);
+    Step::pack(scores, p);
+    // What needs no weights comes before the vote: instructions do not mix across a branch.
+    if (is_first) {
+      Arch::template async_copy_wait<0>();
+      Arch::sync();  // this tile's V full; the buffers of the tile before empty
+    }
+    Step::load_v(v_rows(stage), j, v_first);
+    return !Arch::any(!ok);
+  }
+
+  // Softmax of key block j after the row max is updated, from S once more.
+  CUTE_DEVICE void rescale(int j) {
+    Step::qk(q, k_rows(stage), j, acc_s[j % 2]);
+    auto&& scores = Step::in_fp32(acc_s[j % 2]);
+    in.scores.apply(as_rows(scores), key + j * kKeyBlock, false_type{});
+    out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
+    Step::pack(scores, p);
+  }
+
+  CUTE_DEVICE void end_step(int j) {
+    out.softmax.add_sums();
+    if (j == 0) {  // copies have branches: they come where one is
+      in.copy.copy_k(key + kN, stage ^ 1);
+      in.copy.copy_v(key + kN, stage ^ 1);
+    }
+  }
+
+  CUTE_DEVICE auto k_rows(int stage) const { return in.k_rows + stage * TileK::kBytes; }
+  CUTE_DEVICE auto v_rows(int stage) const { return in.v_rows + stage * TileV::kBytes; }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,211 @@
+// The steps of Q K^T and P V of a warp, on fragments that the caller owns. Nothing here has a
+// state.
+//
+// Operands come from shared memory by ldmatrix, a 16 x 16 block at a time; `rows` is this lane's
+// address in block (0, 0) of a tile, as q_rows(), k_rows() and v_rows() say.
+//
+// Products are accumulated in fp32, or in what Config says. With fp16 accumulation, Q K^T is
+// converted before softmax; P V is accumulated over one key block alone and then joins O, which
+// stays in fp32: the error does not grow with the number of keys.
+#pragma once
+
+#include <type_traits>
+
+#include "sm80/config.hpp"
+#include "tile/fragment.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, class Score, class Arch>
+struct Products {
+  using Element = typename Config::Element;
+  using Address = typename Arch::SmemAddress;
+  using TileQ = typename Config::TileQ;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  using QkAccumulator = typename Config::QkAccumulator;
+  using PvAccumulator = typename Config::PvAccumulator;
+  static constexpr int kRowBlocks = Config::kRowBlocks;
+  static constexpr int kKeyBlock = Config::template key_block<Score>();
+  static constexpr int kKeyBlocks = Config::kBlockN / kKeyBlock;  // of a tile
+  static constexpr int kSteps = Config::kHeadDim / 16;            // of Q K^T
+
+  using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
+  using Q = Words[kSteps][kRowBlocks];
+  using S = typename Config::template Fragment<Arch, QkAccumulator, kKeyBlock>;
+  using Scores = typename Config::template Fragment<Arch, float, kKeyBlock>;  // S in fp32
+  using P = Words[kKeyBlock < 16 ? 1 : kKeyBlock / 16][kRowBlocks];
+  using O = typename Config::template Fragment<Arch, float, Config::kWarpColumns>;
+
+  CUTE_DEVICE static Address q_rows(Address q, int warp_m, int lane) {
+    return q + TileQ::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
+  }
+  CUTE_DEVICE static Address k_rows(Address k, int lane) {
+    return k + TileK::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
+  }
+  CUTE_DEVICE static Address v_rows(Address v, int lane) {
+    return v + TileV::offset(lane % 16, lane / 16 * 8);
+  }
+
+  // acc += A B for one m16n8k16 block, in the type of acc.
+  template <class Acc>
+  CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc&& acc) {
+    Tensor tA = make_tensor(reinterpret_cast<Element const*>(a), Shape<_8>{});
+    Tensor tB = make_tensor(reinterpret_cast<Element const*>(b), Shape<_4>{});
+    using Accumulator = typename std::decay_t<Acc>::value_type;
+    gemm(MMA_Atom<typename Arch::template Mma16816<Element, Accumulator>>{}, tA, tB, acc);
+  }
+
+  CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
+    Arch::load_matrix(TileQ::block(q_rows, m * Config::kWarpsM, k), words);
+  }
+  CUTE_DEVICE static void load_q(Address q_rows, Q& q) {
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) load_q(q_rows, m, k, q[k][m]);
+    }
+  }
+
+  // S = Q K^T of a key block, Q in registers.
+  CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, S& s) {
+    clear(s);
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, s);
+  }
+
+  // The same of all key blocks of a tile, Q read from shared memory once.
+  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, S (&s)[kKeyBlocks]) {
+    CUTE_UNROLL
+    for (int j = 0; j < kKeyBlocks; ++j) clear(s[j]);
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      Words q[kRowBlocks];
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) load_q(q_rows, m, k, q[m]);
+      CUTE_UNROLL
+      for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, s[j]);
+    }
+  }
+
+  // The head-dim columns [16 k, ...) of that.
+  CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
+                                  int k, S& s) {
+    CUTE_UNROLL
+    for (int n = 0; n < kKeyBlock / 16; ++n) {
+      Words words;
+      Arch::load_matrix(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m)
+          multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
+      }
+    }
+  }
+
+  // S in fp32: itself, or a copy.
+  CUTE_DEVICE static decltype(auto) in_fp32(S& s) {
+    if constexpr (std::is_same_v<QkAccumulator, float>) {
+      return (s);
+    } else {
+      return convert_to<float>(s);
+    }
+  }
+
+  // Weights of a key block, rounded, as the A operand of P V.
+  CUTE_DEVICE static void pack(Scores const& weights, P& p) {
+    CUTE_UNROLL
+    for (int n = 0; n < kKeyBlock / 16; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          // An m16n8 block: rows g and g + 8, two columns.
+          auto const pair = weights(_, m, 2 * n + i / 2);
+          p[n][m][i] = Arch::template pack<Element>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
+        }
+      }
+    }
+  }
+  CUTE_DEVICE static void clear_p(P& p) {
+    CUTE_UNROLL
+    for (int n = 0; n < kKeyBlock / 16; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) p[n][m][i] = 0;
+      }
+    }
+  }
+
+  // The first block of V that pv() needs: 16 keys of the key block, 16 head-dim columns.
+  CUTE_DEVICE static void load_v(Address v_rows, int key_block, Words& words) {
+    load_v(v_rows, key_block * (kKeyBlock / 16), 0, words);
+  }
+  CUTE_DEVICE static void load_v(Address v_rows, int n, int d, Words& words) {
+    Arch::load_matrix_trans(TileV::block(v_rows, n, d), words);
+  }
+
+  // O += P V of a key block, whose load_v() is done.
+  CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first,
+                             O& o) {
+    if constexpr (std::is_same_v<PvAccumulator, float>) {
+      CUTE_UNROLL
+      for (int n = 0; n < kKeyBlock / 16; ++n) {
+        CUTE_UNROLL
+        for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
+          pv_step(p, v_rows, key_block, n, d, v_first, o, 2 * d);
+        }
+      }
+    } else {
+      pv_in_two_levels(p, v_rows, key_block, v_first, o);
+    }
+  }
+
+ private:
+  // The key block's sum in PvAccumulator, 16 head-dim columns at a time, and then O += that.
+  CUTE_DEVICE static void pv_in_two_levels(P const& p, Address v_rows, int key_block,
+                                           Words const& v_first, O& o) {
+    CUTE_UNROLL
+    for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
+      typename Config::template Fragment<Arch, PvAccumulator, 16> sums;  // (MMA, M, half)
+      clear(sums);
+      CUTE_UNROLL
+      for (int n = 0; n < kKeyBlock / 16; ++n) {
+        pv_step(p, v_rows, key_block, n, d, v_first, sums, 0);
+      }
+      auto const wide = convert_to<float>(sums);
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        CUTE_UNROLL
+        for (int m = 0; m < kRowBlocks; ++m) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) o(i, m, 2 * d + half) += wide(i, m, half);
+        }
+      }
+    }
+  }
+
+  // The keys [16 n, ...) of the key block and the head-dim columns [16 d, ...): into acc(_, m, at)
+  // and acc(_, m, at + 1), 8 columns each.
+  template <class Acc>
+  CUTE_DEVICE static void pv_step(P const& p, Address v_rows, int key_block, int n, int d,
+                                  Words const& v_first, Acc& acc, int at) {
+    Words words;
+    if (n == 0 && d == 0) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) words[i] = v_first[i];
+    } else {
+      load_v(v_rows, key_block * (kKeyBlock / 16) + n, d, words);
+    }
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m)
+        multiply(p[n][m], words + 2 * half, acc(_, m, at + half));
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

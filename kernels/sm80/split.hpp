@@ -1,0 +1,246 @@
+// The split schedule of the mma.sync forward kernel: warps along N share the rows.
+//
+// Beyond a head_dim of 256 a warp has no registers for 16 rows of O across all head-dim columns.
+// Here Config::kWarpsN warps share the rows. Warp (m, n)
+//
+//   computes S of the rows m with its share n of a tile's keys, over all of head_dim, and from it
+//   the weights P, which it writes to shared memory, where all (m, .) read them back,
+//   adds P V to its share n of the head-dim columns of O, over all keys of the tile.
+//
+// K and V have one buffer each, a tile two barriers:
+//
+//   cp.async   V(n) ------------------+   K(n+1) ------+
+//   compute    Q K(n), softmax, P ->  |   -> P, P V(n) |   Q K(n+1) ...
+//           ^ K(n) landed, P empty      ^ V(n) landed, P full
+//
+// The row max (tile/softmax_rows.hpp) is a row's: all warps of a row must subtract the same,
+// because their weights meet in P V. A warp whose weights are too large says so beside P, and all
+// (m, .) see it after the barrier that P needs anyway. Only then they exchange the largest scores,
+// through the place of P, update the row max and write P again.
+#pragma once
+
+#include "core/opaque.hpp"
+#include "sm80/operands.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, class Score, class Arch>
+struct SplitSchedule {
+  using Step = Products<Config, Score, Arch>;
+  using Element = typename Config::Element;
+  using Address = typename Arch::SmemAddress;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  using TileP = typename Config::TileP;
+  using Scores = typename Step::Scores;
+  using Words = typename Step::Words;
+  using BlockMax = typename SoftmaxRows<Arch, Config::kRows>::BlockMax;
+  static constexpr int kRowBlocks = Config::kRowBlocks, kRows = Config::kRows;
+  static constexpr int kWarpRows = 16 * kRowBlocks;
+  static constexpr int kN = Config::kBlockN, kKeyBlock = Step::kKeyBlock;
+  static constexpr int kSteps = Step::kSteps;
+  static constexpr int kStepsKept = Config::q_steps_kept(Score::kIsGeneral);
+  // Sums of products that do not wait for each other: an HMMA's result takes five times as long as
+  // the next HMMA.
+  static constexpr int kChains = 4 / kRowBlocks;
+  static_assert(kChains >= 1 && kSteps % 2 == 0);
+
+  Operands<Config, Score, Arch>& in;
+  Result<Config, Score, Arch>& out;
+  int const warp_m = in.scores.place.warp_m(), warp_n = in.scores.place.warp_n();
+  int const lane = in.scores.place.thread % 32;
+  char* const p_tile = in.shared.p(warp_m);  // of the warps that share the rows
+  // This lane's address in block (0, 0), for ldmatrix: of this warp's keys, of its columns, of P.
+  Address const k_rows =
+      Arch::smem_address(in.shared.k) + TileK::offset(warp_n * kKeyBlock + lane % 8, lane / 8 * 8);
+  Address const v_rows = Arch::smem_address(in.shared.v) +
+                         TileV::offset(lane % 16, warp_n* Config::kWarpColumns + lane / 16 * 8);
+  Address const p_rows = Arch::smem_address(p_tile) + TileP::offset(lane % 16, lane / 16 * 8);
+  // Where this thread's first pair of weights goes.
+  int const p_first = TileP::offset(lane / 4, warp_n* kKeyBlock) + lane % 4 * 4;
+  Words q[kStepsKept][kRowBlocks];
+
+  CUTE_DEVICE SplitSchedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
+      : in(in), out(out) {}
+
+  CUTE_DEVICE void run() {
+    in.copy.copy_k(in.range.begin, 0);
+    if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
+    Arch::template async_copy_wait<1>();
+    Arch::sync();  // Q full
+    CUTE_UNROLL
+    for (int k = 0; k < kStepsKept; ++k) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) Step::load_q(in.q_rows, m, k, q[k][m]);
+    }
+    for (int key = in.range.begin; key < in.range.end; key += kN) {
+      if (in.scores.is_full(key)) {
+        step(key, true_type{});
+      } else {
+        step(key, false_type{});
+      }
+    }
+  }
+
+  // A tile of keys. is_full: all queries see all of it.
+  template <class IsFull>
+  CUTE_DEVICE void step(int key, IsFull is_full) {
+    Arch::template async_copy_wait<0>();
+    Arch::sync();  // K full; P, V and what was in V's place empty
+    in.copy.copy_v(key, 0);
+    Scores acc_s;
+    qk(acc_s);
+    int const own_key = opaque(key + warp_n * kKeyBlock);
+    in.scores.apply(as_rows(acc_s), own_key, is_full);
+    Scores weights = acc_s;
+    bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
+    in.scores.apply_dropout(as_rows(weights), own_key);
+    write_p(weights);
+    if (Arch::any(!ok) && lane == 0) in.shared.large_at[warp_m][warp_n] = key;
+    Arch::template async_copy_wait<0>();
+    Arch::sync();  // P and V full; K empty
+    if (is_large(key)) rescale(acc_s, own_key);
+    out.softmax.add_sums();
+    in.copy.copy_k(key + kN, 0);
+    pv();
+  }
+
+  // S = Q K^T for this warp's share of the keys. opaque, here and below: or the compiler keeps the
+  // addresses of all blocks in registers through the loop, and spills for them.
+  CUTE_DEVICE void qk(Scores& acc_s) const {
+    Scores chains[kChains];
+    CUTE_UNROLL
+    for (int i = 0; i < kChains; ++i) clear(chains[i]);
+    Words k_words;
+    Address const q_here = opaque(in.q_rows), k_here = opaque(k_rows);
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      if (k % 2 == 0) Arch::load_matrix(TileK::block(k_here, 0, k), k_words);  // for 2 steps
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        Words words;
+        if (k < kStepsKept) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) words[i] = q[k][m][i];
+        } else {
+          Step::load_q(q_here, m, k, words);
+        }
+        Step::multiply(words, k_words + k % 2 * 2, chains[k % kChains](_, m, 0));
+      }
+    }
+    CUTE_UNROLL
+    for (int e = 0; e < size(acc_s); ++e) {
+      float sum = chains[0](e);
+      CUTE_UNROLL
+      for (int i = 1; i < kChains; ++i) sum += chains[i](e);
+      acc_s(e) = sum;
+    }
+  }
+
+  // Writes the weights, rounded, where the warps that share the rows read them.
+  CUTE_DEVICE void write_p(Scores const& weights) {
+    int const first = opaque(p_first);
+    CUTE_UNROLL
+    for (int m = 0; m < kRowBlocks; ++m) {
+      auto const block = weights(_, m, 0);  // m16n8: rows g and g + 8, two columns
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(first, 2 * m + half, 0)) =
+            Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
+      }
+    }
+  }
+
+  // O += P V for this warp's columns.
+  CUTE_DEVICE void pv() {
+    Address const p_here = opaque(p_rows), v_here = opaque(v_rows);
+    CUTE_UNROLL
+    for (int k = 0; k < kN / 16; ++k) {
+      Words p_words[kRowBlocks];
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        Arch::load_matrix(TileP::block(p_here, m, k), p_words[m]);
+      }
+      CUTE_UNROLL
+      for (int d = 0; d < Config::kWarpColumns / 16; ++d) {
+        Words v_words;
+        Step::load_v(v_here, k, d, v_words);
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          CUTE_UNROLL
+          for (int m = 0; m < kRowBlocks; ++m) {
+            Step::multiply(p_words[m], v_words + 2 * half, out.acc_o(_, m, 2 * d + half));
+          }
+        }
+      }
+    }
+  }
+
+  // Whether a warp of these rows found a weight too large in the tile that begins at `key`.
+  CUTE_DEVICE bool is_large(int key) const {
+    bool result = false;
+    CUTE_UNROLL
+    for (int n = 0; n < Config::kWarpsN; ++n) {
+      result |= in.shared.large_at[warp_m][n] == key;
+    }
+    return result;
+  }
+
+  // Barrier of the warps that share rows.
+  CUTE_DEVICE void sync_rows() const { Arch::sync(1 + warp_m, 32 * Config::kWarpsN); }
+
+  // Updates the row max and computes the weights again, by all warps that share the rows; leaves
+  // them in place of the scores.
+  CUTE_DEVICE void rescale(Scores& acc_s, int key) {
+    static_assert(sizeof(BlockMax) * Config::kWarpsN * kWarpRows <= TileP::kBytes);
+    BlockMax* const exchange = reinterpret_cast<BlockMax*>(p_tile) + lane / 4;  // (warp, row)
+    Tensor s = as_rows(acc_s);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      BlockMax const mine = out.softmax.block_max(s, i, !out.softmax.is_small(i));
+      if (lane % 4 == 0) exchange[warp_n * kWarpRows + i * 8] = mine;
+    }
+    sync_rows();  // exchange full
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      BlockMax all = exchange[i * 8];
+      CUTE_UNROLL
+      for (int n = 1; n < Config::kWarpsN; ++n) {
+        BlockMax const other = exchange[n * kWarpRows + i * 8];
+        all.is_too_large |= other.is_too_large;
+        all.max = fmaxf(all.max, other.max);
+      }
+      out.softmax.weights_of_row_rescaled(s, as_rows(out.acc_o), all, i, in.log2_scale);
+    }
+    in.scores.apply_dropout(s, key);
+    sync_rows();  // exchange empty
+    write_p(acc_s);
+    sync_rows();  // P full
+  }
+};
+
+// Completes the sums of rows that several warps share: each has its own keys, relative to the same
+// row max. They pass through shared memory, (warp along N, row), where K was: it is empty since the
+// last tile's P was full.
+template <class Config, class Arch, class Softmax>
+CUTE_DEVICE void merge_sums(typename Config::SharedStorage& shared,
+                            typename Config::Place const& place, Softmax& softmax) {
+  static_assert(Config::kWarpsN * Config::kBlockM * sizeof(float) <= Config::kBufferBytes);
+  float* const sums = reinterpret_cast<float*>(&shared);
+  if (place.column(0) == 0) {  // one of the four threads of a warp that share a row
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      sums[place.warp_n() * Config::kBlockM + place.row(i)] = softmax.rows[i].sum;
+    }
+  }
+  Arch::sync();  // sums full
+  CUTE_UNROLL
+  for (int i = 0; i < Config::kRows; ++i) {
+    float sum = sums[place.row(i)];
+    CUTE_UNROLL
+    for (int n = 1; n < Config::kWarpsN; ++n) sum += sums[n * Config::kBlockM + place.row(i)];
+    softmax.rows[i].sum = sum;
+  }
+}
+
+}  // namespace cutlass_attn::sm80

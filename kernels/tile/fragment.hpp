@@ -1,0 +1,51 @@
+// Register fragments of m16n8k16: views, conversions, and which rows and columns a thread has.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "simt/numeric_conversion.hpp"
+
+namespace cutlass_attn {
+
+// An accumulator ((2, 2), M, N) of m16n8 atoms, seen as a matrix of the thread's rows and columns:
+//
+//   ((column pair, row half), M, N)  ->  ((row half, M), (column pair, N))
+template <class Fragment>
+CUTE_DEVICE auto as_rows(Fragment&& acc) {
+  using namespace cute;
+  auto const l = acc.layout();
+  return make_tensor(acc.data(), make_layout(make_layout(get<0, 1>(l), get<1>(l)),
+                                             make_layout(get<0, 0>(l), get<2>(l))));
+}
+
+// A fragment of the same layout in another element type, rounded to nearest even.
+template <class Element, class Fragment>
+CUTE_DEVICE auto convert_to(Fragment const& from) {
+  using namespace cute;
+  using From = typename Fragment::value_type;
+  constexpr int kSize = decltype(size(from))::value;
+  auto to = make_tensor_like<Element>(from);
+  cutlass::NumericArrayConverter<Element, From, kSize> convert;
+  auto const& in = *reinterpret_cast<cutlass::Array<From, kSize> const*>(from.data());
+  *reinterpret_cast<cutlass::Array<Element, kSize>*>(raw_pointer_cast(to.data())) = convert(in);
+  return to;
+}
+
+// Where element (i, j) of as_rows() is in a block's tile, with kWarpsM warps along M that have m16
+// blocks in turn, and each of them kWarpsN warps along N.
+template <int kWarpsM, int kWarpsN>
+struct FragmentPlace {
+  int thread;
+
+  CUTE_DEVICE int warp_m() const { return thread / 32 / kWarpsN; }
+  CUTE_DEVICE int warp_n() const { return thread / 32 % kWarpsN; }
+
+  // Row of the tile.
+  CUTE_DEVICE int row(int i) const {
+    return warp_m() * 16 + thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * kWarpsM);
+  }
+  // Column of the warp's share: a key of its key block, or a head-dim column.
+  CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
+};
+
+}  // namespace cutlass_attn

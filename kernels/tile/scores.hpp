@@ -1,0 +1,153 @@
+// What happens to the fragment of a key block between Q K^T and P V, beside softmax: score_mod,
+// mask and dropout.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/opaque.hpp"
+#include "core/scheduler.hpp"
+#include "tile/fragment.hpp"
+
+namespace cutlass_attn {
+
+// Fragments are seen through as_rows(): (row, key), of kRows rows of a thread.
+//   Place:     FragmentPlace of the kernel's warps
+//   kIsTight:  whether registers are so short that one is worth a few instructions
+template <class Arch, class Score, class Place, int kRows, bool kIsTight>
+struct FragmentScores {
+  Problem const& p;
+  Score const score;
+  Place const place;
+  // In shared memory, most of them: registers are what main loops are short of.
+  TileCoord const& tile;
+  TileRange const& range;  // in keys
+  NearMask const& interval;
+  DropoutMask const& dropout;
+
+  // Whether code of its own is for the tile of keys that begins at `key`, because every query sees
+  // all of it. The general score has none: most of its code is the same for all tiles, and long.
+  CUTE_DEVICE auto is_full(int key) const {
+    if constexpr (Score::kIsGeneral) {
+      return cute::false_type{};
+    } else {
+      return range.is_full(key);
+    }
+  }
+
+  // Score_mod and mask of the key block that begins at `key`. is_full: no key of it is masked.
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
+    if constexpr (is_full && Score::kIsIdentity) return;
+    // Without, the ends of every row's interval stay in registers between key blocks, and spill.
+    forget_memory();
+    if constexpr (Score::kIsGeneral) {
+      scale(s);
+      apply_terms(s, key);
+    } else {
+      if constexpr (!Score::kIsIdentity) {
+        score.template apply<decltype(cute::size(s))::value>(s);
+      }
+      apply_mask(s, key, is_full);
+    }
+  }
+
+  // The same for the general score in two steps, of which the first depends on no option.
+  template <class S>
+  CUTE_DEVICE void scale(S&& s) const {
+    score.template scale<kRows, decltype(cute::size<1>(s))::value>(s);
+  }
+  template <class S>
+  CUTE_DEVICE void apply_terms(S&& s, int key) const {
+    score.template add_terms<kRows, decltype(cute::size<1>(s))::value>(
+        s, Logits{*this, {opaque(place.thread)}, key});
+    unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, cute::false_type{}); });
+  }
+
+  // -inf for the keys that are masked: the one place that evaluates a row's interval.
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply_mask(S&& s, int key, IsFull is_full) const {
+    if constexpr (is_full) return;
+    mask_outside(
+        s, key, [&](int q) { return interval.window_lo(q); },
+        [&](int q) { return interval.window_hi(q); });
+    // Chunks are for the general score alone, and other calls jump over this. But with it ptxas
+    // finds registers for d128 128x64x4 that it does not find without: 8 to 24 bytes of local
+    // memory, and 8 for d512 with softcap.
+    if constexpr (Score::kIsGeneral || kIsTight) {
+      unpredicated_if(interval.chunk, [&] {
+        mask_outside(
+            s, key, [&](int q) { return interval.chunk_lo(q); },
+            [&](int q) { return interval.chunk_hi(q); });
+      });
+    }
+  }
+
+  // Drops weights of the key block that begins at `key`, and scales the others up.
+  template <class W>
+  CUTE_DEVICE void apply_dropout(W&& w, int key) const {
+    if constexpr (Score::kIsGeneral) {
+      unpredicated_if(p.dropout.p != 0.0f, [&] { drop(w, key); });
+    }
+  }
+
+ private:
+  // -inf for keys outside [lo(q), hi(q)), q counted from the tile's first query.
+  template <class S, class Lo, class Hi>
+  CUTE_DEVICE void mask_outside(S&& s, int key, Lo&& lo_of, Hi&& hi_of) const {
+    Place at = place;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      // Without, the numbers of all rows stay in registers from one key block to the next.
+      at.thread = opaque(at.thread);
+      int const q = tile.query(at.row(i)) - tile.q_begin;
+      int const lo = lo_of(q) - key, hi = hi_of(q) - key;
+      CUTE_UNROLL
+      for (int j = 0; j < cute::size<1>(s); ++j) {
+        int const n = (kIsTight ? at : place).column(j);
+        s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
+      }
+    }
+  }
+
+  template <class W>
+  CUTE_DEVICE void drop(W&& w, int key) const {
+    constexpr int kKeys = decltype(cute::size<1>(w))::value;  // of a thread
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = place.row(i);
+      PhiloxWords const words =
+          dropout.draw(tile.seq.batch, tile.head(row), tile.query(row), key + place.column(0));
+      CUTE_UNROLL
+      for (int j = 0; j < kKeys; ++j) {
+        // The key block is all the 32 keys of a draw, one half or a quarter. (An index that is no
+        // constant would put the words into local memory.)
+        uint32_t word = words.word[j / 2];
+        if (kKeys <= 4 && key % 32 >= 16) word = words.word[(2 + j / 2) % 4];
+        if (kKeys == 2 && key % 16 >= 8) word = key % 32 < 16 ? words.word[1] : words.word[3];
+        w(i, j) *= dropout.factor(word, j);
+      }
+    }
+  }
+
+  // Where the logits of a thread are, as the general score asks for it.
+  struct Logits {
+    FragmentScores const& scores;
+    Place place;
+    int first_key;
+    CUTE_DEVICE int batch() const { return scores.tile.seq.batch; }
+    // As tile.query() and tile.head(), without a branch for tiles of one head: with it the compiler
+    // has the code of all terms twice, 4776 instructions at d64 instead of 3960.
+    CUTE_DEVICE int query(int i) const {
+      return scores.tile.by_heads(scores.tile.row_begin + place.row(i));
+    }
+    CUTE_DEVICE int head(int i) const {
+      TileCoord const& tile = scores.tile;
+      return tile.head_q + tile.row_begin + place.row(i) - query(i) * tile.heads;
+    }
+    CUTE_DEVICE int key(int j) const { return first_key + scores.place.column(j); }
+  };
+};
+
+}  // namespace cutlass_attn

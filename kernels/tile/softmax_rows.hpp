@@ -1,0 +1,180 @@
+// Online softmax over the rows of an accumulator: core/softmax.hpp for each row a thread holds.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/math.hpp"
+#include "core/opaque.hpp"
+#include "core/softmax.hpp"
+
+namespace cutlass_attn {
+
+// The four threads of a quad hold one row of an m16n8 accumulator together; every thread keeps the
+// row max (in units of log2: its log2_scale is 1) and the sum of its own columns.
+//
+// The row max lags: softmax is the same whatever is subtracted from the scores, as long as no
+// weight overflows and the largest does not vanish. So P = exp(S - row max) is first computed with
+// the row max of the key blocks before, and the exponentials need not wait for a reduction over the
+// row. Next to always that was it. Only where the sum of a thread's weights shows that one grew
+// large, the row max is updated and O rescaled, as in the textbook. A row without a row max (-inf)
+// has infinite weights, or NaN, and gets its first one in the same way.
+//
+// That is code for P twice. Where scores cost more code than P, softmax_weights_checked() looks at
+// the scores before: a thread's own ones, which needs no reduction either.
+//
+// The row max has 24 bits: beyond scores of 2^24 it is off by whole units of log2, and the weights
+// of a row by one common factor, which in fp16 may overflow.
+template <class Arch, int kRows, int kMaxWeightSum = 4096>
+struct SoftmaxRows {
+  // Bound for the sum of one thread's weights in a key block: fp16 is good for 16 times 4096.
+  static constexpr float kLimit = float(kMaxWeightSum);
+
+  SoftmaxRow rows[kRows];
+  float sums[kRows];  // of this thread's weights of the present key block, until add_sums()
+
+  // Turns the scores of a key block into weights, without looking for their maximum. False: some
+  // are too large.
+  //   s: (row, key)
+  template <class S>
+  CUTE_DEVICE bool softmax_weights(S&& s, float log2_scale) {
+    using namespace cute;
+    static_assert(decltype(size<0>(s))::value == kRows);
+    bool ok = true;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      weights_of_row(s, i, log2_scale, rows[i].max);
+      ok = ok && is_small(i);
+    }
+    return ok;
+  }
+
+  // Whether softmax_weights() found the weights of row i small enough.
+  CUTE_DEVICE bool is_small(int i) const { return sums[i] <= kLimit; }
+
+  // The same after updating the row max where it has to be, from the scores once more.
+  //   s: (row, key), all keys of the key block in this quad
+  //   o: (row, column)
+  template <class S, class O>
+  CUTE_DEVICE void softmax_weights_rescaled(S&& s, O&& o, float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      weights_of_row_rescaled(s, o, block_max(s, i, !is_small(i)), i, log2_scale);
+    }
+  }
+
+  // Both in one, for scores that take much code: looks at them before there are weights.
+  template <class S, class O>
+  CUTE_DEVICE void softmax_weights_checked(S&& s, O&& o, float log2_scale) {
+    using namespace cute;
+    constexpr float kLog2Largest = 8.0f;  // of a weight
+    static_assert(decltype(size<1>(s))::value * 256 <= kMaxWeightSum);
+    bool fits[kRows], all_fit = true;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      fits[i] = fmaf(max_of_thread(s, i), log2_scale, -rows[i].max) <= kLog2Largest;
+      all_fit = all_fit && fits[i];
+    }
+    unpredicated_if(Arch::any(!all_fit), [&] {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) rescale(o, block_max(s, i, !fits[i]), i, log2_scale);
+    });
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      weights_of_row(s, i, log2_scale, rows[i].row_max_ref());
+      // Without, the sum is computed after dropout, from copies of the weights.
+      sums[i] = opaque(sums[i]);
+    }
+  }
+
+  // What a quad knows of a row of a key block.
+  struct BlockMax {
+    int is_too_large;  // whether the sum of its weights is
+    float max;         // of its scores
+  };
+
+  template <class S>
+  CUTE_DEVICE static BlockMax block_max(S const& s, int i, int is_too_large) {
+    is_too_large |= Arch::shuffle_xor(is_too_large, 1);
+    is_too_large |= Arch::shuffle_xor(is_too_large, 2);
+    return {is_too_large, max_of_quad(s, i)};
+  }
+
+  // Updates the row max of row i if any weight is too large, and rescales O.
+  //   o: (row, column)
+  template <class O>
+  CUTE_DEVICE void rescale(O&& o, BlockMax const& block, int i, float log2_scale) {
+    using namespace cute;
+    static_assert(decltype(size<0>(o))::value == kRows);
+    // Other rows of the warp keep theirs: what they come to must not depend on this one.
+    float const candidate = block.is_too_large ? block.max * log2_scale : -kInf;
+    float const factor = rows[i].update_max(candidate, 1.0f);
+    scale(o, i, factor);
+  }
+
+  // Turns the scores of row i into weights after that.
+  template <class S, class O>
+  CUTE_DEVICE void weights_of_row_rescaled(S&& s, O&& o, BlockMax const& block, int i,
+                                           float log2_scale) {
+    rescale(o, block, i, log2_scale);
+    weights_of_row(s, i, log2_scale, rows[i].row_max_ref());
+  }
+
+  CUTE_DEVICE void add_sums() {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].sum += sums[i];
+  }
+
+  // The row max of the first key block, in advance.
+  template <class S>
+  CUTE_DEVICE void start(S const& s, float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i) * log2_scale;
+  }
+
+  // Completes the sums of the rows, of which each thread has its own columns.
+  CUTE_DEVICE void complete_sums() {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      rows[i].sum += Arch::shuffle_xor(rows[i].sum, 1);
+      rows[i].sum += Arch::shuffle_xor(rows[i].sum, 2);
+    }
+  }
+
+  // The largest score of row i: of those that this thread has, and of all.
+  template <class S>
+  CUTE_DEVICE static float max_of_thread(S const& s, int i) {
+    using namespace cute;
+    float max = s(i, 0);
+    CUTE_UNROLL
+    for (int j = 1; j < size<1>(s); ++j) max = fmaxf(max, s(i, j));
+    return max;
+  }
+  template <class S>
+  CUTE_DEVICE static float max_of_quad(S const& s, int i) {
+    float max = max_of_thread(s, i);
+    max = fmaxf(max, Arch::shuffle_xor(max, 1));
+    return fmaxf(max, Arch::shuffle_xor(max, 2));
+  }
+
+  // Multiplies row i of O.
+  template <class O>
+  CUTE_DEVICE static void scale(O&& o, int i, float factor) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= factor;
+  }
+
+ private:
+  // Weights of row i from its scores, and their sum.
+  template <class S>
+  CUTE_DEVICE void weights_of_row(S&& s, int i, float log2_scale, float row_max) {
+    using namespace cute;
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(s); ++j) {
+      s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -row_max));
+      sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
+    }
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,54 @@
+// Where a tile of 16-bit elements lies in shared memory.
+//
+// Rows are cut into chunks of 64 elements (128 bytes), or of 32 where the width is no multiple of
+// 64; the chunks of all rows follow each other. The 16-byte vectors of a chunk are permuted by the
+// row, so that the 8 rows an ldmatrix reads at one column, and the vectors one cp.async phase
+// writes, fall into different banks:
+//
+//   vector v of row r is at v ^ (r % 8) in a chunk of 8 vectors, at v ^ (r / 2 % 4) in one of 4
+//
+// Addresses are made by hand and not by CuTe's swizzled layouts, because the permutation then costs
+// one XOR per ldmatrix: what a lane adds to its row is fixed, and 16 columns on are a bit flipped.
+// (With CuTe's copies and two stages the compiler recomputed every address in every tile: a sixth
+// of all instructions at head_dim 64.)
+#pragma once
+
+#include <cute/config.hpp>
+
+namespace cutlass_attn {
+
+template <int kRows_, int kColumns_>
+struct SwizzledTile {
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kChunk = kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kChunks = kColumns / kChunk;
+  static constexpr int kVectors = kChunk / 8;  // 16-byte vectors of a row within a chunk
+  static constexpr int kRowBytes = kChunk * 2;
+  static constexpr int kChunkBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kChunks * kChunkBytes;
+  static_assert(kColumns % kChunk == 0 && kRows % 8 == 0);
+
+  // Byte offset of element (row, column), `column` a multiple of 8.
+  CUTE_HOST_DEVICE static constexpr int offset(int row, int column) {
+    int const vector = column % kChunk / 8;
+    int const permuted = vector ^ (kChunk == 64 ? row % 8 : row / 2 % 4);
+    return column / kChunk * kChunkBytes + row * kRowBytes + permuted * 16;
+  }
+
+  // From an address in the 16 x 16 block (0, 0) to the same place of block (row, column), counted
+  // in blocks. Rows 8 apart are permuted alike.
+  template <class Address>
+  CUTE_HOST_DEVICE static constexpr Address block(Address first, int row, int column) {
+    constexpr int kBlocks = kChunk / 16;
+    return (first ^ Address(column % kBlocks * 32)) +
+           Address(column / kBlocks * kChunkBytes + row * 16 * kRowBytes);
+  }
+
+  // The same for blocks of 8 x 8, and offsets instead of addresses.
+  CUTE_HOST_DEVICE static constexpr int block8(int first, int row, int column) {
+    return (first ^ (column % kVectors * 16)) + column / kVectors * kChunkBytes +
+           row * 8 * kRowBytes;
+  }
+};
+
+}  // namespace cutlass_attn

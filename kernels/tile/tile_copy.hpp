@@ -1,0 +1,172 @@
+// Copies of tiles from global to shared memory, and of O back: asynchronous ones of 16 bytes;
+// element by element where a call's rows do not begin at multiples of 16 bytes.
+#pragma once
+
+#include "core/scheduler.hpp"
+#include "tile/swizzle.hpp"
+
+namespace cutlass_attn {
+
+// How the threads of a block share out the 16-byte vectors of a tile: rows are
+// taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time.
+template <class Arch, class Element, class Tile_, int kThreads>
+struct TileCopy {
+  using Tile = Tile_;
+  using Address = typename Arch::SmemAddress;
+  static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
+  static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  static constexpr int kRowsOfLastPass = Tile::kRows - (kPasses - 1) * kRowsAtOnce;
+  static_assert(kRowsAtOnce % 8 == 0, "so that a thread's rows are permuted alike");
+
+  CUTE_DEVICE static int row(int thread) { return thread / Tile::kVectors; }
+  CUTE_DEVICE static int column(int thread) { return thread % Tile::kVectors * 8; }
+
+  // Byte offset in a tile of the thread's first vector.
+  CUTE_DEVICE static int offset(int thread) { return Tile::offset(row(thread), column(thread)); }
+
+  // From the thread's first vector to the one in chunk c of the row of pass i.
+  CUTE_DEVICE static constexpr int step(int i, int c) {
+    return i * kRowsAtOnce * Tile::kRowBytes + c * Tile::kChunkBytes;
+  }
+
+  // Whether the thread has a row in pass i at all.
+  CUTE_DEVICE static bool has_row(int i, int thread) {
+    return Tile::kRows % kRowsAtOnce == 0 || i * kRowsAtOnce + row(thread) < Tile::kRows;
+  }
+
+  // Starts the copy of a tile, of which `columns` columns exist; the others are filled with zeros
+  // and not read. `target` is the tile's address plus offset(); `source` is where the thread's
+  // first vector is read, and moves on to that of the next tile.
+  CUTE_DEVICE static void load_whole(Address target, Element const*& source, int64_t row_stride,
+                                     int columns, int thread) {
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      if (has_row(i, thread)) load_row(target + step(i, 0), source, true, columns, thread);
+      source += (i + 1 < kPasses ? kRowsAtOnce : kRowsOfLastPass) * row_stride;
+    }
+  }
+
+  // The same where only `rows` rows exist.
+  CUTE_DEVICE static void load(Address target, Element const*& source, int64_t row_stride, int rows,
+                               int columns, int thread) {
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      bool const inside = i * kRowsAtOnce + row(thread) < rows;
+      if (has_row(i, thread)) load_row(target + step(i, 0), source, inside, columns, thread);
+      source += (i + 1 < kPasses ? kRowsAtOnce : kRowsOfLastPass) * row_stride;
+    }
+  }
+
+  // The same for a source at any address; the tile is written when it returns. Loops stay loops:
+  // for what is unrolled the main loop would have no registers.
+  CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
+                                        int rows, int columns, int thread) {
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      load_row_elements(target + step(i, 0), source,
+                        i * kRowsAtOnce + row(thread) < rows ? columns : 0, thread);
+      source += kRowsAtOnce * row_stride;
+    }
+  }
+
+  // Copies a tile of Q, whose rows may be those of several heads. `IsAligned`: bool, or true_type
+  // for kernels that are given no other calls.
+  template <class IsAligned>
+  CUTE_DEVICE static void load_queries(Address target, Problem const& p, TileCoord const& tile,
+                                       IsAligned is_aligned, int thread) {
+    if (!is_aligned) {
+      CUTE_NO_UNROLL
+      for (int i = 0; i < kPasses; ++i) {
+        if (!has_row(i, thread)) break;
+        int const r = i * kRowsAtOnce + row(thread);
+        bool const inside = r < tile.rows;
+        load_row_elements(target + step(i, 0), query_source(p, tile, inside ? r : 0, thread),
+                          inside ? p.head_dim : 0, thread);
+      }
+      return;
+    }
+    if (tile.heads == 1) {
+      Element const* source = query_source(p, tile, row(thread), thread);
+      if (tile.rows == Tile::kRows) {
+        load_whole(target, source, p.q.row_stride, p.head_dim, thread);
+      } else {
+        load(target, source, p.q.row_stride, tile.rows, p.head_dim, thread);
+      }
+      return;
+    }
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      int const r = i * kRowsAtOnce + row(thread);
+      bool const inside = r < tile.rows;
+      load_row(target + step(i, 0), query_source(p, tile, inside ? r : 0, thread), inside,
+               p.head_dim, thread);
+    }
+  }
+
+  // Stores a tile of O that lies at `smem`.
+  template <class IsAligned>
+  CUTE_DEVICE static void store_output(char const* smem, Problem const& p, TileCoord const& tile,
+                                       IsAligned is_aligned, int thread) {
+    char const* const from = smem + offset(thread);
+    Element* target = tile.template row_of<Element>(p.o, row(thread)) + column(thread);
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      int const r = i * kRowsAtOnce + row(thread);
+      if (r >= tile.rows || !has_row(i, thread)) break;
+      if (i > 0 && tile.heads > 1) {
+        target = tile.template row_of<Element>(p.o, r) + column(thread);
+      }
+      CUTE_UNROLL
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        if (column(thread) + c * Tile::kChunk < p.head_dim_v) {
+          store_vector(target + c * Tile::kChunk, from + step(i, c), is_aligned);
+        }
+      }
+      target += kRowsAtOnce * p.o.row_stride;
+    }
+  }
+
+ private:
+  CUTE_DEVICE static void load_row(Address target, Element const* source, bool is_row, int columns,
+                                   int thread) {
+    CUTE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      bool const inside = is_row && column(thread) + c * Tile::kChunk < columns;
+      Arch::async_copy(target + step(0, c), source + c * Tile::kChunk, inside);
+    }
+  }
+
+  // `columns`: 0 of a row beyond the last.
+  CUTE_DEVICE static void load_row_elements(Address target, Element const* source, int columns,
+                                            int thread) {
+    CUTE_NO_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      uint32_t words[4] = {0, 0, 0, 0};
+      if (column(thread) + c * Tile::kChunk < columns) {
+        Element const* const vector = source + c * Tile::kChunk;
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(vector[i].raw()) << i % 2 * 16;
+      }
+      Arch::store_shared(target + step(0, c), words);
+    }
+  }
+
+  // Where the thread reads its first vector of a row of Q.
+  CUTE_DEVICE static Element const* query_source(Problem const& p, TileCoord const& tile, int r,
+                                                 int thread) {
+    return tile.template row_of<Element const>(p.q, r) + column(thread);
+  }
+
+  template <class IsAligned>
+  CUTE_DEVICE static void store_vector(Element* target, char const* from, IsAligned is_aligned) {
+    if (is_aligned) {
+      *reinterpret_cast<cute::uint128_t*>(target) = *reinterpret_cast<cute::uint128_t const*>(from);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) target[i] = reinterpret_cast<Element const*>(from)[i];
+    }
+  }
+};
+
+}  // namespace cutlass_attn

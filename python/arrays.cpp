@@ -1,0 +1,77 @@
+#include "arrays.hpp"
+
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "errors.hpp"
+
+namespace py = pybind11;
+
+namespace cutlass_attn {
+namespace {
+
+// Set once, and kept until the process ends.
+Library const* g_torch = nullptr;
+Library const* g_numpy = nullptr;
+
+}  // namespace
+
+py::object checked(PyObject* owned) {
+  if (owned == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(owned);
+}
+
+bool is_true(PyObject* x) {
+  int const value = PyObject_IsTrue(x);
+  if (value < 0) throw py::error_already_set();
+  return value != 0;
+}
+
+bool View::is_contiguous() const {
+  int64_t expected = 1;
+  for (int d = ndim - 1; d >= 0; --d) {
+    if (shape[d] != 1 && strides[d] != expected) return false;
+    expected *= shape[d];
+  }
+  return true;
+}
+
+Library::Library(py::module_ module)
+    : module_(std::move(module)),
+      type_(reinterpret_cast<PyTypeObject*>(py::object(module_.attr("ARRAY")).ptr())) {
+  if (!PyType_Check(type_)) raise(PyExc_TypeError, "ARRAY must be the type of arrays");
+}
+
+py::object Library::through_operator(PyObject* const (&qkv)[3], PyObject* options) const {
+  py::object const function = module_.attr("through_operator");
+  return checked(PyObject_VectorcallDict(function.ptr(), qkv, 3, options));
+}
+
+py::object Library::empty(View const& x, std::array<int64_t, 4> const& shape) const {
+  return module_.attr("empty")(py::handle(x.object), py::tuple(py::cast(shape)));
+}
+
+py::object Library::empty_lse(View const& x, std::array<int64_t, 3> const& shape) const {
+  return module_.attr("empty_lse")(py::handle(x.object), py::tuple(py::cast(shape)));
+}
+
+py::object Library::random_state(View const& x) const {
+  return module_.attr("random_state")(py::handle(x.object));
+}
+
+Library const& library_of(PyObject* q, PyObject* k, PyObject* v) {
+  for (Library const* library : {g_torch, g_numpy}) {
+    if (library && library->has(q) && library->has(k) && library->has(v)) return *library;
+  }
+  std::string kinds;
+  for (PyObject* x : {q, k, v}) kinds += (kinds.empty() ? "" : ", ") + type_name(x);
+  raise(PyExc_TypeError, "q, k and v must all be torch tensors or all numpy arrays, got " + kinds);
+}
+
+void define_libraries(py::module_& m) {
+  m.def("register_torch", [](py::module_ module) { g_torch = make_torch(std::move(module)); });
+  m.def("register_numpy", [](py::module_ module) { g_numpy = make_numpy(std::move(module)); });
+}
+
+}  // namespace cutlass_attn

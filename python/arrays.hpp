@@ -1,0 +1,94 @@
+// Arrays of torch and numpy, as a call sees them. Neither library is linked: each is used through
+// the Python module that stands for it here, cutlass_attn._torch or cutlass_attn._numpy.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+
+#include "cutlass_attn.hpp"
+#include "dlpack.hpp"
+
+namespace cutlass_attn {
+
+// One array: where its elements are and what they are.
+struct View {
+  static constexpr int kMaxDims = 4;
+
+  PyObject* object = nullptr;  // borrowed
+  void* data = nullptr;        // null: no elements, or no memory, as on torch's "meta" device
+  dlpack::Device device = {dlpack::kCpu, 0};
+  dlpack::DataType dtype = {dlpack::kOther, 0, 1};
+  int ndim = 0;
+  int64_t shape[kMaxDims] = {};  // unset, as strides, of an array of more dimensions
+  int64_t strides[kMaxDims] = {};
+  bool is_writable = true;
+  bool is_aligned = true;  // address and strides are whole elements; else strides are wrong
+
+  bool is_contiguous() const;
+};
+
+// The arrays that a call was given, borrowed: q, k and v, then options and the result.
+struct Arrays {
+  static constexpr int kMax = 16;
+  PyObject* items[kMax];
+  int count = 0;
+
+  void add(PyObject* x) { items[count++] = x; }
+  PyObject* const* begin() const { return items; }
+  PyObject* const* end() const { return items + count; }
+};
+
+// What this module asks of an array library.
+class Library {
+ public:
+  virtual ~Library() = default;
+
+  bool has(PyObject* x) const { return PyObject_TypeCheck(x, type_); }
+
+  // Reads no more than metadata. Without `memory` the address is left null: there may be none.
+  virtual View read(PyObject* x, bool memory) const = 0;
+
+  // Must the library see the call before its memory is touched? through_operator() shows it.
+  virtual bool must_see(Arrays const& arrays) const = 0;
+
+  // The result of attention(q, k, v, **options).
+  pybind11::object through_operator(PyObject* const (&qkv)[3], PyObject* options) const;
+
+  // An array like `x`, contiguous, of this shape.
+  virtual pybind11::object empty(View const& x, std::array<int64_t, 4> const& shape) const;
+  pybind11::object empty_lse(View const& x, std::array<int64_t, 3> const& shape) const;
+
+  // Seed and offset for dropout, on the device of x.
+  pybind11::object random_state(View const& x) const;
+
+  // Stream or threads of a call whose operands are on this device, which is a CPU or a GPU.
+  virtual void place(dlpack::Device device, RunOptions& options) const = 0;
+
+ protected:
+  // `module` has ARRAY, the type of arrays, and the functions named as those above.
+  explicit Library(pybind11::module_ module);
+
+  pybind11::module_ module_;
+
+ private:
+  PyTypeObject* type_;
+};
+
+// The library of q, k and v. Raises TypeError unless all three are of one.
+Library const& library_of(PyObject* q, PyObject* k, PyObject* v);
+
+// Defines _C.register_torch(module) and _C.register_numpy(module).
+void define_libraries(pybind11::module_& m);
+
+Library const* make_torch(pybind11::module_ module);
+Library const* make_numpy(pybind11::module_ module);
+
+// A new reference as an object, or the exception that is set.
+pybind11::object checked(PyObject* owned);
+
+// An object's truth, or the exception that asking raised.
+bool is_true(PyObject* x);
+
+}  // namespace cutlass_attn

@@ -1,0 +1,157 @@
+// torch tensors. docs/host-time.md says what each piece of a call costs.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "arrays.hpp"
+#include "errors.hpp"
+
+namespace py = pybind11;
+
+namespace cutlass_attn {
+namespace {
+
+// Types by torch's names, without "torch.": what a call may have, all else is other.
+dlpack::DataType dtype_of(std::string const& name) {
+  static constexpr std::pair<char const*, dlpack::DataType> kTypes[] = {
+      {"float16", {dlpack::kFloat, 16, 1}}, {"bfloat16", {dlpack::kBfloat, 16, 1}},
+      {"float32", {dlpack::kFloat, 32, 1}}, {"bool", {dlpack::kBool, 8, 1}},
+      {"int64", {dlpack::kInt, 64, 1}},     {"uint64", {dlpack::kUInt, 64, 1}}};
+  for (auto const& [known, type] : kTypes) {
+    if (name == std::string("torch.") + known) return type;
+  }
+  return {dlpack::kOther, 0, 1};
+}
+
+dlpack::Device device_of(py::handle device) {
+  std::string const type = py::str(device.attr("type"));
+  py::object const index = device.attr("index");
+  if (type == "cpu") return {dlpack::kCpu, 0};
+  if (type == "cuda") return {dlpack::kCuda, index.is_none() ? 0 : index.cast<int32_t>()};
+  return {dlpack::kOtherDevice, 0};
+}
+
+class Torch final : public Library {
+ public:
+  explicit Torch(py::module_ module)
+      : Library(std::move(module)),
+        tensor_(module_.attr("ARRAY")),
+        interceptors_(module_.attr("INTERCEPTORS")),
+        empty_like_(module_.attr("empty_like")),
+        empty_like_contiguous_(module_.attr("empty_like_contiguous")),
+        is_neg_(module_.attr("is_neg")),
+        is_grad_enabled_(module_.attr("is_grad_enabled")),
+        num_threads_(module_.attr("num_threads")),
+        current_stream_(module_.attr("current_stream")) {
+    py::object const capsule = module_.attr("exchange_api");
+    if (capsule.is_none()) return;
+    api_ = static_cast<dlpack::ExchangeApi const*>(
+        PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+    if (api_ == nullptr) throw py::error_already_set();
+    while (api_ != nullptr && api_->version.major != dlpack::kMajorVersion) api_ = api_->older;
+    if (api_ != nullptr && api_->tensor_from_object == nullptr) api_ = nullptr;
+  }
+
+  View read(PyObject* x, bool memory) const override {
+    if (memory && api_ != nullptr && is_plain(x)) {
+      dlpack::Tensor t;
+      if (api_->tensor_from_object(x, &t) != 0) {
+        PyErr_Clear();  // a tensor without memory of its own
+      } else if (t.device.type == dlpack::kCpu || t.device.type == dlpack::kCuda) {
+        return view_of(x, t);
+      }
+    }
+    return read_attributes(x, memory);
+  }
+
+  bool must_see(Arrays const& arrays) const override {
+    for (PyObject* x : arrays) {
+      if (!is_plain(x)) return true;  // FakeTensor and other subclasses
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(interceptors_.ptr()); ++i) {
+      if (says(PyObject_CallNoArgs(PyTuple_GET_ITEM(interceptors_.ptr(), i)))) return true;
+    }
+    if (says(PyObject_CallNoArgs(is_grad_enabled_.ptr()))) {
+      for (PyObject* x : arrays) {
+        if (says(PyObject_GetAttr(x, requires_grad_.ptr()))) return true;
+      }
+    }
+    for (PyObject* x : arrays) {
+      // The memory of such a view holds the opposite values.
+      if (says(PyObject_CallOneArg(is_neg_.ptr(), x))) return true;
+    }
+    return false;
+  }
+
+  py::object empty(View const& x, std::array<int64_t, 4> const& shape) const override {
+    // Half the time of torch.empty().
+    if (!std::equal(shape.begin(), shape.end(), x.shape)) return Library::empty(x, shape);
+    py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
+    return checked(PyObject_CallOneArg(function.ptr(), x.object));
+  }
+
+  void place(dlpack::Device device, RunOptions& options) const override {
+    if (device.type == dlpack::kCpu) {
+      options.num_threads = checked(PyObject_CallNoArgs(num_threads_.ptr())).cast<int>();
+    } else if (api_ == nullptr) {
+      options.stream = reinterpret_cast<void*>(current_stream_(device.index).cast<uintptr_t>());
+    } else if (api_->current_work_stream(device.type, device.index, &options.stream) != 0) {
+      throw py::error_already_set();
+    }
+  }
+
+ private:
+  static bool says(PyObject* answer) { return is_true(checked(answer).ptr()); }
+
+  bool is_plain(PyObject* x) const {
+    return reinterpret_cast<PyObject*>(Py_TYPE(x)) == tensor_.ptr();
+  }
+
+  static View view_of(PyObject* x, dlpack::Tensor const& t) {
+    View view;
+    view.object = x;
+    view.data = t.data ? static_cast<char*>(t.data) + t.byte_offset : nullptr;
+    view.device = t.device;
+    view.dtype = t.dtype;
+    view.ndim = t.ndim;
+    if (t.ndim <= View::kMaxDims) {
+      std::copy(t.shape, t.shape + t.ndim, view.shape);
+      std::copy(t.strides, t.strides + t.ndim, view.strides);
+    }
+    return view;
+  }
+
+  // For what the exchange table does not know: subclasses, tensors without memory, older torch.
+  View read_attributes(PyObject* x, bool memory) const {
+    py::handle const tensor(x);
+    View view;
+    view.object = x;
+    view.device = device_of(tensor.attr("device"));
+    view.dtype = dtype_of(py::str(tensor.attr("dtype")));
+    view.ndim = tensor.attr("dim")().cast<int>();
+    for (int d = 0; d < view.ndim && view.ndim <= View::kMaxDims; ++d) {
+      view.shape[d] = tensor.attr("size")(d).cast<int64_t>();
+      view.strides[d] = tensor.attr("stride")(d).cast<int64_t>();
+    }
+    // A subclass that dispatches by itself, such as FakeTensor, need not have memory.
+    bool const has_memory =
+        tensor.attr("__torch_dispatch__").is(tensor_.attr("__torch_dispatch__"));
+    if (memory && has_memory && view.device.type != dlpack::kOtherDevice) {
+      view.data = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
+    }
+    return view;
+  }
+
+  dlpack::ExchangeApi const* api_ = nullptr;  // null for torch before 2.10
+  py::object tensor_;
+  py::tuple interceptors_;
+  py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_;
+  py::object num_threads_, current_stream_;
+  py::str requires_grad_{"requires_grad"};
+};
+
+}  // namespace
+
+Library const* make_torch(py::module_ module) { return new Torch(std::move(module)); }
+
+}  // namespace cutlass_attn
