@@ -35,69 +35,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+import facts
+from facts import FACTS
 
 MANIFEST = Path(__file__).with_name("manifest.toml")
 TUNED = Path(__file__).with_name("runtime") / "tuned.toml"
 SPACE = Path(__file__).with_name("space.toml")
 BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
-
-
-def facts_module(facts: dict[str, Any]) -> str:
-    """cutlass_attn/_facts.py."""
-    limits = facts["limits"]
-    values = {
-        "DTYPES": tuple(facts["dtypes"]),
-        "DTYPE_KEYS": {name: dtype["key"] for name, dtype in facts["dtypes"].items()},
-        "ACCUMULATE": tuple(facts["accumulate"]),
-        "OPTIONS": tuple(facts["options"]),
-        "MAX_HEAD_DIM": limits["max_head_dim"],
-        "MAX_SEQLEN": limits["max_seqlen"],
-        "MAX_DECODE_QUERIES": limits["max_decode_queries"],
-        "SMEM_CLASSES_KB": tuple(limits["smem_classes_kb"]),
-    }
-    lines = (f"{name} = {value!r}\n" for name, value in values.items())
-    return BANNER.replace("//", "#").replace("manifest", "facts") + "".join(lines)
-
-
-def facts_header(facts: dict[str, Any]) -> str:
-    """facts.hpp."""
-    dtypes, limits = facts["dtypes"], facts["limits"]
-
-    def enum(name: str, enumerators: Iterable[str]) -> str:
-        return f"enum class {name} : int32_t {{ {', '.join(enumerators)} }};\n"
-
-    def array(type_: str, name: str, values: Iterable[object]) -> str:
-        listed = ", ".join(str(value) for value in values)
-        return f"inline constexpr {type_} {name}[] = {{{listed}}};\n"
-
-    bits = "".join(f"  {name} = 1u << {i},\n" for i, name in enumerate(facts["options"]))
-    return (
-        BANNER.replace("manifest", "facts")
-        + "#pragma once\n\n#include <cstdint>\n\nnamespace cutlass_attn {\n\n"
-        + enum("DType", (dtype["enumerator"] for dtype in dtypes.values()))
-        + f"inline constexpr int kNumDTypes = {len(dtypes)};\n"
-        + "// What the tensor cores accumulate in: fp32, or fp16 for Q K^T, for P V, or for both.\n"
-        + enum("Accumulate", facts["accumulate"].values())
-        + f"inline constexpr int kNumAccumulates = {len(facts['accumulate'])};\n\n"
-        + f"inline constexpr int kMaxHeadDim = {limits['max_head_dim']};\n"
-        + f"inline constexpr int32_t kMaxSeqlen = {limits['max_seqlen']};\n"
-        + "// Calls with so many queries or fewer are decoding.\n"
-        + f"inline constexpr int32_t kMaxDecodeQueries = {limits['max_decode_queries']};\n"
-        + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"
-        + f"enum Bit : uint32_t {{\n{bits}}};\n}}  // namespace option\n\n"
-        + "// By number, as Python has them.\nnamespace facts {\n"
-        + array("char const*", "kDTypeNames", map(_quote, dtypes))
-        + array("int", "kDTypeBytes", (dtype["bytes"] for dtype in dtypes.values()))
-        + array("char const*", "kAccumulateNames", map(_quote, facts["accumulate"]))
-        + array("char const*", "kOptionNames", map(_quote, facts["options"]))
-        + array("int", "kSmemClassesKb", limits["smem_classes_kb"])
-        + "}  // namespace facts\n\n}  // namespace cutlass_attn\n"
-    )
-
-
-FACTS: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("facts.toml").read_text(encoding="utf-8")
-)
 
 
 def _load(name: str) -> Any:
@@ -106,9 +50,9 @@ def _load(name: str) -> Any:
     if package not in sys.modules:
         module = types.ModuleType(package)
         module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn")]
-        facts = types.ModuleType(f"{package}._facts")
-        exec(facts_module(FACTS), vars(facts))
-        sys.modules.update({package: module, facts.__name__: facts})
+        generated = types.ModuleType(f"{package}._facts")
+        exec(facts.module(FACTS), vars(generated))
+        sys.modules.update({package: module, generated.__name__: generated})
     return importlib.import_module(f"{package}.{name}")
 
 
@@ -227,8 +171,8 @@ class Row:
         return "/".join(parts)
 
     @property
-    def stem(self) -> str:
-        """The row as a C++ identifier, such as sm80_f16_d64_64x64x4."""
+    def symbol(self) -> str:
+        """The row as a C++ identifier, such as cutlass_attn_sm80_f16_d64_64x64x4."""
         return str(variant_key.symbol_of(self.key))
 
     @property
@@ -250,15 +194,15 @@ class Row:
                 f'#include "{self.kernel.include}"\n'
                 '#include "simt/host_unit.hpp"\n\n'
                 "namespace cutlass_attn {\n\n"
-                f"extern KernelUnit const {self.stem}__unit;\n"
-                f"KernelUnit const {self.stem}__unit = simt::host_unit<{arguments}>();\n\n"
+                f"extern KernelUnit const {self.symbol}__unit;\n"
+                f"KernelUnit const {self.symbol}__unit = simt::host_unit<{arguments}>();\n\n"
                 "}  // namespace cutlass_attn\n"
             )
-        return device_source(self.kernel, self.type, self.stem)
+        return device_source(self.kernel, self.type, self.symbol)
 
     @property
     def file_name(self) -> str:
-        return self.stem + (".cpp" if self.simt else ".cu")
+        return variant_key.file_stem(self.key) + (".cpp" if self.simt else ".cu")
 
     def table_entry(self, build: Build) -> str:
         """The row as a ManifestRow of kernels/runtime/manifest.hpp."""
@@ -277,7 +221,7 @@ class Row:
                 "tier": _quote(self.tier),
                 "is_simt": str(self.simt).lower(),
                 "compiled": str(compiled).lower(),
-                "unit": f"&{self.stem}__unit" if is_unit else "nullptr",
+                "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
             }
         )
 
@@ -558,7 +502,7 @@ def outputs(
         BANNER
         + "".join(f'#include "{header}"\n' for header in sorted(headers))
         + "namespace cutlass_attn {\n"
-        + "".join(f"extern KernelUnit const {row.stem}__unit;\n" for row in units)
+        + "".join(f"extern KernelUnit const {row.symbol}__unit;\n" for row in units)
         + "}\n"
     )
     files["manifest_table.inc"] = (
@@ -574,7 +518,7 @@ def outputs(
         for arch in ARCHS
     }
     lists["CUTLASS_ATTN_SIMT_UNITS"] = [row.file_name for row in units if row.simt]
-    files["facts.hpp"], files["facts.py"] = facts_header(FACTS), facts_module(FACTS)
+    files["facts.hpp"], files["facts.py"] = facts.header(FACTS), facts.module(FACTS)
     cmake = f"set(CUTLASS_ATTN_UNIT_ARCHS {' '.join(ARCHS)})\n"
     files["units.cmake"] = (
         BANNER.replace("//", "#")

@@ -1,6 +1,5 @@
 """kernels/generate.py: the manifest's rows, the files made from them, and its error messages."""
 
-import importlib.util
 import json
 import os
 import re
@@ -10,17 +9,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-
-
-def _load_generator():
-    spec = importlib.util.spec_from_file_location("generate", KERNELS / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = _load_generator()
+sys.path.insert(0, str(KERNELS))
+import generate  # noqa: E402
 
 MANIFEST = """
 scores = { identity = "IdentityScore", softcap = "SoftcapScore" }

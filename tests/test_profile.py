@@ -147,8 +147,8 @@ def test_names_of_functions_tell_the_row():
 def test_other_functions_are_no_rows():
     assert sass.identify("_ZN12cutlass_attn12why_not__wmmaERKNS_7ProblemE") is None
     assert sass.identify("memset") is None
-    assert key_of("sm80_f16_d64", ["sm80"]) == "sm80/f16/d64"
-    assert key_of("sm80_general_f16_d64", ["sm80", "sm90"]) == ""
+    assert key_of("cutlass_attn_sm80_f16_d64", ["sm80"]) == "sm80/f16/d64"
+    assert key_of("cutlass_attn_sm80_general_f16_d64", ["sm80", "sm90"]) == ""
 
 
 def test_code_of_every_kernel_is_judged(monkeypatch):

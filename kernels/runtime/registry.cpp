@@ -18,12 +18,12 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   __builtin_unreachable();  // generate.py has seen to it
 }
 
-// What generate.py and cutlass_attn.jit make of a key.
+// As variant_key.py has it.
 std::string symbol_of(std::string key) {
   for (char& c : key) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
   }
-  return key;
+  return "cutlass_attn_" + key;
 }
 
 Variant variant_of(ManifestRow const& row) {

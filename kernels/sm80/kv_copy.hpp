@@ -67,29 +67,19 @@ struct KvCopy {
            Copy::column(thread);
   }
 
-  // Moves `source` on to the next tile. d128 128x64x4 had 8 to 16 bytes of local memory for
-  // pointers to the tile's other rows and for this thread's place in it; elsewhere they save
-  // instructions.
+  // Moves `source` on to the next tile. opaque: d128 128x64x4 has 8 bytes of local memory for this
+  // thread's place in a tile, which elsewhere saves instructions.
   template <class Copy>
   CUTE_DEVICE void copy(Address target, Element const*& source, int64_t row_stride, int key,
                         int columns) const {
-    if constexpr (Config::kIsTight) {
-      copy<Copy>(target, source, row_stride, key, columns, opaque(thread));
-    } else {
-      Element const* from = source;
-      copy<Copy>(target, from, row_stride, key, columns, thread);
-      source += kN * row_stride;
-    }
-  }
-  template <class Copy>
-  CUTE_DEVICE void copy(Address target, Element const*& source, int64_t row_stride, int key,
-                        int columns, int thread) const {
+    int const own = Config::kIsTight ? opaque(thread) : thread;
     if (seqlen_k() - key >= kN && key < range.end) {
-      Copy::load_whole(target, source, row_stride, columns, thread);
+      Copy::load_whole(target, source, row_stride, columns, own);
     } else if (key < range.end) {
-      Copy::load(target, source, row_stride, seqlen_k() - key, columns, thread);
+      Copy::load(target, source, row_stride, seqlen_k() - key, columns, own);
     }
     Arch::async_copy_commit();
+    source += kN * row_stride;
   }
 
   // Element by element, to the tile at `smem`. opaque: or the compiler keeps this thread's place

@@ -51,9 +51,11 @@ struct TiledSchedule {
       softmax(acc_s[j], key + j * kKeyBlock, is_full, p);
       out.softmax.add_sums();
       if (j == 0) in.copy.copy_k(key + kN, 0);
+      // opaque: or d128 128x64x4 with softcap has 8 bytes of local memory.
+      auto const v_rows = opaque(in.v_rows);
       typename Step::Words v_first;
-      Step::load_v(in.v_rows, j, v_first);
-      Step::pv(p, in.v_rows, j, v_first, out.acc_o);
+      Step::load_v(v_rows, j, v_first);
+      Step::pv(p, v_rows, j, v_first, out.acc_o);
     }
   }
 

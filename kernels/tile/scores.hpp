@@ -73,9 +73,9 @@ struct FragmentScores {
         s, key, [&](int q) { return interval.window_lo(q); },
         [&](int q) { return interval.window_hi(q); });
     // Chunks are for the general score alone, and other calls jump over this. But with it ptxas
-    // finds registers for d128 128x64x4 that it does not find without: 8 to 24 bytes of local
-    // memory, and 8 for d512 with softcap.
-    if constexpr (Score::kIsGeneral || kIsTight) {
+    // finds registers for softcap in a tight tile that it does not find without: 8 bytes of local
+    // memory for d128 128x64x4 and for d512, on sm_89.
+    if constexpr (Score::kIsGeneral || (kIsTight && !Score::kIsIdentity)) {
       unpredicated_if(interval.chunk, [&] {
         mask_outside(
             s, key, [&](int q) { return interval.chunk_lo(q); },

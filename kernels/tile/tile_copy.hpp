@@ -15,7 +15,6 @@ struct TileCopy {
   using Address = typename Arch::SmemAddress;
   static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
   static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
-  static constexpr int kRowsOfLastPass = Tile::kRows - (kPasses - 1) * kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0, "so that a thread's rows are permuted alike");
 
   CUTE_DEVICE static int row(int thread) { return thread / Tile::kVectors; }
@@ -36,24 +35,24 @@ struct TileCopy {
 
   // Starts the copy of a tile, of which `columns` columns exist; the others are filled with zeros
   // and not read. `target` is the tile's address plus offset(); `source` is where the thread's
-  // first vector is read, and moves on to that of the next tile.
-  CUTE_DEVICE static void load_whole(Address target, Element const*& source, int64_t row_stride,
+  // first vector is read.
+  CUTE_DEVICE static void load_whole(Address target, Element const* source, int64_t row_stride,
                                      int columns, int thread) {
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       if (has_row(i, thread)) load_row(target + step(i, 0), source, true, columns, thread);
-      source += (i + 1 < kPasses ? kRowsAtOnce : kRowsOfLastPass) * row_stride;
+      source += kRowsAtOnce * row_stride;
     }
   }
 
   // The same where only `rows` rows exist.
-  CUTE_DEVICE static void load(Address target, Element const*& source, int64_t row_stride, int rows,
+  CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
                                int columns, int thread) {
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       bool const inside = i * kRowsAtOnce + row(thread) < rows;
       if (has_row(i, thread)) load_row(target + step(i, 0), source, inside, columns, thread);
-      source += (i + 1 < kPasses ? kRowsAtOnce : kRowsOfLastPass) * row_stride;
+      source += kRowsAtOnce * row_stride;
     }
   }
 
