@@ -15,93 +15,11 @@
 
 #include "simt/engine.hpp"
 #include "simt/fiber.hpp"
+#include "simt/wait.hpp"
 #include "simt/warp_ops.hpp"
 
 namespace cutlass_attn::simt {
 namespace {
-
-// What a thread waits for: the kind, and the arguments that all who wait have to agree on.
-enum class Wait : uint8_t {
-  kNothing,
-  kBarrier,
-  kNamedBarrier,
-  kMmaFloat16,
-  kMmaBFloat16,
-  kLoadMatrix,
-  kLoadMatrixTrans,
-  kWmma,
-  kSyncWarp,
-  kShuffle,
-  kAny,
-  kExited,
-};
-
-struct WaitFor {
-  Wait what = Wait::kNothing;
-  uint8_t argument = 0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma
-  uint16_t threads = 0;  // of a named barrier
-
-  bool operator==(WaitFor const& x) const {
-    return what == x.what && argument == x.argument && threads == x.threads;
-  }
-};
-
-std::string call_of_sync(int barrier, int threads) {
-  return "sync(" + std::to_string(barrier) + ", " + std::to_string(threads) + ")";
-}
-
-std::string describe(WaitFor wait) {
-  switch (wait.what) {
-    case Wait::kNothing:
-      return "run";
-    case Wait::kBarrier:
-      return "wait in sync()";
-    case Wait::kNamedBarrier:
-      return "wait in " + call_of_sync(wait.argument, wait.threads);
-    case Wait::kMmaFloat16:
-      return "wait in mma.m16n8k16.f16";
-    case Wait::kMmaBFloat16:
-      return "wait in mma.m16n8k16.bf16";
-    case Wait::kLoadMatrix:
-      return "wait in ldmatrix.x4";
-    case Wait::kLoadMatrixTrans:
-      return "wait in ldmatrix.x4.trans";
-    case Wait::kWmma:
-      return "wait in wmma of " + std::to_string(wait.argument) + " rows";
-    case Wait::kSyncWarp:
-      return "wait in sync_warp()";
-    case Wait::kShuffle:
-      return "wait in shuffle_xor(" + std::to_string(wait.argument) + ")";
-    case Wait::kAny:
-      return "wait in any()";
-    case Wait::kExited:
-      return "have exited";
-  }
-  return "";
-}
-
-// "lanes 0-15, 17 wait in sync(); lanes 16, 18-31 have exited"
-std::string describe(WaitFor const* waits, int count, char const* noun) {
-  std::string text;
-  std::vector<bool> told(count, false);
-  for (int first = 0; first < count; ++first) {
-    if (told[first]) continue;
-    text += text.empty() ? "" : "; ";
-    text += noun;
-    char const* separator = " ";
-    for (int begin = first; begin < count; ++begin) {
-      if (!(waits[begin] == waits[first])) continue;
-      int end = begin;
-      while (end < count && waits[end] == waits[first]) told[end++] = true;
-      text += separator + std::to_string(begin);
-      if (end - begin > 1) text += "-" + std::to_string(end - 1);
-      separator = ", ";
-      begin = end;
-    }
-    text += " " + describe(waits[first]);
-  }
-  return text;
-}
 
 struct AsyncCopy {
   char* to;

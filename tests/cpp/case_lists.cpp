@@ -146,15 +146,13 @@ std::vector<Case> few_option_cases(int head_dim) {
   unaligned.causal = true;
   unaligned.mask = "bk";
   unaligned.unaligned = "qkvo";
-  std::vector<Case> list{all, padding, sinks, unaligned};
+  Case chunks{"attention chunks", 70, 150};
+  chunks.attention_chunk = 37;
+  Case causal_chunks = chunks;
+  causal_chunks.name = "attention chunks, causal";
+  causal_chunks.causal = true;
+  std::vector<Case> list{all, padding, sinks, unaligned, chunks, causal_chunks};
   for (Case& x : list) x.head_dim = head_dim;
-  {
-    Case x{"attention chunks, causal", 70, 150};
-    x.head_dim = head_dim;
-    x.attention_chunk = 37;
-    x.causal = true;
-    list.push_back(x);
-  }
   return list;
 }
 
