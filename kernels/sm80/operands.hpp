@@ -43,6 +43,19 @@ struct Operands {
         k_rows(Step::k_rows(Arch::smem_address(shared.k), Arch::thread() % 32)),
         v_rows(Step::v_rows(Arch::smem_address(shared.v), Arch::thread() % 32)) {}
 
+  // Calls step(key, is_full) for one tile of keys after the other. is_full: all queries see all of
+  // it; there are two copies of a step's code, unless scores.is_full() is a constant.
+  template <class Step>
+  CUTE_DEVICE void for_each_tile(Step&& step) const {
+    for (int key = range.begin; key < range.end; key += Config::kBlockN) {
+      if (scores.is_full(key)) {
+        step(key, true_type{});
+      } else {
+        step(key, false_type{});
+      }
+    }
+  }
+
   // Starts to copy the first tile; Q to registers once it and K have landed.
   CUTE_DEVICE void begin_with_q(typename Step::Q& q) {
     copy.copy_k(range.begin, 0);

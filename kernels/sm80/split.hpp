@@ -73,13 +73,7 @@ struct SplitSchedule {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) Step::load_q(in.q_rows, m, k, q[k][m]);
     }
-    for (int key = in.range.begin; key < in.range.end; key += kN) {
-      if (in.scores.is_full(key)) {
-        step(key, true_type{});
-      } else {
-        step(key, false_type{});
-      }
-    }
+    in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 
   // A tile of keys. is_full: all queries see all of it.

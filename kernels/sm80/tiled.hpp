@@ -26,13 +26,7 @@ struct TiledSchedule {
 
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.range.begin, 0);
-    for (int key = in.range.begin; key < in.range.end; key += kN) {
-      if (in.scores.is_full(key)) {
-        step(key, true_type{});
-      } else {
-        step(key, false_type{});
-      }
-    }
+    in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 
   // A tile of keys. is_full: all queries see all of it.
