@@ -150,6 +150,15 @@ def test_a_unit_has_an_entry_for_every_score(tmp_path):
     assert "plain::Slow<float>" in slow and "IdentityScore" in slow and "SoftcapScore" in slow
 
 
+def test_entries_have_the_name_that_ptxas_schedules_by(tmp_path):
+    """See symbol_of() in variant_key.py."""
+    files = made(tmp_path, tier="full", archs=("80", "90a"))
+    sources = [text for name, text in files.items() if name.endswith(".cu")]
+    entries = re.findall(r"CA_KERNEL_ENTRY\((\w+),", "".join(sources))
+    assert len(entries) > len(sources) > 0
+    assert all("cutlass" in entry for entry in entries)
+
+
 def test_tables_of_kernels_and_rows(tmp_path):
     files = made(tmp_path, archs=("80", "90a"))
     fast, slow, cpu = table(files, "kKernels")
