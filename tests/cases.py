@@ -297,7 +297,6 @@ OPTIONS = {
     "scalar/vectorized": ALL_OPTIONS,
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
-    "sm90/toy": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
 }
 
