@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -27,14 +28,18 @@ def module(facts: dict[str, Any]) -> str:
         "DTYPES": tuple(facts["dtypes"]),
         "DTYPE_KEYS": {name: dtype["key"] for name, dtype in facts["dtypes"].items()},
         "ACCUMULATE": tuple(facts["accumulate"]),
-        "OPTIONS": tuple(facts["options"]),
-        "MAX_HEAD_DIM": limits["max_head_dim"],
-        "MAX_SEQLEN": limits["max_seqlen"],
         "MAX_DECODE_QUERIES": limits["max_decode_queries"],
         "SMEM_CLASSES_KB": tuple(limits["smem_classes_kb"]),
     }
     lines = (f"{name} = {value!r}\n" for name, value in values.items())
     return BANNER.replace("//", "#") + "".join(lines)
+
+
+def load(name: str) -> ModuleType:
+    """That module as an import of this name finds it, where the package is not installed."""
+    generated = sys.modules[name] = ModuleType(name)
+    exec(module(FACTS), vars(generated))
+    return generated
 
 
 def header(facts: dict[str, Any]) -> str:
@@ -59,6 +64,7 @@ def header(facts: dict[str, Any]) -> str:
         + f"inline constexpr int kNumAccumulates = {len(facts['accumulate'])};\n\n"
         + f"inline constexpr int kMaxHeadDim = {limits['max_head_dim']};\n"
         + f"inline constexpr int32_t kMaxSeqlen = {limits['max_seqlen']};\n"
+        + f"inline constexpr int32_t kMaxAttentionChunk = {limits['max_attention_chunk']};\n"
         + "// Calls with so many queries or fewer are decoding.\n"
         + f"inline constexpr int32_t kMaxDecodeQueries = {limits['max_decode_queries']};\n"
         + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"

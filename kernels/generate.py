@@ -50,9 +50,8 @@ def _load(name: str) -> Any:
     if package not in sys.modules:
         module = types.ModuleType(package)
         module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn")]
-        generated = types.ModuleType(f"{package}._facts")
-        exec(facts.module(FACTS), vars(generated))
-        sys.modules.update({package: module, generated.__name__: generated})
+        sys.modules[package] = module
+        facts.load(f"{package}._facts")
     return importlib.import_module(f"{package}.{name}")
 
 
@@ -123,8 +122,8 @@ class Kernel:
 class Tile:
     m: int  # queries
     n: int  # keys
-    warps: int  # below each other
-    columns: int = 1  # warps beside each other, which share rows
+    warps: int  # along M
+    columns: int = 1  # warps along N, which share rows
 
     def __str__(self) -> str:
         text = f"{self.m}x{self.n}x{self.warps}"
@@ -562,12 +561,13 @@ def main(arguments: list[str] | None = None) -> int:
         tuned = load_tuned(rows, source)
         source = options.space
         space = load_space(rows, source)
+        source = "command line"
+        archs = tuple(filter(None, options.archs.split(",")))
+        for arch in archs:
+            _choose(arch, ARCHS, "archs", "--archs")
     except ManifestError as error:
         print(f"{source}: {error}", file=sys.stderr)
         return 1
-    archs = tuple(filter(None, options.archs.split(",")))
-    for arch in archs:
-        _choose(arch, ARCHS, "--archs", "command line")
     build = Build(options.tier, options.cuda, options.simt, archs)
     write(options.out, outputs(rows, tuned, build, space))
     return 0

@@ -22,12 +22,6 @@ py::object checked(PyObject* owned) {
   return py::reinterpret_steal<py::object>(owned);
 }
 
-bool is_true(PyObject* x) {
-  int const value = PyObject_IsTrue(x);
-  if (value < 0) throw py::error_already_set();
-  return value != 0;
-}
-
 bool View::is_contiguous() const {
   int64_t expected = 1;
   for (int d = ndim - 1; d >= 0; --d) {

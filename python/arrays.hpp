@@ -67,7 +67,8 @@ class Library {
   virtual void place(dlpack::Device device, RunOptions& options) const = 0;
 
  protected:
-  // `module` has ARRAY, the type of arrays, and the functions named as those above.
+  // `module` has ARRAY, the type of arrays, and functions named as those above that make or convert
+  // arrays; torch's also through_operator().
   explicit Library(pybind11::module_ module);
 
   pybind11::module_ module_;
@@ -87,8 +88,5 @@ Library const* make_numpy(pybind11::module_ module);
 
 // A new reference as an object, or the exception that is set.
 pybind11::object checked(PyObject* owned);
-
-// An object's truth, or the exception that asking raised.
-bool is_true(PyObject* x);
 
 }  // namespace cutlass_attn

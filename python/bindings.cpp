@@ -48,7 +48,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
                            : library.empty(call.q, call.out_shape());
   call.read_out(out.ptr(), true);
   py::object lse, rng_state;
-  if (given.return_lse && is_true(given.return_lse)) {
+  if (call.return_lse) {
     lse = library.empty_lse(call.q, call.lse_shape());
     call.problem.softmax_lse = static_cast<float*>(library.read(lse.ptr(), true).data);
   }
@@ -186,22 +186,32 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build);
   m.def("device_info", [](int device, int index) {
     DeviceInfo const info = device_info(static_cast<Device>(device), index);
-    return py::make_tuple(info.compute_capability, info.unavailable);
+    return py::dict("compute_capability"_a = info.compute_capability,
+                    "unavailable"_a = info.unavailable);
   });
   define_compiler(m);
-  m.def("add_tile", [](std::string kernel, int head_dim, int head_dim_v, std::string tile) {
-    raise_unless_ok(add_tile({std::move(kernel), head_dim, head_dim_v, std::move(tile)}));
-  });
-  m.def("prefer_tile", [](int smem_kb, std::string kernel, int head_dim, int head_dim_v,
-                          std::string tile, float min_blocks_per_sm, bool decode) {
-    raise_unless_ok(prefer_tile({smem_kb, std::move(kernel), head_dim, head_dim_v, std::move(tile),
-                                 min_blocks_per_sm, decode}));
-  });
+  m.def(
+      "add_tile",
+      [](std::string kernel, int head_dim, int head_dim_v, std::string tile) {
+        raise_unless_ok(add_tile({std::move(kernel), head_dim, head_dim_v, std::move(tile)}));
+      },
+      py::kw_only(), "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a);
+  m.def(
+      "prefer_tile",
+      [](int smem_kb, std::string kernel, int head_dim, int head_dim_v, std::string tile,
+         float min_blocks_per_sm, bool decode) {
+        raise_unless_ok(prefer_tile({smem_kb, std::move(kernel), head_dim, head_dim_v,
+                                     std::move(tile), min_blocks_per_sm, decode}));
+      },
+      py::kw_only(), "smem_kb"_a, "kernel"_a, "head_dim"_a, "head_dim_v"_a, "tile"_a,
+      "min_blocks_per_sm"_a, "decode"_a);
   m.def("tile_rules", [] {
     py::list list;
     for (TileRule const& rule : tile_rules()) {
-      list.append(py::make_tuple(rule.smem_kb, rule.kernel, rule.head_dim, rule.head_dim_v,
-                                 rule.tile, rule.min_blocks_per_sm, rule.decode));
+      list.append(py::dict("smem_kb"_a = rule.smem_kb, "kernel"_a = rule.kernel,
+                           "head_dim"_a = rule.head_dim, "head_dim_v"_a = rule.head_dim_v,
+                           "tile"_a = rule.tile, "min_blocks_per_sm"_a = rule.min_blocks_per_sm,
+                           "decode"_a = rule.decode));
     }
     return list;
   });

@@ -104,7 +104,7 @@ bool is_bshd(PyObject* layout) {
 
 Accumulate accumulate_of(PyObject* x) {
   std::string const name = string("accumulate", "fp32", x);
-  constexpr int kLast = int(Accumulate::kFloat16);
+  constexpr int kLast = kNumAccumulates - 1;
   std::string allowed;
   for (int i = 0; i <= kLast; ++i) {
     std::string const known = name_of(Accumulate(i));
@@ -114,16 +114,23 @@ Accumulate accumulate_of(PyObject* x) {
   raise(PyExc_ValueError, "accumulate must be " + allowed + ", got " + repr(x));
 }
 
+// An int; TypeError with this message for anything else. `overflow`: the sign of what is beyond a
+// long long.
+long long integer(PyObject* x, std::string const& message, int& overflow) {
+  PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
+  if (index == nullptr) {  // arrays of several numbers have the method, and no answer
+    PyErr_Clear();
+    raise(PyExc_TypeError, message + ", got " + repr(x));
+  }
+  return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
+}
+
 // A number of keys that `window` names; the whole of it is for messages.
 int32_t window_side(PyObject* window, PyObject* side) {
   if (side == Py_None) return kUnbounded;
-  if (!PyIndex_Check(side) || PyBool_Check(side)) {
-    raise(PyExc_TypeError,
-          "window must be an int or a pair (left, right) of int, got " + repr(window));
-  }
   int overflow = 0;
-  py::object const index = checked(PyNumber_Index(side));
-  long long const count = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  long long const count =
+      integer(side, "window must be an int or a pair (left, right) of int", overflow);
   if (overflow < 0 || (overflow == 0 && count < kUnbounded)) {
     raise(PyExc_ValueError,
           "window counts keys: 0 or more, -1 or None for all; got " + repr(window));
@@ -132,12 +139,8 @@ int32_t window_side(PyObject* window, PyObject* side) {
 }
 
 int32_t attention_chunk_of(PyObject* x) {
-  if (!PyIndex_Check(x) || PyBool_Check(x)) {
-    raise(PyExc_TypeError, "attention_chunk must be an int or None, got " + repr(x));
-  }
   int overflow = 0;
-  py::object const index = checked(PyNumber_Index(x));
-  long long const count = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  long long const count = integer(x, "attention_chunk must be an int or None", overflow);
   if (overflow == 0 && 1 <= count && count <= kMaxAttentionChunk) return int32_t(count);
   raise(PyExc_ValueError, "attention_chunk is " + repr(x) + ", allowed: 1 to " +
                               std::to_string(kMaxAttentionChunk) + " keys, or None");
@@ -292,6 +295,10 @@ Arguments::Arguments(char const* function, PyObject* const* args, Py_ssize_t cou
   for (Py_ssize_t at = 0; PyDict_Next(options, &at, &name, &value);) {
     this->*find(function, name).value = value;
   }
+  if (dispatched != nullptr || device != nullptr) {  // of this package alone
+    raise(PyExc_TypeError, std::string(function) + "() got an unexpected keyword argument '" +
+                               (dispatched != nullptr ? "dispatched'" : "device'"));
+  }
   Py_ssize_t const named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
     this->*find(function, PyTuple_GET_ITEM(names, i)).value = args[count + i];
@@ -318,6 +325,8 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   Problem& p = problem;
   if (given.layout) bshd = is_bshd(given.layout);
   if (given.causal) p.mask.causal = boolean("causal", given.causal);
+  if (given.return_lse) return_lse = boolean("return_lse", given.return_lse);
+  if (given.verify) boolean("verify", given.verify);  // which Python sees to
   if (has_value(given.window)) read_window(given.window, p.mask);
   if (has_value(given.attention_chunk)) {
     p.mask.attention_chunk = attention_chunk_of(given.attention_chunk);

@@ -23,15 +23,15 @@ struct Arguments {
   PyObject *softmax_scale = nullptr, *softcap = nullptr;
   PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
   PyObject* accumulate = nullptr;
-  PyObject* verify = nullptr;  // unread: Python sees to it
+  PyObject* verify = nullptr;
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
 
   PyObject* dispatched = nullptr;  // of forward(): torch has seen the call, memory may be touched
-  PyObject* device = nullptr;      // of explain(): an info.Device, or None for that of q
+  PyObject* device = nullptr;      // of explain(): a devices.Device, or None for that of q
 
-  // Of a vectorcall function(q, k, v, options, **more), in which `more` goes before `options`.
-  // Raises TypeError.
+  // Of a vectorcall function(q, k, v, options, **more), in which `more` goes before `options` and
+  // alone may have the last two. Raises TypeError.
   Arguments(char const* function, PyObject* const* args, Py_ssize_t count, PyObject* names);
 
   // Interns the names of arguments: once, before anything else.
@@ -41,7 +41,7 @@ struct Arguments {
 struct Call {
   Library const* library = nullptr;
   Arrays arrays;  // all that are given
-  bool bshd = false;
+  bool bshd = false, return_lse = false;
   std::string kernel = "auto";
   View q;
   Problem problem;

@@ -21,8 +21,6 @@ inline void raise_unless_ok(Status const& status) {
     case StatusCode::kInvalidArgument:
     case StatusCode::kNoKernel:
       raise(PyExc_ValueError, status.message);
-    case StatusCode::kNotImplemented:
-      raise(PyExc_NotImplementedError, status.message);
     case StatusCode::kDeviceError:
       raise(PyExc_RuntimeError, status.message);
   }

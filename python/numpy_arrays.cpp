@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "errors.hpp"
 
 namespace py = pybind11;
 

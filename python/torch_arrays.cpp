@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "errors.hpp"
 
 namespace py = pybind11;
 
@@ -101,7 +100,11 @@ class Torch final : public Library {
   }
 
  private:
-  static bool says(PyObject* answer) { return is_true(checked(answer).ptr()); }
+  static bool says(PyObject* answer) {
+    int const value = PyObject_IsTrue(checked(answer).ptr());
+    if (value < 0) throw py::error_already_set();
+    return value != 0;
+  }
 
   bool is_plain(PyObject* x) const {
     return reinterpret_cast<PyObject*>(Py_TYPE(x)) == tensor_.ptr();

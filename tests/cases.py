@@ -364,7 +364,7 @@ def no_gpu():
     """Why GPU tests cannot run here; empty if they can."""
     if not torch.cuda.is_available():
         return "needs a GPU: torch.cuda.is_available() is False"
-    _, unavailable = cutlass_attn._C.device_info(1, 0)
+    unavailable = cutlass_attn._C.device_info(1, 0)["unavailable"]
     return f"needs a GPU: {unavailable}" if unavailable else ""
 
 

@@ -365,8 +365,52 @@ def test_dynamic_sizes_compile_once():
     attention(q, k, v)  # which has looked for torch
     for rows in (33, 20, 9):
         x = [t[:, :, :rows].clone() for t in (q, k, v)]
-        assert torch.equal(compiled(*x, window=7), attention(*x, window=7))
+        options = {"window": (rows // 2, 3), "attention_chunk": rows // 3}
+        assert torch.equal(compiled(*x, **options), attention(*x, **options))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": 1},
+        {"return_lse": 1},
+        {"window": True},
+        {"window": (3, True)},
+        {"attention_chunk": True},
+        {"softmax_scale": True},
+        {"softcap": True},
+        {"dropout_p": True},
+    ],
+    ids=str,
+)
+def test_compiled_calls_refuse_what_eager_ones_do(options):
+    """The operator's schema alone would take True for 1."""
+    q, k, v = qkv()
+    (name,) = options
+    for call in (attention, torch.compile(attention, fullgraph=True, backend="aot_eager")):
+        with pytest.raises(Exception, match=f"{name} must be"):
+            call(q, k, v, **options)
+
+
+def test_a_tangent_is_not_lost():
+    q, k, v = qkv()
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative yet"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (torch.ones_like(q),))
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(attention(q, k, v), attention(q, k, v))
+        dual = torch.autograd.forward_ad.make_dual(v, torch.ones_like(v))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative yet"):
+            attention(q, k, dual)
+
+
+@pytest.mark.parametrize("device", [1, True, b"cpu", torch.device("cpu")], ids=str)
+def test_explain_takes_devices_by_name(device):
+    with pytest.raises(TypeError, match='device must be a string such as "cuda:1"'):
+        cutlass_attn.explain(*qkv(), device=device)
+    for name in ("", "cuda:99999999999"):
+        with pytest.raises(ValueError, match='device must be "cpu", "cuda"'):
+            cutlass_attn.explain(*qkv(), device=name)
 
 
 def test_compile_when_torch_comes_late():

@@ -100,7 +100,7 @@ def test_what_the_cache_has_needs_no_nvrtc(stub, no_nvrtc, monkeypatch):
 def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     stub, no_nvrtc, monkeypatch
 ):
-    monkeypatch.setattr(_C, "device_info", lambda kind, index: (89, ""))
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 89, "unavailable": ""})
     told, loaded = [], []
     monkeypatch.setattr(_C, "set_compiler", told.append)
     monkeypatch.setattr(_C, "load_kernel", lambda *args: loaded.append(args))
@@ -121,7 +121,7 @@ def test_where_nvrtc_refuses_a_kernel_the_others_are_compiled(stub, monkeypatch)
 
     refused, loaded = [], []
     monkeypatch.setattr(stub, "compile", compile_)
-    monkeypatch.setattr(_C, "device_info", lambda kind, index: (89, ""))
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 89, "unavailable": ""})
     monkeypatch.setattr(_C, "set_compiler", lambda _: pytest.fail("others compile"))
     monkeypatch.setattr(_C, "refuse_kernel", lambda *args: refused.append(args))
     monkeypatch.setattr(_C, "load_kernel", lambda *args: loaded.append(args))
@@ -153,7 +153,7 @@ def test_a_kept_kernel_that_does_not_load_is_a_warning(stub, no_nvrtc, monkeypat
     def fail(*args):
         raise RuntimeError("cudaLibraryLoadData: cudaErrorNoKernelImageForDevice")
 
-    monkeypatch.setattr(_C, "device_info", lambda kind, index: (89, ""))
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 89, "unavailable": ""})
     monkeypatch.setattr(_C, "load_kernel", fail)
     jit._entry("slow/f16", ARCH).write(b"kept")
     with pytest.warns(UserWarning, match=r"slow_f16-sm_89-.*\.cubin cannot be used: cudaLibrary"):

@@ -232,7 +232,7 @@ def test_keys_tell_the_tile():
 @pytest.fixture
 def fake_ncu(tmp_path, monkeypatch):
     """Answers as Nsight Compute does; what it prints for a launch is in a file."""
-    monkeypatch.setattr(_C, "device_info", lambda kind, index: (90, ""))
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 90, "unavailable": ""})
     monkeypatch.setattr(profile, "environment", lambda device: {"device": device})
     answer = tmp_path / "answer"
     answer.write_text(CSV)
@@ -415,7 +415,7 @@ def test_a_launch_that_cannot_be_measured_says_why(fake_ncu, monkeypatch, capsys
 
 
 def test_without_nsight_compute_the_machine_code_is_judged(monkeypatch, capsys):
-    monkeypatch.setattr(_C, "device_info", lambda kind, index: (90, ""))
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 90, "unavailable": ""})
     monkeypatch.setattr(profile, "environment", lambda device: {})
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [profile.Row(KEY, None)])
     assert cli.main(["profile", "--ncu", "/nowhere/ncu", "--kernel", KEY]) == 0

@@ -110,9 +110,17 @@ def test_decoding_is_tuned_apart(monkeypatch):
     """Its rules begin as those of all calls, which stay as they are."""
     decode = task_of(SHAPES["decode"][:1])
     assert decode.is_decode and not task_of(SHAPES["one"]).is_decode
-    sm80 = (228, "sm80", 128, 128)
-    table = [(*sm80, rule.tile, rule.min_blocks_per_sm) for rule in LISTS["shipped"]]
-    monkeypatch.setattr(_C, "tile_rules", lambda: [(*fields, False) for fields in table])
+    sm80 = {"smem_kb": 228, "kernel": "sm80", "head_dim": 128, "head_dim_v": 128}
+    table = [
+        {
+            **sm80,
+            "tile": rule.tile,
+            "min_blocks_per_sm": rule.min_blocks_per_sm,
+            "decode": False,
+        }
+        for rule in LISTS["shipped"]
+    ]
+    monkeypatch.setattr(_C, "tile_rules", lambda: table)
     rules = tune.rules_in_force(decode)
     assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
     found = tune.rules_with(decode, Candidate(64, 96, 4), rules)
@@ -120,8 +128,8 @@ def test_decoding_is_tuned_apart(monkeypatch):
     merged = tune.with_rules(Tuning(list(LISTS["shipped"])), found)
     assert merged.rules == [*LISTS["shipped"], *found]
     # And from then on they are what is in force for decoding.
-    own = [(*sm80, "64x96x4", 0.0, True)]
-    monkeypatch.setattr(_C, "tile_rules", lambda: [*((*fields, False) for fields in table), *own])
+    own = {**sm80, "tile": "64x96x4", "min_blocks_per_sm": 0.0, "decode": True}
+    monkeypatch.setattr(_C, "tile_rules", lambda: [*table, own])
     assert [rule.tile for rule in tune.rules_in_force(decode)] == ["64x96x4"]
     assert tune.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
 
@@ -217,9 +225,9 @@ def test_a_new_tile_of_a_kernel_without_tiles_is_refused(monkeypatch):
     """It would be a variant without a source, and no kernel of the process could be compiled."""
     added, known = [], {"sm80": {"axes": {}}}
     monkeypatch.setattr(jit, "tile_space", lambda: known)
-    monkeypatch.setattr(_C, "add_tile", lambda kernel, *_: added.append(kernel))
+    monkeypatch.setattr(_C, "add_tile", lambda kernel, **_: added.append(kernel))
 
-    def prefer(*_):
+    def prefer(**_):
         if added != ["sm80"]:
             raise ValueError("tile is unknown")
 
@@ -238,8 +246,10 @@ def test_the_list_of_tiles_names_each(tmp_path):
     """32x32x2 is a part of 32x32x2c4."""
     program = (
         "from cutlass_attn import _C\n"
-        "_C.add_tile('sm80', 512, 512, '32x32x2')\n"
-        "try: _C.prefer_tile(228, 'sm80', 512, 512, '1x1x1', 0.0, False)\n"
+        "dims = dict(kernel='sm80', head_dim=512, head_dim_v=512)\n"
+        "_C.add_tile(**dims, tile='32x32x2')\n"
+        "rule = dict(smem_kb=228, min_blocks_per_sm=0.0, decode=False)\n"
+        "try: _C.prefer_tile(**dims, **rule, tile='1x1x1')\n"
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

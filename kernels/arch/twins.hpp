@@ -1,5 +1,6 @@
 // The machine as a kernel body sees it: one header for each family of instructions, thin wrappers
-// that a kernel calls through its template parameter Arch, and through nothing else.
+// that a kernel calls through its template parameter Arch, and through nothing else but a family
+// that few kernels want (arch/wmma.hpp).
 //
 // Each family has two forms of one name and one interface. The device twin is the instruction. The
 // host twin does what the instruction promises on the engine of simt/engine.hpp, and reports what

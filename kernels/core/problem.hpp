@@ -13,9 +13,6 @@ namespace cutlass_attn {
 // "No limit" for window_left and window_right.
 inline constexpr int32_t kUnbounded = -1;
 
-// So that a key plus two chunks is an int32_t.
-inline constexpr int32_t kMaxAttentionChunk = 1 << 28;
-
 // A 4-d operand (batch, heads, rows, columns) whose last dimension is contiguous. Strides count
 // elements; they may be zero (broadcast) or negative, and the offsets they produce are 64-bit.
 struct Operand {
@@ -92,7 +89,8 @@ struct Dropout {
 };
 
 struct Problem {
-  // Operands; messages call `o` by its name in Python, `out`.
+  // Operands; messages call `o` by its name in Python, `out`. With cu_seqlens their rows are those
+  // of all batch entries, and batch strides are 0; softmax_lse is then (num_heads_q, all rows).
   Operand q;                     // (batch, num_heads_q,  seqlen_q, head_dim)
   Operand k;                     // (batch, num_heads_kv, seqlen_k, head_dim)
   Operand v;                     // (batch, num_heads_kv, seqlen_k, head_dim_v)

@@ -83,11 +83,6 @@ struct BasicTileCoord {
   CA_HOST_DEVICE Element* row_of(Operand const& t, int row) const {
     return seq.template queries<Element>(t, head(row)) + query(row) * t.row_stride;
   }
-
-  // Index of a row in softmax_lse.
-  CA_HOST_DEVICE int64_t lse_of(Problem const& p, int row) const {
-    return seq.lse(p, head(row), query(row));
-  }
 };
 
 using TileCoord = BasicTileCoord<DenseSeqInfo>;

@@ -81,7 +81,7 @@ struct SoftcapScore {
 };
 
 // The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
-// -inf where the mask of bytes hides the key.
+// -inf where the mask of bytes masks the key.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
@@ -110,8 +110,8 @@ struct GeneralScore {
     return capped.grad(s, b, h, q, k);
   }
 
-  // The same in two steps for the products x(i, j) of some rows with some keys. The first comes
-  // before anything that depends on the call.
+  // The same in two steps for the products x(i, j) of some rows with some keys. The first has no
+  // branches: it is the same for all calls.
   template <int kRows, int kKeys, class X>
   CA_HOST_DEVICE void scale(X&& x) const {
     for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= capped.inner; });

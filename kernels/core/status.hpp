@@ -9,7 +9,6 @@ namespace cutlass_attn {
 enum class StatusCode {
   kOk,
   kInvalidArgument,  // the request contradicts itself or the contract
-  kNotImplemented,   // a valid request that no kernel of the library takes yet
   kNoKernel,         // a valid request that no compiled kernel takes on this device
   kDeviceError,      // the CUDA runtime, or the engine that stands in for it, reported an error
 };
@@ -22,9 +21,6 @@ struct [[nodiscard]] Status {
 
   static Status invalid(std::string message) {
     return {StatusCode::kInvalidArgument, std::move(message)};
-  }
-  static Status not_implemented(std::string message) {
-    return {StatusCode::kNotImplemented, std::move(message)};
   }
   static Status no_kernel(std::string message) {
     return {StatusCode::kNoKernel, std::move(message)};

@@ -59,10 +59,10 @@ struct Entries {
 };
 
 // How a bias and a mask of bytes change a logit.
-struct Hidden {
-  uint8_t shown;
+struct MaskByte {
+  uint8_t is_visible;
 };
-inline float with_entry(float logit, Hidden mask) { return mask.shown ? logit : -kInf; }
+inline float with_entry(float logit, MaskByte mask) { return mask.is_visible ? logit : -kInf; }
 template <class Bias>
 float with_entry(float logit, Bias bias) {
   return logit + to_float(bias);

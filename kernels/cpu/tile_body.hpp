@@ -146,8 +146,8 @@ CA_CPU_TARGET void store_output(Problem const& p, State const& state, int rows) 
 // The scores of the keys [key, key + keys) for a block of rows, masked, in place in `s`; the
 // largest of each row in `best`.
 template <int kVectors, bool kMasked, class Score>
-CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row, int key, int keys,
-                                 float* s, float* best) {
+CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row, int key, int keys,
+                                float* s, float* best) {
   constexpr int kWidth = kVectors * kLanes;
   int32_t const* const lo = state.lo + row;
   int32_t const* const hi = state.hi + row;
@@ -163,12 +163,12 @@ CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row
 }
 
 template <int kVectors, class Score>
-CA_CPU_TARGET void finish_scores(Score const& score, State const& state, int row, int key, int keys,
-                                 bool is_full, float* s, float* best) {
+CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row, int key, int keys,
+                                bool is_full, float* s, float* best) {
   if (is_full) {
-    finish_scores<kVectors, false>(score, state, row, key, keys, s, best);
+    apply_scores<kVectors, false>(score, state, row, key, keys, s, best);
   } else {
-    finish_scores<kVectors, true>(score, state, row, key, keys, s, best);
+    apply_scores<kVectors, true>(score, state, row, key, keys, s, best);
   }
 }
 
@@ -230,7 +230,7 @@ CA_CPU_TARGET void add_terms(Problem const& p, State const& state, int row, int 
       add_entries<float, kVectors>(p.logits.bias, state, row, key, keys, s);
       break;
   }
-  add_entries<Hidden, kVectors>(p.mask.elements, state, row, key, keys, s);
+  add_entries<MaskByte, kVectors>(p.mask.elements, state, row, key, keys, s);
 }
 
 // Drops weights of a block, in place, and scales the others. `key` is a multiple of 32.
@@ -269,9 +269,9 @@ CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask cons
       k.data, k.stride, keys, p.head_dim, state.q + int64_t(row) * p.head_dim, nullptr, s);
   if constexpr (std::is_same_v<Score, GeneralScore>) {
     add_terms<kVectors>(p, state, row, key, keys, s);
-    finish_scores<kVectors>(IdentityScore(p), state, row, key, keys, is_full, s, best);
+    apply_scores<kVectors>(IdentityScore(p), state, row, key, keys, is_full, s, best);
   } else {
-    finish_scores<kVectors>(score, state, row, key, keys, is_full, s, best);
+    apply_scores<kVectors>(score, state, row, key, keys, is_full, s, best);
   }
   for (int r = 0; r < kWidth; ++r) {
     rescale[r] = state.softmax[row + r].update_max(best[r], log2_scale);

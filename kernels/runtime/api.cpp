@@ -12,6 +12,17 @@ namespace cutlass_attn {
 
 namespace {
 
+Status check(Problem const& problem, Op op, Device device) {
+  if (op != Op::kForward) {
+    return Status::invalid("op is " + std::to_string(int(op)) + ", allowed: 0 (forward)");
+  }
+  if (device != Device::kCpu && device != Device::kCuda) {
+    return Status::invalid("device is " + std::to_string(int(device)) +
+                           ", allowed: 0 (CPU), 1 (CUDA)");
+  }
+  return check(problem);
+}
+
 Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant const& variant) {
   Plan plan;
   plan.op = op;
@@ -88,7 +99,7 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
 Status plan(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel,
             Plan& result) {
   result = {};
-  Status status = check(problem);
+  Status status = check(problem, op, device.device);
   if (!status.ok()) return status;
   Variant const* const variant = select(problem, op, device, kernel, status);
   if (variant != nullptr) result = plan_of(problem, op, device, *variant);
@@ -96,7 +107,10 @@ Status plan(Problem const& problem, Op op, DeviceInfo const& device, std::string
 }
 
 Status run(Plan const& plan, Problem const& problem, RunOptions const& options) {
-  if (plan.num_steps == 0) return Status::invalid("the plan has no steps: plan() found none");
+  if (plan.num_steps < 1 || plan.num_steps > Plan::kMaxSteps) {
+    return Status::invalid("the plan has " + std::to_string(plan.num_steps) +
+                           " steps, allowed: a plan that plan() has made");
+  }
   return run(plan, problem, device_info(plan.device, options.device_index), options);
 }
 
@@ -123,7 +137,7 @@ std::vector<VariantInfo> variants() {
 Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel,
                Explanation& result) {
   result = {};
-  Status status = check(problem);
+  Status status = check(problem, op, device.device);
   if (!status.ok()) return status;
   Status none;
   Variant const* const chosen = select(problem, op, device, kernel, none);

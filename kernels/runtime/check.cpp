@@ -152,7 +152,7 @@ Status check_options(Problem const& p) {
         (p.q.dtype == DType::kFloat32
              ? std::string()
              : std::to_string(int32_t(p.q.dtype)) + " (" + name_of(p.q.dtype) + ", as q), ") +
-        "2 (float32)");
+        std::to_string(int(DType::kFloat32)) + " (float32)");
   }
   if (!(p.dropout.p >= 0.0f && p.dropout.p <= 1.0f)) {
     return Status::invalid("dropout_p is " + std::to_string(p.dropout.p) +
@@ -165,7 +165,8 @@ Status check_options(Problem const& p) {
   return {};
 }
 
-// Sequences of their own lengths, and pages. What the arrays hold is on the device, and not read.
+// Sequences of their own lengths, pages and scales. What the arrays hold is on the device, and not
+// read.
 Status check_sequences(Problem const& p) {
   struct {
     char const* name;
@@ -174,22 +175,38 @@ Status check_sequences(Problem const& p) {
                       {"cu_seqlens_k", p.seq_k.cu_seqlens},
                       {"seqused_q", p.seq_q.seqused},
                       {"seqused_k", p.seq_k.seqused},
-                      {"block_table", p.kv.block_table}};
+                      {"block_table", p.kv.block_table},
+                      {"q.scale", p.q.scale},
+                      {"k.scale", p.k.scale},
+                      {"v.scale", p.v.scale},
+                      {"out.scale", p.o.scale}};
   for (auto const& [name, data] : arrays) {
     if (reinterpret_cast<uintptr_t>(data) % 4 != 0) {
       return Status::invalid(std::string(name) +
                              "'s address is not a multiple of the 4 bytes of an element");
     }
   }
-  if (p.kv.block_table == nullptr) return {};
-  if (p.kv.page_size < 1) {
+  if (p.kv.block_table && p.kv.page_size < 1) {
     return Status::invalid("page_size is " + std::to_string(p.kv.page_size) +
                            ", allowed: a number of keys >= 1");
   }
-  if (p.seq_k.cu_seqlens) {
+  if (p.kv.block_table && p.seq_k.cu_seqlens) {
     return Status::invalid(
         "cu_seqlens_k is set, but block_table says where keys are; allowed: "
         "seqused_k for their number");
+  }
+  struct {
+    char const* name;
+    Sequences const& sequences;
+    Operand const& operand;
+  } const packed[] = {
+      {"q", p.seq_q, p.q}, {"out", p.seq_q, p.o}, {"k", p.seq_k, p.k}, {"v", p.seq_k, p.v}};
+  for (auto const& [name, sequences, operand] : packed) {
+    if (sequences.cu_seqlens && operand.batch_stride != 0) {
+      return Status::invalid(std::string(name) + "'s batch stride is " +
+                             std::to_string(operand.batch_stride) +
+                             ", allowed: 0 with cu_seqlens, which says where a batch entry begins");
+    }
   }
   return {};
 }
@@ -220,23 +237,14 @@ Status check_operand(Memory const& operand) {
 }
 
 Status check_memory(Problem const& p) {
-  if (p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.kv.block_table) {
-    // Where rows are is said on the device: memory cannot be told apart on the host.
-    Memory const operands[] = {tensor("q", p.q, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim),
-                               tensor("k", p.k, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim),
-                               tensor("v", p.v, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v),
-                               tensor("out", p.o, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v)};
-    for (Memory const& operand : operands) {
-      if (Status status = check_operand(operand); !status.ok()) return status;
-    }
-    return {};
-  }
+  // With these, where rows are is said on the device: outputs cannot be told from inputs here.
+  bool const knows_rows = !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.kv.block_table;
   Memory const o = tensor("out", p.o, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v);
   int64_t const lse_head = p.seq_q.seqlen, lse_batch = lse_head * p.num_heads_q;
   Memory const lse("softmax_lse", p.softmax_lse, 4, {lse_batch, lse_head, 1},
                    {p.batch, p.num_heads_q, p.seq_q.seqlen}, 1);
   auto const check_input = [&](Memory const& input) -> Status {
-    if (Status status = check_operand(input); !status.ok()) return status;
+    if (Status status = check_operand(input); !status.ok() || !knows_rows) return status;
     if (overlap(o.rows, input.rows)) {
       return Status::invalid(std::string("out overlaps ") + input.name +
                              "; the output needs memory that no input uses");
@@ -250,11 +258,11 @@ Status check_memory(Problem const& p) {
   Status status = check_operand(o);
   if (status.ok() && p.softmax_lse != nullptr) status = check_operand(lse);
   if (!status.ok()) return status;
-  if (overlaps_itself(o.rows)) {
+  if (knows_rows && overlaps_itself(o.rows)) {
     return Status::invalid("the rows of out (strides " + joined(o.strides, o.dims, ", ") +
                            ") overlap each other; an output needs memory of its own for every row");
   }
-  if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
+  if (knows_rows && p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
     return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
   }
   status = check_input(tensor("q", p.q, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim));

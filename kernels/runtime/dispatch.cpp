@@ -152,7 +152,10 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
       bool const can_be_built = info.tier != "tuned";
       if (variant.is_simt) options += " CUTLASS_ATTN_SIMT=ON";
-      if (options.empty()) options = " CUTLASS_ATTN_CUDA=ON";
+      if (options.empty()) {
+        options = " CUTLASS_ATTN_CUDA=ON";
+        if (!info.arch.empty()) options += " and " + info.arch + " in CUTLASS_ATTN_ARCHS";
+      }
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
       if (variant.can_load) text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
       return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;
@@ -360,7 +363,7 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
     is_named = true;
     // "auto" means one for this device; others would only repeat that they are not.
     if (kernel == "auto" && variant.info.device != device.device) continue;
-    // Nobody who has not asked for sums in fp16 looks for a kernel that has them.
+    // Nobody who has not asked for fp16 accumulation looks for a kernel that has it.
     if (kernel == "auto" && problem.accumulate == Accumulate::kFloat32 &&
         variant.info.accumulate != Accumulate::kFloat32) {
       continue;

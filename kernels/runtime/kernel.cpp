@@ -23,7 +23,7 @@ Status launch_on_device(KernelUnit const& unit, int score, void* params, Launch 
     uint64_t const bit = uint64_t(1) << (options.device_index & 63);
     if (options.device_index >= 64 || !(opted_in.load(std::memory_order_relaxed) & bit)) {
       if (auto error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            launch.smem_bytes);
+                                            unit.facts.smem_bytes);
           error != cudaSuccess) {
         return cuda_status(error, "cudaFuncSetAttribute");
       }

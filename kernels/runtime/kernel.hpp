@@ -63,7 +63,8 @@ struct KernelUnit {
   KernelFacts facts;
   void const* device_code[kMaxScores];  // a __global__ function, or a cudaKernel_t
   HostCode host_code[kMaxScores];
-  // By score, a bit per device on which the code may use its shared memory.
+  // By score, a bit per device on which the code may use facts.smem_bytes, the most that
+  // Params::launch() may ask for.
   mutable std::atomic<uint64_t> opted_in[kMaxScores] = {};
 };
 

@@ -110,7 +110,7 @@ struct Vectorized {
   // Of one group.
   struct GroupStorage {
     union {
-      Chunk kv;                                         // the chunk in hand
+      Chunk kv;                                         // the present chunk
       float o[kChunks * kRows * kCols][kGroupThreads];  // at the end: this group's O
     };
     Weights p;
@@ -242,10 +242,10 @@ struct Vectorized {
     auto& shared = *reinterpret_cast<SharedStorage*>(smem);
     load_queries<Score, Arch>(params, TileCoord(p, params.scheduler, kBlockM, Arch::block()),
                               shared);
-    Arch::sync();  // Q is there for all
+    Arch::sync();  // Q full
 
     int const end = shared.range.end;
-    Copy<kGroupThreads> copy;  // the chunk after the one in hand
+    Copy<kGroupThreads> copy;  // the chunk after the present one
     auto const fetch = [&](Operand const& from, int columns, int n, int c) {
       Place const at(Arch::thread());
       int const key0 = n * kBlockN;
@@ -280,7 +280,7 @@ struct Vectorized {
         Place const at(Arch::thread());
         multiply_qk(shared.q[c], shared.groups[at.group].kv, at, s);
       }
-      weigh<Score, Arch>(p, shared, n, s, max, acc);
+      softmax_weights<Score, Arch>(p, shared, n, s, max, acc);
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         put_down();
@@ -327,8 +327,9 @@ struct Vectorized {
 
   // Turns the scores of tile n into weights, in shared memory, and scales O to the new maximum.
   template <class Score, class Arch>
-  CUTE_DEVICE static void weigh(Problem const& p, SharedStorage& shared, int n, Scores& s,
-                                float (&max)[kRows], float (&acc)[kChunks][kRows][kCols]) {
+  CUTE_DEVICE static void softmax_weights(Problem const& p, SharedStorage& shared, int n, Scores& s,
+                                          float (&max)[kRows],
+                                          float (&acc)[kChunks][kRows][kCols]) {
     Place const at(Arch::thread());
     Weights& weights = shared.groups[at.group].p;
     TileCoord const& tile = shared.tile;

@@ -1,7 +1,7 @@
 // Runs GPU thread blocks on the CPU: every thread of a block is a fiber, the fibers of a block take
 // turns on one OS thread, the blocks of a grid are spread over OS threads.
 //
-// Plain C++: the CuTe atoms on top are in host_atoms.hpp, the class kernels see in host.hpp. It is
+// Plain C++: the instructions on top are the host twins in arch/, a header for each family. It is
 // meant to be stricter than a GPU. What hardware leaves undefined is either made visible in the
 // results (as NaN) or reported as an error:
 //
@@ -48,8 +48,8 @@ struct Grid {
 Status run_grid(Grid const& grid, Schedule const& schedule,
                 std::function<void(char* smem)> const& body);
 
-// How launch_host() called by this OS thread runs a grid: for tests to change. The number of
-// threads comes from the LaunchOptions.
+// How a unit's host code that this OS thread calls runs a grid: for tests to change. The number of
+// threads comes from RunOptions.
 Schedule& launch_schedule();
 
 // The rest is for the body alone: every function acts for the calling GPU thread.

@@ -15,9 +15,6 @@ namespace cutlass_attn::sm80 {
 
 using namespace cute;
 
-// Shared memory a block may have on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own.
-inline constexpr int kMaxSmemBytes = 99 * 1024;
-
 // kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // has a share of a tile's keys for S, and of the head-dim columns for O.
 // QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t.
@@ -49,9 +46,11 @@ struct Config {
   static constexpr bool kKeepsQ = !kIsSplit && kRowBlocks * (kHeadDim / 16) * 4 <= 32;
   static constexpr int kStages = kKeepsQ ? 2 : 1;
 
-  // Whether O and S of a whole tile leave few registers for anything else.
+  // Whether O and S of a whole tile leave few registers for anything else. P V in two levels takes
+  // some.
   static constexpr bool kIsTight =
-      !kKeepsQ && !kIsSplit && kRowBlocks * (kHeadDimV + kBlockN) >= 384;
+      !kKeepsQ && !kIsSplit &&
+      kRowBlocks * (kHeadDimV + kBlockN) >= (std::is_same_v<PvAccumulator, float> ? 384 : 320);
 
   // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
   // registers, of which softcap needs some itself.
@@ -128,7 +127,6 @@ struct Config {
   static constexpr int kBufferBytes =
       kIsSplit ? TileK::kBytes + TileV::kBytes
                : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
-  static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
   static_assert(TileO::kBytes <= kBufferBytes);
   static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
   static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),

@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "core/alignment.hpp"
 #include "core/epilogue.hpp"
 #include "core/forward_params.hpp"
 #include "sm80/general.hpp"

@@ -41,7 +41,7 @@ struct KvCopy {
         k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)) {}
 
   // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
-  // call before. One committed group each.
+  // call before. One committed group each; where rows are not aligned, the copy is done on return.
   CUTE_DEVICE void copy_k(int key, int stage) {
     if (!is_aligned) return copy_elements<CopyK>(shared.k[stage], p.k, key, p.head_dim);
     copy<CopyK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, key, p.head_dim);

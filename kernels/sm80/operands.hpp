@@ -3,8 +3,6 @@
 
 #include <type_traits>
 
-#include "core/alignment.hpp"
-#include "core/forward_params.hpp"
 #include "sm80/kv_copy.hpp"
 #include "sm80/products.hpp"
 #include "tile/scores.hpp"

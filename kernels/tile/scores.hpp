@@ -53,7 +53,7 @@ struct FragmentScores {
     }
   }
 
-  // The same for the general score in two steps, of which the first depends on no option.
+  // The same for the general score in two steps, of which the first has no branch on an option.
   template <class S>
   CUTE_DEVICE void scale(S&& s) const {
     score.template scale<kRows, decltype(cute::size<1>(s))::value>(s);
@@ -73,9 +73,11 @@ struct FragmentScores {
         s, key, [&](int q) { return interval.window_lo(q); },
         [&](int q) { return interval.window_hi(q); });
     // Chunks are for the general score alone, and other calls jump over this. But with it ptxas
-    // finds registers for softcap in a tight tile that it does not find without: 8 bytes of local
-    // memory for d128 128x64x4 and for d512, on sm_89.
-    if constexpr (Score::kIsGeneral || (kIsTight && !Score::kIsIdentity)) {
+    // finds registers in a tight tile that it does not find without: on sm_89, 8 bytes of local
+    // memory for d128 128x64x4 and d512 with softcap, 16 for d256 with P V in fp16. Not so for the
+    // identity and 32 rows a warp, whose masked tiles would be slower for the branch.
+    constexpr bool kHelps = kIsTight && (!Score::kIsIdentity || kRows == 2);
+    if constexpr (Score::kIsGeneral || kHelps) {
       unpredicated_if(interval.chunk, [&] {
         mask_outside(
             s, key, [&](int q) { return interval.chunk_lo(q); },

@@ -1,7 +1,7 @@
 // Forward attention in nvcuda::wmma fragments: the rung between the scalar kernels and mma.sync.
 //
 // Grid:   a block for every 16 * kWarps queries of a head.
-// Block:  kWarps warps below each other; tiles of kBlockN keys one after the other.
+// Block:  kWarps warps along M; tiles of kBlockN keys one after the other.
 // Warp:   16 queries, all keys of a tile, the whole head dimension, in fragments of
 //         kFragM x kFragN x 16.
 // Fragments: Q and O for the whole call; S of a tile until it is stored.
@@ -73,7 +73,6 @@ struct Forward {
     alignas(128) Strip strips[kWarps];
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
-  static_assert(kSmemBytes <= 99 * 1024, "what a block may have on Ada");
   static constexpr int kMinBlocksPerSm = kHeadDim <= 64 ? 2 : 1;
 
   template <class Score, class Arch>
@@ -93,7 +92,7 @@ struct Forward {
     using Accumulator = typename Wmma::Accumulator;
     static constexpr int kRowBlocks = kRows / kFragM;
     static constexpr int kSteps = kHeadDim / kK;        // of the depth of Q K^T
-    static constexpr int kBlocksS = kBlockN / kFragN;   // beside each other in S
+    static constexpr int kBlocksS = kBlockN / kFragN;   // of S along N
     static constexpr int kBlocksO = kHeadDim / kFragN;  // and in O
     static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, of one row
 
@@ -143,15 +142,15 @@ struct Forward {
       clear_output();
       for (int n = range.begin; n < range.end; ++n) {
         Arch::template async_copy_wait<0>();
-        Arch::sync();  // K is there for all; the V before, and the strip, are read by none
+        Arch::sync();  // K full; the V before, and the strip, empty
         load_keys(shared.v, p.v, n, p.head_dim_v);
         Arch::async_copy_commit();
         product_qk();
         Arch::template async_copy_wait<0>();
-        Arch::sync();  // V, and S, are there for all; K is read by none
+        Arch::sync();  // V and S full; K empty
         if (n + 1 < range.end) load_keys(shared.k, p.k, n + 1, p.head_dim);
         Arch::async_copy_commit();
-        float const rescale = weigh(n);
+        float const rescale = softmax_weights(n);
         if (Arch::any(rescale != 1.0f)) scale_output(rescale);
         product_pv();
       }
@@ -231,7 +230,7 @@ struct Forward {
     }
 
     // Turns S of tile n into P. Returns the factor for O that this lane's row asks for.
-    CUTE_DEVICE float weigh(int n) {
+    CUTE_DEVICE float softmax_weights(int n) {
       int const row = lane / 2;
       float x[kRowKeys];
       float largest = -kInf;
@@ -311,11 +310,11 @@ struct Forward {
       softmax.sum += Arch::shuffle_xor(softmax.sum, 1);
       float const factor = finish_row(p, tile.seq, tile.head_q, query, softmax, log2_scale,
                                       lane % 2 == 0 && row < tile.rows);
-      Arch::sync_warp();  // what the strip has is read by none
+      Arch::sync_warp();  // the strip empty
       scale_output(factor);
       CUTE_UNROLL
       for (int d = 0; d < kHeadDim; d += kColumnsO) {
-        Arch::sync_warp();  // the factors, or the columns before, are read by none
+        Arch::sync_warp();  // the factors, or the columns before, empty
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
           CUTE_UNROLL

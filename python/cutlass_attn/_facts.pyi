@@ -2,8 +2,5 @@
 DTYPES: tuple[str, ...]  # in the order of the library's DType
 DTYPE_KEYS: dict[str, str]  # {"float16": "f16", ...}
 ACCUMULATE: tuple[str, ...]  # in the order of the library's Accumulate
-OPTIONS: tuple[str, ...]  # that a kernel may lack
-MAX_HEAD_DIM: int
-MAX_SEQLEN: int
 MAX_DECODE_QUERIES: int
 SMEM_CLASSES_KB: tuple[int, ...]  # GPUs as tuned.toml tells them apart

@@ -68,7 +68,9 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = _options(args)
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     # Symbolic sizes are checked when they have become numbers: reading them would fix them here.
-    if all(type(size) is int for x in tensors for size in x.shape):
+    sizes = [size for x in tensors for size in x.shape]
+    keys = [options["attention_chunk"] or 0, *(options["window"] or ())]
+    if all(type(number) is int for number in (*sizes, *keys)):
         _C.describe(q, k, v, options)
     batch, *middle, _d = q.shape
     heads, rows = middle[::-1] if options["layout"] == "bshd" else middle

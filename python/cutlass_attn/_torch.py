@@ -73,8 +73,14 @@ def through_operator(
     """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
     from ._ops import arguments, attention_forward
 
+    tensors = [x for x in (q, k, v, *options.values()) if isinstance(x, ARRAY)]
+    has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    if has_tangents and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "attention has no forward-mode derivative yet, but an input has a tangent"
+        )
     if torch.is_grad_enabled():
-        if any(isinstance(x, ARRAY) and x.requires_grad for x in (q, k, v, *options.values())):
+        if any(x.requires_grad for x in tensors):
             raise NotImplementedError(
                 "attention has no backward pass yet, but an input requires a gradient; "
                 "call it under torch.no_grad() or detach the inputs"
@@ -83,12 +89,17 @@ def through_operator(
             raise ValueError("out must not require a gradient")
     if verify:
         raise ValueError(
-            "verify=True looks at results on the host: it works neither under torch.compile "
-            "nor under a dispatch mode or a function transform"
+            "verify=True looks at results on the host: it works neither under torch.compile nor "
+            "under a dispatch mode or a function transform, nor with lazily negated tensors"
         )
+    _refuse_bools(options)
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
-        options["window"] = [-1 if side is None else side for side in sides]
+        # Beyond every key all numbers say the same, and the operator takes 64 bits.
+        options["window"] = [
+            -1 if side is None else min(side, 2**31) if type(side) is int else side
+            for side in sides
+        ]
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
         options["rng_state"] = random_state(q)
     # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
@@ -103,6 +114,22 @@ def through_operator(
                 raise ValueError(f"out must {name} {due} like the result, got {got}")
         result = out.copy_(result)
     return (result, lse) if options.get("return_lse") else result
+
+
+def _refuse_bools(options: dict[str, Any]) -> None:
+    """The operator's schema would take True for 1, and 1 for True. Raises TypeError."""
+    for name in ("causal", "return_lse"):
+        if not isinstance(options.get(name, False), bool):
+            raise TypeError(f"{name} must be True or False, got a {type(options[name]).__name__}")
+    window = options.get("window")
+    sides = window if isinstance(window, (tuple, list)) else (window,)
+    for name, values, kind in (
+        ("window", sides, "an int or a pair (left, right) of int"),
+        ("attention_chunk", (options.get("attention_chunk"),), "an int or None"),
+        *((n, (options.get(n),), "a number") for n in ("softmax_scale", "softcap", "dropout_p")),
+    ):
+        if any(isinstance(x, bool) for x in values):
+            raise TypeError(f"{name} must be {kind}, got a bool")
 
 
 _C.register_torch(sys.modules[__name__])

@@ -224,8 +224,8 @@ def _info(console: Console) -> int:
 
 
 def _gpu() -> str:
-    capability, unavailable = _C.device_info(CUDA, 0)
-    return unavailable or f"sm_{capability}"
+    info = _C.device_info(CUDA, 0)
+    return info["unavailable"] or f"sm_{info['compute_capability']}"
 
 
 def _torch_version() -> str:

@@ -79,13 +79,13 @@ def attention(
             CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32. The
             last dimension is contiguous; the others may have any stride.
         k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
-        v: (B, Hkv, Sk, Dv). A NaN or infinity in it may reach queries whose mask hides it: a weight
-            of zero times either is NaN.
+        v: (B, Hkv, Sk, Dv). A NaN or infinity in it may reach queries whose mask hides it, and an
+            infinity may come out as NaN: a weight of zero times either is NaN.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
         window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
             one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.
         attention_chunk: query i sees only keys of the chunk that key ``i + Sk - Sq`` is in: chunks
-            are of so many keys, 1 or more, counted from key 0 (Llama 4's chunked attention). On top
+            are of so many keys, 1 to 2^28, counted from key 0 (Llama 4's chunked attention). On top
             of causal and window.
         softmax_scale: factor of q @ k^T; ``1 / sqrt(D)`` by default.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``.

@@ -132,7 +132,7 @@ def explain(
             merely no kernel takes is explained instead.
     """
     find_torch()
-    where, name = parse_device(device or str(getattr(q, "device", "cpu")))
+    where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
         from . import jit
 
@@ -175,4 +175,4 @@ def _words(**arguments: Any) -> Iterator[str]:
 
 def _is_present(where: Device) -> bool:
     """Is this a GPU that can be used?"""
-    return not where.compute_capability and not _C.device_info(CUDA, where.ordinal)[1]
+    return not where.compute_capability and not _C.device_info(CUDA, where.ordinal)["unavailable"]

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _C
 
@@ -91,8 +91,12 @@ def apply(tuning: Tuning, source: str) -> list[str]:
         reason = ""
         try:
             reason = _add(rule)
-            least = rule.min_blocks_per_sm
-            _C.prefer_tile(rule.smem_kb, rule.kernel, *rule.dims(), rule.tile, least, rule.decode)
+            _C.prefer_tile(
+                smem_kb=rule.smem_kb,
+                min_blocks_per_sm=rule.min_blocks_per_sm,
+                decode=rule.decode,
+                **_tile_of(rule),
+            )
         except ValueError as error:
             text = f"{error}; a new one: {reason}" if reason else str(error)
             wrong.append(f"{source}, line {rule.line}: {rule.where}: {text}")
@@ -117,8 +121,18 @@ def _add(rule: Rule) -> str:
     kernels = tile_space()
     if kernels and rule.kernel not in kernels:  # without any, no GPU kernel runs in this build
         return f"tiles can be chosen of {', '.join(kernels)}"
-    _C.add_tile(rule.kernel, *rule.dims(), rule.tile)
+    _C.add_tile(**_tile_of(rule))
     return ""
+
+
+def _tile_of(rule: Rule) -> dict[str, Any]:
+    head_dim, head_dim_v = rule.dims()
+    return {
+        "kernel": rule.kernel,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
+        "tile": rule.tile,
+    }
 
 
 def load() -> None:

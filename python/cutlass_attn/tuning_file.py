@@ -10,7 +10,7 @@
     "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
 
 kernels/runtime/tuned.toml says what the fields mean; it is read by this at build time, and a user's
-own file at import (tuning.py). Imports nothing of the package.
+own file at import (tuning.py). Imports nothing of the package but `_facts`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Keys of variants, such as sm80/f16/d64/128x64x4: kernel/dtype[/head dims[/tile]].
 
-kernels/generate.py, which makes them, reads this file as well, without the package around it.
+kernels/generate.py, which makes them, reads this file as well, without the package around it but
+`_facts`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ._facts import DTYPE_KEYS
+
 _NUMBER = r"[1-9]\d{0,3}"
 # A tile: queries x keys x warps along M, and how many times as many along N; each in one way only.
 TILE = rf"({_NUMBER})x({_NUMBER})x({_NUMBER})(?:c([2-9]|[1-9]\d{{1,3}}))?"
 _KEY = re.compile(
-    rf"(?P<kernel>\w+(?:/\w+)*?)/(?P<dtype>f16|bf16|f32)"
+    rf"(?P<kernel>\w+(?:/\w+)*?)/(?P<dtype>{'|'.join(DTYPE_KEYS.values())})"
     rf"(?:/d(?P<qk>{_NUMBER})(?:v(?P<v>{_NUMBER}))?)?(?:/(?P<tile>{TILE}))?"
 )
 

@@ -30,8 +30,8 @@ def verified(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
       moves by e;
     - Q.K^T in fp16 is rounded once or twice per 16 products, by 2^-11 of a partial sum of at most
       |q| * |k|: D/8 * 2^-11 * scale * |q| * |k| in a logit;
-    - P.V in fp16 is rounded as often in a slice of up to 32 keys, by 2^-11 of at most the slice's
-      weights times max|V|. All slices' weights are 1 together: 4 * 2^-11 * max|V|;
+    - P.V in fp16 is rounded as often in a key block of up to 32 keys, by 2^-11 of at most
+      its weights times max|V|. All key blocks' weights are 1 together: 4 * 2^-11 * max|V|;
     - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O;
     - dropout multiplies the weights that it keeps, so that |V| counts that many times.
 

@@ -95,7 +95,26 @@ TEST(bad_calls_are_refused_before_anything_runs) {
   CHECK_EQ(attention_forward(call.p, {}).message, message);
   CHECK(explanation.verdicts.empty() && planned.num_steps == 0);
   CHECK(run(planned, call.p, {}).code == StatusCode::kInvalidArgument);
+  planned.num_steps = Plan::kMaxSteps + 1;
+  CHECK(run(planned, call.p, {}).code == StatusCode::kInvalidArgument);
   CHECK_EQ(call.o[0], -1.0f);
+}
+
+TEST(what_is_no_op_and_no_device_is_refused) {
+  Call call(3, 4);
+  Explanation explanation;
+  Plan planned;
+  DeviceInfo device = device_info(Device::kCpu);
+  CHECK_EQ(explain(call.p, Op(1000), device, "auto", explanation).message,
+           "op is 1000, allowed: 0 (forward)");
+  CHECK_EQ(plan(call.p, Op(-1), device, "auto", planned).message, "op is -1, allowed: 0 (forward)");
+  char const* const message = "device is 1000000, allowed: 0 (CPU), 1 (CUDA)";
+  device.device = Device(1000000);
+  CHECK_EQ(explain(call.p, Op::kForward, device, "auto", explanation).message, message);
+  CHECK_EQ(plan(call.p, Op::kForward, device, "auto", planned).message, message);
+  LaunchOptions options;
+  options.device = Device(1000000);
+  CHECK_EQ(attention_forward(call.p, options).message, message);
 }
 
 TEST(the_table_names_every_variant_once) {

@@ -248,7 +248,27 @@ TEST(operands_are_of_one_dtype) {
 TEST(sequences_and_pages) {
   static int32_t numbers[8];
   auto const odd = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(numbers) + 2);
-  CHECK_EQ(message([](P& p) { p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = numbers; }), "");
+  auto const pack = [](P& p) {
+    p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = numbers;
+    for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) t->batch_stride = 0;
+  };
+  CHECK_EQ(message(pack), "");
+  CHECK_EQ(message([=](P& p) { pack(p), p.v.batch_stride = 5; }),
+           "v's batch stride is 5, allowed: 0 with cu_seqlens, which says where a batch entry "
+           "begins");
+  CHECK_EQ(message([=](P& p) { p.seq_q.cu_seqlens = numbers, p.q.batch_stride = 0; }),
+           "out's batch stride is 160, allowed: 0 with cu_seqlens, which says where a batch entry "
+           "begins");
+  // What else there is of a packed call is looked at as of any other.
+  CHECK_EQ(message([=](P& p) {
+             pack(p);
+             p.softmax_lse = reinterpret_cast<float*>(reinterpret_cast<char*>(p.softmax_lse) + 1);
+           }),
+           "softmax_lse's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) { pack(p), p.logits.sinks = reinterpret_cast<float const*>(odd); }),
+           "sinks's address is not a multiple of the 4 bytes of an element");
+  CHECK_EQ(message([=](P& p) { p.k.scale = reinterpret_cast<float const*>(odd); }),
+           "k.scale's address is not a multiple of the 4 bytes of an element");
   CHECK_EQ(message([](P& p) { p.seq_k.seqused = numbers; }), "");
   CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}; }), "");
   CHECK_EQ(message([=](P& p) { p.seq_q.cu_seqlens = odd; }),
@@ -260,7 +280,7 @@ TEST(sequences_and_pages) {
   CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}, p.seq_k.cu_seqlens = numbers; }),
            "cu_seqlens_k is set, but block_table says where keys are; allowed: seqused_k for their "
            "number");
-  CHECK_EQ(message([](P& p) { p.seq_k.cu_seqlens = numbers, p.v.data = nullptr; }),
+  CHECK_EQ(message([=](P& p) { pack(p), p.v.data = nullptr; }),
            "v is null, but it has 2 x 2 x 7 rows");
 }
 

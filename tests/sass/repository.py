@@ -16,3 +16,7 @@ sys.path.insert(0, str(ROOT / "kernels"))
 _package = ModuleType("cutlass_attn")
 _package.__path__ = [str(ROOT / "python" / "cutlass_attn")]
 sys.modules["cutlass_attn"] = _package
+
+import facts  # noqa: E402
+
+facts.load("cutlass_attn._facts")

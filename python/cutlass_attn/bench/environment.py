@@ -73,4 +73,4 @@ def why_no_gpu(device: str) -> str:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no usable GPU or driver"
-    return str(_C.device_info(CUDA, int(match[1] or 0))[1])
+    return _C.device_info(CUDA, int(match[1] or 0))["unavailable"]

@@ -17,7 +17,7 @@ BODIES, BODIES_GENERAL = 2, 1
 COPIES, COPIES_Q = 2, 3
 
 REGISTERS = 65536  # of an SM
-MAX_SMEM = 99 * 1024  # kMaxSmemBytes of sm80/config.hpp
+MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
 _COORDINATES = 112
@@ -154,7 +154,7 @@ class Tile:
         return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
 
     def why_not(self) -> str:
-        """What of sm80/config.hpp's and tile/tile_copy.hpp's assertions does not hold.
+        """What does not hold of sm80/config.hpp's and tile/tile_copy.hpp's assertions, or on Ada.
 
         Empty if all do.
         """

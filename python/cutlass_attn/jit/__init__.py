@@ -83,16 +83,20 @@ def _arch_of_rows() -> dict[str, str]:
 def arch_for(key: str, capability: int) -> str:
     """What a variant is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
     one of Hopper's own instructions."""
-    suffix = "a" if _arch_of_rows().get(key, "").endswith("a") else ""
-    return f"sm_{capability}{suffix}"
+    arch = _arch_of_rows().get(key, "")
+    if not arch.endswith("a"):
+        return f"sm_{capability}"
+    if arch != f"{capability}a":
+        raise ValueError(f"{key} is for compute capability {arch[:-2]}.{arch[-2]} alone")
+    return f"sm_{arch}"
 
 
 def _arch(key: str, device_index: int) -> str:
     """The same for a GPU that is there. Raises RuntimeError if it is not."""
-    capability, unavailable = _C.device_info(CUDA, device_index)
-    if unavailable:
-        raise RuntimeError(unavailable)
-    return arch_for(key, capability)
+    info = _C.device_info(CUDA, device_index)
+    if info["unavailable"]:
+        raise RuntimeError(info["unavailable"])
+    return arch_for(key, info["compute_capability"])
 
 
 def available(device_index: int | None = None) -> str:

@@ -289,8 +289,8 @@ def run_profile(
     chosen = choose(names, dtypes)
     lack = "asked for the machine code alone" if capability else ""
     if not lack:
-        found, lack = _C.device_info(CUDA, index)
-        capability = found
+        info = _C.device_info(CUDA, index)
+        capability, lack = info["compute_capability"], info["unavailable"]
     rows: list[Row] = []
     interrupted = False
     if present := not lack:

@@ -97,9 +97,17 @@ def rules_in_force(task: Task) -> list[Rule]:
     wanted = task.kernel, task.head_dim, task.head_dim_v
     device_class = task.limits.device_class
     known = [
-        Rule(device_class, kernel, task.dims, tile, round(least, 6), decode=decode)
-        for smem_kb, kernel, qk, v, tile, least, decode in _C.tile_rules()
-        if (kernel, qk, v) == wanted and smem_kb == DEVICE_CLASSES[device_class]
+        Rule(
+            device_class,
+            rule["kernel"],
+            task.dims,
+            rule["tile"],
+            round(rule["min_blocks_per_sm"], 6),
+            decode=rule["decode"],
+        )
+        for rule in _C.tile_rules()
+        if (rule["kernel"], rule["head_dim"], rule["head_dim_v"]) == wanted
+        and rule["smem_kb"] == DEVICE_CLASSES[device_class]
     ]
     found = [rule for rule in known if rule.decode == task.is_decode]
     if not found:  # decoding goes by the rules of all calls then

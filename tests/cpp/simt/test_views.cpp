@@ -1,5 +1,6 @@
 // Views of a problem that only some kernels take: packed sequences, entries of which the first rows
-// count, pages, and scales. Each gives what the same numbers give as dense calls, bit by bit.
+// count, pages, and scales. Each gives what the same numbers give as dense calls: bit by bit, but
+// for scales, which round.
 #include <cmath>
 #include <cstring>
 #include <random>
