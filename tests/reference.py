@@ -15,7 +15,7 @@ class Expected(NamedTuple):
     exact: np.ndarray  # (B, Hq, Sq, Dv) fp64
     lse: np.ndarray  # (B, Hq, Sq) fp64
     unfused: np.ndarray  # (B, Hq, Sq, Dv) fp32: P and O rounded to the dtype of the inputs
-    lse_error: np.ndarray  # (B, Hq, Sq) fp64: what sums in fp16 may move lse by
+    lse_error: np.ndarray  # (B, Hq, Sq) fp64: what fp16 accumulation may move lse by
 
 
 def visible_keys(query, seqlen_q, seqlen_k, causal, window, chunk=None):

@@ -1,4 +1,4 @@
-"""Sums in fp16: who may ask for them, which kernels run then, and how far they may be off.
+"""fp16 accumulation: who may ask for it, which kernels run then, and how far they may be off.
 
 test_attention.py judges these kernels in every case; here is what only they do.
 """

@@ -215,7 +215,7 @@ def test_keys_tell_the_tile():
         192, 128, 64, 64, 4, 1, "general"
     )
     assert tile_of("sm80/f16/d512/32x32x2c4", "identity").columns == 4
-    # Counted in code for sm_89: six slices of 16 keys, where 64 and 128 keys are slices of 32.
+    # Counted in code for sm_89: six key blocks of 16, where 64 and 128 keys are key blocks of 32.
     assert tile_of("sm80/f16/d96/64x96x4", "identity").counts() == {
         "HMMA": 384,
         "HMMA.F16": 0,
@@ -352,7 +352,7 @@ def test_a_kernel_is_profiled_in_the_shapes_that_it_takes(fake_ncu, monkeypatch,
 
 
 def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
-    """Else no kernel with sums in fp16 would be chosen for decoding."""
+    """Else no kernel with fp16 accumulation would be chosen for decoding."""
     asked = []
 
     def explain(q, k, v, *, kernel, accumulate, device):

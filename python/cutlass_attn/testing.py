@@ -15,9 +15,9 @@ first 8 is not documented, so the yardstick rounds there, too. With u = 2^-11 an
 - q.k, of D products, takes D / 8 roundings. Scaled, that is the error e of a logit; it changes the
   weight by a factor of exp(e), and the log-sum-exp, a weighted mean of the logits' errors, by at
   most the largest |e| of the row. `Reference.lse_error` is that bound.
-- weights times v takes 4 roundings in each slice of 32 keys. Slices are added up in fp32. So a sum
-  is never larger than its slice, and all slices together are off by at most 4 u * sum_j p_j |v_j|
-  <= 4 u * max|v|, as sum_j p_j = 1: for any number of keys.
+- weights times v takes 4 roundings in each key block of 32. Key blocks are added up in fp32. So a
+  sum is never larger than its key block, and all of them together are off by at most
+  4 u * sum_j p_j |v_j| <= 4 u * max|v|, as sum_j p_j = 1: for any number of keys.
 
 The reference computes with these roundings, from weights relative to the largest of the row and
 rounded to fp16, as kernels have them. Its own error is the yardstick then: a kernel that rounds
@@ -48,7 +48,7 @@ class Reference(NamedTuple):
     exact: np.ndarray
     lse: np.ndarray
     unfused: np.ndarray
-    lse_error: np.ndarray  # what sums in fp16 may move lse by; 0 in fp32
+    lse_error: np.ndarray  # what fp16 accumulation may move lse by; 0 in fp32
 
     def confirms_lse(self, lse: np.ndarray) -> bool:
         """Is a kernel's log-sum-exp right?"""
@@ -197,9 +197,9 @@ def _product_in_fp16(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _product_in_slices(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The same within slices of 32 terms, which are added up exactly."""
-    slices = range(0, a.shape[1], 32)
-    parts = (_product_in_fp16(a[:, i : i + 32], b[i : i + 32])[0] for i in slices)
+    """The same within key blocks of 32 terms, which are added up exactly."""
+    blocks = range(0, a.shape[1], 32)
+    parts = (_product_in_fp16(a[:, i : i + 32], b[i : i + 32])[0] for i in blocks)
     return sum(parts, start=np.zeros((a.shape[0], b.shape[1])))
 
 

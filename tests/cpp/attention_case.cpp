@@ -321,15 +321,15 @@ void SolvedCase::round_sums(std::vector<double> const& logits, std::vector<doubl
   }
   if (sink != -kInfinity) sum += std::exp(sink - largest);
   for (int d = 0; d < c.head_dim_v; ++d) {
-    double slice = 0;
+    double block_sum = 0;
     for (int j = 0; j < c.seqlen_k; ++j) {
       if (weights[j] != 0) {
-        slice += round_to(f, weights[j]) * v[v_.index(b, h_kv, j, d)];
+        block_sum += round_to(f, weights[j]) * v[v_.index(b, h_kv, j, d)];
       }
-      if (rounds && j % 8 == 7) slice = round_to(f, slice);
+      if (rounds && j % 8 == 7) block_sum = round_to(f, block_sum);
       if (j % 32 != 31 && j + 1 != c.seqlen_k) continue;
-      row[d] += slice;
-      slice = 0;
+      row[d] += block_sum;
+      block_sum = 0;
     }
     row[d] = sum == 0 ? 0 : row[d] / sum;
   }
@@ -444,7 +444,7 @@ std::string SolvedCase::verdict() const {
   for (char byte : outside.bytes) {
     if (byte != kGarbage) return "memory beside O was written";
   }
-  // Rounding to fp32 says nothing about sums in fp32: there, an error of their own.
+  // Rounding to fp32 says nothing about fp32 accumulation: there, an error of their own.
   double const fp32 = dtype_ == DType::kFloat32 ? 4e-6 * c.magnitude : 0;
   if (worst > 2 * largest_reference + fp32) {
     return "O" + where + "; an unfused kernel is off by " + std::to_string(largest_reference);

@@ -50,7 +50,8 @@ struct Case {
   bool sinks = false;           // that of head 1 is -inf
   float dropout_p = 0;
 
-  // Of the kernel that is judged; sums in fp16 know none of the options from `bias` on but sinks.
+  // Of the kernel that is judged; fp16 accumulation knows none of the options from `bias` on but
+  // sinks.
   Accumulate accumulate = Accumulate::kFloat32;
 };
 
@@ -76,9 +77,9 @@ class SolvedCase {
   // The call; its outputs are this object's, overwritten with garbage now.
   Problem call();
 
-  // With sums in fp16 the unfused computation rounds its own sums to fp16 after every 8 products,
-  // those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE may be off
-  // by the bound of those roundings.
+  // With fp16 accumulation the unfused computation rounds its own sums to fp16 after every 8
+  // products, those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE
+  // may be off by the bound of those roundings.
   //
   // Empty if the outputs are right: within 1.5 times the RMS error (twice with Q K^T in fp16) and
   // twice the largest error of an unfused computation that rounds P and O to the dtype, NaN exactly
@@ -138,7 +139,7 @@ class SolvedCase {
   uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
   std::vector<float> lse_;
   std::vector<double> exact_o_, unfused_o_, exact_lse_;  // (B, Hq, Sq[, Dv])
-  std::vector<double> lse_bound_;                        // what sums in fp16 may move LSE by
+  std::vector<double> lse_bound_;                        // what fp16 accumulation may move LSE by
 };
 
 }  // namespace attention_case

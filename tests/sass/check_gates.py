@@ -8,8 +8,8 @@ python/cutlass_attn/gates/gates.toml says of machine code: registers, local memo
 shared memory, which is no part of the code and follows from the tile. Of sm80 rows also:
 
 - registers few enough for the blocks per SM that the kernel asks for;
-- exactly as many HMMA (and of them those with sums in fp16), LDSM, LDSM.T and LDGSTS as the tile
-  implies. More of them mean that the compiler duplicated a loop body or that copies got
+- exactly as many HMMA (and of them those with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the
+  tile implies. More of them mean that the compiler duplicated a loop body or that copies got
   narrower, fewer that work was lost.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm

@@ -1,4 +1,4 @@
-"""Error and time of sums in fp16 beside those in fp32, by head dim and length.
+"""Error and time of fp16 accumulation beside fp32, by head dim and length.
 
     python -m cutlass_attn.bench.accumulation [--device cuda] [--json FILE] [--figure FILE]
 
@@ -211,7 +211,7 @@ def draw(result: dict[str, Any], path: Path) -> Path:
     if head_dims:
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"Sums in fp16: {result['environment']['device']}", fontsize=11)
+    figure.suptitle(f"fp16 accumulation: {result['environment']['device']}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

@@ -11,7 +11,7 @@ from ..variant_key import parse
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not; that
 # of the general score once, for all. (Where Q stays in registers its loop is another one, over the
-# slices of all tiles.)
+# key blocks of all tiles.)
 BODIES, BODIES_GENERAL = 2, 1
 # A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
 COPIES, COPIES_Q = 2, 3
@@ -51,7 +51,7 @@ class Tile:
         return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
 
     @property
-    def slice(self) -> int:
+    def key_block(self) -> int:
         """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
         is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
         return 1 if is_short else 2
@@ -100,21 +100,24 @@ class Tile:
                 "LDGSTS": copies,
             }
         if self.is_pipelined and self.score == "general":
-            # Q once; Q K^T of the first slice, and in the loop of one slice; there P V of one.
+            # Q once; Q K^T of the first key block, and in the loop of one; there P V of one.
             # Before the loop the copies of two tiles of K begin.
-            products = self.rows * 4 * self.slice * dims, self.rows * 2 * self.slice * dims_v
+            products = (
+                self.rows * 4 * self.key_block * dims,
+                self.rows * 2 * self.key_block * dims_v,
+            )
             return {
                 "HMMA": sum(products),
                 "HMMA.F16": 0,
-                "LDSM": self.rows * dims + 2 * self.slice * dims,
-                "LDSM.T": self.slice * dims_v,
+                "LDSM": self.rows * dims + 2 * self.key_block * dims,
+                "LDSM.T": self.key_block * dims_v,
                 "LDGSTS": copies + COPIES * load_k + COPIES * load_v,
             }
         if self.is_pipelined:
-            # Q once; the first slice's Q K^T and the last one's P V, of which the loop has read the
-            # first 16 columns; in the body for any tile Q K^T of each slice once more, for slices
-            # that have to raise a reference.
-            qk, pv = (bodies + 1) * blocks + self.slice, bodies * blocks + self.slice
+            # Q once; the first key block's Q K^T and the last one's P V, of which the loop has read
+            # the first 16 columns; in the body for any tile Q K^T of each key block once more, for
+            # those whose row max has to be updated.
+            qk, pv = (bodies + 1) * blocks + self.key_block, bodies * blocks + self.key_block
             products = self.rows * 2 * qk * dims, self.rows * 2 * pv * dims_v
             return {
                 "HMMA": sum(products),

@@ -23,7 +23,7 @@ _OVERHEAD = 24
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """A tile: m queries, n keys, warps below each other and, as columns, beside each other."""
+    """A tile: m queries, n keys, warps along M and, as columns, along N."""
 
     m: int
     n: int
@@ -134,7 +134,7 @@ def registers_needed(tile: Tile) -> int:
     if tile.columns > 1:
         return output + tile.rows * 4 + tile.steps_in_registers * tile.rows * 4 + _OVERHEAD
     if tile.is_pipelined:
-        scores, queries = tile.rows * tile.slice * 8, tile.rows * tile.head_dim // 16 * 4
+        scores, queries = tile.rows * tile.key_block * 8, tile.rows * tile.head_dim // 16 * 4
     else:
         scores, queries = tile.rows * tile.n // 8 * 4, 0
     if tile.in_fp16(qk=1, pv=0):

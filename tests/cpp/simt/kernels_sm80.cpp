@@ -4,7 +4,7 @@
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop, and one with sums in fp16 (simt_kernels has others).
+// One for each schedule of the main loop, and one with fp16 accumulation (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
   using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
