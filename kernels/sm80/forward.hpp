@@ -66,7 +66,9 @@ struct Forward {
     clear(out.acc_o);
     bool const has_keys = tiles.begin < tiles.end;  // that these queries see
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
-    Arch::sync();  // shared.block full
+    // Where Q stays in registers, the first copies of aligned K and V need nothing of shared.block,
+    // and begin before the barrier that they have to wait for.
+    if (!Config::kKeepsQ || !is_aligned || !has_keys) Arch::sync();  // shared.block full
     if (has_keys) {
       run_schedule(in, out);
       Arch::template async_copy_wait<0>();  // of tiles beyond the last
