@@ -114,13 +114,15 @@ Accumulate accumulate_of(PyObject* x) {
   raise(PyExc_ValueError, "accumulate must be " + allowed + ", got " + repr(x));
 }
 
-// An int; TypeError with this message for anything else. `overflow`: the sign of what is beyond a
-// long long.
-long long integer(PyObject* x, std::string const& message, int& overflow) {
+// An int, or TypeError with a message on the whole argument that it is of. `overflow`: the sign of
+// what is beyond a long long.
+long long integer(PyObject* x, char const* message, PyObject* argument, int& overflow) {
   PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
-  if (index == nullptr) {  // arrays of several numbers have the method, and no answer
+  if (index == nullptr) {
+    // Arrays of several numbers have the method, and answer with a TypeError.
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
     PyErr_Clear();
-    raise(PyExc_TypeError, message + ", got " + repr(x));
+    raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
   }
   return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
 }
@@ -130,7 +132,7 @@ int32_t window_side(PyObject* window, PyObject* side) {
   if (side == Py_None) return kUnbounded;
   int overflow = 0;
   long long const count =
-      integer(side, "window must be an int or a pair (left, right) of int", overflow);
+      integer(side, "window must be an int or a pair (left, right) of int", window, overflow);
   if (overflow < 0 || (overflow == 0 && count < kUnbounded)) {
     raise(PyExc_ValueError,
           "window counts keys: 0 or more, -1 or None for all; got " + repr(window));
@@ -140,7 +142,7 @@ int32_t window_side(PyObject* window, PyObject* side) {
 
 int32_t attention_chunk_of(PyObject* x) {
   int overflow = 0;
-  long long const count = integer(x, "attention_chunk must be an int or None", overflow);
+  long long const count = integer(x, "attention_chunk must be an int or None", x, overflow);
   if (overflow == 0 && 1 <= count && count <= kMaxAttentionChunk) return int32_t(count);
   raise(PyExc_ValueError, "attention_chunk is " + repr(x) + ", allowed: 1 to " +
                               std::to_string(kMaxAttentionChunk) + " keys, or None");

@@ -17,6 +17,11 @@ Q = tensor(2, 4, 6, 64)
 K = tensor(2, 2, 8, 64)
 
 
+class Unwilling:
+    def __index__(self):
+        raise ZeroDivisionError("no number today")
+
+
 def call(q=Q, k=K, v=K, **options):
     return attention(q, k, v, **options)
 
@@ -70,6 +75,8 @@ WRONG = [
     (lambda: call(attention_chunk=-1), ValueError, "attention_chunk is -1, allowed: 1 to"),
     (lambda: call(attention_chunk=2**28 + 1), ValueError, "attention_chunk is 268435457, allowed"),
     (lambda: call(window=np.ones(2, int)), TypeError, "window must be an int or a pair.*1, 1"),
+    (lambda: call(window=(3, True)), TypeError, r"window must be an int or a pair.*\(3, True\)"),
+    (lambda: call(attention_chunk=Unwilling()), ZeroDivisionError, "no number today"),
     (lambda: call(return_lse="no"), TypeError, "return_lse must be True or False, got 'no'"),
     (lambda: call(verify="no"), TypeError, "verify must be True or False, got 'no'"),
     (lambda: call(window=1.5), TypeError, "window must be an int.*got 1.5"),

@@ -16,7 +16,7 @@ std::vector<Case> few_cases(int head_dim) {
   window.window_left = 70;
   window.window_right = 9;
   Case whole{"whole tiles", 64, 192};
-  Case nothing{"rows that see nothing", 70, 20};
+  Case nothing{"rows that see nothing, whole tiles of them too", 150, 20};
   nothing.causal = true;
   // Later tiles of keys have scores far above those before: of few rows, in few of their keys.
   Case peaks{"references that few keys raise", 40, 300};
