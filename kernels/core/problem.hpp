@@ -112,6 +112,9 @@ struct Problem {
   // A kernel runs only the calls that ask for its kind of accumulators.
   Accumulate accumulate = Accumulate::kFloat32;
 
+  int32_t num_splits =
+      0;  // of the keys of a batch entry over thread blocks; 0: as many as the GPU wants
+
   // Of all four operands.
   void set_dtype(DType dtype) { q.dtype = k.dtype = v.dtype = o.dtype = dtype; }
 };
