@@ -82,7 +82,8 @@ def wheels(session: nox.Session) -> None:
     """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
 
     Arguments name the Pythons, such as 3.12. Each wheel is installed where nothing else is, and
-    has to pass `cutlass-attn check` there.
+    has to pass `cutlass-attn check` there; that of the lowest Python with its dependencies' lowest
+    versions.
     """
     wanted = session.posargs or nox.project.python_versions(PROJECT)
     pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
@@ -107,11 +108,15 @@ def wheels(session: nox.Session) -> None:
         built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
         session.run(python, "-m", "venv", str(bare), external=True)
         pip = str(bare / "bin" / "pip")
-        wheel = [pip, "wheel", "--no-deps", "--wheel-dir", str(built), str(sdist)]
-        session.run(*wheel, env=env, external=True)
+        # Without pip's cache, which has an earlier sdist's wheel under the same name.
+        wheel = [pip, "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
+        session.run(*wheel, str(sdist), env=env, external=True)
         (made,) = built.glob("*.whl")
         session.run("auditwheel", "repair", "--wheel-dir", str(repaired), str(made))
         (made,) = repaired.glob("*.whl")
         session.run(pip, "install", "--quiet", str(made), external=True)
+        if python == f"python{nox.project.python_versions(PROJECT)[0]}":  # the lowest of all
+            least = [x.replace(">=", "==") for x in PROJECT["dependencies"] if ";" not in x]
+            session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
         shutil.copy(made, dist)
