@@ -1,4 +1,4 @@
-// torch tensors. docs/host-time.md says what each piece of a call costs.
+// torch tensors. docs/notes/host-time.md says what each piece of a call costs.
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -208,11 +208,6 @@ def test_ladder_on_the_cpu(capsys):
         emulated = row["name"].partition("/f16")[0].endswith("-simt")
         assert (row["p50_us"] is None) == emulated and row["over_rung_before"] is None
     assert document["rows"][len(rungs)]["name"] == "torch auto"
-    earlier = {entry["what"]: entry for entry in document["earlier_effort"]}
-    tiled = earlier["scalar/tiled over scalar/minimal"]
-    assert tiled["earlier"][0] == pytest.approx(2.79, abs=0.005) and not tiled["hoped"]
-    assert all(entry["here"] is None and entry["gpu"] == "NVIDIA L4" for entry in earlier.values())
-    assert "another GPU (NVIDIA L4" in output.err
 
 
 def test_ladder_is_smaller_where_it_is_emulated(monkeypatch):
@@ -260,15 +255,7 @@ def test_ladder_steps(capsys, monkeypatch):
         None,
     ]
     assert not document["emulated"]
-    here = {entry["what"]: entry["here"] for entry in document["earlier_effort"]}
-    assert here == {
-        "scalar/tiled over scalar/minimal": 40,
-        "scalar/vectorized over scalar/tiled": 3,
-        "wmma or sm80 or sm90 over scalar/tiled": 12.5,
-        "torch auto over scalar/minimal": 250,
-        "wmma or sm80 or sm90 over torch auto": 2,
-    }
-    assert "2.06 to 2.57 hoped for" in text and "500.00" in text
+    assert "500.00" in text  # sm80 over scalar/minimal
 
 
 def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
@@ -278,7 +265,7 @@ def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
     text = (tmp_path / "ladder.svg").read_text()
     assert f"written to {tmp_path / 'ladder.svg'}" in capsys.readouterr().out.replace("\n", "")
-    assert "Some GPU" in text and "NVIDIA L4: another GPU" in text
+    assert "Some GPU" in text and "500x" in text
 
 
 def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):

@@ -189,7 +189,7 @@ def test_code_of_every_kernel_is_judged(monkeypatch):
     ],
 )
 def test_shared_memory_follows_from_the_tile(sizes, smem):
-    """The figures of docs/ada.md, which are the compiler's."""
+    """The figures of docs/notes/ada.md, which are the compiler's."""
     tile = Tile(*sizes, score="identity")
     assert tile.smem_bytes == smem and tile.why_not() == ""
 

@@ -330,7 +330,7 @@ def test_without_a_gpu_the_model_ranks():
 
 
 def test_the_model_of_a_call():
-    """64x64x4 at head dim 128 on an L4, a tile of 64 rows on each SM: docs/ada.md says 2568."""
+    """64x64x4 at head dim 128 on an L4, a tile of 64 rows on each SM: 2568 in docs/notes/ada.md."""
     task = space_of().task
     tile, one = task.tile(START), Shape(1, 58, 58, 64, 64, 128)
     us = static.predicted_us(model(2048, 1280, 0.7975), tile, 220, one, ADA)

@@ -33,7 +33,7 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent 
 # Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
 # among them), function modes, functorch transforms, tracing, forward-mode derivatives. So must it
 # where an input needs a gradient, is of a subclass, or is lazily negated: Torch::must_see() in
-# python/torch_arrays.cpp asks all of that. docs/host-time.md says what it costs.
+# python/torch_arrays.cpp asks all of that. docs/notes/host-time.md says what it costs.
 INTERCEPTORS = (
     torch._C._len_torch_dispatch_stack,
     torch._C._is_torch_function_mode_enabled,

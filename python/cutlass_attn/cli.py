@@ -28,7 +28,7 @@ from .bench.table import print_report
 from .check import Problem, Report, Row, run_check
 from .devices import CUDA
 from .info import build_info, variants
-from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
+from .ladder import EMULATED_SHAPE, Ladder, run_ladder
 from .profile import command as profile_command
 from .terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
 from .tune import command as tune_command
@@ -321,25 +321,8 @@ def _print_report(console: Console, report: Report, ladder: Ladder | None = None
         console.print("Emulated kernels stop at the first input that ends after 30 s.")
     if not any(row.ours for row in report.rows):
         console.print("No kernel can run this; cutlass_attn.explain says why.")
-    if ladder:
-        _print_comparisons(console, ladder)
-
-
-def _print_comparisons(console: Console, ladder: Ladder) -> None:
-    """What an earlier effort had or hoped for, as ratios: its GPU was another one."""
-    if ladder.is_emulated:
+    if ladder and ladder.is_emulated:
         console.print("Emulated on the CPU: their times would mean nothing, so they have none.")
-    table = Table("speed", f"earlier effort, {EARLIER_GPU}", "here", box=None)
-    table.columns[2].justify = "right"
-    for comparison in COMPARISONS:
-        here = ladder.here(comparison)
-        ratio = "-" if here is None else f"{here:.2f}"
-        table.add_row(str(comparison), comparison.earlier_text, ratio)
-    console.print(
-        f"\nSteps of an earlier effort, as ratios because they are of another GPU ({EARLIER_GPU}, "
-        "fp16, B=2 H=8 S=512 D=64), beside those above:"
-    )
-    console.print(table)
 
 
 def _cells(row: Row, problem: Problem, fp16: bool, ladder: Ladder | None) -> list[str]:

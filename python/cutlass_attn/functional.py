@@ -71,7 +71,7 @@ def attention(
     """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
 
     The fused forward pass of FlashAttention (arXiv 2205.14135, 2307.08691). A logit's life:
-    softmax_scale, softcap, ALiBi, bias, masks, softmax (with sink), dropout. docs/options.md has
+    softmax_scale, softcap, ALiBi, bias, masks, softmax (with sink), dropout. docs/attention.md has
     one line for each and the kernels that take it.
 
     Args:

@@ -118,8 +118,9 @@ def explain(
 ) -> Explanation:
     """Which kernel `attention` would run for the same arguments, and why every other one not.
 
+    The arguments are those of `attention`, and `device`.
+
     Args:
-        q, k, v, options: as of `attention`.
         device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
             present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
             takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40

@@ -1,14 +1,13 @@
 """`cutlass-attn check --ladder`: the kernels from the plainest to the fastest, and what each gains.
 
 It is a check like any other (check.py), of one variant of every kernel, in another order and with
-PyTorch's attention beside them. What is added here: the speed-up of each rung over the one before,
-and the same steps in an earlier effort, on another GPU.
+PyTorch's attention beside them. What is added here: the speed-up of each rung over the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .bench.impls import TORCH_BACKENDS
@@ -19,43 +18,6 @@ from .info import explain, variants
 BACKENDS = ("auto", *TORCH_BACKENDS)
 # The batch, heads and length of a ladder whose kernels are emulated.
 EMULATED_SHAPE = (1, 2, 128)
-EARLIER_GPU = "NVIDIA L4"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How many times as fast as `base` one of `faster` is: rungs, or PyTorch's own choice.
-
-    `earlier` is what the earlier effort had, lowest and highest; where `hoped`, what it hoped for.
-    """
-
-    faster: tuple[str, ...]
-    base: str
-    earlier: tuple[float, float]
-    hoped: bool = False
-
-    def __str__(self) -> str:
-        return f"{' or '.join(self.faster)} over {self.base}"
-
-    @property
-    def earlier_text(self) -> str:
-        low, high = self.earlier
-        text = f"{low:.3g}" + f" to {high:.3g}" * (high > low)
-        return text + (" hoped for" if self.hoped else "")
-
-
-# Its times at the reference shape, in us: 2870 minimal, 1028 tiled, 47.1 PyTorch; 400 to 500 were
-# hoped for from the vectorized kernel. Of its two kernels for tensor cores one gave wrong results,
-# the other did not compile.
-_TENSOR_CORES = ("wmma", "sm80", "sm90")
-_SDPA = "torch auto"
-COMPARISONS = (
-    Comparison(("scalar/tiled",), "scalar/minimal", (2870 / 1028, 2870 / 1028)),
-    Comparison(("scalar/vectorized",), "scalar/tiled", (1028 / 500, 1028 / 400), hoped=True),
-    Comparison(_TENSOR_CORES, "scalar/tiled", (10.0, 10.0), hoped=True),
-    Comparison((_SDPA,), "scalar/minimal", (2870 / 47.1, 2870 / 47.1)),
-    Comparison(_TENSOR_CORES, _SDPA, (2.0, 2.0), hoped=True),
-)
 
 
 @dataclass
@@ -83,22 +45,13 @@ class Ladder:
         rows = dict(zip(named, self.report.rows, strict=True))
         return rows[name].p50_us if name in rows else None
 
-    def here(self, comparison: Comparison) -> float | None:
-        """The ratio of a comparison on this machine; None if a time is missing."""
-        times = [us for us in map(self.us, comparison.faster) if us is not None]
-        return _ratio(self.us(comparison.base), min(times, default=None))
-
     def as_json(self) -> dict[str, Any]:
         """The check's document; its rows have `rung`, a kernel or null, and `over_rung_before`."""
         document = self.report.as_json()
         names = [*self.rungs, *[None] * (len(self.report.rows) - len(self.rungs))]
         for entry, row, name in zip(document["rows"], self.report.rows, names, strict=True):
             entry |= {"rung": name, "over_rung_before": self.step(row)}
-        earlier = [
-            {"what": str(x), **asdict(x), "here": self.here(x), "gpu": EARLIER_GPU}
-            for x in COMPARISONS
-        ]
-        return {**document, "emulated": self.is_emulated, "earlier_effort": earlier}
+        return {**document, "emulated": self.is_emulated}
 
 
 def rungs(problem: Problem) -> dict[str, str]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Issue slots of the mma.sync kernels' main loop on Ada: docs/ada.md is about what this prints.
+"""Issue slots of the mma.sync kernels' main loop on Ada; docs/notes/ada.md is about them.
 
     issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
 

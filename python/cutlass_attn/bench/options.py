@@ -3,7 +3,7 @@
     python -m cutlass_attn.bench.options [--device cuda] [--shapes B,HQ,... ...] [--json FILE]
 
 For each shape and option this library's choice of kernel and those backends of PyTorch that take
-the call run in interleaved rounds, in fp16; results without dropout are compared. docs/options.md
+the call run in interleaved rounds, in fp16; results without dropout are compared. docs/attention.md
 is about what it shows.
 """
 

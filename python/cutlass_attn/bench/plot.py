@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from ..ladder import COMPARISONS, EARLIER_GPU, Ladder
+from ..ladder import Ladder
 from .report import OK, Report, Row, mean_speedup, unique
 from .timing import ColdEvents, HostClock, WarmGraph
 
@@ -68,7 +68,7 @@ def draw_ladder(ladder: Ladder, folder: Path) -> list[Path]:
     """Writes ladder.png and ladder.svg into the folder, made if need be; returns them.
 
     Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has no
-    time, the slowest; with them what an earlier effort had on another GPU. Wrong rows are hatched.
+    time, the slowest. Wrong rows are hatched.
 
     Raises ValueError for a ladder without a time.
     """
@@ -216,8 +216,6 @@ def _ladder_figure(ladder: Ladder) -> Figure:
     )
     texts = [f"{base / us:.3g}x\n{us:,.{0 if us >= 100 else 1}f} us" for us in times]
     axis.bar_label(bars, texts, fontsize=8, padding=3)
-    if over == "scalar/minimal":
-        _mark_earlier(axis, ladder, [row.name for row in rows])
     # "sm80/f16/d64/64x64x4" on three lines
     names = [row.name.replace("/f16", "\nf16").replace("/bf16", "\nbf16") for row in rows]
     names = [name.replace("/f32", "\nf32").replace("torch ", "torch\n") for name in names]
@@ -232,20 +230,6 @@ def _ladder_figure(ladder: Ladder) -> Figure:
     device = ladder.report.environment["device"]
     axis.set_title(f"{ladder.report.problem}: {device}{emulated}{wrong}", fontsize=10)
     return figure
-
-
-def _mark_earlier(axis: Any, ladder: Ladder, names: list[str]) -> None:
-    """What the earlier effort had over its minimal kernel, at the bars of the same kind."""
-    label = f"earlier effort, {EARLIER_GPU}: another GPU"
-    for comparison in COMPARISONS:
-        if comparison.base != "scalar/minimal":
-            continue
-        kinds = [name for name in names if name.startswith(comparison.faster)]
-        if kinds:
-            at = names.index(kinds[0])
-            axis.plot(at, comparison.earlier[0], "D", color="#D55E00", label=label)
-            label = "_"  # once in the legend
-    axis.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def _of(report: Report, name: str) -> list[Row]:

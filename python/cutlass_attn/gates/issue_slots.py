@@ -1,7 +1,7 @@
 """Issue-slot model of the mma.sync kernels' main loop on Ada, read off the machine code.
 
 What a warp executes for one tile of keys which all its queries see, and what that takes of each
-unit. docs/ada.md has the model and its sources.
+unit. docs/notes/ada.md has the model and its sources.
 
 The tile's path is the way around the loop with the products, exponentials and copies that the
 tile's sizes ask for, and the fewest instructions: a mask's test makes it longer, a reference that

@@ -1,4 +1,4 @@
-"""A time without a GPU: the issue-slot model of docs/ada.md, applied to a whole call.
+"""A time without a GPU: the issue-slot model of docs/notes/ada.md, applied to a whole call.
 
 A bound for comparisons between tiles, no measurement: latencies, barriers, bank conflicts, L2 and
 DRAM are not in it.
