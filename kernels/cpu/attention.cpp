@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/sequences.hpp"
 #include "cpu/tile.hpp"
 
 namespace cutlass_attn::cpu {
@@ -24,45 +25,58 @@ class Tiles {
         heads_(std::min(group_, kTileRows)),
         queries_(std::min(kTileRows / heads_, p.seq_q.seqlen)),
         head_tiles_((group_ + heads_ - 1) / heads_),
-        query_tiles_((p.seq_q.seqlen - 1) / queries_ + 1) {}
+        first_(size_t(p.batch) + 1) {
+    for (int b = 0; b < p.batch; ++b) {
+      SeqLens const lens = VarlenSeqInfo(p, b).lens(p);
+      int64_t const query_tiles = (int64_t(lens.q) + queries_ - 1) / queries_;
+      first_[size_t(b) + 1] = first_[size_t(b)] + query_tiles * head_tiles_ * p.num_heads_kv;
+      work_ += double(lens.q) * lens.k * p.num_heads_q * (p.head_dim + p.head_dim_v);
+    }
+  }
 
-  int64_t count() const { return int64_t(p_.batch) * p_.num_heads_kv * head_tiles_ * query_tiles_; }
+  int64_t count() const { return first_.back(); }
   int max_rows() const { return heads_ * queries_; }
+  double work() const { return work_; }  // multiplications and additions, without a mask
 
   // Neighbours share K and V. Under a causal mask the last queries have the most work, so they come
   // first and the threads finish together.
   Tile operator[](int64_t index) const {
-    int const query_tile = query_tiles_ - 1 - int(index % query_tiles_);
-    index /= query_tiles_;
+    auto const next = std::upper_bound(first_.begin(), first_.end(), index);
+    int const batch = int(next - first_.begin()) - 1;
+    index -= first_[size_t(batch)];
+    int const seqlen_q = VarlenSeqInfo(p_, batch).lens(p_).q;
+    int const query_tiles = (seqlen_q - 1) / queries_ + 1;
+    int const query_tile = query_tiles - 1 - int(index % query_tiles);
+    index /= query_tiles;
     int const head_tile = int(index % head_tiles_);
-    index /= head_tiles_;
-    int const kv_head = int(index % p_.num_heads_kv);
+    int const kv_head = int(index / head_tiles_);
     int const first = head_tile * heads_;
     int const q_begin = query_tile * queries_;
     Tile tile;
-    tile.batch = int(index / p_.num_heads_kv);
+    tile.batch = batch;
     tile.kv_head = kv_head;
     tile.head_begin = kv_head * group_ + first;
     tile.heads = std::min(heads_, group_ - first);
     tile.q_begin = q_begin;
-    tile.q_end = q_begin + std::min(queries_, p_.seq_q.seqlen - q_begin);
+    tile.q_end = q_begin + std::min(queries_, seqlen_q - q_begin);
     return tile;
   }
 
  private:
   Problem const& p_;
-  int group_, heads_, queries_, head_tiles_, query_tiles_;
+  int group_, heads_, queries_, head_tiles_;
+  std::vector<int64_t> first_;  // tile of each batch entry; the last: of all
+  double work_ = 0.0;
 };
 
 // A thread costs about as much to start as this many multiplications and additions.
 constexpr double kWorkPerThread = 1 << 21;
 
-int64_t threads_for(Problem const& p, RunOptions const& options, int64_t tiles) {
+int64_t threads_for(Tiles const& tiles, RunOptions const& options) {
   static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
   int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
-  double const work = double(p.batch) * p.num_heads_q * p.seq_q.seqlen * p.seq_k.seqlen *
-                      (p.head_dim + p.head_dim_v);
-  return std::min({wanted, tiles, int64_t(std::min(work / kWorkPerThread, 1e6)) + 1});
+  return std::min(
+      {wanted, tiles.count(), int64_t(std::min(tiles.work() / kWorkPerThread, 1e6)) + 1});
 }
 
 struct Free {
@@ -78,8 +92,9 @@ Status attention_forward(Problem const& params, RunOptions const& options) {
 
 Status attention_forward(Problem const& params, RunOptions const& options, Isa isa) {
   Tiles const tiles(params);
+  if (tiles.count() == 0) return {};
   TileFunction const run = tile_function(params, isa);
-  int64_t const threads = threads_for(params, options, tiles.count());
+  int64_t const threads = threads_for(tiles, options);
   size_t const size = (scratch_size(params, tiles.max_rows()) + 15) / 16 * 16;
   std::unique_ptr<float[], Free> const scratch(
       new (std::align_val_t(64), std::nothrow) float[size * size_t(threads)]);

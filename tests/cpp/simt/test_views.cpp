@@ -83,6 +83,7 @@ TEST(packed_sequences) {
   p.softmax_lse = lse.data();
   p.seq_q.cu_seqlens = cu_q.data();
   p.seq_k.cu_seqlens = cu_k.data();
+  p.seq_q.total = total_q, p.seq_k.total = total_k;
   run_minimal(p);
   for (int b = 0; b < 4; ++b) {
     int const seqlen_q = cu_q[b + 1] - cu_q[b], seqlen_k = cu_k[b + 1] - cu_k[b];
@@ -126,7 +127,7 @@ TEST(pages) {
   int64_t const page = kPageSize * kHeadsKv * kDim;
   p.q = rows_of(q, kHeadsQ, 3 * kHeadsQ * kDim), p.o = rows_of(o, kHeadsQ, 3 * kHeadsQ * kDim);
   p.k = rows_of(k, kHeadsKv, page), p.v = rows_of(v, kHeadsKv, page);
-  p.kv = {table.data(), 4, kPageSize};
+  p.kv = {table.data(), 4, kPageSize, kPages};
   p.seq_k.seqused = used.data();
   run_minimal(p);
   for (int b = 0; b < 2; ++b) {
