@@ -24,6 +24,11 @@ struct Names {
 
 // --- What all calls ask of their arrays ----------------------------------------------------------
 
+void require_given(char const* function, char const* name, PyObject* x) {
+  if (has_value(x)) return;
+  raise(PyExc_TypeError, std::string(function) + "() needs " + name + ", got None");
+}
+
 void require_dims(char const* name, View const& x, int ndim, char const* dims) {
   if (x.ndim == ndim) return;
   raise(PyExc_ValueError, std::string(name) + " must have " + std::to_string(ndim) +
@@ -167,9 +172,7 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
              is_paged ? "(pages, page_size, heads, head_dim) with block_table"
                       : "(rows, heads, head_dim) without block_table");
   call.bshd = call.is_packed = true;
-  if (!has_value(given.cu_seqlens_q)) {
-    raise(PyExc_TypeError, "attention_varlen() needs cu_seqlens_q, got None");
-  }
+  require_given("attention_varlen", "cu_seqlens_q", given.cu_seqlens_q);
   View const cu_q = read_offsets(call, "cu_seqlens_q", given.cu_seqlens_q, memory);
   p.batch = size("the batch", cu_q.shape[0] - 1);
   set_dims(call, dtype, call.q.shape[1], k, v);
@@ -215,6 +218,7 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
 
 void read_decode(Call& call, Arguments const& given, bool memory) {
+  require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
   Problem& p = call.problem;
   DType const dtype = call.read_q("q", given.q, memory);
   View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
@@ -414,6 +418,8 @@ Appended append_step(Call& call, AppendProblem& append) {
 AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"k", "k", "v"};
   constexpr Names kCacheNames = {"k", "k_cache", "v_cache"};
+  require_given("append_kv", "v", given.v_new);
+  require_given("append_kv", "slot_mapping", given.slot_mapping);
   DType const dtype = call.read_q("k", given.q, memory);
   View const& k = call.q;
   View const v = call.library->read(given.v_new, memory);

@@ -11,6 +11,7 @@
 
 #include "core/sequences.hpp"
 #include "cpu/tile.hpp"
+#include "runtime/options.hpp"
 
 namespace cutlass_attn::cpu {
 namespace {
@@ -24,27 +25,38 @@ class Tiles {
         group_(p.num_heads_q / p.num_heads_kv),
         heads_(std::min(group_, kTileRows)),
         queries_(std::min(kTileRows / heads_, p.seq_q.seqlen)),
-        head_tiles_((group_ + heads_ - 1) / heads_),
-        first_(size_t(p.batch) + 1) {
-    for (int b = 0; b < p.batch; ++b) {
-      SeqLens const lens = VarlenSeqInfo(p, b).lens(p);
-      int64_t const query_tiles = (int64_t(lens.q) + queries_ - 1) / queries_;
-      first_[size_t(b) + 1] = first_[size_t(b)] + query_tiles * head_tiles_ * p.num_heads_kv;
-      work_ += double(lens.q) * lens.k * p.num_heads_q * (p.head_dim + p.head_dim_v);
+        head_tiles_((group_ + heads_ - 1) / heads_) {
+    count_ = tiles_of(p.seq_q.seqlen) * p.batch;
+    double logits = double(p.seq_q.seqlen) * p.seq_k.seqlen * p.batch;
+    if (options_of(p) & option::varlen) {
+      first_.assign(1, 0);
+      logits = 0.0;
+      for (int b = 0; b < p.batch; ++b) {
+        SeqLens const lens = VarlenSeqInfo(p, b).lens(p);
+        first_.push_back(first_.back() + tiles_of(lens.q));
+        logits += double(lens.q) * lens.k;
+      }
+      count_ = first_.back();
     }
+    work_ = logits * p.num_heads_q * (p.head_dim + p.head_dim_v);
   }
 
-  int64_t count() const { return first_.back(); }
+  int64_t count() const { return count_; }
   int max_rows() const { return heads_ * queries_; }
   double work() const { return work_; }  // multiplications and additions, without a mask
 
   // Neighbours share K and V. Under a causal mask the last queries have the most work, so they come
   // first and the threads finish together.
   Tile operator[](int64_t index) const {
-    auto const next = std::upper_bound(first_.begin(), first_.end(), index);
-    int const batch = int(next - first_.begin()) - 1;
-    index -= first_[size_t(batch)];
-    int const seqlen_q = VarlenSeqInfo(p_, batch).lens(p_).q;
+    int batch = 0, seqlen_q = p_.seq_q.seqlen;
+    if (first_.empty()) {
+      batch = int(index / tiles_of(seqlen_q));
+      index -= batch * tiles_of(seqlen_q);
+    } else {
+      batch = int(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+      index -= first_[size_t(batch)];
+      seqlen_q = VarlenSeqInfo(p_, batch).lens(p_).q;
+    }
     int const query_tiles = (seqlen_q - 1) / queries_ + 1;
     int const query_tile = query_tiles - 1 - int(index % query_tiles);
     index /= query_tiles;
@@ -65,8 +77,14 @@ class Tiles {
  private:
   Problem const& p_;
   int group_, heads_, queries_, head_tiles_;
-  std::vector<int64_t> first_;  // tile of each batch entry; the last: of all
-  double work_ = 0.0;
+  int64_t count_;
+  std::vector<int64_t> first_;  // of batch entries of their own lengths: the first tile of each
+  double work_;
+
+  // Of a batch entry with so many queries.
+  int64_t tiles_of(int32_t seqlen_q) const {
+    return (int64_t(seqlen_q) + queries_ - 1) / queries_ * head_tiles_ * p_.num_heads_kv;
+  }
 };
 
 // A thread costs about as much to start as this many multiplications and additions.

@@ -231,7 +231,9 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
     is_numpy = isinstance(o_a, np.ndarray)
     shape = (*o_a.shape[:-3], o_a.shape[-2], o_a.shape[-3]) if o_a.ndim in (3, 4) else None
     if shape is None:
-        raise ValueError(f"o_a must have shape (B, Sq, Hq, Dv) or (T, Hq, Dv), got {o_a.shape}")
+        raise ValueError(
+            f"o_a must have shape (B, Sq, Hq, Dv) or (T, Hq, Dv), got {tuple(o_a.shape)}"
+        )
     dtype = str(o_a.dtype).removeprefix("torch.")
     _check("o_b", o_b, o_a.shape, dtype, like=o_a)
     _check("lse_a", lse_a, shape, "float32", like=o_a)
@@ -259,6 +261,5 @@ def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, A
         return xp.where(weight == 0, xp.zeros_like(o), o * weight)
 
     o = weighted(o_a, weight_a) + weighted(o_b, weight_b)
-    with np.errstate(divide="ignore"):
-        lse = finite + xp.log(total)
+    lse = xp.where(total == 0, top, finite + xp.log(divisor))
     return (o.astype(o_a.dtype) if xp is np else o.to(o_a.dtype)), lse
