@@ -13,9 +13,11 @@
 // All functions are thread-safe. None of them synchronises a CUDA stream.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "core/append.hpp"
 #include "core/launch.hpp"
 #include "core/problem.hpp"
 #include "core/status.hpp"
@@ -41,6 +43,9 @@ struct RunOptions {
 struct LaunchOptions : RunOptions {
   Device device = Device::kCpu;
   std::string kernel = "auto";  // "auto", a kernel ("sm80") or a whole key ("sm80/f16/d64/...")
+  // Gives memory to a call whose plan needs more than `workspace` has, aligned to 256 bytes; it may
+  // throw. Without it a call on the GPU is then refused, one on the CPU helps itself.
+  std::function<Workspace(int64_t bytes)> allocate;
 };
 
 // One compiled (or compilable) kernel instance.
@@ -108,6 +113,10 @@ struct BuildInfo {
 // The same as plan() and run(). Enqueues on options.stream (CUDA) or returns when done (CPU). Sizes
 // of zero are valid: seqlen_k = 0 gives O = 0 and LSE = -inf.
 CUTLASS_ATTN_API Status attention_forward(Problem const& problem, LaunchOptions const& options);
+
+// Writes new rows of K and V into a cache: see AppendProblem. Enqueues on options.stream (CUDA) or
+// returns when done (CPU). The kernel is always the same one; options.kernel is not read.
+CUTLASS_ATTN_API Status append_kv(AppendProblem const& problem, LaunchOptions const& options);
 
 // Whether the request is valid, regardless of device; attention_forward() asks the same.
 CUTLASS_ATTN_API Status check(Problem const& problem);

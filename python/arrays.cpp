@@ -1,7 +1,5 @@
 #include "arrays.hpp"
 
-#include <pybind11/stl.h>
-
 #include <string>
 
 #include "errors.hpp"
@@ -14,6 +12,12 @@ namespace {
 // Set once, and kept until the process ends.
 Library const* g_torch = nullptr;
 Library const* g_numpy = nullptr;
+
+py::tuple tuple_of(Shape const& shape) {
+  py::tuple sizes(shape.ndim);
+  for (int d = 0; d < shape.ndim; ++d) sizes[size_t(d)] = shape.sizes[d];
+  return sizes;
+}
 
 }  // namespace
 
@@ -42,12 +46,24 @@ py::object Library::through_operator(PyObject* const (&qkv)[3], PyObject* option
   return checked(PyObject_VectorcallDict(function.ptr(), qkv, 3, options));
 }
 
-py::object Library::empty(View const& x, std::array<int64_t, 4> const& shape) const {
-  return module_.attr("empty")(py::handle(x.object), py::tuple(py::cast(shape)));
+py::object Library::empty(View const& x, Shape const& shape) const {
+  return module_.attr("empty")(py::handle(x.object), tuple_of(shape));
 }
 
-py::object Library::empty_lse(View const& x, std::array<int64_t, 3> const& shape) const {
-  return module_.attr("empty_lse")(py::handle(x.object), py::tuple(py::cast(shape)));
+py::object Library::empty_lse(View const& x, Shape const& shape) const {
+  return module_.attr("empty_lse")(py::handle(x.object), tuple_of(shape));
+}
+
+py::object Library::zeros(View const& x, Shape const& shape) const {
+  return module_.attr("zeros")(py::handle(x.object), tuple_of(shape));
+}
+
+py::object Library::filled(View const& x, Shape const& shape, double value) const {
+  return module_.attr("filled")(py::handle(x.object), tuple_of(shape), value);
+}
+
+py::object Library::scratch(View const& x, char const* dtype, Shape const& shape) const {
+  return module_.attr("scratch")(py::handle(x.object), dtype, tuple_of(shape));
 }
 
 py::object Library::random_state(View const& x) const {

@@ -4,8 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "cutlass_attn.hpp"
 #include "dlpack.hpp"
@@ -29,9 +30,22 @@ struct View {
   bool is_contiguous() const;
 };
 
+// Of up to 4 dimensions.
+struct Shape {
+  int64_t sizes[View::kMaxDims];
+  int ndim;
+
+  Shape(std::initializer_list<int64_t> dims) : ndim(int(dims.size())) {
+    std::copy(dims.begin(), dims.end(), sizes);
+  }
+  int64_t const* begin() const { return sizes; }
+  int64_t const* end() const { return sizes + ndim; }
+  bool is_of(View const& x) const { return std::equal(begin(), end(), x.shape, x.shape + x.ndim); }
+};
+
 // The arrays that a call was given, borrowed: q, k and v, then options and the result.
 struct Arrays {
-  static constexpr int kMax = 16;
+  static constexpr int kMax = 24;
   PyObject* items[kMax];
   int count = 0;
 
@@ -57,8 +71,14 @@ class Library {
   pybind11::object through_operator(PyObject* const (&qkv)[3], PyObject* options) const;
 
   // An array like `x`, contiguous, of this shape.
-  virtual pybind11::object empty(View const& x, std::array<int64_t, 4> const& shape) const;
-  pybind11::object empty_lse(View const& x, std::array<int64_t, 3> const& shape) const;
+  virtual pybind11::object empty(View const& x, Shape const& shape) const;
+  pybind11::object empty_lse(View const& x, Shape const& shape) const;
+
+  // The same of zeros; and of other dtypes, all of them on the device of `x`: of float32 numbers
+  // that are `value`, and of the dtype with this name.
+  pybind11::object zeros(View const& x, Shape const& shape) const;
+  pybind11::object filled(View const& x, Shape const& shape, double value) const;
+  pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
 
   // Seed and offset for dropout, on the device of x.
   pybind11::object random_state(View const& x) const;

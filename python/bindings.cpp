@@ -9,8 +9,10 @@
 #include "call.hpp"
 #include "compiler.hpp"
 #include "cutlass_attn.hpp"
+#include "entry.hpp"
 #include "errors.hpp"
 #include "runtime/options.hpp"
+#include "serving_call.hpp"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -22,7 +24,7 @@ using namespace cutlass_attn;
 // attention(), once nothing stands between the call and the memory: that is asked here, unless the
 // keyword `dispatched` is there, and what something has to see goes to Library::through_operator().
 py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments const given("attention", args, count, names);
+  Arguments const given(kAttention, "attention", args, count, names);
   Call call(given);
   Library const& library = *call.library;
   PyObject* const qkv[] = {given.q, given.k, given.v};
@@ -37,34 +39,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
     raise(PyExc_ValueError, "q, k and v must be on a CPU or CUDA device, got " + device);
   }
 
-  LaunchOptions options;
-  options.device = call.device();
-  options.device_index = call.q.device.index;
-  options.kernel = std::move(call.kernel);
-  library.place(call.q.device, options);
-
-  bool const has_out = has_value(given.out);
-  py::object out = has_out ? py::reinterpret_borrow<py::object>(given.out)
-                           : library.empty(call.q, call.out_shape());
-  call.read_out(out.ptr(), true);
-  py::object lse, rng_state;
-  if (call.return_lse) {
-    lse = library.empty_lse(call.q, call.lse_shape());
-    call.problem.softmax_lse = static_cast<float*>(library.read(lse.ptr(), true).data);
-  }
-  if (call.problem.dropout.p != 0.0f && !has_value(given.rng_state)) {
-    rng_state = library.random_state(call.q);
-    void const* const data = library.read(rng_state.ptr(), true).data;
-    call.problem.dropout.rng_state = static_cast<uint64_t const*>(data);
-  }
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = attention_forward(call.problem, options);
-  }
-  raise_unless_ok(status);
-  if (lse) return py::make_tuple(std::move(out), std::move(lse));
-  return out;
+  return call.run(given);
 }
 
 // Reads and checks a call that is not run; its tensors need no memory.
@@ -77,13 +52,13 @@ Call read_call(Arguments const& given, bool memory) {
 }
 
 py::object describe(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Call call = read_call(Arguments("attention", args, count, names), false);
+  Call call = read_call(Arguments(kAttention, "attention", args, count, names), false);
   raise_unless_ok(check(call.problem));
   return py::cast(std::move(call));
 }
 
 py::object explain_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments const given("explain", args, count, names);
+  Arguments const given(kAttention, "explain", args, count, names);
   Call const call = read_call(given, true);
   DeviceInfo where;
   if (has_value(given.device)) {
@@ -98,28 +73,6 @@ py::object explain_call(PyObject* const* args, Py_ssize_t count, PyObject* names
   Explanation explanation;
   raise_unless_ok(explain(call.problem, Op::kForward, where, call.kernel, explanation));
   return py::cast(std::move(explanation.verdicts));
-}
-
-// A function as Python calls it: not through pybind11, whose dispatcher of arguments takes as long
-// as all that forward() does before the launch.
-template <py::object (*function)(PyObject* const*, Py_ssize_t, PyObject*)>
-PyObject* entry(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  try {
-    return function(args, count, names).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (py::cast_error const& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (std::exception const& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
-template <py::object (*function)(PyObject* const*, Py_ssize_t, PyObject*)>
-constexpr PyMethodDef method(char const* name, char const* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(entry<function>)),
-          METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
 void define_calls(py::module_& m) {
@@ -182,6 +135,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "cutlass_attn's kernels; use cutlass_attn.attention instead.";
   define_libraries(m);
   define_calls(m);
+  define_serving_calls(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
   m.def("device_info", [](int device, int index) {

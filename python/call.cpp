@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "errors.hpp"
+#include "parse.hpp"
 #include "runtime/options.hpp"
 
 namespace py = pybind11;
@@ -18,225 +19,62 @@ namespace {
 struct Keyword {
   char const* name;
   PyObject* Arguments::* value;
+  unsigned functions;     // that know it
+  unsigned internal = 0;  // of these, where it is this package's own
+  bool is_array = false;  // always
 };
 
+constexpr unsigned kServing = kVarlen | kDecode;
+constexpr unsigned kAll = kAttention | kServing;
+
 constexpr Keyword kKeywords[] = {
-    {"causal", &Arguments::causal},
-    {"window", &Arguments::window},
-    {"attention_chunk", &Arguments::attention_chunk},
-    {"softmax_scale", &Arguments::softmax_scale},
-    {"softcap", &Arguments::softcap},
-    {"layout", &Arguments::layout},
-    {"return_lse", &Arguments::return_lse},
-    {"out", &Arguments::out},
-    {"kernel", &Arguments::kernel},
-    {"accumulate", &Arguments::accumulate},
-    {"verify", &Arguments::verify},
-    {"bias", &Arguments::bias},
-    {"mask", &Arguments::mask},
-    {"alibi_slopes", &Arguments::alibi_slopes},
-    {"sinks", &Arguments::sinks},
-    {"dropout_p", &Arguments::dropout_p},
-    {"rng_state", &Arguments::rng_state},
-    {"dispatched", &Arguments::dispatched},
-    {"device", &Arguments::device},
+    {"causal", &Arguments::causal, kAll},
+    {"window", &Arguments::window, kAll},
+    {"attention_chunk", &Arguments::attention_chunk, kAll},
+    {"softmax_scale", &Arguments::softmax_scale, kAll},
+    {"softcap", &Arguments::softcap, kAll},
+    {"layout", &Arguments::layout, kAttention},
+    {"return_lse", &Arguments::return_lse, kAll},
+    {"out", &Arguments::out, kAll, 0, true},
+    {"kernel", &Arguments::kernel, kAll},
+    {"accumulate", &Arguments::accumulate, kAttention},
+    {"verify", &Arguments::verify, kAttention},
+    {"bias", &Arguments::bias, kAttention, 0, true},
+    {"mask", &Arguments::mask, kAttention | kDecode, kDecode, true},
+    {"alibi_slopes", &Arguments::alibi_slopes, kAll, 0, true},
+    {"sinks", &Arguments::sinks, kAll, 0, true},
+    {"dropout_p", &Arguments::dropout_p, kAttention | kVarlen},
+    {"rng_state", &Arguments::rng_state, kAttention | kVarlen, 0, true},
+    {"cu_seqlens_q", &Arguments::cu_seqlens_q, kVarlen, 0, true},
+    {"cu_seqlens_k", &Arguments::cu_seqlens_k, kVarlen, 0, true},
+    {"seqused_k", &Arguments::seqused_k, kVarlen, 0, true},
+    {"block_table", &Arguments::block_table, kServing, 0, true},
+    {"k_scale", &Arguments::k_scale, kServing | kAppend},
+    {"v_scale", &Arguments::v_scale, kServing | kAppend},
+    {"cache_seqlens", &Arguments::cache_seqlens, kDecode, 0, true},
+    {"cache_batch_idx", &Arguments::cache_batch_idx, kDecode, 0, true},
+    {"k_new", &Arguments::k_new, kDecode, 0, true},
+    {"v_new", &Arguments::v_new, kDecode | kAppend, 0, true},
+    {"rotary_cos", &Arguments::rotary_cos, kDecode, 0, true},
+    {"rotary_sin", &Arguments::rotary_sin, kDecode, 0, true},
+    {"rotary_interleaved", &Arguments::rotary_interleaved, kDecode},
+    {"num_splits", &Arguments::num_splits, kDecode},
+    {"slot_mapping", &Arguments::slot_mapping, kAppend, 0, true},
+    {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
+    {"device", &Arguments::device, kAttention, kAttention},
 };
 constexpr size_t kNumKeywords = std::size(kKeywords);
 
 PyObject* g_names[kNumKeywords];  // interned, as those that Python's compiler puts into a call
 
-Keyword const& find(char const* function, PyObject* name) {
+Keyword const* find(PyObject* name) {
   for (size_t i = 0; i < kNumKeywords; ++i) {
-    if (g_names[i] == name) return kKeywords[i];
+    if (g_names[i] == name) return &kKeywords[i];
   }
   for (size_t i = 0; i < kNumKeywords; ++i) {
-    if (PyUnicode_Check(name) && PyUnicode_Compare(g_names[i], name) == 0) return kKeywords[i];
+    if (PyUnicode_Check(name) && PyUnicode_Compare(g_names[i], name) == 0) return &kKeywords[i];
   }
-  raise(PyExc_TypeError,
-        std::string(function) + "() got an unexpected keyword argument " + repr(name));
-}
-
-// --- Scalars -------------------------------------------------------------------------------------
-
-bool boolean(char const* name, PyObject* x) {
-  if (PyBool_Check(x)) return x == Py_True;
-  raise(PyExc_TypeError, std::string(name) + " must be True or False, got " + repr(x));
-}
-
-float number(char const* name, PyObject* x) {
-  if (PyFloat_CheckExact(x)) return float(PyFloat_AS_DOUBLE(x));
-  auto const refuse = [&] {
-    raise(PyExc_TypeError, std::string(name) + " must be a number, got " + repr(x));
-  };
-  if (PyUnicode_Check(x) || PyBytes_Check(x) || PyBool_Check(x)) refuse();
-  PyObject* const value = PyNumber_Float(x);
-  if (value != nullptr) return float(PyFloat_AsDouble(checked(value).ptr()));
-  if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-    PyErr_Clear();
-    raise(PyExc_ValueError, std::string(name) + " is beyond any float, allowed: a finite number");
-  }
-  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
-    throw py::error_already_set();
-  }
-  PyErr_Clear();
-  refuse();
-  return 0.0f;
-}
-
-std::string string(char const* name, char const* example, PyObject* x) {
-  if (!PyUnicode_Check(x)) {
-    raise(PyExc_TypeError,
-          std::string(name) + " must be a string such as \"" + example + "\", got " + repr(x));
-  }
-  Py_ssize_t length = 0;
-  char const* const text = PyUnicode_AsUTF8AndSize(x, &length);
-  if (text == nullptr) throw py::error_already_set();
-  return {text, size_t(length)};
-}
-
-bool is_bshd(PyObject* layout) {
-  if (PyUnicode_Check(layout)) {
-    if (PyUnicode_CompareWithASCIIString(layout, "bhsd") == 0) return false;
-    if (PyUnicode_CompareWithASCIIString(layout, "bshd") == 0) return true;
-  }
-  raise(PyExc_ValueError, "layout must be \"bhsd\" or \"bshd\", got " + repr(layout));
-}
-
-Accumulate accumulate_of(PyObject* x) {
-  std::string const name = string("accumulate", "fp32", x);
-  constexpr int kLast = kNumAccumulates - 1;
-  std::string allowed;
-  for (int i = 0; i <= kLast; ++i) {
-    std::string const known = name_of(Accumulate(i));
-    if (known == name) return Accumulate(i);
-    allowed += (i == 0 ? "\"" : i == kLast ? " or \"" : ", \"") + known + "\"";
-  }
-  raise(PyExc_ValueError, "accumulate must be " + allowed + ", got " + repr(x));
-}
-
-// An int, or TypeError with a message on the whole argument that it is of. `overflow`: the sign of
-// what is beyond a long long.
-long long integer(PyObject* x, char const* message, PyObject* argument, int& overflow) {
-  PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
-  if (index == nullptr) {
-    // Arrays of several numbers have the method, and answer with a TypeError.
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
-    PyErr_Clear();
-    raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
-  }
-  return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
-}
-
-// A number of keys that `window` names; the whole of it is for messages.
-int32_t window_side(PyObject* window, PyObject* side) {
-  if (side == Py_None) return kUnbounded;
-  int overflow = 0;
-  long long const count =
-      integer(side, "window must be an int or a pair (left, right) of int", window, overflow);
-  if (overflow < 0 || (overflow == 0 && count < kUnbounded)) {
-    raise(PyExc_ValueError,
-          "window counts keys: 0 or more, -1 or None for all; got " + repr(window));
-  }
-  return overflow > 0 || count > INT32_MAX ? INT32_MAX : int32_t(count);
-}
-
-int32_t attention_chunk_of(PyObject* x) {
-  int overflow = 0;
-  long long const count = integer(x, "attention_chunk must be an int or None", x, overflow);
-  if (overflow == 0 && 1 <= count && count <= kMaxAttentionChunk) return int32_t(count);
-  raise(PyExc_ValueError, "attention_chunk is " + repr(x) + ", allowed: 1 to " +
-                              std::to_string(kMaxAttentionChunk) + " keys, or None");
-}
-
-void read_window(PyObject* window, Mask& mask) {
-  PyObject* left = window;
-  PyObject* right = window;
-  if (PyTuple_Check(window) || PyList_Check(window)) {
-    if (PySequence_Fast_GET_SIZE(window) != 2) {
-      raise(PyExc_ValueError, "window must be an int or a pair (left, right), got " + repr(window));
-    }
-    left = PySequence_Fast_GET_ITEM(window, 0);
-    right = PySequence_Fast_GET_ITEM(window, 1);
-  }
-  mask.window_left = window_side(window, left);
-  mask.window_right = window_side(window, right);
-  if (mask.causal) mask.window_right = kUnbounded;  // a causal mask has no right side
-}
-
-// --- Arrays --------------------------------------------------------------------------------------
-
-constexpr dlpack::DataType kFloat32 = {dlpack::kFloat, 32, 1};
-
-// Of an array that a null address would say is not there.
-void* const kNoMemory = reinterpret_cast<void*>(int64_t(1) << 60);
-
-// False for a dtype that the library does not have.
-bool get_dtype(View const& x, DType& dtype) {
-  if (x.dtype == dlpack::DataType{dlpack::kFloat, 16, 1}) {
-    dtype = DType::kFloat16;
-  } else if (x.dtype == dlpack::DataType{dlpack::kBfloat, 16, 1}) {
-    dtype = DType::kBFloat16;
-  } else if (x.dtype == kFloat32) {
-    dtype = DType::kFloat32;
-  } else {
-    return false;
-  }
-  return true;
-}
-
-std::string dtype_text(View const& x) { return attribute(x.object, "dtype"); }
-std::string device_text(View const& x) { return attribute(x.object, "device"); }
-
-// "(2, 4)", "(4,)": as Python writes tuples.
-std::string tuple_text(std::initializer_list<int64_t> sizes) {
-  std::string text;
-  for (int64_t size : sizes) text += (text.empty() ? "(" : ", ") + std::to_string(size);
-  return text + (sizes.size() == 1 ? ",)" : ")");
-}
-
-[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed) {
-  raise(PyExc_ValueError, std::string(name) + " must be " + allowed + ", got " + dtype_text(x));
-}
-
-int32_t size(char const* name, int64_t value) {
-  if (value <= INT32_MAX) return int32_t(value);
-  raise(PyExc_ValueError, std::string(name) + " is " + std::to_string(value) +
-                              "; sizes of one dimension go up to 2147483647");
-}
-
-void require_whole_elements(View const& x) {
-  if (x.is_aligned) return;
-  std::string const bytes = attribute(x.object, "itemsize");
-  raise(PyExc_ValueError, "array of " + dtype_text(x) + " has address or strides " +
-                              attribute(x.object, "strides") + " that are no multiple of " + bytes +
-                              " bytes; call numpy.ascontiguousarray first");
-}
-
-void require_dense(char const* name, View const& x) {
-  int const last = x.ndim - 1;
-  if (x.shape[last] <= 1 || x.strides[last] == 1 || std::count(x.shape, x.shape + last, 0) > 0) {
-    return;
-  }
-  raise(PyExc_ValueError, std::string("the last dimension of ") + name +
-                              " must be contiguous (stride 1), got stride " +
-                              std::to_string(x.strides[last]) + "; call .contiguous() first");
-}
-
-Operand operand(char const* name, View const& x, bool bshd, DType dtype) {
-  require_whole_elements(x);
-  require_dense(name, x);
-  Operand result;
-  result.data = x.data;
-  result.batch_stride = x.strides[0];
-  result.head_stride = x.strides[bshd ? 2 : 1];
-  result.row_stride = x.strides[bshd ? 1 : 2];
-  result.dtype = dtype;
-  return result;
-}
-
-template <class T>
-T const* address(View const& x) {
-  return static_cast<T const*>(x.data ? x.data : kNoMemory);
+  return nullptr;
 }
 
 // What q, k and v must have in common.
@@ -284,44 +122,45 @@ void Arguments::prepare() {
   }
 }
 
-Arguments::Arguments(char const* function, PyObject* const* args, Py_ssize_t count,
+Arguments::Arguments(Function function, char const* name, PyObject* const* args, Py_ssize_t count,
                      PyObject* names) {
   if (count != 4 || !PyDict_Check(args[3])) {
-    raise(PyExc_TypeError, std::string(function) + "() takes q, k, v and a dict of options");
+    raise(PyExc_TypeError, std::string(name) + "() takes q, k, v and a dict of options");
   }
+  auto const set = [&](PyObject* keyword, PyObject* value, bool is_internal) {
+    Keyword const* const known = find(keyword);
+    unsigned const functions = known == nullptr ? 0
+                               : is_internal    ? known->functions
+                                                : known->functions & ~known->internal;
+    if (!(functions & function)) {
+      raise(PyExc_TypeError,
+            std::string(name) + "() got an unexpected keyword argument " + repr(keyword));
+    }
+    this->*known->value = value;
+  };
   q = args[0];
   k = args[1];
   v = args[2];
   options = args[3];
-  PyObject *name, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(options, &at, &name, &value);) {
-    this->*find(function, name).value = value;
-  }
-  if (dispatched != nullptr || device != nullptr) {  // of this package alone
-    raise(PyExc_TypeError, std::string(function) + "() got an unexpected keyword argument '" +
-                               (dispatched != nullptr ? "dispatched'" : "device'"));
-  }
+  PyObject *keyword, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(options, &at, &keyword, &value);) set(keyword, value, false);
   Py_ssize_t const named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    this->*find(function, PyTuple_GET_ITEM(names, i)).value = args[count + i];
-  }
+  for (Py_ssize_t i = 0; i < named; ++i) set(PyTuple_GET_ITEM(names, i), args[count + i], true);
 }
 
 Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given.v)) {
   for (PyObject* x : {given.q, given.k, given.v}) arrays.add(x);
-  struct {
-    char const* name;
-    PyObject* x;
-  } const optional[] = {
-      {"bias", given.bias},   {"mask", given.mask},           {"alibi_slopes", given.alibi_slopes},
-      {"sinks", given.sinks}, {"rng_state", given.rng_state}, {"out", given.out}};
-  for (auto const& [name, x] : optional) {
-    if (!has_value(x)) continue;
+  for (Keyword const& keyword : kKeywords) {
+    PyObject* const x = given.*keyword.value;
+    if (!keyword.is_array || !has_value(x)) continue;
     if (!library->has(x)) {
-      raise(PyExc_TypeError,
-            std::string(name) + " must be an array of the same library as q, got " + type_name(x));
+      raise(PyExc_TypeError, std::string(keyword.name) +
+                                 " must be an array of the same library as q, got " + type_name(x));
     }
     arrays.add(x);
+  }
+  for (PyObject* scale : {given.k_scale, given.v_scale}) {
+    if (has_value(scale) && library->has(scale)) arrays.add(scale);
   }
 
   Problem& p = problem;
@@ -337,22 +176,26 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
     p.logits.softmax_scale = number("softmax_scale", given.softmax_scale);
   }
   if (given.softcap) p.logits.softcap = number("softcap", given.softcap);
+  if (given.num_splits) p.num_splits = count("num_splits", given.num_splits, 0);
   if (given.dropout_p) p.dropout.p = number("dropout_p", given.dropout_p);
   if (given.accumulate) p.accumulate = accumulate_of(given.accumulate);
   if (given.kernel) kernel = string("kernel", "auto", given.kernel);
 }
 
-void Call::read_arrays(Arguments const& given, bool memory) {
-  q = library->read(given.q, memory);
-  View const k = library->read(given.k, memory), v = library->read(given.v, memory);
+DType Call::read_q(char const* name, PyObject* x, bool memory) {
+  q = library->read(x, memory);
   DType dtype;
-  if (!get_dtype(q, dtype)) {
-    std::string allowed = name_of(DType(0));
-    for (int i = 1; i < kNumDTypes; ++i) {
-      allowed += (i + 1 < kNumDTypes ? ", " : " or ") + std::string(name_of(DType(i)));
-    }
-    raise(PyExc_TypeError, "q must be " + allowed + ", got " + dtype_text(q));
+  if (get_dtype(q, dtype)) return dtype;
+  std::string allowed = name_of(DType(0));
+  for (int i = 1; i < kNumDTypes; ++i) {
+    allowed += (i + 1 < kNumDTypes ? ", " : " or ") + std::string(name_of(DType(i)));
   }
+  raise(PyExc_TypeError, std::string(name) + " must be " + allowed + ", got " + dtype_text(q));
+}
+
+void Call::read_arrays(Arguments const& given, bool memory) {
+  DType const dtype = read_q("q", given.q, memory);
+  View const k = library->read(given.k, memory), v = library->read(given.v, memory);
   check_operands(q, k, v, bshd);
 
   Problem& p = problem;
@@ -425,9 +268,6 @@ void Call::read_options(Arguments const& given, bool memory) {
   }
 
   int64_t const heads = p.num_heads_q;
-  auto const has_shape = [](View const& x, std::initializer_list<int64_t> shape) {
-    return x.ndim == int(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape);
-  };
   if (has_value(given.alibi_slopes)) {
     View const x = read_option("alibi_slopes", given.alibi_slopes, memory);
     if (!has_shape(x, {heads}) && !has_shape(x, {p.batch, heads})) {
@@ -468,11 +308,9 @@ void Call::read_options(Arguments const& given, bool memory) {
 
 void Call::read_out(PyObject* out, bool memory) {
   View const x = library->read(out, memory);
-  std::array<int64_t, 4> const shape = out_shape();
-  if (x.ndim != 4 || !std::equal(shape.begin(), shape.end(), x.shape)) {
-    raise(PyExc_ValueError, "out must have shape " +
-                                tuple_text({shape[0], shape[1], shape[2], shape[3]}) + ", got " +
-                                shape_of(out));
+  Shape const shape = out_shape();
+  if (!shape.is_of(x)) {
+    raise(PyExc_ValueError, "out must have shape " + tuple_text(shape) + ", got " + shape_of(out));
   }
   if (!(x.dtype == q.dtype)) {
     refuse_dtype("out", x, std::string(name_of(problem.q.dtype)) + " like q");
@@ -487,9 +325,10 @@ void Call::read_out(PyObject* out, bool memory) {
 void Call::assume_memory(Arguments const& given) {
   Problem& p = problem;
   if (!has_value(given.out)) {
-    std::array<int64_t, 4> const shape = out_shape();
-    int64_t const second = shape[2] * shape[3], third = shape[3];
-    p.o = {nullptr, shape[1] * second, bshd ? third : second, bshd ? second : third, p.q.dtype};
+    Shape const shape = out_shape();
+    int64_t const second = shape.sizes[2] * shape.sizes[3], third = shape.sizes[3];
+    p.o = {nullptr, shape.sizes[1] * second, bshd ? third : second, bshd ? second : third,
+           p.q.dtype};
   }
   for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
     int64_t const place = t == &p.o ? 3 : 1;
@@ -497,13 +336,59 @@ void Call::assume_memory(Arguments const& given) {
   }
 }
 
-std::array<int64_t, 4> Call::out_shape() const {
+Shape Call::out_shape() const {
   int64_t const heads = problem.num_heads_q, rows = problem.seq_q.seqlen;
+  if (is_packed) return {problem.seq_q.total, heads, problem.head_dim_v};
   return {problem.batch, bshd ? rows : heads, bshd ? heads : rows, problem.head_dim_v};
 }
 
-std::array<int64_t, 3> Call::lse_shape() const {
+Shape Call::lse_shape() const {
+  if (is_packed) return {problem.num_heads_q, problem.seq_q.total};
   return {problem.batch, problem.num_heads_q, problem.seq_q.seqlen};
+}
+
+LaunchOptions Call::place() const {
+  LaunchOptions options;
+  options.device = device();
+  options.device_index = q.device.index;
+  options.kernel = kernel;
+  library->place(q.device, options);
+  return options;
+}
+
+py::object Call::run(Arguments const& given) {
+  LaunchOptions options = place();
+  bool const has_out = has_value(given.out);
+  // Of packed operands no entry need have all rows: those of none are zero in a result made here.
+  py::object out = has_out     ? py::reinterpret_borrow<py::object>(given.out)
+                   : is_packed ? library->zeros(q, out_shape())
+                               : library->empty(q, out_shape());
+  read_out(out.ptr(), true);
+  py::object lse;
+  if (return_lse) {
+    lse =
+        is_packed ? library->filled(q, lse_shape(), -INFINITY) : library->empty_lse(q, lse_shape());
+    problem.softmax_lse = static_cast<float*>(library->read(lse.ptr(), true).data);
+  }
+  if (problem.dropout.p != 0.0f && !has_value(given.rng_state)) {
+    held.push_back(library->random_state(q));
+    void const* const data = library->read(held.back().ptr(), true).data;
+    problem.dropout.rng_state = static_cast<uint64_t const*>(data);
+  }
+  // Freed when the call has been enqueued: torch gives it only to later work of the same stream.
+  options.allocate = [this](int64_t bytes) -> Workspace {
+    py::gil_scoped_acquire locked;
+    held.push_back(library->scratch(q, "uint8", {bytes}));
+    return {library->read(held.back().ptr(), true).data, bytes};
+  };
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = attention_forward(problem, options);
+  }
+  raise_unless_ok(status);
+  if (lse) return py::make_tuple(std::move(out), std::move(lse));
+  return out;
 }
 
 }  // namespace cutlass_attn

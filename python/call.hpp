@@ -1,4 +1,5 @@
-// A call of attention() or explain(): Python's arguments in, a Problem out.
+// A call of attention() or explain(): Python's arguments in, a Problem out. serving_call.hpp has
+// the calls with packed sequences and caches, which share their options.
 //
 // An option is a member of Arguments, a line of kKeywords in call.cpp, and what it says to the
 // Problem there. One that is not given leaves the Problem as it is.
@@ -6,15 +7,18 @@
 
 #include <pybind11/pybind11.h>
 
-#include <array>
 #include <string>
+#include <vector>
 
 #include "arrays.hpp"
 #include "cutlass_attn.hpp"
 
 namespace cutlass_attn {
 
-// Arguments by name, borrowed; null where not given. Python's `attention` says what they mean.
+// Functions of Python, by which an argument's name is known to some and not to others.
+enum Function : unsigned { kAttention = 1, kVarlen = 2, kDecode = 4, kAppend = 8 };
+
+// Arguments by name, borrowed; null where not given. Python's functions say what they mean.
 struct Arguments {
   PyObject *q = nullptr, *k = nullptr, *v = nullptr;
   PyObject* options = nullptr;  // a dict of what follows
@@ -27,12 +31,22 @@ struct Arguments {
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
 
-  PyObject* dispatched = nullptr;  // of forward(): torch has seen the call, memory may be touched
-  PyObject* device = nullptr;      // of explain(): a devices.Device, or None for that of q
+  PyObject *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_k = nullptr;
+  PyObject *block_table = nullptr, *k_scale = nullptr, *v_scale = nullptr;
+  PyObject *cache_seqlens = nullptr, *cache_batch_idx = nullptr;
+  PyObject *k_new = nullptr, *v_new = nullptr;
+  PyObject *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_interleaved = nullptr;
+  PyObject* num_splits = nullptr;
+  PyObject* slot_mapping = nullptr;
+
+  PyObject* dispatched =
+      nullptr;  // of a function that runs: torch has seen the call, memory may be touched
+  PyObject* device = nullptr;  // of explain(): a devices.Device, or None for that of q
 
   // Of a vectorcall function(q, k, v, options, **more), in which `more` goes before `options` and
-  // alone may have the last two. Raises TypeError.
-  Arguments(char const* function, PyObject* const* args, Py_ssize_t count, PyObject* names);
+  // alone may have what is for this package. `name`: for messages. Raises TypeError.
+  Arguments(Function function, char const* name, PyObject* const* args, Py_ssize_t count,
+            PyObject* names);
 
   // Interns the names of arguments: once, before anything else.
   static void prepare();
@@ -42,9 +56,13 @@ struct Call {
   Library const* library = nullptr;
   Arrays arrays;  // all that are given
   bool bshd = false, return_lse = false;
+  bool is_packed = false;  // q and the result are (all rows, heads, columns)
   std::string kernel = "auto";
   View q;
   Problem problem;
+
+  // Memory that was made for the call, beside its results.
+  std::vector<pybind11::object> held;
 
   // Reads what does not need arrays: kinds of objects, scalars, strings. Raises TypeError,
   // ValueError.
@@ -54,20 +72,33 @@ struct Call {
   // `memory`. Raises TypeError, ValueError.
   void read_arrays(Arguments const& given, bool memory);
 
+  // Reads alibi_slopes, sinks and all else that depends on sizes, which the Problem has by now.
+  void read_options(Arguments const& given, bool memory);
+
+  // Reads an array that must be on the device of q.
+  View read_option(char const* name, PyObject* x, bool memory) const;
+
+  // Reads q, or the array with this name that stands for it: its dtype and device.
+  DType read_q(char const* name, PyObject* x, bool memory);
+
   // Reads the result, given or made for this call.
   void read_out(PyObject* out, bool memory);
+
+  // Where the call runs, which must be a CPU or CUDA device.
+  LaunchOptions place() const;
+
+  // Runs it, once everything is read but the result: the result, or a pair of it and LSE.
+  pybind11::object run(Arguments const& given);
 
   // Stands in for what a call that is not run may lack: a contiguous result, and addresses, which
   // are aligned and overlap nothing.
   void assume_memory(Arguments const& given);
 
   Device device() const { return q.device.type == dlpack::kCuda ? Device::kCuda : Device::kCpu; }
-  std::array<int64_t, 4> out_shape() const;  // in the order of the layout
-  std::array<int64_t, 3> lse_shape() const;
+  Shape out_shape() const;  // in the order of the layout
+  Shape lse_shape() const;
 
  private:
-  void read_options(Arguments const& given, bool memory);
-  View read_option(char const* name, PyObject* x, bool memory) const;
   PerLogit read_per_logit(char const* name, View const& x) const;
 };
 

@@ -15,7 +15,8 @@ dlpack::DataType dtype_of(std::string const& name) {
   static constexpr std::pair<char const*, dlpack::DataType> kTypes[] = {
       {"float16", {dlpack::kFloat, 16, 1}}, {"bfloat16", {dlpack::kBfloat, 16, 1}},
       {"float32", {dlpack::kFloat, 32, 1}}, {"bool", {dlpack::kBool, 8, 1}},
-      {"int64", {dlpack::kInt, 64, 1}},     {"uint64", {dlpack::kUInt, 64, 1}}};
+      {"int64", {dlpack::kInt, 64, 1}},     {"uint64", {dlpack::kUInt, 64, 1}},
+      {"int32", {dlpack::kInt, 32, 1}}};
   for (auto const& [known, type] : kTypes) {
     if (name == std::string("torch.") + known) return type;
   }
@@ -82,9 +83,9 @@ class Torch final : public Library {
     return false;
   }
 
-  py::object empty(View const& x, std::array<int64_t, 4> const& shape) const override {
+  py::object empty(View const& x, Shape const& shape) const override {
     // Half the time of torch.empty().
-    if (!std::equal(shape.begin(), shape.end(), x.shape)) return Library::empty(x, shape);
+    if (!shape.is_of(x)) return Library::empty(x, shape);
     py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
     return checked(PyObject_CallOneArg(function.ptr(), x.object));
   }

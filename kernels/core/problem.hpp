@@ -45,6 +45,7 @@ struct Sequences {
   int32_t seqlen = 0;                   // of every entry; the most of any, with one of these:
   int32_t const* cu_seqlens = nullptr;  // (batch + 1): packed, the first row of each entry
   int32_t const* seqused = nullptr;     // (batch): rows of an entry that count, from its first on
+  int32_t total = 0;  // rows of the packed operand: as many as cu_seqlens says, or more
 };
 
 // Where the rows of K and V are: at the strides of their operands, or in pages, each of which is a
@@ -53,6 +54,7 @@ struct KvStore {
   int32_t const* block_table = nullptr;  // (batch, pages of an entry): numbers of pages
   int64_t block_table_stride = 0;
   int32_t page_size = 0;
+  int32_t num_pages = 0;  // that there are
 };
 
 // From the product s = q.k to the logit: softmax_scale * s, then softcap * tanh(. / softcap) when
@@ -90,7 +92,7 @@ struct Dropout {
 
 struct Problem {
   // Operands; messages call `o` by its name in Python, `out`. With cu_seqlens their rows are those
-  // of all batch entries, and batch strides are 0; softmax_lse is then (num_heads_q, all rows).
+  // of all batch entries, and batch strides are 0; softmax_lse is then (num_heads_q, seq_q.total).
   Operand q;                     // (batch, num_heads_q,  seqlen_q, head_dim)
   Operand k;                     // (batch, num_heads_kv, seqlen_k, head_dim)
   Operand v;                     // (batch, num_heads_kv, seqlen_k, head_dim_v)

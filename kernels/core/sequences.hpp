@@ -51,7 +51,7 @@ struct DenseSeqInfo {
   }
 };
 
-// Packed operands have no batch stride; their softmax_lse is (num_heads_q, all rows).
+// Packed operands have no batch stride; their softmax_lse is (num_heads_q, seq_q.total).
 struct VarlenSeqInfo {
   int32_t batch;
   int32_t first_q, first_k;  // packed rows before this entry's
@@ -76,7 +76,7 @@ struct VarlenSeqInfo {
 
   CA_HOST_DEVICE int64_t lse(Problem const& p, int head, int query) const {
     if (p.seq_q.cu_seqlens == nullptr) return DenseSeqInfo(p, batch).lse(p, head, query);
-    return int64_t(head) * p.seq_q.cu_seqlens[p.batch] + first_q + query;
+    return int64_t(head) * p.seq_q.total + first_q + query;
   }
 
  private:

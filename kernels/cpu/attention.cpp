@@ -9,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/sequences.hpp"
 #include "cpu/tile.hpp"
+#include "runtime/options.hpp"
 
 namespace cutlass_attn::cpu {
 namespace {
@@ -23,46 +25,76 @@ class Tiles {
         group_(p.num_heads_q / p.num_heads_kv),
         heads_(std::min(group_, kTileRows)),
         queries_(std::min(kTileRows / heads_, p.seq_q.seqlen)),
-        head_tiles_((group_ + heads_ - 1) / heads_),
-        query_tiles_((p.seq_q.seqlen - 1) / queries_ + 1) {}
+        head_tiles_((group_ + heads_ - 1) / heads_) {
+    count_ = tiles_of(p.seq_q.seqlen) * p.batch;
+    double logits = double(p.seq_q.seqlen) * p.seq_k.seqlen * p.batch;
+    if (options_of(p) & option::varlen) {
+      first_.assign(1, 0);
+      logits = 0.0;
+      for (int b = 0; b < p.batch; ++b) {
+        SeqLens const lens = VarlenSeqInfo(p, b).lens(p);
+        first_.push_back(first_.back() + tiles_of(lens.q));
+        logits += double(lens.q) * lens.k;
+      }
+      count_ = first_.back();
+    }
+    work_ = logits * p.num_heads_q * (p.head_dim + p.head_dim_v);
+  }
 
-  int64_t count() const { return int64_t(p_.batch) * p_.num_heads_kv * head_tiles_ * query_tiles_; }
+  int64_t count() const { return count_; }
   int max_rows() const { return heads_ * queries_; }
+  double work() const { return work_; }  // multiplications and additions, without a mask
 
   // Neighbours share K and V. Under a causal mask the last queries have the most work, so they come
   // first and the threads finish together.
   Tile operator[](int64_t index) const {
-    int const query_tile = query_tiles_ - 1 - int(index % query_tiles_);
-    index /= query_tiles_;
+    int batch = 0, seqlen_q = p_.seq_q.seqlen;
+    if (first_.empty()) {
+      batch = int(index / tiles_of(seqlen_q));
+      index -= batch * tiles_of(seqlen_q);
+    } else {
+      batch = int(std::upper_bound(first_.begin(), first_.end(), index) - first_.begin()) - 1;
+      index -= first_[size_t(batch)];
+      seqlen_q = VarlenSeqInfo(p_, batch).lens(p_).q;
+    }
+    int const query_tiles = (seqlen_q - 1) / queries_ + 1;
+    int const query_tile = query_tiles - 1 - int(index % query_tiles);
+    index /= query_tiles;
     int const head_tile = int(index % head_tiles_);
-    index /= head_tiles_;
-    int const kv_head = int(index % p_.num_heads_kv);
+    int const kv_head = int(index / head_tiles_);
     int const first = head_tile * heads_;
     int const q_begin = query_tile * queries_;
     Tile tile;
-    tile.batch = int(index / p_.num_heads_kv);
+    tile.batch = batch;
     tile.kv_head = kv_head;
     tile.head_begin = kv_head * group_ + first;
     tile.heads = std::min(heads_, group_ - first);
     tile.q_begin = q_begin;
-    tile.q_end = q_begin + std::min(queries_, p_.seq_q.seqlen - q_begin);
+    tile.q_end = q_begin + std::min(queries_, seqlen_q - q_begin);
     return tile;
   }
 
  private:
   Problem const& p_;
-  int group_, heads_, queries_, head_tiles_, query_tiles_;
+  int group_, heads_, queries_, head_tiles_;
+  int64_t count_;
+  std::vector<int64_t> first_;  // of batch entries of their own lengths: the first tile of each
+  double work_;
+
+  // Of a batch entry with so many queries.
+  int64_t tiles_of(int32_t seqlen_q) const {
+    return (int64_t(seqlen_q) + queries_ - 1) / queries_ * head_tiles_ * p_.num_heads_kv;
+  }
 };
 
 // A thread costs about as much to start as this many multiplications and additions.
 constexpr double kWorkPerThread = 1 << 21;
 
-int64_t threads_for(Problem const& p, RunOptions const& options, int64_t tiles) {
+int64_t threads_for(Tiles const& tiles, RunOptions const& options) {
   static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
   int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
-  double const work = double(p.batch) * p.num_heads_q * p.seq_q.seqlen * p.seq_k.seqlen *
-                      (p.head_dim + p.head_dim_v);
-  return std::min({wanted, tiles, int64_t(std::min(work / kWorkPerThread, 1e6)) + 1});
+  return std::min(
+      {wanted, tiles.count(), int64_t(std::min(tiles.work() / kWorkPerThread, 1e6)) + 1});
 }
 
 struct Free {
@@ -78,8 +110,9 @@ Status attention_forward(Problem const& params, RunOptions const& options) {
 
 Status attention_forward(Problem const& params, RunOptions const& options, Isa isa) {
   Tiles const tiles(params);
+  if (tiles.count() == 0) return {};
   TileFunction const run = tile_function(params, isa);
-  int64_t const threads = threads_for(params, options, tiles.count());
+  int64_t const threads = threads_for(tiles, options);
   size_t const size = (scratch_size(params, tiles.max_rows()) + 15) / 16 * 16;
   std::unique_ptr<float[], Free> const scratch(
       new (std::align_val_t(64), std::nothrow) float[size * size_t(threads)]);

@@ -33,7 +33,7 @@ struct Panel {
 // What a tile keeps from one tile of keys to the next. Rows are padded to whole vectors.
 struct State {
   static constexpr int kRows = kTileRows + kMaxLanes;
-  DenseSeqInfo seq;  // the batch entry
+  VarlenSeqInfo seq;  // the batch entry
   int32_t head[kRows], query[kRows], lo[kRows], hi[kRows];
   SoftmaxRow softmax[kRows];
   float scale[kRows];  // what finishes a row of O
@@ -41,7 +41,7 @@ struct State {
   float* o;            // [block][head_dim_v][row], not yet divided by the sum
   float* s;            // [key][row] of one block: scores, then weights
 
-  explicit State(DenseSeqInfo const& seq) : seq(seq) {}
+  explicit State(VarlenSeqInfo const& seq) : seq(seq) {}
 };
 
 // The rows of a block as an operand with one entry per logit sees them.

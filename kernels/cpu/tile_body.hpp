@@ -84,18 +84,17 @@ CA_CPU_TARGET void products(float const* a, int64_t stride, int count, int steps
 
 // Rows [first, first + count) of K or V as fp32: where they are, or converted in `scratch`.
 template <class Element>
-CA_CPU_TARGET Panel load_panel(DenseKv<Element> const& source, int first, int count, int head_dim,
+CA_CPU_TARGET Panel load_panel(PagedKv<Element> const& source, int first, int count, int head_dim,
                                float* scratch) {
   if constexpr (std::is_same_v<Element, float>) {
-    return {source.row(first), source.row_stride};
-  } else {
-    for (int n = 0; n < count; ++n) {
-      Element const* const row = source.row(first + n);
-      float* const target = scratch + n * head_dim;
-      for (int d = 0; d < head_dim; ++d) target[d] = to_float(row[d]);
-    }
-    return {scratch, head_dim};
+    if (source.pages == nullptr) return {source.row(first), source.row_stride};
   }
+  for (int n = 0; n < count; ++n) {
+    Element const* const row = source.row(first + n);
+    float* const target = scratch + n * head_dim;
+    for (int d = 0; d < head_dim; ++d) target[d] = to_float(row[d]);
+  }
+  return {scratch, head_dim};
 }
 
 // Rows of the block that starts at `row`.
@@ -109,17 +108,18 @@ CA_CPU_TARGET Element* row_of(Operand const& t, State const& state, int row) {
   return state.seq.template queries<Element>(t, state.head[row]) + state.query[row] * t.row_stride;
 }
 
-// Q as fp32, transposed; padded with zeros.
+// Q as fp32, times the scales of q and k, transposed; padded with zeros.
 template <class Element>
-CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows) {
+CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows, float k_scale) {
   for (int row = 0; row < rows; row += kBlock) {
     int const width = block_width(row, rows);
     for (int r = 0; r < width; ++r) {
       float* const target = state.q + int64_t(row) * p.head_dim + r;
       if (row + r < rows) {
         Element const* const source = row_of<Element>(p.q, state, row + r);
+        float const scale = scale_of(p.q, state.head[row + r]) * k_scale;
         float converted[kMaxHeadDim];
-        for (int d = 0; d < p.head_dim; ++d) converted[d] = to_float(source[d]);
+        for (int d = 0; d < p.head_dim; ++d) converted[d] = to_float(source[d]) * scale;
         for (int d = 0; d < p.head_dim; ++d) target[d * width] = converted[d];
       } else {
         for (int d = 0; d < p.head_dim; ++d) target[d * width] = 0.0f;
@@ -305,7 +305,7 @@ CA_CPU_TARGET void attend_width(int width, Problem const& p, Score const& score,
 
 template <class Element, class Score>
 CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
-  State state(DenseSeqInfo(p, tile.batch));
+  State state(VarlenSeqInfo(p, tile.batch));
   SeqLens const lens = state.seq.lens(p);
   int const rows = tile.rows();
   int const padded = (rows + kLanes - 1) / kLanes * kLanes;
@@ -327,13 +327,13 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
     }
   }
   for (; r < padded; ++r) state.head[r] = state.query[r] = state.lo[r] = state.hi[r] = 0;
-  load_queries<Element>(p, state, rows);
+  load_queries<Element>(p, state, rows, scale_of(p.k, tile.kv_head));
   std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
 
   Score const score(p, lens);
   DropoutMask const dropout(p);
-  DenseKv<Element> const k_source(p, state.seq, p.k, tile.kv_head);
-  DenseKv<Element> const v_source(p, state.seq, p.v, tile.kv_head);
+  PagedKv<Element> const k_source(p, state.seq, p.k, tile.kv_head);
+  PagedKv<Element> const v_source(p, state.seq, p.v, tile.kv_head);
   TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
   for (int n = range.begin; n < range.end; ++n) {
     int const key = n * kTileKeys;
@@ -345,9 +345,11 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
                                           key, keys, range.is_full(n), k, v);
     }
   }
+  float const v_scale = scale_of(p.v, tile.kv_head);
   for (r = 0; r < rows; ++r) {
     state.scale[r] = finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r],
-                                score.log2_scale(), true);
+                                score.log2_scale(), true) *
+                     (v_scale / scale_of(p.o, state.head[r]));
   }
   store_output<Element>(p, state, rows);
 }

@@ -2,8 +2,12 @@
 // come from CMake.
 #include "cutlass_attn.hpp"
 
+#include <cstdint>
+#include <memory>
+#include <new>
 #include <optional>
 
+#include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
@@ -78,6 +82,10 @@ bool is_empty(Problem const& p) {
 Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
            RunOptions const& options) {
   if (is_empty(problem)) return {};
+  if (plan.device == Device::kCpu) {
+    Status const status = check_lengths(problem);
+    if (!status.ok()) return status;
+  }
   if (options.workspace.bytes < plan.workspace_bytes) {
     return Status::invalid("workspace has " + std::to_string(options.workspace.bytes) +
                            " bytes, the plan needs " + std::to_string(plan.workspace_bytes));
@@ -91,6 +99,29 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
     Status status = run_step(*plan.steps[i], problem, device, options);
     if (!status.ok()) return status;
   }
+  return {};
+}
+
+// Memory for a plan: as the caller allocates it, or the host's own.
+Status find_workspace(Plan const& plan, LaunchOptions const& options,
+                      std::unique_ptr<char[]>& on_host, Workspace& workspace) {
+  if (options.allocate) {
+    workspace = options.allocate(plan.workspace_bytes);
+    return {};
+  }
+  if (plan.device == Device::kCuda) {
+    return Status::invalid("the call needs a workspace of " + std::to_string(plan.workspace_bytes) +
+                           " bytes on the GPU; allowed: LaunchOptions::workspace of that size, or "
+                           "allocate");
+  }
+  constexpr int64_t kAlignment = 256;
+  on_host.reset(new (std::nothrow) char[size_t(plan.workspace_bytes + kAlignment)]);
+  if (on_host == nullptr) {
+    return Status::device_error("no memory for a workspace of " +
+                                std::to_string(plan.workspace_bytes) + " bytes");
+  }
+  auto const address = reinterpret_cast<uintptr_t>(on_host.get());
+  workspace = {on_host.get() + (kAlignment - address % kAlignment), plan.workspace_bytes};
   return {};
 }
 
@@ -118,10 +149,15 @@ std::string const& key_of(Variant const& step) { return step.info.key; }
 
 Status attention_forward(Problem const& problem, LaunchOptions const& options) {
   DeviceInfo const device = device_info(options.device, options.device_index);
+  RunOptions where = options;
+  std::unique_ptr<char[]> on_host;
   while (true) {
     Plan chosen;
     Status status = plan(problem, Op::kForward, device, options.kernel, chosen);
-    if (status.ok()) status = run(chosen, problem, device, options);
+    if (status.ok() && where.workspace.bytes < chosen.workspace_bytes && !is_empty(problem)) {
+      status = find_workspace(chosen, options, on_host, where.workspace);
+    }
+    if (status.ok()) status = run(chosen, problem, device, where);
     if (status.code != StatusCode::kNoKernel || chosen.num_steps == 0) return status;
     // A kernel that turned out not to be had is not chosen again.
     if (why_not(*chosen.steps[0], problem, device).empty()) return status;

@@ -41,14 +41,41 @@ struct Memory {
   }
 };
 
-Memory tensor(char const* name, Operand const& t, Problem const& p, int64_t heads, int64_t seqlen,
+// All rows that there are: of batch entries, packed, or in pages.
+Memory tensor(char const* name, Operand const& t, int64_t batch, int64_t heads, int64_t seqlen,
               int64_t head_dim) {
   return {name,
           t.data,
           size_of(t.dtype),
           {t.batch_stride, t.head_stride, t.row_stride},
-          {p.batch, heads, seqlen},
+          {batch, heads, seqlen},
           head_dim};
+}
+
+Memory queries(char const* name, Operand const& t, Problem const& p, int64_t head_dim) {
+  bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+  return tensor(name, t, is_packed ? 1 : p.batch, p.num_heads_q,
+                is_packed ? p.seq_q.total : p.seq_q.seqlen, head_dim);
+}
+
+Memory keys(char const* name, Operand const& t, Problem const& p, int64_t head_dim) {
+  if (p.kv.block_table) {
+    return tensor(name, t, p.kv.num_pages, p.num_heads_kv, p.kv.page_size, head_dim);
+  }
+  bool const is_packed = p.seq_k.cu_seqlens != nullptr;
+  return tensor(name, t, is_packed ? 1 : p.batch, p.num_heads_kv,
+                is_packed ? p.seq_k.total : p.seq_k.seqlen, head_dim);
+}
+
+Memory softmax_lse(Problem const& p) {
+  bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+  int64_t const head = is_packed ? p.seq_q.total : p.seq_q.seqlen;
+  return {"softmax_lse",
+          p.softmax_lse,
+          4,
+          {head * p.num_heads_q, head, 1},
+          {is_packed ? 1 : p.batch, p.num_heads_q, head},
+          1};
 }
 
 Memory per_logit(char const* name, PerLogit const& t, Problem const& p, int64_t element) {
@@ -72,6 +99,10 @@ Status check_dimensions(Problem const& p) {
       {"num_heads_kv", p.num_heads_kv, 0, INT32_MAX},
       {"seqlen_q", p.seq_q.seqlen, 0, kMaxSeqlen},
       {"seqlen_k", p.seq_k.seqlen, 0, kMaxSeqlen},
+      {"seq_q.total", p.seq_q.total, 0, kMaxSeqlen},
+      {"seq_k.total", p.seq_k.total, 0, kMaxSeqlen},
+      {"num_pages", p.kv.num_pages, 0, INT32_MAX},
+      {"num_splits", p.num_splits, 0, INT32_MAX},
       {"head_dim", p.head_dim, 1, kMaxHeadDim},
       {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
   };
@@ -237,14 +268,9 @@ Status check_operand(Memory const& operand) {
 }
 
 Status check_memory(Problem const& p) {
-  // With these, where rows are is said on the device: outputs cannot be told from inputs here.
-  bool const knows_rows = !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.kv.block_table;
-  Memory const o = tensor("out", p.o, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v);
-  int64_t const lse_head = p.seq_q.seqlen, lse_batch = lse_head * p.num_heads_q;
-  Memory const lse("softmax_lse", p.softmax_lse, 4, {lse_batch, lse_head, 1},
-                   {p.batch, p.num_heads_q, p.seq_q.seqlen}, 1);
+  Memory const o = queries("out", p.o, p, p.head_dim_v), lse = softmax_lse(p);
   auto const check_input = [&](Memory const& input) -> Status {
-    if (Status status = check_operand(input); !status.ok() || !knows_rows) return status;
+    if (Status status = check_operand(input); !status.ok()) return status;
     if (overlap(o.rows, input.rows)) {
       return Status::invalid(std::string("out overlaps ") + input.name +
                              "; the output needs memory that no input uses");
@@ -258,20 +284,16 @@ Status check_memory(Problem const& p) {
   Status status = check_operand(o);
   if (status.ok() && p.softmax_lse != nullptr) status = check_operand(lse);
   if (!status.ok()) return status;
-  if (knows_rows && overlaps_itself(o.rows)) {
+  if (overlaps_itself(o.rows)) {
     return Status::invalid("the rows of out (strides " + joined(o.strides, o.dims, ", ") +
                            ") overlap each other; an output needs memory of its own for every row");
   }
-  if (knows_rows && p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
+  if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
     return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
   }
-  status = check_input(tensor("q", p.q, p, p.num_heads_q, p.seq_q.seqlen, p.head_dim));
-  if (status.ok()) {
-    status = check_input(tensor("k", p.k, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim));
-  }
-  if (status.ok()) {
-    status = check_input(tensor("v", p.v, p, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v));
-  }
+  status = check_input(queries("q", p.q, p, p.head_dim));
+  if (status.ok()) status = check_input(keys("k", p.k, p, p.head_dim));
+  if (status.ok()) status = check_input(keys("v", p.v, p, p.head_dim_v));
   if (status.ok() && p.logits.bias) {
     status = check_input(per_logit("bias", p.logits.bias, p, size_of(p.logits.bias_dtype)));
   }

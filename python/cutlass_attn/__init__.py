@@ -8,6 +8,7 @@ Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
 from . import tuning as _tuning
+from .decode import append_kv, attention_decode, merge_states
 from .functional import attention
 from .info import (
     BuildInfo,
@@ -18,6 +19,7 @@ from .info import (
     explain,
     variants,
 )
+from .varlen import attention_varlen
 from .verify import VerificationError
 
 __version__ = build_info().version
@@ -39,9 +41,13 @@ __all__ = [
     "Variant",
     "Verdict",
     "VerificationError",
+    "append_kv",
     "attention",
+    "attention_decode",
+    "attention_varlen",
     "build_info",
     "explain",
+    "merge_states",
     "variants",
     "warmup",
 ]

@@ -20,6 +20,18 @@ def empty_lse(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, np.float32)
 
 
+def zeros(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape, like.dtype)
+
+
+def filled(like: np.ndarray, shape: tuple[int, ...], value: float) -> np.ndarray:
+    return np.full(shape, value, np.float32)
+
+
+def scratch(like: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, dtype)
+
+
 def random_state(like: np.ndarray) -> np.ndarray:
     """Seed and offset from the operating system's entropy."""
     return np.random.default_rng().integers(2**64 - 1, size=2, dtype=np.uint64, endpoint=True)

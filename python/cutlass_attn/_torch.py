@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,18 @@ def empty_lse(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
+def zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def filled(like: torch.Tensor, shape: tuple[int, ...], value: float) -> torch.Tensor:
+    return torch.full(shape, value, dtype=torch.float32, device=like.device)
+
+
+def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
 def random_state(like: torch.Tensor) -> torch.Tensor:
     """Seed and offset from the generator of the tensor's device, never by way of the host: a CUDA
     graph that captures this draws anew in every replay."""
@@ -73,25 +86,39 @@ def through_operator(
     """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
     from ._ops import arguments, attention_forward
 
-    tensors = [x for x in (q, k, v, *options.values()) if isinstance(x, ARRAY)]
-    has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
-    if has_tangents and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(
-            "attention has no forward-mode derivative yet, but an input has a tangent"
-        )
-    if torch.is_grad_enabled():
-        if any(x.requires_grad for x in tensors):
-            raise NotImplementedError(
-                "attention has no backward pass yet, but an input requires a gradient; "
-                "call it under torch.no_grad() or detach the inputs"
-            )
-        if out is not None and out.requires_grad:
-            raise ValueError("out must not require a gradient")
+    refuse_gradients("attention", (q, k, v, *options.values()), out)
     if verify:
         raise ValueError(
             "verify=True looks at results on the host: it works neither under torch.compile nor "
             "under a dispatch mode or a function transform, nor with lazily negated tensors"
         )
+    options_for_operator(q, options)
+    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
+    result, lse = attention_forward(*arguments(q, k, v, **options))
+    result = copied(result, out)
+    return (result, lse) if options.get("return_lse") else result
+
+
+def refuse_gradients(function: str, arguments: Iterable[Any], out: Any = None) -> None:
+    """Raises NotImplementedError where an input has, or needs, a derivative."""
+    tensors = [x for x in arguments if isinstance(x, ARRAY)]
+    has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    if has_tangents and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            f"{function} has no forward-mode derivative yet, but an input has a tangent"
+        )
+    if torch.is_grad_enabled():
+        if any(x.requires_grad for x in tensors):
+            raise NotImplementedError(
+                f"{function} has no backward pass yet, but an input requires a gradient; "
+                "call it under torch.no_grad() or detach the inputs"
+            )
+        if out is not None and out.requires_grad:
+            raise ValueError("out must not require a gradient")
+
+
+def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
+    """Options as an operator's schema has them, in place. Raises TypeError."""
     _refuse_bools(options)
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
@@ -102,18 +129,21 @@ def through_operator(
         ]
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
         options["rng_state"] = random_state(q)
-    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
-    result, lse = attention_forward(*arguments(q, k, v, **options))
-    if out is not None:
-        for name, due, got in (
-            ("have shape", tuple(result.shape), tuple(out.shape)),
-            ("be", result.dtype, out.dtype),
-            ("be on", result.device, out.device),
-        ):
-            if got != due:
-                raise ValueError(f"out must {name} {due} like the result, got {got}")
-        result = out.copy_(result)
-    return (result, lse) if options.get("return_lse") else result
+
+
+def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
+    """`out`, unless it is None, with an operator's result in it. Raises ValueError."""
+    if out is None:
+        return result
+    for name, due, got in (
+        ("have shape", tuple(result.shape), tuple(out.shape)),
+        ("be", result.dtype, out.dtype),
+        ("be on", result.device, out.device),
+    ):
+        if got != due:
+            raise ValueError(f"out must {name} {due} like the result, got {got}")
+    copy: torch.Tensor = out.copy_(result)
+    return copy
 
 
 def _refuse_bools(options: dict[str, Any]) -> None:

@@ -280,8 +280,75 @@ TEST(sequences_and_pages) {
   CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}, p.seq_k.cu_seqlens = numbers; }),
            "cu_seqlens_k is set, but block_table says where keys are; allowed: seqused_k for their "
            "number");
-  CHECK_EQ(message([=](P& p) { pack(p), p.v.data = nullptr; }),
-           "v is null, but it has 2 x 2 x 7 rows");
+  CHECK_EQ(message([=](P& p) { pack(p), p.seq_k.total = 9, p.v.data = nullptr; }),
+           "v is null, but it has 1 x 2 x 9 rows");
+  CHECK_EQ(message([=](P& p) { p.kv = {numbers, 4, 16, 3}, p.v.data = nullptr; }),
+           "v is null, but it has 3 x 2 x 16 rows");
+  CHECK_EQ(message([](P& p) { p.seq_q.total = -1; }),
+           "seq_q.total is -1, allowed: 0 to 1073741824");
+  CHECK_EQ(message([](P& p) { p.num_splits = -1; }), "num_splits is -1, allowed: 0 to 2147483647");
+  // Outputs are told from inputs by all rows that there are.
+  CHECK_EQ(message([=](P& p) {
+             pack(p);
+             p.seq_q.total = p.seq_k.total = 3;
+             p.o.data = p.q.data;
+           }),
+           "out overlaps q; the output needs memory that no input uses");
+}
+
+// Arrays on the host are read before a call on the CPU runs.
+TEST(lengths_and_pages) {
+  float rows[64] = {}, out[64];
+  auto const run = [&](auto const& change) {
+    P p;
+    p.set_dtype(DType::kFloat32);
+    p.batch = 2;
+    p.num_heads_q = p.num_heads_kv = p.head_dim = p.head_dim_v = 1;
+    p.q = p.k = p.v = {rows, 0, 0, 1, DType::kFloat32};
+    p.o = {out, 0, 0, 1, DType::kFloat32};
+    p.seq_q.seqlen = p.seq_k.seqlen = p.seq_q.total = p.seq_k.total = 8;
+    change(p);
+    return attention_forward(p, {}).message;
+  };
+  int32_t const cu[] = {0, 3, 8};
+  auto const packed = [&](int32_t const(&q)[3], int32_t const(&k)[3]) {
+    return run([&](P& p) { p.seq_q.cu_seqlens = q, p.seq_k.cu_seqlens = k; });
+  };
+  CHECK_EQ(packed(cu, cu), "");
+  CHECK_EQ(packed({0, 0, 0}, {2, 2, 8}), "");
+  CHECK_EQ(packed({-1, 3, 8}, cu), "cu_seqlens_q[0] is -1, allowed: 0 or more");
+  CHECK_EQ(packed(cu, {0, 4, 3}),
+           "cu_seqlens_k[2] is 3, allowed: 4 or more, as the offset before it");
+  CHECK_EQ(packed({0, 4, 9}, cu), "cu_seqlens_q[2] is 9, but q has 8 rows");
+  CHECK_EQ(run([&](P& p) {
+             p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = cu;
+             p.seq_q.seqlen = 4;
+           }),
+           "entry 1 of cu_seqlens_q has 5 rows, but seqlen_q, the most of any, is 4");
+  auto const used = [&](int32_t const(&k)[2]) {
+    return run([&](P& p) {
+      p.o.batch_stride = 8;
+      p.seq_k.seqused = k;
+    });
+  };
+  CHECK_EQ(used({8, 0}), "");
+  CHECK_EQ(used({8, 9}), "seqused_k[1] is 9, but k has 8 rows for that entry");
+  CHECK_EQ(used({-1, 9}), "seqused_k[0] is -1, but k has 8 rows for that entry");
+  auto const pages = [&](int32_t const(&table)[4], int32_t const(&k)[2]) {
+    return run([&](P& p) {
+      p.o.batch_stride = 8;
+      p.k.batch_stride = p.v.batch_stride = 4;
+      p.seq_k.seqused = k;
+      p.kv = {table, 2, 4, 3};
+    });
+  };
+  CHECK_EQ(pages({0, 2, 1, -1}, {8, 4}), "");
+  CHECK_EQ(pages({0, 2, 1, -1}, {8, 5}),
+           "block_table[1, 1] is -1, allowed: 0 to 2, the pages that there are");
+  CHECK_EQ(pages({0, 3, 1, -1}, {8, 4}),
+           "block_table[0, 1] is 3, allowed: 0 to 2, the pages that there are");
+  CHECK_EQ(pages({0, 2, 1, -1}, {9, 4}),
+           "seqused_k[0] is 9, but block_table has 8 rows for that entry");
 }
 
 TEST(addresses_and_strides) {

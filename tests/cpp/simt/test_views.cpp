@@ -43,10 +43,21 @@ Problem problem(int batch, int seqlen_q, int seqlen_k) {
   return p;
 }
 
-void run_minimal(Problem const& p) {
+// Which one a test is run with.
+char const* g_kernel = nullptr;
+
+void run_kernel(Problem const& p) {
   LaunchOptions options;
-  options.kernel = "scalar/minimal-simt";
+  options.kernel = g_kernel;
   CHECK_EQ(attention_forward(p, options).message, "");
+}
+
+template <class Body>
+void for_each_kernel(Body const& body) {
+  for (char const* kernel : {"scalar/minimal-simt", "cpu"}) {
+    g_kernel = kernel;
+    body();
+  }
 }
 
 // O and LSE of one dense sequence whose rows begin at these.
@@ -60,7 +71,7 @@ struct Dense {
     p.q = rows_of(q, kHeadsQ, 0), p.k = rows_of(k, kHeadsKv, 0);
     p.v = rows_of(v, kHeadsKv, 0), p.o = rows_of(o, kHeadsQ, 0);
     p.softmax_lse = lse.data();
-    run_minimal(p);
+    run_kernel(p);
   }
 };
 
@@ -69,9 +80,7 @@ std::vector<float> rows(std::vector<float> const& x, int heads, int first, int c
   return {begin, begin + int64_t(count) * heads * kDim};
 }
 
-}  // namespace
-
-TEST(packed_sequences) {
+void packed_sequences() {
   std::vector<int32_t> const cu_q = {0, 3, 3, 10, 11}, cu_k = {0, 7, 9, 9, 200};
   int const total_q = cu_q.back(), total_k = cu_k.back();
   std::vector<float> q = normal(total_q * kHeadsQ * kDim, 1);
@@ -83,7 +92,8 @@ TEST(packed_sequences) {
   p.softmax_lse = lse.data();
   p.seq_q.cu_seqlens = cu_q.data();
   p.seq_k.cu_seqlens = cu_k.data();
-  run_minimal(p);
+  p.seq_q.total = total_q, p.seq_k.total = total_k;
+  run_kernel(p);
   for (int b = 0; b < 4; ++b) {
     int const seqlen_q = cu_q[b + 1] - cu_q[b], seqlen_k = cu_k[b + 1] - cu_k[b];
     Dense const one(rows(q, kHeadsQ, cu_q[b], seqlen_q), rows(k, kHeadsKv, cu_k[b], seqlen_k),
@@ -97,7 +107,7 @@ TEST(packed_sequences) {
   }
 }
 
-TEST(rows_that_do_not_count) {
+void rows_that_do_not_count() {
   std::vector<int32_t> const used_q = {2, 0, 5}, used_k = {6, 3, 0};
   std::vector<float> q = normal(3 * 5 * kHeadsQ * kDim, 4);
   std::vector<float> k = normal(3 * 6 * kHeadsKv * kDim, 5), v = normal(k.size(), 6);
@@ -107,7 +117,7 @@ TEST(rows_that_do_not_count) {
   p.v = rows_of(v, kHeadsKv, 6 * kHeadsKv * kDim), p.o = rows_of(o, kHeadsQ, 5 * kHeadsQ * kDim);
   p.seq_q.seqused = used_q.data();
   p.seq_k.seqused = used_k.data();
-  run_minimal(p);
+  run_kernel(p);
   for (int b = 0; b < 3; ++b) {
     Dense const one(rows(q, kHeadsQ, 5 * b, used_q[b]), rows(k, kHeadsKv, 6 * b, used_k[b]),
                     rows(v, kHeadsKv, 6 * b, used_k[b]), used_q[b], used_k[b]);
@@ -116,7 +126,7 @@ TEST(rows_that_do_not_count) {
   }
 }
 
-TEST(pages) {
+void pages() {
   constexpr int kPageSize = 4, kPages = 6;
   std::vector<float> q = normal(2 * 3 * kHeadsQ * kDim, 7);
   std::vector<float> k = normal(kPages * kPageSize * kHeadsKv * kDim, 8), v = normal(k.size(), 9);
@@ -126,9 +136,9 @@ TEST(pages) {
   int64_t const page = kPageSize * kHeadsKv * kDim;
   p.q = rows_of(q, kHeadsQ, 3 * kHeadsQ * kDim), p.o = rows_of(o, kHeadsQ, 3 * kHeadsQ * kDim);
   p.k = rows_of(k, kHeadsKv, page), p.v = rows_of(v, kHeadsKv, page);
-  p.kv = {table.data(), 4, kPageSize};
+  p.kv = {table.data(), 4, kPageSize, kPages};
   p.seq_k.seqused = used.data();
-  run_minimal(p);
+  run_kernel(p);
   for (int b = 0; b < 2; ++b) {
     std::vector<float> own_k, own_v;
     for (int i = 0; i < used[b]; ++i) {
@@ -142,7 +152,7 @@ TEST(pages) {
 }
 
 // Powers of two, so that nothing is rounded on the way.
-TEST(scales) {
+void scales() {
   std::vector<float> q = normal(3 * kHeadsQ * kDim, 10);
   std::vector<float> k = normal(9 * kHeadsKv * kDim, 11), v = normal(k.size(), 12);
   std::vector<float> o(q.size());
@@ -152,7 +162,7 @@ TEST(scales) {
   p.v = rows_of(v, kHeadsKv, 0), p.o = rows_of(o, kHeadsQ, 0);
   p.q.scale = of_q, p.k.scale = of_k, p.v.scale = &of_v, p.o.scale = of_o;
   p.q.scale_head_stride = p.k.scale_head_stride = p.o.scale_head_stride = 1;
-  run_minimal(p);
+  run_kernel(p);
   for (size_t i = 0; i < q.size(); ++i) q[i] *= of_q[i / kDim % kHeadsQ];
   for (size_t i = 0; i < k.size(); ++i) k[i] *= of_k[i / kDim % kHeadsKv], v[i] *= of_v;
   Dense const one(q, k, v, 3, 9);
@@ -161,5 +171,12 @@ TEST(scales) {
     CHECK_NEAR(o[i], expected, 1e-6 * std::fabs(expected));
   }
 }
+
+}  // namespace
+
+TEST(packed_sequences_of_each_kernel) { for_each_kernel(packed_sequences); }
+TEST(rows_that_do_not_count_of_each_kernel) { for_each_kernel(rows_that_do_not_count); }
+TEST(pages_of_each_kernel) { for_each_kernel(pages); }
+TEST(scales_of_each_kernel) { for_each_kernel(scales); }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,0 +1,54 @@
+// New rows of K and V that join a cache, as plain data: what append_kv() is asked for.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.hpp"
+
+namespace cutlass_attn {
+
+// Rotary position embedding (arXiv 2104.09864) of the first `dim` columns of a row: pair j, of the
+// columns (2 j, 2 j + 1) or (j, j + dim / 2), turns by the angle whose cosine and sine are given
+// for its position.
+struct Rotary {
+  void const* cos = nullptr;  // (positions, dim / 2) of the rows' dtype; null: nothing is rotated
+  void const* sin = nullptr;
+  int64_t cos_stride = 0;  // between positions, in elements
+  int64_t sin_stride = 0;
+  int32_t positions = 0;
+  int32_t dim = 0;
+  bool interleaved = true;  // columns (2 j, 2 j + 1) are a pair
+};
+
+// Either slot_mapping or cache_seqlens says where row i of entry b goes. By slot_mapping: to row
+// slot % page_size of page slot / page_size; a negative slot skips it. By cache_seqlens: to row
+// cache_seqlens[b] + i of the entry, which its block table, or its number, names the page of.
+// What would lie beyond the cache is an error on the CPU, and skipped on a GPU.
+struct AppendProblem {
+  Operand k, v;              // new rows, (batch, num_heads_kv, seqlen, head_dim[_v])
+  Operand k_cache, v_cache;  // (pages, num_heads_kv, page_size, head_dim[_v]); what is stored times
+                             // their scale is the new row
+  KvStore kv;                // without a block table, batch entry b is page b
+  int32_t cache_rows = 0;    // that an entry can have
+  int32_t const* cache_seqlens = nullptr;  // (batch): rows that an entry has already
+  int64_t const* slot_mapping = nullptr;   // (batch x seqlen)
+
+  int32_t batch = 0;
+  int32_t seqlen = 0;  // new rows of an entry
+  int32_t num_heads_kv = 0;
+  int32_t head_dim = 0;
+  int32_t head_dim_v = 0;
+
+  // With cache_seqlens: how many rows entries have afterwards, (batch), or null: not wanted.
+  int32_t* seqlens_after = nullptr;
+  // And rotation: of k by the row that it goes to, and of queries, from q to q_rotated (batch,
+  // num_heads_q, seqlen_q, head_dim), by the row of the new key with the same number, or all by
+  // that of the first.
+  Rotary rotary;
+  Operand q, q_rotated;
+  int32_t num_heads_q = 0;
+  int32_t seqlen_q = 0;
+  bool q_advances = true;
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,78 @@
+// What a call says in arrays that lie on the host: offsets, lengths and pages. On a GPU nobody
+// reads them before its kernels do.
+#include <algorithm>
+#include <string>
+
+#include "core/sequences.hpp"
+#include "runtime/check_lengths.hpp"
+
+namespace cutlass_attn {
+namespace {
+
+std::string entry(std::string const& name, int64_t at) {
+  return name + "[" + std::to_string(at) + "]";
+}
+
+// `operand` is "q" or "k". An entry may have up to `most` rows, which are those of `holder`.
+Status check(std::string const& operand, Sequences const& s, int32_t batch, int64_t most,
+             char const* holder) {
+  std::string const cu_seqlens = "cu_seqlens_" + operand, seqused = "seqused_" + operand;
+  if (s.cu_seqlens && batch > 0 && s.cu_seqlens[0] < 0) {
+    return Status::invalid(entry(cu_seqlens, 0) + " is " + std::to_string(s.cu_seqlens[0]) +
+                           ", allowed: 0 or more");
+  }
+  for (int32_t b = 0; b < batch; ++b) {
+    int64_t rows = most;
+    if (s.cu_seqlens) {
+      int64_t const begin = s.cu_seqlens[b], end = s.cu_seqlens[b + 1];
+      if (end < begin) {
+        return Status::invalid(entry(cu_seqlens, b + 1) + " is " + std::to_string(end) +
+                               ", allowed: " + std::to_string(begin) +
+                               " or more, as the offset before it");
+      }
+      if (end > s.total) {
+        return Status::invalid(entry(cu_seqlens, b + 1) + " is " + std::to_string(end) + ", but " +
+                               operand + " has " + std::to_string(s.total) + " rows");
+      }
+      rows = end - begin;
+      if (rows > s.seqlen) {
+        return Status::invalid("entry " + std::to_string(b) + " of " + cu_seqlens + " has " +
+                               std::to_string(rows) + " rows, but seqlen_" + operand +
+                               ", the most of any, is " + std::to_string(s.seqlen));
+      }
+    }
+    if (s.seqused && (s.seqused[b] < 0 || s.seqused[b] > rows)) {
+      return Status::invalid(entry(seqused, b) + " is " + std::to_string(s.seqused[b]) + ", but " +
+                             (s.cu_seqlens ? cu_seqlens.c_str() : holder) + " has " +
+                             std::to_string(rows) + " rows for that entry");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_pages(KvStore const& kv, int32_t batch_entry, int64_t rows) {
+  int64_t const pages = (rows + kv.page_size - 1) / kv.page_size;
+  int32_t const* const table = kv.block_table + batch_entry * kv.block_table_stride;
+  auto const wrong = std::find_if(table, table + pages,
+                                  [&](int32_t page) { return page < 0 || page >= kv.num_pages; });
+  if (wrong == table + pages) return {};
+  return Status::invalid("block_table[" + std::to_string(batch_entry) + ", " +
+                         std::to_string(wrong - table) + "] is " + std::to_string(*wrong) +
+                         ", allowed: 0 to " + std::to_string(kv.num_pages - 1) +
+                         ", the pages that there are");
+}
+
+Status check_lengths(Problem const& p) {
+  Status status = check("q", p.seq_q, p.batch, p.seq_q.seqlen, "q");
+  if (status.ok()) {
+    status = check("k", p.seq_k, p.batch, p.seq_k.seqlen, p.kv.block_table ? "block_table" : "k");
+  }
+  for (int32_t b = 0; b < p.batch && status.ok() && p.kv.block_table; ++b) {
+    status = check_pages(p.kv, b, VarlenSeqInfo(p, b).lens(p).k);
+  }
+  return status;
+}
+
+}  // namespace cutlass_attn

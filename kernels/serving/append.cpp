@@ -1,0 +1,165 @@
+// append_kv(): its checks, the CPU's loop, and the way to the GPU's kernel. CUTLASS_ATTN_CUDA, 0 or
+// 1, comes from CMake.
+#include "serving/append.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "cpu/element.hpp"
+#include "runtime/check_lengths.hpp"
+#include "runtime/device.hpp"
+#include "runtime/options.hpp"
+#include "serving/append_kernel.hpp"
+
+namespace cutlass_attn {
+namespace {
+
+using serving::AppendParams;
+using serving::AppendRow;
+
+Status check(AppendProblem const& p) {
+  struct {
+    char const* name;
+    int64_t value, least, most;
+  } const dims[] = {
+      {"batch", p.batch, 0, INT32_MAX},
+      {"seqlen", p.seqlen, 0, kMaxSeqlen},
+      {"num_heads_kv", p.num_heads_kv, 0, INT32_MAX},
+      {"head_dim", p.head_dim, 1, kMaxHeadDim},
+      {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
+      {"page_size", p.kv.page_size, 1, INT32_MAX},
+      {"num_pages", p.kv.num_pages, 0, INT32_MAX},
+      {"cache_rows", p.cache_rows, 0, kMaxSeqlen},
+      {"rotary.dim", p.rotary.dim, 0, p.head_dim},
+      {"rotary.positions", p.rotary.positions, p.rotary.dim > 0 ? p.cache_rows : 0, INT32_MAX},
+      {"num_pages x page_size", int64_t(p.kv.num_pages) * p.kv.page_size, 0, INT32_MAX},
+      {"rows in all", AppendRow<float>::rows(p), 0, INT32_MAX},
+  };
+  for (auto const& dim : dims) {
+    if (dim.value < dim.least || dim.value > dim.most) {
+      return Status::invalid(std::string(dim.name) + " is " + std::to_string(dim.value) +
+                             ", allowed: " + std::to_string(dim.least) + " to " +
+                             std::to_string(dim.most));
+    }
+  }
+  if (p.rotary.dim % 2 != 0) {
+    return Status::invalid("rotary.dim is " + std::to_string(p.rotary.dim) +
+                           ", allowed: an even number");
+  }
+  struct {
+    char const* name;
+    Operand const& operand;
+  } const operands[] = {
+      {"k", p.k}, {"v", p.v}, {"k_cache", p.k_cache}, {"v_cache", p.v_cache}, {"q", p.q}};
+  for (auto const& [name, operand] : operands) {
+    if (operand.dtype != p.k.dtype && operand.data != nullptr) {
+      return Status::invalid(std::string(name) + " is " + name_of(operand.dtype) +
+                             ", allowed: " + name_of(p.k.dtype) + " like k");
+    }
+  }
+  if (p.q.data && p.rotary.dim == 0) {
+    return Status::invalid("q is set, but rotary.dim is 0: there is nothing to rotate it by");
+  }
+  bool const by_slots = p.slot_mapping != nullptr, by_lengths = p.cache_seqlens != nullptr;
+  if (by_slots == by_lengths && p.batch > 0 && p.seqlen > 0) {
+    return Status::invalid(by_slots ? "slot_mapping and cache_seqlens are both set; allowed: one"
+                                    : "neither slot_mapping nor cache_seqlens is set");
+  }
+  if (by_slots && (p.rotary.dim > 0 || p.q.data || p.seqlens_after)) {
+    return Status::invalid(
+        "slot_mapping tells no positions: rotary, q and seqlens_after need cache_seqlens");
+  }
+  return {};
+}
+
+// What arrays on the host say.
+Status check_on_host(AppendProblem const& p) {
+  int64_t const slots = int64_t(p.kv.num_pages) * p.kv.page_size;
+  for (int64_t i = 0; p.slot_mapping && i < int64_t(p.batch) * p.seqlen; ++i) {
+    if (p.slot_mapping[i] < slots) continue;
+    return Status::invalid("slot_mapping[" + std::to_string(i) + "] is " +
+                           std::to_string(p.slot_mapping[i]) +
+                           ", allowed: a negative number to skip the row, or a slot of the " +
+                           std::to_string(slots) + " of the cache");
+  }
+  for (int32_t b = 0; p.cache_seqlens && b < p.batch; ++b) {
+    int64_t const before = p.cache_seqlens[b], after = before + p.seqlen;
+    std::string const name = "cache_seqlens[" + std::to_string(b) + "]";
+    if (before < 0) {
+      return Status::invalid(name + " is " + std::to_string(before) + ", allowed: 0 or more");
+    }
+    if (after > p.cache_rows) {
+      return Status::invalid(name + " is " + std::to_string(before) + " and there are " +
+                             std::to_string(p.seqlen) + " new keys, but " +
+                             (p.kv.block_table ? "block_table" : "the cache") + " covers " +
+                             std::to_string(p.cache_rows) + " keys");
+    }
+    if (!p.kv.block_table) continue;
+    Status const status = check_pages(p.kv, b, after);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// Do all rows lie at multiples of 16 bytes, and have as many?
+bool is_aligned(AppendProblem const& p) {
+  int64_t const bytes = size_of(p.k.dtype);
+  bool result = p.head_dim * bytes % 16 == 0 && p.head_dim_v * bytes % 16 == 0;
+  for (Operand const* t : {&p.k, &p.v, &p.k_cache, &p.v_cache}) {
+    result &= reinterpret_cast<uint64_t>(t->data) % 16 == 0;
+    for (int64_t stride : {t->batch_stride, t->head_stride, t->row_stride}) {
+      result &= stride * bytes % 16 == 0;
+    }
+  }
+  return result;
+}
+
+struct OnCpu {
+  template <class Element>
+  static float load(Element x) {
+    return cpu::to_float(x);
+  }
+  template <class Element>
+  static void store(float x, Element& to) {
+    cpu::from_float(x, to);
+  }
+};
+
+template <class Element>
+void append_on_host(AppendParams const& params) {
+  AppendProblem const& p = params.problem;
+  AppendRow<Element, OnCpu> const row{p, params.is_aligned, 0, 1};
+  for (int64_t i = 0; i < row.rows(p); ++i) row.run(i);
+}
+
+}  // namespace
+
+Status append_kv(AppendProblem const& p, LaunchOptions const& options) {
+  Status status = check(p);
+  if (!status.ok() || AppendRow<float>::rows(p) == 0) return status;
+  AppendParams const params{p, is_aligned(p)};
+  if (options.device == Device::kCuda) {
+#if CUTLASS_ATTN_CUDA
+    DeviceGuard const guard(options.device_index);
+    return guard.status().ok() ? serving::append_on_device(params, options) : guard.status();
+#else
+    return Status::device_error("this build has no CUDA runtime");
+#endif
+  }
+  status = check_on_host(p);
+  if (!status.ok()) return status;
+  switch (p.k.dtype) {
+    case DType::kFloat16:
+      append_on_host<cpu::Float16>(params);
+      break;
+    case DType::kBFloat16:
+      append_on_host<cpu::BFloat16>(params);
+      break;
+    case DType::kFloat32:
+      append_on_host<float>(params);
+      break;
+  }
+  return {};
+}
+
+}  // namespace cutlass_attn

@@ -1,0 +1,169 @@
+// Writes new rows of K and V into a cache, with rotary positions, and rotates their queries: one
+// launch in front of a decoding step.
+//
+// Grid: 8 rows a block of 128 threads. A row is one head of one token of K, V or Q; 16 threads
+// share it, each of which copies 16 bytes at a time where all rows lie at multiples of that, and an
+// element or a pair otherwise. Behind them come the lengths, one entry a row. Nothing is shared.
+#pragma once
+
+#include "core/append.hpp"
+#include "core/launch.hpp"
+#include "core/macros.hpp"
+
+namespace cutlass_attn::serving {
+
+struct AppendParams {
+  AppendProblem problem;
+  bool is_aligned;  // rows are whole pieces of 16 bytes, at multiples of them
+};
+
+// How elements become numbers and back.
+struct ByConstructor {
+  template <class Element>
+  CA_HOST_DEVICE static float load(Element x) {
+    return float(x);
+  }
+  template <class Element>
+  CA_HOST_DEVICE static void store(float x, Element& to) {
+    to = Element(x);
+  }
+};
+
+template <class Element, class Convert = ByConstructor>
+struct AppendRow {
+  AppendProblem const& p;
+  bool is_aligned;
+  int lane, lanes;  // threads that share the row
+
+  // Rows of K and V, then of Q, then lengths.
+  CA_HOST_DEVICE static int64_t rows_kv(AppendProblem const& p) {
+    return int64_t(p.batch) * p.seqlen * p.num_heads_kv * 2;
+  }
+  CA_HOST_DEVICE static int64_t rows_q(AppendProblem const& p) {
+    return p.q.data ? int64_t(p.batch) * p.seqlen_q * p.num_heads_q : 0;
+  }
+  CA_HOST_DEVICE static int64_t rows(AppendProblem const& p) {
+    return rows_kv(p) + rows_q(p) + (p.seqlens_after ? p.batch : 0);
+  }
+
+  CA_HOST_DEVICE void run(int64_t row) const {
+    if (row < rows_kv(p)) return key_or_value(int32_t(row));
+    row -= rows_kv(p);
+    if (row < rows_q(p)) return query(int32_t(row));
+    row -= rows_q(p);
+    if (lane == 0 && row < (p.seqlens_after ? p.batch : 0)) {
+      int64_t const after = int64_t(p.cache_seqlens[row]) + p.seqlen;
+      p.seqlens_after[row] = after < p.cache_rows ? int32_t(after) : p.cache_rows;
+    }
+  }
+
+ private:
+  // Where the new row of a token goes; page -1: nowhere.
+  struct Place {
+    int32_t page;
+    int32_t row;
+    int32_t position;  // in the entry
+  };
+
+  CA_HOST_DEVICE Place place_of(int32_t batch, int32_t i) const {
+    Place const nowhere{-1, 0, 0};
+    if (p.slot_mapping) {
+      int64_t const slot = p.slot_mapping[int64_t(batch) * p.seqlen + i];
+      if (slot < 0 || slot >= p.kv.num_pages * p.kv.page_size) return nowhere;
+      return {int32_t(slot) / p.kv.page_size, int32_t(slot) % p.kv.page_size, 0};
+    }
+    int32_t const before = p.cache_seqlens[batch];
+    if (before < 0 || before >= p.cache_rows - i) return nowhere;
+    int32_t const position = before + i;
+    int32_t const page =
+        p.kv.block_table
+            ? p.kv.block_table[batch * p.kv.block_table_stride + position / p.kv.page_size]
+            : batch;
+    if (page < 0 || page >= p.kv.num_pages) return nowhere;
+    return {page, position % p.kv.page_size, position};
+  }
+
+  CA_HOST_DEVICE void key_or_value(int32_t row) const {
+    int32_t const head = row % p.num_heads_kv;
+    row /= p.num_heads_kv;
+    bool const is_v = row % 2 != 0;
+    row /= 2;
+    int32_t const batch = row / p.seqlen, i = row % p.seqlen;
+    Place const place = place_of(batch, i);
+    if (place.page < 0) return;
+    Operand const &from = is_v ? p.v : p.k, &to = is_v ? p.v_cache : p.k_cache;
+    copy(at(from, batch, head, i), at(to, place.page, head, place.row),
+         is_v ? p.head_dim_v : p.head_dim, is_v ? 0 : p.rotary.dim, place.position,
+         to.scale ? 1.0f / to.scale[head * to.scale_head_stride] : 1.0f, to.scale != nullptr);
+  }
+
+  CA_HOST_DEVICE void query(int32_t row) const {
+    int32_t const head = row % p.num_heads_q;
+    row /= p.num_heads_q;
+    int32_t const batch = row / p.seqlen_q, i = row % p.seqlen_q;
+    int64_t position = int64_t(p.cache_seqlens[batch]) + (p.q_advances ? i : 0);
+    if (position < 0) position = 0;
+    if (position >= p.rotary.positions) position = p.rotary.positions - 1;
+    copy(at(p.q, batch, head, i), at(p.q_rotated, batch, head, i), p.head_dim, p.rotary.dim,
+         int32_t(position), 1.0f, false);
+  }
+
+  CA_HOST_DEVICE static Element* at(Operand const& t, int64_t batch, int32_t head, int32_t row) {
+    return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
+           row * t.row_stride;
+  }
+
+  CA_HOST_DEVICE void copy(Element const* from, Element* to, int32_t columns, int32_t rotary_dim,
+                           int32_t position, float factor, bool is_scaled) const {
+    if (rotary_dim == 0 && !is_scaled) return copy_as_is(from, to, columns);
+    Rotary const& r = p.rotary;
+    auto const* const cos = static_cast<Element const*>(r.cos) + position * r.cos_stride;
+    auto const* const sin = static_cast<Element const*>(r.sin) + position * r.sin_stride;
+    int32_t const half = rotary_dim / 2;
+    for (int32_t j = lane; j < half; j += lanes) {
+      int32_t const a = r.interleaved ? 2 * j : j, b = r.interleaved ? 2 * j + 1 : j + half;
+      float const c = Convert::load(cos[j]), s = Convert::load(sin[j]);
+      float const x = Convert::load(from[a]), y = Convert::load(from[b]);
+      Convert::store((x * c - y * s) * factor, to[a]);
+      Convert::store((y * c + x * s) * factor, to[b]);
+    }
+    for (int32_t d = rotary_dim + lane; d < columns; d += lanes) {
+      Convert::store(Convert::load(from[d]) * factor, to[d]);
+    }
+  }
+
+  CA_HOST_DEVICE void copy_as_is(Element const* from, Element* to, int32_t columns) const {
+    if (is_aligned) {
+      struct alignas(16) Words {
+        uint32_t word[4];
+      };
+      auto const* const source = reinterpret_cast<Words const*>(from);
+      auto* const target = reinterpret_cast<Words*>(to);
+      int32_t const count = columns * int32_t(sizeof(Element)) / 16;
+      for (int32_t d = lane; d < count; d += lanes) target[d] = source[d];
+    } else {
+      for (int32_t d = lane; d < columns; d += lanes) to[d] = from[d];
+    }
+  }
+};
+
+// On a GPU, and by the same steps under simt.
+template <class Element>
+struct AppendKernel {
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocksPerSm = 4;  // without it, ptxas spills
+  static constexpr int kLanes = 16;
+  static constexpr int kRows = kThreads / kLanes;  // of a block
+
+  static Launch launch(AppendParams const& params) {
+    int64_t const rows = AppendRow<Element>::rows(params.problem);
+    return {(rows + kRows - 1) / kRows, 1, kThreads, 0};
+  }
+
+  CA_HOST_DEVICE static void run(AppendParams const& params, int block, int thread) {
+    AppendRow<Element> const row{params.problem, params.is_aligned, thread % kLanes, kLanes};
+    row.run(int64_t(block) * kRows + thread / kLanes);
+  }
+};
+
+}  // namespace cutlass_attn::serving

@@ -1,0 +1,265 @@
+"""Attention over a cache of keys and values, and what fills the cache."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from . import _C
+from .functional import Array, Window, find_torch
+
+P = ParamSpec("P")
+
+
+def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
+    """A function that `_C.decode` computes; keywords that a caller leaves out never reach it."""
+
+    @functools.wraps(described)
+    def attention_decode(
+        q: Array, k_cache: Array, v_cache: Array, cache_seqlens: Array, **options: Any
+    ) -> Any:
+        options["cache_seqlens"] = cache_seqlens
+        torch = find_torch()
+        tree_mask = options.pop("tree_mask", None)
+        leftpad = options.pop("cache_leftpad", None)
+        if options.pop("validate", False) and getattr(q, "is_cuda", False):
+            from . import _serving_ops
+
+            _serving_ops.validate_decode(k_cache, **options)
+        more = {}
+        if tree_mask is not None or leftpad is not None:
+            more["mask"] = _mask(q, k_cache, tree_mask, leftpad, options)
+        if torch and torch.is_compiling():
+            from . import _serving_ops
+
+            return _serving_ops.decode(q, k_cache, v_cache, **more, **options)
+        return _C.decode(q, k_cache, v_cache, options, **more)
+
+    return attention_decode  # type: ignore[return-value]
+
+
+@_in_cpp
+def attention_decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    cache_seqlens: Array,
+    *,
+    block_table: Array | None = None,
+    k_new: Array | None = None,
+    v_new: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = True,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    tree_mask: Array | None = None,
+    causal: bool = True,
+    window: Window = None,
+    attention_chunk: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    out: Array | None = None,
+    kernel: str = "auto",
+    validate: bool = False,
+) -> Any:
+    """Attention of a few queries per sequence over a cache, which new keys join first.
+
+    Lengths are read where the kernel runs and nothing waits for them, so that a CUDA graph replays
+    with the lengths that the arrays hold then.
+
+    Args:
+        q: (B, Sq, Hq, D): the last queries of each sequence. Types, strides and devices are those
+            of `attention`.
+        k_cache: (B, S, Hkv, D); with ``block_table`` pages, (P, page, Hkv, D), of any page size and
+            strides: K and V may be halves of one row.
+        v_cache: shaped as k_cache, but for its head dim Dv.
+        cache_seqlens: (B,) int32: how many keys of a sequence the cache has before this call. It is
+            not changed.
+        block_table: (B, pages of a sequence) int32: key j of sequence b is row ``j % page`` of page
+            ``block_table[b, j // page]``. Pages beyond its length may hold anything.
+        k_new, v_new: (B, Snew, Hkv, D) and Dv: keys and values that are written into the cache
+            behind those that are there, before attention sees them.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), of q's dtype: the new keys are rotated
+            (RoPE, arXiv 2104.09864), new key i of sequence b by position ``cache_seqlens[b] + i``;
+            and the queries, query i by that of new key i if the call is causal or has a window,
+            and all by ``cache_seqlens[b]`` otherwise. They need k_new.
+        rotary_interleaved: columns (0, 1), (2, 3), ... are pairs; otherwise column j and
+            ``j + rotary_dim / 2``.
+        cache_batch_idx: (B,) int32: the entry of the cache that a sequence has, which then may have
+            more than B entries. Not with ``block_table``.
+        cache_leftpad: (B,) int32: so many keys at the beginning of a sequence are not seen.
+        tree_mask: (B, Sq, Sq) bool: which of a sequence's last Sq keys a query sees, on top of the
+            other masks; it sees those before them. For drafts that branch (speculative decoding).
+        causal, window, attention_chunk, softmax_scale, softcap, alibi_slopes, sinks: as of
+            `attention`, with the keys that a sequence has after the new ones joined.
+        k_scale, v_scale: what stored keys and values are multiplied by, and new ones divided by: a
+            number, or a (Hkv,) float32 array, which costs less on a GPU.
+        num_splits: how many thread blocks share the keys of a sequence, where a kernel can; 0: as
+            many as suit the GPU. With 1 a sequence gives the same bits in any batch.
+        return_lse: also return the natural log of each softmax's denominator.
+        out: (B, Sq, Hq, Dv): where to put the result, sharing no memory with inputs.
+        kernel: as of `attention`.
+        validate: check lengths and pages of CUDA tensors, on the GPU: one that is out of range
+            stops the GPU's work, and the next call that waits for it raises. Without it, keys
+            beyond the cache are not written, and wrong pages are read. On a CPU they are always
+            checked.
+
+    Returns:
+        (B, Sq, Hq, Dv), contiguous, in q's dtype; with ``return_lse`` also the log-sum-exp, (B, Hq,
+        Sq) float32, -inf for a query that sees no key.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
+            call.
+        NotImplementedError: an input needs a gradient.
+        RuntimeError: CUDA reported an error.
+    """
+
+
+def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[str, Any]) -> Array:
+    """(B, 1, Sq, keys that an entry can have): what tree_mask and cache_leftpad leave visible."""
+    block_table, k_new = options.get("block_table"), options.get("k_new")
+    batch, seqlen_q = q.shape[:2]
+    pages = 1 if block_table is None else block_table.shape[1]
+    _check("cache_leftpad", leftpad, (batch,), "int32", like=q)
+    _check("tree_mask", tree_mask, (batch, seqlen_q, seqlen_q), "bool", like=q)
+    is_numpy = isinstance(q, np.ndarray)
+    rows = pages * k_cache.shape[1]
+    if is_numpy:
+        keys = np.arange(rows, dtype=np.int32)
+    else:
+        import torch
+
+        keys = torch.arange(rows, dtype=torch.int32, device=q.device)
+    visible = keys[None, None, None] >= 0
+    if leftpad is not None:
+        visible = (keys >= leftpad[:, None])[:, None, None]
+    if tree_mask is not None:
+        lengths = options["cache_seqlens"] + (0 if k_new is None else k_new.shape[1])
+        new = keys - (lengths - seqlen_q)[:, None]  # number of the key among the last ones
+        at = new.clip(0, max(seqlen_q - 1, 0))[:, None]
+        if is_numpy:
+            seen = np.take_along_axis(tree_mask, np.broadcast_to(at, (batch, seqlen_q, rows)), 2)
+        else:
+            seen = tree_mask.gather(2, at.long().expand(batch, seqlen_q, rows))
+        visible = visible & (seen | (new < 0)[:, None])[:, None]
+    return visible
+
+
+def _check(name: str, x: Any, shape: tuple[int, ...], dtype: str, like: Array) -> None:
+    if x is None:
+        return
+    if isinstance(x, np.ndarray) != isinstance(like, np.ndarray) or not hasattr(x, "dtype"):
+        raise TypeError(f"{name} must be an array of the same library as q, got {type(x).__name__}")
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
+    if str(x.dtype).removeprefix("torch.") != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+    if getattr(x, "device", None) != getattr(like, "device", None):
+        raise ValueError(f"{name} must be on {like.device} like q, got {x.device}")
+
+
+def append_kv(
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    *,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+) -> None:
+    """Writes keys and values into the pages of a cache, in place.
+
+    Args:
+        k: (T, Hkv, D), one row for each token. Types, strides and devices are those of `attention`.
+        v: (T, Hkv, Dv).
+        k_cache, v_cache: (P, page, Hkv, D) and Dv: pages, of any size and strides, of k's dtype.
+        slot_mapping: (T,) int64, or fewer, then the last rows of k and v are left out: token t goes
+            to row ``slot % page`` of page ``slot // page``. A negative slot skips the token. Two
+            tokens with one slot leave either of them there.
+        k_scale, v_scale: what rows are divided by before they are rounded to the cache's dtype: a
+            number, or a (Hkv,) float32 array. `attention_decode` and `attention_varlen` multiply by
+            the same numbers.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above; on a CPU also a slot beyond the
+            cache, which a GPU skips.
+        NotImplementedError: an input needs a gradient.
+        RuntimeError: CUDA reported an error.
+    """
+    options = {"v_new": v, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
+    torch = find_torch()
+    if torch and torch.is_compiling():
+        from . import _serving_ops
+
+        return _serving_ops.append(k, k_cache, v_cache, **options)
+    _C.append(k, k_cache, v_cache, options)
+    return None
+
+
+def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Array, Array]:
+    """Attention over two disjoint sets of keys, from the results over each of them.
+
+    The exact result: with w the softmax of the two log-sum-exps, ``w_a * o_a + w_b * o_b``, in
+    float32. A prompt that many sequences share is then attended to once for all of them.
+
+    Args:
+        o_a, o_b: (B, Sq, Hq, Dv), or (T, Hq, Dv), of one shape and dtype: results of
+            `attention_decode`, `attention` with ``layout="bshd"``, or `attention_varlen`.
+        lse_a, lse_b: their log-sum-exps, natural logarithms as ``return_lse`` gives them: float32,
+            (B, Hq, Sq), or (Hq, T). -inf, and +inf as flash_attn has it, is a query that saw no
+            key. (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
+
+    Returns:
+        o in the dtype of o_a, and lse: -inf and zeros where both saw no key.
+
+    Raises:
+        TypeError, ValueError: shapes, dtypes or libraries differ.
+    """
+    is_numpy = isinstance(o_a, np.ndarray)
+    shape = (*o_a.shape[:-3], o_a.shape[-2], o_a.shape[-3]) if o_a.ndim in (3, 4) else None
+    if shape is None:
+        raise ValueError(
+            f"o_a must have shape (B, Sq, Hq, Dv) or (T, Hq, Dv), got {tuple(o_a.shape)}"
+        )
+    dtype = str(o_a.dtype).removeprefix("torch.")
+    _check("o_b", o_b, o_a.shape, dtype, like=o_a)
+    _check("lse_a", lse_a, shape, "float32", like=o_a)
+    _check("lse_b", lse_b, shape, "float32", like=o_a)
+    if is_numpy:
+        return _merged(np, o_a, lse_a, o_b, lse_b)
+    import torch
+
+    return _merged(torch, o_a, lse_a, o_b, lse_b)
+
+
+def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    """With numpy or torch: its kernels would gain nothing from being one."""
+    a, b = (xp.where(x == math.inf, -math.inf, x) for x in (lse_a, lse_b))
+    top = xp.maximum(a, b)
+    finite = xp.where(top == -math.inf, xp.zeros_like(top), top)
+    weight_a, weight_b = xp.exp(a - finite), xp.exp(b - finite)
+    total = weight_a + weight_b
+    divisor = xp.where(total == 0, xp.ones_like(total), total)
+
+    def weighted(o: Any, weight: Any) -> Any:
+        # What an empty side holds does not count, be it NaN.
+        weight = xp.swapaxes(weight / divisor, -1, -2)[..., None]
+        o = o.astype(np.float32) if xp is np else o.float()
+        return xp.where(weight == 0, xp.zeros_like(o), o * weight)
+
+    o = weighted(o_a, weight_a) + weighted(o_b, weight_b)
+    lse = xp.where(total == 0, top, finite + xp.log(divisor))
+    return (o.astype(o_a.dtype) if xp is np else o.to(o_a.dtype)), lse

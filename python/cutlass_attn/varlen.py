@@ -1,0 +1,107 @@
+"""`attention_varlen`: attention over packed sequences, and over pages of a cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from . import _C
+from .functional import Array, Window, find_torch
+
+P = ParamSpec("P")
+
+
+def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
+    """A function that `_C.varlen` computes; keywords that a caller leaves out never reach it."""
+
+    @functools.wraps(described)
+    def attention_varlen(
+        q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Any = None, **options: Any
+    ) -> Any:
+        options["cu_seqlens_q"] = cu_seqlens_q
+        options["cu_seqlens_k"] = cu_seqlens_k
+        torch = find_torch()
+        if options.pop("validate", False) and getattr(q, "is_cuda", False):
+            from . import _serving_ops
+
+            _serving_ops.validate_varlen(q, k, **options)
+        if torch and torch.is_compiling():
+            from . import _serving_ops
+
+            return _serving_ops.varlen(q, k, v, **options)
+        return _C.varlen(q, k, v, options)
+
+    return attention_varlen  # type: ignore[return-value]
+
+
+@_in_cpp
+def attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = None,
+    *,
+    seqused_k: Array | None = None,
+    block_table: Array | None = None,
+    causal: bool = False,
+    window: Window = None,
+    attention_chunk: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    kernel: str = "auto",
+    validate: bool = False,
+) -> Any:
+    """Attention within each of many sequences, whose rows are packed behind each other.
+
+    Entry b has the queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and as many keys as
+    ``cu_seqlens_k`` or ``seqused_k`` says; what `attention` says of Sq and Sk holds for each entry
+    on its own. Lengths are read where the kernel runs, and nothing waits for them: a CUDA graph
+    replays with the lengths that the arrays hold then. An entry may have no queries, no keys, or
+    neither, and the last offset may come before the last row.
+
+    Args:
+        q: (T, Hq, D): the queries of all entries. Types, strides and devices are those of
+            `attention`.
+        k: (Tk, Hkv, D), the keys of all entries; with ``block_table`` pages of a cache, (P, page,
+            Hkv, D), of any page size and strides: K and V may be halves of one row.
+        v: shaped as k, but for its head dim Dv.
+        cu_seqlens_q: (B + 1,) int32: the first row of each entry, and the end of the last one.
+        cu_seqlens_k: the same for keys; None: that of the queries.
+        seqused_k: (B,) int32: how many keys of an entry count, from its first on.
+        block_table: (B, pages of an entry) int32: key j of entry b is row ``j % page`` of page
+            ``block_table[b, j // page]``. It needs ``seqused_k``; pages beyond that may hold
+            anything.
+        causal, window, attention_chunk, softmax_scale, softcap, alibi_slopes, sinks: as of
+            `attention`.
+        dropout_p, rng_state: as of `attention`; the weights of an entry are those that a dense call
+            drops for batch entry b.
+        k_scale, v_scale: what stored keys and values are multiplied by: a number, or a (Hkv,)
+            float32 array, which costs less on a GPU.
+        return_lse: also return the natural log of each softmax's denominator.
+        out: (T, Hq, Dv): where to put the result. Rows of no entry stay as they are.
+        kernel: as of `attention`.
+        validate: check offsets, lengths and pages of CUDA tensors, on the GPU: one that is out of
+            range stops the GPU's work, and the next call that waits for it raises. Without it such
+            a call reads or writes what it should not. On a CPU they are always checked.
+
+    Returns:
+        (T, Hq, Dv), contiguous, in q's dtype; rows of no entry are zeros. Filling it with them is
+        a pass over memory, which ``out`` saves. With ``return_lse`` also the log-sum-exp, (Hq, T)
+        float32, -inf for a query that sees no key and for rows of no entry.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
+            call.
+        NotImplementedError: an input needs a gradient.
+        RuntimeError: CUDA reported an error.
+    """

@@ -1,0 +1,198 @@
+#include "parse.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/options.hpp"
+
+namespace py = pybind11;
+
+namespace cutlass_attn {
+
+// --- Scalars -------------------------------------------------------------------------------------
+
+bool boolean(char const* name, PyObject* x) {
+  if (PyBool_Check(x)) return x == Py_True;
+  raise(PyExc_TypeError, std::string(name) + " must be True or False, got " + repr(x));
+}
+
+float number(char const* name, PyObject* x) {
+  if (PyFloat_CheckExact(x)) return float(PyFloat_AS_DOUBLE(x));
+  auto const refuse = [&] {
+    raise(PyExc_TypeError, std::string(name) + " must be a number, got " + repr(x));
+  };
+  if (PyUnicode_Check(x) || PyBytes_Check(x) || PyBool_Check(x)) refuse();
+  PyObject* const value = PyNumber_Float(x);
+  if (value != nullptr) return float(PyFloat_AsDouble(checked(value).ptr()));
+  if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+    PyErr_Clear();
+    raise(PyExc_ValueError, std::string(name) + " is beyond any float, allowed: a finite number");
+  }
+  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
+    throw py::error_already_set();
+  }
+  PyErr_Clear();
+  refuse();
+  return 0.0f;
+}
+
+std::string string(char const* name, char const* example, PyObject* x) {
+  if (!PyUnicode_Check(x)) {
+    raise(PyExc_TypeError,
+          std::string(name) + " must be a string such as \"" + example + "\", got " + repr(x));
+  }
+  Py_ssize_t length = 0;
+  char const* const text = PyUnicode_AsUTF8AndSize(x, &length);
+  if (text == nullptr) throw py::error_already_set();
+  return {text, size_t(length)};
+}
+
+bool is_bshd(PyObject* layout) {
+  if (PyUnicode_Check(layout)) {
+    if (PyUnicode_CompareWithASCIIString(layout, "bhsd") == 0) return false;
+    if (PyUnicode_CompareWithASCIIString(layout, "bshd") == 0) return true;
+  }
+  raise(PyExc_ValueError, "layout must be \"bhsd\" or \"bshd\", got " + repr(layout));
+}
+
+Accumulate accumulate_of(PyObject* x) {
+  std::string const name = string("accumulate", "fp32", x);
+  constexpr int kLast = kNumAccumulates - 1;
+  std::string allowed;
+  for (int i = 0; i <= kLast; ++i) {
+    std::string const known = name_of(Accumulate(i));
+    if (known == name) return Accumulate(i);
+    allowed += (i == 0 ? "\"" : i == kLast ? " or \"" : ", \"") + known + "\"";
+  }
+  raise(PyExc_ValueError, "accumulate must be " + allowed + ", got " + repr(x));
+}
+
+namespace {
+
+// An int, or TypeError with a message on the whole argument that it is of. `overflow`: the sign of
+// what is beyond a long long.
+long long integer(PyObject* x, char const* message, PyObject* argument, int& overflow) {
+  PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
+  if (index == nullptr) {
+    // Arrays of several numbers have the method, and answer with a TypeError.
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+    PyErr_Clear();
+    raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
+  }
+  return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
+}
+
+// A number of keys that `window` names; the whole of it is for messages.
+int32_t window_side(PyObject* window, PyObject* side) {
+  if (side == Py_None) return kUnbounded;
+  int overflow = 0;
+  long long const count =
+      integer(side, "window must be an int or a pair (left, right) of int", window, overflow);
+  if (overflow < 0 || (overflow == 0 && count < kUnbounded)) {
+    raise(PyExc_ValueError,
+          "window counts keys: 0 or more, -1 or None for all; got " + repr(window));
+  }
+  return overflow > 0 || count > INT32_MAX ? INT32_MAX : int32_t(count);
+}
+
+}  // namespace
+
+int32_t count(char const* name, PyObject* x, int32_t least) {
+  std::string const text = std::string(name) + " must be an int";
+  int overflow = 0;
+  long long const value = integer(x, text.c_str(), x, overflow);
+  if (overflow == 0 && least <= value && value <= INT32_MAX) return int32_t(value);
+  raise(PyExc_ValueError, std::string(name) + " is " + repr(x) +
+                              ", allowed: " + std::to_string(least) + " to 2147483647");
+}
+
+int32_t attention_chunk_of(PyObject* x) {
+  int overflow = 0;
+  long long const count = integer(x, "attention_chunk must be an int or None", x, overflow);
+  if (overflow == 0 && 1 <= count && count <= kMaxAttentionChunk) return int32_t(count);
+  raise(PyExc_ValueError, "attention_chunk is " + repr(x) + ", allowed: 1 to " +
+                              std::to_string(kMaxAttentionChunk) + " keys, or None");
+}
+
+void read_window(PyObject* window, Mask& mask) {
+  PyObject* left = window;
+  PyObject* right = window;
+  if (PyTuple_Check(window) || PyList_Check(window)) {
+    if (PySequence_Fast_GET_SIZE(window) != 2) {
+      raise(PyExc_ValueError, "window must be an int or a pair (left, right), got " + repr(window));
+    }
+    left = PySequence_Fast_GET_ITEM(window, 0);
+    right = PySequence_Fast_GET_ITEM(window, 1);
+  }
+  mask.window_left = window_side(window, left);
+  mask.window_right = window_side(window, right);
+  if (mask.causal) mask.window_right = kUnbounded;  // a causal mask has no right side
+}
+
+// --- Arrays --------------------------------------------------------------------------------------
+
+bool get_dtype(View const& x, DType& dtype) {
+  if (x.dtype == dlpack::DataType{dlpack::kFloat, 16, 1}) {
+    dtype = DType::kFloat16;
+  } else if (x.dtype == dlpack::DataType{dlpack::kBfloat, 16, 1}) {
+    dtype = DType::kBFloat16;
+  } else if (x.dtype == kFloat32) {
+    dtype = DType::kFloat32;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::string tuple_text(Shape const& shape) {
+  std::string text;
+  for (int64_t size : shape) text += (text.empty() ? "(" : ", ") + std::to_string(size);
+  return text + (shape.ndim == 1 ? ",)" : ")");
+}
+
+[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed) {
+  raise(PyExc_ValueError, std::string(name) + " must be " + allowed + ", got " + dtype_text(x));
+}
+
+void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed) {
+  if (!(x.dtype == dtype)) refuse_dtype(name, x, allowed);
+}
+
+int32_t size(char const* name, int64_t value) {
+  if (value <= INT32_MAX) return int32_t(value);
+  raise(PyExc_ValueError, std::string(name) + " is " + std::to_string(value) +
+                              "; sizes of one dimension go up to 2147483647");
+}
+
+void require_whole_elements(View const& x) {
+  if (x.is_aligned) return;
+  std::string const bytes = attribute(x.object, "itemsize");
+  raise(PyExc_ValueError, "array of " + dtype_text(x) + " has address or strides " +
+                              attribute(x.object, "strides") + " that are no multiple of " + bytes +
+                              " bytes; call numpy.ascontiguousarray first");
+}
+
+void require_dense(char const* name, View const& x) {
+  int const last = x.ndim - 1;
+  if (x.shape[last] <= 1 || x.strides[last] == 1 || std::count(x.shape, x.shape + last, 0) > 0) {
+    return;
+  }
+  raise(PyExc_ValueError, std::string("the last dimension of ") + name +
+                              " must be contiguous (stride 1), got stride " +
+                              std::to_string(x.strides[last]) + "; call .contiguous() first");
+}
+
+Operand operand(char const* name, View const& x, bool bshd, DType dtype) {
+  require_whole_elements(x);
+  require_dense(name, x);
+  int const first = x.ndim - 3;  // after the batch
+  Operand result;
+  result.data = x.data;
+  result.batch_stride = first == 1 ? x.strides[0] : 0;
+  result.head_stride = x.strides[first + (bshd ? 1 : 0)];
+  result.row_stride = x.strides[first + (bshd ? 0 : 1)];
+  result.dtype = dtype;
+  return result;
+}
+
+}  // namespace cutlass_attn

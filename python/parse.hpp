@@ -1,0 +1,70 @@
+// Pieces of a call's arguments: scalars and arrays of Python, as the library has them. All raise
+// TypeError or ValueError with the name of the argument, what was given and what is allowed.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "arrays.hpp"
+#include "cutlass_attn.hpp"
+#include "errors.hpp"
+
+namespace cutlass_attn {
+
+// --- Scalars -------------------------------------------------------------------------------------
+
+bool boolean(char const* name, PyObject* x);
+float number(char const* name, PyObject* x);
+std::string string(char const* name, char const* example, PyObject* x);
+bool is_bshd(PyObject* layout);
+Accumulate accumulate_of(PyObject* x);
+// An int from `least` on.
+int32_t count(char const* name, PyObject* x, int32_t least);
+int32_t attention_chunk_of(PyObject* x);
+// `mask.causal` is set already.
+void read_window(PyObject* window, Mask& mask);
+
+// --- Arrays --------------------------------------------------------------------------------------
+
+inline constexpr dlpack::DataType kFloat32 = {dlpack::kFloat, 32, 1};
+inline constexpr dlpack::DataType kInt32 = {dlpack::kInt, 32, 1};
+inline constexpr dlpack::DataType kInt64 = {dlpack::kInt, 64, 1};
+
+// Of an array that a null address would say is not there.
+inline void* const kNoMemory = reinterpret_cast<void*>(int64_t(1) << 60);
+
+template <class T>
+T const* address(View const& x) {
+  return static_cast<T const*>(x.data ? x.data : kNoMemory);
+}
+
+inline std::string dtype_text(View const& x) { return attribute(x.object, "dtype"); }
+inline std::string device_text(View const& x) { return attribute(x.object, "device"); }
+
+// "(2, 4)", "(4,)": as Python writes tuples.
+std::string tuple_text(Shape const& sizes);
+
+inline bool has_shape(View const& x, std::initializer_list<int64_t> shape) {
+  return x.ndim == int(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape);
+}
+
+// False for a dtype that the library does not have.
+bool get_dtype(View const& x, DType& dtype);
+
+[[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed);
+void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed);
+void require_whole_elements(View const& x);
+void require_dense(char const* name, View const& x);  // in the last dimension
+
+// `value` as the size of a dimension, which `name` describes.
+int32_t size(char const* name, int64_t value);
+
+// (batch, heads, rows, columns), with `bshd` (batch, rows, heads, columns), or the latter without a
+// batch.
+Operand operand(char const* name, View const& x, bool bshd, DType dtype);
+
+}  // namespace cutlass_attn

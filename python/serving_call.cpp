@@ -1,0 +1,558 @@
+#include "serving_call.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "call.hpp"
+#include "entry.hpp"
+#include "errors.hpp"
+#include "parse.hpp"
+#include "runtime/options.hpp"
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+namespace cutlass_attn {
+namespace {
+
+// Names of the operands of a call, for messages.
+struct Names {
+  char const *q, *k, *v;
+};
+
+// --- What all calls ask of their arrays ----------------------------------------------------------
+
+void require_given(char const* function, char const* name, PyObject* x) {
+  if (has_value(x)) return;
+  raise(PyExc_TypeError, std::string(function) + "() needs " + name + ", got None");
+}
+
+void require_dims(char const* name, View const& x, int ndim, char const* dims) {
+  if (x.ndim == ndim) return;
+  raise(PyExc_ValueError, std::string(name) + " must have " + std::to_string(ndim) +
+                              " dimensions, " + dims + ", got shape " + shape_of(x.object));
+}
+
+void require_like_q(Call const& call, Names const& names, char const* name, View const& x) {
+  if (!(x.dtype == call.q.dtype)) {
+    refuse_dtype(name, x, dtype_text(call.q) + " like " + names.q);
+  }
+  if (!(x.device == call.q.device)) {
+    raise(PyExc_ValueError, std::string(name) + " must be on " + device_text(call.q) + " like " +
+                                names.q + ", got " + device_text(x));
+  }
+}
+
+// Keys and values: rows and heads of as many, of q's dtype and device.
+void check_pair(Call const& call, Names const& names, View const& k, View const& v, int ndim,
+                char const* dims) {
+  require_dims(names.k, k, ndim, dims);
+  require_dims(names.v, v, ndim, dims);
+  if (!std::equal(k.shape, k.shape + ndim - 1, v.shape)) {
+    raise(PyExc_ValueError, std::string(names.k) + " and " + names.v +
+                                " must have one shape but for the head dim, got " +
+                                shape_of(k.object) + " and " + shape_of(v.object));
+  }
+  int64_t const head_dim = call.q.shape[call.q.ndim - 1];
+  if (k.shape[ndim - 1] != head_dim) {
+    raise(PyExc_ValueError, std::string(names.q) + " and " + names.k +
+                                " must have one head dim, got " + std::to_string(head_dim) +
+                                " and " + std::to_string(k.shape[ndim - 1]));
+  }
+  require_like_q(call, names, names.k, k);
+  require_like_q(call, names, names.v, v);
+}
+
+// int32 numbers next to each other, of this shape; `dims` says it in words.
+View read_int32(Call const& call, char const* name, PyObject* x, bool memory, Shape const& shape,
+                char const* dims) {
+  View const view = call.read_option(name, x, memory);
+  if (!shape.is_of(view)) {
+    raise(PyExc_ValueError, std::string(name) + " must have shape " + dims + " = " +
+                                tuple_text(shape) + ", got " + shape_of(x));
+  }
+  require_dtype(name, view, kInt32, "int32");
+  require_dense(name, view);
+  return view;
+}
+
+// (batch + 1): how many entries there are.
+View read_offsets(Call const& call, char const* name, PyObject* x, bool memory) {
+  View const view = call.read_option(name, x, memory);
+  if (view.ndim != 1 || view.shape[0] < 1) {
+    raise(PyExc_ValueError,
+          std::string(name) + " must have shape (batch + 1,), got " + shape_of(x));
+  }
+  require_dtype(name, view, kInt32, "int32");
+  require_dense(name, view);
+  return view;
+}
+
+// A factor of what is stored, for all heads or for each.
+void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand) {
+  if (!has_value(x)) return;
+  if (!call.library->has(x)) {
+    float const value = number(name, x);
+    if (value == 1.0f) return;
+    if (!(value > 0.0f && value <= 3.0e38f)) {
+      raise(PyExc_ValueError,
+            std::string(name) + " is " + repr(x) + ", allowed: a finite number > 0");
+    }
+    call.held.push_back(call.library->filled(call.q, {1}, value));
+    operand.scale =
+        static_cast<float const*>(call.library->read(call.held.back().ptr(), memory).data);
+    return;
+  }
+  View const view = call.read_option(name, x, memory);
+  int64_t const heads = call.problem.num_heads_kv;
+  bool const is_one = view.ndim == 0 || has_shape(view, {1});
+  if (!is_one && !has_shape(view, {heads})) {
+    raise(PyExc_ValueError, std::string(name) +
+                                " must be a number, or have shape (num_heads_kv,) = " +
+                                tuple_text({heads}) + " or (1,), got " + shape_of(x));
+  }
+  require_dtype(name, view, kFloat32, "float32");
+  operand.scale = address<float>(view);
+  operand.scale_head_stride = is_one ? 0 : view.strides[0];
+}
+
+// Pages that a table names: (pages, page_size, heads, head_dim).
+void read_pages(Call& call, Arguments const& given, Names const& names, View const& k,
+                bool memory) {
+  Problem& p = call.problem;
+  View const table = call.read_option("block_table", given.block_table, memory);
+  if (table.ndim != 2 || table.shape[0] != p.batch) {
+    raise(PyExc_ValueError, "block_table must have shape (batch, pages of an entry) with batch = " +
+                                std::to_string(p.batch) + ", got " + shape_of(given.block_table));
+  }
+  require_dtype("block_table", table, kInt32, "int32");
+  require_dense("block_table", table);
+  int64_t const rows = table.shape[1] * k.shape[1];
+  if (k.shape[1] < 1 || rows > kMaxSeqlen) {
+    raise(PyExc_ValueError, std::string(names.k) + " has pages of " + std::to_string(k.shape[1]) +
+                                " keys, and block_table " + std::to_string(table.shape[1]) +
+                                " of them an entry; allowed: pages of 1 or more, and up to " +
+                                std::to_string(kMaxSeqlen) + " keys in all");
+  }
+  p.kv.block_table = address<int32_t>(table);
+  p.kv.block_table_stride = table.strides[0];
+  p.kv.page_size = size("the page size", k.shape[1]);
+  p.kv.num_pages = size("the number of pages", k.shape[0]);
+  p.seq_k.seqlen = int32_t(rows);
+}
+
+void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v) {
+  Problem& p = call.problem;
+  p.num_heads_q = size("the number of query heads", heads_q);
+  p.num_heads_kv = size("the number of key/value heads", k.shape[k.ndim - 2]);
+  p.head_dim = size("the head dim of q and k", k.shape[k.ndim - 1]);
+  p.head_dim_v = size("the head dim of v", v.shape[v.ndim - 1]);
+  p.logits.bias_dtype = dtype;
+}
+
+void set_default_scale(Call& call, Arguments const& given) {
+  Problem& p = call.problem;
+  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
+    p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
+  }
+}
+
+// --- attention_varlen ----------------------------------------------------------------------------
+
+void read_varlen(Call& call, Arguments const& given, bool memory) {
+  constexpr Names kNames = {"q", "k", "v"};
+  Problem& p = call.problem;
+  DType const dtype = call.read_q("q", given.q, memory);
+  View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
+  bool const is_paged = has_value(given.block_table);
+  require_dims("q", call.q, 3, "(rows, heads, head_dim)");
+  check_pair(call, kNames, k, v, is_paged ? 4 : 3,
+             is_paged ? "(pages, page_size, heads, head_dim) with block_table"
+                      : "(rows, heads, head_dim) without block_table");
+  call.bshd = call.is_packed = true;
+  require_given("attention_varlen", "cu_seqlens_q", given.cu_seqlens_q);
+  View const cu_q = read_offsets(call, "cu_seqlens_q", given.cu_seqlens_q, memory);
+  p.batch = size("the batch", cu_q.shape[0] - 1);
+  set_dims(call, dtype, call.q.shape[1], k, v);
+  p.seq_q.seqlen = p.seq_q.total = size("the number of rows of q", call.q.shape[0]);
+  p.seq_q.cu_seqlens = address<int32_t>(cu_q);
+  p.q = operand("q", call.q, true, dtype);
+  p.k = operand("k", k, true, dtype);
+  p.v = operand("v", v, true, dtype);
+  bool const has_cu_k = has_value(given.cu_seqlens_k), has_used = has_value(given.seqused_k);
+  if (is_paged) {
+    if (has_cu_k || !has_used) {
+      raise(PyExc_ValueError,
+            std::string("with block_table, seqused_k says how many keys an entry has: ") +
+                (has_cu_k ? "cu_seqlens_k must be None" : "it must be given"));
+    }
+    read_pages(call, given, kNames, k, memory);
+  } else {
+    p.seq_k.seqlen = p.seq_k.total = size("the number of rows of k", k.shape[0]);
+    p.seq_k.cu_seqlens = p.seq_q.cu_seqlens;
+    if (has_cu_k) {
+      p.seq_k.cu_seqlens =
+          address<int32_t>(read_int32(call, "cu_seqlens_k", given.cu_seqlens_k, memory,
+                                      {int64_t(p.batch) + 1}, "(batch + 1,)"));
+    } else if (p.seq_k.total != p.seq_q.total) {
+      raise(PyExc_ValueError,
+            "without cu_seqlens_k the keys are packed as the queries are, but k "
+            "has " +
+                std::to_string(p.seq_k.total) + " rows and q " + std::to_string(p.seq_q.total));
+    }
+  }
+  if (has_used) {
+    p.seq_k.seqused = address<int32_t>(
+        read_int32(call, "seqused_k", given.seqused_k, memory, {p.batch}, "(batch,)"));
+  }
+  set_default_scale(call, given);
+  read_scale(call, "k_scale", given.k_scale, memory, p.k);
+  read_scale(call, "v_scale", given.v_scale, memory, p.v);
+  call.read_options(given, memory);
+}
+
+// --- attention_decode ----------------------------------------------------------------------------
+
+constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
+
+void read_decode(Call& call, Arguments const& given, bool memory) {
+  require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
+  Problem& p = call.problem;
+  DType const dtype = call.read_q("q", given.q, memory);
+  View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
+  bool const is_paged = has_value(given.block_table);
+  bool const is_mapped = has_value(given.cache_batch_idx);
+  require_dims("q", call.q, 4, "(batch, seqlen, heads, head_dim)");
+  check_pair(call, kDecodeNames, k, v, 4,
+             is_paged ? "(pages, page_size, heads, head_dim) with block_table"
+                      : "(batch, seqlen, heads, head_dim) without block_table");
+  call.bshd = true;
+  p.batch = size("the batch", call.q.shape[0]);
+  set_dims(call, dtype, call.q.shape[2], k, v);
+  p.seq_q.seqlen = size("the number of queries", call.q.shape[1]);
+  p.q = operand("q", call.q, true, dtype);
+  p.k = operand("k_cache", k, true, dtype);
+  p.v = operand("v_cache", v, true, dtype);
+  if (is_paged && is_mapped) {
+    raise(PyExc_ValueError,
+          "cache_batch_idx and block_table are both given; allowed: one of them, as either says "
+          "where an entry's keys are");
+  }
+  if (is_paged) {
+    read_pages(call, given, kDecodeNames, k, memory);
+  } else {
+    p.seq_k.seqlen = size("the number of rows of k_cache", k.shape[1]);
+    if (is_mapped) {
+      // An entry of the cache is a page that holds all rows.
+      View const index =
+          read_int32(call, "cache_batch_idx", given.cache_batch_idx, memory, {p.batch}, "(batch,)");
+      p.kv = {address<int32_t>(index), 1, std::max(p.seq_k.seqlen, 1),
+              size("the batch of k_cache", k.shape[0])};
+    } else if (k.shape[0] != p.batch) {
+      raise(PyExc_ValueError, "k_cache has " + std::to_string(k.shape[0]) + " entries and q " +
+                                  std::to_string(p.batch) +
+                                  "; allowed: as many, or cache_batch_idx, or block_table");
+    }
+  }
+  p.seq_k.seqused = address<int32_t>(
+      read_int32(call, "cache_seqlens", given.cache_seqlens, memory, {p.batch}, "(batch,)"));
+  set_default_scale(call, given);
+  read_scale(call, "k_scale", given.k_scale, memory, p.k);
+  read_scale(call, "v_scale", given.v_scale, memory, p.v);
+  call.read_options(given, memory);
+}
+
+// Lengths and entries that lie on the host, by the names that they have here.
+void check_cache_seqlens(Call const& call, Arguments const& given) {
+  Problem const& p = call.problem;
+  bool const is_mapped = has_value(given.cache_batch_idx);
+  for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu; ++b) {
+    int32_t const length = p.seq_k.seqused[b];
+    if (length < 0 || length > p.seq_k.seqlen) {
+      raise(PyExc_ValueError,
+            "cache_seqlens[" + std::to_string(b) + "] is " + std::to_string(length) +
+                ", allowed: 0 to " + std::to_string(p.seq_k.seqlen) + ", the keys that " +
+                (is_mapped || !p.kv.block_table ? "k_cache" : "block_table") + " covers");
+    }
+    int32_t const entry = is_mapped ? p.kv.block_table[b] : 0;
+    if (entry < 0 || (is_mapped && entry >= p.kv.num_pages)) {
+      raise(PyExc_ValueError, "cache_batch_idx[" + std::to_string(b) + "] is " +
+                                  std::to_string(entry) + ", allowed: 0 to " +
+                                  std::to_string(p.kv.num_pages - 1) + ", the entries of k_cache");
+    }
+  }
+}
+
+void read_rotary(Call const& call, Arguments const& given, bool memory, AppendProblem& append) {
+  if (has_value(given.rotary_cos) != has_value(given.rotary_sin)) {
+    raise(PyExc_ValueError, "rotary_cos and rotary_sin go together, got one of them");
+  }
+  if (!has_value(given.rotary_cos)) return;
+  Problem const& p = call.problem;
+  View views[2];
+  struct {
+    char const* name;
+    PyObject* x;
+  } const arrays[] = {{"rotary_cos", given.rotary_cos}, {"rotary_sin", given.rotary_sin}};
+  for (int i = 0; i < 2; ++i) {
+    auto const& [name, x] = arrays[i];
+    views[i] = call.read_option(name, x, memory);
+    require_dims(name, views[i], 2, "(positions, rotary_dim / 2)");
+    require_like_q(call, kDecodeNames, name, views[i]);
+    require_dense(name, views[i]);
+    int64_t const positions = views[i].shape[0], half = views[i].shape[1];
+    if (half < 1 || 2 * half > p.head_dim) {
+      raise(PyExc_ValueError, std::string(name) + " has " + std::to_string(half) +
+                                  " columns, allowed: 1 to half the head dim, " +
+                                  std::to_string(p.head_dim / 2));
+    }
+    if (positions < p.seq_k.seqlen) {
+      raise(PyExc_ValueError, std::string(name) + " has " + std::to_string(positions) +
+                                  " positions, allowed: " + std::to_string(p.seq_k.seqlen) +
+                                  " or more, as an entry of the cache has rows");
+    }
+  }
+  if (views[1].shape[1] != views[0].shape[1]) {
+    raise(PyExc_ValueError, "rotary_cos and rotary_sin must have as many columns, got " +
+                                shape_of(given.rotary_cos) + " and " + shape_of(given.rotary_sin));
+  }
+  append.rotary.cos = address<void>(views[0]);
+  append.rotary.sin = address<void>(views[1]);
+  append.rotary.cos_stride = views[0].strides[0];
+  append.rotary.sin_stride = views[1].strides[0];
+  append.rotary.positions =
+      size("the number of positions", std::min(views[0].shape[0], views[1].shape[0]));
+  append.rotary.dim = int32_t(2 * views[0].shape[1]);
+  if (given.rotary_interleaved) {
+    append.rotary.interleaved = boolean("rotary_interleaved", given.rotary_interleaved);
+  }
+}
+
+void require_writable(char const* name, View const& x) {
+  if (!x.is_writable) raise(PyExc_ValueError, std::string(name) + " must be writable");
+}
+
+// What new keys ask for; a null k.data: there are none.
+AppendProblem read_new_keys(Call const& call, Arguments const& given, bool memory) {
+  constexpr Names kNames = {"q", "k_new", "v_new"};
+  AppendProblem append;
+  Problem const& p = call.problem;
+  if (has_value(given.k_new) != has_value(given.v_new)) {
+    raise(PyExc_ValueError, "k_new and v_new go together, got one of them");
+  }
+  if (!has_value(given.k_new)) {
+    if (has_value(given.rotary_cos) || has_value(given.rotary_sin)) {
+      raise(PyExc_ValueError,
+            "rotary_cos and rotary_sin need k_new: keys of the cache are taken "
+            "as rotated already");
+    }
+    return append;
+  }
+  View const k = call.library->read(given.k_new, memory);
+  View const v = call.library->read(given.v_new, memory);
+  check_pair(call, kNames, k, v, 4, "(batch, new keys, heads, head_dim)");
+  if (k.shape[0] != p.batch || k.shape[2] != p.num_heads_kv || v.shape[3] != p.head_dim_v) {
+    raise(PyExc_ValueError,
+          "k_new and v_new must have the batch of q and the heads and head dims of k_cache and "
+          "v_cache, got " +
+              shape_of(given.k_new) + " and " + shape_of(given.v_new));
+  }
+  require_writable("k_cache", call.library->read(given.k, memory));
+  require_writable("v_cache", call.library->read(given.v, memory));
+  append.k = operand("k_new", k, true, p.q.dtype);
+  append.v = operand("v_new", v, true, p.q.dtype);
+  append.k_cache = p.k;
+  append.v_cache = p.v;
+  append.kv = p.kv;
+  if (!p.kv.block_table) append.kv = {nullptr, 0, std::max(p.seq_k.seqlen, 1), p.batch};
+  append.cache_rows = p.seq_k.seqlen;
+  append.cache_seqlens = p.seq_k.seqused;
+  append.batch = p.batch;
+  append.seqlen = size("the number of new keys", k.shape[1]);
+  append.num_heads_kv = p.num_heads_kv;
+  append.head_dim = p.head_dim;
+  append.head_dim_v = p.head_dim_v;
+  append.q_advances =
+      p.mask.causal || p.mask.window_left != kUnbounded || p.mask.window_right != kUnbounded;
+  read_rotary(call, given, memory, append);
+  return append;
+}
+
+// What append_step() made.
+struct Appended {
+  py::object q_rotated = py::none(), seqlens_after;
+};
+
+// Writes the new keys; the call then asks for attention over all of them.
+Appended append_step(Call& call, AppendProblem& append) {
+  Problem& p = call.problem;
+  Appended made;
+  made.seqlens_after = call.library->scratch(call.q, "int32", {p.batch});
+  View const after = call.library->read(made.seqlens_after.ptr(), true);
+  append.seqlens_after = const_cast<int32_t*>(address<int32_t>(after));
+  if (append.rotary.dim > 0) {
+    made.q_rotated =
+        call.library->empty(call.q, {p.batch, p.seq_q.seqlen, p.num_heads_q, p.head_dim});
+    View const rotated = call.library->read(made.q_rotated.ptr(), true);
+    append.q = p.q;
+    append.q_rotated = operand("q", rotated, true, p.q.dtype);
+    append.num_heads_q = p.num_heads_q;
+    append.seqlen_q = p.seq_q.seqlen;
+    p.q = append.q_rotated;
+  }
+  p.seq_k.seqused = append.seqlens_after;
+  LaunchOptions const options = call.place();
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = append_kv(append, options);
+  }
+  raise_unless_ok(status);
+  return made;
+}
+
+// --- append_kv -----------------------------------------------------------------------------------
+
+AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
+  constexpr Names kNames = {"k", "k", "v"};
+  constexpr Names kCacheNames = {"k", "k_cache", "v_cache"};
+  require_given("append_kv", "v", given.v_new);
+  require_given("append_kv", "slot_mapping", given.slot_mapping);
+  DType const dtype = call.read_q("k", given.q, memory);
+  View const& k = call.q;
+  View const v = call.library->read(given.v_new, memory);
+  check_pair(call, kNames, k, v, 3, "(rows, heads, head_dim)");
+  View const k_cache = call.library->read(given.k, memory);
+  View const v_cache = call.library->read(given.v, memory);
+  check_pair(call, kCacheNames, k_cache, v_cache, 4, "(pages, page_size, heads, head_dim)");
+  if (k_cache.shape[2] != k.shape[1] || v_cache.shape[3] != v.shape[2]) {
+    raise(PyExc_ValueError,
+          "k and v must have the heads and head dims of k_cache and v_cache, got " +
+              shape_of(given.q) + " and " + shape_of(given.v_new) + " for " + shape_of(given.k) +
+              " and " + shape_of(given.v));
+  }
+  require_writable("k_cache", k_cache);
+  require_writable("v_cache", v_cache);
+  View const slots = call.read_option("slot_mapping", given.slot_mapping, memory);
+  if (slots.ndim != 1 || slots.shape[0] > k.shape[0]) {
+    raise(PyExc_ValueError, "slot_mapping must have shape (rows,) with at most the " +
+                                std::to_string(k.shape[0]) + " rows of k, got " +
+                                shape_of(given.slot_mapping));
+  }
+  require_dtype("slot_mapping", slots, kInt64, "int64");
+  require_dense("slot_mapping", slots);
+  AppendProblem append;
+  append.k = operand("k", k, true, dtype);
+  append.v = operand("v", v, true, dtype);
+  append.k_cache = operand("k_cache", k_cache, true, dtype);
+  append.v_cache = operand("v_cache", v_cache, true, dtype);
+  if (k_cache.shape[1] < 1) {
+    raise(PyExc_ValueError, "k_cache has pages of 0 keys, allowed: 1 or more");
+  }
+  append.kv.page_size = size("the page size", k_cache.shape[1]);
+  append.kv.num_pages = size("the number of pages", k_cache.shape[0]);
+  append.slot_mapping = address<int64_t>(slots);
+  append.batch = 1;
+  append.seqlen = size("the number of rows", slots.shape[0]);
+  append.num_heads_kv = call.problem.num_heads_kv = size("the number of heads", k.shape[1]);
+  append.head_dim = size("the head dim of k", k.shape[2]);
+  append.head_dim_v = size("the head dim of v", v.shape[2]);
+  read_scale(call, "k_scale", given.k_scale, memory, append.k_cache);
+  read_scale(call, "v_scale", given.v_scale, memory, append.v_cache);
+  return append;
+}
+
+// --- Entries -------------------------------------------------------------------------------------
+
+// Something of torch has to see the call before its memory is touched.
+py::object through_operator(char const* name, Arguments const& given) {
+  py::object const function = py::module_::import("cutlass_attn._serving_ops").attr(name);
+  py::dict const options = py::reinterpret_borrow<py::dict>(given.options);
+  py::tuple const arrays =
+      py::make_tuple(py::handle(given.q), py::handle(given.k), py::handle(given.v));
+  if (has_value(given.mask)) return function(*arrays, "mask"_a = py::handle(given.mask), **options);
+  return function(*arrays, **options);
+}
+
+// Whether a call goes there, before and after its arrays have been read.
+bool must_go(Call const& call, Arguments const& given) {
+  return !has_value(given.dispatched) && call.library->must_see(call.arrays);
+}
+bool has_no_memory(Call const& call, Arguments const& given) {
+  if (call.q.device.type != dlpack::kOtherDevice) return false;
+  std::string const device = attribute(given.q, "device");
+  if (!has_value(given.dispatched) && device == "meta") return true;
+  raise(PyExc_ValueError, "q, k and v must be on a CPU or CUDA device, got " + device);
+}
+
+py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kVarlen, "attention_varlen", args, count, names);
+  Call call(given);
+  if (must_go(call, given)) return through_operator("varlen", given);
+  read_varlen(call, given, true);
+  if (has_no_memory(call, given)) return through_operator("varlen", given);
+  return call.run(given);
+}
+
+Arguments decode_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments given(kDecode, "attention_decode", args, count, names);
+  if (given.causal == nullptr) given.causal = Py_True;
+  return given;
+}
+
+py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given = decode_arguments(args, count, names);
+  Call call(given);
+  if (must_go(call, given)) return through_operator("decode", given);
+  read_decode(call, given, true);
+  AppendProblem append = read_new_keys(call, given, true);
+  if (has_no_memory(call, given)) return through_operator("decode", given);
+  check_cache_seqlens(call, given);
+  Appended made;  // which lives as long as the call
+  if (has_value(given.k_new)) made = append_step(call, append);
+  return call.run(given);
+}
+
+py::object decode_append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given = decode_arguments(args, count, names);
+  Call call(given);
+  read_decode(call, given, true);
+  AppendProblem append = read_new_keys(call, given, true);
+  if (has_no_memory(call, given)) return py::none();
+  check_cache_seqlens(call, given);
+  Appended made = append_step(call, append);
+  return py::make_tuple(std::move(made.q_rotated), std::move(made.seqlens_after));
+}
+
+py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kAppend, "append_kv", args, count, names);
+  Call call(given);
+  if (must_go(call, given)) return through_operator("append", given);
+  AppendProblem const problem = read_append(call, given, true);
+  if (has_no_memory(call, given)) return through_operator("append", given);
+  LaunchOptions const options = call.place();
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = append_kv(problem, options);
+  }
+  raise_unless_ok(status);
+  return py::none();
+}
+
+}  // namespace
+
+void define_serving_calls(py::module_& m) {
+  static PyMethodDef methods[] = {
+      method<varlen>("varlen", "Runs attention_varlen()."),
+      method<decode>("decode", "Runs attention_decode()."),
+      method<decode_append>("decode_append", "Runs what attention_decode() does with new keys."),
+      method<append>("append", "Runs append_kv()."),
+      {},
+  };
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
+}
+
+}  // namespace cutlass_attn

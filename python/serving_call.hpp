@@ -1,0 +1,19 @@
+// Calls of attention_varlen(), attention_decode() and append_kv(): the arguments that say where
+// rows are, on top of the options that call.hpp reads.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace cutlass_attn {
+
+// Defines varlen, decode, decode_append and append in _C. Each takes (first, k, v, options,
+// **internal) as forward() does:
+//
+//   varlen         q, k, v: the result, or a pair of it and LSE
+//   decode         q, k_cache, v_cache, and `mask` for this package: the same
+//   decode_append  the same arguments: only what decode does before attention; the rotated queries,
+//                  or None, and the lengths afterwards
+//   append         k, k_cache, v_cache, with v as `v_new`: None
+void define_serving_calls(pybind11::module_& m);
+
+}  // namespace cutlass_attn

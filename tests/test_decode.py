@@ -1,0 +1,588 @@
+"""attention_decode, append_kv and merge_states."""
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+import serving
+from cases import torch
+from cutlass_attn import _serving_ops, append_kv, attention_decode, merge_states
+from serving import Batch, int32
+from test_varlen import fits
+
+DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
+
+
+def call_of(case, dtype, head_dim, device):
+    """Arguments and keywords of a call over a cache that has all keys."""
+    dtype = getattr(torch, dtype)
+    rows = case.seqlens_q[0]
+    q = serving.packed_queries(case, dtype, head_dim, device)
+    q = q.view(case.batch, rows, case.heads, head_dim)
+    options = serving.keywords(case, device)
+    options.setdefault("causal", False)
+    lengths = int32(case.seqlens_k, device)
+    if case.page:
+        k, v, options["block_table"] = serving.pages(case, dtype, head_dim, device)
+    else:
+        k, v = serving.cache(case, dtype, head_dim, device)
+    return (q, k, v, lengths), options
+
+
+def pairs():
+    return [
+        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
+        for variant in cases.compiled_variants()
+        if variant.accumulate == "fp32"
+        for case in serving.DECODE
+        if fits(variant, case)
+    ]
+
+
+@pytest.mark.parametrize(("variant", "case"), pairs())
+def test_case(variant, case):
+    head_dim = case.head_dim or variant.head_dim or 64
+    args, options = call_of(case, variant.dtype, head_dim, variant.device)
+    out = torch.full_like(args[0], torch.nan)
+    result, lse = attention_decode(*args, **options, out=out, return_lse=True, kernel=variant.key)
+    assert result is out
+    serving.judge(
+        case,
+        variant.dtype,
+        head_dim,
+        [serving.to_numpy(x.transpose(0, 1)) for x in out],
+        [x.cpu().numpy() for x in lse],
+    )
+
+
+CASE = Batch("step", "", (3,) * 4, serving.LENGTHS, page=16, causal=True, room=16)
+
+
+def append_case(device, page, new, dtype="float16"):
+    """A call over a cache with all keys, the same with the last `new` ones as new keys, and where
+    these are in the cache."""
+    case = Batch("append", "", (3,) * 3, (70, new, 131), page=page, causal=True, room=16)
+    args, options = call_of(case, dtype, 32, device)
+    q, k, v, lengths = args
+    before = lengths - new
+    places = [
+        (
+            b if page is None else int(options["block_table"][b, j // page]),
+            j if page is None else j % page,
+        )
+        for b, length in enumerate(before.tolist())
+        for j in range(length, length + new)
+    ]
+    at = tuple(torch.tensor(x, device=device) for x in zip(*places, strict=True))
+    k_new, v_new = (x[at].view(3, new, *x.shape[2:]).clone() for x in (k, v))
+    empty_k, empty_v = k.clone(), v.clone()
+    for x in (empty_k, empty_v):
+        x[at] = torch.nan
+    return args, options, (q, empty_k, empty_v, before), {"k_new": k_new, "v_new": v_new}, at
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("page", [None, 1, 13, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_new_keys_join_first(device, new, page, dtype):
+    args, options, before, new_keys, _ = append_case(device, page, new, dtype)
+    lengths = before[3].clone()
+    expected = attention_decode(*args, **options, return_lse=True)
+    actual = attention_decode(*before, **options, **new_keys, return_lse=True)
+    for x, y in zip(actual, expected, strict=True):
+        assert torch.equal(x, y)
+    for x, y in zip(before[1:3], args[1:3], strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)  # nothing else is written
+    assert torch.equal(before[3], lengths)
+
+
+def rotated(x, cos, sin, positions, interleaved):
+    """x (B, S, H, D) in float32, by the definition: pairs turn by the angle of their position."""
+    x = x.float().clone()
+    half = cos.shape[1]
+    a = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    b = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
+    x[..., a], x[..., b] = x[..., a] * c - x[..., b] * s, x[..., a] * s + x[..., b] * c
+    return x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("mask", [{"causal": True}, {"causal": False}, {"window": (50, None)}])
+@pytest.mark.parametrize(("page", "columns"), [(None, 16), (16, 8)])
+def test_rotary(device, interleaved, mask, page, columns):
+    _args, options, before, new_keys, at = append_case(device, page, 3, "float32")
+    q, _, _, lengths = before
+    angles = torch.rand(160, columns, device=device) * 6
+    tables = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    options = {**options, "causal": False, **mask}
+    out = attention_decode(*before, **options, **new_keys, **tables, rotary_interleaved=interleaved)
+    i = torch.arange(3, device=device)
+    positions = lengths[:, None].long() + i
+    k_new = rotated(new_keys["k_new"], *tables.values(), positions, interleaved)
+    torch.testing.assert_close(before[1][at].view_as(k_new), k_new)
+    assert torch.equal(before[2][at].view_as(k_new), new_keys["v_new"])
+    moves = mask != {"causal": False}
+    q = rotated(q, *tables.values(), positions if moves else positions[:, :1], interleaved)
+    expected = attention_decode(q, before[1], before[2], lengths + 3, **options)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_entries_of_a_larger_cache(device):
+    args, options, before, new_keys, _ = append_case(device, None, 2)
+    index = int32([4, 0, 2], device)
+    larger = [torch.full((5, *x.shape[1:]), torch.nan).to(x) for x in before[1:3]]
+    for x, y in zip(larger, before[1:3], strict=True):
+        x[index.long()] = y
+    expected = attention_decode(*args, **options)
+    q, _, _, lengths = before
+    out = attention_decode(q, *larger, lengths, **options, **new_keys, cache_batch_idx=index)
+    assert torch.equal(out, expected)
+    assert torch.equal(larger[0][index.long()].nan_to_num(), args[1].nan_to_num())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("page", [None, 16])
+def test_keys_left_of_a_sequence_are_not_seen(device, page):
+    case = Batch("leftpad", "", (2,) * 3, (70, 5, 40), page=page, causal=True)
+    args, options = call_of(case, "float32", 16, device)
+    pad = int32([9, 5, 0], device)
+    out, lse = attention_decode(*args, **options, cache_leftpad=pad, return_lse=True)
+    for b, (q, k, v) in enumerate(serving.values(case, "float32", 16)):
+        q, k, v = (torch.from_numpy(x)[None].to(device) for x in (q, k, v))
+        skip = int(pad[b])
+        alone, alone_lse = cutlass_attn.attention(
+            q, k[:, :, skip:], v[:, :, skip:], causal=True, return_lse=True
+        )
+        torch.testing.assert_close(out[b].transpose(0, 1), alone[0])
+        torch.testing.assert_close(lse[b], alone_lse[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("page", [None, 13])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tree_mask(device, page, causal):
+    """Over the last keys alone, on top of the other masks."""
+    args, options, before, new_keys, _ = append_case(device, page, 3, "float32")
+    options["causal"] = causal
+    tree = torch.tensor(
+        [
+            [[1, 0, 0], [1, 1, 0], [1, 0, 1]],  # two branches behind one
+            [[1, 0, 0], [0, 1, 0], [0, 0, 1]],  # three
+            [[1, 1, 1], [0, 0, 0], [0, 1, 1]],  # none at all; not a tree
+        ],
+        device=device,
+    ).bool()
+    out = attention_decode(*before, **options, **new_keys, tree_mask=tree)
+    rows = args[3].tolist()
+    packed, options_packed = [], {k: v for k, v in options.items() if k != "block_table"}
+    for b, length in enumerate(rows):
+        keys = [
+            x[options["block_table"][b].long().clamp(min=0)].flatten(0, 1) if page else x[b]
+            for x in args[1:3]
+        ]
+        k, v = (x[None, :length] for x in keys)
+        mask = torch.ones(1, 1, 3, length, dtype=torch.bool, device=device)
+        mask[0, 0, :, length - 3 :] = tree[b]
+        packed.append(
+            cutlass_attn.attention(
+                args[0][b : b + 1], k, v, layout="bshd", mask=mask, **options_packed
+            )
+        )
+    torch.testing.assert_close(out, torch.cat(packed))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_split_gives_a_sequence_the_same_bits_in_any_batch(device):
+    args, options = call_of(CASE, "float16", 64, device)
+    table = options.pop("block_table")
+    together = attention_decode(*args, **options, block_table=table, num_splits=1)
+    q, k, v, lengths = args
+    for b in range(CASE.batch):
+        one = slice(b, b + 1)
+        alone = attention_decode(
+            q[one], k, v, lengths[one], **options, block_table=table[one], num_splits=1
+        )
+        assert torch.equal(alone[0], together[b])
+
+
+def test_numpy_equals_torch():
+    _args, options, before, new_keys, _ = append_case("cpu", 13, 3, "float32")
+    angles = torch.rand(200, 8)
+    more = {
+        **new_keys,
+        "rotary_cos": angles.cos(),
+        "rotary_sin": angles.sin(),
+        "tree_mask": torch.rand(3, 3, 3) > 0.5,
+        "cache_leftpad": int32([2, 0, 100]),
+    }
+    arrays = [x.numpy().copy() for x in before]
+    as_arrays = {
+        n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in {**options, **more}.items()
+    }
+    ours = attention_decode(*before, **options, **more)
+    np.testing.assert_array_equal(attention_decode(*arrays, **as_arrays), ours.numpy())
+    np.testing.assert_array_equal(arrays[1], before[1].numpy())
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_with_other_lengths():
+    _, options, before, new_keys, _ = append_case("cuda", 16, 1)
+    q, k, v, lengths = before
+    k, v = k.nan_to_num(), v.nan_to_num()
+    out = torch.empty_like(q)
+    attention_decode(q, k, v, lengths, **options, **new_keys, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attention_decode(q, k, v, lengths, **options, **new_keys, out=out)
+    lengths.copy_(int32([33, 0, 90]))
+    graph.replay()
+    assert torch.equal(out, attention_decode(q, k, v, lengths + 1, **options))
+
+
+# --- append_kv ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("page", "dims"), [(1, (16, 16)), (13, (24, 8)), (16, (5, 7))])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_append(device, dtype, page, dims, scaled):
+    """Into strided halves of rows, as vLLM has them."""
+    heads, pages, rows = 3, 9, 7
+    store = torch.zeros(pages, heads, page, sum(dims), dtype=dtype, device=device).transpose(1, 2)
+    k_cache, v_cache = store[..., : dims[0]], store[..., dims[0] :]
+    k, v = (torch.randn(rows, 2 * heads, d).to(device, dtype)[:, ::2] for d in dims)
+    slots = torch.randperm(pages * page)[:rows].to(device)
+    slots[2] = -1
+    scales = {"k_scale": 0.5, "v_scale": torch.tensor([2.0, 4.0, 0.25], device=device)}
+    append_kv(k, v, k_cache, v_cache, slots, **(scales if scaled else {}))
+    expected = [torch.zeros_like(x) for x in (k_cache, v_cache)]
+    factors = (2.0, 1 / scales["v_scale"][:, None]) if scaled else (1.0, 1.0)
+    for x, to, factor in zip((k, v), expected, factors, strict=True):
+        for t, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                to[slot // page, slot % page] = (x[t].float() * factor).to(dtype)
+    assert torch.equal(k_cache, expected[0])
+    assert torch.equal(v_cache, expected[1])
+
+
+def test_append_fewer_slots_than_rows():
+    """What engines pad is left out."""
+    k = torch.randn(5, 2, 8)
+    k_cache, v_cache = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
+    append_kv(k, k, k_cache, v_cache, torch.tensor([6, 1]))
+    assert torch.equal(k_cache[1, 2], k[0])
+    assert torch.equal(k_cache[0, 1], k[1])
+    assert k_cache.count_nonzero() == 32
+
+
+def test_append_numpy_equals_torch():
+    k, caches = torch.randn(3, 2, 8), [torch.zeros(2, 4, 2, 8) for _ in range(2)]
+    slots = torch.tensor([5, -1, 0])
+    append_kv(k, k, *caches, slots, k_scale=3.0)
+    arrays = [np.zeros((2, 4, 2, 8), np.float32) for _ in range(2)]
+    append_kv(k.numpy(), k.numpy(), *arrays, slots.numpy(), k_scale=3.0)
+    for ours, theirs in zip(caches, arrays, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs)
+
+
+def test_decode_reads_what_was_appended():
+    """A cache filled by append_kv in pages of no order; scales there and back."""
+    case = Batch("filled", "", (2,) * 3, (20, 1, 33), page=4, causal=True)
+    args, options = call_of(case, "float32", 16, "cpu")
+    q, k, v, lengths = args
+    scales = {"k_scale": torch.tensor([2.0, 0.5]), "v_scale": 4.0}
+    filled = [torch.full_like(x, torch.nan) for x in (k, v)]
+    for b, (_, *kv) in enumerate(serving.values(case, "float32", 16)):
+        rows = [torch.from_numpy(x).transpose(0, 1) for x in kv]
+        j = torch.arange(rows[0].shape[0])
+        slots = options["block_table"][b, j // 4] * 4 + j % 4
+        append_kv(*rows, *filled, slots.long(), **scales)
+    expected = attention_decode(*args, **options)
+    torch.testing.assert_close(attention_decode(q, *filled, lengths, **options, **scales), expected)
+
+
+# --- merge_states ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("split", [0, 1, 50, 90])
+def test_parts_merge_to_the_whole(library, split):
+    q, k, v = torch.randn(2, 3, 4, 32), torch.randn(2, 90, 2, 32), torch.randn(2, 90, 2, 16)
+    whole = cutlass_attn.attention(q, k, v, layout="bshd", return_lse=True)
+    parts = []
+    for keys in (slice(0, split), slice(split, 90)):
+        parts += cutlass_attn.attention(q, k[:, keys], v[:, keys], layout="bshd", return_lse=True)
+    merged = merge_states(*(parts if library == "torch" else [x.numpy() for x in parts]))
+    for ours, theirs in zip(merged, whole, strict=True):
+        assert type(ours).__module__.startswith(library)
+        torch.testing.assert_close(torch.as_tensor(ours), theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("empty", [-np.inf, np.inf])
+def test_empty_parts_do_not_count(empty):
+    o, lse = torch.randn(5, 2, 8), torch.randn(2, 5)
+    nothing, nowhere = torch.full_like(o, torch.nan), torch.full_like(lse, empty)
+    for merged in (merge_states(o, lse, nothing, nowhere), merge_states(nothing, nowhere, o, lse)):
+        torch.testing.assert_close(merged[0], o)
+        torch.testing.assert_close(merged[1], lse)
+    both = merge_states(nothing, nowhere, nothing, nowhere)
+    assert (both[0] == 0).all()
+    assert (both[1] == -torch.inf).all()
+
+
+def test_merge_is_exact_far_apart():
+    """Log-sum-exps whose exponentials no float holds."""
+    o, lse = torch.ones(1, 1, 4, dtype=torch.float16), torch.tensor([[500.0]])
+    merged, total = merge_states(o, lse, 3 * o, lse)
+    assert (merged == 2).all()
+    torch.testing.assert_close(total, lse + np.log(2.0))
+
+
+def test_merge_refuses_other_shapes():
+    o, lse = torch.ones(5, 2, 8), torch.ones(2, 5)
+    with pytest.raises(ValueError, match=r"lse_b must have shape \(2, 5\), got \(5, 2\)"):
+        merge_states(o, lse, o, lse.T)
+    with pytest.raises(ValueError, match=r"o_b must be float32, got torch\.float16"):
+        merge_states(o, lse, o.half(), lse)
+    with pytest.raises(ValueError, match=r"o_a must have shape .* got \(8,\)"):
+        merge_states(o[0, 0], lse, o, lse)
+    with pytest.raises(TypeError, match="lse_a must be an array of the same library"):
+        merge_states(o, lse.numpy(), o, lse)
+
+
+# --- torch's machinery ----------------------------------------------------------------------------
+
+
+def test_opcheck():
+    _args, options, before, new_keys, _ = append_case("cpu", 16, 3, "float32")
+    before = [x.nan_to_num() if x.is_floating_point() else x for x in before]
+    names = ("q", "k_cache", "v_cache", "cache_seqlens")
+    angles = torch.rand(160, 8)
+    tables = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    given = dict(zip(names, before, strict=True))
+    table = {"block_table": options["block_table"]}
+    for more in ({}, tables):
+        torch.library.opcheck(
+            _serving_ops.decode_append_op,
+            _serving_ops._DECODE_APPEND.arguments(**given, **table, **new_keys, **more),
+        )
+    mask = torch.rand(3, 1, 3, options["block_table"].shape[1] * 16) > 0.3
+    for more in ({}, {"return_lse": True, "mask": mask}):
+        torch.library.opcheck(
+            _serving_ops.attention_decode_op,
+            _serving_ops._DECODE.arguments(**given, **table, **more),
+        )
+    rows = torch.randn(3, 2, 32)
+    slots = torch.tensor([0, -1, 5])
+    torch.library.opcheck(
+        _serving_ops.append_kv_op, (rows, rows, before[1], before[2], slots, None, torch.ones(1))
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("page", [None, 16])
+def test_compiles_without_breaks(dynamic, page):
+    torch.compiler.reset()
+
+    def step(q, k_cache, v_cache, lengths, options):
+        out, lse = attention_decode(q, k_cache, v_cache, lengths, **options, return_lse=True)
+        flat = [x if page else x.flatten(0, 1)[:, None] for x in (k_cache, v_cache)]
+        rows = options["k_new"][:, 0]
+        append_kv(rows, rows, *flat, lengths.long())
+        return merge_states(out, lse, out, lse)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    _, options, before, new_keys, _ = append_case("cpu", page, 3)
+    angles = torch.rand(160, 8).half()
+    options |= {**new_keys, "rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    options["tree_mask"] = torch.rand(3, 3, 3) > 0.3
+    q, k, v, lengths = before
+    caches = [(k.clone(), v.clone()) for _ in range(2)]
+    for ours, theirs in zip(
+        compiled(q, *caches[0], lengths, options),
+        step(q, *caches[1], lengths, options),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(*caches, strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+def test_meta_tensors_give_shapes():
+    q = torch.empty(3, 1, 4, 16, device="meta")
+    cache = torch.empty(3, 20, 2, 16, device="meta")
+    lengths = torch.empty(3, dtype=torch.int32, device="meta")
+    out, lse = attention_decode(q, cache, cache[..., :8], lengths, return_lse=True)
+    assert out.shape == (3, 1, 4, 8)
+    assert lse.shape == (3, 4, 1)
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+Q, CACHE, NEW = torch.zeros(2, 1, 4, 16), torch.zeros(2, 12, 2, 16), torch.zeros(2, 1, 2, 16)
+TABLE = int32([0, 1, 1, 0]).view(2, 2)
+ANGLES = torch.zeros(12, 8)
+ROTARY = {"rotary_cos": ANGLES, "rotary_sin": ANGLES}
+
+
+def call(q=Q, k=CACHE, v=CACHE, lengths=(5, 12), **options):
+    return attention_decode(q, k.clone(), v.clone(), int32(lengths), **options)
+
+
+def new(**options):
+    return call(**{"k_new": NEW, "v_new": NEW, "lengths": (5, 11), **options})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda: call(lengths=(5, 13)), ValueError, r"cache_seqlens\[1\] is 13, allowed: 0 to 12"),
+        (lambda: call(lengths=(-1, 3)), ValueError, r"cache_seqlens\[0\] is -1, allowed: 0 to 12"),
+        (
+            lambda: new(lengths=(5, 12)),
+            ValueError,
+            r"cache_seqlens\[1\] is 12 and there are 1 new keys, but the cache covers 12 keys",
+        ),
+        (lambda: call(lengths=(5,)), ValueError, r"cache_seqlens must have shape \(batch,\) = \(2"),
+        (lambda: attention_decode(Q, CACHE, CACHE, 5), TypeError, "cache_seqlens must be an array"),
+        (lambda: call(q=Q[0]), ValueError, "q must have 4 dimensions"),
+        (
+            lambda: call(k=CACHE[:1], v=CACHE[:1]),
+            ValueError,
+            "k_cache has 1 entries and q 2; allow",
+        ),
+        (lambda: call(v=CACHE[:, :5]), ValueError, "k_cache and v_cache must have one shape but"),
+        (lambda: call(k=CACHE.half()), ValueError, "k_cache must be torch.float32 like q"),
+        (
+            lambda: call(block_table=TABLE + 1),
+            ValueError,
+            r"block_table\[0, 0\] is 2|block_table\[1, 0\] is 2, allowed: 0 to 1",
+        ),
+        (
+            lambda: new(block_table=TABLE, lengths=(24, 3)),
+            ValueError,
+            r"cache_seqlens\[0\] is 24 and there are 1 new keys, but block_table covers 24",
+        ),
+        (
+            lambda: call(block_table=TABLE, cache_batch_idx=int32([0, 1])),
+            ValueError,
+            "cache_batch_idx and block_table are both given",
+        ),
+        (
+            lambda: call(cache_batch_idx=int32([0, 2])),
+            ValueError,
+            r"cache_batch_idx\[1\] is 2, allowed: 0 to 1, the entries of k_cache",
+        ),
+        (lambda: call(k_new=NEW), ValueError, "k_new and v_new go together"),
+        (lambda: new(k_new=NEW[:1], v_new=NEW[:1]), ValueError, "k_new and v_new must have the ba"),
+        (lambda: new(k_new=NEW.half()), ValueError, "k_new must be torch.float32 like q"),
+        (lambda: call(**ROTARY), ValueError, "rotary_cos and rotary_sin need k_new"),
+        (lambda: new(rotary_cos=ANGLES), ValueError, "rotary_cos and rotary_sin go together"),
+        (
+            lambda: new(rotary_cos=ANGLES[:11], rotary_sin=ANGLES),
+            ValueError,
+            "rotary_cos has 11 positions, allowed: 12 or more",
+        ),
+        (
+            lambda: new(rotary_cos=torch.zeros(12, 9), rotary_sin=torch.zeros(12, 9)),
+            ValueError,
+            "rotary_cos has 9 columns, allowed: 1 to half the head dim, 8",
+        ),
+        (
+            lambda: new(rotary_cos=ANGLES, rotary_sin=ANGLES[:, :4]),
+            ValueError,
+            "must have as many columns",
+        ),
+        (lambda: new(**ROTARY, rotary_interleaved=1), TypeError, "rotary_interleaved must be True"),
+        (
+            lambda: call(tree_mask=torch.ones(2, 1, 2).bool()),
+            ValueError,
+            r"tree_mask must have shape \(2, 1, 1\), got \(2, 1, 2\)",
+        ),
+        (lambda: call(tree_mask=torch.ones(2, 1, 1)), ValueError, "tree_mask must be bool"),
+        (lambda: call(tree_mask=[True]), TypeError, "tree_mask must be an array of the same libra"),
+        (lambda: call(cache_leftpad=TABLE), ValueError, r"cache_leftpad must have shape \(2,\)"),
+        (lambda: call(num_splits=-1), ValueError, "num_splits is -1, allowed: 0 to 2147483647"),
+        (lambda: call(num_splits=1.5), TypeError, "num_splits must be an int, got 1.5"),
+        (lambda: call(causal="no"), TypeError, "causal must be True or False"),
+        (lambda: call(mask=Q), TypeError, r"attention_decode\(\) got an unexpected.*'mask'"),
+        (lambda: call(dropout_p=0.5), TypeError, r"attention_decode\(\) got an unexpected"),
+    ],
+)
+def test_errors(wrong, error, message):
+    with pytest.raises(error, match=message):
+        wrong()
+
+
+def test_a_cache_that_cannot_be_written():
+    cache = np.zeros((2, 12, 2, 16), np.float32)
+    cache.setflags(write=False)
+    arrays = {"k_new": NEW.numpy(), "v_new": NEW.numpy()}
+    with pytest.raises(ValueError, match="k_cache must be writable"):
+        attention_decode(Q.numpy(), cache, cache, np.array([1, 2], np.int32), **arrays)
+
+
+PAGES, ROWS = torch.zeros(2, 4, 2, 16), torch.zeros(3, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"slot_mapping": torch.tensor([0, 8, 1])},
+            ValueError,
+            r"slot_mapping\[1\] is 8, allowed:",
+        ),
+        ({"slot_mapping": int32([0, 1, 2])}, ValueError, "slot_mapping must be int64"),
+        ({"slot_mapping": torch.arange(4)}, ValueError, "slot_mapping must have shape"),
+        ({"k": ROWS[0]}, ValueError, r"k must have 3 dimensions, \(rows, heads, head_dim\)"),
+        ({"v": ROWS[:2]}, ValueError, "k and v must have one shape but for the head dim"),
+        ({"k_cache": PAGES.half()}, ValueError, "k_cache must be torch.float32 like k"),
+        ({"k_cache": PAGES[..., :8]}, ValueError, "k and k_cache must have one head dim"),
+        (
+            {"k_cache": PAGES[:, :, :1], "v_cache": PAGES[:, :, :1]},
+            ValueError,
+            "the heads and head",
+        ),
+        ({"k": ROWS.double()}, TypeError, "k must be float16, bfloat16 or float32"),
+        ({"k_scale": 0.0}, ValueError, "k_scale is 0.0, allowed: a finite number > 0"),
+        ({"slot_mapping": None}, TypeError, r"append_kv\(\) needs slot_mapping, got None"),
+    ],
+)
+def test_errors_of_append(given, error, message):
+    good = {"k": ROWS, "v": ROWS, "k_cache": PAGES, "v_cache": PAGES}
+    with pytest.raises(error, match=message):
+        append_kv(**{**good, "slot_mapping": torch.arange(3), **given})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_seqlens": int32([5, 13])}, "cache_seqlens with the new keys must be up to 12"),
+        ({"cache_seqlens": int32([-1, 3])}, "cache_seqlens must be 0 or more"),
+        ({"cache_seqlens": int32([5, 12]), "k_new": NEW}, "must be up to 12"),
+        ({"block_table": TABLE, "cache_seqlens": int32([25, 3])}, "must be 0 to 24"),
+        ({"block_table": TABLE + 1}, "block_table must hold pages, 0 to 1"),
+        ({"cache_batch_idx": int32([0, 2])}, "cache_batch_idx must be 0 to 1"),
+    ],
+)
+def test_checks_on_the_device(options, message):
+    """What validate=True has a GPU check; on a CPU the same function raises at once."""
+    good = {"cache_seqlens": int32([5, 12])}
+    _serving_ops.validate_decode(CACHE, **good)
+    with pytest.raises(RuntimeError, match=message):
+        _serving_ops.validate_decode(CACHE, **{**good, **options})
+
+
+@pytest.mark.gpu
+def test_validate_lets_good_calls_pass():
+    args, options, before, new_keys, _ = append_case("cuda", 16, 1)
+    expected = attention_decode(*args, **options)
+    out = attention_decode(*before, **options, **new_keys, validate=True)
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
