@@ -27,7 +27,7 @@ import repository  # noqa: F401, puts the next ones within reach
 import generate
 from cutlass_attn.gates import sass
 from cutlass_attn.gates.thresholds import FAIL, PASS, load_gates
-from cutlass_attn.gates.tile import tile_of
+from cutlass_attn.gates.tile import code_of
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
-            used, tile = resources[kernel], tile_of(row.key, score)
+            used, tile = resources[kernel], code_of(row.key, score)
             smem = tile.smem_bytes if tile else None
             figures = sass.static_figures(used, counts[kernel], smem)
             head_dim = row.head_dims.qk if row.head_dims else 0

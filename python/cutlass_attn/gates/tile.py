@@ -13,14 +13,28 @@ from ..variant_key import parse
 # of the general score once, for all. (Where Q stays in registers its loop is another one, over the
 # key blocks of all tiles.)
 BODIES, BODIES_GENERAL = 2, 1
-# A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
-COPIES, COPIES_Q = 2, 3
+# A copy of keys for whole tiles and for others, but one where pages say where rows are; one of
+# queries for tiles of several heads as well.
+COPIES, COPIES_PAGED, COPIES_Q = 2, 1, 3
 
 REGISTERS = 65536  # of an SM
 MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
-_COORDINATES = 112
+_COORDINATES, _COORDINATES_PAGED = 112, 216
+
+# Kernels of sm80/forward.hpp, with what they accumulate in; those of pages.
+_FORWARD = {
+    "": "fp32",
+    "general": "fp32",
+    "varlen": "fp32",
+    "paged": "fp32",
+    "paged_general": "fp32",
+    "fp16": "fp16",
+    "fp16_qk": "fp16_qk",
+    "fp16_pv": "fp16_pv",
+}
+_PAGED = ("paged", "paged_general")
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class Tile:
     columns: int
     score: str
     accumulate: str = "fp32"
+    is_paged: bool = False
 
     @property
     def threads(self) -> int:
@@ -86,7 +101,8 @@ class Tile:
                 (self.n, self.head_dim_v),
             )
         )
-        copies = COPIES_Q * load_q + COPIES * (load_k + bodies * (load_k + load_v))
+        each = COPIES_PAGED if self.is_paged else COPIES  # of a tile of K or V
+        copies = COPIES_Q * load_q + each * (load_k + bodies * (load_k + load_v))
         if self.columns > 1:
             # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
             keys, dims_v = self.n // self.columns, dims_v // self.columns
@@ -111,7 +127,7 @@ class Tile:
                 "HMMA.F16": 0,
                 "LDSM": self.rows * dims + 2 * self.key_block * dims,
                 "LDSM.T": self.key_block * dims_v,
-                "LDGSTS": copies + COPIES * load_k + COPIES * load_v,
+                "LDGSTS": copies + each * (load_k + load_v),
             }
         if self.is_pipelined:
             # Q once; the first key block's Q K^T and the last one's P V, of which the loop has read
@@ -124,10 +140,10 @@ class Tile:
                 "HMMA.F16": self.in_fp16(*products),
                 "LDSM": self.rows * dims + qk * dims,
                 "LDSM.T": pv * dims_v - 1,
-                "LDGSTS": copies + COPIES * load_v,
+                "LDGSTS": copies + each * load_v,
             }
-        each = bodies * blocks * self.rows * 2
-        products = each * dims, each * dims_v
+        halves = bodies * blocks * self.rows * 2
+        products = halves * dims, halves * dims_v
         return {
             "HMMA": sum(products),
             "HMMA.F16": self.in_fp16(*products),
@@ -138,7 +154,7 @@ class Tile:
 
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
-        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
+        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64 and not self.is_paged
         blocks = 1 if self.columns > 1 else 3 if small else 2
         return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
 
@@ -149,7 +165,8 @@ class Tile:
         k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
-            return q + stages * (k + v) + _aligned(_COORDINATES)
+            coordinates = _COORDINATES_PAGED if self.is_paged else _COORDINATES
+            return q + stages * (k + v) + _aligned(coordinates)
         kept = replace(self, score="general").steps_in_registers
         moved = kept // 4 * self.m * 128
         p = 2 * self.m * self.n
@@ -189,13 +206,75 @@ def _aligned(size: int) -> int:
     return -(-size // 128) * 128
 
 
+@dataclass(frozen=True)
+class DecodeTile:
+    """The same of sm80/decode.hpp: warps take tiles of n keys in turn, each for all m rows."""
+
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def stages(self) -> int:
+        return 3 if self.head_dim + self.head_dim_v <= 256 else 2
+
+    @property
+    def keeps_q(self) -> bool:
+        return self.head_dim <= 128
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code: as Tile's, of a warp with one m16 block of rows. The
+        general score has two bodies, too: its mask is jumped over."""
+        dims, dims_v = self.head_dim // 16, self.head_dim_v // 16
+        load_q = -(-self.m * self.head_dim // 8 // self.threads)
+        load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32
+        return {
+            "HMMA": BODIES * (2 * dims + 2 * dims_v),
+            "HMMA.F16": 0,
+            "LDSM": BODIES * dims + (1 if self.keeps_q else BODIES) * dims,
+            "LDSM.T": BODIES * dims_v,
+            "LDGSTS": COPIES_Q * load_q + self.stages * load_kv,
+        }
+
+    def register_limit(self) -> int:
+        return min(REGISTERS // (self.threads * 2) // 8 * 8, 255)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: Shared of sm80/decode.hpp."""
+        stage = 2 * self.n * (self.head_dim + self.head_dim_v)
+        q = 128 if self.keeps_q else 2 * self.m * self.head_dim
+        return self.warps * self.stages * stage + q + _aligned(4)
+
+
 def tile_of(key: str, score: str) -> Tile | None:
     """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
     parts = parse(key)
     if parts is None or not parts.tile or parts.dtype == "f32":
         return None
     family, _, kind = parts.kernel.partition("/")
-    if family != "sm80" or kind not in ("", "general", "fp16", "fp16_qk", "fp16_pv"):
+    if family != "sm80" or kind not in _FORWARD:
         return None
-    accumulate = kind if kind.startswith("fp16") else "fp32"
-    return Tile(parts.head_dim, parts.head_dim_v, **parts.tile, score=score, accumulate=accumulate)
+    return Tile(
+        parts.head_dim,
+        parts.head_dim_v,
+        **parts.tile,
+        score=score,
+        accumulate=_FORWARD[kind],
+        is_paged=kind in _PAGED,
+    )
+
+
+def code_of(key: str, score: str) -> Tile | DecodeTile | None:
+    """What is known of a variant's machine code; None: nothing."""
+    parts = parse(key)
+    if parts is not None and parts.kernel == "sm80/decode":
+        tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
+        return DecodeTile(parts.head_dim, parts.head_dim_v, **tile)
+    return tile_of(key, score)
