@@ -47,7 +47,10 @@ def test(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting and static checks, those that pre-commit runs and the types."""
-    session.install(*CONSTRAINTS, "pre-commit", "mypy", "numpy", "rich", "nox", "tomli")
+    """Formatting and static checks: those that pre-commit runs, types, and who imports whom."""
+    session.install(
+        *CONSTRAINTS, "pre-commit", "mypy", "import-linter", "numpy", "rich", "nox", "tomli"
+    )
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
     session.run("mypy")
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "python"})

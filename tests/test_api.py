@@ -10,7 +10,8 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
-from cutlass_attn import _C, _ops
+from cutlass_attn import _C
+from cutlass_attn._call import operator as _ops
 
 attention = cutlass_attn.attention
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
@@ -71,7 +72,7 @@ out, lse = cutlass_attn.attention(q, k, k, causal=True,
                                   bias=torch.zeros(7), sinks=torch.zeros(4), return_lse=True)
 n = [x.numpy() for x in (q, k, k)]
 expected = cutlass_attn.attention(*n, causal=True, sinks=torch.zeros(4).numpy())
-print(bool((out.numpy() == expected).all()), cutlass_attn._torch.exchange_api)
+print(bool((out.numpy() == expected).all()), cutlass_attn._call.torch_library.exchange_api)
 """
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch is one")

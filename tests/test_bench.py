@@ -12,9 +12,11 @@ import cases
 import cutlass_attn
 import numpy as np
 import pytest
-from cutlass_attn import _C, cli
-from cutlass_attn.bench import accuracy, environment, impls, report, runner, stats, timing
-from cutlass_attn.bench.shapes import GRIDS, Grid, Shape, parse_shape
+from cutlass_attn import _C
+from cutlass_attn.tools import cli
+from cutlass_attn.tools.experiment import environment, impls, report, runner, stats, timing
+from cutlass_attn.tools.experiment import judge as accuracy
+from cutlass_attn.tools.experiment.problems import GRIDS, Grid, Shape, parse_shape
 from test_cli import wrong_kernel
 
 torch = cases.torch
@@ -515,7 +517,7 @@ def test_without_a_gpu_it_says_what_is_missing(capsys):
 
 
 def test_without_torch_it_says_so():
-    code = "import sys; sys.modules['torch'] = None; from cutlass_attn import cli;"
+    code = "import sys; sys.modules['torch'] = None; from cutlass_attn.tools import cli;"
     code += "raise SystemExit(cli.main(['bench', '--device', 'cpu']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and "pip install 'cutlass_attn[torch]'" in done.stderr

@@ -1,4 +1,4 @@
-"""`cutlass_attn.bench.accumulation`: errors of emulated kernels, its file and its figure."""
+"""`cutlass_attn.tools.grids.accumulation`: errors of emulated kernels, its file and its figure."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import cutlass_attn
 import pytest
 from cutlass_attn import testing
-from cutlass_attn.bench import accumulation
+from cutlass_attn.tools.grids import accumulation
 
 pytest.importorskip("torch", reason="its inputs are torch tensors")
 needs_simt = pytest.mark.skipif(
@@ -79,7 +79,7 @@ def test_the_file_of_the_h200_is_by_the_rule_of_today():
 def test_a_wrong_result_is_a_failure(capsys, monkeypatch, tmp_path):
     judge = testing.judge
     monkeypatch.setattr(
-        "cutlass_attn.bench.accuracy.judge", lambda out, *more: judge(out * 1.02, *more)
+        "cutlass_attn.tools.experiment.judge.judge", lambda out, *more: judge(out * 1.02, *more)
     )
     assert run(tmp_path / "a.json", "--seqlens", "40") == 1
 

@@ -1,9 +1,9 @@
-"""`cutlass_attn.bench.options`: its rows, its file and its verdict, on the CPU."""
+"""`cutlass_attn.tools.grids.options`: its rows, its file and its verdict, on the CPU."""
 
 import json
 
 import pytest
-from cutlass_attn.bench import options
+from cutlass_attn.tools.grids import options
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
 

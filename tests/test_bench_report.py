@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cutlass_attn import cli
-from cutlass_attn.bench import report
-from cutlass_attn.bench.shapes import GRIDS
+from cutlass_attn.tools import cli
+from cutlass_attn.tools.experiment import report
+from cutlass_attn.tools.experiment.problems import GRIDS
 
 
 def example():
@@ -71,7 +71,7 @@ def test_plot_files(capsys, tmp_path):
 
 def test_what_the_figures_show():
     pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
-    from cutlass_attn.bench import plot
+    from cutlass_attn.tools.experiment import plot
 
     result = example()
     rows = [row for row in result.rows if row.us is not None and row.status == "ok"]
@@ -90,7 +90,7 @@ def test_what_the_figures_show():
 
 def test_no_rate_is_cut_off():
     pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
-    from cutlass_attn.bench import plot
+    from cutlass_attn.tools.experiment import plot
 
     result = example()
     rows = [row for row in result.rows if row.us is not None and row.status == "ok"]
@@ -102,7 +102,7 @@ def test_no_rate_is_cut_off():
 
 
 def test_plot_without_matplotlib(capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "cutlass_attn.bench.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "cutlass_attn.tools.experiment.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["bench", "--plot", "x.json"]) == 2
     assert "pip install 'cutlass_attn[bench]'" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import cases
 import cutlass_attn
 import pytest
 from cases import torch
-from cutlass_attn import _torch
+from cutlass_attn._call import torch_library as _torch
 
 CASES = [
     cases.Case("plain", "", seqlen_q=65, seqlen_k=70, heads=1, heads_kv=1, causal=True),

@@ -12,7 +12,8 @@ import cases
 import cutlass_attn
 import numpy as np
 import pytest
-from cutlass_attn import _C, check, cli, ladder
+from cutlass_attn import _C
+from cutlass_attn.tools import check, cli, ladder
 
 SMALL = [
     "check",
@@ -159,7 +160,7 @@ def test_check_without_torch():
 import sys
 from pathlib import Path
 sys.modules["torch"] = None  # importing torch now fails
-from cutlass_attn import cli
+from cutlass_attn.tools import cli
 raise SystemExit(cli.main({SMALL} + ["--json", "-"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -282,7 +283,7 @@ def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
 
 
 def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "cutlass_attn.bench.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "cutlass_attn.tools.experiment.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(cli, "run_ladder", lambda *_: pytest.fail("measured all the same"))
     assert cli.main([*LADDER, "--plot", "."]) == 2

@@ -1,11 +1,11 @@
-"""cutlass_attn.gates: the usual way around a loop is found in code, or an error says why not."""
+"""Machine code of a main loop: the usual way around it is found, or an error says why not."""
 
 from collections import Counter
 
 import pytest
-from cutlass_attn.gates import issue_slots
-from cutlass_attn.gates.hot_path import SassError, find_loop, hot_path, read_blocks
-from cutlass_attn.gates.tile import Tile
+from cutlass_attn.tools.sass import issue_slots
+from cutlass_attn.tools.sass.loops import SassError, find_loop, hot_path, read_blocks
+from cutlass_attn.tools.sass.tiles import Tile
 
 # A loop at 0x20: one copy of its body with a rare branch, one that tests masks, then maybe a copy
 # of the next tile, in two versions.

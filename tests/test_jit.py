@@ -10,9 +10,10 @@ import cutlass_attn
 import numpy as np
 import pytest
 import torch
-from cutlass_attn import _C, cli, jit, testing
+from cutlass_attn import _C, jit, testing
+from cutlass_attn._build.variant_key import symbol_of
 from cutlass_attn.jit import cache, compiler
-from cutlass_attn.variant_key import symbol_of
+from cutlass_attn.tools import cli
 
 ARCH = "sm_89"
 

@@ -5,7 +5,8 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
-from cutlass_attn import _ops, testing
+from cutlass_attn import testing
+from cutlass_attn._call import operator as _ops
 
 attention = cutlass_attn.attention
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]

@@ -1,4 +1,4 @@
-"""cutlass_attn.gates and `cutlass-attn profile`, on machine code and figures made by hand."""
+"""cutlass_attn.tools.gates and `cutlass-attn profile`, on machine code and figures made by hand."""
 
 import json
 import os
@@ -11,12 +11,15 @@ from types import SimpleNamespace
 import cases
 import pytest
 import torch
-from cutlass_attn import _C, cli, profile, variants
-from cutlass_attn.bench.shapes import Shape
-from cutlass_attn.gates import ncu, sass
-from cutlass_attn.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
-from cutlass_attn.gates.tile import Tile, tile_of
-from cutlass_attn.variant_key import key_of, symbol_of
+from cutlass_attn import _C, variants
+from cutlass_attn._build.variant_key import key_of, symbol_of
+from cutlass_attn.tools import cli
+from cutlass_attn.tools.experiment.problems import Shape
+from cutlass_attn.tools.gates import ncu
+from cutlass_attn.tools.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
+from cutlass_attn.tools.profile import measure as profile
+from cutlass_attn.tools.sass import disassemble as sass
+from cutlass_attn.tools.sass.tiles import Tile, tile_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -270,7 +273,7 @@ def test_a_variant_is_measured_and_judged(fake_ncu, capsys):
     assert len(log) == 2
     assert "--clock-control none" in log[1] and CONFLICTS in log[1] and WAVEFRONTS in log[1]
     assert log[1].endswith(
-        f"cutlass_attn.profile.launch {KEY} float16 4,32,32,4096,4096,64 whole cuda"
+        f"cutlass_attn.tools.profile.launch {KEY} float16 4,32,32,4096,4096,64 whole cuda"
     )
 
 
@@ -497,7 +500,7 @@ def test_help_names_the_gates(capsys):
 
 
 def test_nothing_of_it_is_imported_with_the_package():
-    names = {"cutlass_attn.profile", "cutlass_attn.gates", "cutlass_attn.tune"}
+    names = {"cutlass_attn.tools"}
     code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
     environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -7,14 +7,17 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
-from cutlass_attn import jit, profile, tune, tuning_file
-from cutlass_attn.bench.shapes import Shape
-from cutlass_attn.gates import issue_slots
-from cutlass_attn.gates.ncu import NcuError, NcuUnavailable
-from cutlass_attn.gates.tile import tile_of
-from cutlass_attn.tune import report, static, worker
-from cutlass_attn.tune.evaluate import Evaluator, Processes
-from cutlass_attn.tune.proposers import (
+from cutlass_attn import jit
+from cutlass_attn._build import tuned_toml as tuning_file
+from cutlass_attn.tools.experiment.problems import Shape
+from cutlass_attn.tools.gates.ncu import NcuError, NcuUnavailable
+from cutlass_attn.tools.profile import measure as profile
+from cutlass_attn.tools.sass import issue_slots
+from cutlass_attn.tools.sass.tiles import tile_of
+from cutlass_attn.tools.tune import report, static, worker
+from cutlass_attn.tools.tune import search as tune
+from cutlass_attn.tools.tune.evaluate import Evaluator, Processes
+from cutlass_attn.tools.tune.proposers import (
     Command,
     Context,
     Evolutionary,
@@ -24,7 +27,7 @@ from cutlass_attn.tune.proposers import (
     Tried,
     parse_answer,
 )
-from cutlass_attn.tune.space import (
+from cutlass_attn.tools.tune.space import (
     Candidate,
     Space,
     Task,
@@ -33,7 +36,7 @@ from cutlass_attn.tune.space import (
     parse_tile,
     registers_needed,
 )
-from cutlass_attn.tune.state import held, open_state
+from cutlass_attn.tools.tune.state import held, open_state
 
 SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
 ADA = limits("sm_89", 58, 100 * 1024, "L4")

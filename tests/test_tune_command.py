@@ -4,9 +4,10 @@ import json
 
 import pytest
 import test_tune
-from cutlass_attn import cli, jit, tuning
-from cutlass_attn.tune import command, evaluate
-from cutlass_attn.tune.space import Candidate, limits
+from cutlass_attn import jit, tuning
+from cutlass_attn.tools import cli
+from cutlass_attn.tools.tune import command, evaluate
+from cutlass_attn.tools.tune.space import Candidate, limits
 from test_tune import StubWorker
 
 AXES = {**test_tune.AXES, "columns": [1]}
@@ -26,7 +27,7 @@ def stub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def on_a_gpu(stub, monkeypatch):
-    monkeypatch.setattr("cutlass_attn.bench.environment.why_no_gpu", lambda device: "")
+    monkeypatch.setattr("cutlass_attn.tools.experiment.environment.why_no_gpu", lambda device: "")
     monkeypatch.setattr(command, "_limits_of", lambda device: limits("sm_90", 132, 228 * 1024))
     machine = {"GPU": "NVIDIA X", "driver": "1.2", "cutlass_attn": "0", "headers": "01"}
     monkeypatch.setattr(command, "_machine", lambda *_: machine)
@@ -100,7 +101,7 @@ def test_what_is_found_is_written_and_runs_from_then_on(on_a_gpu, tmp_path, monk
     assert f"best: {best}, " in text and "times the speed of 128x64x4" in text
 
     # The next process reads the file: scores stay relative to the first tile.
-    from cutlass_attn import tune
+    from cutlass_attn.tools.tune import search as tune
 
     monkeypatch.setattr(tune, "rules_in_force", lambda task: rules)
     assert cli.main(arguments) == 0
@@ -121,7 +122,9 @@ def test_a_run_is_not_continued_elsewhere(on_a_gpu, changed, tmp_path, capsys):
 
 def test_what_scores_depend_on(monkeypatch):
     facts = {"device": "NVIDIA X", "driver_version": "1.2", "build": {"version": "0", "cuda": "13"}}
-    monkeypatch.setattr("cutlass_attn.bench.environment.environment", lambda device: facts)
+    monkeypatch.setattr(
+        "cutlass_attn.tools.experiment.environment.environment", lambda device: facts
+    )
     monkeypatch.setattr(jit, "digest", lambda: "a" * 64)
     machine = command._machine("cuda", "")
     assert machine == {

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cutlass_attn import _C, jit, tune, tuning, tuning_file
-from cutlass_attn.bench.shapes import Shape
-from cutlass_attn.tune.space import Candidate, Task, blocks_per_sm, limits, parse_tile
-from cutlass_attn.tuning_file import Failing, Rule, Tuning, TuningError
+from cutlass_attn import _C, jit, tuning
+from cutlass_attn._build import tuned_toml as tuning_file
+from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
+from cutlass_attn.tools.experiment.problems import Shape
+from cutlass_attn.tools.tune import search as tune
+from cutlass_attn.tools.tune.space import Candidate, Task, blocks_per_sm, limits, parse_tile
 
 H100 = limits("sm_90", 132, 228 * 1024)
 FORWARD = Shape(4, 16, 16, 4096, 4096, 128)
@@ -185,7 +187,7 @@ def test_what_several_processes_write_is_all_there(tmp_path):
     file = tmp_path / "new" / "tuned.toml"
     program = (
         "import sys; from pathlib import Path; from cutlass_attn import tuning\n"
-        "from cutlass_attn.tuning_file import Rule, Tuning\n"
+        "from cutlass_attn._build.tuned_toml import Rule, Tuning\n"
         "for i in range(20):\n"
         "    rule = Rule('smem_228', 'sm80', f'd{int(sys.argv[2]) + i}', '64x64x4')\n"
         "    tuning.update(Path(sys.argv[1]), lambda now: Tuning([*now.rules, rule]))\n"

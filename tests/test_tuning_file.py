@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from cutlass_attn import jit, tuning, tuning_file
-from cutlass_attn.tuning_file import Failing, Rule, TuningError
+from cutlass_attn import jit, tuning
+from cutlass_attn._build import tuned_toml as tuning_file
+from cutlass_attn._build.tuned_toml import Failing, Rule, TuningError
 
 FILE = """# mine
 [smem_228."sm80"]

@@ -8,16 +8,9 @@ Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
 from . import tuning as _tuning
-from .functional import attention
-from .info import (
-    BuildInfo,
-    Explanation,
-    Variant,
-    Verdict,
-    build_info,
-    explain,
-    variants,
-)
+from .attention import attention
+from .explain import Explanation, Verdict, explain
+from .variants import BuildInfo, Variant, build_info, variants
 from .verify import VerificationError
 
 __version__ = build_info().version

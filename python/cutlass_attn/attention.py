@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from . import _C, _numpy  # noqa: F401  numpy registers itself
+from . import _C
+from ._call import numpy_library  # noqa: F401  numpy registers itself
+from ._call.call import SIGNATURES, Call
 from .verify import verified
 
 Array = Any  # torch.Tensor or numpy.ndarray
 Window = int | tuple[int | None, int | None] | None
 
-_torch: Any = None  # the module of this package, from the moment that there is a torch
+_torch: Any = None  # _call.torch_library, from the moment that there is a torch
 
 
 def find_torch() -> Any:
-    """The module _torch, which lets `_C` know of torch, if the program has imported that."""
+    """The module torch_library, which lets `_C` know of torch, if the program has imported that."""
     global _torch
     if _torch is None and sys.modules.get("torch"):
-        from . import _torch  # type: ignore[no-redef]
+        from ._call import torch_library as _torch  # type: ignore[no-redef]
     return _torch
 
 
@@ -38,9 +41,10 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         if torch and torch.is_compiling():
             return torch.through_operator(q, k, v, **options)
         if options.get("verify"):
-            return verified(q, k, v, options)
+            return verified(Call(q, k, v, options))
         return _C.forward(q, k, v, options)
 
+    SIGNATURES[described.__name__] = inspect.signature(described)
     return attention  # type: ignore[return-value]
 
 

@@ -1,50 +1,17 @@
-"""What this build of the library holds, and which of its kernels a call would run."""
+"""Which of this build's kernels a call would run, and why."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from . import _C
-from ._facts import ACCUMULATE, DTYPES
+from ._call.call import SIGNATURES, Call
+from .attention import Array, find_torch
 from .devices import CUDA, Device, parse_device
-from .functional import Array, attention, find_torch
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One compiled, or compilable, kernel instance."""
-
-    key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
-    kernel: str
-    device: str  # "cuda" or "cpu"
-    arch: str  # of its code: "80", or "90a" for Hopper alone; of CPU kernels the GPU's, or empty
-    dtype: str  # "float16", "bfloat16" or "float32"
-    head_dim: int  # 0: any up to 512
-    head_dim_v: int  # of V and the output; 0: any up to 512
-    head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
-    tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
-    accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
-    options: tuple[str, ...]  # what it implements of the options that a kernel may lack
-    tier: str  # "core", "full", or "tuned": of the user's tuning file
-    compiled: bool  # False: left out of this build
-    automatic: bool  # False: runs only when asked for by name
-
-
-@dataclass(frozen=True)
-class BuildInfo:
-    """What this build was made of."""
-
-    version: str
-    tier: str
-    cuda: str  # toolkit's version; empty for a CPU-only build
-    architectures: str
-    cutlass: str
-    compiler: str
-    simt: bool  # GPU kernels compiled for the CPU as well
+from .variants import Variant, variants
 
 
 @dataclass(frozen=True)
@@ -86,33 +53,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-@cache
-def _variants() -> tuple[Variant, ...]:
-    rows: list[dict[str, Any]] = [dict(row) for row in _C.variants()]
-    return tuple(
-        Variant(
-            **{**row, "dtype": DTYPES[row["dtype"]], "accumulate": ACCUMULATE[row["accumulate"]]}
-        )
-        for row in rows
-    )
-
-
-def variants() -> list[Variant]:
-    """Every variant of the manifest, in order of preference, compiled into this build or not."""
-    return list(_variants())
-
-
-def accumulate_of(kernel: str) -> str:
-    """What a kernel, or the variant with this key, adds products up in; "fp32" for other names."""
-    named = (v.accumulate for v in _variants() if kernel in (v.kernel, v.key))
-    return next(named, "fp32")
-
-
-def build_info() -> BuildInfo:
-    """Version, tier, toolkit, architectures and compiler of this build."""
-    return BuildInfo(**_C.build_info())
-
-
 def explain(
     q: Array, k: Array, v: Array, *, device: str | None = None, **options: Any
 ) -> Explanation:
@@ -138,18 +78,18 @@ def explain(
 
         # The answer depends on it.
         jit.available(where.ordinal if _is_present(where) else None)
-    verdicts = _C.explain(q, k, v, options, device=where)
-    call = _C.describe(q, k, v, options)
-    by_key = {variant.key: variant for variant in _variants()}
+    call = Call(q, k, v, options)
+    verdicts = call.verdicts(where)
+    by_key = {variant.key: variant for variant in variants()}
     return Explanation(
-        ", ".join([call.dtype, *_words(q=q, k=k, v=v, **options)]),
+        ", ".join([call.facts().dtype, *_words(call)]),
         name,
         tuple(Verdict(by_key[x.key], x.chosen, x.reason) for x in verdicts),
     )
 
 
 # What help() and inspect show: the signature of `attention`, and `device`.
-_SIGNATURE = inspect.signature(attention)
+_SIGNATURE = SIGNATURES["attention"]
 explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
     parameters=[
         *_SIGNATURE.parameters.values(),
@@ -161,10 +101,11 @@ explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
 _NOT_NAMED = {"return_lse", "out", "kernel", "verify", "rng_state"}
 
 
-def _words(**arguments: Any) -> Iterator[str]:
+def _words(call: Call) -> Iterator[str]:
     """What a call asks for: shapes, and options that are not what they are by default."""
+    given = {"q": call.q, "k": call.k, "v": call.v, **call.options}
     for name, parameter in _SIGNATURE.parameters.items():
-        value = arguments.get(name, parameter.default)
+        value = given.get(name, parameter.default)
         if name in _NOT_NAMED:
             continue
         if shape := getattr(value, "shape", ()):

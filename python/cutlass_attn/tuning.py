@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import _C
 
 if TYPE_CHECKING:
-    from .tuning_file import Rule, Tuning
+    from ._build.tuned_toml import Rule, Tuning
 
 VARIABLE = "CUTLASS_ATTN_TUNING"
 
@@ -37,7 +37,7 @@ def path() -> Path | None:
 
 def read(file: Path) -> Tuning:
     """What the file says. Raises TuningError, which names file and line, and OSError."""
-    from .tuning_file import TuningError, parse
+    from ._build.tuned_toml import TuningError, parse
 
     try:
         return parse(file.read_text(encoding="utf-8"))
@@ -51,8 +51,8 @@ def update(file: Path, change: Callable[[Tuning], Tuning]) -> None:
     A reader sees the old file or the new one. Raises TuningError for a file that cannot be read as
     one, and OSError.
     """
+    from ._build.tuned_toml import Tuning
     from .file_lock import locked
-    from .tuning_file import Tuning
 
     file = file.resolve()  # the file that a link leads to
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,10 +110,10 @@ def apply(tuning: Tuning, source: str) -> list[str]:
 
 def _add(rule: Rule) -> str:
     """Makes a variant of a rule's tile, unless there is one; why not, if it cannot be one."""
-    from .gates.tile import tile_of
+    from ._build.tile import shape_of
     from .jit import tile_space
 
-    tile = tile_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
+    tile = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}")
     if tile is None:
         return ""  # what dispatch says of it is all there is
     if reason := tile.why_not():

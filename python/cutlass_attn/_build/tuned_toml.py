@@ -10,7 +10,7 @@
     "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
 
 kernels/runtime/tuned.toml says what the fields mean; it is read by this at build time, and a user's
-own file at import (tuning.py). Imports nothing of the package but `_facts`.
+own file at import (tuning.py). Imports nothing of the package but `facts`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._facts import SMEM_CLASSES_KB
+from .facts import SMEM_CLASSES_KB
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,7 +1,7 @@
 """Keys of variants, such as sm80/f16/d64/128x64x4: kernel/dtype[/head dims[/tile]].
 
 kernels/generate.py, which makes them, reads this file as well, without the package around it but
-`_facts`.
+`facts`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ._facts import DTYPE_KEYS
+from .facts import DTYPE_KEYS
 
 _NUMBER = r"[1-9]\d{0,3}"
 # A tile: queries x keys x warps along M, and how many times as many along N; each in one way only.

@@ -1,4 +1,4 @@
-"""What `_C` asks of numpy (python/arrays.hpp); the counterpart of _torch."""
+"""What `_C` asks of numpy (python/arrays.hpp); the counterpart of torch_library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _C
+from .. import _C
 
 ARRAY = np.ndarray
 

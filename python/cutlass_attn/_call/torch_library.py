@@ -1,4 +1,4 @@
-"""What `_C` asks of torch (python/arrays.hpp); the counterpart of _numpy. Imports torch."""
+"""What `_C` asks of torch (python/arrays.hpp); the counterpart of numpy_library. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from . import _C
+from .. import _C
 
 ARRAY = torch.Tensor
 
@@ -71,7 +71,7 @@ def through_operator(
     **options: Any,
 ) -> Any:
     """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
-    from ._ops import arguments, attention_forward
+    from .operator import arguments, attention_forward
 
     tensors = [x for x in (q, k, v, *options.values()) if isinstance(x, ARRAY)]
     has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0

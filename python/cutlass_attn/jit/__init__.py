@@ -22,7 +22,7 @@ from .. import _C
 from ..devices import CUDA, parse_device
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .tiles import space, unit_of
+from .sources import space, unit_of
 
 __all__ = [
     "CompileError",

@@ -7,7 +7,7 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any
 
-from ..variant_key import parse, symbol_of
+from .._build.variant_key import parse, symbol_of
 
 
 @once

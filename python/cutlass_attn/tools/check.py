@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .bench.environment import environment
-from .bench.impls import TORCH_BACKENDS, Unsupported, refusal, torch_attention, torch_backend
-from .bench.timing import WarmGraph, clock_times_us, event_times_us, median_us
-from .functional import attention
-from .info import explain, variants
-from .testing import Reference, judge, reference, round_to
+from ..attention import attention
+from ..explain import explain
+from ..testing import Reference, judge, reference, round_to
+from ..variants import variants
+from .experiment.environment import environment
+from .experiment.impls import TORCH_BACKENDS, Unsupported, refusal, torch_attention, torch_backend
+from .experiment.timing import WarmGraph, clock_times_us, event_times_us, median_us
 
 # Emulating a GPU kernel on the CPU is slow. After this time the remaining inputs are left out, and
 # the table says so.

@@ -16,21 +16,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import _C
-from ._facts import ACCUMULATE, DTYPES
-from .bench.environment import default_device, environment, why_no_gpu
-from .bench.impls import discover, select
-from .bench.report import Report as BenchReport
-from .bench.report import checkout_commit, default_path, load
-from .bench.runner import MIN_ROUNDS, Plan, describe_method, run_bench
-from .bench.shapes import GRIDS, SHAPE_FORM, Grid, parse_shape
-from .bench.table import print_report
+from .. import _C
+from .._build.facts import ACCUMULATE, DTYPES
+from ..devices import CUDA
+from ..variants import build_info, variants
 from .check import Problem, Report, Row, run_check
-from .devices import CUDA
-from .info import build_info, variants
+from .console import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from .experiment.environment import default_device, environment, why_no_gpu
+from .experiment.impls import discover, select
+from .experiment.problems import GRIDS, SHAPE_FORM, Grid, parse_shape
+from .experiment.report import Report as BenchReport
+from .experiment.report import checkout_commit, default_path, load
+from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run_bench
+from .experiment.table import print_report
 from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
 from .profile import command as profile_command
-from .terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
 from .tune import command as tune_command
 
 
@@ -193,7 +193,7 @@ def _size(text: str) -> int:
 
 
 def _info(console: Console) -> int:
-    from . import jit
+    from .. import jit
 
     build = build_info()
     facts = {
@@ -431,7 +431,7 @@ def _grid(args: argparse.Namespace, device: str) -> Grid:
 
 
 def _warmup(args: argparse.Namespace) -> int:
-    from . import jit
+    from .. import jit
 
     try:
         jit.warmup(args.kernels, device=args.device)
@@ -450,7 +450,7 @@ def _warmup(args: argparse.Namespace) -> int:
 def _plotting() -> ModuleType:
     """The module that draws. Raises ValueError without matplotlib."""
     try:
-        return importlib.import_module(".bench.plot", __package__)
+        return importlib.import_module(".experiment.plot", __package__)
     except ImportError:
         raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ._facts import DTYPES
+from .._build.facts import DTYPES
 
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 

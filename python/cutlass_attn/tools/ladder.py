@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .bench.impls import TORCH_BACKENDS
+from ..explain import explain
+from ..variants import variants
 from .check import Problem, Report, Row, arrays_for, run_check
-from .info import explain, variants
+from .experiment.impls import TORCH_BACKENDS
 
 # PyTorch's own choice first: what a call of its attention gets.
 BACKENDS = ("auto", *TORCH_BACKENDS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import _C
-from ..devices import CUDA
-from ..info import build_info
+from ... import _C
+from ...devices import CUDA
+from ...variants import build_info
 
 _SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
 

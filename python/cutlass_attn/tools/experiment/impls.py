@@ -18,9 +18,10 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from ..functional import attention
-from ..info import Explanation, accumulate_of, explain, variants
-from .shapes import Shape
+from ...attention import attention
+from ...explain import Explanation, explain
+from ...variants import accumulate_of, variants
+from .problems import Shape
 
 OURS = "cutlass_attn"
 TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")

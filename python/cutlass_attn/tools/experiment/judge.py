@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..testing import Accuracy, Reference, judge, reference
+from ...testing import Accuracy, Reference, judge, reference
 from .impls import Inputs
 
 _ROWS = 32  # queries of a head that are compared; of few queries, as many more heads

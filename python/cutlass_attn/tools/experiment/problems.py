@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._facts import MAX_DECODE_QUERIES
+from ..._build.facts import MAX_DECODE_QUERIES
 
 SHAPE_FORM = "b,hq,hkv,sq,sk,d"
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .shapes import Shape
+from .problems import Shape
 from .stats import Ratio, geometric_mean, paired_ratio
 
 SCHEMA = 1

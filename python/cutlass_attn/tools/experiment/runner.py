@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from .accuracy import Yardstick
 from .environment import nvidia_smi
 from .impls import Call, Impl, Inputs, Unsupported, describe_error
+from .judge import Yardstick
+from .problems import Grid, Shape
 from .report import FAILED, UNSUPPORTED, WRONG, Report, Row, rounded
-from .shapes import Grid, Shape
 from .timing import Sampler, Timer, mean_host_us, median_us, timer_for
 
 MIN_ROUNDS = 5

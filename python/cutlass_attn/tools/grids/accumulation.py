@@ -1,9 +1,9 @@
 """Error and time of fp16 accumulation beside fp32, by head dim and length.
 
-    python -m cutlass_attn.bench.accumulation [--device cuda] [--json FILE] [--figure FILE]
+    python -m cutlass_attn.tools.grids.accumulation [--device cuda] [--json FILE] [--figure FILE]
 
 For each head dim and length the same standard normal inputs go through the kernels of every kind of
-sums; their results are compared with fp64 at both ends (bench/accuracy.py), and on a GPU they are
+sums; their results are compared with fp64 at both ends (experiment/judge.py), and on a GPU they are
 timed in interleaved rounds. Writes JSON, and a figure if matplotlib is there. On a CPU the emulated
 kernels run, at small sizes and without a time. docs/accumulation.md is about what it shows.
 """
@@ -22,17 +22,18 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from .._facts import ACCUMULATE
-from ..functional import attention
-from ..info import explain, variants
-from ..terminal import make_console, progress_bar
-from .accuracy import Yardstick
-from .environment import default_device, environment
-from .impls import Inputs, refusal
-from .report import default_path
-from .runner import random_inputs
-from .shapes import Shape
-from .timing import ColdEvents, interleaved_us
+from ..._build.facts import ACCUMULATE
+from ...attention import attention
+from ...explain import explain
+from ...variants import variants
+from ..console import make_console, progress_bar
+from ..experiment.environment import default_device, environment
+from ..experiment.impls import Inputs, refusal
+from ..experiment.judge import Yardstick
+from ..experiment.problems import Shape
+from ..experiment.report import default_path
+from ..experiment.runner import random_inputs
+from ..experiment.timing import ColdEvents, interleaved_us
 
 SUMS = ACCUMULATE
 ROUNDS, SAMPLES = 7, 20

@@ -1,6 +1,6 @@
 """What options cost: ALiBi, a bias, a mask, dropout and softcap, beside PyTorch's backends.
 
-    python -m cutlass_attn.bench.options [--device cuda] [--shapes B,HQ,... ...] [--json FILE]
+    python -m cutlass_attn.tools.grids.options [--device cuda] [--shapes B,HQ,... ...] [--json FILE]
 
 For each shape and option this library's choice of kernel and those backends of PyTorch that take
 the call run in interleaved rounds, in fp16; results without dropout are compared. docs/options.md
@@ -21,15 +21,15 @@ from typing import Any
 
 from rich.table import Table
 
-from ..functional import attention
-from ..info import explain
-from ..terminal import make_console, progress_bar
-from .environment import default_device, environment
-from .impls import is_refusal, torch_attention, torch_backend
-from .report import default_path
-from .runner import random_inputs
-from .shapes import SHAPE_FORM, Shape, parse_shape
-from .timing import interleaved_us, median_us, timer_for
+from ...attention import attention
+from ...explain import explain
+from ..console import make_console, progress_bar
+from ..experiment.environment import default_device, environment
+from ..experiment.impls import is_refusal, torch_attention, torch_backend
+from ..experiment.problems import SHAPE_FORM, Shape, parse_shape
+from ..experiment.report import default_path
+from ..experiment.runner import random_inputs
+from ..experiment.timing import interleaved_us, median_us, timer_for
 
 ROUNDS, SAMPLES = 7, 10
 GPU_SHAPES = ("4,32,32,4096,4096,64", "4,16,16,4096,4096,128", "2,8,8,2048,2048,256")

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import tuning
-from ..bench.shapes import SHAPE_FORM, parse_shape
-from ..gates.sass import ToolNotFound
+from ... import tuning
+from ..._build.tuned_toml import Failing, Tuning, device_class
+from ..console import make_console, parse_dtypes, progress_bar
+from ..experiment.problems import SHAPE_FORM, parse_shape
 from ..gates.thresholds import FAIL, PASS
-from ..terminal import make_console, parse_dtypes, progress_bar
-from ..tuning_file import Failing, Tuning, device_class
-from . import Report, run_profile
+from ..sass.disassemble import ToolNotFound
+from .measure import Report, run_profile
 
 
 def add_parser(commands: Any) -> None:

@@ -1,6 +1,6 @@
 """The program that Nsight Compute watches: it launches one kernel while its profiler is on.
 
-python -m cutlass_attn.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
+python -m cutlass_attn.tools.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import sys
 
 import torch
 
-from ..bench.runner import random_inputs
-from ..bench.shapes import parse_shape
-from ..functional import attention
-from ..info import accumulate_of
+from ...attention import attention
+from ...variants import accumulate_of
+from ..experiment.problems import parse_shape
+from ..experiment.runner import random_inputs
 
 
 def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:

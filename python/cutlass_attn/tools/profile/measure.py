@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import _C
-from ..bench.environment import environment
-from ..bench.shapes import Shape
-from ..devices import CUDA, parse_device
-from ..gates import ncu, sass
+from ... import _C
+from ..._build.variant_key import symbol_of
+from ...devices import CUDA, parse_device
+from ...explain import Explanation, explain
+from ...variants import Variant, variants
+from ..experiment.environment import environment
+from ..experiment.problems import Shape
+from ..gates import ncu
 from ..gates.thresholds import FAIL, Judgement, load_gates
-from ..gates.tile import tile_of
-from ..info import Explanation, Variant, explain, variants
-from ..variant_key import symbol_of
+from ..sass import disassemble as sass
+from ..sass.tiles import tile_of
 
 LIBRARY = Path(_C.__file__).parent / "lib" / "libcutlass_attn.so"
 
@@ -165,7 +167,7 @@ def _compiled_for() -> list[str]:
 
 def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
     """Of a variant that NVRTC compiles."""
-    from .. import jit
+    from ... import jit
 
     if variant.key not in jit.units():
         raise ValueError(f"the library has no machine code of it for {arch}")
@@ -252,7 +254,13 @@ def measured_rows(
         progress(f"{variant.key}: {shape}", done, len(calls))
         numbers = ",".join(str(getattr(shape, name)) for name in _SIZES)
         causal = "causal" if shape.causal else "whole"
-        launch = [sys.executable, "-m", "cutlass_attn.profile.launch", variant.key, variant.dtype]
+        launch = [
+            sys.executable,
+            "-m",
+            "cutlass_attn.tools.profile.launch",
+            variant.key,
+            variant.dtype,
+        ]
         try:
             values = ncu.measure(tool, [*launch, numbers, causal, device], names)
         except ncu.NcuError as error:

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from .hot_path import KINDS, MEMORY, Instruction, hot_path, read_blocks
-from .tile import Tile
+from .loops import KINDS, MEMORY, Instruction, hot_path, read_blocks
+from .tiles import Tile
 
 SCHEDULERS = 4  # of an SM, each with a quarter of its units
 MUFU_CLOCKS = 32 // 4

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .. import tuning
-from .._facts import MAX_DECODE_QUERIES
-from ..bench.shapes import SHAPE_FORM, Shape, parse_shape
-from ..terminal import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from ... import tuning
+from ..._build.facts import MAX_DECODE_QUERIES
+from ..console import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from ..experiment.problems import SHAPE_FORM, Shape, parse_shape
 
 PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
 
@@ -80,12 +80,13 @@ def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import jit
-    from ..bench.environment import why_no_gpu
-    from ..info import variants
-    from . import report, rule_for, rules_in_force, rules_with, static, tune, with_rules
+    from ... import jit
+    from ...variants import variants
+    from ..experiment.environment import why_no_gpu
+    from . import report, static
     from .evaluate import Evaluator, Processes
     from .proposers import make_proposer
+    from .search import rule_for, rules_in_force, rules_with, tune, with_rules
     from .space import Limits, Space, Task, parse_tile
     from .state import held, open_state
 
@@ -189,8 +190,8 @@ def _file_to_write(args: argparse.Namespace) -> Path:
 
 def _machine(device: str, part: str) -> dict[str, str]:
     """What scores depend on beside the task: on a GPU, or on the model of a part."""
-    from .. import jit
-    from ..bench.environment import environment
+    from ... import jit
+    from ..experiment.environment import environment
 
     facts = environment("cpu" if part else device)
     return {

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .. import tuning
+from ... import tuning
+from ..._build.tuned_toml import Rule, Tuning
 from ..gates.thresholds import failures, load_gates
-from ..tuning_file import Rule, Tuning
 from .proposers import Tried
 from .space import Candidate, Space, why_no_room
 from .static import predicted_us
@@ -178,7 +178,7 @@ class Processes:
         self._file.write_text(self._tuning(tiles).dumps(), encoding="utf-8")
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "cutlass_attn.tune.worker"],
+                [sys.executable, "-m", "cutlass_attn.tools.tune.worker"],
                 input=json.dumps(job),
                 capture_output=True,
                 text=True,

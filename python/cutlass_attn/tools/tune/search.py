@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .. import _C
-from .._facts import DTYPE_KEYS
-from ..bench.shapes import Shape
-from ..info import variants
-from ..tuning_file import DEVICE_CLASSES, Rule, Tuning
+from ... import _C
+from ..._build.facts import DTYPE_KEYS
+from ..._build.tuned_toml import DEVICE_CLASSES, Rule, Tuning
+from ...variants import variants
+from ..experiment.problems import Shape
 from .evaluate import Evaluator
 from .proposers import Context, ProposalError, Proposer, Tried
 from .space import Candidate, Task, blocks_per_sm, parse_tile

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from .._facts import DTYPE_KEYS
-from ..bench.shapes import Shape
-from ..gates.tile import Tile, tile_of
-from ..tuning_file import device_class
-from ..variant_key import TILE
+from ..._build.facts import DTYPE_KEYS
+from ..._build.tuned_toml import device_class
+from ..._build.variant_key import TILE
+from ..experiment.problems import Shape
+from ..sass.tiles import Tile, tile_of
 
 AXES = ("m", "n", "warps", "columns")
 

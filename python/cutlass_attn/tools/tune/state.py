@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..file_lock import locked
+from ...file_lock import locked
 from .proposers import Tried
 from .space import parse_tile
 

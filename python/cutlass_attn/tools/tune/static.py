@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bench.shapes import Shape
-from ..gates.issue_slots import PARTS, SCHEDULERS, Part
-from ..gates.tile import REGISTERS, Tile
+from ..experiment.problems import Shape
+from ..sass.issue_slots import PARTS, SCHEDULERS, Part
+from ..sass.tiles import REGISTERS, Tile
 from .space import Limits, limits
 
 SMEM_PER_SM = 100 * 1024  # of Ada

@@ -16,7 +16,7 @@ from typing import Any
 
 def compile_(job: dict[str, Any]) -> dict[str, Any]:
     """Registers, stack, spills and warnings of each kernel; with "model", the issue slots too."""
-    from .. import jit
+    from ... import jit
 
     try:
         code, log = jit.compile_anew(job["key"], job["arch"])
@@ -51,11 +51,11 @@ def parse_log(log: str) -> dict[str, Any]:
 
 
 def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
-    from ..gates import sass
-    from ..gates.hot_path import SassError
-    from ..gates.issue_slots import model_of
-    from ..gates.tile import tile_of
-    from ..variant_key import symbol_of
+    from ..._build.variant_key import symbol_of
+    from ..sass import disassemble as sass
+    from ..sass.issue_slots import model_of
+    from ..sass.loops import SassError
+    from ..sass.tiles import tile_of
 
     score = "general" if "general" in key else "identity"
     tile = tile_of(key, score)
@@ -72,8 +72,8 @@ def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
 
 def check(job: dict[str, Any]) -> dict[str, Any]:
     """Is it right on so many random inputs, with and without a causal mask?"""
+    from ...variants import accumulate_of
     from ..check import Problem, run_check
-    from ..info import accumulate_of
 
     for causal in (False, True):
         problem = Problem(
@@ -98,11 +98,11 @@ def check(job: dict[str, Any]) -> dict[str, Any]:
 
 def time(job: dict[str, Any]) -> dict[str, Any]:
     """Speed over the incumbent, in interleaved rounds: for each shape, and their mean."""
-    from ..bench.impls import discover, select
-    from ..bench.report import Report
-    from ..bench.runner import Plan, run_bench
-    from ..bench.shapes import Grid, Shape
-    from ..bench.stats import geometric_mean
+    from ..experiment.impls import discover, select
+    from ..experiment.problems import Grid, Shape
+    from ..experiment.report import Report
+    from ..experiment.runner import Plan, run_bench
+    from ..experiment.stats import geometric_mean
 
     keys = [job["incumbent"], job["key"]]
     names = [f"cutlass_attn:{key}" for key in keys]
@@ -129,10 +129,10 @@ def gates(job: dict[str, Any]) -> dict[str, Any]:
 
     "unavailable" is why it can measure no tile at all.
     """
-    from ..bench.shapes import Shape
+    from ...variants import variants
+    from ..experiment.problems import Shape
     from ..gates.ncu import NcuUnavailable
-    from ..info import variants
-    from ..profile import measured_rows
+    from ..profile.measure import measured_rows
 
     chosen = [variant for variant in variants() if variant.key == job["key"]]
     shapes = [Shape(**shape) for shape in job["shapes"][:1]]
