@@ -16,7 +16,7 @@ from cutlass_attn import _C
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import environment, impls, report, runner, stats, timing
 from cutlass_attn.tools.experiment import judge as accuracy
-from cutlass_attn.tools.experiment.problems import GRIDS, Grid, Shape, parse_shape
+from cutlass_attn.tools.experiment.problems import GRIDS, Inputs, Problem, Shape, parse_shape
 from test_cli import wrong_kernel
 
 torch = cases.torch
@@ -47,7 +47,7 @@ def bench(capsys, *arguments):
 
 
 def inputs_of(*sizes, causal=False, dtype="float16"):
-    return runner.random_inputs(Shape(*sizes, causal=causal), dtype, "cpu", 0)
+    return Problem(Shape(*sizes, causal=causal), dtype).inputs("cpu", 0)
 
 
 # Statistics
@@ -261,7 +261,7 @@ def test_math_is_not_run_out_of_memory(monkeypatch):
     shape = Shape(1, 32, 32, 4096, 4096, 64)
     tensors = [meta.expand(1, 32, 4096, 64)] * 3
     with pytest.raises(impls.Unsupported, match=r"scores would take 6 GB, .* device's 4 GB"):
-        found["torch:math"].prepare(impls.Inputs(shape, *tensors))
+        found["torch:math"].prepare(Inputs(Problem(shape), *tensors))
 
 
 def test_only_a_refusal_by_torch_counts_as_unsupported(monkeypatch):
@@ -324,7 +324,8 @@ def test_a_result_of_another_shape_is_an_error():
 ROW_KEYS = {
     *("op", "impl", "requested", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k"),
     *("head_dim", "causal", "us", "tflops", "timing", "rounds_us", "samples", "speedup"),
-    *("rms_error", "rms_allowed", "sm_clock", "status", "reason"),
+    *("option", "accumulate", "inputs", "max_error", "mean_error", "rms_error", "rms_allowed"),
+    *("rms_yardstick", "sm_clock", "status", "reason"),
 }
 
 
@@ -332,12 +333,13 @@ def test_document(capsys, peers):
     arguments = [*TINY, "--shape", "1,4,2,1,100,64", "--kernel", "sm80", "--commit", "abc"]
     document, status = bench(capsys, *arguments)
     assert status == 0
-    assert (document["schema"], document["grid"], document["commit"]) == (1, "shapes", "abc")
+    assert (document["schema"], document["grid"], document["commit"]) == (2, "shapes", "abc")
     assert document["method"] == {
         "timing": "host_clock",
         "rounds": 5,
         "host_calls": 0,
         "inputs": "standard normal, seed 0",
+        "num_inputs": 1,
     }
     assert document["environment"]["torch"] == torch.__version__
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", document["date"])
@@ -346,7 +348,8 @@ def test_document(capsys, peers):
     rows = document["rows"]
     assert len(rows) == 3 * 6  # a shape of one query has no causal row
     for row in rows:
-        assert set(row) == ROW_KEYS | ({"gbps"} if row["op"] == "decode" else set())
+        has_bandwidth = row["op"] == "decode" and row["us"] is not None
+        assert set(row) == ROW_KEYS | ({"gbps"} if has_bandwidth else set())
     by_name = {(row["requested"], row["op"], row["causal"]): row for row in rows}
     ours = by_name["cutlass_attn:auto", "forward", True]
     assert ours["impl"] == "cutlass_attn:cpu/f16" and ours["status"] == "ok"
@@ -450,14 +453,14 @@ def test_a_lost_gpu_ends_the_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(runner, "_on_device", lambda device: runner.nullcontext())
     monkeypatch.setattr(timing.ColdEvents, "__init__", lambda self, device: None)
-    tensors = runner.random_inputs
-    monkeypatch.setattr(runner, "random_inputs", lambda s, d, device, n: tensors(s, d, "cpu", n))
-    grid = Grid("two", (Shape(1, 1, 1, 8, 8, 64), Shape(1, 1, 1, 9, 9, 64)))
+    inputs = Problem.inputs
+    monkeypatch.setattr(Problem, "inputs", lambda self, device, seed: inputs(self, "cpu", seed))
+    problems = [Problem(Shape(1, 1, 1, n, n, 64)) for n in (8, 9)]
     bad = impls.Impl("bad", lambda inputs: 1 / 0)
-    plan = runner.Plan(grid, ["float16"], [bad, bad], "cuda", 5)
+    plan = runner.Plan(problems, [bad, bad], "cuda", 5)
     result = report.Report("two", "bad", {}, {})
     saved = []
-    runner.run_bench(plan, result, lambda *x: None, lambda r: saved.append(len(r.rows)))
+    runner.run(plan, result, lambda *x: None, lambda r: saved.append(len(r.rows)))
     assert saved == [1]
     assert result.aborted.startswith("bad left the GPU unusable on float16 D=64 H=1 1x8: Runtime")
     assert not result.ok
@@ -468,13 +471,13 @@ def test_rounds_start_with_another_implementation_each():
 
     def impl(name):
         def prepare(inputs):
-            return impls.Call(name, lambda: (order.append(name), inputs.q)[1])
+            return impls.Bound(name, lambda: (order.append(name), inputs.q)[1])
 
         return impls.Impl(name, prepare)
 
-    grid = Grid("one", (Shape(1, 1, 1, 1, 1, 64),))
-    plan = runner.Plan(grid, ["float16"], [impl("a"), impl("b"), impl("c")], "cpu", 6)
-    runner.run_bench(plan, report.Report("", "a", {}, {}), lambda *x: None, lambda r: None)
+    problems = [Problem(Shape(1, 1, 1, 1, 1, 64))]
+    plan = runner.Plan(problems, [impl("a"), impl("b"), impl("c")], "cpu", 6)
+    runner.run(plan, report.Report("", "a", {}, {}), lambda *x: None)
     changes = [x for x, before in zip(order, [None, *order]) if x != before]
     assert "".join(changes) == "abc" + 2 * "abcbcacab"
 

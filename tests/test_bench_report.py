@@ -46,7 +46,7 @@ def test_other_files_are_refused(tmp_path, text):
 
 def test_other_schemas_are_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"schema": 99}')
-    with pytest.raises(ValueError, match="has schema 99; this version reads 1"):
+    with pytest.raises(ValueError, match="has schema 99; this version reads 1 and 2"):
         report.load(tmp_path / "a.json")
 
 

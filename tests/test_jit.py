@@ -1,5 +1,6 @@
 """cutlass_attn.jit: kernels compiled at first use, and the cache that keeps them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import cases
 import cutlass_attn
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -229,16 +231,90 @@ def test_the_folder_of_the_cache(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", fail)
-    with pytest.raises(RuntimeError, match=r"no place: Could not.* set CUTLASS_ATTN_CACHE"):
+    with pytest.raises(RuntimeError, match=r"no place: there is no home.* set CUTLASS_ATTN_CACHE"):
         cache.folder()
 
 
 def test_a_file_system_without_locks_is_no_obstacle(stub, monkeypatch):
-    def fail(*args):
+    def fail(*args, **options):
         raise OSError("No locks available")
 
-    monkeypatch.setattr(cache.fcntl, "flock", fail)
+    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
     assert jit.cubin("slow/f16", ARCH) == stub.code
+
+
+def test_a_folder_that_others_can_write_is_refused(stub, monkeypatch, tmp_path):
+    """Who writes there has this user's GPU run any code."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(folder))
+    for mode in (0o777, 0o770, 0o1777):
+        folder.chmod(mode)
+        with pytest.raises(RuntimeError, match=rf"by other users \(mode {mode:o}\).*chmod go-w"):
+            jit.cubin("slow/f16", ARCH)
+        assert cli.main(["cache"]) == 1
+    assert not list(folder.iterdir())
+    folder.chmod(0o755)
+    assert jit.cubin("slow/f16", ARCH) == stub.code
+
+
+def test_a_folder_of_its_own_is_private(stub, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "new"))
+    umask = os.umask(0)
+    try:
+        jit.cubin("slow/f16", ARCH)
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_cache_has_a_limit(monkeypatch):
+    """What was unused for longest goes first, and never what was just written."""
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE_SIZE", "1K")
+    kept = [cache.Entry(f"k{i}", "0" * 24) for i in range(4)]
+    for age, entry in enumerate(kept[:3]):
+        entry.write(bytes(300))
+        os.utime(entry.path, (1e9 + age, 1e9 + age))
+    assert kept[0].read() == bytes(300)  # which makes it the last one used
+    kept[3].write(bytes(300))
+    assert [entry.read() is not None for entry in kept] == [True, False, True, True]
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE_SIZE", "1")
+    kept[1].write(bytes(300))
+    assert [entry.read() is not None for entry in kept] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("", 2**30), ("500M", 500 * 2**20), ("2gb", 2**31), ("100", 100)]
+)
+def test_the_limit_is_read(monkeypatch, text, size):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE_SIZE", text)
+    assert cache.size_limit() == size
+
+
+def test_a_wrong_limit_is_named(monkeypatch):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE_SIZE", "much")
+    with pytest.raises(RuntimeError, match="CUTLASS_ATTN_CACHE_SIZE is 'much'; allowed: bytes"):
+        cache.size_limit()
+
+
+def test_the_command_cache(stub, capsys):
+    jit.cubin("slow/f16", ARCH)
+    assert cli.main(["cache", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["folder"]) == ("cache", str(cache.folder()))
+    (row,) = document["rows"]
+    assert (row["kernel"], row["arch"]) == ("slow_f16", ARCH) and row["size"] > 32
+    assert cli.main(["cache"]) == 0
+    assert "1 kernels, 0.0 of 1024 MB, in " in capsys.readouterr().out
+    assert cli.main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out.startswith("1 removed from ")
+    assert cache.entries() == [] and not list(cache.folder().iterdir())
+
+
+def test_a_first_use_says_how_to_have_it_before(stub, capsys):
+    jit.cubin("slow/f16", ARCH)
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and f"cutlass-attn warmup slow/f16 --device {ARCH}" in text
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch, tmp_path):
@@ -327,7 +403,7 @@ def test_the_command_warmup_without_nvrtc(stub, no_nvrtc, monkeypatch, capsys):
     rows = [made_row("slow/f16", "slow", False)]
     monkeypatch.setattr(_C, "variants", lambda: rows)
     assert cli.main(["warmup", "slow", "--device", ARCH]) == 1
-    assert capsys.readouterr().err == "cutlass-attn warmup: no NVRTC\n"
+    assert capsys.readouterr().err.strip() == "cutlass-attn warmup: no NVRTC"
 
 
 def test_warmup_of_what_is_compiled_needs_nothing(monkeypatch):

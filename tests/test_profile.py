@@ -494,8 +494,7 @@ def test_wrong_arguments_are_refused(arguments, capsys):
 
 
 def test_help_names_the_gates(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["profile", "--help"])
+    assert cli.main(["profile", "--help"]) == 0
     assert "tensor-pipe utilisation" in " ".join(capsys.readouterr().out.split())
 
 

@@ -14,8 +14,7 @@ from cutlass_attn.tools.gates.ncu import NcuError, NcuUnavailable
 from cutlass_attn.tools.profile import measure as profile
 from cutlass_attn.tools.sass import issue_slots
 from cutlass_attn.tools.sass.tiles import tile_of
-from cutlass_attn.tools.tune import report, static, worker
-from cutlass_attn.tools.tune import search as tune
+from cutlass_attn.tools.tune import report, search, static, worker
 from cutlass_attn.tools.tune.evaluate import Evaluator, Processes
 from cutlass_attn.tools.tune.proposers import (
     Command,
@@ -392,7 +391,7 @@ class StubEvaluator:
 
 def run(path, evaluator, rounds=12, proposer=None):
     state = open_state(path / "state.json", {"seed": 5})
-    outcome = tune.tune(
+    outcome = search.search(
         evaluator, proposer or Evolutionary(5), state, START, rounds, lambda *_: None
     )
     return state, outcome
@@ -416,7 +415,7 @@ def test_what_runs_now_is_tried_where_a_state_goes_on(tmp_path):
     state = open_state(tmp_path / "state.json", {"seed": 5})
     now = Candidate(128, 32, 4)
     assert now not in [entry.candidate for entry in state.tried]
-    outcome = tune.tune(StubEvaluator(), Evolutionary(5), state, now, 2, lambda *_: None)
+    outcome = search.search(StubEvaluator(), Evolutionary(5), state, now, 2, lambda *_: None)
     assert [entry.candidate for entry in state.tried][::3] == [START, now]
     assert outcome.best.candidate == now
 

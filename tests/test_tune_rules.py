@@ -13,7 +13,7 @@ from cutlass_attn import _C, jit, tuning
 from cutlass_attn._build import tuned_toml as tuning_file
 from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
 from cutlass_attn.tools.experiment.problems import Shape
-from cutlass_attn.tools.tune import search as tune
+from cutlass_attn.tools.tune import search
 from cutlass_attn.tools.tune.space import Candidate, Task, blocks_per_sm, limits, parse_tile
 
 H100 = limits("sm_90", 132, 228 * 1024)
@@ -65,10 +65,10 @@ def tile_of(rules, shape):
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("old", LISTS.values(), ids=LISTS)
 def test_the_tile_found_runs_in_each_tuned_shape_and_other_calls_keep_theirs(old, shapes):
-    ran = {tune.rule_for(old, shape, H100.num_sms).tile for shape in shapes}
+    ran = {search.rule_for(old, shape, H100.num_sms).tile for shape in shapes}
     for m in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256):
         found = Candidate(m, 96, 1)
-        new = tune.rules_with(task_of(shapes), found, old)
+        new = search.rules_with(task_of(shapes), found, old)
         tuning_file.parse(Tuning(new).dumps())
         assert [tile_of(new, shape) for shape in shapes] == [str(found)] * len(shapes)
         least = min(blocks_per_sm(shape, m, H100.num_sms) for shape in shapes)
@@ -90,7 +90,7 @@ def exceeds(call, shapes, m):
 def test_a_threshold_is_never_above_what_was_tuned():
     """8192 blocks of 64 rows on 132 SMs are 62.0606 each: 62.061 would be too many."""
     shape = Shape(8, 16, 16, 4096, 4096, 128)
-    new = tune.rules_with(task_of((shape,)), Candidate(64, 48, 2), LISTS["shipped"])
+    new = search.rules_with(task_of((shape,)), Candidate(64, 48, 2), LISTS["shipped"])
     assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
         ("128x64x4", 62.061),
         ("64x48x2", 62.06),
@@ -101,11 +101,11 @@ def test_a_threshold_is_never_above_what_was_tuned():
 
 def test_the_same_result_twice_changes_nothing():
     task, found = task_of((FORWARD,)), Candidate(96, 32, 6)
-    once = tune.rules_with(task, found, LISTS["shipped"])
-    assert tune.rules_with(task, found, once) == once
+    once = search.rules_with(task, found, LISTS["shipped"])
+    assert search.rules_with(task, found, once) == once
     # Nothing is left for other calls than what was found.
     only = rules_of(("96x32x6", 0.0))
-    assert tune.rules_with(task, found, only) == only
+    assert search.rules_with(task, found, only) == only
 
 
 def test_decoding_is_tuned_apart(monkeypatch):
@@ -123,22 +123,22 @@ def test_decoding_is_tuned_apart(monkeypatch):
         for rule in LISTS["shipped"]
     ]
     monkeypatch.setattr(_C, "tile_rules", lambda: table)
-    rules = tune.rules_in_force(decode)
+    rules = search.rules_in_force(decode)
     assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
-    found = tune.rules_with(decode, Candidate(64, 96, 4), rules)
+    found = search.rules_with(decode, Candidate(64, 96, 4), rules)
     assert all(rule.decode for rule in found)
-    merged = tune.with_rules(Tuning(list(LISTS["shipped"])), found)
+    merged = search.with_rules(Tuning(list(LISTS["shipped"])), found)
     assert merged.rules == [*LISTS["shipped"], *found]
     # And from then on they are what is in force for decoding.
     own = {**sm80, "tile": "64x96x4", "min_blocks_per_sm": 0.0, "decode": True}
     monkeypatch.setattr(_C, "tile_rules", lambda: [*table, own])
-    assert [rule.tile for rule in tune.rules_in_force(decode)] == ["64x96x4"]
-    assert tune.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
+    assert [rule.tile for rule in search.rules_in_force(decode)] == ["64x96x4"]
+    assert search.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
 
 
 def test_rules_of_another_kernel_and_class_stay():
     other = Rule("smem_100", "sm80", "d128", "64x64x4")
-    merged = tune.with_rules(Tuning([*LISTS["none"], other]), LISTS["shipped"])
+    merged = search.with_rules(Tuning([*LISTS["none"], other]), LISTS["shipped"])
     assert merged.rules == [other, *LISTS["shipped"]]
 
 
@@ -151,7 +151,7 @@ def test_marks_go_with_the_rules_of_their_tiles():
         Failing("smem_228", "sm80/f16/d128/80x96x5", "slow"),  # of a new one
     ]
     present = Tuning([*rules_of(("48x96x3", 0.0)), tuned], [gone, *kept])
-    assert tune.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
+    assert search.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
 
 
 # --- The file -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 import pytest
 from cutlass_attn import jit, tuning
 from cutlass_attn._build import tuned_toml as tuning_file
-from cutlass_attn._build.tuned_toml import Failing, Rule, TuningError
+from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
 
 FILE = """# mine
 [smem_228."sm80"]
@@ -171,3 +171,46 @@ def test_added_tiles_have_a_source():
     assert "{" not in source.partition("using Kernel")[2].partition("CA_KERNEL")[0]
     with pytest.raises(ValueError, match="tiles can be chosen of sm80"):
         jit.unit_of(jit.TREE, "scalar/minimal/f16")
+
+
+COMMENTED = """# mine
+[smem_228."sm80"]  # an H100
+# found by hand
+d64 = [{ tile = "64x64x4" }]  # as good as any
+d128 = [{ tile = "128x64x4" }]
+
+[smem_228."sm80".decode]
+d64 = [{ tile = "64x128x4" }]
+"""
+
+
+def test_comments_survive_an_update(tmp_path):
+    """What is not changed stays as its author wrote it."""
+    file = tmp_path / "tuned.toml"
+    file.write_text(COMMENTED)
+    new = Rule("smem_228", "sm80", "d128", "128x32x4")
+    mark = Failing("smem_100", "sm80/f16/d64/64x64x4", "slow")
+
+    def change(now):
+        rules = [rule for rule in now.rules if rule.head_dims != "d128"]
+        more = [Rule("smem_100", "sm80/general", "d64", "64x64x4", decode=True), new]
+        return Tuning([*rules, *more], [mark])
+
+    tuning.update(file, change)
+    text = file.read_text()
+    for comment in ("# mine", "# an H100", "# found by hand", "# as good as any"):
+        assert comment in text
+    found = tuning.read(file)
+    tiles = {(r.device_class, r.kernel, r.head_dims, r.decode): r.tile for r in found.rules}
+    assert tiles == {
+        ("smem_228", "sm80", "d64", False): "64x64x4",
+        ("smem_228", "sm80", "d64", True): "64x128x4",
+        ("smem_228", "sm80", "d128", False): "128x32x4",
+        ("smem_100", "sm80/general", "d64", True): "64x64x4",
+    }
+    assert [(x.key, x.reason) for x in found.failing] == [(mark.key, "slow")]
+
+    tuning.update(file, lambda now: Tuning([r for r in now.rules if not r.decode]))
+    found = tuning.read(file)
+    assert {rule.head_dims for rule in found.rules} == {"d64", "d128"} and not found.failing
+    assert "# found by hand" in file.read_text()

@@ -94,30 +94,65 @@ class Tuning:
     rules: list[Rule] = field(default_factory=list)
     failing: list[Failing] = field(default_factory=list)
 
-    def dumps(self) -> str:
-        """The file again."""
-        lines = ["# Written by `cutlass-attn tune` and `profile`; docs/tuning.md has the format."]
-        tables: dict[str, dict[str, list[str]]] = {}
+    def dumps(self, before: str = "") -> str:
+        """The file again: `before`, with its comments, and what differs from it."""
+        import tomlkit  # not at build time
+
+        known = parse(before)._tables()
+        content = tomlkit.parse(before or _TITLE)
+        wanted = self._tables()
+        for path in {**known, **wanted}:
+            *above, last = path
+            parent: Any = content
+            for name in above:
+                if name not in parent:
+                    parent[name] = tomlkit.table(is_super_table=True)
+                parent = parent[name]
+            if last not in parent:
+                parent[last] = tomlkit.table()
+            entries, now = wanted.get(path, {}), known.get(path, {})
+            for name in now.keys() - entries.keys():
+                del parent[last][name]
+            for name, value in entries.items():
+                if now.get(name) != value:
+                    parent[last][name] = _item(value)
+            if not parent[last]:
+                del parent[last]
+        return tomlkit.dumps(content)
+
+    def _tables(self) -> dict[tuple[str, ...], dict[str, Any]]:
+        """Its tables, by the names that lead to them."""
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
         for rule in self.rules:
-            choice = f"tile = {_quoted(rule.tile)}"
+            path = (rule.device_class, rule.kernel, *[DECODE] * rule.decode)
+            choice: dict[str, Any] = {"tile": rule.tile}
             if rule.min_blocks_per_sm:
-                choice += f", min_blocks_per_sm = {rule.min_blocks_per_sm!r}"
-            table = tables.setdefault(rule.table, {})
-            table.setdefault(rule.head_dims, []).append(f"{{ {choice} }}")
-        for name, entries in tables.items():
-            lines += ["", f"[{name}]"]
-            lines += [f"{dims} = [{', '.join(choices)}]" for dims, choices in entries.items()]
-        for device_class in DEVICE_CLASSES:
-            marks = [x for x in self.failing if x.device_class == device_class]
-            if marks:
-                lines += ["", f"[{FAILING}.{device_class}]"]
-                lines += [f"{_quoted(x.key)} = {_quoted(x.reason)}" for x in marks]
-        return "\n".join(lines) + "\n"
+                choice["min_blocks_per_sm"] = rule.min_blocks_per_sm
+            found.setdefault(path, {}).setdefault(rule.head_dims, []).append(choice)
+        for mark in self.failing:
+            found.setdefault((FAILING, mark.device_class), {})[mark.key] = mark.reason
+        return found
+
+
+_TITLE = "# Written by `cutlass-attn tune` and `profile`; docs/tuning.md has the format.\n"
+
+
+def _item(value: Any) -> Any:
+    """A reason, or a list of tiles on one line."""
+    import tomlkit
+
+    if isinstance(value, str):
+        return value
+    choices = tomlkit.array()
+    for choice in value:
+        entry = tomlkit.inline_table()
+        entry.update(choice)
+        choices.append(entry)
+    return choices
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    return f'"{text}"'
 
 
 def parse(text: str) -> Tuning:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache as once
 from pathlib import Path
@@ -211,7 +212,12 @@ def left_out(names: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
+def warmup(
+    names: str | Iterable[str],
+    *,
+    device: int | str = 0,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> None:
     """Compiles variants ahead of the calls that want them, about 20 s each unless cached.
 
     Args:
@@ -219,6 +225,7 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
             that this build left out; those that it compiled are ready as they are.
         device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which they are loaded as well; or an
             architecture such as "sm_89", for a GPU that need not be there: they wait in the cache.
+        progress: called with a key, how many are done and of how many, before each of them.
 
     Raises:
         ValueError: a name or the device is none of these, or the build has no source for a variant.
@@ -234,7 +241,8 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
     keys = left_out(names)
     if not keys:
         return
-    for key in keys:
+    for done, key in enumerate(keys):
+        progress(key, done, len(keys))
         arch = arch_for(key, capability) if capability else _arch(key, index)
         code = cubin(key, arch)
         if not capability:
@@ -243,9 +251,27 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
 
 @contextmanager
 def _announced(key: str, arch: str) -> Iterator[None]:
-    """Says on stderr what takes so long."""
+    """Says on stderr what takes so long, and how to have it before; in a terminal, how long."""
     text = f"cutlass_attn: compiling {key} for {arch}, about 20 s, once"
-    print(text, file=sys.stderr, flush=True)
-    started = time.monotonic()
-    yield
-    print(f"cutlass_attn: {key} took {time.monotonic() - started:.0f} s", file=sys.stderr)
+    ahead = f"; ahead: cutlass-attn warmup {key} --device {arch}"
+    started, done = time.monotonic(), threading.Event()
+    counting = None
+    if sys.stderr.isatty():
+
+        def count() -> None:
+            while not done.wait(0.5):
+                print(f"\r{text}: {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
+                sys.stderr.flush()
+
+        counting = threading.Thread(target=count, daemon=True)
+        counting.start()
+    else:
+        print(f"{text}{ahead}", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        done.set()
+        seconds = time.monotonic() - started
+        if counting:
+            counting.join()
+            print(f"\r{text}: {seconds:.0f} s{ahead}", file=sys.stderr, flush=True)

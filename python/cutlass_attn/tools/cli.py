@@ -2,200 +2,78 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import click
 
-from .. import _C
-from .._build.facts import ACCUMULATE, DTYPES
+from .. import _C, jit
+from .._build.facts import ACCUMULATE
 from ..devices import CUDA
+from ..jit import cache as jit_cache
 from ..variants import build_info, variants
-from .check import Problem, Report, Row, run_check
-from .console import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
+from . import check as checks
+from . import ladder as ladders
+from .console import (
+    DTYPE,
+    DTYPES,
+    SIZE,
+    causal_option,
+    command,
+    json_option,
+    make_console,
+    progress_bar,
+    say,
+    seed_option,
+    shapes_option,
+    with_masks,
+)
+from .document import document, write
 from .experiment.environment import default_device, environment, why_no_gpu
 from .experiment.impls import discover, select
-from .experiment.problems import GRIDS, SHAPE_FORM, Grid, parse_shape
-from .experiment.report import Report as BenchReport
-from .experiment.report import checkout_commit, default_path, load
-from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run_bench
-from .experiment.table import print_report
-from .ladder import COMPARISONS, EARLIER_GPU, EMULATED_SHAPE, Ladder, run_ladder
-from .profile import command as profile_command
-from .tune import command as tune_command
+from .experiment.problems import GRIDS, OPTIONS, Grid, Problem, Shape
+from .experiment.report import Report, checkout_commit, default_path, load
+from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
+from .experiment.table import print_check, print_report
+from .profile.command import profile
+from .tune.command import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    args = _parser().parse_args(argv)
-    if args.command == "info":
-        return _info(make_console())
-    run = {
-        "bench": _bench,
-        "check": _check,
-        "profile": profile_command.run,
-        "tune": tune_command.run,
-        "warmup": _warmup,
-    }[args.command]
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return run(args)
+        status = cutlass_attn.main(arguments, prog_name="cutlass-attn", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
     except (OSError, ValueError) as error:  # a file that cannot be read or written, too
-        print(f"cutlass-attn {args.command}: {error}", file=sys.stderr)
+        name = next((x for x in arguments if x in cutlass_attn.commands), "")
+        print(f"cutlass-attn {name}: {error}", file=sys.stderr)
         return 2
+    return int(status or 0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cutlass-attn", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="version, build, devices and kernels")
-
-    check = commands.add_parser(
-        "check",
-        help="compare every compiled kernel that can run here with fp64",
-        description="Compares every compiled kernel that can run here, and PyTorch's, with fp64 on "
-        "random inputs; those compiled at first use only if --kernel names them. Exit status 1 if "
-        "one of this library's kernels fails.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    default = Problem()
-    small = "None: {}, with --ladder and no GPU {}"
-    check.add_argument("--batch", type=_size, help=small.format(default.batch, EMULATED_SHAPE[0]))
-    check.add_argument("--heads", type=_size, help=small.format(default.heads, EMULATED_SHAPE[1]))
-    check.add_argument("--heads-kv", type=_size, help="key/value heads; None: as many as --heads")
-    length = small.format(default.seqlen_q, EMULATED_SHAPE[2])
-    check.add_argument("--seqlen", type=_size, help=f"query length; {length}")
-    check.add_argument("--seqlen-k", type=_size, help="key length; None: as --seqlen")
-    check.add_argument("--head-dim", type=_size, default=default.head_dim)
-    check.add_argument(
-        "--dtype",
-        type=lambda name: SHORT_DTYPES.get(name, name),
-        choices=DTYPES,
-        default=default.dtype,
-    )
-    check.add_argument("--causal", action="store_true")
-    check.add_argument(
-        "--accumulate",
-        choices=ACCUMULATE,
-        default=default.accumulate,
-        help="what the kernels add products up in: docs/accumulation.md",
-    )
-    check.add_argument("--device", help='"cpu", "cuda" or "cuda:N"; None: a usable GPU, else CPU')
-    check.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        help="only this kernel or variant, such as sm80 or scalar/tiled; may be repeated",
-    )
-    check.add_argument("--inputs", type=_size, default=default.inputs, help="random inputs")
-    check.add_argument("--seed", type=int, default=default.seed)
-    check.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
-    check.add_argument(
-        "--ladder",
-        action="store_true",
-        help="one variant of each kernel, from the plainest to the fastest, and what each gains",
-    )
-    check.add_argument(
-        "--plot", metavar="FOLDER", help="also draw the ladder: ladder.png and ladder.svg there"
-    )
-    _add_bench(commands)
-    profile_command.add_parser(commands)
-    tune_command.add_parser(commands)
-
-    warmup = commands.add_parser(
-        "warmup",
-        help="compile kernels that the build left out, ahead of the calls that want them",
-        description="Compiles kernels that the build left out, about 20 s each, and keeps them on "
-        "disk, so that no call waits for the compiler. `cutlass-attn info` lists them. Exit status "
-        "1 if NVRTC is missing or refuses one, or if there is no such GPU.",
-    )
-    warmup.add_argument(
-        "kernels",
-        nargs="+",
-        metavar="KERNEL",
-        help="a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own",
-    )
-    warmup.add_argument(
-        "--device",
-        default="cuda",
-        help='"cuda" (default) or "cuda:N"; "sm_89", say, for a GPU that is not here',
-    )
-    return parser
+@click.group(help=(__doc__ or "").splitlines()[0], context_settings={"max_content_width": 100})
+@click.version_option(build_info().version)
+def cutlass_attn() -> None:
+    pass
 
 
-def _add_bench(commands: Any) -> None:
-    bench = commands.add_parser(
-        "bench",
-        help="time the kernels beside PyTorch's and other libraries'",
-        description="Times this library's kernels, PyTorch's backends and every other attention "
-        "library that can be imported, in interleaved rounds on the same random inputs, and writes "
-        "the result as JSON. Exit status 1 if one of this library's kernels fails or is wrong.",
-    )
-    bench.add_argument(
-        "--grid", choices=GRIDS, help="a named set of shapes; forward by default, small on a CPU"
-    )
-    bench.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar=SHAPE_FORM.upper(),
-        help="one shape instead of a grid; may be repeated",
-    )
-    bench.add_argument("--causal", choices=["both", "yes", "no"], default="both")
-    bench.add_argument("--dtype", default="fp16,bf16", help="of fp16, bf16, fp32 (fp16,bf16)")
-    bench.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        help="also time this kernel or variant of ours, such as sm80; may be repeated",
-    )
-    bench.add_argument(
-        "--impl",
-        action="append",
-        default=[],
-        help="only this one, such as torch:flash, torch, cutlass_attn or xformers; may be repeated",
-    )
-    bench.add_argument("--baseline", default="torch:flash", help="of the ratios (torch:flash)")
-    bench.add_argument("--device", help='"cpu", "cuda" (default) or "cuda:N"')
-    bench.add_argument(
-        "--timing",
-        choices=["events", "graph"],
-        help="on a GPU: events with a cold L2, or in a CUDA graph, warm; by default the grid's own",
-    )
-    bench.add_argument("--rounds", type=int, default=7, help=f"{MIN_ROUNDS} or more (7)")
-    bench.add_argument("--seed", type=int, default=0)
-    bench.add_argument(
-        "--json",
-        metavar="FILE",
-        help="where to write the result, - is stdout; by default <device>-<grid>.json, in a "
-        "checkout of the sources in benchmarks/results",
-    )
-    bench.add_argument("--commit", help="for the record; by default that of the checkout")
-    bench.add_argument("--plot", metavar="FILE", help="measure nothing, draw this result instead")
-    bench.add_argument(
-        "--out", metavar="FOLDER", default=".", help="where --plot writes its PNG and SVG files"
-    )
-
-
-def _size(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
-    return value
-
-
-def _info(console: Console) -> int:
-    from .. import jit
-
+@command("cutlass-attn info")
+@json_option
+def info(json_file: str | None) -> int:
+    """Version, build, devices and kernels."""
+    console = make_console(stderr=json_file == "-")
     build = build_info()
+    capability = _C.device_info(CUDA, 0)
     facts = {
         "cutlass_attn": f"{build.version}, tier {build.tier}",
         "CUDA toolkit": build.cuda or "none: CPU-only build",
@@ -203,13 +81,16 @@ def _info(console: Console) -> int:
         "CUTLASS": build.cutlass or "-",
         "compiler": build.compiler,
         "simt": "GPU kernels also compiled for the CPU" if build.simt else "off",
-        "GPU": _gpu(),
+        "GPU": capability["unavailable"] or f"sm_{capability['compute_capability']}",
         "torch": _torch_version(),
         "NVRTC": jit.available() or "compiles kernels at first use",
     }
     for name, fact in facts.items():
-        console.print(f"{name:<14} {fact}", highlight=False, markup=False)
+        say(console, f"{name:<14} {fact}")
+    from rich.table import Table
+
     table = Table("kernel", "device", "dtype", "head dim", "tile", "tier", "here", box=None)
+    rows = []
     for v in variants():
         here = "compiled" if v.compiled else "left out"
         if v.key in jit.units():
@@ -218,14 +99,12 @@ def _info(console: Console) -> int:
             here += ", by name only"
         head_dim = str(v.head_dim or "any")
         table.add_row(v.kernel, v.device, v.dtype, head_dim, v.tile or "-", v.tier, here)
+        rows.append({**asdict(v), "here": here})
     console.print()
     console.print(table)
+    if json_file:
+        write(document("info", True, rows, environment=environment("cpu"), facts=facts), json_file)
     return 0
-
-
-def _gpu() -> str:
-    info = _C.device_info(CUDA, 0)
-    return info["unavailable"] or f"sm_{info['compute_capability']}"
 
 
 def _torch_version() -> str:
@@ -236,215 +115,237 @@ def _torch_version() -> str:
     return str(torch.__version__)
 
 
-def _check(args: argparse.Namespace) -> int:
-    # A JSON document on stdout must be alone there.
-    console = make_console(stderr=args.json == "-")
-    if args.ladder and args.kernel:
+@command(
+    "cutlass-attn check --dtype bf16 --causal\n"
+    "cutlass-attn check --full --kernel sm80 --json result.json",
+    "one of this library's kernels is wrong, or one that was asked for cannot run",
+)
+@click.option("--full", is_flag=True, help="The shape that times are quoted at, also emulated.")
+@click.option("--batch", type=SIZE, help="By default of the shape that --full or a GPU choose.")
+@click.option("--heads", type=SIZE, help="Query heads.")
+@click.option("--heads-kv", type=SIZE, help="Key and value heads; with --heads as many by default.")
+@click.option("--seqlen", type=SIZE, help="Queries.")
+@click.option("--seqlen-k", type=SIZE, help="Keys; with --seqlen as many by default.")
+@click.option("--head-dim", type=SIZE, default=64)
+@click.option("--dtype", type=DTYPE, default="fp16")
+@click.option("--causal", is_flag=True)
+@click.option(
+    "--accumulate",
+    type=click.Choice(ACCUMULATE),
+    default="fp32",
+    help="What the kernels add products up in: docs/accumulation.md.",
+)
+@click.option("--device", help='"cpu", "cuda" or "cuda:N"; by default a usable GPU, else the CPU.')
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    help="Only this kernel or variant, such as sm80 or scalar/tiled; may be repeated.",
+)
+@click.option("--inputs", type=SIZE, help="Random inputs.")
+@seed_option
+@json_option
+@click.option(
+    "--ladder",
+    is_flag=True,
+    help="One variant of each kernel, from the plainest to the fastest, and what each gains.",
+)
+@click.option(
+    "--plot", metavar="FOLDER", help="Also draw the ladder: ladder.png and ladder.svg there."
+)
+def check(
+    *, kernels: tuple[str, ...], json_file: str | None, ladder: bool, plot: str | None, **given: Any
+) -> int:
+    """Compare every compiled kernel that can run here with fp64.
+
+    PyTorch's backends run beside them. Kernels compiled at first use run if --kernel names them.
+    Without a GPU, kernels are emulated at a small shape that has two tiles and a ragged end.
+    """
+    console = make_console(stderr=json_file == "-")  # a JSON document on stdout is alone there
+    if ladder and kernels:
         raise ValueError("--ladder and --kernel exclude each other")
-    if args.ladder and args.accumulate != "fp32":
+    if ladder and given["accumulate"] != "fp32":
         raise ValueError(
-            f"--ladder and --accumulate {args.accumulate} exclude each other: rungs add up in fp32"
+            f"--ladder and --accumulate {given['accumulate']} exclude each other: rungs accumulate "
+            "in fp32"
         )
-    if args.plot and not args.ladder:
+    if plot and not ladder:
         raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
-    draw_ladder = _plotting().draw_ladder if args.plot else None
-    problem = _problem(args)
-    ladder = None
+    draw_ladder = _plotting().draw_ladder if plot else None
+    device = given["device"] or default_device()
+    is_full = given["full"] or device != "cpu"
+    shape = checks.FULL_SHAPE if is_full else checks.SHAPE
+    if ladder and device == "cpu" and not given["full"]:
+        shape = ladders.EMULATED_SHAPE
+    problem = Problem(_shape_of(shape, given), given["dtype"])
+    inputs = given["inputs"] or (checks.FULL_INPUTS if is_full else checks.INPUTS)
+    asked: dict[str, Any] = {"device": device, "inputs": inputs, "seed": given["seed"]}
     with progress_bar() as show:
-        if args.ladder:
-            ladder = run_ladder(problem, show)
-            report = ladder.report
+        if ladder:
+            report = ladders.run_ladder(problem, show, **asked)
         else:
-            report = run_check(problem, args.kernel, show)
-    _print_report(console, report, ladder)
-    if args.json:
-        document = (ladder or report).as_json()
-        text = json.dumps(_without_nan(document), indent=2)
-        if args.json == "-":
-            print(text)
-        else:
-            Path(args.json).write_text(text + "\n")
-    if ladder and draw_ladder:
-        for path in draw_ladder(ladder, Path(args.plot)):
-            console.print(f"written to {path}", highlight=False, markup=False)
+            accumulate = given["accumulate"]
+            report = checks.run_check(
+                problem, show, kernels=kernels, accumulate=accumulate, **asked
+            )
+    print_check(console, report)
+    if ladder and ladders.is_emulated(report):
+        say(console, "Emulated on the CPU: their times would mean nothing, so they have none.")
+    if json_file:
+        write(report.as_json(), json_file)
+    if draw_ladder and plot:
+        for path in draw_ladder(report, Path(plot)):
+            say(console, f"written to {path}")
     return 0 if report.ok else 1
 
 
-def _problem(args: argparse.Namespace) -> Problem:
-    """What `check` is asked for; of a ladder on the CPU less than the reference shape."""
-    device = args.device or default_device()
-    problem = Problem(
-        head_dim=args.head_dim,
-        dtype=args.dtype,
-        causal=args.causal,
-        accumulate=args.accumulate,
-        device=device,
-        inputs=args.inputs,
-        seed=args.seed,
-    )
-    shape = problem.batch, problem.heads, problem.seqlen_q
-    if args.ladder and device == "cpu":
-        shape = EMULATED_SHAPE
-    batch, heads, seqlen = (
-        given or size for given, size in zip((args.batch, args.heads, args.seqlen), shape)
-    )
-    return replace(
-        problem,
-        batch=batch,
-        heads=heads,
-        heads_kv=args.heads_kv or heads,
-        seqlen_q=seqlen,
-        seqlen_k=args.seqlen_k or seqlen,
+def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
+    """The shape that is asked for: what is not given is that of `base`."""
+    heads, seqlen = given["heads"] or base.heads_q, given["seqlen"] or base.seqlen_q
+    return Shape(
+        given["batch"] or base.batch,
+        heads,
+        given["heads_kv"] or (heads if given["heads"] else base.heads_kv),
+        seqlen,
+        given["seqlen_k"] or (seqlen if given["seqlen"] else base.seqlen_k),
+        given["head_dim"],
+        given["causal"],
     )
 
 
-def _print_report(console: Console, report: Report, ladder: Ladder | None = None) -> None:
-    problem = report.problem
-    fp16 = problem.dtype == "float16"
-    headings = ["kernel", "inputs", "max error", "mean"]
-    headings += ["RMS", "RMS allowed"] if ladder is None else []
-    headings += ["verdict"] + ["allclose 1e-3"] * fp16 + ["p50 us", "speed-up"]
-    headings += ["over rung before"] if ladder else []
-    table = Table(*headings, box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in report.rows:
-        table.add_row(*_cells(row, problem, fp16, ladder))
-    console.print(f"{problem}, against fp64", highlight=False, markup=False)
-    console.print(table)
-    for row in report.rows:
-        if not row.ok:
-            console.print(f"{row.name}: {row.reason}", highlight=False, markup=False)
-    if any(row.speedup for row in report.rows):
-        console.print("The speed-up is over scalar/minimal.")
-    if any(0 < row.inputs < problem.inputs and row.ok for row in report.rows):
-        console.print("Emulated kernels stop at the first input that ends after 30 s.")
-    if not any(row.ours for row in report.rows):
-        console.print("No kernel can run this; cutlass_attn.explain says why.")
-    if ladder:
-        _print_comparisons(console, ladder)
+@command(
+    "cutlass-attn bench --shape 4,32,8,4096,4096,128 --dtype bf16\n"
+    "cutlass-attn bench --grid options\n"
+    "cutlass-attn bench --plot result.json --out figures",
+    "one of this library's kernels fails or is wrong",
+)
+@click.option(
+    "--grid",
+    type=click.Choice(list(GRIDS)),
+    help="A named set of shapes; forward by default, small on a CPU. `options` is what options "
+    "cost, `accumulation` error and time of fp16 accumulation.",
+)
+@shapes_option
+@causal_option
+@click.option("--dtype", type=DTYPES, help="fp16, bf16, fp32, with commas between (fp16,bf16).")
+@click.option(
+    "--option",
+    "options",
+    type=click.Choice(list(OPTIONS)),
+    multiple=True,
+    help="What else the calls ask for; may be repeated (none).",
+)
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    help="Also time this kernel or variant of ours, such as sm80; may be repeated.",
+)
+@click.option(
+    "--impl",
+    "wanted",
+    multiple=True,
+    help="Only this one, such as torch:flash, torch, cutlass_attn or xformers; may be repeated.",
+)
+@click.option("--baseline", help="Of the ratios (torch:flash, or the grid's own).")
+@click.option("--device", default="cuda", help='"cpu", "cuda" or "cuda:N".')
+@click.option(
+    "--timing",
+    type=click.Choice(["events", "graph"]),
+    help="On a GPU: events with a cold L2, or in a CUDA graph, warm; by default the grid's own.",
+)
+@click.option("--rounds", type=int, default=7, help=f"{MIN_ROUNDS} or more.")
+@seed_option
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="Where to write the result, - is stdout; by default <device>-<grid>.json, in a checkout "
+    "of the sources in benchmarks/results.",
+)
+@click.option("--commit", help="For the record; by default that of the checkout.")
+@click.option("--plot", metavar="FILE", help="Measure nothing, draw this result instead.")
+@click.option("--out", metavar="FOLDER", default=".", help="Where --plot writes PNG and SVG files.")
+def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **given: Any) -> int:
+    """Time the kernels beside PyTorch's and other libraries'.
 
-
-def _print_comparisons(console: Console, ladder: Ladder) -> None:
-    """What an earlier effort had or hoped for, as ratios: its GPU was another one."""
-    if ladder.is_emulated:
-        console.print("Emulated on the CPU: their times would mean nothing, so they have none.")
-    table = Table("speed", f"earlier effort, {EARLIER_GPU}", "here", box=None)
-    table.columns[2].justify = "right"
-    for comparison in COMPARISONS:
-        here = ladder.here(comparison)
-        ratio = "-" if here is None else f"{here:.2f}"
-        table.add_row(str(comparison), comparison.earlier_text, ratio)
-    console.print(
-        f"\nSteps of an earlier effort, as ratios because they are of another GPU ({EARLIER_GPU}, "
-        "fp16, B=2 H=8 S=512 D=64), beside those above:"
-    )
-    console.print(table)
-
-
-def _cells(row: Row, problem: Problem, fp16: bool, ladder: Ladder | None) -> list[str]:
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None or not row.inputs else format(value, form)
-
-    errors = [row.max, row.mean] + [row.rms, row.rms_allowed] * (ladder is None)
-    cells = [row.name, f"{row.inputs}/{problem.inputs}", *(number(x, ".2e") for x in errors)]
-    cells.append("[green]pass[/]" if row.ok else "[red]FAIL[/]")
-    if fp16:
-        cells.append({True: "yes", False: "[red]no[/]", None: "-"}[row.allclose])
-    cells += [number(row.p50_us, ".1f"), number(row.speedup, ".2f")]
-    return cells + ([number(ladder.step(row), ".2f")] if ladder else [])
-
-
-def _without_nan(value: object) -> object:
-    """JSON has no NaN; null stands for it."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _bench(args: argparse.Namespace) -> int:
-    if args.plot:
-        return _plot(args)
+    Every attention library that can be imported runs, in interleaved rounds on the same random
+    inputs, and is compared with fp64. The result is written as JSON.
+    """
+    if plot:
+        return _plot(plot, Path(out))
     try:
         import torch  # noqa: F401
     except ImportError:
         raise ValueError("torch is not installed; pip install 'cutlass_attn[torch]'") from None
-    device = args.device or "cuda"
     if device != "cpu" and (lack := why_no_gpu(device)):
         raise ValueError(f"{lack}; `cutlass-attn bench --device cpu` times the CPU kernel")
-    grid = _grid(args, device)
-    impls, absent = discover(args.kernel, torch_auto=grid.host_time and device != "cpu")
-    chosen = select(impls, absent, args.impl)
-    if args.baseline not in (names := [impl.name for impl in impls]):
-        raise ValueError(f"--baseline must be one of {', '.join(names)}, got {args.baseline!r}")
-    plan = Plan(grid, parse_dtypes(args.dtype), chosen, device, args.rounds, args.seed)
-    report = BenchReport(
+    grid = _grid(device, given)
+    impls, absent = discover(grid.kernels, torch_auto=grid.host_time and device != "cpu")
+    if grid.baseline not in (names := [impl.name for impl in impls]):
+        raise ValueError(f"--baseline must be one of {', '.join(names)}, got {grid.baseline!r}")
+    problems = [
+        Problem(shape, dtype, option)
+        for dtype in grid.dtypes
+        for shape in grid.shapes
+        for option in grid.options
+    ]
+    chosen = select(impls, absent, grid.impls)
+    plan = Plan(
+        problems, chosen, device, given["rounds"], grid.timing, grid.host_time, seed=given["seed"]
+    )
+    report = Report(
         grid.name,
-        args.baseline,
+        grid.baseline,
         environment(device),
         describe_method(plan),
         versions={impl.name: impl.version for impl in plan.impls if impl.version},
-        absent={} if args.impl else absent,  # else none of them was asked for
-        commit=args.commit or checkout_commit(),
+        absent={} if grid.impls else absent,  # else none of them was asked for
+        commit=given["commit"] or checkout_commit(),
     )
-    to_stdout = args.json == "-"
+    to_stdout = json_file == "-"
     named = report.environment["device"] if device != "cpu" else "cpu"
-    path = Path(args.json) if args.json else default_path(named, grid.name)
+    path = Path(json_file) if json_file else default_path(named, grid.name)
 
-    def save(report: BenchReport) -> None:  # after each shape: a run that is cut short keeps them
+    def save(report: Report) -> None:  # after each problem: a run that is cut short keeps them
         if not to_stdout:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(report.dumps())
 
     with progress_bar() as show:
-        run_bench(plan, report, show, save)
+        run(plan, report, show, save)
     console = make_console(stderr=to_stdout)
     print_report(console, report)
     if to_stdout:
         print(report.dumps(), end="")
     else:
-        console.print(f"written to {path}", highlight=False, markup=False)
+        say(console, f"written to {path}")
     return 0 if report.ok else 1
 
 
-def _grid(args: argparse.Namespace, device: str) -> Grid:
-    """The shapes to time. Raises ValueError for --grid beside --shape, a wrong or no shape."""
-    if args.shape and args.grid:
+def _grid(device: str, given: dict[str, Any]) -> Grid:
+    """What to time. Raises ValueError for --grid beside --shape, or no shape."""
+    if given["shapes"] and given["grid"]:
         raise ValueError("--grid and --shape exclude each other")
-    if args.shape:
-        shapes = tuple(
-            replace(shape, causal=causal)
-            for shape in map(parse_shape, args.shape)
-            # To one query a causal mask shows every key.
-            for causal in ((False, True) if shape.seqlen_q > 1 else (False,))
-        )
-        grid = Grid("shapes", shapes)
+    causal = given["causal"]
+    if given["shapes"]:
+        grid = Grid("shapes", with_masks(given["shapes"], causal))
     else:
-        grid = GRIDS[args.grid or ("small" if device == "cpu" else "forward")]
-    wanted = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
+        grid = GRIDS[given["grid"] or ("small" if device == "cpu" else "forward")]
+    wanted = {"both": (False, True), "no": (False,), "yes": (True,)}[causal]
     shapes = tuple(shape for shape in grid.shapes if shape.causal in wanted)
     if not shapes:
-        raise ValueError(f"--causal {args.causal} leaves no shape of the {grid.name} grid")
-    return replace(grid, shapes=shapes, timing=args.timing or grid.timing)
-
-
-def _warmup(args: argparse.Namespace) -> int:
-    from .. import jit
-
-    try:
-        jit.warmup(args.kernels, device=args.device)
-    except RuntimeError as error:
-        print(f"cutlass-attn warmup: {error}", file=sys.stderr)
-        return 1
-    count = len(jit.left_out(args.kernels))
-    if count:
-        kernels = "1 kernel" if count == 1 else f"{count} kernels"
-        print(f"{kernels} ready for {args.device}, kept in {jit.cache.folder()}")
-    else:
-        print("nothing to do: this build compiled them all")
-    return 0
+        raise ValueError(f"--causal {causal} leaves no shape of the {grid.name} grid")
+    return replace(
+        grid,
+        shapes=shapes,
+        timing=given["timing"] or grid.timing,
+        dtypes=given["dtype"] or grid.dtypes,
+        options=given["options"] or grid.options,
+        kernels=(*grid.kernels, *given["kernels"]),
+        impls=given["wanted"] or grid.impls,
+        baseline=given["baseline"] or grid.baseline,
+    )
 
 
 def _plotting() -> ModuleType:
@@ -455,12 +356,102 @@ def _plotting() -> ModuleType:
         raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
 
 
-def _plot(args: argparse.Namespace) -> int:
-    draw = _plotting().draw
+def _plot(file: str, folder: Path) -> int:
+    plotting = _plotting()
     try:
-        report = load(args.plot)
+        report = load(file)
     except OSError as error:
-        raise ValueError(f"--plot {args.plot}: {error.strerror}") from None
-    for path in draw(report, Path(args.plot).stem, Path(args.out)):
+        raise ValueError(f"--plot {file}: {error.strerror}") from None
+    for path in plotting.draw(report, Path(file).stem, folder):
         print(path)
     return 0
+
+
+@command(
+    "cutlass-attn warmup sm80/f16/d96/64x64x4\ncutlass-attn warmup sm80 --device sm_89",
+    "NVRTC is missing or refuses a kernel, or there is no such GPU",
+)
+@click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
+@click.option(
+    "--device", default="cuda", help='"cuda" or "cuda:N"; "sm_89", say, for a GPU not here.'
+)
+@json_option
+def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
+    """Compile kernels that the build left out, ahead of the calls that want them.
+
+    KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own;
+    `cutlass-attn info` lists them. Each takes about 20 s and is kept on disk, so that no call waits
+    for the compiler.
+    """
+    console = make_console(stderr=json_file == "-")
+    reason = ""
+    try:
+        with progress_bar() as show:
+            jit.warmup(kernels, device=device, progress=show)
+    except RuntimeError as error:
+        print(f"cutlass-attn warmup: {error}", file=sys.stderr)
+        reason = str(error)
+    keys = jit.left_out(kernels)
+    if json_file:
+        rows = [{"kernel": key} for key in keys]
+        write(document("warmup", not reason, rows, device=device, reason=reason), json_file)
+    if reason:
+        return 1
+    count = "1 kernel" if len(keys) == 1 else f"{len(keys)} kernels"
+    done = f"{count} ready for {device}, kept in {jit_cache.folder()}"
+    say(console, done if keys else "nothing to do: this build compiled them all")
+    return 0
+
+
+@command("cutlass-attn cache\ncutlass-attn cache --clear", "the folder is refused")
+@click.option("--clear", is_flag=True, help="Remove all of them.")
+@json_option
+def cache(clear: bool, json_file: str | None) -> int:
+    """List the kernels that were compiled at first use and are kept on disk, or remove them.
+
+    They are in $CUTLASS_ATTN_CACHE, else in cutlass_attn under $XDG_CACHE_HOME or ~/.cache, and
+    take $CUTLASS_ATTN_CACHE_SIZE at most (1G); those unused for longest go first.
+    """
+    console = make_console(stderr=json_file == "-")
+    try:
+        files = jit_cache.entries()
+        removed = jit_cache.clear() if clear else 0
+    except RuntimeError as error:
+        print(f"cutlass-attn cache: {error}", file=sys.stderr)
+        return 1
+    rows = [asdict(file) for file in files]
+    if json_file:
+        where = str(jit_cache.folder())
+        write(document("cache", True, rows, folder=where, removed=removed), json_file)
+    if clear:
+        say(console, f"{removed} removed from {jit_cache.folder()}")
+        return 0
+    from rich.table import Table
+
+    table = Table("kernel", "for", "KB", "last used", box=None)
+    for file in files:
+        table.add_row(file.kernel, file.arch, f"{file.size / 1024:.0f}", file.used)
+    console.print(table)
+    total = sum(file.size for file in files) / 2**20
+    limit = jit_cache.size_limit() / 2**20
+    say(
+        console,
+        f"{len(files)} kernels, {total:.1f} of {limit:.0f} MB, in {jit_cache.folder()}",
+    )
+    return 0
+
+
+@command('eval "$(cutlass-attn completion bash)"')
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print what makes a shell complete this command's words."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind
+    print(kind(cutlass_attn, {}, "cutlass-attn", "_CUTLASS_ATTN_COMPLETE").source())
+    return 0
+
+
+for _command in (bench, cache, check, completion, info, profile, tune, warmup):
+    cutlass_attn.add_command(_command)

@@ -1,16 +1,75 @@
-"""What the commands share: the terminal, and the names of dtypes."""
+"""What the commands share: the terminal, and the options that several of them have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .._build.facts import DTYPES
+from .experiment.problems import SHAPE_FORM, Shape, parse_dtype, parse_shape
 
-SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+EXIT_STATUS = {
+    0: "done, and right where something was judged",
+    1: "{}",
+    2: "an argument is wrong, a file cannot be read or written, or what is needed is missing",
+    130: "interrupted",
+}
+
+
+def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], click.Command]:
+    """A command whose help ends with an example and its exit statuses; `fails` is what 1 means."""
+    meant = {code: text.format(fails) for code, text in EXIT_STATUS.items()}
+    lines = [f"{code:>3}  {text}" for code, text in meant.items() if text]
+    epilog = "\b\nExample:\n  " + example.replace("\n", "\n  ")
+    epilog += "\n\n\b\nExit status:\n  " + "\n  ".join(lines)
+    return click.command(epilog=epilog, context_settings={"show_default": True})
+
+
+class _Parsed(click.ParamType):
+    """An option's value by a function, whose ValueError main() prints as any other."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self._parse(value) if isinstance(value, str) else value
+
+
+DTYPE = _Parsed("dtype", parse_dtype)
+DTYPES = _Parsed("dtypes", lambda text: tuple(map(parse_dtype, text.split(","))))
+SHAPE = _Parsed(SHAPE_FORM, parse_shape)
+SIZE = click.IntRange(min=1)
+BOTH_MASKS = {"both": (False, True), "no": (False,), "yes": (True,)}
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", help="Also write the result there as JSON; - is stdout."
+)
+seed_option = click.option("--seed", type=int, default=0, help="Of the random inputs.")
+ncu_option = click.option("--ncu", metavar="PROGRAM", help="Nsight Compute, if not on PATH.")
+shapes_option = click.option(
+    "--shape",
+    "shapes",
+    type=SHAPE,
+    multiple=True,
+    metavar=SHAPE_FORM.upper(),
+    help="Batch, query heads, key heads, queries, keys, head dim; may be repeated.",
+)
+causal_option = click.option(
+    "--causal", type=click.Choice(list(BOTH_MASKS)), default="both", help="Masks of each shape."
+)
+
+
+def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
+    """Each shape without and with a causal mask; to one query that shows every key."""
+    return tuple(
+        shape.masked(mask)
+        for shape in shapes
+        for mask in (BOTH_MASKS[causal] if shape.seqlen_q > 1 else (False,))
+    )
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -18,6 +77,11 @@ def make_console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr)
     console.width = max(console.width, 140)
     return console
+
+
+def say(console: Console, text: str) -> None:
+    """A line as it is."""
+    console.print(text, highlight=False, markup=False)
 
 
 @contextmanager
@@ -36,12 +100,3 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(task, description=what, completed=done, total=total)
 
         yield show
-
-
-def parse_dtypes(text: str) -> list[str]:
-    """Of --dtype: names with commas between. Raises ValueError for one that is unknown."""
-    found = [SHORT_DTYPES.get(name, name) for name in text.split(",")]
-    for name in found:
-        if name not in DTYPES:
-            raise ValueError(f"--dtype must be of {', '.join(SHORT_DTYPES)}, got {name!r}")
-    return found

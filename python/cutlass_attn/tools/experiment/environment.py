@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +12,6 @@ import numpy as np
 from ... import _C
 from ...devices import CUDA
 from ...variants import build_info
-
-_SMI_FIELDS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -31,25 +28,40 @@ def environment(device: str) -> dict[str, Any]:
         found["device"] = torch.cuda.get_device_name(device)
         found["compute_capability"] = torch.cuda.get_device_capability(device)
         found["cuda"] = torch.version.cuda
-        found |= nvidia_smi(device)
+        found |= driver_facts(device)
     return found
 
 
-def nvidia_smi(device: str) -> dict[str, str]:
-    """Driver and present clocks of a CUDA device, as far as the driver's own tool tells."""
+def driver_facts(device: str) -> dict[str, str]:
+    """Driver and present clocks of a CUDA device, as far as NVML tells."""
     import torch
 
-    # torch counts the visible devices, nvidia-smi all of them; both know the UUID.
-    properties = torch.cuda.get_device_properties(device)
-    uuid = getattr(properties, "uuid", None)  # torch 2.5 or later
-    which = f"GPU-{uuid}" if uuid else str(torch.device(device).index or 0)
-    query = f"--query-gpu={','.join(_SMI_FIELDS)}"
-    command = ["nvidia-smi", query, "--format=csv,noheader", f"--id={which}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
+        import pynvml
+    except ImportError:
         return {}
-    return dict(zip(_SMI_FIELDS, (field.strip() for field in done.stdout.split(","))))
+    # torch counts the visible devices, NVML all of them; both know the UUID.
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # torch 2.5 or later
+    try:
+        pynvml.nvmlInit()
+        if uuid:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(torch.device(device).index or 0)
+        sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+        return {
+            "driver_version": str(pynvml.nvmlSystemGetDriverVersion()),
+            "clocks.sm": f"{pynvml.nvmlDeviceGetClockInfo(handle, sm)} MHz",
+            "clocks.max.sm": f"{pynvml.nvmlDeviceGetMaxClockInfo(handle, sm)} MHz",
+            "clocks.mem": f"{pynvml.nvmlDeviceGetClockInfo(handle, memory)} MHz",
+        }
+    except pynvml.NVMLError:
+        return {}
+
+
+def sm_clock(device: str) -> str:
+    """The present clock of a CUDA device's SMs; empty where NVML does not tell."""
+    return driver_facts(device).get("clocks.sm", "")
 
 
 def default_device() -> str:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from ...attention import attention
 from ...explain import Explanation, explain
 from ...variants import accumulate_of, variants
-from .problems import Shape
+from .problems import Inputs
 
 OURS = "cutlass_attn"
 TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
@@ -36,23 +36,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """q, k and v of a shape, (B, H, S, D) torch tensors on one device."""
-
-    shape: Shape
-    q: Any
-    k: Any
-    v: Any
-
-    @cached_property
-    def bshd(self) -> tuple[Any, Any, Any]:
-        """The same values with heads inside the sequence, contiguous."""
-        q, k, v = (x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v))
-        return q, k, v
-
-
-@dataclass(frozen=True)
-class Call:
+class Bound:
     """An implementation with its arguments bound."""
 
     name: str  # which code exactly: of this library, the variant
@@ -60,6 +44,8 @@ class Call:
     to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
     accumulate: str = "fp32"  # what its result is judged by
+    with_lse: Callable[[], tuple[Any, Any]] | None = None  # also the log-sum-exp, where it has one
+    is_emulated: bool = False  # a GPU's kernel on the CPU: its time would say nothing
 
 
 @dataclass(frozen=True)
@@ -67,12 +53,30 @@ class Impl:
     """Something that computes attention. `prepare` raises Unsupported, or what the library does."""
 
     name: str  # as asked for: "cutlass_attn:auto", "torch:flash", "xformers"
-    prepare: Callable[[Inputs], Call]
+    prepare: Callable[[Inputs], Bound]
     version: str = ""
 
     @property
     def ours(self) -> bool:
         return self.name.startswith(OURS + ":")
+
+
+def ours(kernels: Iterable[str]) -> list[Impl]:
+    """This library's, by kernels or variants; "auto" chooses. ValueError for an unknown one."""
+    known = {name for variant in variants() for name in (variant.key, variant.kernel)} | {"auto"}
+    names = list(dict.fromkeys(kernels))
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"there is no kernel {name!r}; `cutlass-attn info` lists them, a variant's key is"
+                f" like {variants()[0].key!r}"
+            )
+    return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
+
+
+def torchs(backends: Iterable[str]) -> list[Impl]:
+    """PyTorch's backends, of TORCH_BACKENDS or "auto"."""
+    return [Impl(f"torch:{name}", partial(_prepare_torch, name)) for name in backends]
 
 
 def discover(
@@ -84,17 +88,8 @@ def discover(
     ValueError for one that this build does not know. `torch_auto` adds PyTorch's attention with
     the backend of its own choice.
     """
-    known = {name for variant in variants() for name in (variant.key, variant.kernel)}
-    for kernel in kernels:
-        if kernel not in known:
-            raise ValueError(
-                f"there is no kernel {kernel!r}; `cutlass-attn info` lists them, a variant's key is"
-                f" like {variants()[0].key!r}"
-            )
-    names = dict.fromkeys(["auto", *kernels])
-    found = [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
-    backends = ("auto",) * torch_auto + TORCH_BACKENDS
-    found += [Impl(f"torch:{name}", partial(_prepare_torch, name)) for name in backends]
+    found = ours(["auto", *kernels])
+    found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
     absent = {}
     for peer in _PEERS:
         try:
@@ -106,7 +101,7 @@ def discover(
             absent[peer.name] = describe_error(error)
         else:
             if hasattr(module, peer.function):
-                prepare = partial(peer.prepare, module)
+                prepare = partial(_prepare_peer, peer, module)
                 found.append(Impl(peer.name, prepare, _version(peer.module)))
             else:
                 absent[peer.name] = f"{peer.module} has no {peer.function}"
@@ -157,20 +152,24 @@ def refusal(explanation: Explanation, kernel: str) -> str:
     return "; ".join(dict.fromkeys(reasons)) or "there is no kernel of that name"
 
 
-def _prepare_ours(kernel: str, inputs: Inputs) -> Call:
-    q, k, v, causal = inputs.q, inputs.k, inputs.v, inputs.shape.causal
+def _prepare_ours(kernel: str, inputs: Inputs) -> Bound:
+    options: dict[str, Any] = {"causal": inputs.shape.causal, **inputs.keywords.ours}
     # Who names a kernel asks for its sums.
     sums = accumulate_of(kernel)
-    explanation = explain(q, k, v, causal=causal, kernel=kernel, accumulate=sums)
-    if explanation.chosen is None:
+    if kernel != "auto":  # else the call is the one that a user writes
+        options |= {"kernel": kernel, "accumulate": sums}
+    operands = inputs.q, inputs.k, inputs.v
+    explanation = explain(*operands, **options)
+    chosen = explanation.chosen
+    if chosen is None:
         raise Unsupported(refusal(explanation, kernel))
-    if kernel == "auto":  # the call that a user writes
-        run: Callable[[], Any] = lambda: attention(q, k, v, causal=causal)  # noqa: E731
-    else:
-        run = lambda: attention(  # noqa: E731
-            q, k, v, causal=causal, kernel=kernel, accumulate=sums
-        )
-    return Call(f"{OURS}:{explanation.chosen.key}", run, accumulate=sums)
+    return Bound(
+        f"{OURS}:{chosen.key}",
+        partial(attention, *operands, **options),
+        accumulate=sums,
+        with_lse=partial(attention, *operands, **options, return_lse=True),
+        is_emulated=chosen.kernel.endswith("-simt"),
+    )
 
 
 def torch_backend(name: str) -> AbstractContextManager[Any]:
@@ -210,8 +209,11 @@ def torch_attention(q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any
     return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, **options)
 
 
-def _prepare_torch(backend: str, inputs: Inputs) -> Call:
+def _prepare_torch(backend: str, inputs: Inputs) -> Bound:
     q, k, v, shape = inputs.q, inputs.k, inputs.v, inputs.shape
+    options = inputs.keywords.torch
+    if options is None:
+        raise Unsupported(f"has no {inputs.problem.option}")
     if backend == "math":
         scores = shape.batch * shape.heads_q * shape.seqlen_q * shape.seqlen_k
         needed, there = scores * _MATH_BYTES_PER_SCORE, _memory(q.device)
@@ -224,12 +226,13 @@ def _prepare_torch(backend: str, inputs: Inputs) -> Call:
     try:
         with context(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            torch_attention(q, k, v, shape.causal)
+            torch_attention(q, k, v, shape.causal, **options)
     except RuntimeError as error:
         if not is_refusal(error):
             raise
         raise Unsupported(_torch_reason(error, caught)) from None
-    return Call(f"torch:{backend}", lambda: torch_attention(q, k, v, shape.causal), context=context)
+    run = partial(torch_attention, q, k, v, shape.causal, **options)
+    return Bound(f"torch:{backend}", run, context=context)
 
 
 def _torch_reason(error: RuntimeError, caught: list[warnings.WarningMessage]) -> str:
@@ -253,18 +256,18 @@ def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _prepare_flash_attn(module: ModuleType, inputs: Inputs) -> Call:
+def _prepare_flash_attn(module: ModuleType, inputs: Inputs) -> Bound:
     """FlashAttention 2, 3 and 4 share a signature: (B, S, H, D), causal bottom-right."""
     q, k, v = inputs.bshd
     function, causal = module.flash_attn_func, inputs.shape.causal
-    return Call(
+    return Bound(
         module.__name__,
         lambda: function(q, k, v, causal=causal),
         lambda result: _first(result).transpose(1, 2),
     )
 
 
-def _prepare_xformers(module: ModuleType, inputs: Inputs) -> Call:
+def _prepare_xformers(module: ModuleType, inputs: Inputs) -> Bound:
     """(B, S, H, D); shared KV heads as (B, S, Hkv, group, D), K and V expanded without a copy."""
     shape, (q, k, v) = inputs.shape, inputs.bshd
     mask = None
@@ -277,14 +280,14 @@ def _prepare_xformers(module: ModuleType, inputs: Inputs) -> Call:
     if group > 1:
         q = q.unflatten(2, (shape.heads_kv, group))
         k, v = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (k, v))
-    return Call(
+    return Bound(
         "xformers",
         lambda: module.memory_efficient_attention(q, k, v, attn_bias=mask),
         lambda out: (out.flatten(2, 3) if group > 1 else out).transpose(1, 2),
     )
 
 
-def _prepare_flashinfer(module: ModuleType, inputs: Inputs) -> Call:
+def _prepare_flashinfer(module: ModuleType, inputs: Inputs) -> Bound:
     """Its batched prefill on ragged operands, (B S, H, D); planned outside the timed call."""
     import torch
 
@@ -302,20 +305,26 @@ def _prepare_flashinfer(module: ModuleType, inputs: Inputs) -> Call:
         q_data_type=q.dtype,
     )
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    return Call(
+    return Bound(
         "flashinfer",
         lambda: wrapper.run(q, k, v),
         lambda out: out.unflatten(0, (shape.batch, shape.seqlen_q)).transpose(1, 2),
     )
 
 
-def _prepare_sageattention(module: ModuleType, inputs: Inputs) -> Call:
+def _prepare_sageattention(module: ModuleType, inputs: Inputs) -> Bound:
     """(B, H, S, D); quantizes Q and K, so its error is beyond that of 16-bit attention."""
     q, k, v, shape = inputs.q, inputs.k, inputs.v, inputs.shape
     if shape.causal and shape.seqlen_q != shape.seqlen_k:
         raise Unsupported("takes a causal mask only for as many queries as keys")
     run = partial(module.sageattn, q, k, v, tensor_layout="HND", is_causal=shape.causal)
-    return Call("sageattention", run, _first)
+    return Bound("sageattention", run, _first)
+
+
+def _prepare_peer(peer: _Peer, module: ModuleType, inputs: Inputs) -> Bound:
+    if inputs.keywords.ours:
+        raise Unsupported(f"is timed without {inputs.problem.option}")
+    return peer.prepare(module, inputs)
 
 
 @dataclass(frozen=True)
@@ -323,7 +332,7 @@ class _Peer:
     name: str
     module: str
     function: str  # what tells that the module is the library meant
-    prepare: Callable[[ModuleType, Inputs], Call]
+    prepare: Callable[[ModuleType, Inputs], Bound]
 
 
 _PEERS = (

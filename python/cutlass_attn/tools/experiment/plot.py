@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from ..ladder import COMPARISONS, EARLIER_GPU, Ladder
 from .report import OK, Report, Row, mean_speedup, unique
 from .timing import ColdEvents, HostClock, WarmGraph
 
@@ -57,6 +57,8 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
     Raises ValueError for a report without a time.
     """
     rows = [row for row in report.rows if row.us is not None and row.status == OK]
+    if len({row.accumulate for row in report.rows}) > 1:
+        return draw_accumulation(report, f"{stem}-accumulation", folder)
     if not rows:
         raise ValueError("the result has no row with a time to draw")
     with matplotlib.rc_context(_SETTINGS):
@@ -64,18 +66,24 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
         return _save(figures, folder)
 
 
-def draw_ladder(ladder: Ladder, folder: Path) -> list[Path]:
+def draw_ladder(report: Report, folder: Path) -> list[Path]:
     """Writes ladder.png and ladder.svg into the folder, made if need be; returns them.
 
     Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has no
-    time, the slowest; with them what an earlier effort had on another GPU. Wrong rows are hatched.
+    time, the slowest. Wrong rows are hatched.
 
     Raises ValueError for a ladder without a time.
     """
-    if not any(row.p50_us for row in ladder.report.rows):
+    if not any(row.us for row in report.rows):
         raise ValueError("no row of the ladder has a time to draw")
     with matplotlib.rc_context(_SETTINGS):
-        return _save({"ladder": _ladder_figure(ladder)}, folder)
+        return _save({"ladder": _ladder_figure(report)}, folder)
+
+
+def draw_accumulation(report: Report, stem: str, folder: Path) -> list[Path]:
+    """A column per head dim: errors against the length, and below the speed over fp32."""
+    with matplotlib.rc_context(_SETTINGS):
+        return _save({stem: _accumulation_figure(report)}, folder)
 
 
 def _save(figures: dict[str, Figure], folder: Path) -> list[Path]:
@@ -197,14 +205,15 @@ def _speedup_figure(report: Report) -> Figure:
     return figure
 
 
-def _ladder_figure(ladder: Ladder) -> Figure:
-    rows = [row for row in ladder.report.rows if row.p50_us]
-    times = [row.p50_us or math.nan for row in rows]
-    over = "scalar/minimal"
-    base = ladder.us(over)
-    if base is None:
-        base = max(times)
-        over = rows[times.index(base)].name
+def _ladder_figure(report: Report) -> Figure:
+    rows = [row for row in report.rows if row.us]
+    times = [row.us or math.nan for row in rows]
+    names = [row.impl.removeprefix("cutlass_attn:") for row in rows]
+    base = max(times)
+    over = names[times.index(base)]
+    for name, us in zip(names, times):
+        if name.startswith("scalar/minimal/"):
+            base, over = us, "scalar/minimal"
     figure = Figure(figsize=(max(7.0, 1.1 * len(rows) + 2.0), 4.6), layout="constrained")
     axis = figure.subplots()
     bars = axis.bar(
@@ -212,40 +221,65 @@ def _ladder_figure(ladder: Ladder) -> Figure:
         [base / us for us in times],
         0.6,
         color=["#0072B2" if row.ours else "#999999" for row in rows],
-        hatch=["" if row.ok else "//" for row in rows],
+        hatch=["" if row.status == OK else "//" for row in rows],
     )
     texts = [f"{base / us:.3g}x\n{us:,.{0 if us >= 100 else 1}f} us" for us in times]
     axis.bar_label(bars, texts, fontsize=8, padding=3)
-    if over == "scalar/minimal":
-        _mark_earlier(axis, ladder, [row.name for row in rows])
     # "sm80/f16/d64/64x64x4" on three lines
-    names = [row.name.replace("/f16", "\nf16").replace("/bf16", "\nbf16") for row in rows]
-    names = [name.replace("/f32", "\nf32").replace("torch ", "torch\n") for name in names]
+    names = [re.sub(r"/(f16|bf16|f32)", r"\n\1", name).replace(":", "\n") for name in names]
     axis.set_xticks(range(len(rows)), names, fontsize=8)
     axis.set_yscale("log")
     axis.margins(y=0.2)
     axis.grid(visible=False, axis="x")
     axis.set_ylabel(f"speed / {over}")
-    hatched = any(not row.ok for row in rows)
-    wrong = "\nhatched: wrong results" * hatched
-    emulated = "\nemulated kernels have no time" * ladder.is_emulated
-    device = ladder.report.environment["device"]
-    axis.set_title(f"{ladder.report.problem}: {device}{emulated}{wrong}", fontsize=10)
+    hatched = "\nhatched: wrong results" * any(row.status != OK for row in rows)
+    emulated = any(row.us is None and row.status == OK for row in report.rows)
+    note = "\nemulated kernels have no time" * emulated
+    title = f"{rows[0].problem}: {report.environment['device']}"
+    axis.set_title(f"{title}{note}{hatched}", fontsize=10)
     return figure
 
 
-def _mark_earlier(axis: Any, ladder: Ladder, names: list[str]) -> None:
-    """What the earlier effort had over its minimal kernel, at the bars of the same kind."""
-    label = f"earlier effort, {EARLIER_GPU}: another GPU"
-    for comparison in COMPARISONS:
-        if comparison.base != "scalar/minimal":
-            continue
-        kinds = [name for name in names if name.startswith(comparison.faster)]
-        if kinds:
-            at = names.index(kinds[0])
-            axis.plot(at, comparison.earlier[0], "D", color="#D55E00", label=label)
-            label = "_"  # once in the legend
-    axis.legend(frameon=False, fontsize=8, loc="upper left")
+_SUMS_STYLES = {
+    "fp32": ("#000000", "s"),
+    "fp16_qk": ("#0072B2", "o"),
+    "fp16_pv": ("#E69F00", "^"),
+    "fp16": ("#D55E00", "D"),
+}
+
+
+def _accumulation_figure(report: Report) -> Figure:
+    rows = [row for row in report.rows if row.rms_error is not None]
+    head_dims = unique(row.head_dim for row in rows)
+    timed = any(row.ratio for row in rows)
+    size = (max(6.0, 3.6 * len(head_dims)), 6.0 if timed else 3.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1 + timed, max(1, len(head_dims)), squeeze=False, sharey="row")
+    for column, head_dim in enumerate(head_dims):
+        top = panels[0][column]
+        for sums, (color, marker) in _SUMS_STYLES.items():
+            mine = [r for r in rows if (r.head_dim, r.accumulate) == (head_dim, sums)]
+            lengths = [row.seqlen_k for row in mine]
+            style: Any = {"color": color, "marker": marker, "markersize": 4}
+            top.plot(lengths, [row.rms_error for row in mine], **style, label=f"{sums}, RMS")
+            top.plot(lengths, [row.max_error for row in mine], "--", **style, label="largest")
+            if timed:
+                ratios = [row.ratio.value if row.ratio else math.nan for row in mine]
+                panels[1][column].plot(lengths, ratios, **style)
+        top.set_title(f"D = {head_dim}", fontsize=10)
+        top.set_yscale("log")
+        for row_of_panels in panels:
+            row_of_panels[column].set_xscale("log", base=2)
+        panels[-1][column].set_xlabel("keys")
+    panels[0][0].set_ylabel("error against fp64")
+    if timed:
+        panels[1][0].set_ylabel(f"speed / {report.baseline.removeprefix('cutlass_attn:')}")
+        panels[1][0].set_ylim(bottom=0)
+    if head_dims:
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(f"fp16 accumulation: {report.environment['device']}", fontsize=11)
+    return figure
 
 
 def _of(report: Report, name: str) -> list[Row]:

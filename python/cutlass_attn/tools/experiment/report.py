@@ -1,4 +1,4 @@
-"""What a benchmark found, and its JSON file; docs/benchmarking.md describes the fields."""
+"""What an experiment found, and its JSON file; docs/benchmarking.md describes the fields."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .problems import Shape
+from ..document import SCHEMA, Document, document, dumps, now
+from .problems import Problem, Shape
 from .stats import Ratio, geometric_mean, paired_ratio
-
-SCHEMA = 1
 
 OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
 
 
 @dataclass
 class Row:
-    """One implementation on one shape. Without a time, `reason` says why."""
+    """One implementation on one problem. Without a time, `reason` says why, or it is emulated."""
 
     op: str
     impl: str  # which code exactly; `requested` until that is known
@@ -34,6 +32,16 @@ class Row:
     seqlen_k: int
     head_dim: int
     causal: bool
+    option: str = "none"
+    accumulate: str = "fp32"  # what it adds products up in, and is judged by
+    inputs: int = 0  # random inputs that it was judged on
+    max_error: float | None = None  # against fp64, of what was compared
+    mean_error: float | None = None
+    rms_error: float | None = None
+    rms_allowed: float | None = None
+    rms_yardstick: float | None = None
+    allclose: bool | None = None  # within 1e-3, where all of a float16 result is compared
+    difference: float | None = None  # from the first one's result, where there is no fp64 result
     us: float | None = None  # median of rounds_us
     tflops: float | None = None
     gbps: float | None = None  # decode only
@@ -42,8 +50,7 @@ class Row:
     samples: int = 0
     host_us: float | None = None  # where it is measured; mean of a call to its return
     speedup: dict[str, Any] | None = None  # {"over", "value", "low", "high"}
-    rms_error: float | None = None  # against fp64, of what was compared
-    rms_allowed: float | None = None
+    over_rung_before: float | None = None  # of a ladder
     sm_clock: str = ""  # read just after the rounds
     status: str = OK
     reason: str = ""
@@ -51,6 +58,14 @@ class Row:
     @property
     def shape(self) -> Shape:
         return Shape(**{f.name: getattr(self, f.name) for f in fields(Shape)})
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.shape, self.dtype, self.option)
+
+    @property
+    def ours(self) -> bool:
+        return self.requested.startswith("cutlass_attn:")
 
     @property
     def ratio(self) -> Ratio | None:
@@ -66,9 +81,9 @@ class Row:
             element_size = 4 if self.dtype == "float32" else 2
             self.gbps = rounded(self.shape.bytes(element_size) / median_us / 1e3)
 
-    def as_json(self) -> dict[str, Any]:
-        left_out = {"gbps": self.op != "decode", "host_us": self.host_us is None}
-        return {name: x for name, x in asdict(self).items() if not left_out.get(name, False)}
+
+# Left out of a file where they do not apply.
+_RARE = ("gbps", "host_us", "over_rung_before", "difference", "allclose")
 
 
 @dataclass
@@ -82,20 +97,24 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)  # of other libraries
     absent: dict[str, str] = field(default_factory=dict)  # implementation: why
     commit: str = ""
-    date: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
+    date: str = field(default_factory=now)
     aborted: str = ""  # why the rest was not measured
+    command: str = "bench"
     rows: list[Row] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Did this library's kernels run and give right results wherever they are supported?"""
-        ours = [row for row in self.rows if row.requested.startswith("cutlass_attn:")]
-        return not self.aborted and all(row.status in (OK, UNSUPPORTED) for row in ours)
+        """Did this library's kernels run and give right results wherever they are supported?
+
+        Those of a check were asked for by name: there all have to.
+        """
+        ours = [row for row in self.rows if row.ours]
+        may_lack = self.command != "check"
+        right = all(row.status == OK or (may_lack and row.status == UNSUPPORTED) for row in ours)
+        return right and not self.aborted and (may_lack or bool(ours))
 
     def fill_speedups(self, rows: Sequence[Row]) -> None:
-        """Compares rows of one shape and dtype with the baseline's, where that was timed."""
+        """Compares rows of one problem with the baseline's, where that was timed."""
         base = next((r for r in rows if r.requested == self.baseline and r.us is not None), None)
         if base is None:
             return
@@ -105,27 +124,32 @@ class Report:
                 row.speedup = {"over": self.baseline}
                 row.speedup |= {name: rounded(x) for name, x in ratio._asdict().items()}
 
+    def as_json(self) -> Document:
+        names = (f.name for f in fields(self))
+        head = {name: getattr(self, name) for name in names if name not in ("command", "rows")}
+        rows = ({k: x for k, x in asdict(r).items() if k not in _RARE or x is not None}
+                for r in self.rows)  # fmt: skip
+        return document(self.command, self.ok, rows, **head)
+
     def dumps(self) -> str:
-        """The JSON document, a line per row."""
-        head = {"schema": SCHEMA, **{f.name: getattr(self, f.name) for f in fields(self)}}
-        del head["rows"]
-        text = json.dumps(head, indent=1).removesuffix("\n}")
-        rows = ",\n".join("  " + json.dumps(row.as_json()) for row in self.rows)
-        return f'{text},\n "rows": [\n{rows}\n ]\n}}\n'
+        return dumps(self.as_json())
 
 
 def load(path: str | Path) -> Report:
-    """Reads a file that `dumps` wrote. Raises ValueError for another one, OSError for none."""
+    """Reads a file that `dumps` wrote, also one of schema 1. Raises ValueError for another one,
+    OSError for none."""
     try:
-        document = json.loads(Path(path).read_text())
-        schema = document["schema"]
+        content = json.loads(Path(path).read_text())
+        schema = content["schema"]
     except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError):
         raise ValueError(f"{path} is not a result of `cutlass-attn bench`") from None
-    if schema != SCHEMA:
-        raise ValueError(f"{path} has schema {schema!r}; this version reads {SCHEMA}")
-    rows = [Row(**row) for row in document["rows"]]
-    head = {f.name: document[f.name] for f in fields(Report) if f.name != "rows"}
-    return Report(**head, rows=rows)
+    if schema not in (1, SCHEMA):
+        raise ValueError(f"{path} has schema {schema!r}; this version reads 1 and {SCHEMA}")
+    if "grid" not in content:
+        raise ValueError(f"{path} is of `cutlass-attn {content['command']}`, not of a benchmark")
+    rows = [Row(**row) for row in content["rows"]]
+    head = {f.name: content[f.name] for f in fields(Report) if f.name in content}
+    return Report(**{**head, "rows": rows})
 
 
 @dataclass(frozen=True)

@@ -2,80 +2,83 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
+import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ... import tuning
 from ..._build.tuned_toml import Failing, Tuning, device_class
-from ..console import make_console, parse_dtypes, progress_bar
-from ..experiment.problems import SHAPE_FORM, parse_shape
+from ..console import (
+    DTYPES,
+    command,
+    json_option,
+    make_console,
+    ncu_option,
+    progress_bar,
+    say,
+    shapes_option,
+)
+from ..document import write
+from ..experiment.problems import Shape
 from ..gates.thresholds import FAIL, PASS
 from ..sass.disassemble import ToolNotFound
 from .measure import Report, run_profile
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "profile",
-        help="judge the GPU kernels by their gates: Nsight Compute, or the machine code",
-        description="Runs every GPU variant once under Nsight Compute and judges tensor-pipe "
-        "utilisation, DRAM throughput, bank conflicts, warps active, registers, shared and local "
-        "memory by the thresholds of its class. Without a GPU, Nsight Compute or the right to read "
-        "counters it judges the machine code alone, and says so. Exit status 1 if a gate fails.",
-    )
-    parser.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        help="only this kernel or variant, such as sm80; may be repeated (all compiled ones)",
-    )
-    parser.add_argument("--dtype", default="fp16,bf16", help="of fp16, bf16, fp32 (fp16,bf16)")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar=SHAPE_FORM.upper(),
-        help="instead of 4x4096 and a decode call of the variant's head dim; of a kernel, the "
-        "variants of the smallest head dim that takes it; may be repeated",
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda",
-        help='"cuda" (default) or "cuda:N"; "sm_89", say, for the machine code alone',
-    )
-    parser.add_argument(
-        "--mark",
-        action="store_true",
-        help="note in the tuning file which variants fail here: others are then preferred",
-    )
-    parser.add_argument("--ncu", metavar="PROGRAM", help="Nsight Compute, if it is not on PATH")
-    parser.add_argument("--json", metavar="FILE", help="also write the result there; - is stdout")
+@command(
+    "cutlass-attn profile --kernel sm80 --device sm_89",
+    "a gate fails, or cuobjdump is missing",
+)
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    help="Only this kernel or variant, such as sm80; may be repeated (all compiled ones).",
+)
+@click.option("--dtype", "dtypes", type=DTYPES, default="fp16,bf16", help="Of fp16, bf16, fp32.")
+@shapes_option
+@click.option(
+    "--device",
+    default="cuda",
+    help='"cuda" or "cuda:N"; "sm_89", say, for the machine code alone.',
+)
+@click.option(
+    "--mark",
+    is_flag=True,
+    help="Note in the tuning file which variants fail here: others are then preferred.",
+)
+@ncu_option
+@json_option
+def profile(
+    kernels: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    shapes: tuple[Shape, ...],
+    device: str,
+    mark: bool,
+    ncu: str | None,
+    json_file: str | None,
+) -> int:
+    """Judge the GPU kernels by their gates: Nsight Compute, or the machine code.
 
-
-def run(args: argparse.Namespace) -> int:
-    shapes = [parse_shape(text) for text in args.shape]
-    dtypes = parse_dtypes(args.dtype)
+    Runs every GPU variant once under Nsight Compute, by default on 4x4096 queries and keys and on a
+    decode call, and judges tensor-pipe utilisation, DRAM throughput, bank conflicts, warps active,
+    registers, shared and local memory by the thresholds of its class. A kernel's --shape runs the
+    variants of the smallest head dim that takes it. Without a GPU, Nsight Compute or the right to
+    read counters it judges the machine code alone, and says so.
+    """
     try:
         with progress_bar() as show:
-            report = run_profile(args.kernel, dtypes, shapes, args.device, args.ncu, show)
+            report = run_profile(kernels, dtypes, shapes, device, ncu, show)
     except ToolNotFound as error:
         print(f"cutlass-attn profile: {error}", file=sys.stderr)
         return 1
-    _print(make_console(stderr=args.json == "-"), report)
-    if args.json:
-        text = json.dumps(report.as_json(), indent=2)
-        if args.json == "-":
-            print(text)
-        else:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
-    if args.mark:
+    _print(make_console(stderr=json_file == "-"), report)
+    if json_file:
+        write(report.as_json(), json_file)
+    if mark:
         _mark(report)
     if report.interrupted:
         print("cutlass-attn profile: interrupted, not all were measured", file=sys.stderr)
@@ -110,11 +113,8 @@ def _mark(report: Report) -> None:
 
 
 def _print(out: Console, report: Report) -> None:
-    def say(text: str) -> None:
-        out.print(text, highlight=False, markup=False)
-
     if report.static_only:
-        say(f"The machine code alone, {report.device}: {report.static_only}")
+        say(out, f"The machine code alone, {report.device}: {report.static_only}")
     table = Table("kernel", "call", "gate", "threshold", "measured", "verdict", box=None)
     for column in table.columns[3:]:
         column.justify = "right"
@@ -136,4 +136,4 @@ def _print(out: Console, report: Report) -> None:
             name = call = ""
     out.print(table)
     failed = sum(not row.ok for row in report.rows)
-    say(f"{len(report.rows)} profiled, {failed} with a gate that fails")
+    say(out, f"{len(report.rows)} profiled, {failed} with a gate that fails")

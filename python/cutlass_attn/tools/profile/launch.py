@@ -11,13 +11,12 @@ import torch
 
 from ...attention import attention
 from ...variants import accumulate_of
-from ..experiment.problems import parse_shape
-from ..experiment.runner import random_inputs
+from ..experiment.problems import Problem, parse_shape
 
 
 def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
     torch.cuda.set_device(torch.device(device).index or 0)
-    inputs = random_inputs(parse_shape(shape), dtype, device, seed=0)
+    inputs = Problem(parse_shape(shape), dtype).inputs(device, seed=0)
     q, k, v = inputs.q, inputs.k, inputs.v
     out = torch.empty_like(q)
 

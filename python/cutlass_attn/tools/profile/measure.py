@@ -17,6 +17,7 @@ from ..._build.variant_key import symbol_of
 from ...devices import CUDA, parse_device
 from ...explain import Explanation, explain
 from ...variants import Variant, variants
+from ..document import Document, document
 from ..experiment.environment import environment
 from ..experiment.problems import Shape
 from ..gates import ncu
@@ -78,15 +79,16 @@ class Report:
                 found.setdefault(row.kernel, []).extend(failed)
         return {key: "; ".join(dict.fromkeys(texts)) for key, texts in found.items() if texts}
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "device": self.device,
-            "static_only": self.static_only or None,
-            "interrupted": self.interrupted,
-            "environment": self.environment,
-            "rows": [row.as_json() for row in self.rows],
-        }
+    def as_json(self) -> Document:
+        return document(
+            "profile",
+            self.ok,
+            (row.as_json() for row in self.rows),
+            device=self.device,
+            static_only=self.static_only or None,
+            interrupted=self.interrupted,
+            environment=self.environment,
+        )
 
 
 def default_shapes(variant: Variant, device: str) -> list[Shape]:

@@ -2,67 +2,76 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import click
 
 from ... import tuning
 from ..._build.facts import MAX_DECODE_QUERIES
-from ..console import SHORT_DTYPES, make_console, parse_dtypes, progress_bar
-from ..experiment.problems import SHAPE_FORM, Shape, parse_shape
+from ..console import (
+    SIZE,
+    causal_option,
+    command,
+    json_option,
+    make_console,
+    ncu_option,
+    progress_bar,
+    seed_option,
+    shapes_option,
+    with_masks,
+)
+from ..document import document, write
+from ..experiment.problems import SHORT_DTYPES, Shape
 
 PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "tune",
-        help="look for a faster tile of a kernel, and have dispatch take it",
-        description="Tries tiles of a kernel for some shapes. Each must fit the device, compile, "
-        "not spill, be right on five inputs and pass the gates, and is then timed against the best "
-        "so far. The best goes to the user's tuning file, which dispatch reads. Without a GPU they "
-        "are ranked by a model of Ada instead, and nothing is written. A run that is interrupted "
-        "goes on where it stopped. Needs NVRTC: pip install 'cutlass_attn[jit]'.",
-    )
-    parser.add_argument("--kernel", default="sm80", help="a kernel with tiles to choose (sm80)")
-    parser.add_argument("--dtype", default="fp16", help=f"of {', '.join(SHORT_DTYPES)} (fp16)")
-    parser.add_argument("--head-dim", type=int, default=64, help="one that the kernel has (64)")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar=SHAPE_FORM.upper(),
-        help="what it is tuned for; may be repeated (4x4096 queries and keys)",
-    )
-    parser.add_argument("--causal", choices=["both", "yes", "no"], default="both")
-    parser.add_argument("--device", help='"cuda" or "cuda:N"; "model" is no GPU (a usable GPU)')
-    parser.add_argument("--part", default="L4", help='of the model: "L4" or "RTX 4090" (L4)')
-    parser.add_argument("--proposer", choices=PROPOSERS, default="evolutionary")
-    parser.add_argument(
-        "--command",
-        dest="program",
-        metavar="PROGRAM",
-        help="the proposer `command`: gets what is known as JSON on stdin, answers a tile as JSON",
-    )
-    parser.add_argument("--rounds", type=int, default=30, help="tiles to try (30)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ncu", metavar="PROGRAM", help="Nsight Compute, if it is not on PATH")
-    parser.add_argument(
-        "--state", metavar="FOLDER", help="of the state and the report (tune-<kernel>-<dims>-...)"
-    )
-    parser.add_argument(
-        "--file", help=f"the tuning file to write (${tuning.VARIABLE}, or the user's)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="write no tuning file")
+@command(
+    "cutlass-attn tune --head-dim 96 --rounds 60\n"
+    "cutlass-attn tune --device model --part 'RTX 4090' --dry-run",
+    "no tile passes, or NVRTC is missing",
+)
+@click.option("--kernel", default="sm80", help="A kernel with tiles to choose.")
+@click.option("--dtype", default="fp16", help="fp16 or bf16.")
+@click.option("--head-dim", type=SIZE, default=64, help="One that the kernel has.")
+@shapes_option
+@causal_option
+@click.option("--device", help='"cuda" or "cuda:N"; "model" is no GPU (a usable GPU).')
+@click.option("--part", default="L4", help='Of the model: "L4" or "RTX 4090".')
+@click.option("--proposer", type=click.Choice(PROPOSERS), default="evolutionary")
+@click.option(
+    "--command",
+    "program",
+    metavar="PROGRAM",
+    help="The proposer `command`: gets what is known as JSON on stdin, answers a tile as JSON.",
+)
+@click.option("--rounds", type=int, default=30, help="Tiles to try.")
+@seed_option
+@ncu_option
+@click.option(
+    "--state", metavar="FOLDER", help="Of the state and the report (tune-<kernel>-<dims>-...)."
+)
+@click.option("--file", help=f"The tuning file to write (${tuning.VARIABLE}, or the user's).")
+@click.option("--dry-run", is_flag=True, help="Write no tuning file.")
+@json_option
+def tune(**given: Any) -> int:
+    """Look for a faster tile of a kernel, and have dispatch take it.
+
+    Tries tiles of a kernel for some shapes, by default 4x4096 queries and keys. Each must fit the
+    device, compile, not spill, be right on five inputs and pass the gates, and is then timed
+    against the best so far. The best goes to the user's tuning file, which dispatch reads. Without
+    a GPU they are ranked by a model of Ada instead, and nothing is written. A run that is
+    interrupted goes on where it stopped. Needs NVRTC: pip install 'cutlass_attn[jit]'.
+    """
+    return run(SimpleNamespace(**given))
 
 
-def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
-    if args.head_dim < 1:
-        raise ValueError(f"--head-dim must be 1 or more, got {args.head_dim}")
+def _shapes(args: SimpleNamespace) -> tuple[Shape, ...]:
     heads = max(1, 2048 // args.head_dim)
-    given = [parse_shape(text) for text in args.shape]
+    given = args.shapes
     if wrong := [shape for shape in given if shape.head_dim != args.head_dim]:
         raise ValueError(f"--shape has head dim {wrong[0].head_dim}, --head-dim is {args.head_dim}")
     base = given or [Shape(4, heads, heads, 4096, 4096, args.head_dim)]
@@ -71,22 +80,17 @@ def _shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
             f"--shape has calls of {MAX_DECODE_QUERIES} queries or fewer and others, whose tiles "
             "are chosen apart: tune them one after the other"
         )
-    masks = {"both": (False, True), "no": (False,), "yes": (True,)}[args.causal]
-    return tuple(
-        Shape(**{**asdict(shape), "causal": causal})
-        for shape in base
-        for causal in (masks if shape.seqlen_q > 1 else (False,))
-    )
+    return with_masks(base, args.causal)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: SimpleNamespace) -> int:
     from ... import jit
     from ...variants import variants
     from ..experiment.environment import why_no_gpu
     from . import report, static
     from .evaluate import Evaluator, Processes
     from .proposers import make_proposer
-    from .search import rule_for, rules_in_force, rules_with, tune, with_rules
+    from .search import rule_for, rules_in_force, rules_with, search, with_rules
     from .space import Limits, Space, Task, parse_tile
     from .state import held, open_state
 
@@ -99,12 +103,13 @@ def run(args: argparse.Namespace) -> int:
     if lack and args.device not in (None, "model"):
         raise ValueError(f"{lack}; --device model ranks tiles without a GPU")
     there: Limits = static.part_limits(args.part) if lack else _limits_of(device)
-    if len(dtypes := parse_dtypes(args.dtype)) != 1 or dtypes[0] == "float32":
+    dtype = SHORT_DTYPES.get(args.dtype, args.dtype)
+    if dtype not in ("float16", "bfloat16"):
         raise ValueError(f"--dtype must be fp16 or bf16, got {args.dtype!r}")
     kernels = jit.tile_space()
     rows = [
         v for v in variants()
-        if (v.kernel, v.dtype, v.head_dim) == (args.kernel, dtypes[0], args.head_dim)
+        if (v.kernel, v.dtype, v.head_dim) == (args.kernel, dtype, args.head_dim)
     ]  # fmt: skip
     if args.kernel not in kernels or not rows:
         dims = sorted({v.head_dim for v in variants() if v.kernel in kernels})
@@ -115,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if reason := jit.available():
         print(f"cutlass-attn tune: {reason}", file=sys.stderr)
         return 1
-    task = Task(args.kernel, dtypes[0], args.head_dim, rows[0].head_dim_v, shapes, there)
+    task = Task(args.kernel, dtype, args.head_dim, rows[0].head_dim_v, shapes, there)
     space = Space(task, kernels[args.kernel]["axes"])
     rules = rules_in_force(task)
     runs_now = parse_tile(rule_for(rules, shapes[0], there.num_sms).tile)
@@ -131,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
         **machine,
     }
-    console = make_console()
+    console = make_console(stderr=args.json_file == "-")
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False)
@@ -143,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         evaluator = Evaluator(space, None if lack else device, Processes(space, folder), args.ncu)
         try:
             with progress_bar() as show:
-                outcome = tune(evaluator, proposer, state, runs_now, args.rounds, show)
+                outcome = search(evaluator, proposer, state, runs_now, args.rounds, show)
         except KeyboardInterrupt:
             outcome = None
         where = f"the model of an {args.part}, no measurement: {lack}" if lack else device
@@ -161,6 +166,10 @@ def run(args: argparse.Namespace) -> int:
             notes.append(f"written: {path}")
     for note in notes:
         say(note)
+    if args.json_file:
+        tried = [entry.as_json() for entry in state.tried]
+        right = outcome is not None and outcome.best is not None
+        write(document("tune", right, tried, identity=identity, notes=notes), args.json_file)
     if outcome is None:
         say("interrupted: the same command goes on where it stopped")
         return 130
@@ -179,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _file_to_write(args: argparse.Namespace) -> Path:
+def _file_to_write(args: SimpleNamespace) -> Path:
     """The tuning file. Raises ValueError or OSError if it cannot be written: before the search."""
     file = Path(args.file) if args.file else tuning.path()
     if file is None:

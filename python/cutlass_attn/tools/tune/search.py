@@ -22,7 +22,6 @@ from .proposers import Context, ProposalError, Proposer, Tried
 from .space import Candidate, Task, blocks_per_sm, parse_tile
 from .state import State
 
-PROPOSAL = "proposal"
 _MAX_BAD_ANSWERS = 3
 _MANY = 2.0  # times the blocks that were tuned: too many to conclude anything
 _ROUNDING = 1e-6  # of blocks per SM: dispatch counts them in fp32
@@ -40,7 +39,7 @@ class Outcome:
     bad_answers: tuple[str, ...] = ()  # of a proposer
 
 
-def tune(
+def search(
     evaluator: Evaluator,
     proposer: Proposer,
     state: State,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...file_lock import locked
+from filelock import FileLock, Timeout
+
+from ..._build.files import replace_file
 from .proposers import Tried
 from .space import parse_tile
 
@@ -44,22 +45,22 @@ class State:
             "tried": [entry.as_json() for entry in self.tried],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        replace_file(self.path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Keeps other runs out of a folder. Raises ValueError while there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / "lock", wait=False))
-        except BlockingIOError:
-            raise ValueError(
-                f"another run works in {folder}: wait for its end, or choose another --state"
-            ) from None
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"another run works in {folder}: wait for its end, or choose another --state"
+        ) from None
+    with lock:
+        lock.release()  # what acquire() took; `with` has taken it once more
         yield
 
 

@@ -72,56 +72,47 @@ def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
 
 def check(job: dict[str, Any]) -> dict[str, Any]:
     """Is it right on so many random inputs, with and without a causal mask?"""
-    from ...variants import accumulate_of
-    from ..check import Problem, run_check
-
-    for causal in (False, True):
-        problem = Problem(
-            batch=1,
-            heads=4,
-            heads_kv=2,
-            seqlen_q=333,
-            seqlen_k=401,
-            head_dim=job["head_dim"],
-            dtype=job["dtype"],
-            causal=causal,
-            accumulate=accumulate_of(job["key"]),
-            device=job["device"],
-            inputs=job["inputs"],
-        )
-        report = run_check(problem, [job["key"]], lambda *_: None)
-        for row in report.rows:
-            if not row.ok:
-                return {"error": f"{problem}: {row.reason}"}
-    return {}
+    # Two tiles of the largest there are and a ragged end, in fewer queries than keys.
+    sizes = {"batch": 1, "heads_q": 4, "heads_kv": 2, "seqlen_q": 333, "seqlen_k": 401}
+    shapes = [{**sizes, "head_dim": job["head_dim"], "causal": mask} for mask in (False, True)]
+    return _measured(job, [job["key"]], shapes, inputs=job["inputs"], whole=True)[1]
 
 
 def time(job: dict[str, Any]) -> dict[str, Any]:
     """Speed over the incumbent, in interleaved rounds: for each shape, and their mean."""
-    from ..experiment.impls import discover, select
-    from ..experiment.problems import Grid, Shape
-    from ..experiment.report import Report
-    from ..experiment.runner import Plan, run_bench
     from ..experiment.stats import geometric_mean
 
     keys = [job["incumbent"], job["key"]]
-    names = [f"cutlass_attn:{key}" for key in keys]
-    impls, absent = discover(keys)
-    shapes = tuple(Shape(**shape) for shape in job["shapes"])
-    grid = Grid("tune", shapes, timing=job["timing"])
-    plan = Plan(grid, [job["dtype"]], select(impls, absent, names), job["device"], job["rounds"])
-    report = Report("tune", names[0], {}, {})
-    run_bench(plan, report, lambda *_: None, lambda _: None)
+    timing = {"timing": job["timing"], "rounds": job["rounds"]}
+    report, failure = _measured(job, keys, job["shapes"], **timing)
+    if failure:
+        return failure
     ratios = {}
     for row in report.rows:
-        if row.status != "ok":
-            return {"error": f"{row.impl}: {row.reason or row.status}"}
-        if row.requested == names[1]:
+        if row.requested != report.baseline:
             assert row.speedup
             ratios[str(row.shape)] = row.speedup["value"]
-    if report.aborted:
-        return {"error": report.aborted}
     return {"speedup": geometric_mean(ratios.values()), "by_shape": ratios}
+
+
+def _measured(
+    job: dict[str, Any], keys: list[str], shapes: list[dict[str, Any]], **how: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The report of these variants, and {"error": ...} if one of them is not right."""
+    from ..experiment.impls import ours
+    from ..experiment.problems import Problem, Shape
+    from ..experiment.report import Report
+    from ..experiment.runner import Plan, run
+
+    problems = [Problem(Shape(**shape), job["dtype"]) for shape in shapes]
+    impls = ours(keys)
+    plan = Plan(problems, impls, job["device"], **{"rounds": 0, **how})
+    report = Report("tune", impls[0].name, {}, {})
+    run(plan, report, lambda *_: None)
+    for row in report.rows:
+        if row.status != "ok":
+            return report, {"error": f"{row.impl}: {row.problem}: {row.reason or row.status}"}
+    return report, {"error": report.aborted} if report.aborted else {}
 
 
 def gates(job: dict[str, Any]) -> dict[str, Any]:
