@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from .. import _C
 
 ARRAY = torch.Tensor
+strided = torch.strided  # the one layout that is read
 
 # Of torch.compile and strict export, which trace Python and cannot see into C; others that compile
 # put an interceptor in the way.
