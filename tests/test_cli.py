@@ -4,6 +4,8 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
+import re
 import runpy
 import subprocess
 import sys
@@ -316,3 +318,63 @@ def test_ladder_on_a_gpu(capsys):
         if min(steps) > 1 and speedups["scalar/vectorized"] >= 2:
             return
     raise AssertionError(speedups)
+
+
+# --- What all commands have -----------------------------------------------------------------------
+
+COMMANDS = sorted(cli.cutlass_attn.commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(capsys, name):
+    assert cli.main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"  cutlass-attn {name}" in text or f"cutlass-attn {name} " in text
+    assert "Example:\n" in text and "Exit status:\n" in text and "130  interrupted" in text
+    assert "--json FILE" in text or name == "completion"
+
+
+def test_every_command_is_listed(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} ", text, re.MULTILINE) for name in COMMANDS)
+    assert cli.main(["no-such"]) == 2
+    assert "No such command 'no-such'" in capsys.readouterr().err
+
+
+def test_info_as_json(capsys):
+    assert cli.main(["info", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"], document["ok"]) == (2, "info", True)
+    assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants()]
+
+
+def test_completion(capsys):
+    """The shell's script, and what it asks the command for."""
+    assert cli.main(["completion", "bash"]) == 0
+    assert "_CUTLASS_ATTN_COMPLETE=bash_complete" in capsys.readouterr().out
+    asked = {"COMP_WORDS": "cutlass-attn check --lad", "COMP_CWORD": "2"}
+    program = "import sys; sys.argv[0] = 'cutlass-attn'; from cutlass_attn.tools import cli; "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "cli.main()"],
+        env={**os.environ, **asked, "_CUTLASS_ATTN_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split(",")[-1].strip() == "--ladder"
+
+
+def test_an_interruption_has_a_status_of_its_own(monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "run_check", stop)
+    assert cli.main(SMALL) == 130
+
+
+def test_the_default_check_is_of_two_tiles_and_a_ragged_end():
+    shape = check.SHAPE
+    for tile in {v.tile for v in cutlass_attn.variants() if v.tile}:
+        m, n = (int(size) for size in tile.split("x")[:2])
+        assert shape.seqlen_q > m and shape.seqlen_q % m, tile
+        assert shape.seqlen_k > n and shape.seqlen_k % n, tile

@@ -11,7 +11,7 @@ from itertools import pairwise
 from ..explain import explain
 from ..variants import variants
 from .check import run_all
-from .experiment.impls import OURS, TORCH_BACKENDS, ours
+from .experiment.impls import TORCH_BACKENDS, ours
 from .experiment.problems import Problem, Shape
 from .experiment.report import Report
 from .experiment.runner import Progress
@@ -63,8 +63,3 @@ def fill_steps(report: Report) -> None:
 
 def is_emulated(report: Report) -> bool:
     return any("-simt/" in row.impl for row in report.rows if row.ours)
-
-
-def name_of(impl: str) -> str:
-    """Of an implementation, as tables and figures show it."""
-    return impl.removeprefix(f"{OURS}:")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ _SLEEP_CLOCKS = 1_000_000
 Run = Callable[[], Any]
 # Takes the number of samples, returns the microseconds of each.
 Sampler = Callable[[int], list[float]]
-Times = dict[str, list[float]]
 
 
 def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[float]:
@@ -76,17 +75,6 @@ def mean_host_us(run: Run, calls: int) -> float:
 
 def median_us(times: list[float]) -> float:
     return float(np.median(times))
-
-
-def interleaved_us(samplers: Mapping[str, Sampler], rounds: int, samples: int) -> Times:
-    """Median microseconds of each round, by name; another one begins each round."""
-    times: Times = {name: [] for name in samplers}
-    order = list(samplers)
-    for _ in range(rounds):
-        order = order[1:] + order[:1]
-        for name in order:
-            times[name].append(median_us(samplers[name](samples)))
-    return times
 
 
 class ColdEvents:
