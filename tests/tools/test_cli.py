@@ -286,7 +286,7 @@ def test_example_draws_where_it_is_told_to(monkeypatch):
     asked = []
     monkeypatch.setattr(cli, "main", asked.append)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # matplotlib is there
-    path = Path(__file__).parents[1] / "examples" / "ladder.py"
+    path = Path(__file__).parents[2] / "examples" / "ladder.py"
     for arguments in [], ["--plot", "figures", "--causal"]:
         monkeypatch.setattr(sys, "argv", [str(path), *arguments])
         with pytest.raises(SystemExit):

@@ -30,6 +30,8 @@ def test_sanitizer(tool):
     command = [sanitizer(), "--tool", tool, "--error-exitcode", "99"]
     # Without torch's caching allocator every tensor has bounds that memcheck can see.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    paths = [os.path.dirname(cases.__file__), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run(
         [*command, sys.executable, __file__], env=environment, capture_output=True, text=True
     )

@@ -130,7 +130,7 @@ def test_grids_name_kernels_that_there_are():
 
 
 def test_results_of_earlier_versions_are_read():
-    folder = Path(__file__).parents[1] / "benchmarks" / "results"
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
     files = [folder / f"nvidia-h200-{name}.json" for name in ("forward", "reference")]
     if not all(file.is_file() for file in files):
         pytest.skip("a source distribution has no results")

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import inspect
+import os
 import subprocess
 import sys
 
@@ -101,6 +102,25 @@ def test_import_leaves_torch_alone():
     code = "import sys, cutlass_attn; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_modules_that_moved_keep_their_names():
+    from cutlass_attn import functional
+    from cutlass_attn.functional import attention as by_its_old_name
+    from cutlass_attn.info import Variant, build_info, explain, variants
+
+    assert by_its_old_name is functional.attention is cutlass_attn.attention
+    assert (explain, variants) == (cutlass_attn.explain, cutlass_attn.variants)
+    assert (Variant, build_info) == (cutlass_attn.Variant, cutlass_attn.build_info)
+
+
+def test_importing_needs_numpy_alone():
+    code = "import sys, cutlass_attn; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    others = set(done.stdout.split()) - sys.stdlib_module_names - {"numpy", "cutlass_attn"}
+    assert not {name for name in others if not name.startswith(("_", "sitecustomize"))}
 
 
 # --- Options --------------------------------------------------------------------------------------
