@@ -116,6 +116,16 @@ def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     monkeypatch.undo()
 
 
+def test_without_nvrtc_a_folder_that_is_refused_stops_no_call(stub, no_nvrtc, monkeypatch):
+    monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 89, "unavailable": ""})
+    monkeypatch.setattr(_C, "load_kernel", lambda *args: pytest.fail("loaded all the same"))
+    jit._entry("slow/f16", ARCH).write(b"kept")
+    cache.folder().chmod(0o777)
+    with pytest.warns(UserWarning, match="can be written by other users"):
+        assert jit.available(3) == "no NVRTC"
+    monkeypatch.undo()
+
+
 def test_where_nvrtc_refuses_a_kernel_the_others_are_compiled(stub, monkeypatch):
     def compile_(source, arch):
         if source == "two":

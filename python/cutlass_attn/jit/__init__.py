@@ -120,6 +120,11 @@ def available(device_index: int | None = None) -> str:
 
 @once
 def _load_cached(device_index: int) -> None:
+    try:
+        cache.check_folder()
+    except cache.CacheError as error:  # compiled variants run all the same
+        warnings.warn(str(error), stacklevel=2)
+        return
     for key in units():
         entry = _entry(key, _arch(key, device_index))
         if (code := entry.read()) is not None:
@@ -136,6 +141,7 @@ def cubin(key: str, arch: str) -> bytes:
         ValueError: this build has no source for such a key.
         CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
         CompileError: NVRTC refuses the code; the message quotes it.
+        RuntimeError: the cache's folder is one that other users can write to.
     """
     if key not in units():
         raise ValueError(f"key is {key!r}; allowed: {', '.join(units()) or 'none in this build'}")
