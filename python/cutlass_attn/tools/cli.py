@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
-@click.group(help=(__doc__ or "").splitlines()[0], context_settings={"max_content_width": 100})
+@click.group(context_settings={"max_content_width": 100})
 @click.version_option(build_info().version)
 def cutlass_attn() -> None:
-    pass
+    """What this installation is, whether its kernels are right, and how fast they are."""
 
 
 @command("cutlass-attn info")
@@ -377,7 +377,9 @@ def _plot(file: str, folder: Path) -> int:
 )
 @json_option
 def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
-    """Compile kernels that the build left out, ahead of the calls that want them.
+    """Compile kernels ahead of the calls that want them.
+
+    They are those that the build left out.
 
     KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own;
     `cutlass-attn info` lists them. Each takes about 20 s and is kept on disk, so that no call waits
@@ -407,10 +409,10 @@ def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
 @click.option("--clear", is_flag=True, help="Remove all of them.")
 @json_option
 def cache(clear: bool, json_file: str | None) -> int:
-    """List the kernels that were compiled at first use and are kept on disk, or remove them.
+    """List or remove the kernels compiled at first use.
 
-    They are in $CUTLASS_ATTN_CACHE, else in cutlass_attn under $XDG_CACHE_HOME or ~/.cache, and
-    take $CUTLASS_ATTN_CACHE_SIZE at most (1G); those unused for longest go first.
+    They are kept in $CUTLASS_ATTN_CACHE, else in cutlass_attn under $XDG_CACHE_HOME or ~/.cache,
+    and take $CUTLASS_ATTN_CACHE_SIZE at most (1G); those unused for longest go first.
     """
     console = make_console(stderr=json_file == "-")
     try:

@@ -75,7 +75,7 @@ def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
 def make_console(stderr: bool = False) -> Console:
     """Wide enough for the tables: a wrapped line can be read, a shortened number cannot."""
     console = Console(stderr=stderr)
-    console.width = max(console.width, 140)
+    console.width = max(console.width, 170)
     return console
 
 

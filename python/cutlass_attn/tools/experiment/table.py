@@ -32,8 +32,9 @@ def print_check(console: Console, report: Report) -> None:
         table.add_row(*cells, *[_number(row.over_rung_before, ".2f")] * steps)
     sums = {row.accumulate for row in report.rows if row.ours} - {"fp32"}
     words = f", {' and '.join(sorted(sums))} accumulation" * bool(sums)
-    said = [f"{report.grid}{words} on {report.environment['device']}, against fp64"]
-    console.print(said[0], highlight=False, markup=False)
+    what = report.rows[0].problem if report.rows else report.grid
+    device = report.environment["device"]
+    console.print(f"{what}{words} on {device}, against fp64", highlight=False, markup=False)
     console.print(table)
     for row in report.rows:
         if row.status != OK:

@@ -61,7 +61,7 @@ def profile(
     ncu: str | None,
     json_file: str | None,
 ) -> int:
-    """Judge the GPU kernels by their gates: Nsight Compute, or the machine code.
+    """Judge the GPU kernels by their gates.
 
     Runs every GPU variant once under Nsight Compute, by default on 4x4096 queries and keys and on a
     decode call, and judges tensor-pipe utilisation, DRAM throughput, bank conflicts, warps active,

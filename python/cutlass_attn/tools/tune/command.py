@@ -58,7 +58,7 @@ PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
 @click.option("--dry-run", is_flag=True, help="Write no tuning file.")
 @json_option
 def tune(**given: Any) -> int:
-    """Look for a faster tile of a kernel, and have dispatch take it.
+    """Look for a faster tile of a kernel.
 
     Tries tiles of a kernel for some shapes, by default 4x4096 queries and keys. Each must fit the
     device, compile, not spill, be right on five inputs and pass the gates, and is then timed
