@@ -57,10 +57,13 @@ def test(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting and static checks, those that pre-commit runs and the types."""
-    session.install(*CONSTRAINTS, "pre-commit", "mypy", "numpy", "rich", "nox", "tomli")
+    """Formatting and static checks: those that pre-commit runs, types, and who imports whom."""
+    tools = ("pre-commit", "mypy", "import-linter", "nox")
+    imported = ("click", "filelock", "numpy", "rich", "tomli", "tomlkit")
+    session.install(*CONSTRAINTS, *tools, *imported)
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
     session.run("mypy")
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "python"})
 
 
 @nox.session
