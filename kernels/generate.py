@@ -91,6 +91,7 @@ class Kernel:
     alignment: int = 1
     head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
     automatic: bool = True
+    max_rows: int = 0  # queries times query heads of a KV head; 0: any number
     accumulate: str = "fp32"
 
     @property
@@ -105,6 +106,7 @@ class Kernel:
             "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
             "alignment": str(self.alignment),
             "automatic": str(self.automatic).lower(),
+            "max_rows": str(self.max_rows),
         }
         if self.device == "cuda":
             arguments = ", ".join([self.params, *self.scores.values()])
@@ -316,6 +318,7 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         alignment=_take(table, "alignment", int, where, default=1),
         head_dim_multiple=_take(table, "head_dim_multiple", int, where, default=0),
         automatic=_take(table, "automatic", bool, where, default=True),
+        max_rows=_take(table, "max_rows", int, where, default=0),
         accumulate=_choose(
             _take(table, "accumulate", str, where, default="fp32"), ACCUMULATE, "accumulate", where
         ),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/cp_async.hpp"
+#include "arch/global.hpp"
 #include "arch/ldmatrix.hpp"
 #include "arch/mma.hpp"
 #include "arch/shared.hpp"
@@ -9,6 +10,6 @@
 
 namespace cutlass_attn::arch {
 
-struct Sm80 : Threads, SharedMemory, LdMatrix, CpAsync, Mma {};
+struct Sm80 : Threads, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma {};
 
 }  // namespace cutlass_attn::arch

@@ -28,6 +28,11 @@ struct ForwardParams {
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
+  // The tile of this block.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE TileCoord tile() const {
+    return TileCoord(problem, scheduler, kBlockM, Arch::block());
+  }
   Launch launch(KernelFacts const& facts) const {
     return {scheduler.blocks, 1, facts.threads, facts.smem_bytes};
   }

@@ -37,6 +37,7 @@ struct Launch {
   int32_t cluster = 1;  // blocks that run together and see each other's shared memory
   int32_t threads = 0;
   int32_t smem_bytes = 0;
+  int64_t zeroed_bytes = 0;  // of the workspace, which the kernel finds to be 0
 };
 
 }  // namespace cutlass_attn

@@ -13,3 +13,10 @@
 #else
 #define CA_UNROLL
 #endif
+
+// Before a loop of unknown length whose loads are to be on their way eight rounds at a time.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define CA_UNROLL_8 _Pragma("unroll 8")
+#else
+#define CA_UNROLL_8
+#endif

@@ -72,6 +72,22 @@ struct BasicTileCoord {
     q_end = query(rows - 1) + 1;
   }
 
+  // The same from its parts: rows from row_begin on of the heads from head_q on.
+  CA_HOST_DEVICE BasicTileCoord(Problem const& p, SeqInfo const& seq, int heads,
+                                FastDivisor by_heads, int head_q, int head_kv, int row_begin,
+                                int block_m)
+      : seq(seq),
+        heads(heads),
+        head_q(head_q),
+        head_kv(head_kv),
+        row_begin(row_begin),
+        by_heads(by_heads) {
+    int const left = seq.lens(p).q * heads - row_begin;
+    rows = left < block_m ? left : block_m;
+    q_begin = query(0);
+    q_end = query(rows - 1) + 1;
+  }
+
   // Query and head of a row of the tile.
   CA_HOST_DEVICE int query(int row) const {
     return heads == 1 ? row_begin + row : by_heads(row_begin + row);

@@ -10,10 +10,18 @@
 
 #include <cstdint>
 
+#include "core/divide.hpp"
 #include "core/macros.hpp"
 #include "core/problem.hpp"
 
 namespace cutlass_attn {
+
+// What a kernel is compiled for.
+enum class RowLayout {
+  kDense,   // DenseSeqInfo, DenseKv
+  kVarlen,  // VarlenSeqInfo, DenseKv
+  kPaged,   // VarlenSeqInfo, PagedKv
+};
 
 // Lengths of one batch entry.
 struct SeqLens {
@@ -123,6 +131,12 @@ struct PagedKv {
   CA_HOST_DEVICE Element const* row(int key) const {
     if (pages == nullptr) return first + key * row_stride;
     return first + pages[key / page_size] * page_stride + key % page_size * row_stride;
+  }
+  // The same with a divisor by page_size that was worked out on the host.
+  CA_HOST_DEVICE Element const* row(int key, FastDivisor by_page) const {
+    if (pages == nullptr) return first + key * row_stride;
+    int const index = by_page(key);
+    return first + pages[index] * page_stride + (key - index * page_size) * row_stride;
   }
 };
 

@@ -35,7 +35,8 @@ void for_strides(Problem const& p, Visit&& visit) {
                         {"v", p.v, p.num_heads_kv, p.seq_k.seqlen},
                         {"out", p.o, p.num_heads_q, p.seq_q.seqlen}};
   for (auto const& [name, ref, heads, seqlen] : operands) {
-    if (p.batch > 1) visit(name, "batch", ref.batch_stride);
+    bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
+    if (p.batch > 1 || has_pages) visit(name, has_pages ? "page" : "batch", ref.batch_stride);
     if (heads > 1) visit(name, "head", ref.head_stride);
     if (seqlen > 1) visit(name, "row", ref.row_stride);
   }
@@ -104,6 +105,13 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
       text.pop_back();
       return text;
+    });
+  }
+  int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
+  if (int const most = variant.kernel->max_rows; most != 0 && rows > most) {
+    lacks(Lack::kRequest, [&] {
+      return "needs seqlen_q times num_heads_q / num_heads_kv up to " + std::to_string(most) +
+             ", got " + std::to_string(rows);
     });
   }
   unsigned const alignment = unsigned(variant.kernel->alignment);
@@ -185,8 +193,8 @@ int class_of(DeviceInfo const& device) {
 float blocks_per_sm(Problem const& p, int block_m, DeviceInfo const& device) {
   int const heads = TileScheduler::heads_of_tile(p, block_m);
   int64_t const tiles = (int64_t(p.seq_q.seqlen) * heads + block_m - 1) / block_m;
-  return float(int64_t(p.batch) * (p.num_heads_q / heads) * tiles) /
-         float(std::max(device.num_sms, 1));
+  int64_t const entries = p.seq_q.cu_seqlens ? 1 : p.batch;  // packed ones have their rows together
+  return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
 bool is_decode(Problem const& p) { return p.seq_q.seqlen <= kMaxDecodeQueries; }

@@ -1,6 +1,7 @@
 // CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
 #include "runtime/kernel.hpp"
 
+#include <cstring>
 #include <string>
 
 #if CUTLASS_ATTN_CUDA
@@ -32,6 +33,11 @@ Status launch_on_device(KernelUnit const& unit, int score, void* params, Launch 
   }
   dim3 const grid(unsigned(launch.blocks)), block(unsigned(launch.threads));
   auto const stream = static_cast<cudaStream_t>(options.stream);
+  if (launch.zeroed_bytes > 0) {
+    auto const error =
+        cudaMemsetAsync(options.workspace.data, 0, size_t(launch.zeroed_bytes), stream);
+    if (error != cudaSuccess) return cuda_status(error, "cudaMemsetAsync");
+  }
   void* arguments[] = {params};
   // Not <<<>>>: its outcome has to be asked of cudaGetLastError, which also knows errors of others.
   if (launch.cluster == 1) {
@@ -75,7 +81,12 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
     return Status::invalid("the call needs " + std::to_string(launch.blocks) +
                            " thread blocks; a grid holds 2147483647: split the batch");
   }
-  if (unit.host_code[score]) return unit.host_code[score](params, launch, options);
+  if (unit.host_code[score]) {
+    if (launch.zeroed_bytes > 0) {
+      std::memset(options.workspace.data, 0, size_t(launch.zeroed_bytes));
+    }
+    return unit.host_code[score](params, launch, options);
+  }
   return launch_on_device(unit, score, params, launch, options);
 }
 

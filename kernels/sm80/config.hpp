@@ -18,9 +18,15 @@ using namespace cute;
 // kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // has a share of a tile's keys for S, and of the head-dim columns for O.
 // QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t.
+// kLayout: how many rows sequences have, and where those of K and V are.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
-          int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float>
+          int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float,
+          RowLayout kLayout_ = RowLayout::kDense>
 struct Config {
+  static constexpr RowLayout kLayout = kLayout_;
+  static constexpr bool kIsDense = kLayout == RowLayout::kDense,
+                        kIsPaged = kLayout == RowLayout::kPaged;
+  using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   using Element = Element_;
   using QkAccumulator = QkAccumulator_;
   using PvAccumulator = PvAccumulator_;
@@ -91,8 +97,13 @@ struct Config {
 
   // What the threads of a block have in common beside the operands. Here, because registers are
   // what the main loop is short of.
-  struct BlockInfo {
-    TileCoord tile;
+  struct Pages {
+    PagedKv<Element> k, v;
+    FastDivisor by_page;
+  };
+  struct NoPages {};
+  struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages> {
+    Coord tile;
     TileRange range;      // of the tiles of keys that its queries touch, in keys
     NearMask interval;    // of the queries from the tile's first on
     DropoutMask dropout;  // with the general score

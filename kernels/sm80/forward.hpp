@@ -21,6 +21,7 @@
 #include "core/alignment.hpp"
 #include "core/epilogue.hpp"
 #include "core/forward_params.hpp"
+#include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
@@ -30,14 +31,16 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
-          int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float>
+          int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
+          RowLayout kLayout = RowLayout::kDense>
 struct Forward {
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
-                              QkAccumulator, PvAccumulator>;
+                              QkAccumulator, PvAccumulator, kLayout>;
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
-  using Params = ForwardParams;
+  using Coord = typename Config::Coord;
+  using Params = std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -48,7 +51,8 @@ struct Forward {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    TileCoord const tile(p, params.scheduler, kBlockM, Arch::block());
+    Coord const tile = params.template tile<kBlockM, Arch>();
+    if (!Config::kIsDense && tile.rows <= 0) return;
     IntervalMask const mask = params.template mask<Score::kIsGeneral>(tile.seq.lens(p));
     TileRange const tiles = mask.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
     // Where Q stays in registers, so does the range; other loops are shorter of registers, and long
@@ -59,6 +63,11 @@ struct Forward {
       shared.block.range = tiles;
       shared.block.interval = mask.near(tile.q_begin);
       if constexpr (Score::kIsGeneral) shared.block.dropout = DropoutMask(p);
+      if constexpr (Config::kIsPaged) {
+        shared.block.k = PagedKv<Element>(p, tile.seq, p.k, tile.head_kv);
+        shared.block.v = PagedKv<Element>(p, tile.seq, p.v, tile.head_kv);
+        shared.block.by_page = params.by_page;
+      }
     }
     auto const is_aligned = all_aligned<Score>(p);
     Operands<Config, Score, Arch> in(p, tile, range, tiles.begin, is_aligned, shared);
@@ -66,9 +75,11 @@ struct Forward {
     clear(out.acc_o);
     bool const has_keys = tiles.begin < tiles.end;  // that these queries see
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
-    // Where Q stays in registers, the first copies of aligned K and V need nothing of shared.block,
-    // and begin before the barrier that they have to wait for.
-    if (!Config::kKeepsQ || !is_aligned || !has_keys) Arch::sync();  // shared.block full
+    // Where Q stays in registers, the first copies of aligned, dense K and V need nothing of
+    // shared.block, and begin before the barrier that they have to wait for.
+    if (!Config::kKeepsQ || !Config::kIsDense || !is_aligned || !has_keys) {
+      Arch::sync();  // shared.block full
+    }
     if (has_keys) {
       run_schedule(in, out);
       Arch::template async_copy_wait<0>();  // of tiles beyond the last
@@ -91,7 +102,7 @@ struct Forward {
   // Whether 16 bytes of any operand can be copied at a time.
   template <class Score>
   CUTE_DEVICE static auto all_aligned(Problem const& p) {
-    if constexpr (Score::kIsGeneral) {
+    if constexpr (Score::kIsGeneral && Config::kIsDense) {
       return address_bits(p, sizeof(Element)) % 16 == 0;
     } else {
       return true_type{};  // see manifest.toml
@@ -99,8 +110,8 @@ struct Forward {
   }
 
   template <class Arch, class IsAligned>
-  CUTE_DEVICE static void copy_queries(Problem const& p, TileCoord const& tile,
-                                       IsAligned is_aligned, Shared& shared) {
+  CUTE_DEVICE static void copy_queries(Problem const& p, Coord const& tile, IsAligned is_aligned,
+                                       Shared& shared) {
     using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
     auto const target = Arch::smem_address(&shared) + Config::kQOffset;
     Copy::load_queries(target + Copy::offset(Arch::thread()), p, tile, is_aligned, Arch::thread());
@@ -122,7 +133,7 @@ struct Forward {
   }
 
   template <class Result>
-  CUTE_DEVICE static void finish_rows(Problem const& p, TileCoord const& tile, Place const& place,
+  CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       Result& out) {
     Tensor o = as_rows(out.acc_o);                                      // (row, column)
     bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // of those with this row

@@ -15,6 +15,7 @@ struct KvCopy {
   using Address = typename Arch::SmemAddress;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
+  using Coord = typename Config::Coord;
   using CopyK = TileCopy<Arch, Element, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Element, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
@@ -29,7 +30,7 @@ struct KvCopy {
   Address const k_target;  // where it copies to in K's buffer 0
 
   // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
-  CUTE_DEVICE KvCopy(Problem const& p, TileCoord const& tile, TileRange const& range, int first_key,
+  CUTE_DEVICE KvCopy(Problem const& p, Coord const& tile, TileRange const& range, int first_key,
                      IsAligned is_aligned, typename Config::SharedStorage& shared)
       : p(p),
         shared(shared),
@@ -44,7 +45,12 @@ struct KvCopy {
   // call before. One committed group each; where rows are not aligned, the copy is done on return.
   CUTE_DEVICE void copy_k(int key, int stage) {
     if (!is_aligned) return copy_elements<CopyK>(shared.k[stage], p.k, key, p.head_dim);
-    copy<CopyK>(k_target + stage * TileK::kBytes, k_source, p.k.row_stride, key, p.head_dim);
+    Address const target = k_target + stage * TileK::kBytes;
+    if constexpr (Config::kIsPaged) {
+      gather<CopyK>(target, shared.block.k, key, p.head_dim);
+    } else {
+      copy<CopyK>(target, k_source, p.k.row_stride, key, p.head_dim);
+    }
   }
   CUTE_DEVICE void copy_v(int key, int stage) {
     if (!is_aligned) return copy_elements<CopyV>(shared.v[stage], p.v, key, p.head_dim_v);
@@ -53,7 +59,12 @@ struct KvCopy {
     if constexpr (Config::kHeadDim != Config::kHeadDimV) {
       target += CopyV::offset(thread) - CopyK::offset(thread);
     }
-    copy<CopyV>(target + stage * TileV::kBytes, v_source, p.v.row_stride, key, p.head_dim_v);
+    target += stage * TileV::kBytes;
+    if constexpr (Config::kIsPaged) {
+      gather<CopyV>(target, shared.block.v, key, p.head_dim_v);
+    } else {
+      copy<CopyV>(target, v_source, p.v.row_stride, key, p.head_dim_v);
+    }
   }
 
  private:
@@ -61,8 +72,8 @@ struct KvCopy {
 
   // Where a thread reads its first vector of the tile that begins at `key`.
   template <class Copy>
-  CUTE_DEVICE static Element const* source(Problem const& p, Operand const& t,
-                                           TileCoord const& tile, int key, int thread) {
+  CUTE_DEVICE static Element const* source(Problem const& p, Operand const& t, Coord const& tile,
+                                           int key, int thread) {
     return DenseKv<Element>(p, tile.seq, t, tile.head_kv).row(key + Copy::row(thread)) +
            Copy::column(thread);
   }
@@ -80,6 +91,21 @@ struct KvCopy {
     }
     Arch::async_copy_commit();
     source += kN * row_stride;
+  }
+
+  // A row from wherever the block table says it is.
+  template <class Copy>
+  CUTE_DEVICE void gather(Address target, PagedKv<Element> const& rows, int key,
+                          int columns) const {
+    int const left = seqlen_k() - key;
+    FastDivisor const by_page = shared.block.by_page;
+    if (key < range.end) {
+      Copy::load_rows(
+          target,
+          [&](int r) { return rows.row(key + (r < left ? r : 0), by_page) + Copy::column(thread); },
+          left, columns, thread);
+    }
+    Arch::async_copy_commit();
   }
 
   // Element by element, to the tile at `smem`. opaque: or the compiler keeps this thread's place

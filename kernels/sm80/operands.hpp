@@ -16,19 +16,19 @@ struct Operands {
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using Step = Products<Config, Score, Arch>;
-  // Other calls than aligned ones are for the general score alone: see manifest.toml.
-  using IsAligned = std::conditional_t<Score::kIsGeneral, bool, true_type>;
+  // Other calls than aligned ones are for the general score alone, and dense: see manifest.toml.
+  using IsAligned = std::conditional_t<Score::kIsGeneral && Config::kIsDense, bool, true_type>;
 
   Shared& shared;
   TileRange const& range;  // of the tiles of keys, in keys
-  FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit> const
-      scores;
+  FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
+                 typename Config::Coord> const scores;
   float const log2_scale;
   KvCopy<Config, Arch, IsAligned> copy;
   Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
 
   // `tile` and `first_key` are what is, or is about to be, in shared memory too.
-  CUTE_DEVICE Operands(Problem const& p, TileCoord const& tile, TileRange const& range,
+  CUTE_DEVICE Operands(Problem const& p, typename Config::Coord const& tile, TileRange const& range,
                        int first_key, IsAligned is_aligned, Shared& shared)
       : shared(shared),
         range(range),

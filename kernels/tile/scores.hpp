@@ -15,13 +15,13 @@ namespace cutlass_attn {
 // Fragments are seen through as_rows(): (row, key), of kRows rows of a thread.
 //   Place:     FragmentPlace of the kernel's warps
 //   kIsTight:  whether registers are so short that one is worth a few instructions
-template <class Arch, class Score, class Place, int kRows, bool kIsTight>
+template <class Arch, class Score, class Place, int kRows, bool kIsTight, class Coord = TileCoord>
 struct FragmentScores {
   Problem const& p;
   Score const score;
   Place const place;
   // In shared memory, most of them: registers are what main loops are short of.
-  TileCoord const& tile;
+  Coord const& tile;
   TileRange const& range;  // in keys
   NearMask const& interval;
   DropoutMask const& dropout;
@@ -145,7 +145,7 @@ struct FragmentScores {
       return scores.tile.by_heads(scores.tile.row_begin + place.row(i));
     }
     CUTE_DEVICE int head(int i) const {
-      TileCoord const& tile = scores.tile;
+      Coord const& tile = scores.tile;
       return tile.head_q + tile.row_begin + place.row(i) - query(i) * tile.heads;
     }
     CUTE_DEVICE int key(int j) const { return first_key + scores.place.column(j); }

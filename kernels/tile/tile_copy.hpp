@@ -2,6 +2,8 @@
 // element by element where a call's rows do not begin at multiples of 16 bytes.
 #pragma once
 
+#include <cute/numeric/int.hpp>
+
 #include "core/scheduler.hpp"
 #include "tile/swizzle.hpp"
 
@@ -56,6 +58,20 @@ struct TileCopy {
     }
   }
 
+  // The same where row_address(r) is what this thread reads first of row r, asked for any row.
+  template <class RowAddress>
+  CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, int rows, int columns,
+                                    int thread) {
+    Element const* sources[kPasses];  // all known before the first copy: they come from memory
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      bool const inside = i * kRowsAtOnce + row(thread) < rows;
+      if (has_row(i, thread)) load_row(target + step(i, 0), sources[i], inside, columns, thread);
+    }
+  }
+
   // The same for a source at any address; the tile is written when it returns. Loops stay loops:
   // for what is unrolled the main loop would have no registers.
   CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
@@ -69,10 +85,10 @@ struct TileCopy {
     }
   }
 
-  // Copies a tile of Q, whose rows may be those of several heads. `IsAligned`: bool, or true_type
-  // for kernels that are given no other calls.
-  template <class IsAligned>
-  CUTE_DEVICE static void load_queries(Address target, Problem const& p, TileCoord const& tile,
+  // Copies a tile of Q, whose rows may be those of several heads. `Queries`: a BasicTileCoord.
+  // `IsAligned`: bool, or true_type for kernels that are given no other calls.
+  template <class Queries, class IsAligned>
+  CUTE_DEVICE static void load_queries(Address target, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
     if (!is_aligned) {
       CUTE_NO_UNROLL
@@ -104,8 +120,8 @@ struct TileCopy {
   }
 
   // Stores a tile of O that lies at `smem`.
-  template <class IsAligned>
-  CUTE_DEVICE static void store_output(char const* smem, Problem const& p, TileCoord const& tile,
+  template <class Queries, class IsAligned>
+  CUTE_DEVICE static void store_output(char const* smem, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
     char const* const from = smem + offset(thread);
     Element* target = tile.template row_of<Element>(p.o, row(thread)) + column(thread);
@@ -152,7 +168,8 @@ struct TileCopy {
   }
 
   // Where the thread reads its first vector of a row of Q.
-  CUTE_DEVICE static Element const* query_source(Problem const& p, TileCoord const& tile, int r,
+  template <class Queries>
+  CUTE_DEVICE static Element const* query_source(Problem const& p, Queries const& tile, int r,
                                                  int thread) {
     return tile.template row_of<Element const>(p.q, r) + column(thread);
   }

@@ -1,0 +1,101 @@
+// What the forward kernels are launched with where sequences have lengths of their own, which only
+// the device knows.
+#pragma once
+
+#include "core/forward_params.hpp"
+
+namespace cutlass_attn {
+
+struct VarlenParams {
+  using Tile = BasicTileCoord<VarlenSeqInfo>;
+
+  Problem problem;
+  int32_t heads;   // query heads that share a tile, as in TileScheduler
+  int32_t slots;   // for tiles, of all batch entries together
+  int64_t blocks;  // in the grid: the slots of every group of heads
+  FastDivisor by_slots, by_slots_each, by_heads, by_heads_per_kv;
+  FastDivisor by_chunk;
+  FastDivisor by_page;  // keys of a page; by 1 without pages
+
+  // On the host, for any kernel with these facts, whoever compiled it.
+  static VarlenParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
+                              KernelFacts const& facts) {
+    VarlenParams params;
+    params.problem = p;
+    int64_t const rows = p.seq_q.seqlen;  // of all entries together where they are packed
+    bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+    Problem average = p;
+    if (is_packed && p.batch > 0) average.seq_q.seqlen = int32_t((rows + p.batch - 1) / p.batch);
+    params.heads = facts.packs_heads ? TileScheduler::heads_of_tile(average, facts.block_m) : 1;
+    int64_t const each = (rows * params.heads + facts.block_m - 1) / facts.block_m;
+    int64_t const slots =
+        is_packed ? rows * params.heads / facts.block_m + p.batch : each * p.batch;
+    params.slots = at_least_1(slots);
+    params.blocks = rows > 0 ? slots * (p.num_heads_q / params.heads) : 0;
+    params.by_slots = FastDivisor(params.slots);
+    params.by_slots_each = FastDivisor(at_least_1(each));
+    params.by_heads = FastDivisor(params.heads);
+    params.by_heads_per_kv = FastDivisor(at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv)));
+    params.by_chunk = IntervalMask::divisor_of(p.mask);
+    params.by_page = FastDivisor(at_least_1(p.kv.page_size));
+    return params;
+  }
+  static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
+    return 0;
+  }
+  Launch launch(KernelFacts const& facts) const {
+    return {blocks, 1, facts.threads, facts.smem_bytes};
+  }
+
+  // In a kernel. kHasChunks: whether it is given calls with attention chunks.
+  template <bool kHasChunks>
+  CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
+    return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
+  }
+
+  // The tile of this block, perhaps one without rows. As with TileScheduler neighbours share K and
+  // V, and the last queries come first.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE Tile tile() const {
+    int const group = by_slots(Arch::block());
+    int const slot = slots - 1 - (Arch::block() - group * slots);
+    int const batch =
+        problem.seq_q.cu_seqlens ? entry_of<kBlockM, Arch>(slot) : by_slots_each(slot);
+    int const head_q = group * heads;
+    return Tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, head_q,
+                by_heads_per_kv(head_q), (slot - first_slot<kBlockM>(batch)) * kBlockM, kBlockM);
+  }
+
+ private:
+  static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
+
+  // The first slot of a batch entry. Of packed entries the rows before it tell: from a to b rows it
+  // is b / m - a / m + 1 slots to the next entry, which is never fewer than the (b - a) / m tiles,
+  // rounded up, that it has, and at most one more. So no sum over the entries is needed.
+  template <int kBlockM>
+  CA_HOST_DEVICE int first_slot(int batch) const {
+    Sequences const& s = problem.seq_q;
+    if (s.cu_seqlens) return s.cu_seqlens[batch] * heads / kBlockM + batch;
+    return batch * ((s.seqlen * heads + kBlockM - 1) / kBlockM);
+  }
+
+  // Which entry a slot is of: the last whose first slot is not beyond it. All lanes of a warp look
+  // together, at 32 entries at a time.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE int entry_of(int slot) const {
+    int first = 0, count = problem.batch;
+    while (count > 1) {
+      int const step = (count + 31) / 32;
+      int const at = Arch::thread() % 32 * step;
+      int found = at < count && first_slot<kBlockM>(first + at) <= slot;
+      CA_UNROLL
+      for (int lanes = 1; lanes < 32; lanes *= 2) found += Arch::shuffle_xor(found, lanes);
+      int const skipped = (found - 1) * step;
+      first += skipped;
+      count = count - skipped < step ? count - skipped : step;
+    }
+    return first;
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,343 @@
+// Forward attention of few queries with many keys on mma.sync: decoding, with or without pages.
+//
+// What bounds it is the reading of K and V: once, as fast as memory gives them.
+//
+// Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
+//             scheduler.hpp), times the splits of their keys (decode_params.hpp).
+// Block:      kWarps warps. They share the rows and take tiles of kBlockN keys in turn.
+// Warp:       all rows, its own tiles of keys, its own softmax and its own O: between warps there
+// is
+//             no barrier before the end.
+// Registers:  Q up to a head dim of 128, S and P of a tile, O.
+// Shared:     of each warp kStages tiles of K and V, filled by cp.async; Q in the place of the last
+//             of warp 0's, until it is in registers; at the end O of each warp.
+// Pipeline:   kStages - 1 tiles of a warp are on their way while it works on one.
+// Merge:      of the warps through shared memory; of the splits through global memory, in the block
+//             that is done last. Both in the order of the keys, so that results repeat.
+#pragma once
+
+#include "core/epilogue.hpp"
+#include "sm80/decode_params.hpp"
+#include "sm80/kv_gather.hpp"
+#include "sm80/products.hpp"
+#include "tile/scores.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps>
+struct Decode {
+  // A warp is to its tiles what a block of one warp would be.
+  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1>;
+  using Coord = BasicTileCoord<VarlenSeqInfo>;
+  using Place = FragmentPlace<1, 1>;
+  using Params = DecodeParams;
+  static constexpr int kBlockM = kBlockM_, kN = kBlockN;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kMinBlocksPerSm = 2;
+  static constexpr bool kPacksHeads = true;
+  // As many as Ada's 99 KB hold. H200, 16x8192 keys at D = 128: 134 us; with 2 stages 151, with 4
+  // (which Ada has no room for) 136.
+  static constexpr int kStages = kHeadDim + kHeadDimV <= 256 ? 3 : 2;
+  static_assert(kBlockM == 16 && kBlockN == 16);
+
+  struct Stage {
+    alignas(128) char k[Config::TileK::kBytes];
+    alignas(128) char v[Config::TileV::kBytes];
+  };
+  // O of a warp, once nobody copies or reads tiles any more. Eight floats more to a row: the
+  // threads of an m16n8 fragment then write to different banks.
+  struct WarpResult {
+    float o[kBlockM][kHeadDimV + 8];
+    float max[kBlockM], sum[kBlockM];
+  };
+  union WarpStorage {
+    Stage stages[kStages];
+    WarpResult result;
+  };
+  struct Shared {
+    WarpStorage warps[kWarps];
+    // Where Q has no room in registers it stays here.
+    alignas(128) char q[Config::kKeepsQ ? 128 : Config::TileQ::kBytes];
+    int32_t ticket;  // how many splits were done before this one
+  };
+  static constexpr int kSmemBytes = sizeof(Shared);
+  static_assert(!Config::kKeepsQ || Config::TileQ::kBytes <= sizeof(Stage));
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.forward.problem;
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    int const unit = params.by_splits(Arch::block());  // tile of rows
+    int const split = Arch::block() - unit * params.splits;
+    Coord const tile(p, params.forward.scheduler, kBlockM, unit);
+    if (tile.rows <= 0) return;  // all splits alike
+    SeqLens const lens = tile.seq.lens(p);
+    IntervalMask const mask = params.forward.template mask<Score::kIsGeneral>(lens);
+    TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
+    TileRange const range = all.in_keys(kN);
+    NearMask const interval = mask.near(tile.q_begin);
+    DropoutMask const dropout(p);
+
+    WarpKeys<Score, Arch> warp(params, tile, {range, interval, dropout}, lens, shared);
+    int const keys_tiles = all.end - all.begin;
+    warp.run(all.begin + share(keys_tiles, split, params.splits),
+             all.begin + share(keys_tiles, split + 1, params.splits));
+    warp.store(shared.warps[Arch::thread() / 32].result);
+    Arch::sync();  // results of all warps full
+    if (params.splits == 1) return finish<Arch>(p, tile, WarpResults{shared});
+
+    Partials const partials(params, unit);
+    merge<Arch>(tile, WarpResults{shared},
+                [&](int row, int column, SoftmaxRow const& softmax, float const(&o)[4]) {
+                  partials.store(split, row, column, softmax, o);
+                });
+    Arch::fence();  // what this thread has written is there before the ticket is drawn
+    Arch::sync();
+    if (Arch::thread() == 0) shared.ticket = Arch::fetch_add(params.counters + unit, 1);
+    Arch::sync();  // ticket full
+    if (shared.ticket != params.splits - 1) return;
+    Arch::fence();  // what others wrote before theirs
+    finish<Arch>(p, tile, partials);
+  }
+
+ private:
+  // The first of `count` tiles that is of split i, of so many.
+  CUTE_DEVICE static int share(int count, int i, int splits) {
+    int const each = count / splits, more = count % splits;
+    return each * i + (i < more ? i : more);
+  }
+
+  struct Masks {
+    TileRange const& range;  // of the tiles of keys, in keys
+    NearMask const& interval;
+    DropoutMask const& dropout;
+  };
+
+  // A warp and its tiles of keys.
+  template <class Score, class Arch>
+  struct WarpKeys {
+    using Step = Products<Config, Score, Arch>;
+    using Address = typename Arch::SmemAddress;
+
+    Shared& shared;
+    Coord const& tile;
+    Problem const& p;
+    int const warp = Arch::thread() / 32, lane = Arch::thread() % 32;
+    TileRange const& range;  // in keys
+    FragmentScores<Arch, Score, Place, Config::kRows, false, Coord> const scores;
+    float const log2_scale;
+    KvGather<Config, Arch> gather;
+    Address const stages = Arch::smem_address(&shared.warps[warp]);
+    typename Step::Q q;
+    typename Step::O acc_o;  // (MMA, M, D)
+    SoftmaxRows<Arch, Config::kRows> softmax;
+
+    CUTE_DEVICE WarpKeys(Params const& params, Coord const& tile, Masks const& masks,
+                         SeqLens const& lens, Shared& shared)
+        : shared(shared),
+          tile(tile),
+          p(params.forward.problem),
+          range(masks.range),
+          scores{p, Score(p, lens), Place{lane}, tile, range, masks.interval, masks.dropout},
+          log2_scale(scores.score.log2_scale()),
+          gather(p, params.by_page, tile, lens.k, lane) {}
+
+    // Takes every kWarps-th of the tiles [begin, end).
+    CUTE_DEVICE void run(int begin, int end) {
+      int const first = (begin + warp) * kN, last = end * kN;
+      clear(acc_o);
+      if (begin < end) copy_queries();
+      Arch::async_copy_commit();
+      CUTE_UNROLL
+      for (int i = 0; i < kStages - 1; ++i) copy(first + i * kStep, last, i);
+      gather.look_up_if(first + (kStages - 1) * kStep, last);
+      Arch::template async_copy_wait<kStages - 1>();
+      Arch::sync();  // Q full
+      if constexpr (Config::kKeepsQ) {
+        Step::load_q(q_rows(), q);
+        Arch::sync();  // Q empty
+      }
+      int stage = 0;
+      for (int key = first; key < last; key += kStep) {
+        Arch::template async_copy_wait<kStages - 2>();
+        Arch::sync_warp();  // this stage full; the one before it empty
+        int const next = stage == 0 ? kStages - 1 : stage - 1;
+        copy_looked_up(key + (kStages - 1) * kStep, last, next);
+        gather.look_up_if(key + kStages * kStep, last);
+        if (range.is_full(key)) {
+          step(key, stage, true_type{});
+        } else {
+          step(key, stage, false_type{});
+        }
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+      }
+      Arch::template async_copy_wait<0>();  // of tiles beyond the last
+      Arch::sync_warp();
+      softmax.complete_sums();
+    }
+
+    // Leaves this warp's share of O, and the softmax state of its rows.
+    CUTE_DEVICE void store(WarpResult& result) const {
+      Place const place{lane};
+      Tensor o = as_rows(acc_o);  // (row, column)
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        int const row = place.row(i);
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(o); ++j) result.o[row][place.column(j)] = o(i, j);
+        if (place.column(0) == 0) {
+          result.max[row] = softmax.rows[i].max;
+          result.sum[row] = softmax.rows[i].sum;
+        }
+      }
+    }
+
+   private:
+    static constexpr int kStep = kWarps * kN;  // from one tile of the warp to its next
+    static constexpr int kStageBytes = sizeof(Stage);
+
+    // All warps do it together.
+    CUTE_DEVICE void copy_queries() const {
+      using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
+      Copy::load_queries(q_target() + Copy::offset(Arch::thread()), p, tile, true_type{},
+                         Arch::thread());
+    }
+    CUTE_DEVICE Address q_target() const {
+      return Config::kKeepsQ ? Arch::smem_address(&shared.warps[0].stages[kStages - 1])
+                             : Arch::smem_address(shared.q);
+    }
+    CUTE_DEVICE Address q_rows() const { return Step::q_rows(q_target(), 0, lane); }
+
+    CUTE_DEVICE Address k_stage(int stage) const { return stages + stage * kStageBytes; }
+    CUTE_DEVICE Address v_stage(int stage) const {
+      return k_stage(stage) + int(offsetof(Stage, v));
+    }
+
+    // One committed group, also for a tile beyond the last.
+    CUTE_DEVICE void copy(int key, int end, int stage) {
+      gather.look_up_if(key, end);
+      copy_looked_up(key, end, stage);
+    }
+    CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
+      if (key < end) gather.copy(key, k_stage(stage), v_stage(stage));
+      Arch::async_copy_commit();
+    }
+
+    template <class IsFull>
+    CUTE_DEVICE void step(int key, int stage, IsFull is_full) {
+      typename Step::S acc_s[1];
+      if constexpr (Config::kKeepsQ) {
+        Step::qk(q, Step::k_rows(k_stage(stage), lane), 0, acc_s[0]);
+      } else {
+        Step::qk_of_tile(q_rows(), Step::k_rows(k_stage(stage), lane), acc_s);
+      }
+      auto&& s = Step::in_fp32(acc_s[0]);
+      scores.apply(as_rows(s), key, is_full);
+      typename Step::Scores weights = s;
+      typename Step::P weights_16;
+      bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
+      scores.apply_dropout(as_rows(weights), key);
+      Step::pack(weights, weights_16);
+      if (Arch::any(!ok)) {
+        softmax.softmax_weights_rescaled(as_rows(s), as_rows(acc_o), log2_scale);
+        scores.apply_dropout(as_rows(s), key);
+        Step::pack(s, weights_16);
+      }
+      softmax.add_sums();
+      typename Step::Words v_first;
+      auto const v_rows = Step::v_rows(v_stage(stage), lane);
+      Step::load_v(v_rows, 0, v_first);
+      Step::pv(weights_16, v_rows, 0, v_first, acc_o);
+    }
+  };
+
+  // What the warps of this block have.
+  struct WarpResults {
+    Shared const& shared;
+    CUTE_DEVICE int count() const { return kWarps; }
+    CUTE_DEVICE SoftmaxRow softmax(int i, int row) const {
+      WarpResult const& result = shared.warps[i].result;
+      return {result.max[row], result.sum[row]};
+    }
+    CUTE_DEVICE float const* o(int i, int row, int column) const {
+      return &shared.warps[i].result.o[row][column];
+    }
+  };
+
+  // What the splits of a tile of rows have.
+  struct Partials {
+    static constexpr int kRowFloats = kHeadDimV + 2;
+    float* first;
+    int splits;
+
+    CUTE_DEVICE Partials(Params const& params, int unit)
+        : first(params.partials +
+                unit * params.splits * Params::partial_floats(kBlockM, kHeadDimV)),
+          splits(params.splits) {}
+    CUTE_DEVICE int count() const { return splits; }
+    CUTE_DEVICE SoftmaxRow softmax(int i, int row) const {
+      float const* const state = state_of(i, row);
+      return {state[0], state[1]};
+    }
+    CUTE_DEVICE float* o(int i, int row, int column) const {
+      return first + i * Params::partial_floats(kBlockM, kHeadDimV) + row * kHeadDimV + column;
+    }
+    CUTE_DEVICE float* state_of(int i, int row) const { return o(i, kBlockM, 0) + 2 * row; }
+    CUTE_DEVICE void store(int i, int row, int column, SoftmaxRow const& softmax,
+                           float const (&values)[4]) const {
+      *reinterpret_cast<Quad*>(o(i, row, column)) = {{values[0], values[1], values[2], values[3]}};
+      if (column != 0) return;
+      state_of(i, row)[0] = softmax.max;
+      state_of(i, row)[1] = softmax.sum;
+    }
+  };
+
+  struct alignas(16) Quad {
+    float values[4];
+  };
+
+  // Calls visit(row, column, softmax, o) with what all parts come to, for 4 head-dim columns of a
+  // row at a time.
+  template <class Arch, class Parts, class Visit>
+  CUTE_DEVICE static void merge(Coord const& tile, Parts const& parts, Visit&& visit) {
+    constexpr int kQuads = kHeadDimV / 4;
+    for (int item = Arch::thread(); item < tile.rows * kQuads; item += kThreads) {
+      int const row = item / kQuads, column = item % kQuads * 4;
+      SoftmaxRow softmax;
+      CA_UNROLL_8
+      for (int i = 0; i < parts.count(); ++i) {
+        softmax.max = fmaxf(softmax.max, parts.softmax(i, row).max);
+      }
+      // Once the row max is known, no part waits for another one.
+      float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      CA_UNROLL_8
+      for (int i = 0; i < parts.count(); ++i) {
+        float factor;
+        softmax.merge(parts.softmax(i, row), 1.0f, factor);
+        Quad const part = *reinterpret_cast<Quad const*>(parts.o(i, row, column));
+        CUTE_UNROLL
+        for (int e = 0; e < 4; ++e) o[e] = fmaf(part.values[e], factor, o[e]);
+      }
+      visit(row, column, softmax, o);
+    }
+  }
+
+  // Merges all parts to the result of the call.
+  template <class Arch, class Parts>
+  CUTE_DEVICE static void finish(Problem const& p, Coord const& tile, Parts const& parts) {
+    merge<Arch>(tile, parts, [&](int row, int column, SoftmaxRow softmax, float const(&o)[4]) {
+      float const factor =
+          finish_row(p, tile.seq, tile.head(row), tile.query(row), softmax, 1.0f, column == 0);
+      if (column >= p.head_dim_v) return;
+      uint32_t const words[2] = {Arch::template pack<Element>(o[0] * factor, o[1] * factor),
+                                 Arch::template pack<Element>(o[2] * factor, o[3] * factor)};
+      auto* const target =
+          reinterpret_cast<uint32_t*>(tile.template row_of<Element>(p.o, row) + column);
+      target[0] = words[0];
+      target[1] = words[1];
+    });
+  }
+};
+
+}  // namespace cutlass_attn::sm80
