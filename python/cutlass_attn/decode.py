@@ -139,6 +139,7 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
     _check("tree_mask", tree_mask, (batch, seqlen_q, seqlen_q), "bool", like=q)
     is_numpy = isinstance(q, np.ndarray)
     rows = pages * k_cache.shape[1]
+    keys: Any
     if is_numpy:
         keys = np.arange(rows, dtype=np.int32)
     else:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import serving
 from cases import torch
-from cutlass_attn import _serving_ops, append_kv, attention_decode, merge_states
+from cutlass_attn import append_kv, attention_decode, merge_states
+from cutlass_attn._call import serving_operator
 from serving import Batch, int32
 from test_varlen import fits
 
@@ -368,19 +369,20 @@ def test_opcheck():
     table = {"block_table": options["block_table"]}
     for more in ({}, tables):
         torch.library.opcheck(
-            _serving_ops.decode_append_op,
-            _serving_ops._DECODE_APPEND.arguments(**given, **table, **new_keys, **more),
+            serving_operator.decode_append_op,
+            serving_operator._DECODE_APPEND.arguments(**given, **table, **new_keys, **more),
         )
     mask = torch.rand(3, 1, 3, options["block_table"].shape[1] * 16) > 0.3
     for more in ({}, {"return_lse": True, "mask": mask}):
         torch.library.opcheck(
-            _serving_ops.attention_decode_op,
-            _serving_ops._DECODE.arguments(**given, **table, **more),
+            serving_operator.attention_decode_op,
+            serving_operator._DECODE.arguments(**given, **table, **more),
         )
     rows = torch.randn(3, 2, 32)
     slots = torch.tensor([0, -1, 5])
     torch.library.opcheck(
-        _serving_ops.append_kv_op, (rows, rows, before[1], before[2], slots, None, torch.ones(1))
+        serving_operator.append_kv_op,
+        (rows, rows, before[1], before[2], slots, None, torch.ones(1)),
     )
 
 
@@ -574,9 +576,9 @@ def test_errors_of_append(given, error, message):
 def test_checks_on_the_device(options, message):
     """What validate=True has a GPU check; on a CPU the same function raises at once."""
     good = {"cache_seqlens": int32([5, 12])}
-    _serving_ops.validate_decode(CACHE, **good)
+    serving_operator.validate_decode(CACHE, **good)
     with pytest.raises(RuntimeError, match=message):
-        _serving_ops.validate_decode(CACHE, **{**good, **options})
+        serving_operator.validate_decode(CACHE, **{**good, **options})
 
 
 @pytest.mark.gpu

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import serving
 from cases import torch
-from cutlass_attn import _serving_ops, attention_varlen
+from cutlass_attn import attention_varlen
+from cutlass_attn._call import serving_operator
 from serving import Batch, int32, offsets
 
 # Stated here, so that a kernel cannot leave the tests.
@@ -173,8 +174,8 @@ def test_opcheck(page):
     given = dict(zip(names, args, strict=False))
     for more in ({}, {"return_lse": True, "window": [3, -1]}):
         torch.library.opcheck(
-            _serving_ops.attention_varlen_op,
-            _serving_ops._VARLEN.arguments(**given, **{**options, **more}),
+            serving_operator.attention_varlen_op,
+            serving_operator._VARLEN.arguments(**given, **{**options, **more}),
         )
 
 
@@ -310,9 +311,9 @@ def test_checks_on_the_device(options, message):
         k, good = PAGES, {**good, "seqused_k": int32([9, 12]), "block_table": TABLE}
     else:
         k, good = K, {**good, "cu_seqlens_k": int32([0, 7, 12])}
-    _serving_ops.validate_varlen(Q, k, **good)
+    serving_operator.validate_varlen(Q, k, **good)
     with pytest.raises(RuntimeError, match=message):
-        _serving_ops.validate_varlen(Q, k, **{**good, **options})
+        serving_operator.validate_varlen(Q, k, **{**good, **options})
 
 
 @pytest.mark.gpu

@@ -250,6 +250,7 @@ TEST(sequences_and_pages) {
   auto const odd = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(numbers) + 2);
   auto const pack = [](P& p) {
     p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = numbers;
+    p.seq_q.total = 5, p.seq_k.total = 7;
     for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) t->batch_stride = 0;
   };
   CHECK_EQ(message(pack), "");

@@ -218,7 +218,7 @@ GRIDS = {
             ),
             timing="graph",
         ),
-        # What options cost, in fp16: docs/options.md.
+        # What options cost, in fp16: docs/attention.md.
         Grid(
             "options",
             (
