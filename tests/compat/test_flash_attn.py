@@ -103,26 +103,29 @@ TAIL = (
     "alibi_slopes=None, deterministic=False, return_attn_probs=False"
 )
 SIGNATURES = {
-    "flash_attn_func": f"q, k, v, {TAIL}",
+    "flash_attn_func": f"q, k, v, {TAIL}, *, s_aux=None",
     "flash_attn_kvpacked_func": f"q, kv, {TAIL}",
     "flash_attn_qkvpacked_func": f"qkv, {TAIL}",
     "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
-    f"{TAIL}, block_table=None",
+    f"{TAIL}, block_table=None, *, s_aux=None",
     "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
     f"max_seqlen_k, {TAIL}",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {TAIL}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, "
     "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
     "block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
+    "*, s_aux=None",
 }
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature(name):
-    """Names, order and defaults are flash_attn's: callers pass most arguments by position."""
-    parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
-    assert ", ".join(str(p.replace(annotation=p.empty)) for p in parameters) == SIGNATURES[name]
+    """Names, order and defaults are flash_attn's: callers pass most arguments by position. s_aux is
+    no argument of flash_attn 2."""
+    signature = inspect.signature(getattr(flash_attn, name))
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
     with pytest.raises(TypeError, match="attention_chunk"):
         getattr(flash_attn, name)(attention_chunk=2)
 
@@ -390,6 +393,23 @@ def test_bad_lengths(serving):  # noqa: F811
         call(q, cache, cache, q, q)
     with pytest.raises(NotImplementedError, match="k_cache requires a gradient"):
         call(q, cache.clone().requires_grad_(), cache)
+
+
+def test_sinks(serving):  # noqa: F811
+    """In the denominator alone, in all three."""
+    q, k = randn(1, 5, 4, 16), randn(1, 5, 2, 16, seed=1)
+    sinks = randn(4, seed=2, dtype=torch.bfloat16).requires_grad_()
+    out, lse = oracle(q, k, k, causal=True)
+    rest = torch.sigmoid(lse - sinks.detach().double()[:, None]).transpose(1, 2)[..., None]
+    options = {"causal": True, "s_aux": sinks}
+    dense = flash_attn.flash_attn_func(q, k, k, **options)
+    assert_close(dense.detach(), out * rest)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        dense.sum().backward()
+    at = offsets(5)
+    packed = flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], at, at, 5, 5, **options)
+    assert_close(packed[None], out * rest)
+    assert_close(flash_attn.flash_attn_with_kvcache(q, k, k, **options), out * rest)
 
 
 # --- bert_padding

@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 import cutlass_attn
 
 from ._flash_impl import register_flash_impl
-from ._masks import mask_or_bias, top_left_causal
+from ._translate import autocast, mask_or_bias, top_left_causal
 
 __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
 
@@ -36,7 +36,7 @@ _MAX_HEAD_DIM = 512
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """A call of `attention` that is equal to one of torch's function."""
 
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -45,6 +45,11 @@ class _Call:
 
     def run(self) -> torch.Tensor:
         return cutlass_attn.attention(*self.operands, **self.options).view(self.shape)
+
+    def run_with_lse(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exp is (..., Hq, Sq) float32."""
+        out, lse = cutlass_attn.attention(*self.operands, **self.options, return_lse=True)
+        return out.view(self.shape), lse.view(self.shape[:-1])
 
     def summary(self) -> str:
         q = self.operands[0]
@@ -89,10 +94,10 @@ def scaled_dot_product_attention(
     a gradient and whatever else `why_not` names are computed by torch, which also raises the
     errors: RuntimeError, ValueError and TypeError as its documentation has them.
     """
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    query, key, value, attn_mask = autocast(query, key, value, attn_mask)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    call = _translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    if isinstance(call, _Call):
+    call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if isinstance(call, Call):
         return call.run()
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, **options
@@ -114,27 +119,13 @@ def why_not(
 
     The arguments are those of `scaled_dot_product_attention`. Nothing is computed.
     """
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    query, key, value, attn_mask = autocast(query, key, value, attn_mask)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    call = _translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
     return call if isinstance(call, str) else None
 
 
-def _autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
-    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        x.to(dtype)
-        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
-        else x
-        for x in tensors
-    )
-
-
-def _translate(
+def translate(
     query: Any,
     key: Any,
     value: Any,
@@ -144,7 +135,7 @@ def _translate(
     *,
     scale: float | None,
     enable_gqa: bool,
-) -> _Call | str:
+) -> Call | str:
     """The call of `attention` that does the same, or why there is none."""
     tensors = [x for x in (query, key, value, attn_mask) if x is not None]
     if reason := _unfit(tensors, query):
@@ -190,7 +181,7 @@ def _translate(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if len(shape) == query.dim() == 4 and (order := _order(query)) != (0, 1, 2, 3):
         options["out"] = torch.empty_permuted(shape, order, dtype=q.dtype, device=q.device)
-    return _Call((q, k, v), options, shape)
+    return Call((q, k, v), options, shape)
 
 
 def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
@@ -331,11 +322,11 @@ def _routed(report: Report) -> Any:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        call: _Call | str = "sdpa_kernel() allows neither flash nor memory-efficient attention"
+        call: Call | str = "sdpa_kernel() allows neither flash nor memory-efficient attention"
         cuda = torch.backends.cuda
         if cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled():
-            call = _translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if isinstance(call, _Call):
+            call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if isinstance(call, Call):
             try:
                 result = call.run()
                 with counting:

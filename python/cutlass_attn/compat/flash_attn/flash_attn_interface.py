@@ -10,6 +10,8 @@ All of them take float16, bfloat16 and float32 on a CUDA device or a CPU. Common
 - softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``;
 - alibi_slopes: (Hq,) or (B, Hq) float32: a logit loses ``slope * abs(i + Sk - Sq - j)``;
 - deterministic: no meaning; the result is bitwise the same for the same inputs anyway;
+- s_aux: (Hq,), one more logit per head in the softmax's denominator, an attention sink; under the
+  name that vLLM's and Hugging Face's forks have for it, and by keyword alone;
 - return_attn_probs: return (out, softmax_lse, S_dmask). softmax_lse is float32, the natural log of
   each softmax's denominator, inf for a query that sees no key. S_dmask is empty without dropout.
 
@@ -48,6 +50,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Result:
     """Attention of q (B, Sq, Hq, D) over k, v (B, Sk, Hkv, D); Hkv divides Hq.
 
@@ -56,19 +60,19 @@ def flash_attn_func(
     normalisation, negative where they were dropped, each against the row's largest logit from its
     block of keys to the last block. It is made by plain torch code, for tests.
     """
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options |= {"layout": "bshd", "dropout_p": dropout_p, "return_lse": return_attn_probs}
     if dropout_p and return_attn_probs:
         options["rng_state"] = torch.randint(-(2**63), 2**63 - 1, (2,), device=q.device)
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
         head_dim = v.shape[-1]
         if not return_attn_probs:
             return cutlass_attn.attention(*_padded(q, k, v), **options)[..., :head_dim]
         out, lse = cutlass_attn.attention(*_padded(q, k, v), **options)
         return out[..., :head_dim], _as_flash(lse)
 
-    result = _without_backward(run, q, k, v)
+    result = _without_backward(run, q, k, v, s_aux)
     if not return_attn_probs:
         return result
     return (*result, dropout_record(q, k, options) if dropout_p else q.new_empty(0))
@@ -148,6 +152,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Result:
     """Sequences one after the other: q (Tq, Hq, D), k and v (Tk, Hkv, D).
 
@@ -164,7 +170,7 @@ def flash_attn_varlen_func(
         raise NotImplementedError(
             f"flash_attn_varlen_func has no dropout yet: dropout_p must be 0, got {dropout_p}"
         )
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options["return_lse"] = return_attn_probs
     offsets_k: Tensor | None = cu_seqlens_k
     if block_table is not None:
@@ -174,7 +180,7 @@ def flash_attn_varlen_func(
         offsets_k = None
     varlen: Any = cutlass_attn.attention_varlen
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
         head_dim = v.shape[-1]
         operands = (q, k, v) if block_table is not None else _padded(q, k, v)
         if not return_attn_probs:
@@ -182,7 +188,7 @@ def flash_attn_varlen_func(
         out, lse = varlen(*operands, cu_seqlens_q, offsets_k, **options)
         return out[..., :head_dim], _as_flash(lse)
 
-    result = _without_backward(run, q, k, v)
+    result = _without_backward(run, q, k, v, s_aux)
     return (*result, q.new_empty(0)) if return_attn_probs else result
 
 
@@ -277,6 +283,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Any:
     """Attention of new queries over a cache, into which new keys and values are written first.
 
@@ -323,7 +331,7 @@ def flash_attn_with_kvcache(
     else:
         check_appended(lengths, appended, capacity)
 
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     decode: Any = cutlass_attn.attention_decode
     result = decode(
         q if q.stride(-1) == 1 else q.contiguous(),
@@ -352,6 +360,7 @@ def _options(
     window_size: Any,
     softcap: float,
     alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
 ) -> dict[str, Any]:
     """Keywords that all functions of cutlass_attn have; numbers may be tensors on the host."""
     left, right = window_size
@@ -361,6 +370,7 @@ def _options(
         "window": (int(left), int(right)),
         "softcap": float(softcap),
         "alibi_slopes": alibi_slopes,
+        "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
     }
 
 
@@ -382,7 +392,7 @@ def _as_flash(lse: Tensor) -> Tensor:
 
 class _NoBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], *operands: Tensor) -> Any:
+    def forward(ctx: Any, run: Callable[..., Any], *operands: Tensor | None) -> Any:
         return run(*operands)
 
     @staticmethod
@@ -390,8 +400,8 @@ class _NoBackward(torch.autograd.Function):
         raise NotImplementedError("cutlass_attn has no backward pass of attention yet")
 
 
-def _without_backward(run: Callable[..., Any], *operands: Tensor) -> Any:
+def _without_backward(run: Callable[..., Any], *operands: Tensor | None) -> Any:
     """run(*operands); operands may need a gradient as long as nobody computes it."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
         return _NoBackward.apply(run, *operands)
     return run(*operands)

@@ -1,4 +1,4 @@
-"""How masks of other libraries are said in the words of `cutlass_attn.attention`."""
+"""How calls of other libraries are said in the words of `cutlass_attn.attention`."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def bounded_bias(bias: torch.Tensor) -> torch.Tensor:
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
     return bias.clamp(min=_LOWEST_BIAS).masked_fill_(bias.isneginf(), -torch.inf)
+
+
+def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
+    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(dtype)
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        else x
+        for x in tensors
+    )
