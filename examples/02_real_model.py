@@ -97,7 +97,7 @@ DECODERS = {
 
 
 def embed(model, tokenizer, sentences):
-    """Unit vectors (sentences, width): the mean over each one's tokens, as the model was trained."""
+    """Unit vectors (sentences, width): the mean over each one's tokens, as in its training."""
     tokens = tokenizer(sentences, padding=True, return_tensors="pt").to(model.device)
     with torch.no_grad():
         states = model(**tokens).last_hidden_state

@@ -40,6 +40,7 @@ def attention_varlen(
     out=None,
     kernel="auto",
 ):
+    assert (block_table is None) == (cu_seqlens_k is not None)
     options = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     options |= {"softcap": softcap, "sinks": sinks}
     result = q.new_zeros(*q.shape[:2], v.shape[-1])

@@ -33,7 +33,7 @@ FACTORS = {
     "dtype": [torch.float16, torch.bfloat16],
     "ndim": [4, 2, 3, 5],
     "lengths": [(7, 7), (1, 9), (5, 12), (12, 5), (4, 0)],
-    "heads": [(4, 4, 4), (4, 1, 1), (1, 4, 4), (4, 4, 1), (4, 2, 2)],  # the last with enable_gqa
+    "heads": [(4, 4, 4), (4, 1, 1), (1, 4, 4), (4, 4, 1), (4, 1, 4), (4, 2, 2)],  # the last: GQA
     "batch": [(2, 2, 2), (1, 2, 2), (2, 1, 1), (2, 2, 1)],
     "dims": [(16, 16), (16, 24), (5, 5)],
     "mask": [None, "causal", "bool", "float", "float32", "rows", "keys", "heads", "hidden row"],
@@ -205,11 +205,29 @@ def test_leaves_to_torch(reason):
         assert result.requires_grad == due.requires_grad
 
 
+def test_leaves_other_numbers_of_value_heads_to_torch():
+    """torch repeats keys and values each by a factor of its own."""
+    q, k, v = half(2, 8, 4, 8), half(2, 2, 4, 8), half(2, 4, 4, 8)
+    assert sdpa.why_not(q, k, v, enable_gqa=True) == "numbers of heads do not fit"
+    result = sdpa.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert torch.equal(result, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
 def test_leaves_arrays_to_torch():
     q = half(2, 3, 4, 8)
     assert sdpa.why_not(q, q.numpy(), q) == "an argument is not a tensor"
     with pytest.raises(TypeError, match="must be Tensor"):
         sdpa.scaled_dot_product_attention(q, q.numpy(), q)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, inside of torch
+def test_forward_mode_derivative():
+    q = half(2, 3, 4, 8)
+    results = []
+    for function in (F.scaled_dot_product_attention, sdpa.scaled_dot_product_attention):
+        with sdpa_kernel(SDPBackend.MATH):
+            results.append(torch.func.jvp(lambda x, f=function: f(x, x, x), (q,), (q,)))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 def test_dropout():
