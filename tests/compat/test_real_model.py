@@ -1,4 +1,4 @@
-"""examples/02_real_model.py, whole: the same answers and the same tokens as without cutlass_attn."""
+"""examples/02_real_model.py as a whole: the same answers and tokens as without cutlass_attn."""
 
 import importlib.util
 from pathlib import Path

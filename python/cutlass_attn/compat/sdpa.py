@@ -32,6 +32,7 @@ from ._translate import autocast, mask_or_bias, top_left_causal
 __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
+_MASK_DTYPES = (torch.bool, torch.float32)  # beside that of query
 _MAX_HEAD_DIM = 512
 
 
@@ -44,7 +45,8 @@ class Call:
     shape: tuple[int, ...]  # of torch's result
 
     def run(self) -> torch.Tensor:
-        return cutlass_attn.attention(*self.operands, **self.options).view(self.shape)
+        out = cutlass_attn.attention(*self.operands, **self.options)
+        return out if len(self.shape) == 4 else out.view(self.shape)
 
     def run_with_lse(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-sum-exp is (..., Hq, Sq) float32."""
@@ -137,36 +139,35 @@ def translate(
     enable_gqa: bool,
 ) -> Call | str:
     """The call of `attention` that does the same, or why there is none."""
-    tensors = [x for x in (query, key, value, attn_mask) if x is not None]
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if reason := _unfit(tensors, query):
         return reason
     if attn_mask is not None and is_causal:
         return "attn_mask and is_causal are both given"
     if not 0 <= dropout_p <= 1:
         return "dropout_p is not within 0 to 1"
-    seqlen_q, head_dim = query.shape[-2:]
-    seqlen_k, head_dim_v = value.shape[-2:]
-    if key.shape[-1] != head_dim or key.shape[-2] != seqlen_k:
+    sizes = [tuple(x.shape) for x in tensors[:3]]  # once: each access makes a torch.Size
+    (*_, seqlen_q, head_dim), (*_, keys, head_dim_k), (*_, seqlen_k, head_dim_v) = sizes
+    if head_dim_k != head_dim or keys != seqlen_k:
         return "shapes do not fit"
-    if query.numel() == 0:
+    if 0 in sizes[0]:
         return "query has no elements"
     if seqlen_k == 0:
         return "there are no keys"  # torch broadcasts nothing then
-    if not (0 < head_dim <= _MAX_HEAD_DIM and 0 < head_dim_v <= _MAX_HEAD_DIM):
+    if not 0 < head_dim_v <= _MAX_HEAD_DIM >= head_dim:
         return f"head_dim is beyond {_MAX_HEAD_DIM}, or 0"
-
-    heads = _heads(query, key, value, enable_gqa)
+    heads = _heads(sizes, enable_gqa)
     if heads is None:
         return "numbers of heads do not fit"
-    try:
-        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
-    except RuntimeError:
-        return "shapes do not broadcast"
-    q, k, v = (
-        x.expand(*batch, h, *x.shape[-2:]).reshape(math.prod(batch), h, *x.shape[-2:])
-        for x, h in ((query, heads[0]), (key, heads[1]), (value, heads[1]))
-    )
-    shape = (*batch, heads[0], seqlen_q, head_dim_v)[-max(x.dim() for x in (query, key, value)) :]
+    batches = [x[:-3] for x in sizes]
+    batch = batches[0]
+    if not batch == batches[1] == batches[2]:
+        try:
+            batch = torch.broadcast_shapes(*batches)
+        except RuntimeError:
+            return "shapes do not broadcast"
+    q, k, v = (_with_batch(x, size, batch, h) for x, size, h in zip(tensors, sizes, heads))
+    shape = (*batch, heads[0], seqlen_q, head_dim_v)[-max(map(len, sizes)) :]
 
     options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": float(dropout_p)}
     if attn_mask is not None:
@@ -178,49 +179,65 @@ def translate(
         keys, causal = top_left_causal(seqlen_q, seqlen_k)
         k, v = k[:, :, :keys], v[:, :, :keys]
         options |= causal
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if len(shape) == query.dim() == 4 and (order := _order(query)) != (0, 1, 2, 3):
         options["out"] = torch.empty_permuted(shape, order, dtype=q.dtype, device=q.device)
     return Call((q, k, v), options, shape)
 
 
 def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
-    """What is wrong with the tensors themselves, mask included."""
-    if not all(isinstance(x, torch.Tensor) for x in tensors):
-        return "an argument is not a tensor"
-    if torch.overrides.has_torch_function(tuple(tensors)):
+    """What is wrong with the tensors themselves, mask included. Every call waits for it."""
+    for x in tensors:
+        if not isinstance(x, torch.Tensor):
+            return "an argument is not a tensor"
+    if torch.overrides.has_torch_function(tensors):
         return "an argument is of a subclass of Tensor"
-    if any(x.is_nested or x.layout != torch.strided for x in tensors):
-        return "an argument is nested or sparse"
-    if query.dtype not in _DTYPES:
-        return f"dtype {query.dtype}"
-    if query.device.type not in ("cpu", "cuda"):
-        return f"device {query.device.type}"
-    if any(x.device != query.device for x in tensors):
-        return "arguments are on several devices"
-    if any(x.dtype != query.dtype for x in tensors[:3]):
-        return "dtypes of query, key and value differ"
-    if any(x.dtype not in (torch.bool, query.dtype, torch.float32) for x in tensors[3:]):
-        return "dtype of attn_mask"
-    if any(x.dim() < 2 for x in tensors):
-        return "an argument has fewer than two dimensions"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "an input requires a gradient"
+    dtype, device = query.dtype, query.device
+    if dtype not in _DTYPES:
+        return f"dtype {dtype}"
+    if device.type not in ("cpu", "cuda"):
+        return f"device {device.type}"
+    differentiable = torch.is_grad_enabled()
+    for i, x in enumerate(tensors):
+        if x.is_nested or x.layout is not torch.strided:
+            return "an argument is nested or sparse"
+        if x.device != device:
+            return "arguments are on several devices"
+        if x.dtype is not dtype:
+            if i < 3:
+                return "dtypes of query, key and value differ"
+            if x.dtype not in _MASK_DTYPES:
+                return "dtype of attn_mask"
+        if x.dim() < 2:
+            return "an argument has fewer than two dimensions"
+        if differentiable and x.requires_grad:
+            return "an input requires a gradient"
     if forward_ad._current_level >= 0:
         return "a forward-mode derivative is taken"
     return None
 
 
-def _heads(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[int, int] | None:
-    """How many heads query, and key and value, are expanded to; None if `attention` has no such."""
-    q, k, v = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value))
+def _with_batch(
+    x: torch.Tensor, size: tuple[int, ...], batch: Sequence[int], heads: int
+) -> torch.Tensor:
+    """(batch, heads, S, D), whatever dimensions x has; a copy only if `batch` is several."""
+    if len(size) == 4 and size[0] == batch[0] and size[1] == heads:
+        return x
+    x = x.expand(*batch, heads, *size[-2:])
+    return x if len(batch) == 1 else x.reshape(math.prod(batch), heads, *size[-2:])
+
+
+def _heads(sizes: list[tuple[int, ...]], enable_gqa: bool) -> tuple[int, int, int] | None:
+    """How many query, key and value are expanded to; None if `attention` has no such."""
+    q, k, v = [x[-3] if len(x) > 2 else 1 for x in sizes]
     if enable_gqa:
-        fits = min(x.dim() for x in (query, key, value)) > 2 and k == v and k > 0 and q % k == 0
-        return (q, k) if fits else None
+        fits = min(map(len, sizes)) > 2 and k == v and k > 0 and q % k == 0
+        return (q, k, k) if fits else None
     if k == v == 1:  # one head for all queries: nothing is expanded
-        return q, 1
+        return q, 1, 1
     heads = {x for x in (q, k, v) if x != 1}
-    return (heads.pop(),) * 2 if len(heads) == 1 else None  # type: ignore[return-value]
+    return (heads.pop(),) * 3 if len(heads) == 1 else None  # type: ignore[return-value]
 
 
 def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> torch.Tensor | None:
@@ -237,7 +254,10 @@ def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> to
 
 def _order(query: torch.Tensor) -> tuple[int, ...]:
     """Dimensions from the one with the largest stride on; the last one stays the last."""
-    if any(query.stride(i) == 0 and query.shape[i] > 1 for i in range(3)):
+    a, b, c, _ = strides = query.stride()
+    if a >= b >= c:
+        return (0, 1, 2, 3)
+    if any(strides[i] == 0 and query.shape[i] > 1 for i in range(3)):
         return (0, 1, 2, 3)
     real = [i for i in range(3) if query.shape[i] != 1]  # strides of others say nothing
     by_stride = iter(sorted(real, key=query.stride, reverse=True))

@@ -323,13 +323,14 @@ def flash_attn_with_kvcache(
             )
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     lengths = capacity if cache_seqlens is None else cache_seqlens
-    if not isinstance(lengths, torch.Tensor):
-        lengths = torch.full((q.shape[0],), int(lengths), dtype=torch.int32)
+    on_host = lengths if isinstance(lengths, torch.Tensor) else _int32(q.shape[0], lengths, "cpu")
+    if not isinstance(lengths, torch.Tensor):  # filled there, not copied, as a CUDA graph wants it
+        lengths = _int32(q.shape[0], lengths, q.device)
     appended = 0 if k is None else k.shape[1]
     if block_table is not None:
-        check_pages(block_table, lengths + appended, k_cache)
+        check_pages(block_table, on_host + appended, k_cache)
     else:
-        check_appended(lengths, appended, capacity)
+        check_appended(on_host, appended, capacity)
 
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     decode: Any = cutlass_attn.attention_decode
@@ -337,7 +338,7 @@ def flash_attn_with_kvcache(
         q if q.stride(-1) == 1 else q.contiguous(),
         k_cache,
         v_cache,
-        lengths.to(q.device),
+        lengths,
         block_table=block_table,
         k_new=k,
         v_new=v,
@@ -351,6 +352,10 @@ def flash_attn_with_kvcache(
         **options,
     )
     return (result[0], _as_flash(result[1])) if return_softmax_lse else result
+
+
+def _int32(count: int, number: int, device: torch.device | str) -> Tensor:
+    return torch.full((count,), int(number), dtype=torch.int32, device=device)
 
 
 def _options(
