@@ -22,6 +22,7 @@ class Variant:
     head_dim: int  # 0: any up to 512
     head_dim_v: int  # of V and the output; 0: any up to 512
     head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
+    max_rows: int  # queries times query heads of a KV head; 0: any number
     tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
     accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
     options: tuple[str, ...]  # what it implements of the options that a kernel may lack

@@ -36,7 +36,7 @@ def pairs():
         for variant in cases.compiled_variants()
         if variant.accumulate == "fp32"
         for case in serving.DECODE
-        if fits(variant, case)
+        if fits(variant, case, case.seqlens_q[0])
     ]
 
 
