@@ -60,6 +60,13 @@ WRONG = [
     (lambda: call(*(tensor(1, 1, 1, 0) for _ in range(3))), ValueError, "head_dim is 0"),
     # Options
     (lambda: call(layout="sbhd"), ValueError, """layout must be "bhsd" or "bshd", got 'sbhd'"""),
+    (
+        lambda: call(kernel="\ud800"),
+        ValueError,
+        r"kernel must be text that UTF-8 has, got '.ud800'",
+    ),
+    (lambda: call(v=K.to_sparse()), TypeError, "dense, got one of layout torch.sparse_coo"),
+    (lambda: call(softmax_scale=10**400), ValueError, "softmax_scale is beyond any float"),
     # What the package passes on to itself is nobody else's.
     (lambda: call(device="sm_89"), TypeError, r"attention\(\).*keyword argument 'device'"),
     (lambda: call(dispatched=True), TypeError, r"attention\(\).*keyword argument 'dispatched'"),

@@ -9,7 +9,7 @@ import pytest
 from cutlass_attn import _C, testing
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import impls, report
-from cutlass_attn.tools.experiment.problems import GRIDS, OPTIONS, Problem, Shape
+from cutlass_attn.tools.experiment.problems import GRIDS, OPTIONS, Problem, Shape, grid_for
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
 needs_simt = pytest.mark.skipif(
@@ -17,6 +17,12 @@ needs_simt = pytest.mark.skipif(
 )
 CPU = ["bench", "--device", "cpu", "--rounds", "5", "--dtype", "fp16", "--causal", "no"]
 ALL = [word for name in OPTIONS for word in ("--option", name)]
+
+
+def test_a_cpu_has_grids_of_its_own():
+    assert grid_for(None, "cpu") is GRIDS["small"] and grid_for(None, "cuda") is GRIDS["forward"]
+    assert grid_for("options", "cpu") is GRIDS["options-cpu"]
+    assert grid_for("options", "cuda") is GRIDS["options"]
 
 
 def bench(capsys, *arguments):
@@ -57,13 +63,14 @@ def test_another_result_of_an_option_is_wrong(capsys, monkeypatch):
 
 @needs_simt
 def test_a_row_per_size_and_kind_of_sums(capsys):
-    grid = GRIDS["accumulation-cpu"]
-    kernels = [word for name in grid.kernels for word in ("--kernel", name)]
-    arguments = ["--shape", "1,1,1,100,100,64", "--impl", "cutlass_attn", *kernels]
-    rows, status = bench(capsys, *arguments)
+    rows, status = bench(capsys, "--grid", "accumulation")
     assert status == 0
-    assert [row["accumulate"] for row in rows[1:]] == ["fp32", "fp16_qk", "fp16_pv", "fp16"]
-    for row in rows[1:]:
+    kinds = ["fp32", "fp32", "fp16_qk", "fp16_pv", "fp16"]
+    sizes = [(row["seqlen_k"], row["accumulate"]) for row in rows]
+    assert sizes == [(seqlen, kind) for seqlen in (128, 512) for kind in kinds]
+    for row in rows:
+        if row["requested"] == "cutlass_attn:auto":
+            continue
         in_fp16 = row["accumulate"] in ("fp16", "fp16_qk")
         factor = testing.RMS_FACTOR_FP16_QK if in_fp16 else testing.RMS_FACTOR
         assert 0 < row["rms_error"] <= row["rms_allowed"] < row["max_error"] < 4e-3

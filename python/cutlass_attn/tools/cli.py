@@ -36,7 +36,7 @@ from .console import (
 from .document import document, write
 from .experiment.environment import default_device, environment, why_no_gpu
 from .experiment.impls import discover, select
-from .experiment.problems import GRIDS, OPTIONS, Grid, Problem, Shape
+from .experiment.problems import GRIDS, OPTIONS, Grid, Problem, Shape, grid_for
 from .experiment.report import Report, checkout_commit, default_path, load
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
@@ -221,7 +221,7 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
 )
 @click.option(
     "--grid",
-    type=click.Choice(list(GRIDS)),
+    type=click.Choice([name for name in GRIDS if not name.endswith("-cpu")]),
     help="A named set of shapes; forward by default, small on a CPU. `options` is what options "
     "cost, `accumulation` error and time of fp16 accumulation.",
 )
@@ -331,7 +331,7 @@ def _grid(device: str, given: dict[str, Any]) -> Grid:
     if given["shapes"]:
         grid = Grid("shapes", with_masks(given["shapes"], causal))
     else:
-        grid = GRIDS[given["grid"] or ("small" if device == "cpu" else "forward")]
+        grid = grid_for(given["grid"], device)
     wanted = {"both": (False, True), "no": (False,), "yes": (True,)}[causal]
     shapes = tuple(shape for shape in grid.shapes if shape.causal in wanted)
     if not shapes:

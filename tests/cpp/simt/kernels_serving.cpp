@@ -2,6 +2,8 @@
 // test_races.cpp are packed, or put into pages, before they run.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "simt/host_unit.hpp"
@@ -54,8 +56,8 @@ struct Paged {
         k(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim + 1),
         v(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim_v + 1) {
     int const count = int(table.size());
-    for (int i = 0; i < count; ++i) table[size_t(i)] = (i * 7 + 3) % count;
-    if (count % 7 == 0) std::rotate(table.begin(), table.begin() + 1, table.end());
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
     put(k, problem.k, p.k, p.head_dim);
     put(v, problem.v, p.v, p.head_dim_v);
     problem.kv = {table.data(), each, kPageSize, count};

@@ -244,7 +244,14 @@ GRIDS = {
             impls=("cutlass_attn",),
             baseline="cutlass_attn:auto",
         ),
-        # The same with emulated kernels: errors alone.
+        # Both on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
+        Grid(
+            "options-cpu",
+            (Shape(1, 2, 2, 64, 64, 64),),
+            options=tuple(OPTIONS),
+            dtypes=("float16",),
+            baseline="cutlass_attn:auto",
+        ),
         Grid(
             "accumulation-cpu",
             tuple(Shape(1, 1, 1, seqlen, seqlen, 64) for seqlen in (128, 512)),
@@ -255,6 +262,13 @@ GRIDS = {
         ),
     )
 }
+
+
+def grid_for(name: str | None, device: str) -> Grid:
+    """The grid of this name as a device runs it; by default "forward", on a CPU "small"."""
+    if device == "cpu":
+        return GRIDS.get(f"{name}-cpu") or GRIDS[name or "small"]
+    return GRIDS[name or "forward"]
 
 
 def parse_dtype(name: str) -> str:
