@@ -344,6 +344,7 @@ def test_kvcache_defaults(serving):  # noqa: F811
 
 
 BAD_TABLES = {
+    "a sequence of block_table has -2 keys": lambda t: {"cache_seqlens": -2},
     "has 12 keys but block_table covers 8": lambda t: {"cache_seqlens": 12},
     r"block_table\[1, 0\] is 9, but there are 6 pages": lambda t: {
         "block_table": torch.tensor([[0, 1], [9, 2]], dtype=torch.int32)

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import cutlass_attn
 
 from ._checks import check_appended, check_pages
 from ._dmask import dropout_record
 
-Tensor = torch.Tensor
 Window = tuple[int, int]
 Result = Any  # out, or (out, softmax_lse, S_dmask)
 
