@@ -272,10 +272,40 @@ def test_varlen_of_pages(serving, page):  # noqa: F811
     assert_close(out, due.double())
 
 
-def test_varlen_refuses_dropout():
-    q = randn(6, 4, 16)
+@pytest.mark.skipif(
+    not hasattr(cutlass_attn, "attention_varlen"), reason="the stand-in drops no weights"
+)
+def test_varlen_with_dropout():
+    """The record's signs are the weights that were dropped, sequence by sequence."""
+    lengths_q, lengths_k = [5, 0, 130], [7, 4, 140]
+    q, k = randn(135, 4, 16), randn(151, 2, 16, seed=1)
+    at_q, at_k = offsets(*lengths_q), offsets(*lengths_k)
+    arguments = (q, k, k, at_q, at_k, 130, 140, 0.25)
+    slopes = torch.rand(3, 4)
+    out, _, record = flash_attn.flash_attn_varlen_func(
+        *arguments, causal=True, alibi_slopes=slopes, return_attn_probs=True
+    )
+    assert record.shape == (3, 4, 256, 256)
+    for b in (0, 2):
+        rows, keys = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b + 1])
+        own = record[b : b + 1, :, : lengths_q[b], : lengths_k[b]]
+        kept = ~torch.signbit(own) / 0.75
+        due, _ = oracle(
+            q[None, rows], k[None, keys], k[None, keys], True, slopes=slopes[b], kept=kept
+        )
+        assert_close(out[None, rows], due)
+        assert record[b].count_nonzero() <= own.numel()
+    assert (record[1] == 0).all()
+    assert flash_attn.flash_attn_varlen_func(*arguments[:7], 1.0).count_nonzero() == 0
+
+
+def test_pages_without_dropout():
+    pages = randn(2, 4, 2, 16)
+    table = torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match=r"dropout_p must be 0, got 0\.1"):
-        flash_attn.flash_attn_varlen_func(q, q, q, offsets(6), offsets(6), 6, 6, 0.1)
+        flash_attn.flash_attn_varlen_func(
+            pages[0], pages, pages, offsets(4), offsets(4), 4, 4, 0.1, block_table=table
+        )
 
 
 # --- caches
@@ -283,8 +313,7 @@ def test_varlen_refuses_dropout():
 
 @pytest.mark.parametrize("page", [None, 1, 4])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rotary", [None, True, False])
-@pytest.mark.parametrize("appended", [0, 2])
+@pytest.mark.parametrize(("rotary", "appended"), [(None, 0), (None, 2), (True, 2), (False, 2)])
 def test_kvcache(serving, page, causal, rotary, appended):  # noqa: F811
     lengths = torch.tensor([5, 0, 9], dtype=torch.int32)
     new = appended or 2
@@ -319,7 +348,7 @@ def test_kvcache(serving, page, causal, rotary, appended):  # noqa: F811
                 turned = rotate(turned, cos[at], sin[at], rotary)
             keys, values = torch.cat([keys, turned]), torch.cat([values, v[b]])
         if rotary is not None:
-            at = torch.arange(new) * causal + length
+            at = torch.arange(new) * int(causal) + length
             queries = rotate(queries, cos[at], sin[at], rotary)
         due, lse_due = oracle(queries[None], keys[None], values[None], causal)
         assert_close(out[b : b + 1], due)
@@ -344,6 +373,7 @@ def test_kvcache_defaults(serving):  # noqa: F811
 
 
 BAD_TABLES = {
+    "a sequence of block_table has -2 keys": lambda t: {"cache_seqlens": -2},
     "has 12 keys but block_table covers 8": lambda t: {"cache_seqlens": 12},
     r"block_table\[1, 0\] is 9, but there are 6 pages": lambda t: {
         "block_table": torch.tensor([[0, 1], [9, 2]], dtype=torch.int32)
@@ -391,6 +421,8 @@ def test_bad_lengths(serving):  # noqa: F811
         call(q, cache, cache, q)
     with pytest.raises(ValueError, match="cache_seqlens must be given"):
         call(q, cache, cache, q, q)
+    with pytest.raises(ValueError, match="k and v must be given where rotary_cos is"):
+        call(q, cache, cache, rotary_cos=cache, rotary_sin=cache)
     with pytest.raises(NotImplementedError, match="k_cache requires a gradient"):
         call(q, cache.clone().requires_grad_(), cache)
 

@@ -250,7 +250,7 @@ def test_packed_by_offsets(serving):  # noqa: F811
         due = cutlass_attn.attention(*parts, causal=True).transpose(1, 2)
         torch.testing.assert_close(out[:, rows], due)
     q, k, v = operands(9, 9)
-    with pytest.raises(ValueError, match="a batch of one and no dropout, got a batch of 2"):
+    with pytest.raises(ValueError, match="needs a batch of one, got one of 2"):
         compat.attention_forward(Layer(), q, k, v, None, cu_seq_lens_q=at, cu_seq_lens_k=at)
 
 

@@ -166,11 +166,10 @@ def _packed(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Sequences one after the other in a batch of one, and no mask that says where each begins."""
-    if query.shape[0] != 1 or dropout:
-        raise ValueError(
-            "cu_seq_lens_q needs a batch of one and no dropout, got a batch of "
-            f"{query.shape[0]} and dropout {dropout}"
-        )
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q needs a batch of one, got one of {query.shape[0]}")
+    if dropout:
+        options["dropout_p"] = dropout
     varlen: Any = cutlass_attn.attention_varlen
     operands = (x[0].transpose(0, 1) for x in (query, key, value))
     return varlen(*operands, *(x.int() for x in offsets), causal=causal, **options)[None]

@@ -37,6 +37,8 @@ def check_pages(block_table: torch.Tensor, lengths: torch.Tensor, pages: torch.T
             f"a sequence has {longest} keys but block_table covers {capacity}: "
             f"{block_table.shape[1]} pages of {page_size}"
         )
+    if (shortest := int(lengths.min())) < 0:
+        raise RuntimeError(f"a sequence of block_table has {shortest} keys")
     if block_table.device.type != "cpu":
         return
     used = torch.arange(block_table.shape[1]) * page_size < lengths[:, None]

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import cutlass_attn
 
 from ._checks import check_appended, check_pages
-from ._dmask import dropout_record
+from ._dmask import dropout_record, packed_record
 
-Tensor = torch.Tensor
 Window = tuple[int, int]
 Result = Any  # out, or (out, softmax_lse, S_dmask)
 
@@ -63,7 +63,7 @@ def flash_attn_func(
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options |= {"layout": "bshd", "dropout_p": dropout_p, "return_lse": return_attn_probs}
     if dropout_p and return_attn_probs:
-        options["rng_state"] = torch.randint(-(2**63), 2**63 - 1, (2,), device=q.device)
+        options["rng_state"] = _random_state(q.device)
 
     def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
         head_dim = v.shape[-1]
@@ -160,18 +160,24 @@ def flash_attn_varlen_func(
     Sequence b has the queries ``cu_seqlens_q[b]`` up to ``cu_seqlens_q[b + 1]``, its keys likewise;
     both are (B + 1,) int32. With block_table (B, pages per sequence) int32, k and v are pages
     (pages, page size, Hkv, D) and cu_seqlens_k says lengths alone; pages have any size.
-    max_seqlen_q and max_seqlen_k are read by nobody: lengths come from the device, so a CUDA graph
-    may be replayed with others.
+    max_seqlen_q and max_seqlen_k are not read but for S_dmask: lengths come from the device, so a
+    CUDA graph may be replayed with others.
 
-    Returns out (Tq, Hq, D), and with return_attn_probs softmax_lse (Hq, Tq) and an empty S_dmask.
-    Raises NotImplementedError for dropout.
+    Returns out (Tq, Hq, D), and with return_attn_probs softmax_lse (Hq, Tq) and S_dmask: with
+    dropout that of `flash_attn_func` for the longest sequences, max_seqlen_q and max_seqlen_k,
+    which have to be right then.
+    Raises NotImplementedError for dropout together with block_table.
     """
-    if dropout_p:
+    if dropout_p and block_table is not None:
         raise NotImplementedError(
-            f"flash_attn_varlen_func has no dropout yet: dropout_p must be 0, got {dropout_p}"
+            f"with block_table there is no dropout: dropout_p must be 0, got {dropout_p}"
         )
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options["return_lse"] = return_attn_probs
+    if dropout_p:
+        options["dropout_p"] = dropout_p
+        if return_attn_probs:
+            options["rng_state"] = _random_state(q.device)
     offsets_k: Tensor | None = cu_seqlens_k
     if block_table is not None:
         lengths = cu_seqlens_k.diff()
@@ -189,7 +195,12 @@ def flash_attn_varlen_func(
         return out[..., :head_dim], _as_flash(lse)
 
     result = _without_backward(run, q, k, v, s_aux)
-    return (*result, q.new_empty(0)) if return_attn_probs else result
+    if not return_attn_probs:
+        return result
+    if not dropout_p:
+        return (*result, q.new_empty(0))
+    longest = (int(max_seqlen_q), int(max_seqlen_k))
+    return (*result, packed_record(q, k, (cu_seqlens_q, cu_seqlens_k), longest, options))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -293,8 +304,8 @@ def flash_attn_with_kvcache(
         k_cache, v_cache: (B of the cache, Smax, Hkv, D), or with block_table pages
             (pages, page size, Hkv, D), of any page size.
         k, v: (B, Snew, Hkv, D): written to the cache, in place, from position cache_seqlens on.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2) in q's dtype: rotates k, and q, whose
-            positions count from cache_seqlens on if causal or windowed, and otherwise all are
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) in q's dtype, with k: rotates k, and q,
+            whose positions count from cache_seqlens on if causal or windowed, and otherwise all are
             cache_seqlens.
         cache_seqlens: how many keys the cache holds, before k: one int or (B,) int32; all of
             them by default.
@@ -314,6 +325,10 @@ def flash_attn_with_kvcache(
         raise ValueError("k and v must be given together")
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens must be given where k and v are: they are written there")
+    if k is None and rotary_cos is not None:
+        raise ValueError(
+            "k and v must be given where rotary_cos is: cached keys are rotated already"
+        )
     if cache_leftpad is not None and block_table is not None:
         raise ValueError("cache_leftpad must be None where block_table is given")
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
@@ -352,6 +367,11 @@ def flash_attn_with_kvcache(
         **options,
     )
     return (result[0], _as_flash(result[1])) if return_softmax_lse else result
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """As `attention` draws it: on the device, so that a captured graph draws anew."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
 
 
 def _int32(count: int, number: int, device: torch.device | str) -> Tensor:
