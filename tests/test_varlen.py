@@ -36,21 +36,9 @@ def pairs():
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
         for variant in cases.compiled_variants()
-        if variant.accumulate == "fp32"
         for case in serving.VARLEN
-        if fits(variant, case)
+        if serving.fits(variant, case, sum(case.seqlens_q) + case.spare_rows)
     ]
-
-
-def fits(variant, case):
-    if variant.head_dim == 0:
-        return case.asks_for <= set(variant.options)
-    head_dim = case.head_dim or variant.head_dim
-    return (
-        case.asks_for <= set(variant.options)
-        and head_dim <= variant.head_dim
-        and (case.head_dim_v or head_dim) <= variant.head_dim_v
-    )
 
 
 def test_kernels_that_take_all():
