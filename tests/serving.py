@@ -120,6 +120,18 @@ VARLEN = [
 ]
 
 
+def fits(variant, case, rows):
+    """Should the variant run the case, in a call with so many queries, or rows of them?"""
+    if variant.accumulate != "fp32" or not case.asks_for <= set(variant.options):
+        return False
+    if variant.max_rows and rows * case.heads // case.heads_kv > variant.max_rows:
+        return False
+    if variant.head_dim == 0:
+        return True
+    head_dim = case.head_dim or variant.head_dim
+    return head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
+
+
 def _all_queries(seqlen, seqlens_k):
     return (seqlen,) * len(seqlens_k), seqlens_k
 

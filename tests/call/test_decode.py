@@ -1,4 +1,4 @@
-"""attention_decode, append_kv and merge_states."""
+"""attention_decode: every kernel that knows the views against the oracle; new keys, trees."""
 
 import cases
 import cutlass_attn
@@ -9,7 +9,6 @@ from cases import torch
 from cutlass_attn import append_kv, attention_decode, merge_states
 from cutlass_attn._call import serving_operator
 from serving import Batch, int32
-from test_varlen import fits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 
@@ -31,21 +30,27 @@ def call_of(case, dtype, head_dim, device):
 
 
 def pairs():
+    """Every kernel with every case; those that split keys, with some splits more than there are
+    blocks of keys."""
     return [
-        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
+        pytest.param(
+            variant, case, splits, id=f"{variant.key}-{case}-{splits}", marks=cases.needs(variant)
+        )
         for variant in cases.compiled_variants()
-        if variant.accumulate == "fp32"
         for case in serving.DECODE
-        if fits(variant, case, case.seqlens_q[0])
+        if serving.fits(variant, case, case.seqlens_q[0])
+        for splits in ((0, 1, 3, 20) if variant.max_rows else (0,))
     ]
 
 
-@pytest.mark.parametrize(("variant", "case"), pairs())
-def test_case(variant, case):
+@pytest.mark.parametrize(("variant", "case", "splits"), pairs())
+def test_case(variant, case, splits):
     head_dim = case.head_dim or variant.head_dim or 64
     args, options = call_of(case, variant.dtype, head_dim, variant.device)
     out = torch.full_like(args[0], torch.nan)
-    result, lse = attention_decode(*args, **options, out=out, return_lse=True, kernel=variant.key)
+    result, lse = attention_decode(
+        *args, **options, out=out, return_lse=True, kernel=variant.key, num_splits=splits
+    )
     assert result is out
     serving.judge(
         case,
@@ -196,17 +201,21 @@ def test_tree_mask(device, page, causal):
     torch.testing.assert_close(out, torch.cat(packed))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_split_gives_a_sequence_the_same_bits_in_any_batch(device):
-    args, options = call_of(CASE, "float16", 64, device)
+@pytest.mark.parametrize(
+    "variant",
+    cases.all_variants(
+        lambda v: v.dtype == "float16" and v.head_dim in (0, 64) and serving.fits(v, CASE, 3)
+    ),
+)
+def test_one_split_gives_a_sequence_the_same_bits_in_any_batch(variant):
+    args, options = call_of(CASE, "float16", 64, variant.device)
     table = options.pop("block_table")
-    together = attention_decode(*args, **options, block_table=table, num_splits=1)
+    options |= {"num_splits": 1, "kernel": variant.key}
+    together = attention_decode(*args, **options, block_table=table)
     q, k, v, lengths = args
     for b in range(CASE.batch):
         one = slice(b, b + 1)
-        alone = attention_decode(
-            q[one], k, v, lengths[one], **options, block_table=table[one], num_splits=1
-        )
+        alone = attention_decode(q[one], k, v, lengths[one], **options, block_table=table[one])
         assert torch.equal(alone[0], together[b])
 
 
@@ -242,118 +251,6 @@ def test_a_graph_replays_with_other_lengths():
     lengths.copy_(int32([33, 0, 90]))
     graph.replay()
     assert torch.equal(out, attention_decode(q, k, v, lengths + 1, **options))
-
-
-# --- append_kv ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("page", "dims"), [(1, (16, 16)), (13, (24, 8)), (16, (5, 7))])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_append(device, dtype, page, dims, scaled):
-    """Into strided halves of rows, as vLLM has them."""
-    heads, pages, rows = 3, 9, 7
-    store = torch.zeros(pages, heads, page, sum(dims), dtype=dtype, device=device).transpose(1, 2)
-    k_cache, v_cache = store[..., : dims[0]], store[..., dims[0] :]
-    k, v = (torch.randn(rows, 2 * heads, d).to(device, dtype)[:, ::2] for d in dims)
-    slots = torch.randperm(pages * page)[:rows].to(device)
-    slots[2] = -1
-    scales = {"k_scale": 0.5, "v_scale": torch.tensor([2.0, 4.0, 0.25], device=device)}
-    append_kv(k, v, k_cache, v_cache, slots, **(scales if scaled else {}))
-    expected = [torch.zeros_like(x) for x in (k_cache, v_cache)]
-    factors = (2.0, 1 / scales["v_scale"][:, None]) if scaled else (1.0, 1.0)
-    for x, to, factor in zip((k, v), expected, factors, strict=True):
-        for t, slot in enumerate(slots.tolist()):
-            if slot >= 0:
-                to[slot // page, slot % page] = (x[t].float() * factor).to(dtype)
-    assert torch.equal(k_cache, expected[0])
-    assert torch.equal(v_cache, expected[1])
-
-
-def test_append_fewer_slots_than_rows():
-    """What engines pad is left out."""
-    k = torch.randn(5, 2, 8)
-    k_cache, v_cache = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
-    append_kv(k, k, k_cache, v_cache, torch.tensor([6, 1]))
-    assert torch.equal(k_cache[1, 2], k[0])
-    assert torch.equal(k_cache[0, 1], k[1])
-    assert k_cache.count_nonzero() == 32
-
-
-def test_append_numpy_equals_torch():
-    k, caches = torch.randn(3, 2, 8), [torch.zeros(2, 4, 2, 8) for _ in range(2)]
-    slots = torch.tensor([5, -1, 0])
-    append_kv(k, k, *caches, slots, k_scale=3.0)
-    arrays = [np.zeros((2, 4, 2, 8), np.float32) for _ in range(2)]
-    append_kv(k.numpy(), k.numpy(), *arrays, slots.numpy(), k_scale=3.0)
-    for ours, theirs in zip(caches, arrays, strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs)
-
-
-def test_decode_reads_what_was_appended():
-    """A cache filled by append_kv in pages of no order; scales there and back."""
-    case = Batch("filled", "", (2,) * 3, (20, 1, 33), page=4, causal=True)
-    args, options = call_of(case, "float32", 16, "cpu")
-    q, k, v, lengths = args
-    scales = {"k_scale": torch.tensor([2.0, 0.5]), "v_scale": 4.0}
-    filled = [torch.full_like(x, torch.nan) for x in (k, v)]
-    for b, (_, *kv) in enumerate(serving.values(case, "float32", 16)):
-        rows = [torch.from_numpy(x).transpose(0, 1) for x in kv]
-        j = torch.arange(rows[0].shape[0])
-        slots = options["block_table"][b, j // 4] * 4 + j % 4
-        append_kv(*rows, *filled, slots.long(), **scales)
-    expected = attention_decode(*args, **options)
-    torch.testing.assert_close(attention_decode(q, *filled, lengths, **options, **scales), expected)
-
-
-# --- merge_states ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("library", ["torch", "numpy"])
-@pytest.mark.parametrize("split", [0, 1, 50, 90])
-def test_parts_merge_to_the_whole(library, split):
-    q, k, v = torch.randn(2, 3, 4, 32), torch.randn(2, 90, 2, 32), torch.randn(2, 90, 2, 16)
-    whole = cutlass_attn.attention(q, k, v, layout="bshd", return_lse=True)
-    parts = []
-    for keys in (slice(0, split), slice(split, 90)):
-        parts += cutlass_attn.attention(q, k[:, keys], v[:, keys], layout="bshd", return_lse=True)
-    merged = merge_states(*(parts if library == "torch" else [x.numpy() for x in parts]))
-    for ours, theirs in zip(merged, whole, strict=True):
-        assert type(ours).__module__.startswith(library)
-        torch.testing.assert_close(torch.as_tensor(ours), theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("empty", [-np.inf, np.inf])
-def test_empty_parts_do_not_count(empty):
-    o, lse = torch.randn(5, 2, 8), torch.randn(2, 5)
-    nothing, nowhere = torch.full_like(o, torch.nan), torch.full_like(lse, empty)
-    for merged in (merge_states(o, lse, nothing, nowhere), merge_states(nothing, nowhere, o, lse)):
-        torch.testing.assert_close(merged[0], o)
-        torch.testing.assert_close(merged[1], lse)
-    both = merge_states(nothing, nowhere, nothing, nowhere)
-    assert (both[0] == 0).all()
-    assert (both[1] == -torch.inf).all()
-
-
-def test_merge_is_exact_far_apart():
-    """Log-sum-exps whose exponentials no float holds."""
-    o, lse = torch.ones(1, 1, 4, dtype=torch.float16), torch.tensor([[500.0]])
-    merged, total = merge_states(o, lse, 3 * o, lse)
-    assert (merged == 2).all()
-    torch.testing.assert_close(total, lse + np.log(2.0))
-
-
-def test_merge_refuses_other_shapes():
-    o, lse = torch.ones(5, 2, 8), torch.ones(2, 5)
-    with pytest.raises(ValueError, match=r"lse_b must have shape \(2, 5\), got \(5, 2\)"):
-        merge_states(o, lse, o, lse.T)
-    with pytest.raises(ValueError, match=r"o_b must be float32, got torch\.float16"):
-        merge_states(o, lse, o.half(), lse)
-    with pytest.raises(ValueError, match=r"o_a must have shape .* got \(8,\)"):
-        merge_states(o[0, 0], lse, o, lse)
-    with pytest.raises(TypeError, match="lse_a must be an array of the same library"):
-        merge_states(o, lse.numpy(), o, lse)
 
 
 # --- torch's machinery ----------------------------------------------------------------------------
@@ -413,6 +310,38 @@ def test_compiles_without_breaks(dynamic, page):
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(*caches, strict=True):
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+
+
+def test_dispatch_modes_see_operators():
+    """Plain calls go past them. K and V as halves of one row: both are written."""
+
+    names = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    case = Batch("seen", "", (1,) * 2, (9, 4), page=4, halves=True, causal=True, room=4)
+    (q, k, _, lengths), options = call_of(case, "float32", 16, "cpu")
+    base = k._base.clone()
+    new = torch.randn(2, 1, 2, 16)
+    results = []
+    for mode in (torch.no_grad(), Seen()):
+        store = base.clone()
+        cache = [x.transpose(1, 2) for x in store.split(16, dim=-1)]
+        with mode:
+            append_kv(new[:, 0], new[:, 0], *cache, torch.tensor([-1, 20]))
+            out = attention_decode(q, *cache, lengths - 1, k_new=new, v_new=new, **options)
+        results.append((out, store.nan_to_num()))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(results[0][1], base.nan_to_num())
+    assert [name.split(".")[1] for name in names if name.startswith("cutlass_attn")] == [
+        "append_kv",
+        "decode_append",
+        "attention_decode",
+    ]
 
 
 def test_meta_tensors_give_shapes():
@@ -527,39 +456,6 @@ def test_a_cache_that_cannot_be_written():
     arrays = {"k_new": NEW.numpy(), "v_new": NEW.numpy()}
     with pytest.raises(ValueError, match="k_cache must be writable"):
         attention_decode(Q.numpy(), cache, cache, np.array([1, 2], np.int32), **arrays)
-
-
-PAGES, ROWS = torch.zeros(2, 4, 2, 16), torch.zeros(3, 2, 16)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        (
-            {"slot_mapping": torch.tensor([0, 8, 1])},
-            ValueError,
-            r"slot_mapping\[1\] is 8, allowed:",
-        ),
-        ({"slot_mapping": int32([0, 1, 2])}, ValueError, "slot_mapping must be int64"),
-        ({"slot_mapping": torch.arange(4)}, ValueError, "slot_mapping must have shape"),
-        ({"k": ROWS[0]}, ValueError, r"k must have 3 dimensions, \(rows, heads, head_dim\)"),
-        ({"v": ROWS[:2]}, ValueError, "k and v must have one shape but for the head dim"),
-        ({"k_cache": PAGES.half()}, ValueError, "k_cache must be torch.float32 like k"),
-        ({"k_cache": PAGES[..., :8]}, ValueError, "k and k_cache must have one head dim"),
-        (
-            {"k_cache": PAGES[:, :, :1], "v_cache": PAGES[:, :, :1]},
-            ValueError,
-            "the heads and head",
-        ),
-        ({"k": ROWS.double()}, TypeError, "k must be float16, bfloat16 or float32"),
-        ({"k_scale": 0.0}, ValueError, "k_scale is 0.0, allowed: a finite number > 0"),
-        ({"slot_mapping": None}, TypeError, r"append_kv\(\) needs slot_mapping, got None"),
-    ],
-)
-def test_errors_of_append(given, error, message):
-    good = {"k": ROWS, "v": ROWS, "k_cache": PAGES, "v_cache": PAGES}
-    with pytest.raises(error, match=message):
-        append_kv(**{**good, "slot_mapping": torch.arange(3), **given})
 
 
 @pytest.mark.parametrize(

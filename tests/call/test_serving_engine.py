@@ -12,6 +12,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 LENGTHS, PROMPTS = (75, 33, 90, 18), (60, 1, 31, 17)
 HEADS, HEADS_KV, DIM = 6, 2, 64
 ROWS, ENTRIES = 64, 6  # of every call, whatever is in it
+CLOSE = {"rtol": 2e-3, "atol": 2e-3}  # kernels round weights to fp16 in their own order
 
 
 class Engine:
@@ -82,7 +83,7 @@ def test_every_token_has_what_a_dense_call_gives_it(device, page):
     assert is_mixed
     for result, (q, k, v) in zip(results, tokens, strict=True):
         expected = cutlass_attn.attention(q[None], k[None], v[None], layout="bshd", **options)
-        torch.testing.assert_close(result, expected[0])
+        torch.testing.assert_close(result, expected[0], **CLOSE)
 
     last = torch.stack([q[-1:] for q, _, _ in tokens])
     sequences = slice(0, len(LENGTHS))
@@ -94,4 +95,4 @@ def test_every_token_has_what_a_dense_call_gives_it(device, page):
         block_table=engine.table[sequences],
         **options,
     )
-    torch.testing.assert_close(step, torch.stack([result[-1:] for result in results]))
+    torch.testing.assert_close(step, torch.stack([result[-1:] for result in results]), **CLOSE)

@@ -37,22 +37,9 @@ def pairs():
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
         for variant in cases.compiled_variants()
-        if variant.accumulate == "fp32"
         for case in serving.VARLEN
-        if fits(variant, case, sum(case.seqlens_q) + case.spare_rows)
+        if serving.fits(variant, case, sum(case.seqlens_q) + case.spare_rows)
     ]
-
-
-def fits(variant, case, most_queries):
-    """Whether the variant should run it; most_queries: as many as the host has to expect."""
-    if not case.asks_for <= set(variant.options):
-        return False
-    if variant.max_rows and most_queries * case.heads // case.heads_kv > variant.max_rows:
-        return False
-    if variant.head_dim == 0:
-        return True
-    head_dim, head_dim_v = case.head_dim or variant.head_dim, case.head_dim_v or variant.head_dim_v
-    return head_dim <= variant.head_dim and head_dim_v <= variant.head_dim_v
 
 
 def test_kernels_that_take_all():

@@ -100,6 +100,65 @@ TEST(bad_calls_are_refused_before_anything_runs) {
   CHECK_EQ(call.o[0], -1.0f);
 }
 
+// A kernel whose blocks share keys, in fp16: v is 3.
+struct SplitCall : Call {
+  static constexpr char const* kKernel = "sm80/decode-simt";
+
+  SplitCall() : Call(2, 600, 64) {
+    p.set_dtype(DType::kFloat16);
+    p.num_splits = 3;
+    fill(q, 0x3800), fill(k, 0x3c00), fill(v, 0x4200);
+  }
+  static void fill(std::vector<float>& x, uint16_t bits) {
+    std::vector<uint16_t> const halves(2 * x.size(), bits);
+    std::memcpy(x.data(), halves.data(), x.size() * sizeof(float));
+  }
+  bool is_right() const {
+    std::vector<uint16_t> halves(2 * 64);
+    std::memcpy(halves.data(), o.data(), 2 * halves.size());
+    for (uint16_t bits : halves) {
+      if (bits != 0x4200) return false;
+    }
+    return true;
+  }
+};
+
+TEST(a_workspace_comes_from_the_caller_or_the_host) {
+  if (!build_info().simt) return;
+  SplitCall own;
+  CHECK_EQ(attention_forward(own.p, with(SplitCall::kKernel)).message, "");
+  CHECK(own.is_right());
+
+  SplitCall given;
+  Plan planned;
+  CHECK(plan(given.p, Op::kForward, device_info(Device::kCpu), SplitCall::kKernel, planned).ok());
+  CHECK(planned.workspace_bytes > 0);
+  std::vector<char> memory;
+  LaunchOptions options = with(SplitCall::kKernel);
+  int asked = 0;
+  options.allocate = [&](int64_t bytes) -> Workspace {
+    ++asked;
+    CHECK_EQ(bytes, planned.workspace_bytes);
+    memory.assign(size_t(bytes) + 256, char(0x7f));
+    auto const address = reinterpret_cast<uintptr_t>(memory.data());
+    return {memory.data() + (256 - address % 256), bytes};
+  };
+  CHECK(attention_forward(given.p, options).ok());  // CHECK_EQ would call it twice
+  CHECK_EQ(asked, 1);
+  CHECK(given.is_right());
+
+  // What is there is used first, and whoever runs a plan brings it.
+  options.workspace = options.allocate(planned.workspace_bytes);
+  SplitCall brought;
+  CHECK(attention_forward(brought.p, options).ok());
+  CHECK_EQ(asked, 2);
+  CHECK(brought.is_right());
+  options.workspace.bytes -= 1;
+  CHECK_EQ(run(planned, brought.p, options).message,
+           "workspace has " + std::to_string(planned.workspace_bytes - 1) +
+               " bytes, the plan needs " + std::to_string(planned.workspace_bytes));
+}
+
 TEST(what_is_no_op_and_no_device_is_refused) {
   Call call(3, 4);
   Explanation explanation;
