@@ -10,9 +10,23 @@ torch = pytest.importorskip("torch")
 
 from cutlass_attn.compat import flash_attn  # noqa: E402
 from cutlass_attn.compat.flash_attn import bert_padding  # noqa: E402
-from standins import rotate, serving  # noqa: E402, F401
 
 INF = float("inf")
+
+
+def rotate(x, cos, sin, interleaved):
+    """x (S, H, D), cos and sin (S, r / 2): pairs of the first r elements are turned."""
+    half = cos.shape[-1]
+    cos, sin = (t.float()[:, None] for t in (cos, sin))
+    turned = x.float().clone()
+    pairs = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if interleaved
+        else (slice(0, half), slice(half, 2 * half))
+    )
+    a, b = (x.float()[..., part] for part in pairs)
+    turned[..., pairs[0]], turned[..., pairs[1]] = a * cos - b * sin, a * sin + b * cos
+    return turned.to(x.dtype)
 
 
 def randn(*shape, seed=0, dtype=torch.float16):
@@ -186,7 +200,7 @@ def test_inputs_that_need_a_gradient():
         assert not flash_attn.flash_attn_func(q, q, q).requires_grad
 
 
-def test_numbers_as_tensors(serving):  # noqa: F811
+def test_numbers_as_tensors():
     q = randn(1, 8, 2, 16)
     window = (torch.tensor(3), torch.tensor(0))
     due = flash_attn.flash_attn_func(q, q, q, window_size=(3, 0))
@@ -222,7 +236,7 @@ def paged(x, page, seed=0):
 
 @pytest.mark.parametrize("packed", ["no", "kv", "qkv"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1), "softcap": 4.0}])
-def test_varlen(serving, packed, options):  # noqa: F811
+def test_varlen(packed, options):
     lengths_q, lengths_k = [5, 0, 3, 9], [7, 4, 1, 9]
     heads_kv = 2
     if packed == "qkv":
@@ -258,7 +272,7 @@ def test_varlen(serving, packed, options):  # noqa: F811
 
 
 @pytest.mark.parametrize("page", [1, 3, 16])
-def test_varlen_of_pages(serving, page):  # noqa: F811
+def test_varlen_of_pages(page):
     lengths_q, lengths_k = [2, 3, 1], [7, 4, 16]
     q = randn(6, 4, 16)
     k, v = randn(2, 27, 2, 16, seed=1)
@@ -272,9 +286,6 @@ def test_varlen_of_pages(serving, page):  # noqa: F811
     assert_close(out, due.double())
 
 
-@pytest.mark.skipif(
-    not hasattr(cutlass_attn, "attention_varlen"), reason="the stand-in drops no weights"
-)
 def test_varlen_with_dropout():
     """The record's signs are the weights that were dropped, sequence by sequence."""
     lengths_q, lengths_k = [5, 0, 130], [7, 4, 140]
@@ -314,7 +325,7 @@ def test_pages_without_dropout():
 @pytest.mark.parametrize("page", [None, 1, 4])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rotary", "appended"), [(None, 0), (None, 2), (True, 2), (False, 2)])
-def test_kvcache(serving, page, causal, rotary, appended):  # noqa: F811
+def test_kvcache(page, causal, rotary, appended):
     lengths = torch.tensor([5, 0, 9], dtype=torch.int32)
     new = appended or 2
     q = randn(3, new, 4, 32)
@@ -357,7 +368,7 @@ def test_kvcache(serving, page, causal, rotary, appended):  # noqa: F811
             assert torch.equal(caches[0][b, : len(keys)], keys)  # written in place
 
 
-def test_kvcache_defaults(serving):  # noqa: F811
+def test_kvcache_defaults():
     """No lengths: the whole cache; an int: the same for all; rows of the cache by index."""
     q, cache = randn(2, 1, 2, 16), randn(4, 6, 2, 16, seed=1)
     call = flash_attn.flash_attn_with_kvcache
@@ -387,7 +398,7 @@ BAD_TABLES = {
 
 
 @pytest.mark.parametrize("message", BAD_TABLES)
-def test_bad_tables(serving, message):  # noqa: F811
+def test_bad_tables(message):
     table = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32)
     arguments = {"block_table": table, "cache_seqlens": 7} | BAD_TABLES[message](table)
     pages, q = randn(6, 4, 2, 16), randn(2, 1, 2, 16)
@@ -401,14 +412,14 @@ def test_bad_tables(serving, message):  # noqa: F811
         )
 
 
-def test_entries_of_unused_pages_are_not_read(serving):  # noqa: F811
+def test_entries_of_unused_pages_are_not_read():
     table = torch.tensor([[0, -7], [3, 99]], dtype=torch.int32)
     pages, q = randn(6, 4, 2, 16), randn(2, 1, 2, 16)
     out = flash_attn.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=4, block_table=table)
     assert_close(out, oracle(q, pages[[0, 3]], pages[[0, 3]])[0])
 
 
-def test_bad_lengths(serving):  # noqa: F811
+def test_bad_lengths():
     q, cache = randn(2, 1, 2, 16), randn(2, 6, 2, 16)
     call = flash_attn.flash_attn_with_kvcache
     with pytest.raises(RuntimeError, match="cache_seqlens has 7, but the cache has room for 6"):
@@ -427,7 +438,7 @@ def test_bad_lengths(serving):  # noqa: F811
         call(q, cache.clone().requires_grad_(), cache)
 
 
-def test_sinks(serving):  # noqa: F811
+def test_sinks():
     """In the denominator alone, in all three."""
     q, k = randn(1, 5, 4, 16), randn(1, 5, 2, 16, seed=1)
     sinks = randn(4, seed=2, dtype=torch.bfloat16).requires_grad_()
@@ -496,7 +507,7 @@ def test_rows_by_index():
         bert_padding.index_put_first_axis(x[0], index, 5)
 
 
-def test_padded_batch_through_varlen(serving):  # noqa: F811
+def test_padded_batch_through_varlen():
     """As models use it: unpad, attend, pad; the same as a padded call with a mask."""
     x = randn(2, 6, 2, 16)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.bool)

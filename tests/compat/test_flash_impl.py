@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 registry = pytest.importorskip("torch.nn.attention._registry")
 
 from cutlass_attn.compat import _flash_impl, sdpa  # noqa: E402
-from standins import serving  # noqa: E402, F401
 
 ops = torch.ops.aten
 
@@ -87,7 +86,7 @@ def test_dense(active):
     assert torch.equal(lse, lse_due)
 
 
-def test_packed(active, serving):  # noqa: F811
+def test_packed(active):
     """As torch.nn.attention.varlen.varlen_attn calls it."""
     q, k = half(8, 4, 16), half(11, 2, 16, seed=1)
     at_q, at_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 5, 8], [0, 9, 11]))
