@@ -167,8 +167,16 @@ def _(*args: Any) -> None:
 def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: Any) -> None:
     _torch.refuse_gradients(function, (q, *tensors, *options.values()), options.get("out"))
     for name in ("k_scale", "v_scale"):
-        if isinstance(scale := options.get(name), (int, float)):
-            options[name] = _torch.filled(q, (1,), scale)
+        scale = options.get(name)
+        if isinstance(scale, bool):
+            raise TypeError(f"{name} must be a number, got {scale}")
+        if isinstance(scale, (int, float)):
+            if not 0 < scale <= 3e38:
+                raise ValueError(f"{name} is {scale!r}, allowed: a finite number > 0")
+            options[name] = None if scale == 1 else _torch.filled(q, (1,), scale)
+    splits = options.get("num_splits", 0)
+    if isinstance(splits, bool) or (isinstance(splits, int) and not 0 <= splits < 2**31):
+        raise ValueError(f"num_splits is {splits!r}, allowed: 0 to 2147483647")
     _torch.options_for_operator(q, options)
 
 
