@@ -173,7 +173,7 @@ def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: 
         if isinstance(scale, (int, float)):
             if not 0 < scale <= 3e38:
                 raise ValueError(f"{name} is {scale!r}, allowed: a finite number > 0")
-            options[name] = None if scale == 1 else _torch.filled(q, (1,), scale)
+            options[name] = None if scale == 1 else _torch.filled(q, (1,), float(scale))
     splits = options.get("num_splits", 0)
     if isinstance(splits, bool) or (isinstance(splits, int) and not 0 <= splits < 2**31):
         raise ValueError(f"num_splits is {splits!r}, allowed: 0 to 2147483647")
