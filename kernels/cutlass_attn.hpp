@@ -58,6 +58,7 @@ struct VariantInfo {
   int head_dim = 0;           // the one it is compiled for; 0: any up to kMaxHeadDim
   int head_dim_v = 0;         // the same for V and O
   int head_dim_multiple = 0;  // takes multiples up to these head dims; 0: them alone
+  int max_rows = 0;           // queries times query heads of a KV head; 0: any number
   std::string tile;           // "128x64x4": queries x keys x warps; empty where there is none;
                               // "32x32x2c4": of 2 x 4 warps, 4 of which share rows
   Accumulate accumulate = Accumulate::kFloat32;  // what it adds products up in

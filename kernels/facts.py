@@ -22,7 +22,7 @@ FACTS: dict[str, Any] = tomllib.loads(
 
 
 def module(facts: dict[str, Any]) -> str:
-    """cutlass_attn/_facts.py."""
+    """cutlass_attn/_build/facts.py."""
     limits = facts["limits"]
     values = {
         "DTYPES": tuple(facts["dtypes"]),

@@ -49,13 +49,13 @@ def _load(name: str) -> Any:
     package = "_cutlass_attn_formats"
     if package not in sys.modules:
         module = types.ModuleType(package)
-        module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn")]
+        module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn" / "_build")]
         sys.modules[package] = module
-        facts.load(f"{package}._facts")
+        facts.load(f"{package}.facts")
     return importlib.import_module(f"{package}.{name}")
 
 
-tuning_file = _load("tuning_file")
+tuned_toml = _load("tuned_toml")
 variant_key = _load("variant_key")
 
 ELEMENTS = {dtype["key"]: dtype["type"] for dtype in FACTS["dtypes"].values()}
@@ -434,8 +434,8 @@ def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Any]:
         if row.head_dims and row.tile and not row.simt:
             tiles.setdefault((row.kernel_name, str(row.head_dims)), []).append(str(row.tile))
     try:
-        tuning = tuning_file.parse(Path(path).read_text(encoding="utf-8"))
-    except tuning_file.TuningError as error:
+        tuning = tuned_toml.parse(Path(path).read_text(encoding="utf-8"))
+    except tuned_toml.TuningError as error:
         raise ManifestError(str(error)) from error
     if tuning.failing:
         raise ManifestError("tuned: [failing] is for a user's own file")

@@ -1,5 +1,5 @@
 // Arrays of torch and numpy, as a call sees them. Neither library is linked: each is used through
-// the Python module that stands for it here, cutlass_attn._torch or cutlass_attn._numpy.
+// the Python module that stands for it here, cutlass_attn._call.torch_library or numpy_library.
 #pragma once
 
 #include <pybind11/pybind11.h>

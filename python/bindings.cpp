@@ -115,6 +115,7 @@ py::list variant_list() {
                          "device"_a = v.device == Device::kCuda ? "cuda" : "cpu", "arch"_a = v.arch,
                          "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim,
                          "head_dim_v"_a = v.head_dim_v, "head_dim_multiple"_a = v.head_dim_multiple,
+                         "max_rows"_a = v.max_rows,
                          "tile"_a = v.tile, "accumulate"_a = int(v.accumulate),
                          "options"_a = py::tuple(py::cast(v.options)), "tier"_a = v.tier,
                          "compiled"_a = v.compiled, "automatic"_a = v.automatic));

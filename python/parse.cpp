@@ -43,7 +43,11 @@ std::string string(char const* name, char const* example, PyObject* x) {
   }
   Py_ssize_t length = 0;
   char const* const text = PyUnicode_AsUTF8AndSize(x, &length);
-  if (text == nullptr) throw py::error_already_set();
+  if (text == nullptr) {  // half a surrogate pair, say
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw py::error_already_set();
+    PyErr_Clear();
+    raise(PyExc_ValueError, std::string(name) + " must be text that UTF-8 has, got " + repr(x));
+  }
   return {text, size_t(length)};
 }
 

@@ -468,7 +468,7 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
 
 // Something of torch has to see the call before its memory is touched.
 py::object through_operator(char const* name, Arguments const& given) {
-  py::object const function = py::module_::import("cutlass_attn._serving_ops").attr(name);
+  py::object const function = py::module_::import("cutlass_attn._call.serving_operator").attr(name);
   py::dict const options = py::reinterpret_borrow<py::dict>(given.options);
   py::tuple const arrays =
       py::make_tuple(py::handle(given.q), py::handle(given.k), py::handle(given.v));

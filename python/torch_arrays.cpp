@@ -1,9 +1,10 @@
-// torch tensors. docs/host-time.md says what each piece of a call costs.
+// torch tensors. docs/notes/host-time.md says what each piece of a call costs.
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "arrays.hpp"
+#include "errors.hpp"
 
 namespace py = pybind11;
 
@@ -36,6 +37,7 @@ class Torch final : public Library {
   explicit Torch(py::module_ module)
       : Library(std::move(module)),
         tensor_(module_.attr("ARRAY")),
+        strided_(module_.attr("strided")),
         interceptors_(module_.attr("INTERCEPTORS")),
         empty_like_(module_.attr("empty_like")),
         empty_like_contiguous_(module_.attr("empty_like_contiguous")),
@@ -132,6 +134,11 @@ class Torch final : public Library {
     view.object = x;
     view.device = device_of(tensor.attr("device"));
     view.dtype = dtype_of(py::str(tensor.attr("dtype")));
+    py::object const layout = tensor.attr("layout");
+    if (!layout.is(strided_)) {
+      raise(PyExc_TypeError, "tensors must be dense, got one of layout " +
+                                 std::string(py::str(layout)) + "; call .to_dense() first");
+    }
     view.ndim = tensor.attr("dim")().cast<int>();
     for (int d = 0; d < view.ndim && view.ndim <= View::kMaxDims; ++d) {
       view.shape[d] = tensor.attr("size")(d).cast<int64_t>();
@@ -147,7 +154,7 @@ class Torch final : public Library {
   }
 
   dlpack::ExchangeApi const* api_ = nullptr;  // null for torch before 2.10
-  py::object tensor_;
+  py::object tensor_, strided_;
   py::tuple interceptors_;
   py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_;
   py::object num_threads_, current_stream_;

@@ -316,6 +316,8 @@ def takes(variant, case):
         return False
     if variant.accumulate != "fp32" and not case.is_identity:
         return False
+    if variant.max_rows and case.seqlen_q * case.heads // case.heads_kv > variant.max_rows:
+        return False
     if variant.head_dim == 0:
         return True
     head_dim = case.head_dim or variant.head_dim

@@ -124,7 +124,7 @@ def fits(variant, case, rows):
     """Should the variant run the case, in a call with so many queries, or rows of them?"""
     if variant.accumulate != "fp32" or not case.asks_for <= set(variant.options):
         return False
-    if variant.kernel.startswith("sm80/decode") and rows * case.heads // case.heads_kv > 64:
+    if variant.max_rows and rows * case.heads // case.heads_kv > variant.max_rows:
         return False
     if variant.head_dim == 0:
         return True

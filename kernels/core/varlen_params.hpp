@@ -22,8 +22,8 @@ struct VarlenParams {
                               KernelFacts const& facts) {
     VarlenParams params;
     params.problem = p;
-    int64_t const rows = p.seq_q.seqlen;  // of all entries together where they are packed
     bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+    int64_t const rows = is_packed ? p.seq_q.total : p.seq_q.seqlen;
     Problem average = p;
     if (is_packed && p.batch > 0) average.seq_q.seqlen = int32_t((rows + p.batch - 1) / p.batch);
     params.heads = facts.packs_heads ? TileScheduler::heads_of_tile(average, facts.block_m) : 1;

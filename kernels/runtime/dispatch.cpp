@@ -108,7 +108,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     });
   }
   int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
-  if (int const most = variant.kernel->max_rows; most != 0 && rows > most) {
+  if (int const most = info.max_rows; most != 0 && rows > most) {
     lacks(Lack::kRequest, [&] {
       return "needs seqlen_q times num_heads_q / num_heads_kv up to " + std::to_string(most) +
              ", got " + std::to_string(rows);
@@ -192,8 +192,10 @@ int class_of(DeviceInfo const& device) {
 // with a choice of tiles pack heads.
 float blocks_per_sm(Problem const& p, int block_m, DeviceInfo const& device) {
   int const heads = TileScheduler::heads_of_tile(p, block_m);
-  int64_t const tiles = (int64_t(p.seq_q.seqlen) * heads + block_m - 1) / block_m;
-  int64_t const entries = p.seq_q.cu_seqlens ? 1 : p.batch;  // packed ones have their rows together
+  bool const is_packed = p.seq_q.cu_seqlens != nullptr;
+  int64_t const rows = is_packed ? p.seq_q.total : p.seq_q.seqlen;
+  int64_t const entries = is_packed ? 1 : p.batch;
+  int64_t const tiles = (rows * heads + block_m - 1) / block_m;
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 

@@ -40,6 +40,7 @@ Variant variant_of(ManifestRow const& row) {
   info.head_dim = row.head_dim;
   info.head_dim_v = row.head_dim_v;
   info.head_dim_multiple = kernel.head_dim_multiple;
+  info.max_rows = kernel.max_rows;
   info.tile = row.tile;
   info.accumulate = kernel.accumulate;
   info.options = option_names(kernel.options);

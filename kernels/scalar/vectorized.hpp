@@ -30,8 +30,8 @@
 // FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
 // clocks, 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA, which an LDS.128 that merges
 // two quarters of a warp lets through in 96 of 128 clocks. What it waits for is latency, with two
-// warps a scheduler: docs/ladder.md has what was tried. scalar/tiled executes six loads for eight
-// FFMA.
+// warps a scheduler: docs/notes/ladder.md has what was tried. scalar/tiled executes six loads for
+// eight FFMA.
 #pragma once
 
 #include <cutlass/numeric_types.h>

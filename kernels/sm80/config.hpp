@@ -74,7 +74,7 @@ struct Config {
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with
   // 168 registers while the head dimension is small.
   static constexpr int kMinBlocksPerSm =
-      kIsSplit ? 1 : (kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 ? 3 : 2);
+      kIsSplit ? 1 : (kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 && !kIsPaged ? 3 : 2);
 
   // A warp's rows of S or O, of all warps along M: those along N differ in where their operands
   // are.

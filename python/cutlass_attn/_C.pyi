@@ -10,6 +10,7 @@ class _Variant(TypedDict):
     head_dim: int
     head_dim_v: int
     head_dim_multiple: int
+    max_rows: int
     tile: str
     accumulate: int
     options: tuple[str, ...]

@@ -7,20 +7,34 @@
 Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
+import sys as _sys
+from types import ModuleType as _ModuleType
+
 from . import tuning as _tuning
+from .attention import attention
 from .decode import append_kv, attention_decode, merge_states
-from .functional import attention
-from .info import (
-    BuildInfo,
-    Explanation,
-    Variant,
-    Verdict,
-    build_info,
-    explain,
-    variants,
-)
+from .explain import Explanation, Verdict, explain
+from .variants import BuildInfo, Variant, accumulate_of, build_info, variants
 from .varlen import attention_varlen
 from .verify import VerificationError
+
+# Where these were before they had modules of their own names.
+for _old, _names in {
+    "functional": (attention,),
+    "info": (
+        BuildInfo,
+        Explanation,
+        Variant,
+        Verdict,
+        accumulate_of,
+        build_info,
+        explain,
+        variants,
+    ),
+}.items():
+    _module = _sys.modules[f"{__name__}.{_old}"] = _ModuleType(f"{__name__}.{_old}")
+    vars(_module).update({_name.__name__: _name for _name in _names})
+    globals()[_old] = _module
 
 __version__ = build_info().version
 _tuning.load()

@@ -1,5 +1,5 @@
 """`python -m cutlass_attn`: the same as the command `cutlass-attn`."""
 
-from .cli import main
+from .tools.cli import main
 
 raise SystemExit(main())

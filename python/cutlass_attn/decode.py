@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -10,7 +11,8 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from . import _C
-from .functional import Array, Window, find_torch
+from ._call.call import SIGNATURES
+from .attention import Array, Window, find_torch
 
 P = ParamSpec("P")
 
@@ -27,18 +29,19 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         tree_mask = options.pop("tree_mask", None)
         leftpad = options.pop("cache_leftpad", None)
         if options.pop("validate", False) and getattr(q, "is_cuda", False):
-            from . import _serving_ops
+            from ._call import serving_operator
 
-            _serving_ops.validate_decode(k_cache, **options)
+            serving_operator.validate_decode(k_cache, **options)
         more = {}
         if tree_mask is not None or leftpad is not None:
             more["mask"] = _mask(q, k_cache, tree_mask, leftpad, options)
         if torch and torch.is_compiling():
-            from . import _serving_ops
+            from ._call import serving_operator
 
-            return _serving_ops.decode(q, k_cache, v_cache, **more, **options)
+            return serving_operator.decode(q, k_cache, v_cache, **more, **options)
         return _C.decode(q, k_cache, v_cache, options, **more)
 
+    SIGNATURES[described.__name__] = inspect.signature(described)
     return attention_decode  # type: ignore[return-value]
 
 
@@ -230,9 +233,9 @@ def append_kv(
     options = {"v_new": v, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
     torch = find_torch()
     if torch and torch.is_compiling():
-        from . import _serving_ops
+        from ._call import serving_operator
 
-        return _serving_ops.append(k, k_cache, v_cache, **options)
+        return serving_operator.append(k, k_cache, v_cache, **options)
     _C.append(k, k_cache, v_cache, options)
     return None
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _C
+from ._build.files import replace_file, user_folder
 
 if TYPE_CHECKING:
-    from .tuning_file import Rule, Tuning
+    from ._build.tuned_toml import Rule, Tuning
 
 VARIABLE = "CUTLASS_ATTN_TUNING"
 
@@ -27,17 +29,13 @@ def path() -> Path | None:
     """
     if (chosen := os.environ.get(VARIABLE)) is not None:
         return Path(chosen) if chosen else None
-    if base := os.environ.get("XDG_CONFIG_HOME"):
-        return Path(base) / "cutlass_attn" / "tuned.toml"
-    try:
-        return Path.home() / ".config" / "cutlass_attn" / "tuned.toml"
-    except RuntimeError:
-        return None
+    folder = user_folder("XDG_CONFIG_HOME", ".config")
+    return folder / "tuned.toml" if folder else None
 
 
 def read(file: Path) -> Tuning:
     """What the file says. Raises TuningError, which names file and line, and OSError."""
-    from .tuning_file import TuningError, parse
+    from ._build.tuned_toml import TuningError, parse
 
     try:
         return parse(file.read_text(encoding="utf-8"))
@@ -48,37 +46,36 @@ def read(file: Path) -> Tuning:
 def update(file: Path, change: Callable[[Tuning], Tuning]) -> None:
     """Rewrites a file with what `change` makes of its present content, one process at a time.
 
-    A reader sees the old file or the new one. Raises TuningError for a file that cannot be read as
-    one, and OSError.
+    Comments stay. A reader sees the old file or the new one. Raises TuningError for a file that
+    cannot be read as one, and OSError.
     """
-    from .file_lock import locked
-    from .tuning_file import Tuning
+    from ._build.tuned_toml import Tuning
 
-    file = file.resolve()  # the file that a link leads to
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f"{file.name}.lock")):
-        text = change(read(file) if file.exists() else Tuning()).dumps()
-        new = file.with_name(f"{file.name}.new")
-        try:
-            new.write_text(text, encoding="utf-8")
-            os.replace(new, file)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
+    with _held(file) as file:
+        before = read(file) if file.exists() else Tuning()
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        replace_file(file, change(before).dumps(text).encode())
 
 
 def check_writable(file: Path) -> None:
     """Raises what `update` would, and leaves the file as it is."""
-    from .file_lock import locked
-
-    file = file.resolve()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f"{file.name}.lock")):
+    with _held(file) as file:
         if file.exists():
             read(file)
         new = file.with_name(f"{file.name}.new")
         new.touch()
         new.unlink()
+
+
+@contextmanager
+def _held(file: Path) -> Iterator[Path]:
+    """The file that a link leads to, with other processes kept off it."""
+    from filelock import FileLock
+
+    file = file.resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_name(f"{file.name}.lock")):
+        yield file
 
 
 def apply(tuning: Tuning, source: str) -> list[str]:
@@ -110,10 +107,10 @@ def apply(tuning: Tuning, source: str) -> list[str]:
 
 def _add(rule: Rule) -> str:
     """Makes a variant of a rule's tile, unless there is one; why not, if it cannot be one."""
-    from .gates.tile import tile_of
+    from ._build.tile import shape_of
     from .jit import tile_space
 
-    tile = tile_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}", "")
+    tile = shape_of(f"{rule.kernel}/f16/{rule.head_dims}/{rule.tile}")
     if tile is None:
         return ""  # what dispatch says of it is all there is
     if reason := tile.why_not():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from . import _C
-from .functional import Array, Window, find_torch
+from ._call.call import SIGNATURES
+from .attention import Array, Window, find_torch
 
 P = ParamSpec("P")
 
@@ -23,15 +25,16 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         options["cu_seqlens_k"] = cu_seqlens_k
         torch = find_torch()
         if options.pop("validate", False) and getattr(q, "is_cuda", False):
-            from . import _serving_ops
+            from ._call import serving_operator
 
-            _serving_ops.validate_varlen(q, k, **options)
+            serving_operator.validate_varlen(q, k, **options)
         if torch and torch.is_compiling():
-            from . import _serving_ops
+            from ._call import serving_operator
 
-            return _serving_ops.varlen(q, k, v, **options)
+            return serving_operator.varlen(q, k, v, **options)
         return _C.varlen(q, k, v, options)
 
+    SIGNATURES[described.__name__] = inspect.signature(described)
     return attention_varlen  # type: ignore[return-value]
 
 

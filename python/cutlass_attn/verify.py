@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _C
+from ._call.call import Call
 
 # Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
 # the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
@@ -18,8 +19,8 @@ class VerificationError(RuntimeError):
     """A kernel and the scalar baseline disagree by more than rounding explains."""
 
 
-def verified(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """`attention` with its keywords; raises VerificationError unless a scalar kernel confirms it.
+def verified(call: Call) -> Any:
+    """The call's result; raises VerificationError unless a scalar kernel confirms it.
 
     What two right kernels may differ by, per element, with u the dtype's rounding:
 
@@ -38,36 +39,35 @@ def verified(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
     must be in the same places.
     """
-    call = _C.describe(q, k, v, options)
-    lib = _library_of(q)
-    if call.dropout_p > 0 and options.get("rng_state") is None:
-        options["rng_state"] = lib.random_state(q)  # one for both
-    out, lse = _C.forward(q, k, v, options, return_lse=True)
-    verdicts = _C.explain(q, k, v, options, out=out)
-    tested = next(verdict.key for verdict in verdicts if verdict.chosen)
-    baseline = _baseline(call.device, tested)
-    expected, expected_lse = _C.forward(
-        q, k, v, options, kernel=baseline, accumulate="fp32", out=None, return_lse=True
-    )
+    facts = call.facts()
+    lib = _library_of(call.q)
+    if facts.dropout_p > 0 and call.options.get("rng_state") is None:
+        call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
+    out, lse = call.run(return_lse=True)
+    tested = next(verdict.key for verdict in call.verdicts(out=out) if verdict.chosen)
+    baseline = _baseline(facts.device, tested)
+    expected, expected_lse = call.run(kernel=baseline, accumulate="fp32", out=None, return_lse=True)
 
-    heads_axis = 2 if call.bshd else 1
-    arrays = [lib.to_float32(x) for x in (q, k, v, out, expected)]
+    heads_axis = 2 if facts.bshd else 1
+    arrays = [lib.to_float32(x) for x in (call.q, call.k, call.v, out, expected)]
     q_, k_, v_, out_, expected_ = (np.moveaxis(x, heads_axis, 1) for x in arrays)
-    group = call.num_heads_q // max(call.num_heads_kv, 1)
+    group = facts.num_heads_q // max(facts.num_heads_kv, 1)
     size_v = np.repeat(_largest_per_head(np.abs(v_)), group, axis=1)
     size_q = _largest_per_head(np.linalg.norm(q_, axis=-1, keepdims=True))
     size_k = np.repeat(_largest_per_head(np.linalg.norm(k_, axis=-1, keepdims=True)), group, axis=1)
-    size_logit = abs(call.softmax_scale) * size_q * size_k + _size_of_terms(lib, call, options)
+    size_logit = abs(facts.softmax_scale) * size_q * size_k + _size_of_terms(
+        lib, facts, call.options
+    )
     logit_error = 2.0**-21 * size_logit
-    if call.accumulate in ("fp16", "fp16_qk"):
-        steps = -(-call.head_dim // 8)
-        logit_error = logit_error + steps * 2.0**-11 * call.softmax_scale * size_q * size_k
+    if facts.accumulate in ("fp16", "fp16_qk"):
+        steps = -(-facts.head_dim // 8)
+        logit_error = logit_error + steps * 2.0**-11 * facts.softmax_scale * size_q * size_k
     pv_error = 0.0
-    if call.accumulate in ("fp16", "fp16_pv"):
+    if facts.accumulate in ("fp16", "fp16_pv"):
         pv_error = 4 * 2.0**-11
-    size_v *= 1.0 / max(1.0 - call.dropout_p, 2.0**-16)
+    size_v *= 1.0 / max(1.0 - facts.dropout_p, 2.0**-16)
 
-    u = _ROUNDING[call.dtype]
+    u = _ROUNDING[facts.dtype]
     names = f"{tested} and {baseline}"
     tolerance = (u + 2 * logit_error + pv_error) * size_v + 2 * u * np.abs(expected_)
     order = ("batch", "head", "query", "column")
@@ -75,25 +75,25 @@ def verified(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     lse_, expected_lse_ = lib.to_float32(lse), lib.to_float32(expected_lse)
     tolerance = logit_error[..., 0] + _SUMMATION * (1 + np.abs(expected_lse_))
     _compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
-    return (out, lse) if options.get("return_lse") else out
+    return (out, lse) if call.options.get("return_lse") else out
 
 
 def _library_of(x: Any) -> Any:
-    """_numpy or _torch."""
+    """numpy_library or torch_library."""
     if isinstance(x, np.ndarray):
-        from . import _numpy as library
+        from ._call import numpy_library as library
     else:
-        from . import _torch as library  # type: ignore[no-redef]
+        from ._call import torch_library as library  # type: ignore[no-redef]
     return library
 
 
-def _size_of_terms(lib: Any, call: _C.Call, options: dict[str, Any]) -> float:
+def _size_of_terms(lib: Any, facts: _C.Call, options: dict[str, Any]) -> float:
     """The most that ALiBi and bias add to a logit, over finite values."""
     size = 0.0
     if options.get("bias") is not None:
         size += _largest(np.abs(lib.to_float32(options["bias"])))
     if options.get("alibi_slopes") is not None:
-        distance = call.seqlen_q + call.seqlen_k
+        distance = facts.seqlen_q + facts.seqlen_k
         size += _largest(np.abs(lib.to_float32(options["alibi_slopes"]))) * distance
     return size
 

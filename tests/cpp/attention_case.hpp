@@ -67,6 +67,9 @@ std::vector<Case> option_cases(int head_dim);
 // A handful of these, for slow builds.
 std::vector<Case> few_option_cases(int head_dim);
 
+// Few queries with many keys, which kernels for decoding split; the first reach every line of one.
+std::vector<Case> decode_cases(int head_dim);
+
 // Head dimensions that only kernels without a fixed one take.
 std::vector<Case> odd_head_dims();
 

@@ -113,6 +113,56 @@ std::vector<Case> cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> decode_cases(int head_dim) {
+  std::vector<Case> list;
+  auto const add = [&](char const* name, int seqlen_q, int seqlen_k, int heads) -> Case& {
+    Case x{name, seqlen_q, seqlen_k};
+    x.head_dim = head_dim;
+    x.num_heads_q = 2 * heads;
+    x.num_heads_kv = 2;
+    x.batch = 2;
+    list.push_back(x);
+    return list.back();
+  };
+  add("decode, heads share a tile", 1, 430, 4);
+  {
+    Case& x = add("decode, two tiles of rows, causal", 5, 290, 4);
+    x.causal = true;
+    x.layout = Layout::kTransposed;
+  }
+  // Later keys have scores far above those before: row maxima of warps and splits differ.
+  add("decode, a row max that few keys raise", 3, 500, 1).magnitude = 8;
+  {
+    Case& x = add("decode, all options", 4, 260, 2);
+    x.causal = true;
+    x.window_left = 150;
+    x.softcap = 8;
+    x.bias = "bhqk";
+    x.mask = "bk";
+    x.alibi = "h";
+    x.sinks = true;
+    x.dropout_p = 0.25f;
+  }
+  add("decode, fewer tiles of keys than warps", 2, 20, 3);
+  add("decode, no key", 2, 0, 3);
+  {
+    Case& x = add("decode, a window", 2, 400, 3);
+    x.window_left = 40;
+    x.causal = true;
+  }
+  {
+    Case& x = add("decode, softcap and sinks", 1, 300, 8);
+    x.softcap = 5;
+    x.sinks = true;
+  }
+  {
+    Case& x = add("decode, NaN in a key", 2, 200, 1);
+    x.nan_key = 150;
+  }
+  add("decode, large magnitudes", 1, 130, 2).magnitude = 100;
+  return list;
+}
+
 std::vector<Case> few_option_cases(int head_dim) {
   Case padding{"bias and padding mask, broadcast over heads and queries", 20, 140};
   padding.batch = 2;

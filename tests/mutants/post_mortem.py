@@ -8,8 +8,9 @@ The bugs are those of mutants.toml that name a cause. For each, tests/cpp/simt/m
 the kernel on the CPU at the reference shape (B = 2, H = 8, S = 512, D = 64, fp16, standard normal
 Q, K, V) and compares with fp64; it also says which of four small checks see the bug. Unlike in the
 tests, shared memory starts as zeros and a copy's destination keeps what it had until the copy
-lands: an error is then a number, as on a GPU, not NaN. docs/wmma-post-mortem.md is about the table
-that this prints. Exit status 1 if the kernel is not right without a bug, or a bug is not planted.
+lands: an error is then a number, as on a GPU, not NaN. docs/notes/wmma-post-mortem.md is about the
+table that this prints. Exit status 1 if the kernel is not right without a bug, or a bug is not
+planted.
 """
 
 from __future__ import annotations

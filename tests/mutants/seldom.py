@@ -8,7 +8,7 @@ inputs, rounded to fp16) in which a few accesses go wrong: by the 16 queries of 
 of keys, by one query at all of them, or in a fragment of O. Where they strike is drawn at random,
 `draws` times. The table has the median and the range from 5 % to 95 % of the largest and of the
 mean error, and how many draws look like the earlier effort's result: a largest error of 0.2 to 0.35
-and a mean one of 4e-5 to 7e-5. docs/wmma-post-mortem.md is about it; the planted bugs of
+and a mean one of 4e-5 to 7e-5. docs/notes/wmma-post-mortem.md is about it; the planted bugs of
 post_mortem.py check it.
 """
 

@@ -4,8 +4,8 @@
     check_gates.py --library libcutlass_attn.so [--arch sm_89] [--tier core]
 
 For every compiled GPU row of the manifest and every score, what
-python/cutlass_attn/gates/gates.toml says of machine code: registers, local memory, and of sm80 rows
-shared memory, which is no part of the code and follows from the tile. Of sm80 rows also:
+python/cutlass_attn/tools/gates/gates.toml says of machine code: registers, local memory, and of
+sm80 rows shared memory, which is no part of the code and follows from the tile. Of sm80 rows also:
 
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the
@@ -25,9 +25,9 @@ import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
 import generate
-from cutlass_attn.gates import sass
-from cutlass_attn.gates.thresholds import FAIL, PASS, load_gates
-from cutlass_attn.gates.tile import tile_of
+from cutlass_attn.tools.gates.thresholds import FAIL, PASS, load_gates
+from cutlass_attn.tools.sass import disassemble as sass
+from cutlass_attn.tools.sass.tiles import code_of
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
-            used, tile = resources[kernel], tile_of(row.key, score)
+            used, tile = resources[kernel], code_of(row.key, score)
             smem = tile.smem_bytes if tile else None
             figures = sass.static_figures(used, counts[kernel], smem)
             head_dim = row.head_dims.qk if row.head_dims else 0

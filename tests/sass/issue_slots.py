@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Issue slots of the mma.sync kernels' main loop on Ada: docs/ada.md is about what this prints.
+"""Issue slots of the mma.sync kernels' main loop on Ada; docs/notes/ada.md is about them.
 
     issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
 
 For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
 executes for one tile of keys which all its queries see, and what they take of each unit, by the
-model of python/cutlass_attn/gates/issue_slots.py. A .cubin of nvcc will do for the library; with
---tier every row of that tier has to be in it.
+model of python/cutlass_attn/tools/sass/issue_slots.py. A .cubin of nvcc will do for the library;
+with --tier every row of that tier has to be in it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
 import generate
-from cutlass_attn.gates import sass
-from cutlass_attn.gates.hot_path import KINDS, SassError
-from cutlass_attn.gates.issue_slots import PARTS, model_of
-from cutlass_attn.gates.tile import tile_of
-from cutlass_attn.variant_key import key_of
+from cutlass_attn._build.variant_key import key_of
+from cutlass_attn.tools.sass import disassemble as sass
+from cutlass_attn.tools.sass.issue_slots import PARTS, model_of
+from cutlass_attn.tools.sass.loops import KINDS, SassError
+from cutlass_attn.tools.sass.tiles import tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:

@@ -19,4 +19,4 @@ sys.modules["cutlass_attn"] = _package
 
 import facts  # noqa: E402
 
-facts.load("cutlass_attn._facts")
+facts.load("cutlass_attn._build.facts")

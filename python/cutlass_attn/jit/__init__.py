@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache as once
 from pathlib import Path
@@ -22,7 +23,7 @@ from .. import _C
 from ..devices import CUDA, parse_device
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .tiles import space, unit_of
+from .sources import space, unit_of
 
 __all__ = [
     "CompileError",
@@ -119,6 +120,11 @@ def available(device_index: int | None = None) -> str:
 
 @once
 def _load_cached(device_index: int) -> None:
+    try:
+        cache.check_folder()
+    except cache.CacheError as error:  # compiled variants run all the same
+        warnings.warn(str(error), stacklevel=2)
+        return
     for key in units():
         entry = _entry(key, _arch(key, device_index))
         if (code := entry.read()) is not None:
@@ -135,6 +141,7 @@ def cubin(key: str, arch: str) -> bytes:
         ValueError: this build has no source for such a key.
         CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
         CompileError: NVRTC refuses the code; the message quotes it.
+        RuntimeError: the cache's folder is one that other users can write to.
     """
     if key not in units():
         raise ValueError(f"key is {key!r}; allowed: {', '.join(units()) or 'none in this build'}")
@@ -211,7 +218,12 @@ def left_out(names: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
+def warmup(
+    names: str | Iterable[str],
+    *,
+    device: int | str = 0,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> None:
     """Compiles variants ahead of the calls that want them, about 20 s each unless cached.
 
     Args:
@@ -219,6 +231,7 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
             that this build left out; those that it compiled are ready as they are.
         device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which they are loaded as well; or an
             architecture such as "sm_89", for a GPU that need not be there: they wait in the cache.
+        progress: called with a key, how many are done and of how many, before each of them.
 
     Raises:
         ValueError: a name or the device is none of these, or the build has no source for a variant.
@@ -234,7 +247,8 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
     keys = left_out(names)
     if not keys:
         return
-    for key in keys:
+    for done, key in enumerate(keys):
+        progress(key, done, len(keys))
         arch = arch_for(key, capability) if capability else _arch(key, index)
         code = cubin(key, arch)
         if not capability:
@@ -243,9 +257,27 @@ def warmup(names: str | Iterable[str], *, device: int | str = 0) -> None:
 
 @contextmanager
 def _announced(key: str, arch: str) -> Iterator[None]:
-    """Says on stderr what takes so long."""
+    """Says on stderr what takes so long, and how to have it before; in a terminal, how long."""
     text = f"cutlass_attn: compiling {key} for {arch}, about 20 s, once"
-    print(text, file=sys.stderr, flush=True)
-    started = time.monotonic()
-    yield
-    print(f"cutlass_attn: {key} took {time.monotonic() - started:.0f} s", file=sys.stderr)
+    ahead = f"; ahead: cutlass-attn warmup {key} --device {arch}"
+    started, done = time.monotonic(), threading.Event()
+    counting = None
+    if sys.stderr.isatty():
+
+        def count() -> None:
+            while not done.wait(0.5):
+                print(f"\r{text}: {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
+                sys.stderr.flush()
+
+        counting = threading.Thread(target=count, daemon=True)
+        counting.start()
+    else:
+        print(f"{text}{ahead}", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        done.set()
+        seconds = time.monotonic() - started
+        if counting:
+            counting.join()
+            print(f"\r{text}: {seconds:.0f} s{ahead}", file=sys.stderr, flush=True)

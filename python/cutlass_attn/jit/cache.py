@@ -3,46 +3,94 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
+import re
+import stat
 import sys
-import tempfile
+import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from .._build.files import replace_file, user_folder
+
+VARIABLE, SIZE_VARIABLE = "CUTLASS_ATTN_CACHE", "CUTLASS_ATTN_CACHE_SIZE"
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DEFAULT_SIZE = "1G"  # some thousand kernels
+_USED_S = 3600.0  # a read is noted once in so many seconds
+
+
+class CacheError(RuntimeError):
+    """The cache's folder or size cannot be used as it is; the message says what to do."""
 
 
 def folder() -> Path:
     """$CUTLASS_ATTN_CACHE, else cutlass_attn under $XDG_CACHE_HOME, else under ~/.cache.
 
-    Raises RuntimeError where there is neither of them nor a home directory.
+    Raises CacheError where there is neither of them nor a home directory.
     """
-    if chosen := os.environ.get("CUTLASS_ATTN_CACHE"):
+    if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "cutlass_attn"
+    if found := user_folder("XDG_CACHE_HOME", ".cache"):
+        return found
+    raise CacheError(
+        f"compiled kernels have no place: there is no home directory; set {VARIABLE} to a folder"
+    )
+
+
+def size_limit() -> int:
+    """Bytes that all compiled kernels may take: $CUTLASS_ATTN_CACHE_SIZE, such as 500M; 1G.
+
+    Raises CacheError for another text.
+    """
+    text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    if match is None:
+        raise CacheError(f"{SIZE_VARIABLE} is {text!r}; allowed: bytes, or a size such as 500M, 2G")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def check_folder() -> Path:
+    """The folder. Raises CacheError if others could put code into it that this user's GPU runs."""
+    path = folder()
     try:
-        return Path.home() / ".cache" / "cutlass_attn"
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"compiled kernels have no place: {error}; set CUTLASS_ATTN_CACHE to a folder"
-        ) from error
+        found = path.stat()
+    except OSError:  # nothing is there to read, and writing says why it fails
+        return path
+    reason = ""
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"
+        reason += f"; run `chmod go-w {path}`"
+    elif found.st_uid not in (os.getuid(), 0):
+        reason = "belongs to another user"
+    if not reason:
+        return path
+    separator = "," if reason.startswith("belongs") else " or"
+    raise CacheError(
+        f"the cache of compiled kernels, {path}, {reason}{separator} set {VARIABLE} to a folder of "
+        "your own: who writes there has your GPU run any code"
+    )
 
 
 class Entry:
     """One file: 32 bytes of SHA-256, then the code that they are the digest of.
 
-    A file appears by being renamed, so a reader sees all of it or none.
+    A file appears by being renamed, so a reader sees all of it or none. Raises CacheError for a
+    folder that others may write to.
     """
 
     def __init__(self, name: str, identity: str) -> None:
-        self.path = folder() / f"{name}-{identity[:24]}.cubin"
+        self.path = check_folder() / f"{name}-{identity[:24]}.cubin"
 
     def read(self) -> bytes | None:
         """The code, or None if it is not there or is damaged."""
         try:
             data = self.path.read_bytes()
+            if time.time() - self.path.stat().st_mtime > _USED_S:
+                with contextlib.suppress(OSError):  # of a folder that is read only
+                    os.utime(self.path)  # those unused for longest are the first to go
         except OSError:
             return None
         digest, code = data[:32], data[32:]
@@ -51,38 +99,84 @@ class Entry:
     def write(self, code: bytes) -> None:
         """Keeps the code; where the folder takes none, a warning says so and nothing is kept."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".new-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(hashlib.sha256(code).digest() + code)
-                os.replace(name, self.path)
-            except BaseException:
-                os.unlink(name)
-                raise
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self.path, hashlib.sha256(code).digest() + code)
         except OSError as error:
             warnings.warn(
                 f"cutlass_attn cannot keep a compiled kernel, and compiles it again next time: "
-                f"{error}; set CUTLASS_ATTN_CACHE to a folder that can be written",
+                f"{error}; set {VARIABLE} to a folder that can be written",
                 stacklevel=2,
             )
+        _make_room(self.path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Holds other processes off the same entry; without a lock where there can be none."""
+        import filelock
+
+        lock = filelock.FileLock(self.path.with_suffix(".lock"))
+        with contextlib.suppress(OSError, NotImplementedError):  # of a folder or a file system
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                text = f"cutlass_attn: waiting for another process to make {self.path}"
+                print(text, file=sys.stderr, flush=True)
+                lock.acquire()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(self.path.with_suffix(".lock"), "w")  # noqa: SIM115
-        except OSError:
             yield
+        finally:
+            lock.release()
+
+
+@dataclass(frozen=True)
+class File:
+    """An entry, as `cutlass-attn cache` lists it."""
+
+    kernel: str
+    arch: str
+    size: int  # bytes
+    used: str  # local time, ISO 8601
+    file: str
+
+
+def _files() -> list[tuple[Path, os.stat_result]]:
+    """Entries and when they were used, the latest last."""
+    found = []
+    for path in check_folder().glob("*.cubin"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found.append((path, path.stat()))
+    return sorted(found, key=lambda item: item[1].st_mtime)
+
+
+def entries() -> list[File]:
+    """What is in the cache, the latest used last. Raises CacheError."""
+    listed = []
+    for path, found in _files():
+        kernel, arch, _ = (*path.stem.rsplit("-", 2), "", "")[:3]
+        used = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.st_mtime))
+        listed.append(File(kernel, arch, found.st_size, used, path.name))
+    return listed
+
+
+def clear() -> int:
+    """Removes all entries and their locks; how many entries there were. Raises CacheError."""
+    removed = 0
+    for path, _ in _files():
+        for part in (path, path.with_suffix(".lock")):
+            part.unlink(missing_ok=True)
+        removed += 1
+    return removed
+
+
+def _make_room(kept: Path) -> None:
+    """Removes what was unused for longest until the rest is within the limit; never `kept`."""
+    files = _files()
+    excess = sum(found.st_size for _, found in files) - size_limit()
+    for path, found in files:
+        if excess <= 0:
             return
-        with file:
-            with contextlib.suppress(OSError):  # of a file system without locks
-                # Until the file closes, or the process ends.
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    text = f"cutlass_attn: waiting for another process to make {self.path}"
-                    print(text, file=sys.stderr, flush=True)
-                    fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        if path != kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                excess -= found.st_size

@@ -11,12 +11,13 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
   using Half =
       sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4, 1, cutlass::half_t, cutlass::half_t>;
-  return {{"sm80/f16/d64/64x64x4, pipelined", DType::kFloat16,
-           &simt::launch_on_host<Pipelined, IdentityScore, GeneralScore>, true},
-          {"sm80/f16/d160/64x32x4, tiled", DType::kFloat16,
-           &simt::launch_on_host<Tiled, IdentityScore, GeneralScore>, true},
-          {"sm80/f16/d512/32x32x2c4, split", DType::kFloat16,
-           &simt::launch_on_host<Split, IdentityScore, GeneralScore>, true, 512},
-          {"sm80/fp16/f16/d160/64x32x4, tiled", DType::kFloat16,
-           &simt::launch_on_host<Half, IdentityScore>, false, 64, true, Accumulate::kFloat16}};
+  return {
+      {"sm80/f16/d64/64x64x4, pipelined", DType::kFloat16,
+       &simt::launch_on_host<Pipelined, IdentityScore, GeneralScore>, true},
+      {"sm80/f16/d160/64x32x4, tiled", DType::kFloat16,
+       &simt::launch_on_host<Tiled, IdentityScore, GeneralScore>, true},
+      {"sm80/f16/d512/32x32x2c4, split", DType::kFloat16,
+       &simt::launch_on_host<Split, IdentityScore, GeneralScore>, true, 512},
+      {"sm80/fp16/f16/d160/64x32x4, tiled", DType::kFloat16,
+       &simt::launch_on_host<Half, IdentityScore>, false, 64, true, false, Accumulate::kFloat16}};
 }

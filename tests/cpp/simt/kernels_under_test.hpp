@@ -12,6 +12,7 @@ struct KernelUnderTest {
   bool takes_options = false;  // bias, masks, ALiBi, sinks, dropout
   int head_dim = 64;           // of its cases
   bool takes_unaligned = true;
+  bool is_decode = false;  // its cases have few queries
   cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
 };
 

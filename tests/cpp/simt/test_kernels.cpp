@@ -36,6 +36,16 @@ Status run(Variant const& variant, Problem const& problem, RunOptions const& opt
   return launch(variant.kernel->arguments, *variant.unit, problem, {}, options);
 }
 
+// Of a kernel that splits the keys of a call: the same in three parts, with a workspace of garbage.
+Status run_split(Variant const& variant, Problem problem, std::vector<char>& workspace) {
+  problem.num_splits = 3;
+  KernelArguments const& arguments = variant.kernel->arguments;
+  workspace.assign(size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts)), char(0xff));
+  RunOptions options;
+  options.workspace = {workspace.data(), int64_t(workspace.size())};
+  return launch(arguments, *variant.unit, problem, {}, options);
+}
+
 // Returns whether the variant takes the case.
 bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedules count) {
   if (!why_not(variant, problem.call(), device_info(Device::kCpu)).empty()) return false;
@@ -52,7 +62,23 @@ bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedule
     check::fail(__FILE__, __LINE__, variant.info.key + ", " + what.name + ": " + error);
     break;
   }
+  if (variant.info.max_rows == 0) return true;
+  for (int i = 0; i < count; ++i) {
+    simt::launch_schedule() = schedules[i];
+    std::vector<char> workspace;
+    Status const status = run_split(variant, problem.call(), workspace);
+    std::string const error = status.ok() ? problem.verdict() : status.message;
+    if (error.empty()) continue;
+    check::fail(__FILE__, __LINE__, variant.info.key + ", split, " + what.name + ": " + error);
+    break;
+  }
   return true;
+}
+
+// Whether the kernel is for so many queries at all.
+bool has_few_rows(Variant const& variant, Case const& x) {
+  int const rows = x.seqlen_q * (x.num_heads_q / x.num_heads_kv);
+  return variant.info.max_rows == 0 || rows <= variant.info.max_rows;
 }
 
 // Those that take any head dimension get a short one, and the odd ones.
@@ -85,6 +111,21 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
   }
 }
 
+// Every compiled kernel for few queries.
+void run_decode() {
+  std::map<Group, std::vector<Variant const*>> groups;
+  for (Variant const& variant : registry()) {
+    VariantInfo const& info = variant.info;
+    if (info.device != Device::kCpu || !info.compiled || info.max_rows == 0) continue;
+    groups[{info.dtype, info.head_dim, info.accumulate}].push_back(&variant);
+  }
+  CHECK(!groups.empty());
+  for (auto const& [group, variants] : groups) {
+    run_list(group, variants, attention_case::decode_cases(group.head_dim), 3,
+             [](Variant const&, Case const&) { return true; });
+  }
+}
+
 // Every compiled kernel whose name begins with `scalar/`, or every other one.
 void run_all(bool scalar) {
   std::map<Group, std::vector<Variant const*>> groups;
@@ -101,13 +142,15 @@ void run_all(bool scalar) {
     run_list(group, variants, attention_case::cases(head_dim),
              attention_case::few_cases(head_dim).size(), [](Variant const& variant, Case const& x) {
                bool const is_scaled = x.softcap == 0 && x.softmax_scale >= 0;  // 0: by default
-               return is_scaled || (variant.kernel->options & option::softcap);
+               bool const is_known = is_scaled || (variant.kernel->options & option::softcap);
+               return is_known && has_few_rows(variant, x);
              });
     run_list(group, variants, attention_case::option_cases(head_dim),
              attention_case::few_option_cases(head_dim).size(),
              [](Variant const& variant, Case const& x) {
                bool const is_aligned = *x.unaligned == 0 || variant.kernel->alignment <= 2;
-               return (variant.kernel->options & kAllOptions) == kAllOptions && is_aligned;
+               bool const is_known = (variant.kernel->options & kAllOptions) == kAllOptions;
+               return is_known && is_aligned && has_few_rows(variant, x);
              });
     run_list(group, variants, attention_case::odd_head_dims(), 0,
              [](Variant const& variant, Case const& x) {
@@ -118,9 +161,10 @@ void run_all(bool scalar) {
   }
 }
 
-// Two tests, so that ctest can run them side by side.
+// Several tests, so that ctest can run them side by side.
 TEST(scalar) { run_all(true); }
 TEST(other) { run_all(false); }
+TEST(decode) { run_decode(); }
 
 }  // namespace
 

@@ -46,7 +46,10 @@ int main() {
   std::vector<KernelUnderTest> kernels = kernels_under_test();
   sort_by_words(kernels, first);
   for (KernelUnderTest const& kernel : kernels) {
-    std::vector<attention_case::Case> cases = attention_case::few_cases(kernel.head_dim);
+    std::vector<attention_case::Case> cases = kernel.is_decode
+                                                  ? attention_case::decode_cases(kernel.head_dim)
+                                                  : attention_case::few_cases(kernel.head_dim);
+    if (kernel.is_decode) cases.resize(5);
     if (kernel.takes_options) {
       for (auto& what : attention_case::few_option_cases(kernel.head_dim)) {
         if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);

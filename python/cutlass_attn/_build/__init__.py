@@ -1,0 +1,1 @@
+"""Facts and file formats that the build shares with the library."""

@@ -1,0 +1,34 @@
+"""Files of the user's: where they are, and how they are replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_folder(variable: str, below_home: str) -> Path | None:
+    """cutlass_attn under $XDG_CACHE_HOME, say, else under ~/.cache; None without a home directory.
+
+    By hand, as platformdirs would be: it takes as long to import as all of this package, and the
+    user's tuning file is looked for at every import.
+    """
+    if base := os.environ.get(variable):
+        return Path(base) / "cutlass_attn"
+    try:
+        return Path.home() / below_home / "cutlass_attn"
+    except RuntimeError:
+        return None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file that a reader sees whole, the old one or the new one. Raises OSError."""
+    import tempfile  # not at every import of the package
+
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

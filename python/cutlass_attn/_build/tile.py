@@ -1,0 +1,120 @@
+"""The tile of an mma.sync kernel: what kernels/sm80/config.hpp asserts of it, in numbers.
+
+It is stated a second time here, so that a tile of the user's tuning file is judged without a
+compiler; tools/sass/tiles.py judges by it what a compiler made of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .variant_key import parse
+
+MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
+
+# Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
+_COORDINATES, _COORDINATES_PAGED = 112, 216
+# Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
+FORWARD = {
+    "": "fp32",
+    "general": "fp32",
+    "varlen": "fp32",
+    "paged": "fp32",
+    "paged_general": "fp32",
+    "fp16": "fp16",
+    "fp16_qk": "fp16_qk",
+    "fp16_pv": "fp16_pv",
+}
+_PAGED = ("paged", "paged_general")
+# Registers for O and the steps of Q that stay with it: kRegisters of sm80/config.hpp, by the score.
+_BUDGET, _BUDGET_GENERAL = 160, 144
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Queries, keys and warps of a block, at some head dims."""
+
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+    columns: int
+    is_paged: bool = False
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps * self.columns
+
+    @property
+    def rows(self) -> int:
+        """m16 blocks of a warp."""
+        return self.m // (16 * self.warps)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Q stays in registers: kKeepsQ of sm80/config.hpp."""
+        return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    def steps_kept(self, is_general: bool) -> int:
+        """Steps of 16 columns of Q that stay in registers: q_steps_kept() of sm80/config.hpp."""
+        budget = _BUDGET_GENERAL if is_general else _BUDGET
+        steps = (budget - self.rows * (self.head_dim_v // self.columns // 8) * 4) // (self.rows * 4)
+        return min(steps, self.head_dim // 16)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: SharedStorage of sm80/config.hpp."""
+        q = 2 * self.m * self.head_dim
+        k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
+        if self.columns == 1:
+            stages = 2 if self.is_pipelined else 1
+            coordinates = _COORDINATES_PAGED if self.is_paged else _COORDINATES
+            return q + stages * (k + v) + _aligned(coordinates)
+        moved = self.steps_kept(is_general=True) // 4 * self.m * 128
+        p = 2 * self.m * self.n
+        exchange = 4 * self.warps * self.columns
+        return k + v + q - moved + p + _aligned(exchange + _COORDINATES)
+
+    def why_not(self) -> str:
+        """What does not hold of sm80/config.hpp's and tile/tile_copy.hpp's assertions, or on Ada.
+
+        Empty if all do.
+        """
+        dims = f"{self.head_dim}, {self.head_dim_v}"
+        step, step_v = (32, 32) if self.columns == 1 else (64, 64 * self.columns)
+        if self.head_dim % step or self.head_dim_v % step_v:
+            return f"head dims {dims} are no multiples of {step} and {step_v}"
+        if self.m % (16 * self.warps):
+            return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
+        if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):
+            return f"{self.n} keys are no multiple of {32 if self.is_pipelined else 16}"
+        if self.columns > 1 and self.n != 8 * self.columns:
+            return f"{self.n} keys are not 8 for each of {self.columns} warps that share rows"
+        if self.threads > 1024:
+            return f"{self.threads} threads, a block has at most 1024"
+        vectors = 4 if self.head_dim % 64 and self.head_dim_v % 64 else 8  # of a row, side by side
+        if self.threads % (8 * vectors):
+            return f"{self.threads} threads do not copy 8 rows at once, {8 * vectors} do"
+        if self.smem_bytes > MAX_SMEM:
+            return f"shared memory {self.smem_bytes} bytes, a block may have {MAX_SMEM}"
+        if self.columns > 1 and self.m * self.head_dim_v > self.n * (
+            self.head_dim + self.head_dim_v
+        ):
+            return f"O of {self.m} queries does not fit where {self.n} keys were"
+        return ""
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 128) * 128
+
+
+def shape_of(key: str) -> TileShape | None:
+    """The tile of a variant's key, such as sm80/f16/d64/128x64x4; None for other kernels."""
+    parts = parse(key)
+    if parts is None or not parts.tile or parts.dtype == "f32":
+        return None
+    family, _, kind = parts.kernel.partition("/")
+    if family != "sm80" or kind not in FORWARD:
+        return None
+    return TileShape(parts.head_dim, parts.head_dim_v, **parts.tile, is_paged=kind in _PAGED)

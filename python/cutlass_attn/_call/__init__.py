@@ -1,0 +1,1 @@
+"""From Python's arrays and keywords to `_C`, for numpy and for torch."""

@@ -1,0 +1,43 @@
+"""A call: its operands and the keywords that were given, in one piece."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import _C
+
+# Of the public functions that are calls. Each signature is written once, above its docstring; the
+# operator's schema follows it.
+SIGNATURES: dict[str, inspect.Signature] = {}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `attention` that is looked at, or run more than once.
+
+    `attention` itself goes to `_C.forward` without one: building it would take as long as a tenth
+    of the host's time of a call.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **instead: Any) -> Any:
+        """The result; `instead` replaces options."""
+        return _C.forward(self.q, self.k, self.v, self.options, **instead)
+
+    def facts(self) -> _C.Call:
+        """What it asks for, checked. Raises TypeError, ValueError."""
+        return _C.describe(self.q, self.k, self.v, self.options)
+
+    def verdicts(self, device: Any = None, **instead: Any) -> list[_C.Verdict]:
+        """What dispatch says of each variant; `device` is a devices.Device, by default q's."""
+        return _C.explain(self.q, self.k, self.v, self.options, device=device, **instead)
+
+    def with_options(self, **more: Any) -> Call:
+        """The same operands, with further options or others."""
+        return Call(self.q, self.k, self.v, {**self.options, **more})

@@ -1,0 +1,44 @@
+"""What `_C` asks of numpy (python/arrays.hpp); the counterpart of torch_library."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .. import _C
+
+ARRAY = np.ndarray
+
+
+def empty(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, like.dtype)
+
+
+def empty_lse(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, np.float32)
+
+
+def zeros(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape, like.dtype)
+
+
+def filled(like: np.ndarray, shape: tuple[int, ...], value: float) -> np.ndarray:
+    return np.full(shape, value, np.float32)
+
+
+def scratch(like: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, dtype)
+
+
+def random_state(like: np.ndarray) -> np.ndarray:
+    """Seed and offset from the operating system's entropy."""
+    return np.random.default_rng().integers(2**64 - 1, size=2, dtype=np.uint64, endpoint=True)
+
+
+def to_float32(x: Any) -> np.ndarray:
+    return x.astype(np.float32, copy=False)
+
+
+_C.register_numpy(sys.modules[__name__])

@@ -1,0 +1,288 @@
+"""`torch.ops.cutlass_attn.attention_varlen`, `attention_decode`, `decode_append` and `append_kv`:
+what torch.compile, torch.export and dispatch modes see of the calls for serving. A decoding step
+with new keys is two operators: the one that changes the cache, and attention over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _C
+from . import torch_library
+from .call import SIGNATURES
+from .operator import TYPES
+
+_SCALE = "float | Array | None"  # of a number the operator gets a tensor
+
+
+class _Signature:
+    """Parameters of an operator, by those of the function that it stands for."""
+
+    def __init__(
+        self,
+        function: str,
+        names: Callable[[str], bool],
+        returns: str,
+        more: dict[str, Any] | None = None,
+        mutates: tuple[str, ...] = (),
+    ):
+        types = {**TYPES, _SCALE: "Tensor?"}
+        parameters = {n: p for n, p in SIGNATURES[function].parameters.items() if names(n)}
+        written = {name: f"Tensor(a{i}!)" for i, name in enumerate(mutates)}
+        typed = [f"{written.get(n, types[p.annotation])} {n}" for n, p in parameters.items()]
+        self.function = function
+        self.defaults = {n: p.default for n, p in parameters.items()}
+        for name in more or {}:
+            typed.append(f"Tensor? {name}")
+            self.defaults[name] = None
+        self.schema = f"({', '.join(typed)}) -> {returns}"
+
+    def arguments(self, **given: Any) -> tuple[Any, ...]:
+        """By position: inductor has a parameter of its own that is named "kernel"."""
+        for name in given:
+            if name not in self.defaults:
+                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}")
+        return tuple(given.get(name, default) for name, default in self.defaults.items())
+
+    def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.defaults, args, strict=True))
+
+
+_NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
+_OF_APPEND = (
+    *("q", "k_cache", "v_cache", "cache_seqlens", "block_table", "cache_batch_idx"),
+    *("causal", "window", "k_scale", "v_scale", *_NEW_KEYS),
+)
+_NOT_OF_OPS = ("out", "validate", "tree_mask", "cache_leftpad")
+
+_VARLEN = _Signature(
+    "attention_varlen", lambda name: name not in _NOT_OF_OPS, returns="(Tensor, Tensor)"
+)
+_DECODE = _Signature(
+    "attention_decode",
+    lambda name: name not in (*_NOT_OF_OPS, *_NEW_KEYS),
+    returns="(Tensor, Tensor)",
+    more={"mask": None},
+)
+_DECODE_APPEND = _Signature(
+    "attention_decode",
+    lambda name: name in _OF_APPEND,
+    returns="(Tensor, Tensor)",
+    mutates=("k_cache", "v_cache"),
+)
+
+
+def _no_lse(q: torch.Tensor) -> torch.Tensor:
+    return torch_library.empty_lse(q, (0,))
+
+
+@torch.library.custom_op("cutlass_attn::attention_varlen", mutates_args=(), schema=_VARLEN.schema)
+def attention_varlen_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and the log-sum-exp; the latter has no elements unless `return_lse`."""
+    options = _VARLEN.by_name(args)
+    q, k, v = (options.pop(name) for name in ("q", "k", "v"))
+    result = _C.varlen(q, k, v, options, dispatched=True)
+    return result if options["return_lse"] else (result, _no_lse(q))
+
+
+@attention_varlen_op.register_fake
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    options = _VARLEN.by_name(args)
+    q, v = options["q"], options["v"]
+    rows, heads, _d = q.shape
+    lse_shape = (heads, rows) if options["return_lse"] else (0,)
+    return torch_library.empty(q, (rows, heads, v.shape[-1])), torch_library.empty_lse(q, lse_shape)
+
+
+@torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.schema)
+def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same over a cache, which has the new keys already."""
+    options = _DECODE.by_name(args)
+    q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
+    mask = options.pop("mask")
+    result = _C.decode(q, k, v, options, mask=mask, dispatched=True)
+    return result if options["return_lse"] else (result, _no_lse(q))
+
+
+@attention_decode_op.register_fake
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    options = _DECODE.by_name(args)
+    q, v = options["q"], options["v_cache"]
+    batch, rows, heads, _d = q.shape
+    lse_shape = (batch, heads, rows) if options["return_lse"] else (0,)
+    return torch_library.empty(q, (batch, rows, heads, v.shape[-1])), torch_library.empty_lse(
+        q, lse_shape
+    )
+
+
+@torch.library.custom_op(
+    "cutlass_attn::decode_append", mutates_args=("k_cache", "v_cache"), schema=_DECODE_APPEND.schema
+)
+def decode_append_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes new keys into the cache. The queries, rotated (no elements without rotary), and how
+    many keys sequences have now."""
+    options = _DECODE_APPEND.by_name(args)
+    q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
+    rotated, seqlens = _C.decode_append(q, k, v, options, dispatched=True)
+    return (torch_library.empty(q, (0,)) if rotated is None else rotated), seqlens
+
+
+@decode_append_op.register_fake
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    options = _DECODE_APPEND.by_name(args)
+    q = options["q"]
+    shape = (0,) if options["rotary_cos"] is None else tuple(q.shape)
+    return torch_library.empty(q, shape), torch_library.scratch(q, "int32", (q.shape[0],))
+
+
+@torch.library.custom_op(
+    "cutlass_attn::append_kv",
+    mutates_args=("k_cache", "v_cache"),
+    schema="(Tensor k, Tensor v, Tensor(a0!) k_cache, Tensor(a1!) v_cache, Tensor slot_mapping, "
+    "Tensor? k_scale, Tensor? v_scale) -> ()",
+)
+def append_kv_op(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> None:
+    """See `append_kv`."""
+    options = {"v_new": v, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
+    _C.append(k, k_cache, v_cache, options, dispatched=True)
+
+
+@append_kv_op.register_fake
+def _(*args: Any) -> None:
+    return None
+
+
+# --- The functions by way of their operators ------------------------------------------------------
+
+
+def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: Any) -> None:
+    torch_library.refuse_gradients(function, (q, *tensors, *options.values()), options.get("out"))
+    for name in ("k_scale", "v_scale"):
+        scale = options.get(name)
+        if isinstance(scale, bool):
+            raise TypeError(f"{name} must be a number, got {scale}")
+        if isinstance(scale, (int, float)):
+            if not 0 < scale <= 3e38:
+                raise ValueError(f"{name} is {scale!r}, allowed: a finite number > 0")
+            options[name] = None if scale == 1 else torch_library.filled(q, (1,), float(scale))
+    splits = options.get("num_splits", 0)
+    if isinstance(splits, bool):
+        raise TypeError(f"num_splits must be an int, got {splits}")
+    if isinstance(splits, int) and not 0 <= splits < 2**31:
+        raise ValueError(f"num_splits is {splits!r}, allowed: 0 to 2147483647")
+    torch_library.options_for_operator(q, options)
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+    """`attention_varlen`."""
+    _prepare("attention_varlen", q, options, k, v)
+    out = options.pop("out", None)
+    result, lse = attention_varlen_op(*_VARLEN.arguments(q=q, k=k, v=v, **options))
+    if out is not None:
+        result = torch_library.copied(result, out)
+    return (result, lse) if options.get("return_lse") else result
+
+
+def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any) -> Any:
+    """`attention_decode`, with `mask` in place of the arguments that it is made of."""
+    _prepare("attention_decode", q, options, k_cache, v_cache)
+    out = options.pop("out", None)
+    new_keys = {name: options.pop(name) for name in _NEW_KEYS if name in options}
+    if new_keys.get("k_new") is not None:
+        shared = {name: options[name] for name in _OF_APPEND if name in options}
+        rotated, options["cache_seqlens"] = decode_append_op(
+            *_DECODE_APPEND.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **shared, **new_keys)
+        )
+        if new_keys.get("rotary_cos") is not None:
+            q = rotated
+    elif any(new_keys.get(name) is not None for name in ("v_new", "rotary_cos", "rotary_sin")):
+        raise ValueError("v_new, rotary_cos and rotary_sin need k_new")
+    result, lse = attention_decode_op(
+        *_DECODE.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **options)
+    )
+    result = torch_library.copied(result, out)
+    return (result, lse) if options.get("return_lse") else result
+
+
+def append(
+    k: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    v_new: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    **scales: Any,
+) -> None:
+    """`append_kv`."""
+    _prepare("append_kv", k, scales, v_new, k_cache, v_cache)
+    append_kv_op(
+        k, v_new, k_cache, v_cache, slot_mapping, scales.get("k_scale"), scales.get("v_scale")
+    )
+
+
+# --- Checks on the device -------------------------------------------------------------------------
+
+
+def _require(holds: torch.Tensor, message: str) -> None:
+    """Without waiting: on a GPU it is the device that stops."""
+    torch._assert_async(holds.all(), message)
+
+
+def _require_offsets(name: str, offsets: torch.Tensor, rows: int) -> None:
+    _require(offsets[:1] >= 0, f"{name} must begin with 0 or more")
+    _require(offsets[1:] >= offsets[:-1], f"{name} must not decrease")
+    _require(offsets[-1:] <= rows, f"{name} must end at the last row, {rows}, or before")
+
+
+def _require_pages(
+    k: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, what: str
+) -> None:
+    pages, size = k.shape[:2]
+    covered = block_table.shape[1] * size
+    _require((lengths >= 0) & (lengths <= covered), f"{what} must be 0 to {covered}")
+    first = torch.arange(block_table.shape[1], device=k.device) * size
+    used = first < lengths[:, None]
+    is_page = (block_table >= 0) & (block_table < pages)
+    _require(
+        is_page | ~used, f"block_table must hold pages, 0 to {pages - 1}, where {what} uses it"
+    )
+
+
+def validate_varlen(q: torch.Tensor, k: torch.Tensor, **options: Any) -> None:
+    """The arrays of `attention_varlen`; those on a CPU the call itself checks."""
+    offsets, keys = options["cu_seqlens_q"], options.get("cu_seqlens_k")
+    _require_offsets("cu_seqlens_q", offsets, q.shape[0])
+    used, table = options.get("seqused_k"), options.get("block_table")
+    if table is not None:
+        return _require_pages(k, table, used, "seqused_k") if used is not None else None
+    if keys is not None:
+        _require_offsets("cu_seqlens_k", keys, k.shape[0])
+    if used is not None:
+        lengths = torch.diff(offsets if keys is None else keys)
+        _require((used >= 0) & (used <= lengths), "seqused_k must be 0 to the length of an entry")
+    return None
+
+
+def validate_decode(k_cache: torch.Tensor, **options: Any) -> None:
+    """The same of `attention_decode`."""
+    new, table = options.get("k_new"), options.get("block_table")
+    lengths = options["cache_seqlens"]
+    _require(lengths >= 0, "cache_seqlens must be 0 or more")
+    after = lengths if new is None else lengths + new.shape[1]
+    if table is not None:
+        return _require_pages(k_cache, table, after, "cache_seqlens with the new keys")
+    rows, entries = k_cache.shape[1], k_cache.shape[0]
+    _require(after <= rows, f"cache_seqlens with the new keys must be up to {rows}")
+    if (index := options.get("cache_batch_idx")) is not None:
+        _require((index >= 0) & (index < entries), f"cache_batch_idx must be 0 to {entries - 1}")
+    return None

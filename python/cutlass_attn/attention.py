@@ -1,0 +1,133 @@
+"""`attention`, the library's one computation."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from . import _C
+from ._call import numpy_library  # noqa: F401  numpy registers itself
+from ._call.call import SIGNATURES, Call
+from .verify import verified
+
+Array = Any  # torch.Tensor or numpy.ndarray
+Window = int | tuple[int | None, int | None] | None
+
+_torch: Any = None  # _call.torch_library, from the moment that there is a torch
+
+
+def find_torch() -> Any:
+    """The module torch_library, which lets `_C` know of torch, if the program has imported that."""
+    global _torch
+    if _torch is None and sys.modules.get("torch"):
+        from ._call import torch_library as _torch  # type: ignore[no-redef]
+    return _torch
+
+
+find_torch()
+
+P = ParamSpec("P")
+
+
+def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
+    """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
+
+    @functools.wraps(described)
+    def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
+        torch = _torch or find_torch()
+        if torch and torch.is_compiling():
+            return torch.through_operator(q, k, v, **options)
+        if options.get("verify"):
+            return verified(Call(q, k, v, options))
+        return _C.forward(q, k, v, options)
+
+    SIGNATURES[described.__name__] = inspect.signature(described)
+    return attention  # type: ignore[return-value]
+
+
+@_in_cpp
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    attention_chunk: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    out: Array | None = None,
+    kernel: str = "auto",
+    accumulate: str = "fp32",
+    verify: bool = False,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Array | None = None,
+) -> Any:
+    """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
+
+    The fused forward pass of FlashAttention (arXiv 2205.14135, 2307.08691). A logit's life:
+    softmax_scale, softcap, ALiBi, bias, masks, softmax (with sink), dropout. docs/attention.md has
+    one line for each and the kernels that take it.
+
+    Args:
+        q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or
+            CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32. The
+            last dimension is contiguous; the others may have any stride.
+        k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
+        v: (B, Hkv, Sk, Dv). A NaN or infinity in it may reach queries whose mask hides it, and an
+            infinity may come out as NaN: a weight of zero times either is NaN.
+        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
+        window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
+            one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.
+        attention_chunk: query i sees only keys of the chunk that key ``i + Sk - Sq`` is in: chunks
+            are of so many keys, 1 to 2^28, counted from key 0 (Llama 4's chunked attention). On top
+            of causal and window.
+        softmax_scale: factor of q @ k^T; ``1 / sqrt(D)`` by default.
+        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
+        layout: order of the dimensions of q, k, v and of the result, "bhsd" or "bshd".
+        return_lse: also return the natural log of each softmax's denominator.
+        out: where to put the result: shape and dtype of the result, sharing no memory with inputs.
+        kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a whole key of `variants()`.
+        accumulate: what products are added up in: "fp32"; "fp16", faster on some GPUs and less
+            exact, for q @ k^T and for the weights times v, or "fp16_qk" or "fp16_pv" for one of
+            them. float16 alone, and only by kernels that have it: docs/accumulation.md.
+        verify: compute the call once more with a scalar kernel, and raise VerificationError if the
+            two disagree. Waits for the GPU.
+        bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
+            (B, Hq, Sq, Sk), in either layout. Any strides; nothing is expanded in memory.
+        mask: bool, shaped like a bias: True where a query sees a key, on top of causal and window.
+        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: the logit of query
+            i and key j loses ``slope * abs(j - (i + Sk - Sq))`` (ALiBi, arXiv 2108.12409).
+        sinks: (Hq,) float32, contiguous: a logit per query head that joins the softmax's
+            denominator, and so the log-sum-exp, without a key or value of its own.
+        dropout_p: probability, 0 to 1 in steps of 1/65536, that a weight becomes 0; the others are
+            divided by the probability to stay. The log-sum-exp knows nothing of it.
+        rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout's generator. The
+            same two numbers drop the same weights in every kernel; `testing.dropout_mask` tells
+            which. By default both are drawn: for tensors by torch's generator of q's device, so
+            that torch.manual_seed makes them repeatable and every replay of a CUDA graph draws
+            anew; for arrays from numpy.random.default_rng(), which is not repeatable.
+
+    Returns:
+        The result, contiguous, in q's dtype and layout, (B, Hq, Sq, Dv); with ``return_lse`` also
+        the log-sum-exp, (B, Hq, Sq) float32 in either layout. A query that sees no key gives a row
+        of zeros and -inf (with a sink, the sink). On CUDA the work is enqueued on torch's current
+        stream; on a CPU it is done on return, by as many threads as torch uses, or on all cores
+        for numpy arrays.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
+            call; `explain` says why for each of them.
+        NotImplementedError: an input needs a gradient.
+        RuntimeError: CUDA reported an error.
+        VerificationError: see ``verify``.
+    """

@@ -1,0 +1,249 @@
+"""An entry of torch's registry of flash attention implementations (torch 2.10 and later)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.attention
+
+import cutlass_attn
+
+NAME = "cutlass_attn"
+
+# Names of the arguments that the kernels below know, by operator. The registry is private in all
+# but name, and a wrong guess about an argument would be a silent wrong result: an operator that
+# has others is refused when the implementation is activated.
+_KNOWN = {
+    "_scaled_dot_product_flash_attention": (
+        "query key value dropout_p is_causal return_debug_mask scale"
+    ),
+    "_flash_attention_forward": (
+        "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask "
+        "scale window_size_left window_size_right seqused_k alibi_slopes block_table num_splits"
+    ),
+    "_flash_attention_forward_no_dropout_inplace": (
+        "out query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal "
+        "return_debug_mask "
+        "scale window_size_left window_size_right seqused_k alibi_slopes block_table num_splits"
+    ),
+}
+_RETURNS = {
+    "_scaled_dot_product_flash_attention": 9,
+    "_flash_attention_forward": 5,
+    "_flash_attention_forward_no_dropout_inplace": 1,
+}
+# In every version of the operators; the rest came with time.
+_ALWAYS = {"query", "key", "value", "dropout_p", "is_causal", "return_debug_mask", "scale"}
+
+
+def register_flash_impl() -> None:
+    """Offers the name "cutlass_attn" to torch's registry of flash attention implementations.
+
+        cutlass_attn.compat.sdpa.register_flash_impl()
+        torch.nn.attention.activate_flash_attention_impl("cutlass_attn")
+
+    Activating it replaces torch's flash kernels for CUDA tensors: SDPA calls for which torch
+    chooses flash attention (no mask, D up to 256, float16 or bfloat16) and
+    `torch.nn.attention.varlen.varlen_attn` then run here. `restore_flash_attention_impl` undoes
+    it. Calls that need a gradient or dropout stay with torch's own kernels, as do backward passes.
+
+    Raises:
+        RuntimeError: torch is older than 2.10; when activated: an operator of this torch has
+            arguments or results that are unknown here.
+    """
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is None:
+        raise RuntimeError(
+            f"register_flash_impl needs the registry of torch 2.10 or later, this is torch "
+            f"{torch.__version__}; cutlass_attn.compat.sdpa.route() works with any"
+        )
+    register(NAME, register_fn=_activate)
+
+
+class _Handle:
+    """What torch keeps while the implementation is active."""
+
+    def __init__(self, library: torch.library.Library) -> None:
+        self._library = library
+
+    def remove(self) -> None:
+        self._library._destroy()
+
+
+def _activate(device: str = "CUDA") -> _Handle:
+    """Puts the kernels into torch's dispatcher; torch calls it. Raises RuntimeError."""
+    for name in _KNOWN:
+        check_schema(getattr(torch.ops.aten, name).default._schema)
+    kernels = _Kernels({name: _original(name, device) for name in _KNOWN})
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in (
+        ("_scaled_dot_product_flash_attention", kernels.dense),
+        ("_flash_attention_forward", kernels.forward),
+        ("_flash_attention_forward_no_dropout_inplace", kernels.forward_into),
+    ):
+        library.impl(name, kernel, device, with_keyset=True)
+    return _Handle(library)
+
+
+def check_schema(schema: torch.FunctionSchema) -> None:
+    """Raises RuntimeError if the kernels here do not know what the operator takes or returns."""
+    operator = schema.name.removeprefix("aten::")
+    known = _KNOWN[operator].split()
+    names = [argument.name for argument in schema.arguments]
+    # In the order of `known`, as torch passes most of them by position.
+    fits = names == [name for name in known if name in names] and set(names) >= _ALWAYS
+    if not fits or len(schema.returns) != _RETURNS[operator]:
+        raise RuntimeError(
+            f"torch {torch.__version__} has an operator that the implementation "
+            f'"{NAME}" does not know: {schema}; it knows the arguments {", ".join(known)} and '
+            f"{_RETURNS[operator]} results. cutlass_attn.compat.sdpa.route() works without it"
+        )
+
+
+def _original(name: str, device: str) -> Any:
+    """torch's own kernel; None where this build of torch has none for the device."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", device)
+    except (RuntimeError, AttributeError):  # the latter: before torch 2.10
+        return None
+
+
+@dataclass
+class _Kernels:
+    """What takes the place of torch's kernels of one device."""
+
+    originals: dict[str, Any]
+
+    def dense(
+        self,
+        keys: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, ...]:
+        """aten::_scaled_dot_product_flash_attention: operands are (B, H, S, D)."""
+        if why := _why_not((query, key, value), dropout_p, return_debug_mask):
+            args = (query, key, value, dropout_p, is_causal, return_debug_mask)
+            name = "_scaled_dot_product_flash_attention"
+            return self._leave(name, why, keys, *args, scale=scale)
+        out, lse = cutlass_attn.attention(
+            query,
+            key,
+            value,
+            causal=is_causal,  # torch asks for it with as many keys as queries alone
+            softmax_scale=scale,
+            out=torch.empty_like(query),
+            return_lse=True,
+        )
+        state, unused, debug = _aux(query)
+        return out, lse, None, None, query.shape[2], key.shape[2], state, unused, debug
+
+    def forward(
+        self,
+        keys: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cum_seq_q: torch.Tensor | None,
+        cum_seq_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        return_debug_mask: bool,
+        **options: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        """aten::_flash_attention_forward: (B, S, H, D), or with cum_seq_q packed (T, H, D)."""
+        if why := _why_not((query, key, value), dropout_p, return_debug_mask):
+            args = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+            flags = (dropout_p, is_causal, return_debug_mask)
+            return self._leave("_flash_attention_forward", why, keys, *args, *flags, **options)
+        out, lse = _run(query, key, value, cum_seq_q, cum_seq_k, is_causal, options)
+        return out, lse, *_aux(query)
+
+    def forward_into(
+        self,
+        keys: Any,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cum_seq_q: torch.Tensor | None,
+        cum_seq_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        return_debug_mask: bool,
+        **options: Any,
+    ) -> torch.Tensor:
+        """aten::_flash_attention_forward_no_dropout_inplace: the result goes into `out`."""
+        if why := _why_not((query, key, value), dropout_p, return_debug_mask):
+            args = (out, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+            flags = (dropout_p, is_causal, return_debug_mask)
+            name = "_flash_attention_forward_no_dropout_inplace"
+            return self._leave(name, why, keys, *args, *flags, **options)
+        _, lse = _run(query, key, value, cum_seq_q, cum_seq_k, is_causal, options, out=out)
+        return lse
+
+    def _leave(self, name: str, why: str, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        original = self.originals[name]
+        if original is None:
+            raise NotImplementedError(
+                f'the flash attention implementation "{NAME}" does not take {why}, and this torch '
+                f"has no kernel of its own for aten::{name}"
+            )
+        return original.call_boxed(keys, *args, **kwargs)
+
+
+def _why_not(tensors: tuple[torch.Tensor, ...], dropout_p: float, debug: bool) -> str | None:
+    """Why torch's own kernel has to do it."""
+    if dropout_p != 0:
+        return "dropout"  # torch's backward pass has to draw the same numbers
+    if debug:
+        return "return_debug_mask"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "an input that requires a gradient"
+    return None
+
+
+def _run(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    is_causal: bool,
+    given: dict[str, Any],
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp; `given` are the operator's keywords. Splits are not its business."""
+    sides = (given.get("window_size_left"), given.get("window_size_right"))
+    options: dict[str, Any] = {
+        "causal": is_causal,
+        "window": sides,
+        "softmax_scale": given.get("scale"),
+        "alibi_slopes": given.get("alibi_slopes"),
+        "return_lse": True,
+        "out": out,
+    }
+    paging = {name: given.get(name) for name in ("seqused_k", "block_table")}
+    if cum_seq_q is not None:
+        varlen: Any = cutlass_attn.attention_varlen
+        return varlen(query, key, value, cum_seq_q, cum_seq_k, **paging, **options)
+    if any(x is not None for x in paging.values()):
+        raise NotImplementedError("seqused_k and block_table need packed queries with cum_seq_q")
+    return cutlass_attn.attention(query, key, value, layout="bshd", **options)
+
+
+def _aux(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A state of dropout's generator, of which nothing was drawn; no tensor; no debug mask."""
+    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    return state, state.new_zeros(()), query.new_empty(0)

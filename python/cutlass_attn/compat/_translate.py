@@ -1,0 +1,59 @@
+"""How calls of other libraries are said in the words of `cutlass_attn.attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Kernels on mma.sync want a row's largest logit within about 2e8 (docs/options.md). Nothing that
+# comes with a bias as low as this has a weight left, unless the whole row is as low.
+_LOWEST_BIAS = -1e8
+
+
+def top_left_causal(seqlen_q: int, seqlen_k: int) -> tuple[int, dict[str, Any]]:
+    """Keys that the queries see, and options for them, where query i sees keys 0 to i.
+
+    That is torch's causal mask; the one of `attention` ends at the last key instead. They are the
+    same where there are as many queries as keys; keys beyond the last query can be cut off; and
+    with fewer keys than queries the first one is a window to the right of the second.
+    """
+    if seqlen_q <= seqlen_k:
+        return seqlen_q, {"causal": True}
+    return seqlen_k, {"window": (-1, seqlen_q - seqlen_k)}
+
+
+def mask_or_bias(mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Options for a mask as torch has it: bool, True where a query sees a key, or added."""
+    if mask is None:
+        return {}
+    if mask.dtype == torch.bool:
+        return {"mask": mask}
+    return {"bias": bounded_bias(mask)}
+
+
+def bounded_bias(bias: torch.Tensor) -> torch.Tensor:
+    """The bias without numbers below -1e8 other than -inf, such as the lowest of its dtype.
+
+    A dimension along which it is expanded comes back with size 1: not a byte is copied for it.
+    """
+    if bias.dtype == torch.float16:  # has no such numbers
+        return bias
+    for dim in range(bias.dim()):
+        if bias.stride(dim) == 0 and bias.shape[dim] > 1:
+            bias = bias.narrow(dim, 0, 1)
+    return bias.clamp(min=_LOWEST_BIAS).masked_fill_(bias.isneginf(), -torch.inf)
+
+
+def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
+    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(dtype)
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        else x
+        for x in tensors
+    )

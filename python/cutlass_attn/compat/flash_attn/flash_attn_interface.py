@@ -1,0 +1,432 @@
+"""The seven functions. B, T, S, Hq, Hkv, D: batch, tokens of a packed batch, tokens of a sequence,
+query heads, key/value heads, head dim. Masks are aligned bottom-right, as everywhere here.
+
+All of them take float16, bfloat16 and float32 on a CUDA device or a CPU. Common arguments:
+
+- dropout_p: probability that a softmax weight becomes 0, in steps of 1/65536;
+- softmax_scale: factor of the products, ``1 / sqrt(D)`` by default;
+- causal: query i sees keys up to ``i + Sk - Sq``;
+- window_size: (left, right), how many keys before and after that one; -1 is no limit;
+- softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``;
+- alibi_slopes: (Hq,) or (B, Hq) float32: a logit loses ``slope * abs(i + Sk - Sq - j)``;
+- deterministic: no meaning; the result is bitwise the same for the same inputs anyway;
+- s_aux: (Hq,), one more logit per head in the softmax's denominator, an attention sink; under the
+  name that vLLM's and Hugging Face's forks have for it, and by keyword alone;
+- return_attn_probs: return (out, softmax_lse, S_dmask). softmax_lse is float32, the natural log of
+  each softmax's denominator, inf for a query that sees no key. S_dmask is empty without dropout.
+
+Inputs may need a gradient, and so that code which never asks for one runs, only the backward pass
+raises: NotImplementedError. Other errors: TypeError and ValueError as `cutlass_attn.attention`
+has them, and RuntimeError that names block_table or cache_seqlens where those contradict the
+cache, as far as their numbers are on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cutlass_attn
+
+from ._checks import check_appended, check_pages
+from ._dmask import dropout_record, packed_record
+
+Window = tuple[int, int]
+Result = Any  # out, or (out, softmax_lse, S_dmask)
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+) -> Result:
+    """Attention of q (B, Sq, Hq, D) over k, v (B, Sk, Hkv, D); Hkv divides Hq.
+
+    Returns out (B, Sq, Hq, D), and with return_attn_probs softmax_lse (B, Hq, Sq) and S_dmask:
+    with dropout (B, Hq, Sq, Sk), both lengths rounded up to 128, in q's dtype, the weights before
+    normalisation, negative where they were dropped, each against the row's largest logit from its
+    block of keys to the last block. It is made by plain torch code, for tests.
+    """
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    options |= {"layout": "bshd", "dropout_p": dropout_p, "return_lse": return_attn_probs}
+    if dropout_p and return_attn_probs:
+        options["rng_state"] = _random_state(q.device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
+        head_dim = v.shape[-1]
+        if not return_attn_probs:
+            return cutlass_attn.attention(*_padded(q, k, v), **options)[..., :head_dim]
+        out, lse = cutlass_attn.attention(*_padded(q, k, v), **options)
+        return out[..., :head_dim], _as_flash(lse)
+
+    result = _without_backward(run, q, k, v, s_aux)
+    if not return_attn_probs:
+        return result
+    return (*result, dropout_record(q, k, options) if dropout_p else q.new_empty(0))
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` with kv (B, Sk, 2, Hkv, D): keys, then values."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_func` with qkv (B, S, 3, H, D): queries, keys, values."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
+) -> Result:
+    """Sequences one after the other: q (Tq, Hq, D), k and v (Tk, Hkv, D).
+
+    Sequence b has the queries ``cu_seqlens_q[b]`` up to ``cu_seqlens_q[b + 1]``, its keys likewise;
+    both are (B + 1,) int32. With block_table (B, pages per sequence) int32, k and v are pages
+    (pages, page size, Hkv, D) and cu_seqlens_k says lengths alone; pages have any size.
+    max_seqlen_q and max_seqlen_k are not read but for S_dmask: lengths come from the device, so a
+    CUDA graph may be replayed with others.
+
+    Returns out (Tq, Hq, D), and with return_attn_probs softmax_lse (Hq, Tq) and S_dmask: with
+    dropout that of `flash_attn_func` for the longest sequences, max_seqlen_q and max_seqlen_k,
+    which have to be right then.
+    Raises NotImplementedError for dropout together with block_table.
+    """
+    if dropout_p and block_table is not None:
+        raise NotImplementedError(
+            f"with block_table there is no dropout: dropout_p must be 0, got {dropout_p}"
+        )
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    options["return_lse"] = return_attn_probs
+    if dropout_p:
+        options["dropout_p"] = dropout_p
+        if return_attn_probs:
+            options["rng_state"] = _random_state(q.device)
+    offsets_k: Tensor | None = cu_seqlens_k
+    if block_table is not None:
+        lengths = cu_seqlens_k.diff()
+        check_pages(block_table, lengths, k)
+        options |= {"block_table": block_table, "seqused_k": lengths}
+        offsets_k = None
+    varlen: Any = cutlass_attn.attention_varlen
+
+    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
+        head_dim = v.shape[-1]
+        operands = (q, k, v) if block_table is not None else _padded(q, k, v)
+        if not return_attn_probs:
+            return varlen(*operands, cu_seqlens_q, offsets_k, **options)[..., :head_dim]
+        out, lse = varlen(*operands, cu_seqlens_q, offsets_k, **options)
+        return out[..., :head_dim], _as_flash(lse)
+
+    result = _without_backward(run, q, k, v, s_aux)
+    if not return_attn_probs:
+        return result
+    if not dropout_p:
+        return (*result, q.new_empty(0))
+    longest = (int(max_seqlen_q), int(max_seqlen_k))
+    return (*result, packed_record(q, k, (cu_seqlens_q, cu_seqlens_k), longest, options))
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` with kv (Tk, 2, Hkv, D): keys, then values."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """`flash_attn_varlen_func` with qkv (T, 3, H, D): queries, keys, values."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
+) -> Any:
+    """Attention of new queries over a cache, into which new keys and values are written first.
+
+    Args:
+        q: (B, Sq, Hq, D).
+        k_cache, v_cache: (B of the cache, Smax, Hkv, D), or with block_table pages
+            (pages, page size, Hkv, D), of any page size.
+        k, v: (B, Snew, Hkv, D): written to the cache, in place, from position cache_seqlens on.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) in q's dtype, with k: rotates k, and q,
+            whose positions count from cache_seqlens on if causal or windowed, and otherwise all are
+            cache_seqlens.
+        cache_seqlens: how many keys the cache holds, before k: one int or (B,) int32; all of
+            them by default.
+        cache_batch_idx: (B,) int32, which row of the cache each sequence has; b by default.
+        cache_leftpad: (B,) int32, where each sequence's keys begin in the cache; 0 by default. Not
+            with block_table.
+        block_table: (B, pages per sequence) int32.
+        rotary_interleaved: pairs are (0, 1), (2, 3), ...; otherwise (0, r / 2), (1, r / 2 + 1), ...
+        num_splits: into how many parts the keys are split; 0: chosen. With 1 a sequence's result
+            does not depend on the batch that it is in.
+
+    Returns:
+        out (B, Sq, Hq, D), with return_softmax_lse also softmax_lse (B, Hq, Sq). There is no
+        gradient. It never waits for the device: lengths and tables that lie there are not checked.
+    """
+    if (k is None) != (v is None):
+        raise ValueError("k and v must be given together")
+    if k is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens must be given where k and v are: they are written there")
+    if k is None and rotary_cos is not None:
+        raise ValueError(
+            "k and v must be given where rotary_cos is: cached keys are rotated already"
+        )
+    if cache_leftpad is not None and block_table is not None:
+        raise ValueError("cache_leftpad must be None where block_table is given")
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if torch.is_grad_enabled() and x is not None and x.requires_grad:
+            raise NotImplementedError(
+                f"flash_attn_with_kvcache has no backward pass, but {name} requires a gradient"
+            )
+    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    lengths = capacity if cache_seqlens is None else cache_seqlens
+    on_host = lengths if isinstance(lengths, torch.Tensor) else _int32(q.shape[0], lengths, "cpu")
+    if not isinstance(lengths, torch.Tensor):  # filled there, not copied, as a CUDA graph wants it
+        lengths = _int32(q.shape[0], lengths, q.device)
+    appended = 0 if k is None else k.shape[1]
+    if block_table is not None:
+        check_pages(block_table, on_host + appended, k_cache)
+    else:
+        check_appended(on_host, appended, capacity)
+
+    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    decode: Any = cutlass_attn.attention_decode
+    result = decode(
+        q if q.stride(-1) == 1 else q.contiguous(),
+        k_cache,
+        v_cache,
+        lengths,
+        block_table=block_table,
+        k_new=k,
+        v_new=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        num_splits=num_splits,
+        return_lse=return_softmax_lse,
+        **options,
+    )
+    return (result[0], _as_flash(result[1])) if return_softmax_lse else result
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """As `attention` draws it: on the device, so that a captured graph draws anew."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
+
+
+def _int32(count: int, number: int, device: torch.device | str) -> Tensor:
+    return torch.full((count,), int(number), dtype=torch.int32, device=device)
+
+
+def _options(
+    q: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+) -> dict[str, Any]:
+    """Keywords that all functions of cutlass_attn have; numbers may be tensors on the host."""
+    left, right = window_size
+    return {
+        "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        "causal": bool(causal),
+        "window": (int(left), int(right)),
+        "softcap": float(softcap),
+        "alibi_slopes": alibi_slopes,
+        "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
+    }
+
+
+def _padded(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Head dims up to a multiple of 8, which the fast kernels need, and contiguous."""
+    pad = torch.nn.functional.pad
+    return tuple(
+        pad(x, (0, -x.shape[-1] % 8))
+        if x.shape[-1] % 8
+        else (x if x.stride(-1) == 1 else x.contiguous())
+        for x in operands
+    )
+
+
+def _as_flash(lse: Tensor) -> Tensor:
+    """flash_attn 2 says inf of a query that sees no key; in cutlass_attn it is -inf."""
+    return torch.where(lse == -torch.inf, torch.inf, lse)
+
+
+class _NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], *operands: Tensor | None) -> Any:
+        return run(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError("cutlass_attn has no backward pass of attention yet")
+
+
+def _without_backward(run: Callable[..., Any], *operands: Tensor | None) -> Any:
+    """run(*operands); operands may need a gradient as long as nobody computes it."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+        return _NoBackward.apply(run, *operands)
+    return run(*operands)

@@ -1,0 +1,361 @@
+"""torch's scaled_dot_product_attention, computed by `cutlass_attn.attention` where that can.
+
+Three ways in, from the narrowest to the widest:
+
+- `scaled_dot_product_attention`: the function, to be called or imported in place of torch's;
+- `route`: a context in which every such call of the process comes here, whoever makes it;
+- `register_flash_impl`: an entry of torch's own registry of flash attention implementations.
+
+What `attention` does not take goes to torch unchanged, so results, gradients and errors are
+torch's there; `why_not` says which calls those are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+import cutlass_attn
+
+from ._flash_impl import register_flash_impl
+from ._translate import autocast, mask_or_bias, top_left_causal
+
+__all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_MASK_DTYPES = (torch.bool, torch.float32)  # beside that of query
+_MAX_HEAD_DIM = 512
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `attention` that is equal to one of torch's function."""
+
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    options: dict[str, Any]
+    shape: tuple[int, ...]  # of torch's result
+
+    def run(self) -> torch.Tensor:
+        out = cutlass_attn.attention(*self.operands, **self.options)
+        return out if len(self.shape) == 4 else out.view(self.shape)
+
+    def run_with_lse(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exp is (..., Hq, Sq) float32."""
+        out, lse = cutlass_attn.attention(*self.operands, **self.options, return_lse=True)
+        return out.view(self.shape), lse.view(self.shape[:-1])
+
+    def summary(self) -> str:
+        q = self.operands[0]
+        named = [f", {x}" for x in ("causal", "window", "mask", "bias") if x in self.options]
+        named += [", dropout"] * (self.options["dropout_p"] > 0)
+        dtype = str(q.dtype).removeprefix("torch.")
+        return f"{dtype}, head_dim {q.shape[-1]}{''.join(named)}"
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, argument for argument.
+
+    Args:
+        query: (..., Hq, Sq, D), of two dimensions or more; those before the last two broadcast
+            with the ones of key and value.
+        key: (..., Hkv, Sk, D).
+        value: (..., Hkv, Sk, Dv).
+        attn_mask: bool, True where a query sees a key, or float, added to the logits; broadcasts
+            to (..., Hq, Sq, Sk). Not together with is_causal.
+        dropout_p: probability that a weight becomes 0, in steps of 1/65536; applied whenever it is
+            not 0. Which weights those are differs from torch, and follows torch.manual_seed.
+        is_causal: query i sees keys 0 to i, counted from the first of both: the last query sees
+            the last key only where Sq equals Sk.
+        scale: factor of the products; ``1 / sqrt(D)`` by default.
+        enable_gqa: Hkv divides Hq, and query head h reads key head ``h // (Hq // Hkv)``.
+
+    Returns:
+        (..., Hq, Sq, Dv) in query's dtype. Of four dimensions its memory has the order of query's.
+        A query that sees no key gives zeros.
+
+    Float16 and bfloat16 on a CPU or CUDA device are computed here; other dtypes, inputs that need
+    a gradient and whatever else `why_not` names are computed by torch, which also raises the
+    errors: RuntimeError, ValueError and TypeError as its documentation has them.
+    """
+    query, key, value, attn_mask = autocast(query, key, value, attn_mask)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if isinstance(call, Call):
+        return call.run()
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, **options
+    )
+
+
+def why_not(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> str | None:
+    """Why `scaled_dot_product_attention` and `route` leave this call to torch; None if they do not.
+
+    The arguments are those of `scaled_dot_product_attention`. Nothing is computed.
+    """
+    query, key, value, attn_mask = autocast(query, key, value, attn_mask)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    return call if isinstance(call, str) else None
+
+
+def translate(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Call | str:
+    """The call of `attention` that does the same, or why there is none."""
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if reason := _unfit(tensors, query):
+        return reason
+    if attn_mask is not None and is_causal:
+        return "attn_mask and is_causal are both given"
+    if not 0 <= dropout_p <= 1:
+        return "dropout_p is not within 0 to 1"
+    sizes = [tuple(x.shape) for x in tensors[:3]]  # once: each access makes a torch.Size
+    (*_, seqlen_q, head_dim), (*_, keys, head_dim_k), (*_, seqlen_k, head_dim_v) = sizes
+    if head_dim_k != head_dim or keys != seqlen_k:
+        return "shapes do not fit"
+    if 0 in sizes[0]:
+        return "query has no elements"
+    if seqlen_k == 0:
+        return "there are no keys"  # torch broadcasts nothing then
+    if not 0 < head_dim_v <= _MAX_HEAD_DIM >= head_dim:
+        return f"head_dim is beyond {_MAX_HEAD_DIM}, or 0"
+    heads = _heads(sizes, enable_gqa)
+    if heads is None:
+        return "numbers of heads do not fit"
+    batches = [x[:-3] for x in sizes]
+    batch = batches[0]
+    if not batch == batches[1] == batches[2]:
+        try:
+            batch = torch.broadcast_shapes(*batches)
+        except RuntimeError:
+            return "shapes do not broadcast"
+    q, k, v = (_with_batch(x, size, batch, h) for x, size, h in zip(tensors, sizes, heads))
+    shape = (*batch, heads[0], seqlen_q, head_dim_v)[-max(map(len, sizes)) :]
+
+    options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": float(dropout_p)}
+    if attn_mask is not None:
+        mask = _mask(attn_mask, batch, (heads[0], seqlen_q, seqlen_k))
+        if mask is None:
+            return "attn_mask does not broadcast to the logits"
+        options |= mask_or_bias(mask)
+    if is_causal:
+        keys, causal = top_left_causal(seqlen_q, seqlen_k)
+        k, v = k[:, :, :keys], v[:, :, :keys]
+        options |= causal
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if len(shape) == query.dim() == 4 and (order := _order(query)) != (0, 1, 2, 3):
+        options["out"] = torch.empty_permuted(shape, order, dtype=q.dtype, device=q.device)
+    return Call((q, k, v), options, shape)
+
+
+def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
+    """What is wrong with the tensors themselves, mask included. Every call waits for it."""
+    for x in tensors:
+        if not isinstance(x, torch.Tensor):
+            return "an argument is not a tensor"
+    if torch.overrides.has_torch_function(tensors):
+        return "an argument is of a subclass of Tensor"
+    dtype, device = query.dtype, query.device
+    if dtype not in _DTYPES:
+        return f"dtype {dtype}"
+    if device.type not in ("cpu", "cuda"):
+        return f"device {device.type}"
+    differentiable = torch.is_grad_enabled()
+    for i, x in enumerate(tensors):
+        if x.is_nested or x.layout is not torch.strided:
+            return "an argument is nested or sparse"
+        if x.device != device:
+            return "arguments are on several devices"
+        if x.dtype is not dtype:
+            if i < 3:
+                return "dtypes of query, key and value differ"
+            if x.dtype not in _MASK_DTYPES:
+                return "dtype of attn_mask"
+        if x.dim() < 2:
+            return "an argument has fewer than two dimensions"
+        if differentiable and x.requires_grad:
+            return "an input requires a gradient"
+    if forward_ad._current_level >= 0:
+        return "a forward-mode derivative is taken"
+    return None
+
+
+def _with_batch(
+    x: torch.Tensor, size: tuple[int, ...], batch: Sequence[int], heads: int
+) -> torch.Tensor:
+    """(batch, heads, S, D), whatever dimensions x has; a copy only if `batch` is several."""
+    if len(size) == 4 and size[0] == batch[0] and size[1] == heads:
+        return x
+    x = x.expand(*batch, heads, *size[-2:])
+    return x if len(batch) == 1 else x.reshape(math.prod(batch), heads, *size[-2:])
+
+
+def _heads(sizes: list[tuple[int, ...]], enable_gqa: bool) -> tuple[int, int, int] | None:
+    """How many query, key and value are expanded to; None if `attention` has no such."""
+    q, k, v = [x[-3] if len(x) > 2 else 1 for x in sizes]
+    if enable_gqa:
+        fits = min(map(len, sizes)) > 2 and k == v and k > 0 and q % k == 0
+        return (q, k, k) if fits else None
+    if k == v == 1:  # one head for all queries: nothing is expanded
+        return q, 1, 1
+    heads = {x for x in (q, k, v) if x != 1}
+    return (heads.pop(),) * 3 if len(heads) == 1 else None  # type: ignore[return-value]
+
+
+def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> torch.Tensor | None:
+    """With the batch dimensions as one; None if it does not broadcast to (*batch, *logits)."""
+    full = (*batch, *logits)
+    sizes = (*([1] * (len(full) - mask.dim())), *mask.shape)
+    if len(sizes) > len(full) or any(size not in (1, due) for size, due in zip(sizes, full)):
+        return None
+    mask = mask.view(sizes)
+    if math.prod(sizes[:-3]) == 1:
+        return mask.view(sizes[-3:])
+    return mask.expand(*batch, *sizes[-3:]).reshape(math.prod(batch), *sizes[-3:])
+
+
+def _order(query: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions from the one with the largest stride on; the last one stays the last."""
+    a, b, c, _ = strides = query.stride()
+    if a >= b >= c:
+        return (0, 1, 2, 3)
+    if any(strides[i] == 0 and query.shape[i] > 1 for i in range(3)):
+        return (0, 1, 2, 3)
+    real = [i for i in range(3) if query.shape[i] != 1]  # strides of others say nothing
+    by_stride = iter(sorted(real, key=query.stride, reverse=True))
+    return (*(next(by_stride) if i in real else i for i in range(3)), 3)
+
+
+@dataclass
+class Report:
+    """What `route` did: calls by what became of them. Prints as a table."""
+
+    taken: Counter[str] = field(default_factory=Counter)  # dtype, head dim and options: calls
+    passed_on: Counter[str] = field(default_factory=Counter)  # reason: calls
+
+    def __str__(self) -> str:
+        taken, passed_on = self.taken.total(), self.passed_on.total()
+        lines = [f"cutlass_attn took {taken} of {taken + passed_on} calls"]
+        lines += [f"  {n} taken: {what}" for what, n in self.taken.most_common()]
+        lines += [f"  {n} left to torch: {why}" for why, n in self.passed_on.most_common()]
+        return "\n".join(lines)
+
+
+_route_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[Report]:
+    """Sends every scaled_dot_product_attention call of the process here, for as long as it lasts.
+
+    It replaces the operator in torch's dispatcher, so it also sees calls by names that were
+    imported early, those of C++ code and those of torch.compile, of all threads. Only the fast
+    path of nn.MultiheadAttention in eval mode goes past it. It stands aside where
+    `torch.nn.attention.sdpa_kernel` allows neither flash nor memory-efficient attention, as a
+    call that asks for the math backend does, and for calls that `why_not` names.
+
+    Args:
+        devices: of "cuda" and "cpu": whose tensors.
+        report: print the report to stderr at the end.
+
+    Yields:
+        The `Report`, which counts while the context lasts.
+
+    Raises:
+        ValueError: a device is neither of the two.
+        RuntimeError: a route is open already.
+    """
+    for device in devices:
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f'devices must be of "cuda" and "cpu", got {device!r}')
+    if not _route_lock.acquire(blocking=False):
+        raise RuntimeError("route() is open already; there is one for the whole process")
+    result = Report()
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        kernel = _routed(result)
+        for device in sorted(set(devices)):
+            # The first sees tensors of torch.inference_mode(), the second all others, so that what
+            # goes on to torch is differentiated by torch.
+            for key in (device.upper(), f"Autograd{device.upper()}"):
+                library.impl("scaled_dot_product_attention", kernel, key)
+        yield result
+    finally:
+        library._destroy()
+        _route_lock.release()
+        if report:
+            print(result, file=sys.stderr)
+
+
+def _routed(report: Report) -> Any:
+    """The operator's kernel while a route is open."""
+    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    counting = threading.Lock()
+
+    def kernel(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        call: Call | str = "sdpa_kernel() allows neither flash nor memory-efficient attention"
+        cuda = torch.backends.cuda
+        if cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled():
+            call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if isinstance(call, Call):
+            try:
+                result = call.run()
+                with counting:
+                    report.taken[call.summary()] += 1
+                return result
+            except ValueError as error:  # no kernel of this build takes it
+                call = str(error).splitlines()[0]
+        with counting:
+            report.passed_on[call] += 1
+        return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+    return kernel

@@ -1,0 +1,226 @@
+"""An attention implementation of transformers.
+
+    cutlass_attn.compat.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cutlass_attn")
+
+Any model that takes the implementation "sdpa" or "eager" takes this one, with dynamic, static and
+sliding-window caches, and also those that have no "sdpa": softcap (Gemma 2) and attention sinks
+(gpt-oss) are computed here. `local_kernel_dir` is the way to padding-free and continuous batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cutlass_attn
+
+from ._translate import autocast, bounded_bias, mask_or_bias, top_left_causal
+from ._versions import check_version
+
+SUPPORTED = (5, 0), (6, 0)  # tested with the first version and with 5.23.0
+
+# What models pass on to every attention function, and what says nothing about the result.
+_HARMLESS = {
+    "cache_position",
+    "logits_to_keep",
+    "max_length_k",
+    "max_length_q",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "sliding_window",
+    "use_cache",
+}
+_SPARSE = ("indices", "block_indices")
+_RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
+
+
+def register(name: str = "cutlass_attn") -> None:
+    """Makes `name` a value of attn_implementation; again is no error.
+
+    Args:
+        name: has none of transformers' own words "eager", "flash", "flex_attention", "paged" and
+            "sdpa" in it: it would look for something else than this function then.
+
+    Raises:
+        ImportError: transformers is not installed.
+        RuntimeError: its version is none of those that this is tested with.
+        ValueError: such a name.
+    """
+    import transformers
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    check_version(transformers, *SUPPORTED)
+    for word in _RESERVED:
+        if word in name:
+            raise ValueError(f'name must not contain "{word}", got {name!r}')
+    transformers.AttentionInterface.register(name, attention_forward)
+    # Without a function for masks a model would get none at all, not even that of its padding.
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What models call in place of their own attention.
+
+    Args:
+        module: the layer; its is_causal counts where the argument is None.
+        query: (B, Hq, Sq, D).
+        key: (B, Hkv, Sk, D); Hkv divides Hq.
+        value: (B, Hkv, Sk, Dv).
+        attention_mask: bool or additive, broadcasts to (B, Hq, Sq, Sk). A sliding window is in it:
+            the keys of a cache need not lie in order. Without it a causal layer's query i sees
+            keys 0 to i: that is how a static cache, longer than the prompt, is filled.
+        dropout: probability that a weight becomes 0.
+        scaling: factor of the products, ``1 / sqrt(D)`` by default.
+        softcap: if not None, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
+        s_aux: (Hq,), one more logit in the softmax's denominator; "sinks" is the same.
+        position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
+
+    Returns:
+        (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
+
+    Raises:
+        ValueError: a keyword that is not known to be harmless, indices of a sparse attention among
+            them; others as `cutlass_attn.attention`.
+        NotImplementedError: an input needs a gradient.
+    """
+    s_aux = kwargs.pop("sinks", None) if s_aux is None else s_aux
+    offsets = [kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
+    _check_keywords(kwargs)
+    query, key, value, attention_mask = autocast(query, key, value, attention_mask)
+    options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
+    if s_aux is not None:
+        options["sinks"] = s_aux.reshape(-1).float()
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if offsets[0] is not None and attention_mask is None and position_bias is None:
+        return _packed(query, key, value, offsets, causal, dropout, options), None
+
+    if query.shape[0] != key.shape[0]:  # learned queries: one for all entries of the batch
+        batch = max(query.shape[0], key.shape[0])
+        query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    options |= mask_or_bias(attention_mask)
+    if causal and attention_mask is None and query.shape[2] > 1:
+        keys, top_left = top_left_causal(query.shape[2], key.shape[2])
+        key, value = key[:, :, :keys], value[:, :, :keys]
+        options |= top_left
+    if position_bias is not None:
+        bias = bounded_bias(position_bias[..., : key.shape[2]])
+        options["bias"] = bias + options["bias"] if "bias" in options else bias
+    operands = (
+        x.transpose(1, 2) if x.stride(-1) == 1 else x.transpose(1, 2).contiguous()
+        for x in (query, key, value)
+    )
+    out = cutlass_attn.attention(*operands, layout="bshd", dropout_p=dropout, **options)
+    return out, None
+
+
+def _check_keywords(kwargs: dict[str, Any]) -> None:
+    """Raises ValueError for what may mean something."""
+    given = {name for name, x in kwargs.items() if x is not None and x is not False}
+    for name in given.intersection(_SPARSE):
+        raise ValueError(f"cutlass_attn has no sparse attention: {name} must be None")
+    if "cache" in given:
+        raise ValueError(
+            "continuous batching needs the kernels of "
+            "cutlass_attn.compat.transformers.local_kernel_dir()"
+        )
+    if "output_attentions" in given:
+        warnings.warn(
+            'cutlass_attn gives no attention weights: output_attentions needs "eager"', stacklevel=3
+        )
+    if unknown := given - _HARMLESS - {"output_attentions"}:
+        raise ValueError(
+            f"cutlass_attn does not know what {', '.join(sorted(unknown))} of this model asks "
+            f"for; it knows the arguments of attention_forward and {', '.join(sorted(_HARMLESS))}"
+        )
+
+
+def _packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: list[torch.Tensor],
+    causal: bool,
+    dropout: float,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Sequences one after the other in a batch of one, and no mask that says where each begins."""
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q needs a batch of one, got one of {query.shape[0]}")
+    if dropout:
+        options["dropout_p"] = dropout
+    varlen: Any = cutlass_attn.attention_varlen
+    operands = (x[0].transpose(0, 1) for x in (query, key, value))
+    return varlen(*operands, *(x.int() for x in offsets), causal=causal, **options)[None]
+
+
+_KERNEL = '''"""cutlass_attn for transformers' flash attention, by way of LOCAL_KERNELS."""
+
+from cutlass_attn.compat.flash_attn import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+'''
+
+
+def local_kernel_dir() -> Path:
+    """A folder that the package kernels loads in place of a download, written on every call.
+
+    It makes cutlass_attn a flash attention of transformers, which padded and packed batches run
+    without padding, and `generate_batch` with a paged cache:
+
+        LOCAL_KERNELS="cutlass/flash-attn2=$(python -c 'import cutlass_attn.compat.transformers \\
+            as t; print(t.local_kernel_dir())')" python program.py
+        model.set_attn_implementation("cutlass/flash-attn2", allow_all_kernels=True)
+
+    It lies where compiled kernels are kept: $CUTLASS_ATTN_CACHE, else cutlass_attn under
+    $XDG_CACHE_HOME, else under ~/.cache. Raises OSError if that cannot be written.
+    """
+    from cutlass_attn.jit import cache
+
+    folder = cache.folder() / "kernels" / "flash-attn2"
+    for backend in ("cpu", "cuda"):
+        variant = folder / f"torch-{backend}"
+        variant.mkdir(parents=True, exist_ok=True)
+        metadata = {
+            "id": f"_cutlass_attn_{backend}",
+            "name": "flash-attn2",
+            "version": 1,
+            "license": "BSD-3-Clause",
+            "python-depends": [],
+            "backend": {"type": backend},
+        }
+        _write(variant / "metadata.json", json.dumps(metadata, indent=2) + "\n")
+        _write(variant / "__init__.py", _KERNEL)
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    """In one step: another process may be reading it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)

@@ -1,0 +1,120 @@
+"""Which of this build's kernels a call would run, and why."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import _C
+from ._call.call import SIGNATURES, Call
+from .attention import Array, find_torch
+from .devices import CUDA, Device, parse_device
+from .variants import Variant, variants
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What dispatch thinks of one variant for one call."""
+
+    variant: Variant
+    chosen: bool
+    reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel a call would run and why every other one not; prints as a table."""
+
+    call: str
+    device: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def chosen(self) -> Variant | None:
+        """The variant that would run; None if the call would be refused."""
+        return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
+
+    def __str__(self) -> str:
+        width = max(len(verdict.variant.key) for verdict in self.verdicts)
+        lines = [f"{self.call} on {self.device}"]
+        for verdict in self.verdicts:
+            mark = "->" if verdict.chosen else "  "
+            text = verdict.reason
+            if verdict.chosen:
+                text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
+            lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
+        if self.chosen is None:
+            lines.append("no kernel takes this call")
+        return "\n".join(lines)
+
+
+def explain(
+    q: Array, k: Array, v: Array, *, device: str | None = None, **options: Any
+) -> Explanation:
+    """Which kernel `attention` would run for the same arguments, and why every other one not.
+
+    The arguments are those of `attention`, and `device`.
+
+    Args:
+        device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
+            present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
+            takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
+            of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
+            148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
+            so tensors on torch's "meta" device serve as well.
+
+    Raises:
+        TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
+            merely no kernel takes is explained instead.
+    """
+    find_torch()
+    where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
+    if where.kind == CUDA:
+        from . import jit
+
+        # The answer depends on it.
+        jit.available(where.ordinal if _is_present(where) else None)
+    call = Call(q, k, v, options)
+    verdicts = call.verdicts(where)
+    by_key = {variant.key: variant for variant in variants()}
+    return Explanation(
+        ", ".join([call.facts().dtype, *_words(call)]),
+        name,
+        tuple(Verdict(by_key[x.key], x.chosen, x.reason) for x in verdicts),
+    )
+
+
+# What help() and inspect show: the signature of `attention`, and `device`.
+_SIGNATURE = SIGNATURES["attention"]
+explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *_SIGNATURE.parameters.values(),
+        inspect.signature(explain).parameters["device"],
+    ],
+    return_annotation="Explanation",
+)
+# Of no say in what a kernel has to do, or in the reasons that are given anyway.
+_NOT_NAMED = {"return_lse", "out", "kernel", "verify", "rng_state"}
+
+
+def _words(call: Call) -> Iterator[str]:
+    """What a call asks for: shapes, and options that are not what they are by default."""
+    given = {"q": call.q, "k": call.k, "v": call.v, **call.options}
+    for name, parameter in _SIGNATURE.parameters.items():
+        value = given.get(name, parameter.default)
+        if name in _NOT_NAMED:
+            continue
+        if shape := getattr(value, "shape", ()):
+            yield f"{name} {tuple(shape)}"
+        elif value != parameter.default:
+            yield name if value is True else f"{name} {value}"
+
+
+def _is_present(where: Device) -> bool:
+    """Is this a GPU that can be used?"""
+    return not where.compute_capability and not _C.device_info(CUDA, where.ordinal)["unavailable"]

@@ -1,0 +1,41 @@
+"""Sources of tiles that the manifest does not list."""
+
+from __future__ import annotations
+
+import json
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+from .._build.variant_key import parse, symbol_of
+
+
+@once
+def space(tree: Path) -> dict[str, Any]:
+    """{kernel: "axes" of its tile, "elements", and "source" to fill in}: kernels/space.toml."""
+    path = tree / "space.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def unit_of(tree: Path, key: str) -> str:
+    """The source of a variant such as sm80/f16/d64/96x64x2.
+
+    Raises ValueError for a key whose kernel has no tiles to choose.
+    """
+    parts = parse(key)
+    entry = space(tree).get(parts.kernel) if parts and parts.tile else None
+    if parts is None or entry is None or parts.dtype not in entry["elements"]:
+        raise ValueError(
+            f"key is {key!r}; tiles can be chosen of {', '.join(space(tree)) or 'none'}"
+        )
+    text = str(entry["source"])
+    fields = {
+        "symbol": symbol_of(key),
+        "element": entry["elements"][parts.dtype],
+        "head_dim": parts.head_dim,
+        "head_dim_v": parts.head_dim_v,
+        **{name: parts.tile[name] for name in entry["axes"]},
+    }
+    for name, value in fields.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text

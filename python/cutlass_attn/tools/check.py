@@ -1,0 +1,96 @@
+"""`cutlass-attn check`: every kernel that can run here, and PyTorch's, against fp64."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+from ..explain import explain
+from ..variants import variants
+from .experiment.environment import environment
+from .experiment.impls import OURS, TORCH_BACKENDS, Impl, ours, torchs
+from .experiment.problems import Problem, Shape
+from .experiment.report import OK, Report
+from .experiment.runner import MIN_ROUNDS, Plan, Progress, describe_method, run
+
+# What the plainest kernel takes is what others are compared with.
+_PLAINEST = "scalar/minimal"
+# Two tiles of the largest there are, ragged at the end, with shared heads; an emulated kernel takes
+# a second or two for it. The full one is the shape that this library's times are quoted at.
+SHAPE, INPUTS = Shape(1, 4, 2, 131, 131, 64), 2
+FULL_SHAPE, FULL_INPUTS = Shape(2, 8, 8, 512, 512, 64), 5
+
+
+def run_check(
+    problem: Problem,
+    progress: Progress,
+    *,
+    device: str = "cpu",
+    kernels: Iterable[str] = (),
+    accumulate: str = "fp32",
+    inputs: int = INPUTS,
+    seed: int = 0,
+) -> Report:
+    """Judges and times the kernels asked for, each of which has to run, or all that can and
+    PyTorch's backends beside them.
+
+    Raises ValueError for a problem that cannot be set up, such as heads that do not divide, and for
+    a kernel that is unknown.
+    """
+    if accumulate != "fp32" and problem.dtype != "float16":
+        raise ValueError(f"{accumulate} accumulation is for float16, not {problem.dtype}")
+    names = list(kernels) or _that_can(problem, device, accumulate)
+    others = [] if kernels else TORCH_BACKENDS
+    return run_all(problem, ours(names), others, progress, device, inputs, seed)
+
+
+def run_all(
+    problem: Problem,
+    impls: list[Impl],
+    backends: Iterable[str],
+    progress: Progress,
+    device: str,
+    inputs: int,
+    seed: int,
+    timing: str = "events",
+) -> Report:
+    """A report of these implementations and those of PyTorch's backends that can run."""
+    impls = [*impls, *(torchs(backends) if importlib.util.find_spec("torch") else [])]
+    baseline = next((x.name for x in impls if x.name.startswith(f"{OURS}:{_PLAINEST}/")), "")
+    plan = Plan([problem], impls, device, MIN_ROUNDS, timing, inputs=inputs, seed=seed, whole=True)
+    report = Report(
+        str(problem),
+        baseline,
+        environment(device),
+        describe_method(plan),
+        command="check",
+    )
+    run(plan, report, progress)
+    report.rows = [row for row in report.rows if row.ours or row.status == OK]
+    return report
+
+
+def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
+    """Of the candidates those that take the problem. Raises ValueError if it contradicts itself."""
+    sample = problem.inputs(device, 0)
+    found = []
+    for name in candidates(accumulate, problem.dtype):
+        options: dict[str, Any] = {
+            "causal": problem.shape.causal,
+            "kernel": name,
+            "accumulate": accumulate,
+        }
+        chosen = explain(sample.q, sample.k, sample.v, **options).chosen
+        if chosen is not None:
+            found.append(chosen.key)
+    return found
+
+
+def candidates(accumulate: str, dtype: str) -> list[str]:
+    """The compiled variants, and the kernels that have none of them for this dtype: each of these
+    runs its best variant, compiled at first use."""
+    there = [v for v in variants() if v.accumulate == accumulate and v.dtype == dtype]
+    in_build = {variant.kernel for variant in there if variant.compiled}
+    names = (variant.key if variant.compiled else variant.kernel for variant in there)
+    return [name for name in dict.fromkeys(names) if name not in in_build]

@@ -1,0 +1,102 @@
+"""What the commands share: the terminal, and the options that several of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .experiment.problems import SHAPE_FORM, Shape, parse_dtype, parse_shape
+
+EXIT_STATUS = {
+    0: "done, and right where something was judged",
+    1: "{}",
+    2: "an argument is wrong, a file cannot be read or written, or what is needed is missing",
+    130: "interrupted",
+}
+
+
+def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], click.Command]:
+    """A command whose help ends with an example and its exit statuses; `fails` is what 1 means."""
+    meant = {code: text.format(fails) for code, text in EXIT_STATUS.items()}
+    lines = [f"{code:>3}  {text}" for code, text in meant.items() if text]
+    epilog = "\b\nExample:\n  " + example.replace("\n", "\n  ")
+    epilog += "\n\n\b\nExit status:\n  " + "\n  ".join(lines)
+    return click.command(epilog=epilog, context_settings={"show_default": True})
+
+
+class _Parsed(click.ParamType):
+    """An option's value by a function, whose ValueError main() prints as any other."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self._parse(value) if isinstance(value, str) else value
+
+
+DTYPE = _Parsed("dtype", parse_dtype)
+DTYPES = _Parsed("dtypes", lambda text: tuple(map(parse_dtype, text.split(","))))
+SHAPE = _Parsed(SHAPE_FORM, parse_shape)
+SIZE = click.IntRange(min=1)
+BOTH_MASKS = {"both": (False, True), "no": (False,), "yes": (True,)}
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", help="Also write the result there as JSON; - is stdout."
+)
+seed_option = click.option("--seed", type=int, default=0, help="Of the random inputs.")
+ncu_option = click.option("--ncu", metavar="PROGRAM", help="Nsight Compute, if not on PATH.")
+shapes_option = click.option(
+    "--shape",
+    "shapes",
+    type=SHAPE,
+    multiple=True,
+    metavar=SHAPE_FORM.upper(),
+    help="Batch, query heads, key heads, queries, keys, head dim; may be repeated.",
+)
+causal_option = click.option(
+    "--causal", type=click.Choice(list(BOTH_MASKS)), default="both", help="Masks of each shape."
+)
+
+
+def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
+    """Each shape without and with a causal mask; to one query that shows every key."""
+    return tuple(
+        shape.masked(mask)
+        for shape in shapes
+        for mask in (BOTH_MASKS[causal] if shape.seqlen_q > 1 else (False,))
+    )
+
+
+def make_console(stderr: bool = False) -> Console:
+    """Wide enough for the tables: a wrapped line can be read, a shortened number cannot."""
+    console = Console(stderr=stderr)
+    console.width = max(console.width, 170)
+    return console
+
+
+def say(console: Console, text: str) -> None:
+    """A line as it is."""
+    console.print(text, highlight=False, markup=False)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for as long as the context; it gives show(what, done, total)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield show

@@ -1,0 +1,346 @@
+"""Who computes attention: this library's kernels, PyTorch's backends, and other libraries.
+
+Every implementation gets the same values. Those that document another order of the dimensions than
+(B, H, S, D) get a copy in theirs, made outside the timed call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from ...attention import attention
+from ...explain import Explanation, explain
+from ...variants import accumulate_of, variants
+from .problems import Inputs
+
+OURS = "cutlass_attn"
+TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
+# PyTorch's unfused backend holds the scores and their softmax in float32, and one of the two again.
+_MATH_BYTES_PER_SCORE = 12
+# How PyTorch says that a backend cannot run a call: on a GPU, on a CPU.
+_TORCH_REFUSALS = ("No available kernel", "No viable backend")
+
+
+class Unsupported(Exception):
+    """An implementation does not compute a shape; the message says why."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An implementation with its arguments bound."""
+
+    name: str  # which code exactly: of this library, the variant
+    run: Callable[[], Any]
+    to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
+    accumulate: str = "fp32"  # what its result is judged by
+    with_lse: Callable[[], tuple[Any, Any]] | None = None  # also the log-sum-exp, where it has one
+    is_emulated: bool = False  # a GPU's kernel on the CPU: its time would say nothing
+
+
+@dataclass(frozen=True)
+class Impl:
+    """Something that computes attention. `prepare` raises Unsupported, or what the library does."""
+
+    name: str  # as asked for: "cutlass_attn:auto", "torch:flash", "xformers"
+    prepare: Callable[[Inputs], Bound]
+    version: str = ""
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith(OURS + ":")
+
+
+def ours(kernels: Iterable[str]) -> list[Impl]:
+    """This library's, by kernels or variants; "auto" chooses. ValueError for an unknown one."""
+    known = {name for variant in variants() for name in (variant.key, variant.kernel)} | {"auto"}
+    names = list(dict.fromkeys(kernels))
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"there is no kernel {name!r}; `cutlass-attn info` lists them, a variant's key is"
+                f" like {variants()[0].key!r}"
+            )
+    return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
+
+
+def torchs(backends: Iterable[str]) -> list[Impl]:
+    """PyTorch's backends, of TORCH_BACKENDS or "auto"."""
+    return [Impl(f"torch:{name}", partial(_prepare_torch, name)) for name in backends]
+
+
+def discover(
+    kernels: Iterable[str] = (), torch_auto: bool = False
+) -> tuple[list[Impl], dict[str, str]]:
+    """All implementations, and by name why each of the others is absent.
+
+    `kernels` are kernels or variants of this library to run beside the one that "auto" chooses;
+    ValueError for one that this build does not know. `torch_auto` adds PyTorch's attention with
+    the backend of its own choice.
+    """
+    found = ours(["auto", *kernels])
+    found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
+    absent = {}
+    for peer in _PEERS:
+        try:
+            module = importlib.import_module(peer.module)
+        except ModuleNotFoundError as error:
+            missing = f"{peer.module}.".startswith(f"{error.name}.")
+            absent[peer.name] = "not installed" if missing else describe_error(error)
+        except Exception as error:  # a library built for another torch or GPU raises anything
+            absent[peer.name] = describe_error(error)
+        else:
+            if hasattr(module, peer.function):
+                prepare = partial(_prepare_peer, peer, module)
+                found.append(Impl(peer.name, prepare, _version(peer.module)))
+            else:
+                absent[peer.name] = f"{peer.module} has no {peer.function}"
+    return found, absent
+
+
+def _version(module: str) -> str:
+    """Of an imported module or its package; else of the distributions that hold it."""
+    top = module.partition(".")[0]
+    for name in (module, top):
+        if version := getattr(sys.modules[name], "__version__", None):
+            return str(version)
+    distributions = metadata.packages_distributions().get(top, [])
+    return ", ".join(f"{name} {metadata.version(name)}" for name in distributions)
+
+
+def select(impls: list[Impl], absent: dict[str, str], wanted: Iterable[str]) -> list[Impl]:
+    """Of what `discover` gave, those with a name in `wanted`, whole or before the colon; all if
+    nothing is wanted. ValueError for a name that none has."""
+    wanted = list(wanted)
+    for name in wanted:
+        if name in absent:
+            raise ValueError(f"the implementation {name!r} is absent: {absent[name]}")
+        if not any(_matches(impl, name) for impl in impls):
+            there = ", ".join(impl.name for impl in impls)
+            raise ValueError(f"there is no implementation {name!r} here; there are {there}")
+    return [impl for impl in impls if not wanted or any(_matches(impl, x) for x in wanted)]
+
+
+def _matches(impl: Impl, name: str) -> bool:
+    return name in (impl.name, impl.name.partition(":")[0])
+
+
+def describe_error(error: BaseException) -> str:
+    """The first line of an error, with its kind."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def refusal(explanation: Explanation, kernel: str) -> str:
+    """Why the kernel or variant, or with "auto" any kernel of the device, does not take a call."""
+    reasons = [
+        verdict.reason
+        for verdict in explanation
+        if kernel in ("auto", verdict.variant.key, verdict.variant.kernel)
+    ]
+    return "; ".join(dict.fromkeys(reasons)) or "there is no kernel of that name"
+
+
+def _prepare_ours(kernel: str, inputs: Inputs) -> Bound:
+    options: dict[str, Any] = {"causal": inputs.shape.causal, **inputs.keywords.ours}
+    # Who names a kernel asks for its sums.
+    sums = accumulate_of(kernel)
+    if kernel != "auto":  # else the call is the one that a user writes
+        options |= {"kernel": kernel, "accumulate": sums}
+    operands = inputs.q, inputs.k, inputs.v
+    explanation = explain(*operands, **options)
+    chosen = explanation.chosen
+    if chosen is None:
+        raise Unsupported(refusal(explanation, kernel))
+    return Bound(
+        f"{OURS}:{chosen.key}",
+        partial(attention, *operands, **options),
+        accumulate=sums,
+        with_lse=partial(attention, *operands, **options, return_lse=True),
+        is_emulated=chosen.kernel.endswith("-simt"),
+    )
+
+
+def torch_backend(name: str) -> AbstractContextManager[Any]:
+    """Within it, PyTorch's attention runs this backend, one of TORCH_BACKENDS, or fails.
+
+    "auto" leaves the choice to PyTorch.
+    """
+    if name == "auto":
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+    return sdpa_kernel(backends[name])  # type: ignore[no-any-return]
+
+
+def is_refusal(error: RuntimeError) -> bool:
+    """Whether PyTorch says that a backend does not take the call, and not that it failed."""
+    return any(refused in str(error) for refused in _TORCH_REFUSALS)
+
+
+def torch_attention(q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
+    """PyTorch's attention of (B, H, S, D) tensors, with its keywords.
+
+    Raises Unsupported for a causal mask over unequal lengths, which it aligns differently.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if causal and q.shape[2] != k.shape[2]:
+        raise Unsupported("aligns a causal mask top-left: another computation where lengths differ")
+    if q.shape[1] == k.shape[1]:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, **options)
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, **options)
+
+
+def _prepare_torch(backend: str, inputs: Inputs) -> Bound:
+    q, k, v, shape = inputs.q, inputs.k, inputs.v, inputs.shape
+    options = inputs.keywords.torch
+    if options is None:
+        raise Unsupported(f"has no {inputs.problem.option}")
+    if backend == "math":
+        scores = shape.batch * shape.heads_q * shape.seqlen_q * shape.seqlen_k
+        needed, there = scores * _MATH_BYTES_PER_SCORE, _memory(q.device)
+        if needed > there / 2:
+            raise Unsupported(
+                f"its scores would take {needed / 1e9:.0f} GB, more than half of the device's "
+                f"{there / 1e9:.0f} GB"
+            )
+    context = partial(torch_backend, backend)
+    try:
+        with context(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch_attention(q, k, v, shape.causal, **options)
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+        raise Unsupported(_torch_reason(error, caught)) from None
+    run = partial(torch_attention, q, k, v, shape.causal, **options)
+    return Bound(f"torch:{backend}", run, context=context)
+
+
+def _torch_reason(error: RuntimeError, caught: list[warnings.WarningMessage]) -> str:
+    """What torch warned of says why a backend cannot run; its error only that none can."""
+    said = [str(warning.message).partition(" (Triggered internally")[0] for warning in caught]
+    said = [x for x in said if not x.endswith("because:") and "runtime disabled" not in x]
+    return " ".join(dict.fromkeys(said)) or describe_error(error).partition(" This is likely")[0]
+
+
+def _memory(device: Any) -> int:
+    """Bytes of memory of a torch device."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _first(result: Any) -> Any:
+    """The output; some versions also return the log-sum-exp."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _prepare_flash_attn(module: ModuleType, inputs: Inputs) -> Bound:
+    """FlashAttention 2, 3 and 4 share a signature: (B, S, H, D), causal bottom-right."""
+    q, k, v = inputs.bshd
+    function, causal = module.flash_attn_func, inputs.shape.causal
+    return Bound(
+        module.__name__,
+        lambda: function(q, k, v, causal=causal),
+        lambda result: _first(result).transpose(1, 2),
+    )
+
+
+def _prepare_xformers(module: ModuleType, inputs: Inputs) -> Bound:
+    """(B, S, H, D); shared KV heads as (B, S, Hkv, group, D), K and V expanded without a copy."""
+    shape, (q, k, v) = inputs.shape, inputs.bshd
+    mask = None
+    if shape.causal and shape.seqlen_q == shape.seqlen_k:
+        mask = module.LowerTriangularMask()
+    elif shape.causal:
+        bias = importlib.import_module(f"{module.__name__}.fmha.attn_bias")
+        mask = bias.LowerTriangularFromBottomRightMask()
+    group = shape.heads_q // shape.heads_kv
+    if group > 1:
+        q = q.unflatten(2, (shape.heads_kv, group))
+        k, v = (x.unsqueeze(3).expand(-1, -1, -1, group, -1) for x in (k, v))
+    return Bound(
+        "xformers",
+        lambda: module.memory_efficient_attention(q, k, v, attn_bias=mask),
+        lambda out: (out.flatten(2, 3) if group > 1 else out).transpose(1, 2),
+    )
+
+
+def _prepare_flashinfer(module: ModuleType, inputs: Inputs) -> Bound:
+    """Its batched prefill on ragged operands, (B S, H, D); planned outside the timed call."""
+    import torch
+
+    shape, (q, k, v) = inputs.shape, inputs.bshd
+    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=q.device)
+    wrapper.plan(
+        starts * shape.seqlen_q,
+        starts * shape.seqlen_k,
+        shape.heads_q,
+        shape.heads_kv,
+        shape.head_dim,
+        causal=shape.causal,
+        q_data_type=q.dtype,
+    )
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return Bound(
+        "flashinfer",
+        lambda: wrapper.run(q, k, v),
+        lambda out: out.unflatten(0, (shape.batch, shape.seqlen_q)).transpose(1, 2),
+    )
+
+
+def _prepare_sageattention(module: ModuleType, inputs: Inputs) -> Bound:
+    """(B, H, S, D); quantizes Q and K, so its error is beyond that of 16-bit attention."""
+    q, k, v, shape = inputs.q, inputs.k, inputs.v, inputs.shape
+    if shape.causal and shape.seqlen_q != shape.seqlen_k:
+        raise Unsupported("takes a causal mask only for as many queries as keys")
+    run = partial(module.sageattn, q, k, v, tensor_layout="HND", is_causal=shape.causal)
+    return Bound("sageattention", run, _first)
+
+
+def _prepare_peer(peer: _Peer, module: ModuleType, inputs: Inputs) -> Bound:
+    if inputs.keywords.ours:
+        raise Unsupported(f"is timed without {inputs.problem.option}")
+    return peer.prepare(module, inputs)
+
+
+@dataclass(frozen=True)
+class _Peer:
+    name: str
+    module: str
+    function: str  # what tells that the module is the library meant
+    prepare: Callable[[ModuleType, Inputs], Bound]
+
+
+_PEERS = (
+    # FlashAttention 2, 3 and 4
+    _Peer("flash_attn", "flash_attn", "flash_attn_func", _prepare_flash_attn),
+    _Peer("flash_attn_interface", "flash_attn_interface", "flash_attn_func", _prepare_flash_attn),
+    _Peer("flash_attn.cute", "flash_attn.cute", "flash_attn_func", _prepare_flash_attn),
+    _Peer("xformers", "xformers.ops", "memory_efficient_attention", _prepare_xformers),
+    _Peer("flashinfer", "flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", _prepare_flashinfer),
+    _Peer("sageattention", "sageattention", "sageattn", _prepare_sageattention),
+)

@@ -1,0 +1,110 @@
+"""Is a result right? By the rule of `cutlass_attn.testing`, all of it or a quick look at both ends.
+
+A wrong kernel's time means nothing, and it need not be one of ours: a library may be built for
+another GPU, or be called in a way that it does not mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...testing import Accuracy, Reference, judge, reference
+from .problems import Inputs
+
+_ROWS = 32  # queries of a head that are compared; of few queries, as many more heads
+
+_Index = tuple[slice, slice, slice]  # batch, heads, queries
+_ALL: _Index = (slice(None), slice(None), slice(None))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the result, and what it should be."""
+
+    at: _Index
+    expected: Reference
+
+
+class Yardstick:
+    """fp64 results: of everything if `whole`, else of the first queries of the first heads and the
+    last ones of the last heads. Of problems without an option."""
+
+    def __init__(self, inputs: Inputs, accumulate: str = "fp32", whole: bool = False) -> None:
+        shape = inputs.shape
+        self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
+        self._dtype = inputs.problem.dtype
+        self._accumulate = accumulate
+        self._whole = whole
+        self._parts: list[_Part] = []
+        for at, at_kv in [(_ALL, _ALL)] if whole else _ends(inputs):
+            q, k, v = (
+                to_numpy(x[i]) for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
+            )
+            expected = reference(q, k, v, self._dtype, causal=shape.causal, accumulate=accumulate)
+            self._parts.append(_Part(at, expected))
+
+    def judge(self, out: Any, lse: Any = None) -> Accuracy:
+        """The worse part of a (B, H, S, D) result; it fails as well if it is not finite somewhere.
+
+        The log-sum-exp is judged where all is compared. Raises ValueError for a result of another
+        shape.
+        """
+        if tuple(out.shape) != self._shape:
+            raise ValueError(f"the result has shape {tuple(out.shape)}, not {self._shape}")
+        found = []
+        for part in self._parts:
+            exact, unfused = part.expected.exact, part.expected.unfused
+            found.append(
+                judge(to_numpy(out[part.at]), exact, unfused, self._dtype, self._accumulate)
+            )
+        worst = min(found, key=lambda accuracy: (accuracy.ok, -accuracy.rms))
+        if worst.ok and not self._whole and not bool(out.isfinite().all()):
+            return replace(worst, reason="the result is not finite everywhere")
+        if worst.ok and self.allclose(out) is False:
+            return replace(worst, reason="not allclose(atol=1e-3, rtol=1e-3)")
+        if worst.ok and self._whole and lse is not None:
+            expected = self._parts[0].expected
+            if not expected.confirms_lse(to_numpy(lse)):
+                with np.errstate(invalid="ignore"):
+                    off = np.nanmax(np.abs(to_numpy(lse) - expected.lse))
+                return replace(worst, reason=f"log-sum-exp is off by up to {off:.3g}")
+        return worst
+
+    def allclose(self, out: Any) -> bool | None:
+        """Within 1e-3 of fp64; None unless all of a float16 result with fp32 sums is compared."""
+        if not self._whole or (self._dtype, self._accumulate) != ("float16", "fp32"):
+            return None
+        exact = self._parts[0].expected.exact
+        return bool(np.allclose(to_numpy(out), exact, atol=1e-3, rtol=1e-3))
+
+
+def _ends(inputs: Inputs) -> list[tuple[_Index, _Index]]:
+    """Both ends of the result, and the keys and values that they depend on."""
+    shape = inputs.shape
+    rows = min(_ROWS, shape.seqlen_q)
+    group = shape.heads_q // shape.heads_kv
+    heads_kv = min(shape.heads_kv, max(1, _ROWS // (rows * group)))
+    heads = heads_kv * group
+    # Of the first queries a causal mask leaves these keys; cut there, the mask is again aligned
+    # with the last key.
+    keys = shape.seqlen_k
+    if shape.causal:
+        keys = max(0, rows + shape.seqlen_k - shape.seqlen_q)
+    first, last = slice(0, 1), slice(shape.batch - 1, None)
+    return [
+        ((first, slice(0, heads), slice(0, rows)), (first, slice(0, heads_kv), slice(0, keys))),
+        (
+            (last, slice(shape.heads_q - heads, None), slice(shape.seqlen_q - rows, None)),
+            (last, slice(shape.heads_kv - heads_kv, None), slice(None)),
+        ),
+    ]
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """As float32."""
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float32)
+    return np.asarray(x.detach().float().cpu().numpy())

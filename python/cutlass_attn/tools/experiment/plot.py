@@ -1,0 +1,313 @@
+"""Figures of a report, as PNG and SVG; the same report gives the same SVG, byte for byte."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from .report import OK, Report, Row, mean_speedup, unique
+from .timing import ColdEvents, HostClock, WarmGraph
+
+# Okabe and Ito's colours, which differ for colour-blind eyes too, each with a marker of its own.
+# What is known by name looks the same in every figure.
+_STYLES = {
+    "cutlass_attn:auto": ("#0072B2", "o"),
+    "torch:flash": ("#000000", "s"),
+    "torch:cudnn": ("#D55E00", "^"),
+    "torch:efficient": ("#CC79A7", "v"),
+    "torch:math": ("#999999", "x"),
+    "flash_attn_interface": ("#009E73", "D"),
+    "flash_attn.cute": ("#E69F00", "P"),
+}
+_OTHERS = (("#56B4E9", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#CC79A7", "h"), ("#999999", "d"))
+_LABELS = {
+    "cutlass_attn:auto": "cutlass_attn",
+    "flash_attn": "FlashAttention-2",
+    "flash_attn_interface": "FlashAttention-3",
+    "flash_attn.cute": "FlashAttention-4",
+}
+_TIMINGS = {
+    ColdEvents.name: "cold L2",
+    WarmGraph.name: "in a CUDA graph",
+    HostClock.name: "on the CPU",
+}
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "cutlass_attn",  # else the ids in an SVG are random
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+}
+
+
+def draw(report: Report, stem: str, folder: Path) -> list[Path]:
+    """Writes `<stem>-<figure>.png` and `.svg` into the folder, made if need be; returns them.
+
+    Figures: rate against key length, one per dtype, if there are lengths to compare; the speed-up
+    over the report's baseline. Rows that are wrong are left out.
+
+    Raises ValueError for a report without a time.
+    """
+    rows = [row for row in report.rows if row.us is not None and row.status == OK]
+    if len({row.accumulate for row in report.rows}) > 1:
+        return draw_accumulation(report, f"{stem}-accumulation", folder)
+    if not rows:
+        raise ValueError("the result has no row with a time to draw")
+    with matplotlib.rc_context(_SETTINGS):
+        figures = {f"{stem}-{name}": figure for name, figure in _figures(report, rows)}
+        return _save(figures, folder)
+
+
+def draw_ladder(report: Report, folder: Path) -> list[Path]:
+    """Writes ladder.png and ladder.svg into the folder, made if need be; returns them.
+
+    Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has no
+    time, the slowest. Wrong rows are hatched.
+
+    Raises ValueError for a ladder without a time.
+    """
+    if not any(row.us for row in report.rows):
+        raise ValueError("no row of the ladder has a time to draw")
+    with matplotlib.rc_context(_SETTINGS):
+        return _save({"ladder": _ladder_figure(report)}, folder)
+
+
+def draw_accumulation(report: Report, stem: str, folder: Path) -> list[Path]:
+    """A column per head dim: errors against the length, and below the speed over fp32."""
+    with matplotlib.rc_context(_SETTINGS):
+        return _save({stem: _accumulation_figure(report)}, folder)
+
+
+def _save(figures: dict[str, Figure], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in figures.items():
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+            path = folder / f"{name}{suffix}"
+            figure.savefig(path, dpi=150, metadata=metadata)
+            written.append(path)
+    return written
+
+
+def _figures(report: Report, rows: list[Row]) -> Iterator[tuple[str, Figure]]:
+    for dtype in unique(row.dtype for row in rows):
+        these = [row for row in rows if row.dtype == dtype]
+        columns = [c for c in unique(map(_column, these)) if len(_lengths(these, c)) > 1]
+        if columns:
+            shown = [row for row in these if _column(row) in columns]
+            yield f"rate-{dtype}", _rate_figure(report, shown, columns)
+    if any(row.ratio for row in rows if row.requested != report.baseline):
+        yield "speedup", _speedup_figure(report)
+
+
+def _styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    others = iter(_OTHERS * 8)
+    return {name: _STYLES.get(name) or next(others) for name in names}
+
+
+def _column(row: Row) -> tuple[int, int, int]:
+    return row.head_dim, row.heads_q, row.heads_kv
+
+
+def _lengths(rows: list[Row], column: tuple[int, int, int]) -> list[int]:
+    return sorted({row.seqlen_k for row in rows if _column(row) == column})
+
+
+def _rate_figure(report: Report, rows: list[Row], columns: list[tuple[int, int, int]]) -> Figure:
+    """Panels: a column per head dim and heads, a row without and one with a causal mask."""
+    masks = sorted({row.causal for row in rows})
+    styles = _styles(unique(row.requested for row in rows))
+    in_bytes = all(row.gbps is not None for row in rows)
+    figure, axes = _panels(len(masks), len(columns))
+    for i, causal in enumerate(masks):
+        for j, column in enumerate(columns):
+            axis = axes[i][j]
+            panel = [row for row in rows if (row.causal, _column(row)) == (causal, column)]
+            for name, (color, marker) in styles.items():
+                points = _points([row for row in panel if row.requested == name], in_bytes)
+                if points:
+                    axis.plot(
+                        *zip(*points), color=color, marker=marker, label=_LABELS.get(name, name)
+                    )
+            head_dim, heads_q, heads_kv = column
+            heads = f"{heads_q}" + f":{heads_kv}" * (heads_kv != heads_q)
+            axis.set_title(f"D = {head_dim}, {heads} heads{', causal' * causal}", fontsize=10)
+            axis.set_xscale("log", base=2)
+            lengths = _lengths(rows, column)
+            axis.set_xticks(lengths, [_short(length) for length in lengths], minor=False)
+            axis.set_xticks([], minor=True)
+            if i == len(masks) - 1:
+                axis.set_xlabel("keys")
+        axes[i][0].set_ylabel("GB/s" if in_bytes else "TFLOP/s")
+    axes[0][0].set_ylim(bottom=0)  # of all, whose limits grow with each other's lines until now
+    _finish(figure, axes, _title(report, rows[0].dtype))
+    return figure
+
+
+def _points(rows: list[Row], in_bytes: bool) -> list[tuple[int, float]]:
+    """(keys, rate); of several batches with one length the largest."""
+    found: dict[int, float] = {}
+    for row in sorted(rows, key=lambda row: (row.seqlen_k, row.batch, row.seqlen_q)):
+        rate = row.gbps if in_bytes else row.tflops
+        assert rate is not None  # the caller leaves out rows without a time
+        found[row.seqlen_k] = rate
+    return list(found.items())
+
+
+def _speedup_figure(report: Report) -> Figure:
+    """A panel per dtype: bars of geometric means per head dim and mask, and over all rows."""
+    dtypes = unique(row.dtype for row in report.rows)
+    kinds = sorted({(row.head_dim, row.causal) for row in report.rows})
+    groups = [f"D = {d}{', causal' * causal}".replace(", ", "\n") for d, causal in kinds] + ["all"]
+    names = [
+        name
+        for name in unique(row.requested for row in report.rows)
+        if name != report.baseline and mean_speedup(_of(report, name))
+    ]
+    styles = _styles(names)
+    figure, axes = _panels(len(dtypes), 1, width=max(7.0, 0.28 * len(groups) * (len(names) + 2)))
+    width = 0.85 / len(names)
+    partial = False
+    for axis, dtype in zip((row[0] for row in axes), dtypes):
+        for n, name in enumerate(names):
+            rows = [row for row in _of(report, name) if row.dtype == dtype]
+            parts = [[r for r in rows if (r.head_dim, r.causal) == kind] for kind in kinds]
+            means = [mean_speedup(part) for part in [*parts, rows]]
+            bars = axis.bar(
+                [x + (n - (len(names) - 1) / 2) * width for x in range(len(groups))],
+                [mean.value if mean else 0.0 for mean in means],
+                width,
+                color=styles[name][0],
+                edgecolor="white",
+                linewidth=0.5,
+                label=_LABELS.get(name, name),
+            )
+            texts = [f"{m.value:.2f}{'*' * (m.rows < m.of)}" if m else "" for m in means]
+            partial |= any(mean.rows < mean.of for mean in means if mean)
+            # White behind the figures: a bar just below 1 has its own on the line.
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            axis.bar_label(bars, texts, rotation=90, fontsize=7, padding=3, bbox=box)
+        axis.axhline(1.0, color="black", linewidth=1)
+        axis.set_xticks(range(len(groups)), groups)
+        axis.margins(y=0.15)
+        axis.grid(visible=False, axis="x")
+        axis.set_ylabel(f"speed / {_LABELS.get(report.baseline, report.baseline)}")
+        axis.set_title(dtype, fontsize=10)
+    _finish(figure, axes, _title(report) + "\n* not on all of these shapes" * partial)
+    return figure
+
+
+def _ladder_figure(report: Report) -> Figure:
+    rows = [row for row in report.rows if row.us]
+    times = [row.us or math.nan for row in rows]
+    names = [row.impl.removeprefix("cutlass_attn:") for row in rows]
+    base = max(times)
+    over = names[times.index(base)]
+    for name, us in zip(names, times):
+        if name.startswith("scalar/minimal/"):
+            base, over = us, "scalar/minimal"
+    figure = Figure(figsize=(max(7.0, 1.1 * len(rows) + 2.0), 4.6), layout="constrained")
+    axis = figure.subplots()
+    bars = axis.bar(
+        range(len(rows)),
+        [base / us for us in times],
+        0.6,
+        color=["#0072B2" if row.ours else "#999999" for row in rows],
+        hatch=["" if row.status == OK else "//" for row in rows],
+    )
+    texts = [f"{base / us:.3g}x\n{us:,.{0 if us >= 100 else 1}f} us" for us in times]
+    axis.bar_label(bars, texts, fontsize=8, padding=3)
+    # "sm80/f16/d64/64x64x4" on three lines
+    names = [re.sub(r"/(f16|bf16|f32)", r"\n\1", name).replace(":", "\n") for name in names]
+    axis.set_xticks(range(len(rows)), names, fontsize=8)
+    axis.set_yscale("log")
+    axis.margins(y=0.2)
+    axis.grid(visible=False, axis="x")
+    axis.set_ylabel(f"speed / {over}")
+    hatched = "\nhatched: wrong results" * any(row.status != OK for row in rows)
+    emulated = any(row.us is None and row.status == OK for row in report.rows)
+    note = "\nemulated kernels have no time" * emulated
+    title = f"{rows[0].problem}: {report.environment['device']}"
+    axis.set_title(f"{title}{note}{hatched}", fontsize=10)
+    return figure
+
+
+_SUMS_STYLES = {
+    "fp32": ("#000000", "s"),
+    "fp16_qk": ("#0072B2", "o"),
+    "fp16_pv": ("#E69F00", "^"),
+    "fp16": ("#D55E00", "D"),
+}
+
+
+def _accumulation_figure(report: Report) -> Figure:
+    rows = [row for row in report.rows if row.rms_error is not None]
+    head_dims = unique(row.head_dim for row in rows)
+    timed = any(row.ratio for row in rows)
+    size = (max(6.0, 3.6 * len(head_dims)), 6.0 if timed else 3.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1 + timed, max(1, len(head_dims)), squeeze=False, sharey="row")
+    for column, head_dim in enumerate(head_dims):
+        top = panels[0][column]
+        for sums, (color, marker) in _SUMS_STYLES.items():
+            mine = [r for r in rows if (r.head_dim, r.accumulate) == (head_dim, sums)]
+            lengths = [row.seqlen_k for row in mine]
+            style: Any = {"color": color, "marker": marker, "markersize": 4}
+            top.plot(lengths, [row.rms_error for row in mine], **style, label=f"{sums}, RMS")
+            top.plot(lengths, [row.max_error for row in mine], "--", **style, label="largest")
+            if timed:
+                ratios = [row.ratio.value if row.ratio else math.nan for row in mine]
+                panels[1][column].plot(lengths, ratios, **style)
+        top.set_title(f"D = {head_dim}", fontsize=10)
+        top.set_yscale("log")
+        for row_of_panels in panels:
+            row_of_panels[column].set_xscale("log", base=2)
+        panels[-1][column].set_xlabel("keys")
+    panels[0][0].set_ylabel("error against fp64")
+    if timed:
+        panels[1][0].set_ylabel(f"speed / {report.baseline.removeprefix('cutlass_attn:')}")
+        panels[1][0].set_ylim(bottom=0)
+    if head_dims:
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(f"fp16 accumulation: {report.environment['device']}", fontsize=11)
+    return figure
+
+
+def _of(report: Report, name: str) -> list[Row]:
+    return [row for row in report.rows if row.requested == name]
+
+
+def _panels(rows: int, columns: int, width: float = 4.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(max(7.0, width * columns), 3.0 * rows + 1.0), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=True)
+
+
+def _finish(figure: Figure, axes: Sequence[Sequence[Any]], title: str) -> None:
+    """One legend for all panels, below them, with what any of them has."""
+    entries: dict[str, Any] = {}
+    for axis in (axis for row in axes for axis in row):
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            entries.setdefault(label, handle)
+    columns = 4 if figure.get_figwidth() > 9 else 3
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+    )
+    figure.suptitle(title, fontsize=11)
+
+
+def _title(report: Report, dtype: str = "") -> str:
+    facts = [report.environment["device"], dtype, f"torch {report.environment['torch']}"]
+    return ", ".join(filter(None, facts)) + f", {_TIMINGS[report.method['timing']]}"
+
+
+def _short(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)

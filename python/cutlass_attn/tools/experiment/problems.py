@@ -1,0 +1,299 @@
+"""The problems that are computed: shapes, options, and the grids of them that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._build.facts import ACCUMULATE, DTYPES, MAX_DECODE_QUERIES
+from ...testing import round_to
+
+SHAPE_FORM = "b,hq,hkv,sq,sk,d"
+SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One attention problem; a causal mask is aligned bottom-right."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def op(self) -> str:
+        return "decode" if self.seqlen_q <= MAX_DECODE_QUERIES else "forward"
+
+    def masked(self, causal: bool) -> Shape:
+        return replace(self, causal=causal)
+
+    @property
+    def flops(self) -> float:
+        """Of the two products, over the keys that are visible: 4 B H S^2 D, causal half of it."""
+        pairs = float(self.seqlen_q * self.seqlen_k)
+        if self.causal:
+            diagonal = min(self.seqlen_q, self.seqlen_k)
+            pairs = diagonal * (self.seqlen_k - diagonal / 2)
+        return 4.0 * self.batch * self.heads_q * pairs * self.head_dim
+
+    def bytes(self, element_size: int) -> int:
+        """The least that is moved: q, k and v read once, the result written once."""
+        rows = 2 * self.heads_q * self.seqlen_q + 2 * self.heads_kv * self.seqlen_k
+        return self.batch * rows * self.head_dim * element_size
+
+    def __str__(self) -> str:
+        heads = f"{self.heads_q}" + f":{self.heads_kv}" * (self.heads_kv != self.heads_q)
+        lengths = f"{self.seqlen_q}" + f":{self.seqlen_k}" * (self.seqlen_k != self.seqlen_q)
+        return f"D={self.head_dim} H={heads} {self.batch}x{lengths}{' causal' * self.causal}"
+
+
+class Keywords(NamedTuple):
+    """What an option is called with."""
+
+    ours: dict[str, Any]
+    torch: dict[str, Any] | None  # None: PyTorch's attention has no such option
+
+
+def _random(device: str, *sizes: int) -> Any:
+    import torch
+
+    return torch.rand(sizes, generator=torch.Generator(device).manual_seed(1), device=device)
+
+
+def _alibi(problem: Problem, device: str) -> Keywords:
+    return Keywords({"alibi_slopes": _random(device, problem.shape.heads_q)}, None)
+
+
+def _bias(problem: Problem, device: str) -> Keywords:
+    import torch
+
+    shape = problem.shape
+    bias = 4 * _random(device, 1, shape.heads_q, shape.seqlen_q, shape.seqlen_k) - 2
+    bias = bias.to(getattr(torch, problem.dtype))
+    return Keywords({"bias": bias}, {"attn_mask": bias.expand(shape.batch, -1, -1, -1)})
+
+
+def _mask(problem: Problem, device: str) -> Keywords:
+    shape = problem.shape
+    mask = _random(device, shape.batch, 1, shape.seqlen_q, shape.seqlen_k) < 0.9
+    return Keywords({"mask": mask}, {"attn_mask": mask.expand(-1, shape.heads_q, -1, -1)})
+
+
+_NOTHING = Keywords({}, {})
+
+# What a call may ask for beside shapes and a causal mask, made for a problem on a device.
+OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
+    "none": lambda problem, device: _NOTHING,
+    "softcap": lambda problem, device: Keywords({"softcap": 30.0}, None),
+    "alibi": _alibi,
+    "bias": _bias,
+    "mask": _mask,
+    "dropout": lambda problem, device: Keywords({"dropout_p": 0.1}, {"dropout_p": 0.1}),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A shape, a dtype and an option: what every implementation is asked to compute."""
+
+    shape: Shape
+    dtype: str = "float16"
+    option: str = "none"  # of OPTIONS
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}{f', {self.option}' * (self.option != 'none')}"
+
+    def inputs(self, device: str, seed: int) -> Inputs:
+        """Standard normal q, k and v, the same for the same seed on the same device, and the
+        option's keywords: torch tensors, or numpy arrays where there is no torch.
+
+        Raises ValueError if they cannot be had on this device or in this dtype.
+        """
+        shape = self.shape
+        q_size = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
+        kv_size = (shape.batch, shape.heads_kv, shape.seqlen_k, shape.head_dim)
+        sizes = (q_size, kv_size, kv_size)
+        try:
+            import torch
+        except ImportError:
+            q, k, v = _numpy_inputs(sizes, self.dtype, device, seed)
+        else:
+            generator = torch.Generator(device).manual_seed(seed)
+            q, k, v = (
+                torch.randn(size, generator=generator, device=device).to(getattr(torch, self.dtype))
+                for size in sizes
+            )
+        return Inputs(self, q, k, v, OPTIONS[self.option](self, device))
+
+
+def _numpy_inputs(sizes: Any, dtype: str, device: str, seed: int) -> Any:
+    if device != "cpu":
+        raise ValueError("a GPU is reached through torch, which is not installed")
+    kind: Any = dtype
+    if dtype == "bfloat16":
+        try:
+            import ml_dtypes  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError:
+            raise ValueError("bfloat16 needs torch or ml_dtypes; neither is installed") from None
+        kind = ml_dtypes.bfloat16
+    rng = np.random.default_rng(seed)
+    return tuple(round_to(rng.standard_normal(size), dtype).astype(kind) for size in sizes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v of a problem, (B, H, S, D) arrays on one device, and the option's keywords."""
+
+    problem: Problem
+    q: Any
+    k: Any
+    v: Any
+    keywords: Keywords = _NOTHING
+
+    @property
+    def shape(self) -> Shape:
+        return self.problem.shape
+
+    @cached_property
+    def bshd(self) -> tuple[Any, Any, Any]:
+        """The same values with heads inside the sequence, contiguous."""
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v))
+        return q, k, v
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Problems that are measured in the same way."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    timing: str = "events"  # on a GPU: "events" (cold L2) or "graph" (warm)
+    host_time: bool = False  # also the time that a call takes on the host
+    options: tuple[str, ...] = ("none",)
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    kernels: tuple[str, ...] = ()  # of ours, to run beside "auto"
+    impls: tuple[str, ...] = ()  # only these
+    baseline: str = "torch:flash"
+
+
+def _square(batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Shape, Shape]:
+    sizes = (batch, heads, heads, seqlen, seqlen, head_dim)
+    return Shape(*sizes), Shape(*sizes, causal=True)
+
+
+# fp16 accumulation: the kernels that have it. So many tokens fill a GPU alike at every length.
+_IN_FP16 = tuple(f"sm80/{name}" for name in ACCUMULATE if name != "fp32")
+_TOKENS = 16384
+
+GRIDS = {
+    grid.name: grid
+    for grid in (
+        Grid(
+            "forward",
+            tuple(
+                shape
+                for head_dim, heads in ((64, 32), (128, 16), (256, 8))
+                for batch, seqlen in ((16, 1024), (4, 4096), (1, 16384))
+                for shape in _square(batch, heads, seqlen, head_dim)
+            ),
+        ),
+        Grid("reference", _square(2, 8, 512, 64), timing="graph", host_time=True),
+        Grid("decode", (Shape(16, 32, 8, 1, 8192, 128), Shape(1, 32, 8, 1, 32768, 128))),
+        # Too few tiles to fill a GPU, and short enough that events would time the launch.
+        Grid(
+            "small",
+            tuple(
+                shape
+                for head_dim, heads in ((64, 8), (128, 4))
+                for seqlen in (128, 256, 512, 1024)
+                for shape in _square(1, heads, seqlen, head_dim)
+            ),
+            timing="graph",
+        ),
+        # What options cost, in fp16: docs/attention.md.
+        Grid(
+            "options",
+            (
+                Shape(4, 32, 32, 4096, 4096, 64),
+                Shape(4, 16, 16, 4096, 4096, 128),
+                Shape(2, 8, 8, 2048, 2048, 256),
+            ),
+            options=tuple(OPTIONS),
+            dtypes=("float16",),
+            kernels=("sm80/general",),
+            baseline="cutlass_attn:auto",
+        ),
+        # Error and time of fp16 accumulation by head dim and length: docs/accumulation.md.
+        Grid(
+            "accumulation",
+            tuple(
+                Shape(max(1, _TOKENS // seqlen), 16, 16, seqlen, seqlen, head_dim)
+                for head_dim in (64, 128, 256)
+                for seqlen in (128, 512, 2048, 8192)
+            ),
+            dtypes=("float16",),
+            kernels=_IN_FP16,
+            impls=("cutlass_attn",),
+            baseline="cutlass_attn:auto",
+        ),
+        # Both on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
+        Grid(
+            "options-cpu",
+            (Shape(1, 2, 2, 64, 64, 64),),
+            options=tuple(OPTIONS),
+            dtypes=("float16",),
+            baseline="cutlass_attn:auto",
+        ),
+        Grid(
+            "accumulation-cpu",
+            tuple(Shape(1, 1, 1, seqlen, seqlen, 64) for seqlen in (128, 512)),
+            dtypes=("float16",),
+            kernels=("sm80-simt", *(f"{name}-simt" for name in _IN_FP16)),
+            impls=("cutlass_attn",),
+            baseline="cutlass_attn:auto",
+        ),
+    )
+}
+
+
+def grid_for(name: str | None, device: str) -> Grid:
+    """The grid of this name as a device runs it; by default "forward", on a CPU "small"."""
+    if device == "cpu":
+        return GRIDS.get(f"{name}-cpu") or GRIDS[name or "small"]
+    return GRIDS[name or "forward"]
+
+
+def parse_dtype(name: str) -> str:
+    """A dtype by its name or its short one. Raises ValueError."""
+    found = SHORT_DTYPES.get(name, name)
+    if found not in DTYPES:
+        raise ValueError(f"--dtype must be of {', '.join(SHORT_DTYPES)}, got {name!r}")
+    return found
+
+
+def parse_shape(text: str) -> Shape:
+    """Reads "b,hq,hkv,sq,sk,d". Raises ValueError with what is wrong with it."""
+    fields = text.split(",")
+    names = SHAPE_FORM.split(",")
+    if len(fields) != len(names):
+        raise ValueError(f"a shape is {SHAPE_FORM}, {len(names)} numbers, got {text!r}")
+    sizes: list[int] = []
+    for name, field in zip(names, fields):
+        if not field.strip().isdecimal() or int(field) < 1:
+            raise ValueError(f"{name} of the shape {text!r} must be 1 or more, got {field!r}")
+        sizes.append(int(field))
+    batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim = sizes
+    shape = Shape(batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim)
+    if shape.heads_q % shape.heads_kv:
+        raise ValueError(
+            f"hkv of the shape {text!r} must divide hq, got {shape.heads_kv} and {shape.heads_q}"
+        )
+    return shape

@@ -1,0 +1,211 @@
+"""What an experiment found, and its JSON file; docs/benchmarking.md describes the fields."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..document import SCHEMA, Document, document, dumps, now
+from .problems import Problem, Shape
+from .stats import Ratio, geometric_mean, paired_ratio
+
+OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
+
+
+@dataclass
+class Row:
+    """One implementation on one problem. Without a time, `reason` says why, or it is emulated."""
+
+    op: str
+    impl: str  # which code exactly; `requested` until that is known
+    requested: str  # what it was asked for as: "cutlass_attn:auto"
+    dtype: str
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    causal: bool
+    option: str = "none"
+    accumulate: str = "fp32"  # what it adds products up in, and is judged by
+    inputs: int = 0  # random inputs that it was judged on
+    max_error: float | None = None  # against fp64, of what was compared
+    mean_error: float | None = None
+    rms_error: float | None = None
+    rms_allowed: float | None = None
+    rms_yardstick: float | None = None
+    allclose: bool | None = None  # within 1e-3, where all of a float16 result is compared
+    difference: float | None = None  # from the first one's result, where there is no fp64 result
+    us: float | None = None  # median of rounds_us
+    tflops: float | None = None
+    gbps: float | None = None  # decode only
+    timing: str = ""
+    rounds_us: list[float] = field(default_factory=list)  # each the median of `samples` calls
+    samples: int = 0
+    host_us: float | None = None  # where it is measured; mean of a call to its return
+    speedup: dict[str, Any] | None = None  # {"over", "value", "low", "high"}
+    over_rung_before: float | None = None  # of a ladder
+    sm_clock: str = ""  # read just after the rounds
+    status: str = OK
+    reason: str = ""
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(**{f.name: getattr(self, f.name) for f in fields(Shape)})
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.shape, self.dtype, self.option)
+
+    @property
+    def ours(self) -> bool:
+        return self.requested.startswith("cutlass_attn:")
+
+    @property
+    def ratio(self) -> Ratio | None:
+        if self.speedup is None:
+            return None
+        return Ratio(*(self.speedup[name] for name in Ratio._fields))
+
+    def set_times(self, rounds_us: Sequence[float], median_us: float) -> None:
+        self.rounds_us = [rounded(us) for us in rounds_us]
+        self.us = rounded(median_us)
+        self.tflops = rounded(self.shape.flops / median_us / 1e6)
+        if self.op == "decode":
+            element_size = 4 if self.dtype == "float32" else 2
+            self.gbps = rounded(self.shape.bytes(element_size) / median_us / 1e3)
+
+
+# Left out of a file where they do not apply.
+_RARE = ("gbps", "host_us", "over_rung_before", "difference", "allclose")
+
+
+@dataclass
+class Report:
+    """All rows, and what they were measured on and how."""
+
+    grid: str
+    baseline: str
+    environment: dict[str, Any]
+    method: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)  # of other libraries
+    absent: dict[str, str] = field(default_factory=dict)  # implementation: why
+    commit: str = ""
+    date: str = field(default_factory=now)
+    aborted: str = ""  # why the rest was not measured
+    command: str = "bench"
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Did this library's kernels run and give right results wherever they are supported?
+
+        Those of a check were asked for by name: there all have to.
+        """
+        ours = [row for row in self.rows if row.ours]
+        may_lack = self.command != "check"
+        right = all(row.status == OK or (may_lack and row.status == UNSUPPORTED) for row in ours)
+        return right and not self.aborted and (may_lack or bool(ours))
+
+    def fill_speedups(self, rows: Sequence[Row]) -> None:
+        """Compares rows of one problem with the baseline's, where that was timed."""
+        base = next((r for r in rows if r.requested == self.baseline and r.us is not None), None)
+        if base is None:
+            return
+        for row in rows:
+            if row.us is not None:
+                ratio = paired_ratio(base.rounds_us, row.rounds_us)
+                row.speedup = {"over": self.baseline}
+                row.speedup |= {name: rounded(x) for name, x in ratio._asdict().items()}
+
+    def as_json(self) -> Document:
+        names = (f.name for f in fields(self))
+        head = {name: getattr(self, name) for name in names if name not in ("command", "rows")}
+        rows = ({k: x for k, x in asdict(r).items() if k not in _RARE or x is not None}
+                for r in self.rows)  # fmt: skip
+        return document(self.command, self.ok, rows, **head)
+
+    def dumps(self) -> str:
+        return dumps(self.as_json())
+
+
+def load(path: str | Path) -> Report:
+    """Reads a file that `dumps` wrote, also one of schema 1. Raises ValueError for another one,
+    OSError for none."""
+    try:
+        content = json.loads(Path(path).read_text())
+        schema = content["schema"]
+    except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError):
+        raise ValueError(f"{path} is not a result of `cutlass-attn bench`") from None
+    if schema not in (1, SCHEMA):
+        raise ValueError(f"{path} has schema {schema!r}; this version reads 1 and {SCHEMA}")
+    if "grid" not in content:
+        raise ValueError(f"{path} is of `cutlass-attn {content['command']}`, not of a benchmark")
+    rows = [Row(**row) for row in content["rows"]]
+    head = {f.name: content[f.name] for f in fields(Report) if f.name in content}
+    return Report(**{**head, "rows": rows})
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Geometric mean of the speed-ups of the rows that have one."""
+
+    value: float
+    rows: int
+    of: int  # rows asked for, with those that did not run or were wrong
+
+
+def mean_speedup(rows: Sequence[Row]) -> Mean | None:
+    """None if no row is right and has a ratio."""
+    ratios = [row.ratio.value for row in rows if row.ratio and row.status == OK]
+    return Mean(geometric_mean(ratios), len(ratios), len(rows)) if ratios else None
+
+
+def unique(values: Any) -> list[Any]:
+    """In order of appearance."""
+    return list(dict.fromkeys(values))
+
+
+def checkout() -> Path | None:
+    """The folder of this project's sources that is the working directory or contains it."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        project = folder / "pyproject.toml"
+        if project.is_file():
+            found = re.search(r'^name = "cutlass_attn"$', project.read_text(), re.MULTILINE)
+            return folder if found else None
+    return None
+
+
+def checkout_commit() -> str:
+    """The commit of the sources around the working directory, "-dirty" with changes to them."""
+    folder = checkout()
+    if folder is None:
+        return ""
+    try:
+        command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, check=True, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def default_path(device: str, grid: str) -> Path:
+    """benchmarks/results/<device>-<grid>.json of a checkout, or that name right here."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    name = Path(f"{slug}-{grid}.json")
+    folder = checkout()
+    return folder / "benchmarks" / "results" / name if folder else name
+
+
+def rounded(x: float) -> float:
+    """Five digits: more than any measurement repeats."""
+    return float(f"{x:.5g}")

@@ -1,0 +1,136 @@
+"""How long a call takes: on the GPU by events or in a CUDA graph, on the host by its clock.
+
+torch is imported where a GPU is timed, so that `cutlass-attn check` works without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# Calls in one CUDA graph: enough for the start of the graph not to count.
+GRAPH_CALLS = 50
+# Long enough a sleep, in GPU clocks per timed call, for the host to queue the calls meanwhile.
+_SLEEP_CLOCKS = 1_000_000
+
+Run = Callable[[], Any]
+# Takes the number of samples, returns the microseconds of each.
+Sampler = Callable[[int], list[float]]
+
+
+def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[float]:
+    """Microseconds on the current CUDA device of each of so many calls; `before` is not timed.
+
+    The GPU is kept busy at first, so that all work is queued by the time it starts and the events
+    measure kernels, not the host's pace.
+    """
+    import torch
+
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
+    torch.cuda._sleep(_SLEEP_CLOCKS * samples)
+    for start, end in marks:
+        if before is not None:
+            before()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e3 for start, end in marks]
+
+
+def clock_times_us(run: Run, samples: int, limit_s: float = 2.0) -> list[float]:
+    """Microseconds of so many calls by the host's clock; fewer, at least one, after `limit_s`."""
+    times: list[float] = []
+    while len(times) < samples and sum(times) < limit_s * 1e6:
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def mean_host_us(run: Run, calls: int) -> float:
+    """Mean time from a call to its return, with nothing running on the GPU when it is called."""
+    import torch
+
+    clock, synchronize = time.perf_counter_ns, torch.cuda.synchronize
+    total = 0
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(calls):
+            synchronize()
+            start = clock()
+            run()
+            total += clock() - start
+    finally:
+        if collecting:
+            gc.enable()
+    synchronize()
+    return total / calls / 1e3
+
+
+def median_us(times: list[float]) -> float:
+    return float(np.median(times))
+
+
+class ColdEvents:
+    """Events around each call, with an L2 cache that holds nothing of its operands."""
+
+    name = "events_cold_l2"
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = torch.empty(size, dtype=torch.int8, device=device).zero_
+
+    def sampler(self, run: Run) -> Sampler:
+        return lambda samples: event_times_us(run, samples, self._flush)
+
+
+class WarmGraph:
+    """One of many calls in a CUDA graph: no launch from the host, operands in L2 if they fit."""
+
+    name = "cuda_graph_warm"
+
+    def __init__(self, device: str) -> None:
+        pass
+
+    def sampler(self, run: Run) -> Sampler:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(GRAPH_CALLS):
+                run()
+
+        def sample(samples: int) -> list[float]:
+            return [us / GRAPH_CALLS for us in event_times_us(graph.replay, samples)]
+
+        return sample
+
+
+class HostClock:
+    """The host's clock around each call: for the CPU."""
+
+    name = "host_clock"
+
+    def __init__(self, device: str) -> None:
+        pass
+
+    def sampler(self, run: Run) -> Sampler:
+        return lambda samples: clock_times_us(run, samples)
+
+
+Timer = ColdEvents | WarmGraph | HostClock
+
+
+def timer_for(kind: str, device: str) -> type[Timer]:
+    """`kind` is "events" or "graph"; it says how a GPU is timed and is moot on the CPU."""
+    if device == "cpu":
+        return HostClock
+    return WarmGraph if kind == "graph" else ColdEvents

@@ -1,0 +1,1 @@
+"""`cutlass-attn profile`: every GPU variant's figures beside its gates."""

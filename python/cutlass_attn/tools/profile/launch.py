@@ -1,0 +1,36 @@
+"""The program that Nsight Compute watches: it launches one kernel while its profiler is on.
+
+python -m cutlass_attn.tools.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from ...attention import attention
+from ...variants import accumulate_of
+from ..experiment.problems import Problem, parse_shape
+
+
+def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
+    torch.cuda.set_device(torch.device(device).index or 0)
+    inputs = Problem(parse_shape(shape), dtype).inputs(device, seed=0)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    out = torch.empty_like(q)
+
+    def run() -> None:
+        sums = accumulate_of(kernel)
+        attention(q, k, v, causal=causal == "causal", kernel=kernel, accumulate=sums, out=out)
+
+    run()  # loads, and compiles where it has to
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,185 @@
+"""What the machine code of an mma.sync kernel has to be, by its tile and score."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from ..._build.tile import FORWARD, TileShape, shape_of
+from ..._build.variant_key import parse
+
+# The loop's body is compiled for tiles that need the mask's test and for those that do not; that
+# of the general score once, for all. (Where Q stays in registers its loop is another one, over the
+# key blocks of all tiles.)
+BODIES, BODIES_GENERAL = 2, 1
+# A copy of keys for whole tiles and for others, but one where pages say where rows are; one of
+# queries for tiles of several heads as well.
+COPIES, COPIES_PAGED, COPIES_Q = 2, 1, 3
+
+REGISTERS = 65536  # of an SM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile(TileShape):
+    """What a kernel's machine code depends on."""
+
+    score: str
+    accumulate: str = "fp32"
+
+    @property
+    def key_block(self) -> int:
+        """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
+        is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
+        return 1 if is_short else 2
+
+    @property
+    def steps_in_registers(self) -> int:
+        """Steps of 16 columns of Q that stay in registers."""
+        return self.steps_kept(self.score == "general")
+
+    def in_fp16(self, qk: int, pv: int) -> int:
+        """How many of so many products of Q K^T and of P V are added up in fp16."""
+        return qk * (self.accumulate in ("fp16", "fp16_qk")) + pv * (
+            self.accumulate in ("fp16", "fp16_pv")
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code.
+
+        m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim_v/8 per 16 keys,
+        for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
+        transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
+        """
+        bodies = BODIES_GENERAL if self.score == "general" else BODIES
+        blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
+        load_q, load_k, load_v = (
+            -(-rows * d // 8 // self.threads)
+            for rows, d in (
+                (self.m, self.head_dim),
+                (self.n, self.head_dim),
+                (self.n, self.head_dim_v),
+            )
+        )
+        each = COPIES_PAGED if self.is_paged else COPIES  # of a tile of K or V
+        copies = COPIES_Q * load_q + each * (load_k + bodies * (load_k + load_v))
+        if self.columns > 1:
+            # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
+            keys, dims_v = self.n // self.columns, dims_v // self.columns
+            kept = self.steps_in_registers
+            body = dims * keys // 16 + self.rows * (dims - kept + blocks)
+            return {
+                "HMMA": bodies * self.rows * (dims * keys // 8 + 2 * dims_v * blocks),
+                "HMMA.F16": 0,
+                "LDSM": bodies * body + self.rows * kept,
+                "LDSM.T": bodies * blocks * dims_v,
+                "LDGSTS": copies,
+            }
+        if self.is_pipelined and self.score == "general":
+            # Q once; Q K^T of the first key block, and in the loop of one; there P V of one.
+            # Before the loop the copies of two tiles of K begin.
+            products = (
+                self.rows * 4 * self.key_block * dims,
+                self.rows * 2 * self.key_block * dims_v,
+            )
+            return {
+                "HMMA": sum(products),
+                "HMMA.F16": 0,
+                "LDSM": self.rows * dims + 2 * self.key_block * dims,
+                "LDSM.T": self.key_block * dims_v,
+                "LDGSTS": copies + each * (load_k + load_v),
+            }
+        if self.is_pipelined:
+            # Q once; the first key block's Q K^T and the last one's P V, of which the loop has read
+            # the first 16 columns; in the body for any tile Q K^T of each key block once more, for
+            # those whose row max has to be updated.
+            qk, pv = (bodies + 1) * blocks + self.key_block, bodies * blocks + self.key_block
+            products = self.rows * 2 * qk * dims, self.rows * 2 * pv * dims_v
+            return {
+                "HMMA": sum(products),
+                "HMMA.F16": self.in_fp16(*products),
+                "LDSM": self.rows * dims + qk * dims,
+                "LDSM.T": pv * dims_v - 1,
+                "LDGSTS": copies + each * load_v,
+            }
+        halves = bodies * blocks * self.rows * 2
+        products = halves * dims, halves * dims_v
+        return {
+            "HMMA": sum(products),
+            "HMMA.F16": self.in_fp16(*products),
+            "LDSM": bodies * (blocks + self.rows) * dims,
+            "LDSM.T": bodies * blocks * dims_v,
+            "LDGSTS": copies,
+        }
+
+    def register_limit(self) -> int:
+        """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
+        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64 and not self.is_paged
+        blocks = 1 if self.columns > 1 else 3 if small else 2
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """The same of sm80/decode.hpp: warps take tiles of n keys in turn, each for all m rows."""
+
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def stages(self) -> int:
+        return 3 if self.head_dim + self.head_dim_v <= 256 else 2
+
+    @property
+    def keeps_q(self) -> bool:
+        return self.head_dim <= 128
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code, as Tile's, of a warp with one m16 block of rows.
+
+        The general score has two bodies, too: its mask is jumped over.
+        """
+        dims, dims_v = self.head_dim // 16, self.head_dim_v // 16
+        load_q = -(-self.m * self.head_dim // 8 // self.threads)
+        load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32
+        return {
+            "HMMA": BODIES * (2 * dims + 2 * dims_v),
+            "HMMA.F16": 0,
+            "LDSM": BODIES * dims + (1 if self.keeps_q else BODIES) * dims,
+            "LDSM.T": BODIES * dims_v,
+            "LDGSTS": COPIES_Q * load_q + self.stages * load_kv,
+        }
+
+    def register_limit(self) -> int:
+        return min(REGISTERS // (self.threads * 2) // 8 * 8, 255)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: Shared of sm80/decode.hpp."""
+        stage = 2 * self.n * (self.head_dim + self.head_dim_v)
+        q = 128 if self.keeps_q else 2 * self.m * self.head_dim
+        ticket = 128  # which is 4 bytes, and aligned
+        return self.warps * self.stages * stage + q + ticket
+
+
+def tile_of(key: str, score: str) -> Tile | None:
+    """The tile of a variant's key, as it is compiled with a score; None for other kernels."""
+    parts, shape = parse(key), shape_of(key)
+    if parts is None or shape is None:
+        return None
+    accumulate = FORWARD[parts.kernel.partition("/")[2]]
+    return Tile(**asdict(shape), score=score, accumulate=accumulate)
+
+
+def code_of(key: str, score: str) -> Tile | DecodeTile | None:
+    """What is known of a variant's machine code; None: nothing."""
+    parts = parse(key)
+    if parts is not None and parts.kernel == "sm80/decode":
+        tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
+        return DecodeTile(parts.head_dim, parts.head_dim_v, **tile)
+    return tile_of(key, score)

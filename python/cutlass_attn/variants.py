@@ -1,0 +1,71 @@
+"""What this build of the library holds: its kernels' variants, and what it was made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from . import _C
+from ._build.facts import ACCUMULATE, DTYPES
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled, or compilable, kernel instance."""
+
+    key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
+    kernel: str
+    device: str  # "cuda" or "cpu"
+    arch: str  # of its code: "80", or "90a" for Hopper alone; of CPU kernels the GPU's, or empty
+    dtype: str  # "float16", "bfloat16" or "float32"
+    head_dim: int  # 0: any up to 512
+    head_dim_v: int  # of V and the output; 0: any up to 512
+    head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
+    max_rows: int  # queries times query heads of a KV head; 0: any number
+    tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
+    accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
+    options: tuple[str, ...]  # what it implements of the options that a kernel may lack
+    tier: str  # "core", "full", or "tuned": of the user's tuning file
+    compiled: bool  # False: left out of this build
+    automatic: bool  # False: runs only when asked for by name
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What this build was made of."""
+
+    version: str
+    tier: str
+    cuda: str  # toolkit's version; empty for a CPU-only build
+    architectures: str
+    cutlass: str
+    compiler: str
+    simt: bool  # GPU kernels compiled for the CPU as well
+
+
+@cache
+def _variants() -> tuple[Variant, ...]:
+    rows: list[dict[str, Any]] = [dict(row) for row in _C.variants()]
+    return tuple(
+        Variant(
+            **{**row, "dtype": DTYPES[row["dtype"]], "accumulate": ACCUMULATE[row["accumulate"]]}
+        )
+        for row in rows
+    )
+
+
+def variants() -> list[Variant]:
+    """Every variant of the manifest, in order of preference, compiled into this build or not."""
+    return list(_variants())
+
+
+def accumulate_of(kernel: str) -> str:
+    """What a kernel, or the variant with this key, adds products up in; "fp32" for other names."""
+    named = (v.accumulate for v in _variants() if kernel in (v.kernel, v.key))
+    return next(named, "fp32")
+
+
+def build_info() -> BuildInfo:
+    """Version, tier, toolkit, architectures and compiler of this build."""
+    return BuildInfo(**_C.build_info())

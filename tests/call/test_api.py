@@ -1,0 +1,602 @@
+"""The Python interface: array libraries, options, verify, explain, torch.compile, threads."""
+
+import concurrent.futures
+import inspect
+import os
+import subprocess
+import sys
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+from cases import torch
+from cutlass_attn import _C
+from cutlass_attn._call import operator as _ops
+
+attention = cutlass_attn.attention
+DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
+
+
+def qkv(*, dtype="float16", head_dim=64, device="cpu", **shape):
+    """q, k, v of a small ragged call with shared heads."""
+    case = cases.Case("api", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **shape)
+    q, k, v = cases.values(case, dtype, head_dim)
+    return [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in (q, k, v)]
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_numpy_equals_torch(dtype):
+    tensors = qkv(dtype=dtype)
+    arrays = [x.numpy() for x in tensors]
+    out, lse = attention(*arrays, causal=True, return_lse=True)
+    assert isinstance(out, np.ndarray) and out.dtype == dtype and lse.dtype == np.float32
+    expected, expected_lse = attention(*tensors, causal=True, return_lse=True)
+    np.testing.assert_array_equal(out, expected.numpy())
+    np.testing.assert_array_equal(lse, expected_lse.numpy())
+
+
+def test_numpy_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="numpy has no bfloat16 of its own")
+    tensors = qkv(dtype="bfloat16")
+    arrays = [x.float().numpy().astype(ml_dtypes.bfloat16) for x in tensors]
+    out = attention(*arrays, verify=cutlass_attn.build_info().simt)
+    assert out.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(out.astype(np.float32), attention(*tensors).float().numpy())
+
+
+def test_numpy_negative_strides():
+    q, k, v = (x.numpy() for x in qkv())
+    flipped = attention(q[::-1, :, ::-1], k[::-1], v[::-1])
+    np.testing.assert_array_equal(flipped[::-1, :, ::-1], attention(q, k, v))
+
+
+def test_numpy_takes_read_only_arrays():
+    arrays = [x.numpy() for x in qkv()]
+    expected = attention(*arrays)
+    for x in arrays:
+        x.flags.writeable = False
+    np.testing.assert_array_equal(attention(*arrays), expected)
+
+
+def test_older_torch():
+    """Before 2.10 tensors have no exchange table: their attributes say the same."""
+    code = """
+import torch
+q, k = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 7, 16)
+del torch.Tensor.__dlpack_c_exchange_api__
+import cutlass_attn
+out, lse = cutlass_attn.attention(q, k, k, causal=True,
+                                  bias=torch.zeros(7), sinks=torch.zeros(4), return_lse=True)
+n = [x.numpy() for x in (q, k, k)]
+expected = cutlass_attn.attention(*n, causal=True, sinks=torch.zeros(4).numpy())
+print(bool((out.numpy() == expected).all()), cutlass_attn._call.torch_library.exchange_api)
+"""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch is one")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True None\n", done.stderr
+
+
+def test_works_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None  # importing torch now fails
+import numpy as np, cutlass_attn
+q = np.ones((1, 2, 5, 16), np.float32)
+assert np.allclose(cutlass_attn.attention(q, q, q), 1)
+assert cutlass_attn.explain(q, q, q).chosen.kernel == "cpu"
+try:
+    cutlass_attn.attention([1], [1], [1])
+except TypeError:
+    print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_import_leaves_torch_alone():
+    code = "import sys, cutlass_attn; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_modules_that_moved_keep_their_names():
+    from cutlass_attn import functional
+    from cutlass_attn.functional import attention as by_its_old_name
+    from cutlass_attn.info import Variant, build_info, explain, variants
+
+    assert by_its_old_name is functional.attention is cutlass_attn.attention
+    assert (explain, variants) == (cutlass_attn.explain, cutlass_attn.variants)
+    assert (Variant, build_info) == (cutlass_attn.Variant, cutlass_attn.build_info)
+
+
+def test_importing_needs_numpy_alone():
+    code = "import sys, cutlass_attn; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    others = set(done.stdout.split()) - sys.stdlib_module_names - {"numpy", "cutlass_attn"}
+    assert not {name for name in others if not name.startswith(("_", "sitecustomize"))}
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_defaults(device):
+    q, k, v = qkv(device=device)
+    out = attention(q, k, v)
+    assert out.shape == q.shape and out.dtype == q.dtype and out.is_contiguous()
+    explicit, lse = attention(
+        q, k, v, causal=False, window=(None, -1), softmax_scale=64**-0.5, return_lse=True
+    )
+    assert torch.equal(out, explicit)
+    assert lse.shape == (2, 4, 33) and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layouts_agree(device):
+    q, k, v = qkv(device=device)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    moved = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    out2, lse2 = attention(*moved, causal=True, return_lse=True, layout="bshd")
+    assert out2.is_contiguous()
+    assert torch.equal(out, out2.transpose(1, 2)) and torch.equal(lse, lse2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_is_used_and_returned(device):
+    q, k, v = qkv(device=device)
+    out = torch.full_like(q, torch.nan)
+    assert attention(q, k, v, out=out) is out
+    assert torch.equal(out, attention(q, k, v))
+
+
+def test_windows_mean_the_same():
+    q, k, v = qkv()
+    assert torch.equal(attention(q, k, v, window=7), attention(q, k, v, window=[7, 7]))
+    assert torch.equal(attention(q, k, v, window=2**40), attention(q, k, v))
+    assert torch.equal(
+        attention(q, k, v, causal=True, window=np.int64(7)),
+        attention(q, k, v, window=(7, 0)),
+    )
+
+
+def test_one_thread_gives_the_same_bits():
+    q, k, v = qkv()
+    expected = attention(q, k, v)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert torch.equal(attention(q, k, v), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+needs_simt = pytest.mark.skipif(
+    not cutlass_attn.build_info().simt, reason="on the CPU the scalar baseline is a simt kernel"
+)
+VERIFIABLE = [
+    pytest.param("cpu", marks=needs_simt),
+    pytest.param("cuda", marks=cases.needs_gpu),
+]
+
+
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: "/minimal" not in v.kernel))
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_verify_accepts_right_results(variant, layout):
+    if variant.device == "cpu" and not cutlass_attn.build_info().simt:
+        pytest.skip("on the CPU the scalar baseline is a simt kernel")
+    head_dim = variant.head_dim or 64
+    tensors = qkv(dtype=variant.dtype, head_dim=head_dim, device=variant.device)
+    if layout == "bshd":
+        tensors = [x.transpose(1, 2) for x in tensors]
+    options = {"causal": True, "kernel": variant.key, "layout": layout}
+    options["accumulate"] = variant.accumulate
+    if variant.accumulate == "fp32":
+        options["softcap"] = 4.0
+    out = attention(*tensors, **options, verify=True)
+    assert torch.equal(out, attention(*tensors, **options))
+
+
+@pytest.mark.parametrize("kernel", ["scalar/minimal", "scalar/tiled", "scalar/vectorized"])
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_uses_another_kernel(monkeypatch, kernel, device):
+    """The baseline must not be the tested kernel itself."""
+    asked = []
+
+    def spy(q, k, v, options, **more):
+        asked.append((options | more)["kernel"])
+        return real(q, k, v, options, **more)
+
+    real = _C.forward
+    monkeypatch.setattr(_C, "forward", spy)
+    kernel += "-simt" * (device == "cpu")
+    attention(*qkv(device=device), kernel=kernel, verify=True)
+    assert asked[0] == kernel and asked[1] != kernel and asked[1].startswith("scalar/")
+
+
+@pytest.mark.parametrize("what", ["out", "lse", "nan"])
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_catches_a_corrupted_result(monkeypatch, what, device):
+    """One element off by one per cent, or not a number, as if the kernel had put it there."""
+    q, k, v = qkv(device=device)
+    real, made = _C.forward, []
+
+    def corrupt(*call, **more):
+        results = real(*call, **more)
+        if not made:  # the first call is the kernel's, the second the baseline's
+            made.append(call)
+            target = results[what == "lse"]
+            at = (1, 2, 30, 17)[: target.ndim]
+            target[at] = torch.nan if what == "nan" else target[at] + 0.05
+        return results
+
+    monkeypatch.setattr(_C, "forward", corrupt)
+    order = "batch 1, head 2, query 30" + ", column 17" * (what != "lse")
+    name = "lse" if what == "lse" else "out"
+    with pytest.raises(cutlass_attn.VerificationError, match=f"on {name} in 1 of .*{order}: "):
+        attention(q, k, v, verify=True)
+
+
+@pytest.mark.parametrize("device", VERIFIABLE)
+def test_verify_catches_a_mask_off_by_one(monkeypatch, device):
+    q, k, v = qkv(device=device)
+    real, seen = _C.forward, []
+
+    def shifted(q, k, v, options, **more):
+        seen.append(options)
+        if len(seen) == 1:
+            more["window"] = (None, 19)
+        return real(q, k, v, options, **more)
+
+    monkeypatch.setattr(_C, "forward", shifted)
+    with pytest.raises(cutlass_attn.VerificationError, match="disagree on"):
+        attention(q, k, v, window=(None, 20), verify=True)
+
+
+# --- explain, variants, build_info ----------------------------------------------------------------
+
+
+def test_signatures():
+    ours, explains = map(inspect.signature, (attention, cutlass_attn.explain))
+    assert list(explains.parameters) == [*ours.parameters, "device"]
+    assert "bias" in ours.parameters and ours.parameters["layout"].default == "bhsd"
+
+
+def test_explain_names_the_kernel_and_every_reason():
+    q, k, v = qkv()
+    explanation = cutlass_attn.explain(q, k, v, causal=True)
+    assert explanation.chosen.key == "cpu/f16"
+    assert [x.variant for x in explanation] == cutlass_attn.variants()
+    assert all(bool(x.reason) != x.chosen for x in explanation)
+    text = str(explanation)
+    assert text.startswith("float16, q (2, 4, 33, 64), k (2, 2, 50, 64), v (2, 2, 50, 64), causal")
+    assert "-> cpu/f16" in text and "needs operands on a CUDA device" in text
+
+
+def test_explain_about_an_absent_gpu():
+    """Asked on any machine about an Ada GPU; what this build leaves out is named as such."""
+    build = cutlass_attn.build_info()
+    fp16 = cutlass_attn.explain(*qkv(), device="sm_89")
+    fp32 = cutlass_attn.explain(*qkv(dtype="float32"), device="sm_89")
+    if build.cuda:
+        assert fp16.chosen.kernel == "sm80" and fp16.chosen.head_dim == 64
+        assert fp32.chosen.kernel == "scalar/vectorized"
+    else:
+        assert fp16.chosen is None and "not compiled into this build" in str(fp16)
+    assert "needs float16, got float32" in str(fp32)
+    old = cutlass_attn.explain(*qkv(), device="sm_75")
+    assert old.chosen is None
+    assert "needs compute capability >= 8.0, the device has 7.5" in str(old)
+    assert str(old).endswith("no kernel takes this call")
+
+
+def test_explain_takes_tensors_without_memory():
+    q, k, v = (x.to("meta") for x in qkv())
+    assert cutlass_attn.explain(q, k, v, device="cpu").chosen.key == "cpu/f16"
+
+
+def test_explain_says_what_alignment_lacks():
+    q, k, v = qkv()
+    odd = torch.zeros(2, 4, 33, 65, dtype=q.dtype)[..., 1:]
+    verdicts = {x.variant.kernel: x for x in cutlass_attn.explain(odd, k, v, device="sm_89")}
+    assert "q's address is not a multiple of 16 bytes" in verdicts["sm80"].reason
+    assert "q's row stride of 65 elements" in verdicts["sm80"].reason
+    assert "multiple" not in verdicts["sm80/general"].reason
+
+
+def test_unaligned_calls_stay_on_tensor_cores():
+    if not cutlass_attn.build_info().cuda:
+        pytest.skip("a build without GPU kernels")
+    for dtype in ("float16", "bfloat16"):
+        q, k, v = (torch.zeros(2, 4, 33, 65, dtype=getattr(torch, dtype))[..., 1:] for _ in "qkv")
+        explanation = cutlass_attn.explain(q, k, v, device="sm_89")
+        assert explanation.chosen.kernel == "sm80/general" and explanation.chosen.head_dim == 64
+
+
+def test_explain_about_a_missing_device():
+    if not cases.no_gpu():
+        pytest.skip("a GPU is there")
+    explanation = cutlass_attn.explain(*qkv(), device="cuda")
+    assert explanation.chosen is None
+
+
+def test_variants_and_build_info():
+    variants = cutlass_attn.variants()
+    keys = [variant.key for variant in variants]
+    assert len(set(keys)) == len(keys)
+    scalar = {"scalar/vectorized", "scalar/tiled", "scalar/minimal"}
+    assert scalar | {"sm80", "cpu"} <= {v.kernel for v in variants}
+    assert all(v.compiled for v in variants if v.kernel == "cpu")
+    variants.clear()  # a copy: the library's own list stays
+    assert cutlass_attn.variants()
+    assert cutlass_attn.build_info().version == cutlass_attn.__version__
+
+
+@cases.needs_gpu
+def test_fp32_runs_scalar_on_a_gpu():
+    explanation = cutlass_attn.explain(*qkv(dtype="float32", device="cuda"))
+    assert explanation.chosen.kernel == "scalar/vectorized"
+    _, k, v = qkv(dtype="float32", device="cuda")
+    odd = torch.zeros(2, 4, 33, 65, device="cuda")[..., 1:]  # not on 16 bytes
+    assert cutlass_attn.explain(odd, k, v).chosen.kernel == "scalar/tiled"
+
+
+# --- torch's machinery ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_compile(device, dynamic):
+    q, k, v = qkv(device=device)
+
+    def model(q, k, v):
+        out, lse = attention(q * 2, k, v, causal=True, window=(20, None), return_lse=True)
+        return out + 1, lse
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for a, b in zip(compiled(q, k, v), model(q, k, v), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compile_by_inductor():
+    """It lowers the operator by rules of its own, one of which concerns arguments' names."""
+    q, k, v = qkv()
+    compiled = torch.compile(attention, fullgraph=True)
+    assert torch.equal(compiled(q, k, v, causal=True), attention(q, k, v, causal=True))
+
+
+def test_dynamic_sizes_compile_once():
+    """The operator's fake kernel must not turn symbolic sizes into numbers."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=backend)
+    q, k, v = qkv()
+    attention(q, k, v)  # which has looked for torch
+    for rows in (33, 20, 9):
+        x = [t[:, :, :rows].clone() for t in (q, k, v)]
+        options = {"window": (rows // 2, 3), "attention_chunk": rows // 3}
+        assert torch.equal(compiled(*x, **options), attention(*x, **options))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": 1},
+        {"return_lse": 1},
+        {"window": True},
+        {"window": (3, True)},
+        {"attention_chunk": True},
+        {"softmax_scale": True},
+        {"softcap": True},
+        {"dropout_p": True},
+    ],
+    ids=str,
+)
+def test_compiled_calls_refuse_what_eager_ones_do(options):
+    """The operator's schema alone would take True for 1."""
+    q, k, v = qkv()
+    (name,) = options
+    for call in (attention, torch.compile(attention, fullgraph=True, backend="aot_eager")):
+        with pytest.raises(Exception, match=f"{name} must be"):
+            call(q, k, v, **options)
+
+
+def test_a_tangent_is_not_lost():
+    q, k, v = qkv()
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative yet"):
+        torch.func.jvp(lambda q: attention(q, k, v), (q,), (torch.ones_like(q),))
+    with torch.autograd.forward_ad.dual_level():
+        assert torch.equal(attention(q, k, v), attention(q, k, v))
+        dual = torch.autograd.forward_ad.make_dual(v, torch.ones_like(v))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative yet"):
+            attention(q, k, dual)
+
+
+@pytest.mark.parametrize("device", [1, True, b"cpu", torch.device("cpu")], ids=str)
+def test_explain_takes_devices_by_name(device):
+    with pytest.raises(TypeError, match='device must be a string such as "cuda:1"'):
+        cutlass_attn.explain(*qkv(), device=device)
+    for name in ("", "cuda:99999999999"):
+        with pytest.raises(ValueError, match='device must be "cpu", "cuda"'):
+            cutlass_attn.explain(*qkv(), device=name)
+
+
+def test_compile_when_torch_comes_late():
+    code = """
+import cutlass_attn, torch
+q = torch.ones(1, 2, 5, 16)
+compiled = torch.compile(cutlass_attn.attention, fullgraph=True, backend="aot_eager")
+print(bool((compiled(q, q, q) == 1).all()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_compile_writes_out():
+    q, k, v = qkv()
+    out = torch.full_like(q, torch.nan)
+
+    def model(q, k, v, out):
+        attention(q, k, v, out=out)
+        return out * 2
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v, out), attention(q, k, v) * 2)
+    assert torch.equal(out, attention(q, k, v))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator(device):
+    """torch's own checks of schema, fake kernel and registration."""
+    q, k, v = qkv(device=device)
+    for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
+        x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
+        options = {"causal": True, "window": [20, -1], "softmax_scale": scale, "layout": layout}
+        args = _ops.arguments(*x, **options, return_lse=return_lse)
+        torch.library.opcheck(_ops.attention_forward, args)
+
+
+def test_fake_and_meta_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k = torch.empty(2, 4, 9, 64).half(), torch.empty(2, 2, 11, 64).half()
+        out, lse = attention(q, k, k, return_lse=True)
+        assert out.shape == q.shape and out.dtype == q.dtype
+        assert lse.shape == (2, 4, 9) and lse.dtype == torch.float32
+    meta = torch.empty(2, 4, 9, 64, device="meta")
+    assert attention(meta, meta, meta).device.type == "meta"
+    with pytest.raises(ValueError, match="one head dim"):
+        attention(meta, meta[..., :32], meta)
+
+
+def test_dispatch_and_function_modes_see_the_call():
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = qkv()
+    expected = attention(q, k, v)
+    for mode in (Dispatch, Function):
+        seen.clear()
+        with mode():
+            assert torch.equal(attention(q, k, v), expected)
+        assert any("attention_forward" in name for name in seen), mode
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap():
+    """A wrapped tensor's own memory is that of the whole batch."""
+    q, k, v = qkv()
+    stacked = [torch.stack([x, x / 2]) for x in (q, k, v)]
+    out = torch.vmap(attention)(*stacked)
+    assert torch.equal(out[0], attention(q, k, v))
+    assert torch.equal(out[1], attention(q / 2, k / 2, v / 2))
+
+
+def test_tensor_subclass():
+    class Mine(torch.Tensor):
+        pass
+
+    q, k, v = qkv()
+    out = attention(q.as_subclass(Mine), k, v)
+    assert torch.equal(out.as_subclass(torch.Tensor), attention(q, k, v))
+
+
+def test_lazily_negated_view():
+    q, k, v = qkv(dtype="float32")
+    expected = attention(-q, k, v)
+    assert torch.equal(attention(torch._neg_view(q), k, v), expected)
+    out = torch.empty_like(q)
+    attention(-q, k, v, out=torch._neg_view(out))
+    assert torch.equal(-out, expected)
+
+
+def test_verify_needs_plain_tensors():
+    meta = torch.empty(1, 1, 4, 64, device="meta")
+    with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+        attention(meta, meta, meta, verify=True)
+
+
+# --- Threads, streams, graphs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads(device):
+    inputs = [qkv(device=device, magnitude=1 + i) for i in range(4)]
+    expected = [attention(*x, causal=True) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            results = pool.map(lambda x: attention(*x, causal=True), inputs)
+            assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@cases.needs_gpu
+def test_runs_on_the_current_stream():
+    q, k, v = qkv(device="cuda")
+    expected = attention(q, k, v)
+    stream = torch.cuda.Stream()
+    late = torch.empty_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(q)  # comes after the sleep, in this stream only
+        out = attention(late, k, v)
+    assert not stream.query()
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@cases.needs_gpu
+def test_leaves_the_current_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    q, k, v = qkv(device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert torch.equal(
+        attention(q, k, v).cpu(), attention(*(x.to("cuda:0") for x in (q, k, v))).cpu()
+    )
+    assert torch.cuda.current_device() == 0
+
+
+@cases.needs_gpu
+@pytest.mark.parametrize("variant", cases.all_variants(lambda v: v.device == "cuda"))
+def test_graph_capture(variant):
+    head_dim = variant.head_dim or 64
+    q, k, v = qkv(dtype=variant.dtype, head_dim=head_dim, device="cuda")
+    out = torch.full_like(q, torch.nan)
+    graph = torch.cuda.CUDAGraph()
+    attention(
+        q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate
+    )  # opts in to large shared memory
+    with torch.cuda.graph(graph):
+        attention(q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate)
+    out.fill_(torch.nan)
+    q.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, attention(q, k, v, kernel=variant.key, accumulate=variant.accumulate))

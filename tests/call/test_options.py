@@ -1,0 +1,297 @@
+"""What options mean to a caller: forms that are equal, dropout's generator, torch's machinery."""
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+from cases import torch
+from cutlass_attn import testing
+from cutlass_attn._call import operator as _ops
+
+attention = cutlass_attn.attention
+DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
+CASE = cases.Case(
+    "options",
+    "",
+    batch=2,
+    heads=4,
+    seqlen_q=33,
+    seqlen_k=50,
+    bias="b11k",
+    mask="1hqk",
+    alibi="bh",
+    sinks=True,
+    dropout_p=0.25,
+)
+
+
+def call(device="cpu", case=CASE):
+    """q, k, v and the options of a case, in float16."""
+    q, k, v, _ = cases.tensors(case, "float16", 64, device)
+    return (q, k, v), cases.keywords(case, "float16", device)
+
+
+def only(**options):
+    return call(case=cases.Case("only", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **options))
+
+
+# --- Forms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+@pytest.mark.parametrize("form", ["k", "qk", "hq1", "b11k", "1h11", "1111", "bhqk"])
+def test_broadcast_equals_expanded(name, form):
+    (q, k, v), options = only(**{name: form})
+    expanded = options[name].expand(2, 4, 33, 50)
+    expected = attention(q, k, v, **{name: expanded.contiguous()})
+    assert torch.equal(attention(q, k, v, **{name: options[name]}), expected)
+    assert torch.equal(attention(q, k, v, **{name: expanded}), expected)
+
+
+def test_mask_equals_an_infinite_bias():
+    (q, k, v), options = only(mask="bhqk")
+    bias = torch.zeros(options["mask"].shape).masked_fill(~options["mask"], -torch.inf)
+    for a, b in zip(
+        attention(q, k, v, **options, return_lse=True),
+        attention(q, k, v, bias=bias, return_lse=True),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
+def test_alibi_equals_its_bias():
+    (q, k, v), options = only(alibi="h")
+    distance = torch.arange(50) - (torch.arange(33)[:, None] + 50 - 33)
+    bias = -options["alibi_slopes"][:, None, None] * distance.abs()
+    torch.testing.assert_close(attention(q, k, v, **options), attention(q, k, v, bias=bias))
+
+
+def test_sink_equals_a_key_without_value():
+    """A key whose logit is the sink and whose value is zero."""
+    (q, k, v), options = only(sinks=True)
+    bias = torch.zeros(1, 4, 1, 51)
+    bias[0, :, 0, 50] = options["sinks"]
+    k1, v1 = (torch.cat([x, torch.zeros_like(x[:, :, :1])], dim=2) for x in (k, v))
+    out, lse = attention(q, k1, v1, bias=bias, return_lse=True)
+    with_sink, with_sink_lse = attention(q, k, v, sinks=options["sinks"], return_lse=True)
+    torch.testing.assert_close(with_sink, out)
+    torch.testing.assert_close(with_sink_lse, lse)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_and_lse_with_options(device):
+    (q, k, v), options = call(device)
+    out = torch.full_like(q, torch.nan)
+    result, lse = attention(q, k, v, **options, out=out, return_lse=True)
+    assert result is out
+    assert torch.equal(out, attention(q, k, v, **options))
+    without = options | {"dropout_p": 0.0}
+    assert torch.equal(lse, attention(q, k, v, **without, return_lse=True)[1])
+
+
+def test_numpy_equals_torch():
+    tensors, options = call()
+    arrays = [x.numpy() for x in tensors]
+    as_arrays = {n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    np.testing.assert_array_equal(
+        attention(*arrays, **as_arrays), attention(*tensors, **options).numpy()
+    )
+    as_arrays["rng_state"] = as_arrays["rng_state"].view(np.uint64)
+    np.testing.assert_array_equal(
+        attention(*arrays, **as_arrays), attention(*tensors, **options).numpy()
+    )
+
+
+# --- Dropout --------------------------------------------------------------------------------------
+
+
+def kept_weights(dropout_p, rng_state=None, shape=(2, 3, 40, 64), device="cpu"):
+    """Which weights were kept: with q = 0 and one-hot values, O is softmax's uniform weights."""
+    q = torch.zeros(shape, device=device)
+    v = torch.eye(64, device=device).expand(shape[0], shape[1], 64, 64)
+    out = attention(q, v, v, softmax_scale=0.0, dropout_p=dropout_p, rng_state=rng_state)
+    kept = out > 0
+    torch.testing.assert_close(out[kept] * 64 * (1 - dropout_p), torch.ones_like(out[kept]))
+    return kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_mask_tells_which_weights(device):
+    state = torch.tensor([-123456789123, 2**40 + 5], device=device)
+    kept = kept_weights(0.25, state, device=device)
+    expected = testing.dropout_mask(state.tolist(), (2, 3, 40, 64), 0.25)
+    np.testing.assert_array_equal(kept.cpu().numpy(), expected)
+    assert kept_weights(1.0, state, device=device).sum() == 0
+
+
+def test_philox_known_answers():
+    """Vectors of Random123, the reference implementation: philox4x32 10."""
+    ones, pi = 2**32 - 1, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    for counter, key, expected in (
+        ((0,) * 4, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ((ones,) * 4, (ones, ones), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (pi, (0xA4093822, 0x299F31D0), "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ):
+        words = testing.philox4x32_10(counter, key)
+        assert " ".join(f"{int(word):08x}" for word in words) == expected
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+def test_dropout_statistics(dropout_p):
+    """Rates over everything, per key and per query, and of neighbours, within 5 sigma."""
+    n, heads, queries, keys = 2, 8, 256, 256
+    kept = testing.dropout_mask((7, 11), (n, heads, queries, keys), dropout_p)
+    p = 1 - dropout_p
+
+    def check(sample, mean):
+        sigma = np.sqrt(mean * (1 - mean) / sample.size)
+        assert abs(sample.mean() - mean) < 5 * sigma
+
+    check(kept, p)
+    for key in range(64):
+        check(kept[..., key], p)
+        check(kept[:, :, key], p)
+    for dimension in range(4):
+        after = np.roll(kept, 1, axis=dimension)
+        if kept.shape[dimension] > 2:  # with two entries every pair would count twice
+            check(kept & after, p * p)
+    for offset in (1, 8, 32):  # of keys that share a word, a draw, a block
+        check(kept[..., offset:] & kept[..., :-offset], p * p)
+    assert (testing.dropout_mask((7, 12), kept.shape, dropout_p) != kept).any()
+    assert (testing.dropout_mask((8, 11), kept.shape, dropout_p) != kept).any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_draws_anew_and_follows_manual_seed(device):
+    torch.manual_seed(5)
+    first, second = (kept_weights(0.5, device=device) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    assert torch.equal(kept_weights(0.5, device=device), first)
+
+
+def test_dropout_of_numpy_arrays_draws_anew():
+    q = np.zeros((1, 1, 8, 64), np.float32)
+    v = np.ones_like(q)
+    results = [attention(q, v, v, dropout_p=0.5) for _ in range(2)]
+    assert (results[0] != results[1]).any()
+
+
+def test_rng_state_is_ignored_without_dropout():
+    (q, k, v), _ = only()
+    assert torch.equal(attention(q, k, v, rng_state=torch.zeros(2).long()), attention(q, k, v))
+
+
+@cases.needs_gpu
+def test_graph_replays_draw_anew():
+    q = torch.zeros(1, 2, 64, 64, device="cuda", dtype=torch.float16)
+    v = torch.eye(64, device="cuda", dtype=torch.float16).expand_as(q)
+    out = torch.empty_like(q)
+    attention(q, v, v, dropout_p=0.5, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attention(q, v, v, dropout_p=0.5, out=out)
+    seen = []
+    torch.manual_seed(9)
+    for _ in range(3):
+        graph.replay()
+        seen.append(out.clone())
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    torch.manual_seed(9)
+    graph.replay()
+    assert torch.equal(out, seen[0])
+
+
+# --- torch's machinery, verify, explain -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_compile_with_options(device, dynamic):
+    (q, k, v), options = call(device)
+
+    def model(q, k, v, **options):
+        return attention(q * 2, k, v, return_lse=True, **options)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for a, b in zip(compiled(q, k, v, **options), model(q, k, v, **options), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compile_draws_dropout_anew():
+    (q, k, v), options = only(dropout_p=0.5)
+    del options["rng_state"]
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(3)
+    first, second = (compiled(q, k, v, **options) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(compiled(q, k, v, **options), first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_with_options(device):
+    tensors, options = call(device)
+    args = _ops.arguments(*tensors, **options, return_lse=True)
+    torch.library.opcheck(_ops.attention_forward, args)
+
+
+def test_fake_tensors_with_options():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        (q, k, v), options = call()
+        fake = {n: mode.from_tensor(x) for n, x in options.items() if isinstance(x, torch.Tensor)}
+        out = attention(*map(mode.from_tensor, (q, k, v)), **options | fake)
+        assert out.shape == q.shape and isinstance(out, type(fake["bias"]))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_a_bias():
+    (q, k, v), options = only(bias="bhqk")
+    stacked = torch.stack([options["bias"], -options["bias"]])
+    out = torch.vmap(lambda bias: attention(q, k, v, bias=bias))(stacked)
+    for result, bias in zip(out, stacked, strict=True):
+        assert torch.equal(result, attention(q, k, v, bias=bias))
+
+
+def test_lazily_negated_bias():
+    q = torch.randn(1, 2, 20, 16)
+    bias = torch.randn(20, 20)
+    expected = attention(q, q, q, bias=-bias)
+    assert torch.equal(attention(q, q, q, bias=torch._neg_view(bias)), expected)
+
+
+def test_verify_takes_options_into_account():
+    if not cutlass_attn.build_info().simt:
+        pytest.skip("on the CPU the scalar baseline is a simt kernel")
+    (q, k, v), options = call()
+    assert torch.equal(attention(q, k, v, **options, verify=True), attention(q, k, v, **options))
+    del options["rng_state"]  # both kernels get the one that is drawn
+    attention(q, k, v, **options, verify=True)
+
+
+def test_explain_names_options():
+    (q, k, v), options = call()
+    explanation = cutlass_attn.explain(q, k, v, **options)
+    assert explanation.chosen.kernel == "cpu"
+    assert (
+        "bias (2, 1, 1, 50), mask (1, 4, 33, 50), alibi_slopes (2, 4), sinks (4,), dropout_p 0.25"
+        in str(explanation)
+    )
+    del options["rng_state"]
+    assert cutlass_attn.explain(q, k, v, **options).chosen.kernel == "cpu"
+
+
+def test_explain_takes_options_without_memory():
+    """An option on the "meta" device must not pass for an absent one."""
+    (q, k, v), options = call()
+    options["attention_chunk"] = 3
+    meta = {n: x.to("meta") for n, x in options.items() if isinstance(x, torch.Tensor)}
+    tensors = (x.to("meta") for x in (q, k, v))
+    with_options = cutlass_attn.explain(*tensors, **options | meta, device="sm_89")
+    reasons = {x.variant.kernel: x.reason for x in with_options}
+    for kernel, taken in cases.OPTIONS.items():
+        if kernel in reasons:
+            for option in cases.ALL_OPTIONS - taken:
+                assert option in reasons[kernel]

@@ -1,0 +1,68 @@
+"""NVIDIA's compute-sanitizer finds nothing in any GPU kernel."""
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import cases
+import pytest
+
+VARIANTS = [v.key for v in cases.compiled_variants() if v.device == "cuda"]
+
+
+def sanitizer():
+    places = [
+        shutil.which("compute-sanitizer"),
+        *sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer")),
+    ]
+    return next(filter(None, places), None)
+
+
+@cases.needs_gpu
+@pytest.mark.skipif(sanitizer() is None, reason="compute-sanitizer is not installed")
+@pytest.mark.skipif(not VARIANTS, reason="this build has no GPU kernels")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_sanitizer(tool):
+    """One ragged causal call with each variant, all in one process: its start takes longest."""
+    command = [sanitizer(), "--tool", tool, "--error-exitcode", "99"]
+    # Without torch's caching allocator every tensor has bounds that memcheck can see.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    paths = [os.path.dirname(cases.__file__), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    done = subprocess.run(
+        [*command, sys.executable, __file__], env=environment, capture_output=True, text=True
+    )
+    if "Device not supported" in done.stdout:
+        pytest.skip("compute-sanitizer does not support this GPU, driver or virtual machine")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"SUMMARY: 0 (errors|hazards)", done.stdout), done.stdout[-6000:]
+    assert f"ran {len(VARIANTS)} variants" in done.stdout
+
+
+def run_all_variants():
+    import cutlass_attn
+
+    case = cases.Case("sanitizer", "", heads=2, heads_kv=1, seqlen_q=77, seqlen_k=131, causal=True)
+    for variant in cases.compiled_variants():
+        if variant.device == "cuda":
+            head_dim = variant.head_dim or 64
+            q, k, v, out = cases.tensors(case, variant.dtype, head_dim, "cuda")
+            cutlass_attn.attention(
+                q,
+                k,
+                v,
+                causal=True,
+                out=out,
+                return_lse=True,
+                kernel=variant.key,
+                accumulate=variant.accumulate,
+            )
+    cases.torch.cuda.synchronize()
+    print(f"ran {len(VARIANTS)} variants")
+
+
+if __name__ == "__main__":
+    run_all_variants()

@@ -1,0 +1,522 @@
+"""compat.flash_attn: the results that flash_attn documents, by an oracle of torch operations."""
+
+import inspect
+
+import cutlass_attn
+import pytest
+from pairwise import pairwise
+
+torch = pytest.importorskip("torch")
+
+from cutlass_attn.compat import flash_attn  # noqa: E402
+from cutlass_attn.compat.flash_attn import bert_padding  # noqa: E402
+
+INF = float("inf")
+
+
+def rotate(x, cos, sin, interleaved):
+    """x (S, H, D), cos and sin (S, r / 2): pairs of the first r elements are turned."""
+    half = cos.shape[-1]
+    cos, sin = (t.float()[:, None] for t in (cos, sin))
+    turned = x.float().clone()
+    pairs = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if interleaved
+        else (slice(0, half), slice(half, 2 * half))
+    )
+    a, b = (x.float()[..., part] for part in pairs)
+    turned[..., pairs[0]], turned[..., pairs[1]] = a * cos - b * sin, a * sin + b * cos
+    return turned.to(x.dtype)
+
+
+def randn(*shape, seed=0, dtype=torch.float16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def oracle(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, slopes=None, kept=None):
+    """(B, S, H, D) in, out and log-sum-exp in fp64 back; kept (B, H, Sq, Sk) times 1 / (1 - p)."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    rows, columns = torch.meshgrid(*map(torch.arange, logits.shape[2:]), indexing="ij")
+    distance = columns - (rows + logits.shape[3] - logits.shape[2])
+    if slopes is not None:
+        logits = logits - slopes.double()[..., None, None] * distance.abs()
+    left, right = window
+    hidden = (distance > 0) if causal else torch.zeros_like(distance, dtype=torch.bool)
+    hidden = hidden | ((distance < -left) if left >= 0 else hidden)
+    hidden = hidden | ((distance > right) if right >= 0 else hidden)
+    logits = logits.masked_fill(hidden, -INF)
+    lse = logits.logsumexp(-1)
+    weights = torch.exp(logits - lse.masked_fill(lse == -INF, 0)[..., None])
+    if kept is not None:
+        weights = weights * kept
+    return (weights @ v).transpose(1, 2), lse
+
+
+def assert_close(result, due):
+    assert result.shape == due.shape
+    torch.testing.assert_close(result.double(), due, rtol=2e-3, atol=2e-3)
+
+
+def as_flash(lse):
+    return lse.masked_fill(lse == -INF, INF)
+
+
+CASES = pairwise(
+    {
+        "lengths": [(9, 9), (5, 12), (12, 5), (1, 7)],
+        "heads": [(2, 2), (4, 1), (4, 2)],
+        "head_dim": [16, 13, 40],
+        "causal": [False, True],
+        "window": [(-1, -1), (3, -1), (-1, 2), (2, 1), (0, 0)],
+        "softcap": [0.0, 5.0],
+        "slopes": [None, "h", "bh"],
+        "scale": [None, 0.2],
+        "packed": ["no", "kv", "qkv"],
+    },
+    seed=1,
+)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_dense(number):
+    case = CASES[number]
+    (seqlen_q, seqlen_k), (heads, heads_kv) = case["lengths"], case["heads"]
+    if case["packed"] == "qkv":
+        seqlen_k, heads_kv = seqlen_q, heads
+    q = randn(2, seqlen_q, heads, case["head_dim"], seed=number)
+    k, v = randn(2, 2, seqlen_k, heads_kv, case["head_dim"], seed=number + 1)
+    slopes = {None: None, "h": torch.rand(heads), "bh": torch.rand(2, heads)}[case["slopes"]]
+    options = {
+        "softmax_scale": case["scale"],
+        "causal": case["causal"],
+        "window_size": case["window"],
+        "softcap": case["softcap"],
+        "alibi_slopes": slopes,
+    }
+    call = {
+        "no": lambda **o: flash_attn.flash_attn_func(q, k, v, **o),
+        "kv": lambda **o: flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **o),
+        "qkv": lambda **o: flash_attn.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2), **o),
+    }[case["packed"]]
+    due, lse_due = oracle(
+        q, k, v, case["causal"], case["window"], case["scale"], case["softcap"], slopes
+    )
+    out, lse, record = call(**options, return_attn_probs=True)
+    assert_close(out, due)
+    assert_close(lse, as_flash(lse_due))
+    assert record.numel() == 0
+    assert torch.equal(call(**options), out)
+
+
+TAIL = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "alibi_slopes=None, deterministic=False, return_attn_probs=False"
+)
+SIGNATURES = {
+    "flash_attn_func": f"q, k, v, {TAIL}, *, s_aux=None",
+    "flash_attn_kvpacked_func": f"q, kv, {TAIL}",
+    "flash_attn_qkvpacked_func": f"qkv, {TAIL}",
+    "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+    f"{TAIL}, block_table=None, *, s_aux=None",
+    "flash_attn_varlen_kvpacked_func": "q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+    f"max_seqlen_k, {TAIL}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {TAIL}",
+    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, "
+    "rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, "
+    "block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
+    "*, s_aux=None",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    """Names, order and defaults are flash_attn's: callers pass most arguments by position. s_aux is
+    no argument of flash_attn 2."""
+    signature = inspect.signature(getattr(flash_attn, name))
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
+    with pytest.raises(TypeError, match="attention_chunk"):
+        getattr(flash_attn, name)(attention_chunk=2)
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "head_dim"), [(9, 140, 32), (130, 150, 80)])
+def test_dropout_record(seqlen_q, seqlen_k, head_dim):
+    """Its signs are the weights that were dropped, its values the weights up to a factor a row."""
+    q = randn(2, seqlen_q, 4, head_dim)
+    k, v = randn(2, 2, seqlen_k, 2, head_dim, seed=1)
+    torch.manual_seed(0)
+    out, lse, record = flash_attn.flash_attn_func(
+        q, k, v, dropout_p=0.25, causal=True, return_attn_probs=True
+    )
+    rounded = [-(-n // 128) * 128 for n in (seqlen_q, seqlen_k)]
+    assert record.shape == (2, 4, *rounded)
+    assert record.dtype == torch.float16
+    assert (record[:, :, seqlen_q:] == 0).all()
+    assert (record[:, :, :, seqlen_k:] == 0).all()
+    record = record[:, :, :seqlen_q, :seqlen_k]
+    kept = ~torch.signbit(record)
+    assert 0.2 < 1 - kept.double().mean() < 0.3
+    due, lse_due = oracle(q, k, v, causal=True, kept=kept / 0.75)
+    assert_close(out, due)
+    assert_close(lse, as_flash(lse_due))
+
+    # Times exp(m - lse), a number for each row and block of keys, they are the softmax.
+    keys = k.repeat_interleave(2, 2).double().transpose(1, 2)
+    logits = q.double().transpose(1, 2) @ keys.mT * head_dim**-0.5
+    hidden = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool).triu(seqlen_k - seqlen_q + 1)
+    logits = logits.masked_fill(hidden, -INF)
+    block = 128 if head_dim <= 32 else 64
+    for first in range(0, seqlen_k, block):
+        m = logits[..., first:].amax(-1, keepdim=True)
+        weights = record[..., first : first + block].double().abs()
+        softmax = weights * torch.exp(m.masked_fill(m == -INF, 0) - lse_due[..., None])
+        due = torch.exp(logits - lse_due[..., None])[..., first : first + block]
+        torch.testing.assert_close(softmax, due, rtol=2e-3, atol=1e-4)
+
+
+def test_dropout_without_record():
+    q = randn(1, 8, 2, 16)
+    assert (flash_attn.flash_attn_func(q, q, q, dropout_p=1.0) == 0).all()
+    torch.manual_seed(3)
+    first = flash_attn.flash_attn_func(q, q, q, 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(first, flash_attn.flash_attn_func(q, q, q, 0.5))
+
+
+def test_inputs_that_need_a_gradient():
+    q = randn(1, 8, 2, 16).requires_grad_()
+    out, lse, _ = flash_attn.flash_attn_func(q, q, q, return_attn_probs=True)
+    assert out.requires_grad
+    assert_close(out.detach(), oracle(q, q, q)[0].detach())
+    with pytest.raises(NotImplementedError, match="no backward"):
+        out.sum().backward()
+    assert lse.shape == (1, 2, 8)
+    with torch.no_grad():
+        assert not flash_attn.flash_attn_func(q, q, q).requires_grad
+
+
+def test_numbers_as_tensors():
+    q = randn(1, 8, 2, 16)
+    window = (torch.tensor(3), torch.tensor(0))
+    due = flash_attn.flash_attn_func(q, q, q, window_size=(3, 0))
+    assert torch.equal(flash_attn.flash_attn_func(q, q, q, window_size=window), due)
+    offsets = torch.tensor([0, 8], dtype=torch.int32)
+    out = flash_attn.flash_attn_varlen_func(
+        q[0], q[0], q[0], offsets, offsets, torch.tensor(8), torch.tensor(8), window_size=window
+    )
+    assert torch.equal(out, due[0])
+
+
+# --- packed sequences
+
+
+def offsets(*lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def paged(x, page, seed=0):
+    """Sequences (S_i, H, D) as shuffled pages and a table; the rest of each page is NaN."""
+    counts = [-(-len(part) // page) for part in x]
+    order = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed))
+    pages = x[0].new_full((len(order), page, *x[0].shape[1:]), torch.nan)
+    table = torch.full((len(x), max(counts) + 1), -1, dtype=torch.int32)
+    free = iter(order.tolist())
+    for b, part in enumerate(x):
+        for i in range(counts[b]):
+            table[b, i] = next(free)
+            rows = part[i * page : (i + 1) * page]
+            pages[table[b, i], : len(rows)] = rows
+    return pages, table
+
+
+@pytest.mark.parametrize("packed", ["no", "kv", "qkv"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1), "softcap": 4.0}])
+def test_varlen(packed, options):
+    lengths_q, lengths_k = [5, 0, 3, 9], [7, 4, 1, 9]
+    heads_kv = 2
+    if packed == "qkv":
+        lengths_k, heads_kv = lengths_q, 4
+    q = randn(sum(lengths_q), 4, 13)
+    k, v = randn(2, sum(lengths_k), heads_kv, 13, seed=1)
+    at_q, at_k = offsets(*lengths_q), offsets(*lengths_k)
+    if packed == "no":
+        call = lambda **o: flash_attn.flash_attn_varlen_func(q, k, v, at_q, at_k, 9, 9, **o)  # noqa: E731
+    elif packed == "kv":
+        kv = torch.stack([k, v], 1)
+        call = lambda **o: flash_attn.flash_attn_varlen_kvpacked_func(q, kv, at_q, at_k, 9, 9, **o)  # noqa: E731
+    else:
+        qkv = torch.stack([q, k, v], 1)
+        call = lambda **o: flash_attn.flash_attn_varlen_qkvpacked_func(qkv, at_q, 9, **o)  # noqa: E731
+    out, lse, record = call(return_attn_probs=True, **options)
+    assert torch.equal(call(**options), out)
+    assert out.shape == q.shape
+    assert record.numel() == 0
+    for b in range(4):
+        rows, keys = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b + 1])
+        window = options.get("window_size", (-1, -1))
+        due, lse_due = oracle(
+            q[None, rows],
+            k[None, keys],
+            v[None, keys],
+            options.get("causal", False),
+            window,
+            softcap=options.get("softcap", 0.0),
+        )
+        assert_close(out[None, rows], due)
+        assert_close(lse[None, :, rows], as_flash(lse_due))
+
+
+@pytest.mark.parametrize("page", [1, 3, 16])
+def test_varlen_of_pages(page):
+    lengths_q, lengths_k = [2, 3, 1], [7, 4, 16]
+    q = randn(6, 4, 16)
+    k, v = randn(2, 27, 2, 16, seed=1)
+    at_q, at_k = offsets(*lengths_q), offsets(*lengths_k)
+    pages_k, table = paged(k.split(lengths_k), page)
+    pages_v, _ = paged(v.split(lengths_k), page)
+    out = flash_attn.flash_attn_varlen_func(
+        q, pages_k, pages_v, at_q, at_k, 3, 16, causal=True, block_table=table
+    )
+    due = flash_attn.flash_attn_varlen_func(q, k, v, at_q, at_k, 3, 16, causal=True)
+    assert_close(out, due.double())
+
+
+def test_varlen_with_dropout():
+    """The record's signs are the weights that were dropped, sequence by sequence."""
+    lengths_q, lengths_k = [5, 0, 130], [7, 4, 140]
+    q, k = randn(135, 4, 16), randn(151, 2, 16, seed=1)
+    at_q, at_k = offsets(*lengths_q), offsets(*lengths_k)
+    arguments = (q, k, k, at_q, at_k, 130, 140, 0.25)
+    slopes = torch.rand(3, 4)
+    out, _, record = flash_attn.flash_attn_varlen_func(
+        *arguments, causal=True, alibi_slopes=slopes, return_attn_probs=True
+    )
+    assert record.shape == (3, 4, 256, 256)
+    for b in (0, 2):
+        rows, keys = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b + 1])
+        own = record[b : b + 1, :, : lengths_q[b], : lengths_k[b]]
+        kept = ~torch.signbit(own) / 0.75
+        due, _ = oracle(
+            q[None, rows], k[None, keys], k[None, keys], True, slopes=slopes[b], kept=kept
+        )
+        assert_close(out[None, rows], due)
+        assert record[b].count_nonzero() <= own.numel()
+    assert (record[1] == 0).all()
+    assert flash_attn.flash_attn_varlen_func(*arguments[:7], 1.0).count_nonzero() == 0
+
+
+def test_pages_without_dropout():
+    pages = randn(2, 4, 2, 16)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"dropout_p must be 0, got 0\.1"):
+        flash_attn.flash_attn_varlen_func(
+            pages[0], pages, pages, offsets(4), offsets(4), 4, 4, 0.1, block_table=table
+        )
+
+
+# --- caches
+
+
+@pytest.mark.parametrize("page", [None, 1, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rotary", "appended"), [(None, 0), (None, 2), (True, 2), (False, 2)])
+def test_kvcache(page, causal, rotary, appended):
+    lengths = torch.tensor([5, 0, 9], dtype=torch.int32)
+    new = appended or 2
+    q = randn(3, new, 4, 32)
+    k, v = randn(2, 3, new, 2, 32, seed=1) if appended else (None, None)
+    caches = [randn(3, 12, 2, 32, seed=seed) for seed in (2, 3)]
+    history = [[cache[b, :n].clone() for b, n in enumerate(lengths)] for cache in caches]
+    table = None
+    if page:
+        (k_pages, table), (v_pages, _) = (paged(list(cache), page) for cache in caches)
+        caches = [k_pages, v_pages]
+    cos, sin = torch.cos(randn(20, 8)), torch.sin(randn(20, 8))
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q,
+        *caches,
+        k,
+        v,
+        rotary_cos=None if rotary is None else cos,
+        rotary_sin=None if rotary is None else sin,
+        rotary_interleaved=bool(rotary),
+        cache_seqlens=lengths,
+        block_table=table,
+        causal=causal,
+        return_softmax_lse=True,
+    )
+    for b, length in enumerate(lengths.tolist()):
+        queries, keys, values = q[b], history[0][b], history[1][b]
+        if appended:
+            turned = k[b]
+            if rotary is not None:
+                at = torch.arange(length, length + new)
+                turned = rotate(turned, cos[at], sin[at], rotary)
+            keys, values = torch.cat([keys, turned]), torch.cat([values, v[b]])
+        if rotary is not None:
+            at = torch.arange(new) * int(causal) + length
+            queries = rotate(queries, cos[at], sin[at], rotary)
+        due, lse_due = oracle(queries[None], keys[None], values[None], causal)
+        assert_close(out[b : b + 1], due)
+        assert_close(lse[b : b + 1], as_flash(lse_due))
+        if page is None:
+            assert torch.equal(caches[0][b, : len(keys)], keys)  # written in place
+
+
+def test_kvcache_defaults():
+    """No lengths: the whole cache; an int: the same for all; rows of the cache by index."""
+    q, cache = randn(2, 1, 2, 16), randn(4, 6, 2, 16, seed=1)
+    call = flash_attn.flash_attn_with_kvcache
+    assert_close(call(q, cache[:2], cache[:2]), oracle(q, cache[:2], cache[:2])[0])
+    short = cache[:2, :3]
+    assert_close(call(q, cache[:2], cache[:2], cache_seqlens=3), oracle(q, short, short)[0])
+    index = torch.tensor([3, 1], dtype=torch.int32)
+    rows = cache[index.long()]
+    assert_close(call(q, cache, cache, cache_batch_idx=index), oracle(q, rows, rows)[0])
+    pad = torch.tensor([2, 2], dtype=torch.int32)
+    late = cache[:2, 2:]
+    assert_close(call(q, cache[:2], cache[:2], cache_leftpad=pad), oracle(q, late, late)[0])
+
+
+BAD_TABLES = {
+    "a sequence of block_table has -2 keys": lambda t: {"cache_seqlens": -2},
+    "has 12 keys but block_table covers 8": lambda t: {"cache_seqlens": 12},
+    r"block_table\[1, 0\] is 9, but there are 6 pages": lambda t: {
+        "block_table": torch.tensor([[0, 1], [9, 2]], dtype=torch.int32)
+    },
+    r"block_table\[0, 1\] is -1": lambda t: {
+        "block_table": torch.tensor([[0, -1], [3, 2]], dtype=torch.int32)
+    },
+    "block_table must be int32": lambda t: {"block_table": t.long()},
+    "block_table has 1 rows for a batch of 2": lambda t: {"block_table": t[:1]},
+}
+
+
+@pytest.mark.parametrize("message", BAD_TABLES)
+def test_bad_tables(message):
+    table = torch.tensor([[0, 1], [3, 2]], dtype=torch.int32)
+    arguments = {"block_table": table, "cache_seqlens": 7} | BAD_TABLES[message](table)
+    pages, q = randn(6, 4, 2, 16), randn(2, 1, 2, 16)
+    with pytest.raises(RuntimeError, match=message):
+        flash_attn.flash_attn_with_kvcache(q, pages, pages, **arguments)
+    lengths = offsets(*[arguments["cache_seqlens"]] * 2)
+    one_each, table = offsets(1, 1), arguments["block_table"]
+    with pytest.raises(RuntimeError, match=message):
+        flash_attn.flash_attn_varlen_func(
+            q[:, 0], pages, pages, one_each, lengths, 1, 1, block_table=table
+        )
+
+
+def test_entries_of_unused_pages_are_not_read():
+    table = torch.tensor([[0, -7], [3, 99]], dtype=torch.int32)
+    pages, q = randn(6, 4, 2, 16), randn(2, 1, 2, 16)
+    out = flash_attn.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=4, block_table=table)
+    assert_close(out, oracle(q, pages[[0, 3]], pages[[0, 3]])[0])
+
+
+def test_bad_lengths():
+    q, cache = randn(2, 1, 2, 16), randn(2, 6, 2, 16)
+    call = flash_attn.flash_attn_with_kvcache
+    with pytest.raises(RuntimeError, match="cache_seqlens has 7, but the cache has room for 6"):
+        call(q, cache, cache, cache_seqlens=7)
+    with pytest.raises(RuntimeError, match=r"cache_seqlens has 6, .* 6 keys, 1 of them new"):
+        call(q, cache, cache, q, q, cache_seqlens=6)
+    with pytest.raises(RuntimeError, match="cache_seqlens has -1"):
+        call(q, cache, cache, cache_seqlens=torch.tensor([-1, 3], dtype=torch.int32))
+    with pytest.raises(ValueError, match="k and v must be given together"):
+        call(q, cache, cache, q)
+    with pytest.raises(ValueError, match="cache_seqlens must be given"):
+        call(q, cache, cache, q, q)
+    with pytest.raises(ValueError, match="k and v must be given where rotary_cos is"):
+        call(q, cache, cache, rotary_cos=cache, rotary_sin=cache)
+    with pytest.raises(NotImplementedError, match="k_cache requires a gradient"):
+        call(q, cache.clone().requires_grad_(), cache)
+
+
+def test_sinks():
+    """In the denominator alone, in all three."""
+    q, k = randn(1, 5, 4, 16), randn(1, 5, 2, 16, seed=1)
+    sinks = randn(4, seed=2, dtype=torch.bfloat16).requires_grad_()
+    out, lse = oracle(q, k, k, causal=True)
+    rest = torch.sigmoid(lse - sinks.detach().double()[:, None]).transpose(1, 2)[..., None]
+    options = {"causal": True, "s_aux": sinks}
+    dense = flash_attn.flash_attn_func(q, k, k, **options)
+    assert_close(dense.detach(), out * rest)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        dense.sum().backward()
+    at = offsets(5)
+    packed = flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], at, at, 5, 5, **options)
+    assert_close(packed[None], out * rest)
+    assert_close(flash_attn.flash_attn_with_kvcache(q, k, k, **options), out * rest)
+
+
+# --- bert_padding
+
+
+def test_padding_round_trip():
+    x = torch.randn(3, 5, 2, 4, requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 1]], dtype=torch.bool)
+    packed, indices, cu_seqlens, longest, used = bert_padding.unpad_input(x, mask)
+    assert torch.equal(packed, x[mask])
+    assert indices.tolist() == [0, 1, 2, 10, 12, 13, 14]
+    assert (cu_seqlens.tolist(), cu_seqlens.dtype) == ([0, 3, 3, 7], torch.int32)
+    assert (longest, type(longest)) == (4, int)
+    assert used.tolist() == [3, 0, 4]
+    padded = bert_padding.pad_input(packed, indices, 3, 5)
+    assert torch.equal(padded, x * mask[..., None, None])
+    padded.sum().backward()
+    assert torch.equal(x.grad, mask[..., None, None].expand_as(x).float())
+
+
+def test_padding_with_unused_tokens():
+    x = torch.randn(2, 3, 4)
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0]])
+    unused = torch.tensor([[0, 1, 0], [0, 0, 0]])
+    packed, _, cu_seqlens, longest, used = bert_padding.unpad_input(x, mask, unused)
+    assert torch.equal(packed, x[(mask + unused).bool()])
+    assert cu_seqlens.tolist() == [0, 2, 4]
+    assert longest == 2
+    assert used.tolist() == [1, 2]
+
+
+def test_padding_of_concatenated_sequences():
+    x = torch.randn(3, 6, 4)
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]])
+    unpad = bert_padding.unpad_input_for_concatenated_sequences
+    packed, indices, cu_seqlens, longest = unpad(x, lengths)
+    assert torch.equal(packed, torch.cat([x[0, :5], x[1, :5], x[2]]))
+    assert torch.equal(packed, x.flatten(0, 1)[indices])
+    assert cu_seqlens.tolist() == [0, 2, 5, 8, 10, 16]
+    assert longest == 6
+
+
+def test_rows_by_index():
+    x = torch.randn(4, 2)
+    index = torch.tensor([3, 0])
+    assert torch.equal(bert_padding.index_first_axis(x, index), x[index])
+    put = bert_padding.index_put_first_axis(x[index], index, 5)
+    assert torch.equal(put, torch.stack([x[0], *torch.zeros(2, 2), x[3], torch.zeros(2)]))
+    with pytest.raises(ValueError, match="two dimensions"):
+        bert_padding.index_first_axis(x[0], index)
+    with pytest.raises(ValueError, match="two dimensions"):
+        bert_padding.index_put_first_axis(x[0], index, 5)
+
+
+def test_padded_batch_through_varlen():
+    """As models use it: unpad, attend, pad; the same as a padded call with a mask."""
+    x = randn(2, 6, 2, 16)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.bool)
+    packed, indices, cu_seqlens, longest, _ = bert_padding.unpad_input(x, mask)
+    out = flash_attn.flash_attn_varlen_func(
+        packed, packed, packed, cu_seqlens, cu_seqlens, longest, longest, causal=True
+    )
+    due = cutlass_attn.attention(
+        x, x, x, causal=True, mask=mask[:, None, None], layout="bshd"
+    )  # rows of padding differ: they are not in the packed batch
+    padded = bert_padding.pad_input(out, indices, 2, 6)
+    assert_close(padded, (due * mask[..., None, None]).double())

@@ -1,0 +1,324 @@
+"""compat.transformers: tiny models with random weights, against their own eager attention."""
+
+import importlib.util
+import json
+import sys
+
+import cutlass_attn
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import transformers  # noqa: E402, importorskip gives a module that is replaced on import
+from cutlass_attn.compat import transformers as compat  # noqa: E402
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MODELS = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 4},
+    "Gemma2": {"sliding_window": 4, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16},
+    "GptOss": {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    compat.register()
+
+
+@pytest.fixture(scope="module")
+def decoder(request):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{request.param}Config")(**SIZES | MODELS[request.param])
+    model = getattr(transformers, f"{request.param}ForCausalLM")(config).eval()
+    for layer in model.model.layers:
+        if hasattr(layer.self_attn, "sinks"):
+            torch.nn.init.normal_(layer.self_attn.sinks)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if parameter.dim() > 1:
+            parameter.mul_(4)  # logits of some size: softmax weights that differ
+    return model
+
+
+def padded(lengths, seqlen):
+    """Token numbers and mask, padded on the left."""
+    tokens = torch.randint(2, 97, (len(lengths), seqlen), generator=torch.manual_seed(1))
+    mask = torch.arange(seqlen) >= seqlen - torch.tensor(lengths)[:, None]
+    return tokens * mask, mask.long()
+
+
+def with_each(model, function):
+    """What the function gives with eager attention, and with this one."""
+    results = []
+    for name in ("eager", "cutlass_attn"):
+        model.set_attn_implementation(name)
+        results.append(function())
+    return results
+
+
+@pytest.mark.parametrize("decoder", MODELS, indirect=True)
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 3)], ids=["full", "padded"])
+def test_logits(decoder, lengths):
+    tokens, mask = padded(lengths, 9)
+    due, result = with_each(
+        decoder, lambda: decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("decoder", MODELS, indirect=True)
+@pytest.mark.parametrize(
+    ("cache", "lengths"),
+    [("dynamic", (6, 2)), ("static", (6, 2)), ("static", (6, 6))],
+    ids=["dynamic", "static", "static, no padding"],  # the last prefills without a mask
+)
+def test_generation(decoder, cache, lengths):
+    """Beyond the window of the sliding layers, whose caches are rings then."""
+    tokens, mask = padded(lengths, 6)
+    due, result = with_each(
+        decoder,
+        lambda: decoder.generate(
+            tokens,
+            attention_mask=mask,
+            max_new_tokens=6,
+            do_sample=False,
+            cache_implementation=cache,
+            disable_compile=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+        ),
+    )
+    assert torch.equal(result.sequences, due.sequences)
+    torch.testing.assert_close(result.logits, due.logits, rtol=1e-3, atol=1e-3)
+    assert len(set(due.sequences[0, 6:].tolist())) > 2  # tokens that depend on something
+
+
+@pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
+def test_packed_by_positions(decoder):
+    tokens, _ = padded((9,), 9)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    due, result = with_each(
+        decoder,
+        lambda: decoder(input_ids=tokens, position_ids=positions, use_cache=False).logits,
+    )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+
+
+def test_encoder():
+    torch.manual_seed(0)
+    sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    model = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
+    tokens, mask = padded((9, 4), 9)
+    with torch.no_grad():
+        due, result = with_each(
+            model,
+            lambda: model(input_ids=tokens, attention_mask=mask).last_hidden_state[mask.bool()],
+        )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+
+
+def test_encoder_and_decoder_with_position_bias():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=97, d_model=48, d_kv=16, d_ff=64, num_layers=2, num_heads=4, pad_token_id=0,
+        decoder_start_token_id=1, eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False).mul_(2)
+    tokens, mask = padded((9, 4), 9)
+    due, result = with_each(
+        model,
+        lambda: (
+            model(input_ids=tokens, attention_mask=mask, decoder_input_ids=tokens.flip(0)).logits
+        ),
+    )
+    torch.testing.assert_close(result, due, rtol=1e-3, atol=1e-3)
+    for cache in ("dynamic", "static"):
+        due, result = with_each(
+            model,
+            lambda cache=cache: model.generate(
+                tokens, attention_mask=mask, max_new_tokens=4, do_sample=False,
+                cache_implementation=cache, disable_compile=True,
+            ),
+        )  # fmt: skip
+        assert torch.equal(result, due)
+
+
+# --- the function itself
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, is_causal=True):
+        super().__init__()
+        self.is_causal = is_causal
+
+
+def operands(seqlen_q=5, seqlen_k=5, heads=4, heads_kv=2):
+    torch.manual_seed(2)
+    q = torch.randn(2, seqlen_q, heads, 16).transpose(1, 2)
+    return q, *torch.randn(2, 2, heads_kv, seqlen_k, 16)
+
+
+def test_prefill_of_a_longer_cache():
+    """Without a mask the causal one is aligned top-left."""
+    q, k, v = operands(5, 12)
+    out, weights = compat.attention_forward(Layer(), q, k, v, None)
+    due = cutlass_attn.attention(q, k[:, :, :5], v[:, :, :5], causal=True)
+    torch.testing.assert_close(out, due.transpose(1, 2))
+    assert weights is None
+    assert out.is_contiguous()
+    one, _ = compat.attention_forward(Layer(), q[:, :, :1], k, v, None)
+    torch.testing.assert_close(one, cutlass_attn.attention(q[:, :, :1], k, v).transpose(1, 2))
+
+
+def test_position_bias_of_a_longer_cache():
+    q, k, v = operands(5, 12)
+    bias = torch.randn(1, 4, 5, 12)
+    out, _ = compat.attention_forward(Layer(), q, k, v, None, position_bias=bias)
+    due = cutlass_attn.attention(
+        q, k[:, :, :5], v[:, :, :5], causal=True, bias=bias[..., :5]
+    ).transpose(1, 2)
+    torch.testing.assert_close(out, due)
+    added = torch.randn(2, 1, 5, 12)
+    out, _ = compat.attention_forward(Layer(), q, k, v, added, position_bias=bias)
+    torch.testing.assert_close(
+        out, cutlass_attn.attention(q, k, v, bias=bias + added).transpose(1, 2)
+    )
+
+
+def test_is_causal():
+    """The argument counts before the module's; a mask before both."""
+    q, k, v = operands()
+    full = cutlass_attn.attention(q, k, v).transpose(1, 2)
+    for module, options in ((Layer(False), {}), (Layer(), {"is_causal": False})):
+        out, _ = compat.attention_forward(module, q, k, v, None, **options)
+        torch.testing.assert_close(out, full)
+    all_seen = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    torch.testing.assert_close(compat.attention_forward(Layer(), q, k, v, all_seen)[0], full)
+
+
+def test_options():
+    q, k, v = operands()
+    sinks = torch.randn(4).bfloat16()
+    due = cutlass_attn.attention(
+        q, k, v, causal=True, softcap=3.0, softmax_scale=0.7, sinks=sinks.float()
+    ).transpose(1, 2)
+    options = {"softcap": 3.0, "scaling": 0.7}
+    for name in ("s_aux", "sinks"):
+        out, _ = compat.attention_forward(Layer(), q, k, v, None, **options, **{name: sinks})
+        torch.testing.assert_close(out, due)
+    # A window is in the mask, or there are not so many keys.
+    out, _ = compat.attention_forward(
+        Layer(), q, k, v, None, **options, s_aux=sinks, sliding_window=2, use_cache=True
+    )
+    torch.testing.assert_close(out, due)
+    assert (compat.attention_forward(Layer(), q, k, v, None, dropout=1.0)[0] == 0).all()
+
+
+def test_query_that_is_learned():
+    """With a batch of one over a batch of keys."""
+    q, k, v = operands()
+    out, _ = compat.attention_forward(Layer(False), q[:1], k, v, None)
+    due = cutlass_attn.attention(q[:1].expand(2, -1, -1, -1), k, v).transpose(1, 2)
+    torch.testing.assert_close(out, due)
+
+
+def test_packed_by_offsets():
+    q, k, v = (x[:1] for x in operands(9, 9))
+    at = torch.tensor([0, 4, 9])
+    out, _ = compat.attention_forward(
+        Layer(), q, k, v, None, cu_seq_lens_q=at, cu_seq_lens_k=at, max_length_q=5, max_length_k=5
+    )
+    for rows in (slice(0, 4), slice(4, 9)):
+        parts = (x[:, :, rows] for x in (q, k, v))
+        due = cutlass_attn.attention(*parts, causal=True).transpose(1, 2)
+        torch.testing.assert_close(out[:, rows], due)
+    q, k, v = operands(9, 9)
+    with pytest.raises(ValueError, match="needs a batch of one, got one of 2"):
+        compat.attention_forward(Layer(), q, k, v, None, cu_seq_lens_q=at, cu_seq_lens_k=at)
+
+
+def test_keywords():
+    call = lambda **o: compat.attention_forward(Layer(), *operands(), None, **o)  # noqa: E731
+    with pytest.raises(ValueError, match="no sparse attention: indices must be None"):
+        call(indices=torch.zeros(1))
+    with pytest.raises(ValueError, match="does not know what head_mask, hidden_gate of this model"):
+        call(head_mask=torch.ones(1), hidden_gate=1.0)
+    with pytest.raises(ValueError, match="local_kernel_dir"):
+        call(cache=object())
+    with pytest.warns(UserWarning, match="no attention weights"):
+        call(output_attentions=True)
+    call(indices=None, block_indices=None, position_ids=torch.zeros(1), output_attentions=False)
+
+
+def test_needs_no_gradient():
+    q, k, v = operands()
+    with pytest.raises(NotImplementedError, match="gradient"):
+        compat.attention_forward(Layer(), q.requires_grad_(), k, v, None)
+
+
+def test_compiled_without_a_graph_break():
+    q, k, v = operands()
+    layer, sinks = Layer(), torch.randn(4)
+    function = torch.compile(
+        lambda q, k, v: compat.attention_forward(layer, q, k, v, None, s_aux=sinks)[0],
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    due = compat.attention_forward(layer, q, k, v, None, s_aux=sinks)[0]
+    torch.testing.assert_close(function(q, k, v), due)
+
+
+def test_names():
+    for word in ("flash_cutlass", "my_sdpa", "eager2"):
+        with pytest.raises(ValueError, match="must not contain"):
+            compat.register(word)
+    compat.register("ours")
+    assert "ours" in transformers.AttentionInterface().valid_keys()
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "6.0.0", "unknown"])
+def test_versions(monkeypatch, version):
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    with pytest.raises(RuntimeError, match=rf"from 5\.\d+ to before .*; {version} is installed"):
+        compat.register()
+
+
+# --- the flash route
+
+
+def test_local_kernel(tmp_path, monkeypatch):
+    """The folder is what the package kernels loads, and its functions are what models call."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path))
+    folder = compat.local_kernel_dir()
+    assert compat.local_kernel_dir() == folder
+    assert folder.is_relative_to(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["torch-cpu", "torch-cuda"]
+    assert len(list((folder / "torch-cpu").iterdir())) == 2
+    metadata = json.loads((folder / "torch-cuda" / "metadata.json").read_text())
+    assert metadata["backend"] == {"type": "cuda"}
+    path = folder / "torch-cpu" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("local_kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # transformers leaves out, silently, what a function has no argument for.
+    for function in (module.flash_attn_func, module.flash_attn_varlen_func):
+        supported = flash._lazy_define_process_function(function).keywords["supports_mapping"]
+        assert all(supported[x] for x in ("s_aux", "softcap", "window_size", "dropout_p"))

@@ -1,0 +1,184 @@
+// Kernels of calls whose rows are elsewhere than in dense operands: the dense cases of
+// test_races.cpp are packed, or put into pages, before they run.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "simt/host_unit.hpp"
+#include "simt/kernels_under_test.hpp"
+#include "sm80/decode.hpp"
+#include "sm80/forward.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+using Half = cutlass::half_t;
+
+// Rows of an operand, copied one by one to where the new owner wants them.
+struct Rows {
+  std::vector<uint16_t> memory;
+
+  explicit Rows(int64_t elements) : memory(size_t(elements), uint16_t(0x7fff)) {}  // NaN
+
+  // copy(from, to): either way. at(b, h, r): where the row is here.
+  template <class At>
+  void move(Operand const& t, int batch, int heads, int rows, int columns, bool back, At&& at) {
+    for (int b = 0; b < batch; ++b) {
+      for (int h = 0; h < heads; ++h) {
+        for (int r = 0; r < rows; ++r) {
+          uint16_t* const there = static_cast<uint16_t*>(t.data) + b * t.batch_stride +
+                                  h * t.head_stride + r * t.row_stride;
+          uint16_t* const here = memory.data() + at(b, h, r);
+          std::memcpy(back ? there : here, back ? here : there, size_t(columns) * 2);
+        }
+      }
+    }
+  }
+};
+
+// K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last are
+// NaN.
+struct Paged {
+  static constexpr int kPageSize = 13;
+  Problem problem;
+  int const each;  // pages of a batch entry
+  std::vector<int32_t> table, used;
+  Rows k, v;
+
+  explicit Paged(Problem const& p)
+      : problem(p),
+        each((p.seq_k.seqlen + kPageSize - 1) / kPageSize),
+        table(size_t(p.batch * each)),
+        used(size_t(p.batch), p.seq_k.seqlen),
+        k(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim + 1),
+        v(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim_v + 1) {
+    int const count = int(table.size());
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
+    put(k, problem.k, p.k, p.head_dim);
+    put(v, problem.v, p.v, p.head_dim_v);
+    problem.kv = {table.data(), each, kPageSize, count};
+    problem.seq_k.seqused = used.data();
+    problem.seq_k.seqlen = each * kPageSize;
+  }
+
+ private:
+  void put(Rows& rows, Operand& here, Operand const& there, int columns) {
+    Problem const& p = problem;
+    int64_t const row = int64_t(p.num_heads_kv) * columns;
+    rows.move(there, p.batch, p.num_heads_kv, p.seq_k.seqlen, columns, false,
+              [&](int b, int h, int r) {
+                int const page = table[size_t(b * each + r / kPageSize)];
+                return (int64_t(page) * kPageSize + r % kPageSize) * row + h * columns;
+              });
+    here = {rows.memory.data(), kPageSize * row, columns, row, there.dtype};
+  }
+};
+
+// Entries behind each other, with one of no queries and no keys after the first.
+struct Packed {
+  Problem problem;
+  std::vector<int32_t> cu_q, cu_k;
+  Rows q, k, v, o;
+  std::vector<float> lse;
+
+  explicit Packed(Problem const& p)
+      : problem(p),
+        q(elements(p.seq_q, p.batch, p.num_heads_q, p.head_dim)),
+        k(elements(p.seq_k, p.batch, p.num_heads_kv, p.head_dim)),
+        v(elements(p.seq_k, p.batch, p.num_heads_kv, p.head_dim_v)),
+        o(elements(p.seq_q, p.batch, p.num_heads_q, p.head_dim_v)),
+        lse(size_t(p.num_heads_q) * size_t(p.batch * p.seq_q.seqlen)) {
+    // NaN where nothing is written.
+    std::memset(lse.data(), 0xff, lse.size() * sizeof(float));
+    for (int b = 0; b <= p.batch; ++b) {
+      for (int i = 0; i < (b == 1 ? 2 : 1); ++i) {
+        cu_q.push_back(b * p.seq_q.seqlen);
+        cu_k.push_back(b * p.seq_k.seqlen);
+      }
+    }
+    problem.batch = int(cu_q.size()) - 1;
+    put(q, problem.q, p.q, p.seq_q, p.num_heads_q, p.head_dim);
+    put(k, problem.k, p.k, p.seq_k, p.num_heads_kv, p.head_dim);
+    put(v, problem.v, p.v, p.seq_k, p.num_heads_kv, p.head_dim_v);
+    put(o, problem.o, p.o, p.seq_q, p.num_heads_q, p.head_dim_v);
+    problem.softmax_lse = lse.data();
+    problem.seq_q.cu_seqlens = cu_q.data();
+    problem.seq_k.cu_seqlens = cu_k.data();
+    problem.seq_q.total = cu_q.back(), problem.seq_k.total = cu_k.back();
+  }
+
+  void give_back(Problem const& p) {
+    int const rows = p.seq_q.seqlen;
+    move(o, p.o, p.seq_q, p.batch, p.num_heads_q, p.head_dim_v, true);
+    for (int b = 0; b < p.batch; ++b) {
+      for (int h = 0; h < p.num_heads_q; ++h) {
+        std::copy_n(lse.begin() + h * int64_t(p.batch) * rows + b * rows, rows,
+                    p.softmax_lse + (int64_t(b) * p.num_heads_q + h) * rows);
+      }
+    }
+  }
+
+ private:
+  static int64_t elements(Sequences const& s, int batch, int heads, int columns) {
+    return int64_t(batch) * s.seqlen * heads * columns + 1;
+  }
+  static void move(Rows& rows, Operand const& there, Sequences const& s, int batch, int heads,
+                   int columns, bool back) {
+    rows.move(there, batch, heads, s.seqlen, columns, back, [&](int b, int h, int r) {
+      return (int64_t(b) * s.seqlen + r) * heads * columns + h * columns;
+    });
+  }
+  void put(Rows& rows, Operand& here, Operand const& there, Sequences const& s, int heads,
+           int columns) {
+    move(rows, there, s, int(cu_q.size()) - 2, heads, columns, false);
+    here = {rows.memory.data(), 0, columns, int64_t(heads) * columns, there.dtype};
+  }
+};
+
+template <class Kernel>
+Status run_paged(Problem const& p, RunOptions const& options) {
+  Paged paged(p);
+  return simt::launch_on_host<Kernel, IdentityScore, GeneralScore>(paged.problem, options);
+}
+
+template <class Kernel>
+Status run_packed(Problem const& p, RunOptions const& options) {
+  Packed packed(p);
+  Status const status =
+      simt::launch_on_host<Kernel, IdentityScore, SoftcapScore>(packed.problem, options);
+  packed.give_back(p);
+  return status;
+}
+
+// Three splits, which leave what they have in a workspace that begins as garbage.
+template <class Kernel>
+Status run_split(Problem const& p, RunOptions const& given) {
+  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, GeneralScore>();
+  constexpr KernelArguments arguments =
+      arguments_of<typename Kernel::Params, IdentityScore, GeneralScore>();
+  Paged paged(p);
+  paged.problem.num_splits = 3;
+  std::vector<char> workspace(size_t(arguments.workspace_bytes(paged.problem, {}, unit.facts)),
+                              char(0xff));
+  RunOptions options = given;
+  options.workspace = {workspace.data(), int64_t(workspace.size())};
+  return launch(arguments, unit, paged.problem, {}, options);
+}
+
+}  // namespace
+
+std::vector<KernelUnderTest> kernels_under_test() {
+  using Decode = sm80::Decode<Half, 64, 64, 16, 16, 4>;
+  using Varlen = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kVarlen>;
+  using PagedForward = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged>;
+  KernelUnderTest decode{"sm80/decode/f16/d64/16x16x4, split over blocks, pages", DType::kFloat16,
+                         &run_split<Decode>};
+  decode.is_decode = true;
+  return {decode,
+          {"sm80/varlen/f16/d64/64x64x4, packed", DType::kFloat16, &run_packed<Varlen>},
+          {"sm80/paged/f16/d64/64x64x4, pages", DType::kFloat16, &run_paged<PagedForward>}};
+}

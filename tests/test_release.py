@@ -1,0 +1,90 @@
+"""Facts that a release states in more than one file."""
+
+import re
+import sys
+from pathlib import Path
+
+import cutlass_attn
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = BUILD["project"]
+
+
+def supported():
+    """{what: (supported, tried)} of the table of docs/install.md."""
+    text = (ROOT / "docs" / "install.md").read_text()
+    _, _, section = text.partition("## What is supported\n")
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    return {cells[0]: tuple(cells[1:]) for cells in rows[2:]}
+
+
+def pinned(name):
+    """The versions that constraints.txt has of a package."""
+    text = (ROOT / "constraints.txt").read_text()
+    return re.findall(rf"^{name}==([\w.]+)", text, re.MULTILINE)
+
+
+def least(requirements, name):
+    """The version of `name>=version`, with whatever extras, in a list of requirements."""
+    (version,) = (m[1] for r in requirements if (m := re.match(rf"{name}(?:\[.*\])?>=([\d.]+)", r)))
+    return version
+
+
+def test_pythons():
+    given, tried = supported()["Python"]
+    prefix = "Programming Language :: Python :: "
+    pythons = [c.removeprefix(prefix) for c in PROJECT["classifiers"] if c.startswith(prefix)]
+    assert given == f"{pythons[0]} to {pythons[-1]}"
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+    assert BUILD["tool"]["ruff"]["target-version"] == f"py{pythons[0].replace('.', '')}"
+    assert BUILD["tool"]["mypy"]["python_version"] == pythons[0]
+    assert {*re.findall(r"3\.\d+", tried)} <= {*pythons}
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_libraries(name):
+    given, tried = supported()[name]
+    required = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["torch"]]
+    assert given.startswith(f"{least(required, name)} or later")
+    for version in pinned(name):
+        assert re.search(rf"\b{re.escape('.'.join(version.split('.')[:2]))}\b", tried), version
+
+
+def test_cuda(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "backend"))
+    import toolkit
+
+    given, _ = supported()["CUDA toolkit of the build"]
+    fetched = re.search(r"==(\d+\.\d+)", toolkit.WHEELS)[1]
+    minimum = ".".join(map(str, toolkit.MINIMUM))
+    assert given == f"{minimum} or later, or none: {fetched} comes from PyPI"
+    given, tried = supported()["NVRTC"]
+    jit = PROJECT["optional-dependencies"]["jit"]
+    assert given == f"{least(jit, 'cuda-toolkit')} or later"
+    assert least(jit, "cuda-bindings") == least(jit, "cuda-toolkit")
+    assert ".".join(pinned("cuda-toolkit")[0].split(".")[:2]) in tried
+
+
+def test_gpus():
+    archs = tomllib.loads((ROOT / "kernels" / "facts.toml").read_text())["archs"]
+    lowest = min(first for first, _ in archs.values())
+    assert supported()["GPU"][0] == f"compute capability {lowest / 10:.1f} or later"
+
+
+def test_version():
+    version = PROJECT["version"]
+    assert cutlass_attn.__version__ == version
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in citation
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    latest, state = re.search(r"^## (\S+) \((.*)\)$", changelog, re.MULTILINE).groups()
+    assert latest == version
+    released = re.search(r"^date-released: (\S+)$", citation, re.MULTILINE)
+    assert state == (released[1] if released else "unreleased")

@@ -1,0 +1,146 @@
+"""`cutlass-attn bench --grid`: what options cost, and what fp16 accumulation does to results."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import cutlass_attn
+import pytest
+from cutlass_attn import _C, testing
+from cutlass_attn.tools import cli
+from cutlass_attn.tools.experiment import impls, report
+from cutlass_attn.tools.experiment.problems import GRIDS, OPTIONS, Problem, Shape, grid_for
+
+torch = pytest.importorskip("torch", reason="it measures torch tensors")
+needs_simt = pytest.mark.skipif(
+    not cutlass_attn.build_info().simt, reason="on a CPU it runs the simt kernels"
+)
+CPU = ["bench", "--device", "cpu", "--rounds", "5", "--dtype", "fp16", "--causal", "no"]
+ALL = [word for name in OPTIONS for word in ("--option", name)]
+
+
+def test_a_cpu_has_grids_of_its_own():
+    assert grid_for(None, "cpu") is GRIDS["small"] and grid_for(None, "cuda") is GRIDS["forward"]
+    assert grid_for("options", "cpu") is GRIDS["options-cpu"]
+    assert grid_for("options", "cuda") is GRIDS["options"]
+
+
+def bench(capsys, *arguments):
+    status = cli.main([*CPU, *arguments, "--json", "-"])
+    return json.loads(capsys.readouterr().out)["rows"], status
+
+
+def test_options_are_timed_and_compared(capsys):
+    rows, status = bench(
+        capsys, "--shape", "2,4,4,32,48,64", *ALL, "--impl", "cutlass_attn", "--impl", "torch:flash"
+    )
+    assert status == 0
+    ours = [row for row in rows if row["impl"] == "cutlass_attn:cpu/f16"]
+    assert [row["option"] for row in ours] == list(OPTIONS)
+    assert all(row["us"] > 0 and row["seqlen_k"] == 48 for row in ours)
+    flash = {row["option"]: row for row in rows if row["requested"] == "torch:flash"}
+    assert flash["none"]["rms_error"] > 0
+    assert {name for name, row in flash.items() if row["status"] == "unsupported"} == {
+        "softcap",
+        "alibi",
+    } | {name for name, row in flash.items() if "not" in row["reason"]}
+    compared = {name for name, row in flash.items() if row.get("difference") is not None}
+    assert compared <= {"bias", "mask"} and flash["softcap"]["reason"] == "has no softcap"
+
+
+def test_another_result_of_an_option_is_wrong(capsys, monkeypatch):
+    """As if PyTorch's backend computed another function."""
+    attention = impls.torch_attention
+    monkeypatch.setattr(impls, "torch_attention", lambda *x, **y: attention(*x, **y) + 0.5)
+    rows, status = bench(
+        capsys, *("--shape", "1,2,2,64,64,64", "--option", "bias", "--impl", "torch:math"),
+        *("--impl", "cutlass_attn"),
+    )  # fmt: skip
+    assert status == 0  # a peer's fault is not ours
+    math = next(row for row in rows if row["requested"] == "torch:math")
+    assert math["status"] == "wrong" and "differs by 0.5 from the first" in math["reason"]
+
+
+@needs_simt
+def test_a_row_per_size_and_kind_of_sums(capsys):
+    rows, status = bench(capsys, "--grid", "accumulation")
+    assert status == 0
+    kinds = ["fp32", "fp32", "fp16_qk", "fp16_pv", "fp16"]
+    sizes = [(row["seqlen_k"], row["accumulate"]) for row in rows]
+    assert sizes == [(seqlen, kind) for seqlen in (128, 512) for kind in kinds]
+    for row in rows:
+        if row["requested"] == "cutlass_attn:auto":
+            continue
+        in_fp16 = row["accumulate"] in ("fp16", "fp16_qk")
+        factor = testing.RMS_FACTOR_FP16_QK if in_fp16 else testing.RMS_FACTOR
+        assert 0 < row["rms_error"] <= row["rms_allowed"] < row["max_error"] < 4e-3
+        assert row["rms_allowed"] == pytest.approx(factor * row["rms_yardstick"], rel=1e-3)
+        assert row["us"] is None and row["speedup"] is None  # of an emulated kernel
+        name = "sm80-simt" if row["accumulate"] == "fp32" else f"sm80/{row['accumulate']}-simt"
+        assert row["impl"].startswith(f"cutlass_attn:{name}/f16/d64/")
+
+
+@needs_simt
+def test_a_wrong_emulated_result_is_a_failure(capsys, monkeypatch):
+    forward = _C.forward
+    monkeypatch.setattr(_C, "forward", lambda *call, **more: forward(*call, **more) * 1.02)
+    arguments = ["--shape", "1,1,1,40,40,64", "--impl", "cutlass_attn:sm80/fp16-simt"]
+    rows, status = bench(capsys, *arguments, "--kernel", "sm80/fp16-simt", "--baseline",
+                         "cutlass_attn:auto")  # fmt: skip
+    assert status == 1 and rows[0]["status"] == "wrong"
+
+
+def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):
+    """rich takes text in brackets for markup."""
+    reason = "pip install 'cutlass_attn[jit]' [/opt]"
+
+    def prepare(kernel, inputs):
+        raise impls.Unsupported(reason)
+
+    monkeypatch.setattr(impls, "_prepare_ours", prepare)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*CPU, "--shape", "1,1,1,8,8,64", "--impl", "cutlass_attn"]) == 0
+    assert reason in capsys.readouterr().out
+
+
+def made(name, accumulate, seqlen, head_dim, us):
+    shape = dataclasses.asdict(Shape(1, 16, 16, seqlen, seqlen, head_dim))
+    row = report.Row("forward", name, name, "float16", **shape, accumulate=accumulate)
+    row.max_error, row.rms_error = 1e-3, 1e-4
+    row.set_times([us] * 5, us)
+    return row
+
+
+def test_the_figure_of_accumulation(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    result = report.Report(
+        "accumulation", "cutlass_attn:auto", {"device": "a GPU", "torch": "2"},
+        {"timing": "events_cold_l2"},
+    )  # fmt: skip
+    for seqlen in (128, 512):
+        rows = [made("cutlass_attn:auto", "fp32", seqlen, 64, 10.0)]
+        rows.append(made("cutlass_attn:sm80/fp16", "fp16", seqlen, 64, 6.0))
+        result.fill_speedups(rows)
+        result.rows += rows
+    file = tmp_path / "a.json"
+    file.write_text(result.dumps())
+    assert cli.main(["bench", "--plot", str(file), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "a-accumulation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_grids_name_kernels_that_there_are():
+    known = {variant.kernel for variant in cutlass_attn.variants()}
+    for grid in GRIDS.values():
+        assert set(grid.options) <= set(OPTIONS)
+        if cutlass_attn.build_info().simt and cutlass_attn.build_info().cuda:
+            assert set(grid.kernels) <= known
+
+
+def test_results_of_earlier_versions_are_read():
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
+    files = [folder / f"nvidia-h200-{name}.json" for name in ("forward", "reference")]
+    if not all(file.is_file() for file in files):
+        pytest.skip("a source distribution has no results")
+    for file in files:
+        result = report.load(file)
+        assert result.rows[0].us and isinstance(result.rows[0].problem, Problem)

@@ -1,0 +1,380 @@
+"""The command: what it prints, what it writes, and its exit status."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+from cutlass_attn import _C
+from cutlass_attn.tools import check, cli, ladder
+from cutlass_attn.tools.experiment import report, runner
+from cutlass_attn.tools.experiment.problems import Shape
+
+SMALL = [
+    "check",
+    "--batch",
+    "1",
+    "--heads",
+    "2",
+    "--seqlen",
+    "40",
+    "--inputs",
+    "2",
+    "--device",
+    "cpu",
+]
+
+
+def test_info(capsys):
+    assert cli.main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert cutlass_attn.__version__ in text
+    for variant in cutlass_attn.variants():
+        assert variant.kernel in text
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_check_passes(capsys, dtype):
+    assert cli.main([*SMALL, "--dtype", dtype, "--causal", "--heads-kv", "1"]) == 0
+    text = capsys.readouterr().out
+    dtype = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[dtype]
+    assert text.startswith(f"{dtype} D=64 H=2:1 1x40 causal on ")
+    assert "pass" in text and "FAIL" not in text
+    for variant in cutlass_attn.variants():
+        can_run = variant.compiled and variant.device == "cpu" and variant.dtype == dtype
+        fits = variant.head_dim == 0 or variant.head_dim >= 64
+        takes = fits and variant.accumulate == "fp32"
+        assert (variant.key in text) == (can_run and takes), variant.key
+
+
+@pytest.mark.parametrize("accumulate", ["fp16", "fp16_qk", "fp16_pv"])
+def test_check_of_sums_in_fp16(capsys, accumulate):
+    if not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
+    assert cli.main([*SMALL, "--accumulate", accumulate]) == 0
+    text = capsys.readouterr().out
+    assert f", {accumulate} accumulation on " in text and "pass" in text and "FAIL" not in text
+    assert f"sm80/{accumulate}-simt/f16/d64" in text
+    assert "cpu/f16" not in text and "sm80-simt" not in text
+    assert cli.main([*SMALL, "--accumulate", accumulate, "--dtype", "bf16"]) == 2
+    assert "accumulation is for float16, not bfloat16" in capsys.readouterr().err
+
+
+def test_check_as_json(capsys, tmp_path):
+    file = tmp_path / "check.json"
+    assert cli.main([*SMALL, "--json", str(file)]) == 0
+    written = json.loads(file.read_text())
+    assert (written["schema"], written["command"], written["ok"]) == (2, "check", True)
+    rows = {row["impl"]: row for row in written["rows"]}
+    row = rows["cutlass_attn:cpu/f16"]
+    assert (row["seqlen_q"], row["status"], row["inputs"]) == (40, "ok", 2) and row["allclose"]
+    assert row["us"] > 0 and len(row["rounds_us"]) == 5
+    assert 0 < row["mean_error"] <= row["rms_error"] <= row["max_error"] < 1e-3
+    assert row["rms_error"] <= row["rms_allowed"]
+    assert written["environment"]["build"]["version"] == cutlass_attn.__version__
+    assert any(name.startswith("torch:") for name in rows)
+    emulated = [row for name, row in rows.items() if "-simt" in name]
+    assert all(row["us"] is None and row["speedup"] is None for row in emulated)
+
+    capsys.readouterr()
+    assert cli.main([*SMALL, "--json", "-", "--kernel", "cpu"]) == 0
+    written = json.loads(capsys.readouterr().out)  # nothing else is on stdout
+    assert [row["impl"] for row in written["rows"]] == ["cutlass_attn:cpu/f16"]
+
+
+@cases.needs_gpu
+def test_check_on_a_gpu(capsys):
+    """The reference shape, with times that can be compared."""
+    assert cli.main(["check", "--device", "cuda", "--json", "-"]) == 0
+    rows = {row["impl"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    vectorized, tiled, minimal = (
+        rows[f"cutlass_attn:scalar/{name}"]
+        for name in ("vectorized/f16/d64", "tiled/f16/d256", "minimal/f16")
+    )
+    assert "torch:flash" in rows
+    assert any(name.startswith("cutlass_attn:sm80/f16/d64/") for name in rows)
+    assert all(row["us"] > 0 for row in rows.values())
+    assert minimal["speedup"]["value"] == 1
+    assert vectorized["speedup"]["value"] > tiled["speedup"]["value"] > 1
+
+
+def wrong_kernel(*, offset):
+    """_C.forward with one element of the result moved."""
+
+    def forward(*call, **more):
+        result = real(*call, **more)
+        out = result[0] if isinstance(result, tuple) else result
+        (out if isinstance(out, np.ndarray) else out.numpy()).view(np.uint16)[0, 0, 0, 0] += offset
+        return result
+
+    real = _C.forward
+    return forward
+
+
+def test_check_fails_on_one_wrong_element(capsys, monkeypatch):
+    monkeypatch.setattr(_C, "forward", wrong_kernel(offset=32))
+    assert cli.main([*SMALL, "--kernel", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text and "due, at (0, 0, 0, 0)" in text
+
+
+def test_check_fails_on_a_crash(capsys, monkeypatch):
+    def crash(*args):
+        raise RuntimeError("kernel launch: an illegal memory access was encountered")
+
+    monkeypatch.setattr(_C, "forward", crash)
+    assert cli.main([*SMALL, "--kernel", "cpu"]) == 1
+    assert (
+        "cpu/f16: RuntimeError: kernel launch: an illegal memory access" in capsys.readouterr().out
+    )
+
+
+def test_check_says_when_emulation_was_cut_short(capsys, monkeypatch):
+    if not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
+    monkeypatch.setattr(runner, "EMULATION_SECONDS", 0.0)
+    assert cli.main([*SMALL, "--kernel", "scalar/minimal-simt"]) == 0
+    text = capsys.readouterr().out
+    assert "1/2" in text and "Emulated kernels stop at the first input" in text
+
+
+def test_check_fails_on_a_kernel_that_cannot_run(capsys):
+    assert cli.main([*SMALL, "--kernel", "sm80"]) == 1
+    assert "needs operands on a CUDA device" in capsys.readouterr().out
+    assert cli.main([*SMALL, "--kernel", "sm81"]) == 2
+    assert "there is no kernel 'sm81'" in capsys.readouterr().err
+
+
+def test_check_rejects_impossible_problems(capsys):
+    assert cli.main([*SMALL, "--heads", "3", "--heads-kv", "2"]) == 2
+    assert "num_heads_q is 3" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--seqlen", "0"]) == 2
+    assert "'--seqlen': 0 is not in the range x>=1" in capsys.readouterr().err
+
+
+def test_check_without_torch():
+    code = f"""
+import sys
+from pathlib import Path
+sys.modules["torch"] = None  # importing torch now fails
+from cutlass_attn.tools import cli
+raise SystemExit(cli.main({SMALL} + ["--json", "-"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = [row["impl"] for row in json.loads(done.stdout)["rows"]]
+    assert "cutlass_attn:cpu/f16" in names and not any(name.startswith("torch") for name in names)
+
+
+@pytest.mark.parametrize("accumulate", ["fp32", "fp16_pv"])
+def test_check_is_of_all_kernels(accumulate):
+    """Compiled variants each, and the kernels that no variant of is compiled by name."""
+    names = check.candidates(accumulate, "float16")
+    asked = (accumulate, "float16")
+    there = [v for v in cutlass_attn.variants() if (v.accumulate, v.dtype) == asked]
+    keys = [v.key for v in there if v.compiled]
+    others = {v.kernel for v in there} - {v.kernel for v in there if v.compiled}
+    assert set(names) == {*keys, *others} and len(names) == len(keys) + len(others)
+
+
+def test_module_is_the_command():
+    command = [sys.executable, "-m", "cutlass_attn", *SMALL, "--kernel", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "cpu/f16" in done.stdout
+
+
+# --- check --ladder -------------------------------------------------------------------------------
+
+LADDER = ["check", "--ladder", "--device", "cpu", "--inputs", "1"]
+FEW = ["--batch", "1", "--heads", "1", "--seqlen", "40"]
+
+
+def test_ladder_on_the_cpu(capsys):
+    assert cli.main([*LADDER, *FEW, "--json", "-"]) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)  # nothing else is on stdout
+    simt = cutlass_attn.build_info().simt
+    assert document["ok"] and document["grid"] == "ladder"
+    ours = [row for row in document["rows"] if row["requested"].startswith("cutlass_attn:")]
+    rungs = [row["impl"].removeprefix("cutlass_attn:").partition("/f16")[0] for row in ours]
+    scalar = ["scalar/minimal-simt", "scalar/tiled-simt", "scalar/vectorized-simt"]
+    if simt:
+        assert rungs[:3] == scalar and "sm80-simt" in rungs
+    assert rungs[-1] == "cpu" and "Emulated on the CPU" * simt in output.err
+    for row in document["rows"]:
+        assert row["allclose"] and 0 < row["mean_error"] < row["max_error"] < 1e-3
+        assert (row["us"] is None) == ("-simt/" in row["impl"]) and "over_rung_before" not in row
+    assert document["rows"][len(rungs)]["impl"] == "torch:auto"
+
+
+def test_ladder_is_smaller_where_it_is_emulated(monkeypatch):
+    asked = []
+
+    def stop(problem, progress, **more):
+        asked.append(problem.shape)
+        raise ValueError("stopped")
+
+    monkeypatch.setattr(ladder, "run_ladder", stop)
+    assert cli.main(LADDER) == cli.main([*LADDER, "--heads", "3"]) == 2
+    assert cli.main(["check", "--ladder", "--device", "cuda"]) == 2
+    assert asked == [
+        Shape(1, 2, 2, 128, 128, 64),
+        Shape(1, 3, 3, 128, 128, 64),
+        Shape(2, 8, 8, 512, 512, 64),
+    ]
+
+
+def made_ladder(*_, **__):
+    """A ladder as on a GPU."""
+    times = {
+        "cutlass_attn:scalar/minimal/f16": 3000.0,
+        "cutlass_attn:scalar/tiled/f16/d256": 75.0,
+        "cutlass_attn:scalar/vectorized/f16": 25.0,
+        "cutlass_attn:sm80/f16/d64/64x64x4": 6.25,
+        "torch:auto": 12.0,
+    }
+    shape = dataclasses.asdict(check.FULL_SHAPE)
+    rows = [
+        report.Row("forward", name, name, "float16", **shape, inputs=1, rounds_us=[us] * 5, us=us)
+        for name, us in times.items()
+    ]
+    made = report.Report("ladder", next(iter(times)), {"device": "Some GPU"}, {}, command="check")
+    made.rows = rows
+    made.fill_speedups(rows)
+    ladder.fill_steps(made)
+    return made
+
+
+def test_ladder_steps(capsys, monkeypatch):
+    monkeypatch.setattr(ladder, "run_ladder", made_ladder)
+    assert cli.main(["check", "--ladder", "--device", "cuda"]) == 0
+    text = capsys.readouterr().out
+    assert [row.over_rung_before for row in made_ladder().rows] == [None, 40, 3, 4, None]
+    assert "over rung before" in text and "480.00" in text and "Emulated" not in text
+
+
+def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(ladder, "run_ladder", made_ladder)
+    assert cli.main(["check", "--ladder", "--device", "cuda", "--plot", str(tmp_path)]) == 0
+    assert (tmp_path / "ladder.png").stat().st_size > 10_000
+    text = (tmp_path / "ladder.svg").read_text()
+    assert f"written to {tmp_path / 'ladder.svg'}" in capsys.readouterr().out.replace("\n", "")
+    assert "Some GPU" in text
+
+
+def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "cutlass_attn.tools.experiment.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(ladder, "run_ladder", lambda *_: pytest.fail("measured all the same"))
+    assert cli.main([*LADDER, "--plot", "."]) == 2
+    assert "--plot needs matplotlib; pip install" in capsys.readouterr().err
+
+
+def test_example_draws_where_it_is_told_to(monkeypatch):
+    """The last --plot counts, which has to be the user's."""
+    asked = []
+    monkeypatch.setattr(cli, "main", asked.append)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # matplotlib is there
+    path = Path(__file__).parents[2] / "examples" / "ladder.py"
+    for arguments in [], ["--plot", "figures", "--causal"]:
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(path), run_name="__main__")
+    contexts = [cli.check.make_context("check", list(x[1:])) for x in asked]
+    assert [context.params["plot"] for context in contexts] == [".", "figures"]
+
+
+def test_ladder_rejects_what_it_does_not_do(capsys):
+    assert cli.main([*LADDER, "--kernel", "cpu"]) == 2
+    assert "--ladder and --kernel exclude each other" in capsys.readouterr().err
+    assert cli.main([*LADDER, "--accumulate", "fp16"]) == 2
+    assert "--ladder and --accumulate fp16 exclude each other" in capsys.readouterr().err
+    assert cli.main([*SMALL, "--plot", "."]) == 2
+    assert "--plot is for --ladder" in capsys.readouterr().err
+
+
+@cases.needs_gpu
+def test_ladder_on_a_gpu(capsys):
+    """Each rung is right and faster than the one before; the vectorized kernel twice as fast."""
+    for _ in range(3):  # whoever else uses the GPU disturbs the times, and not three times running
+        assert cli.main(["check", "--ladder", "--device", "cuda", "--json", "-"]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        rows = [row for row in rows if row["requested"].startswith("cutlass_attn:")]
+        names = [row["impl"].removeprefix("cutlass_attn:").partition("/f16")[0] for row in rows]
+        assert {"scalar/minimal", "scalar/tiled", "scalar/vectorized", "sm80"} <= set(names)
+        steps = [row.get("over_rung_before", math.inf) for row in rows]
+        speedups = dict(zip(names, steps))
+        if min(steps) > 1 and speedups["scalar/vectorized"] >= 2:
+            return
+    raise AssertionError(speedups)
+
+
+# --- What all commands have -----------------------------------------------------------------------
+
+COMMANDS = sorted(cli.cutlass_attn.commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(capsys, name):
+    assert cli.main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"  cutlass-attn {name}" in text or f"cutlass-attn {name} " in text
+    assert "Example:\n" in text and "Exit status:\n" in text and "130  interrupted" in text
+    assert "--json FILE" in text or name == "completion"
+
+
+def test_every_command_is_listed(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} ", text, re.MULTILINE) for name in COMMANDS)
+    assert cli.main(["no-such"]) == 2
+    assert "No such command 'no-such'" in capsys.readouterr().err
+
+
+def test_info_as_json(capsys):
+    assert cli.main(["info", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["command"], document["ok"]) == (2, "info", True)
+    assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants()]
+
+
+def test_completion(capsys):
+    """The shell's script, and what it asks the command for."""
+    assert cli.main(["completion", "bash"]) == 0
+    assert "_CUTLASS_ATTN_COMPLETE=bash_complete" in capsys.readouterr().out
+    asked = {"COMP_WORDS": "cutlass-attn check --lad", "COMP_CWORD": "2"}
+    program = "import sys; sys.argv[0] = 'cutlass-attn'; from cutlass_attn.tools import cli; "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "cli.main()"],
+        env={**os.environ, **asked, "_CUTLASS_ATTN_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split(",")[-1].strip() == "--ladder"
+
+
+def test_an_interruption_has_a_status_of_its_own(monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "run_check", stop)
+    assert cli.main(SMALL) == 130
+
+
+def test_the_default_check_is_of_two_tiles_and_a_ragged_end():
+    shape = check.SHAPE
+    for tile in {v.tile for v in cutlass_attn.variants() if v.tile}:
+        m, n = (int(size) for size in tile.split("x")[:2])
+        assert shape.seqlen_q > m and shape.seqlen_q % m, tile
+        assert shape.seqlen_k > n and shape.seqlen_k % n, tile

@@ -1,0 +1,259 @@
+"""What the tuner found as rules of dispatch, and the user's file that keeps them."""
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cutlass_attn import _C, jit, tuning
+from cutlass_attn._build import tuned_toml as tuning_file
+from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
+from cutlass_attn.tools.experiment.problems import Shape
+from cutlass_attn.tools.tune import search
+from cutlass_attn.tools.tune.space import Candidate, Task, blocks_per_sm, limits, parse_tile
+
+H100 = limits("sm_90", 132, 228 * 1024)
+FORWARD = Shape(4, 16, 16, 4096, 4096, 128)
+SHAPES = {
+    "one": (FORWARD,),
+    "three lengths": tuple(Shape(2, 16, 16, n, n, 128) for n in (512, 1000, 2048)),
+    "decode": (Shape(16, 32, 8, 1, 8192, 128), Shape(8, 32, 8, 16, 40, 128)),
+    "heads that share tiles": (Shape(16, 32, 8, 17, 8192, 128), Shape(8, 32, 8, 40, 40, 128)),
+    "less than a block an SM": (Shape(1, 1, 1, 64, 64, 128),),
+    "very many": (Shape(999, 64, 64, 40961, 40961, 128),),
+}
+# What may run: calls of every size, some of which are packed.
+CALLS = [
+    Shape(batch, heads, heads_kv, seqlen, 4096, 128)
+    for batch, (heads, heads_kv) in itertools.product((1, 4, 9, 64, 1024), ((16, 16), (32, 8)))
+    for seqlen in (1, 17, 64, 100, 511, 512, 4096, 8192, 40961)
+]
+
+
+def task_of(shapes):
+    return Task("sm80", "float16", 128, 128, shapes, H100)
+
+
+def rules_of(*tiles):
+    """From ("128x64x4", 1.5), ..."""
+    return [Rule("smem_228", "sm80", "d128", tile, least) for tile, least in tiles]
+
+
+LISTS = {
+    "none": rules_of(("128x64x4", 0.0)),
+    "shipped": rules_of(("128x64x4", 1.5), ("64x64x4", 0.0)),
+    "tuned for less": rules_of(("48x64x3", 20.0), ("128x64x4", 1.5), ("64x64x4", 0.0)),
+    "tuned for the same": rules_of(("256x64x8", 15.51), ("64x64x4", 0.0)),
+    "tuned for more": rules_of(("32x64x2", 500.0), ("128x64x4", 100.0), ("64x64x4", 0.0)),
+    "not in order": rules_of(("16x64x1", 2.0), ("256x64x8", 40.0), ("64x64x4", 0.0)),
+}
+
+
+def tile_of(rules, shape):
+    """What dispatch.cpp takes, in its own precision."""
+    for rule in rules:
+        blocks = np.float32(blocks_per_sm(shape, parse_tile(rule.tile).m, H100.num_sms))
+        if blocks >= np.float32(rule.min_blocks_per_sm):
+            return rule.tile
+    raise AssertionError("the last rule has a condition")
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("old", LISTS.values(), ids=LISTS)
+def test_the_tile_found_runs_in_each_tuned_shape_and_other_calls_keep_theirs(old, shapes):
+    ran = {search.rule_for(old, shape, H100.num_sms).tile for shape in shapes}
+    for m in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256):
+        found = Candidate(m, 96, 1)
+        new = search.rules_with(task_of(shapes), found, old)
+        tuning_file.parse(Tuning(new).dumps())
+        assert [tile_of(new, shape) for shape in shapes] == [str(found)] * len(shapes)
+        least = min(blocks_per_sm(shape, m, H100.num_sms) for shape in shapes)
+        for call in CALLS:
+            before, after = tile_of(old, call), tile_of(new, call)
+            assert after in (before, str(found))
+            if blocks_per_sm(call, m, H100.num_sms) < 0.99 * least:
+                assert after == before
+            if all(exceeds(call, shapes, parse_tile(tile).m) for tile in {before, *ran}):
+                assert after == before
+
+
+def exceeds(call, shapes, m):
+    """Has a call clearly more than twice the blocks of any shape?"""
+    most = max(blocks_per_sm(shape, m, H100.num_sms) for shape in shapes)
+    return blocks_per_sm(call, m, H100.num_sms) > 2.01 * most
+
+
+def test_a_threshold_is_never_above_what_was_tuned():
+    """8192 blocks of 64 rows on 132 SMs are 62.0606 each: 62.061 would be too many."""
+    shape = Shape(8, 16, 16, 4096, 4096, 128)
+    new = search.rules_with(task_of((shape,)), Candidate(64, 48, 2), LISTS["shipped"])
+    assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
+        ("128x64x4", 62.061),
+        ("64x48x2", 62.06),
+        ("128x64x4", 1.5),
+        ("64x64x4", 0.0),
+    ]
+
+
+def test_the_same_result_twice_changes_nothing():
+    task, found = task_of((FORWARD,)), Candidate(96, 32, 6)
+    once = search.rules_with(task, found, LISTS["shipped"])
+    assert search.rules_with(task, found, once) == once
+    # Nothing is left for other calls than what was found.
+    only = rules_of(("96x32x6", 0.0))
+    assert search.rules_with(task, found, only) == only
+
+
+def test_decoding_is_tuned_apart(monkeypatch):
+    """Its rules begin as those of all calls, which stay as they are."""
+    decode = task_of(SHAPES["decode"][:1])
+    assert decode.is_decode and not task_of(SHAPES["one"]).is_decode
+    sm80 = {"smem_kb": 228, "kernel": "sm80", "head_dim": 128, "head_dim_v": 128}
+    table = [
+        {
+            **sm80,
+            "tile": rule.tile,
+            "min_blocks_per_sm": rule.min_blocks_per_sm,
+            "decode": False,
+        }
+        for rule in LISTS["shipped"]
+    ]
+    monkeypatch.setattr(_C, "tile_rules", lambda: table)
+    rules = search.rules_in_force(decode)
+    assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
+    found = search.rules_with(decode, Candidate(64, 96, 4), rules)
+    assert all(rule.decode for rule in found)
+    merged = search.with_rules(Tuning(list(LISTS["shipped"])), found)
+    assert merged.rules == [*LISTS["shipped"], *found]
+    # And from then on they are what is in force for decoding.
+    own = {**sm80, "tile": "64x96x4", "min_blocks_per_sm": 0.0, "decode": True}
+    monkeypatch.setattr(_C, "tile_rules", lambda: [*table, own])
+    assert [rule.tile for rule in search.rules_in_force(decode)] == ["64x96x4"]
+    assert search.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
+
+
+def test_rules_of_another_kernel_and_class_stay():
+    other = Rule("smem_100", "sm80", "d128", "64x64x4")
+    merged = search.with_rules(Tuning([*LISTS["none"], other]), LISTS["shipped"])
+    assert merged.rules == [other, *LISTS["shipped"]]
+
+
+def test_marks_go_with_the_rules_of_their_tiles():
+    tuned = Rule("smem_228", "sm80", "d64", "96x32x6")
+    gone = Failing("smem_228", "sm80/f16/d128/48x96x3", "slow")
+    kept = [
+        Failing("smem_228", "sm80/f16/d128/64x64x4", "slow"),  # of the manifest
+        Failing("smem_228", "sm80/bf16/d64/96x32x6", "slow"),  # of a rule that stays
+        Failing("smem_228", "sm80/f16/d128/80x96x5", "slow"),  # of a new one
+    ]
+    present = Tuning([*rules_of(("48x96x3", 0.0)), tuned], [gone, *kept])
+    assert search.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
+
+
+# --- The file -------------------------------------------------------------------------------------
+
+
+def add_rule(tile):
+    def change(present):
+        return Tuning([*present.rules, Rule("smem_228", "sm80", f"d{tile}", "64x64x4")])
+
+    return change
+
+
+def test_the_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    link, file = tmp_path / "tuned.toml", tmp_path / "real" / "mine.toml"
+    link.symlink_to(file)
+    tuning.update(link, add_rule(64))
+    tuning.update(link, add_rule(128))
+    assert link.is_symlink() and len(tuning.read(file).rules) == 2
+    before = file.read_text()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        tuning.update(link, add_rule(32))
+    assert file.read_text() == before
+    assert sorted(path.name for path in file.parent.iterdir()) == ["mine.toml", "mine.toml.lock"]
+
+
+def test_what_several_processes_write_is_all_there(tmp_path):
+    file = tmp_path / "new" / "tuned.toml"
+    program = (
+        "import sys; from pathlib import Path; from cutlass_attn import tuning\n"
+        "from cutlass_attn._build.tuned_toml import Rule, Tuning\n"
+        "for i in range(20):\n"
+        "    rule = Rule('smem_228', 'sm80', f'd{int(sys.argv[2]) + i}', '64x64x4')\n"
+        "    tuning.update(Path(sys.argv[1]), lambda now: Tuning([*now.rules, rule]))\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(file), str(first)])
+        for first in (100, 200, 300)
+    ]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0, 0]
+    assert len(tuning.read(file).rules) == 60
+
+
+def test_a_file_that_cannot_be_written_is_found_before(tmp_path):
+    file = tmp_path / "new" / "tuned.toml"
+    tuning.check_writable(file)
+    assert not file.exists()
+    file.write_text("no rules")
+    with pytest.raises(TuningError, match="not TOML"):
+        tuning.check_writable(file)
+    assert file.read_text() == "no rules"
+    with pytest.raises(OSError, match=r"tuned\.toml"):
+        tuning.check_writable(file / "tuned.toml")
+
+
+def test_a_folder_that_may_not_be_looked_into_is_a_warning(monkeypatch, tmp_path):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "tuned.toml"))
+    with pytest.warns(UserWarning, match=r"Permission denied: .*this has no effect"):
+        tuning.load()
+    monkeypatch.undo()
+
+
+def test_a_new_tile_of_a_kernel_without_tiles_is_refused(monkeypatch):
+    """It would be a variant without a source, and no kernel of the process could be compiled."""
+    added, known = [], {"sm80": {"axes": {}}}
+    monkeypatch.setattr(jit, "tile_space", lambda: known)
+    monkeypatch.setattr(_C, "add_tile", lambda kernel, **_: added.append(kernel))
+
+    def prefer(**_):
+        if added != ["sm80"]:
+            raise ValueError("tile is unknown")
+
+    monkeypatch.setattr(_C, "prefer_tile", prefer)
+    rule = Rule("smem_228", "sm80/fp16", "d64", "96x32x6", line=3)
+    (message,) = tuning.apply(Tuning([rule]), "mine.toml")
+    assert message == (
+        'mine.toml, line 3: [smem_228."sm80/fp16"] d64: tile is unknown; '
+        "a new one: tiles can be chosen of sm80"
+    )
+    assert not added
+    assert not tuning.apply(Tuning([Rule("smem_228", "sm80", "d64", "96x32x6")]), "mine.toml")
+
+
+def test_the_list_of_tiles_names_each(tmp_path):
+    """32x32x2 is a part of 32x32x2c4."""
+    program = (
+        "from cutlass_attn import _C\n"
+        "dims = dict(kernel='sm80', head_dim=512, head_dim_v=512)\n"
+        "_C.add_tile(**dims, tile='32x32x2')\n"
+        "rule = dict(smem_kb=228, min_blocks_per_sm=0.0, decode=False)\n"
+        "try: _C.prefer_tile(**dims, **rule, tile='1x1x1')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    tiles = done.stdout.partition("allowed for sm80 at head dim 512:")[2].split()
+    assert {"32x32x2", "32x32x2c4"} <= set(tiles), done
