@@ -31,19 +31,18 @@ struct DecodeParams {
   // On the host.
   static DecodeParams prepare(Problem const& p, Workspace const& workspace,
                               DeviceLimits const& device, KernelFacts const& facts) {
-    DecodeParams params{ForwardParams::prepare(p, workspace, device, facts)};
-    int64_t const tiles = params.forward.scheduler.blocks;
-    params.splits = splits_of(p, tiles, device, facts);
+    ForwardParams const forward = ForwardParams::prepare(p, workspace, device, facts);
+    int64_t const tiles = forward.scheduler.blocks;
+    int splits = splits_of(p, tiles, device, facts);
     // The workspace was asked for before the kernel was compiled, perhaps, and by what was known
     // then.
-    while (params.splits > 1 && bytes_of(p, tiles, params.splits, facts) > workspace.bytes) {
-      --params.splits;
-    }
-    params.by_splits = FastDivisor(params.splits);
-    params.by_page = FastDivisor(p.kv.page_size > 0 ? p.kv.page_size : 1);
-    params.counters = static_cast<int32_t*>(workspace.data);
-    params.partials = static_cast<float*>(workspace.data) + counters_of(tiles);
-    return params;
+    while (splits > 1 && bytes_of(p, tiles, splits, facts) > workspace.bytes) --splits;
+    return {forward,
+            splits,
+            FastDivisor(splits),
+            FastDivisor(p.kv.page_size > 0 ? p.kv.page_size : 1),
+            static_cast<int32_t*>(workspace.data),
+            static_cast<float*>(workspace.data) + counters_of(tiles)};
   }
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,

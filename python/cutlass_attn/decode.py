@@ -133,8 +133,21 @@ def attention_decode(
 def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[str, Any]) -> Array:
     """(B, 1, Sq, keys that an entry can have): what tree_mask and cache_leftpad leave visible."""
     block_table, k_new = options.get("block_table"), options.get("k_new")
+    for name, x, ndim in (
+        ("q", q, 4),
+        ("k_cache", k_cache, 4),
+        *(
+            (n, x, d)
+            for n, x, d in (("block_table", block_table, 2), ("k_new", k_new, 4))
+            if x is not None
+        ),
+    ):
+        _check_array(name, x, like=q)
+        if x.ndim != ndim:
+            raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(x.shape)}")
     batch, seqlen_q = q.shape[:2]
     pages = 1 if block_table is None else block_table.shape[1]
+    _check("cache_seqlens", options["cache_seqlens"], (batch,), "int32", like=q, is_needed=True)
     _check("cache_leftpad", leftpad, (batch,), "int32", like=q)
     _check("tree_mask", tree_mask, (batch, seqlen_q, seqlen_q), "bool", like=q)
     is_numpy = isinstance(q, np.ndarray)
@@ -161,11 +174,25 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
     return visible
 
 
-def _check(name: str, x: Any, shape: tuple[int, ...], dtype: str, like: Array) -> None:
-    if x is None:
+def _check_array(name: str, x: Any, like: Any) -> None:
+    """Raises TypeError unless both are numpy arrays, or both torch tensors."""
+    if not isinstance(x, np.ndarray):
+        torch = find_torch()
+        if torch and isinstance(x, torch.ARRAY) and isinstance(like, torch.ARRAY):
+            return
+    elif isinstance(like, np.ndarray):
         return
-    if isinstance(x, np.ndarray) != isinstance(like, np.ndarray) or not hasattr(x, "dtype"):
-        raise TypeError(f"{name} must be an array of the same library as q, got {type(x).__name__}")
+    raise TypeError(
+        f"{name} must be a torch tensor or a numpy array, as the others are, got {type(x).__name__}"
+    )
+
+
+def _check(
+    name: str, x: Any, shape: tuple[int, ...], dtype: str, like: Any, is_needed: bool = False
+) -> None:
+    if x is None and not is_needed:
+        return
+    _check_array(name, x, like)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
     if str(x.dtype).removeprefix("torch.") != dtype:
@@ -233,15 +260,19 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
         TypeError, ValueError: shapes, dtypes or libraries differ.
     """
     is_numpy = isinstance(o_a, np.ndarray)
+    _check_array("o_a", o_a, like=o_a)
     shape = (*o_a.shape[:-3], o_a.shape[-2], o_a.shape[-3]) if o_a.ndim in (3, 4) else None
     if shape is None:
         raise ValueError(
             f"o_a must have shape (B, Sq, Hq, Dv) or (T, Hq, Dv), got {tuple(o_a.shape)}"
         )
     dtype = str(o_a.dtype).removeprefix("torch.")
-    _check("o_b", o_b, o_a.shape, dtype, like=o_a)
-    _check("lse_a", lse_a, shape, "float32", like=o_a)
-    _check("lse_b", lse_b, shape, "float32", like=o_a)
+    for name, x, due, of in (
+        ("o_b", o_b, o_a.shape, dtype),
+        ("lse_a", lse_a, shape, "float32"),
+        ("lse_b", lse_b, shape, "float32"),
+    ):
+        _check(name, x, due, of, like=o_a, is_needed=True)
     if is_numpy:
         return _merged(np, o_a, lse_a, o_b, lse_b)
     import torch

@@ -20,7 +20,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 
 def qkv(*, dtype="float16", head_dim=64, device="cpu", **shape):
     """q, k, v of a small ragged call with shared heads."""
-    case = cases.Case("api", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **shape)
+    shape = {"batch": 2, "heads": 4, "seqlen_q": 33, "seqlen_k": 50, **shape}
+    case = cases.Case("api", "", **shape)
     q, k, v = cases.values(case, dtype, head_dim)
     return [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in (q, k, v)]
 
@@ -194,7 +195,8 @@ def test_verify_accepts_right_results(variant, layout):
     if variant.device == "cpu" and not cutlass_attn.build_info().simt:
         pytest.skip("on the CPU the scalar baseline is a simt kernel")
     head_dim = variant.head_dim or 64
-    tensors = qkv(dtype=variant.dtype, head_dim=head_dim, device=variant.device)
+    rows = 9 if variant.max_rows else 33
+    tensors = qkv(dtype=variant.dtype, head_dim=head_dim, device=variant.device, seqlen_q=rows)
     if layout == "bshd":
         tensors = [x.transpose(1, 2) for x in tensors]
     options = {"causal": True, "kernel": variant.key, "layout": layout}

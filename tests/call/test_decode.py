@@ -436,7 +436,7 @@ def new(**options):
             r"tree_mask must have shape \(2, 1, 1\), got \(2, 1, 2\)",
         ),
         (lambda: call(tree_mask=torch.ones(2, 1, 1)), ValueError, "tree_mask must be bool"),
-        (lambda: call(tree_mask=[True]), TypeError, "tree_mask must be an array of the same libra"),
+        (lambda: call(tree_mask=[True]), TypeError, "tree_mask must be a torch tensor or a numpy"),
         (lambda: call(cache_leftpad=TABLE), ValueError, r"cache_leftpad must have shape \(2,\)"),
         (lambda: call(num_splits=-1), ValueError, "num_splits is -1, allowed: 0 to 2147483647"),
         (lambda: call(num_splits=1.5), TypeError, "num_splits must be an int, got 1.5"),

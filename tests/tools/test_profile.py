@@ -215,7 +215,7 @@ def test_tiles_that_no_kernel_has_are_named(sizes, message):
 
 def test_keys_tell_the_tile():
     assert tile_of("sm80/general/bf16/d192v128/64x64x4", "general") == Tile(
-        192, 128, 64, 64, 4, 1, "general"
+        192, 128, 64, 64, 4, 1, score="general"
     )
     assert tile_of("sm80/f16/d512/32x32x2c4", "identity").columns == 4
     # Counted in code for sm_89: six key blocks of 16, where 64 and 128 keys are key blocks of 32.
@@ -471,7 +471,7 @@ def test_which_variants_and_shapes():
     keys = [v.key for v in profile.choose([], ["float16"])]
     assert all(v.compiled and v.device == "cuda" for v in profile.choose([], ["bfloat16"]))
     assert all("/f16" in key for key in keys)
-    with pytest.raises(ValueError, match="no GPU kernel 'warp'; there are sm80, "):
+    with pytest.raises(ValueError, match="no GPU kernel 'warp'; there are sm80/decode, "):
         profile.choose(["warp"], ["float16"])
     variant = next(v for v in variants() if v.key == KEY)
     forward, *others = profile.default_shapes(variant, "sm_90")

@@ -168,8 +168,18 @@ def _(*args: Any) -> None:
 def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: Any) -> None:
     torch_library.refuse_gradients(function, (q, *tensors, *options.values()), options.get("out"))
     for name in ("k_scale", "v_scale"):
-        if isinstance(scale := options.get(name), (int, float)):
-            options[name] = torch_library.filled(q, (1,), scale)
+        scale = options.get(name)
+        if isinstance(scale, bool):
+            raise TypeError(f"{name} must be a number, got {scale}")
+        if isinstance(scale, (int, float)):
+            if not 0 < scale <= 3e38:
+                raise ValueError(f"{name} is {scale!r}, allowed: a finite number > 0")
+            options[name] = None if scale == 1 else torch_library.filled(q, (1,), float(scale))
+    splits = options.get("num_splits", 0)
+    if isinstance(splits, bool):
+        raise TypeError(f"num_splits must be an int, got {splits}")
+    if isinstance(splits, int) and not 0 <= splits < 2**31:
+        raise ValueError(f"num_splits is {splits!r}, allowed: 0 to 2147483647")
     torch_library.options_for_operator(q, options)
 
 
