@@ -7,7 +7,7 @@ from pathlib import Path
 import cutlass_attn
 import pytest
 
-pytest.importorskip("torch", reason="the examples use torch")
+torch = pytest.importorskip("torch", reason="the examples use torch")
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +29,11 @@ def test_a_shared_prefix_changes_nothing():
 
 def run_04(folder, requests):
     example = runpy.run_path(str(ROOT / "examples" / "04_paged_decode.py"))
-    return example["main"](["--requests", str(requests), "--out", str(folder)])
+    threads = torch.get_num_threads()
+    try:
+        return example["main"](["--requests", str(requests), "--out", str(folder)])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_tokens_from_pages_are_those_of_dense_attention(capsys, tmp_path):
