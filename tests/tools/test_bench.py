@@ -106,14 +106,13 @@ def test_grids():
     assert {(s.head_dim, s.heads_q) for s in forward} == {(64, 32), (128, 16), (256, 8)}
     assert {(s.batch, s.seqlen_q) for s in forward} == {(16, 1024), (4, 4096), (1, 16384)}
     assert sum(s.causal for s in forward) == 9
-    assert [s.op for s in GRIDS["decode"].shapes] == ["decode", "decode"]
     assert GRIDS["reference"].shapes[0] == Shape(2, 8, 8, 512, 512, 64)
 
 
 def test_flops_and_bytes():
     assert Shape(2, 8, 8, 512, 512, 64).flops == 4 * 2 * 8 * 512**2 * 64
     assert Shape(2, 8, 8, 512, 512, 64, causal=True).flops == 4 * 2 * 8 * 512**2 * 64 / 2
-    assert Shape(16, 32, 8, 1, 8192, 128).bytes(2) == 16 * 128 * 2 * (2 * 32 + 2 * 8 * 8192)
+    assert Shape(16, 32, 8, 1, 8192, 128).kv_bytes(2) == 16 * 128 * 2 * 2 * 8 * 8192
 
 
 @pytest.mark.parametrize(("sq", "sk"), [(300, 300), (200, 500), (500, 200)])
@@ -216,12 +215,12 @@ def test_what_cannot_be_imported_is_named(peers, monkeypatch):
     peers("flash_attn")  # too old a version
     real = impls.importlib.import_module
 
-    def import_module(name):
+    def import_module(name, package=None):
         if name == "flashinfer":
             raise OSError("libcudart.so.99: cannot open shared object file")
         if name == "xformers.ops":
             raise ModuleNotFoundError("No module named 'triton'", name="triton")
-        return real(name)
+        return real(name, package)
 
     monkeypatch.setattr(impls.importlib, "import_module", import_module)
     found, absent = impls.discover()
@@ -348,21 +347,22 @@ def test_document(capsys, peers):
     rows = document["rows"]
     assert len(rows) == 3 * 6  # a shape of one query has no causal row
     for row in rows:
-        has_bandwidth = row["op"] == "decode" and row["us"] is not None
+        has_bandwidth = row["seqlen_q"] == 1 and row["us"] is not None
         assert set(row) == ROW_KEYS | ({"gbps"} if has_bandwidth else set())
-    by_name = {(row["requested"], row["op"], row["causal"]): row for row in rows}
-    ours = by_name["cutlass_attn:auto", "forward", True]
+    assert {row["op"] for row in rows} == {"forward"}
+    by_name = {(row["requested"], row["seqlen_q"], row["causal"]): row for row in rows}
+    ours = by_name["cutlass_attn:auto", 40, True]
     assert ours["impl"] == "cutlass_attn:cpu/f16" and ours["status"] == "ok"
     assert ours["us"] == np.median(ours["rounds_us"]) > 0 and len(ours["rounds_us"]) == 5
     assert ours["tflops"] == pytest.approx(4 * 2 * 40 * 20 * 64 / ours["us"] / 1e6, rel=1e-3)
-    flash = by_name["torch:flash", "forward", True]
+    flash = by_name["torch:flash", 40, True]
     ratio = stats.paired_ratio(flash["rounds_us"], ours["rounds_us"])
     assert ours["speedup"]["over"] == "torch:flash"
     assert ours["speedup"]["value"] == pytest.approx(ratio.value, rel=1e-3)
     assert 0 < ours["rms_error"] <= ours["rms_allowed"]
-    decode = by_name["cutlass_attn:auto", "decode", False]
-    assert decode["gbps"] == pytest.approx((2 * 4 + 4 * 100) * 64 * 2 / decode["us"] / 1e3, 1e-3)
-    refused = by_name["cutlass_attn:sm80", "forward", False]
+    decode = by_name["cutlass_attn:auto", 1, False]
+    assert decode["gbps"] == pytest.approx(2 * 2 * 100 * 64 * 2 / decode["us"] / 1e3, 1e-3)
+    refused = by_name["cutlass_attn:sm80", 40, False]
     assert (refused["status"], refused["us"]) == ("unsupported", None)
     assert "needs operands on a CUDA device" in refused["reason"]
 
@@ -491,7 +491,7 @@ def test_few_rounds_are_refused(capsys):
     ("arguments", "message"),
     [
         (["--grid", "small", "--shape", "1,1,1,8,8,64"], "--grid and --shape exclude each other"),
-        (["--grid", "decode", "--causal", "yes"], "leaves no shape of the decode grid"),
+        (["--grid", "decode", "--causal", "yes"], "leaves no shape of the decode"),
         (["--shape", "1,1"], "a shape is b,hq,hkv,sq,sk,d"),
         (["--dtype", "fp16,fp8"], "--dtype must be of fp16, bf16, fp32, got 'fp8'"),
         (["--kernel", "sm81"], "there is no kernel 'sm81'"),

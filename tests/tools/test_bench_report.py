@@ -19,7 +19,7 @@ def example():
         rows = []
         for name, rate in names.items():
             sizes = {field: getattr(shape, field) for field in shape.__dataclass_fields__}
-            row = report.Row(shape.op, name, name, "bfloat16", **sizes)
+            row = report.Row("forward", name, name, "bfloat16", **sizes)
             if name != "torch:math" or shape.seqlen_q < 5000:
                 us = shape.flops / rate / 1e6
                 row.set_times([us * x for x in (0.99, 1.0, 1.01, 1.0, 1.0)], us)

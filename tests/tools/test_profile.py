@@ -364,8 +364,8 @@ def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
 
     variant = next(v for v in variants() if v.kernel == "sm80/fp16_pv")
     monkeypatch.setattr(profile, "explain", explain)
-    ops = [shape.op for shape in profile.default_shapes(variant, "sm_90")]
-    assert ops == ["forward", "decode"] and asked == [("sm80/fp16_pv", "fp16_pv")]
+    few = [shape.has_few_queries for shape in profile.default_shapes(variant, "sm_90")]
+    assert few == [False, True] and asked == [("sm80/fp16_pv", "fp16_pv")]
 
 
 def test_reasons_are_printed_as_they_are(monkeypatch, capsys):
@@ -475,14 +475,12 @@ def test_which_variants_and_shapes():
         profile.choose(["warp"], ["float16"])
     variant = next(v for v in variants() if v.key == KEY)
     forward, *others = profile.default_shapes(variant, "sm_90")
-    assert forward == Shape(4, 32, 32, 4096, 4096, 64) and forward.op == "forward"
+    assert forward == Shape(4, 32, 32, 4096, 4096, 64) and not forward.has_few_queries
     if variant.compiled:  # few blocks run smaller tiles
         assert not others
         small = next(v for v in variants() if v.key == "sm80/f16/d64/64x128x4")
-        assert [shape.op for shape in profile.default_shapes(small, "sm_90")] == [
-            "forward",
-            "decode",
-        ]
+        shapes = profile.default_shapes(small, "sm_90")
+        assert [shape.has_few_queries for shape in shapes] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,9 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
 @click.option(
     "--grid",
     type=click.Choice([name for name in GRIDS if not name.endswith("-cpu")]),
-    help="A named set of shapes; forward by default, small on a CPU. `options` is what options "
-    "cost, `accumulation` error and time of fp16 accumulation.",
+    help="A named set of shapes; forward by default, small on a CPU. `decode`, `paged` and "
+    "`varlen` are calls for serving, `options` is what options cost, `accumulation` error and time "
+    "of fp16 accumulation.",
 )
 @shapes_option
 @causal_option
@@ -281,18 +282,18 @@ def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **g
     if device != "cpu" and (lack := why_no_gpu(device)):
         raise ValueError(f"{lack}; `cutlass-attn bench --device cpu` times the CPU kernel")
     grid = _grid(device, given)
-    impls, absent = discover(grid.kernels, torch_auto=grid.host_time and device != "cpu")
+    impls, absent = discover(grid.kernels, grid.host_time and device != "cpu", grid.op)
     if grid.baseline not in (names := [impl.name for impl in impls]):
         raise ValueError(f"--baseline must be one of {', '.join(names)}, got {grid.baseline!r}")
-    problems = [
-        Problem(shape, dtype, option)
-        for dtype in grid.dtypes
-        for shape in grid.shapes
-        for option in grid.options
-    ]
     chosen = select(impls, absent, grid.impls)
     plan = Plan(
-        problems, chosen, device, given["rounds"], grid.timing, grid.host_time, seed=given["seed"]
+        grid.problems,
+        chosen,
+        device,
+        given["rounds"],
+        grid.timing,
+        grid.host_time,
+        seed=given["seed"],
     )
     report = Report(
         grid.name,

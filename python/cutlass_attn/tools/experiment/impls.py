@@ -1,30 +1,36 @@
 """Who computes attention: this library's kernels, PyTorch's backends, and other libraries.
 
 Every implementation gets the same values. Those that document another order of the dimensions than
-(B, H, S, D) get a copy in theirs, made outside the timed call.
+(B, H, S, D) get a copy in theirs, made outside the timed call. Where a cache is in pages, those
+that know no pages have the same keys without.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from types import ModuleType
 from typing import Any
 
 from ...attention import attention
+from ...decode import attention_decode
 from ...explain import Explanation, explain
 from ...variants import accumulate_of, variants
-from .problems import Inputs
+from ...varlen import attention_varlen
+from .problems import OPS, Inputs
 
 OURS = "cutlass_attn"
 TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
+# Of OPS those whose operands are dense arrays as well.
+_DENSE_OPS = ("forward", "decode", "paged")
 # PyTorch's unfused backend holds the scores and their softmax in float32, and one of the two again.
 _MATH_BYTES_PER_SCORE = 12
 # How PyTorch says that a backend cannot run a call: on a GPU, on a CPU.
@@ -55,6 +61,7 @@ class Impl:
     name: str  # as asked for: "cutlass_attn:auto", "torch:flash", "xformers"
     prepare: Callable[[Inputs], Bound]
     version: str = ""
+    ops: tuple[str, ...] = OPS  # what it computes
 
     @property
     def ours(self) -> bool:
@@ -76,22 +83,31 @@ def ours(kernels: Iterable[str]) -> list[Impl]:
 
 def torchs(backends: Iterable[str]) -> list[Impl]:
     """PyTorch's backends, of TORCH_BACKENDS or "auto"."""
-    return [Impl(f"torch:{name}", partial(_prepare_torch, name)) for name in backends]
+    return [
+        Impl(f"torch:{name}", partial(_prepare_torch, name), ops=_DENSE_OPS) for name in backends
+    ]
 
 
 def discover(
-    kernels: Iterable[str] = (), torch_auto: bool = False
+    kernels: Iterable[str] = (), torch_auto: bool = False, op: str = "forward"
 ) -> tuple[list[Impl], dict[str, str]]:
-    """All implementations, and by name why each of the others is absent.
+    """All implementations of `op`, of OPS, and by name why each of the others is absent.
 
     `kernels` are kernels or variants of this library to run beside the one that "auto" chooses;
     ValueError for one that this build does not know. `torch_auto` adds PyTorch's attention with
     the backend of its own choice.
     """
     found = ours(["auto", *kernels])
+    found.append(Impl(f"{OURS}:contiguous", _prepare_contiguous, ops=("paged",)))
+    found.append(Impl(f"{OURS}:dense", _prepare_each, ops=("varlen",)))
     found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
     absent = {}
-    for peer in _PEERS:
+    if (varlen_attn := _torch_varlen()) is not None:
+        prepare = partial(_prepare_torch_varlen, varlen_attn)
+        found.append(Impl("torch:varlen", prepare, ops=("paged", "varlen")))
+    elif op in ("paged", "varlen"):
+        absent["torch:varlen"] = "this torch has no torch.nn.attention.varlen"
+    for peer in _PEERS if op in _DENSE_OPS else ():
         try:
             module = importlib.import_module(peer.module)
         except ModuleNotFoundError as error:
@@ -102,10 +118,10 @@ def discover(
         else:
             if hasattr(module, peer.function):
                 prepare = partial(_prepare_peer, peer, module)
-                found.append(Impl(peer.name, prepare, _version(peer.module)))
+                found.append(Impl(peer.name, prepare, _version(peer.module), _DENSE_OPS))
             else:
                 absent[peer.name] = f"{peer.module} has no {peer.function}"
-    return found, absent
+    return [impl for impl in found if op in impl.ops], absent
 
 
 def _version(module: str) -> str:
@@ -153,6 +169,11 @@ def refusal(explanation: Explanation, kernel: str) -> str:
 
 
 def _prepare_ours(kernel: str, inputs: Inputs) -> Bound:
+    prepare = {"forward": _prepare_attention, "varlen": _prepare_varlen}
+    return prepare.get(inputs.problem.op, _prepare_decode)(kernel, inputs)
+
+
+def _prepare_attention(kernel: str, inputs: Inputs) -> Bound:
     options: dict[str, Any] = {"causal": inputs.shape.causal, **inputs.keywords.ours}
     # Who names a kernel asks for its sums.
     sums = accumulate_of(kernel)
@@ -170,6 +191,112 @@ def _prepare_ours(kernel: str, inputs: Inputs) -> Bound:
         with_lse=partial(attention, *operands, **options, return_lse=True),
         is_emulated=chosen.kernel.endswith("-simt"),
     )
+
+
+def _prepare_decode(kernel: str, inputs: Inputs) -> Bound:
+    """A step over a cache that holds all keys; in pages if the problem says so."""
+    q, k, v = inputs.bshd
+    options = _options(attention_decode, inputs)
+    if inputs.problem.page is not None:
+        k, v, options["block_table"] = inputs.paged
+    run = partial(attention_decode, q, k, v, inputs.seqlens_k, **options)
+    return _of_kernel(kernel, run, lambda out: out.transpose(1, 2))
+
+
+def _prepare_varlen(kernel: str, inputs: Inputs) -> Bound:
+    q, k, v = (x[0] for x in inputs.bshd)
+    options, ends = _options(attention_varlen, inputs), inputs.cu_seqlens
+    run = partial(attention_varlen, q, k, v, ends, ends, **options)
+    return _of_kernel(kernel, run, _packed)
+
+
+def _options(function: Callable[..., Any], inputs: Inputs) -> dict[str, Any]:
+    """What the problem asks for beside operands, as keywords. Unsupported if it has one of none."""
+    options = {"causal": inputs.shape.causal, **inputs.keywords.ours}
+    if options.keys() - inspect.signature(function).parameters:
+        raise Unsupported(f"{function.__name__} has no {inputs.problem.option}")
+    return options
+
+
+def _packed(out: Any) -> Any:
+    """(T, H, D) as (1, H, T, D)."""
+    return out[None].transpose(1, 2)
+
+
+def _of_kernel(kernel: str, run: Callable[..., Any], to_bhsd: Callable[[Any], Any]) -> Bound:
+    """A call for serving, which `explain` does not know: of a kernel that is asked for by name,
+    running it says whether it can."""
+    name = f"{OURS}:{kernel}"
+    if kernel == "auto":
+        return Bound(name, run, to_bhsd)
+    run = partial(run, kernel=kernel)
+    try:
+        run()
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+    return Bound(name, run, to_bhsd, is_emulated="-simt" in kernel)
+
+
+def _prepare_contiguous(inputs: Inputs) -> Bound:
+    """Without pages: what pages cost."""
+    unpaged = replace(inputs, problem=replace(inputs.problem, op="decode", page=None))
+    return replace(_prepare_decode("auto", unpaged), name=f"{OURS}:contiguous")
+
+
+def _prepare_each(inputs: Inputs) -> Bound:
+    """A dense call for each of the packed sequences: what packing costs, and gains."""
+    import torch
+
+    lengths = [sequence.seqlen_q for sequence in inputs.problem.sequences]
+    packed = (x.transpose(1, 2).split(lengths, dim=2) for x in inputs.bshd)
+    if inputs.keywords.ours:  # which may be made for other sizes
+        raise Unsupported(f"is timed without {inputs.problem.option}")
+    calls = [
+        partial(attention, *operands, causal=inputs.shape.causal)
+        for operands in zip(*packed, strict=True)
+    ]
+    return Bound(f"{OURS}:dense", lambda: [call() for call in calls], partial(torch.cat, dim=2))
+
+
+def _torch_varlen() -> Callable[..., Any] | None:
+    """PyTorch's FlashAttention of packed sequences, if this version has it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn  # type: ignore[no-any-return]
+
+
+def _is_cuda(x: Any) -> bool:
+    return bool(x.is_cuda)
+
+
+def _prepare_torch_varlen(varlen_attn: Callable[..., Any], inputs: Inputs) -> Bound:
+    """Its keywords differ from version to version: how it is causal, whether it takes pages."""
+    if not _is_cuda(inputs.q):
+        raise Unsupported("takes CUDA tensors alone")
+    if inputs.keywords.ours:
+        raise Unsupported(f"is timed without {inputs.problem.option}")
+    known, causal = inspect.signature(varlen_attn).parameters, inputs.shape.causal
+    options: dict[str, Any] = {}
+    if inputs.shape.heads_q != inputs.shape.heads_kv and "enable_gqa" in known:
+        options["enable_gqa"] = True
+    if causal:
+        options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    q, k, v = (x.flatten(0, 1) for x in inputs.bshd)
+    ends = ends_k = inputs.cu_seqlens
+    if inputs.problem.op == "paged":
+        if "block_table" not in known:
+            raise Unsupported("this version takes no pages")
+        k, v, options["block_table"] = inputs.paged
+        options["seqused_k"], ends_k = inputs.seqlens_k, None
+    longest_q = max(sequence.seqlen_q for sequence in inputs.problem.sequences)
+    longest_k = max(sequence.seqlen_k for sequence in inputs.problem.sequences)
+    run = partial(varlen_attn, q, k, v, ends, ends_k, longest_q, longest_k, **options)
+    if inputs.problem.op == "paged":
+        sizes = (inputs.shape.batch, inputs.shape.seqlen_q)
+        return Bound("torch:varlen", run, lambda out: out.unflatten(0, sizes).transpose(1, 2))
+    return Bound("torch:varlen", run, _packed)
 
 
 def torch_backend(name: str) -> AbstractContextManager[Any]:

@@ -6,18 +6,19 @@ another GPU, or be called in a way that it does not mean.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...testing import Accuracy, Reference, judge, reference
-from .problems import Inputs
+from .problems import Inputs, Shape
 
-_ROWS = 32  # queries of a head that are compared; of few queries, as many more heads
+_ROWS = 32  # queries of a head that are compared; of few queries, as many more entries or heads
 
-_Index = tuple[slice, slice, slice]  # batch, heads, queries
-_ALL: _Index = (slice(None), slice(None), slice(None))
+_Index = tuple[slice, slice, slice]  # batch, heads, rows
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,17 @@ class _Part:
 
 class Yardstick:
     """fp64 results: of everything if `whole`, else of the first queries of the first heads and the
-    last ones of the last heads. Of problems without an option."""
+    last ones of the last heads, and of packed sequences those of each. Of problems without an
+    option."""
 
     def __init__(self, inputs: Inputs, accumulate: str = "fp32", whole: bool = False) -> None:
-        shape = inputs.shape
+        shape = inputs.problem.dense
         self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
         self._dtype = inputs.problem.dtype
         self._accumulate = accumulate
         self._whole = whole
         self._parts: list[_Part] = []
-        for at, at_kv in [(_ALL, _ALL)] if whole else _ends(inputs):
+        for at, at_kv in _compared(inputs, whole):
             q, k, v = (
                 to_numpy(x[i]) for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
             )
@@ -66,39 +68,61 @@ class Yardstick:
         if worst.ok and self.allclose(out) is False:
             return replace(worst, reason="not allclose(atol=1e-3, rtol=1e-3)")
         if worst.ok and self._whole and lse is not None:
-            expected = self._parts[0].expected
-            if not expected.confirms_lse(to_numpy(lse)):
-                with np.errstate(invalid="ignore"):
-                    off = np.nanmax(np.abs(to_numpy(lse) - expected.lse))
-                return replace(worst, reason=f"log-sum-exp is off by up to {off:.3g}")
+            for part in self._parts:
+                given, expected = to_numpy(lse[part.at]), part.expected
+                if not expected.confirms_lse(given):
+                    with np.errstate(invalid="ignore"):
+                        off = np.nanmax(np.abs(given - expected.lse))
+                    return replace(worst, reason=f"log-sum-exp is off by up to {off:.3g}")
         return worst
 
     def allclose(self, out: Any) -> bool | None:
         """Within 1e-3 of fp64; None unless all of a float16 result with fp32 sums is compared."""
         if not self._whole or (self._dtype, self._accumulate) != ("float16", "fp32"):
             return None
-        exact = self._parts[0].expected.exact
-        return bool(np.allclose(to_numpy(out), exact, atol=1e-3, rtol=1e-3))
+        return all(
+            np.allclose(to_numpy(out[part.at]), part.expected.exact, atol=1e-3, rtol=1e-3)
+            for part in self._parts
+        )
 
 
-def _ends(inputs: Inputs) -> list[tuple[_Index, _Index]]:
-    """Both ends of the result, and the keys and values that they depend on."""
-    shape = inputs.shape
+def _compared(inputs: Inputs, whole: bool) -> Iterator[tuple[_Index, _Index]]:
+    """Parts of the result, and the keys and values that they depend on."""
+    first_q = first_k = 0
+    for sequence in inputs.problem.sequences:
+        for at, at_kv in [((_ALL,) * 3, (_ALL,) * 3)] if whole else _ends(sequence):
+            yield (
+                (*at[:2], _moved(at[2], first_q, sequence.seqlen_q)),
+                (*at_kv[:2], _moved(at_kv[2], first_k, sequence.seqlen_k)),
+            )
+        first_q += sequence.seqlen_q
+        first_k += sequence.seqlen_k
+
+
+def _moved(rows: slice, by: int, length: int) -> slice:
+    """Rows of a sequence of so many, by their numbers among the rows of all."""
+    begin, end, _ = rows.indices(length)
+    return slice(by + begin, by + end)
+
+
+def _ends(shape: Shape) -> list[tuple[_Index, _Index]]:
+    """Both ends of a dense result, and the keys and values that they depend on."""
     rows = min(_ROWS, shape.seqlen_q)
     group = shape.heads_q // shape.heads_kv
-    heads_kv = min(shape.heads_kv, max(1, _ROWS // (rows * group)))
+    entries = min(shape.batch, _ROWS // rows)
+    heads_kv = min(shape.heads_kv, max(1, _ROWS // (rows * entries * group)))
     heads = heads_kv * group
     # Of the first queries a causal mask leaves these keys; cut there, the mask is again aligned
     # with the last key.
     keys = shape.seqlen_k
     if shape.causal:
         keys = max(0, rows + shape.seqlen_k - shape.seqlen_q)
-    first, last = slice(0, 1), slice(shape.batch - 1, None)
+    first, last = slice(0, entries), slice(shape.batch - entries, None)
     return [
         ((first, slice(0, heads), slice(0, rows)), (first, slice(0, heads_kv), slice(0, keys))),
         (
             (last, slice(shape.heads_q - heads, None), slice(shape.seqlen_q - rows, None)),
-            (last, slice(shape.heads_kv - heads_kv, None), slice(None)),
+            (last, slice(shape.heads_kv - heads_kv, None), _ALL),
         ),
     ]
 

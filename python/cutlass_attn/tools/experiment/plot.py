@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -22,12 +22,16 @@ _STYLES = {
     "torch:cudnn": ("#D55E00", "^"),
     "torch:efficient": ("#CC79A7", "v"),
     "torch:math": ("#999999", "x"),
+    "cutlass_attn:contiguous": ("#56B4E9", "<"),
+    "cutlass_attn:dense": ("#56B4E9", "<"),
     "flash_attn_interface": ("#009E73", "D"),
     "flash_attn.cute": ("#E69F00", "P"),
 }
 _OTHERS = (("#56B4E9", "<"), ("#F0E442", ">"), ("#009E73", "*"), ("#CC79A7", "h"), ("#999999", "d"))
 _LABELS = {
     "cutlass_attn:auto": "cutlass_attn",
+    "cutlass_attn:contiguous": "cutlass_attn, contiguous",
+    "cutlass_attn:dense": "cutlass_attn, a dense call for each sequence",
     "flash_attn": "FlashAttention-2",
     "flash_attn_interface": "FlashAttention-3",
     "flash_attn.cute": "FlashAttention-4",
@@ -113,15 +117,30 @@ def _styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {name: _STYLES.get(name) or next(others) for name in names}
 
 
-def _column(row: Row) -> tuple[int, int, int]:
-    return row.head_dim, row.heads_q, row.heads_kv
+class _Column(NamedTuple):
+    """What the rows of a column of panels have in common."""
+
+    head_dim: int
+    heads_q: int
+    heads_kv: int
+    page: int
+
+    @property
+    def title(self) -> str:
+        heads = f"{self.heads_q}" + f":{self.heads_kv}" * (self.heads_kv != self.heads_q)
+        pages = f", pages of {self.page}" * (self.page > 0)
+        return f"D = {self.head_dim}, {heads} heads{pages}"
 
 
-def _lengths(rows: list[Row], column: tuple[int, int, int]) -> list[int]:
+def _column(row: Row) -> _Column:
+    return _Column(row.head_dim, row.heads_q, row.heads_kv, row.page or 0)
+
+
+def _lengths(rows: list[Row], column: _Column) -> list[int]:
     return sorted({row.seqlen_k for row in rows if _column(row) == column})
 
 
-def _rate_figure(report: Report, rows: list[Row], columns: list[tuple[int, int, int]]) -> Figure:
+def _rate_figure(report: Report, rows: list[Row], columns: list[_Column]) -> Figure:
     """Panels: a column per head dim and heads, a row without and one with a causal mask."""
     masks = sorted({row.causal for row in rows})
     styles = _styles(unique(row.requested for row in rows))
@@ -137,16 +156,14 @@ def _rate_figure(report: Report, rows: list[Row], columns: list[tuple[int, int, 
                     axis.plot(
                         *zip(*points), color=color, marker=marker, label=_LABELS.get(name, name)
                     )
-            head_dim, heads_q, heads_kv = column
-            heads = f"{heads_q}" + f":{heads_kv}" * (heads_kv != heads_q)
-            axis.set_title(f"D = {head_dim}, {heads} heads{', causal' * causal}", fontsize=10)
+            axis.set_title(f"{column.title}{', causal' * causal}", fontsize=10)
             axis.set_xscale("log", base=2)
             lengths = _lengths(rows, column)
             axis.set_xticks(lengths, [_short(length) for length in lengths], minor=False)
             axis.set_xticks([], minor=True)
             if i == len(masks) - 1:
                 axis.set_xlabel("keys")
-        axes[i][0].set_ylabel("GB/s" if in_bytes else "TFLOP/s")
+        axes[i][0].set_ylabel("TB/s" if in_bytes else "TFLOP/s")
     axes[0][0].set_ylim(bottom=0)  # of all, whose limits grow with each other's lines until now
     _finish(figure, axes, _title(report, rows[0].dtype))
     return figure
@@ -158,15 +175,19 @@ def _points(rows: list[Row], in_bytes: bool) -> list[tuple[int, float]]:
     for row in sorted(rows, key=lambda row: (row.seqlen_k, row.batch, row.seqlen_q)):
         rate = row.gbps if in_bytes else row.tflops
         assert rate is not None  # the caller leaves out rows without a time
-        found[row.seqlen_k] = rate
+        found[row.seqlen_k] = rate / 1e3 if in_bytes else rate
     return list(found.items())
 
 
 def _speedup_figure(report: Report) -> Figure:
     """A panel per dtype: bars of geometric means per head dim and mask, and over all rows."""
     dtypes = unique(row.dtype for row in report.rows)
-    kinds = sorted({(row.head_dim, row.causal) for row in report.rows})
-    groups = [f"D = {d}{', causal' * causal}".replace(", ", "\n") for d, causal in kinds] + ["all"]
+    kinds = sorted(set(map(_kind, report.rows)))
+    groups = [
+        f"D = {d}" + "\ncausal" * causal + f"\npages of {page}" * (page > 0)
+        for d, causal, page in kinds
+    ]
+    groups.append("all")
     names = [
         name
         for name in unique(row.requested for row in report.rows)
@@ -179,7 +200,7 @@ def _speedup_figure(report: Report) -> Figure:
     for axis, dtype in zip((row[0] for row in axes), dtypes):
         for n, name in enumerate(names):
             rows = [row for row in _of(report, name) if row.dtype == dtype]
-            parts = [[r for r in rows if (r.head_dim, r.causal) == kind] for kind in kinds]
+            parts = [[r for r in rows if _kind(r) == kind] for kind in kinds]
             means = [mean_speedup(part) for part in [*parts, rows]]
             bars = axis.bar(
                 [x + (n - (len(names) - 1) / 2) * width for x in range(len(groups))],
@@ -280,6 +301,10 @@ def _accumulation_figure(report: Report) -> Figure:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(f"fp16 accumulation: {report.environment['device']}", fontsize=11)
     return figure
+
+
+def _kind(row: Row) -> tuple[int, bool, int]:
+    return row.head_dim, row.causal, row.page or 0
 
 
 def _of(report: Report, name: str) -> list[Row]:

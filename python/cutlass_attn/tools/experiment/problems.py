@@ -12,6 +12,9 @@ import numpy as np
 from ..._build.facts import ACCUMULATE, DTYPES, MAX_DECODE_QUERIES
 from ...testing import round_to
 
+# What is computed, by `attention`, by `attention_decode` over a contiguous cache and over one in
+# pages, and by `attention_varlen`.
+OPS = ("forward", "decode", "paged", "varlen")
 SHAPE_FORM = "b,hq,hkv,sq,sk,d"
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -29,8 +32,9 @@ class Shape:
     causal: bool = False
 
     @property
-    def op(self) -> str:
-        return "decode" if self.seqlen_q <= MAX_DECODE_QUERIES else "forward"
+    def has_few_queries(self) -> bool:
+        """So few that dispatch and gates take it for a step of decoding, which memory bounds."""
+        return self.seqlen_q <= MAX_DECODE_QUERIES
 
     def masked(self, causal: bool) -> Shape:
         return replace(self, causal=causal)
@@ -44,10 +48,9 @@ class Shape:
             pairs = diagonal * (self.seqlen_k - diagonal / 2)
         return 4.0 * self.batch * self.heads_q * pairs * self.head_dim
 
-    def bytes(self, element_size: int) -> int:
-        """The least that is moved: q, k and v read once, the result written once."""
-        rows = 2 * self.heads_q * self.seqlen_q + 2 * self.heads_kv * self.seqlen_k
-        return self.batch * rows * self.head_dim * element_size
+    def kv_bytes(self, element_size: int) -> int:
+        """K and V, each read once."""
+        return 2 * self.batch * self.heads_kv * self.seqlen_k * self.head_dim * element_size
 
     def __str__(self) -> str:
         heads = f"{self.heads_q}" + f":{self.heads_kv}" * (self.heads_kv != self.heads_q)
@@ -102,14 +105,54 @@ OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A shape, a dtype and an option: what every implementation is asked to compute."""
+    """What every implementation is asked to compute.
+
+    With op "varlen" the lengths of the shape are the longest of its batch: see `sequences`.
+    """
 
     shape: Shape
     dtype: str = "float16"
     option: str = "none"  # of OPTIONS
+    op: str = "forward"  # of OPS
+    page: int | None = None  # keys of a page, of op "paged"
+
+    @property
+    def title(self) -> str:
+        """All but the dtype."""
+        words = [f"varlen {self.shape}" if self.op == "varlen" else str(self.shape)]
+        words += [f"pages of {self.page}"] * (self.page is not None)
+        words += [self.option] * (self.option != "none")
+        return ", ".join(words)
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}{f', {self.option}' * (self.option != 'none')}"
+        return f"{self.dtype} {self.title}"
+
+    @property
+    def sequences(self) -> tuple[Shape, ...]:
+        """Dense problems that come to the same: of op "varlen" one for each sequence.
+
+        Its lengths are drawn from 1/64 of the longest up to the longest, the same in each run.
+        """
+        if self.op != "varlen":
+            return (self.shape,)
+        longest = self.shape.seqlen_k
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(max(1, longest // 64), longest, self.shape.batch, endpoint=True)
+        return tuple(
+            replace(self.shape, batch=1, seqlen_q=n, seqlen_k=n) for n in map(int, lengths)
+        )
+
+    @property
+    def flops(self) -> float:
+        return sum(sequence.flops for sequence in self.sequences)
+
+    @property
+    def dense(self) -> Shape:
+        """Of its arrays: packed sequences lie behind each other in one batch entry."""
+        if self.op != "varlen":
+            return self.shape
+        tokens = sum(sequence.seqlen_q for sequence in self.sequences)
+        return replace(self.shape, batch=1, seqlen_q=tokens, seqlen_k=tokens)
 
     def inputs(self, device: str, seed: int) -> Inputs:
         """Standard normal q, k and v, the same for the same seed on the same device, and the
@@ -117,7 +160,7 @@ class Problem:
 
         Raises ValueError if they cannot be had on this device or in this dtype.
         """
-        shape = self.shape
+        shape = self.dense
         q_size = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
         kv_size = (shape.batch, shape.heads_kv, shape.seqlen_k, shape.head_dim)
         sizes = (q_size, kv_size, kv_size)
@@ -148,9 +191,20 @@ def _numpy_inputs(sizes: Any, dtype: str, device: str, seed: int) -> Any:
     return tuple(round_to(rng.standard_normal(size), dtype).astype(kind) for size in sizes)
 
 
+class Paged(NamedTuple):
+    """A cache in pages, (P, page, Hkv, D), whose order in memory is random."""
+
+    k: Any
+    v: Any
+    block_table: Any
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v of a problem, (B, H, S, D) arrays on one device, and the option's keywords."""
+    """q, k and v of a problem, (B, H, S, D) arrays on one device, and the option's keywords.
+
+    Packed sequences are one batch entry: (1, H, T, D).
+    """
 
     problem: Problem
     q: Any
@@ -168,6 +222,45 @@ class Inputs:
         q, k, v = (x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v))
         return q, k, v
 
+    @cached_property
+    def seqlens_k(self) -> Any:
+        """(B,) int32: how many keys each sequence has."""
+        import torch
+
+        shape, device = self.shape, self.q.device
+        return torch.full((shape.batch,), shape.seqlen_k, dtype=torch.int32, device=device)
+
+    @cached_property
+    def cu_seqlens(self) -> Any:
+        """(B + 1,) int32: where each sequence of queries begins, and where the last one ends."""
+        import torch
+
+        lengths = [sequence.seqlen_q for sequence in self.problem.sequences]
+        if self.problem.op != "varlen":
+            lengths *= self.shape.batch
+        ends = np.cumsum([0, *lengths]).astype(np.int32)
+        return torch.from_numpy(ends).to(self.q.device)
+
+    @cached_property
+    def paged(self) -> Paged:
+        """The same keys and values in pages."""
+        import torch
+
+        _, k, v = self.bshd
+        shape, page = self.shape, self.problem.page
+        assert page is not None  # of op "paged"
+        columns = -(-shape.seqlen_k // page)
+        generator = torch.Generator(k.device).manual_seed(1)
+        order = torch.randperm(shape.batch * columns, generator=generator, device=k.device)
+
+        def stored(x: Any) -> Any:
+            spare = columns * page - shape.seqlen_k
+            rows = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, spare))
+            pages = rows.reshape(shape.batch * columns, page, *x.shape[2:])
+            return torch.empty_like(pages).index_copy_(0, order, pages)
+
+        return Paged(stored(k), stored(v), order.view(shape.batch, columns).int())
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -182,6 +275,18 @@ class Grid:
     kernels: tuple[str, ...] = ()  # of ours, to run beside "auto"
     impls: tuple[str, ...] = ()  # only these
     baseline: str = "torch:flash"
+    op: str = "forward"  # of OPS
+    pages: tuple[int | None, ...] = (None,)  # keys of a page, of op "paged"
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [
+            Problem(shape, dtype, option, self.op, page)
+            for dtype in self.dtypes
+            for shape in self.shapes
+            for page in self.pages
+            for option in self.options
+        ]
 
 
 def _square(batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Shape, Shape]:
@@ -206,7 +311,38 @@ GRIDS = {
             ),
         ),
         Grid("reference", _square(2, 8, 512, 64), timing="graph", host_time=True),
-        Grid("decode", (Shape(16, 32, 8, 1, 8192, 128), Shape(1, 32, 8, 1, 32768, 128))),
+        Grid(
+            "decode",
+            (
+                *(
+                    Shape(batch, 32, 8, 1, keys, 128)
+                    for batch, keys in ((16, 8192), (1, 32768), (64, 2048), (8, 1024), (1, 1024))
+                ),
+                Shape(32, 32, 8, 1, 4096, 64),
+            ),
+            op="decode",
+        ),
+        # What pages cost: beside the same call on a contiguous cache.
+        Grid(
+            "paged",
+            tuple(
+                Shape(batch, 32, 8, 1, keys, 128)
+                for batch, keys in ((16, 8192), (1, 32768), (64, 2048))
+            ),
+            baseline="cutlass_attn:contiguous",
+            op="paged",
+            pages=(16, 1, 256),
+        ),
+        # What packing costs: beside a dense call for each sequence.
+        Grid(
+            "varlen",
+            tuple(
+                Shape(16, heads, heads_kv, 8192, 8192, head_dim, causal=True)
+                for head_dim, heads, heads_kv in ((128, 16, 16), (128, 16, 4), (64, 32, 32))
+            ),
+            baseline="cutlass_attn:dense",
+            op="varlen",
+        ),
         # Too few tiles to fill a GPU, and short enough that events would time the launch.
         Grid(
             "small",
@@ -244,7 +380,25 @@ GRIDS = {
             impls=("cutlass_attn",),
             baseline="cutlass_attn:auto",
         ),
-        # Both on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
+        # These on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
+        Grid(
+            "decode-cpu",
+            (Shape(3, 4, 2, 1, 300, 64), Shape(1, 4, 2, 1, 600, 64)),
+            op="decode",
+        ),
+        Grid(
+            "paged-cpu",
+            (Shape(3, 4, 2, 1, 300, 64),),
+            baseline="cutlass_attn:contiguous",
+            op="paged",
+            pages=(16, 1, 256),
+        ),
+        Grid(
+            "varlen-cpu",
+            (Shape(4, 4, 4, 200, 200, 64, causal=True), Shape(4, 4, 2, 200, 200, 64, causal=True)),
+            baseline="cutlass_attn:dense",
+            op="varlen",
+        ),
         Grid(
             "options-cpu",
             (Shape(1, 2, 2, 64, 64, 64),),

@@ -21,7 +21,7 @@ OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
 class Row:
     """One implementation on one problem. Without a time, `reason` says why, or it is emulated."""
 
-    op: str
+    op: str  # of OPS; in older files "decode" is `attention`
     impl: str  # which code exactly; `requested` until that is known
     requested: str  # what it was asked for as: "cutlass_attn:auto"
     dtype: str
@@ -33,6 +33,7 @@ class Row:
     head_dim: int
     causal: bool
     option: str = "none"
+    page: int | None = None  # keys of a page of the cache
     accumulate: str = "fp32"  # what it adds products up in, and is judged by
     inputs: int = 0  # random inputs that it was judged on
     max_error: float | None = None  # against fp64, of what was compared
@@ -44,7 +45,7 @@ class Row:
     difference: float | None = None  # from the first one's result, where there is no fp64 result
     us: float | None = None  # median of rounds_us
     tflops: float | None = None
-    gbps: float | None = None  # decode only
+    gbps: float | None = None  # of K and V, read once; for few queries alone
     timing: str = ""
     rounds_us: list[float] = field(default_factory=list)  # each the median of `samples` calls
     samples: int = 0
@@ -61,7 +62,7 @@ class Row:
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.shape, self.dtype, self.option)
+        return Problem(self.shape, self.dtype, self.option, self.op, self.page)
 
     @property
     def ours(self) -> bool:
@@ -76,14 +77,14 @@ class Row:
     def set_times(self, rounds_us: Sequence[float], median_us: float) -> None:
         self.rounds_us = [rounded(us) for us in rounds_us]
         self.us = rounded(median_us)
-        self.tflops = rounded(self.shape.flops / median_us / 1e6)
-        if self.op == "decode":
+        self.tflops = rounded(self.problem.flops / median_us / 1e6)
+        if self.shape.has_few_queries:
             element_size = 4 if self.dtype == "float32" else 2
-            self.gbps = rounded(self.shape.bytes(element_size) / median_us / 1e3)
+            self.gbps = rounded(self.shape.kv_bytes(element_size) / median_us / 1e3)
 
 
 # Left out of a file where they do not apply.
-_RARE = ("gbps", "host_us", "over_rung_before", "difference", "allclose")
+_RARE = ("gbps", "page", "host_us", "over_rung_before", "difference", "allclose")
 
 
 @dataclass

@@ -168,11 +168,12 @@ def _run_problem(
 def _new_row(problem: Problem, impl: Impl, timer: Timer) -> Row:
     shape = problem.shape
     return Row(
-        op=shape.op,
+        op=problem.op,
         impl=impl.name,
         requested=impl.name,
         dtype=problem.dtype,
         option=problem.option,
+        page=problem.page,
         timing=timer.name,
         **asdict(shape),
     )

@@ -71,20 +71,21 @@ def _rows_table(report: Report) -> Table:
     headings = ["dtype", "shape", "implementation"]
     headings += ["max error", "RMS", "RMS allowed"] * errors + ["difference"] * options
     headings += ["us", "TFLOP/s"]
-    headings += ["GB/s"] * decode + ["host us"] * host
+    headings += ["TB/s"] * decode + ["host us"] * host
     table = Table(*headings, f"x {report.baseline}", "95 %", "", box=None)
     for column in table.columns[3:]:
         column.justify = "right"
     before = None
     for row in rows:
-        problem = (row.dtype, f"{row.shape}{f', {row.option}' * (row.option != 'none')}")
+        problem = (row.dtype, row.problem.title)
         title = ["", ""] if problem == before else list(problem)
         before = problem
         found = (row.max_error, row.rms_error, row.rms_allowed)
         cells = [_number(x, ".2e") for x in found] * errors
         cells += [_number(row.difference, ".1e")] * options
         cells += [_number(row.us, ".1f"), _number(row.tflops, ".4g")]
-        cells += [_number(row.gbps, ".0f")] * decode + [_number(row.host_us, ".2f")] * host
+        cells += [_number(row.gbps and row.gbps / 1e3, ".3f")] * decode
+        cells += [_number(row.host_us, ".2f")] * host
         interval = f"{row.ratio.low:.3f} - {row.ratio.high:.3f}" if row.ratio else "-"
         ratio = _number(row.ratio and row.ratio.value, ".3f")
         table.add_row(*title, escape(row.impl), *cells, ratio, interval, _NOTES[row.status])

@@ -100,7 +100,7 @@ def _mark(report: Report) -> None:
     profiled = {
         row.kernel
         for row in report.rows
-        if not row.reason and row.shape and row.shape.op == "forward"
+        if not row.reason and row.shape and not row.shape.has_few_queries
     }
     marks = [Failing(where, key, reason) for key, reason in report.failing().items()]
 

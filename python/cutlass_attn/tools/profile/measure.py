@@ -74,7 +74,7 @@ class Report:
         """{variant: the gates that it fails in calls with many queries, or in its code}."""
         found: dict[str, list[str]] = {}
         for row in self.rows:
-            if row.shape is None or row.shape.op == "forward":
+            if row.shape is None or not row.shape.has_few_queries:
                 failed = [str(gate) for gate in row.gates if gate.verdict == FAIL]
                 found.setdefault(row.kernel, []).extend(failed)
         return {key: "; ".join(dict.fromkeys(texts)) for key, texts in found.items() if texts}
@@ -271,7 +271,8 @@ def measured_rows(
             yield Row(variant.key, shape, reason=str(error))
             continue
         figures = ncu.figures(gates.gates, metrics, values)
-        judged = gates.judge(variant.kernel, shape.head_dim, shape.op, figures)
+        op = "decode" if shape.has_few_queries else "forward"
+        judged = gates.judge(variant.kernel, shape.head_dim, op, figures)
         yield Row(variant.key, shape, judged)
 
 

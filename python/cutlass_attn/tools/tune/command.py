@@ -75,7 +75,7 @@ def _shapes(args: SimpleNamespace) -> tuple[Shape, ...]:
     if wrong := [shape for shape in given if shape.head_dim != args.head_dim]:
         raise ValueError(f"--shape has head dim {wrong[0].head_dim}, --head-dim is {args.head_dim}")
     base = given or [Shape(4, heads, heads, 4096, 4096, args.head_dim)]
-    if len({shape.op for shape in base}) > 1:
+    if len({shape.has_few_queries for shape in base}) > 1:
         raise ValueError(
             f"--shape has calls of {MAX_DECODE_QUERIES} queries or fewer and others, whose tiles "
             "are chosen apart: tune them one after the other"

@@ -83,7 +83,7 @@ class Task:
 
     @property
     def is_decode(self) -> bool:
-        return self.shapes[0].op == "decode"
+        return self.shapes[0].has_few_queries
 
     @property
     def dims(self) -> str:
