@@ -289,7 +289,7 @@ ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "drop
 OPTIONS = {
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
-    "sm80/decode": ALL_OPTIONS,
+    "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm80/varlen": {"sinks"},
     "sm80/paged": {"sinks"},
     "sm80/paged_general": ALL_OPTIONS,

@@ -111,7 +111,7 @@ struct Decode {
   struct Masks {
     TileRange const& range;  // of the tiles of keys, in keys
     NearMask const& interval;
-    DropoutMask const& dropout;
+    DropoutMask const& dropout;  // which no call of this kernel has
   };
 
   // A warp and its tiles of keys.
@@ -237,11 +237,9 @@ struct Decode {
       typename Step::Scores weights = s;
       typename Step::P weights_16;
       bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
-      scores.apply_dropout(as_rows(weights), key);
       Step::pack(weights, weights_16);
       if (Arch::any(!ok)) {
         softmax.softmax_weights_rescaled(as_rows(s), as_rows(acc_o), log2_scale);
-        scores.apply_dropout(as_rows(s), key);
         Step::pack(s, weights_16);
       }
       softmax.add_sums();

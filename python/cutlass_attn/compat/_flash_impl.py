@@ -74,17 +74,28 @@ class _Handle:
 
 def _activate(device: str = "CUDA") -> _Handle:
     """Puts the kernels into torch's dispatcher; torch calls it. Raises RuntimeError."""
-    for name in _KNOWN:
-        check_schema(getattr(torch.ops.aten, name).default._schema)
-    kernels = _Kernels({name: _original(name, device) for name in _KNOWN})
+    operators = known_operators()
+    for operator in operators.values():
+        check_schema(operator._schema)
+    kernels = _Kernels({name: _original(name, device) for name in operators})
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in (
         ("_scaled_dot_product_flash_attention", kernels.dense),
         ("_flash_attention_forward", kernels.forward),
         ("_flash_attention_forward_no_dropout_inplace", kernels.forward_into),
     ):
-        library.impl(name, kernel, device, with_keyset=True)
+        if name in operators:
+            library.impl(name, kernel, device, with_keyset=True)
     return _Handle(library)
+
+
+def known_operators() -> dict[str, Any]:
+    """Those that have kernels here, of the operators of this torch: the last is of torch 2.12."""
+    return {
+        name: getattr(torch.ops.aten, name).default
+        for name in _KNOWN
+        if hasattr(torch.ops.aten, name)
+    }
 
 
 def check_schema(schema: torch.FunctionSchema) -> None:
