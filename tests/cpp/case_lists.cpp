@@ -124,7 +124,7 @@ std::vector<Case> decode_cases(int head_dim) {
     list.push_back(x);
     return list.back();
   };
-  add("decode, heads share a tile", 1, 430, 4);
+  add("decode, heads share a tile, many tiles a warp", 1, 1230, 4);
   {
     Case& x = add("decode, two tiles of rows, causal", 5, 290, 4);
     x.causal = true;

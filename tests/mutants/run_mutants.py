@@ -230,7 +230,7 @@ class Workshop:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--unit", required=True, choices=("sm80", "scalar", "wmma"))
+    parser.add_argument("--unit", required=True, choices=("sm80", "serving", "scalar", "wmma"))
     parser.add_argument("--compile-commands", type=Path, required=True)
     parser.add_argument("--harness", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)

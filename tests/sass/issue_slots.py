@@ -72,11 +72,9 @@ def main() -> int:
             failures[key] = str(error)
     if options.tier:
         build = generate.Build(tier=options.tier, simt=False)
-        rows = [
-            row for row in rows if row.key.startswith("sm80") and "identity" in row.kernel.scores
-        ]
         for row in rows:
-            if build.compiles(row) and row.key not in found:
+            is_modelled = tile_of(row.key, "identity") and "identity" in row.kernel.scores
+            if is_modelled and build.compiles(row) and row.key not in found:
                 failures.setdefault(row.key, f"no kernel for {options.arch}")
 
     text = json.dumps(found, indent=1) + "\n"
