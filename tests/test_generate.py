@@ -347,7 +347,9 @@ def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
     rows, _ = generate.load()
     space = generate.load_space(rows)
     assert list(space) == list(
-        dict.fromkeys(row.kernel_name for row in rows if "sm80::Forward" in row.kernel.code and not row.simt)
+        dict.fromkeys(
+            row.kernel_name for row in rows if "sm80::Forward" in row.kernel.code and not row.simt
+        )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]
     assert "{warps}, {columns}, float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]

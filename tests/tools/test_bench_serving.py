@@ -1,7 +1,7 @@
 """`cutlass-attn bench --grid decode`, `paged` and `varlen`: the calls for serving."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import cutlass_attn
 import numpy as np
@@ -187,3 +187,29 @@ def test_table_and_figure(capsys, tmp_path):
     assert "D=64 H=4:2 3x1:300, pages of 16" in text and "TB/s" in text
     assert cli.main(["bench", "--plot", str(file), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "paged-speedup.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pages_of_each_size_have_lines_of_their_own():
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    from cutlass_attn.tools.experiment import plot
+
+    result = report.Report(
+        "paged", "cutlass_attn:contiguous", {"device": "X", "torch": "2"}, {"timing": "host_clock"}
+    )
+    name = "cutlass_attn:auto"
+    for problem in GRIDS["paged"].problems:
+        if problem.dtype == "float16":
+            sizes = asdict(problem.shape)
+            row = report.Row(problem.op, name, name, "float16", **sizes, page=problem.page)
+            us = problem.shape.kv_bytes(2) / (1e6 * (1 + problem.page / 1e3))  # a rate of its own
+            row.set_times([us] * 5, us)
+            result.rows.append(row)
+    axes = dict(plot._figures(result, result.rows))["rate-float16"].axes
+    assert [axis.get_title() for axis in axes] == [
+        f"D = 128, 32:8 heads, pages of {page}" for page in (16, 1, 256)
+    ]
+    for axis, page in zip(axes, (16, 1, 256), strict=True):
+        line = axis.get_lines()[0]
+        assert line.get_xdata().tolist() == [2048, 8192, 32768]
+        assert line.get_ydata() == pytest.approx([1 + page / 1e3] * 3, rel=1e-4)
+    assert axes[0].get_ylabel() == "TB/s"
