@@ -111,14 +111,13 @@ void define_calls(py::module_& m) {
 py::list variant_list() {
   py::list list;
   for (VariantInfo const& v : variants()) {
-    list.append(py::dict("key"_a = v.key, "kernel"_a = v.kernel,
-                         "device"_a = v.device == Device::kCuda ? "cuda" : "cpu", "arch"_a = v.arch,
-                         "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim,
-                         "head_dim_v"_a = v.head_dim_v, "head_dim_multiple"_a = v.head_dim_multiple,
-                         "max_rows"_a = v.max_rows,
-                         "tile"_a = v.tile, "accumulate"_a = int(v.accumulate),
-                         "options"_a = py::tuple(py::cast(v.options)), "tier"_a = v.tier,
-                         "compiled"_a = v.compiled, "automatic"_a = v.automatic));
+    list.append(py::dict(
+        "key"_a = v.key, "kernel"_a = v.kernel,
+        "device"_a = v.device == Device::kCuda ? "cuda" : "cpu", "arch"_a = v.arch,
+        "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim, "head_dim_v"_a = v.head_dim_v,
+        "head_dim_multiple"_a = v.head_dim_multiple, "max_rows"_a = v.max_rows, "tile"_a = v.tile,
+        "accumulate"_a = int(v.accumulate), "options"_a = py::tuple(py::cast(v.options)),
+        "tier"_a = v.tier, "compiled"_a = v.compiled, "automatic"_a = v.automatic));
   }
   return list;
 }

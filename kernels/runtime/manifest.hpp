@@ -18,7 +18,7 @@ struct ManifestKernel {
   int compute_capability[2] = {0, 0};  // the least and the last that it runs on
   int alignment = 1;                   // bytes: of every operand address and stride
   bool automatic = true;
-  int max_rows = 0;                    // as VariantInfo's
+  int max_rows = 0;                // as VariantInfo's
   KernelArguments arguments = {};  // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.

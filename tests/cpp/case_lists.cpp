@@ -141,7 +141,7 @@ std::vector<Case> decode_cases(int head_dim) {
     x.mask = "bk";
     x.alibi = "h";
     x.sinks = true;
-    }
+  }
   add("decode, fewer tiles of keys than warps", 2, 20, 3);
   add("decode, no key", 2, 0, 3);
   {
