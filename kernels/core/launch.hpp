@@ -30,6 +30,10 @@ constexpr KernelFacts facts_of() {
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;
+  // Memory that is 0, and that kernels leave so; it may be less than a kernel wants. run() sees to
+  // it.
+  void* zeros = nullptr;
+  int64_t zeros_bytes = 0;
 };
 
 struct Launch {
@@ -37,7 +41,7 @@ struct Launch {
   int32_t cluster = 1;  // blocks that run together and see each other's shared memory
   int32_t threads = 0;
   int32_t smem_bytes = 0;
-  int64_t zeroed_bytes = 0;  // of the workspace, which the kernel finds to be 0
+  int64_t zeroed_bytes = 0;  // of the workspace, which are made 0 before
 };
 
 }  // namespace cutlass_attn

@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
 #endif
 
 namespace cutlass_attn {
@@ -82,6 +85,37 @@ DeviceGuard::DeviceGuard(int device_index) {
   if (status_.ok()) previous_ = current;
 }
 
+void* zeros_of(int device_index, void* stream_handle) {
+  auto const stream = static_cast<cudaStream_t>(stream_handle);
+  if (stream == cudaStreamPerThread) return nullptr;  // another one in every thread
+  auto const fails = [](cudaError_t error) {
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return error != cudaSuccess;
+  };
+  auto capture = cudaStreamCaptureStatusNone;
+  if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
+    return nullptr;
+  }
+  unsigned long long id = 0;  // handles are used again, this is not
+  if (fails(cudaStreamGetId(stream, &id))) return nullptr;
+
+  static std::mutex mutex;
+  static std::map<std::pair<int, unsigned long long>, void*> known;
+  std::lock_guard<std::mutex> const locked(mutex);
+  void*& zeros = known[{device_index, id}];
+  if (zeros != nullptr) return zeros;
+  // Another thread may capture a stream of its own, which forbids an allocation here by default.
+  auto mode = cudaStreamCaptureModeRelaxed;
+  if (fails(cudaThreadExchangeStreamCaptureMode(&mode))) return nullptr;
+  if (!fails(cudaMalloc(&zeros, size_t(kZerosBytes))) &&
+      fails(cudaMemsetAsync(zeros, 0, size_t(kZerosBytes), stream))) {
+    (void)cudaFree(zeros);
+    zeros = nullptr;
+  }
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  return zeros;
+}
+
 DeviceGuard::~DeviceGuard() {
   // Going back to a device that was current before has no failure that a caller could act on.
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
@@ -97,6 +131,8 @@ void read_attributes(int, DeviceInfo&) {}
 std::string why_unavailable(int) { return kNoCuda; }
 
 }  // namespace
+
+void* zeros_of(int, void*) { return nullptr; }
 
 DeviceGuard::DeviceGuard(int) : status_(Status::device_error(kNoCuda)) {}
 DeviceGuard::~DeviceGuard() = default;

@@ -27,4 +27,10 @@ class DeviceGuard {
   Status status_;
 };
 
+// kZerosBytes that are 0, on this device, for kernels that leave them so and run on this stream,
+// one after the other. Null where there are none: the stream is being captured, say, and what is
+// captured may run on another one.
+inline constexpr int64_t kZerosBytes = 64 * 1024;
+void* zeros_of(int device_index, void* stream);
+
 }  // namespace cutlass_attn

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <string>
 
+#include "runtime/device.hpp"
+
 #if CUTLASS_ATTN_CUDA
 #include <cuda_runtime_api.h>
-
-#include "runtime/device.hpp"
 #endif
 
 namespace cutlass_attn {
@@ -75,13 +75,19 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   while (score < kernel.num_scores && !kernel.scores[score].takes(problem)) ++score;
   if (score == kernel.num_scores) return Status::no_kernel("no score functor takes this call");
   alignas(64) char params[KernelArguments::kMaxBytes];
-  kernel.prepare(problem, options.workspace, limits, unit.facts, params);
+  Workspace workspace = options.workspace;
+  bool const is_on_device = unit.host_code[score] == nullptr;
+  if (is_on_device && workspace.bytes > 0 && workspace.zeros == nullptr) {
+    workspace.zeros = zeros_of(options.device_index, options.stream);
+    if (workspace.zeros != nullptr) workspace.zeros_bytes = kZerosBytes;
+  }
+  kernel.prepare(problem, workspace, limits, unit.facts, params);
   Launch const launch = kernel.launch(params, unit.facts);
   if (launch.blocks > INT32_MAX) {
     return Status::invalid("the call needs " + std::to_string(launch.blocks) +
                            " thread blocks; a grid holds 2147483647: split the batch");
   }
-  if (unit.host_code[score]) {
+  if (!is_on_device) {
     if (launch.zeroed_bytes > 0) {
       std::memset(options.workspace.data, 0, size_t(launch.zeroed_bytes));
     }

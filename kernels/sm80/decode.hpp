@@ -97,7 +97,8 @@ struct Decode {
     if (Arch::thread() == 0) shared.ticket = Arch::fetch_add(params.counters + unit, 1);
     Arch::sync();  // ticket full
     if (shared.ticket != params.splits - 1) return;
-    Arch::fence();  // what others wrote before theirs
+    Arch::fence();                                       // what others wrote before theirs
+    if (Arch::thread() == 0) params.counters[unit] = 0;  // as the next call wants it
     finish<Arch>(p, tile, partials);
   }
 

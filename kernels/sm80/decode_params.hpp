@@ -18,9 +18,10 @@ struct DecodeParams {
   ForwardParams forward;
   int32_t splits;  // blocks that share the keys of a tile of rows
   FastDivisor by_splits;
-  FastDivisor by_page;  // keys of a page; by 1 without pages
-  int32_t* counters;    // (tiles of rows) of the splits that are done
-  float* partials;      // (tiles of rows, splits, partial_floats)
+  FastDivisor by_page;   // keys of a page; by 1 without pages
+  bool zeroes_counters;  // which lie in the workspace, and hold anything before the launch
+  int32_t* counters;     // (tiles of rows) of the splits that are done
+  float* partials;       // (tiles of rows, splits, partial_floats)
 
   // Of a split: O, not normalised, (block_m, head_dim_v) fp32, then row max and row sum of each
   // row.
@@ -37,11 +38,13 @@ struct DecodeParams {
     // The workspace was asked for before the kernel was compiled, perhaps, and by what was known
     // then.
     while (splits > 1 && bytes_of(p, tiles, splits, facts) > workspace.bytes) --splits;
+    bool const zeroes_counters = workspace.zeros_bytes < counter_bytes(tiles);
     return {forward,
             splits,
             FastDivisor(splits),
             FastDivisor(p.kv.page_size > 0 ? p.kv.page_size : 1),
-            static_cast<int32_t*>(workspace.data),
+            zeroes_counters,
+            static_cast<int32_t*>(zeroes_counters ? workspace.data : workspace.zeros),
             static_cast<float*>(workspace.data) + counters_of(tiles)};
   }
 
@@ -54,13 +57,16 @@ struct DecodeParams {
   Launch launch(KernelFacts const& facts) const {
     int64_t const tiles = forward.scheduler.blocks;
     Launch launch{tiles * splits, 1, facts.threads, facts.smem_bytes};
-    if (splits > 1) launch.zeroed_bytes = counters_of(tiles) * int64_t(sizeof(int32_t));
+    if (splits > 1 && zeroes_counters) launch.zeroed_bytes = counter_bytes(tiles);
     return launch;
   }
 
  private:
   // In units of 4 bytes, so many that what follows begins at 16.
   static int64_t counters_of(int64_t tiles) { return (tiles + 3) / 4 * 4; }
+  static int64_t counter_bytes(int64_t tiles) {
+    return counters_of(tiles) * int64_t(sizeof(int32_t));
+  }
 
   static int64_t bytes_of(Problem const& p, int64_t tiles, int splits, KernelFacts const& facts) {
     if (splits == 1) return 0;

@@ -239,6 +239,23 @@ def test_numpy_equals_torch():
 
 
 @pytest.mark.gpu
+def test_streams_side_by_side():
+    """Each has counters of its own; a call leaves them as it found them."""
+    case = Batch("streams", "", (1,) * 4, serving.LENGTHS, page=16, room=400)
+    args, options = call_of(case, "float16", 64, "cuda")
+    expected = attention_decode(*args, **options, num_splits=5)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(attention_decode(*args, **options, num_splits=5))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.gpu
 def test_a_graph_replays_with_other_lengths():
     _, options, before, new_keys, _ = append_case("cuda", 16, 1)
     q, k, v, lengths = before

@@ -154,7 +154,8 @@ Status run_packed(Problem const& p, RunOptions const& options) {
   return status;
 }
 
-// Three splits, which leave what they have in a workspace that begins as garbage.
+// Three splits, which leave what they have in a workspace that begins as garbage. Zeros are left by
+// each run for the next one.
 template <class Kernel>
 Status run_split(Problem const& p, RunOptions const& given) {
   static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, GeneralScore>();
@@ -165,7 +166,9 @@ Status run_split(Problem const& p, RunOptions const& given) {
   std::vector<char> workspace(size_t(arguments.workspace_bytes(paged.problem, {}, unit.facts)),
                               char(0xff));
   RunOptions options = given;
-  options.workspace = {workspace.data(), int64_t(workspace.size())};
+  static std::vector<int32_t> zeros(64);
+  options.workspace = {workspace.data(), int64_t(workspace.size()), zeros.data(),
+                       int64_t(zeros.size()) * 4};
   return launch(arguments, unit, paged.problem, {}, options);
 }
 

@@ -36,13 +36,15 @@ Status run(Variant const& variant, Problem const& problem, RunOptions const& opt
   return launch(variant.kernel->arguments, *variant.unit, problem, {}, options);
 }
 
-// Of a kernel that splits the keys of a call: the same in three parts, with a workspace of garbage.
-Status run_split(Variant const& variant, Problem problem, std::vector<char>& workspace) {
+// Of a kernel that splits the keys of a call: the same in three parts, with a workspace of garbage,
+// and with `zeros` or without.
+Status run_split(Variant const& variant, Problem problem, std::vector<int32_t>& zeros) {
   problem.num_splits = 3;
   KernelArguments const& arguments = variant.kernel->arguments;
-  workspace.assign(size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts)), char(0xff));
+  size_t const bytes = size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts));
+  std::vector<char> workspace(bytes, char(0xff));
   RunOptions options;
-  options.workspace = {workspace.data(), int64_t(workspace.size())};
+  options.workspace = {workspace.data(), int64_t(bytes), zeros.data(), int64_t(zeros.size()) * 4};
   return launch(arguments, *variant.unit, problem, {}, options);
 }
 
@@ -63,11 +65,13 @@ bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedule
     break;
   }
   if (variant.info.max_rows == 0) return true;
-  for (int i = 0; i < count; ++i) {
-    simt::launch_schedule() = schedules[i];
-    std::vector<char> workspace;
-    Status const status = run_split(variant, problem.call(), workspace);
-    std::string const error = status.ok() ? problem.verdict() : status.message;
+  std::vector<int32_t> zeros(64);
+  for (int i = 0; i < 2 * count; ++i) {
+    simt::launch_schedule() = schedules[i / 2];
+    std::vector<int32_t> none;
+    Status const status = run_split(variant, problem.call(), i % 2 ? none : zeros);
+    std::string error = status.ok() ? problem.verdict() : status.message;
+    if (error.empty() && zeros != std::vector<int32_t>(64)) error = "zeros are not left as zeros";
     if (error.empty()) continue;
     check::fail(__FILE__, __LINE__, variant.info.key + ", split, " + what.name + ": " + error);
     break;
