@@ -91,9 +91,11 @@ def attention_decode(
             not changed.
         block_table: (B, pages of a sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Pages beyond its length may hold anything.
-        k_new, v_new: (B, Snew, Hkv, D) and Dv: keys and values that are written into the cache
-            behind those that are there, before attention sees them.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2), of q's dtype: the new keys are rotated
+        k_new: (B, Snew, Hkv, D): keys that are written into the cache behind those that are there,
+            before attention sees them.
+        v_new: (B, Snew, Hkv, Dv): their values.
+        rotary_sin: shaped as rotary_cos.
+        rotary_cos: (positions, rotary_dim / 2), of q's dtype: the new keys are rotated
             (RoPE, arXiv 2104.09864), new key i of sequence b by position ``cache_seqlens[b] + i``;
             and the queries, query i by that of new key i if the call is causal or has a window,
             and all by ``cache_seqlens[b]`` otherwise. They need k_new.
@@ -104,10 +106,16 @@ def attention_decode(
         cache_leftpad: (B,) int32: so many keys at the beginning of a sequence are not seen.
         tree_mask: (B, Sq, Sq) bool: which of a sequence's last Sq keys a query sees, on top of the
             other masks; it sees those before them. For drafts that branch (speculative decoding).
-        causal, window, attention_chunk, softmax_scale, softcap, alibi_slopes, sinks: as of
-            `attention`, with the keys that a sequence has after the new ones joined.
-        k_scale, v_scale: what stored keys and values are multiplied by, and new ones divided by: a
-            number, or a (Hkv,) float32 array, which costs less on a GPU.
+        causal: as of `attention`, with the keys that a sequence has after the new ones joined.
+        window: the same.
+        attention_chunk: the same.
+        softmax_scale: the same.
+        softcap: the same.
+        alibi_slopes: the same.
+        sinks: the same.
+        k_scale: what stored keys are multiplied by, and new ones divided by: a number, or a (Hkv,)
+            float32 array, which costs less on a GPU.
+        v_scale: the same for values.
         num_splits: how many thread blocks share the keys of a sequence, where a kernel can; 0: as
             many as suit the GPU. With 1 a sequence gives the same bits in any batch.
         return_lse: also return the natural log of each softmax's denominator.
@@ -216,13 +224,15 @@ def append_kv(
     Args:
         k: (T, Hkv, D), one row for each token. Types, strides and devices are those of `attention`.
         v: (T, Hkv, Dv).
-        k_cache, v_cache: (P, page, Hkv, D) and Dv: pages, of any size and strides, of k's dtype.
+        k_cache: (P, page, Hkv, D): pages, of any size and strides, of k's dtype.
+        v_cache: the same with Dv.
         slot_mapping: (T,) int64, or fewer, then the last rows of k and v are left out: token t goes
             to row ``slot % page`` of page ``slot // page``. A negative slot skips the token. Two
             tokens with one slot leave either of them there.
-        k_scale, v_scale: what rows are divided by before they are rounded to the cache's dtype: a
+        k_scale: what rows of k are divided by before they are rounded to the cache's dtype: a
             number, or a (Hkv,) float32 array. `attention_decode` and `attention_varlen` multiply by
             the same numbers.
+        v_scale: the same for rows of v.
 
     Raises:
         TypeError, ValueError: an argument contradicts the above; on a CPU also a slot beyond the
@@ -247,11 +257,13 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
     float32. A prompt that many sequences share is then attended to once for all of them.
 
     Args:
-        o_a, o_b: (B, Sq, Hq, Dv), or (T, Hq, Dv), of one shape and dtype: results of
-            `attention_decode`, `attention` with ``layout="bshd"``, or `attention_varlen`.
-        lse_a, lse_b: their log-sum-exps, natural logarithms as ``return_lse`` gives them: float32,
-            (B, Hq, Sq), or (Hq, T). -inf, and +inf as flash_attn has it, is a query that saw no
-            key. (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
+        o_a: (B, Sq, Hq, Dv), or (T, Hq, Dv): a result of `attention_decode`, `attention` with
+            ``layout="bshd"``, or `attention_varlen`.
+        lse_a: its log-sum-exp, natural logarithms as ``return_lse`` gives them: float32, (B, Hq,
+            Sq), or (Hq, T). -inf, and +inf as flash_attn has it, is a query that saw no key.
+            (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
+        o_b: the other result, of the same shape and dtype.
+        lse_b: its log-sum-exp.
 
     Returns:
         o in the dtype of o_a, and lse: -inf and zeros where both saw no key.

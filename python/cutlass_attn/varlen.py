@@ -84,12 +84,19 @@ def attention_varlen(
         block_table: (B, pages of an entry) int32: key j of entry b is row ``j % page`` of page
             ``block_table[b, j // page]``. It needs ``seqused_k``; pages beyond that may hold
             anything.
-        causal, window, attention_chunk, softmax_scale, softcap, alibi_slopes, sinks: as of
-            `attention`.
-        dropout_p, rng_state: as of `attention`; the weights of an entry are those that a dense call
+        causal: as of `attention`, within each entry.
+        window: the same.
+        attention_chunk: the same.
+        softmax_scale: the same.
+        softcap: the same.
+        alibi_slopes: the same.
+        sinks: the same.
+        rng_state: the same.
+        dropout_p: as of `attention`; the weights of an entry are those that a dense call
             drops for batch entry b.
-        k_scale, v_scale: what stored keys and values are multiplied by: a number, or a (Hkv,)
-            float32 array, which costs less on a GPU.
+        k_scale: what stored keys are multiplied by: a number, or a (Hkv,) float32 array, which
+            costs less on a GPU.
+        v_scale: the same for values.
         return_lse: also return the natural log of each softmax's denominator.
         out: (T, Hq, Dv): where to put the result. Rows of no entry stay as they are.
         kernel: as of `attention`.

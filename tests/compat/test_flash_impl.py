@@ -78,6 +78,8 @@ def test_dense(active):
     )
     assert torch.equal(out, due)
     assert torch.equal(lse, lse_due)
+    if "_flash_attention_forward_no_dropout_inplace" not in _flash_impl.known_operators():
+        return
     into = torch.empty_like(out)
     lse = ops._flash_attention_forward_no_dropout_inplace(
         into, q, k, k, None, None, 5, 9, 0.0, True, False, **options
@@ -100,6 +102,9 @@ def test_packed(active):
             q[None, rows], k[None, keys], k[None, keys], causal=True, layout="bshd"
         )
         torch.testing.assert_close(out[None, rows], due)
+    known = {x.name for x in ops._flash_attention_forward.default._schema.arguments}
+    if "block_table" not in known:
+        return
     pages, table = k[:9].view(3, 3, 2, 16), torch.tensor([[2, 1], [0, 0]], dtype=torch.int32)
     used = torch.tensor([4, 2], dtype=torch.int32)
     out, *_ = ops._flash_attention_forward(
@@ -121,6 +126,10 @@ def test_what_it_leaves_has_no_kernel_here(active):
         call(q.requires_grad_(), q, q)
 
 
+@pytest.mark.skipif(
+    "_flash_attention_forward_no_dropout_inplace" not in _flash_impl.known_operators(),
+    reason="before torch 2.12 an operator takes one kernel from Python",
+)
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_leaves_to_the_kernel_before():
     """Of torch, on a GPU; here of another library."""
