@@ -81,7 +81,9 @@ struct SoftcapScore {
 };
 
 // The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
-// -inf where the mask of bytes masks the key.
+// -inf where the mask of bytes masks the key; all in units of log2, so that the row max is one of
+// the scores, and not the rounded product of one: with a bias of -1e9 nothing but its distance from
+// the row max is left of a score, and that is exact.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
@@ -89,17 +91,20 @@ struct GeneralScore {
   Problem const& p;
   SeqLens seqlens;
   SoftcapScore capped;
-  float diagonal;  // of query 0
+  float inner, outer;  // factors before and after the softcap
+  float diagonal;      // of query 0
 
   CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens)
       : p(params),
         seqlens(lens),
         capped(params),
+        inner(capped.cap > 0.0f ? capped.inner : capped.inner * kLog2e),
+        outer(capped.cap * kLog2e),
         diagonal(float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift)),
         terms(terms_of(params, lens)) {}
 
   CA_HOST_DEVICE static bool takes(Problem const&) { return true; }
-  CA_HOST_DEVICE float log2_scale() const { return kLog2e; }
+  CA_HOST_DEVICE float log2_scale() const { return 1.0f; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
     One const one{s, b, h, q, k};
     scale<1, 1>(one);
@@ -114,7 +119,7 @@ struct GeneralScore {
   // branches: it is the same for all calls.
   template <int kRows, int kKeys, class X>
   CA_HOST_DEVICE void scale(X&& x) const {
-    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= capped.inner; });
+    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= inner; });
   }
 
   // The second: one term after the other for all products, so that what a call has not is skipped
@@ -125,14 +130,14 @@ struct GeneralScore {
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
     unpredicated_if(terms & kSoftcap, [&] {
-      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = capped.cap * fast_tanh(x(i, j)); });
+      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = outer * fast_tanh(x(i, j)); });
     });
     unpredicated_if(terms & kAlibi, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         Logits const& logits = p.logits;
         float const slope =
-            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)];
+            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)] * kLog2e;
         float const first = float(place.key(0) - place.query(i)) - diagonal;
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
@@ -141,14 +146,16 @@ struct GeneralScore {
       }
     });
     unpredicated_if(terms & kBias32, [&] {
-      for_entries<kRows, kKeys, float>(p.logits.bias, terms & kBiasPairs, place,
-                                       [&](int i, int j, float entry) { x(i, j) += entry; });
+      for_entries<kRows, kKeys, float>(
+          p.logits.bias, terms & kBiasPairs, place,
+          [&](int i, int j, float entry) { x(i, j) = fmaf(entry, kLog2e, x(i, j)); });
     });
     unpredicated_if(terms & kBias16, [&] {
       bool const is_half = p.logits.bias_dtype == DType::kFloat16;
       for_entries<kRows, kKeys, uint16_t>(
           p.logits.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
-            x(i, j) += is_half ? half_to_float(entry) : bfloat16_to_float(entry);
+            float const value = is_half ? half_to_float(entry) : bfloat16_to_float(entry);
+            x(i, j) = fmaf(value, kLog2e, x(i, j));
           });
     });
     unpredicated_if(terms & kMask, [&] {

@@ -132,8 +132,6 @@ std::string why_unavailable(int) { return kNoCuda; }
 
 }  // namespace
 
-void* zeros_of(int, void*) { return nullptr; }
-
 DeviceGuard::DeviceGuard(int) : status_(Status::device_error(kNoCuda)) {}
 DeviceGuard::~DeviceGuard() = default;
 

@@ -8,6 +8,12 @@
 namespace cutlass_attn {
 // Success, or a kDeviceError that names the call and quotes the runtime.
 Status cuda_status(cudaError_t error, char const* what);
+
+// kZerosBytes that are 0, on this device, for kernels that leave them so and run on this stream,
+// one after the other. Null where there are none: the stream is being captured, say, and what is
+// captured may run on another one.
+inline constexpr int64_t kZerosBytes = 64 * 1024;
+void* zeros_of(int device_index, void* stream);
 }  // namespace cutlass_attn
 #endif
 
@@ -26,11 +32,5 @@ class DeviceGuard {
   int previous_ = -1;  // -1: nothing to restore
   Status status_;
 };
-
-// kZerosBytes that are 0, on this device, for kernels that leave them so and run on this stream,
-// one after the other. Null where there are none: the stream is being captured, say, and what is
-// captured may run on another one.
-inline constexpr int64_t kZerosBytes = 64 * 1024;
-void* zeros_of(int device_index, void* stream);
 
 }  // namespace cutlass_attn

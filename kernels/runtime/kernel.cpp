@@ -4,10 +4,10 @@
 #include <cstring>
 #include <string>
 
-#include "runtime/device.hpp"
-
 #if CUTLASS_ATTN_CUDA
 #include <cuda_runtime_api.h>
+
+#include "runtime/device.hpp"
 #endif
 
 namespace cutlass_attn {
@@ -77,10 +77,12 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   alignas(64) char params[KernelArguments::kMaxBytes];
   Workspace workspace = options.workspace;
   bool const is_on_device = unit.host_code[score] == nullptr;
+#if CUTLASS_ATTN_CUDA
   if (is_on_device && workspace.bytes > 0 && workspace.zeros == nullptr) {
     workspace.zeros = zeros_of(options.device_index, options.stream);
     if (workspace.zeros != nullptr) workspace.zeros_bytes = kZerosBytes;
   }
+#endif
   kernel.prepare(problem, workspace, limits, unit.facts, params);
   Launch const launch = kernel.launch(params, unit.facts);
   if (launch.blocks > INT32_MAX) {

@@ -182,6 +182,32 @@ def test_rng_state_is_ignored_without_dropout():
     assert torch.equal(attention(q, k, v, rng_state=torch.zeros(2).long()), attention(q, k, v))
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, id=variant.key, marks=cases.needs(variant))
+        for variant in cases.compiled_variants()
+        if "bias" in variant.options and variant.head_dim in (0, 64)
+    ],
+)
+def test_a_low_bias_is_a_mask(variant):
+    """-1e9, as many models write it: before keys that are seen, and before none."""
+    generator = torch.Generator().manual_seed(3)
+    dtype = getattr(torch, variant.dtype)
+    q, k, v = (
+        torch.randn(2, 2, rows, 64, generator=generator).to(variant.device, dtype)
+        for rows in (3, 150, 150)
+    )
+    seen = torch.zeros(2, 1, 1, 150, dtype=torch.bool)
+    seen[0, ..., 70:] = True
+    bias = torch.where(seen, 0.0, -1e9).to(variant.device)
+    out = attention(q, k, v, bias=bias, kernel=variant.key)
+    masked = attention(q, k, v, mask=seen.to(variant.device), kernel=variant.key)
+    assert torch.equal(out[0], masked[0])
+    average = v[1].float().mean(1, keepdim=True).expand(2, 3, 64)
+    torch.testing.assert_close(out[1].float(), average, atol=2e-3, rtol=1e-2)
+
+
 @cases.needs_gpu
 def test_graph_replays_draw_anew():
     q = torch.zeros(1, 2, 64, 64, device="cuda", dtype=torch.float16)
