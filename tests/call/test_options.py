@@ -203,7 +203,7 @@ def test_a_low_bias_is_a_mask(variant):
     bias = torch.where(seen, 0.0, -1e9).to(variant.device)
     out = attention(q, k, v, bias=bias, kernel=variant.key)
     masked = attention(q, k, v, mask=seen.to(variant.device), kernel=variant.key)
-    assert torch.equal(out[0], masked[0])
+    torch.testing.assert_close(out[0], masked[0], atol=1e-3, rtol=2e-2)
     average = v[1].float().mean(1, keepdim=True).expand(2, 3, 64)
     torch.testing.assert_close(out[1].float(), average, atol=2e-3, rtol=1e-2)
 
