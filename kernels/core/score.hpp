@@ -81,9 +81,7 @@ struct SoftcapScore {
 };
 
 // The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
-// -inf where the mask of bytes masks the key; all in units of log2, so that the row max is one of
-// the scores, and not the rounded product of one: with a bias of -1e9 nothing but its distance from
-// the row max is left of a score, and that is exact.
+// -inf where the mask of bytes masks the key.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
@@ -91,20 +89,22 @@ struct GeneralScore {
   Problem const& p;
   SeqLens seqlens;
   SoftcapScore capped;
+  float unit;          // what a logit is multiplied by
   float inner, outer;  // factors before and after the softcap
   float diagonal;      // of query 0
 
-  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens)
+  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens, float unit = 1.0f)
       : p(params),
         seqlens(lens),
         capped(params),
-        inner(capped.cap > 0.0f ? capped.inner : capped.inner * kLog2e),
-        outer(capped.cap * kLog2e),
+        unit(unit),
+        inner(capped.cap > 0.0f ? capped.inner : capped.inner * unit),
+        outer(capped.cap * unit),
         diagonal(float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift)),
         terms(terms_of(params, lens)) {}
 
   CA_HOST_DEVICE static bool takes(Problem const&) { return true; }
-  CA_HOST_DEVICE float log2_scale() const { return 1.0f; }
+  CA_HOST_DEVICE float log2_scale() const { return kLog2e / unit; }
   CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
     One const one{s, b, h, q, k};
     scale<1, 1>(one);
@@ -137,7 +137,7 @@ struct GeneralScore {
       for (int i = 0; i < kRows; ++i) {
         Logits const& logits = p.logits;
         float const slope =
-            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)] * kLog2e;
+            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)] * unit;
         float const first = float(place.key(0) - place.query(i)) - diagonal;
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
@@ -148,14 +148,14 @@ struct GeneralScore {
     unpredicated_if(terms & kBias32, [&] {
       for_entries<kRows, kKeys, float>(
           p.logits.bias, terms & kBiasPairs, place,
-          [&](int i, int j, float entry) { x(i, j) = fmaf(entry, kLog2e, x(i, j)); });
+          [&](int i, int j, float entry) { x(i, j) = fmaf(entry, unit, x(i, j)); });
     });
     unpredicated_if(terms & kBias16, [&] {
       bool const is_half = p.logits.bias_dtype == DType::kFloat16;
       for_entries<kRows, kKeys, uint16_t>(
           p.logits.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
             float const value = is_half ? half_to_float(entry) : bfloat16_to_float(entry);
-            x(i, j) = fmaf(value, kLog2e, x(i, j));
+            x(i, j) = fmaf(value, unit, x(i, j));
           });
     });
     unpredicated_if(terms & kMask, [&] {
@@ -253,5 +253,18 @@ struct GeneralScore {
   }
   CA_HOST_DEVICE static int clamped(int i, int end) { return i < end ? i : end - 1; }
 };
+
+// The score for who multiplies by log2_scale() before the row max is subtracted. The general score
+// is in units of log2 then, so that the row max is one of the scores, and not the rounded product
+// of one: with a bias of -1e9 nothing but its distance from the row max is left of a score, and
+// that is exact.
+template <class Score>
+CA_HOST_DEVICE Score score_in_log2(Problem const& p, SeqLens lens) {
+  if constexpr (Score::kIsGeneral) {
+    return Score(p, lens, kLog2e);
+  } else {
+    return Score(p, lens);
+  }
+}
 
 }  // namespace cutlass_attn

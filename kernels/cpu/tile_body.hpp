@@ -255,12 +255,6 @@ CA_CPU_TARGET void drop(DropoutMask const& dropout, State const& state, int row,
   }
 }
 
-// Of the scores of apply_scores(), which are logits for the general score.
-template <class Score>
-float log2_scale_of(Score const& score) {
-  return std::is_same_v<Score, GeneralScore> ? kLog2e : score.log2_scale();
-}
-
 // A block of rows meets a tile of keys.
 template <class Score, int kVectors>
 CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask const& dropout,
@@ -268,7 +262,7 @@ CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask cons
                           Panel v) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) float best[kWidth], rescale[kWidth], row_max[kWidth], sum[kWidth];
-  float const log2_scale = log2_scale_of(score);
+  float const log2_scale = score.log2_scale();
   float* const s = state.s;
 
   products<Broadcast::kRow, CA_CPU_COUNT, kVectors>(
@@ -354,7 +348,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   float const v_scale = scale_of(p.v, tile.kv_head);
   for (r = 0; r < rows; ++r) {
     state.scale[r] = finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r],
-                                log2_scale_of(score), true) *
+                                score.log2_scale(), true) *
                      (v_scale / scale_of(p.o, state.head[r]));
   }
   store_output<Element>(p, state, rows);

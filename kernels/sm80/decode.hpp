@@ -17,6 +17,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/score.hpp"
 #include "sm80/decode_params.hpp"
 #include "sm80/kv_gather.hpp"
 #include "sm80/products.hpp"
@@ -140,7 +141,13 @@ struct Decode {
           tile(tile),
           p(params.forward.problem),
           range(masks.range),
-          scores{p, Score(p, lens), Place{lane}, tile, range, masks.interval, masks.dropout},
+          scores{p,
+                 score_in_log2<Score>(p, lens),
+                 Place{lane},
+                 tile,
+                 range,
+                 masks.interval,
+                 masks.dropout},
           log2_scale(scores.score.log2_scale()),
           gather(p, params.by_page, tile, lens.k, lane) {}
 

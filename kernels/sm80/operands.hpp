@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "core/score.hpp"
 #include "sm80/kv_copy.hpp"
 #include "sm80/products.hpp"
 #include "tile/scores.hpp"
@@ -32,8 +33,13 @@ struct Operands {
                        int first_key, IsAligned is_aligned, Shared& shared)
       : shared(shared),
         range(range),
-        scores{p,     Score(p, tile.seq.lens(p)), Place{Arch::thread()}, shared.block.tile,
-               range, shared.block.interval,      shared.block.dropout},
+        scores{p,
+               score_in_log2<Score>(p, tile.seq.lens(p)),
+               Place{Arch::thread()},
+               shared.block.tile,
+               range,
+               shared.block.interval,
+               shared.block.dropout},
         log2_scale(scores.score.log2_scale()),
         copy(p, tile, range, first_key, is_aligned, shared),
         q_rows(Step::q_rows(Arch::smem_address(&shared) + Config::kQOffset, scores.place.warp_m(),
