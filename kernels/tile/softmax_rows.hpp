@@ -23,7 +23,8 @@ namespace cutlass_attn {
 // the scores before: a thread's own ones, which needs no reduction either.
 //
 // The row max has 24 bits: beyond scores of 2^24 it is off by whole units of log2, and the weights
-// of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. (To
+// of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. Not so
+// for the general score, which is in units of log2 itself: its row max is one of the scores. (To
 // subtract first, as core/softmax.hpp does, is one more instruction a score.)
 template <class Arch, int kRows, int kMaxWeightSum = 4096>
 struct SoftmaxRows {
