@@ -129,6 +129,13 @@ CASES = [
         attention_chunk=33,
         window=(20, 3),
     ),
+    Case(
+        "dropout_few",
+        "few queries, and nothing else that asks for the general score",
+        seqlen_q=5,
+        seqlen_k=90,
+        dropout_p=0.4,
+    ),
     Case("window_zero", "each query sees one key", window=0),
     Case("window_beyond", "some queries see no key", seqlen_q=140, seqlen_k=10, window=(3, 3)),
     Case("gqa", "query heads share a KV head", heads=6, heads_kv=2, causal=True),
@@ -545,3 +552,11 @@ def to_bhsd(case, x):
     """A result of the case as a float32 numpy array (B, H, S, D)."""
     x = x.transpose(1, 2) if case.layout == "bshd" else x
     return x.float().cpu().numpy()
+
+
+def qkv(*, dtype="float16", head_dim=64, device="cpu", **shape):
+    """q, k, v of a small ragged call with shared heads."""
+    shape = {"batch": 2, "heads": 4, "seqlen_q": 33, "seqlen_k": 50, **shape}
+    case = Case("api", "", **shape)
+    q, k, v = values(case, dtype, head_dim)
+    return [torch.from_numpy(x).to(device, getattr(torch, dtype)) for x in (q, k, v)]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 from . import _C
 from ._call import numpy_library  # noqa: F401  numpy registers itself
-from ._call.call import SIGNATURES, Call
+from ._call.call import Call, P, computes
 from .verify import verified
 
 Array = Any  # torch.Tensor or numpy.ndarray
@@ -29,13 +27,11 @@ def find_torch() -> Any:
 
 find_torch()
 
-P = ParamSpec("P")
-
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
 
-    @functools.wraps(described)
+    @computes(described)
     def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
@@ -44,8 +40,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return verified(Call(q, k, v, options))
         return _C.forward(q, k, v, options)
 
-    SIGNATURES[described.__name__] = inspect.signature(described)
-    return attention  # type: ignore[return-value]
+    return attention
 
 
 @_in_cpp

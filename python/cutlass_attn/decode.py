@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 
 from . import _C
-from ._call.call import SIGNATURES
+from ._call.call import P, computes
 from .attention import Array, Window, find_torch
-
-P = ParamSpec("P")
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.decode` computes; keywords that a caller leaves out never reach it."""
 
-    @functools.wraps(described)
+    @computes(described)
     def attention_decode(
         q: Array, k_cache: Array, v_cache: Array, cache_seqlens: Array, **options: Any
     ) -> Any:
@@ -41,8 +37,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return serving_operator.decode(q, k_cache, v_cache, **more, **options)
         return _C.decode(q, k_cache, v_cache, options, **more)
 
-    SIGNATURES[described.__name__] = inspect.signature(described)
-    return attention_decode  # type: ignore[return-value]
+    return attention_decode
 
 
 @_in_cpp

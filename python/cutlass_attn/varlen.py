@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 from . import _C
-from ._call.call import SIGNATURES
+from ._call.call import P, computes
 from .attention import Array, Window, find_torch
-
-P = ParamSpec("P")
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.varlen` computes; keywords that a caller leaves out never reach it."""
 
-    @functools.wraps(described)
+    @computes(described)
     def attention_varlen(
         q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Any = None, **options: Any
     ) -> Any:
@@ -34,8 +30,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return serving_operator.varlen(q, k, v, **options)
         return _C.varlen(q, k, v, options)
 
-    SIGNATURES[described.__name__] = inspect.signature(described)
-    return attention_varlen  # type: ignore[return-value]
+    return attention_varlen
 
 
 @_in_cpp

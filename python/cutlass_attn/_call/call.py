@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
 from .. import _C
 
 # Of the public functions that are calls. Each signature is written once, above its docstring; the
 # operator's schema follows it.
 SIGNATURES: dict[str, inspect.Signature] = {}
+
+P = ParamSpec("P")
+
+
+def computes(described: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
+    """Decorates what computes `described`, a function that is no more than a signature and a
+    docstring: with both of them, and its keywords as they were given."""
+    SIGNATURES[described.__name__] = inspect.signature(described)
+    return functools.wraps(described)
 
 
 @dataclass(frozen=True)
