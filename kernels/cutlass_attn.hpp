@@ -19,6 +19,7 @@
 
 #include "core/append.hpp"
 #include "core/launch.hpp"
+#include "core/merge.hpp"
 #include "core/problem.hpp"
 #include "core/status.hpp"
 
@@ -29,7 +30,8 @@ namespace cutlass_attn {
 enum class Device : int32_t { kCpu, kCuda };
 
 // What is computed of a problem.
-enum class Op : int32_t { kForward };
+enum class Op : int32_t { kForward, kBackward };
+inline constexpr int kNumOps = 2;
 
 // Where and how to run a plan.
 struct RunOptions {
@@ -52,6 +54,7 @@ struct LaunchOptions : RunOptions {
 struct VariantInfo {
   std::string key;     // unique: kernel/dtype[/head dim/tile]
   std::string kernel;  // "sm80", "sm80-simt", "scalar/tiled", "cpu", ...
+  Op op = Op::kForward;
   Device device = Device::kCpu;
   std::string arch;  // "80": code for any GPU that takes PTX of it; "90a": for that one alone
   DType dtype = DType::kFloat16;
@@ -62,7 +65,9 @@ struct VariantInfo {
   std::string tile;           // "128x64x4": queries x keys x warps; empty where there is none;
                               // "32x32x2c4": of 2 x 4 warps, 4 of which share rows
   Accumulate accumulate = Accumulate::kFloat32;  // what it adds products up in
+  Quantize quantize = Quantize::kNone;           // what it multiplies in 8 bits
   std::vector<std::string> options;  // what it implements of the options that a kernel may lack
+  std::vector<std::string> needs;    // what of these a call has to ask for
   std::string tier;                  // "core", "full", or "tuned": added by add_tile()
   bool compiled = false;             // false: named by the manifest, left out of this build
   bool automatic = false;            // false: runs only when asked for by name
@@ -72,6 +77,7 @@ struct Verdict {
   std::string key;
   bool chosen = false;
   std::string reason;  // why another one runs or none; empty if chosen
+  int splits = 1;      // if chosen: how many thread blocks share the keys of a tile
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.
@@ -115,12 +121,21 @@ struct BuildInfo {
 // of zero are valid: seqlen_k = 0 gives O = 0 and LSE = -inf.
 CUTLASS_ATTN_API Status attention_forward(Problem const& problem, LaunchOptions const& options);
 
+// Gradients of that by what Problem::grad names, from the output and the LSE of the forward call.
+// Rows without a visible key have gradients of zero. Otherwise as attention_forward().
+CUTLASS_ATTN_API Status attention_backward(Problem const& problem, LaunchOptions const& options);
+
 // Writes new rows of K and V into a cache: see AppendProblem. Enqueues on options.stream (CUDA) or
 // returns when done (CPU). The kernel is always the same one; options.kernel is not read.
 CUTLASS_ATTN_API Status append_kv(AppendProblem const& problem, LaunchOptions const& options);
 
-// Whether the request is valid, regardless of device; attention_forward() asks the same.
-CUTLASS_ATTN_API Status check(Problem const& problem);
+// Makes one result of those over two disjoint sets of keys: see MergeProblem. Otherwise as
+// append_kv().
+CUTLASS_ATTN_API Status merge_states(MergeProblem const& problem, LaunchOptions const& options);
+
+// Whether the request is valid, regardless of device; attention_forward() and attention_backward()
+// ask the same.
+CUTLASS_ATTN_API Status check(Problem const& problem, Op op = Op::kForward);
 
 // Chooses what runs a problem, by check() and the names that LaunchOptions::kernel takes. An error
 // says what each kernel lacks. Nothing of the device is touched.
@@ -135,11 +150,11 @@ CUTLASS_ATTN_API Status run(Plan const& plan, Problem const& problem, RunOptions
 // The key, as in variants(), of a step of a plan.
 CUTLASS_ATTN_API std::string const& key_of(Variant const& step);
 
-// Every variant of the manifest in order of preference.
+// Every variant of the manifest, of every op, in order of preference.
 CUTLASS_ATTN_API std::vector<VariantInfo> variants();
 
-// The plan of a problem, and for every variant why it is passed over. A problem that no kernel
-// takes is explained; an error means that check() refuses it.
+// The plan of a problem, and for every variant of the op why it is passed over. A problem that no
+// kernel takes is explained; an error means that check() refuses it.
 CUTLASS_ATTN_API Status explain(Problem const& problem, Op op, DeviceInfo const& device,
                                 std::string const& kernel, Explanation& result);
 

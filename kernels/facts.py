@@ -28,6 +28,7 @@ def module(facts: dict[str, Any]) -> str:
         "DTYPES": tuple(facts["dtypes"]),
         "DTYPE_KEYS": {name: dtype["key"] for name, dtype in facts["dtypes"].items()},
         "ACCUMULATE": tuple(facts["accumulate"]),
+        "QUANTIZE": tuple(None if name == "none" else name for name in facts["quantize"]),
         "MAX_DECODE_QUERIES": limits["max_decode_queries"],
         "SMEM_CLASSES_KB": tuple(limits["smem_classes_kb"]),
     }
@@ -45,6 +46,7 @@ def load(name: str) -> ModuleType:
 def header(facts: dict[str, Any]) -> str:
     """facts.hpp."""
     dtypes, limits = facts["dtypes"], facts["limits"]
+    all_dtypes = dtypes | facts["stored_dtypes"]
 
     def enum(name: str, enumerators: Iterable[str]) -> str:
         return f"enum class {name} : int32_t {{ {', '.join(enumerators)} }};\n"
@@ -57,11 +59,15 @@ def header(facts: dict[str, Any]) -> str:
     return (
         BANNER
         + "#pragma once\n\n#include <cstdint>\n\nnamespace cutlass_attn {\n\n"
-        + enum("DType", (dtype["enumerator"] for dtype in dtypes.values()))
+        + enum("DType", (dtype["enumerator"] for dtype in all_dtypes.values()))
+        + "// Those that are computed with, which come first.\n"
         + f"inline constexpr int kNumDTypes = {len(dtypes)};\n"
         + "// What the tensor cores accumulate in: fp32, or fp16 for Q K^T, for P V, or for both.\n"
         + enum("Accumulate", facts["accumulate"].values())
         + f"inline constexpr int kNumAccumulates = {len(facts['accumulate'])};\n\n"
+        + "// What is multiplied in 8 bits: nothing, or q and k.\n"
+        + enum("Quantize", facts["quantize"].values())
+        + f"inline constexpr int kNumQuantizes = {len(facts['quantize'])};\n\n"
         + f"inline constexpr int kMaxHeadDim = {limits['max_head_dim']};\n"
         + f"inline constexpr int32_t kMaxSeqlen = {limits['max_seqlen']};\n"
         + f"inline constexpr int32_t kMaxAttentionChunk = {limits['max_attention_chunk']};\n"
@@ -70,9 +76,10 @@ def header(facts: dict[str, Any]) -> str:
         + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"
         + f"enum Bit : uint32_t {{\n{bits}}};\n}}  // namespace option\n\n"
         + "// By number, as Python has them.\nnamespace facts {\n"
-        + array("char const*", "kDTypeNames", map(json.dumps, dtypes))
-        + array("int", "kDTypeBytes", (dtype["bytes"] for dtype in dtypes.values()))
+        + array("char const*", "kDTypeNames", map(json.dumps, all_dtypes))
+        + array("int", "kDTypeBytes", (dtype["bytes"] for dtype in all_dtypes.values()))
         + array("char const*", "kAccumulateNames", map(json.dumps, facts["accumulate"]))
+        + array("char const*", "kQuantizeNames", map(json.dumps, facts["quantize"]))
         + array("char const*", "kOptionNames", map(json.dumps, facts["options"]))
         + array("int", "kSmemClassesKb", limits["smem_classes_kb"])
         + "}  // namespace facts\n\n}  // namespace cutlass_attn\n"

@@ -20,13 +20,10 @@ a unit that no row asks for any more is deleted.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import string
 import sys
-import types
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,233 +34,36 @@ else:
 
 import facts
 from facts import FACTS
+from manifest_rows import (
+    ACCUMULATE,
+    ARCHS,
+    BACKWARD_OPTIONS,
+    BANNER,
+    DEVICES,
+    DIM_FIELDS,
+    ELEMENTS,
+    MAX_HEAD_DIM,
+    OPS,
+    OPTIONS,
+    QUANTIZE,
+    TIERS,
+    TILE_FIELDS,
+    Build,
+    HeadDims,
+    Kernel,
+    ManifestError,
+    Row,
+    Tile,
+    designated,
+    device_source,
+    quote,
+    tuned_toml,
+    variant_key,
+)
 
 MANIFEST = Path(__file__).with_name("manifest.toml")
 TUNED = Path(__file__).with_name("runtime") / "tuned.toml"
 SPACE = Path(__file__).with_name("space.toml")
-BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
-
-
-def _load(name: str) -> Any:
-    """A module whose formats the package reads as well; without the package around it."""
-    package = "_cutlass_attn_formats"
-    if package not in sys.modules:
-        module = types.ModuleType(package)
-        module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn" / "_build")]
-        sys.modules[package] = module
-        facts.load(f"{package}.facts")
-    return importlib.import_module(f"{package}.{name}")
-
-
-tuned_toml = _load("tuned_toml")
-variant_key = _load("variant_key")
-
-ELEMENTS = {dtype["key"]: dtype["type"] for dtype in FACTS["dtypes"].values()}
-DTYPES = {d["key"]: f"DType::{d['enumerator']}" for d in FACTS["dtypes"].values()}
-DEVICES = ("cuda", "cpu")
-ACCUMULATE = {name: f"Accumulate::{value}" for name, value in FACTS["accumulate"].items()}
-TIERS = ("core", "full")
-OPTIONS: dict[str, list[str]] = FACTS["options"]
-ARCHS: dict[str, list[int]] = FACTS["archs"]
-MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
-# What a kernel type may leave to its rows, beside {element}.
-DIM_FIELDS = ("head_dim", "head_dim_v")
-TILE_FIELDS = ("m", "n", "warps", "columns")
-
-
-class ManifestError(ValueError):
-    """The manifest contradicts itself; the message names the row, what it says and what may be."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A [kernel.<name>] table: a family of kernels and what it asks of a call."""
-
-    name: str
-    device: str  # "cuda" or "cpu"
-    include: str
-    code: str  # cuda: the kernel type, with placeholders; cpu: the function
-    scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
-    options: tuple[str, ...] = tuple(OPTIONS)
-    arch: str = ""  # cuda only, one of ARCHS
-    params: str = "ForwardParams"  # the struct of its arguments, and its header
-    params_include: str = "core/forward_params.hpp"
-    alignment: int = 1
-    head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
-    automatic: bool = True
-    max_rows: int = 0  # queries times query heads of a KV head; 0: any number
-    accumulate: str = "fp32"
-
-    @property
-    def table_entry(self) -> str:
-        """The kernel as a ManifestKernel of kernels/runtime/manifest.hpp."""
-        fields = {
-            "name": _quote(self.name),
-            "arch": _quote(self.arch),
-            "options": " | ".join(f"option::{name}" for name in self.options) or "0",
-            "head_dim_multiple": str(self.head_dim_multiple),
-            "accumulate": ACCUMULATE[self.accumulate],
-            "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
-            "alignment": str(self.alignment),
-            "automatic": str(self.automatic).lower(),
-            "max_rows": str(self.max_rows),
-        }
-        if self.device == "cuda":
-            arguments = ", ".join([self.params, *self.scores.values()])
-            fields["arguments"] = f"arguments_of<{arguments}>()"
-        else:
-            fields["function"] = f"&{self.code}"
-        return _designated(fields)
-
-    @property
-    def placeholders(self) -> set[str]:
-        return {field for _, field, _, _ in string.Formatter().parse(self.code) if field}
-
-
-@dataclass(frozen=True)
-class Tile:
-    m: int  # queries
-    n: int  # keys
-    warps: int  # along M
-    columns: int = 1  # warps along N, which share rows
-
-    def __str__(self) -> str:
-        text = f"{self.m}x{self.n}x{self.warps}"
-        return text if self.columns == 1 else f"{text}c{self.columns}"
-
-
-@dataclass(frozen=True)
-class HeadDims:
-    """The head dim of Q and K and that of V and O which a row is compiled for."""
-
-    qk: int
-    v: int
-
-    def __str__(self) -> str:
-        return f"d{self.qk}" if self.v == self.qk else f"d{self.qk}v{self.v}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant of the library."""
-
-    kernel: Kernel
-    dtype: str
-    head_dims: HeadDims | None  # None: any
-    tile: Tile | None
-    tier: str
-    simt: bool = False  # the kernel of a GPU, compiled for the CPU
-
-    @property
-    def kernel_name(self) -> str:
-        return self.kernel.name + ("-simt" if self.simt else "")
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.simt else self.kernel.device
-
-    @property
-    def key(self) -> str:
-        parts = [self.kernel_name, self.dtype]
-        if self.head_dims:
-            parts.append(str(self.head_dims))
-        if self.tile:
-            parts.append(str(self.tile))
-        return "/".join(parts)
-
-    @property
-    def symbol(self) -> str:
-        """The row as a C++ identifier, such as cutlass_attn_sm80_f16_d64_64x64x4."""
-        return str(variant_key.symbol_of(self.key))
-
-    @property
-    def type(self) -> str:
-        """The C++ kernel type of a GPU kernel."""
-        tile = vars(self.tile) if self.tile else {}
-        dims = self.head_dims or HeadDims(0, 0)
-        return self.kernel.code.format(
-            element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
-        )
-
-    def source(self) -> str:
-        """The translation unit of a GPU kernel: for the GPU by nvcc or NVRTC, or for the CPU."""
-        scores = self.kernel.scores
-        if self.simt:
-            arguments = ", ".join([self.type, *scores.values()])
-            return (
-                f"{BANNER}"
-                f'#include "{self.kernel.include}"\n'
-                '#include "simt/host_unit.hpp"\n\n'
-                "namespace cutlass_attn {\n\n"
-                f"extern KernelUnit const {self.symbol}__unit;\n"
-                f"KernelUnit const {self.symbol}__unit = simt::host_unit<{arguments}>();\n\n"
-                "}  // namespace cutlass_attn\n"
-            )
-        return device_source(self.kernel, self.type, self.symbol)
-
-    @property
-    def file_name(self) -> str:
-        return variant_key.file_stem(self.key) + (".cpp" if self.simt else ".cu")
-
-    def table_entry(self, build: Build) -> str:
-        """The row as a ManifestRow of kernels/runtime/manifest.hpp."""
-        compiled = build.compiles(self)
-        dims = self.head_dims or HeadDims(0, 0)
-        is_unit = compiled and self.kernel.device == "cuda"
-        return _designated(
-            {
-                "kernel": _quote(self.kernel.name),
-                "key": _quote(self.key),
-                "dtype": DTYPES[self.dtype],
-                "head_dim": str(dims.qk),
-                "head_dim_v": str(dims.v),
-                "tile": _quote(str(self.tile or "")),
-                "block_m": str(self.tile.m if self.tile else 0),
-                "tier": _quote(self.tier),
-                "is_simt": str(self.simt).lower(),
-                "compiled": str(compiled).lower(),
-                "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
-            }
-        )
-
-
-def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
-    """A kernel per score, <symbol>__<token>, and what the host reads of them."""
-    entries = "".join(
-        f"CA_KERNEL_ENTRY({symbol}, {token}, Kernel, {functor})\n"
-        for token, functor in kernel.scores.items()
-    )
-    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
-    return (
-        f'{BANNER}#include "{kernel.include}"\n'
-        '#include "simt/kernel_unit.hpp"\n\n'
-        "namespace cutlass_attn {\n\n"
-        f"using Kernel = {kernel_type};\n"
-        f"{entries}"
-        f"CA_KERNEL_UNIT({symbol}, Kernel, {listed})\n\n"
-        "}  // namespace cutlass_attn\n"
-    )
-
-
-@dataclass(frozen=True)
-class Build:
-    """What this build compiles."""
-
-    tier: str = "core"
-    cuda: bool = True
-    simt: bool = True
-    archs: tuple[str, ...] = ("80", "89")  # of GPU code
-
-    def compiles(self, row: Row) -> bool:
-        if TIERS.index(row.tier) > TIERS.index(self.tier):
-            return False
-        if row.simt:
-            return self.simt
-        return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
-
-    def leaves_to_nvrtc(self, row: Row) -> bool:
-        """Is it a GPU kernel that this build does not compile, but can load?"""
-        return self.cuda and row.device == "cuda" and not self.compiles(row)
 
 
 def _take(table: dict, name: str, kind: type, where: str, **default: Any) -> Any:
@@ -294,8 +94,15 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
     table = dict(table)
     device = _choose(_take(table, "device", str, where), DEVICES, "device", where)
     scores = _take(table, "scores", list, where, default=list(all_scores))
-    options = _take(table, "options", list, where, default=list(OPTIONS))
-    for entry, values, allowed in (("scores", scores, all_scores), ("options", options, OPTIONS)):
+    op = _choose(_take(table, "op", str, where, default="forward"), OPS, "op", where)
+    known_options = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
+    options = _take(table, "options", list, where, default=known_options)
+    needs = _take(table, "needs", list, where, default=[])
+    for entry, values, allowed in (
+        ("scores", scores, all_scores),
+        ("options", options, known_options),
+        ("needs", needs, options),
+    ):
         for value in values:
             _choose(value, allowed, entry, where)
     for option in options if device == "cuda" else []:
@@ -310,6 +117,9 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         code=_take(table, "type" if device == "cuda" else "function", str, where),
         scores={score: all_scores[score] for score in scores} if device == "cuda" else {},
         options=tuple(options),
+        needs=tuple(needs),
+        op=op,
+        asides=device == "cuda" and _take(table, "asides", bool, where, default=False),
         arch=_choose(_take(table, "arch", str, where), ARCHS, "arch", where)
         if device == "cuda"
         else "",
@@ -322,6 +132,12 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         accumulate=_choose(
             _take(table, "accumulate", str, where, default="fp32"), ACCUMULATE, "accumulate", where
         ),
+        quantize=_choose(
+            _take(table, "quantize", str, where, default="none"), QUANTIZE, "quantize", where
+        ),
+        tma=device == "cuda" and _take(table, "tma", bool, where, default=False),
+        min_blocks_per_sm=_take(table, "min_blocks_per_sm", float, where, default=0.0),
+        entry_names=_entry_names(table, where, "cutlass") if device == "cuda" else "cutlass",
     )
     _nothing_left(table, where)
     placeholders = {"element", *DIM_FIELDS, *TILE_FIELDS} if device == "cuda" else set()
@@ -331,6 +147,11 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
             f"known: {', '.join(sorted(placeholders)) or 'nothing'}"
         )
     return kernel
+
+
+def _entry_names(table: dict, where: str, default: str) -> str:
+    names = _take(table, "entry_names", str, where, default=default)
+    return str(_choose(names, variant_key.PREFIXES, "entry_names", where))
 
 
 def _head_dims(entry: Any, kernel: Kernel, where: str) -> HeadDims:
@@ -372,6 +193,7 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
             raise ManifestError(f"{where}: tile has columns, {kernel.code!r} does not use them")
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
+    names = _entry_names(table, where, default=kernel.entry_names)
     simt = table.pop("simt", False)
     if type(simt) is not bool:
         _choose(simt, TIERS, "simt", where)
@@ -389,7 +211,7 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     if simt and kernel.device != "cuda":
         raise ManifestError(f"{where}: simt is for kernels of device cuda, not {kernel.device}")
 
-    rows = [Row(kernel, dtype, d, tile, tier) for dtype in dtypes for d in head_dims]
+    rows = [Row(kernel, dtype, d, tile, tier, names) for dtype in dtypes for d in head_dims]
     simt_tier = tier if simt is True else simt
     return rows + [replace(row, simt=True, tier=simt_tier) for row in rows if simt]
 
@@ -459,24 +281,15 @@ def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
     return space
 
 
-def _quote(text: str) -> str:
-    return f'"{text}"'
-
-
-def _designated(fields: dict[str, str]) -> str:
-    """A brace-enclosed list of C++20's designated initialisers."""
-    return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "}"
-
-
 def _tuned_entry(rule: Any) -> str:
     qk, v = rule.dims()
-    return _designated(
+    return designated(
         {
             "smem_kb": str(rule.smem_kb),
-            "kernel": _quote(rule.kernel),
+            "kernel": quote(rule.kernel),
             "head_dim": str(qk),
             "head_dim_v": str(v),
-            "tile": _quote(rule.tile),
+            "tile": quote(rule.tile),
             "min_blocks_per_sm": f"{rule.min_blocks_per_sm}f",
             "decode": str(rule.decode).lower(),
         }

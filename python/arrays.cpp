@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "errors.hpp"
@@ -27,6 +28,7 @@ py::object checked(PyObject* owned) {
 }
 
 bool View::is_contiguous() const {
+  if (std::count(shape, shape + ndim, 0) > 0) return true;
   int64_t expected = 1;
   for (int d = ndim - 1; d >= 0; --d) {
     if (shape[d] != 1 && strides[d] != expected) return false;
@@ -41,11 +43,6 @@ Library::Library(py::module_ module)
   if (!PyType_Check(type_)) raise(PyExc_TypeError, "ARRAY must be the type of arrays");
 }
 
-py::object Library::through_operator(PyObject* const (&qkv)[3], PyObject* options) const {
-  py::object const function = module_.attr("through_operator");
-  return checked(PyObject_VectorcallDict(function.ptr(), qkv, 3, options));
-}
-
 py::object Library::empty(View const& x, Shape const& shape) const {
   return module_.attr("empty")(py::handle(x.object), tuple_of(shape));
 }
@@ -58,8 +55,9 @@ py::object Library::zeros(View const& x, Shape const& shape) const {
   return module_.attr("zeros")(py::handle(x.object), tuple_of(shape));
 }
 
-py::object Library::filled(View const& x, Shape const& shape, double value) const {
-  return module_.attr("filled")(py::handle(x.object), tuple_of(shape), value);
+py::object Library::filled(View const& x, char const* dtype, Shape const& shape,
+                           double value) const {
+  return module_.attr("filled")(py::handle(x.object), dtype, tuple_of(shape), value);
 }
 
 py::object Library::scratch(View const& x, char const* dtype, Shape const& shape) const {

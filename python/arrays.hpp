@@ -47,9 +47,21 @@ struct Shape {
 struct Arrays {
   static constexpr int kMax = 24;
   PyObject* items[kMax];
+  bool is_integer[kMax];  // by what the argument is for: it has neither a sign bit nor a gradient
   int count = 0;
 
-  void add(PyObject* x) { items[count++] = x; }
+  void add(PyObject* x, bool integer = false) {
+    is_integer[count] = integer;
+    items[count++] = x;
+  }
+  // Calls visit(x) for those that may be of floating point, until one says true.
+  template <class Visit>
+  bool any_of_numbers(Visit&& visit) const {
+    for (int i = 0; i < count; ++i) {
+      if (!is_integer[i] && visit(items[i])) return true;
+    }
+    return false;
+  }
   PyObject* const* begin() const { return items; }
   PyObject* const* end() const { return items + count; }
 };
@@ -64,21 +76,27 @@ class Library {
   // Reads no more than metadata. Without `memory` the address is left null: there may be none.
   virtual View read(PyObject* x, bool memory) const = 0;
 
-  // Must the library see the call before its memory is touched? through_operator() shows it.
+  // Must the library see the call before its memory is touched?
   virtual bool must_see(Arrays const& arrays) const = 0;
 
-  // The result of attention(q, k, v, **options).
-  pybind11::object through_operator(PyObject* const (&qkv)[3], PyObject* options) const;
+  // Does one of them need a gradient? Are arguments cast, as under torch.autocast?
+  virtual bool needs_gradient(Arrays const&) const { return false; }
+  virtual bool casts() const { return false; }
 
   // An array like `x`, contiguous, of this shape.
   virtual pybind11::object empty(View const& x, Shape const& shape) const;
   pybind11::object empty_lse(View const& x, Shape const& shape) const;
 
-  // The same of zeros; and of other dtypes, all of them on the device of `x`: of float32 numbers
-  // that are `value`, and of the dtype with this name.
+  // The same of zeros; and of the dtype with this name, on the device of `x`: of numbers that are
+  // `value`, and of any.
   pybind11::object zeros(View const& x, Shape const& shape) const;
-  pybind11::object filled(View const& x, Shape const& shape, double value) const;
+  pybind11::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
   pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
+
+  // The same of so many bytes, for a call's kernels.
+  virtual pybind11::object workspace(View const& x, int64_t bytes) const {
+    return scratch(x, "uint8", {bytes});
+  }
 
   // Seed and offset for dropout, on the device of x.
   pybind11::object random_state(View const& x) const;
@@ -88,7 +106,7 @@ class Library {
 
  protected:
   // `module` has ARRAY, the type of arrays, and functions named as those above that make or convert
-  // arrays; torch's also through_operator().
+  // arrays.
   explicit Library(pybind11::module_ module);
 
   pybind11::module_ module_;

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <string>
 
+#include "backward_call.hpp"
 #include "call.hpp"
 #include "compiler.hpp"
 #include "cutlass_attn.hpp"
 #include "entry.hpp"
 #include "errors.hpp"
+#include "merge_call.hpp"
 #include "runtime/options.hpp"
 #include "serving_call.hpp"
 
@@ -22,20 +24,23 @@ namespace {
 using namespace cutlass_attn;
 
 // attention(), once nothing stands between the call and the memory: that is asked here, unless the
-// keyword `dispatched` is there, and what something has to see goes to Library::through_operator().
+// keyword `dispatched` is there. What torch has to see goes to Python's _call.operator.
 py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "attention", args, count, names);
   Call call(given);
   Library const& library = *call.library;
-  PyObject* const qkv[] = {given.q, given.k, given.v};
+  constexpr char const* kModule = "cutlass_attn._call.operator";
   bool const dispatched = has_value(given.dispatched);
   if (!dispatched && library.must_see(call.arrays)) {
-    return library.through_operator(qkv, given.options);
+    return hand_over(kModule, "recorded", given);
+  }
+  if (!dispatched && (library.needs_gradient(call.arrays) || library.casts())) {
+    return hand_over(kModule, "with_gradient", given);
   }
   call.read_arrays(given, true);
   if (call.q.device.type == dlpack::kOtherDevice) {
     std::string const device = attribute(given.q, "device");
-    if (!dispatched && device == "meta") return library.through_operator(qkv, given.options);
+    if (!dispatched && device == "meta") return hand_over(kModule, "recorded", given);
     raise(PyExc_ValueError, "q, k and v must be on a CPU or CUDA device, got " + device);
   }
 
@@ -59,20 +64,7 @@ py::object describe(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 
 py::object explain_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "explain", args, count, names);
-  Call const call = read_call(given, true);
-  DeviceInfo where;
-  if (has_value(given.device)) {
-    py::handle const device(given.device);
-    int const capability = device.attr("compute_capability").cast<int>();
-    where = capability ? typical_device(capability)
-                       : device_info(static_cast<Device>(device.attr("kind").cast<int>()),
-                                     device.attr("ordinal").cast<int>());
-  } else {
-    where = device_info(call.device(), call.q.device.index);
-  }
-  Explanation explanation;
-  raise_unless_ok(explain(call.problem, Op::kForward, where, call.kernel, explanation));
-  return py::cast(std::move(explanation.verdicts));
+  return read_call(given, true).verdicts(Op::kForward, given);
 }
 
 void define_calls(py::module_& m) {
@@ -91,6 +83,10 @@ void define_calls(py::module_& m) {
   };
   field("dtype", [](Problem const& p) { return name_of(p.q.dtype); });
   field("accumulate", [](Problem const& p) { return name_of(p.accumulate); });
+  field("quantize", [](Problem const& p) {
+    bool const is_none = p.quantize == Quantize::kNone;
+    return is_none ? py::object(py::none()) : py::object(py::str(name_of(p.quantize)));
+  });
   field("num_heads_q", [](Problem const& p) { return p.num_heads_q; });
   field("num_heads_kv", [](Problem const& p) { return p.num_heads_kv; });
   field("seqlen_q", [](Problem const& p) { return p.seq_q.seqlen; });
@@ -105,7 +101,8 @@ void define_calls(py::module_& m) {
   py::class_<Verdict>(m, "Verdict", "What dispatch thinks of one variant for one call.")
       .def_readonly("key", &Verdict::key)
       .def_readonly("chosen", &Verdict::chosen)
-      .def_readonly("reason", &Verdict::reason);
+      .def_readonly("reason", &Verdict::reason)
+      .def_readonly("splits", &Verdict::splits);
 }
 
 py::list variant_list() {
@@ -113,10 +110,12 @@ py::list variant_list() {
   for (VariantInfo const& v : variants()) {
     list.append(py::dict(
         "key"_a = v.key, "kernel"_a = v.kernel,
+        "op"_a = v.op == Op::kBackward ? "backward" : "forward",
         "device"_a = v.device == Device::kCuda ? "cuda" : "cpu", "arch"_a = v.arch,
         "dtype"_a = int(v.dtype), "head_dim"_a = v.head_dim, "head_dim_v"_a = v.head_dim_v,
         "head_dim_multiple"_a = v.head_dim_multiple, "max_rows"_a = v.max_rows, "tile"_a = v.tile,
-        "accumulate"_a = int(v.accumulate), "options"_a = py::tuple(py::cast(v.options)),
+        "accumulate"_a = int(v.accumulate), "quantize"_a = int(v.quantize),
+        "options"_a = py::tuple(py::cast(v.options)), "needs"_a = py::tuple(py::cast(v.needs)),
         "tier"_a = v.tier, "compiled"_a = v.compiled, "automatic"_a = v.automatic));
   }
   return list;
@@ -136,6 +135,8 @@ PYBIND11_MODULE(_C, m) {
   define_libraries(m);
   define_calls(m);
   define_serving_calls(m);
+  define_merge_call(m);
+  define_backward_calls(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
   m.def("device_info", [](int device, int index) {

@@ -1,9 +1,12 @@
 #include "call.hpp"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <utility>
 
 #include "errors.hpp"
 #include "parse.hpp"
@@ -19,13 +22,16 @@ namespace {
 struct Keyword {
   char const* name;
   PyObject* Arguments::* value;
-  unsigned functions;     // that know it
-  unsigned internal = 0;  // of these, where it is this package's own
-  bool is_array = false;  // always
+  unsigned functions;                                 // that know it
+  unsigned internal = 0;                              // of these, where it is this package's own
+  enum Kind { kAny, kArray, kIntegers } kind = kAny;  // kArray: always; kIntegers: one of those
 };
 
 constexpr unsigned kServing = kVarlen | kDecode;
-constexpr unsigned kAll = kAttention | kServing;
+constexpr unsigned kGradients = kBackward | kVarlenBackward;
+constexpr unsigned kDense = kAttention | kBackward;
+constexpr unsigned kPacked = kVarlen | kVarlenBackward;
+constexpr unsigned kAll = kAttention | kServing | kGradients;
 
 constexpr Keyword kKeywords[] = {
     {"causal", &Arguments::causal, kAll},
@@ -33,35 +39,45 @@ constexpr Keyword kKeywords[] = {
     {"attention_chunk", &Arguments::attention_chunk, kAll},
     {"softmax_scale", &Arguments::softmax_scale, kAll},
     {"softcap", &Arguments::softcap, kAll},
-    {"layout", &Arguments::layout, kAttention},
+    {"layout", &Arguments::layout, kDense},
     {"return_lse", &Arguments::return_lse, kAll},
-    {"out", &Arguments::out, kAll, 0, true},
+    {"out", &Arguments::out, kAll, 0, Keyword::kArray},
     {"kernel", &Arguments::kernel, kAll},
-    {"accumulate", &Arguments::accumulate, kAttention},
-    {"verify", &Arguments::verify, kAttention},
-    {"bias", &Arguments::bias, kAttention, 0, true},
-    {"mask", &Arguments::mask, kAttention | kDecode, kDecode, true},
-    {"alibi_slopes", &Arguments::alibi_slopes, kAll, 0, true},
-    {"sinks", &Arguments::sinks, kAll, 0, true},
-    {"dropout_p", &Arguments::dropout_p, kAttention | kVarlen},
-    {"rng_state", &Arguments::rng_state, kAttention | kVarlen, 0, true},
-    {"cu_seqlens_q", &Arguments::cu_seqlens_q, kVarlen, 0, true},
-    {"cu_seqlens_k", &Arguments::cu_seqlens_k, kVarlen, 0, true},
-    {"seqused_k", &Arguments::seqused_k, kVarlen, 0, true},
-    {"block_table", &Arguments::block_table, kServing, 0, true},
-    {"k_scale", &Arguments::k_scale, kServing | kAppend},
-    {"v_scale", &Arguments::v_scale, kServing | kAppend},
-    {"cache_seqlens", &Arguments::cache_seqlens, kDecode, 0, true},
-    {"cache_batch_idx", &Arguments::cache_batch_idx, kDecode, 0, true},
-    {"k_new", &Arguments::k_new, kDecode, 0, true},
-    {"v_new", &Arguments::v_new, kDecode | kAppend, 0, true},
-    {"rotary_cos", &Arguments::rotary_cos, kDecode, 0, true},
-    {"rotary_sin", &Arguments::rotary_sin, kDecode, 0, true},
+    {"accumulate", &Arguments::accumulate, kDense},
+    {"quantize", &Arguments::quantize, kDense},
+    {"verify", &Arguments::verify, kAttention | kServing},
+    {"bias", &Arguments::bias, kDense, 0, Keyword::kArray},
+    {"mask", &Arguments::mask, kDense | kDecode, kDecode, Keyword::kArray},
+    {"alibi_slopes", &Arguments::alibi_slopes, kAll, 0, Keyword::kArray},
+    {"sinks", &Arguments::sinks, kAll, 0, Keyword::kArray},
+    {"dropout_p", &Arguments::dropout_p, kDense | kPacked},
+    {"rng_state", &Arguments::rng_state, kDense | kPacked, 0, Keyword::kIntegers},
+    {"cu_seqlens_q", &Arguments::cu_seqlens_q, kPacked, 0, Keyword::kIntegers},
+    {"cu_seqlens_k", &Arguments::cu_seqlens_k, kPacked, 0, Keyword::kIntegers},
+    {"seqused_k", &Arguments::seqused_k, kPacked, 0, Keyword::kIntegers},
+    {"block_table", &Arguments::block_table, kServing | kVarlenBackward, 0, Keyword::kIntegers},
+    {"k_scale", &Arguments::k_scale, kServing | kVarlenBackward | kAppend},
+    {"v_scale", &Arguments::v_scale, kServing | kVarlenBackward | kAppend},
+    {"cache_seqlens", &Arguments::cache_seqlens, kDecode, 0, Keyword::kIntegers},
+    {"cache_batch_idx", &Arguments::cache_batch_idx, kDecode, 0, Keyword::kIntegers},
+    {"k_new", &Arguments::k_new, kDecode, 0, Keyword::kArray},
+    {"v_new", &Arguments::v_new, kDecode | kAppend, 0, Keyword::kArray},
+    {"rotary_cos", &Arguments::rotary_cos, kDecode, 0, Keyword::kArray},
+    {"rotary_sin", &Arguments::rotary_sin, kDecode, 0, Keyword::kArray},
     {"rotary_interleaved", &Arguments::rotary_interleaved, kDecode},
     {"num_splits", &Arguments::num_splits, kDecode},
-    {"slot_mapping", &Arguments::slot_mapping, kAppend, 0, true},
+    {"slot_mapping", &Arguments::slot_mapping, kAppend, 0, Keyword::kIntegers},
+    {"grad_out", &Arguments::grad_out, kGradients, 0, Keyword::kArray},
+    {"softmax_lse", &Arguments::softmax_lse, kGradients, 0, Keyword::kArray},
+    {"grad_softmax_lse", &Arguments::grad_softmax_lse, kGradients, 0, Keyword::kArray},
+    {"grad_q", &Arguments::grad_q, kGradients, 0, Keyword::kArray},
+    {"grad_k", &Arguments::grad_k, kGradients, 0, Keyword::kArray},
+    {"grad_v", &Arguments::grad_v, kGradients, 0, Keyword::kArray},
+    {"grad_bias", &Arguments::grad_bias, kBackward, 0, Keyword::kArray},
+    {"grad_sinks", &Arguments::grad_sinks, kGradients, 0, Keyword::kArray},
+    {"deterministic", &Arguments::deterministic, kDense | kPacked},
     {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
-    {"device", &Arguments::device, kAttention, kAttention},
+    {"device", &Arguments::device, kDense | kServing, kDense | kServing},
 };
 constexpr size_t kNumKeywords = std::size(kKeywords);
 
@@ -152,12 +168,12 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   for (PyObject* x : {given.q, given.k, given.v}) arrays.add(x);
   for (Keyword const& keyword : kKeywords) {
     PyObject* const x = given.*keyword.value;
-    if (!keyword.is_array || !has_value(x)) continue;
+    if (keyword.kind == Keyword::kAny || !has_value(x)) continue;
     if (!library->has(x)) {
       raise(PyExc_TypeError, std::string(keyword.name) +
                                  " must be an array of the same library as q, got " + type_name(x));
     }
-    arrays.add(x);
+    arrays.add(x, keyword.kind == Keyword::kIntegers);
   }
   for (PyObject* scale : {given.k_scale, given.v_scale}) {
     if (has_value(scale) && library->has(scale)) arrays.add(scale);
@@ -167,7 +183,9 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.layout) bshd = is_bshd(given.layout);
   if (given.causal) p.mask.causal = boolean("causal", given.causal);
   if (given.return_lse) return_lse = boolean("return_lse", given.return_lse);
-  if (given.verify) boolean("verify", given.verify);  // which Python sees to
+  // Which Python and a backward pass see to.
+  if (given.verify) boolean("verify", given.verify);
+  if (given.deterministic) boolean("deterministic", given.deterministic);
   if (has_value(given.window)) read_window(given.window, p.mask);
   if (has_value(given.attention_chunk)) {
     p.mask.attention_chunk = attention_chunk_of(given.attention_chunk);
@@ -179,6 +197,7 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.num_splits) p.num_splits = count("num_splits", given.num_splits, 0);
   if (given.dropout_p) p.dropout.p = number("dropout_p", given.dropout_p);
   if (given.accumulate) p.accumulate = accumulate_of(given.accumulate);
+  if (has_value(given.quantize)) p.quantize = quantize_of(given.quantize);
   if (given.kernel) kernel = string("kernel", "auto", given.kernel);
 }
 
@@ -248,6 +267,25 @@ PerLogit Call::read_per_logit(char const* name, View const& x) const {
   return {address<void>(x), strides[0], strides[1], strides[2], strides[3]};
 }
 
+float const* Call::read_per_head(char const* name, PyObject* object, bool memory) const {
+  View const x = read_option(name, object, memory);
+  if (!has_shape(x, {problem.num_heads_q})) {
+    raise(PyExc_ValueError, std::string(name) + " must have shape (num_heads_q,) = " +
+                                tuple_text({problem.num_heads_q}) + ", got " + shape_of(object));
+  }
+  require_number(name, x);
+  require_dense(name, x);
+  return address<float>(x);
+}
+
+void Call::require_number(char const* name, View const& x) const {
+  if (problem.q.dtype == DType::kFloat64) {
+    require_dtype(name, x, kFloat64, "float64 like q");
+  } else {
+    require_dtype(name, x, kFloat32, "float32");
+  }
+}
+
 void Call::read_options(Arguments const& given, bool memory) {
   Problem& p = problem;
   if (has_value(given.bias)) {
@@ -281,16 +319,7 @@ void Call::read_options(Arguments const& given, bool memory) {
     p.logits.alibi_slopes = address<float>(x);
     p.logits.alibi_batch_stride = x.ndim == 2 ? x.strides[0] : 0;
   }
-  if (has_value(given.sinks)) {
-    View const x = read_option("sinks", given.sinks, memory);
-    if (!has_shape(x, {heads})) {
-      raise(PyExc_ValueError, "sinks must have shape (num_heads_q,) = " + tuple_text({heads}) +
-                                  ", got " + shape_of(x.object));
-    }
-    if (!(x.dtype == kFloat32)) refuse_dtype("sinks", x, "float32");
-    require_dense("sinks", x);
-    p.logits.sinks = address<float>(x);
-  }
+  if (has_value(given.sinks)) p.logits.sinks = read_per_head("sinks", given.sinks, memory);
   // Where there is none yet, whoever launches the call draws it.
   if (p.dropout.p != 0.0f) p.dropout.rng_state = static_cast<uint64_t const*>(kNoMemory);
   if (has_value(given.rng_state)) {
@@ -318,7 +347,7 @@ void Call::read_out(PyObject* out, bool memory) {
   if (!(x.device == q.device)) {
     raise(PyExc_ValueError, "out must be on " + device_text(q) + " like q, got " + device_text(x));
   }
-  if (!x.is_writable) raise(PyExc_ValueError, "out must be writable");
+  require_writable("out", x);
   problem.o = operand("out", x, bshd, problem.q.dtype);
 }
 
@@ -326,8 +355,9 @@ void Call::assume_memory(Arguments const& given) {
   Problem& p = problem;
   if (!has_value(given.out)) {
     Shape const shape = out_shape();
-    int64_t const second = shape.sizes[2] * shape.sizes[3], third = shape.sizes[3];
-    p.o = {nullptr, shape.sizes[1] * second, bshd ? third : second, bshd ? second : third,
+    int64_t const* const last = shape.end() - 1;
+    int64_t const second = last[-1] * last[0], third = last[0];
+    p.o = {nullptr, is_packed ? 0 : last[-2] * second, bshd ? third : second, bshd ? second : third,
            p.q.dtype};
   }
   for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
@@ -337,9 +367,12 @@ void Call::assume_memory(Arguments const& given) {
 }
 
 Shape Call::out_shape() const {
-  int64_t const heads = problem.num_heads_q, rows = problem.seq_q.seqlen;
-  if (is_packed) return {problem.seq_q.total, heads, problem.head_dim_v};
-  return {problem.batch, bshd ? rows : heads, bshd ? heads : rows, problem.head_dim_v};
+  return operand_shape(problem.seq_q, problem.num_heads_q, problem.head_dim_v);
+}
+
+Shape Call::operand_shape(Sequences const& rows, int64_t heads, int64_t head_dim) const {
+  if (is_packed) return {rows.total, heads, head_dim};
+  return {problem.batch, bshd ? rows.seqlen : heads, bshd ? heads : rows.seqlen, head_dim};
 }
 
 Shape Call::lse_shape() const {
@@ -347,17 +380,23 @@ Shape Call::lse_shape() const {
   return {problem.batch, problem.num_heads_q, problem.seq_q.seqlen};
 }
 
-LaunchOptions Call::place() const {
+LaunchOptions Call::place() {
   LaunchOptions options;
   options.device = device();
   options.device_index = q.device.index;
   options.kernel = kernel;
   library->place(q.device, options);
+  // Freed when the call has been enqueued: torch gives it only to later work of the same stream.
+  options.allocate = [this](int64_t bytes) -> Workspace {
+    py::gil_scoped_acquire locked;
+    held.push_back(library->workspace(q, bytes));
+    return {library->read(held.back().ptr(), true).data, bytes};
+  };
   return options;
 }
 
 py::object Call::run(Arguments const& given) {
-  LaunchOptions options = place();
+  LaunchOptions const options = place();
   bool const has_out = has_value(given.out);
   // Of packed operands no entry need have all rows: those of none are zero in a result made here.
   py::object out = has_out     ? py::reinterpret_borrow<py::object>(given.out)
@@ -366,8 +405,8 @@ py::object Call::run(Arguments const& given) {
   read_out(out.ptr(), true);
   py::object lse;
   if (return_lse) {
-    lse =
-        is_packed ? library->filled(q, lse_shape(), -INFINITY) : library->empty_lse(q, lse_shape());
+    lse = is_packed ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
+                    : library->empty_lse(q, lse_shape());
     problem.softmax_lse = static_cast<float*>(library->read(lse.ptr(), true).data);
   }
   if (problem.dropout.p != 0.0f && !has_value(given.rng_state)) {
@@ -375,12 +414,6 @@ py::object Call::run(Arguments const& given) {
     void const* const data = library->read(held.back().ptr(), true).data;
     problem.dropout.rng_state = static_cast<uint64_t const*>(data);
   }
-  // Freed when the call has been enqueued: torch gives it only to later work of the same stream.
-  options.allocate = [this](int64_t bytes) -> Workspace {
-    py::gil_scoped_acquire locked;
-    held.push_back(library->scratch(q, "uint8", {bytes}));
-    return {library->read(held.back().ptr(), true).data, bytes};
-  };
   Status status;
   {
     py::gil_scoped_release unlocked;
@@ -389,6 +422,31 @@ py::object Call::run(Arguments const& given) {
   raise_unless_ok(status);
   if (lse) return py::make_tuple(std::move(out), std::move(lse));
   return out;
+}
+
+py::object Call::verdicts(Op op, Arguments const& given) const {
+  DeviceInfo where;
+  if (has_value(given.device)) {
+    py::handle const device(given.device);
+    int const capability = device.attr("compute_capability").cast<int>();
+    where = capability ? typical_device(capability)
+                       : device_info(static_cast<Device>(device.attr("kind").cast<int>()),
+                                     device.attr("ordinal").cast<int>());
+  } else {
+    where = device_info(this->device(), q.device.index);
+  }
+  Explanation explanation;
+  raise_unless_ok(explain(problem, op, where, kernel, explanation));
+  return py::cast(std::move(explanation.verdicts));
+}
+
+py::object hand_over(char const* module, char const* function, Arguments const& given) {
+  // An import statement would take longer than the call.
+  PyObject* const known = PyImport_GetModule(py::str(module).ptr());
+  if (known == nullptr && PyErr_Occurred()) throw py::error_already_set();
+  py::object const found = known ? checked(known) : py::module_::import(module);
+  return found.attr(function)(py::handle(given.q), py::handle(given.k), py::handle(given.v),
+                              py::handle(given.options));
 }
 
 }  // namespace cutlass_attn

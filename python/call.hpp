@@ -1,5 +1,6 @@
 // A call of attention() or explain(): Python's arguments in, a Problem out. serving_call.hpp has
-// the calls with packed sequences and caches, which share their options.
+// the calls with packed sequences and caches, and backward_call.hpp the backward passes, which
+// share their options.
 //
 // An option is a member of Arguments, a line of kKeywords in call.cpp, and what it says to the
 // Problem there. One that is not given leaves the Problem as it is.
@@ -16,7 +17,14 @@
 namespace cutlass_attn {
 
 // Functions of Python, by which an argument's name is known to some and not to others.
-enum Function : unsigned { kAttention = 1, kVarlen = 2, kDecode = 4, kAppend = 8 };
+enum Function : unsigned {
+  kAttention = 1,
+  kVarlen = 2,
+  kDecode = 4,
+  kAppend = 8,
+  kBackward = 16,
+  kVarlenBackward = 32
+};
 
 // Arguments by name, borrowed; null where not given. Python's functions say what they mean.
 struct Arguments {
@@ -26,7 +34,7 @@ struct Arguments {
   PyObject *causal = nullptr, *window = nullptr, *attention_chunk = nullptr;
   PyObject *softmax_scale = nullptr, *softcap = nullptr;
   PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
-  PyObject* accumulate = nullptr;
+  PyObject *accumulate = nullptr, *quantize = nullptr;
   PyObject* verify = nullptr;
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
@@ -38,6 +46,12 @@ struct Arguments {
   PyObject *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_interleaved = nullptr;
   PyObject* num_splits = nullptr;
   PyObject* slot_mapping = nullptr;
+
+  // Of a backward pass, of which `out` is an input.
+  PyObject *grad_out = nullptr, *softmax_lse = nullptr, *grad_softmax_lse = nullptr;
+  PyObject *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
+  PyObject *grad_bias = nullptr, *grad_sinks = nullptr;
+  PyObject* deterministic = nullptr;
 
   PyObject* dispatched =
       nullptr;  // of a function that runs: torch has seen the call, memory may be touched
@@ -81,26 +95,43 @@ struct Call {
   // Reads q, or the array with this name that stands for it: its dtype and device.
   DType read_q(char const* name, PyObject* x, bool memory);
 
+  // Reads an array with one entry per logit, which broadcasts, or with one per query head.
+  PerLogit read_per_logit(char const* name, View const& x) const;
+  float const* read_per_head(char const* name, PyObject* x, bool memory) const;
+
   // Reads the result, given or made for this call.
   void read_out(PyObject* out, bool memory);
 
-  // Where the call runs, which must be a CPU or CUDA device.
-  LaunchOptions place() const;
+  // Where the call runs, which must be a CPU or CUDA device, with memory of it on demand, which
+  // lives as long as this call.
+  LaunchOptions place();
 
   // Runs it, once everything is read but the result: the result, or a pair of it and LSE.
   pybind11::object run(Arguments const& given);
+
+  // What dispatch says of each variant of the op, on the device that is given or on that of q.
+  pybind11::object verdicts(Op op, Arguments const& given) const;
 
   // Stands in for what a call that is not run may lack: a contiguous result, and addresses, which
   // are aligned and overlap nothing.
   void assume_memory(Arguments const& given);
 
   Device device() const { return q.device.type == dlpack::kCuda ? Device::kCuda : Device::kCpu; }
-  Shape out_shape() const;  // in the order of the layout
+  // In the order of the layout: of the result, and of all rows of so many heads.
+  Shape out_shape() const;
+  Shape operand_shape(Sequences const& rows, int64_t heads, int64_t head_dim) const;
   Shape lse_shape() const;
 
- private:
-  PerLogit read_per_logit(char const* name, View const& x) const;
+  // Raises ValueError unless an array has the dtype of the LSE, sinks and the gradients of sinks
+  // and bias.
+  void require_number(char const* name, View const& x) const;
+  char const* number_dtype() const {
+    return problem.q.dtype == DType::kFloat64 ? "float64" : "float32";
+  }
 };
+
+// What a function of Python makes of the call: function(q, k, v, options).
+pybind11::object hand_over(char const* module, char const* function, Arguments const& given);
 
 // Whether an argument that may be None has a value.
 inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }

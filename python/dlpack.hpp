@@ -11,7 +11,15 @@ inline constexpr char const* kCapsuleName = "dlpack_exchange_api";
 inline constexpr uint32_t kMajorVersion = 1;  // the layout below
 
 enum DeviceType : int32_t { kOtherDevice = 0, kCpu = 1, kCuda = 2 };
-enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kOther = 255 };
+enum TypeCode : uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBfloat = 4,
+  kBool = 6,
+  kFloat8E4M3 = 10,  // finite: float8_e4m3fn
+  kOther = 255
+};
 
 struct Device {
   int32_t type, index;

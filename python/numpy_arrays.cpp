@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "arrays.hpp"
+#include "parse.hpp"
 
 namespace py = pybind11;
 
@@ -41,6 +42,7 @@ dlpack::DataType dtype_of(PyObject* x, ArrayStruct const& array) {
   // To numpy a type that ml_dtypes adds is a record.
   std::string const name = py::str(py::handle(x).attr("dtype").attr("name"));
   if (array.kind == 'V' && name == "bfloat16") return {dlpack::kBfloat, bits, 1};
+  if (array.kind == 'V' && name == "float8_e4m3fn") return kFloat8E4M3;
   return {dlpack::kOther, 0, 1};
 }
 

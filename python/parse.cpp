@@ -71,6 +71,17 @@ Accumulate accumulate_of(PyObject* x) {
   raise(PyExc_ValueError, "accumulate must be " + allowed + ", got " + repr(x));
 }
 
+Quantize quantize_of(PyObject* x) {
+  std::string const name = string("quantize", "qk", x);
+  std::string allowed = "None";
+  for (int i = 1; i < kNumQuantizes; ++i) {  // 0 is none
+    std::string const known = name_of(Quantize(i));
+    if (known == name) return Quantize(i);
+    allowed += (i + 1 < kNumQuantizes ? ", \"" : " or \"") + known + "\"";
+  }
+  raise(PyExc_ValueError, "quantize must be " + allowed + ", got " + repr(x));
+}
+
 namespace {
 
 // An int, or TypeError with a message on the whole argument that it is of. `overflow`: the sign of
@@ -142,6 +153,8 @@ bool get_dtype(View const& x, DType& dtype) {
     dtype = DType::kBFloat16;
   } else if (x.dtype == kFloat32) {
     dtype = DType::kFloat32;
+  } else if (x.dtype == kFloat64) {
+    dtype = DType::kFloat64;
   } else {
     return false;
   }
@@ -166,6 +179,10 @@ int32_t size(char const* name, int64_t value) {
   if (value <= INT32_MAX) return int32_t(value);
   raise(PyExc_ValueError, std::string(name) + " is " + std::to_string(value) +
                               "; sizes of one dimension go up to 2147483647");
+}
+
+void require_writable(char const* name, View const& x) {
+  if (!x.is_writable) raise(PyExc_ValueError, std::string(name) + " must be writable");
 }
 
 void require_whole_elements(View const& x) {

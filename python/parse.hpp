@@ -22,6 +22,7 @@ float number(char const* name, PyObject* x);
 std::string string(char const* name, char const* example, PyObject* x);
 bool is_bshd(PyObject* layout);
 Accumulate accumulate_of(PyObject* x);
+Quantize quantize_of(PyObject* x);
 // An int from `least` on.
 int32_t count(char const* name, PyObject* x, int32_t least);
 int32_t attention_chunk_of(PyObject* x);
@@ -31,6 +32,8 @@ void read_window(PyObject* window, Mask& mask);
 // --- Arrays --------------------------------------------------------------------------------------
 
 inline constexpr dlpack::DataType kFloat32 = {dlpack::kFloat, 32, 1};
+inline constexpr dlpack::DataType kFloat64 = {dlpack::kFloat, 64, 1};
+inline constexpr dlpack::DataType kFloat8E4M3 = {dlpack::kFloat8E4M3, 8, 1};
 inline constexpr dlpack::DataType kInt32 = {dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64 = {dlpack::kInt, 64, 1};
 
@@ -57,6 +60,7 @@ bool get_dtype(View const& x, DType& dtype);
 
 [[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed);
 void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed);
+void require_writable(char const* name, View const& x);
 void require_whole_elements(View const& x);
 void require_dense(char const* name, View const& x);  // in the last dimension
 

@@ -5,159 +5,18 @@
 #include <string>
 #include <utility>
 
-#include "call.hpp"
 #include "entry.hpp"
 #include "errors.hpp"
 #include "parse.hpp"
 #include "runtime/options.hpp"
+#include "serving_arrays.hpp"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
 
 namespace cutlass_attn {
-namespace {
 
-// Names of the operands of a call, for messages.
-struct Names {
-  char const *q, *k, *v;
-};
-
-// --- What all calls ask of their arrays ----------------------------------------------------------
-
-void require_given(char const* function, char const* name, PyObject* x) {
-  if (has_value(x)) return;
-  raise(PyExc_TypeError, std::string(function) + "() needs " + name + ", got None");
-}
-
-void require_dims(char const* name, View const& x, int ndim, char const* dims) {
-  if (x.ndim == ndim) return;
-  raise(PyExc_ValueError, std::string(name) + " must have " + std::to_string(ndim) +
-                              " dimensions, " + dims + ", got shape " + shape_of(x.object));
-}
-
-void require_like_q(Call const& call, Names const& names, char const* name, View const& x) {
-  if (!(x.dtype == call.q.dtype)) {
-    refuse_dtype(name, x, dtype_text(call.q) + " like " + names.q);
-  }
-  if (!(x.device == call.q.device)) {
-    raise(PyExc_ValueError, std::string(name) + " must be on " + device_text(call.q) + " like " +
-                                names.q + ", got " + device_text(x));
-  }
-}
-
-// Keys and values: rows and heads of as many, of q's dtype and device.
-void check_pair(Call const& call, Names const& names, View const& k, View const& v, int ndim,
-                char const* dims) {
-  require_dims(names.k, k, ndim, dims);
-  require_dims(names.v, v, ndim, dims);
-  if (!std::equal(k.shape, k.shape + ndim - 1, v.shape)) {
-    raise(PyExc_ValueError, std::string(names.k) + " and " + names.v +
-                                " must have one shape but for the head dim, got " +
-                                shape_of(k.object) + " and " + shape_of(v.object));
-  }
-  int64_t const head_dim = call.q.shape[call.q.ndim - 1];
-  if (k.shape[ndim - 1] != head_dim) {
-    raise(PyExc_ValueError, std::string(names.q) + " and " + names.k +
-                                " must have one head dim, got " + std::to_string(head_dim) +
-                                " and " + std::to_string(k.shape[ndim - 1]));
-  }
-  require_like_q(call, names, names.k, k);
-  require_like_q(call, names, names.v, v);
-}
-
-// int32 numbers next to each other, of this shape; `dims` says it in words.
-View read_int32(Call const& call, char const* name, PyObject* x, bool memory, Shape const& shape,
-                char const* dims) {
-  View const view = call.read_option(name, x, memory);
-  if (!shape.is_of(view)) {
-    raise(PyExc_ValueError, std::string(name) + " must have shape " + dims + " = " +
-                                tuple_text(shape) + ", got " + shape_of(x));
-  }
-  require_dtype(name, view, kInt32, "int32");
-  require_dense(name, view);
-  return view;
-}
-
-// (batch + 1): how many entries there are.
-View read_offsets(Call const& call, char const* name, PyObject* x, bool memory) {
-  View const view = call.read_option(name, x, memory);
-  if (view.ndim != 1 || view.shape[0] < 1) {
-    raise(PyExc_ValueError,
-          std::string(name) + " must have shape (batch + 1,), got " + shape_of(x));
-  }
-  require_dtype(name, view, kInt32, "int32");
-  require_dense(name, view);
-  return view;
-}
-
-// A factor of what is stored, for all heads or for each.
-void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand) {
-  if (!has_value(x)) return;
-  if (!call.library->has(x)) {
-    float const value = number(name, x);
-    if (value == 1.0f) return;
-    if (!(value > 0.0f && value <= 3.0e38f)) {
-      raise(PyExc_ValueError,
-            std::string(name) + " is " + repr(x) + ", allowed: a finite number > 0");
-    }
-    call.held.push_back(call.library->filled(call.q, {1}, value));
-    operand.scale =
-        static_cast<float const*>(call.library->read(call.held.back().ptr(), memory).data);
-    return;
-  }
-  View const view = call.read_option(name, x, memory);
-  int64_t const heads = call.problem.num_heads_kv;
-  bool const is_one = view.ndim == 0 || has_shape(view, {1});
-  if (!is_one && !has_shape(view, {heads})) {
-    raise(PyExc_ValueError, std::string(name) +
-                                " must be a number, or have shape (num_heads_kv,) = " +
-                                tuple_text({heads}) + " or (1,), got " + shape_of(x));
-  }
-  require_dtype(name, view, kFloat32, "float32");
-  operand.scale = address<float>(view);
-  operand.scale_head_stride = is_one ? 0 : view.strides[0];
-}
-
-// Pages that a table names: (pages, page_size, heads, head_dim).
-void read_pages(Call& call, Arguments const& given, Names const& names, View const& k,
-                bool memory) {
-  Problem& p = call.problem;
-  View const table = call.read_option("block_table", given.block_table, memory);
-  if (table.ndim != 2 || table.shape[0] != p.batch) {
-    raise(PyExc_ValueError, "block_table must have shape (batch, pages of an entry) with batch = " +
-                                std::to_string(p.batch) + ", got " + shape_of(given.block_table));
-  }
-  require_dtype("block_table", table, kInt32, "int32");
-  require_dense("block_table", table);
-  int64_t const rows = table.shape[1] * k.shape[1];
-  if (k.shape[1] < 1 || rows > kMaxSeqlen) {
-    raise(PyExc_ValueError, std::string(names.k) + " has pages of " + std::to_string(k.shape[1]) +
-                                " keys, and block_table " + std::to_string(table.shape[1]) +
-                                " of them an entry; allowed: pages of 1 or more, and up to " +
-                                std::to_string(kMaxSeqlen) + " keys in all");
-  }
-  p.kv.block_table = address<int32_t>(table);
-  p.kv.block_table_stride = table.strides[0];
-  p.kv.page_size = size("the page size", k.shape[1]);
-  p.kv.num_pages = size("the number of pages", k.shape[0]);
-  p.seq_k.seqlen = int32_t(rows);
-}
-
-void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v) {
-  Problem& p = call.problem;
-  p.num_heads_q = size("the number of query heads", heads_q);
-  p.num_heads_kv = size("the number of key/value heads", k.shape[k.ndim - 2]);
-  p.head_dim = size("the head dim of q and k", k.shape[k.ndim - 1]);
-  p.head_dim_v = size("the head dim of v", v.shape[v.ndim - 1]);
-  p.logits.bias_dtype = dtype;
-}
-
-void set_default_scale(Call& call, Arguments const& given) {
-  Problem& p = call.problem;
-  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
-    p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
-  }
-}
+using namespace serving_arrays;
 
 // --- attention_varlen ----------------------------------------------------------------------------
 
@@ -168,9 +27,11 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
   View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
   bool const is_paged = has_value(given.block_table);
   require_dims("q", call.q, 3, "(rows, heads, head_dim)");
-  check_pair(call, kNames, k, v, is_paged ? 4 : 3,
-             is_paged ? "(pages, page_size, heads, head_dim) with block_table"
-                      : "(rows, heads, head_dim) without block_table");
+  DType const kv_dtype =
+      check_pair(call, kNames, k, v, is_paged ? 4 : 3,
+                 is_paged ? "(pages, page_size, heads, head_dim) with block_table"
+                          : "(rows, heads, head_dim) without block_table",
+                 dtype, true);
   call.bshd = call.is_packed = true;
   require_given("attention_varlen", "cu_seqlens_q", given.cu_seqlens_q);
   View const cu_q = read_offsets(call, "cu_seqlens_q", given.cu_seqlens_q, memory);
@@ -179,8 +40,8 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
   p.seq_q.seqlen = p.seq_q.total = size("the number of rows of q", call.q.shape[0]);
   p.seq_q.cu_seqlens = address<int32_t>(cu_q);
   p.q = operand("q", call.q, true, dtype);
-  p.k = operand("k", k, true, dtype);
-  p.v = operand("v", v, true, dtype);
+  p.k = operand("k", k, true, kv_dtype);
+  p.v = operand("v", v, true, kv_dtype);
   bool const has_cu_k = has_value(given.cu_seqlens_k), has_used = has_value(given.seqused_k);
   if (is_paged) {
     if (has_cu_k || !has_used) {
@@ -213,6 +74,8 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
   call.read_options(given, memory);
 }
 
+namespace {
+
 // --- attention_decode ----------------------------------------------------------------------------
 
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
@@ -225,16 +88,18 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_paged = has_value(given.block_table);
   bool const is_mapped = has_value(given.cache_batch_idx);
   require_dims("q", call.q, 4, "(batch, seqlen, heads, head_dim)");
-  check_pair(call, kDecodeNames, k, v, 4,
-             is_paged ? "(pages, page_size, heads, head_dim) with block_table"
-                      : "(batch, seqlen, heads, head_dim) without block_table");
+  DType const kv_dtype =
+      check_pair(call, kDecodeNames, k, v, 4,
+                 is_paged ? "(pages, page_size, heads, head_dim) with block_table"
+                          : "(batch, seqlen, heads, head_dim) without block_table",
+                 dtype, true);
   call.bshd = true;
   p.batch = size("the batch", call.q.shape[0]);
   set_dims(call, dtype, call.q.shape[2], k, v);
   p.seq_q.seqlen = size("the number of queries", call.q.shape[1]);
   p.q = operand("q", call.q, true, dtype);
-  p.k = operand("k_cache", k, true, dtype);
-  p.v = operand("v_cache", v, true, dtype);
+  p.k = operand("k_cache", k, true, kv_dtype);
+  p.v = operand("v_cache", v, true, kv_dtype);
   if (is_paged && is_mapped) {
     raise(PyExc_ValueError,
           "cache_batch_idx and block_table are both given; allowed: one of them, as either says "
@@ -330,10 +195,6 @@ void read_rotary(Call const& call, Arguments const& given, bool memory, AppendPr
   }
 }
 
-void require_writable(char const* name, View const& x) {
-  if (!x.is_writable) raise(PyExc_ValueError, std::string(name) + " must be writable");
-}
-
 // What new keys ask for; a null k.data: there are none.
 AppendProblem read_new_keys(Call const& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"q", "k_new", "v_new"};
@@ -352,7 +213,7 @@ AppendProblem read_new_keys(Call const& call, Arguments const& given, bool memor
   }
   View const k = call.library->read(given.k_new, memory);
   View const v = call.library->read(given.v_new, memory);
-  check_pair(call, kNames, k, v, 4, "(batch, new keys, heads, head_dim)");
+  check_pair(call, kNames, k, v, 4, "(batch, new keys, heads, head_dim)", p.q.dtype, false);
   if (k.shape[0] != p.batch || k.shape[2] != p.num_heads_kv || v.shape[3] != p.head_dim_v) {
     raise(PyExc_ValueError,
           "k_new and v_new must have the batch of q and the heads and head dims of k_cache and "
@@ -423,10 +284,11 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
   DType const dtype = call.read_q("k", given.q, memory);
   View const& k = call.q;
   View const v = call.library->read(given.v_new, memory);
-  check_pair(call, kNames, k, v, 3, "(rows, heads, head_dim)");
+  check_pair(call, kNames, k, v, 3, "(rows, heads, head_dim)", dtype, false);
   View const k_cache = call.library->read(given.k, memory);
   View const v_cache = call.library->read(given.v, memory);
-  check_pair(call, kCacheNames, k_cache, v_cache, 4, "(pages, page_size, heads, head_dim)");
+  DType const cache_dtype = check_pair(call, kCacheNames, k_cache, v_cache, 4,
+                                       "(pages, page_size, heads, head_dim)", dtype, true);
   if (k_cache.shape[2] != k.shape[1] || v_cache.shape[3] != v.shape[2]) {
     raise(PyExc_ValueError,
           "k and v must have the heads and head dims of k_cache and v_cache, got " +
@@ -446,8 +308,8 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
   AppendProblem append;
   append.k = operand("k", k, true, dtype);
   append.v = operand("v", v, true, dtype);
-  append.k_cache = operand("k_cache", k_cache, true, dtype);
-  append.v_cache = operand("v_cache", v_cache, true, dtype);
+  append.k_cache = operand("k_cache", k_cache, true, cache_dtype);
+  append.v_cache = operand("v_cache", v_cache, true, cache_dtype);
   if (k_cache.shape[1] < 1) {
     raise(PyExc_ValueError, "k_cache has pages of 0 keys, allowed: 1 or more");
   }
@@ -476,9 +338,12 @@ py::object through_operator(char const* name, Arguments const& given) {
   return function(*arrays, **options);
 }
 
-// Whether a call goes there, before and after its arrays have been read.
-bool must_go(Call const& call, Arguments const& given) {
-  return !has_value(given.dispatched) && call.library->must_see(call.arrays);
+// Whether a call goes there, before and after its arrays have been read. One that has no gradient
+// says so there.
+bool must_go(Call const& call, Arguments const& given, bool has_gradient = false) {
+  if (has_value(given.dispatched)) return false;
+  return call.library->must_see(call.arrays) ||
+         (!has_gradient && call.library->needs_gradient(call.arrays));
 }
 bool has_no_memory(Call const& call, Arguments const& given) {
   if (call.q.device.type != dlpack::kOtherDevice) return false;
@@ -490,7 +355,11 @@ bool has_no_memory(Call const& call, Arguments const& given) {
 py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kVarlen, "attention_varlen", args, count, names);
   Call call(given);
-  if (must_go(call, given)) return through_operator("varlen", given);
+  if (must_go(call, given, true)) return through_operator("varlen", given);
+  Library const& library = *call.library;
+  if (!has_value(given.dispatched) && (library.needs_gradient(call.arrays) || library.casts())) {
+    return hand_over("cutlass_attn._call.serving_operator", "varlen_with_gradient", given);
+  }
   read_varlen(call, given, true);
   if (has_no_memory(call, given)) return through_operator("varlen", given);
   return call.run(given);
@@ -542,6 +411,29 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   return py::none();
 }
 
+// What dispatch says of a call that is not run.
+py::object explained(Call& call, Arguments const& given) {
+  if (has_value(given.out)) call.read_out(given.out, true);
+  call.assume_memory(given);
+  return call.verdicts(Op::kForward, given);
+}
+
+py::object explain_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kVarlen, "explain", args, count, names);
+  Call call(given);
+  read_varlen(call, given, true);
+  return explained(call, given);
+}
+
+py::object explain_decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments given(kDecode, "explain", args, count, names);
+  if (given.causal == nullptr) given.causal = Py_True;
+  Call call(given);
+  read_decode(call, given, true);
+  read_new_keys(call, given, true);
+  return explained(call, given);
+}
+
 }  // namespace
 
 void define_serving_calls(py::module_& m) {
@@ -550,6 +442,8 @@ void define_serving_calls(py::module_& m) {
       method<decode>("decode", "Runs attention_decode()."),
       method<decode_append>("decode_append", "Runs what attention_decode() does with new keys."),
       method<append>("append", "Runs append_kv()."),
+      method<explain_varlen>("explain_varlen", "Verdicts on a call of attention_varlen()."),
+      method<explain_decode>("explain_decode", "Verdicts on a call of attention_decode()."),
       {},
   };
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();

@@ -5,6 +5,7 @@
 
 #include "arrays.hpp"
 #include "errors.hpp"
+#include "parse.hpp"
 
 namespace py = pybind11;
 
@@ -15,9 +16,10 @@ namespace {
 dlpack::DataType dtype_of(std::string const& name) {
   static constexpr std::pair<char const*, dlpack::DataType> kTypes[] = {
       {"float16", {dlpack::kFloat, 16, 1}}, {"bfloat16", {dlpack::kBfloat, 16, 1}},
-      {"float32", {dlpack::kFloat, 32, 1}}, {"bool", {dlpack::kBool, 8, 1}},
-      {"int64", {dlpack::kInt, 64, 1}},     {"uint64", {dlpack::kUInt, 64, 1}},
-      {"int32", {dlpack::kInt, 32, 1}}};
+      {"float32", {dlpack::kFloat, 32, 1}}, {"float64", {dlpack::kFloat, 64, 1}},
+      {"bool", {dlpack::kBool, 8, 1}},      {"int64", {dlpack::kInt, 64, 1}},
+      {"uint64", {dlpack::kUInt, 64, 1}},   {"int32", {dlpack::kInt, 32, 1}},
+      {"float8_e4m3fn", kFloat8E4M3}};
   for (auto const& [known, type] : kTypes) {
     if (name == std::string("torch.") + known) return type;
   }
@@ -39,10 +41,12 @@ class Torch final : public Library {
         tensor_(module_.attr("ARRAY")),
         strided_(module_.attr("strided")),
         interceptors_(module_.attr("INTERCEPTORS")),
+        forward_ad_(module_.attr("forward_ad")),
         empty_like_(module_.attr("empty_like")),
         empty_like_contiguous_(module_.attr("empty_like_contiguous")),
         is_neg_(module_.attr("is_neg")),
         is_grad_enabled_(module_.attr("is_grad_enabled")),
+        is_autocast_(module_.attr("is_autocast_enabled")),
         num_threads_(module_.attr("num_threads")),
         current_stream_(module_.attr("current_stream")) {
     py::object const capsule = module_.attr("exchange_api");
@@ -73,23 +77,40 @@ class Torch final : public Library {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(interceptors_.ptr()); ++i) {
       if (says(PyObject_CallNoArgs(PyTuple_GET_ITEM(interceptors_.ptr(), i)))) return true;
     }
-    if (says(PyObject_CallNoArgs(is_grad_enabled_.ptr()))) {
-      for (PyObject* x : arrays) {
-        if (says(PyObject_GetAttr(x, requires_grad_.ptr()))) return true;
-      }
-    }
-    for (PyObject* x : arrays) {
-      // The memory of such a view holds the opposite values.
-      if (says(PyObject_CallOneArg(is_neg_.ptr(), x))) return true;
-    }
-    return false;
+    py::object const level = checked(PyObject_GetAttr(forward_ad_.ptr(), current_level_.ptr()));
+    if (PyLong_AsLong(level.ptr()) >= 0) return true;
+    // The memory of such a view holds the opposite values.
+    return arrays.any_of_numbers(
+        [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
+
+  bool needs_gradient(Arrays const& arrays) const override {
+    if (!says(PyObject_CallNoArgs(is_grad_enabled_.ptr()))) return false;
+    return arrays.any_of_numbers(
+        [&](PyObject* x) { return says(PyObject_GetAttr(x, requires_grad_.ptr())); });
+  }
+
+  bool casts() const override { return says(PyObject_CallNoArgs(is_autocast_.ptr())); }
 
   py::object empty(View const& x, Shape const& shape) const override {
     // Half the time of torch.empty().
     if (!shape.is_of(x)) return Library::empty(x, shape);
     py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
     return checked(PyObject_CallOneArg(function.ptr(), x.object));
+  }
+
+  // Like a tensor of the same size that has no memory to speak of: half the time of torch.empty().
+  py::object workspace(View const& x, int64_t bytes) const override {
+    for (Template const& known : templates_) {
+      if (known.device == x.device && known.bytes == bytes) {
+        return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), known.tensor.ptr()));
+      }
+    }
+    py::object const made = module_.attr("template")(py::handle(x.object), bytes);
+    if (made.is_none()) return Library::workspace(x, bytes);
+    templates_[next_template_] = {x.device, bytes, made};
+    next_template_ = (next_template_ + 1) % kTemplates;
+    return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), made.ptr()));
   }
 
   void place(dlpack::Device device, RunOptions& options) const override {
@@ -153,12 +174,23 @@ class Torch final : public Library {
     return view;
   }
 
+  // What calls asked for last; under the GIL.
+  struct Template {
+    dlpack::Device device{dlpack::kOtherDevice, 0};
+    int64_t bytes = 0;
+    py::object tensor;
+  };
+  static constexpr int kTemplates = 8;
+  mutable Template templates_[kTemplates];
+  mutable int next_template_ = 0;
+
   dlpack::ExchangeApi const* api_ = nullptr;  // null for torch before 2.10
   py::object tensor_, strided_;
   py::tuple interceptors_;
-  py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_;
+  py::object forward_ad_;
+  py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_, is_autocast_;
   py::object num_threads_, current_stream_;
-  py::str requires_grad_{"requires_grad"};
+  py::str requires_grad_{"requires_grad"}, current_level_{"_current_level"};
 };
 
 }  // namespace

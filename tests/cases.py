@@ -294,6 +294,7 @@ PAIRWISE = list(_pairwise_cases())
 # so that a kernel cannot excuse itself.
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
+    "sm90": {"sinks"},
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
@@ -303,12 +304,26 @@ OPTIONS = {
     "sm80/fp16": {"sinks"},
     "sm80/fp16_qk": {"sinks"},
     "sm80/fp16_pv": {"sinks"},
+    "sm80/int8_qk": {"sinks"},
+    "sm80/int8_qk_general": ALL_OPTIONS - {"dropout"},
     "wmma": {"sinks"},
     "wmma/8x32x16": {"sinks"},
     "scalar/vectorized": ALL_OPTIONS,
     "scalar/tiled": ALL_OPTIONS,
     "scalar/minimal": ALL_OPTIONS,
     "cpu": ALL_OPTIONS,
+    "cpu/int8_qk": ALL_OPTIONS - {"dropout"},
+    "cpu/int8": ALL_OPTIONS - {"dropout"},
+    "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
+    "sm90/backward": {"sinks"},
+    "sm80/backward": {"sinks"},
+    "sm80/backward_general": ALL_OPTIONS,
+    "sm80/backward_varlen": {"sinks"},
+    "sm80/backward_varlen_general": ALL_OPTIONS,
+    "sm80/backward_ordered": {"sinks"},
+    "sm80/backward_general_ordered": ALL_OPTIONS,
+    "scalar/backward": ALL_OPTIONS,
+    "cpu/backward": ALL_OPTIONS,
 }
 
 
@@ -318,7 +333,7 @@ def options_of(variant):
 
 
 # Kernels that access 16 bytes at a time.
-ALIGNED = ("sm80", "wmma", "scalar/vectorized")
+ALIGNED = ("sm90", "sm80", "wmma", "scalar/vectorized")
 
 
 def takes(variant, case):
@@ -335,15 +350,17 @@ def takes(variant, case):
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
     if not fits or not variant.kernel.startswith(ALIGNED):
         return fits
-    takes_elements = variant.kernel.startswith("sm80/general")
+    takes_elements = variant.kernel.startswith(("sm80/general", "sm80/int8_qk_general"))
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
 def all_pairs(which):
-    """pytest parameters (variant, case): every compiled variant with every case it should take."""
+    """pytest parameters (variant, case): every compiled variant with every case it should take.
+    Those that round weights to 8 bits are for test_quantize_accuracy.py, whose oracle does."""
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=needs(variant))
         for variant in compiled_variants()
+        if variant.quantize not in ("int8", "fp8")
         for case in which
         if takes(variant, case)
     ]
@@ -358,14 +375,31 @@ def all_variants(where=lambda variant: True):
     ]
 
 
-def compiled_variants():
+def compiled_variants(op="forward", special=False):
     """Those of the build; on a GPU with NVRTC, which compiles them at first use, also those that
-    the build has compiled for the CPU alone."""
-    there = cutlass_attn.variants()
+    the build has compiled for the CPU alone. With `special` also those that take only calls with a
+    certain option. Those of float64, in which there is no yardstick, have tests of their own:
+    test_float64.py."""
+    there = cutlass_attn.variants(op)
     on_cpu = {variant.key for variant in there if variant.compiled and variant.device == "cpu"}
     if no_gpu() or jit.available():
         on_cpu = set()
-    return [variant for variant in there if variant.compiled or _simt_key(variant) in on_cpu]
+    return [
+        variant
+        for variant in there
+        if (variant.compiled or _simt_key(variant) in on_cpu)
+        and variant.dtype != "float64"
+        and (special or not variant.needs)
+    ]
+
+
+def own(variant):
+    """Keywords of attention() for this variant."""
+    return {
+        "kernel": variant.key,
+        "accumulate": variant.accumulate,
+        "quantize": variant.quantize,
+    }
 
 
 def _simt_key(variant):
@@ -441,7 +475,7 @@ def _shape(case, dims):
 
 
 @functools.lru_cache(maxsize=512)
-def expected(case, dtype, head_dim, accumulate="fp32"):
+def expected(case, dtype, head_dim, accumulate="fp32", quantize=None):
     options = dict(arrays(case, dtype))
     if case.dropout_p:
         rng_state = options.pop("rng_state")
@@ -449,6 +483,8 @@ def expected(case, dtype, head_dim, accumulate="fp32"):
         options["kept"] = testing.dropout_mask(rng_state, shape, case.dropout_p)
     q, k, v = values(case, dtype, head_dim)
     scalars = {**case.scalars, "dropout_p": case.dropout_p, "accumulate": accumulate}
+    if quantize:
+        return reference.attention_int8(q, k, v, dtype, **scalars, **options)
     return reference.attention(q, k, v, dtype, **scalars, **options)
 
 

@@ -67,13 +67,14 @@ def attention(
     dropout_p=0.0,
     kept=None,
     accumulate="fp32",
+    units=None,
 ) -> Expected:
     """q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv): float arrays that dtype holds.
 
     bias (float) and mask (bool) broadcast to (B, Hq, Sq, Sk), alibi_slopes to (B, Hq); sinks is
     (Hq,). kept is bool, (B, Hq, Sq, Sk): the weights that dropout leaves. With accumulate other
     than "fp32" the unfused result has sums rounded to fp16, as the rule of cutlass_attn.testing
-    derives; then without bias, slopes, softcap and dropout.
+    derives; then without bias, slopes, softcap and dropout. units: see attention_int8().
     """
     batch, heads, seqlen_q, head_dim = q.shape
     heads_kv, seqlen_k = k.shape[1:3]
@@ -103,9 +104,63 @@ def attention(
         elif accumulate != "fp32":
             unfused, lse_error = _with_sums_in_fp16(q, k, v, visible, scale, sink, accumulate)
         else:
+            if units is not None:
+                p = p * _in_one_step(units, lse)
+                lse_error = np.where(visible, units, 0).max(axis=-1, initial=0)
             p = round_to(p * factor, dtype)
             unfused = round_to(_weighted(np.float64, p, visible, v), dtype)
     return Expected(exact, lse, unfused, lse_error)
+
+
+def _rounded_to_int8(x, axes):
+    """x as integers of 8 bits times a scale for what `axes` go over, in float64; and the scale."""
+    amax = np.abs(x).max(axis=axes, keepdims=True, initial=0).astype(np.float32)
+    scale, inverse = amax * np.float32(1 / 127), np.float32(127) / amax
+    scale = np.where(np.isfinite(amax), np.where(amax < 2.0**-100, 0, scale), np.nan)
+    integers = np.where(scale == 0, 0, np.rint(x.astype(np.float64) * inverse))
+    return integers * scale, scale.astype(np.float64)
+
+
+def attention_int8(q, k, v, dtype, *, softmax_scale=None, **options) -> Expected:
+    """The same of q and k as products in 8 bits have them: kernels/core/quantize.hpp.
+
+    Where nothing but softmax follows, the unfused computation has exponents by one multiply-add
+    that begins at 1.5 * 2^23 units of the integer products: lse may be off by one of them.
+    """
+    seqlen = k.shape[2]
+    count = min(64, seqlen)
+    keys = k[:, :, [i * seqlen // count for i in range(count)]]
+    keys = np.where(np.isfinite(keys), keys, 0).astype(np.float32)
+    with np.errstate(all="ignore"):
+        sums = [sum(keys[:, :, i] for i in range(g, count, 8)) for g in range(min(8, count))]
+        shift = sum(sums, np.zeros((*k.shape[:2], k.shape[3]), np.float32)) * np.float32(
+            1 / max(count, 1)
+        )
+        shift = np.where(np.isfinite(shift), shift, 0)[:, :, None].astype(np.float32)
+        q8, q_scale = _rounded_to_int8(q, (3,))
+        k8, k_scale = np.zeros(k.shape), np.zeros((*k.shape[:2], 1, seqlen))
+        for tile in range(0, seqlen, 64):
+            for t in range(4):
+                own = [j for j in range(tile, min(tile + 64, seqlen)) if j % 8 // 2 == t]
+                k8[:, :, own], scale = _rounded_to_int8(k[:, :, own] - shift, (2, 3))
+                k_scale[:, :, :, own] = scale
+    scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
+    terms = ("softcap", "bias", "mask", "alibi_slopes", "attention_chunk")
+    units = None
+    if scale > 0 and not any(np.any(options.get(name)) for name in terms):
+        shared = [h * k.shape[1] // q.shape[1] for h in range(q.shape[1])]
+        units = scale * q_scale * k_scale[:, shared]
+    # What a row's logits have in common is there as further columns.
+    both_q = np.concatenate((q8, q), axis=3)
+    both_k = np.concatenate((k8, np.broadcast_to(shift, k.shape)), axis=3)
+    return attention(both_q, both_k, v, dtype, softmax_scale=scale, units=units, **options)
+
+
+def _in_one_step(units, lse):
+    """What the rounding of 1.5 * 2^23 units and the row max does to a weight."""
+    base = np.where(np.isfinite(lse), lse, 0)[..., None] / np.log(2)
+    offset = 1.5 * 2**23 * units / np.log(2) + base
+    return np.exp2(offset - offset.astype(np.float32))
 
 
 def _with_sums_in_fp16(q, k, v, visible, scale, sink, accumulate):

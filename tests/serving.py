@@ -15,7 +15,8 @@ from cutlass_attn import testing
 
 torch = __import__("pytest").importorskip("torch", reason="kernels are tested on torch tensors")
 
-VIEWS = {"varlen", "paged_kv", "scales"}  # options that say where rows are, and what they mean
+# Options that say where rows are, and what they mean.
+VIEWS = {"varlen", "paged_kv", "kv_scales", "fp8_kv"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Batch:
     sinks: bool = False
     scales: str | None = None  # "number", "one", "heads"
     dropout_p: float = 0.0
+    fp8: bool = False  # K and V of float8_e4m3fn
 
     @property
     def batch(self):
@@ -62,7 +64,8 @@ class Batch:
             "attention_chunk": self.attention_chunk,
             "alibi_slopes": self.alibi,
             "sinks": self.sinks,
-            "scales": self.scales,
+            "kv_scales": self.scales,
+            "fp8_kv": self.fp8,
             "dropout": self.dropout_p,
             "softcap": self.softcap,
         }
@@ -96,6 +99,20 @@ VARLEN = [
     Batch("scale", "a number", *RAGGED, scales="number"),
     Batch("scale_array", "one for all heads", *RAGGED, scales="one"),
     Batch("scale_per_head", "one for each", *RAGGED, scales="heads", causal=True),
+    Batch("fp8", "stored in 8 bits", *RAGGED, fp8=True, scales="heads", causal=True),
+    Batch("fp8_chunk", "the general score", *RAGGED, fp8=True, scales="one", attention_chunk=33),
+    Batch(
+        "fp8_pages",
+        "in pages, as vLLM has them",
+        *RAGGED,
+        fp8=True,
+        page=16,
+        halves=True,
+        causal=True,
+        softcap=3.0,
+        sinks=True,
+        scales="heads",
+    ),
     *(
         Batch(f"pages_{page}", "of a size", *RAGGED, page=page, causal=True)
         for page in (1, 13, 16, 256)
@@ -124,6 +141,8 @@ def fits(variant, case, rows):
     """Should the variant run the case, in a call with so many queries, or rows of them?"""
     if variant.accumulate != "fp32" or not case.asks_for <= set(variant.options):
         return False
+    if not set(variant.needs) <= case.asks_for:
+        return False
     if variant.max_rows and rows * case.heads // case.heads_kv > variant.max_rows:
         return False
     if variant.head_dim == 0:
@@ -149,6 +168,35 @@ DECODE = [
     Batch("alibi_per_batch", "and entry", *_all_queries(1, LENGTHS), alibi="bh"),
     Batch("mqa", "many heads share a tile", *_all_queries(2, LENGTHS), heads=9, heads_kv=1),
     Batch("scales", "per head", *_all_queries(1, LENGTHS), scales="heads"),
+    Batch("fp8", "stored in 8 bits", *_all_queries(1, LENGTHS), fp8=True, room=9),
+    Batch("fp8_causal", "scales", *_all_queries(5, LENGTHS), fp8=True, causal=True, scales="heads"),
+    Batch("fp8_many", "prefill", *_all_queries(33, (90, 40)), fp8=True, causal=True, scales="one"),
+    Batch(
+        "fp8_pages",
+        "what a layer may ask for",
+        *_all_queries(3, LENGTHS),
+        fp8=True,
+        page=13,
+        halves=True,
+        room=20,
+        causal=True,
+        window=(40, None),
+        softcap=3.0,
+        sinks=True,
+        alibi="bh",
+        scales="heads",
+    ),
+    Batch(
+        "fp8_softcap",
+        "another score",
+        *_all_queries(2, LENGTHS),
+        fp8=True,
+        page=16,
+        causal=True,
+        softcap=2.0,
+        sinks=True,
+        scales="heads",
+    ),
     *(
         Batch(f"pages_{page}", "of a size", *_all_queries(2, LENGTHS), page=page, causal=True)
         for page in (1, 13, 16, 256)
@@ -180,17 +228,24 @@ def values(case, dtype, head_dim):
     """q, k and v of each sequence as (H, S, D) float32 arrays of values that dtype represents."""
     rng = _rng(case, f"{dtype} {head_dim}")
     head_dim_v = case.head_dim_v or head_dim
+    stored = "float8_e4m3fn" if case.fp8 else dtype
     return [
         tuple(
-            reference.round_to(rng.standard_normal(shape), dtype)
-            for shape in (
-                (case.heads, rows, head_dim),
-                (case.heads_kv, keys, head_dim),
-                (case.heads_kv, keys, head_dim_v),
+            _rounded(rng.standard_normal(shape), kind)
+            for shape, kind in (
+                ((case.heads, rows, head_dim), dtype),
+                ((case.heads_kv, keys, head_dim), stored),
+                ((case.heads_kv, keys, head_dim_v), stored),
             )
         )
         for rows, keys in zip(case.seqlens_q, case.seqlens_k, strict=True)
     ]
+
+
+def _rounded(x, dtype):
+    if dtype != "float8_e4m3fn":
+        return reference.round_to(x, dtype)
+    return torch.from_numpy(x).float().to(torch.float8_e4m3fn).float().numpy()
 
 
 @functools.lru_cache(maxsize=64)
@@ -287,6 +342,7 @@ def offsets(lengths, repeated=0, device="cpu"):
 
 def _pair(case, shape, head_dims, dtype, device):
     """NaN for K and V of (..., heads, head_dim), with equal shapes but for head dims."""
+    dtype = torch.float8_e4m3fn if case.fp8 else dtype
     *outer, heads = shape
     if case.halves:
         store = torch.full((*outer, heads, sum(head_dims)), torch.nan, dtype=dtype, device=device)

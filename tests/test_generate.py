@@ -28,6 +28,7 @@ head_dim_multiple = 8
 [kernel."plain/slow"]
 device = "cuda"
 arch = "90a"
+entry_names = "plain"
 options = ["softcap", "dropout"]
 include = "plain/slow.hpp"
 type = "plain::Slow<{element}>"
@@ -51,6 +52,7 @@ kernel = "fast"
 dtypes = ["f16"]
 head_dims = [256, [192, 128]]
 tile = { m = 64, n = 32, warps = 4 }
+entry_names = "plain"
 tier = "full"
 
 [[variant]]
@@ -151,12 +153,22 @@ def test_a_unit_has_an_entry_for_every_score(tmp_path):
 
 
 def test_entries_have_the_name_that_ptxas_schedules_by(tmp_path):
-    """See symbol_of() in variant_key.py."""
+    """See PREFIXES in variant_key.py: of a kernel, or of a row of it."""
     files = made(tmp_path, tier="full", archs=("80", "90a"))
     sources = [text for name, text in files.items() if name.endswith(".cu")]
     entries = re.findall(r"CA_KERNEL_ENTRY\((\w+),", "".join(sources))
     assert len(entries) > len(sources) > 0
-    assert all("cutlass" in entry for entry in entries)
+    with_name = [entry for entry in entries if "cutlass" in entry]
+    assert 0 < len(with_name) < len(entries)
+    plain = {entry for entry in entries if entry not in with_name}
+    assert plain == {
+        "attn_plain_slow_f32",
+        "attn_fast_f16_d256_64x32x4",
+        "attn_fast_f16_d192v128_64x32x4",
+    }
+    symbols = {row["key"].strip('"'): row["symbol"] for row in table(files, "kRows")}
+    assert symbols["plain/slow/f32"] == '"attn_plain_slow_f32"'
+    assert symbols["fast/f16/d64/128x64x8"] == '"cutlass_attn_fast_f16_d64_128x64x8"'
 
 
 def test_tables_of_kernels_and_rows(tmp_path):
@@ -275,8 +287,17 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
             "accumulate is 'half'; allowed: fp32, fp16_qk, fp16_pv, fp16",
         ),
         ("alignment", "aligned", r'kernel."fast"\]: unknown entry aligned'),
+        ('"plain"', '"none"', r"plain/slow\"\]: entry_names is 'none'; allowed: cutlass, plain"),
+        ('device = "cpu"', 'device = "cpu"\nentry_names = "plain"', "unknown entry entry_names"),
         ('arch = "80"', "", "arch is missing"),
         ('arch = "80"', 'arch = "90"', "arch is '90'; allowed: 80, 89, 90a"),
+        ('arch = "80"', 'arch = "80"\nop = "both"', "op is 'both'; allowed: forward, backward"),
+        ('["softcap", "dropout"]', '["bias_grad"]', "options is 'bias_grad'; allowed: softcap, "),
+        (
+            'device = "cpu"',
+            'device = "cpu"\nasides = true',
+            "unknown entry asides",
+        ),
         ("{warps}", "{stages}", "asks for stages"),
         (
             'tier = "core"\n\n',
@@ -335,20 +356,33 @@ def test_the_projects_own_rules_name_rows():
 def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     rows, _ = generate.load()
     core = {row.kernel_name for row in rows if generate.Build().compiles(row)}
-    # Kernels that "auto" takes only for such sums, for rare options of packed calls, or never:
-    # compiled at first use.
+    # Kernels that "auto" takes only for such sums, for rare options of packed calls or of 8 bits,
+    # on Hopper alone, or never, backward passes that are rare, and over a cache in 8 bits prefill,
+    # or decoding on GPUs that convert it bit by bit: compiled at first use.
     at_first_use = {row.kernel_name for row in rows} - core
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
-    assert at_first_use == {*fp16, "sm80/paged_general", "wmma", "wmma/8x32x16"}
+    names = ("varlen", "varlen_general", "ordered", "general_ordered")
+    backward = {"sm90/backward", *(f"sm80/backward_{name}" for name in names)}
+    fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general"}
+    others = {"sm80/int8_qk_general", "sm80/paged_general", "sm90", "wmma", "wmma/8x32x16"}
+    assert at_first_use == fp16 | backward | fp8 | others
+    assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
+    hopper = generate.Build(archs=("80", "89", "90a"))
+    assert {"f16", "bf16"} == {
+        row.dtype for row in rows if row.kernel_name == "sm90" and hopper.compiles(row)
+    }
 
 
 def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
-    """Any other would be without a source, were its tile in a tuning file."""
+    """But for those of a cache in 8 bits, which have one tile. Any other would be without a source,
+    were its tile in a tuning file."""
     rows, _ = generate.load()
     space = generate.load_space(rows)
     assert list(space) == list(
         dict.fromkeys(
-            row.kernel_name for row in rows if "sm80::Forward" in row.kernel.code and not row.simt
+            row.kernel_name
+            for row in rows
+            if "sm80::Forward" in row.kernel.code and not row.simt and not row.kernel.needs
         )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]

@@ -13,7 +13,7 @@ import post_mortem
 import run_mutants
 import seldom
 
-UNITS = ["sm80", "serving", "scalar", "wmma", "post_mortem"]
+UNITS = ["sm80", "int8", "serving", "scalar", "wmma", "backward", "sm90", "post_mortem"]
 
 
 def test_no_unit_is_left_out():

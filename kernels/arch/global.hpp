@@ -3,6 +3,10 @@
 
 #include "arch/twins.hpp"
 
+#if !defined(CA_DEVICE_TWIN)
+#include <thread>
+#endif
+
 namespace cutlass_attn::arch {
 
 #if defined(CA_DEVICE_TWIN)
@@ -13,9 +17,45 @@ struct GlobalMemory {
     return atomicAdd(counter, value);
   }
 
+  // An m16n8 accumulator of the whole warp joins 128 floats, which begin on 16 bytes: element i of
+  // this lane the one at place_of(lane, i). One instruction where there is one for four.
+  CUTE_DEVICE static constexpr int place_of(int lane, int i) {
+    return kAddsFour ? lane * 4 + i : i * 32 + lane;
+  }
+  // `to`: of element 0 of this lane.
+  template <class Fragment>
+  CUTE_DEVICE static void add(float* to, Fragment const& x) {
+    if constexpr (kAddsFour) {
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x(0)), "f"(x(1)),
+                   "f"(x(2)), "f"(x(3))
+                   : "memory");
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + i * 32), "f"(x(i)) : "memory");
+      }
+    }
+  }
+
+  // Waits until a counter that other blocks raise is `value` or more. What they did before is there
+  // then.
+  CUTE_DEVICE static void wait_until(int32_t const* counter, int32_t value) {
+    int32_t now;
+    do {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now < value);
+  }
+
   // What this thread wrote before is there for whoever sees what it writes after; and the other way
   // round for what it reads.
   CUTE_DEVICE static void fence() { __threadfence(); }
+
+ private:
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  static constexpr bool kAddsFour = true;
+#else
+  static constexpr bool kAddsFour = false;
+#endif
 };
 
 #else
@@ -23,6 +63,24 @@ struct GlobalMemory {
 struct GlobalMemory {
   static int32_t fetch_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
+  }
+  static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
+  template <class Fragment>
+  static void add(float* to, Fragment const& x) {
+    for (int i = 0; i < 4; ++i) {
+      float* const at = to + place_of(0, i);
+      float before, after;
+      __atomic_load(at, &before, __ATOMIC_RELAXED);
+      do {
+        after = before + x(i);
+      } while (!__atomic_compare_exchange(at, &before, &after, true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    }
+  }
+  // Blocks on other threads of the OS raise it: on one thread, a kernel's blocks must not wait for
+  // later ones.
+  static void wait_until(int32_t const* counter, int32_t value) {
+    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) std::this_thread::yield();
   }
   static void fence() {}  // fetch_add orders what comes before and after
 };

@@ -1,5 +1,6 @@
-// mma.sync.m16n8k16 as CuTe atoms. The host twins inherit from the device's atoms, and so do their
-// traits: the layouts that a kernel is checked with are the ones the GPU is programmed with.
+// mma.sync.m16n8k16 as CuTe atoms, and m16n8k32 of int8. The host twins inherit from the device's
+// atoms, and so do their traits: the layouts that a kernel is checked with are the ones the GPU is
+// programmed with.
 #pragma once
 
 #include <cute/arch/mma_sm80.hpp>
@@ -32,6 +33,16 @@ struct Mma {
   // With accumulators in fp32, or in fp16 for operands in fp16.
   template <class Element, class Accumulator = float>
   using Mma16816 = typename detail::MmaAtom<Element, Accumulator>::type;
+
+  // m16n8k32 of int8 with int32 accumulators: d = a b + c.
+  CUTE_DEVICE static void mma_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                                 int32_t const (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+  }
 };
 
 #else
@@ -79,6 +90,11 @@ struct HostMma<cutlass::half_t, cutlass::half_t>
 struct Mma {
   template <class Element, class Accumulator = float>
   using Mma16816 = HostMma<Element, Accumulator>;
+
+  static void mma_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                     int32_t const (&c)[4]) {
+    simt::engine::mma_m16n8k32_s8(d, a, b, c);
+  }
 };
 
 #endif

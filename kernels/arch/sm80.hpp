@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/cp_async.hpp"
+#include "arch/fp8.hpp"
 #include "arch/global.hpp"
 #include "arch/ldmatrix.hpp"
 #include "arch/mma.hpp"
@@ -10,6 +11,22 @@
 
 namespace cutlass_attn::arch {
 
-struct Sm80 : Threads, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma {};
+struct Sm80 : Threads, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
+  static constexpr int kSmemAlignment = 128;
+};
+
+// The architecture that a kernel asks for, `Kernel::Machine`, or this one.
+namespace detail {
+template <class Kernel, class = void>
+struct MachineOf {
+  using type = Sm80;
+};
+template <class Kernel>
+struct MachineOf<Kernel, std::void_t<typename Kernel::Machine>> {
+  using type = typename Kernel::Machine;
+};
+}  // namespace detail
+template <class Kernel>
+using Machine = typename detail::MachineOf<Kernel>::type;
 
 }  // namespace cutlass_attn::arch

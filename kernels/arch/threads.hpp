@@ -11,12 +11,21 @@ struct Threads {
   CUTE_DEVICE static int thread() { return int(threadIdx.x); }
   CUTE_DEVICE static int block() { return int(blockIdx.x); }
 
+  // x, which is the same in all lanes of the warp, as the compiler then knows.
+  CUTE_DEVICE static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
   CUTE_DEVICE static void sync() { __syncthreads(); }
 
   // Barrier 1 to 15 among `threads` threads, whole warps, that all name the same count. Until the
   // next barrier of all the block's threads, a barrier serves the same warps only.
   CUTE_DEVICE static void sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+  }
+
+  // The same without waiting: what this thread did before is there for those that wait. A thread
+  // comes to a barrier once for every time that it brings all `threads` together.
+  CUTE_DEVICE static void arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
 
   // Among the lanes of a warp; it orders their accesses to memory.
@@ -43,6 +52,11 @@ struct Threads {
     }
     return packed;
   }
+
+  // The low bytes of four words, that of `x0` the lowest.
+  CUTE_DEVICE static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+    return __byte_perm(__byte_perm(x0, x1, 0x0040), __byte_perm(x2, x3, 0x0040), 0x5410);
+  }
 };
 
 #else
@@ -51,8 +65,11 @@ struct Threads {
   static int thread() { return simt::engine::thread(); }
   static int block() { return simt::engine::block(); }
 
+  static int uniform(int x) { return x; }
+
   static void sync() { simt::engine::sync(); }
   static void sync(int barrier, int threads) { simt::engine::sync(barrier, threads); }
+  static void arrive(int barrier, int threads) { simt::engine::arrive(barrier, threads); }
   static void sync_warp() { simt::engine::sync_warp(); }
 
   template <class T>
@@ -71,6 +88,10 @@ struct Threads {
   static uint32_t pack(float low, float high) {
     static_assert(is_16_bit<Element>);
     return uint32_t(Element(low).raw()) | uint32_t(Element(high).raw()) << 16;
+  }
+
+  static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+    return (x0 & 0xff) | (x1 & 0xff) << 8 | (x2 & 0xff) << 16 | x3 << 24;
   }
 };
 

@@ -16,12 +16,16 @@ CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int hea
 }
 
 // Those of any operand: all rows of q, k, v and o begin at multiples of the lowest of these bits.
-CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes) {
+// `kv_element_bytes` is of k and v.
+CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes, int kv_element_bytes) {
   bool const has_batches = p.batch > 1, has_pages = p.kv.block_table || has_batches;
   return address_bits(has_batches, p.q, p.num_heads_q, p.seq_q.seqlen, element_bytes) |
-         address_bits(has_pages, p.k, p.num_heads_kv, p.seq_k.seqlen, element_bytes) |
-         address_bits(has_pages, p.v, p.num_heads_kv, p.seq_k.seqlen, element_bytes) |
+         address_bits(has_pages, p.k, p.num_heads_kv, p.seq_k.seqlen, kv_element_bytes) |
+         address_bits(has_pages, p.v, p.num_heads_kv, p.seq_k.seqlen, kv_element_bytes) |
          address_bits(has_batches, p.o, p.num_heads_q, p.seq_q.seqlen, element_bytes);
+}
+CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes) {
+  return address_bits(p, element_bytes, element_bytes);
 }
 
 }  // namespace cutlass_attn

@@ -26,8 +26,9 @@ struct Rotary {
 // What would lie beyond the cache is an error on the CPU, and skipped on a GPU.
 struct AppendProblem {
   Operand k, v;              // new rows, (batch, num_heads_kv, seqlen, head_dim[_v])
-  Operand k_cache, v_cache;  // (pages, num_heads_kv, page_size, head_dim[_v]); what is stored times
-                             // their scale is the new row
+  Operand k_cache, v_cache;  // (pages, num_heads_kv, page_size, head_dim[_v]), of the same dtype as
+                             // the new rows or float8_e4m3fn; what is stored times their scale is
+                             // the new row
   KvStore kv;                // without a block table, batch entry b is page b
   int32_t cache_rows = 0;    // that an entry can have
   int32_t const* cache_seqlens = nullptr;  // (batch): rows that an entry has already

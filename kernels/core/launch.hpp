@@ -17,13 +17,26 @@ struct DeviceLimits {
 struct KernelFacts {
   int32_t threads = 0;      // of a block
   int32_t smem_bytes = 0;   // of shared memory
-  int32_t block_m = 0;      // rows of a block's tile
+  int32_t block_m = 0;      // rows of a block's tile: queries, of a backward pass keys
   int32_t packs_heads = 0;  // whether they may be of several heads
+  int32_t block_n = 0;      // keys of a tile, where the launch has to know
 };
+
+namespace detail {
+template <class Kernel>
+constexpr auto block_n_of(int) -> decltype(int32_t(Kernel::kBlockN)) {
+  return Kernel::kBlockN;
+}
+template <class Kernel>
+constexpr int32_t block_n_of(...) {
+  return 0;
+}
+}  // namespace detail
 
 template <class Kernel>
 constexpr KernelFacts facts_of() {
-  return {Kernel::kThreads, Kernel::kSmemBytes, Kernel::kBlockM, Kernel::kPacksHeads};
+  return {Kernel::kThreads, Kernel::kSmemBytes, Kernel::kBlockM, Kernel::kPacksHeads,
+          detail::block_n_of<Kernel>(0)};
 }
 
 // Memory that a call's kernels use among themselves, on the device that runs it.
@@ -41,7 +54,8 @@ struct Launch {
   int32_t cluster = 1;  // blocks that run together and see each other's shared memory
   int32_t threads = 0;
   int32_t smem_bytes = 0;
-  int64_t zeroed_bytes = 0;  // of the workspace, which are made 0 before
+  int64_t zeroed_bytes = 0;       // of the workspace, which are made 0 before
+  char const* failure = nullptr;  // why it cannot be launched
 };
 
 }  // namespace cutlass_attn

@@ -12,6 +12,17 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kInf = __builtin_huge_valf();
 
+CA_HOST_DEVICE uint32_t float_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+CA_HOST_DEVICE float bits_float(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 // The number whose float16, or bfloat16, has these bits.
 CA_HOST_DEVICE float bfloat16_to_float(uint16_t bits) {
   uint32_t const wide = uint32_t(bits) << 16;

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "facts.hpp"  // generated: DType, Accumulate, limits
+#include "facts.hpp"  // generated: DType, Accumulate, Quantize, limits
 
 namespace cutlass_attn {
 
@@ -90,6 +90,25 @@ struct Dropout {
                                         // allowed to be null when p is 0
 };
 
+// What a backward pass is given beside the operands of the forward call, of which `o` and
+// softmax_lse are inputs then, and what it writes. Gradients have the dtype of q unless said
+// otherwise. Rows that belong to no sequence are not written, and nothing is without batch entries
+// or query heads.
+struct Gradients {
+  Operand o;                           // of the output: (batch, num_heads_q, seqlen_q, head_dim_v)
+  float const* softmax_lse = nullptr;  // of the LSE, in its layout; null: it has none
+  // To write, each with a null address where it is not wanted.
+  Operand q;               // (batch, num_heads_q,  seqlen_q, head_dim)
+  Operand k;               // (batch, num_heads_kv, seqlen_k, head_dim)
+  Operand v;               // (batch, num_heads_kv, seqlen_k, head_dim_v)
+  PerLogit bias;           // float32, what broadcast logits add up to; a stride of 0 broadcasts
+  float* sinks = nullptr;  // (num_heads_q)
+  // The same bits every time, whatever the order of blocks.
+  bool deterministic = false;
+};
+
+// Of float64 operands, the LSE, its gradient, sinks and the gradients of sinks and bias are double
+// where float is said here.
 struct Problem {
   // Operands; messages call `o` by its name in Python, `out`. With cu_seqlens their rows are those
   // of all batch entries, and batch strides are 0; softmax_lse is then (num_heads_q, seq_q.total).
@@ -113,9 +132,14 @@ struct Problem {
 
   // A kernel runs only the calls that ask for its kind of accumulators.
   Accumulate accumulate = Accumulate::kFloat32;
+  // And its kind of products in 8 bits: see core/quantize.hpp.
+  Quantize quantize = Quantize::kNone;
 
   int32_t num_splits =
       0;  // of the keys of a batch entry over thread blocks; 0: as many as the GPU wants
+
+  // Of a backward pass alone, on the host: kernels have it in their own arguments.
+  Gradients const* grad = nullptr;
 
   // Of all four operands.
   void set_dtype(DType dtype) { q.dtype = k.dtype = v.dtype = o.dtype = dtype; }

@@ -6,6 +6,9 @@
 // s being the raw product, for the backward pass. Those that are not general look at the product
 // alone, and take it alone.
 //
+// A functor is made of a call, the lengths of a batch entry, and `factor`, which the products lack
+// where operands have scales: softmax_scale times it is the scale in use.
+//
 // A new score: a functor here, its token in manifest.toml, a keyword in Python.
 #pragma once
 
@@ -32,8 +35,8 @@ struct IdentityScore {
   static constexpr float kLeastScale = 1e-30f;
   float scale;
 
-  CA_HOST_DEVICE explicit IdentityScore(Problem const& p, SeqLens = {})
-      : scale(p.logits.softmax_scale) {}
+  CA_HOST_DEVICE explicit IdentityScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
+      : scale(p.logits.softmax_scale * factor) {}
 
   CA_HOST_DEVICE static bool takes(Problem const& p) {
     return !has_terms(p) && p.logits.softcap == 0.0f && p.logits.softmax_scale >= kLeastScale;
@@ -52,9 +55,9 @@ struct SoftcapScore {
   float cap;
   float inner;  // scale / cap, or the scale alone without a cap
 
-  CA_HOST_DEVICE explicit SoftcapScore(Problem const& p, SeqLens = {})
+  CA_HOST_DEVICE explicit SoftcapScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
       : cap(p.logits.softcap),
-        inner(cap > 0.0f ? p.logits.softmax_scale / cap : p.logits.softmax_scale) {}
+        inner((cap > 0.0f ? p.logits.softmax_scale / cap : p.logits.softmax_scale) * factor) {}
 
   CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
@@ -93,10 +96,11 @@ struct GeneralScore {
   float inner, outer;  // factors before and after the softcap
   float diagonal;      // of query 0
 
-  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens, float unit = 1.0f)
+  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens, float factor = 1.0f,
+                              float unit = 1.0f)
       : p(params),
         seqlens(lens),
-        capped(params),
+        capped(params, lens, factor),
         unit(unit),
         inner(capped.cap > 0.0f ? capped.inner : capped.inner * unit),
         outer(capped.cap * unit),
@@ -129,8 +133,17 @@ struct GeneralScore {
   //          key(0) is even, key(1) is one more.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
+    add_terms<kRows, kKeys>(x, place, [](int, int, float) {});
+  }
+  // The same, which calls set_slope(i, j, .) with d logit / d(scale s) where that is not 1.
+  template <int kRows, int kKeys, class X, class Place, class SetSlope>
+  CA_HOST_DEVICE void add_terms(X&& x, Place const& place, SetSlope&& set_slope) const {
     unpredicated_if(terms & kSoftcap, [&] {
-      for_all<kRows, kKeys>([&](int i, int j) { x(i, j) = outer * fast_tanh(x(i, j)); });
+      for_all<kRows, kKeys>([&](int i, int j) {
+        float const t = fast_tanh(x(i, j));
+        set_slope(i, j, 1.0f - t * t);
+        x(i, j) = outer * t;
+      });
     });
     unpredicated_if(terms & kAlibi, [&] {
       CA_UNROLL
@@ -259,11 +272,11 @@ struct GeneralScore {
 // of one: with a bias of -1e9 nothing but its distance from the row max is left of a score, and
 // that is exact.
 template <class Score>
-CA_HOST_DEVICE Score score_in_log2(Problem const& p, SeqLens lens) {
+CA_HOST_DEVICE Score score_in_log2(Problem const& p, SeqLens lens, float factor = 1.0f) {
   if constexpr (Score::kIsGeneral) {
-    return Score(p, lens, kLog2e);
+    return Score(p, lens, factor, kLog2e);
   } else {
-    return Score(p, lens);
+    return Score(p, lens, factor);
   }
 }
 

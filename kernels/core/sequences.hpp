@@ -6,11 +6,13 @@
 //                   (seqused); dense calls, too
 //   DenseKv         rows of a head of K or V at a constant stride
 //   PagedKv         rows in pages that a block table names; dense calls, too
+//   StoredKv        the same, of Element or of E4M3, as the call has them
 #pragma once
 
 #include <cstdint>
 
 #include "core/divide.hpp"
+#include "core/e4m3.hpp"
 #include "core/macros.hpp"
 #include "core/problem.hpp"
 
@@ -137,6 +139,27 @@ struct PagedKv {
     if (pages == nullptr) return first + key * row_stride;
     int const index = by_page(key);
     return first + pages[index] * page_stride + (key - index * page_size) * row_stride;
+  }
+};
+
+template <class Element>
+struct StoredKv {
+  PagedKv<Element> rows;
+  PagedKv<E4M3> rows_fp8;
+  bool is_fp8;
+
+  template <class SeqInfo>
+  CA_HOST_DEVICE StoredKv(Problem const& p, SeqInfo const& seq, Operand const& t, int head)
+      : rows(p, seq, t, head), rows_fp8(p, seq, t, head), is_fp8(t.dtype == DType::kFloat8E4M3) {}
+
+  // Calls visit(row) with the address of a key's row.
+  template <class Visit>
+  CA_HOST_DEVICE void with_row(int key, Visit&& visit) const {
+    if (is_fp8) {
+      visit(rows_fp8.row(key));
+    } else {
+      visit(rows.row(key));
+    }
   }
 };
 

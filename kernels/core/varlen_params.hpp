@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/forward_params.hpp"
+#include "core/packed_tiles.hpp"
 
 namespace cutlass_attn {
 
@@ -29,7 +30,7 @@ struct VarlenParams {
     params.heads = facts.packs_heads ? TileScheduler::heads_of_tile(average, facts.block_m) : 1;
     int64_t const each = (rows * params.heads + facts.block_m - 1) / facts.block_m;
     int64_t const slots =
-        is_packed ? rows * params.heads / facts.block_m + p.batch : each * p.batch;
+        is_packed ? PackedTiles::slots(rows, params.heads, facts.block_m, p.batch) : each * p.batch;
     params.slots = at_least_1(slots);
     params.blocks = rows > 0 ? slots * (p.num_heads_q / params.heads) : 0;
     params.by_slots = FastDivisor(params.slots);
@@ -59,8 +60,9 @@ struct VarlenParams {
   CA_HOST_DEVICE Tile tile() const {
     int const group = by_slots(Arch::block());
     int const slot = slots - 1 - (Arch::block() - group * slots);
-    int const batch =
-        problem.seq_q.cu_seqlens ? entry_of<kBlockM, Arch>(slot) : by_slots_each(slot);
+    int const batch = problem.seq_q.cu_seqlens
+                          ? packed<kBlockM>().template entry_of<Arch>(slot, problem.batch)
+                          : by_slots_each(slot);
     int const head_q = group * heads;
     return Tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, head_q,
                 by_heads_per_kv(head_q), (slot - first_slot<kBlockM>(batch)) * kBlockM, kBlockM);
@@ -69,32 +71,17 @@ struct VarlenParams {
  private:
   static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
 
-  // The first slot of a batch entry. Of packed entries the rows before it tell: from a to b rows it
-  // is b / m - a / m + 1 slots to the next entry, which is never fewer than the (b - a) / m tiles,
-  // rounded up, that it has, and at most one more. So no sum over the entries is needed.
+  template <int kBlockM>
+  CA_HOST_DEVICE PackedTiles packed() const {
+    return {problem.seq_q.cu_seqlens, heads, kBlockM};
+  }
+
+  // The first slot of a batch entry.
   template <int kBlockM>
   CA_HOST_DEVICE int first_slot(int batch) const {
     Sequences const& s = problem.seq_q;
-    if (s.cu_seqlens) return s.cu_seqlens[batch] * heads / kBlockM + batch;
+    if (s.cu_seqlens) return packed<kBlockM>().first_slot(batch);
     return batch * ((s.seqlen * heads + kBlockM - 1) / kBlockM);
-  }
-
-  // Which entry a slot is of: the last whose first slot is not beyond it. All lanes of a warp look
-  // together, at 32 entries at a time.
-  template <int kBlockM, class Arch>
-  CA_HOST_DEVICE int entry_of(int slot) const {
-    int first = 0, count = problem.batch;
-    while (count > 1) {
-      int const step = (count + 31) / 32;
-      int const at = Arch::thread() % 32 * step;
-      int found = at < count && first_slot<kBlockM>(first + at) <= slot;
-      CA_UNROLL
-      for (int lanes = 1; lanes < 32; lanes *= 2) found += Arch::shuffle_xor(found, lanes);
-      int const skipped = (found - 1) * step;
-      first += skipped;
-      count = count - skipped < step ? count - skipped : step;
-    }
-    return first;
   }
 };
 

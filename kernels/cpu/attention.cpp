@@ -1,15 +1,12 @@
 #include "cpu/attention.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <memory>
-#include <new>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include "core/sequences.hpp"
+#include "cpu/backward.hpp"
+#include "cpu/quantized.hpp"
+#include "cpu/threads.hpp"
 #include "cpu/tile.hpp"
 #include "runtime/options.hpp"
 
@@ -28,7 +25,7 @@ class Tiles {
         head_tiles_((group_ + heads_ - 1) / heads_) {
     count_ = tiles_of(p.seq_q.seqlen) * p.batch;
     double logits = double(p.seq_q.seqlen) * p.seq_k.seqlen * p.batch;
-    if (options_of(p) & option::varlen) {
+    if (options_of(p, Op::kForward) & option::varlen) {
       first_.assign(1, 0);
       logits = 0.0;
       for (int b = 0; b < p.batch; ++b) {
@@ -87,20 +84,6 @@ class Tiles {
   }
 };
 
-// A thread costs about as much to start as this many multiplications and additions.
-constexpr double kWorkPerThread = 1 << 21;
-
-int64_t threads_for(Tiles const& tiles, RunOptions const& options) {
-  static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
-  int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
-  return std::min(
-      {wanted, tiles.count(), int64_t(std::min(tiles.work() / kWorkPerThread, 1e6)) + 1});
-}
-
-struct Free {
-  void operator()(float* scratch) const { ::operator delete[](scratch, std::align_val_t(64)); }
-};
-
 }  // namespace
 
 Status attention_forward(Problem const& params, RunOptions const& options) {
@@ -109,36 +92,17 @@ Status attention_forward(Problem const& params, RunOptions const& options) {
 }
 
 Status attention_forward(Problem const& params, RunOptions const& options, Isa isa) {
+  if (params.q.dtype == DType::kFloat64) return attention_forward_float64(params, options, isa);
   Tiles const tiles(params);
-  if (tiles.count() == 0) return {};
-  TileFunction const run = tile_function(params, isa);
-  int64_t const threads = threads_for(tiles, options);
-  size_t const size = (scratch_size(params, tiles.max_rows()) + 15) / 16 * 16;
-  std::unique_ptr<float[], Free> const scratch(
-      new (std::align_val_t(64), std::nothrow) float[size * size_t(threads)]);
-  if (scratch == nullptr) {
-    return Status::device_error("no memory for " + std::to_string(size * threads * 4) +
-                                " bytes of scratch space");
-  }
-
-  std::atomic<int64_t> next{0};
-  auto const work = [&](int64_t thread) {
-    while (true) {
-      int64_t const index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= tiles.count()) return;
-      run(params, tiles[index], scratch.get() + size * size_t(thread));
-    }
-  };
-  std::vector<std::thread> others;
-  try {
-    others.reserve(size_t(threads - 1));
-    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work, t);
-  } catch (std::exception const&) {
-    // The system has no more threads to give: those that started do the work.
-  }
-  work(0);
-  for (std::thread& other : others) other.join();
-  return {};
+  bool const is_8_bit = params.quantize != Quantize::kNone;
+  TileFunction const run =
+      is_8_bit ? quantized_tile_function(params, isa) : tile_function(params, isa);
+  size_t const size = is_8_bit ? quantized_scratch_size(params, tiles.max_rows())
+                               : scratch_size(params, tiles.max_rows());
+  size_t const bytes = size * sizeof(float);
+  return run_items(tiles.count(), tiles.work(), bytes, options, [&](int64_t i, char* scratch) {
+    run(params, tiles[i], reinterpret_cast<float*>(scratch));
+  });
 }
 
 }  // namespace cutlass_attn::cpu

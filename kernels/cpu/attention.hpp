@@ -6,7 +6,8 @@
 
 namespace cutlass_attn::cpu {
 
-// Any valid call (see check()) with at least one query row, computed in fp32. Returns when done.
+// Any valid call (see check()) with at least one query row, computed in fp32, or in
+// fp64 of float64 operands. Returns when done.
 // Uses at most options.num_threads threads; the result is the same for any number of them, down to
 // the last bit.
 Status attention_forward(Problem const& params, RunOptions const& options);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/e4m3.hpp"
 #include "core/math.hpp"
 
 namespace cutlass_attn::cpu {
@@ -31,12 +32,17 @@ inline float float_of(uint32_t bits) {
 }
 
 inline float to_float(float x) { return x; }
+inline double to_float(double x) { return x; }  // double is computed with as it is
 
 inline float to_float(BFloat16 x) { return bfloat16_to_float(x.bits); }
 
 inline float to_float(Float16 x) { return half_to_float(x.bits); }
 
+inline float to_float(E4M3 x) { return float(x); }
+
 inline void from_float(float x, float& out) { out = x; }
+inline void from_float(float x, E4M3& out) { out = to_e4m3(x); }
+inline void from_float(double x, double& out) { out = x; }
 
 inline void from_float(float x, BFloat16& out) {
   uint32_t const bits = bits_of(x);
@@ -60,5 +66,17 @@ inline void from_float(float x, Float16& out) {
                                                     : normal;
   out.bits = uint16_t(sign | value);
 }
+
+// All of them, for templates.
+struct Convert {
+  template <class Element>
+  static float load(Element x) {
+    return to_float(x);
+  }
+  template <class Element>
+  static void store(float x, Element& to) {
+    from_float(x, to);
+  }
+};
 
 }  // namespace cutlass_attn::cpu

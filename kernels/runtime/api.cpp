@@ -17,14 +17,24 @@ namespace cutlass_attn {
 namespace {
 
 Status check(Problem const& problem, Op op, Device device) {
-  if (op != Op::kForward) {
-    return Status::invalid("op is " + std::to_string(int(op)) + ", allowed: 0 (forward)");
-  }
   if (device != Device::kCpu && device != Device::kCuda) {
     return Status::invalid("device is " + std::to_string(int(device)) +
                            ", allowed: 0 (CPU), 1 (CUDA)");
   }
-  return check(problem);
+  return check(problem, op);
+}
+
+// What is known of an instance before it is compiled, perhaps.
+KernelFacts facts_of(Variant const& variant) {
+  KernelFacts facts;
+  facts.block_m = variant.block_m;
+  if (variant.unit) facts = variant.unit->facts;
+  return facts;
+}
+
+int splits_of(Variant const& variant, Problem const& problem, DeviceInfo const& device) {
+  if (variant.kernel->function || !variant.kernel->arguments.splits) return 1;
+  return variant.kernel->arguments.splits(problem, device, facts_of(variant));
 }
 
 Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant const& variant) {
@@ -34,10 +44,8 @@ Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant co
   plan.num_steps = 1;
   plan.steps[0] = &variant;
   if (variant.kernel->function == nullptr) {
-    KernelFacts facts;
-    facts.block_m = variant.block_m;
-    if (variant.unit) facts = variant.unit->facts;
-    plan.workspace_bytes = variant.kernel->arguments.workspace_bytes(problem, device, facts);
+    plan.workspace_bytes =
+        variant.kernel->arguments.workspace_bytes(problem, device, facts_of(variant));
   }
   return plan;
 }
@@ -75,13 +83,16 @@ Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const
   return launch(variant.kernel->arguments, *unit, problem, device, options);
 }
 
-bool is_empty(Problem const& p) {
-  return p.batch == 0 || p.num_heads_q == 0 || p.seq_q.seqlen == 0;
+// Whether there is nothing to do. A backward pass without queries has gradients of K and V to
+// clear.
+bool is_empty(Problem const& p, Op op) {
+  if (p.batch == 0 || p.num_heads_q == 0) return true;
+  return p.seq_q.seqlen == 0 && (op == Op::kForward || p.seq_k.seqlen == 0);
 }
 
 Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
            RunOptions const& options) {
-  if (is_empty(problem)) return {};
+  if (is_empty(problem, plan.op)) return {};
   if (plan.device == Device::kCpu) {
     Status const status = check_lengths(problem);
     if (!status.ok()) return status;
@@ -147,14 +158,16 @@ Status run(Plan const& plan, Problem const& problem, RunOptions const& options) 
 
 std::string const& key_of(Variant const& step) { return step.info.key; }
 
-Status attention_forward(Problem const& problem, LaunchOptions const& options) {
+namespace {
+
+Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options) {
   DeviceInfo const device = device_info(options.device, options.device_index);
   RunOptions where = options;
   std::unique_ptr<char[]> on_host;
   while (true) {
     Plan chosen;
-    Status status = plan(problem, Op::kForward, device, options.kernel, chosen);
-    if (status.ok() && where.workspace.bytes < chosen.workspace_bytes && !is_empty(problem)) {
+    Status status = plan(problem, op, device, options.kernel, chosen);
+    if (status.ok() && where.workspace.bytes < chosen.workspace_bytes && !is_empty(problem, op)) {
       status = find_workspace(chosen, options, on_host, where.workspace);
     }
     if (status.ok()) status = run(chosen, problem, device, where);
@@ -162,6 +175,34 @@ Status attention_forward(Problem const& problem, LaunchOptions const& options) {
     // A kernel that turned out not to be had is not chosen again.
     if (why_not(*chosen.steps[0], problem, device).empty()) return status;
   }
+}
+
+}  // namespace
+
+Status attention_forward(Problem const& problem, LaunchOptions const& options) {
+  return plan_and_run(problem, Op::kForward, options);
+}
+
+Status attention_backward(Problem const& problem, LaunchOptions const& options) {
+  Gradients const* const grad = problem.grad;
+  bool const has_others =
+      grad && (grad->q.data || grad->k.data || grad->v.data || grad->sinks != nullptr);
+  // On a GPU one kernel alone knows a bias's gradient, and it is slow: it is to compute no other.
+  if (grad && grad->bias && has_others && options.device == Device::kCuda &&
+      options.kernel == "auto") {
+    Status status = check(problem, Op::kBackward);
+    Gradients others = *grad, of_bias = *grad;
+    others.bias = {};
+    of_bias.q.data = of_bias.k.data = of_bias.v.data = nullptr;
+    of_bias.sinks = nullptr;
+    for (Gradients const* part : {&others, &of_bias}) {
+      Problem call = problem;
+      call.grad = part;
+      if (status.ok()) status = plan_and_run(call, Op::kBackward, options);
+    }
+    return status;
+  }
+  return plan_and_run(problem, Op::kBackward, options);
 }
 
 std::vector<VariantInfo> variants() {
@@ -179,6 +220,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
   Variant const* const chosen = select(problem, op, device, kernel, none);
   if (chosen != nullptr) result.plan = plan_of(problem, op, device, *chosen);
   for (Variant const& variant : registry()) {
+    if (variant.kernel->op != op) continue;
     Verdict verdict{variant.info.key, &variant == chosen, why_not(variant, problem, device)};
     if (!names(kernel, variant)) {
       if (!verdict.reason.empty()) verdict.reason += "; ";
@@ -187,6 +229,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
     } else if (verdict.reason.empty() && !verdict.chosen) {
       verdict.reason = why_preferred(*chosen, variant, problem, device);
     }
+    if (verdict.chosen) verdict.splits = splits_of(variant, problem, device);
     result.verdicts.push_back(std::move(verdict));
   }
   return {};

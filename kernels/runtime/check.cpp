@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "cutlass_attn.hpp"
 #include "runtime/options.hpp"
@@ -67,12 +69,15 @@ Memory keys(char const* name, Operand const& t, Problem const& p, int64_t head_d
                 is_packed ? p.seq_k.total : p.seq_k.seqlen, head_dim);
 }
 
-Memory softmax_lse(Problem const& p) {
+// Of the LSE, a sink or a gradient that no operand has: see Problem.
+int64_t bytes_of_number(Problem const& p) { return p.q.dtype == DType::kFloat64 ? 8 : 4; }
+
+Memory per_query(char const* name, float const* lse, Problem const& p) {
   bool const is_packed = p.seq_q.cu_seqlens != nullptr;
   int64_t const head = is_packed ? p.seq_q.total : p.seq_q.seqlen;
-  return {"softmax_lse",
-          p.softmax_lse,
-          4,
+  return {name,
+          lse,
+          bytes_of_number(p),
           {head * p.num_heads_q, head, 1},
           {is_packed ? 1 : p.batch, p.num_heads_q, head},
           1};
@@ -123,31 +128,56 @@ Status check_dimensions(Problem const& p) {
   return {};
 }
 
-// "0 (first), 1 (second)"
+// "0 (first), 1 (second)", of the first `count` names.
 template <int kCount>
-std::string numbered(char const* const (&names)[kCount]) {
+std::string numbered(char const* const (&names)[kCount], int count = kCount) {
   std::string text;
-  for (int i = 0; i < kCount; ++i) {
+  for (int i = 0; i < count; ++i) {
     text += (i ? ", " : "") + std::to_string(i) + " (" + names[i] + ")";
   }
   return text;
 }
 
-Status check_options(Problem const& p) {
-  struct {
-    char const* name;
-    DType dtype;
-  } const dtypes[] = {{"q", p.q.dtype}, {"k", p.k.dtype}, {"v", p.v.dtype}, {"out", p.o.dtype}};
-  for (auto const& [name, dtype] : dtypes) {
-    if (int32_t(dtype) < 0 || int32_t(dtype) >= kNumDTypes) {
+struct Named {
+  char const* name;
+  Operand const& operand;
+};
+
+// All have the dtype of q.
+Status check_dtypes(Problem const& p, std::initializer_list<Named> operands) {
+  for (auto const& [name, operand] : operands) {
+    DType const dtype = operand.dtype;
+    bool const is_kv = &operand == &p.k || &operand == &p.v;  // which may be stored in 8 bits
+    int const known = is_kv ? int(std::size(facts::kDTypeNames)) : kNumDTypes;
+    if (int32_t(dtype) < 0 || int32_t(dtype) >= known) {
       return Status::invalid(std::string(name) + "'s dtype is " + std::to_string(int32_t(dtype)) +
-                             ", allowed: " + numbered(facts::kDTypeNames));
+                             ", allowed: " + numbered(facts::kDTypeNames, known));
     }
     if (dtype != p.q.dtype) {
       return Status::invalid(std::string(name) + " is " + name_of(dtype) +
                              ", allowed: " + name_of(p.q.dtype) + " like q");
     }
   }
+  return {};
+}
+
+// K and V are as q, or both of float8_e4m3fn in a forward call.
+Status check_dtypes(Problem const& p, Op op) {
+  if (!has_fp8_kv(p)) {
+    return check_dtypes(p, {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.o}});
+  }
+  Status const status = check_dtypes(p, {{"q", p.q}, {"out", p.o}});
+  if (status.ok() && (op == Op::kBackward || p.q.dtype == DType::kFloat64)) {
+    return Status::invalid(std::string("k and v are ") + name_of(p.k.dtype) + ", allowed " +
+                           (op == Op::kBackward ? "in a backward pass" : "with q of float64") +
+                           ": " + name_of(p.q.dtype) + " like q");
+  }
+  return status;
+}
+
+Status check_options(Problem const& p, Op op) {
+  Status const status = check_dtypes(p, op);
+  if (!status.ok()) return status;
   if (int32_t(p.accumulate) < 0 || int32_t(p.accumulate) >= kNumAccumulates) {
     return Status::invalid("accumulate is " + std::to_string(int32_t(p.accumulate)) +
                            ", allowed: " + numbered(facts::kAccumulateNames));
@@ -192,6 +222,34 @@ Status check_options(Problem const& p) {
   if (p.dropout.p > 0.0f && p.dropout.rng_state == nullptr) {
     return Status::invalid("rng_state is null, but dropout_p is " + std::to_string(p.dropout.p) +
                            "; allowed: the address of a seed and an offset");
+  }
+  return {};
+}
+
+// What products in 8 bits go with.
+Status check_quantize(Problem const& p, Op op) {
+  if (int32_t(p.quantize) < 0 || int32_t(p.quantize) >= kNumQuantizes) {
+    return Status::invalid("quantize is " + std::to_string(int32_t(p.quantize)) +
+                           ", allowed: " + numbered(facts::kQuantizeNames));
+  }
+  if (p.quantize == Quantize::kNone) return {};
+  auto const with = [&](std::string const& what) {
+    return Status::invalid("quantize is " + value_of(p.quantize) + ", but " + what);
+  };
+  if (op == Op::kBackward) return with("gradients are asked for; allowed: quantize=None");
+  if (size_of(p.q.dtype) != 2) {
+    return with(std::string("q, k and v are ") + name_of(p.q.dtype) +
+                "; allowed: float16 or bfloat16");
+  }
+  if (p.accumulate != Accumulate::kFloat32) {
+    return with(std::string("accumulate is \"") + name_of(p.accumulate) + "\"; allowed: \"fp32\"");
+  }
+  if (p.dropout.p != 0.0f) {
+    return with("dropout_p is " + std::to_string(p.dropout.p) + "; allowed: 0");
+  }
+  if (p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.seq_q.seqused || p.seq_k.seqused ||
+      p.kv.block_table) {
+    return with("sequences are packed, in pages or of lengths of their own; allowed: dense ones");
   }
   return {};
 }
@@ -267,9 +325,52 @@ Status check_operand(Memory const& operand) {
   return {};
 }
 
+// An output's rows do not overlap each other.
+Status check_rows(Memory const& output) {
+  if (!overlaps_itself(output.rows)) return {};
+  return Status::invalid(std::string("the rows of ") + output.name + " (strides " +
+                         joined(output.strides, output.dims, ", ") +
+                         ") overlap each other; an output needs memory of its own for every row");
+}
+
+// Calls visit(memory) for what a forward call reads, until one returns an error.
+template <class Visit>
+Status for_inputs(Problem const& p, Visit&& visit) {
+  Status status = visit(queries("q", p.q, p, p.head_dim));
+  if (status.ok()) status = visit(keys("k", p.k, p, p.head_dim));
+  if (status.ok()) status = visit(keys("v", p.v, p, p.head_dim_v));
+  if (status.ok() && p.logits.bias) {
+    status = visit(per_logit("bias", p.logits.bias, p, size_of(p.logits.bias_dtype)));
+  }
+  if (status.ok() && p.mask.elements) status = visit(per_logit("mask", p.mask.elements, p, 1));
+  if (status.ok() && p.logits.alibi_slopes) {
+    status = visit({"alibi_slopes",
+                    p.logits.alibi_slopes,
+                    4,
+                    {p.logits.alibi_batch_stride},
+                    {p.batch},
+                    p.num_heads_q});
+  }
+  if (status.ok() && p.logits.sinks) {
+    status = visit({"sinks", p.logits.sinks, bytes_of_number(p), {}, {}, p.num_heads_q});
+  }
+  if (status.ok() && p.dropout.p > 0.0f) {
+    status = visit({"rng_state", p.dropout.rng_state, 8, {}, {}, 2});
+  }
+  return status;
+}
+
 Status check_memory(Problem const& p) {
-  Memory const o = queries("out", p.o, p, p.head_dim_v), lse = softmax_lse(p);
-  auto const check_input = [&](Memory const& input) -> Status {
+  Memory const o = queries("out", p.o, p, p.head_dim_v);
+  Memory const lse = per_query("softmax_lse", p.softmax_lse, p);
+  Status status = check_operand(o);
+  if (status.ok() && p.softmax_lse != nullptr) status = check_operand(lse);
+  if (status.ok()) status = check_rows(o);
+  if (!status.ok()) return status;
+  if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
+    return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
+  }
+  return for_inputs(p, [&](Memory const& input) -> Status {
     if (Status status = check_operand(input); !status.ok()) return status;
     if (overlap(o.rows, input.rows)) {
       return Status::invalid(std::string("out overlaps ") + input.name +
@@ -280,49 +381,97 @@ Status check_memory(Problem const& p) {
                              "; it needs memory that no other operand uses");
     }
     return {};
+  });
+}
+
+// The gradients that are wanted.
+std::vector<Memory> wanted(Problem const& p, Gradients const& grad) {
+  std::vector<Memory> all;
+  if (grad.q.data) all.push_back(queries("grad_q", grad.q, p, p.head_dim));
+  if (grad.k.data) all.push_back(keys("grad_k", grad.k, p, p.head_dim));
+  if (grad.v.data) all.push_back(keys("grad_v", grad.v, p, p.head_dim_v));
+  if (grad.bias) {
+    Memory bias = per_logit("grad_bias", grad.bias, p, bytes_of_number(p));
+    for (int d = 0; d < bias.dims; ++d) {
+      if (bias.rows.strides[d] == 0)
+        bias.rows.counts[d] = std::min<int64_t>(bias.rows.counts[d], 1);
+    }
+    all.push_back(bias);
+  }
+  if (grad.sinks) {
+    all.push_back({"grad_sinks", grad.sinks, bytes_of_number(p), {}, {}, p.num_heads_q});
+  }
+  return all;
+}
+
+Status check_gradients(Problem const& p, Gradients const& grad) {
+  std::vector<Memory> const outputs = wanted(p, grad);
+  auto const check_overlap = [&](Memory const& other, size_t first) -> Status {
+    for (size_t i = first; i < outputs.size(); ++i) {
+      if (!overlap(outputs[i].rows, other.rows)) continue;
+      return Status::invalid(std::string(outputs[i].name) + " overlaps " + other.name +
+                             "; it needs memory that no other operand uses");
+    }
+    return {};
   };
-  Status status = check_operand(o);
-  if (status.ok() && p.softmax_lse != nullptr) status = check_operand(lse);
-  if (!status.ok()) return status;
-  if (overlaps_itself(o.rows)) {
-    return Status::invalid("the rows of out (strides " + joined(o.strides, o.dims, ", ") +
-                           ") overlap each other; an output needs memory of its own for every row");
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Status status = check_operand(outputs[i]);
+    if (status.ok()) status = check_rows(outputs[i]);
+    if (status.ok()) status = check_overlap(outputs[i], i + 1);
+    if (!status.ok()) return status;
   }
-  if (p.softmax_lse != nullptr && overlap(lse.rows, o.rows)) {
-    return Status::invalid("softmax_lse overlaps out; it needs memory that no other operand uses");
-  }
-  status = check_input(queries("q", p.q, p, p.head_dim));
-  if (status.ok()) status = check_input(keys("k", p.k, p, p.head_dim));
-  if (status.ok()) status = check_input(keys("v", p.v, p, p.head_dim_v));
-  if (status.ok() && p.logits.bias) {
-    status = check_input(per_logit("bias", p.logits.bias, p, size_of(p.logits.bias_dtype)));
-  }
-  if (status.ok() && p.mask.elements)
-    status = check_input(per_logit("mask", p.mask.elements, p, 1));
-  if (status.ok() && p.logits.alibi_slopes) {
-    status = check_input({"alibi_slopes",
-                          p.logits.alibi_slopes,
-                          4,
-                          {p.logits.alibi_batch_stride},
-                          {p.batch},
-                          p.num_heads_q});
-  }
-  if (status.ok() && p.logits.sinks) {
-    status = check_input({"sinks", p.logits.sinks, 4, {}, {}, p.num_heads_q});
-  }
-  if (status.ok() && p.dropout.p > 0.0f) {
-    status = check_input({"rng_state", p.dropout.rng_state, 8, {}, {}, 2});
+  auto const check_input = [&](Memory const& input) -> Status {
+    Status const status = check_operand(input);
+    return status.ok() ? check_overlap(input, 0) : status;
+  };
+  Status status = for_inputs(p, check_input);
+  if (status.ok()) status = check_input(queries("out", p.o, p, p.head_dim_v));
+  if (status.ok()) status = check_input(queries("grad_out", grad.o, p, p.head_dim_v));
+  if (status.ok()) status = check_input(per_query("softmax_lse", p.softmax_lse, p));
+  if (status.ok() && grad.softmax_lse) {
+    status = check_input(per_query("grad_softmax_lse", grad.softmax_lse, p));
   }
   return status;
 }
 
+Status check_backward(Problem const& p) {
+  if (p.grad == nullptr) {
+    return Status::invalid("grad is null, allowed: the address of a backward pass's gradients");
+  }
+  Gradients const& grad = *p.grad;
+  Status status = check_dtypes(p, {{"grad_out", grad.o}});
+  for (Named const& output :
+       {Named{"grad_q", grad.q}, Named{"grad_k", grad.k}, Named{"grad_v", grad.v}}) {
+    if (status.ok() && output.operand.data) status = check_dtypes(p, {output});
+  }
+  if (!status.ok()) return status;
+  if (grad.bias && !p.logits.bias) {
+    return Status::invalid("grad_bias is wanted, but the call has no bias");
+  }
+  if (grad.sinks && !p.logits.sinks) {
+    return Status::invalid("grad_sinks is wanted, but the call has no sinks");
+  }
+  if (p.kv.block_table) {
+    return Status::invalid("block_table is set; allowed in a backward pass: keys without pages");
+  }
+  if (p.q.scale || p.k.scale || p.v.scale || p.o.scale) {
+    return Status::invalid("an operand has a scale; allowed in a backward pass: none");
+  }
+  return check_gradients(p, grad);
+}
+
 }  // namespace
 
-Status check(Problem const& p) {
+Status check(Problem const& p, Op op) {
+  if (op != Op::kForward && op != Op::kBackward) {
+    return Status::invalid("op is " + std::to_string(int(op)) +
+                           ", allowed: 0 (forward), 1 (backward)");
+  }
   Status status = check_dimensions(p);
-  if (status.ok()) status = check_options(p);
+  if (status.ok()) status = check_options(p, op);
+  if (status.ok()) status = check_quantize(p, op);
   if (status.ok()) status = check_sequences(p);
-  if (status.ok()) status = check_memory(p);
+  if (status.ok()) status = op == Op::kBackward ? check_backward(p) : check_memory(p);
   return status;
 }
 

@@ -19,6 +19,12 @@ void* zeros_of(int device_index, void* stream);
 
 namespace cutlass_attn {
 
+struct Launch;
+
+// A __global__ function with one argument, on the options' stream.
+Status launch_on_device(void const* function, void* params, Launch const& launch,
+                        RunOptions const& options);
+
 // Makes a device current for a scope and restores the caller's at its end.
 class DeviceGuard {
  public:

@@ -19,37 +19,57 @@ std::string capability(int value) {
   return std::to_string(value / 10) + "." + std::to_string(value % 10);
 }
 
+// In bytes, what TMA does not take any more.
+constexpr int64_t kMostTmaStride = int64_t(1) << 40;
+
 // What a variant can lack. A request is at odds with the kernel; the rest is up to the machine or
 // the build, where the same call could work on another one.
 enum class Lack { kRequest, kEnvironment };
 
-// Calls visit(operand, dimension, stride) for every stride that a step is taken along.
+// Calls visit(name, operand, heads, seqlen) for every operand that the op reads or writes.
 template <class Visit>
-void for_strides(Problem const& p, Visit&& visit) {
-  struct {
-    char const* name;
-    Operand const& ref;
-    int heads, seqlen;
-  } const operands[] = {{"q", p.q, p.num_heads_q, p.seq_q.seqlen},
-                        {"k", p.k, p.num_heads_kv, p.seq_k.seqlen},
-                        {"v", p.v, p.num_heads_kv, p.seq_k.seqlen},
-                        {"out", p.o, p.num_heads_q, p.seq_q.seqlen}};
-  for (auto const& [name, ref, heads, seqlen] : operands) {
-    bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
-    if (p.batch > 1 || has_pages) visit(name, has_pages ? "page" : "batch", ref.batch_stride);
-    if (heads > 1) visit(name, "head", ref.head_stride);
-    if (seqlen > 1) visit(name, "row", ref.row_stride);
-  }
+void for_operands(Problem const& p, Op op, Visit&& visit) {
+  visit("q", p.q, p.num_heads_q, p.seq_q.seqlen);
+  visit("k", p.k, p.num_heads_kv, p.seq_k.seqlen);
+  visit("v", p.v, p.num_heads_kv, p.seq_k.seqlen);
+  visit("out", p.o, p.num_heads_q, p.seq_q.seqlen);
+  if (op != Op::kBackward) return;
+  visit("grad_out", p.grad->o, p.num_heads_q, p.seq_q.seqlen);
+  if (p.grad->q.data) visit("grad_q", p.grad->q, p.num_heads_q, p.seq_q.seqlen);
+  if (p.grad->k.data) visit("grad_k", p.grad->k, p.num_heads_kv, p.seq_k.seqlen);
+  if (p.grad->v.data) visit("grad_v", p.grad->v, p.num_heads_kv, p.seq_k.seqlen);
+}
+
+// Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
+template <class Visit>
+void for_strides(Problem const& p, Operand const& ref, int heads, int seqlen, Visit&& visit) {
+  bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
+  if (p.batch > 1 || has_pages) visit(has_pages ? "page" : "batch", ref.batch_stride);
+  if (heads > 1) visit("head", ref.head_stride);
+  if (seqlen > 1) visit("row", ref.row_stride);
 }
 
 // What variants look at of a call, found out once for all of them.
 struct Call {
   Problem const& p;
+  Op op;
   uint32_t options;
   uint64_t addresses;  // address_bits(): operands are aligned to as many bytes as the lowest says
 
-  explicit Call(Problem const& params)
-      : p(params), options(options_of(params)), addresses(address_bits(params, element())) {}
+  Call(Problem const& params, Op op)
+      : p(params), op(op), options(options_of(params, op)), addresses(bits_of_addresses()) {}
+
+  uint64_t bits_of_addresses() const {
+    if (op == Op::kForward) return address_bits(p, element(), size_of(p.k.dtype));
+    uint64_t bits = 0;
+    for_operands(p, op, [&](char const*, Operand const& ref, int heads, int seqlen) {
+      bits |= reinterpret_cast<uint64_t>(ref.data);
+      for_strides(p, ref, heads, seqlen, [&](char const*, int64_t stride) {
+        bits |= uint64_t(stride) * unsigned(element());
+      });
+    });
+    return bits;
+  }
   int element() const { return size_of(p.q.dtype); }
 };
 
@@ -75,10 +95,16 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
     });
   }
-  if (info.accumulate != p.accumulate) {
+  // Of a backward pass nothing but fp32 is to be had, whatever the forward call accumulated in.
+  if (call.op == Op::kForward && info.accumulate != p.accumulate) {
     lacks(Lack::kRequest, [&] {
       return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
              name_of(p.accumulate) + "\"";
+    });
+  }
+  if (call.op == Op::kForward && info.quantize != p.quantize) {
+    lacks(Lack::kRequest, [&] {
+      return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
     });
   }
   if (info.head_dim != 0) {
@@ -107,6 +133,14 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       return text;
     });
   }
+  if (uint32_t const missing = variant.kernel->needs & ~call.options) {
+    lacks(Lack::kRequest, [&] {
+      std::string text = "is for calls with";
+      for (std::string const& name : option_names(missing)) text += " " + name + ",";
+      text.back() = ' ';
+      return text + "alone";
+    });
+  }
   int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
   if (int const most = info.max_rows; most != 0 && rows > most) {
     lacks(Lack::kRequest, [&] {
@@ -119,17 +153,30 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     auto const bytes = [&] {
       return " is not a multiple of " + std::to_string(alignment) + " bytes";
     };
-    for (auto const& [name, ref] :
-         {std::pair<char const*, Operand const&>{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.o}}) {
-      if (reinterpret_cast<uint64_t>(ref.data) % alignment == 0) continue;
-      lacks(Lack::kRequest,
-            [&, name = name] { return std::string(name) + "'s address" + bytes(); });
-    }
-    for_strides(p, [&](char const* name, char const* dim, int64_t stride) {
-      if (uint64_t(stride) * unsigned(call.element()) % alignment == 0) return;
-      lacks(Lack::kRequest, [&] {
-        return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
-               " elements" + bytes();
+    for_operands(p, call.op, [&](char const* name, Operand const& ref, int, int) {
+      if (reinterpret_cast<uint64_t>(ref.data) % alignment == 0) return;
+      lacks(Lack::kRequest, [&] { return std::string(name) + "'s address" + bytes(); });
+    });
+    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int seqlen) {
+      for_strides(p, ref, heads, seqlen, [&](char const* dim, int64_t stride) {
+        if (uint64_t(stride) * unsigned(size_of(ref.dtype)) % alignment == 0) return;
+        lacks(Lack::kRequest, [&] {
+          return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
+                 " elements" + bytes();
+        });
+      });
+    });
+  }
+  if (variant.kernel->tma) {
+    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int seqlen) {
+      if (&ref == &p.o) return;  // which is written otherwise
+      for_strides(p, ref, heads, seqlen, [&](char const* dim, int64_t stride) {
+        if (stride >= 0 && stride < kMostTmaStride / call.element()) return;
+        lacks(Lack::kRequest, [&] {
+          return std::string(name) + "'s " + dim + " stride is " + std::to_string(stride) +
+                 " elements, allowed: from 0 to " +
+                 std::to_string(kMostTmaStride / call.element() - 1);
+        });
       });
     });
   }
@@ -190,7 +237,14 @@ int class_of(DeviceInfo const& device) {
 
 // Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels
 // with a choice of tiles pack heads.
-float blocks_per_sm(Problem const& p, int block_m, DeviceInfo const& device) {
+float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& device) {
+  if (op == Op::kBackward) {
+    // A block has a tile of keys, block_m of them, of a KV head.
+    bool const is_packed = p.seq_k.cu_seqlens != nullptr;
+    int64_t const keys = is_packed ? p.seq_k.total : p.seq_k.seqlen;
+    int64_t const tiles = (keys + block_m - 1) / block_m * (is_packed ? 1 : p.batch);
+    return float(tiles * p.num_heads_kv) / float(std::max(device.num_sms, 1));
+  }
   int const heads = TileScheduler::heads_of_tile(p, block_m);
   bool const is_packed = p.seq_q.cu_seqlens != nullptr;
   int64_t const rows = is_packed ? p.seq_q.total : p.seq_q.seqlen;
@@ -199,7 +253,15 @@ float blocks_per_sm(Problem const& p, int block_m, DeviceInfo const& device) {
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
-bool is_decode(Problem const& p) { return p.seq_q.seqlen <= kMaxDecodeQueries; }
+// For the variant's kernel to be better than those after it in the manifest.
+bool has_enough_blocks(Variant const& variant, Problem const& p, DeviceInfo const& device) {
+  float const least = variant.kernel->min_blocks_per_sm;
+  return least <= 0.0f || blocks_per_sm(p, variant.kernel->op, variant.block_m, device) >= least;
+}
+
+bool is_decode(Problem const& p, Op op) {
+  return op == Op::kForward && p.seq_q.seqlen <= kMaxDecodeQueries;
+}
 
 // A variant and when it is wanted among those of its group.
 struct Choice {
@@ -261,13 +323,13 @@ struct Group {
   }
 
   Variant const* select(Call const& call, DeviceInfo const& device) const {
-    auto const& choices = by_class[class_of(device)][is_decode(call.p)];
+    auto const& choices = by_class[class_of(device)][is_decode(call.p, call.op)];
     Variant const* fallback = nullptr;
     for (Choice const& choice : choices) {
-      bool const is_wanted =
-          choice.min_blocks_per_sm <= 0.0f ||
-          (choice.min_blocks_per_sm < kNever &&
-           blocks_per_sm(call.p, choice.variant->block_m, device) >= choice.min_blocks_per_sm);
+      bool const is_wanted = choice.min_blocks_per_sm <= 0.0f ||
+                             (choice.min_blocks_per_sm < kNever &&
+                              blocks_per_sm(call.p, call.op, choice.variant->block_m, device) >=
+                                  choice.min_blocks_per_sm);
       if (!is_wanted && fallback != nullptr) continue;
       if (!can_run(*choice.variant, call, device)) continue;
       if (is_wanted) return choice.variant;
@@ -279,11 +341,11 @@ struct Group {
   static constexpr float kNever = __builtin_huge_valf();
 };
 
-constexpr int kOps = 1, kDevices = 2;
+constexpr int kDevices = 2;
 
 // Groups of what a name stands for, in order of preference.
 struct Shortlist {
-  std::vector<Group> groups[kOps][kDevices][kNumDTypes];
+  std::vector<Group> groups[kNumOps][kDevices][kNumDTypes];
 
   void add(Variant const& v) {
     auto& list = groups[int(v.kernel->op)][int(v.info.device)][int(v.info.dtype)];
@@ -347,35 +409,46 @@ Shortlist const* shortlist(std::string const& kernel) {
 Variant const* first(Call const& call, Op op, DeviceInfo const& device, std::string const& kernel) {
   Shortlist const* const list = shortlist(kernel);
   if (list == nullptr) return nullptr;
+  Variant const* fallback = nullptr;
   for (Group const& group : list->groups[int(op)][int(device.device)][int(call.p.q.dtype)]) {
-    if (Variant const* const variant = group.select(call, device)) return variant;
+    // More padding makes no more of a kernel that has too few blocks.
+    if (fallback && fallback->kernel == group.variants[0]->kernel) continue;
+    Variant const* const variant = group.select(call, device);
+    if (variant == nullptr) continue;
+    if (has_enough_blocks(*variant, call.p, device)) return variant;
+    if (fallback == nullptr) fallback = variant;
   }
-  return nullptr;
+  return fallback;
 }
 
-Status unknown(std::string const& kernel) {
+Status unknown(std::string const& kernel, Op op) {
   std::string message = "kernel is \"" + kernel + "\", allowed: \"auto\"";
-  std::string last;
+  std::string last, example;
   for (Variant const& variant : registry()) {
+    if (variant.kernel->op != op) continue;
     if (variant.info.kernel != last) message += ", \"" + variant.info.kernel + "\"";
     last = variant.info.kernel;
+    if (example.empty()) example = variant.info.key;
   }
-  return Status::invalid(message + ", or a whole key such as \"" + registry().front().info.key +
+  return Status::invalid(message + ", or a whole key such as \"" + example +
                          "\" (variants() lists them)");
 }
 
 Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel) {
-  Call const call(problem);
+  Call const call(problem, op);
   std::string lines;
   bool is_named = false, is_request_at_fault = true;
   for (Variant const& variant : registry()) {
-    if (!names(kernel, variant)) continue;
+    if (variant.kernel->op != op || !names(kernel, variant)) continue;
     is_named = true;
     // "auto" means one for this device; others would only repeat that they are not.
     if (kernel == "auto" && variant.info.device != device.device) continue;
-    // Nobody who has not asked for fp16 accumulation looks for a kernel that has it.
-    if (kernel == "auto" && problem.accumulate == Accumulate::kFloat32 &&
-        variant.info.accumulate != Accumulate::kFloat32) {
+    // Nobody who has not asked for fp16 accumulation, or 8 bits, looks for a kernel that has it.
+    bool const is_fp16 = variant.info.accumulate != Accumulate::kFloat32;
+    bool const is_8_bit = variant.info.quantize != Quantize::kNone;
+    if (kernel == "auto" && op == Op::kForward &&
+        ((is_fp16 && problem.accumulate == Accumulate::kFloat32) ||
+         (is_8_bit && problem.quantize == Quantize::kNone))) {
       continue;
     }
     bool lacks_request = false;
@@ -384,7 +457,7 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
     is_request_at_fault &= lacks_request;
     lines += "\n  " + variant.info.key + ": " + why_not(variant, problem, device);
   }
-  if (!is_named) return unknown(kernel);
+  if (!is_named) return unknown(kernel, op);
   if (!device.unavailable.empty()) {
     return Status::device_error(std::string("no kernel can run on ") + name_of(device.device) +
                                 ": " + device.unavailable);
@@ -404,7 +477,7 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
 
 std::string why_not(Variant const& variant, Problem const& problem, DeviceInfo const& device) {
   std::string reasons;
-  examine(variant, Call(problem), device, [&](Lack, auto&& reason) {
+  examine(variant, Call(problem, variant.kernel->op), device, [&](Lack, auto&& reason) {
     if (!reasons.empty()) reasons += "; ";
     reasons += reason();
   });
@@ -418,7 +491,7 @@ bool names(std::string const& kernel, Variant const& variant) {
 
 Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
                       std::string const& kernel, Status& status) {
-  Variant const* const variant = first(Call(problem), op, device, kernel);
+  Variant const* const variant = first(Call(problem, op), op, device, kernel);
   if (variant == nullptr) status = refusal(problem, op, device, kernel);
   return variant;
 }
@@ -426,7 +499,17 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
 std::string why_preferred(Variant const& chosen, Variant const& other, Problem const& problem,
                           DeviceInfo const& device) {
   VariantInfo const &a = chosen.info, &b = other.info;
-  if (a.kernel != b.kernel) return "could run; " + a.kernel + " is preferred";
+  Op const op = chosen.kernel->op;
+  auto const blocks = [&](Variant const& variant) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%.3g",
+                  double(blocks_per_sm(problem, op, variant.block_m, device)));
+    return number + std::string(" blocks an SM");
+  };
+  if (a.kernel != b.kernel) {
+    bool const is_enough = has_enough_blocks(other, problem, device);
+    return "could run; " + a.kernel + " is preferred" + (is_enough ? "" : " for " + blocks(other));
+  }
   if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
     return "could run; " + a.key + " pads the head dims less";
   }
@@ -435,11 +518,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
   if (!failing.empty() && why_failing(smem_kb, a.key).empty()) {
     return "could run; fails a gate that " + a.tile + " does not: " + failing;
   }
-  char number[32];
-  std::snprintf(number, sizeof number, "%.3g",
-                double(blocks_per_sm(problem, chosen.block_m, device)));
-  std::string const call = is_decode(problem) ? "decoding with " : "";
-  return "could run; tile " + a.tile + " is preferred for " + call + number + " blocks an SM";
+  std::string const call = is_decode(problem, op) ? "decoding with " : "";
+  return "could run; tile " + a.tile + " is preferred for " + call + blocks(chosen);
 }
 
 }  // namespace cutlass_attn

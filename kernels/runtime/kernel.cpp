@@ -6,31 +6,42 @@
 
 #if CUTLASS_ATTN_CUDA
 #include <cuda_runtime_api.h>
+#endif
 
 #include "runtime/device.hpp"
-#endif
 
 namespace cutlass_attn {
 namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-Status launch_on_device(KernelUnit const& unit, int score, void* params, Launch const& launch,
-                        RunOptions const& options) {
-  void const* const function = unit.device_code[score];
-  if (launch.smem_bytes > 48 * 1024) {
-    // Beyond 48 KB a kernel must opt in, once per device.
-    std::atomic<uint64_t>& opted_in = unit.opted_in[score];
-    uint64_t const bit = uint64_t(1) << (options.device_index & 63);
-    if (options.device_index >= 64 || !(opted_in.load(std::memory_order_relaxed) & bit)) {
-      if (auto error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            unit.facts.smem_bytes);
-          error != cudaSuccess) {
-        return cuda_status(error, "cudaFuncSetAttribute");
-      }
-      opted_in.fetch_or(bit, std::memory_order_relaxed);
-    }
+// Beyond 48 KB a kernel must opt in, once per device.
+Status allow_smem(KernelUnit const& unit, int score, int device_index) {
+  std::atomic<uint64_t>& opted_in = unit.opted_in[score];
+  uint64_t const bit = uint64_t(1) << (device_index & 63);
+  if (device_index < 64 && opted_in.load(std::memory_order_relaxed) & bit) return {};
+  if (auto error =
+          cudaFuncSetAttribute(unit.device_code[score], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               unit.facts.smem_bytes);
+      error != cudaSuccess) {
+    return cuda_status(error, "cudaFuncSetAttribute");
   }
+  opted_in.fetch_or(bit, std::memory_order_relaxed);
+  return {};
+}
+
+#else
+
+Status allow_smem(KernelUnit const&, int, int) { return {}; }
+
+#endif
+
+}  // namespace
+
+#if CUTLASS_ATTN_CUDA
+
+Status launch_on_device(void const* function, void* params, Launch const& launch,
+                        RunOptions const& options) {
   dim3 const grid(unsigned(launch.blocks)), block(unsigned(launch.threads));
   auto const stream = static_cast<cudaStream_t>(options.stream);
   if (launch.zeroed_bytes > 0) {
@@ -61,13 +72,11 @@ Status launch_on_device(KernelUnit const& unit, int score, void* params, Launch 
 
 #else
 
-Status launch_on_device(KernelUnit const&, int, void*, Launch const&, RunOptions const&) {
+Status launch_on_device(void const*, void*, Launch const&, RunOptions const&) {
   return Status::device_error("this build has no CUDA runtime");
 }
 
 #endif
-
-}  // namespace
 
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
               DeviceLimits const& limits, RunOptions const& options) {
@@ -84,18 +93,37 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   }
 #endif
   kernel.prepare(problem, workspace, limits, unit.facts, params);
-  Launch const launch = kernel.launch(params, unit.facts);
-  if (launch.blocks > INT32_MAX) {
-    return Status::invalid("the call needs " + std::to_string(launch.blocks) +
-                           " thread blocks; a grid holds 2147483647: split the batch");
-  }
-  if (!is_on_device) {
+  auto const run = [&](Launch const& launch, void const* device_code,
+                       KernelUnit::HostCode host_code) -> Status {
+    if (launch.failure != nullptr) return Status::device_error(launch.failure);
+    if (launch.blocks > INT32_MAX) {
+      return Status::invalid("the call needs " + std::to_string(launch.blocks) +
+                             " thread blocks; a grid holds 2147483647: split the batch");
+    }
+    if (is_on_device) return launch_on_device(device_code, params, launch, options);
     if (launch.zeroed_bytes > 0) {
       std::memset(options.workspace.data, 0, size_t(launch.zeroed_bytes));
     }
-    return unit.host_code[score](params, launch, options);
+    return host_code(params, launch, options);
+  };
+  auto const run_aside = [&](int i) -> Status {
+    if (!kernel.has_asides()) return {};
+    Launch const launch = kernel.launch_aside[i](params, unit.facts);
+    if (launch.blocks == 0) return {};
+    return run(launch, unit.device_asides[i], unit.host_asides[i]);
+  };
+  Launch const main = kernel.launch(params, unit.facts);
+  Status status;
+  if (is_on_device && main.smem_bytes > 48 * 1024) {
+    status = allow_smem(unit, score, options.device_index);
   }
-  return launch_on_device(unit, score, params, launch, options);
+  if (status.ok()) status = run_aside(0);
+  // A kernel without asides is only called where it has something to do.
+  if (status.ok() && (main.blocks > 0 || !kernel.has_asides())) {
+    status = run(main, unit.device_code[score], unit.host_code[score]);
+  }
+  if (status.ok()) status = run_aside(1);
+  return status;
 }
 
 }  // namespace cutlass_attn

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <new>
 
@@ -12,6 +13,7 @@
 namespace cutlass_attn {
 
 inline constexpr int kMaxScores = 4;
+inline constexpr int kNumAsides = 2;  // launches before and after the kernel itself
 
 // How a kernel's arguments are made, and which score functors it is compiled with. `Params`, the
 // kernel's own struct of arguments, supplies
@@ -23,13 +25,24 @@ inline constexpr int kMaxScores = 4;
 //
 // The facts are those of the instance that runs. workspace_bytes() is also asked before that is
 // compiled, when block_m alone is known.
+//
+// and perhaps, where blocks share the keys of a tile, how many do:
+//
+//   static int32_t splits_of_keys(Problem const&, DeviceLimits const&, KernelFacts const&);
+//
+// A kernel with asides has a launch before it and one after it, with the same arguments; its Params
+// then supplies launch_before() and launch_after() as well, whose grids may be empty.
 struct KernelArguments {
   static constexpr int kMaxBytes = 2048;  // of Params
 
   void (*prepare)(Problem const&, Workspace const&, DeviceLimits const&, KernelFacts const&,
                   void* params) = nullptr;
   int64_t (*workspace_bytes)(Problem const&, DeviceLimits const&, KernelFacts const&) = nullptr;
+  int32_t (*splits)(Problem const&, DeviceLimits const&, KernelFacts const&) = nullptr;
   Launch (*launch)(void const* params, KernelFacts const&) = nullptr;
+  Launch (*launch_aside[kNumAsides])(void const* params, KernelFacts const&) = {};
+
+  bool has_asides() const { return launch_aside[0] != nullptr; }
 
   int num_scores = 0;
   struct {
@@ -37,6 +50,17 @@ struct KernelArguments {
     bool (*takes)(Problem const&);
   } scores[kMaxScores] = {};
 };
+
+namespace detail {
+template <class Params>
+constexpr auto splits_of(int) -> decltype(&Params::splits_of_keys) {
+  return &Params::splits_of_keys;
+}
+template <class Params>
+constexpr std::nullptr_t splits_of(...) {
+  return nullptr;
+}
+}  // namespace detail
 
 template <class Params, class... Scores>
 constexpr KernelArguments arguments_of() {
@@ -48,12 +72,28 @@ constexpr KernelArguments arguments_of() {
     new (params) Params(Params::prepare(p, workspace, device, facts));
   };
   result.workspace_bytes = &Params::workspace_bytes;
+  result.splits = detail::splits_of<Params>(0);
   result.launch = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch(facts);
   };
   ((result.scores[result.num_scores++] = {Scores::kToken, &Scores::takes}), ...);
   return result;
 }
+
+template <class Params, class... Scores>
+constexpr KernelArguments arguments_with_asides_of() {
+  KernelArguments result = arguments_of<Params, Scores...>();
+  result.launch_aside[0] = [](void const* params, KernelFacts const& facts) {
+    return static_cast<Params const*>(params)->launch_before(facts);
+  };
+  result.launch_aside[1] = [](void const* params, KernelFacts const& facts) {
+    return static_cast<Params const*>(params)->launch_after(facts);
+  };
+  return result;
+}
+
+// What the asides' entries are named after the kernel's symbol.
+inline constexpr char const* kAsideTokens[kNumAsides] = {"before", "after"};
 
 // A compiled instance: what it says of itself, and its code by score functor.
 struct KernelUnit {
@@ -63,6 +103,8 @@ struct KernelUnit {
   KernelFacts facts;
   void const* device_code[kMaxScores];  // a __global__ function, or a cudaKernel_t
   HostCode host_code[kMaxScores];
+  void const* device_asides[kNumAsides] = {};
+  HostCode host_asides[kNumAsides] = {};
   // By score, a bit per device on which the code may use facts.smem_bytes, the most that
   // Params::launch() may ask for.
   mutable std::atomic<uint64_t> opted_in[kMaxScores] = {};

@@ -13,12 +13,16 @@ struct ManifestKernel {
   Op op = Op::kForward;
   char const* arch = "";      // as VariantInfo's
   uint32_t options = 0;       // bits of option:: that it implements
+  uint32_t needs = 0;         // and those without which it takes no call
   int head_dim_multiple = 0;  // as VariantInfo's
   Accumulate accumulate = Accumulate::kFloat32;
+  Quantize quantize = Quantize::kNone;
   int compute_capability[2] = {0, 0};  // the least and the last that it runs on
   int alignment = 1;                   // bytes: of every operand address and stride
   bool automatic = true;
   int max_rows = 0;                // as VariantInfo's
+  float min_blocks_per_sm = 0.0f;  // for fewer a kernel after it is preferred that can run
+  bool tma = false;                // reads q, k and v through TMA, which takes no negative strides
   KernelArguments arguments = {};  // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.
@@ -32,10 +36,11 @@ struct ManifestRow {
   DType dtype;
   int head_dim = 0, head_dim_v = 0;  // 0: any
   char const* tile = "";
-  int block_m = 0;  // rows of its tile; 0: it has no choice of tile
+  int block_m = 0;  // rows of a block's tile; 0: it has no choice of tile
   char const* tier;
   bool is_simt = false;
   bool compiled = false;
+  char const* symbol;                // what the names of its entries begin with
   KernelUnit const* unit = nullptr;  // of a compiled GPU kernel
 };
 

@@ -7,11 +7,17 @@
 
 #include "core/problem.hpp"
 #include "core/score.hpp"
+#include "cutlass_attn.hpp"
 
 namespace cutlass_attn {
 
+// Whether K and V are of a dtype that nobody computes with.
+inline bool has_fp8_kv(Problem const& p) {
+  return p.k.dtype == DType::kFloat8E4M3 && p.v.dtype == DType::kFloat8E4M3;
+}
+
 // What the call asks for.
-inline uint32_t options_of(Problem const& p) {
+inline uint32_t options_of(Problem const& p, Op op) {
   uint32_t bits = 0;
   if (p.logits.softcap != 0.0f) bits |= option::softcap;
   if (!(p.logits.softmax_scale >= IdentityScore::kLeastScale)) bits |= option::negative_scale;
@@ -25,7 +31,11 @@ inline uint32_t options_of(Problem const& p) {
     if (s->cu_seqlens || s->seqused) bits |= option::varlen;
   }
   if (p.kv.block_table) bits |= option::paged_kv;
-  if (p.q.scale || p.k.scale || p.v.scale || p.o.scale) bits |= option::scales;
+  if (p.q.scale || p.o.scale) bits |= option::scales;
+  if (p.k.scale || p.v.scale) bits |= option::kv_scales;
+  if (has_fp8_kv(p)) bits |= option::fp8_kv;
+  if (op == Op::kBackward && p.grad->bias) bits |= option::bias_grad;
+  if (op == Op::kBackward && p.grad->deterministic) bits |= option::deterministic;
   return bits;
 }
 
@@ -42,6 +52,12 @@ inline std::vector<std::string> option_names(uint32_t bits) {
 inline char const* name_of(DType dtype) { return facts::kDTypeNames[int(dtype)]; }
 inline char const* name_of(Accumulate accumulate) {
   return facts::kAccumulateNames[int(accumulate)];
+}
+inline char const* name_of(Quantize quantize) { return facts::kQuantizeNames[int(quantize)]; }
+// As a value of Python's.
+inline std::string value_of(Quantize quantize) {
+  if (quantize == Quantize::kNone) return "None";
+  return std::string("\"") + name_of(quantize) + "\"";
 }
 
 // Bytes of an element.

@@ -2,8 +2,8 @@
 #include "runtime/registry.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -18,22 +18,31 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   __builtin_unreachable();  // generate.py has seen to it
 }
 
-// As variant_key.py has it.
-std::string symbol_of(std::string key) {
-  for (char& c : key) {
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+// Rows of a block's tile, as a key has it, "64x128x8": queries, of a backward pass keys.
+int block_m_of(std::string const& tile, Op op) {
+  char const* text = tile.c_str();
+  if (op == Op::kBackward) {
+    text = std::strchr(text, 'x');
+    if (text == nullptr) return 0;
+    ++text;
   }
-  return "cutlass_attn_" + key;
+  return std::atoi(text);
+}
+
+// What `name` is for another tile: its last part.
+std::string with_tile(std::string const& name, std::string const& old, std::string const& tile) {
+  return name.substr(0, name.size() - old.size()) + tile;
 }
 
 Variant variant_of(ManifestRow const& row) {
   ManifestKernel const& kernel = kernel_of(row);
   bool const is_gpu = kernel.function == nullptr && !row.is_simt;
-  Variant variant{{}, &kernel, row.block_m, row.unit, row.is_simt, false, symbol_of(row.key)};
+  Variant variant{{}, &kernel, row.block_m, row.unit, row.is_simt, false, row.symbol};
   variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
   VariantInfo& info = variant.info;
   info.key = row.key;
   info.kernel = std::string(kernel.name) + (row.is_simt ? "-simt" : "");
+  info.op = kernel.op;
   info.device = is_gpu ? Device::kCuda : Device::kCpu;
   info.arch = kernel.arch;
   info.dtype = row.dtype;
@@ -43,7 +52,9 @@ Variant variant_of(ManifestRow const& row) {
   info.max_rows = kernel.max_rows;
   info.tile = row.tile;
   info.accumulate = kernel.accumulate;
+  info.quantize = kernel.quantize;
   info.options = option_names(kernel.options);
+  info.needs = option_names(kernel.needs);
   info.tier = row.tier;
   info.compiled = row.compiled;
   info.automatic = kernel.automatic && !row.is_simt;
@@ -105,8 +116,7 @@ Status add_tile(AddedTile const& tile) {
   Tables& all = tables();
   std::lock_guard const lock(all.mutex);
   if (all.is_final) return too_late();
-  int const block_m = std::atoi(tile.tile.c_str());
-  if (block_m <= 0) {
+  if (block_m_of(tile.tile, Op::kForward) <= 0) {
     return Status::invalid("tile is \"" + tile.tile + "\", allowed: one such as 64x64x4");
   }
   std::vector<Variant> rows;
@@ -115,7 +125,7 @@ Status add_tile(AddedTile const& tile) {
     VariantInfo const& info = like.info;
     if (!is_alike(info, tile) || info.device != Device::kCuda || info.tile.empty()) continue;
     is_known = true;
-    std::string const key = info.key.substr(0, info.key.size() - info.tile.size()) + tile.tile;
+    std::string const key = with_tile(info.key, info.tile, tile.tile);
     auto const has_key = [&](Variant const& v) { return v.info.key == key; };
     if (std::any_of(all.variants.begin(), all.variants.end(), has_key)) continue;
     if (std::any_of(rows.begin(), rows.end(), has_key)) continue;
@@ -124,10 +134,10 @@ Status add_tile(AddedTile const& tile) {
     row.info.tile = tile.tile;
     row.info.tier = "tuned";
     row.info.compiled = false;
-    row.block_m = block_m;
+    row.block_m = block_m_of(tile.tile, info.op);
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;
-    row.symbol = symbol_of(key);
+    row.symbol = with_tile(like.symbol, info.tile, tile.tile);
     rows.push_back(std::move(row));
   }
   if (!is_known) return Status::invalid("no variant is of " + name_of(tile));

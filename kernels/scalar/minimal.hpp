@@ -33,7 +33,7 @@ struct Minimal {
     int const q = tile.q_begin + Arch::thread();
     int const batch = tile.seq.batch, head = tile.head_q, head_kv = tile.head_kv;
     SeqLens const seqlens = tile.seq.lens(p);
-    PagedKv<Element> const k(p, tile.seq, p.k, head_kv), v(p, tile.seq, p.v, head_kv);
+    StoredKv<Element> const k(p, tile.seq, p.k, head_kv), v(p, tile.seq, p.v, head_kv);
 
     Score const score(p, seqlens);
     float const log2_scale = score.log2_scale();
@@ -50,9 +50,10 @@ struct Minimal {
 
     int const end = mask.hi(q);
     for (int key = mask.lo(q); key < end; ++key) {
-      Element const* const k_row = k.row(key);
       float s = 0.0f;
-      for (int d = 0; d < p.head_dim; ++d) s = fmaf(float(q_row[d]), float(k_row[d]), s);
+      k.with_row(key, [&](auto const* k_row) {
+        for (int d = 0; d < p.head_dim; ++d) s = fmaf(float(q_row[d]), float(k_row[d]), s);
+      });
 
       float const x = score(s * qk_scale, batch, head, q, key);
       float const rescale = softmax.update_max(x, log2_scale);
@@ -60,8 +61,9 @@ struct Minimal {
       softmax.sum += weight;
       if (dropout.is_active()) weight *= dropout.factor(batch, head, q, key);
 
-      Element const* const v_row = v.row(key);
-      for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
+      v.with_row(key, [&](auto const* v_row) {
+        for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
+      });
     }
 
     float const factor = vo_scale * finish_row(p, tile.seq, head, q, softmax, log2_scale, true);

@@ -16,6 +16,7 @@ namespace {
 
 using serving::AppendParams;
 using serving::AppendRow;
+using serving::is_stored_as_fp8;
 
 Status check(AppendProblem const& p) {
   struct {
@@ -52,10 +53,17 @@ Status check(AppendProblem const& p) {
   } const operands[] = {
       {"k", p.k}, {"v", p.v}, {"k_cache", p.k_cache}, {"v_cache", p.v_cache}, {"q", p.q}};
   for (auto const& [name, operand] : operands) {
+    bool const is_cache = &operand == &p.k_cache || &operand == &p.v_cache;
+    if (is_cache && is_stored_as_fp8(p)) continue;
     if (operand.dtype != p.k.dtype && operand.data != nullptr) {
       return Status::invalid(std::string(name) + " is " + name_of(operand.dtype) +
-                             ", allowed: " + name_of(p.k.dtype) + " like k");
+                             ", allowed: " + name_of(p.k.dtype) + " like k" +
+                             (is_cache ? ", or float8_e4m3fn for both caches" : ""));
     }
+  }
+  if (p.k.dtype == DType::kFloat64 || int32_t(p.k.dtype) >= kNumDTypes) {
+    return Status::no_kernel(std::string("k is ") + name_of(p.k.dtype) +
+                             ", allowed: float16, bfloat16, float32");
   }
   if (p.q.data && p.rotary.dim == 0) {
     return Status::invalid("q is set, but rotary.dim is 0: there is nothing to rotate it by");
@@ -114,22 +122,20 @@ bool is_aligned(AppendProblem const& p) {
   return result;
 }
 
-struct OnCpu {
-  template <class Element>
-  static float load(Element x) {
-    return cpu::to_float(x);
-  }
-  template <class Element>
-  static void store(float x, Element& to) {
-    cpu::from_float(x, to);
-  }
-};
+template <class Element, class Stored>
+void append_rows(AppendParams const& params) {
+  AppendProblem const& p = params.problem;
+  AppendRow<Element, Stored, cpu::Convert> const row{p, params.is_aligned, 0, 1};
+  for (int64_t i = 0; i < row.rows(p); ++i) row.run(i);
+}
 
 template <class Element>
 void append_on_host(AppendParams const& params) {
-  AppendProblem const& p = params.problem;
-  AppendRow<Element, OnCpu> const row{p, params.is_aligned, 0, 1};
-  for (int64_t i = 0; i < row.rows(p); ++i) row.run(i);
+  if (is_stored_as_fp8(params.problem)) {
+    append_rows<Element, E4M3>(params);
+  } else {
+    append_rows<Element, Element>(params);
+  }
 }
 
 }  // namespace
@@ -155,9 +161,8 @@ Status append_kv(AppendProblem const& p, LaunchOptions const& options) {
     case DType::kBFloat16:
       append_on_host<cpu::BFloat16>(params);
       break;
-    case DType::kFloat32:
+    default:
       append_on_host<float>(params);
-      break;
   }
   return {};
 }

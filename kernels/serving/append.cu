@@ -1,5 +1,4 @@
 // The append kernel on a GPU, for every dtype of a cache.
-#include <cuda_runtime_api.h>
 #include <cutlass/bfloat16.h>
 #include <cutlass/half.h>
 
@@ -10,34 +9,31 @@
 namespace cutlass_attn::serving {
 namespace {
 
-template <class Element>
-__global__ void __launch_bounds__(AppendKernel<Element>::kThreads,
-                                  AppendKernel<Element>::kMinBlocksPerSm)
+template <class Element, class Stored>
+__global__ void __launch_bounds__(AppendKernel<Element, Stored>::kThreads,
+                                  AppendKernel<Element, Stored>::kMinBlocksPerSm)
     append(__grid_constant__ AppendParams const params) {
-  AppendKernel<Element>::run(params, int(blockIdx.x), int(threadIdx.x));
+  AppendKernel<Element, Stored>::run(params, int(blockIdx.x), int(threadIdx.x));
 }
 
 template <class Element>
-Status launch(AppendParams const& params, cudaStream_t stream) {
-  Launch const launch = AppendKernel<Element>::launch(params);
-  void* arguments[] = {const_cast<AppendParams*>(&params)};
-  return cuda_status(cudaLaunchKernel(reinterpret_cast<void const*>(&append<Element>),
-                                      dim3(unsigned(launch.blocks)), dim3(unsigned(launch.threads)),
-                                      arguments, 0, stream),
-                     "kernel launch");
+Status launch(AppendParams params, RunOptions const& options) {
+  auto* const function =
+      is_stored_as_fp8(params.problem) ? &append<Element, E4M3> : &append<Element, Element>;
+  return launch_on_device(reinterpret_cast<void const*>(function), &params,
+                          AppendKernel<Element>::launch(params), options);
 }
 
 }  // namespace
 
 Status append_on_device(AppendParams const& params, RunOptions const& options) {
-  auto const stream = static_cast<cudaStream_t>(options.stream);
   switch (params.problem.k.dtype) {
     case DType::kFloat16:
-      return launch<cutlass::half_t>(params, stream);
+      return launch<cutlass::half_t>(params, options);
     case DType::kBFloat16:
-      return launch<cutlass::bfloat16_t>(params, stream);
+      return launch<cutlass::bfloat16_t>(params, options);
     default:
-      return launch<float>(params, stream);
+      return launch<float>(params, options);
   }
 }
 

@@ -9,27 +9,22 @@
 #include "core/append.hpp"
 #include "core/launch.hpp"
 #include "core/macros.hpp"
+#include "serving/convert.hpp"
 
 namespace cutlass_attn::serving {
+
+// Whether the cache is of E4M3, whatever the new rows are.
+inline bool is_stored_as_fp8(AppendProblem const& p) {
+  return p.k_cache.dtype == DType::kFloat8E4M3 && p.v_cache.dtype == DType::kFloat8E4M3;
+}
 
 struct AppendParams {
   AppendProblem problem;
   bool is_aligned;  // rows are whole pieces of 16 bytes, at multiples of them
 };
 
-// How elements become numbers and back.
-struct ByConstructor {
-  template <class Element>
-  CA_HOST_DEVICE static float load(Element x) {
-    return float(x);
-  }
-  template <class Element>
-  CA_HOST_DEVICE static void store(float x, Element& to) {
-    to = Element(x);
-  }
-};
-
-template <class Element, class Convert = ByConstructor>
+// Stored: what the cache is of.
+template <class Element, class Stored = Element, class Convert = ByConstructor>
 struct AppendRow {
   AppendProblem const& p;
   bool is_aligned;
@@ -92,7 +87,7 @@ struct AppendRow {
     Place const place = place_of(batch, i);
     if (place.page < 0) return;
     Operand const &from = is_v ? p.v : p.k, &to = is_v ? p.v_cache : p.k_cache;
-    copy(at(from, batch, head, i), at(to, place.page, head, place.row),
+    copy(at<Element>(from, batch, head, i), at<Stored>(to, place.page, head, place.row),
          is_v ? p.head_dim_v : p.head_dim, is_v ? 0 : p.rotary.dim, place.position,
          to.scale ? 1.0f / to.scale[head * to.scale_head_stride] : 1.0f, to.scale != nullptr);
   }
@@ -104,18 +99,22 @@ struct AppendRow {
     int64_t position = int64_t(p.cache_seqlens[batch]) + (p.q_advances ? i : 0);
     if (position < 0) position = 0;
     if (position >= p.rotary.positions) position = p.rotary.positions - 1;
-    copy(at(p.q, batch, head, i), at(p.q_rotated, batch, head, i), p.head_dim, p.rotary.dim,
-         int32_t(position), 1.0f, false);
+    copy(at<Element>(p.q, batch, head, i), at<Element>(p.q_rotated, batch, head, i), p.head_dim,
+         p.rotary.dim, int32_t(position), 1.0f, false);
   }
 
-  CA_HOST_DEVICE static Element* at(Operand const& t, int64_t batch, int32_t head, int32_t row) {
-    return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
+  template <class T>
+  CA_HOST_DEVICE static T* at(Operand const& t, int64_t batch, int32_t head, int32_t row) {
+    return static_cast<T*>(t.data) + batch * t.batch_stride + head * t.head_stride +
            row * t.row_stride;
   }
 
-  CA_HOST_DEVICE void copy(Element const* from, Element* to, int32_t columns, int32_t rotary_dim,
+  template <class To>
+  CA_HOST_DEVICE void copy(Element const* from, To* to, int32_t columns, int32_t rotary_dim,
                            int32_t position, float factor, bool is_scaled) const {
-    if (rotary_dim == 0 && !is_scaled) return copy_as_is(from, to, columns);
+    if constexpr (sizeof(To) == sizeof(Element)) {
+      if (rotary_dim == 0 && !is_scaled) return copy_as_is(from, to, columns);
+    }
     Rotary const& r = p.rotary;
     auto const* const cos = static_cast<Element const*>(r.cos) + position * r.cos_stride;
     auto const* const sin = static_cast<Element const*>(r.sin) + position * r.sin_stride;
@@ -148,7 +147,7 @@ struct AppendRow {
 };
 
 // On a GPU, and by the same steps under simt.
-template <class Element>
+template <class Element, class Stored = Element>
 struct AppendKernel {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocksPerSm = 4;  // without it, ptxas spills
@@ -161,7 +160,8 @@ struct AppendKernel {
   }
 
   CA_HOST_DEVICE static void run(AppendParams const& params, int block, int thread) {
-    AppendRow<Element> const row{params.problem, params.is_aligned, thread % kLanes, kLanes};
+    AppendRow<Element, Stored> const row{params.problem, params.is_aligned, thread % kLanes,
+                                         kLanes};
     row.run(int64_t(block) * kRows + thread / kLanes);
   }
 };

@@ -11,7 +11,13 @@
 //   - a warp collective needs all 32 lanes of a warp at the same kind of collective, a barrier all
 //     of its threads: what can never happen any more is reported, with who waits where;
 //   - a named barrier belongs to the warps that come to it first, until a barrier of the whole
-//     block frees it: another warp, which a GPU could count in the wrong round, is reported;
+//     block frees it: another warp, which a GPU could count in the wrong round, is reported; so is
+//     a thread that arrives again before the others have come, or where they never come;
+//   - the destination of a copy of TMA is NaN from its issue until a thread waits for the phase
+//     that counts it; accumulators of wgmma are NaN until the wait that covers it, and only then is
+//     read what it multiplies;
+//   - a barrier in shared memory that nobody made, that has more arrivals or bytes than its phase,
+//     or whose phase can never end is reported;
 //   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
 #pragma once
 
@@ -19,6 +25,7 @@
 #include <functional>
 
 #include "core/status.hpp"
+#include "core/tensor_map.hpp"
 
 namespace cutlass_attn::simt {
 
@@ -44,7 +51,7 @@ struct Grid {
 };
 
 // Calls body(smem) in every thread of every block, `smem` being the block's shared memory, aligned
-// to 128 bytes. Returns kDeviceError with block and thread numbers for what the kernel did wrong.
+// to 1024 bytes. Returns kDeviceError with block and thread numbers for what the kernel did wrong.
 Status run_grid(Grid const& grid, Schedule const& schedule,
                 std::function<void(char* smem)> const& body);
 
@@ -64,6 +71,9 @@ void sync();
 // bar.sync: `barrier` is 1 to 15; `threads`, a multiple of kWarpSize, how many make it up.
 void sync(int barrier, int threads);
 
+// bar.arrive: the same without waiting for the others.
+void arrive(int barrier, int threads);
+
 // __syncwarp
 void sync_warp();
 
@@ -71,6 +81,11 @@ enum class MmaInput { kFloat16, kBFloat16 };
 
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
+
+// mma.sync.m16n8k32 of int8 with int32 accumulators: d = a b + c. A sum beyond an int32, which
+// would wrap around, is an error.
+void mma_m16n8k32_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                     int32_t const (&c)[4]);
 
 // Which element of a matrix of `size` elements, a power of 2, is number i of this lane in a wmma
 // fragment.
@@ -88,8 +103,9 @@ void check_matrix(char const* what, void const* matrix, int ld, int lines, int l
 // ldmatrix.x4[.trans]: `row` is the 16-byte row this lane supplies.
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
 
-// st.shared.v4: 16 bytes.
-void store_shared(void* smem, uint32_t const (&words)[4]);
+// st.shared and ld.shared of 1, 2 or 4 words.
+void store_shared(void* smem, uint32_t const* words, int count);
+void load_shared(void const* smem, uint32_t* words, int count);
 
 // shfl.sync.bfly over the whole warp.
 uint64_t shuffle_xor(uint64_t value, int lane_mask);
@@ -103,6 +119,36 @@ void async_copy_commit();
 // Lands the copies of all but this thread's `pending` newest committed groups. Copies that were
 // never committed stay in flight, also for 0, where cp.async.wait_all would include them.
 void async_copy_wait(int pending);
+
+// mbarrier: init, arrive with so many bytes to be waited for, and wait for a phase's parity.
+void barrier_init(void* barrier, int arrivals);
+void barrier_init_fence();
+void barrier_arrive(void* barrier, int bytes);
+void barrier_wait(void* barrier, int parity);
+
+// cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
+void tma_load(void* to, TensorMap const& map, void* barrier,
+              int32_t const (&at)[TensorView::kDims]);
+
+// wgmma 64 x n x 16 with fp32 accumulators: A by descriptor and B by columns, or A in registers and
+// B by rows.
+struct WgmmaCall {
+  MmaInput input;
+  int n;
+  bool accumulates;
+  uint32_t const* a;  // (4); null: by descriptor
+  uint64_t a_descriptor, b_descriptor;
+};
+void wgmma(WgmmaCall const& call, float* accumulator);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+// setmaxnreg
+void set_registers(int registers);
+
+// An address of shared memory, counted from its beginning.
+uint32_t smem_offset(void const* address);
 
 }  // namespace engine
 }  // namespace cutlass_attn::simt

@@ -24,8 +24,16 @@ void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_set_fiber_name(void* fiber, char const* name);
 void __tsan_acquire(void* token);
 void __tsan_release(void* token);
+void __tsan_read4_pc(void* address, void* pc);
+void __tsan_read8_pc(void* address, void* pc);
 void __tsan_read16_pc(void* address, void* pc);
+void __tsan_write4_pc(void* address, void* pc);
+void __tsan_write8_pc(void* address, void* pc);
 void __tsan_write16_pc(void* address, void* pc);
+void AnnotateIgnoreReadsBegin(char const* file, int line);
+void AnnotateIgnoreReadsEnd(char const* file, int line);
+void AnnotateIgnoreWritesBegin(char const* file, int line);
+void AnnotateIgnoreWritesEnd(char const* file, int line);
 }
 #endif
 
@@ -42,11 +50,41 @@ inline void read16(void const* address, void* place) {
   __tsan_read16_pc(const_cast<void*>(address), place);
 }
 inline void write16(void* address, void* place) { __tsan_write16_pc(address, place); }
+inline void read(void const* address, int bytes, void* place) {
+  auto const function = bytes == 4   ? &__tsan_read4_pc
+                        : bytes == 8 ? &__tsan_read8_pc
+                                     : &__tsan_read16_pc;
+  function(const_cast<void*>(address), place);
+}
+inline void write(void* address, int bytes, void* place) {
+  auto const function = bytes == 4   ? &__tsan_write4_pc
+                        : bytes == 8 ? &__tsan_write8_pc
+                                     : &__tsan_write16_pc;
+  function(address, place);
+}
+// As long as there is one, the present fiber's calls of malloc, free and memcpy are not seen
+// either.
+struct Unseen {
+  Unseen() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unseen() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+  Unseen(Unseen const&) = delete;
+};
 #else
 inline void acquire(void*) {}
 inline void release(void*) {}
 inline void read16(void const*, void*) {}
 inline void write16(void*, void*) {}
+inline void read(void const*, int, void*) {}
+inline void write(void*, int, void*) {}
+struct Unseen {
+  Unseen() {}  // not trivial: a variable of it is used
+};
 #endif
 }  // namespace race
 

@@ -14,8 +14,18 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
   Schedule schedule = launch_schedule();
   schedule.num_threads = options.num_threads;
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
+  return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule, [&](char* smem) {
+    Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem);
+  });
+}
+
+template <class Kernel, class Aside>
+Status run_aside_on_host(void const* params, Launch const& launch, RunOptions const& options) {
+  Schedule schedule = launch_schedule();
+  schedule.num_threads = options.num_threads;
+  auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
   return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule,
-                  [&](char* smem) { Kernel::template run<Score, arch::Sm80>(arguments, smem); });
+                  [&](char* smem) { Aside::template run<arch::Sm80>(arguments, smem); });
 }
 
 template <class Kernel, class... Scores>
@@ -23,11 +33,28 @@ KernelUnit host_unit() {
   return {facts_of<Kernel>(), {}, {&run_on_host<Kernel, Scores>...}};
 }
 
+template <class Kernel, class... Scores>
+KernelUnit host_unit_with_asides() {
+  return {facts_of<Kernel>(),
+          {},
+          {&run_on_host<Kernel, Scores>...},
+          {},
+          {&run_aside_on_host<Kernel, typename Kernel::Before>,
+           &run_aside_on_host<Kernel, typename Kernel::After>}};
+}
+
 // For tests: runs a kernel type that no manifest names.
 template <class Kernel, class... Scores>
 Status launch_on_host(Problem const& problem, RunOptions const& options) {
   static KernelUnit const unit = host_unit<Kernel, Scores...>();
   constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Scores...>();
+  return launch(arguments, unit, problem, {}, options);
+}
+template <class Kernel, class... Scores>
+Status launch_with_asides_on_host(Problem const& problem, RunOptions const& options) {
+  static KernelUnit const unit = host_unit_with_asides<Kernel, Scores...>();
+  constexpr KernelArguments arguments =
+      arguments_with_asides_of<typename Kernel::Params, Scores...>();
   return launch(arguments, unit, problem, {}, options);
 }
 

@@ -9,7 +9,12 @@
 //   template <class Score, class Arch>
 //   static void run(Params const&, char* smem);
 //
-// and host_unit.hpp compiles the same type for the CPU.
+// where arch/sm80.hpp is not enough, `Machine`, the Arch that it asks for, and with asides also
+// their types,
+//
+//   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
+//
+// host_unit.hpp compiles the same type for the CPU.
 #pragma once
 
 #include "arch/sm80.hpp"
@@ -20,8 +25,17 @@
 #define CA_KERNEL_ENTRY(symbol, token, Kernel, Score)                                     \
   extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocksPerSm) \
       symbol##__##token(__grid_constant__ Kernel::Params const params) {                  \
-    extern __shared__ __align__(128) char smem[];                                         \
-    Kernel::template run<Score, ::cutlass_attn::arch::Sm80>(params, smem);                \
+    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                                \
+    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                     \
+    Kernel::template run<Score, Machine>(params, smem);                                   \
+  }
+
+// The same of an aside, Kernel::Aside.
+#define CA_ASIDE_ENTRY(symbol, token, Kernel, Aside)                       \
+  extern "C" __global__ void __launch_bounds__(Kernel::Aside::kThreads)    \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {   \
+    extern __shared__ __align__(128) char smem[];                          \
+    Kernel::Aside::template run<::cutlass_attn::arch::Sm80>(params, smem); \
   }
 
 // What the host reads: of nvcc's code a KernelUnit with the given entries, of NVRTC's the facts.
@@ -29,11 +43,18 @@
 #define CA_KERNEL_UNIT(symbol, Kernel, ...)                                \
   extern "C" __device__::cutlass_attn::KernelFacts const symbol##__facts = \
       ::cutlass_attn::facts_of<Kernel>();
+#define CA_KERNEL_UNIT_WITH_ASIDES(symbol, Kernel, ...) CA_KERNEL_UNIT(symbol, Kernel, __VA_ARGS__)
 #else
 #include "runtime/kernel.hpp"
 #define CA_KERNEL_UNIT(symbol, Kernel, ...) \
   extern KernelUnit const symbol##__unit;   \
   KernelUnit const symbol##__unit{::cutlass_attn::facts_of<Kernel>(), {__VA_ARGS__}, {}};
+#define CA_KERNEL_UNIT_WITH_ASIDES(symbol, Kernel, ...)               \
+  extern KernelUnit const symbol##__unit;                             \
+  KernelUnit const symbol##__unit{::cutlass_attn::facts_of<Kernel>(), \
+                                  {__VA_ARGS__},                      \
+                                  {},                                 \
+                                  {CA_ENTRY(symbol, before), CA_ENTRY(symbol, after)}};
 #endif
 
 // An entry as an element of that list.

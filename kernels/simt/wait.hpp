@@ -14,19 +14,23 @@ enum class Wait : uint8_t {
   kNamedBarrier,
   kMmaFloat16,
   kMmaBFloat16,
+  kMmaInt8,
   kLoadMatrix,
   kLoadMatrixTrans,
   kWmma,
   kSyncWarp,
   kShuffle,
   kAny,
+  kPhase,
+  kWgmmaWait,
   kExited,
 };
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  uint8_t argument = 0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma
-  uint16_t threads = 0;  // of a named barrier
+  uint8_t argument =
+      0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma, a parity
+  uint16_t threads = 0;  // of a named barrier; where an mbarrier is, in units of 8 bytes
 
   bool operator==(WaitFor const& x) const {
     return what == x.what && argument == x.argument && threads == x.threads;
@@ -49,6 +53,8 @@ inline std::string describe(WaitFor wait) {
       return "wait in mma.m16n8k16.f16";
     case Wait::kMmaBFloat16:
       return "wait in mma.m16n8k16.bf16";
+    case Wait::kMmaInt8:
+      return "wait in mma.m16n8k32.s8";
     case Wait::kLoadMatrix:
       return "wait in ldmatrix.x4";
     case Wait::kLoadMatrixTrans:
@@ -61,6 +67,11 @@ inline std::string describe(WaitFor wait) {
       return "wait in shuffle_xor(" + std::to_string(wait.argument) + ")";
     case Wait::kAny:
       return "wait in any()";
+    case Wait::kPhase:
+      return "wait for parity " + std::to_string(wait.argument) + " of the barrier at byte " +
+             std::to_string(wait.threads * 8) + " of shared memory";
+    case Wait::kWgmmaWait:
+      return "wait in wgmma_wait<" + std::to_string(wait.argument) + ">()";
     case Wait::kExited:
       return "have exited";
   }

@@ -6,7 +6,9 @@
 #include <type_traits>
 
 #include "core/dropout.hpp"
+#include "core/e4m3.hpp"
 #include "core/mask.hpp"
+#include "core/quantize.hpp"
 #include "core/scheduler.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
@@ -17,19 +19,24 @@ using namespace cute;
 
 // kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // has a share of a tile's keys for S, and of the head-dim columns for O.
-// QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t.
+// QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t;
+// Q K^T also in int32_t: then Q and K are rounded to int8 (core/quantize.hpp), K before the kernel.
 // kLayout: how many rows sequences have, and where those of K and V are.
+// Kv: what K and V are stored as: Element, or E4M3 (products_fp8.hpp).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
           int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float,
-          RowLayout kLayout_ = RowLayout::kDense>
+          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_>
 struct Config {
   static constexpr RowLayout kLayout = kLayout_;
   static constexpr bool kIsDense = kLayout == RowLayout::kDense,
                         kIsPaged = kLayout == RowLayout::kPaged;
   using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   using Element = Element_;
+  using Kv = Kv_;
+  static constexpr bool kIsFp8 = std::is_same_v<Kv, E4M3>;
   using QkAccumulator = QkAccumulator_;
   using PvAccumulator = PvAccumulator_;
+  static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
@@ -40,29 +47,53 @@ struct Config {
   static_assert(kBlockM % (16 * kWarpsM) == 0 && kBlockN % 16 == 0);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
-  using TileK = SwizzledTile<kBlockN, kHeadDim>;
-  using TileV = SwizzledTile<kBlockN, kHeadDimV>;
+  // Of numbers of 8 bits two are an element to the tile, to copies and to ldmatrix.
+  using TileK = SwizzledTile<kBlockN, kHeadDim / (kIsFp8 || kIsInt8 ? 2 : 1)>;
+  using TileV = SwizzledTile<kBlockN, kHeadDimV / (kIsFp8 ? 2 : 1)>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
   using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // of the warps that share rows
   using Place = FragmentPlace<kWarpsM, kWarpsN>;
 
-  // Which schedule. Q stays in registers where it takes at most 32 of them; then K and V have two
-  // buffers each.
+  // What Q K^T and P V lack by what K and V are stored as.
+  CUTE_DEVICE static float qk_factor(Problem const& p, int head_kv) {
+    if constexpr (kIsFp8) {
+      return scale_of(p.k, head_kv);
+    } else {
+      return 1.0f;
+    }
+  }
+  CUTE_DEVICE static float pv_factor(Problem const& p, int head_kv) {
+    if constexpr (kIsFp8) {
+      return scale_of(p.v, head_kv);
+    } else {
+      return 1.0f;
+    }
+  }
+
+  // Which schedule. Q stays in registers where it takes at most 32 of them, in int8 where it and O
+  // take at most 128; then K and V have two buffers each.
   static constexpr bool kIsSplit = kWarpsN > 1;
-  static constexpr bool kKeepsQ = !kIsSplit && kRowBlocks * (kHeadDim / 16) * 4 <= 32;
+  static constexpr int kSteps = kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
+  static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
+  static constexpr bool kKeepsQ =
+      !kIsSplit && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
+  static_assert(!kIsInt8 || (!kIsSplit && kIsDense && quantize::kTileKeys % kBlockN == 0),
+                "a tile of keys has one scale for each group");
   static constexpr int kStages = kKeepsQ ? 2 : 1;
 
   // Whether O and S of a whole tile leave few registers for anything else. P V in two levels takes
-  // some.
+  // some, and so do the scales of int8.
   static constexpr bool kIsTight =
       !kKeepsQ && !kIsSplit &&
-      kRowBlocks * (kHeadDimV + kBlockN) >= (std::is_same_v<PvAccumulator, float> ? 384 : 320);
+      kRowBlocks * (kHeadDimV + kBlockN) >=
+          (std::is_same_v<PvAccumulator, float> && !kIsInt8 ? 384 : 320);
 
   // Keys that go through softmax, and meet V, at a time: the more, the fewer branches and the more
   // registers, of which softcap needs some itself.
   template <class Score>
   static constexpr int key_block() {
     if (kIsSplit) return kBlockN / kWarpsN;
+    if (kIsInt8 && kQAndO > 96) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
 
@@ -98,11 +129,21 @@ struct Config {
   // What the threads of a block have in common beside the operands. Here, because registers are
   // what the main loop is short of.
   struct Pages {
-    PagedKv<Element> k, v;
+    PagedKv<Kv> k, v;
     FastDivisor by_page;
   };
   struct NoPages {};
-  struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages> {
+  struct Scales {
+    // Of two tiles of K, in turn: that in softmax and the next.
+    alignas(16) float k_scale[2][quantize::kGroups];
+    float q_scale[kBlockM];  // of the rows
+    float q_shift[kBlockM];  // Q . shift of the rows
+    // Of the KV head, in global memory.
+    float const *k_scales, *shift;
+  };
+  struct NoScales {};
+  struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages>,
+                     std::conditional_t<kIsInt8, Scales, NoScales> {
     Coord tile;
     TileRange range;      // of the tiles of keys that its queries touch, in keys
     NearMask interval;    // of the queries from the tile's first on
@@ -114,6 +155,28 @@ struct Config {
     alignas(128) char q[TileQ::kBytes];  // first: O begins here
     alignas(128) char k[kStages][TileK::kBytes];
     alignas(128) char v[kStages][TileV::kBytes];
+    BlockInfo block;
+  };
+
+  CUTE_HOST_DEVICE static constexpr int larger_of(int a, int b) { return a > b ? a : b; }
+
+  // Q in int8 leaves its place to the second buffers as soon as it is in registers. O begins at k.
+  struct ReusedStorage {
+    alignas(128) char k[TileK::kBytes];
+    alignas(128) char v[TileV::kBytes];
+    alignas(128) char q[larger_of(larger_of(TileQ::kBytes, TileK::kBytes + TileV::kBytes),
+                                  TileO::kBytes - TileK::kBytes - TileV::kBytes)];
+    BlockInfo block;
+  };
+
+  // Where Q in int8 has no room in registers: it is written back to half of its place, and V has
+  // the rest. O begins at k.
+  using TileQ8 = SwizzledTile<kBlockM, kHeadDim / 2>;
+  struct HalvedStorage {
+    alignas(128) char k[TileK::kBytes];
+    alignas(128) char q8[TileQ8::kBytes];  // Q begins here
+    alignas(128) char v[larger_of(larger_of(TileV::kBytes, TileQ::kBytes - TileQ8::kBytes),
+                                  TileO::kBytes - TileK::kBytes - TileQ8::kBytes)];
     BlockInfo block;
   };
 
@@ -133,17 +196,31 @@ struct Config {
     }
   };
 
-  using SharedStorage = std::conditional_t<kIsSplit, SplitStorage, WholeRowStorage>;
-  static constexpr int kQOffset = kIsSplit ? TileK::kBytes + TileV::kBytes - kMovedBytes : 0;
+  using Int8Storage = std::conditional_t<kKeepsQ, ReusedStorage, HalvedStorage>;
+  using SharedStorage =
+      std::conditional_t<kIsSplit, SplitStorage,
+                         std::conditional_t<kIsInt8, Int8Storage, WholeRowStorage>>;
+  static constexpr int kQOffset = kIsSplit   ? TileK::kBytes + TileV::kBytes - kMovedBytes
+                                  : !kIsInt8 ? 0
+                                  : kKeepsQ  ? TileK::kBytes + TileV::kBytes
+                                             : TileK::kBytes;
+  // From a buffer of K, or of V, to the next; from K's first to V's.
+  static constexpr int kKStride = kIsInt8 ? TileK::kBytes + TileV::kBytes : TileK::kBytes;
+  static constexpr int kVStride = kIsInt8 ? TileK::kBytes + TileV::kBytes : TileV::kBytes;
+  static constexpr int kVOffset = !kIsInt8  ? kStages * TileK::kBytes
+                                  : kKeepsQ ? TileK::kBytes
+                                            : TileK::kBytes + TileQ8::kBytes;
   static constexpr int kBufferBytes =
       kIsSplit ? TileK::kBytes + TileV::kBytes
                : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
-  static_assert(TileO::kBytes <= kBufferBytes);
+  static_assert(kIsInt8 || TileO::kBytes <= kBufferBytes);
+  static_assert(!kIsFp8 || (!kIsSplit && !kIsInt8));
   static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
   static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),
                 "so that a warp's columns of V are chunks");
   static_assert(!kIsSplit || kBlockN / kWarpsN == 8,
                 "so that an ldmatrix of K brings 8 keys x 32 columns");
+  static_assert(!kIsInt8 || std::is_same_v<PvAccumulator, float>);
   static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
   static_assert(!kIsSplit ||
                     (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),

@@ -20,22 +20,24 @@
 #include "core/score.hpp"
 #include "sm80/decode_params.hpp"
 #include "sm80/kv_gather.hpp"
-#include "sm80/products.hpp"
+#include "sm80/products_fp8.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps>
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
+          class Kv = Element>
 struct Decode {
   // A warp is to its tiles what a block of one warp would be.
-  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1>;
+  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1, 1, float, float,
+                              RowLayout::kDense, Kv>;
   using Coord = BasicTileCoord<VarlenSeqInfo>;
   using Place = FragmentPlace<1, 1>;
   using Params = DecodeParams;
   static constexpr int kBlockM = kBlockM_, kN = kBlockN;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kMinBlocksPerSm = 2;
+  static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
   static constexpr bool kPacksHeads = true;
   // As many as Ada's 99 KB hold. H200, 16x8192 keys at D = 128: 134 us; with 2 stages 151, with 4
   // (which Ada has no room for) 136.
@@ -142,7 +144,7 @@ struct Decode {
           p(params.forward.problem),
           range(masks.range),
           scores{p,
-                 score_in_log2<Score>(p, lens),
+                 score_in_log2<Score>(p, lens, Config::qk_factor(p, tile.head_kv)),
                  Place{lane},
                  tile,
                  range,
@@ -193,7 +195,7 @@ struct Decode {
       for (int i = 0; i < Config::kRows; ++i) {
         int const row = place.row(i);
         CUTE_UNROLL
-        for (int j = 0; j < size<1>(o); ++j) result.o[row][place.column(j)] = o(i, j);
+        for (int j = 0; j < size<1>(o); ++j) result.o[row][Step::o_column(place, j)] = o(i, j);
         if (place.column(0) == 0) {
           result.max[row] = softmax.rows[i].max;
           result.sum[row] = softmax.rows[i].sum;
@@ -334,7 +336,8 @@ struct Decode {
   CUTE_DEVICE static void finish(Problem const& p, Coord const& tile, Parts const& parts) {
     merge<Arch>(tile, parts, [&](int row, int column, SoftmaxRow softmax, float const(&o)[4]) {
       float const factor =
-          finish_row(p, tile.seq, tile.head(row), tile.query(row), softmax, 1.0f, column == 0);
+          finish_row(p, tile.seq, tile.head(row), tile.query(row), softmax, 1.0f, column == 0) *
+          Config::pv_factor(p, tile.head_kv);
       if (column >= p.head_dim_v) return;
       uint32_t const words[2] = {Arch::template pack<Element>(o[0] * factor, o[1] * factor),
                                  Arch::template pack<Element>(o[2] * factor, o[3] * factor)};

@@ -54,6 +54,12 @@ struct DecodeParams {
     return bytes_of(p, tiles, splits_of(p, tiles, device, facts), facts);
   }
 
+  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
+                                KernelFacts const& facts) {
+    int64_t const tiles = ForwardParams::prepare(p, {}, device, facts).scheduler.blocks;
+    return splits_of(p, tiles, device, facts);
+  }
+
   Launch launch(KernelFacts const& facts) const {
     int64_t const tiles = forward.scheduler.blocks;
     Launch launch{tiles * splits, 1, facts.threads, facts.smem_bytes};

@@ -7,6 +7,7 @@
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N a share of the keys for S, and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
+//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
 //               where it has room.
 // Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
@@ -25,6 +26,7 @@
 #include "sm80/general.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
+#include "sm80/quantize.hpp"
 #include "sm80/split.hpp"
 #include "sm80/tiled.hpp"
 
@@ -32,15 +34,21 @@ namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
           int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
-          RowLayout kLayout = RowLayout::kDense>
+          RowLayout kLayout = RowLayout::kDense, class Kv = Element>
 struct Forward {
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
-                              QkAccumulator, PvAccumulator, kLayout>;
+                              QkAccumulator, PvAccumulator, kLayout, Kv>;
+  static_assert(Config::kIsPaged || !Config::kIsFp8);
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
-  using Params = std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>;
+  using Params =
+      std::conditional_t<Config::kIsInt8, QuantizedParams,
+                         std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>>;
+  // With int8, the launches around it.
+  using Before = QuantizeKeys<Element, kHeadDim>;
+  using After = NoAside<QuantizedParams>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -63,9 +71,14 @@ struct Forward {
       shared.block.range = tiles;
       shared.block.interval = mask.near(tile.q_begin);
       if constexpr (Score::kIsGeneral) shared.block.dropout = DropoutMask(p);
+      if constexpr (Config::kIsInt8) {
+        int const head = params.head_of(tile.seq.batch, tile.head_kv);
+        shared.block.k_scales = params.scales_of(head, 0);
+        shared.block.shift = params.shift_of(head);
+      }
       if constexpr (Config::kIsPaged) {
-        shared.block.k = PagedKv<Element>(p, tile.seq, p.k, tile.head_kv);
-        shared.block.v = PagedKv<Element>(p, tile.seq, p.v, tile.head_kv);
+        shared.block.k = PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv);
+        shared.block.v = PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv);
         shared.block.by_page = params.by_page;
       }
     }
@@ -90,6 +103,9 @@ struct Forward {
 
     // opaque: or the compiler keeps the thread's place from before the loop, through it.
     Place const place{opaque(Arch::thread())};
+    if constexpr (Config::kIsInt8 && Score::kIsIdentity) {
+      if (in.needs_q_shift(p)) add_q_shift(shared, place, in.log2_scale, out);
+    }
     finish_rows(p, shared.block.tile, place, out);
     Arch::sync();  // Q, K and V empty
     stage_output<Arch>(place, out.acc_o, smem);
@@ -132,6 +148,17 @@ struct Forward {
     }
   }
 
+  // What all logits of a row lack, to its row max, which is in units of log2.
+  template <class Result>
+  CUTE_DEVICE static void add_q_shift(Shared const& shared, Place const& place, float log2_scale,
+                                      Result& out) {
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      float& max = out.softmax.rows[i].max;
+      if (max != -kInf) max = fmaf(shared.block.q_shift[place.row(i)], log2_scale, max);
+    }
+  }
+
   template <class Result>
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       Result& out) {
@@ -141,7 +168,8 @@ struct Forward {
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = place.row(i);
       float const factor = finish_row(p, tile.seq, tile.head(row), tile.query(row),
-                                      out.softmax.rows[i], 1.0f, is_first && row < tile.rows);
+                                      out.softmax.rows[i], 1.0f, is_first && row < tile.rows) *
+                           Config::pv_factor(p, tile.head_kv);
       out.softmax.scale(o, i, factor);
     }
   }
@@ -149,6 +177,7 @@ struct Forward {
   // Writes O, rounded, to where Q was.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output(Place const& place, O const& acc_o, char* smem) {
+    if constexpr (Config::kIsFp8) return stage_output_fp8<Arch>(place, acc_o, smem);
     Tensor o = convert_to<Element>(acc_o);
     Tensor words = as_rows(recast<uint32_t>(o));  // (row, pair of columns)
     int const first = TileO::offset(place.row(0), place.warp_n() * Config::kWarpColumns) +
@@ -159,6 +188,24 @@ struct Forward {
       for (int n = 0; n < size<1>(words); ++n) {
         int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
         *reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, n)) = words(i, n);
+      }
+    }
+  }
+
+  // The same where a thread has four columns next to each other of every 16.
+  template <class Arch, class O>
+  CUTE_DEVICE static void stage_output_fp8(Place const& place, O const& acc_o, char* smem) {
+    Tensor o = as_rows(acc_o);  // (row, column)
+    int const lane = place.thread % 32;
+    int const first = TileO::offset(place.row(0), lane % 4 / 2 * 8) + lane % 2 * 8;
+    CUTE_UNROLL
+    for (int i = 0; i < size<0>(o); ++i) {
+      CUTE_UNROLL
+      for (int d = 0; d < size<1>(o) / 4; ++d) {
+        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
+        auto* const to = reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, 2 * d));
+        to[0] = Arch::template pack<Element>(o(i, 4 * d), o(i, 4 * d + 2));
+        to[1] = Arch::template pack<Element>(o(i, 4 * d + 1), o(i, 4 * d + 3));
       }
     }
   }

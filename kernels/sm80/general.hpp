@@ -23,8 +23,6 @@ namespace cutlass_attn::sm80 {
 template <class Config, class Score, class Arch>
 struct GeneralSchedule {
   using Step = Products<Config, Score, Arch>;
-  using TileK = typename Config::TileK;
-  using TileV = typename Config::TileV;
   static constexpr int kN = Config::kBlockN;
   static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
   static_assert(kKeyBlocks > 1);
@@ -40,12 +38,14 @@ struct GeneralSchedule {
     in.begin_with_q(q);
     typename Step::S next;  // Q K^T of the key block after
     Step::qk(q, in.k_rows, 0, next);
+    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty, where the second buffers are
     in.copy.copy_k(in.range.begin + kN, 1);
     int stage = 0, j = 0;  // of the tile, the key block in it
     for (int key = in.range.begin; key < in.range.end; key += kKeyBlock) {
       int const next_j = j + 1 == kKeyBlocks ? 0 : j + 1;
       int const next_stage = next_j == 0 ? stage ^ 1 : stage;
       typename Step::Scores scores = next;
+      in.to_products(as_rows(scores), key);
       in.scores.scale(as_rows(scores));
       if (next_j == 0) {
         Arch::template async_copy_wait<1>();
@@ -57,8 +57,8 @@ struct GeneralSchedule {
         Arch::sync();  // this tile's V full; that of the tile before empty
         in.copy.copy_v(key + kN, stage ^ 1);
       }
-      Step::qk(q, in.k_rows + next_stage * TileK::kBytes, next_j, next);
-      auto const v_rows = in.v_rows + stage * TileV::kBytes;
+      Step::qk(q, in.k_rows + next_stage * Config::kKStride, next_j, next);
+      auto const v_rows = in.v_rows + stage * Config::kVStride;
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
       in.scores.apply_terms(as_rows(scores), key);

@@ -11,13 +11,13 @@ namespace cutlass_attn::sm80 {
 // IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or true_type.
 template <class Config, class Arch, class IsAligned>
 struct KvCopy {
-  using Element = typename Config::Element;
+  using Kv = typename Config::Kv;
   using Address = typename Arch::SmemAddress;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Coord = typename Config::Coord;
-  using CopyK = TileCopy<Arch, Element, TileK, Config::kThreads>;
-  using CopyV = TileCopy<Arch, Element, TileV, Config::kThreads>;
+  using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
+  using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
 
   Problem const& p;
@@ -25,8 +25,8 @@ struct KvCopy {
   TileRange const& range;
   IsAligned const is_aligned;
   int const thread;
-  Element const* k_source;  // what this thread copies first of the next tile to be copied
-  Element const* v_source;
+  Kv const* k_source;  // what this thread copies first of the next tile to be copied
+  Kv const* v_source;
   Address const k_target;  // where it copies to in K's buffer 0
 
   // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
@@ -44,22 +44,29 @@ struct KvCopy {
   // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
   // call before. One committed group each; where rows are not aligned, the copy is done on return.
   CUTE_DEVICE void copy_k(int key, int stage) {
-    if (!is_aligned) return copy_elements<CopyK>(shared.k[stage], p.k, key, p.head_dim);
-    Address const target = k_target + stage * TileK::kBytes;
+    if constexpr (Config::kIsInt8) copy_scales(key);
+    if (!is_aligned) {
+      char const* const smem = reinterpret_cast<char const*>(shared.k);
+      return copy_elements<CopyK>(smem + stage * Config::kKStride, p.k, key, k_columns());
+    }
+    Address const target = k_target + stage * Config::kKStride;
     if constexpr (Config::kIsPaged) {
       gather<CopyK>(target, shared.block.k, key, p.head_dim);
     } else {
-      copy<CopyK>(target, k_source, p.k.row_stride, key, p.head_dim);
+      copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
     }
   }
   CUTE_DEVICE void copy_v(int key, int stage) {
-    if (!is_aligned) return copy_elements<CopyV>(shared.v[stage], p.v, key, p.head_dim_v);
-    // V's buffers follow K's. Where rows are as long, so does this thread's place in them.
-    Address target = k_target + Config::kStages * TileK::kBytes;
-    if constexpr (Config::kHeadDim != Config::kHeadDimV) {
+    if (!is_aligned) {
+      char const* const smem = reinterpret_cast<char const*>(shared.v);
+      return copy_elements<CopyV>(smem + stage * Config::kVStride, p.v, key, p.head_dim_v);
+    }
+    // Where rows are as long as K's, so is this thread's place in them.
+    Address target = k_target + Config::kVOffset;
+    if constexpr (TileK::kColumns != TileV::kColumns) {
       target += CopyV::offset(thread) - CopyK::offset(thread);
     }
-    target += stage * TileV::kBytes;
+    target += stage * Config::kVStride;
     if constexpr (Config::kIsPaged) {
       gather<CopyV>(target, shared.block.v, key, p.head_dim_v);
     } else {
@@ -68,20 +75,38 @@ struct KvCopy {
   }
 
  private:
+  // Of a row of K, which in int8 has 32 or a multiple, two to an element.
+  CUTE_DEVICE int k_columns() const {
+    return Config::kIsInt8 ? (p.head_dim + 31) / 32 * 16 : p.head_dim;
+  }
+
+  // The scales of K's tile, in its group of copies.
+  CUTE_DEVICE void copy_scales(int key) const {
+    if (thread != 0 || key >= range.end) return;
+    float const* const from = shared.block.k_scales + key / quantize::kTileKeys * quantize::kGroups;
+    float* const to = shared.block.k_scale[key / kN % 2];
+    if (is_aligned) {
+      Arch::async_copy(Arch::smem_address(to), from, true);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < quantize::kGroups; ++i) to[i] = from[i];
+    }
+  }
+
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
   // Where a thread reads its first vector of the tile that begins at `key`.
   template <class Copy>
-  CUTE_DEVICE static Element const* source(Problem const& p, Operand const& t, Coord const& tile,
-                                           int key, int thread) {
-    return DenseKv<Element>(p, tile.seq, t, tile.head_kv).row(key + Copy::row(thread)) +
+  CUTE_DEVICE static Kv const* source(Problem const& p, Operand const& t, Coord const& tile,
+                                      int key, int thread) {
+    return DenseKv<Kv>(p, tile.seq, t, tile.head_kv).row(key + Copy::row(thread)) +
            Copy::column(thread);
   }
 
   // Moves `source` on to the next tile. opaque: d128 128x64x4 has 8 bytes of local memory for this
   // thread's place in a tile, which elsewhere saves instructions.
   template <class Copy>
-  CUTE_DEVICE void copy(Address target, Element const*& source, int64_t row_stride, int key,
+  CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
     int const own = Config::kIsTight ? opaque(thread) : thread;
     if (seqlen_k() - key >= kN && key < range.end) {
@@ -95,8 +120,7 @@ struct KvCopy {
 
   // A row from wherever the block table says it is.
   template <class Copy>
-  CUTE_DEVICE void gather(Address target, PagedKv<Element> const& rows, int key,
-                          int columns) const {
+  CUTE_DEVICE void gather(Address target, PagedKv<Kv> const& rows, int key, int columns) const {
     int const left = seqlen_k() - key;
     FastDivisor const by_page = shared.block.by_page;
     if (key < range.end) {

@@ -11,11 +11,12 @@ namespace cutlass_attn::sm80 {
 // tile before the row is copied: the table lies in memory that is far away, too.
 template <class Config, class Arch>
 struct KvGather {
-  using Element = typename Config::Element;
+  using Kv = typename Config::Kv;
   using Address = typename Arch::SmemAddress;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   static constexpr int kVectors = TileK::kVectors;
+  static constexpr int kElements = 2 / int(sizeof(Kv));  // of a column of the tiles
   static constexpr int kRowsAtOnce = 32 / kVectors;
   static constexpr int kPasses = Config::kBlockN / kRowsAtOnce;
   static_assert(TileV::kVectors == kVectors, "so that a lane copies the same rows of both");
@@ -23,7 +24,7 @@ struct KvGather {
   Problem const& p;
   FastDivisor const by_page;
   int const lane, seqlen_k;
-  Element const *k, *v;  // row 0 of the head, or of its part of page 0; this lane's column
+  Kv const *k, *v;       // row 0 of the head, or of its part of page 0; this lane's column
   int32_t const* pages;  // of the batch entry; null: there are none
   int page[kPasses], row[kPasses];  // where the rows of the next tile are
 
@@ -34,9 +35,9 @@ struct KvGather {
         by_page(by_page),
         lane(lane),
         seqlen_k(seqlen_k),
-        k(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).first + column()),
-        v(PagedKv<Element>(p, tile.seq, p.v, tile.head_kv).first + column()),
-        pages(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).pages) {}
+        k(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).first + column()),
+        v(PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv).first + column()),
+        pages(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).pages) {}
 
   // Finds out where the rows are of the tile that begins at `key`, which copy() is for then.
   CUTE_DEVICE void look_up(int key) {
@@ -66,18 +67,18 @@ struct KvGather {
   }
 
  private:
-  CUTE_DEVICE int column() const { return lane % kVectors * 8; }
+  CUTE_DEVICE int column() const { return lane % kVectors * (8 * kElements); }
   CUTE_DEVICE int64_t offset(Operand const& t, int i) const {
     return page[i] * t.batch_stride + row[i] * t.row_stride;
   }
   template <class Tile>
-  CUTE_DEVICE void copy_row(Address stage, Element const* source, int r, bool inside,
+  CUTE_DEVICE void copy_row(Address stage, Kv const* source, int r, bool inside,
                             int columns) const {
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      int const first = column() + c * Tile::kChunk;
-      Arch::async_copy(stage + Tile::offset(r, first), source + c * Tile::kChunk,
-                       inside && first < columns);
+      int const first = column() + c * (Tile::kChunk * kElements);
+      Arch::async_copy(stage + Tile::offset(r, first / kElements),
+                       source + c * (Tile::kChunk * kElements), inside && first < columns);
     }
   }
 };

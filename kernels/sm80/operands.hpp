@@ -5,7 +5,8 @@
 
 #include "core/score.hpp"
 #include "sm80/kv_copy.hpp"
-#include "sm80/products.hpp"
+#include "sm80/products_fp8.hpp"
+#include "sm80/quantized_queries.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -34,7 +35,7 @@ struct Operands {
       : shared(shared),
         range(range),
         scores{p,
-               score_in_log2<Score>(p, tile.seq.lens(p)),
+               score_in_log2<Score>(p, tile.seq.lens(p), Config::qk_factor(p, tile.head_kv)),
                Place{Arch::thread()},
                shared.block.tile,
                range,
@@ -66,8 +67,101 @@ struct Operands {
     copy.copy_v(range.begin, 0);
     Arch::template async_copy_wait<1>();
     Arch::sync();  // Q and K full
-    Step::load_q(q_rows, q);
+    if constexpr (Config::kIsInt8) {
+      quantize_q(q);
+    } else {
+      Step::load_q(q_rows, q);
+    }
   }
+
+  // Where qk_of_tile() reads Q.
+  CUTE_DEVICE Address q_rows_of_tile() const {
+    if constexpr (Config::kIsInt8) {
+      return Step::q8_rows(Arch::smem_address(shared.q8), scores.place.warp_m(),
+                           scores.place.thread % 32);
+    } else {
+      return q_rows;
+    }
+  }
+
+  // Q in int8 to registers, its scales to shared memory. Q is full.
+  CUTE_DEVICE void quantize_q(typename Step::Q& q) {
+    using Queries = QuantizedQueries<Config, Score, Arch>;
+    float scale[Config::kRows];
+    Queries::load(q_rows, q, scale);
+    bool const is_first = scores.place.thread % 4 == 0;  // of those with a row
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      if (is_first) shared.block.q_scale[scores.place.row(i)] = scale[i];
+    }
+    unpredicated_if(needs_q_shift(scores.p), [&] {
+      int const columns = (scores.p.head_dim + 31) / 32 * 32;
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        float const sum = Queries::dot(q_rows, i, shared.block.shift, columns);
+        if (is_first) shared.block.q_shift[scores.place.row(i)] = sum;
+      }
+    });
+    Arch::sync_warp();  // q_scale and q_shift full, for the threads with their rows
+  }
+
+  // What the scores of the key block that begins at `key` are in, after apply().
+  CUTE_DEVICE auto units(int key) const {
+    if constexpr (kKeepsSums) {
+      SumUnits<Config::kRows> units;
+      float const k_scale = k_scale_of(key) * log2_scale;
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        units.factors[i] = fmaf(q_scale_of(i), k_scale, kLeastFactor);
+      }
+      return units;
+    } else {
+      return log2_scale;
+    }
+  }
+
+  // Score_mod and mask of that key block.
+  template <class S, class IsFull, class Units>
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units& units) const {
+    if constexpr (kKeepsSums && !is_full) units.move_nan(s);
+    if constexpr (!kKeepsSums) to_products(s, key);
+    scores.apply(s, key, is_full);
+  }
+
+  // From sums in int32 to products of Q and K, which others are already.
+  template <class S>
+  CUTE_DEVICE void to_products(S&& s, int key) const {
+    if constexpr (Config::kIsInt8) {
+      float const k_scale = k_scale_of(key);
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        float const factor = q_scale_of(i) * k_scale;
+        float const q_shift = shared.block.q_shift[scores.place.row(i)];
+        CUTE_UNROLL
+        for (int j = 0; j < size<1>(s); ++j) {
+          s(i, j) = fmaf(s(i, j) - quantize::kMagic, factor, q_shift);
+        }
+      }
+    }
+  }
+
+  // Whether the logits need Q . shift: where sums are kept, the LSE and sinks do.
+  CUTE_DEVICE static bool needs_q_shift(Problem const& p) {
+    return !kKeepsSums || p.softmax_lse || p.logits.sinks;
+  }
+
+ private:
+  // Sums in int32 go to softmax as they are.
+  static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
+  // Which is there beside no other: 0, which a scale may be, times -inf were NaN.
+  static constexpr float kLeastFactor = 0x1p-126f;
+
+  // Of the group of keys that this thread has of an accumulator.
+  CUTE_DEVICE float k_scale_of(int key) const {
+    return shared.block.k_scale[key / Config::kBlockN % 2][scores.place.thread % 4];
+  }
+
+  CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }
 };
 
 // O, not yet normalised, and the softmax state of its rows.

@@ -16,8 +16,6 @@ namespace cutlass_attn::sm80 {
 template <class Config, class Score, class Arch>
 struct PipelinedSchedule {
   using Step = Products<Config, Score, Arch>;
-  using TileK = typename Config::TileK;
-  using TileV = typename Config::TileV;
   static constexpr int kN = Config::kBlockN;
   static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
   // So that S of a tile's last key block is not where that of the next tile's first goes.
@@ -40,8 +38,9 @@ struct PipelinedSchedule {
     Step::qk(q, in.k_rows, 0, acc_s[0]);
     if (in.range.is_full(in.range.begin)) {
       typename Step::Scores scores = Step::in_fp32(acc_s[0]);
-      in.scores.apply(as_rows(scores), in.range.begin, true_type{});
-      out.softmax.start(as_rows(scores), in.log2_scale);
+      auto units = in.units(in.range.begin);
+      in.apply(as_rows(scores), in.range.begin, true_type{}, units);
+      out.softmax.start(as_rows(scores), units);
     }
     // Before the first key block there is no P V to do; it is done with P = 0, so that all tiles
     // run the same code, on the first V, which therefore has to be there.
@@ -94,8 +93,9 @@ struct PipelinedSchedule {
     }
     Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, acc_s[(j + 1) % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
-    in.scores.apply(as_rows(scores), key + j * kKeyBlock, is_full);
-    bool const ok = out.softmax.softmax_weights(as_rows(scores), in.log2_scale);
+    auto units = in.units(key);
+    in.apply(as_rows(scores), key + j * kKeyBlock, is_full, units);
+    bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
     // What needs no weights comes before the vote: instructions do not mix across a branch.
     if (is_first) {
@@ -110,8 +110,9 @@ struct PipelinedSchedule {
   CUTE_DEVICE void rescale(int j) {
     Step::qk(q, k_rows(stage), j, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
-    in.scores.apply(as_rows(scores), key + j * kKeyBlock, false_type{});
-    out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
+    auto units = in.units(key);
+    in.apply(as_rows(scores), key + j * kKeyBlock, false_type{}, units);
+    out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
   }
 
@@ -123,8 +124,8 @@ struct PipelinedSchedule {
     }
   }
 
-  CUTE_DEVICE auto k_rows(int stage) const { return in.k_rows + stage * TileK::kBytes; }
-  CUTE_DEVICE auto v_rows(int stage) const { return in.v_rows + stage * TileV::kBytes; }
+  CUTE_DEVICE auto k_rows(int stage) const { return in.k_rows + stage * Config::kKStride; }
+  CUTE_DEVICE auto v_rows(int stage) const { return in.v_rows + stage * Config::kVStride; }
 };
 
 }  // namespace cutlass_attn::sm80

@@ -12,11 +12,13 @@
 #include <type_traits>
 
 #include "sm80/config.hpp"
+#include "sm80/multiply.hpp"
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Config, class Score, class Arch>
+// K and V of the dtype of Q; products_fp8.hpp has them in 8 bits.
+template <class Config, class Score, class Arch, bool kIsFp8 = Config::kIsFp8>
 struct Products {
   using Element = typename Config::Element;
   using Address = typename Arch::SmemAddress;
@@ -28,11 +30,15 @@ struct Products {
   static constexpr int kRowBlocks = Config::kRowBlocks;
   static constexpr int kKeyBlock = Config::template key_block<Score>();
   static constexpr int kKeyBlocks = Config::kBlockN / kKeyBlock;  // of a tile
-  static constexpr int kSteps = Config::kHeadDim / 16;            // of Q K^T
+  static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
+  static constexpr int kSteps = Config::kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   using Q = Words[kSteps][kRowBlocks];
-  using S = typename Config::template Fragment<Arch, QkAccumulator, kKeyBlock>;
+  // Of sums in int32 the bits, as those of a float: sm80/quantized_queries.hpp.
+  using S =
+      typename Config::template Fragment<Arch, std::conditional_t<kIsInt8, float, QkAccumulator>,
+                                         kKeyBlock>;
   using Scores = typename Config::template Fragment<Arch, float, kKeyBlock>;  // S in fp32
   using P = Words[kKeyBlock < 16 ? 1 : kKeyBlock / 16][kRowBlocks];
   using O = typename Config::template Fragment<Arch, float, Config::kWarpColumns>;
@@ -47,13 +53,35 @@ struct Products {
     return v + TileV::offset(lane % 16, lane / 16 * 8);
   }
 
-  // acc += A B for one m16n8k16 block, in the type of acc.
+  // Head-dim column of element j of a row of O: see FragmentPlace.
+  template <class Place>
+  CUTE_DEVICE static int o_column(Place const& place, int j) {
+    return place.column(j);
+  }
+
+  // Of Q in int8, where it is written back.
+  CUTE_DEVICE static Address q8_rows(Address q8, int warp_m, int lane) {
+    return q8 + Config::TileQ8::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
+  }
+  template <class Shared, class Place>
+  CUTE_DEVICE static void store_q8(Q const& q, Shared& shared, Place const& place) {
+    Address const q8 = Arch::smem_address(shared.q8) + place.thread % 4 * 4;
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          int const row = place.row(2 * m + i % 2), column = k * 16 + i / 2 * 8;
+          Arch::store_shared(q8 + Config::TileQ8::offset(row, column), q[k][m][i]);
+        }
+      }
+    }
+  }
+
   template <class Acc>
   CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc&& acc) {
-    Tensor tA = make_tensor(reinterpret_cast<Element const*>(a), Shape<_8>{});
-    Tensor tB = make_tensor(reinterpret_cast<Element const*>(b), Shape<_4>{});
-    using Accumulator = typename std::decay_t<Acc>::value_type;
-    gemm(MMA_Atom<typename Arch::template Mma16816<Element, Accumulator>>{}, tA, tB, acc);
+    sm80::multiply<Arch, Element>(a, b, acc);
   }
 
   CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
@@ -69,7 +97,7 @@ struct Products {
 
   // S = Q K^T of a key block, Q in registers.
   CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, S& s) {
-    clear(s);
+    if constexpr (!kIsInt8) clear(s);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, s);
   }
@@ -77,18 +105,26 @@ struct Products {
   // The same of all key blocks of a tile, Q read from shared memory once.
   CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, S (&s)[kKeyBlocks]) {
     CUTE_UNROLL
-    for (int j = 0; j < kKeyBlocks; ++j) clear(s[j]);
+    for (int j = 0; j < kKeyBlocks; ++j) {
+      if constexpr (!kIsInt8) clear(s[j]);
+    }
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       Words q[kRowBlocks];
       CUTE_UNROLL
-      for (int m = 0; m < kRowBlocks; ++m) load_q(q_rows, m, k, q[m]);
+      for (int m = 0; m < kRowBlocks; ++m) {
+        if constexpr (kIsInt8) {
+          Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+        } else {
+          load_q(q_rows, m, k, q[m]);
+        }
+      }
       CUTE_UNROLL
       for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, s[j]);
     }
   }
 
-  // The head-dim columns [16 k, ...) of that.
+  // The head-dim columns [16 k, ...) of that, or 32 k in int8, where the first ones begin S.
   CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
                                   int k, S& s) {
     CUTE_UNROLL
@@ -98,15 +134,20 @@ struct Products {
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
-        for (int m = 0; m < kRowBlocks; ++m)
-          multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
+        for (int m = 0; m < kRowBlocks; ++m) {
+          if constexpr (kIsInt8) {
+            multiply_int8(q[m], words + 2 * half, k == 0, s(_, m, 2 * n + half));
+          } else {
+            multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
+          }
+        }
       }
     }
   }
 
   // S in fp32: itself, or a copy.
   CUTE_DEVICE static decltype(auto) in_fp32(S& s) {
-    if constexpr (std::is_same_v<QkAccumulator, float>) {
+    if constexpr (!std::is_same_v<QkAccumulator, cutlass::half_t>) {
       return (s);
     } else {
       return convert_to<float>(s);
@@ -114,6 +155,7 @@ struct Products {
   }
 
   // Weights of a key block, rounded, as the A operand of P V.
+  template <class PvElement = Element>
   CUTE_DEVICE static void pack(Scores const& weights, P& p) {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
@@ -123,7 +165,7 @@ struct Products {
         for (int i = 0; i < 4; ++i) {
           // An m16n8 block: rows g and g + 8, two columns.
           auto const pair = weights(_, m, 2 * n + i / 2);
-          p[n][m][i] = Arch::template pack<Element>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
+          p[n][m][i] = Arch::template pack<PvElement>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
         }
       }
     }
@@ -164,6 +206,21 @@ struct Products {
   }
 
  private:
+  // is_first: sums begin, at kMagic, and not with what is there.
+  template <class Acc>
+  CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
+                                        Acc&& acc) {
+    uint32_t const b_words[2] = {b[0], b[1]};
+    int32_t before[4], after[4];
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      before[i] = int32_t(is_first ? quantize::kMagicBits : float_bits(acc(i)));
+    }
+    Arch::mma_s8(after, a, b_words, before);
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) acc(i) = bits_float(uint32_t(after[i]));
+  }
+
   // The key block's sum in PvAccumulator, 16 head-dim columns at a time, and then O += that.
   CUTE_DEVICE static void pv_in_two_levels(P const& p, Address v_rows, int key_block,
                                            Words const& v_first, O& o) {

@@ -26,7 +26,18 @@ struct TiledSchedule {
 
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.range.begin, 0);
+    if constexpr (Config::kIsInt8) write_q8();
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
+  }
+
+  // Q in int8 to half of where Q is. The other half is V's, the next barrier's business.
+  CUTE_DEVICE void write_q8() {
+    typename Step::Q q;
+    Arch::template async_copy_wait<1>();
+    Arch::sync();  // Q full
+    in.quantize_q(q);
+    Arch::sync();  // Q empty
+    Step::store_q8(q, in.shared, in.scores.place);
   }
 
   // A tile of keys. is_full: all queries see all of it.
@@ -36,7 +47,7 @@ struct TiledSchedule {
     Arch::sync();  // K full; V empty
     in.copy.copy_v(key, 0);
     typename Step::S acc_s[kKeyBlocks];
-    Step::qk_of_tile(in.q_rows, in.k_rows, acc_s);
+    Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, acc_s);
     Arch::template async_copy_wait<0>();
     Arch::sync();  // V full; K empty
     typename Step::P p;
@@ -57,13 +68,14 @@ struct TiledSchedule {
   template <class IsFull>
   CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, IsFull is_full, typename Step::P& p) {
     auto&& scores = Step::in_fp32(acc_s);
-    in.scores.apply(as_rows(scores), key, is_full);
+    auto units = in.units(key);
+    in.apply(as_rows(scores), key, is_full, units);
     typename Step::Scores weights = scores;  // which stay: their K is overwritten by now
-    bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
+    bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
     in.scores.apply_dropout(as_rows(weights), key);
     Step::pack(weights, p);
     if (!Arch::any(!ok)) return;
-    out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
+    out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     in.scores.apply_dropout(as_rows(scores), key);
     Step::pack(scores, p);
   }

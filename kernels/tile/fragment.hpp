@@ -1,8 +1,11 @@
 // Register fragments of m16n8k16: views, conversions, and which rows and columns a thread has.
 #pragma once
 
+#include <cutlass/numeric_types.h>
 #include <cute/tensor.hpp>
+#include <type_traits>
 
+#include "core/math.hpp"
 #include "simt/numeric_conversion.hpp"
 
 namespace cutlass_attn {
@@ -18,6 +21,16 @@ CUTE_DEVICE auto as_rows(Fragment&& acc) {
                                              make_layout(get<0, 0>(l), get<2>(l))));
 }
 
+// The number whose Element has these bits.
+template <class Element>
+CUTE_DEVICE float element_to_float(uint16_t bits) {
+  if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+    return half_to_float(bits);
+  } else {
+    return bfloat16_to_float(bits);
+  }
+}
+
 // A fragment of the same layout in another element type, rounded to nearest even.
 template <class Element, class Fragment>
 CUTE_DEVICE auto convert_to(Fragment const& from) {
@@ -29,6 +42,23 @@ CUTE_DEVICE auto convert_to(Fragment const& from) {
   auto const& in = *reinterpret_cast<cutlass::Array<From, kSize> const*>(from.data());
   *reinterpret_cast<cutlass::Array<Element, kSize>*>(raw_pointer_cast(to.data())) = convert(in);
   return to;
+}
+
+// Of the four words that each thread of a quad has, thread i (its `lane`) gets the i-th of every
+// thread: where a word is two columns of an m16n8 block, eight columns of one block.
+template <class Arch>
+CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
+  CUTE_UNROLL
+  for (int bit = 1; bit < 4; bit *= 2) {
+    bool const is_odd = (lane & bit) != 0;
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      uint32_t const got = Arch::shuffle_xor(is_odd ? words[i] : words[i + bit], bit);
+      words[i] = is_odd ? got : words[i];
+      words[i + bit] = is_odd ? words[i + bit] : got;
+    }
+  }
 }
 
 // Where element (i, j) of as_rows() is in a block's tile, with kWarpsM warps along M that have m16

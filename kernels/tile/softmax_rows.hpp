@@ -37,17 +37,24 @@ struct SoftmaxRows {
   // Turns the scores of a key block into weights, without looking for their maximum. False: some
   // are too large.
   //   s: (row, key)
-  template <class S>
-  CUTE_DEVICE bool softmax_weights(S&& s, float log2_scale) {
+  //   units: log2_scale, or factor(i) and offset(i, row max), of the multiply-add that makes a
+  //   score
+  //          of row i the exponent of 2 of its weight, and in_log2(i, score)
+  template <class S, class Units>
+  CUTE_DEVICE bool softmax_weights(S&& s, Units const& units) {
     using namespace cute;
     static_assert(decltype(size<0>(s))::value == kRows);
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      weights_of_row(s, i, log2_scale, rows[i].max);
+      weights_of_row(s, i, units.factor(i), units.offset(i, rows[i].max));
       ok = ok && is_small(i);
     }
     return ok;
+  }
+  template <class S>
+  CUTE_DEVICE bool softmax_weights(S&& s, float log2_scale) {
+    return softmax_weights(s, ScaledUnits{log2_scale});
   }
 
   // Whether softmax_weights() found the weights of row i small enough.
@@ -82,9 +89,29 @@ struct SoftmaxRows {
     });
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      weights_of_row(s, i, log2_scale, rows[i].row_max_ref());
+      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
       // Without, the sum is computed after dropout, from copies of the weights.
       sums[i] = opaque(sums[i]);
+    }
+  }
+
+  // The same with the row max brought up to date first, while O is still being accumulated: it has
+  // to be multiplied by `factors` later.
+  template <class S>
+  CUTE_DEVICE void softmax_weights_after_max(S&& s, float (&factors)[kRows], float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      factors[i] = rows[i].update_max(max_of_quad(s, i) * log2_scale, 1.0f);
+      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+    }
+  }
+
+  template <class S, class O, class Units>
+  CUTE_DEVICE void softmax_weights_rescaled(S&& s, O&& o, Units const& units) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
+      weights_of_row(s, i, units.factor(i), units.offset(i, rows[i].row_max_ref()));
     }
   }
 
@@ -96,9 +123,7 @@ struct SoftmaxRows {
 
   template <class S>
   CUTE_DEVICE static BlockMax block_max(S const& s, int i, int is_too_large) {
-    is_too_large |= Arch::shuffle_xor(is_too_large, 1);
-    is_too_large |= Arch::shuffle_xor(is_too_large, 2);
-    return {is_too_large, max_of_quad(s, i)};
+    return {any_of_quad(is_too_large), max_of_quad(s, i)};
   }
 
   // Updates the row max of row i if any weight is too large, and rescales O.
@@ -118,7 +143,7 @@ struct SoftmaxRows {
   CUTE_DEVICE void weights_of_row_rescaled(S&& s, O&& o, BlockMax const& block, int i,
                                            float log2_scale) {
     rescale(o, block, i, log2_scale);
-    weights_of_row(s, i, log2_scale, rows[i].row_max_ref());
+    weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
   }
 
   CUTE_DEVICE void add_sums() {
@@ -131,6 +156,12 @@ struct SoftmaxRows {
   CUTE_DEVICE void start(S const& s, float log2_scale) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i) * log2_scale;
+  }
+
+  template <class S, class Units>
+  CUTE_DEVICE void start(S const& s, Units const& units) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i, units);
   }
 
   // Completes the sums of the rows, of which each thread has its own columns.
@@ -153,9 +184,12 @@ struct SoftmaxRows {
   }
   template <class S>
   CUTE_DEVICE static float max_of_quad(S const& s, int i) {
-    float max = max_of_thread(s, i);
-    max = fmaxf(max, Arch::shuffle_xor(max, 1));
-    return fmaxf(max, Arch::shuffle_xor(max, 2));
+    return max_of_quad(max_of_thread(s, i));
+  }
+  // The same in units of log2, where the threads of a quad have scores of different ones.
+  template <class S, class Units>
+  CUTE_DEVICE static float max_of_quad(S const& s, int i, Units const& units) {
+    return max_of_quad(units.in_log2(i, max_of_thread(s, i)));
   }
 
   // Multiplies row i of O.
@@ -167,13 +201,29 @@ struct SoftmaxRows {
   }
 
  private:
+  CUTE_DEVICE static float max_of_quad(float max) {
+    max = fmaxf(max, Arch::shuffle_xor(max, 1));
+    return fmaxf(max, Arch::shuffle_xor(max, 2));
+  }
+  CUTE_DEVICE static int any_of_quad(int x) {
+    x |= Arch::shuffle_xor(x, 1);
+    return x | Arch::shuffle_xor(x, 2);
+  }
+
+  // Scores times log2_scale.
+  struct ScaledUnits {
+    float log2_scale;
+    CUTE_DEVICE float factor(int) const { return log2_scale; }
+    CUTE_DEVICE float offset(int, float row_max) const { return -row_max; }
+  };
+
   // Weights of row i from its scores, and their sum.
   template <class S>
-  CUTE_DEVICE void weights_of_row(S&& s, int i, float log2_scale, float row_max) {
+  CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
     using namespace cute;
     CUTE_UNROLL
     for (int j = 0; j < size<1>(s); ++j) {
-      s(i, j) = fast_exp2(fmaf(s(i, j), log2_scale, -row_max));
+      s(i, j) = fast_exp2(fmaf(s(i, j), factor, offset));
       sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
     }
   }

@@ -1,11 +1,12 @@
 // Where a tile of 16-bit elements lies in shared memory.
 //
-// Rows are cut into chunks of 64 elements (128 bytes), or of 32 where the width is no multiple of
-// 64; the chunks of all rows follow each other. The 16-byte vectors of a chunk are permuted by the
-// row, so that the 8 rows an ldmatrix reads at one column, and the vectors one cp.async phase
-// writes, fall into different banks:
+// Rows are cut into chunks of 64 elements (128 bytes), or of 32 or 16 where the width is no
+// multiple of more; the chunks of all rows follow each other. The 16-byte vectors of a chunk are
+// permuted by the row, so that the 8 rows an ldmatrix reads at one column, and the vectors one
+// cp.async phase writes, fall into different banks:
 //
-//   vector v of row r is at v ^ (r % 8) in a chunk of 8 vectors, at v ^ (r / 2 % 4) in one of 4
+//   vector v of row r is at v ^ (r % 8) in a chunk of 8 vectors, at v ^ (r / 2 % 4) in one of 4, at
+//   v ^ (r / 4 % 2) in one of 2
 //
 // Addresses are made by hand and not by CuTe's swizzled layouts, because the permutation then costs
 // one XOR per ldmatrix: what a lane adds to its row is fixed, and 16 columns on are a bit flipped.
@@ -20,7 +21,7 @@ namespace cutlass_attn {
 template <int kRows_, int kColumns_>
 struct SwizzledTile {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
-  static constexpr int kChunk = kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kChunk = kColumns % 64 == 0 ? 64 : (kColumns % 32 == 0 ? 32 : 16);
   static constexpr int kChunks = kColumns / kChunk;
   static constexpr int kVectors = kChunk / 8;  // 16-byte vectors of a row within a chunk
   static constexpr int kRowBytes = kChunk * 2;
@@ -31,7 +32,7 @@ struct SwizzledTile {
   // Byte offset of element (row, column), `column` a multiple of 8.
   CUTE_HOST_DEVICE static constexpr int offset(int row, int column) {
     int const vector = column % kChunk / 8;
-    int const permuted = vector ^ (kChunk == 64 ? row % 8 : row / 2 % 4);
+    int const permuted = vector ^ (row / (64 / kChunk) % kVectors);
     return column / kChunk * kChunkBytes + row * kRowBytes + permuted * 16;
   }
 

@@ -10,20 +10,25 @@
 namespace cutlass_attn {
 
 // How the threads of a block share out the 16-byte vectors of a tile: rows are
-// taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time.
+// taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time. Elements of 8 bits are two
+// to a column of the tile.
 template <class Arch, class Element, class Tile_, int kThreads>
 struct TileCopy {
   using Tile = Tile_;
   using Address = typename Arch::SmemAddress;
+  static constexpr int kElements = 2 / int(sizeof(Element));  // of a column of the tile
+  static constexpr int kChunk = Tile::kChunk * kElements;
   static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
   static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0, "so that a thread's rows are permuted alike");
 
   CUTE_DEVICE static int row(int thread) { return thread / Tile::kVectors; }
-  CUTE_DEVICE static int column(int thread) { return thread % Tile::kVectors * 8; }
+  CUTE_DEVICE static int column(int thread) { return thread % Tile::kVectors * (8 * kElements); }
 
   // Byte offset in a tile of the thread's first vector.
-  CUTE_DEVICE static int offset(int thread) { return Tile::offset(row(thread), column(thread)); }
+  CUTE_DEVICE static int offset(int thread) {
+    return Tile::offset(row(thread), column(thread) / kElements);
+  }
 
   // From the thread's first vector to the one in chunk c of the row of pass i.
   CUTE_DEVICE static constexpr int step(int i, int c) {
@@ -134,8 +139,8 @@ struct TileCopy {
       }
       CUTE_UNROLL
       for (int c = 0; c < Tile::kChunks; ++c) {
-        if (column(thread) + c * Tile::kChunk < p.head_dim_v) {
-          store_vector(target + c * Tile::kChunk, from + step(i, c), is_aligned);
+        if (column(thread) + c * kChunk < p.head_dim_v) {
+          store_vector(target + c * kChunk, from + step(i, c), is_aligned);
         }
       }
       target += kRowsAtOnce * p.o.row_stride;
@@ -147,8 +152,8 @@ struct TileCopy {
                                    int thread) {
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      bool const inside = is_row && column(thread) + c * Tile::kChunk < columns;
-      Arch::async_copy(target + step(0, c), source + c * Tile::kChunk, inside);
+      bool const inside = is_row && column(thread) + c * kChunk < columns;
+      Arch::async_copy(target + step(0, c), source + c * kChunk, inside);
     }
   }
 
@@ -158,10 +163,13 @@ struct TileCopy {
     CUTE_NO_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       uint32_t words[4] = {0, 0, 0, 0};
-      if (column(thread) + c * Tile::kChunk < columns) {
-        Element const* const vector = source + c * Tile::kChunk;
+      if (column(thread) + c * kChunk < columns) {
+        Element const* const vector = source + c * kChunk;
         CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(vector[i].raw()) << i % 2 * 16;
+        for (int i = 0; i < 8 * kElements; ++i) {
+          words[i / (2 * kElements)] |= uint32_t(vector[i].raw())
+                                        << i % (2 * kElements) * (16 / kElements);
+        }
       }
       Arch::store_shared(target + step(0, c), words);
     }

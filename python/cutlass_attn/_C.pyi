@@ -4,6 +4,7 @@ from typing import Any, TypedDict
 class _Variant(TypedDict):
     key: str
     kernel: str
+    op: str
     device: str
     arch: str
     dtype: int
@@ -13,7 +14,9 @@ class _Variant(TypedDict):
     max_rows: int
     tile: str
     accumulate: int
+    quantize: int
     options: tuple[str, ...]
+    needs: tuple[str, ...]
     tier: str
     compiled: bool
     automatic: bool
@@ -45,6 +48,7 @@ class Call:
 
     dtype: str
     accumulate: str
+    quantize: str | None
     device: str
     bshd: bool
     num_heads_q: int
@@ -59,6 +63,7 @@ class Verdict:
     key: str
     chosen: bool
     reason: str
+    splits: int
 
 # Calls: q, k and v, then the keywords of `attention` as a dict; those given apart go before it.
 def forward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
@@ -67,11 +72,25 @@ def explain(
     q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any
 ) -> list[Verdict]: ...
 
+# Backward passes, with their keywords as a dict: see python/backward_call.hpp.
+def backward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> None: ...
+def backward_varlen(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> None: ...
+def explain_backward(
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any
+) -> list[Verdict]: ...
+
 # Calls for serving, with their keywords as a dict: see python/serving_call.hpp.
 def varlen(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
 def decode(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
 def decode_append(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
 def append(k: Any, k_cache: Any, v_cache: Any, options: dict[str, Any], /, **more: Any) -> None: ...
+def explain_varlen(
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ...
+) -> list[Verdict]: ...
+def explain_decode(
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., mask: Any = ...
+) -> list[Verdict]: ...
+def merge(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, /) -> tuple[Any, Any] | None: ...
 def register_torch(module: ModuleType) -> None: ...
 def register_numpy(module: ModuleType) -> None: ...
 def variants() -> list[_Variant]: ...

@@ -7,34 +7,17 @@
 Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
-import sys as _sys
-from types import ModuleType as _ModuleType
+import importlib as _importlib
 
 from . import tuning as _tuning
+from ._moved import MOVED as _MOVED
 from .attention import attention
 from .decode import append_kv, attention_decode, merge_states
 from .explain import Explanation, Verdict, explain
-from .variants import BuildInfo, Variant, accumulate_of, build_info, variants
+from .variants import BuildInfo, Variant, build_info, variants
+from .variants import accumulate_of as accumulate_of  # which cutlass_attn.info had
 from .varlen import attention_varlen
 from .verify import VerificationError
-
-# Where these were before they had modules of their own names.
-for _old, _names in {
-    "functional": (attention,),
-    "info": (
-        BuildInfo,
-        Explanation,
-        Variant,
-        Verdict,
-        accumulate_of,
-        build_info,
-        explain,
-        variants,
-    ),
-}.items():
-    _module = _sys.modules[f"{__name__}.{_old}"] = _ModuleType(f"{__name__}.{_old}")
-    vars(_module).update({_name.__name__: _name for _name in _names})
-    globals()[_old] = _module
 
 __version__ = build_info().version
 _tuning.load()
@@ -46,6 +29,8 @@ def __getattr__(name: str) -> object:
         from .jit import warmup
 
         return warmup
+    if (old := f"{__name__}.{name}") in _MOVED:
+        return _importlib.import_module(old)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

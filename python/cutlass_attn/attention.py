@@ -35,7 +35,9 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
-            return torch.through_operator(q, k, v, **options)
+            from ._call import operator
+
+            return operator.recorded(q, k, v, options)
         if options.get("verify"):
             return verified(Call(q, k, v, options))
         return _C.forward(q, k, v, options)
@@ -66,17 +68,20 @@ def attention(
     sinks: Array | None = None,
     dropout_p: float = 0.0,
     rng_state: Array | None = None,
+    deterministic: bool = False,
+    quantize: str | None = None,
 ) -> Any:
     """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
 
-    The fused forward pass of FlashAttention (arXiv 2205.14135, 2307.08691). A logit's life:
+    Fused as in FlashAttention (arXiv 2205.14135, 2307.08691). torch differentiates it in q, k, v,
+    bias and sinks, through the result and the log-sum-exp (docs/training.md). A logit's life:
     softmax_scale, softcap, ALiBi, bias, masks, softmax (with sink), dropout. docs/attention.md has
     one line for each and the kernels that take it.
 
     Args:
         q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or
-            CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32. The
-            last dimension is contiguous; the others may have any stride.
+            CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a
+            CPU also float64. The last dimension is contiguous; the others may have any stride.
         k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
         v: (B, Hkv, Sk, Dv). A NaN or infinity in it may reach queries whose mask hides it, and an
             infinity may come out as NaN: a weight of zero times either is NaN.
@@ -92,37 +97,49 @@ def attention(
         return_lse: also return the natural log of each softmax's denominator.
         out: where to put the result: shape and dtype of the result, sharing no memory with inputs.
         kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a whole key of `variants()`.
+            A backward pass chooses its own.
         accumulate: what products are added up in: "fp32"; "fp16", faster on some GPUs and less
             exact, for q @ k^T and for the weights times v, or "fp16_qk" or "fp16_pv" for one of
             them. float16 alone, and only by kernels that have it: docs/accumulation.md.
+        quantize: what is multiplied in 8 bits: None, nothing; "qk", q and k, faster on some GPUs
+            and less exact; "int8" or "fp8", also the weights and v, so far on a CPU alone. float16
+            and bfloat16 alone, without dropout or gradients, and only by kernels that have it,
+            which "auto" takes for no other call. A NaN or infinity in k then reaches every query
+            that sees one of 16 keys: of its 64 (from a multiple of 64 on) those with the same
+            ``key % 8 // 2``. docs/eight-bit.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
-            two disagree. Waits for the GPU.
+            two disagree. Waits for the GPU. Of the forward pass alone: gradients are not verified.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
             (B, Hq, Sq, Sk), in either layout. Any strides; nothing is expanded in memory.
         mask: bool, shaped like a bias: True where a query sees a key, on top of causal and window.
         alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: the logit of query
             i and key j loses ``slope * abs(j - (i + Sk - Sq))`` (ALiBi, arXiv 2108.12409).
-        sinks: (Hq,) float32, contiguous: a logit per query head that joins the softmax's
-            denominator, and so the log-sum-exp, without a key or value of its own.
+        sinks: (Hq,) float32, for float64 queries float64, contiguous: a logit per query head that
+            joins the softmax's denominator, and so the log-sum-exp, without a key or value of its
+            own.
         dropout_p: probability, 0 to 1 in steps of 1/65536, that a weight becomes 0; the others are
             divided by the probability to stay. The log-sum-exp knows nothing of it.
         rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout's generator. The
             same two numbers drop the same weights in every kernel; `testing.dropout_mask` tells
             which. By default both are drawn: for tensors by torch's generator of q's device, so
             that torch.manual_seed makes them repeatable and every replay of a CUDA graph draws
-            anew; for arrays from numpy.random.default_rng(), which is not repeatable.
+            anew; for arrays from numpy.random.default_rng(), which is not repeatable. A backward
+            pass uses those of its forward pass.
+        deterministic: gradients that are bitwise the same in every run. So they are, too, while
+            torch.use_deterministic_algorithms(True) holds; the result always is.
 
     Returns:
         The result, contiguous, in q's dtype and layout, (B, Hq, Sq, Dv); with ``return_lse`` also
-        the log-sum-exp, (B, Hq, Sq) float32 in either layout. A query that sees no key gives a row
-        of zeros and -inf (with a sink, the sink). On CUDA the work is enqueued on torch's current
-        stream; on a CPU it is done on return, by as many threads as torch uses, or on all cores
-        for numpy arrays.
+        the log-sum-exp, (B, Hq, Sq) in either layout, float32 or for float64 queries float64. A
+        query that sees no key gives a row of zeros and -inf (with a sink, the sink). On CUDA the
+        work is enqueued on torch's current stream; on a CPU it is done on return, by as many
+        threads as torch uses, or on all cores for numpy arrays.
 
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
             call; `explain` says why for each of them.
-        NotImplementedError: an input needs a gradient.
+        NotImplementedError: alibi_slopes, or an input with quantize, need a gradient, an input has
+            a tangent of forward-mode differentiation, or a gradient of a gradient is asked for.
         RuntimeError: CUDA reported an error.
         VerificationError: see ``verify``.
     """

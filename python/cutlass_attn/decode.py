@@ -11,6 +11,8 @@ import numpy as np
 from . import _C
 from ._call.call import P, computes
 from .attention import Array, Window, find_torch
+from .verify import require_plain
+from .verify_serving import verified_decode
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -35,6 +37,10 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             from ._call import serving_operator
 
             return serving_operator.decode(q, k_cache, v_cache, **more, **options)
+        if options.get("verify") is True:
+            require_plain(q)
+            del options["verify"]
+            return verified_decode(q, k_cache, v_cache, options, more)
         return _C.decode(q, k_cache, v_cache, options, **more)
 
     return attention_decode
@@ -69,6 +75,7 @@ def attention_decode(
     return_lse: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
+    verify: bool = False,
     validate: bool = False,
 ) -> Any:
     """Attention of a few queries per sequence over a cache, which new keys join first.
@@ -79,8 +86,9 @@ def attention_decode(
     Args:
         q: (B, Sq, Hq, D): the last queries of each sequence. Types, strides and devices are those
             of `attention`.
-        k_cache: (B, S, Hkv, D); with ``block_table`` pages, (P, page, Hkv, D), of any page size and
-            strides: K and V may be halves of one row.
+        k_cache: (B, S, Hkv, D), of q's dtype or, with v_cache, of float8_e4m3fn; with
+            ``block_table`` pages, (P, page, Hkv, D), of any page size and strides: K and V may be
+            halves of one row.
         v_cache: shaped as k_cache, but for its head dim Dv.
         cache_seqlens: (B,) int32: how many keys of a sequence the cache has before this call. It is
             not changed.
@@ -116,6 +124,8 @@ def attention_decode(
         return_lse: also return the natural log of each softmax's denominator.
         out: (B, Sq, Hq, Dv): where to put the result, sharing no memory with inputs.
         kernel: as of `attention`.
+        verify: the same: compute the call once more with a scalar kernel, and raise
+            VerificationError where the two disagree; new keys are written once. Waits for the GPU.
         validate: check lengths and pages of CUDA tensors, on the GPU: one that is out of range
             stops the GPU's work, and the next call that waits for it raises. Without it, keys
             beyond the cache are not written, and wrong pages are read. On a CPU they are always
@@ -130,7 +140,18 @@ def attention_decode(
             call.
         NotImplementedError: an input needs a gradient.
         RuntimeError: CUDA reported an error.
+        VerificationError: see ``verify``.
     """
+
+
+def explained_decode(q: Array, k: Array, v: Array, options: dict[str, Any], device: Any) -> Any:
+    """What dispatch says of a call of `attention_decode`: `_C`'s verdicts."""
+    options = {name: x for name, x in options.items() if name not in ("verify", "validate")}
+    tree_mask, leftpad = options.pop("tree_mask", None), options.pop("cache_leftpad", None)
+    more = {}
+    if tree_mask is not None or leftpad is not None:
+        more["mask"] = _mask(q, k, tree_mask, leftpad, options)
+    return _C.explain_decode(q, k, v, options, device=device, **more)
 
 
 def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[str, Any]) -> Array:
@@ -219,7 +240,8 @@ def append_kv(
     Args:
         k: (T, Hkv, D), one row for each token. Types, strides and devices are those of `attention`.
         v: (T, Hkv, Dv).
-        k_cache: (P, page, Hkv, D): pages, of any size and strides, of k's dtype.
+        k_cache: (P, page, Hkv, D): pages, of any size and strides, of k's dtype or, with v_cache,
+            of float8_e4m3fn: to nearest even, and to 448 from there on; NaN stays NaN.
         v_cache: the same with Dv.
         slot_mapping: (T,) int64, or fewer, then the last rows of k and v are left out: token t goes
             to row ``slot % page`` of page ``slot // page``. A negative slot skips the token. Two
@@ -250,6 +272,12 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
 
     The exact result: with w the softmax of the two log-sum-exps, ``w_a * o_a + w_b * o_b``, in
     float32. A prompt that many sequences share is then attended to once for all of them.
+
+    Of CUDA tensors it is one kernel, unless an input needs a gradient, dispatch modes look on, rows
+    are not contiguous or torch.compile makes a kernel of its own. Each row is computed by itself
+    and every step rounded once: the same bits in every run, in any batch, and with the two sides
+    exchanged. On a CPU, and in those cases, it is arithmetic of torch or numpy, whose last bits may
+    differ.
 
     Args:
         o_a: (B, Sq, Hq, Dv), or (T, Hq, Dv): a result of `attention_decode`, `attention` with
@@ -284,11 +312,15 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
         return _merged(np, o_a, lse_a, o_b, lse_b)
     import torch
 
+    if o_a.is_cuda and not torch.compiler.is_compiling():
+        merged = _C.merge(o_a, lse_a, o_b, lse_b)
+        if merged is not None:
+            return merged
     return _merged(torch, o_a, lse_a, o_b, lse_b)
 
 
 def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    """With numpy or torch: its kernels would gain nothing from being one."""
+    """With numpy or torch, which differentiates it."""
     a, b = (xp.where(x == math.inf, -math.inf, x) for x in (lse_a, lse_b))
     top = xp.maximum(a, b)
     finite = xp.where(top == -math.inf, xp.zeros_like(top), top)

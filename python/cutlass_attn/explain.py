@@ -10,8 +10,10 @@ from typing import Any
 from . import _C
 from ._call.call import SIGNATURES, Call
 from .attention import Array, find_torch
+from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .variants import Variant, variants
+from .varlen import explained_varlen
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Verdict:
     variant: Variant
     chosen: bool
     reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
+    splits: int = 1  # if chosen: thread blocks that share the keys of a tile
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Explanation:
         """The variant that would run; None if the call would be refused."""
         return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
 
+    @property
+    def splits(self) -> int:
+        """How many thread blocks would share the keys of a tile; 1 if they are not split."""
+        return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
+
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
 
@@ -47,6 +55,8 @@ class Explanation:
             text = verdict.reason
             if verdict.chosen:
                 text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
+                if verdict.splits > 1:
+                    text += f", keys in {verdict.splits} splits"
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
@@ -54,13 +64,24 @@ class Explanation:
 
 
 def explain(
-    q: Array, k: Array, v: Array, *, device: str | None = None, **options: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    device: str | None = None,
+    grad: bool = False,
+    **options: Any,
 ) -> Explanation:
     """Which kernel `attention` would run for the same arguments, and why every other one not.
 
-    The arguments are those of `attention`, and `device`.
+    The arguments are those of `attention`, `device` and `grad`. With `cu_seqlens_q` they are those
+    of `attention_varlen`, with `cache_seqlens` those of `attention_decode`, whose caches are k and
+    v: nothing is written into them.
 
     Args:
+        grad: the same of the backward pass: for gradients of q, k, v, sinks, and of a bias that
+            needs one. ``kernel`` and ``accumulate`` are the forward pass's own and say nothing.
+            Of `attention` alone.
         device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
             present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
             takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
@@ -80,32 +101,51 @@ def explain(
         # The answer depends on it.
         jit.available(where.ordinal if _is_present(where) else None)
     call = Call(q, k, v, options)
-    verdicts = call.verdicts(where)
-    by_key = {variant.key: variant for variant in variants()}
+    function = _function_of(options)
+    if function != "attention":
+        if grad:
+            raise ValueError(f"grad is True, allowed for {function}: False")
+        verdicts = _SERVING[function](q, k, v, options, where)
+        dtype = str(q.dtype).removeprefix("torch.")
+    else:
+        verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
+        dtype = call.facts().dtype
+    by_key = {variant.key: variant for variant in variants(None)}
     return Explanation(
-        ", ".join([call.facts().dtype, *_words(call)]),
+        ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
-        tuple(Verdict(by_key[x.key], x.chosen, x.reason) for x in verdicts),
+        tuple(Verdict(by_key[x.key], x.chosen, x.reason, x.splits) for x in verdicts),
     )
 
 
-# What help() and inspect show: the signature of `attention`, and `device`.
+_SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_decode}
+
+
+def _function_of(options: dict[str, Any]) -> str:
+    """Whose arguments these are."""
+    if "cache_seqlens" in options:
+        return "attention_decode"
+    return "attention_varlen" if "cu_seqlens_q" in options else "attention"
+
+
+# What help() and inspect show: the signature of `attention`, and what is explain's own.
 _SIGNATURE = SIGNATURES["attention"]
 explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
     parameters=[
         *_SIGNATURE.parameters.values(),
-        inspect.signature(explain).parameters["device"],
+        *(inspect.signature(explain).parameters[name] for name in ("device", "grad")),
     ],
     return_annotation="Explanation",
 )
 # Of no say in what a kernel has to do, or in the reasons that are given anyway.
-_NOT_NAMED = {"return_lse", "out", "kernel", "verify", "rng_state"}
+_NOT_NAMED = {"return_lse", "out", "kernel", "verify", "validate", "rng_state"}
 
 
-def _words(call: Call) -> Iterator[str]:
+def _words(call: Call, function: str) -> Iterator[str]:
     """What a call asks for: shapes, and options that are not what they are by default."""
-    given = {"q": call.q, "k": call.k, "v": call.v, **call.options}
-    for name, parameter in _SIGNATURE.parameters.items():
+    names = SIGNATURES[function].parameters
+    given = {**dict(zip(names, (call.q, call.k, call.v), strict=False)), **call.options}
+    for name, parameter in names.items():
         value = given.get(name, parameter.default)
         if name in _NOT_NAMED:
             continue

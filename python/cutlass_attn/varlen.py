@@ -8,6 +8,8 @@ from typing import Any
 from . import _C
 from ._call.call import P, computes
 from .attention import Array, Window, find_torch
+from .verify import require_plain
+from .verify_serving import verified_varlen
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -28,6 +30,10 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             from ._call import serving_operator
 
             return serving_operator.varlen(q, k, v, **options)
+        if options.get("verify") is True:
+            require_plain(q)
+            del options["verify"]
+            return verified_varlen(q, k, v, options)
         return _C.varlen(q, k, v, options)
 
     return attention_varlen
@@ -52,11 +58,13 @@ def attention_varlen(
     sinks: Array | None = None,
     dropout_p: float = 0.0,
     rng_state: Array | None = None,
+    deterministic: bool = False,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     return_lse: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
+    verify: bool = False,
     validate: bool = False,
 ) -> Any:
     """Attention within each of many sequences, whose rows are packed behind each other.
@@ -70,8 +78,9 @@ def attention_varlen(
     Args:
         q: (T, Hq, D): the queries of all entries. Types, strides and devices are those of
             `attention`.
-        k: (Tk, Hkv, D), the keys of all entries; with ``block_table`` pages of a cache, (P, page,
-            Hkv, D), of any page size and strides: K and V may be halves of one row.
+        k: (Tk, Hkv, D), the keys of all entries, of q's dtype or, with v, of float8_e4m3fn; with
+            ``block_table`` pages of a cache, (P, page, Hkv, D), of any page size and strides: K and
+            V may be halves of one row.
         v: shaped as k, but for its head dim Dv.
         cu_seqlens_q: (B + 1,) int32: the first row of each entry, and the end of the last one.
         cu_seqlens_k: the same for keys; None: that of the queries.
@@ -89,12 +98,14 @@ def attention_varlen(
         rng_state: the same.
         dropout_p: as of `attention`; the weights of an entry are those that a dense call
             drops for batch entry b.
+        deterministic: as of `attention`.
         k_scale: what stored keys are multiplied by: a number, or a (Hkv,) float32 array, which
             costs less on a GPU.
         v_scale: the same for values.
         return_lse: also return the natural log of each softmax's denominator.
         out: (T, Hq, Dv): where to put the result. Rows of no entry stay as they are.
         kernel: as of `attention`.
+        verify: the same.
         validate: check offsets, lengths and pages of CUDA tensors, on the GPU: one that is out of
             range stops the GPU's work, and the next call that waits for it raises. Without it such
             a call reads or writes what it should not. On a CPU they are always checked.
@@ -107,6 +118,14 @@ def attention_varlen(
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
             call.
-        NotImplementedError: an input needs a gradient.
+        NotImplementedError: as `attention`; so does the backward pass of a call with
+            ``block_table``, and that of one with a scale ValueError.
         RuntimeError: CUDA reported an error.
+        VerificationError: see ``verify``.
     """
+
+
+def explained_varlen(q: Array, k: Array, v: Array, options: dict[str, Any], device: Any) -> Any:
+    """What dispatch says of a call of `attention_varlen`: `_C`'s verdicts."""
+    options = {name: x for name, x in options.items() if name not in ("verify", "validate")}
+    return _C.explain_varlen(q, k, v, options, device=device)

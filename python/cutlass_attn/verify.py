@@ -6,21 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from . import _C
+from . import _C, quantized
 from ._call.call import Call
 
 # Half the spacing of numbers around 1: how far rounding to the dtype moves a value. For float32
 # the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
-_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
-_SUMMATION = 2.0**-18
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
+SUMMATION = 2.0**-18
+# Of calls with products in 8 bits: the baseline takes 512 columns.
+_MAX_ROUNDED_HEAD_DIM = 256
 
 
 class VerificationError(RuntimeError):
     """A kernel and the scalar baseline disagree by more than rounding explains."""
 
 
+def require_plain(q: Any) -> None:
+    """Raises ValueError where results are not to be had on the host."""
+    library = library_of(q)
+    if not isinstance(q, np.ndarray) and isinstance(q, library.ARRAY) and library.must_see(q, None):
+        raise ValueError(library.NO_VERIFY)
+
+
 def verified(call: Call) -> Any:
-    """The call's result; raises VerificationError unless a scalar kernel confirms it.
+    """The call's result; raises VerificationError unless a scalar kernel confirms it. Gradients of
+    it, which the result has if inputs need one, are not looked at.
 
     What two right kernels may differ by, per element, with u the dtype's rounding:
 
@@ -34,19 +44,34 @@ def verified(call: Call) -> Any:
     - P.V in fp16 is rounded as often in a key block of up to 32 keys, by 2^-11 of at most
       its weights times max|V|. All key blocks' weights are 1 together: 4 * 2^-11 * max|V|;
     - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O;
+    - with products in 8 bits the other kernel gets q and k as they are after rounding, in float32
+      (quantized.py). Weights are computed by a multiply-add of integers of 24 bits, which may be
+      off by a unit of those of q.k, scale * max|q| * max|k| / 127^2, in a logit, where max|k| is
+      that of k without the mean: at most twice that of k;
     - dropout multiplies the weights that it keeps, so that |V| counts that many times.
 
     max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
     must be in the same places.
     """
     facts = call.facts()
-    lib = _library_of(call.q)
+    if facts.quantize not in (None, "qk"):
+        raise ValueError(
+            f'verify=True with quantize="{facts.quantize}": how far rounded weights move an '
+            'element has no bound that would show a fault; allowed: quantize=None or "qk"'
+        )
+    if facts.quantize is not None and facts.head_dim > _MAX_ROUNDED_HEAD_DIM:
+        raise ValueError(
+            f"verify=True with quantize: head_dim is {facts.head_dim}, and the baseline's columns "
+            f"are twice as many; allowed: up to {_MAX_ROUNDED_HEAD_DIM}"
+        )
+    lib = library_of(call.q)
     if facts.dropout_p > 0 and call.options.get("rng_state") is None:
         call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
     out, lse = call.run(return_lse=True)
     tested = next(verdict.key for verdict in call.verdicts(out=out) if verdict.chosen)
     baseline = _baseline(facts.device, tested)
-    expected, expected_lse = call.run(kernel=baseline, accumulate="fp32", out=None, return_lse=True)
+    same = call if facts.quantize is None else _with_rounded_operands(call, lib, facts)
+    expected, expected_lse = same.run(kernel=baseline, accumulate="fp32", out=None, return_lse=True)
 
     heads_axis = 2 if facts.bshd else 1
     arrays = [lib.to_float32(x) for x in (call.q, call.k, call.v, out, expected)]
@@ -62,23 +87,43 @@ def verified(call: Call) -> Any:
     if facts.accumulate in ("fp16", "fp16_qk"):
         steps = -(-facts.head_dim // 8)
         logit_error = logit_error + steps * 2.0**-11 * facts.softmax_scale * size_q * size_k
+    if facts.quantize is not None:
+        largest_q = _largest_per_head(np.abs(q_))
+        largest_k = np.repeat(_largest_per_head(np.abs(k_)), group, axis=1)
+        unit = abs(facts.softmax_scale) * largest_q * largest_k / 127**2
+        logit_error = logit_error + 2 * unit  # without the shift keys are up to twice as large
     pv_error = 0.0
     if facts.accumulate in ("fp16", "fp16_pv"):
         pv_error = 4 * 2.0**-11
     size_v *= 1.0 / max(1.0 - facts.dropout_p, 2.0**-16)
 
-    u = _ROUNDING[facts.dtype]
+    u = ROUNDING[facts.dtype]
     names = f"{tested} and {baseline}"
     tolerance = (u + 2 * logit_error + pv_error) * size_v + 2 * u * np.abs(expected_)
     order = ("batch", "head", "query", "column")
-    _compare("out", names, order, out_, expected_, tolerance)
+    compare("out", names, order, out_, expected_, tolerance)
     lse_, expected_lse_ = lib.to_float32(lse), lib.to_float32(expected_lse)
-    tolerance = logit_error[..., 0] + _SUMMATION * (1 + np.abs(expected_lse_))
-    _compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
+    tolerance = logit_error[..., 0] + SUMMATION * (1 + np.abs(expected_lse_))
+    compare("lse", names, order[:3], lse_, expected_lse_, tolerance)
     return (out, lse) if call.options.get("return_lse") else out
 
 
-def _library_of(x: Any) -> Any:
+def _with_rounded_operands(call: Call, lib: Any, facts: _C.Call) -> Call:
+    """The same in float32 and without `quantize`, of q and k as that rounds them. What a row's
+    logits have in common is there as further columns: of q, and the shift in every key."""
+    heads_axis = 2 if facts.bshd else 1
+    q, k = (np.moveaxis(lib.to_float32(x), heads_axis, 1) for x in (call.q, call.k))
+    both = quantized.operands(q, k).columns(q, facts.seqlen_k)
+    arrays = [np.ascontiguousarray(np.moveaxis(x, 1, heads_axis)) for x in both]
+    arrays.append(np.ascontiguousarray(lib.to_float32(call.v)))
+    options = {**call.options, "quantize": None, "softmax_scale": facts.softmax_scale}
+    if options.get("bias") is not None:
+        options["bias"] = lib.from_float32(call.q, lib.to_float32(options["bias"]))
+    q, k, v = (lib.from_float32(call.q, x) for x in arrays)
+    return Call(q, k, v, options)
+
+
+def library_of(x: Any) -> Any:
     """numpy_library or torch_library."""
     if isinstance(x, np.ndarray):
         from ._call import numpy_library as library
@@ -91,10 +136,10 @@ def _size_of_terms(lib: Any, facts: _C.Call, options: dict[str, Any]) -> float:
     """The most that ALiBi and bias add to a logit, over finite values."""
     size = 0.0
     if options.get("bias") is not None:
-        size += _largest(np.abs(lib.to_float32(options["bias"])))
+        size += largest(np.abs(lib.to_float32(options["bias"])))
     if options.get("alibi_slopes") is not None:
         distance = facts.seqlen_q + facts.seqlen_k
-        size += _largest(np.abs(lib.to_float32(options["alibi_slopes"]))) * distance
+        size += largest(np.abs(lib.to_float32(options["alibi_slopes"]))) * distance
     return size
 
 
@@ -107,7 +152,7 @@ def _baseline(device: str, tested: str) -> str:
     return other if tested.startswith(preferred + "/") else preferred
 
 
-def _largest(x: np.ndarray) -> float:
+def largest(x: np.ndarray) -> float:
     """Largest finite value; 0 if there is none."""
     return float(np.where(np.isfinite(x), x, 0.0).max(initial=0.0))
 
@@ -118,7 +163,7 @@ def _largest_per_head(x: np.ndarray) -> np.ndarray:
     return finite.max(axis=(2, 3), keepdims=True, initial=0.0).astype(np.float64)
 
 
-def _compare(
+def compare(
     what: str,
     kernels: str,
     order: tuple[str, ...],

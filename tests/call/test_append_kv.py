@@ -96,7 +96,7 @@ PAGES, ROWS = torch.zeros(2, 4, 2, 16), torch.zeros(3, 2, 16)
             ValueError,
             "the heads and head",
         ),
-        ({"k": ROWS.double()}, TypeError, "k must be float16, bfloat16 or float32"),
+        ({"k": ROWS.int()}, TypeError, "k must be float16, bfloat16, float32 or float64"),
         ({"k_scale": 0.0}, ValueError, "k_scale is 0.0, allowed: a finite number > 0"),
         ({"slot_mapping": None}, TypeError, r"append_kv\(\) needs slot_mapping, got None"),
     ],

@@ -30,7 +30,7 @@ def test_twenty_runs(monkeypatch, variant, case):
     head_dim = variant.head_dim or 64
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
     options = cases.keywords(case, variant.dtype, variant.device)
-    options |= {"kernel": variant.key, "accumulate": variant.accumulate}
+    options |= cases.own(variant)
     results = []
     for run in range(20):
         poison = POISON[run % len(POISON)]

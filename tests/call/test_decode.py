@@ -36,7 +36,7 @@ def pairs():
         pytest.param(
             variant, case, splits, id=f"{variant.key}-{case}-{splits}", marks=cases.needs(variant)
         )
-        for variant in cases.compiled_variants()
+        for variant in cases.compiled_variants(special=True)
         for case in serving.DECODE
         if serving.fits(variant, case, case.seqlens_q[0])
         for splits in ((0, 1, 3, 20) if variant.max_rows else (0,))

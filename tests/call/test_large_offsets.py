@@ -30,12 +30,11 @@ def test_far_operand(variant, dimension, operand):
         operands["q"],
         operands["k"],
         operands["v"],
-        kernel=variant.key,
-        accumulate=variant.accumulate,
+        **cases.own(variant),
     )
     operands[operand] = _far_apart(operands[operand], DIMENSIONS[dimension])
     q, k, v, out = operands.values()
-    cutlass_attn.attention(q, k, v, out=out, kernel=variant.key, accumulate=variant.accumulate)
+    cutlass_attn.attention(q, k, v, out=out, **cases.own(variant))
     assert torch.equal(out, near)
 
 
@@ -48,14 +47,10 @@ def test_far_option(variant, case, dimension):
     name = case.name
     q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
     option = cases.keywords(case, variant.dtype, variant.device)[name]
-    near = cutlass_attn.attention(
-        q, k, v, kernel=variant.key, accumulate=variant.accumulate, **{name: option}
-    )
+    near = cutlass_attn.attention(q, k, v, **cases.own(variant), **{name: option})
     far = _far_apart(option, dimension)
     assert torch.equal(
-        cutlass_attn.attention(
-            q, k, v, kernel=variant.key, accumulate=variant.accumulate, **{name: far}
-        ),
+        cutlass_attn.attention(q, k, v, **cases.own(variant), **{name: far}),
         near,
     )
 

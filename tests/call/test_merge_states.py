@@ -54,3 +54,51 @@ def test_merge_refuses_other_shapes():
         match="lse_a must be a torch tensor or a numpy array, as the others are, got ndarray",
     ):
         merge_states(o, lse.numpy(), o, lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 64), (7, 4, 40), (3, 2, 7), (0, 2, 8)])
+def test_the_kernel_is_what_the_arithmetic_is(dtype, shape):
+    """What CUDA tensors take, here by its loop on a CPU; and with the sides exchanged."""
+    rows, heads = shape[-3], shape[-2]
+    lse_shape = (*shape[:-3], heads, rows)
+    o_a, o_b = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    lse_a = torch.randn(*shape[:-3], rows, heads).mul(30).transpose(-1, -2)  # of other strides
+    lse_b = torch.randn(lse_shape) * 30
+    if rows:
+        lse_a[..., 0, 0], lse_b[..., 1, 0] = -torch.inf, torch.inf
+        o_a[..., 0, 0, :] = torch.nan
+        lse_a[..., 1, 1] = lse_b[..., 1, 1] = -torch.inf
+    ours = cutlass_attn._C.merge(o_a, lse_a, o_b, lse_b)
+    for x, y in zip(ours, merge_states(o_a, lse_a, o_b, lse_b), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        torch.testing.assert_close(x, y)
+    for x, y in zip(ours, cutlass_attn._C.merge(o_b, lse_b, o_a, lse_a), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_what_the_kernel_leaves_to_torch():
+    o, lse = torch.randn(5, 2, 8), torch.randn(2, 5)
+    assert cutlass_attn._C.merge(o, lse, o, lse) is not None
+    apart = torch.randn(5, 2, 16)[..., ::2]
+    for x in (o.double(), apart, o.clone().requires_grad_()):
+        assert cutlass_attn._C.merge(x, lse, x, lse) is None
+    merged, _ = merge_states(o.clone().requires_grad_(), lse, o, lse)
+    assert merged.requires_grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_one_launch_on_a_gpu(dtype):
+    o_a, o_b = (torch.randn(4, 3, 8, 128, device="cuda").to(dtype) for _ in range(2))
+    lse_a, lse_b = (torch.randn(4, 8, 3, device="cuda") for _ in range(2))
+    merge_states(o_a, lse_a, o_b, lse_b)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        first = merge_states(o_a, lse_a, o_b, lse_b)
+        torch.cuda.synchronize()
+    assert len([event for event in profile.events() if "merge" in event.name]) == 1
+    again = merge_states(o_b, lse_b, o_a, lse_a)
+    on_cpu = merge_states(*(x.cpu() for x in (o_a, lse_a, o_b, lse_b)))
+    for x, y, z in zip(first, again, on_cpu, strict=True):
+        assert torch.equal(x, y)
+        torch.testing.assert_close(x.cpu(), z)

@@ -29,6 +29,8 @@ CASES = [
 @pytest.mark.parametrize(("variant", "case"), cases.all_pairs(CASES))
 def test_bad_key(variant, case):
     """Only rows that see the key change, and those are bad as the definition says."""
+    if variant.quantize:
+        pytest.skip("with products in 8 bits other keys are bad, too: test_quantize.py")
     head_dim = variant.head_dim or 64
     q, k, v, _ = cases.tensors(case, variant.dtype, head_dim, variant.device)
     options = cases.keywords(case, variant.dtype, variant.device)
@@ -97,7 +99,5 @@ def test_memory_beyond_the_keys(variant, seqlen_k, gap):
 
 
 def _attention(variant, q, k, v, options):
-    out, lse = cutlass_attn.attention(
-        q, k, v, **options, kernel=variant.key, accumulate=variant.accumulate, return_lse=True
-    )
+    out, lse = cutlass_attn.attention(q, k, v, **options, **cases.own(variant), return_lse=True)
     return out[0, 0], lse[0, 0]

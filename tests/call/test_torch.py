@@ -7,7 +7,7 @@ import cases
 import cutlass_attn
 import pytest
 from cases import torch
-from cutlass_attn._call import operator as _ops
+from cutlass_attn._call.operator import ATTENTION
 
 attention = cutlass_attn.attention
 qkv = cases.qkv
@@ -127,8 +127,9 @@ def test_operator(device):
     for layout, scale, return_lse in (("bhsd", None, True), ("bshd", 0.5, False)):
         x = [t.transpose(1, 2) for t in (q, k, v)] if layout == "bshd" else [q, k, v]
         options = {"causal": True, "window": [20, -1], "softmax_scale": scale, "layout": layout}
-        args = _ops.arguments(*x, **options, return_lse=return_lse)
-        torch.library.opcheck(_ops.attention_forward, args)
+        given = dict(zip("qkv", x)) | options
+        args = ATTENTION.schema.arguments(**given, return_lse=return_lse)
+        torch.library.opcheck(ATTENTION.forward, args)
 
 
 def test_fake_and_meta_tensors():

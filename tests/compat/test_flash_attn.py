@@ -188,16 +188,90 @@ def test_dropout_without_record():
     assert torch.equal(first, flash_attn.flash_attn_func(q, q, q, 0.5))
 
 
-def test_inputs_that_need_a_gradient():
+def grads_of(out, inputs):
+    """Of a sum that is no constant of the softmax."""
+    return torch.autograd.grad(out.double().square().sum(), inputs)
+
+
+def assert_grads_close(got, due):
+    for a, b in zip(got, due, strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-2, atol=1e-2)
+
+
+GRADIENTS = [
+    {},
+    {"causal": True, "deterministic": True},
+    {"window_size": (3, 1), "softcap": 2.0},
+    {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]), "softmax_scale": 0.3},
+]
+
+
+@pytest.mark.parametrize("options", GRADIENTS, ids=lambda options: "-".join(options) or "none")
+@pytest.mark.parametrize("head_dim", [16, 20])
+def test_gradients(options, head_dim):
+    """Of the dense functions, in each way of packing."""
+    qkv = randn(2, 9, 3, 4, head_dim).requires_grad_()
+    kv = randn(2, 9, 2, 2, head_dim, seed=1).requires_grad_()
+    names = {"causal": "causal", "window_size": "window", "softcap": "softcap"}
+    names |= {"alibi_slopes": "slopes", "softmax_scale": "scale"}
+    due_options = {names[name]: x for name, x in options.items() if name in names}
+    due = grads_of(oracle(*qkv.unbind(2), **due_options)[0], qkv)
+    got = [
+        flash_attn.flash_attn_qkvpacked_func(qkv, **options),
+        flash_attn.flash_attn_func(*qkv.unbind(2), **options),
+        flash_attn.flash_attn_func(*qkv.unbind(2), **options, return_attn_probs=True)[0],
+    ]
+    for out in got:
+        assert_grads_close(grads_of(out, qkv), due)
+    q = qkv[:, :, 0]
+    due = grads_of(oracle(q, *kv.unbind(2), **due_options)[0], (qkv, kv))
+    out = flash_attn.flash_attn_kvpacked_func(q, kv, **options)
+    assert_grads_close(grads_of(out, (qkv, kv)), due)
+
+
+@pytest.mark.parametrize("options", GRADIENTS, ids=lambda options: "-".join(options) or "none")
+def test_gradients_of_packed_sequences(options):
+    qkv = randn(11, 3, 4, 16).requires_grad_()
+    at = offsets(4, 0, 7)
+    dense = [
+        flash_attn.flash_attn_func(*(x[None, a:b] for x in qkv.unbind(1)), **options)[0]
+        for a, b in ((0, 4), (4, 11))
+    ]
+    due = grads_of(torch.cat(dense), qkv)
+    got = [
+        flash_attn.flash_attn_varlen_qkvpacked_func(qkv, at, 7, **options),
+        flash_attn.flash_attn_varlen_kvpacked_func(qkv[:, 0], qkv[:, 1:], at, at, 7, 7, **options),
+        flash_attn.flash_attn_varlen_func(*qkv.unbind(1), at, at, 7, 7, **options),
+    ]
+    for out in got:
+        assert_grads_close(grads_of(out, qkv), [due[0]])
+
+
+def test_gradients_with_dropout():
+    """The weights that S_dmask says are dropped are those of the backward pass."""
+    q, k, v = (randn(1, 8, 2, 16, seed=i).requires_grad_() for i in range(3))
+    out, lse, record = flash_attn.flash_attn_func(q, k, v, 0.4, return_attn_probs=True)
+    kept = (record[:, :, :8, :8] > 0).double() / 0.6
+    due_out, due_lse = oracle(q, k, v, kept=kept)
+    got, due = (torch.cat([x.flatten(), y.flatten()]) for x, y in ((out, lse), (due_out, due_lse)))
+    assert_grads_close(grads_of(got, (q, k, v)), grads_of(due, (q, k, v)))
+    assert not record.requires_grad
+
+
+def test_what_has_no_gradient():
+    """Slopes get none, as in flash_attn; pages run forward."""
     q = randn(1, 8, 2, 16).requires_grad_()
-    out, lse, _ = flash_attn.flash_attn_func(q, q, q, return_attn_probs=True)
-    assert out.requires_grad
-    assert_close(out.detach(), oracle(q, q, q)[0].detach())
-    with pytest.raises(NotImplementedError, match="no backward"):
-        out.sum().backward()
-    assert lse.shape == (1, 2, 8)
+    slopes = torch.ones(2, requires_grad=True)
+    flash_attn.flash_attn_func(q, q, q, alibi_slopes=slopes).sum().backward()
+    assert slopes.grad is None
+    assert q.grad is not None
     with torch.no_grad():
         assert not flash_attn.flash_attn_func(q, q, q).requires_grad
+    at, table = offsets(8), torch.zeros(1, 1, dtype=torch.int32)
+    out = flash_attn.flash_attn_varlen_func(q[0], q, q, at, at, 8, 8, block_table=table)
+    with pytest.raises(NotImplementedError, match="no backward pass with block_table"):
+        out.sum().backward()
 
 
 def test_numbers_as_tensors():
@@ -447,8 +521,9 @@ def test_sinks():
     options = {"causal": True, "s_aux": sinks}
     dense = flash_attn.flash_attn_func(q, k, k, **options)
     assert_close(dense.detach(), out * rest)
-    with pytest.raises(NotImplementedError, match="no backward"):
-        dense.sum().backward()
+    (got,) = grads_of(dense, sinks)
+    (due,) = grads_of(out * torch.sigmoid(lse - sinks.double()[:, None]).mT[..., None], sinks)
+    torch.testing.assert_close(got, due, rtol=2e-2, atol=2e-2)
     at = offsets(5)
     packed = flash_attn.flash_attn_varlen_func(q[0], k[0], k[0], at, at, 5, 5, **options)
     assert_close(packed[None], out * rest)

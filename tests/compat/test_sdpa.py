@@ -164,7 +164,6 @@ def test_lowest_number_as_mask(dtype):
 REASONS = {
     "dtype torch.float32": lambda q: {"query": q.float(), "key": q.float(), "value": q.float()},
     "dtypes of query, key and value differ": lambda q: {"key": q.float()},
-    "an input requires a gradient": lambda q: {"value": q.clone().requires_grad_()},
     "attn_mask and is_causal are both given": lambda q: {
         "attn_mask": torch.ones(4, 4, dtype=torch.bool),
         "is_causal": True,
@@ -203,6 +202,51 @@ def test_leaves_to_torch(reason):
         result = sdpa.scaled_dot_product_attention(**arguments)
         assert torch.equal(result, due)
         assert result.requires_grad == due.requires_grad
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "float", "float32", "expanded"])
+@pytest.mark.parametrize("order", ["bhsd", "bshd", "sbhd", "3-d"])
+def test_gradients(mask, order):
+    """Of query, key, value and an added mask, as torch has them; the result's memory, too."""
+    orders = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "sbhd": (2, 0, 1, 3), "3-d": (0, 1, 2, 3)}
+    dims, tensors = orders[order], []
+    for i, seqlen in enumerate((5, 7, 7)):
+        x = half(2, 4, seqlen, 16) * (1 + i)
+        x = x.permute(dims).contiguous().permute([dims.index(d) for d in range(4)])
+        tensors.append((x[0] if order == "3-d" else x).requires_grad_())
+    masks = {
+        "bool": torch.rand(5, 7, generator=torch.manual_seed(0)) > 0.3,
+        "float": half(4, 5, 7).requires_grad_(),
+        "float32": half(4, 1, 7).float().requires_grad_(),
+    }
+    attn_mask = masks.get(mask)
+    inputs = tensors + [x for x in [attn_mask] if x is not None and x.requires_grad]
+    if mask == "expanded":
+        inputs.append(half(1, 5, 7).requires_grad_())
+        attn_mask = inputs[-1].expand(4, 5, 7)
+    options = {"attn_mask": attn_mask, "is_causal": mask == "causal"}
+    assert sdpa.why_not(*tensors, **options) is None
+    out = sdpa.scaled_dot_product_attention(*tensors, **options)
+    if order == "bshd":
+        assert out.transpose(1, 2).is_contiguous()
+    due = expected(*tensors, **options)
+    assert_equal(out, due, torch.float16)
+    weight = torch.randn(out.shape, generator=torch.manual_seed(1))
+    got, due = (torch.autograd.grad((x.float() * weight).sum(), inputs) for x in (out, due))
+    for a, b in zip(got, due):
+        assert a.dtype == b.dtype
+        # Their rows are small differences of what comes from an output in half precision.
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-2 * b.abs().max().item())
+
+
+def test_leaves_gradients_to_torch_where_there_is_no_kernel(monkeypatch):
+    q = half(2, 3, 4, 8).requires_grad_()
+    monkeypatch.setattr(sdpa, "_HAVE_BACKWARD", set())
+    reason = "an input requires a gradient, and there is no backward kernel of cpu"
+    assert sdpa.why_not(q, q, q) == reason
+    assert sdpa.why_not(q.detach(), q.detach(), q.detach()) is None
+    out = sdpa.scaled_dot_product_attention(q, q, q)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, q, q))
 
 
 def test_leaves_other_numbers_of_value_heads_to_torch():
@@ -307,12 +351,11 @@ def test_route_passes_on(capsys):
     assert report.passed_on == {
         "sdpa_kernel() allows neither flash nor memory-efficient attention": 1,
         "dtype torch.float32": 1,
-        "an input requires a gradient": 1,
         "dtype of attn_mask": 1,
     }
     printed = capsys.readouterr().err
-    assert "cutlass_attn took 0 of 4 calls" in printed
-    assert "1 left to torch: an input requires a gradient" in printed
+    assert "cutlass_attn took 1 of 4 calls" in printed
+    assert "1 left to torch: dtype torch.float32" in printed
 
 
 def test_route_passes_on_what_no_kernel_takes(monkeypatch):

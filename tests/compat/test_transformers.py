@@ -266,10 +266,46 @@ def test_keywords():
     call(indices=None, block_indices=None, position_ids=torch.zeros(1), output_attentions=False)
 
 
-def test_needs_no_gradient():
-    q, k, v = operands()
-    with pytest.raises(NotImplementedError, match="gradient"):
-        compat.attention_forward(Layer(), q.requires_grad_(), k, v, None)
+def gradients(model):
+    """Of all parameters with each, in a step on sequences of two lengths."""
+    tokens, mask = padded([9, 5], 9)
+    # What padding predicts is anything: the first token of a sequence, too.
+    labels = tokens.masked_fill(mask.cumsum(-1) <= 1, -100)
+
+    def step():
+        model.zero_grad()
+        model(tokens, attention_mask=mask, labels=labels).loss.backward()
+        return {n: x.grad.clone() for n, x in model.named_parameters() if x.grad is not None}
+
+    due, got = with_each(model.train(), step)
+    assert due.keys() == got.keys()
+    return due, got
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training(name):
+    """Gradients are those of eager attention, sinks' among them."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES | MODELS[name])
+    due, got = gradients(getattr(transformers, f"{name}ForCausalLM")(config))
+    assert (name == "GptOss") == any("sinks" in parameter for parameter in due)
+    for parameter, x in due.items():
+        torch.testing.assert_close(got[parameter], x, rtol=1e-3, atol=1e-5)
+
+
+def test_training_with_a_position_bias():
+    """T5 learns what it adds to the logits."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "d_model": 48, "d_kv": 16, "d_ff": 64, "num_layers": 2}
+    config = transformers.T5Config(
+        **sizes, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0
+    )
+    due, got = gradients(transformers.T5ForConditionalGeneration(config))
+    biases = [due[parameter] for parameter in due if "relative_attention_bias" in parameter]
+    assert len(biases) == 2
+    assert all(x.abs().max() > 0 for x in biases)
+    for parameter, x in due.items():
+        torch.testing.assert_close(got[parameter], x, rtol=1e-3, atol=1e-5)
 
 
 def test_compiled_without_a_graph_break():

@@ -117,14 +117,29 @@ std::vector<double> SolvedCase::values(Operand const& x) const {
   return all;
 }
 
+namespace {
+
+// The nearest number of float8_e4m3fn.
+double round_to_e4m3(double x) {
+  int const exponent = std::max(x == 0 ? -6 : std::ilogb(x), -6);
+  double const step = std::ldexp(1.0, exponent - 3);
+  return std::min(std::max(std::nearbyint(x / step) * step, -448.0), 448.0);
+}
+
+}  // namespace
+
 void SolvedCase::randomize(Operand& x, double magnitude, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal(0, magnitude);
   int const heads = &x == &q_ ? case_.num_heads_q : case_.num_heads_kv;
+  bool const is_e4m3 = case_.fp8_kv && &x != &q_;
   for (int b = 0; b < case_.batch; ++b) {
     for (int h = 0; h < heads; ++h) {
       for (int r = 0; r < x.rows; ++r) {
-        for (int d = 0; d < x.columns; ++d) store(x, x.index(b, h, r, d), normal(random));
+        for (int d = 0; d < x.columns; ++d) {
+          double const value = normal(random);
+          store(x, x.index(b, h, r, d), is_e4m3 ? round_to_e4m3(value) : value);
+        }
       }
     }
   }
@@ -256,6 +271,7 @@ Problem SolvedCase::call() {
   }
   if (c.sinks) p.logits.sinks = sinks_.data();
   p.accumulate = c.accumulate;
+  p.quantize = c.quantize;
   p.dropout.p = c.dropout_p;
   if (c.dropout_p > 0) p.dropout.rng_state = rng_state_;
   return p;
@@ -335,6 +351,78 @@ void SolvedCase::round_sums(std::vector<double> const& logits, std::vector<doubl
   }
 }
 
+namespace {
+
+// Numbers that are multiplied as int8 with one scale.
+struct Int8Group {
+  float amax = 0;
+  bool is_finite = true;
+
+  void add(double x) {
+    is_finite = is_finite && std::isfinite(x);
+    amax = std::fmax(amax, float(std::fabs(x)));
+  }
+  double scale() const {
+    if (!is_finite) return kNaN;
+    return amax < 0x1p-100f ? 0 : amax * (1.0f / 127);
+  }
+  double rounded(double x) const {
+    return scale() == 0 ? 0 : std::nearbyint(x * double(127 / amax)) * scale();
+  }
+};
+
+}  // namespace
+
+// kernels/core/quantize.hpp, for both operands in place.
+SolvedCase::Int8Scales SolvedCase::round_to_int8(std::vector<double>& q,
+                                                 std::vector<double>& k) const {
+  Case const& c = case_;
+  Int8Scales scales;
+  for (int b = 0; b < c.batch; ++b) {
+    for (int h = 0; h < c.num_heads_kv; ++h) {
+      int const samples = std::min(64, c.seqlen_k);
+      for (int d = 0; d < c.head_dim; ++d) {
+        float sums[8] = {};
+        for (int i = 0; i < samples; ++i) {
+          float const x = float(k[k_.index(b, h, int(int64_t(i) * c.seqlen_k / samples), d)]);
+          if (std::isfinite(x)) sums[i % 8] += x;
+        }
+        float total = sums[0];
+        for (int i = 1; i < 8; ++i) total += sums[i];
+        float const mean = total * (1.0f / float(samples));
+        float const shift = std::isfinite(mean) ? mean : 0;
+        scales.shift.push_back(shift);
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          double& x = k[k_.index(b, h, j, d)];
+          x = float(x) - shift;
+        }
+      }
+      std::vector<Int8Group> groups((c.seqlen_k + 63) / 64 * 4);
+      auto const each = [&](auto const& visit) {
+        for (int j = 0; j < c.seqlen_k; ++j) {
+          Int8Group& group = groups[j / 64 * 4 + j % 8 / 2];
+          for (int d = 0; d < c.head_dim; ++d) visit(group, k[k_.index(b, h, j, d)]);
+        }
+      };
+      each([](Int8Group& group, double& x) { group.add(x); });
+      each([](Int8Group& group, double& x) { x = group.rounded(x); });
+      for (Int8Group const& group : groups) scales.of_keys.push_back(group.scale());
+    }
+    for (int h = 0; h < c.num_heads_q; ++h) {
+      for (int i = 0; i < c.seqlen_q; ++i) {
+        Int8Group row;
+        for (int d = 0; d < c.head_dim; ++d) row.add(q[q_.index(b, h, i, d)]);
+        for (int d = 0; d < c.head_dim; ++d) {
+          double& x = q[q_.index(b, h, i, d)];
+          x = row.rounded(x);
+        }
+        scales.of_queries.push_back(row.scale());
+      }
+    }
+  }
+  return scales;
+}
+
 void SolvedCase::solve() {
   Case const& c = case_;
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
@@ -342,21 +430,41 @@ void SolvedCase::solve() {
   cutlass_attn::DropoutMask const dropout(call());
   // Weights are dropped in steps of 2^-16 of probability.
   double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
-  std::vector<double> const q = values(q_), k = values(k_), v = values(v_);
+  std::vector<double> const v = values(v_), given_q = values(q_);
+  std::vector<double> q = given_q, k = values(k_);
+  bool const is_int8 = c.quantize != Quantize::kNone;
+  // Without a softcap or terms a score goes from the sum to the exponent in one step.
+  bool const is_one_step = is_int8 && c.softcap == 0 && !c.bias && !c.alibi && !c.mask &&
+                           c.attention_chunk == 0 && c.softmax_scale > 0;
+  Int8Scales scales;
+  if (is_int8) scales = round_to_int8(q, k);
   std::vector<double> logits(c.seqlen_k), rounded_logits(c.seqlen_k), p(c.seqlen_k);
   for (int b = 0; b < c.batch; ++b) {
     for (int h = 0; h < c.num_heads_q; ++h) {
       int const h_kv = h * c.num_heads_kv / c.num_heads_q;
       for (int i = 0; i < c.seqlen_q; ++i) {
         double const sink = c.sinks ? double(sinks_[h]) : -kInfinity;
-        double largest = sink, sum = 0, lse_bound = 0;
+        double largest = sink, sum = 0, lse_bound = 0, q_shift = 0;
+        for (int d = 0; is_int8 && d < c.head_dim; ++d) {
+          q_shift += given_q[q_.index(b, h, i, d)] *
+                     scales.shift[size_t(b * c.num_heads_kv + h_kv) * c.head_dim + d];
+        }
+        // One unit of the sums for key j.
+        auto const unit = [&](int j) {
+          int const tiles = (c.seqlen_k + 63) / 64;
+          size_t const group = size_t((b * c.num_heads_kv + h_kv) * tiles + j / 64) * 4 + j % 8 / 2;
+          size_t const query = size_t(b * c.num_heads_q + h) * c.seqlen_q + i;
+          return std::fabs(double(c.softmax_scale)) * scales.of_queries[query] *
+                 scales.of_keys[group];
+        };
         for (int j = 0; j < c.seqlen_k; ++j) {
           logits[j] = rounded_logits[j] = -kInfinity;
           if (!visible(b, h, i, j)) continue;
-          double dot = 0;
+          double dot = q_shift;
           for (int d = 0; d < c.head_dim; ++d) {
             dot += q[q_.index(b, h, i, d)] * k[k_.index(b, h_kv, j, d)];
           }
+          if (is_one_step) lse_bound = std::fmax(lse_bound, unit(j));
           logits[j] = logit(b, h, i, j, dot);
           largest = std::fmax(largest, logits[j]);
           if (is_fp32) continue;
@@ -380,7 +488,12 @@ void SolvedCase::solve() {
           if (!visible(b, h, i, j)) continue;
           double exact = p[j] / sum;
           if (c.dropout_p > 0) exact *= dropout.factor(b, h, i, j) > 0 ? 1 / (1 - dropped) : 0;
-          double const rounded = round_to(f, exact);
+          double rounded = exact;
+          if (is_one_step) {  // exponents in units of log2
+            double const magic = 1.5 * (1 << 23) * unit(j) + largest, log2e = 1 / std::log(2.0);
+            rounded *= std::exp2(magic * log2e - float(magic * log2e));
+          }
+          rounded = round_to(f, rounded);
           for (int d = 0; d < c.head_dim_v; ++d) {
             exact_o_[row + d] += exact * v[v_.index(b, h_kv, j, d)];
             if (is_fp32) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];

@@ -18,6 +18,7 @@ using cutlass_attn::Accumulate;
 using cutlass_attn::DType;
 using cutlass_attn::kUnbounded;
 using cutlass_attn::Problem;
+using cutlass_attn::Quantize;
 
 enum class Layout {
   kPadded,      // (B, H, S, D); rows and sequences have gaps behind them, filled with NaN
@@ -37,6 +38,7 @@ struct Case {
   float softcap = 0;
   float magnitude = 1;  // of Q
   int nan_key = -1;     // a row of K that is NaN
+  bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
   Layout layout = Layout::kPadded;
   char const* unaligned = "";         // those of "qkvo" that lie at odd addresses with odd strides
   int head_dim = 64, head_dim_v = 0;  // 0: head_dim
@@ -53,6 +55,8 @@ struct Case {
   // Of the kernel that is judged; fp16 accumulation knows none of the options from `bias` on but
   // sinks.
   Accumulate accumulate = Accumulate::kFloat32;
+  // q and k are rounded to int8, and the answer is that of what they are then.
+  Quantize quantize = Quantize::kNone;
 };
 
 // Each for a reason; ragged against tiles of 64 unless the name says otherwise.
@@ -83,6 +87,10 @@ class SolvedCase {
   // With fp16 accumulation the unfused computation rounds its own sums to fp16 after every 8
   // products, those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE
   // may be off by the bound of those roundings.
+  //
+  // With q and k in int8, the unfused computation has exponents by one multiply-add of a number as
+  // large as 1.5 * 2^23, where nothing but softmax follows (sm80/quantized_queries.hpp): they, and
+  // LSE, are off by up to a unit of the integer products.
   //
   // Empty if the outputs are right: within 1.5 times the RMS error (twice with Q K^T in fp16) and
   // twice the largest error of an unfused computation that rounds P and O to the dtype, NaN exactly
@@ -130,6 +138,12 @@ class SolvedCase {
   std::vector<double> values(Operand const& x) const;
   cutlass_attn::Operand ref(Operand& x) const;
   void solve();
+  struct Int8Scales {
+    std::vector<double> shift;       // what was subtracted from K: (batch, KV head, column)
+    std::vector<double> of_queries;  // (batch, head, query)
+    std::vector<double> of_keys;     // (batch, KV head, tile of 64 keys, group)
+  };
+  Int8Scales round_to_int8(std::vector<double>& q, std::vector<double>& k) const;
   double rounded_dot(double const* q, double const* k, double& bound) const;
   void round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b, int h_kv,
                   double sink, double* row) const;

@@ -83,8 +83,8 @@ TEST(dimensions) {
 
 TEST(options) {
   float const inf = INFINITY, nan = std::nanf("");
-  CHECK_EQ(message([](P& p) { p.set_dtype(DType(3)); }),
-           "q's dtype is 3, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+  CHECK_EQ(message([](P& p) { p.set_dtype(DType(4)); }),
+           "q's dtype is 4, allowed: 0 (float16), 1 (bfloat16), 2 (float32), 3 (float64)");
   CHECK_EQ(message([](P& p) { p.accumulate = Accumulate(4); }),
            "accumulate is 4, allowed: 0 (fp32), 1 (fp16_qk), 2 (fp16_pv), 3 (fp16)");
   CHECK_EQ(message([=](P& p) { p.logits.softmax_scale = inf; }),
@@ -104,6 +104,30 @@ TEST(options) {
            "attention_chunk is -1, allowed: 1 to 268435456 keys, or 0 for no chunks");
   CHECK_EQ(message([](P& p) { p.mask.diagonal_shift = (int64_t(1) << 32) + 1; }),
            "diagonal_shift is 4294967297, allowed: -2^32 to 2^32");
+}
+
+TEST(products_in_8_bits_go_without_some) {
+  CHECK_EQ(message([](P& p) { p.quantize = Quantize(kNumQuantizes); }),
+           "quantize is 4, allowed: 0 (none), 1 (qk), 2 (int8), 3 (fp8)");
+  CHECK_EQ(message([](P& p) { p.quantize = Quantize::kQk; }),
+           "quantize is \"qk\", but q, k and v are float32; allowed: float16 or bfloat16");
+  auto const with = [](auto const& change) {
+    return message([&](P& p) {
+      p.set_dtype(DType::kBFloat16);
+      p.quantize = Quantize::kQk;
+      change(p);
+    });
+  };
+  static uint64_t const rng_state[2] = {1, 2};
+  static int32_t const lengths[3] = {0, 1, 2};
+  CHECK_EQ(with([](P&) {}), "");
+  CHECK_EQ(with([](P& p) { p.accumulate = Accumulate::kFloat16Pv; }),
+           "quantize is \"qk\", but accumulate is \"fp16_pv\"; allowed: \"fp32\"");
+  CHECK_EQ(with([](P& p) { p.dropout = {0.5f, rng_state}; }),
+           "quantize is \"qk\", but dropout_p is 0.500000; allowed: 0");
+  CHECK_EQ(with([](P& p) { p.seq_k.seqused = lengths; }),
+           "quantize is \"qk\", but sequences are packed, in pages or of lengths of their own; "
+           "allowed: dense ones");
 }
 
 // Memory for the options, and calls that use it well.
@@ -242,7 +266,19 @@ TEST(operands_are_of_one_dtype) {
   CHECK_EQ(message([](P& p) { p.o.dtype = DType::kBFloat16; }),
            "out is bfloat16, allowed: float32 like q");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType(-1); }),
-           "v's dtype is -1, allowed: 0 (float16), 1 (bfloat16), 2 (float32)");
+           "v's dtype is -1, allowed: 0 (float16), 1 (bfloat16), 2 (float32), 3 (float64), "
+           "4 (float8_e4m3fn)");
+}
+
+TEST(k_and_v_may_be_stored_in_8_bits) {
+  auto const store = [](P& p) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; };
+  CHECK_EQ(message(store), "");
+  CHECK_EQ(message([](P& p) { p.v.dtype = DType::kFloat8E4M3; }),
+           "v is float8_e4m3fn, allowed: float32 like q");
+  CHECK_EQ(message([=](P& p) { store(p), p.o.dtype = DType::kFloat8E4M3; }),
+           "out's dtype is 4, allowed: 0 (float16), 1 (bfloat16), 2 (float32), 3 (float64)");
+  CHECK_EQ(message([=](P& p) { p.set_dtype(DType::kFloat64), store(p); }),
+           "k and v are float8_e4m3fn, allowed with q of float64: float64 like q");
 }
 
 TEST(sequences_and_pages) {

@@ -25,6 +25,7 @@ void for_each_isa(Body const& body) {
 
 void run(Case const& what) {
   for (DType dtype : kDTypes) {
+    if (what.quantize != Quantize::kNone && dtype == DType::kFloat32) continue;
     SolvedCase problem(what, dtype);
     for_each_isa([&](Isa isa) {
       CHECK(cpu::attention_forward(problem.call(), {}, isa).ok());
@@ -79,6 +80,49 @@ TEST(odd_head_dims) {
   for (Case const& what : attention_case::odd_head_dims()) run(what);
 }
 
+TEST(q_and_k_in_8_bits) {
+  for (auto const& cases : {attention_case::cases(24), attention_case::option_cases(24)}) {
+    for (Case what : cases) {
+      if (what.dropout_p > 0) continue;
+      what.quantize = Quantize::kQk;
+      run(what);
+    }
+  }
+}
+
+// Weights that are rounded to 8 bits may fall the other way; tests/call/test_quantize_accuracy.py
+// holds the fastest instruction set to the definition.
+TEST(instruction_sets_round_weights_alike) {
+  for (Quantize mode : {Quantize::kInt8, Quantize::kFp8}) {
+    std::vector<std::vector<float>> results;
+    for_each_isa([&](Isa isa) {
+      Plain x(150, 200, 64);
+      std::vector<cpu::Float16> q(x.q.size()), k(x.k.size()), v(x.v.size()), o(x.o.size());
+      for (size_t i = 0; i < q.size(); ++i) cpu::from_float(x.q[i], q[i]);
+      for (size_t i = 0; i < k.size(); ++i) cpu::from_float(x.k[i], k[i]);
+      for (size_t i = 0; i < v.size(); ++i) cpu::from_float(x.v[i], v[i]);
+      x.p.q.data = q.data();
+      x.p.k.data = k.data();
+      x.p.v.data = v.data();
+      x.p.o.data = o.data();
+      x.p.set_dtype(DType::kFloat16);
+      x.p.mask.causal = true;
+      x.p.quantize = mode;
+      CHECK(cpu::attention_forward(x.p, {}, isa).ok());
+      results.emplace_back();
+      for (cpu::Float16 y : o) results.back().push_back(cpu::to_float(y));
+    });
+    for (std::vector<float> const& result : results) {
+      double error = 0, size = 0;
+      for (size_t i = 0; i < result.size(); ++i) {
+        error += std::pow(result[i] - results[0][i], 2);
+        size += std::pow(results[0][i], 2);
+      }
+      CHECK(size > 0 && error < 1e-5 * size);
+    }
+  }
+}
+
 // More tiles of queries and of keys than one, all of them ragged.
 TEST(many_tiles) {
   Case causal{"three tiles, causal", 160, 150};
@@ -86,6 +130,9 @@ TEST(many_tiles) {
   causal.head_dim = 24;
   causal.causal = true;
   run(causal);
+  causal.quantize = Quantize::kQk;
+  run(causal);
+  causal.quantize = Quantize::kNone;
   Case window = causal;
   window.name = "three tiles, window";
   window.causal = false;

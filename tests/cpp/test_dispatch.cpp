@@ -4,100 +4,13 @@
 
 #include "check.hpp"
 #include "core/alignment.hpp"
+#include "dispatch_table.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
 
 using namespace cutlass_attn;
 
 namespace {
-
-constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
-constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
-
-KernelUnit const kUnit{{128, 48 * 1024, 64, 0}, {}, {}};
-KernelUnit const kLargeUnit{{128, 160 * 1024, 64, 0}, {}, {}};
-
-// Of a kernel with these needs; kept for as long as the program runs.
-ManifestKernel const* kernel(uint32_t options, int least, int last, int alignment) {
-  ManifestKernel made{};
-  made.name = "";
-  made.options = options;
-  made.compute_capability[0] = least;
-  made.compute_capability[1] = last;
-  made.alignment = alignment;
-  return new ManifestKernel(made);
-}
-
-Variant variant(std::string const& key, std::string const& kernel_name, Device device, DType dtype,
-                int head_dim, std::string const& tier, bool compiled, bool automatic,
-                int min_compute_capability, int alignment) {
-  Variant v{};
-  v.info.key = key;
-  v.info.kernel = kernel_name;
-  v.info.device = device;
-  v.info.dtype = dtype;
-  v.info.head_dim = v.info.head_dim_v = head_dim;
-  v.info.tier = tier;
-  v.info.compiled = compiled;
-  v.info.automatic = automatic;
-  v.kernel = kernel(option::softcap | option::bias, min_compute_capability, 999, alignment);
-  v.unit = compiled ? &kUnit : nullptr;
-  v.is_simt = kernel_name.find("-simt") != std::string::npos;
-  return v;
-}
-
-// A row that the build left out and that may be compiled at run time.
-Variant left_out(std::string const& key, std::string const& kernel, int head_dim) {
-  Variant v =
-      variant(key, kernel, Device::kCuda, DType::kFloat16, head_dim, "full", false, true, 80, 16);
-  v.can_load = true;
-  return v;
-}
-
-// A row of a kernel that takes multiples of 8 up to its head dims, with a tile.
-Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
-  std::string const tile = std::to_string(block_m) + "x64x4";
-  std::string const dims = std::to_string(head_dim) + "v" + std::to_string(head_dim_v);
-  Variant v = variant("tiled/f16/d" + dims + "/" + tile, "tiled", Device::kCuda, DType::kFloat16,
-                      head_dim, "full", compiled, true, 80, 16);
-  v.info.head_dim_v = head_dim_v;
-  v.info.head_dim_multiple = 8;
-  v.info.tile = tile;
-  v.block_m = block_m;
-  v.kernel = kernel(0, 80, 999, 16);
-  return v;
-}
-
-// For Hopper alone, with more shared memory than others have.
-Variant hopper() {
-  Variant v = variant("hopper/f16/d40", "hopper", kCuda, kF16, 40, "core", true, false, 80, 16);
-  v.kernel = kernel(0, 90, 90, 16);
-  v.unit = &kLargeUnit;
-  return v;
-}
-
-Variant with_sums(Variant v, Accumulate accumulate) {
-  v.info.accumulate = accumulate;
-  return v;
-}
-
-DeviceInfo const kGpu{{89, 10, 100 * 1024, 99 * 1024}, kCuda, ""};
-DeviceInfo const kBigGpu{{90, 10, 228 * 1024, 227 * 1024}, kCuda, ""};
-DeviceInfo const kOldGpu{{75, 10, 64 * 1024, 63 * 1024}, kCuda, ""};
-DeviceInfo const kNoGpu{{}, kCuda, "no NVIDIA driver"};
-DeviceInfo const kHost{{}, kCpu, ""};
-
-Problem call(DType dtype = kF16, int head_dim = 64) {
-  Problem p;
-  p.set_dtype(dtype);
-  p.batch = p.num_heads_q = p.num_heads_kv = 2;
-  p.seq_q.seqlen = p.seq_k.seqlen = 4;
-  p.head_dim = p.head_dim_v = head_dim;
-  for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
-    *t = {reinterpret_cast<void*>(4096), 8 * head_dim, 4 * head_dim, head_dim, dtype};
-  }
-  return p;
-}
 
 Variant const& find(std::string const& key) {
   for (Variant const& v : registry()) {
@@ -126,52 +39,6 @@ std::string refusal(Problem const& p, DeviceInfo const& device, std::string cons
 }
 
 }  // namespace
-
-// These take the place of the generated tables.
-std::vector<Variant> const& cutlass_attn::registry() {
-  static std::vector<Variant> const table = {
-      variant("fast/f16/d64", "fast", kCuda, kF16, 64, "core", true, true, 80, 16),
-      variant("fast/f16/d96", "fast", kCuda, kF16, 96, "full", false, true, 80, 16),
-      variant("slow/f16", "slow", kCuda, kF16, 0, "core", true, true, 0, 1),
-      variant("slow/f32", "slow", kCuda, kF32, 0, "core", true, true, 0, 1),
-      variant("gone/f16", "gone", kCuda, kF16, 0, "core", false, false, 0, 1),
-      variant("host/f16", "host", kCpu, kF16, 0, "core", true, true, 0, 1),
-      variant("fast-simt/f16/d64", "fast-simt", kCpu, kF16, 64, "core", true, false, 0, 16),
-      variant("fast-simt/f16/d96", "fast-simt", kCpu, kF16, 96, "full", false, false, 0, 16),
-      with_sums(variant("half/f16/d64", "half", kCuda, kF16, 64, "core", true, true, 80, 16),
-                Accumulate::kFloat16),
-      tiled(128, 128, 128),
-      tiled(128, 128, 64),
-      tiled(128, 128, 32),
-      tiled(96, 96, 128, false),
-      tiled(96, 96, 64),
-      tiled(96, 96, 32),
-      tiled(192, 128, 64),
-      left_out("late/f16/d48", "late", 48),
-      left_out("late/f16/d56/128x64x4", "late", 56),
-      left_out("late/f16/d56/64x64x4", "late", 56),
-      variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 2),
-      hopper(),
-  };
-  return table;
-}
-
-std::vector<TileRule> const& cutlass_attn::rules_in_force() {
-  static std::vector<TileRule> const table = {
-      {100, "tiled", 96, 96, "128x64x4", 2.0f},      {100, "tiled", 96, 96, "32x64x4", 0.0f},
-      {228, "tiled", 128, 128, "64x64x4", 2.0f},     {228, "tiled", 128, 128, "32x64x4", 0.5f},
-      {228, "tiled", 128, 128, "128x64x4", 0.0f},    {228, "tiled", 96, 96, "32x64x4", 8.0f, true},
-      {228, "tiled", 96, 96, "64x64x4", 0.0f, true},
-  };
-  return table;
-}
-
-std::string const& cutlass_attn::why_failing(int smem_kb, std::string const& key) {
-  static std::string const none, slow = "32 %, >= 40 allowed";
-  bool const is_marked = (smem_kb == 164 && key == "tiled/f16/d128v128/128x64x4") ||
-                         (smem_kb == 164 && key.find("tiled/f16/d96v96/") == 0);
-  return is_marked ? slow : none;
-}
 
 TEST(a_tile_that_fails_a_gate_comes_after_the_others) {
   DeviceInfo device = kBigGpu;
@@ -235,6 +102,36 @@ TEST(a_kernel_has_capabilities_and_shared_memory_to_run_with) {
   CHECK_EQ(reason("hopper/f16/d40", p, next), "needs compute capability 9.0, the device has 10.0");
 }
 
+TEST(tma_takes_no_negative_strides) {
+  Problem p = call(kF16, 40);
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu), "");
+  p.k.row_stride = -40;
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu),
+           "k's row stride is -40 elements, allowed: from 0 to 549755813887");
+  CHECK_EQ(reason("hopper/f16/d40", p, kBigGpu), "");
+  p.k.row_stride = 0;
+  p.o.row_stride = -40;  // which is written otherwise
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu), "");
+  p.v.batch_stride = int64_t(1) << 39;
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu),
+           "v's batch stride is 549755813888 elements, allowed: from 0 to 549755813887");
+  p.batch = 1;  // then the stride means nothing
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu), "");
+}
+
+TEST(a_kernel_of_few_blocks_comes_after_others) {
+  Problem p = call(kF16, 48);
+  p.seq_q.seqlen = 300;  // 5 tiles of 64 rows, of 4 heads
+  DeviceInfo device = kBigGpu;
+  device.num_sms = 40;
+  CHECK_EQ(chosen(p, device, "auto"), "many/f16/d48");
+  device.num_sms = 41;  // 0.488 for each
+  CHECK_EQ(chosen(p, device, "auto"), "slow/f16");
+  CHECK_EQ(why_preferred(find("slow/f16"), find("many/f16/d48"), p, device),
+           "could run; slow is preferred for 0.488 blocks an SM");
+  CHECK_EQ(chosen(p, device, "many"), "many/f16/d48");
+}
+
 TEST(sequences_pages_and_scales_are_options) {
   static int32_t numbers[4];
   static float scale;
@@ -245,7 +142,29 @@ TEST(sequences_pages_and_scales_are_options) {
   p.seq_k.seqused = numbers;
   p.kv.block_table = numbers;
   p.v.scale = &scale;
-  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement varlen, paged_kv, scales");
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement varlen, paged_kv, kv_scales");
+  p = call();
+  p.q.scale = &scale;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement scales");
+}
+
+TEST(kernels_of_k_and_v_in_8_bits) {
+  Problem p = call();
+  Variant variant = find("fast/f16/d64");
+  ManifestKernel kernel = *variant.kernel;
+  kernel.options |= option::fp8_kv;
+  kernel.needs = option::fp8_kv;
+  variant.kernel = &kernel;
+  CHECK_EQ(why_not(variant, p, kGpu), "is for calls with fp8_kv alone");
+  p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
+  CHECK_EQ(why_not(variant, p, kGpu), "");
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement fp8_kv");
+  // Strides count elements, which are bytes.
+  p.v.row_stride = 72;
+  CHECK_EQ(why_not(variant, p, kGpu),
+           "v's row stride of 72 elements is not a multiple of 16 bytes");
+  p.v.row_stride = 80;
+  CHECK_EQ(why_not(variant, p, kGpu), "");
 }
 
 TEST(head_dim_v) {
@@ -294,6 +213,24 @@ TEST(sums_are_those_asked_for) {
   p.accumulate = Accumulate::kFloat16Pv;
   CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp16_pv\"");
   CHECK_EQ(chosen(p, kGpu, "auto"), "");
+}
+
+TEST(products_are_those_asked_for) {
+  Problem p = call();
+  CHECK_EQ(reason("eight/f16/d64", p, kGpu), "needs quantize=\"qk\", got None");
+  CHECK_EQ(chosen(p, kGpu, "eight"), "");
+  p.set_dtype(kBF16);  // which no kernel of the table takes
+  CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find("eight/"), std::string::npos);
+  p.set_dtype(kF16);
+  p.quantize = Quantize::kQk;
+  CHECK_EQ(reason("eight/f16/d64", p, kGpu), "");
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs quantize=None, got \"qk\"");
+  CHECK_EQ(chosen(p, kGpu, "auto"), "eight/f16/d64");
+  CHECK_EQ(chosen(p, kHost, "auto"), "");
+  CHECK_EQ(refusal(p, kGpu, "fast/f16/d64", StatusCode::kInvalidArgument),
+           "kernel \"fast/f16/d64\" does not take this call:\n"
+           "  fast/f16/d64: needs quantize=None, got \"qk\"\n"
+           "kernel \"eight\" would take it");
 }
 
 TEST(head_dims_up_to_a_limit) {
@@ -393,6 +330,7 @@ TEST(select_agrees_with_why_not) {
         p.logits.softcap = bits & 1u ? 1.0f : 0.0f;
         p.logits.sinks = bits & 2u ? &p.logits.softcap : nullptr;
         for (Variant const& v : registry()) {
+          if (v.info.op != Op::kForward) continue;
           for (DeviceInfo const& device : {kGpu, kOldGpu, kNoGpu, kHost}) {
             Status status;
             bool const runs = select(p, Op::kForward, device, v.info.key, status) != nullptr;
@@ -551,13 +489,47 @@ TEST(refusals_of_auto) {
 
 TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
-    CHECK_EQ(refusal(call(), device, "quick", StatusCode::kInvalidArgument),
-             "kernel is \"quick\", allowed: \"auto\", \"fast\", \"slow\", \"gone\", \"host\", "
-             "\"fast-simt\", \"half\", \"tiled\", \"late\", \"later\", \"hopper\", or a whole key "
-             "such as "
-             "\"fast/f16/d64\" (variants() lists "
-             "them)");
+    CHECK_EQ(
+        refusal(call(), device, "quick", StatusCode::kInvalidArgument),
+        "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"slow\", \"gone\", "
+        "\"host\", \"fast-simt\", \"half\", \"eight\", \"tiled\", \"late\", \"later\", \"hopper\", "
+        "\"tma\", or a whole key such as "
+        "\"fast/f16/d64\" (variants() lists "
+        "them)");
   }
+}
+
+TEST(each_op_has_kernels_of_its_own) {
+  Problem p = call();
+  Gradients grad;
+  for (Operand* t : {&grad.o, &grad.q, &grad.k, &grad.v}) *t = p.q;
+  p.grad = &grad;
+  Status status;
+  auto const chosen_for_backward = [&](std::string const& kernel) -> std::string {
+    Variant const* const v = select(p, Op::kBackward, kGpu, kernel, status);
+    return v == nullptr ? "" : v->info.key;
+  };
+  CHECK_EQ(chosen(p, kGpu, "auto"), "fast/f16/d64");
+  CHECK_EQ(chosen_for_backward("auto"), "back/f16");
+  CHECK(refusal(p, kGpu, "back", StatusCode::kInvalidArgument).find("allowed: \"auto\"") !=
+        std::string::npos);
+  CHECK_EQ(chosen_for_backward("fast"), "");
+  CHECK_EQ(status.message,
+           "kernel is \"fast\", allowed: \"auto\", \"back\", or a whole key such as \"back/f16\" "
+           "(variants() lists them)");
+
+  grad.deterministic = true;
+  CHECK_EQ(chosen_for_backward("auto"), "back/f16/ordered");
+  CHECK_EQ(reason("back/f16", p, kGpu), "does not implement deterministic");
+  grad.deterministic = false;
+
+  // Operands of a backward pass have to be aligned as those of the forward call.
+  grad.k.row_stride += 1;
+  CHECK_EQ(chosen_for_backward("auto"), "");
+  CHECK_EQ(reason("back/f16", p, kGpu),
+           "grad_k's row stride of 65 elements is not a multiple of 16 bytes");
+  grad.k.data = nullptr;  // not wanted
+  CHECK_EQ(chosen_for_backward("auto"), "back/f16");
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,4 +1,4 @@
-// fp16 and bf16 of the CPU path: every bit pattern, and rounding against doubles.
+// fp16, bf16 and float8_e4m3fn of the CPU path: every bit pattern, and rounding against doubles.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,9 +6,11 @@
 #include <random>
 
 #include "check.hpp"
+#include "core/e4m3.hpp"
 #include "cpu/element.hpp"
 
 using namespace cutlass_attn::cpu;
+using cutlass_attn::E4M3;
 
 namespace {
 
@@ -119,6 +121,53 @@ TEST(every_nan_stays_one) {
     CHECK(std::isnan(to_float(element<BFloat16>(rounded<BFloat16>(float_of(bits))))));
     CHECK_EQ(rounded<BFloat16>(float_of(bits)) >> 15, int(bits >> 31));
   }
+}
+
+// The value of a number that is not NaN, by the definition of the format.
+double value_of(E4M3 x) {
+  int const exponent = x.bits >> 3 & 15, fraction = x.bits & 7;
+  double const value = std::ldexp((exponent ? 8 : 0) + fraction, std::max(exponent, 1) - 7 - 3);
+  return x.bits & 0x80 ? -value : value;
+}
+
+TEST(e4m3_round_trips) {
+  for (int bits = 0; bits < 256; ++bits) {
+    E4M3 const x{uint8_t(bits)};
+    // Two at once, as GPUs without an instruction for it convert them; the other one is NaN.
+    uint32_t const halves = cutlass_attn::small_halves_of(uint32_t(bits) << 8 | 0x7f000000u);
+    float const small = to_float(Float16{uint16_t(halves)});
+    CHECK(std::isnan(to_float(Float16{uint16_t(halves >> 16)})));
+    if ((bits & 0x7f) == 0x7f) {
+      CHECK(std::isnan(to_float(x)) && std::isnan(small));
+      CHECK_EQ(rounded<E4M3>(to_float(x)) & 0x7f, 0x7f);
+      continue;
+    }
+    CHECK_NEAR(to_float(x), value_of(x), 0);
+    CHECK_NEAR(small * 256, value_of(x), 0);
+    CHECK_EQ(std::signbit(to_float(x)), bits >> 7 == 1);
+    CHECK_EQ(std::signbit(small), bits >> 7 == 1);
+    CHECK_EQ(rounded<E4M3>(to_float(x)), bits);
+  }
+}
+
+TEST(e4m3_rounds_to_nearest_even) {
+  for (int bits = 0; bits < 0x7e; ++bits) {
+    double const low = value_of(E4M3{uint8_t(bits)}), high = value_of(E4M3{uint8_t(bits + 1)});
+    float const tie = float((low + high) / 2);
+    CHECK_EQ(rounded<E4M3>(tie), bits + bits % 2);
+    CHECK_EQ(rounded<E4M3>(std::nextafter(tie, 0.0f)), bits);
+    CHECK_EQ(rounded<E4M3>(std::nextafter(tie, INFINITY)), bits + 1);
+    CHECK_EQ(rounded<E4M3>(-tie), (bits + bits % 2) | 0x80);
+  }
+}
+
+TEST(e4m3_ends_at_448) {
+  for (float x : {448.0f, 449.0f, 464.0f, 1e30f, float(INFINITY)}) {
+    CHECK_EQ(rounded<E4M3>(x), 0x7e);
+    CHECK_EQ(rounded<E4M3>(-x), 0xfe);
+  }
+  CHECK_EQ(rounded<E4M3>(float_of(0xff800001u)), 0xff);
+  CHECK_EQ(rounded<E4M3>(1e-30f), 0);
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

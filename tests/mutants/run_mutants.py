@@ -5,10 +5,10 @@
                    --harness BUILD/.../libsimt_races.a --work DIR [--jobs N] [--only TEXT]
 
 A bug is an edit of one header of kernels/. Edited headers go into a folder that comes before
-kernels/ on the include path, and only the unit tests/cpp/simt/kernels_<unit>.cpp is compiled anew,
-by the build's own command; a precompiled header of the libraries and the rest of the program are
-shared. Bugs in statements and expressions share a program that holds them all, and a variable of
-the environment says which one is there: compiling takes most of the time.
+kernels/ on the include path, and only the unit's own source (SOURCES) is compiled anew, by the
+build's own command; a precompiled header of the libraries and the rest of the program are shared.
+Bugs in statements and expressions share a program that holds them all, and a variable of the
+environment says which one is there: compiling takes most of the time.
 
 The program (test_races.cpp under ThreadSanitizer) has to fail with every bug: by a wrong number, an
 error of the engine or a data race. Without a bug it has to pass. A bug whose text is not exactly
@@ -37,6 +37,10 @@ except ModuleNotFoundError:  # Python 3.10
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
 RUN_LIMIT_S = 300
+# What the program of a unit is made of, and what it is called with.
+SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
+SOURCES |= {"backward": "test_backward.cpp", "sm90": "few_sm90.cpp"}
+ARGUMENTS = {"backward": ("few",)}
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>
@@ -149,8 +153,12 @@ def run_compiler(command: list[str]) -> None:
 def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]:
     """How the build compiles a unit: compiler and flags without inputs and outputs; the source."""
     entries = json.loads(compile_commands.read_text(encoding="utf-8"))
-    name = f"kernels_{unit}.cpp"
-    found = [entry for entry in entries if Path(entry["file"]).name == name]
+    name = SOURCES[unit]
+    found = [
+        entry
+        for entry in entries
+        if Path(entry["file"]).name == name and "-fsanitize=thread" in entry["command"]
+    ]
     if len(found) != 1:
         raise MutantError(f"{compile_commands} compiles {name} {len(found)} times; must be once")
     words = iter(shlex.split(found[0]["command"]))
@@ -175,8 +183,16 @@ class Workshop:
 
     sanitizer = ("-fsanitize=thread",)
 
-    def __init__(self, command: list[str], source: Path, harness: Path, work: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        source: Path,
+        harness: Path,
+        work: Path,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
         self.command = command
+        self.arguments = arguments  # of a program
         self.source = source
         self.harness = harness  # what is linked with the source
         self.work = work
@@ -212,7 +228,7 @@ class Workshop:
         }
         try:
             done = subprocess.run(
-                [binary],
+                [binary, *self.arguments],
                 capture_output=True,
                 text=True,
                 env=os.environ | planted,
@@ -230,7 +246,7 @@ class Workshop:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--unit", required=True, choices=("sm80", "serving", "scalar", "wmma"))
+    parser.add_argument("--unit", required=True, choices=SOURCES)
     parser.add_argument("--compile-commands", type=Path, required=True)
     parser.add_argument("--harness", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
@@ -242,7 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         programs, texts = pack(load(options.unit, options.only))
         command, source = compile_command(options.unit, options.compile_commands)
-        workshop = Workshop(command, source, options.harness, options.work)
+        given = ARGUMENTS.get(options.unit, ())
+        workshop = Workshop(command, source, options.harness, options.work, given)
     except MutantError as error:
         print(error, file=sys.stderr)
         return 1

@@ -4,9 +4,9 @@
     issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
 
 For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
-executes for one tile of keys which all its queries see, and what they take of each unit, by the
-model of python/cutlass_attn/tools/sass/issue_slots.py. A .cubin of nvcc will do for the library;
-with --tier every row of that tier has to be in it.
+executes for one tile of keys which all its queries see, of a backward row for one step of its loop,
+and what they take of each unit, by the model of python/cutlass_attn/tools/sass/issue_slots.py.
+A .cubin of nvcc will do for the library; with --tier every row of that tier has to be in it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cutlass_attn._build.variant_key import key_of
 from cutlass_attn.tools.sass import disassemble as sass
 from cutlass_attn.tools.sass.issue_slots import PARTS, model_of
 from cutlass_attn.tools.sass.loops import KINDS, SassError
-from cutlass_attn.tools.sass.tiles import tile_of
+from cutlass_attn.tools.sass.tiles import backward_tile_of, tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:
     wide = max(map(len, found), default=0)
-    print("instructions of a warp for one tile")
+    print("instructions of a warp for one tile, or of a backward kernel's scheduler for one step")
     print(" " * wide, *(f"{kind:>7}" for kind in (*KINDS, "all")))
     for key, row in found.items():
         print(f"{key:<{wide}}", *(f"{n:>7}" for n in (*row["counts"].values(),)), end=" ")
@@ -60,20 +60,21 @@ def main() -> int:
     failures: dict[str, str] = {}
     rows, _ = generate.load()
     kernels = list(dict.fromkeys(row.kernel_name for row in rows))
-    for name, listing in sass.parse_listings(sass.dump("-sass", options.library, options.arch)):
+    for name, graph in sass.control_flow(options.library, options.arch):
         symbol, score = sass.identify(name) or ("", "")
         key = key_of(symbol, kernels)
-        tile = tile_of(key, score)
+        tile = tile_of(key, score) or backward_tile_of(key)
         if tile is None or score != "identity":
             continue
         try:
-            found[key] = model_of(listing, tile)
+            found[key] = model_of(graph, tile)
         except SassError as error:
             failures[key] = str(error)
     if options.tier:
         build = generate.Build(tier=options.tier, simt=False)
         for row in rows:
-            is_modelled = tile_of(row.key, "identity") and "identity" in row.kernel.scores
+            tile = tile_of(row.key, "identity") or backward_tile_of(row.key)
+            is_modelled = tile and "identity" in row.kernel.scores
             if is_modelled and build.compiles(row) and row.key not in found:
                 failures.setdefault(row.key, f"no kernel for {options.arch}")
 

@@ -323,7 +323,16 @@ def test_a_result_of_another_shape_is_an_error():
 ROW_KEYS = {
     *("op", "impl", "requested", "dtype", "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k"),
     *("head_dim", "causal", "us", "tflops", "timing", "rounds_us", "samples", "speedup"),
-    *("option", "accumulate", "inputs", "max_error", "mean_error", "rms_error", "rms_allowed"),
+    *(
+        "option",
+        "accumulate",
+        "quantize",
+        "inputs",
+        "max_error",
+        "mean_error",
+        "rms_error",
+        "rms_allowed",
+    ),
     *("rms_yardstick", "sm_clock", "status", "reason"),
 }
 

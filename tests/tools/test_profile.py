@@ -12,7 +12,7 @@ import cases
 import pytest
 import torch
 from cutlass_attn import _C, variants
-from cutlass_attn._build.variant_key import key_of, symbol_of
+from cutlass_attn._build.variant_key import PREFIXES, key_of, symbol_of
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment.problems import Shape
 from cutlass_attn.tools.gates import ncu
@@ -139,8 +139,8 @@ def test_figures_of_machine_code():
 def test_names_of_functions_tell_the_row():
     """Of every GPU variant there is; no two have one name."""
     there = [v for v in variants() if v.device == "cuda"]
-    names = {f"{symbol_of(v.key)}__identity": v.key for v in there}
-    assert len(names) == len(there)
+    names = {f"{symbol_of(v.key, x)}__identity": v.key for v in there for x in PREFIXES}
+    assert len(names) == len(there) * len(PREFIXES)
     kernels = list({v.kernel for v in there})
     for name, key in names.items():
         symbol, score = sass.identify(name)
@@ -313,7 +313,7 @@ def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
 def named(verdicts):
     """explain() that says which variants run."""
 
-    def explain(q, k, v, *, kernel, accumulate, device):
+    def explain(q, k, v, *, kernel, accumulate, quantize, device):
         chosen = next((x for x in variants() if x.key == kernel and verdicts(x, q)), None)
         return SimpleNamespace(chosen=chosen)
 
@@ -358,7 +358,7 @@ def test_calls_are_asked_about_with_the_sums_of_the_kernel(monkeypatch):
     """Else no kernel with fp16 accumulation would be chosen for decoding."""
     asked = []
 
-    def explain(q, k, v, *, kernel, accumulate, device):
+    def explain(q, k, v, *, kernel, accumulate, quantize, device):
         asked.append((kernel, accumulate))
         return SimpleNamespace(chosen=variant)
 

@@ -14,6 +14,8 @@ MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
 _COORDINATES, _COORDINATES_PAGED = 112, 216
+# With Q and K in int8 scales of two tiles of keys, two floats a row, and two addresses.
+_SCALES = 48
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
@@ -24,7 +26,10 @@ FORWARD = {
     "fp16": "fp16",
     "fp16_qk": "fp16_qk",
     "fp16_pv": "fp16_pv",
+    "int8_qk": "fp32",
+    "int8_qk_general": "fp32",
 }
+_INT8 = ("int8_qk", "int8_qk_general")
 _PAGED = ("paged", "paged_general")
 # Registers for O and the steps of Q that stay with it: kRegisters of sm80/config.hpp, by the score.
 _BUDGET, _BUDGET_GENERAL = 160, 144
@@ -41,6 +46,7 @@ class TileShape:
     warps: int
     columns: int
     is_paged: bool = False
+    is_int8: bool = False  # Q K^T
 
     @property
     def threads(self) -> int:
@@ -54,7 +60,14 @@ class TileShape:
     @property
     def is_pipelined(self) -> bool:
         """Q stays in registers: kKeepsQ of sm80/config.hpp."""
+        if self.is_int8:
+            return self.q_and_o <= 128
         return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def q_and_o(self) -> int:
+        """Registers of both, of Q in int8."""
+        return self.rows * (self.head_dim // 32 * 4 + self.head_dim_v // 2)
 
     def steps_kept(self, is_general: bool) -> int:
         """Steps of 16 columns of Q that stay in registers: q_steps_kept() of sm80/config.hpp."""
@@ -67,6 +80,12 @@ class TileShape:
         """Of a block: SharedStorage of sm80/config.hpp."""
         q = 2 * self.m * self.head_dim
         k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
+        if self.is_int8:
+            k, q8, o = k // 2, q // 2, 2 * self.m * self.head_dim_v
+            tiles = max(v, q - q8, o - k - q8) + k + q8
+            if self.is_pipelined:
+                tiles = k + v + max(q, k + v, o - k - v)
+            return tiles + _aligned(_SCALES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
             coordinates = _COORDINATES_PAGED if self.is_paged else _COORDINATES
@@ -87,6 +106,8 @@ class TileShape:
             return f"head dims {dims} are no multiples of {step} and {step_v}"
         if self.m % (16 * self.warps):
             return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
+        if self.is_int8 and self.n not in (32, 64):
+            return f"{self.n} keys are not 32 or 64, which share scales"
         if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):
             return f"{self.n} keys are no multiple of {32 if self.is_pipelined else 16}"
         if self.columns > 1 and self.n != 8 * self.columns:
@@ -117,4 +138,10 @@ def shape_of(key: str) -> TileShape | None:
     family, _, kind = parts.kernel.partition("/")
     if family != "sm80" or kind not in FORWARD:
         return None
-    return TileShape(parts.head_dim, parts.head_dim_v, **parts.tile, is_paged=kind in _PAGED)
+    return TileShape(
+        parts.head_dim,
+        parts.head_dim_v,
+        **parts.tile,
+        is_paged=kind in _PAGED,
+        is_int8=kind in _INT8,
+    )

@@ -6,6 +6,7 @@ kernels/generate.py, which makes them, reads this file as well, without the pack
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,14 +42,17 @@ def parse(key: str) -> VariantKey | None:
     return VariantKey(match["kernel"], match["dtype"], qk, int(match["v"] or qk), fields)
 
 
-def symbol_of(key: str) -> str:
-    """What the names of the variant's entries begin with: <symbol>__<score functor's token>.
+# What the names of a variant's entries begin with, by `entry_names` of kernels/manifest.toml. ptxas
+# schedules functions with "cutlass" in their name in another way. Without it, HMMA of sm80's
+# forward kernels are out of the order in which they share operands and all LDSM of P V come before
+# them, which cost 3 % at d128 and 10 % with softcap at d64 (H200); other kernels have less in local
+# memory without.
+PREFIXES = {"cutlass": "cutlass_attn_", "plain": "attn_"}
 
-    The library's name is more than good manners: ptxas schedules functions with "cutlass" in their
-    name in another way. Without it, HMMA are out of the order in which they share operands and all
-    LDSM of P V come before them, which cost sm80 3 % at d128 and 10 % with softcap at d64 (H200).
-    """
-    return "cutlass_attn_" + file_stem(key)
+
+def symbol_of(key: str, entry_names: str = "cutlass") -> str:
+    """The variant's C++ identifier; its entries are called <symbol>__<score functor's token>."""
+    return PREFIXES[entry_names] + file_stem(key)
 
 
 def file_stem(key: str) -> str:
@@ -58,8 +62,8 @@ def file_stem(key: str) -> str:
 
 def key_of(symbol: str, kernels: Iterable[str]) -> str:
     """The key of one of these kernels' variants that has this symbol; empty if none has."""
-    for kernel in kernels:
-        prefix = symbol_of(kernel) + "_"
+    for kernel, names in itertools.product(kernels, PREFIXES):
+        prefix = symbol_of(kernel, names) + "_"
         key = f"{kernel}/" + symbol.removeprefix(prefix).replace("_", "/")
         parts = parse(key)
         if symbol.startswith(prefix) and parts and parts.kernel == kernel:

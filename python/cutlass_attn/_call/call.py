@@ -39,7 +39,7 @@ class Call:
 
     def run(self, **instead: Any) -> Any:
         """The result; `instead` replaces options."""
-        return _C.forward(self.q, self.k, self.v, self.options, **instead)
+        return _C.forward(self.q, self.k, self.v, {**self.options, **instead})
 
     def facts(self) -> _C.Call:
         """What it asks for, checked. Raises TypeError, ValueError."""
@@ -48,6 +48,15 @@ class Call:
     def verdicts(self, device: Any = None, **instead: Any) -> list[_C.Verdict]:
         """What dispatch says of each variant; `device` is a devices.Device, by default q's."""
         return _C.explain(self.q, self.k, self.v, self.options, device=device, **instead)
+
+    def gradient_verdicts(self, device: Any = None) -> list[_C.Verdict]:
+        """The same of the backward pass, with a gradient of the bias if that needs one."""
+        not_its_own = ("kernel", "accumulate", "verify")
+        options = {name: x for name, x in self.options.items() if name not in not_its_own}
+        if getattr(options.get("bias"), "requires_grad", False):
+            one = self.q.new_empty((1,))  # which broadcasts
+            options["grad_bias"] = one if one.itemsize == 8 else one.float()
+        return _C.explain_backward(self.q, self.k, self.v, options, device=device)
 
     def with_options(self, **more: Any) -> Call:
         """The same operands, with further options or others."""

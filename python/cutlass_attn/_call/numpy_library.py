@@ -17,15 +17,15 @@ def empty(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def empty_lse(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.empty(shape, np.float32)
+    return np.empty(shape, np.float64 if like.dtype == np.float64 else np.float32)
 
 
 def zeros(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(shape, like.dtype)
 
 
-def filled(like: np.ndarray, shape: tuple[int, ...], value: float) -> np.ndarray:
-    return np.full(shape, value, np.float32)
+def filled(like: np.ndarray, dtype: str, shape: tuple[int, ...], value: float) -> np.ndarray:
+    return np.full(shape, value, dtype)
 
 
 def scratch(like: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,6 +39,10 @@ def random_state(like: np.ndarray) -> np.ndarray:
 
 def to_float32(x: Any) -> np.ndarray:
     return x.astype(np.float32, copy=False)
+
+
+def from_float32(like: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return x
 
 
 _C.register_numpy(sys.modules[__name__])

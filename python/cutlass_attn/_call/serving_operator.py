@@ -4,73 +4,30 @@ with new keys is two operators: the one that changes the cache, and attention ov
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _C
 from . import torch_library
-from .call import SIGNATURES
-from .operator import TYPES
-
-_SCALE = "float | Array | None"  # of a number the operator gets a tensor
-
-
-class _Signature:
-    """Parameters of an operator, by those of the function that it stands for."""
-
-    def __init__(
-        self,
-        function: str,
-        names: Callable[[str], bool],
-        returns: str,
-        more: dict[str, Any] | None = None,
-        mutates: tuple[str, ...] = (),
-    ):
-        types = {**TYPES, _SCALE: "Tensor?"}
-        parameters = {n: p for n, p in SIGNATURES[function].parameters.items() if names(n)}
-        written = {name: f"Tensor(a{i}!)" for i, name in enumerate(mutates)}
-        typed = [f"{written.get(n, types[p.annotation])} {n}" for n, p in parameters.items()]
-        self.function = function
-        self.defaults = {n: p.default for n, p in parameters.items()}
-        for name in more or {}:
-            typed.append(f"Tensor? {name}")
-            self.defaults[name] = None
-        self.schema = f"({', '.join(typed)}) -> {returns}"
-
-    def arguments(self, **given: Any) -> tuple[Any, ...]:
-        """By position: inductor has a parameter of its own that is named "kernel"."""
-        for name in given:
-            if name not in self.defaults:
-                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}")
-        return tuple(given.get(name, default) for name, default in self.defaults.items())
-
-    def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.defaults, args, strict=True))
-
+from .autograd import Differentiable
+from .schema import Schema
 
 _NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
 _OF_APPEND = (
     *("q", "k_cache", "v_cache", "cache_seqlens", "block_table", "cache_batch_idx"),
     *("causal", "window", "k_scale", "v_scale", *_NEW_KEYS),
 )
-_NOT_OF_OPS = ("out", "validate", "tree_mask", "cache_leftpad")
+_NOT_OF_OPS = ("out", "verify", "validate", "tree_mask", "cache_leftpad")
 
-_VARLEN = _Signature(
-    "attention_varlen", lambda name: name not in _NOT_OF_OPS, returns="(Tensor, Tensor)"
-)
-_DECODE = _Signature(
+_VARLEN = Schema("attention_varlen", lambda name: name not in _NOT_OF_OPS)
+_DECODE = Schema(
     "attention_decode",
     lambda name: name not in (*_NOT_OF_OPS, *_NEW_KEYS),
-    returns="(Tensor, Tensor)",
-    more={"mask": None},
+    more={"mask": "Tensor?"},
 )
-_DECODE_APPEND = _Signature(
-    "attention_decode",
-    lambda name: name in _OF_APPEND,
-    returns="(Tensor, Tensor)",
-    mutates=("k_cache", "v_cache"),
+_DECODE_APPEND = Schema(
+    "attention_decode", lambda name: name in _OF_APPEND, mutates=("k_cache", "v_cache")
 )
 
 
@@ -78,11 +35,10 @@ def _no_lse(q: torch.Tensor) -> torch.Tensor:
     return torch_library.empty_lse(q, (0,))
 
 
-@torch.library.custom_op("cutlass_attn::attention_varlen", mutates_args=(), schema=_VARLEN.schema)
+@torch.library.custom_op("cutlass_attn::attention_varlen", mutates_args=(), schema=_VARLEN.text)
 def attention_varlen_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and the log-sum-exp; the latter has no elements unless `return_lse`."""
-    options = _VARLEN.by_name(args)
-    q, k, v = (options.pop(name) for name in ("q", "k", "v"))
+    q, k, v, options = _VARLEN.call_of(args)
     result = _C.varlen(q, k, v, options, dispatched=True)
     return result if options["return_lse"] else (result, _no_lse(q))
 
@@ -96,7 +52,13 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch_library.empty(q, (rows, heads, v.shape[-1])), torch_library.empty_lse(q, lse_shape)
 
 
-@torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.schema)
+VARLEN = Differentiable(
+    _VARLEN, attention_varlen_op, "attention_varlen_backward", _C.varlen, _C.backward_varlen
+)
+varlen_with_gradient = VARLEN.eager
+
+
+@torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.text)
 def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The same over a cache, which has the new keys already."""
     options = _DECODE.by_name(args)
@@ -118,7 +80,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.library.custom_op(
-    "cutlass_attn::decode_append", mutates_args=("k_cache", "v_cache"), schema=_DECODE_APPEND.schema
+    "cutlass_attn::decode_append", mutates_args=("k_cache", "v_cache"), schema=_DECODE_APPEND.text
 )
 def decode_append_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Writes new keys into the cache. The queries, rotated (no elements without rotary), and how
@@ -165,8 +127,9 @@ def _(*args: Any) -> None:
 # --- The functions by way of their operators ------------------------------------------------------
 
 
-def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: Any) -> None:
-    torch_library.refuse_gradients(function, (q, *tensors, *options.values()), options.get("out"))
+def _prepare(q: torch.Tensor, options: dict[str, Any]) -> None:
+    if options.pop("verify", False):
+        raise ValueError(torch_library.NO_VERIFY)
     for name in ("k_scale", "v_scale"):
         scale = options.get(name)
         if isinstance(scale, bool):
@@ -174,7 +137,9 @@ def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: 
         if isinstance(scale, (int, float)):
             if not 0 < scale <= 3e38:
                 raise ValueError(f"{name} is {scale!r}, allowed: a finite number > 0")
-            options[name] = None if scale == 1 else torch_library.filled(q, (1,), float(scale))
+            options[name] = (
+                None if scale == 1 else torch_library.filled(q, "float32", (1,), float(scale))
+            )
     splits = options.get("num_splits", 0)
     if isinstance(splits, bool):
         raise TypeError(f"num_splits must be an int, got {splits}")
@@ -185,18 +150,16 @@ def _prepare(function: str, q: torch.Tensor, options: dict[str, Any], *tensors: 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
     """`attention_varlen`."""
-    _prepare("attention_varlen", q, options, k, v)
-    out = options.pop("out", None)
-    result, lse = attention_varlen_op(*_VARLEN.arguments(q=q, k=k, v=v, **options))
-    if out is not None:
-        result = torch_library.copied(result, out)
-    return (result, lse) if options.get("return_lse") else result
+    _prepare(q, options)
+    return VARLEN.recorded(q, k, v, options)
 
 
 def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any) -> Any:
     """`attention_decode`, with `mask` in place of the arguments that it is made of."""
-    _prepare("attention_decode", q, options, k_cache, v_cache)
+    operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    torch_library.needs_gradient("attention_decode", {**operands, **options})
     out = options.pop("out", None)
+    _prepare(q, options)
     new_keys = {name: options.pop(name) for name in _NEW_KEYS if name in options}
     if new_keys.get("k_new") is not None:
         shared = {name: options[name] for name in _OF_APPEND if name in options}
@@ -224,7 +187,9 @@ def append(
     **scales: Any,
 ) -> None:
     """`append_kv`."""
-    _prepare("append_kv", k, scales, v_new, k_cache, v_cache)
+    arrays = {"k": k, "v": v_new, "k_cache": k_cache, "v_cache": v_cache, **scales}
+    torch_library.needs_gradient("append_kv", arrays)
+    _prepare(k, scales)
     append_kv_op(
         k, v_new, k_cache, v_cache, slot_mapping, scales.get("k_scale"), scales.get("v_scale")
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -33,36 +33,51 @@ exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent from CPU builds
 
 # Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
-# among them), function modes, functorch transforms, tracing, forward-mode derivatives. So must it
-# where an input needs a gradient, is of a subclass, or is lazily negated: Torch::must_see() in
+# among them), function modes, functorch transforms, tracing. So must it where a forward-mode
+# derivative is taken, and where an input is of a subclass, or lazily negated: Torch::must_see() in
 # python/torch_arrays.cpp asks all of that. docs/notes/host-time.md says what it costs.
 INTERCEPTORS = (
     torch._C._len_torch_dispatch_stack,
     torch._C._is_torch_function_mode_enabled,
     torch._C._functorch.peek_interpreter_stack,
     torch._C._is_tracing,
-    lambda: forward_ad._current_level >= 0,
 )
+NO_VERIFY = (
+    "verify=True looks at results on the host: it works neither under torch.compile nor under a "
+    "dispatch mode or a function transform, nor with lazily negated tensors"
+)
+
+# Of any device.
+is_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def empty_lse(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float32, device=like.device)
+def empty_lse(like: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
+    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+    return torch.empty(shape, dtype=dtype, device=like.device)
 
 
 def zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
-def filled(like: torch.Tensor, shape: tuple[int, ...], value: float) -> torch.Tensor:
-    return torch.full(shape, value, dtype=torch.float32, device=like.device)
+def filled(like: torch.Tensor, dtype: str, shape: tuple[int, ...], value: float) -> torch.Tensor:
+    return torch.full(shape, value, dtype=getattr(torch, dtype), device=like.device)
 
 
 def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+def template(like: torch.Tensor, size: int) -> torch.Tensor | None:
+    """Like bytes of that number, in the memory of one, to be kept; None while a CUDA graph is
+    captured, whose memory is the graph's own."""
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    return torch.empty(1, dtype=torch.uint8, device=like.device).expand(size)
 
 
 def random_state(like: torch.Tensor) -> torch.Tensor:
@@ -75,47 +90,62 @@ def to_float32(x: torch.Tensor) -> np.ndarray:
     return x.detach().float().cpu().numpy()
 
 
-def through_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    out: Any = None,
-    verify: bool = False,
-    **options: Any,
-) -> Any:
-    """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
-    from .operator import arguments, attention_forward
-
-    refuse_gradients("attention", (q, k, v, *options.values()), out)
-    if verify:
-        raise ValueError(
-            "verify=True looks at results on the host: it works neither under torch.compile nor "
-            "under a dispatch mode or a function transform, nor with lazily negated tensors"
-        )
-    options_for_operator(q, options)
-    # The scale as the caller gave it: computed from D it would be symbolic under torch.compile.
-    result, lse = attention_forward(*arguments(q, k, v, **options))
-    result = copied(result, out)
-    return (result, lse) if options.get("return_lse") else result
+def from_float32(like: torch.Tensor, x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x).to(like.device)
 
 
-def refuse_gradients(function: str, arguments: Iterable[Any], out: Any = None) -> None:
-    """Raises NotImplementedError where an input has, or needs, a derivative."""
-    tensors = [x for x in arguments if isinstance(x, ARRAY)]
+def must_see(grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> bool:
+    """What Torch::must_see() asks, in a backward pass."""
+    if is_compiling() or forward_ad._current_level >= 0:
+        return True
+    answers = [asks() for asks in INTERCEPTORS]  # any() of a generator takes twice as long
+    return any(answers) or not (_has_plain_memory(grad_out) and _has_plain_memory(grad_lse))
+
+
+def _has_plain_memory(x: torch.Tensor | None) -> bool:
+    return x is None or (type(x) is ARRAY and not x.is_neg())
+
+
+def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str] = ()) -> bool:
+    """Whether one of `inputs` does. Raises NotImplementedError where another argument needs, or any
+    has, a derivative, and ValueError where that is `out`."""
+    found = False
     has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
-    if has_tangents and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(
-            f"{function} has no forward-mode derivative yet, but an input has a tangent"
-        )
-    if torch.is_grad_enabled():
-        if any(x.requires_grad for x in tensors):
+    is_enabled = torch.is_grad_enabled()
+    for name, x in given.items():
+        if not isinstance(x, ARRAY):
+            continue
+        if has_tangents and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(
-                f"{function} has no backward pass yet, but an input requires a gradient; "
-                "call it under torch.no_grad() or detach the inputs"
+                f"{function} has no forward-mode derivative yet, but {name} has a tangent"
             )
-        if out is not None and out.requires_grad:
+        if not is_enabled or not x.requires_grad:
+            continue
+        if name in inputs:
+            found = True
+        elif name == "out":
             raise ValueError("out must not require a gradient")
+        else:
+            what = f"gradient of {name}, which" if inputs else f"backward pass, but {name}"
+            raise NotImplementedError(
+                f"{function} has no {what} requires a gradient; detach it, or call under "
+                "torch.no_grad()"
+            )
+    return found
+
+
+def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
+    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(dtype)
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize in (2, 4)
+        else x
+        for x in tensors
+    )
 
 
 def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Kernels on mma.sync want a row's largest logit within about 2e8 (docs/options.md). Nothing that
+# The lowest numbers of float32 and bfloat16 hide a key on mma.sync (docs/numerics.md). Nothing that
 # comes with a bias as low as this has a weight left, unless the whole row is as low.
 _LOWEST_BIAS = -1e8
 
@@ -39,21 +39,7 @@ def bounded_bias(bias: torch.Tensor) -> torch.Tensor:
     """
     if bias.dtype == torch.float16:  # has no such numbers
         return bias
-    for dim in range(bias.dim()):
+    for dim in range(0 if bias.requires_grad else bias.dim()):
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
     return bias.clamp(min=_LOWEST_BIAS).masked_fill_(bias.isneginf(), -torch.inf)
-
-
-def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
-    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        x.to(dtype)
-        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
-        else x
-        for x in tensors
-    )

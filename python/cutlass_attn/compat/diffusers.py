@@ -60,8 +60,8 @@ def attention(
     """What diffusers calls: operands are (B, S, H, D), and so is the result.
 
     A mask is what torch's function takes, or (B, Sk); the other arguments are that function's, and
-    as in `compat.sdpa` calls in float32 or with a gradient go to torch. With return_lse, or a
-    window, all is computed here: (result, log-sum-exp (B, H, Sq) float32).
+    as in `compat.sdpa` calls in float32 go to torch. With return_lse, or a window, all is computed
+    here: (result, log-sum-exp (B, H, Sq) float32).
 
     Raises:
         NotImplementedError: context parallelism.

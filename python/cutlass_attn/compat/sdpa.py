@@ -25,15 +25,19 @@ import torch
 from torch.autograd import forward_ad
 
 import cutlass_attn
+from cutlass_attn._call.torch_library import autocast
 
 from ._flash_impl import register_flash_impl
-from ._translate import autocast, mask_or_bias, top_left_causal
+from ._translate import mask_or_bias, top_left_causal
 
 __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _MASK_DTYPES = (torch.bool, torch.float32)  # beside that of query
 _MAX_HEAD_DIM = 512
+_HAVE_BACKWARD = {
+    (x.device, getattr(torch, x.dtype)) for x in cutlass_attn.variants("backward") if x.automatic
+}
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,27 @@ class Call:
     shape: tuple[int, ...]  # of torch's result
 
     def run(self) -> torch.Tensor:
-        out = cutlass_attn.attention(*self.operands, **self.options)
+        out = self._attend()
         return out if len(self.shape) == 4 else out.view(self.shape)
 
     def run_with_lse(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-sum-exp is (..., Hq, Sq) float32."""
-        out, lse = cutlass_attn.attention(*self.operands, **self.options, return_lse=True)
+        out, lse = self._attend(return_lse=True)
         return out.view(self.shape), lse.view(self.shape[:-1])
+
+    def _attend(self, **more: Any) -> Any:
+        attention: Any = cutlass_attn.attention
+        out = self.options.get("out")
+        is_bshd = out is not None and out.transpose(1, 2).is_contiguous()
+        if not is_bshd or not _need_gradient((*self.operands, self.options.get("bias"))):
+            return attention(*self.operands, **self.options, **more)
+        # A result with a gradient would be copied to `out`. This one is laid out like it.
+        operands = (x.transpose(1, 2) for x in self.operands)
+        options = {name: x for name, x in self.options.items() if name != "out"}
+        result = attention(*operands, layout="bshd", **options, **more)
+        if isinstance(result, tuple):
+            return result[0].transpose(1, 2), result[1]
+        return result.transpose(1, 2)
 
     def summary(self) -> str:
         q = self.operands[0]
@@ -92,8 +110,8 @@ def scaled_dot_product_attention(
         (..., Hq, Sq, Dv) in query's dtype. Of four dimensions its memory has the order of query's.
         A query that sees no key gives zeros.
 
-    Float16 and bfloat16 on a CPU or CUDA device are computed here; other dtypes, inputs that need
-    a gradient and whatever else `why_not` names are computed by torch, which also raises the
+    Float16 and bfloat16 on a CPU or CUDA device are computed here, and so are their gradients;
+    other dtypes and whatever else `why_not` names are computed by torch, which also raises the
     errors: RuntimeError, ValueError and TypeError as its documentation has them.
     """
     query, key, value, attn_mask = autocast(query, key, value, attn_mask)
@@ -198,7 +216,6 @@ def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
         return f"dtype {dtype}"
     if device.type not in ("cpu", "cuda"):
         return f"device {device.type}"
-    differentiable = torch.is_grad_enabled()
     for i, x in enumerate(tensors):
         if x.is_nested or x.layout is not torch.strided:
             return "an argument is nested or sparse"
@@ -211,11 +228,15 @@ def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
                 return "dtype of attn_mask"
         if x.dim() < 2:
             return "an argument has fewer than two dimensions"
-        if differentiable and x.requires_grad:
-            return "an input requires a gradient"
+    if _need_gradient(tensors) and (device.type, dtype) not in _HAVE_BACKWARD:
+        return f"an input requires a gradient, and there is no backward kernel of {device.type}"
     if forward_ad._current_level >= 0:
         return "a forward-mode derivative is taken"
     return None
+
+
+def _need_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _with_batch(

@@ -10,6 +10,7 @@ sliding-window caches, and also those that have no "sdpa": softcap (Gemma 2) and
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import warnings
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 
 import cutlass_attn
+from cutlass_attn._call.torch_library import autocast
 
-from ._translate import autocast, bounded_bias, mask_or_bias, top_left_causal
+from ._translate import bounded_bias, mask_or_bias, top_left_causal
 from ._versions import check_version
 
 SUPPORTED = (5, 0), (6, 0)  # tested with the first version and with 5.23.0
@@ -43,12 +45,14 @@ _SPARSE = ("indices", "block_indices")
 _RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
-def register(name: str = "cutlass_attn") -> None:
+def register(name: str = "cutlass_attn", quantize: str | None = None) -> None:
     """Makes `name` a value of attn_implementation; again is no error.
 
     Args:
         name: has none of transformers' own words "eager", "flash", "flex_attention", "paged" and
             "sdpa" in it: it would look for something else than this function then.
+        quantize: that of every call, as `cutlass_attn.attention` has it: docs/eight-bit.md. For
+            models in float16 or bfloat16, without gradients.
 
     Raises:
         ImportError: transformers is not installed.
@@ -62,7 +66,10 @@ def register(name: str = "cutlass_attn") -> None:
     for word in _RESERVED:
         if word in name:
             raise ValueError(f'name must not contain "{word}", got {name!r}')
-    transformers.AttentionInterface.register(name, attention_forward)
+    function: Any = attention_forward
+    if quantize is not None:
+        function = functools.partial(attention_forward, quantize=quantize)
+    transformers.AttentionInterface.register(name, function)
     # Without a function for masks a model would get none at all, not even that of its padding.
     AttentionMaskInterface.register(name, sdpa_mask)
 
@@ -79,6 +86,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    quantize: str | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What models call in place of their own attention.
@@ -96,6 +104,7 @@ def attention_forward(
         softcap: if not None, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
         s_aux: (Hq,), one more logit in the softmax's denominator; "sinks" is the same.
         position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
+        quantize: as `cutlass_attn.attention` has it; packed sequences have none.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
@@ -103,13 +112,14 @@ def attention_forward(
     Raises:
         ValueError: a keyword that is not known to be harmless, indices of a sparse attention among
             them; others as `cutlass_attn.attention`.
-        NotImplementedError: an input needs a gradient.
     """
     s_aux = kwargs.pop("sinks", None) if s_aux is None else s_aux
     offsets = [kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
     _check_keywords(kwargs)
     query, key, value, attention_mask = autocast(query, key, value, attention_mask)
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
+    if quantize is not None:
+        options["quantize"] = quantize
     if s_aux is not None:
         options["sinks"] = s_aux.reshape(-1).float()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -166,6 +176,8 @@ def _packed(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Sequences one after the other in a batch of one, and no mask that says where each begins."""
+    if quantize := options.get("quantize"):
+        raise ValueError(f"quantize is {quantize!r}, but sequences are packed; allowed: None")
     if query.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q needs a batch of one, got one of {query.shape[0]}")
     if dropout:

@@ -79,7 +79,7 @@ def find_compiler(tree: Path) -> Compiler:
     try:
         status, *version = nvrtc.nvrtcVersion()
     except RuntimeError as error:  # cuda-bindings found no libnvrtc
-        raise CompilerNotFound(f"no NVRTC: {error}; {INSTALL}") from error
+        raise CompilerNotFound(f"no NVRTC: {str(error).strip()}; {INSTALL}") from error
     if int(status) != 0:
         raise CompilerNotFound(f"no NVRTC: {status.name}; {INSTALL}")
     major, minor = version

@@ -18,7 +18,7 @@ from .experiment.runner import MIN_ROUNDS, Plan, Progress, describe_method, run
 _PLAINEST = "scalar/minimal"
 # Two tiles of the largest there are, ragged at the end, with shared heads; an emulated kernel takes
 # a second or two for it. The full one is the shape that this library's times are quoted at.
-SHAPE, INPUTS = Shape(1, 4, 2, 131, 131, 64), 2
+SHAPE, INPUTS = Shape(1, 4, 2, 195, 195, 64), 2
 FULL_SHAPE, FULL_INPUTS = Shape(2, 8, 8, 512, 512, 64), 5
 
 
@@ -90,7 +90,11 @@ def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
 def candidates(accumulate: str, dtype: str) -> list[str]:
     """The compiled variants, and the kernels that have none of them for this dtype: each of these
     runs its best variant, compiled at first use."""
-    there = [v for v in variants() if v.accumulate == accumulate and v.dtype == dtype]
+    there = [
+        v
+        for v in variants()
+        if (v.accumulate, v.dtype, v.quantize) == (accumulate, dtype, None) and not v.needs
+    ]
     in_build = {variant.kernel for variant in there if variant.compiled}
     names = (variant.key if variant.compiled else variant.kernel for variant in there)
     return [name for name in dict.fromkeys(names) if name not in in_build]

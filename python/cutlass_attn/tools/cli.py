@@ -19,6 +19,7 @@ from ..jit import cache as jit_cache
 from ..variants import build_info, variants
 from . import check as checks
 from . import ladder as ladders
+from .accuracy.command import accuracy
 from .console import (
     DTYPE,
     DTYPES,
@@ -456,5 +457,5 @@ def completion(shell: str) -> int:
     return 0
 
 
-for _command in (bench, cache, check, completion, info, profile, tune, warmup):
+for _command in (accuracy, bench, cache, check, completion, info, profile, tune, warmup):
     cutlass_attn.add_command(_command)

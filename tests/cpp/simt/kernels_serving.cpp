@@ -78,6 +78,25 @@ struct Paged {
   }
 };
 
+// The same in 8 bits, stored as twice and four times what they are.
+struct PagedFp8 : Paged {
+  float const k_scale = 0.5f, v_scale = 0.25f;
+  std::vector<E4M3> k_fp8, v_fp8;
+
+  explicit PagedFp8(Problem const& p) : Paged(p) {
+    store(k, k_fp8, problem.k, k_scale);
+    store(v, v_fp8, problem.v, v_scale);
+  }
+
+ private:
+  static void store(Rows const& from, std::vector<E4M3>& to, Operand& operand, float const& scale) {
+    for (uint16_t bits : from.memory) to.push_back(to_e4m3(half_to_float(bits) / scale));
+    operand.data = to.data();
+    operand.dtype = DType::kFloat8E4M3;
+    operand.scale = &scale;
+  }
+};
+
 // Entries behind each other, with one of no queries and no keys after the first.
 struct Packed {
   Problem problem;
@@ -139,9 +158,9 @@ struct Packed {
   }
 };
 
-template <class Kernel>
+template <class Kernel, class Pages = Paged>
 Status run_paged(Problem const& p, RunOptions const& options) {
-  Paged paged(p);
+  Pages paged(p);
   return simt::launch_on_host<Kernel, IdentityScore, GeneralScore>(paged.problem, options);
 }
 
@@ -156,12 +175,12 @@ Status run_packed(Problem const& p, RunOptions const& options) {
 
 // Three splits, which leave what they have in a workspace that begins as garbage. Zeros are left by
 // each run for the next one.
-template <class Kernel>
+template <class Kernel, class Pages = Paged>
 Status run_split(Problem const& p, RunOptions const& given) {
   static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, GeneralScore>();
   constexpr KernelArguments arguments =
       arguments_of<typename Kernel::Params, IdentityScore, GeneralScore>();
-  Paged paged(p);
+  Pages paged(p);
   paged.problem.num_splits = 3;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(paged.problem, {}, unit.facts)),
                               char(0xff));
@@ -178,10 +197,20 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Decode = sm80::Decode<Half, 64, 64, 16, 16, 4>;
   using Varlen = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kVarlen>;
   using PagedForward = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged>;
+  using DecodeFp8 = sm80::Decode<Half, 64, 64, 16, 16, 4, E4M3>;
+  using PagedForwardFp8 =
+      sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged, E4M3>;
   KernelUnderTest decode{"sm80/decode/f16/d64/16x16x4, split over blocks, pages", DType::kFloat16,
                          &run_split<Decode>};
-  decode.is_decode = true;
+  KernelUnderTest decode_fp8{"sm80/decode_fp8/f16/d64/16x16x4, converted", DType::kFloat16,
+                             &run_split<DecodeFp8, PagedFp8>};
+  KernelUnderTest paged_fp8{"sm80/paged_fp8/f16/d64/64x64x4, converted", DType::kFloat16,
+                            &run_paged<PagedForwardFp8, PagedFp8>};
+  decode.is_decode = decode_fp8.is_decode = true;
+  decode_fp8.fp8_kv = paged_fp8.fp8_kv = true;
   return {decode,
           {"sm80/varlen/f16/d64/64x64x4, packed", DType::kFloat16, &run_packed<Varlen>},
-          {"sm80/paged/f16/d64/64x64x4, pages", DType::kFloat16, &run_paged<PagedForward>}};
+          {"sm80/paged/f16/d64/64x64x4, pages", DType::kFloat16, &run_paged<PagedForward>},
+          decode_fp8,
+          paged_fp8};
 }

@@ -14,6 +14,8 @@ struct KernelUnderTest {
   bool takes_unaligned = true;
   bool is_decode = false;  // its cases have few queries
   cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
+  cutlass_attn::Quantize quantize = cutlass_attn::Quantize::kNone;
+  bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

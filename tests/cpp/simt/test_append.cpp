@@ -1,5 +1,6 @@
 // The kernel that writes new keys into a cache: its GPU form, run by simt, against the CPU's loop,
 // and what it does with what lies beyond the cache, which the CPU refuses.
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -80,12 +81,13 @@ struct Step {
   }
 };
 
+template <class Stored = float>
 void run_kernel(AppendProblem const& p, bool is_aligned) {
   AppendParams const params{p, is_aligned};
-  Launch const launch = AppendKernel<float>::launch(params);
+  Launch const launch = AppendKernel<float, Stored>::launch(params);
   Status const status =
       simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char*) {
-        AppendKernel<float>::run(params, arch::Threads::block(), arch::Threads::thread());
+        AppendKernel<float, Stored>::run(params, arch::Threads::block(), arch::Threads::thread());
       });
   CHECK_EQ(status.message, "");
 }
@@ -115,6 +117,27 @@ TEST(the_kernel_equals_the_loop) {
   }
   compare(true, false, 16, 8, true);
   compare(true, false, 7, 5, false);
+}
+
+// A cache in 8 bits: in the memory of one in 32.
+TEST(the_kernel_equals_the_loop_in_8_bits) {
+  for (bool const by_slots : {false, true}) {
+    Step gpu(16, 8), cpu(16, 8);
+    AppendProblem problems[] = {gpu.problem(by_slots, !by_slots), cpu.problem(by_slots, !by_slots)};
+    for (AppendProblem& p : problems) p.k_cache.dtype = p.v_cache.dtype = DType::kFloat8E4M3;
+    run_kernel<E4M3>(problems[0], true);
+    CHECK_EQ(append_kv(problems[1], {}).message, "");
+    auto const same = [](std::vector<float> const& a, std::vector<float> const& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    CHECK(same(gpu.k_cache, cpu.k_cache) && same(gpu.v_cache, cpu.v_cache));
+    CHECK(!same(gpu.k_cache, Step(16, 8).k_cache));
+    // Slot 5 has the first row of K, which has no scale.
+    auto const* const stored = reinterpret_cast<E4M3 const*>(gpu.k_cache.data());
+    for (int i = 0; by_slots && i < kHeadsKv * 16; ++i) {
+      CHECK_EQ(int(stored[5 * kHeadsKv * 16 + i].bits), int(to_e4m3(gpu.k[size_t(i)]).bits));
+    }
+  }
 }
 
 TEST(rows_go_where_they_are_due) {
@@ -169,6 +192,8 @@ TEST(bad_requests) {
            "q is set, but rotary.dim is 0: there is nothing to rotate it by");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType::kFloat16; }),
            "v is float16, allowed: float32 like k");
+  CHECK_EQ(message([](P& p) { p.v_cache.dtype = DType::kFloat8E4M3; }),
+           "v_cache is float8_e4m3fn, allowed: float32 like k, or float8_e4m3fn for both caches");
   CHECK_EQ(message([](P& p) { p.cache_seqlens = nullptr; }),
            "neither slot_mapping nor cache_seqlens is set");
   CHECK_EQ(message([&](P& p) { p.slot_mapping = step.slots.data(); }),

@@ -330,6 +330,23 @@ TEST(conversion_is_exact) {
   check_conversion<half_t>(engine::MmaInput::kFloat16);
   check_conversion<bfloat16_t>(engine::MmaInput::kBFloat16);
 }
+TEST(e4m3_is_unpacked_in_order) {
+  for (uint32_t bits = 0; bits < 256; ++bits) {
+    uint32_t const four = bits | 0x38u << 8 | (bits ^ 0x80u) << 16 | 0xc0u << 24;  // 1, -2
+    uint32_t halves[2], bfloats[2];
+    Sm80::unpack_e4m3<half_t>(four, halves);
+    Sm80::unpack_e4m3<bfloat16_t>(four, bfloats);
+    float const x = float(cutlass_attn::E4M3{uint8_t(bits)});
+    for (int i = 0; i < 4; ++i) {
+      float const expected[] = {x, 1, -x, -2};
+      auto const half = half_t::bitcast(uint16_t(halves[i / 2] >> i % 2 * 16));
+      auto const bfloat = bfloat16_t::bitcast(uint16_t(bfloats[i / 2] >> i % 2 * 16));
+      CHECK_NEAR(float(half), expected[i], 0);
+      CHECK_NEAR(float(bfloat), expected[i], 0);
+    }
+  }
+  CHECK_EQ(Sm80::permute_bytes<0x3120>(0x44332211u), 0x44223311u);
+}
 TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();
   check_load_matrix<true>();

@@ -289,6 +289,50 @@ TEST(named_barriers_that_never_fill_are_reported) {
   }
 }
 
+// One warp writes, arrives and goes on; the other waits before it reads.
+TEST(who_arrives_at_a_named_barrier_does_not_wait) {
+  for (Schedule const& schedule : kSchedules) {
+    int sums[2] = {};
+    Status const status = run_grid({1, 64, 2 * 32 * 4}, schedule, [&](char* smem) {
+      auto* const values = reinterpret_cast<int*>(smem);
+      int const lane = engine::thread() % 32;
+      for (int round = 0; round < 2; ++round) {
+        if (engine::thread() < 32) {
+          values[round * 32 + lane] = 1 + round;
+          engine::arrive(1 + round, 64);
+        } else {
+          engine::sync(1 + round, 64);
+          if (lane != 0) continue;
+          for (int i = 0; i < 32; ++i) sums[round] += values[round * 32 + i];
+        }
+      }
+    });
+    CHECK_EQ(status.message, "");
+    CHECK_EQ(sums[0], 32);
+    CHECK_EQ(sums[1], 64);
+  }
+}
+
+TEST(bad_arrivals_at_named_barriers_are_reported) {
+  for (Schedule const& schedule : kSchedules) {
+    auto const error_of = [&](auto const& body) {
+      return run_grid({1, 64, 0}, schedule, body).message;
+    };
+    // Twice the same 32 threads would make up the 64.
+    CHECK(contains(error_of([](char*) {
+                     if (engine::thread() >= 32) return;
+                     engine::arrive(1, 64);
+                     engine::arrive(1, 64);
+                   }),
+                   "comes to sync(1, 64) a second time before the others have"));
+    CHECK(contains(error_of([](char*) {
+                     if (engine::thread() < 32) engine::arrive(2, 64);
+                     engine::sync();
+                   }),
+                   "ends with 32 threads arrived at barrier 2, which wants 64"));
+  }
+}
+
 TEST(bad_calls_of_named_barriers_are_reported) {
   auto const call = [](int barrier, int threads) {
     return run_block(64, 0, [&](char*) { engine::sync(barrier, threads); });

@@ -33,7 +33,14 @@ enum Schedules { kTwo = 2, kAll = 5 };
 // Past check(), whose limits some cases go beyond.
 Status run(Variant const& variant, Problem const& problem, RunOptions const& options) {
   if (variant.kernel->function) return variant.kernel->function(problem, options);
-  return launch(variant.kernel->arguments, *variant.unit, problem, {}, options);
+  KernelArguments const& arguments = variant.kernel->arguments;
+  if (!arguments.has_asides()) return launch(arguments, *variant.unit, problem, {}, options);
+  // With a launch before it: what that writes is all that the kernel may read of the garbage.
+  size_t const bytes = size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts));
+  std::vector<char> workspace(bytes, char(0xff));
+  RunOptions with_workspace = options;
+  with_workspace.workspace = {workspace.data(), int64_t(bytes)};
+  return launch(arguments, *variant.unit, problem, {}, with_workspace);
 }
 
 // Of a kernel that splits the keys of a call: the same in three parts, with a workspace of garbage,
@@ -95,9 +102,17 @@ struct Group {
   DType dtype;
   int head_dim;
   Accumulate accumulate;
+  Quantize quantize;
+
+  Group(VariantInfo const& info, int head_dim)
+      : dtype(info.dtype),
+        head_dim(head_dim),
+        accumulate(info.accumulate),
+        quantize(info.quantize) {}
 
   bool operator<(Group const& x) const {
-    return std::tie(dtype, head_dim, accumulate) < std::tie(x.dtype, x.head_dim, x.accumulate);
+    return std::tie(dtype, head_dim, accumulate, quantize) <
+           std::tie(x.dtype, x.head_dim, x.accumulate, x.quantize);
   }
 };
 
@@ -108,6 +123,7 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
   for (size_t i = 0; i < cases.size(); ++i) {
     Case what = cases[i];
     what.accumulate = group.accumulate;
+    what.quantize = group.quantize;
     SolvedCase problem(what, group.dtype);
     for (Variant const* variant : variants) {
       CHECK(run(*variant, what, problem, i < few ? kAll : kTwo) || !must_take(*variant, what));
@@ -115,13 +131,21 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
   }
 }
 
+// Whether a variant is here, and has cases: test_backward.cpp, tests/call/test_float64.py,
+// kernels_serving.cpp and, for P and V in 8 bits, test_cpu.cpp are for the others.
+bool is_tested(Variant const& variant) {
+  VariantInfo const& info = variant.info;
+  return info.device == Device::kCpu && info.compiled && info.op == Op::kForward &&
+         info.dtype != DType::kFloat64 && info.needs.empty() && info.quantize <= Quantize::kQk;
+}
+
 // Every compiled kernel for few queries.
 void run_decode() {
   std::map<Group, std::vector<Variant const*>> groups;
   for (Variant const& variant : registry()) {
     VariantInfo const& info = variant.info;
-    if (info.device != Device::kCpu || !info.compiled || info.max_rows == 0) continue;
-    groups[{info.dtype, info.head_dim, info.accumulate}].push_back(&variant);
+    if (!is_tested(variant) || info.max_rows == 0) continue;
+    groups[{info, info.head_dim}].push_back(&variant);
   }
   CHECK(!groups.empty());
   for (auto const& [group, variants] : groups) {
@@ -134,10 +158,10 @@ void run_decode() {
 void run_all(bool scalar) {
   std::map<Group, std::vector<Variant const*>> groups;
   for (Variant const& variant : registry()) {
-    if (variant.info.device != Device::kCpu || !variant.info.compiled) continue;
+    if (!is_tested(variant)) continue;
     if ((variant.info.kernel.find("scalar/") == 0) != scalar) continue;
     int const head_dim = takes_any_head_dim(variant) ? 64 : variant.info.head_dim;
-    groups[{variant.info.dtype, head_dim, variant.info.accumulate}].push_back(&variant);
+    groups[{variant.info, head_dim}].push_back(&variant);
   }
   CHECK(!groups.empty());
   for (auto const& [group, variants] : groups) {

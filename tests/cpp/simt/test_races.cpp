@@ -58,6 +58,8 @@ int main() {
     sort_by_words(cases, first);
     for (attention_case::Case& what : cases) {
       what.accumulate = kernel.accumulate;
+      what.fp8_kv = kernel.fp8_kv;
+      what.quantize = kernel.quantize;
       attention_case::SolvedCase problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;

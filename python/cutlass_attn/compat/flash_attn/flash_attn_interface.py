@@ -9,21 +9,21 @@ All of them take float16, bfloat16 and float32 on a CUDA device or a CPU. Common
 - window_size: (left, right), how many keys before and after that one; -1 is no limit;
 - softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``;
 - alibi_slopes: (Hq,) or (B, Hq) float32: a logit loses ``slope * abs(i + Sk - Sq - j)``;
-- deterministic: no meaning; the result is bitwise the same for the same inputs anyway;
+- deterministic: gradients that are bitwise the same for the same inputs, as the result always is;
 - s_aux: (Hq,), one more logit per head in the softmax's denominator, an attention sink; under the
   name that vLLM's and Hugging Face's forks have for it, and by keyword alone;
 - return_attn_probs: return (out, softmax_lse, S_dmask). softmax_lse is float32, the natural log of
   each softmax's denominator, inf for a query that sees no key. S_dmask is empty without dropout.
 
-Inputs may need a gradient, and so that code which never asks for one runs, only the backward pass
-raises: NotImplementedError. Other errors: TypeError and ValueError as `cutlass_attn.attention`
-has them, and RuntimeError that names block_table or cache_seqlens where those contradict the
-cache, as far as their numbers are on the host.
+q, k, v, what they are packed in, and s_aux may need a gradient; softmax_lse has one as well. With
+block_table only the forward pass runs, and the backward pass raises NotImplementedError. Others:
+TypeError and ValueError as `cutlass_attn.attention` has them, and RuntimeError that names
+block_table or cache_seqlens where those contradict the cache, as far as their numbers are on the
+host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,21 +61,15 @@ def flash_attn_func(
     block of keys to the last block. It is made by plain torch code, for tests.
     """
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
-    options |= {"layout": "bshd", "dropout_p": dropout_p, "return_lse": return_attn_probs}
-    if dropout_p and return_attn_probs:
-        options["rng_state"] = _random_state(q.device)
-
-    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
-        head_dim = v.shape[-1]
-        if not return_attn_probs:
-            return cutlass_attn.attention(*_padded(q, k, v), **options)[..., :head_dim]
-        out, lse = cutlass_attn.attention(*_padded(q, k, v), **options)
-        return out[..., :head_dim], _as_flash(lse)
-
-    result = _without_backward(run, q, k, v, s_aux)
+    options |= {"layout": "bshd", "dropout_p": dropout_p, "deterministic": deterministic}
+    head_dim = v.shape[-1]
     if not return_attn_probs:
-        return result
-    return (*result, dropout_record(q, k, options) if dropout_p else q.new_empty(0))
+        return cutlass_attn.attention(*_padded(q, k, v), **options)[..., :head_dim]
+    if dropout_p:
+        options["rng_state"] = _random_state(q.device)
+    out, lse = cutlass_attn.attention(*_padded(q, k, v), **options, return_lse=True)
+    record = dropout_record(q.detach(), k.detach(), options) if dropout_p else q.new_empty(0)
+    return out[..., :head_dim], _as_flash(lse), record
 
 
 def flash_attn_kvpacked_func(
@@ -173,7 +167,7 @@ def flash_attn_varlen_func(
             f"with block_table there is no dropout: dropout_p must be 0, got {dropout_p}"
         )
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
-    options["return_lse"] = return_attn_probs
+    options |= {"return_lse": return_attn_probs, "deterministic": deterministic}
     if dropout_p:
         options["dropout_p"] = dropout_p
         if return_attn_probs:
@@ -184,23 +178,19 @@ def flash_attn_varlen_func(
         check_pages(block_table, lengths, k)
         options |= {"block_table": block_table, "seqused_k": lengths}
         offsets_k = None
+    head_dim = v.shape[-1]
+    operands = (q, k, v) if block_table is not None else _padded(q, k, v)
     varlen: Any = cutlass_attn.attention_varlen
-
-    def run(q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None) -> Any:
-        head_dim = v.shape[-1]
-        operands = (q, k, v) if block_table is not None else _padded(q, k, v)
-        if not return_attn_probs:
-            return varlen(*operands, cu_seqlens_q, offsets_k, **options)[..., :head_dim]
-        out, lse = varlen(*operands, cu_seqlens_q, offsets_k, **options)
-        return out[..., :head_dim], _as_flash(lse)
-
-    result = _without_backward(run, q, k, v, s_aux)
+    result = varlen(*operands, cu_seqlens_q, offsets_k, **options)
     if not return_attn_probs:
-        return result
-    if not dropout_p:
-        return (*result, q.new_empty(0))
-    longest = (int(max_seqlen_q), int(max_seqlen_k))
-    return (*result, packed_record(q, k, (cu_seqlens_q, cu_seqlens_k), longest, options))
+        return result[..., :head_dim]
+    out, lse = result
+    record = q.new_empty(0)
+    if dropout_p:
+        longest = (int(max_seqlen_q), int(max_seqlen_k))
+        offsets = (cu_seqlens_q, cu_seqlens_k)
+        record = packed_record(q.detach(), k.detach(), offsets, longest, options)
+    return out[..., :head_dim], _as_flash(lse), record
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -347,6 +337,7 @@ def flash_attn_with_kvcache(
     else:
         check_appended(on_host, appended, capacity)
 
+    s_aux = None if s_aux is None else s_aux.detach()
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     decode: Any = cutlass_attn.attention_decode
     result = decode(
@@ -394,8 +385,8 @@ def _options(
         "causal": bool(causal),
         "window": (int(left), int(right)),
         "softcap": float(softcap),
-        "alibi_slopes": alibi_slopes,
-        "sinks": None if s_aux is None else s_aux.detach().float().contiguous(),
+        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
+        "sinks": None if s_aux is None else s_aux.float().contiguous(),
     }
 
 
@@ -413,20 +404,3 @@ def _padded(*operands: Tensor) -> tuple[Tensor, ...]:
 def _as_flash(lse: Tensor) -> Tensor:
     """flash_attn 2 says inf of a query that sees no key; in cutlass_attn it is -inf."""
     return torch.where(lse == -torch.inf, torch.inf, lse)
-
-
-class _NoBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], *operands: Tensor | None) -> Any:
-        return run(*operands)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError("cutlass_attn has no backward pass of attention yet")
-
-
-def _without_backward(run: Callable[..., Any], *operands: Tensor | None) -> Any:
-    """run(*operands); operands may need a gradient as long as nobody computes it."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
-        return _NoBackward.apply(run, *operands)
-    return run(*operands)

@@ -23,14 +23,16 @@ from typing import Any
 from ...attention import attention
 from ...decode import attention_decode
 from ...explain import Explanation, explain
-from ...variants import accumulate_of, variants
+from ...variants import accumulate_of, quantize_of, variants
 from ...varlen import attention_varlen
+from .gradients import BackwardPass
 from .problems import OPS, Inputs
 
 OURS = "cutlass_attn"
 TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
 # Of OPS those whose operands are dense arrays as well.
 _DENSE_OPS = ("forward", "decode", "paged")
+_TORCH_OPS = (*_DENSE_OPS, "backward")
 # PyTorch's unfused backend holds the scores and their softmax in float32, and one of the two again.
 _MATH_BYTES_PER_SCORE = 12
 # How PyTorch says that a backend cannot run a call: on a GPU, on a CPU.
@@ -50,6 +52,7 @@ class Bound:
     to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
     accumulate: str = "fp32"  # what its result is judged by
+    quantize: str | None = None  # the same
     with_lse: Callable[[], tuple[Any, Any]] | None = None  # also the log-sum-exp, where it has one
     is_emulated: bool = False  # a GPU's kernel on the CPU: its time would say nothing
 
@@ -84,7 +87,7 @@ def ours(kernels: Iterable[str]) -> list[Impl]:
 def torchs(backends: Iterable[str]) -> list[Impl]:
     """PyTorch's backends, of TORCH_BACKENDS or "auto"."""
     return [
-        Impl(f"torch:{name}", partial(_prepare_torch, name), ops=_DENSE_OPS) for name in backends
+        Impl(f"torch:{name}", partial(_prepare_torch, name), ops=_TORCH_OPS) for name in backends
     ]
 
 
@@ -169,16 +172,20 @@ def refusal(explanation: Explanation, kernel: str) -> str:
 
 
 def _prepare_ours(kernel: str, inputs: Inputs) -> Bound:
-    prepare = {"forward": _prepare_attention, "varlen": _prepare_varlen}
+    prepare = {
+        "forward": _prepare_attention,
+        "varlen": _prepare_varlen,
+        "backward": _prepare_backward,
+    }
     return prepare.get(inputs.problem.op, _prepare_decode)(kernel, inputs)
 
 
 def _prepare_attention(kernel: str, inputs: Inputs) -> Bound:
     options: dict[str, Any] = {"causal": inputs.shape.causal, **inputs.keywords.ours}
-    # Who names a kernel asks for its sums.
-    sums = accumulate_of(kernel)
+    # Who names a kernel asks for its sums, and for its products.
+    sums, products = accumulate_of(kernel), quantize_of(kernel)
     if kernel != "auto":  # else the call is the one that a user writes
-        options |= {"kernel": kernel, "accumulate": sums}
+        options |= {"kernel": kernel, "accumulate": sums, "quantize": products}
     operands = inputs.q, inputs.k, inputs.v
     explanation = explain(*operands, **options)
     chosen = explanation.chosen
@@ -188,9 +195,22 @@ def _prepare_attention(kernel: str, inputs: Inputs) -> Bound:
         f"{OURS}:{chosen.key}",
         partial(attention, *operands, **options),
         accumulate=sums,
+        quantize=products,
         with_lse=partial(attention, *operands, **options, return_lse=True),
         is_emulated=chosen.kernel.endswith("-simt"),
     )
+
+
+def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
+    """Of the call that a user writes: a backward kernel cannot be asked for by name."""
+    if kernel != "auto":
+        raise Unsupported("a backward pass has no keyword for its kernel")
+    options = {"causal": inputs.shape.causal, **inputs.keywords.ours}
+    explanation = explain(inputs.q, inputs.k, inputs.v, **options, grad=True)
+    if (chosen := explanation.chosen) is None:
+        raise Unsupported(refusal(explanation, kernel))
+    run = BackwardPass.of(partial(attention, **options), inputs)
+    return Bound(f"{OURS}:{chosen.key}", run)
 
 
 def _prepare_decode(kernel: str, inputs: Inputs) -> Bound:
@@ -224,8 +244,7 @@ def _packed(out: Any) -> Any:
 
 
 def _of_kernel(kernel: str, run: Callable[..., Any], to_bhsd: Callable[[Any], Any]) -> Bound:
-    """A call for serving, which `explain` does not know: of a kernel that is asked for by name,
-    running it says whether it can."""
+    """A call for serving: of a kernel that is asked for by name, running it says whether it can."""
     name = f"{OURS}:{kernel}"
     if kernel == "auto":
         return Bound(name, run, to_bhsd)
@@ -358,6 +377,9 @@ def _prepare_torch(backend: str, inputs: Inputs) -> Bound:
         if not is_refusal(error):
             raise
         raise Unsupported(_torch_reason(error, caught)) from None
+    if inputs.problem.op == "backward":
+        call = partial(torch_attention, causal=shape.causal, **options)
+        return Bound(f"torch:{backend}", BackwardPass.of(call, inputs, context))
     run = partial(torch_attention, q, k, v, shape.causal, **options)
     return Bound(f"torch:{backend}", run, context=context)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...quantized import operands
 from ...testing import Accuracy, Reference, judge, reference
 from .problems import Inputs, Shape
 
@@ -32,20 +33,42 @@ class _Part:
 class Yardstick:
     """fp64 results: of everything if `whole`, else of the first queries of the first heads and the
     last ones of the last heads, and of packed sequences those of each. Of problems without an
-    option."""
+    option. With `quantize` of what q and k are after rounding."""
 
-    def __init__(self, inputs: Inputs, accumulate: str = "fp32", whole: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        accumulate: str = "fp32",
+        whole: bool = False,
+        quantize: str | None = None,
+    ) -> None:
         shape = inputs.problem.dense
         self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
         self._dtype = inputs.problem.dtype
-        self._accumulate = accumulate
+        self._accumulate, self._quantize = accumulate, quantize
         self._whole = whole
         self._parts: list[_Part] = []
         for at, at_kv in _compared(inputs, whole):
             q, k, v = (
                 to_numpy(x[i]) for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
             )
-            expected = reference(q, k, v, self._dtype, causal=shape.causal, accumulate=accumulate)
+            scale, unit = q.shape[-1] ** -0.5, 0.0
+            if quantize is not None:
+                # The keys that a mask hides count as well.
+                rounded = operands(q, to_numpy(inputs.k[at_kv[:2]]))
+                unit = rounded.unit() * scale
+                q, k = rounded.columns(q, k.shape[2])
+            expected = reference(
+                q,
+                k,
+                v,
+                self._dtype,
+                causal=shape.causal,
+                softmax_scale=scale,
+                accumulate=accumulate,
+            )
+            # verify() says what a unit of the integers has to do with it.
+            expected = expected._replace(lse_error=expected.lse_error + unit)
             self._parts.append(_Part(at, expected))
 
     def judge(self, out: Any, lse: Any = None) -> Accuracy:
@@ -77,8 +100,10 @@ class Yardstick:
         return worst
 
     def allclose(self, out: Any) -> bool | None:
-        """Within 1e-3 of fp64; None unless all of a float16 result with fp32 sums is compared."""
-        if not self._whole or (self._dtype, self._accumulate) != ("float16", "fp32"):
+        """Within 1e-3 of fp64; None unless all of a float16 result with fp32 sums of 16-bit
+        products is compared."""
+        kind = self._dtype, self._accumulate, self._quantize
+        if not self._whole or kind != ("float16", "fp32", None):
             return None
         return all(
             np.allclose(to_numpy(out[part.at]), part.expected.exact, atol=1e-3, rtol=1e-3)

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._build.facts import ACCUMULATE, DTYPES, MAX_DECODE_QUERIES
+from ..._build.facts import ACCUMULATE, MAX_DECODE_QUERIES
 from ...testing import round_to
 
 # What is computed, by `attention`, by `attention_decode` over a contiguous cache and over one in
-# pages, and by `attention_varlen`.
-OPS = ("forward", "decode", "paged", "varlen")
+# pages, by `attention_varlen`, and by the backward pass of `attention`.
+OPS = ("forward", "decode", "paged", "varlen", "backward")
+# Two products forward; backward S and dP again, and one for each of dQ, dK and dV.
+_BACKWARD_OVER_FORWARD = 2.5
 SHAPE_FORM = "b,hq,hkv,sq,sk,d"
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -119,7 +121,8 @@ class Problem:
     @property
     def title(self) -> str:
         """All but the dtype."""
-        words = [f"varlen {self.shape}" if self.op == "varlen" else str(self.shape)]
+        named = self.op in ("varlen", "backward")
+        words = [f"{self.op} {self.shape}" if named else str(self.shape)]
         words += [f"pages of {self.page}"] * (self.page is not None)
         words += [self.option] * (self.option != "none")
         return ", ".join(words)
@@ -144,7 +147,8 @@ class Problem:
 
     @property
     def flops(self) -> float:
-        return sum(sequence.flops for sequence in self.sequences)
+        forward = sum(sequence.flops for sequence in self.sequences)
+        return forward * (_BACKWARD_OVER_FORWARD if self.op == "backward" else 1.0)
 
     @property
     def dense(self) -> Shape:
@@ -380,6 +384,29 @@ GRIDS = {
             impls=("cutlass_attn",),
             baseline="cutlass_attn:auto",
         ),
+        # Whole backward passes: docs/training.md.
+        Grid(
+            "backward",
+            tuple(
+                shape
+                for head_dim, heads in ((64, 32), (128, 16), (256, 8))
+                for batch, seqlen in ((16, 1024), (4, 4096), (1, 16384))
+                for shape in _square(batch, heads, seqlen, head_dim)
+            ),
+            impls=("cutlass_attn", "torch"),
+            op="backward",
+        ),
+        Grid(
+            "backward-dropout",
+            tuple(
+                shape
+                for head_dim, heads in ((64, 32), (128, 16))
+                for shape in _square(4, heads, 4096, head_dim)
+            ),
+            impls=("cutlass_attn", "torch"),
+            options=("none", "dropout"),
+            op="backward",
+        ),
         # These on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
         Grid(
             "decode-cpu",
@@ -398,6 +425,12 @@ GRIDS = {
             (Shape(4, 4, 4, 200, 200, 64, causal=True), Shape(4, 4, 2, 200, 200, 64, causal=True)),
             baseline="cutlass_attn:dense",
             op="varlen",
+        ),
+        Grid(
+            "backward-cpu",
+            _square(1, 2, 192, 64),
+            impls=("cutlass_attn", "torch"),
+            op="backward",
         ),
         Grid(
             "options-cpu",
@@ -428,7 +461,7 @@ def grid_for(name: str | None, device: str) -> Grid:
 def parse_dtype(name: str) -> str:
     """A dtype by its name or its short one. Raises ValueError."""
     found = SHORT_DTYPES.get(name, name)
-    if found not in DTYPES:
+    if found not in SHORT_DTYPES.values():
         raise ValueError(f"--dtype must be of {', '.join(SHORT_DTYPES)}, got {name!r}")
     return found
 

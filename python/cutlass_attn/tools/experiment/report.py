@@ -35,6 +35,7 @@ class Row:
     option: str = "none"
     page: int | None = None  # keys of a page of the cache
     accumulate: str = "fp32"  # what it adds products up in, and is judged by
+    quantize: str | None = None  # what it multiplies in 8 bits, rounded before it is judged
     inputs: int = 0  # random inputs that it was judged on
     max_error: float | None = None  # against fp64, of what was compared
     mean_error: float | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...testing import Accuracy
 from .environment import sm_clock
+from .gradients import GradientYardstick
 from .impls import Bound, Impl, Unsupported, describe_error
 from .judge import Yardstick
 from .problems import Problem
@@ -188,9 +189,11 @@ class _Judges:
         self._is_random = problem.option == "dropout"
 
         @cache
-        def yardstick(i: int, accumulate: str) -> Yardstick:
+        def yardstick(i: int, accumulate: str, quantize: str | None = None) -> Any:
             show()
-            return Yardstick(self.inputs[i], accumulate, plan.whole)
+            if problem.op == "backward":
+                return GradientYardstick(self.inputs[i])
+            return Yardstick(self.inputs[i], accumulate, plan.whole, quantize)
 
         self._yardstick = yardstick
         if problem.option == "none" and plan.impls:
@@ -198,10 +201,17 @@ class _Judges:
 
     def add(self, row: Row, i: int, out: Any, lse: Any) -> None:
         """Notes in the row what is to be said of the result of input i."""
+        if row.op == "backward":
+            # Of options the yardstick knows none: those of the first gradient are compared.
+            if row.option == "none":
+                _add(row, self._yardstick(i, row.accumulate).judge(out))
+            else:
+                self._compare(row, i, out[0])
+            return
         if row.option != "none":
             self._compare(row, i, out)
             return
-        yardstick = self._yardstick(i, row.accumulate)
+        yardstick = self._yardstick(i, row.accumulate, row.quantize)
         found = yardstick.judge(out, lse)
         close = yardstick.allclose(out)
         if close is not None:
@@ -244,7 +254,7 @@ def _judge(
         show(done + i)
         bound = impl.prepare(inputs)
         first = first or bound
-        row.impl, row.accumulate = bound.name, bound.accumulate
+        row.impl, row.accumulate, row.quantize = bound.name, bound.accumulate, bound.quantize
         with bound.context():
             if plan.whole and bound.with_lse:
                 out, lse = bound.with_lse()

@@ -6,11 +6,12 @@ python -m cutlass_attn.tools.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
 from ...attention import attention
-from ...variants import accumulate_of
+from ...variants import accumulate_of, quantize_of
 from ..experiment.problems import Problem, parse_shape
 
 
@@ -21,8 +22,11 @@ def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:
     out = torch.empty_like(q)
 
     def run() -> None:
-        sums = accumulate_of(kernel)
-        attention(q, k, v, causal=causal == "causal", kernel=kernel, accumulate=sums, out=out)
+        kind: dict[str, Any] = {
+            "accumulate": accumulate_of(kernel),
+            "quantize": quantize_of(kernel),
+        }
+        attention(q, k, v, causal=causal == "causal", kernel=kernel, out=out, **kind)
 
     run()  # loads, and compiles where it has to
     torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import _C
-from ..._build.variant_key import symbol_of
+from ..._build.variant_key import key_of
 from ...devices import CUDA, parse_device
 from ...explain import Explanation, explain
 from ...variants import Variant, variants
@@ -119,7 +119,8 @@ def _explained(variant: Variant, shape: Shape, device: str, kernel: str) -> Expl
         torch.empty(shape.batch, h, s, shape.head_dim, dtype=dtype, device="meta")
         for h, s in zip(heads, lengths, strict=True)
     )
-    return explain(q, k, k, kernel=kernel, accumulate=variant.accumulate, device=device)
+    kind: dict[str, Any] = {"accumulate": variant.accumulate, "quantize": variant.quantize}
+    return explain(q, k, k, kernel=kernel, device=device, **kind)
 
 
 def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
@@ -136,7 +137,9 @@ def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
                 f"there is no GPU kernel {name!r}; there are {kernels}, and their variants"
             )
     if not names:
-        return [v for v in there if v.compiled and v.automatic and v.dtype in dtypes]
+        return [
+            v for v in there if v.compiled and v.automatic and v.dtype in dtypes and not v.needs
+        ]
     return [v for v in there if v.key in names or (v.kernel in names and v.dtype in dtypes)]
 
 
@@ -151,10 +154,10 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
     rows = []
     for done, variant in enumerate(chosen):
         progress(variant.key, done, len(chosen))
-        here = [kernel for kernel in resources if kernel[0] == symbol_of(variant.key)]
+        here = [entry for entry in resources if key_of(entry[0], [variant.kernel]) == variant.key]
         if here:
-            for kernel in here:
-                rows.append(_static_row(variant, kernel[1], resources[kernel], counts[kernel]))
+            for entry in here:
+                rows.append(_static_row(variant, entry[1], resources[entry], counts[entry]))
             continue
         try:
             rows += _rows_of_cubin(variant, arch)

@@ -1,4 +1,6 @@
-"""Registers, local memory and instructions of compiled kernels, by cuobjdump."""
+"""What cuobjdump and nvdisasm say of compiled kernels: registers, local memory, instructions and
+control flow.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +18,7 @@ INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 
 class ToolNotFound(RuntimeError):
-    """cuobjdump is missing; the message says what to install."""
+    """cuobjdump or nvdisasm is missing; the message says what to install."""
 
 
 def cuobjdump() -> str:
@@ -29,17 +32,35 @@ def cuobjdump() -> str:
     raise ToolNotFound(f"no cuobjdump: {INSTALL}")
 
 
+def _run(*command: str, cwd: str | None = None) -> str:
+    """What a tool prints. nvdisasm, which cuobjdump runs too, is looked for beside that first."""
+    search = os.pathsep.join([str(Path(cuobjdump()).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": search}
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True
+        )
+    except FileNotFoundError as error:
+        raise ToolNotFound(f"no {command[0]}: {INSTALL}") from error
+    return done.stdout
+
+
 def dump(option: str, library: Path, arch: str) -> str:
     """What cuobjdump prints of a library's or a .cubin's code for `arch`."""
-    tool = cuobjdump()
-    search = os.pathsep.join([str(Path(tool).parent), os.environ["PATH"]])  # for nvdisasm
-    return subprocess.run(
-        [tool, option, "-arch", arch, str(library)],
-        env={**os.environ, "PATH": search},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
+    return _run(cuobjdump(), option, "-arch", arch, str(library))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def control_flow(library: Path, arch: str) -> Iterator[tuple[str, str]]:
+    """(function, its graph of basic blocks) of a library's or a .cubin's code for `arch`."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run(cuobjdump(), "-xelf", arch, str(library.resolve()), cwd=folder)
+        # In the library's order: its files are numbered, and called alike but for that.
+        for cubin in sorted(Path(folder).iterdir(), key=lambda path: _numbers(path.name)):
+            yield from parse_graphs(_run("nvdisasm", "-bbcfg", "-poff", str(cubin)))
 
 
 def identify(function: str) -> tuple[str, str] | None:
@@ -63,10 +84,18 @@ def parse_listings(text: str) -> Iterator[tuple[str, str]]:
         yield name.strip(), listing
 
 
+def parse_graphs(text: str) -> Iterator[tuple[str, str]]:
+    """(function, its graph) of nvdisasm -bbcfg."""
+    for part in text.split('subgraph "cluster_')[1:]:
+        name, _, graph = part.partition('"')
+        yield name, graph
+
+
 def count(listing: str) -> Counter[str]:
     """How often the code has each of the instructions that the gates count."""
     counts: Counter[str] = Counter()
-    for operation in re.findall(r"\b(?:HMMA|LDSM|LDGSTS|LDL|STL)[.\w]*", listing):
+    kinds = r"\b(?:HMMA|IMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I)\b[.\w]*"
+    for operation in re.findall(kinds, listing):
         base = operation.split(".")[0]
         counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
         if operation == "HMMA.16816.F16":  # the sum, not the operands

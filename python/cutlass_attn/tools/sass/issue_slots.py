@@ -1,11 +1,12 @@
 """Issue-slot model of the mma.sync kernels' main loop on Ada, read off the machine code.
 
 What a warp executes for one tile of keys which all its queries see, and what that takes of each
-unit. docs/notes/ada.md has the model and its sources.
+unit; of a backward kernel for one step of its loop, both roles together, of which a scheduler has a
+warp each. docs/notes/ada.md has the model and its sources.
 
 The tile's path is the way around the loop with the products, exponentials and copies that the
 tile's sizes ask for, and the fewest instructions: a mask's test makes it longer, a reference that
-is raised takes further exponentials or products (hot_path.py).
+is raised takes further exponentials or products (loops.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .loops import KINDS, MEMORY, Instruction, hot_path, read_blocks
-from .tiles import Tile
+from .tiles import BackwardTile, Tile
 
 SCHEDULERS = 4  # of an SM, each with a quarter of its units
 MUFU_CLOCKS = 32 // 4
 ALU_CLOCKS = 32 // 16  # integers, compares, conversions: half as many lanes as for FP32
 HMMA_FLOP = 2 * 16 * 8 * 16
+IMMA_FLOP = 2 * 16 * 8 * 32  # of int8
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class Part:
     boost_ghz: float
     tflops: float  # dense, float16 products added up in float32
     tflops_fp16: float  # and in float16
+    tops_int8: float
+
+    @property
+    def imma_clocks(self) -> int:
+        """Clocks of a scheduler's tensor core for one m16n8k32 product of int8."""
+        return self._clocks(self.tops_int8, IMMA_FLOP)
 
     @property
     def hmma_clocks(self) -> int:
@@ -43,11 +51,14 @@ class Part:
         """The same for one that is added up in float16."""
         return self._clocks(self.tflops_fp16)
 
-    def _clocks(self, tflops: float) -> int:
-        return round(HMMA_FLOP * SCHEDULERS * self.sms * self.boost_ghz / (1000 * tflops))
+    def _clocks(self, tflops: float, flop: int = HMMA_FLOP) -> int:
+        return round(flop * SCHEDULERS * self.sms * self.boost_ghz / (1000 * tflops))
 
 
-PARTS = (Part("L4", 58, 2.04, 121.0, 121.0), Part("RTX 4090", 128, 2.52, 165.2, 330.3))
+PARTS = (
+    Part("L4", 58, 2.04, 121.0, 121.0, 242.0),
+    Part("RTX 4090", 128, 2.52, 165.2, 330.3, 660.6),
+)
 
 
 def smem_clocks(instruction: Instruction) -> int:
@@ -63,11 +74,13 @@ def smem_clocks(instruction: Instruction) -> int:
 def per_tile(tile: Tile) -> dict[str, int]:
     """What a warp has to do for a tile that all its queries see, however it is compiled."""
     keys = tile.n // tile.columns
-    dims = (tile.head_dim, tile.head_dim_v)
+    # A row of K in int8 is as long as one of half as many elements; its scales are one copy more.
+    dims = (tile.head_dim // 2 if tile.is_int8 else tile.head_dim, tile.head_dim_v)
     return {
-        "HMMA": tile.rows * sum(dims) // 16 * keys // 8,
+        "HMMA": tile.rows * sum(dims[tile.is_int8 :]) // 16 * keys // 8,
+        "IMMA": tile.rows * tile.is_int8 * tile.head_dim // 32 * keys // 8,
         "MUFU": tile.rows * 16 * keys // 32,
-        "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims),
+        "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims) + tile.is_int8,
     }
 
 
@@ -80,23 +93,31 @@ def model(path: list[Instruction]) -> dict[str, Any]:
         "ALU": ALU_CLOCKS * (counts["pack"] + counts["other"]),
         "shared": SCHEDULERS * sum(map(smem_clocks, path)),
     }
-    alone = clocks["issue"] - counts["HMMA"] - counts["MUFU"] + clocks["MUFU"]
+    products = counts["HMMA"] + counts["IMMA"]
+    alone = clocks["issue"] - products - counts["MUFU"] + clocks["MUFU"]
     in_fp16 = sum(i.name == "HMMA.16816.F16" for i in path)
     parts = {}
     for part in PARTS:
         tensor = part.hmma_clocks * (counts["HMMA"] - in_fp16) + part.hmma_clocks_fp16 * in_fp16
+        tensor += part.imma_clocks * counts["IMMA"]
         unit, most = max([("tensor", tensor), *clocks.items()], key=lambda item: item[1])
         parts[part.name] = {
             "tensor": tensor,
             "tensor_per": {unit: round(tensor / n, 2) for unit, n in clocks.items()},
             "bound": unit,
             "utilisation": round(tensor / most, 3),
-            "tflops": round(part.tflops * part.hmma_clocks * counts["HMMA"] / most, 1),
+            "tflops": round(
+                part.tflops * part.hmma_clocks * (counts["HMMA"] + 2 * counts["IMMA"]) / most, 1
+            ),
             "without_overlap": round(tensor / (tensor + alone), 3),
         }
     return {"counts": {kind: counts[kind] for kind in KINDS}, "clocks": clocks, "parts": parts}
 
 
-def model_of(listing: str, tile: Tile) -> dict[str, Any]:
-    """The model of a kernel's code. Raises SassError if its main loop is not found."""
-    return model(hot_path(read_blocks(listing), per_tile(tile)))
+def model_of(graph: str, tile: Tile | BackwardTile) -> dict[str, Any]:
+    """The model of a kernel's code, from its control flow. Raises SassError if there is no loop
+    that does what the tile asks for.
+    """
+    blocks = read_blocks(graph)
+    ways = tile.step() if isinstance(tile, BackwardTile) else [per_tile(tile)]
+    return model([i for way in ways for i in hot_path(blocks, way)])

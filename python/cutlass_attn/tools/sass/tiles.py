@@ -29,6 +29,7 @@ class Tile(TileShape):
     def key_block(self) -> int:
         """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
         is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
+        is_short |= self.is_int8 and self.q_and_o > 96
         return 1 if is_short else 2
 
     @property
@@ -49,6 +50,8 @@ class Tile(TileShape):
         for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
         transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
         """
+        if self.is_int8:
+            return self._int8_counts()
         bodies = BODIES_GENERAL if self.score == "general" else BODIES
         blocks, dims, dims_v = self.n // 16, self.head_dim // 16, self.head_dim_v // 16
         load_q, load_k, load_v = (
@@ -110,6 +113,47 @@ class Tile(TileShape):
             "LDGSTS": copies,
         }
 
+    def _int8_counts(self) -> dict[str, int]:
+        """The same with Q and K in int8: m16n8k32 products of them, of which two are an element to
+        ldmatrix and cp.async. Scales are a further copy of each tile of K. Q is read twice to be
+        rounded, and in a loop for its product with the shift, a row of a thread at a time. Nothing
+        is converted: the general score does that itself.
+        """
+        bodies = BODIES_GENERAL if self.score == "general" else BODIES
+        blocks, dims, dims_v = self.n // 16, self.head_dim // 32, self.head_dim_v // 16
+        load_q, load_k, load_v = (
+            -(-rows * d // 8 // self.threads)
+            for rows, d in (
+                (self.m, self.head_dim),
+                (self.n, self.head_dim // 2),
+                (self.n, self.head_dim_v),
+            )
+        )
+        copies = COPIES_Q * load_q + COPIES * (load_k + bodies * (load_k + load_v)) + 1 + bodies
+        load = 2 * self.rows * 2 * dims + 2 * self.rows
+        if self.is_pipelined and self.score == "general":
+            qk, pv, again = 2 * self.key_block, self.key_block, 0
+            copies += COPIES * (load_k + load_v) + 1
+        elif self.is_pipelined:
+            qk, pv, again = (bodies + 1) * blocks, bodies * blocks, 1
+            qk, pv = qk + self.key_block, pv + self.key_block
+            copies += COPIES * load_v
+        else:
+            qk, pv, again = bodies * blocks, bodies * blocks, 0
+        reads = qk * dims
+        if not self.is_pipelined:
+            reads += bodies * self.rows * dims  # of Q, once a tile
+        counts = {
+            "HMMA": self.rows * 2 * pv * dims_v,
+            "IMMA": self.rows * 2 * qk * dims,
+            "LDSM": load + reads,
+            "LDSM.T": pv * dims_v - again,
+            "LDGSTS": copies,
+        }
+        if self.score != "general":
+            counts |= {"I2F": 0, "I2FP": 0, "F2I": 0}
+        return counts
+
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
         small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64 and not self.is_paged
@@ -126,6 +170,7 @@ class DecodeTile:
     m: int
     n: int
     warps: int
+    is_fp8: bool = False  # K and V in 8 bits
 
     @property
     def threads(self) -> int:
@@ -134,6 +179,11 @@ class DecodeTile:
     @property
     def stages(self) -> int:
         return 3 if self.head_dim + self.head_dim_v <= 256 else 2
+
+    @property
+    def packed(self) -> int:
+        """Columns of K and V that are one to a copy and to ldmatrix."""
+        return 2 if self.is_fp8 else 1
 
     @property
     def keeps_q(self) -> bool:
@@ -145,26 +195,77 @@ class DecodeTile:
         The general score has two bodies, too: its mask is jumped over.
         """
         dims, dims_v = self.head_dim // 16, self.head_dim_v // 16
-        load_q = -(-self.m * self.head_dim // 8 // self.threads)
-        load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32
+        # Of rows in chunks of 64 columns, which 8 threads share.
+        load_q = -(-self.m // (self.threads // 8)) * (self.head_dim // 64)
+        load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32 // self.packed
+        of_q = 0 if self.is_fp8 else (1 if self.keeps_q else BODIES) * dims  # else by LDS
         return {
             "HMMA": BODIES * (2 * dims + 2 * dims_v),
             "HMMA.F16": 0,
-            "LDSM": BODIES * dims + (1 if self.keeps_q else BODIES) * dims,
-            "LDSM.T": BODIES * dims_v,
+            "LDSM": BODIES * dims // self.packed + of_q,
+            "LDSM.T": BODIES * dims_v // self.packed,
             "LDGSTS": COPIES_Q * load_q + self.stages * load_kv,
         }
 
     def register_limit(self) -> int:
-        return min(REGISTERS // (self.threads * 2) // 8 * 8, 255)
+        blocks = 1 if self.warps > 4 else 2
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
 
     @property
     def smem_bytes(self) -> int:
         """Of a block: Shared of sm80/decode.hpp."""
-        stage = 2 * self.n * (self.head_dim + self.head_dim_v)
+        stage = 2 * self.n * (self.head_dim + self.head_dim_v) // self.packed
+        result = (
+            4 * self.m * (self.head_dim_v + 8) + 8 * self.m
+        )  # of a warp, in the place of stages
         q = 128 if self.keeps_q else 2 * self.m * self.head_dim
         ticket = 128  # which is 4 bytes, and aligned
-        return self.warps * self.stages * stage + q + ticket
+        warp = -(-max(self.stages * stage, result) // 128) * 128
+        return self.warps * warp + q + ticket
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """The same of sm80/backward.hpp: n keys stay, m queries go by at each step of the loop."""
+
+    head_dim: int
+    m: int
+    n: int
+    warps: int
+
+    @property
+    def has_roles(self) -> bool:
+        """Two warps share keys, each with two of their four products: kHasRoles of its config."""
+        return self.head_dim > 64
+
+    @property
+    def has_one_slice(self) -> bool:
+        """All queries of a step go through softmax at a time, so that no loop is in the loop."""
+        return self.m <= 32 or not self.has_roles
+
+    def step(self) -> list[dict[str, int]]:
+        """What a warp of each role executes for a step whose queries all see all keys."""
+        threads, keys = 32 * self.warps, self.n * (2 if self.has_roles else 1) // self.warps
+        product = self.m * keys * self.head_dim // 2048  # over the warp's keys
+        every = {
+            "HMMA": 2 * product + self.m * self.n * self.head_dim // self.warps // 2048,  # dQ
+            "LDGSTS": 2 * self.m * self.head_dim // 8 // threads + 1,  # Q, dO, statistics
+            "RED": self.m * self.head_dim // threads,
+        }
+        weights = self.m * keys // 32
+        if self.has_roles:
+            return [{**every, "MUFU": weights}, {**every, "MUFU": 0}]
+        return [{**every, "HMMA": every["HMMA"] + 2 * product, "MUFU": weights}]
+
+
+def backward_tile_of(key: str) -> BackwardTile | None:
+    """The tile of a variant of sm80/backward whose loop is one; None for other kernels."""
+    parts = parse(key)
+    if parts is None or parts.kernel != "sm80/backward" or not parts.tile:
+        return None
+    tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
+    shape = BackwardTile(parts.head_dim, **tile)
+    return shape if shape.has_one_slice else None
 
 
 def tile_of(key: str, score: str) -> Tile | None:
@@ -179,7 +280,8 @@ def tile_of(key: str, score: str) -> Tile | None:
 def code_of(key: str, score: str) -> Tile | DecodeTile | None:
     """What is known of a variant's machine code; None: nothing."""
     parts = parse(key)
-    if parts is not None and parts.kernel == "sm80/decode":
+    family = "" if parts is None else parts.kernel.partition("/")[2]
+    if parts is not None and family in ("decode", "decode_fp8"):
         tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
-        return DecodeTile(parts.head_dim, parts.head_dim_v, **tile)
+        return DecodeTile(parts.head_dim, parts.head_dim_v, **tile, is_fp8=family == "decode_fp8")
     return tile_of(key, score)

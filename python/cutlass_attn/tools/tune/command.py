@@ -19,14 +19,14 @@ from ..console import (
     make_console,
     ncu_option,
     progress_bar,
+    say,
     seed_option,
     shapes_option,
     with_masks,
 )
 from ..document import document, write
 from ..experiment.problems import SHORT_DTYPES, Shape
-
-PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
+from .proposers import PROPOSERS, make_proposer
 
 
 @command(
@@ -41,7 +41,7 @@ PROPOSERS = ("exhaustive", "random", "evolutionary", "command")
 @causal_option
 @click.option("--device", help='"cuda" or "cuda:N"; "model" is no GPU (a usable GPU).')
 @click.option("--part", default="L4", help='Of the model: "L4" or "RTX 4090".')
-@click.option("--proposer", type=click.Choice(PROPOSERS), default="evolutionary")
+@click.option("--proposer", type=click.Choice([*PROPOSERS, "command"]), default="evolutionary")
 @click.option(
     "--command",
     "program",
@@ -66,7 +66,7 @@ def tune(**given: Any) -> int:
     a GPU they are ranked by a model of Ada instead, and nothing is written. A run that is
     interrupted goes on where it stopped. Needs NVRTC: pip install 'cutlass_attn[jit]'.
     """
-    return run(SimpleNamespace(**given))
+    return _run(SimpleNamespace(**given))
 
 
 def _shapes(args: SimpleNamespace) -> tuple[Shape, ...]:
@@ -83,13 +83,12 @@ def _shapes(args: SimpleNamespace) -> tuple[Shape, ...]:
     return with_masks(base, args.causal)
 
 
-def run(args: SimpleNamespace) -> int:
+def _run(args: SimpleNamespace) -> int:
     from ... import jit
     from ...variants import variants
     from ..experiment.environment import why_no_gpu
     from . import report, static
     from .evaluate import Evaluator, Processes
-    from .proposers import make_proposer
     from .search import rule_for, rules_in_force, rules_with, search, with_rules
     from .space import Limits, Space, Task, parse_tile
     from .state import held, open_state
@@ -137,14 +136,10 @@ def run(args: SimpleNamespace) -> int:
         **machine,
     }
     console = make_console(stderr=args.json_file == "-")
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
-
     with held(folder):
         state = open_state(folder / "state.json", identity)
         if state.tried:
-            say(f"going on after {len(state.tried)} tiles of {state.path}")
+            say(console, f"going on after {len(state.tried)} tiles of {state.path}")
         evaluator = Evaluator(space, None if lack else device, Processes(space, folder), args.ncu)
         try:
             with progress_bar() as show:
@@ -165,26 +160,28 @@ def run(args: SimpleNamespace) -> int:
         for path in report.write(state, f"Tiles of {task.kernel}, {task.dims}", notes, steps):
             notes.append(f"written: {path}")
     for note in notes:
-        say(note)
+        say(console, note)
     if args.json_file:
         tried = [entry.as_json() for entry in state.tried]
         right = outcome is not None and outcome.best is not None
         write(document("tune", right, tried, identity=identity, notes=notes), args.json_file)
     if outcome is None:
-        say("interrupted: the same command goes on where it stopped")
+        say(console, "interrupted: the same command goes on where it stopped")
         return 130
     if outcome.best is None:
         return 1
     best = outcome.best.candidate
-    say(f"best: {best}, {outcome.best.score:.3f} times the speed of {first}")
+    say(console, f"best: {best}, {outcome.best.score:.3f} times the speed of {first}")
     if best == runs_now:
-        say("no tuning file is written: it runs already")
+        say(console, "no tuning file is written: it runs already")
     elif file is None:
-        say(f"no tuning file is written: {'nothing was measured' if lack else 'a dry run'}")
+        say(
+            console, f"no tuning file is written: {'nothing was measured' if lack else 'a dry run'}"
+        )
     else:
         changed = rules_with(task, best, rules)
         tuning.update(file, lambda present: with_rules(present, changed))
-        say(f"dispatch takes it from the next start on: {file}")
+        say(console, f"dispatch takes it from the next start on: {file}")
     return 0
 
 

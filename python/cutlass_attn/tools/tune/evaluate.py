@@ -20,10 +20,10 @@ from .static import predicted_us
 
 INPUTS = 5
 ROUNDS = 7
-_NEVER = 1e9
 
-# What a step finds is added to `figures`; it returns why the tile is rejected, or nothing.
-Step = Callable[[Candidate, Candidate, dict[str, Any]], str]
+# Of a tile and the one to beat, at first itself. What a step finds is added to `figures`; it says
+# why the tile is rejected, or nothing.
+Step = Callable[[Candidate, Tried, dict[str, Any]], str]
 # Runs a job of worker.py with these tiles as variants.
 Worker = Callable[[dict[str, Any], Sequence[Candidate]], dict[str, Any]]
 
@@ -36,7 +36,7 @@ class Evaluator:
     ) -> None:
         self.space, self.task, self.device = space, space.task, device
         self._worker, self._ncu = worker, ncu
-        self._figures: dict[Candidate, dict[str, Any]] = {}
+        self._shapes = [asdict(shape) for shape in self.task.shapes]
         self.without_counters = "" if device else "no GPU"  # why no gate is measured
 
     @property
@@ -56,114 +56,99 @@ class Evaluator:
     def evaluate(
         self,
         candidate: Candidate,
-        incumbent: Candidate,
-        incumbent_score: float,
+        incumbent: Tried | None = None,
         show: Callable[[str], None] = lambda _: None,
     ) -> Tried:
         """Takes a tile as far as it gets. The score is relative to that of the first incumbent."""
         figures: dict[str, Any] = {}
+        incumbent = incumbent or Tried(candidate, "", score=1.0, figures=figures)
         name = ""
         for name, step in self.steps:
             show(name)
             if reason := step(candidate, incumbent, figures):
-                if (
-                    name in ("spills", "gates") and candidate == incumbent
-                ):  # it runs now all the same
+                # The first runs now all the same.
+                if name in ("spills", "gates") and candidate == incumbent.candidate:
                     figures["fails"] = "; ".join(filter(None, (figures.get("fails"), reason)))
                     continue
                 return Tried(candidate, name, reason, None, figures)
-        self._figures[candidate] = figures
-        return Tried(candidate, name, "", incumbent_score * figures["speedup"], figures)
+        return Tried(candidate, name, "", (incumbent.score or 1.0) * figures["speedup"], figures)
 
-    def remember(self, entry: Tried) -> None:
-        """Takes over what an earlier run found."""
-        self._figures[entry.candidate] = entry.figures or {}
+    def _ask(self, job: str, *tiles: Candidate, **about: Any) -> dict[str, Any]:
+        """A job of worker.py about the first of the tiles."""
+        return self._worker({"job": job, "key": self.task.key(tiles[0]), **about}, tiles)
 
-    def _in_space(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
+    def _in_space(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
         return self.space.why_not(candidate)
 
-    def _resources(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
+    def _resources(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
         tile = self.task.tile(candidate)
         figures["shared_memory"] = tile.smem_bytes
         return why_no_room(tile, self.task.limits)
 
-    def _compile(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
-        job = {"job": "compile", "key": self.task.key(candidate), "arch": self.task.limits.arch}
-        answer = self._worker({**job, "model": self.device is None}, [candidate])
-        figures.update(answer)
+    def _compile(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
+        model = {} if self.device else {"model": self.task.score}
+        figures.update(self._ask("compile", candidate, arch=self.task.limits.arch, **model))
         return str(figures.pop("error", ""))
 
-    def _spills(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
+    def _spills(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
         names = ("stack", "spill_stores", "spill_loads")
         found = [f"{figures[name]} bytes of {name}" for name in names if figures.get(name)]
         return ", ".join(found)
 
-    def _correct(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
-        job = {
-            "job": "check",
-            "key": self.task.key(candidate),
-            "head_dim": self.task.head_dim,
-            "dtype": self.task.dtype,
-            "device": self.device,
-            "inputs": INPUTS,
-        }
-        return str(self._worker(job, [candidate]).get("error", ""))
+    def _correct(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
+        kind = {"head_dim": self.task.head_dim, "dtype": self.task.dtype, "device": self.device}
+        return str(self._ask("check", candidate, **kind, inputs=INPUTS).get("error", ""))
 
-    def _static_gates(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
+    def _static_gates(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
         known = {name: figures[name] for name in ("registers", "shared_memory")}
         known["local_memory"] = figures.get("stack", 0)
         rows = load_gates().judge(self.task.kernel, self.task.head_dim, "", known)
         return "; ".join(map(str, failures(rows)))
 
-    def _gates(self, candidate: Candidate, _: Candidate, figures: dict[str, Any]) -> str:
+    def _gates(self, candidate: Candidate, _: Tried, figures: dict[str, Any]) -> str:
         if not self.without_counters:
-            shapes = [asdict(shape) for shape in self.task.shapes]
-            job = {"job": "gates", "key": self.task.key(candidate), "shapes": shapes}
-            answer = self._worker({**job, "device": self.device, "ncu": self._ncu}, [candidate])
+            where = {"shapes": self._shapes, "device": self.device, "ncu": self._ncu}
+            answer = self._ask("gates", candidate, **where)
             if "figures" in answer:
                 figures["gates"] = answer["figures"]
                 return "; ".join(answer["failed"])
             if "error" in answer:  # says nothing of other tiles
                 return f"not measured: {answer['error']}"
             self.without_counters = str(answer["unavailable"])
-        return self._static_gates(candidate, candidate, figures)
+        return self._static_gates(candidate, _, figures)
 
-    def _time(self, candidate: Candidate, incumbent: Candidate, figures: dict[str, Any]) -> str:
-        if candidate == incumbent:
+    def _time(self, candidate: Candidate, incumbent: Tried, figures: dict[str, Any]) -> str:
+        if candidate == incumbent.candidate:
             figures["speedup"] = 1.0
             return ""
-        job = {
-            "job": "time",
-            "key": self.task.key(candidate),
-            "incumbent": self.task.key(incumbent),
-            "shapes": [asdict(shape) for shape in self.task.shapes],
-            "dtype": self.task.dtype,
-            "device": self.device,
-            "rounds": ROUNDS,
-            "timing": "graph" if max(s.flops for s in self.task.shapes) < 5e9 else "events",
-        }
-        answer = self._worker(job, [candidate, incumbent])
+        answer = self._ask(
+            "time",
+            candidate,
+            incumbent.candidate,
+            incumbent=self.task.key(incumbent.candidate),
+            shapes=self._shapes,
+            dtype=self.task.dtype,
+            device=self.device,
+            rounds=ROUNDS,
+            timing="graph" if max(s.flops for s in self.task.shapes) < 5e9 else "events",
+        )
         if "error" in answer:
             return str(answer["error"])
         figures.update(answer)
         return ""
 
-    def _model(self, candidate: Candidate, incumbent: Candidate, figures: dict[str, Any]) -> str:
+    def _model(self, candidate: Candidate, incumbent: Tried, figures: dict[str, Any]) -> str:
         model = figures["model"]
         if "error" in model:
             return f"the model does not apply: {model['error']}"
-        figures["predicted_us"] = self._predict(candidate, figures)
-        base = figures if candidate == incumbent else self._figures[incumbent]
+        tile = self.task.tile(candidate)
+        figures["predicted_us"] = sum(
+            predicted_us(model, tile, figures["registers"], shape, self.task.limits)
+            for shape in self.task.shapes
+        )
+        base = incumbent.figures or {}
         figures["speedup"] = base["predicted_us"] / figures["predicted_us"]
         return ""
-
-    def _predict(self, candidate: Candidate, figures: dict[str, Any]) -> float:
-        tile = self.task.tile(candidate)
-        times = [
-            predicted_us(figures["model"], tile, figures["registers"], shape, self.task.limits)
-            for shape in self.task.shapes
-        ]
-        return sum(times)
 
 
 class Processes:
@@ -196,11 +181,7 @@ class Processes:
 
     def _tuning(self, tiles: Sequence[Candidate]) -> Tuning:
         """Makes variants of the tiles; which of them would be preferred does not matter."""
-        task, names = self._task, list(dict.fromkeys(map(str, tiles)))
-        least = [_NEVER] * (len(names) - 1) + [0.0]
-        return Tuning(
-            [
-                Rule(task.limits.device_class, task.kernel, task.dims, name, limit)
-                for name, limit in zip(names, least)
-            ]
-        )
+        where = self._task.limits.device_class, self._task.kernel, self._task.dims
+        names = dict.fromkeys(map(str, tiles))
+        rules = [Rule(*where, name, float(least)) for least, name in enumerate(names)]
+        return Tuning(rules[::-1])

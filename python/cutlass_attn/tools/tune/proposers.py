@@ -12,7 +12,7 @@ import json
 import random
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -38,13 +38,18 @@ class Tried:
         return {**asdict(self), "candidate": str(self.candidate)}
 
 
+def ranked(tried: Sequence[Tried]) -> list[Tried]:
+    """Those with a score, the best first."""
+    scored = [entry for entry in tried if entry.score is not None]
+    return sorted(scored, key=lambda entry: -(entry.score or 0.0))
+
+
 @dataclass(frozen=True)
 class Context:
-    """All that is known when the next tile is proposed."""
+    """All that is known when the next tile is proposed: one at least has a score."""
 
     space: Space
     tried: Sequence[Tried]
-    incumbent: Candidate
     refused: tuple[str, ...] = ()  # why the last answers of a proposer could not be tried
 
     @property
@@ -58,8 +63,7 @@ class Context:
 
     def elites(self, count: int) -> list[Candidate]:
         """The best so far, the best first."""
-        scored = [entry for entry in self.tried if entry.score is not None]
-        return [e.candidate for e in sorted(scored, key=lambda e: -(e.score or 0))[:count]]
+        return [entry.candidate for entry in ranked(self.tried)[:count]]
 
     def as_json(self) -> dict[str, Any]:
         tried = [entry.as_json() for entry in self.tried]
@@ -68,7 +72,7 @@ class Context:
         ]
         return {
             "task": {**self.task.as_json(), "axes": self.space.axes},
-            "incumbent": str(self.incumbent),
+            "incumbent": str(self.elites(1)[0]),
             "tried": [{k: v for k, v in entry.items() if k != "figures"} for entry in tried],
             "insights": insights,
             "refused": self.refused,
@@ -118,7 +122,7 @@ class Evolutionary:
         if not untried:
             return None
         draw = _random(self.seed, context)
-        parents = context.elites(self.elites) or [context.incumbent]
+        parents = context.elites(self.elites)
         if draw.random() >= self.explore:
             for _ in range(self.attempts):
                 child = self._mutate(draw.choice(parents), context.space, draw)
@@ -203,15 +207,18 @@ def parse_answer(text: str) -> Candidate | None:
     return Candidate(**values)
 
 
+# By their names on the command line, of the seed.
+PROPOSERS: dict[str, Callable[[int], Proposer]] = {
+    "exhaustive": lambda _: Exhaustive(),
+    "random": Random,
+    "evolutionary": Evolutionary,
+}
+
+
 def make_proposer(name: str, seed: int, program: str | None) -> Proposer:
-    """By its name on the command line. Raises ValueError."""
+    """The one of that name, or the program's with "command". Raises ValueError."""
     if (name == "command") != (program is not None):
         raise ValueError("--command PROGRAM goes with --proposer command, and with no other")
     if program is not None:
         return Command(program)
-    known: dict[str, Proposer] = {
-        "exhaustive": Exhaustive(),
-        "random": Random(seed),
-        "evolutionary": Evolutionary(seed),
-    }
-    return known[name]
+    return PROPOSERS[name](seed)

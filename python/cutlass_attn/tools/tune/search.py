@@ -54,15 +54,11 @@ def search(
     are relative: it is tried next then, unless it has been.
     """
     begun = clock() - state.seconds
-    for entry in state.tried:
-        evaluator.remember(entry)
 
     def attempt(candidate: Candidate) -> None:
         done = len(state.tried)
-        best = state.best
-        incumbent, score = (best.candidate, best.score or 1.0) if best else (candidate, 1.0)
         entry = evaluator.evaluate(
-            candidate, incumbent, score, lambda step: show(f"{candidate}: {step}", done, rounds + 1)
+            candidate, state.best, lambda step: show(f"{candidate}: {step}", done, rounds + 1)
         )
         state.add(replace(entry, seconds=round(clock() - begun, 1)))
 
@@ -74,7 +70,7 @@ def search(
         return Outcome(None, text)
     bad: list[str] = []
     while len(state.tried) <= rounds:
-        context = Context(evaluator.space, state.tried, state.best.candidate, tuple(bad))
+        context = Context(evaluator.space, state.tried, tuple(bad))
         try:
             candidate = proposer.propose(context)
         except ProposalError as error:

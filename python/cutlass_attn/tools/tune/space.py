@@ -94,10 +94,14 @@ class Task:
     def key(self, candidate: Candidate) -> str:
         return f"{self.kernel}/{DTYPE_KEYS[self.dtype]}/{self.dims}/{candidate}"
 
+    @property
+    def score(self) -> str:
+        """The one that tiles are judged with."""
+        return "general" if self.kernel == "sm80/general" else "identity"
+
     def tile(self, candidate: Candidate) -> Tile:
-        """The tile as its code is made, with the score that needs most registers."""
-        score = "general" if self.kernel == "sm80/general" else "identity"
-        tile = tile_of(self.key(candidate), score)
+        """The tile as its code is made."""
+        tile = tile_of(self.key(candidate), self.score)
         assert tile
         return tile
 

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..._build.files import replace_file
-from .proposers import Tried
+from .proposers import Tried, ranked
 from .space import parse_tile
 
 SCHEMA = 1
@@ -28,8 +28,7 @@ class State:
 
     @property
     def best(self) -> Tried | None:
-        scored = [entry for entry in self.tried if entry.score is not None]
-        return max(scored, key=lambda entry: entry.score or 0.0, default=None)
+        return next(iter(ranked(self.tried)), None)
 
     @property
     def seconds(self) -> float:
@@ -52,15 +51,13 @@ class State:
 def held(folder: Path) -> Iterator[None]:
     """Keeps other runs out of a folder. Raises ValueError while there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")
     try:
-        lock.acquire(timeout=0)
+        lock = FileLock(folder / "lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(
             f"another run works in {folder}: wait for its end, or choose another --state"
         ) from None
     with lock:
-        lock.release()  # what acquire() took; `with` has taken it once more
         yield
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def compile_(job: dict[str, Any]) -> dict[str, Any]:
-    """Registers, stack, spills and warnings of each kernel; with "model", the issue slots too."""
+    """Registers, stack, spills and warnings; with "model", the issue slots with that score too."""
     from ... import jit
 
     try:
@@ -24,7 +24,7 @@ def compile_(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": first_error(str(error))}
     answer: dict[str, Any] = parse_log(log)
     if job.get("model"):
-        answer["model"] = _model(job["key"], job["arch"], code)
+        answer["model"] = _model(job["key"], job["model"], job["arch"], code)
     return answer
 
 
@@ -50,22 +50,24 @@ def parse_log(log: str) -> dict[str, Any]:
     return found
 
 
-def _model(key: str, arch: str, code: bytes) -> dict[str, Any]:
-    from ..._build.variant_key import symbol_of
+def _model(key: str, score: str, arch: str, code: bytes) -> dict[str, Any]:
+    from ..._build.variant_key import key_of, parse
     from ..sass import disassemble as sass
     from ..sass.issue_slots import model_of
     from ..sass.loops import SassError
     from ..sass.tiles import tile_of
 
-    score = "general" if "general" in key else "identity"
-    tile = tile_of(key, score)
-    assert tile
+    tile, parts = tile_of(key, score), parse(key)
+    assert tile and parts
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(code)
-        listings = dict(sass.parse_listings(sass.dump("-sass", path, arch)))
+        graphs = {sass.identify(name): graph for name, graph in sass.control_flow(path, arch)}
     try:
-        return model_of(listings[f"{symbol_of(key)}__{score}"], tile)
+        (entry,) = (
+            x for x in graphs if x and x[1] == score and key_of(x[0], [parts.kernel]) == key
+        )
+        return model_of(graphs[entry], tile)
     except SassError as error:
         return {"error": str(error)}
 

@@ -1,0 +1,86 @@
+// Conversions from 8-bit floating point, and the order of bytes.
+#pragma once
+
+#include "arch/twins.hpp"
+#include "core/e4m3.hpp"
+
+namespace cutlass_attn::arch {
+
+#if defined(CA_DEVICE_TWIN)
+
+struct Fp8 {
+  // prmt: byte i of the result is the byte of x whose number is digit i of `order`, from the right.
+  template <uint32_t kOrder>
+  CUTE_DEVICE static uint32_t permute_bytes(uint32_t x) {
+    return __byte_perm(x, 0, kOrder);
+  }
+
+  // The four e4m3 numbers of a word as two pairs of Element, exactly.
+  template <class Element>
+  CUTE_DEVICE static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
+    static_assert(is_16_bit<Element>);
+    to_halves(four, pairs);
+    if constexpr (!std::is_same_v<Element, cutlass::half_t>) {
+      pairs[0] = halves_to_bfloats(pairs[0]);
+      pairs[1] = halves_to_bfloats(pairs[1]);
+    }
+  }
+
+ private:
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  CUTE_DEVICE static void to_halves(uint32_t four, uint32_t (&pairs)[2]) {
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}\n"
+        : "=r"(pairs[0]), "=r"(pairs[1])
+        : "r"(four));
+  }
+#else
+  CUTE_DEVICE static void to_halves(uint32_t four, uint32_t (&pairs)[2]) {
+    pairs[0] = to_halves_of(__byte_perm(four, 0, 0x1404));
+    pairs[1] = to_halves_of(__byte_perm(four, 0, 0x3424));
+  }
+  CUTE_DEVICE static uint32_t to_halves_of(uint32_t two_e4m3) {
+    uint32_t halves;
+    asm("mul.rn.f16x2 %0, %1, %2;"
+        : "=r"(halves)
+        : "r"(small_halves_of(two_e4m3)), "r"(0x5c005c00u));  // 256
+    return halves;
+  }
+#endif
+
+  CUTE_DEVICE static uint32_t halves_to_bfloats(uint32_t pair) {
+    float const low = half_to_float(uint16_t(pair)), high = half_to_float(uint16_t(pair >> 16));
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+  }
+};
+
+#else
+
+struct Fp8 {
+  template <uint32_t kOrder>
+  static uint32_t permute_bytes(uint32_t x) {
+    uint32_t result = 0;
+    for (int i = 0; i < 4; ++i) result |= (x >> (kOrder >> 4 * i & 3) * 8 & 0xffu) << 8 * i;
+    return result;
+  }
+
+  template <class Element>
+  static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
+    static_assert(is_16_bit<Element>);
+    auto const element = [&](int i) {
+      return uint32_t(Element(float(E4M3{uint8_t(four >> 8 * i)})).raw());
+    };
+    pairs[0] = element(0) | element(1) << 16;
+    pairs[1] = element(2) | element(3) << 16;
+  }
+};
+
+#endif
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,71 @@
+// mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies.
+//
+// A barrier is in phase 0, 1, 2 ...; a phase ends when all its arrivals have come and as many bytes
+// as they said. wait(parity) returns once the phase of that parity, 0 or 1, has ended: the parity
+// of the phase before the first counts as ended.
+#pragma once
+
+#include "arch/twins.hpp"
+
+namespace cutlass_attn::arch {
+
+using Barrier = uint64_t;
+
+#if defined(CA_DEVICE_TWIN)
+
+struct Mbarrier {
+  CUTE_DEVICE static void barrier_init(Barrier* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals));
+  }
+  // Barriers made before are there for TMA; other threads need a barrier of the block, too.
+  CUTE_DEVICE static void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  CUTE_DEVICE static void barrier_arrive(Barrier* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
+  }
+  // Arrives, and adds bytes to what the phase waits for.
+  CUTE_DEVICE static void barrier_expect(Barrier* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  CUTE_DEVICE static void barrier_wait(Barrier* barrier, int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}\n" ::"r"(address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
+
+ private:
+  CUTE_DEVICE static uint32_t address(Barrier* barrier) {
+    return cute::cast_smem_ptr_to_uint(barrier);
+  }
+};
+
+#else
+
+struct Mbarrier {
+  static void barrier_init(Barrier* barrier, int arrivals) {
+    simt::engine::barrier_init(barrier, arrivals);
+  }
+  static void barrier_init_fence() { simt::engine::barrier_init_fence(); }
+  static void barrier_arrive(Barrier* barrier) { simt::engine::barrier_arrive(barrier, 0); }
+  static void barrier_expect(Barrier* barrier, int bytes) {
+    simt::engine::barrier_arrive(barrier, bytes);
+  }
+  static void barrier_wait(Barrier* barrier, int parity) {
+    simt::engine::barrier_wait(barrier, parity);
+  }
+};
+
+#endif
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,15 @@
+// What compute capability 9.0 has beside: kernels on it are compiled for sm_90a.
+#pragma once
+
+#include "arch/mbarrier.hpp"
+#include "arch/sm80.hpp"
+#include "arch/tma.hpp"
+#include "arch/wgmma.hpp"
+
+namespace cutlass_attn::arch {
+
+struct Sm90 : Sm80, Mbarrier, Tma, Wgmma {
+  static constexpr int kSmemAlignment = 1024;  // the swizzle's period
+};
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,61 @@
+// What block_body.hpp needs once, whatever the instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dropout.hpp"
+#include "core/math.hpp"
+#include "core/sequences.hpp"
+#include "cpu/element.hpp"
+
+namespace cutlass_attn::cpu {
+
+inline constexpr int kMaxLanes = 16;
+inline constexpr int kMaxBlock = 48;
+
+// Rows of K or V as numbers to compute with.
+template <class Real>
+struct Panel {
+  Real const* data;
+  int64_t stride;
+};
+
+// The rows of a block as an operand with one entry per logit sees them.
+struct Entries {
+  int64_t offset[kMaxBlock];  // of key 0, in elements
+  bool is_same;               // for all rows
+
+  template <class Rows>
+  Entries(PerLogit const& t, Rows const& rows, int row, int width) : is_same(true) {
+    for (int r = 0; r < width; ++r) {
+      offset[r] = rows.seq.batch * t.batch_stride + rows.head[row + r] * t.head_stride +
+                  rows.query[row + r] * t.row_stride;
+      is_same &= offset[r] == offset[0];
+    }
+  }
+};
+
+// How a bias and a mask of bytes change a logit.
+struct MaskByte {
+  uint8_t is_visible;
+};
+template <class Real>
+Real with_entry(Real logit, MaskByte mask) {
+  return mask.is_visible ? logit : Real(-kInf);
+}
+template <class Real, class Bias>
+Real with_entry(Real logit, Bias bias) {
+  return logit + Real(to_float(bias));
+}
+
+inline float tanh_of(float x) { return fast_tanh(x); }
+inline double tanh_of(double x) { return std::tanh(x); }
+
+// exp(x)
+inline float exp_of(float x) { return fast_exp2(x * kLog2e); }
+inline double exp_of(double x) { return std::exp(x); }
+
+}  // namespace cutlass_attn::cpu

@@ -1,0 +1,198 @@
+// What bodies for one instruction set (see each_isa.hpp) do with a block of query rows and a tile
+// of keys: products, and from those to logits. `Real` is float, or double for operands of float64.
+//
+// Query rows lie along the lanes of vectors. `Rows` has, of each row, what a logit depends on: its
+// query head and query in head[] and query[], and `seq` of the batch entry.
+
+template <class Real>
+struct VectorOf {
+  typedef Real Type __attribute__((vector_size(4 * CA_CPU_LANES), may_alias));
+  using Scalar = Real;  // not to be deduced from
+};
+
+// Numbers in a vector register, and rows of a block: of fp32, and of either.
+inline constexpr int kLanes = CA_CPU_LANES;
+inline constexpr int kBlock = CA_CPU_LANES * CA_CPU_VECTORS;
+template <class Real>
+inline constexpr int kLanesOf = 4 * CA_CPU_LANES / int(sizeof(Real));
+template <class Real>
+inline constexpr int kBlockOf = kLanesOf<Real> * CA_CPU_VECTORS;
+static_assert(kLanes <= kMaxLanes && kBlock <= kMaxBlock);
+
+enum class Broadcast { kRow, kColumn };
+
+// C[i][row] (+)= sum over t < steps of A(i, t) * X[t][row] for i < kCount and kVectors vectors of
+// rows; A(i, t) is a[i * stride + t] for kRow, a[t * stride + i] for kColumn. With `factor`, C is
+// first multiplied by factor[row]; without, it is overwritten.
+template <Broadcast kA, int kCount, int kVectors, class Real>
+CA_CPU_TARGET void product(Real const* a, int64_t stride, int steps, Real const* x,
+                           typename VectorOf<Real>::Scalar const* factor, Real* c) {
+  using Vector = typename VectorOf<Real>::Type;
+  constexpr int kLanes = kLanesOf<Real>, kWidth = kVectors * kLanes;
+  Vector sum[kCount][kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      if (factor == nullptr) {
+        sum[i][j] = Vector{};
+      } else {
+        sum[i][j] = *reinterpret_cast<Vector const*>(c + i * kWidth + j * kLanes) *
+                    *reinterpret_cast<Vector const*>(factor + j * kLanes);
+      }
+    }
+  }
+  for (int t = 0; t < steps; ++t) {
+    Vector row[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      row[j] = *reinterpret_cast<Vector const*>(x + t * kWidth + j * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      Real const value = kA == Broadcast::kRow ? a[i * stride + t] : a[t * stride + i];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[i][j] += row[j] * value;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kCount; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      *reinterpret_cast<Vector*>(c + i * kWidth + j * kLanes) = sum[i][j];
+    }
+  }
+}
+
+// The same for any number of i.
+template <Broadcast kA, int kCount, int kVectors, class Real>
+CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps, Real const* x,
+                            typename VectorOf<Real>::Scalar const* factor, Real* c) {
+  constexpr int kLanes = kLanesOf<Real>;
+  int64_t const next = kA == Broadcast::kRow ? stride : 1;
+  int i = 0;
+  for (; i + kCount <= count; i += kCount) {
+    product<kA, kCount, kVectors>(a + i * next, stride, steps, x, factor,
+                                  c + i * kVectors * kLanes);
+  }
+  if constexpr (kCount > 1) {
+    products<kA, kCount / 2, kVectors>(a + i * next, stride, count - i, steps, x, factor,
+                                       c + i * kVectors * kLanes);
+  }
+}
+
+// Rows [first, first + count) of K or V: where they are, or converted in `scratch`.
+template <class Element, class Real>
+CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, int count,
+                                     int head_dim, Real* scratch) {
+  if constexpr (std::is_same_v<Element, Real>) {
+    if (source.pages == nullptr) return {source.row(first), source.row_stride};
+  }
+  for (int n = 0; n < count; ++n) {
+    Element const* const row = source.row(first + n);
+    Real* const target = scratch + n * head_dim;
+    for (int d = 0; d < head_dim; ++d) target[d] = to_float(row[d]);
+  }
+  return {scratch, head_dim};
+}
+
+// The same of rows in what the call has them in.
+template <class Element>
+CA_CPU_TARGET Panel<float> load_panel(StoredKv<Element> const& source, int first, int count,
+                                      int head_dim, float* scratch) {
+  if (source.is_fp8)
+    return load_panel<E4M3, float>(source.rows_fp8, first, count, head_dim, scratch);
+  return load_panel<Element, float>(source.rows, first, count, head_dim, scratch);
+}
+
+// The logits of a block, in place, changed by an operand with one entry for each. Rows that share
+// their entries, as those of a padding mask do, read each of them once.
+template <class Element, int kVectors, class Real, class Rows>
+CA_CPU_TARGET void add_entries(PerLogit const& t, Rows const& state, int row, int key, int keys,
+                               Real* s) {
+  constexpr int kWidth = kVectors * kLanesOf<Real>;
+  if (t.data == nullptr) return;
+  Entries const rows(t, state, row, kWidth);
+  Element const* const first = static_cast<Element const*>(t.data) + key * t.key_stride;
+  if (rows.is_same) {
+    for (int n = 0; n < keys; ++n) {
+      Element const entry = first[rows.offset[0] + n * t.key_stride];
+      for (int r = 0; r < kWidth; ++r) s[n * kWidth + r] = with_entry(s[n * kWidth + r], entry);
+    }
+  } else {
+    for (int r = 0; r < kWidth; ++r) {
+      Element const* const entries = first + rows.offset[r];
+      for (int n = 0; n < keys; ++n) {
+        s[n * kWidth + r] = with_entry(s[n * kWidth + r], entries[n * t.key_stride]);
+      }
+    }
+  }
+}
+
+// From products to logits, in place, as GeneralScore does it, a term at a time. With `slope`, what
+// the softcap makes d logit / d product comes there; without a softcap it is softmax_scale.
+template <int kVectors, class Real, class Rows>
+CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int key, int keys,
+                             Real* s, typename VectorOf<Real>::Scalar* slope) {
+  constexpr int kWidth = kVectors * kLanesOf<Real>;
+  Real const scale = p.logits.softmax_scale, cap = p.logits.softcap;
+  if (cap > 0) {
+    Real const inner = scale / cap;
+    for (int i = 0; i < keys * kWidth; ++i) s[i] = tanh_of(s[i] * inner);
+    for (int i = 0; slope && i < keys * kWidth; ++i) slope[i] = (1 - s[i] * s[i]) * scale;
+    for (int i = 0; i < keys * kWidth; ++i) s[i] *= cap;
+  } else {
+    for (int i = 0; i < keys * kWidth; ++i) s[i] *= scale;
+  }
+  if (p.logits.alibi_slopes != nullptr) {
+    SeqLens const lens = state.seq.lens(p);
+    alignas(64) Real alibi[kWidth], diagonal[kWidth];
+    for (int r = 0; r < kWidth; ++r) {
+      alibi[r] =
+          p.logits
+              .alibi_slopes[state.seq.batch * p.logits.alibi_batch_stride + state.head[row + r]];
+      diagonal[r] = Real(int64_t(state.query[row + r]) + lens.k - lens.q + p.mask.diagonal_shift);
+    }
+    for (int n = 0; n < keys; ++n) {
+      for (int r = 0; r < kWidth; ++r) {
+        s[n * kWidth + r] -= alibi[r] * std::fabs(Real(key + n) - diagonal[r]);
+      }
+    }
+  }
+  switch (p.logits.bias_dtype) {
+    case DType::kFloat16:
+      add_entries<Float16, kVectors>(p.logits.bias, state, row, key, keys, s);
+      break;
+    case DType::kBFloat16:
+      add_entries<BFloat16, kVectors>(p.logits.bias, state, row, key, keys, s);
+      break;
+    case DType::kFloat32:
+      add_entries<float, kVectors>(p.logits.bias, state, row, key, keys, s);
+      break;
+    default:
+      add_entries<double, kVectors>(p.logits.bias, state, row, key, keys, s);
+  }
+  add_entries<MaskByte, kVectors>(p.mask.elements, state, row, key, keys, s);
+}
+
+// Drops weights of a block, in place, and scales the others. `key` is a multiple of 32.
+template <int kVectors, class Real, class Rows>
+CA_CPU_TARGET void drop(DropoutMask const& dropout, Rows const& state, int row, int key, int keys,
+                        Real* s) {
+  constexpr int kWidth = kVectors * kLanesOf<Real>;
+  alignas(64) uint32_t words[4][kWidth];
+  for (int n0 = 0; n0 < keys; n0 += 32) {
+    for (int pair = 0; pair < 8; pair += 2) {
+      for (int r = 0; r < kWidth; ++r) {
+        PhiloxWords const drawn = dropout.draw(state.seq.batch, state.head[row + r],
+                                               state.query[row + r], key + n0 + pair);
+        for (int i = 0; i < 4; ++i) words[i][r] = drawn.word[i];
+      }
+      for (int i = 0; i < 8; ++i) {
+        int const n = n0 + i / 2 * 8 + pair + i % 2;
+        if (n >= keys) break;
+        for (int r = 0; r < kWidth; ++r) s[n * kWidth + r] *= dropout.factor(words[i / 2][r], n);
+      }
+    }
+  }
+}

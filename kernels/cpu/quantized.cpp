@@ -1,0 +1,64 @@
+// As tile.cpp has it: vectorised loops, and neither option changes a result.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3,no-trapping-math,no-math-errno")
+#endif
+
+#include "cpu/quantized.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/epilogue.hpp"
+#include "core/mask.hpp"
+#include "core/quantize.hpp"
+#include "core/score.hpp"
+#include "cpu/tile_state.hpp"
+
+namespace cutlass_attn::cpu {
+namespace {
+
+static_assert(kTileKeys == quantize::kTileKeys, "a panel has the keys of a tile's scales");
+
+struct QuantizedState : State {
+  float q_scale[kRows];
+  float q_shift[kRows];  // q . shift
+  float* shift;          // [head_dim]
+  float* v_inverse;      // kFp8: [head_dim_v], what a column of V is multiplied by
+
+  explicit QuantizedState(VarlenSeqInfo const& seq) : State(seq) {}
+};
+
+// The integer next to x * inverse, as to_int8() rounds it. The product of two floats is exact in
+// double, and so is the sum rounded once, which takes no fused multiply-add.
+inline float rounded(float x, float inverse) {
+  constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
+  return float(double(x) * double(inverse) + kRounder - kRounder);
+}
+
+// The nearest number of e4m3, ties to even: 3 bits of mantissa, from 2^-6 down steps of 2^-9;
+// beyond 448 it is that. NaN stays NaN.
+inline float rounded_e4m3(float x) {
+  constexpr float kSubnormal = 16384.0f;  // 2^14, which has steps of 2^-9
+  uint32_t const bits = bits_of(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
+  uint32_t const normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu;
+  float const small = float_of(magnitude) + kSubnormal - kSubnormal;
+  float const y = magnitude < 0x3c800000u ? small : float_of(normal);
+  float const clipped = y > 448.0f ? 448.0f : y;
+  return float_of(bits_of(magnitude > 0x7f800000u ? x : clipped) | sign);
+}
+
+#define CA_CPU_BODY "cpu/quantized_body.hpp"
+#include "cpu/each_isa.hpp"
+
+}  // namespace
+
+TileFunction quantized_tile_function(Problem const& params, Isa isa) {
+  return CA_CPU_CALL(isa, function_for(params));
+}
+
+size_t quantized_scratch_size(Problem const& params, int rows) {
+  return scratch_size(params, rows) + size_t(params.head_dim) + size_t(params.head_dim_v);
+}
+
+}  // namespace cutlass_attn::cpu

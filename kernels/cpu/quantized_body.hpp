@@ -1,0 +1,326 @@
+// Attention of one tile in 8 bits, for one instruction set: see each_isa.hpp.
+//
+// As tile_body.hpp, with q8 and k8 for Q and K, as fp32 numbers: their products are integers below
+// 2^24, so that sums of them are exact. P and V stay as they are (kQk), or are rounded, too.
+
+#include "cpu/rows_body.hpp"
+
+// The mean of sampled keys.
+template <class Element>
+CA_CPU_TARGET void load_shift(PagedKv<Element> const& k, int seqlen_k, int head_dim, float* shift) {
+  constexpr int kSums = quantize::kPartialSums;
+  int const samples = quantize::samples_of(seqlen_k);
+  float sums[kSums][kMaxHeadDim];
+  for (int g = 0; g < kSums; ++g) std::fill_n(sums[g], head_dim, 0.0f);
+  for (int i = 0; i < samples; ++i) {
+    Element const* const row = k.row(quantize::sampled_key(i, seqlen_k));
+    float* const sum = sums[i % kSums];
+    for (int d = 0; d < head_dim; ++d) {
+      float const x = to_float(row[d]);
+      sum[d] += quantize::magnitude_bits(x) < 0x7f800000u ? x : 0.0f;
+    }
+  }
+  float const inverse = 1.0f / float(std::max(samples, 1));
+  for (int d = 0; d < head_dim; ++d) {
+    float total = sums[0][d];
+    for (int g = 1; g < kSums; ++g) total += sums[g][d];
+    float const mean = total * inverse;
+    shift[d] = quantize::magnitude_bits(mean) < 0x7f800000u ? mean : 0.0f;
+  }
+}
+
+CA_CPU_TARGET inline uint32_t largest_bits(float const* x, int count) {
+  uint32_t largest = 0;
+  for (int i = 0; i < count; ++i) largest = std::max(largest, quantize::magnitude_bits(x[i]));
+  return largest;
+}
+
+// q8, transposed, and of each row its scale and product with the shift; padded with zeros.
+template <class Element>
+CA_CPU_TARGET void quantize_queries(Problem const& p, QuantizedState& state, int rows) {
+  for (int row = 0; row < rows; row += kBlock) {
+    int const width = block_width(row, rows);
+    for (int r = 0; r < width; ++r) {
+      float* const target = state.q + int64_t(row) * p.head_dim + r;
+      float x[kMaxHeadDim] = {};
+      if (row + r < rows) {
+        Element const* const source = row_of<Element>(p.q, state, row + r);
+        for (int d = 0; d < p.head_dim; ++d) x[d] = to_float(source[d]);
+      }
+      quantize::Factors const factors = quantize::factors_of(largest_bits(x, p.head_dim));
+      float with_shift = 0.0f;
+      for (int d = 0; d < p.head_dim; ++d) with_shift += x[d] * state.shift[d];
+      for (int d = 0; d < p.head_dim; ++d) target[d * width] = rounded(x[d], factors.inverse);
+      state.q_scale[row + r] = factors.scale;
+      state.q_shift[row + r] = with_shift;
+    }
+  }
+}
+
+// k8 of a tile, in place of its keys, and the scales of its groups.
+CA_CPU_TARGET inline void quantize_keys(float* k, int keys, int head_dim, float const* shift,
+                                        float (&scale)[quantize::kGroups]) {
+  uint32_t largest[quantize::kGroups] = {};
+  for (int n = 0; n < keys; ++n) {
+    float* const row = k + n * head_dim;
+    for (int d = 0; d < head_dim; ++d) row[d] -= shift[d];
+    uint32_t& of_group = largest[quantize::group_of(n)];
+    of_group = std::max(of_group, largest_bits(row, head_dim));
+  }
+  float inverse[quantize::kGroups];
+  for (int t = 0; t < quantize::kGroups; ++t) {
+    quantize::Factors const factors = quantize::factors_of(largest[t]);
+    scale[t] = factors.scale;
+    inverse[t] = factors.inverse;
+  }
+  for (int n = 0; n < keys; ++n) {
+    float* const row = k + n * head_dim;
+    float const factor = inverse[quantize::group_of(n)];
+    for (int d = 0; d < head_dim; ++d) row[d] = rounded(row[d], factor);
+  }
+}
+
+// A tile of keys: k8, and V or what V is rounded to.
+struct KeyTile {
+  int key, keys;
+  bool is_full;
+  Panel<float> k, v;
+  float scale[quantize::kGroups];
+  // kInt8: of a key, log2 of what its weight takes over, and what that counts for in the row sum.
+  float log2_folded[kTileKeys], unfolded[kTileKeys];
+};
+
+// kInt8: v8 of a tile, times the largest scale, in place of its values.
+CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, KeyTile& tile) {
+  float amax[kTileKeys], of_tile = 0.0f;
+  for (int n = 0; n < keys; ++n) {
+    amax[n] = float_of(largest_bits(v + n * head_dim_v, head_dim_v));
+    if (amax[n] < kInf) of_tile = std::max(of_tile, amax[n]);
+  }
+  float const least = of_tile * quantize::kLeastOfTile;
+  for (int n = 0; n < keys; ++n) amax[n] = amax[n] < least ? least : amax[n];
+  quantize::Factors const largest = quantize::factors_of(bits_of(of_tile));
+  for (int n = 0; n < keys; ++n) {
+    quantize::Factors const factors = quantize::factors_of(bits_of(amax[n]));
+    bool const is_zero = factors.scale == 0.0f;  // the whole tile is
+    float* const row = v + n * head_dim_v;
+    for (int d = 0; d < head_dim_v; ++d) row[d] = rounded(row[d], factors.inverse) * largest.scale;
+    tile.log2_folded[n] = is_zero ? 0.0f : fast_log2(factors.scale / largest.scale);
+    tile.unfolded[n] = is_zero ? 1.0f : of_tile / amax[n];
+  }
+}
+
+// kFp8: what the columns of V are multiplied by, from their largest of all keys.
+template <class Element>
+CA_CPU_TARGET void load_value_scales(PagedKv<Element> const& v, int seqlen_k, int head_dim_v,
+                                     float* inverse) {
+  uint32_t largest[kMaxHeadDim] = {};
+  for (int n = 0; n < seqlen_k; ++n) {
+    Element const* const row = v.row(n);
+    for (int d = 0; d < head_dim_v; ++d) {
+      uint32_t const bits = quantize::magnitude_bits(to_float(row[d]));
+      largest[d] = std::max(largest[d], bits < 0x7f800000u ? bits : 0u);
+    }
+  }
+  for (int d = 0; d < head_dim_v; ++d) {
+    float const amax = float_of(largest[d]);
+    inverse[d] = amax < quantize::kLeast ? 0.0f : quantize::kFp8Value / amax;
+  }
+}
+
+// kFp8: v8 of a tile, in place of its values; NaN for an infinity, which has no scale.
+CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v, float const* inverse) {
+  for (int n = 0; n < keys; ++n) {
+    float* const row = v + n * head_dim_v;
+    for (int d = 0; d < head_dim_v; ++d) {
+      row[d] = rounded_e4m3(row[d] * inverse[d]) + (row[d] - row[d]);
+    }
+  }
+}
+
+// kFp8: O times the scales of the columns.
+CA_CPU_TARGET inline void unscale_output(Problem const& p, QuantizedState const& state, int rows) {
+  for (int row = 0; row < rows; row += kBlock) {
+    int const width = block_width(row, rows);
+    for (int d = 0; d < p.head_dim_v; ++d) {
+      float const inverse = state.v_inverse[d], scale = inverse == 0.0f ? 0.0f : 1.0f / inverse;
+      float* const o = state.o + int64_t(row) * p.head_dim_v + d * width;
+      for (int r = 0; r < width; ++r) o[r] *= scale;
+    }
+  }
+}
+
+// Scores of a tile, in units of log2, to weights for V; what O is multiplied by before they join.
+template <Quantize kMode, int kVectors>
+CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best, float* rescale) {
+  constexpr int kWidth = kVectors * kLanes;
+  alignas(64) float row_max[kWidth], factor[kWidth], sum[kWidth];
+  int const keys = tile.keys;
+  float* const s = state.s;
+  SoftmaxRow* const rows = state.softmax + row;
+  if constexpr (kMode == Quantize::kFp8) {
+    // Whether weights by the row max so far are too large; the first has none to go by.
+    for (int r = 0; r < kWidth; ++r) {
+      bool const has_max = rows[r].max != -kInf;
+      bool is_late = !has_max;
+      for (int n0 = 0; n0 < keys && !is_late; n0 += 32) {
+        float of_group[quantize::kGroups] = {};
+        for (int n = n0; n < std::min(n0 + 32, keys); ++n) {
+          of_group[quantize::group_of(n)] +=
+              quantize::kFp8Weight * fast_exp2(s[n * kWidth + r] - rows[r].max);
+        }
+        for (float x : of_group) is_late |= x > quantize::kFp8Limit;
+      }
+      if (!is_late) best[r] = -kInf;
+    }
+  }
+  for (int r = 0; r < kWidth; ++r) {
+    rescale[r] = rows[r].update_max(best[r], 1.0f);
+    row_max[r] = rows[r].row_max_ref();
+    sum[r] = 0.0f;
+  }
+  if constexpr (kMode == Quantize::kInt8) {
+    // Weights are relative to the tile's own largest. The difference comes first: next to a bias
+    // of -1e9 nothing would be left of what is folded in.
+    alignas(64) float largest[kWidth];
+    for (int r = 0; r < kWidth; ++r) {
+      factor[r] = fast_exp2(best[r] - row_max[r]);
+      row_max[r] = best[r] == -kInf ? 0.0f : best[r];
+      largest[r] = -kInf;
+    }
+    for (int n = 0; n < keys; ++n) {
+      for (int r = 0; r < kWidth; ++r) {
+        float& x = s[n * kWidth + r];
+        x = x - row_max[r] + tile.log2_folded[n];
+        largest[r] = x > largest[r] ? x : largest[r];
+      }
+    }
+    for (int r = 0; r < kWidth; ++r) {
+      row_max[r] = largest[r] == -kInf ? 0.0f : largest[r];
+      factor[r] *= fast_exp2(row_max[r]) * (1.0f / 255.0f);
+    }
+  }
+  for (int n = 0; n < keys; ++n) {
+    for (int r = 0; r < kWidth; ++r) {
+      float& x = s[n * kWidth + r];
+      float const weight = SoftmaxRow::weight(x, row_max[r], 1.0f);
+      if constexpr (kMode == Quantize::kInt8) {
+        x = rounded(weight, 255.0f) * factor[r];
+        sum[r] += x * tile.unfolded[n];
+      } else if constexpr (kMode == Quantize::kFp8) {
+        x = rounded_e4m3(quantize::kFp8Weight * weight) * (1.0f / quantize::kFp8Weight);
+        sum[r] += x;
+      } else {
+        x = weight;
+        sum[r] += weight;
+      }
+    }
+  }
+  for (int r = 0; r < kWidth; ++r) rows[r].sum += sum[r];
+}
+
+// A block of rows meets a tile of keys.
+template <Quantize kMode, int kVectors>
+CA_CPU_TARGET void attend(Problem const& p, QuantizedState& state, int row, KeyTile const& tile) {
+  constexpr int kWidth = kVectors * kLanes;
+  alignas(64) float best[kWidth], rescale[kWidth];
+  int const keys = tile.keys;
+  float* const s = state.s;
+
+  products<Broadcast::kRow, CA_CPU_COUNT, kVectors>(tile.k.data, tile.k.stride, keys, p.head_dim,
+                                                    state.q + int64_t(row) * p.head_dim, nullptr,
+                                                    s);
+  for (int n = 0; n < keys; ++n) {
+    float const scale = tile.scale[quantize::group_of(n)];
+    for (int r = 0; r < kWidth; ++r) {
+      float& x = s[n * kWidth + r];
+      x = x * (state.q_scale[row + r] * scale) + state.q_shift[row + r];
+    }
+  }
+  add_terms<kVectors>(p, state, row, tile.key, keys, s, static_cast<float*>(nullptr));
+  for (int i = 0; i < keys * kWidth; ++i) s[i] *= kLog2e;
+  apply_scores<kVectors>(IdentityScore(p), state, row, tile.key, keys, tile.is_full, s, best);
+  weigh<kMode, kVectors>(state, row, tile, best, rescale);
+  products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(tile.v.data, tile.v.stride, p.head_dim_v,
+                                                       keys, s, rescale,
+                                                       state.o + int64_t(row) * p.head_dim_v);
+}
+
+template <Quantize kMode, int kVectors>
+CA_CPU_TARGET void attend_width(int width, Problem const& p, QuantizedState& state, int row,
+                                KeyTile const& tile) {
+  if (width == kVectors * kLanes) {
+    attend<kMode, kVectors>(p, state, row, tile);
+  } else if constexpr (kVectors > 1) {
+    attend_width<kMode, kVectors - 1>(width, p, state, row, tile);
+  }
+}
+
+template <class Element, Quantize kMode>
+CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
+  QuantizedState state(VarlenSeqInfo(p, tile.batch));
+  SeqLens const lens = state.seq.lens(p);
+  int const rows = tile.rows();
+  int const padded = (rows + kLanes - 1) / kLanes * kLanes;
+  state.q = scratch;
+  state.o = state.q + int64_t(padded) * p.head_dim;
+  state.s = state.o + int64_t(padded) * p.head_dim_v;
+  float* const k_panel = state.s + kBlock * kTileKeys;
+  float* const v_panel = k_panel + kTileKeys * p.head_dim;
+  state.shift = v_panel + kTileKeys * p.head_dim_v;
+  state.v_inverse = state.shift + p.head_dim;
+
+  IntervalMask const mask(p.mask, lens);
+  place_rows(state, mask, tile, padded);
+  PagedKv<Element> const k_source(p, state.seq, p.k, tile.kv_head);
+  PagedKv<Element> const v_source(p, state.seq, p.v, tile.kv_head);
+  load_shift(k_source, lens.k, p.head_dim, state.shift);
+  quantize_queries<Element>(p, state, rows);
+  if constexpr (kMode == Quantize::kFp8) {
+    load_value_scales(v_source, lens.k, p.head_dim_v, state.v_inverse);
+  }
+  std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
+
+  TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
+  for (int i = 0; i < range.end - range.begin; ++i) {
+    int const n = kMode == Quantize::kFp8 ? range.end - 1 - i : range.begin + i;
+    KeyTile keys;
+    keys.key = n * kTileKeys;
+    keys.keys = std::min(kTileKeys, lens.k - keys.key);
+    keys.is_full = range.is_full(n);
+    keys.k = load_panel<Element, float>(k_source, keys.key, keys.keys, p.head_dim, k_panel);
+    quantize_keys(k_panel, keys.keys, p.head_dim, state.shift, keys.scale);
+    keys.v = load_panel<Element, float>(v_source, keys.key, keys.keys, p.head_dim_v, v_panel);
+    if constexpr (kMode == Quantize::kInt8) {
+      quantize_values(v_panel, keys.keys, p.head_dim_v, keys);
+    } else if constexpr (kMode == Quantize::kFp8) {
+      round_values(v_panel, keys.keys, p.head_dim_v, state.v_inverse);
+    }
+    for (int row = 0; row < rows; row += kBlock) {
+      attend_width<kMode, CA_CPU_VECTORS>(block_width(row, rows), p, state, row, keys);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    state.scale[r] =
+        finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r], 1.0f, true);
+  }
+  if constexpr (kMode == Quantize::kFp8) unscale_output(p, state, rows);
+  store_output<Element>(p, state, rows);
+}
+
+template <class Element>
+CA_CPU_TARGET TileFunction function_for_element(Problem const& p) {
+  switch (p.quantize) {
+    case Quantize::kInt8:
+      return run<Element, Quantize::kInt8>;
+    case Quantize::kFp8:
+      return run<Element, Quantize::kFp8>;
+    default:
+      return run<Element, Quantize::kQk>;
+  }
+}
+
+CA_CPU_TARGET inline TileFunction function_for(Problem const& p) {
+  return p.q.dtype == DType::kFloat16 ? function_for_element<Float16>(p)
+                                      : function_for_element<BFloat16>(p);
+}

@@ -1,0 +1,66 @@
+// A call's work, in items that do not depend on each other, on several threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/status.hpp"
+#include "cutlass_attn.hpp"
+
+namespace cutlass_attn::cpu {
+
+// Calls run(index, scratch) for every index below `count`, with `bytes` of memory of the thread's
+// own, aligned to 64. work: multiplications and additions of all of them, by which threads are
+// started.
+template <class Run>
+Status run_items(int64_t count, double work, size_t bytes, RunOptions const& options,
+                 Run const& run) {
+  if (count == 0) return {};
+  // A thread costs about as much to start as this many multiplications and additions.
+  constexpr double kWorkPerThread = 1 << 21;
+  static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
+  int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
+  int64_t const threads =
+      std::min({wanted, count, int64_t(std::min(work / kWorkPerThread, 1e6)) + 1});
+
+  constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(char* scratch) const { ::operator delete[](scratch, kAlignment); }
+  };
+  size_t const size = (bytes + 63) / 64 * 64;
+  std::unique_ptr<char[], Free> const scratch(
+      new (kAlignment, std::nothrow) char[size * size_t(threads)]);
+  if (scratch == nullptr) {
+    return Status::device_error("no memory for " + std::to_string(size * size_t(threads)) +
+                                " bytes of scratch space");
+  }
+
+  std::atomic<int64_t> next{0};
+  auto const run_some = [&](int64_t thread) {
+    while (true) {
+      int64_t const index = next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= count) return;
+      run(index, scratch.get() + size * size_t(thread));
+    }
+  };
+  std::vector<std::thread> others;
+  try {
+    others.reserve(size_t(threads - 1));
+    for (int64_t t = 1; t < threads; ++t) others.emplace_back(run_some, t);
+  } catch (std::exception const&) {
+    // The system has no more threads to give: those that started do the work.
+  }
+  run_some(0);
+  for (std::thread& other : others) other.join();
+  return {};
+}
+
+}  // namespace cutlass_attn::cpu

@@ -1,0 +1,280 @@
+"""What manifest.toml lists: kernels and their rows, and the C++ made of each. generate.py reads and
+writes the files."""
+
+from __future__ import annotations
+
+import importlib
+import string
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import facts
+from facts import FACTS
+
+BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not edit.\n"
+
+
+def _load(name: str) -> Any:
+    """A module whose formats the package reads as well; without the package around it."""
+    package = "_cutlass_attn_formats"
+    if package not in sys.modules:
+        module = types.ModuleType(package)
+        module.__path__ = [str(Path(__file__).parents[1] / "python" / "cutlass_attn" / "_build")]
+        sys.modules[package] = module
+        facts.load(f"{package}.facts")
+    return importlib.import_module(f"{package}.{name}")
+
+
+tuned_toml = _load("tuned_toml")
+variant_key = _load("variant_key")
+
+ELEMENTS = {dtype["key"]: dtype["type"] for dtype in FACTS["dtypes"].values()}
+DTYPES = {d["key"]: f"DType::{d['enumerator']}" for d in FACTS["dtypes"].values()}
+DEVICES = ("cuda", "cpu")
+OPS = {"forward": "Op::kForward", "backward": "Op::kBackward"}
+ACCUMULATE = {name: f"Accumulate::{value}" for name, value in FACTS["accumulate"].items()}
+QUANTIZE = {name: f"Quantize::{value}" for name, value in FACTS["quantize"].items()}
+TIERS = ("core", "full")
+OPTIONS: dict[str, list[str]] = FACTS["options"]
+BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
+ARCHS: dict[str, list[int]] = FACTS["archs"]
+MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
+# What a kernel type may leave to its rows, beside {element}.
+DIM_FIELDS = ("head_dim", "head_dim_v")
+TILE_FIELDS = ("m", "n", "warps", "columns")
+
+
+class ManifestError(ValueError):
+    """The manifest contradicts itself; the message names the row, what it says and what may be."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A [kernel.<name>] table: a family of kernels and what it asks of a call."""
+
+    name: str
+    device: str  # "cuda" or "cpu"
+    include: str
+    code: str  # cuda: the kernel type, with placeholders; cpu: the function
+    scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
+    options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # of these, what a call has to ask for
+    op: str = "forward"
+    asides: bool = False  # cuda only: a launch before it and one after it
+    arch: str = ""  # cuda only, one of ARCHS
+    params: str = "ForwardParams"  # the struct of its arguments, and its header
+    params_include: str = "core/forward_params.hpp"
+    alignment: int = 1
+    head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
+    automatic: bool = True
+    max_rows: int = 0  # queries times query heads of a KV head; 0: any number
+    accumulate: str = "fp32"
+    quantize: str = "none"
+    tma: bool = False  # reads q, k and v through TMA
+    min_blocks_per_sm: float = 0.0  # for fewer a kernel after it is preferred
+    entry_names: str = "cutlass"  # or "plain", see variant_key.PREFIXES
+
+    @property
+    def table_entry(self) -> str:
+        """The kernel as a ManifestKernel of kernels/runtime/manifest.hpp."""
+        fields = {
+            "name": quote(self.name),
+            "op": OPS[self.op],
+            "arch": quote(self.arch),
+            "options": _bits(self.options),
+            "needs": _bits(self.needs),
+            "head_dim_multiple": str(self.head_dim_multiple),
+            "accumulate": ACCUMULATE[self.accumulate],
+            "quantize": QUANTIZE[self.quantize],
+            "compute_capability": "{{{}, {}}}".format(*ARCHS.get(self.arch, (0, 0))),
+            "alignment": str(self.alignment),
+            "automatic": str(self.automatic).lower(),
+            "max_rows": str(self.max_rows),
+            "min_blocks_per_sm": f"{self.min_blocks_per_sm}f",
+            "tma": str(self.tma).lower(),
+        }
+        if self.device == "cuda":
+            arguments = ", ".join([self.params, *self.scores.values()])
+            function = "arguments_with_asides_of" if self.asides else "arguments_of"
+            fields["arguments"] = f"{function}<{arguments}>()"
+        else:
+            fields["function"] = f"&{self.code}"
+        return designated(fields)
+
+    @property
+    def placeholders(self) -> set[str]:
+        return {field for _, field, _, _ in string.Formatter().parse(self.code) if field}
+
+
+@dataclass(frozen=True)
+class Tile:
+    m: int  # queries
+    n: int  # keys
+    warps: int  # along M
+    columns: int = 1  # warps along N, which share rows
+
+    def __str__(self) -> str:
+        text = f"{self.m}x{self.n}x{self.warps}"
+        return text if self.columns == 1 else f"{text}c{self.columns}"
+
+
+@dataclass(frozen=True)
+class HeadDims:
+    """The head dim of Q and K and that of V and O which a row is compiled for."""
+
+    qk: int
+    v: int
+
+    def __str__(self) -> str:
+        return f"d{self.qk}" if self.v == self.qk else f"d{self.qk}v{self.v}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of the library."""
+
+    kernel: Kernel
+    dtype: str
+    head_dims: HeadDims | None  # None: any
+    tile: Tile | None
+    tier: str
+    entry_names: str = "cutlass"
+    simt: bool = False  # the kernel of a GPU, compiled for the CPU
+
+    @property
+    def kernel_name(self) -> str:
+        return self.kernel.name + ("-simt" if self.simt else "")
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.simt else self.kernel.device
+
+    @property
+    def key(self) -> str:
+        parts = [self.kernel_name, self.dtype]
+        if self.head_dims:
+            parts.append(str(self.head_dims))
+        if self.tile:
+            parts.append(str(self.tile))
+        return "/".join(parts)
+
+    @property
+    def symbol(self) -> str:
+        """The row as a C++ identifier, such as cutlass_attn_sm80_f16_d64_64x64x4."""
+        return str(variant_key.symbol_of(self.key, self.entry_names))
+
+    @property
+    def type(self) -> str:
+        """The C++ kernel type of a GPU kernel."""
+        tile = vars(self.tile) if self.tile else {}
+        dims = self.head_dims or HeadDims(0, 0)
+        return self.kernel.code.format(
+            element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
+        )
+
+    def source(self) -> str:
+        """The translation unit of a GPU kernel: for the GPU by nvcc or NVRTC, or for the CPU."""
+        scores = self.kernel.scores
+        if self.simt:
+            arguments = ", ".join([self.type, *scores.values()])
+            unit = "host_unit_with_asides" if self.kernel.asides else "host_unit"
+            return (
+                f"{BANNER}"
+                f'#include "{self.kernel.include}"\n'
+                '#include "simt/host_unit.hpp"\n\n'
+                "namespace cutlass_attn {\n\n"
+                f"extern KernelUnit const {self.symbol}__unit;\n"
+                f"KernelUnit const {self.symbol}__unit = simt::{unit}<{arguments}>();\n\n"
+                "}  // namespace cutlass_attn\n"
+            )
+        return device_source(self.kernel, self.type, self.symbol)
+
+    @property
+    def file_name(self) -> str:
+        return variant_key.file_stem(self.key) + (".cpp" if self.simt else ".cu")
+
+    def table_entry(self, build: Build) -> str:
+        """The row as a ManifestRow of kernels/runtime/manifest.hpp."""
+        compiled = build.compiles(self)
+        dims = self.head_dims or HeadDims(0, 0)
+        is_unit = compiled and self.kernel.device == "cuda"
+        # Of the tile that a block owns: queries, of a backward pass keys.
+        rows = 0
+        if self.tile:
+            rows = self.tile.n if self.kernel.op == "backward" else self.tile.m
+        return designated(
+            {
+                "kernel": quote(self.kernel.name),
+                "key": quote(self.key),
+                "dtype": DTYPES[self.dtype],
+                "head_dim": str(dims.qk),
+                "head_dim_v": str(dims.v),
+                "tile": quote(str(self.tile or "")),
+                "block_m": str(rows),
+                "tier": quote(self.tier),
+                "is_simt": str(self.simt).lower(),
+                "compiled": str(compiled).lower(),
+                "symbol": quote(self.symbol),
+                "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
+            }
+        )
+
+
+def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
+    """A kernel per score, <symbol>__<token>, and what the host reads of them."""
+    entries = "".join(
+        f"CA_KERNEL_ENTRY({symbol}, {token}, Kernel, {functor})\n"
+        for token, functor in kernel.scores.items()
+    )
+    unit = "CA_KERNEL_UNIT"
+    if kernel.asides:
+        unit += "_WITH_ASIDES"
+        for token, aside in (("before", "Before"), ("after", "After")):
+            entries += f"CA_ASIDE_ENTRY({symbol}, {token}, Kernel, {aside})\n"
+    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
+    return (
+        f'{BANNER}#include "{kernel.include}"\n'
+        '#include "simt/kernel_unit.hpp"\n\n'
+        "namespace cutlass_attn {\n\n"
+        f"using Kernel = {kernel_type};\n"
+        f"{entries}"
+        f"{unit}({symbol}, Kernel, {listed})\n\n"
+        "}  // namespace cutlass_attn\n"
+    )
+
+
+@dataclass(frozen=True)
+class Build:
+    """What this build compiles."""
+
+    tier: str = "core"
+    cuda: bool = True
+    simt: bool = True
+    archs: tuple[str, ...] = ("80", "89")  # of GPU code
+
+    def compiles(self, row: Row) -> bool:
+        if TIERS.index(row.tier) > TIERS.index(self.tier):
+            return False
+        if row.simt:
+            return self.simt
+        return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
+
+    def leaves_to_nvrtc(self, row: Row) -> bool:
+        """Is it a GPU kernel that this build does not compile, but can load?"""
+        return self.cuda and row.device == "cuda" and not self.compiles(row)
+
+
+def _bits(options: tuple[str, ...]) -> str:
+    return " | ".join(f"option::{name}" for name in options) or "0"
+
+
+def quote(text: str) -> str:
+    return f'"{text}"'
+
+
+def designated(fields: dict[str, str]) -> str:
+    """A brace-enclosed list of C++20's designated initialisers."""
+    return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "}"

@@ -1,0 +1,107 @@
+// The threads of a GPU block on the CPU, as fibers, and what their warps wait at. For worker.hpp
+// only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "simt/engine.hpp"
+#include "simt/fiber.hpp"
+#include "simt/wgmma.hpp"
+
+namespace cutlass_attn::simt {
+namespace {
+
+struct AsyncCopy {
+  char* to;
+  char const* from;  // null: zeros
+  int64_t group;     // index of the commit that it belongs to
+};
+
+class Worker;
+
+// One thread of a GPU block.
+struct Fiber {
+  Fiber(int id, char* stack);
+
+  int id;
+  Worker* worker = nullptr;
+  std::vector<AsyncCopy> copies;  // in flight, oldest first
+  int64_t groups = 0;             // committed so far
+  ThreadWgmma wgmma;
+  Context context;
+};
+
+struct Warp {
+  uint32_t ready = 0;  // lanes that can go on
+  int arrived = 0;     // lanes at a collective
+  void* operands[kWarpSize];
+  unsigned generation = 0;  // of sync_warp()
+  char tokens[2] = {};      // as those of Barrier
+};
+
+// The warps of a warpgroup that wait for their products.
+struct Warpgroup {
+  int arrived = 0;  // threads
+  int pending = 0;  // groups that may stay in flight
+};
+
+struct Barrier {
+  int threads = 0;     // that it brings together; 0: nobody has come to it yet
+  uint32_t warps = 0;  // the warps that they are of
+  int arrived = 0;
+  uint32_t lanes[kWarpSize] = {};  // that have arrived, by warp
+  unsigned generation = 0;
+  char tokens[2] = {};  // addresses that stand for an order of events to the race detector
+};
+constexpr int kBarriers = 16;  // barrier 0 is that of sync()
+
+thread_local Fiber* self = nullptr;
+
+// The threads of a block. A launch leaves those it had to the next one of as many threads: to make
+// them takes longer than a small grid does, under ThreadSanitizer most of all.
+struct Crew {
+  explicit Crew(int threads) : stacks(threads) {
+    for (int i = 0; i < threads; ++i) {
+      fibers.push_back(std::make_unique<Fiber>(i, stacks.stack(i)));
+    }
+  }
+  Stacks stacks;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+};
+
+class IdleCrews {
+ public:
+  static IdleCrews& instance() {
+    static IdleCrews all;
+    return all;
+  }
+
+  std::unique_ptr<Crew> take(int threads) {
+    std::lock_guard<std::mutex> const lock(mutex_);
+    auto const found = std::find_if(crews_.begin(), crews_.end(), [&](auto const& crew) {
+      return int(crew->fibers.size()) == threads;
+    });
+    if (found == crews_.end()) return std::make_unique<Crew>(threads);
+    std::unique_ptr<Crew> crew = std::move(*found);
+    crews_.erase(found);
+    return crew;
+  }
+
+  // All of its fibers have to be at the end of a block.
+  void leave(std::unique_ptr<Crew> crew) {
+    constexpr size_t kMost = 8;
+    std::lock_guard<std::mutex> const lock(mutex_);
+    if (crews_.size() < kMost) crews_.push_back(std::move(crew));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Crew>> crews_;
+};
+
+}  // namespace
+}  // namespace cutlass_attn::simt

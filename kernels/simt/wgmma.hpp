@@ -1,0 +1,207 @@
+// wgmma of one thread block on the CPU. For host.cpp, which knows the threads.
+//
+// A product is done when the wait that covers it is: until then its accumulators are NaN, and what
+// it reads, in shared memory and in registers, is read only then.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "simt/async.hpp"
+#include "simt/warp_ops.hpp"
+
+namespace cutlass_attn::simt {
+
+inline constexpr int kWarpgroupSize = 128;
+
+// A thread's part of the products in flight.
+class ThreadWgmma {
+ public:
+  void reset() {
+    calls_.clear();
+    accumulators_.clear();
+    groups_ = 0;
+    is_fenced_ = false;
+  }
+
+  void fence() { is_fenced_ = true; }
+  void commit() { ++groups_; }
+
+  std::string issue(engine::WgmmaCall const& call, float* accumulator) {
+    if (!is_fenced_) {
+      return "calls wgmma without a wgmma_fence() since it could last touch the registers";
+    }
+    int const size = call.n / 2;
+    if (find(accumulator) == nullptr) {
+      accumulators_.push_back({accumulator, {accumulator, accumulator + size}});
+      std::fill_n(accumulator, size, poison());
+    }
+    Call made{call, accumulator, groups_, {}};
+    if (call.a != nullptr) std::memcpy(made.a, call.a, sizeof(made.a));
+    calls_.push_back(made);
+    return "";
+  }
+
+  struct Call {
+    engine::WgmmaCall call;
+    float* accumulator;
+    int64_t group;
+    uint32_t a[4];  // as they were when it was called
+  };
+  // Those that no wait for all but `pending` groups leaves in flight, oldest first.
+  size_t covered(int pending) const {
+    size_t n = 0;
+    while (n < calls_.size() && calls_[n].group < groups_ - pending) ++n;
+    return n;
+  }
+  Call const& call(size_t i) const { return calls_[i]; }
+  size_t in_flight() const { return calls_.size(); }
+  float* values(float* accumulator) { return find(accumulator)->values.data(); }
+
+  // The first `count` calls are done. Gives accumulators back that no call is left for.
+  std::string finish(size_t count) {
+    std::string wrong;
+    for (size_t i = 0; i < count; ++i) {
+      Call const& call = calls_[i];
+      if (call.call.a != nullptr && std::memcmp(call.a, call.call.a, sizeof(call.a)) != 0) {
+        wrong = "changed registers of A while a wgmma was in flight";
+      }
+    }
+    calls_.erase(calls_.begin(), calls_.begin() + ptrdiff_t(count));
+    for (size_t i = 0; i < accumulators_.size();) {
+      Accumulator& mine = accumulators_[i];
+      bool const stays = std::any_of(calls_.begin(), calls_.end(), [&](Call const& call) {
+        return call.accumulator == mine.address;
+      });
+      if (stays) {
+        ++i;
+        continue;
+      }
+      for (size_t j = 0; j < mine.values.size(); ++j) {
+        float const expected = poison();
+        if (std::memcmp(&mine.address[j], &expected, sizeof(float)) != 0) {
+          wrong = "wrote accumulators while a wgmma was in flight";
+        }
+        mine.address[j] = mine.values[j];
+      }
+      accumulators_.erase(accumulators_.begin() + ptrdiff_t(i));
+    }
+    is_fenced_ = false;
+    return wrong;
+  }
+
+ private:
+  struct Accumulator {
+    float* address;
+    std::vector<float> values;
+  };
+  static float poison() {
+    uint32_t const bits = 0x7fffdead;  // a NaN
+    float x;
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+  }
+  Accumulator* find(float* address) {
+    for (Accumulator& mine : accumulators_) {
+      if (mine.address == address) return &mine;
+    }
+    return nullptr;
+  }
+
+  std::vector<Call> calls_;  // in flight, oldest first
+  std::vector<Accumulator> accumulators_;
+  int64_t groups_ = 0;  // committed so far
+  bool is_fenced_ = false;
+};
+
+// An operand in shared memory, as its descriptor says.
+struct WgmmaMatrix {
+  uint32_t start, leading, stride;
+  bool is_swizzled;
+
+  explicit WgmmaMatrix(uint64_t descriptor)
+      : start(uint32_t(descriptor & 0x3fff) * 16),
+        leading(uint32_t(descriptor >> 16 & 0x3fff) * 16),
+        stride(uint32_t(descriptor >> 32 & 0x3fff) * 16),
+        is_swizzled(descriptor >> 62 == 1) {}
+
+  // Element `column` of row `row`, columns being contiguous, in groups of 8 rows and 64 columns.
+  uint32_t offset(int row, int column) const {
+    return swizzle128(start + uint32_t(column) / 64 * leading + uint32_t(row) / 8 * stride +
+                      uint32_t(row) % 8 * 128 + uint32_t(column) % 64 * 2);
+  }
+};
+
+// D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16.
+inline std::string warpgroup_mma(char const* smem, int smem_bytes,
+                                 ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
+                                 float* const (&values)[kWarpgroupSize]) {
+  constexpr int kM = 64, kK = 16, kMostN = 256;
+  engine::WgmmaCall const& first = calls[0]->call;
+  int const n = first.n;
+  for (auto const* call : calls) {
+    if (call->call.n != n || call->call.a_descriptor != first.a_descriptor ||
+        call->call.b_descriptor != first.b_descriptor ||
+        call->call.accumulates != first.accumulates || call->call.input != first.input) {
+      return "has a wgmma in flight that differs between the threads of the warpgroup";
+    }
+  }
+  if (n % 8 != 0 || n < 8 || n > kMostN) return "calls wgmma with n = " + std::to_string(n);
+
+  std::string wrong;
+  auto const read = [&](WgmmaMatrix const& matrix, int row, int column) {
+    uint32_t const at = matrix.offset(row, column);
+    uint16_t x = 0;
+    if (at + 2 > uint32_t(smem_bytes)) {
+      wrong = "has wgmma read beyond shared memory";
+    } else {
+      std::memcpy(&x, smem + at, 2);
+    }
+    return x;
+  };
+  static thread_local uint16_t a16[kM * kK], b16[kK * kMostN];
+  static thread_local float a[kM][kK], b[kK][kMostN], c[kM][kMostN];
+  if (first.a == nullptr) {
+    WgmmaMatrix const matrix(first.a_descriptor);
+    if (!matrix.is_swizzled) return "calls wgmma with an A that is not swizzled by 128 bytes";
+    for (int m = 0; m < kM; ++m) {
+      for (int k = 0; k < kK; ++k) a16[m * kK + k] = read(matrix, m, k);
+    }
+  }
+  WgmmaMatrix const matrix(first.b_descriptor);
+  if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
+  for (int k = 0; k < kK; ++k) {
+    for (int j = 0; j < n; ++j) {
+      // Beside an A in shared memory B is transposed there: columns of a product are its rows.
+      b16[k * n + j] = first.a == nullptr ? read(matrix, j, k) : read(matrix, k, j);
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
+    for (int i = 0; i < 4 && first.a != nullptr; ++i) {
+      std::memcpy(&a16[(row + i % 2 * 8) * kK + pair + i / 2 * 8], &calls[t]->call.a[i], 4);
+    }
+    for (int i = 0; i < n / 2; ++i) {
+      c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2] = first.accumulates ? values[t][i] : 0.0f;
+    }
+  }
+  widen(first.input, a16, &a[0][0], kM * kK);
+  for (int k = 0; k < kK; ++k) widen(first.input, b16 + k * n, b[k], n);
+  for (int m = 0; m < kM; ++m) {
+    for (int k = 0; k < kK; ++k) {
+      float const x = a[m][k];
+      for (int j = 0; j < n; ++j) c[m][j] += x * b[k][j];
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
+    for (int i = 0; i < n / 2; ++i) {
+      values[t][i] = c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2];
+    }
+  }
+  return wrong;
+}
+
+}  // namespace cutlass_attn::simt

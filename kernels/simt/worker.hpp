@@ -1,0 +1,522 @@
+// Runs the blocks of a grid one after the other: which fiber goes on, what each waits for, and what
+// it may not do. See engine.hpp for what it promises. For host.cpp only.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "simt/async.hpp"
+#include "simt/crew.hpp"
+#include "simt/wait.hpp"
+#include "simt/warp_ops.hpp"
+
+namespace cutlass_attn::simt {
+namespace {
+
+constexpr size_t kCopyBytes = 16;
+constexpr size_t kGuardBytes = 1024;  // on both sides of shared memory; also keeps its alignment
+
+// Runs one block after the other on one OS thread.
+class Worker {
+ public:
+  Worker(Grid const& grid, Schedule const& schedule, std::function<void(char*)> const& body)
+      : grid_(grid),
+        schedule_(schedule),
+        body_(body),
+        warps_(grid.threads / kWarpSize),
+        waits_(grid.threads),
+        warpgroups_((grid.threads + kWarpgroupSize - 1) / kWarpgroupSize),
+        registers_(grid.threads / kWarpSize),
+        crew_(IdleCrews::instance().take(grid.threads)),
+        fibers_(crew_->fibers) {
+    for (auto const& fiber : fibers_) fiber->worker = this;
+  }
+  ~Worker() {
+    join();
+    if (error_.empty()) IdleCrews::instance().leave(std::move(crew_));
+  }
+
+  // Empty, or what went wrong; then this worker can run no further block.
+  std::string run_block(int64_t block) {
+    block_ = block;
+    random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(block + 1) << 20;
+    exited_ = 0;
+    for (int i = 0; i < int(warps_.size()); ++i) wake(i);
+    for (Barrier& barrier : barriers_) barrier = {};
+    std::fill(warpgroups_.begin(), warpgroups_.end(), Warpgroup());
+    std::fill(registers_.begin(), registers_.end(), 0);
+    // New pages for each block, so that the race detector forgets the accesses of the one before.
+    Pages const pages(grid_.smem_bytes + 2 * kGuardBytes);
+    std::memset(pages.data(), 0xff, grid_.smem_bytes + 2 * kGuardBytes);
+    smem_ = pages.data() + kGuardBytes;
+    if (!schedule_.poison) std::memset(smem_, 0, grid_.smem_bytes);
+    {
+      race::Unseen const unseen;
+      for (auto const& fiber : fibers_) fiber->wgmma.reset();
+      units_.reset(smem_, grid_.smem_bytes);
+    }
+
+    race::release(&launched_);
+    self = fibers_[first()].get();
+    root_.switch_to(self->context);
+    self = nullptr;
+    if (!error_.empty()) join();
+
+    if (error_.empty() && exited_ < grid_.threads) error_ = describe_stuck();
+    if (error_.empty() && units_.copies_in_flight() > 0) {
+      error_ = "ends with " + std::to_string(units_.copies_in_flight()) +
+               " copies of TMA in flight that no thread waited for";
+    }
+    if (error_.empty()) error_ = check_barriers();
+    if (error_.empty()) error_ = check_guards();
+    return error_.empty() ? "" : "simt: block " + std::to_string(block_) + ": " + error_;
+  }
+
+  // The life of every fiber: one run of the body for each block, of whatever worker.
+  static void fiber_main() {
+    for (;;) run_body();
+  }
+
+  int64_t block() const { return block_; }
+
+  void sync() {
+    barriers_[0].threads = grid_.threads;
+    barriers_[0].warps = ~uint32_t(0);
+    sync(barriers_[0], {Wait::kBarrier});
+  }
+
+  void sync(int number, int threads) {
+    sync(named_barrier(number, threads), {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
+  }
+
+  void arrive(int number, int threads) {
+    arrive(named_barrier(number, threads),
+           {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
+  }
+
+  // The calling thread is about to come to it.
+  Barrier& named_barrier(int number, int threads) {
+    if (number < 1 || number >= kBarriers || threads < kWarpSize || threads % kWarpSize != 0 ||
+        threads > grid_.threads) {
+      fail("calls " + call_of_sync(number, threads) +
+           "; allowed: barriers 1 to 15, multiples of 32 threads up to the block's " +
+           std::to_string(grid_.threads));
+    }
+    Barrier& barrier = barriers_[number];
+    if (barrier.threads != 0 && barrier.threads != threads) {
+      fail("calls " + call_of_sync(number, threads) + " where others call " +
+           call_of_sync(number, barrier.threads));
+    }
+    uint32_t const warp = uint32_t(1) << self->id / kWarpSize;
+    // The warps of the barrier's earlier rounds count, so that no schedule hides one too many.
+    if (__builtin_popcount(barrier.warps | warp) * kWarpSize > threads) {
+      std::string others;
+      for (int i = 0; i < int(warps_.size()); ++i) {
+        if (barrier.warps >> i & 1) others += (others.empty() ? "" : ", ") + std::to_string(i);
+      }
+      fail("calls " + call_of_sync(number, threads) + " after warps " + others +
+           " with no barrier of the whole block in between; allowed: " +
+           std::to_string(threads / kWarpSize) + " warps");
+    }
+    barrier.threads = threads;
+    barrier.warps |= warp;
+    uint32_t& lanes = barrier.lanes[self->id / kWarpSize];
+    uint32_t const lane = uint32_t(1) << self->id % kWarpSize;
+    if (lanes & lane) {
+      fail("comes to " + call_of_sync(number, threads) + " a second time before the others have");
+    }
+    lanes |= lane;
+    return barrier;
+  }
+
+  void sync_warp() {
+    Warp& warp = warps_[self->id / kWarpSize];
+    void* const token = &warp.tokens[warp.generation & 1];
+    race::release(token);
+    collective(WaitFor{Wait::kSyncWarp}, warp, [](auto const& all) { ++all[0]->generation; });
+    race::acquire(token);
+  }
+
+  // Waits for the other lanes of the warp; the last to arrive calls complete(operands of all).
+  template <class Operands, class Complete>
+  void collective(WaitFor wait, Operands& operands, Complete const& complete) {
+    Warp& warp = warps_[self->id / kWarpSize];
+    WaitFor* const waits = &waits_[self->id / kWarpSize * kWarpSize];
+    int const lane = self->id % kWarpSize;
+    warp.operands[lane] = &operands;
+    waits[lane] = wait;
+    bool const together =
+        ++warp.arrived == kWarpSize &&
+        std::all_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
+    if (!together) return leave(wait);  // for good, where a warp has diverged
+    Operands* all[kWarpSize];
+    for (int i = 0; i < kWarpSize; ++i) all[i] = static_cast<Operands*>(warp.operands[i]);
+    complete(all);
+    wake(self->id / kWarpSize);
+  }
+
+  void async_copy(void* smem, void const* global, bool predicate, void* place) {
+    check_shared("cp.async", smem);
+    if (predicate && uintptr_t(global) % kCopyBytes != 0) {
+      fail("cp.async reads from an address that is not aligned to 16 bytes");
+    }
+    race::write16(smem, place);
+    if (schedule_.poison) std::memset(smem, 0xff, kCopyBytes);
+    self->copies.push_back({static_cast<char*>(smem),
+                            predicate ? static_cast<char const*>(global) : nullptr, self->groups});
+  }
+
+  void async_copy_wait(int pending, void* place) {
+    auto& copies = self->copies;
+    auto const landed = std::find_if(copies.begin(), copies.end(), [&](AsyncCopy const& copy) {
+      return copy.group >= self->groups - pending;
+    });
+    std::for_each(copies.begin(), landed, [&](AsyncCopy const& copy) {
+      race::write16(copy.to, place);
+      if (copy.from) {
+        race::read16(copy.from, place);
+        std::memcpy(copy.to, copy.from, kCopyBytes);
+      } else {
+        std::memset(copy.to, 0, kCopyBytes);
+      }
+    });
+    copies.erase(copies.begin(), landed);
+  }
+
+  // --- mbarriers and TMA -------------------------------------------------------------------------
+
+  AsyncUnits& units() { return units_; }
+  void check(std::string const& wrong) {
+    if (!wrong.empty()) fail(wrong);
+  }
+
+  void barrier_arrive(void* address, int bytes) {
+    AsyncUnits::Barrier* const barrier = units_.find(address);
+    if (barrier != nullptr) race::release(&barrier->token);
+    race::Unseen const unseen;
+    std::vector<int> woken;
+    check(units_.arrive(address, bytes, woken));
+    wake(woken);
+  }
+
+  void barrier_wait(void* address, int parity) {
+    AsyncUnits::Barrier* const barrier = units_.find(address);
+    if (barrier == nullptr) {
+      fail("waits at " + AsyncUnits::name(units_.offset(address)) + ", which nobody made");
+    }
+    for (;;) {
+      {
+        race::Unseen const unseen;
+        std::vector<int> woken;
+        check(units_.land(address, woken));
+        wake(woken);
+        if (AsyncUnits::has_ended(*barrier, parity)) break;
+        barrier->waiters.push_back(self->id);
+      }
+      leave({Wait::kPhase, uint8_t(parity), uint16_t(units_.offset(address) / 8)});
+    }
+    race::acquire(&barrier->token);
+  }
+
+  void tma_load(void* to, TensorMap const& map, void* barrier, AsyncUnits::Coordinates const& at) {
+    race::Unseen const unseen;
+    TensorView view;
+    std::memcpy(&view, &map, sizeof(view));
+    check(units_.copy(view, to, barrier, at, schedule_.poison));
+    // Who waits already gets it at once.
+    AsyncUnits::Barrier* const counts = units_.find(barrier);
+    if (counts->waiters.empty()) return;
+    std::vector<int> woken;
+    std::swap(woken, counts->waiters);
+    wake(woken);
+  }
+
+  // --- wgmma -------------------------------------------------------------------------------------
+
+  // Brings the warpgroup together; the last thread to arrive does the products.
+  void wgmma_wait(int pending) {
+    int const index = self->id / kWarpgroupSize, first = index * kWarpgroupSize;
+    if (first + kWarpgroupSize > grid_.threads) {
+      fail("calls wgmma_wait() in a warpgroup of less than 128 threads");
+    }
+    Warpgroup& group = warpgroups_[index];
+    if (group.arrived > 0 && group.pending != pending) {
+      fail("calls wgmma_wait<" + std::to_string(pending) + ">() where others call wgmma_wait<" +
+           std::to_string(group.pending) + ">()");
+    }
+    group.pending = pending;
+    if (++group.arrived < kWarpgroupSize) return leave({Wait::kWgmmaWait, uint8_t(pending)});
+    group.arrived = 0;
+    multiply(first, pending);
+    for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) wake(first / kWarpSize + i);
+  }
+
+  void set_registers(int registers) {
+    if (registers % 8 != 0 || registers < 24 || registers > 256) {
+      fail("calls setmaxnreg with " + std::to_string(registers) +
+           " registers; allowed: multiples of 8 from 24 to 256");
+    }
+    registers_[self->id / kWarpSize] = registers;
+    int total = 0;
+    for (int const of_warp : registers_) total += of_warp * kWarpSize;
+    if (total > 64 * 1024) {
+      fail("calls setmaxnreg with " + std::to_string(registers) + " registers, which makes " +
+           std::to_string(total) + " with those of other warps; there are 65536");
+    }
+  }
+
+  // An access to shared memory.
+  void check_shared(char const* what, void const* address, size_t bytes = kCopyBytes) {
+    uintptr_t const offset = uintptr_t(address) - uintptr_t(smem_);
+    if (offset >= uintptr_t(grid_.smem_bytes) || offset + bytes > uintptr_t(grid_.smem_bytes)) {
+      fail(std::string(what) + " at an address outside the " + std::to_string(grid_.smem_bytes) +
+           " bytes of shared memory");
+    }
+    if (offset % bytes != 0) {
+      fail(std::string(what) + " at offset " + std::to_string(offset) +
+           " of shared memory, which is not aligned to " + std::to_string(bytes) + " bytes");
+    }
+  }
+
+  void check_matrix(char const* what, void const* matrix, int ld, int lines, int length,
+                    int bytes) {
+    intptr_t const offset = intptr_t(matrix) - intptr_t(smem_);
+    if (offset < 0 ||
+        offset + (int64_t(lines - 1) * ld + length) * bytes > int64_t(grid_.smem_bytes)) {
+      fail(std::string(what) + " of a matrix beyond the " + std::to_string(grid_.smem_bytes) +
+           " bytes of shared memory");
+    }
+    if (offset % 32 != 0) {
+      fail(std::string(what) + " at offset " + std::to_string(offset) +
+           " of shared memory, which is not aligned to 32 bytes");
+    }
+    if ((ld < length && schedule_.poison) || ld * bytes % 16 != 0) {
+      fail(std::string(what) + " with leading dimension " + std::to_string(ld) +
+           "; allowed: from " + std::to_string(length) + ", multiples of " +
+           std::to_string(16 / bytes));
+    }
+  }
+
+  // Ends the block; the calling fiber never runs again.
+  [[noreturn]] void fail(std::string const& message) {
+    error_ = "thread " + std::to_string(self->id) + " " + message;
+    self->context.switch_to(root_);
+    __builtin_unreachable();
+  }
+
+ private:
+  // Not inlined: the next block may be on another OS thread, with a `self` at another address.
+  [[gnu::noinline]] static void run_body() {
+    Worker& worker = *self->worker;
+    race::acquire(&worker.launched_);
+    worker.body_(worker.smem_);
+    if (!worker.schedule_.poison) self->copies.clear();
+    if (self->wgmma.in_flight() > 0) {
+      worker.fail("exits with " + std::to_string(self->wgmma.in_flight()) +
+                  " wgmma in flight that no wait covers");
+    }
+    if (!self->copies.empty()) {
+      worker.fail("exits with " + std::to_string(self->copies.size()) +
+                  " asynchronous copies in flight that no wait covers");
+    }
+    ++worker.exited_;
+    worker.leave({Wait::kExited});
+  }
+
+  void multiply(int first, int pending) {
+    race::Unseen const unseen;
+    size_t const count = fibers_[first]->wgmma.covered(pending);
+    for (int t = 0; t < kWarpgroupSize; ++t) {
+      if (fibers_[first + t]->wgmma.covered(pending) == count) continue;
+      fail("waits for another number of wgmma than thread " + std::to_string(first + t));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      ThreadWgmma::Call const* calls[kWarpgroupSize];
+      float* values[kWarpgroupSize];
+      for (int t = 0; t < kWarpgroupSize; ++t) {
+        ThreadWgmma& wgmma = fibers_[first + t]->wgmma;
+        calls[t] = &wgmma.call(i);
+        values[t] = wgmma.values(calls[t]->accumulator);
+      }
+      check(warpgroup_mma(smem_, grid_.smem_bytes, calls, values));
+    }
+    for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
+  }
+
+  // To the race detector: all that the fibers did comes before what follows here.
+  void join() {
+    for (auto const& fiber : fibers_) root_.join(fiber->context);
+  }
+
+  // The calling fiber has to wait: runs another, or ends the block where none is ready.
+  void leave(WaitFor wait) {
+    int const id = self->id;
+    waits_[id] = wait;
+    warps_[id / kWarpSize].ready &= ~(uint32_t(1) << id % kWarpSize);
+    int const next = next_ready(id / kWarpSize, id % kWarpSize);
+    if (next < 0) {
+      self->context.switch_to(root_);
+    } else {
+      resume(next);
+    }
+  }
+
+  void resume(int id) {
+    Fiber* const from = self;
+    if (from->id == id) return;
+    self = fibers_[id].get();
+    from->context.switch_to(self->context);
+  }
+
+  // Whether the calling thread was the last to come; then the others can go on.
+  bool arrive(Barrier& barrier, WaitFor wait) {
+    race::release(&barrier.tokens[barrier.generation & 1]);
+    if (++barrier.arrived != barrier.threads) return false;
+    barrier.arrived = 0;
+    std::fill_n(barrier.lanes, kWarpSize, 0u);
+    // Tokens alternate, or an early thread's next arrival would order more than this barrier.
+    ++barrier.generation;
+    for (int i = 0; i < int(warps_.size()); ++i) {
+      WaitFor const* const waits = &waits_[i * kWarpSize];
+      // Those that merely arrived are elsewhere.
+      bool const has_waiting =
+          std::any_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
+      if (barrier.warps >> i & 1 && has_waiting) wake(i);
+    }
+    if (barrier.threads == grid_.threads) free_named_barriers();
+    return true;
+  }
+
+  void sync(Barrier& barrier, WaitFor wait) {
+    void* const token = &barrier.tokens[barrier.generation & 1];
+    if (arrive(barrier, wait)) {
+      resume(first());
+    } else {
+      leave(wait);
+    }
+    race::acquire(token);
+  }
+
+  // For any warps to use: at this point nobody waits at one.
+  void free_named_barriers() {
+    for (Barrier& barrier : barriers_) {
+      if (barrier.arrived == 0) barrier.threads = barrier.warps = 0;
+    }
+  }
+
+  // These threads can go on, each by itself.
+  void wake(std::vector<int> const& threads) {
+    for (int const id : threads) {
+      warps_[id / kWarpSize].ready |= uint32_t(1) << id % kWarpSize;
+      waits_[id] = {};
+    }
+  }
+
+  // All lanes of the warp can go on.
+  void wake(int warp) {
+    warps_[warp].ready = ~uint32_t(0);
+    warps_[warp].arrived = 0;
+    std::fill_n(&waits_[warp * kWarpSize], kWarpSize, WaitFor{});
+  }
+
+  // Where the order begins when every thread is ready.
+  int first() {
+    bool const reverse = schedule_.order == FiberOrder::kReverse;
+    return next_ready(reverse ? int(warps_.size()) - 1 : 0, reverse ? 0 : kWarpSize - 1);
+  }
+
+  // The ready thread after (warp, lane) in the order of the schedule, -1 if there is none: a warp
+  // runs as far as it can before the next one does.
+  int next_ready(int warp, int lane) {
+    int const warps = int(warps_.size());
+    bool const reverse = schedule_.order == FiberOrder::kReverse;
+    if (schedule_.order == FiberOrder::kRandom) {
+      random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
+      warp = int((random_ >> 33) % uint64_t(warps));
+      lane = int(random_ >> 10) & (kWarpSize - 1);
+    }
+    for (int i = 0; i < warps; ++i) {
+      if (uint32_t const ready = warps_[warp].ready) {
+        // Rotated so that the nearest candidate is the lowest, or the highest, bit.
+        uint64_t const twice = uint64_t(ready) << 32 | ready;
+        int const next = reverse ? lane - 1 - __builtin_clz(uint32_t(twice >> lane))
+                                 : lane + 1 + __builtin_ctz(uint32_t(twice >> (lane + 1)));
+        return warp * kWarpSize + (next & (kWarpSize - 1));
+      }
+      warp = reverse ? (warp == 0 ? warps : warp) - 1 : (warp + 1 == warps ? 0 : warp + 1);
+      lane = reverse ? 0 : kWarpSize - 1;
+    }
+    return -1;
+  }
+
+  std::string describe_stuck() const {
+    for (int warp = 0; warp < int(warps_.size()); ++warp) {
+      WaitFor const* const waits = &waits_[warp * kWarpSize];
+      // Lanes may wait for a phase by themselves.
+      if (std::any_of(waits, waits + kWarpSize, [](WaitFor x) { return x.what == Wait::kPhase; })) {
+        continue;
+      }
+      if (!std::all_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == waits[0]; })) {
+        return "warp " + std::to_string(warp) +
+               " has diverged: " + describe(waits, kWarpSize, "lanes");
+      }
+    }
+    return "deadlock: " + describe(waits_.data(), grid_.threads, "threads") + units_.describe();
+  }
+
+  // Threads that arrived at a named barrier for which the others never came.
+  std::string check_barriers() const {
+    for (int i = 1; i < kBarriers; ++i) {
+      if (int const arrived = barriers_[i].arrived; arrived != 0) {
+        return "ends with " + std::to_string(arrived) + " threads arrived at barrier " +
+               std::to_string(i) + ", which wants " + std::to_string(barriers_[i].threads);
+      }
+    }
+    return "";
+  }
+
+  std::string check_guards() const {
+    for (size_t i = 0; i < kGuardBytes; ++i) {
+      if (smem_[-1 - ptrdiff_t(i)] != char(0xff)) {
+        return "shared memory was written " + std::to_string(i + 1) + " bytes before its start";
+      }
+      if (smem_[grid_.smem_bytes + i] != char(0xff)) {
+        return "shared memory was written " + std::to_string(i) + " bytes past its end, " +
+               std::to_string(grid_.smem_bytes) + " bytes";
+      }
+    }
+    return "";
+  }
+
+  Grid const& grid_;
+  Schedule const& schedule_;
+  std::function<void(char*)> const& body_;
+
+  int64_t block_ = 0;
+  char* smem_ = nullptr;
+  std::string error_;
+  uint64_t random_ = 1;
+
+  int exited_ = 0;
+  std::vector<Warp> warps_;
+  std::vector<WaitFor> waits_;  // by thread
+  std::vector<Warpgroup> warpgroups_;
+  std::vector<int> registers_;  // of a thread of each warp; 0: as many as it began with
+  AsyncUnits units_;
+
+  Barrier barriers_[kBarriers];
+  char launched_ = 0;  // stands for an order of events to the race detector
+
+  Context root_;
+  std::unique_ptr<Crew> crew_;
+  std::vector<std::unique_ptr<Fiber>> const& fibers_;  // of the crew, by thread
+};
+
+Fiber::Fiber(int id_, char* stack)
+    : id(id_),
+      context(stack, Stacks::kBytes, &Worker::fiber_main,
+              ("GPU thread " + std::to_string(id_)).c_str()) {}
+
+}  // namespace
+}  // namespace cutlass_attn::simt

@@ -1,0 +1,128 @@
+// Tile shapes, shared memory and registers of the mma.sync backward kernel.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+#include <cute/tensor.hpp>
+#include <type_traits>
+
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/sequences.hpp"
+#include "sm80/backward_params.hpp"
+#include "tile/swizzle.hpp"
+
+namespace cutlass_attn::sm80 {
+
+using namespace cute;
+
+// Padded head dims of Q, K, V and O are the same. A block has kBlockN keys and takes kBlockM
+// queries a step.
+// kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, bool kIsGeneral_,
+          class SeqInfo_, bool kIsOrdered_>
+struct BackwardConfig {
+  using Element = Element_;
+  using SeqInfo = SeqInfo_;
+  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
+  static constexpr bool kIsGeneral = kIsGeneral_, kIsOrdered = kIsOrdered_;
+  static constexpr int kSteps = kHeadDim / 16;  // of a product over head-dim columns
+
+  // Up to head dim 64 a warp has both chains of products of its keys: S = K Q^T, P, dV += P dO; and
+  // dP = V dO^T, dS, dK += dS Q. Beyond, accumulators and stationary operands of one chain fill the
+  // registers: two warps share the keys, the first role has the former chain, the second the
+  // latter.
+  static constexpr bool kHasRoles = kHeadDim > 64;
+  static constexpr int kChains = kHasRoles ? 1 : 2;  // of a warp
+  static constexpr int kWarpsN = kHasRoles ? kWarps / 2 : kWarps;
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;
+  static constexpr int kKeyBlocks = kWarpKeys / 16;  // m16 blocks of a warp
+
+  // Queries that go through softmax at a time.
+  static constexpr int kSlice = kBlockM < 32 || kIsGeneral ? 16 : 32;
+  static constexpr int kSlices = kBlockM / kSlice;
+  // Code of its own for each slice wins 2 % at head dim 64; with roles it spills.
+  static constexpr int kUnrolledSlices = kHasRoles || kIsGeneral ? 1 : kSlices;
+
+  // Steps of a chain's K or V that stay in registers; the others are read by every query tile. With
+  // all of them V leaves its shared memory to the first tiles of Q, which is what lets tiles of
+  // head dims from 128 on into the 99 KB of Ada. As many as do not spill: on an H200 two more cost
+  // 9 % at head dim 128 and 5 % at 256.
+  static constexpr int stationary_steps() {
+    if (kIsGeneral) return kKeyBlocks == 1 ? kSteps : 0;
+    if (kHeadDim == 64) return kKeyBlocks == 1 ? kSteps : 0;
+    if (kBlockM < 64) return kSteps;
+    return kHeadDim == 128 ? 6 : kHeadDim == 256 ? 8 : kSteps;
+  }
+  static constexpr int kStationary = stationary_steps();
+  static constexpr bool kKeepsV = kStationary < kSteps;
+
+  static constexpr int kMinBlocksPerSm = kHasRoles ? 1 : 2;
+
+  using TileKv = SwizzledTile<kBlockN, kHeadDim>;
+  using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
+  using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
+  static constexpr int kStages = 2;
+
+  // dQ of a step: warps along M, each with kQueryBlocks m16 blocks and its share of the columns.
+  static constexpr int warps_of_dq() {
+    for (int warps = 1; warps <= kWarps; warps *= 2) {
+      bool const fits = kBlockM / 16 % warps == 0 && kBlockM / 16 / warps <= 2;
+      if (fits && kSteps % (kWarps / warps) == 0) return warps;
+    }
+    return 0;
+  }
+  static constexpr int kWarpsM = warps_of_dq();
+  static_assert(kWarpsM > 0, "no way to share out dQ");
+  static constexpr int kQueryBlocks = kBlockM / 16 / kWarpsM;
+  static constexpr int kColumnBlocks = kSteps / (kWarps / kWarpsM);  // of 16 columns
+  // Those that a warp adds up at a time: beside dK and dV there are few registers.
+  static constexpr int kColumnsAtOnce = kColumnBlocks % 2 == 0 ? 2 : 1;
+  static_assert(kQueryBlocks == 1 || kBlockM % 32 == 0);
+
+  static_assert(kHeadDim % 32 == 0 && kBlockM % kSlice == 0 && kBlockN % (16 * kWarpsN) == 0);
+  static_assert(!kHasRoles || kWarpsN * kSlices <= 15, "a named barrier for every hand-over of P");
+
+  // Queries that see keys of a warp: any of them from some_begin to some_end, all of them from
+  // all_begin to all_end; every one is empty where begin >= end.
+  struct alignas(16) Visible {
+    int32_t some_begin, some_end, all_begin, all_end;
+  };
+
+  struct Stages {  // of steps
+    alignas(128) char q[kStages][TileQ::kBytes];
+    alignas(128) char grad_o[kStages][TileQ::kBytes];
+    alignas(128) char grad_s[kStages][TileS::kBytes];
+  };
+  // What the threads of a block have in common beside the operands. Here, because registers are
+  // what the loop is short of.
+  struct BlockInfo {
+    SeqInfo seq;      // the batch entry
+    RowTile tile;     // of keys
+    int32_t ticket;   // where dQ is added in order: how many blocks began before this one
+    TileRange range;  // of the tiles of queries that see any of them
+    DropoutMask dropout;
+    Visible visible[kWarpsN];
+  };
+  struct Keys {
+    alignas(128) char k[TileKv::kBytes];
+  };
+  struct KeysAndValues : Keys {
+    alignas(128) char v[TileKv::kBytes];
+  };
+  // V comes after K: where it does not stay, in the place of the stages until it is in registers.
+  struct SharedStorage : std::conditional_t<kKeepsV, KeysAndValues, Keys> {
+    Stages stages;
+    alignas(128) char p[kHasRoles ? TileS::kBytes : 128];  // on its way to the second role
+    alignas(16) float stats[kStages][kBlockM][2];          // -LSE in log2, delta
+    alignas(16) int32_t queries_of_key[kBlockN][2];        // that see it: from, to
+    BlockInfo block;
+  };
+  static_assert(kKeepsV || sizeof(Stages) >= TileKv::kBytes);
+  // From K to V, and from Q to dO of a step.
+  static constexpr int kVDistance = TileKv::kBytes;
+  static constexpr int kGradODistance = kStages * TileQ::kBytes;
+};
+
+}  // namespace cutlass_attn::sm80

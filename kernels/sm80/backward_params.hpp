@@ -1,0 +1,161 @@
+// What the mma.sync backward kernel and its asides are launched with, and their workspace.
+//
+// A block of the kernel has a tile of keys of a KV head, one of the asides a tile of 64 queries of
+// a query head. By those the workspace is ordered:
+//
+//   stats    (tile, query, 2) fp32                   -LSE in units of log2, -inf for a query that
+//   is
+//                                                    not there or sees no key; and
+//                                                    delta = rowsum(dO O) - dLSE
+//   grad_q   (tile, m16 block, n8 block, 128) fp32   dQ before softmax_scale, as accumulators
+//   sinks    (tile) fp32                             the sum of exp(sink - LSE) delta over its rows
+//   turns    (tile, m16 block) int32                 of a kernel that adds dQ in order: how many
+//   key
+//                                                    tiles have; and how many blocks have begun
+#pragma once
+
+#include "core/divide.hpp"
+#include "core/launch.hpp"
+#include "core/mask.hpp"
+#include "core/packed_tiles.hpp"
+#include "core/problem.hpp"
+#include "core/sequences.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// A tile of rows of a head, those of its sequence from row `begin` on.
+struct RowTile {
+  int32_t batch, head, begin;
+};
+
+// All tiles of so many rows, by number. A kernel knows how many at compile time.
+struct RowTiles {
+  int32_t each;  // of a head of one sequence, or, where sequences are packed, of all of them
+  int32_t heads;
+  int64_t all;
+  FastDivisor by_each, by_heads;
+
+  RowTiles() = default;
+  RowTiles(Sequences const& s, int32_t batch, int32_t heads, int32_t rows)
+      : each(int32_t(s.cu_seqlens ? PackedTiles::slots(s.total, 1, rows, batch)
+                                  : (int64_t(s.seqlen) + rows - 1) / rows)),
+        heads(heads),
+        all(int64_t(each) * heads * (s.cu_seqlens ? 1 : batch)),
+        by_each(each > 0 ? each : 1),
+        by_heads(heads > 0 ? heads : 1) {}
+
+  // kIsVarlen: whether sequences may be packed.
+  template <int kRows, bool kIsVarlen>
+  CA_HOST_DEVICE int64_t number(Sequences const& s, RowTile const& tile) const {
+    int const index = int(unsigned(tile.begin) / kRows);
+    if (kIsVarlen && s.cu_seqlens) {
+      PackedTiles const packed{s.cu_seqlens, 1, kRows};
+      return int64_t(tile.head) * each + packed.first_slot(tile.batch) + index;
+    }
+    return (int64_t(tile.batch) * heads + tile.head) * each + index;
+  }
+
+  // All threads of a warp ask together.
+  template <int kRows, bool kIsVarlen, class Arch>
+  CA_HOST_DEVICE RowTile tile(Sequences const& s, int32_t batches, int32_t number) const {
+    int32_t const group = by_each(number), index = number - group * each;
+    if (kIsVarlen && s.cu_seqlens) {
+      PackedTiles const packed{s.cu_seqlens, 1, kRows};
+      int32_t const batch = packed.template entry_of<Arch>(index, batches);
+      return {batch, group, (index - packed.first_slot(batch)) * kRows};
+    }
+    int32_t const batch = by_heads(group);
+    return {batch, group - batch * heads, index * kRows};
+  }
+};
+
+struct BackwardParams {
+  static constexpr int kTileRows = 64;  // queries of a tile of the workspace
+  static constexpr int kAsideThreads = 128;
+  static constexpr int kTurns = kTileRows / 16;  // of a tile
+  // Heads that begin a tile of keys before the next one is begun, where dQ is added in order: so
+  // that the few tiles of a head that run at a time wait for each other once, at their beginning.
+  static constexpr int kGroup = 64;
+
+  Problem problem;
+  Gradients grad;
+  RowTiles queries, keys;
+  FastDivisor by_chunk;
+  int32_t heads_per_kv;
+  int32_t columns;  // of grad_q in the workspace: the head dim, rounded up to 32
+  float* stats;
+  float* grad_q;  // null: not wanted
+  float* sinks;   // null: not wanted
+  int32_t* turns;
+  FastDivisor by_group;
+
+  // The tile of keys is facts.block_m.
+  static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
+                                KernelFacts const& facts) {
+    BackwardParams params;
+    params.problem = p;
+    params.grad = *p.grad;
+    params.queries = RowTiles(p.seq_q, p.batch, p.num_heads_q, kTileRows);
+    params.keys = RowTiles(p.seq_k, p.batch, p.num_heads_kv, facts.block_m);
+    params.by_chunk = IntervalMask::divisor_of(p.mask);
+    params.heads_per_kv = p.num_heads_kv > 0 ? p.num_heads_q / p.num_heads_kv : 1;
+    params.columns = columns_of(p);
+    auto const floats = static_cast<float*>(workspace.data);
+    int64_t const tiles = params.queries.all;
+    params.stats = floats;
+    params.grad_q = p.grad->q.data ? floats + tiles * (kTileRows * 2) : nullptr;
+    params.sinks = p.grad->sinks ? floats + tiles * floats_of_rows(p) : nullptr;
+    params.turns = reinterpret_cast<int32_t*>(floats + tiles * (floats_of_rows(p) + 1));
+    params.by_group = FastDivisor(kGroup * (params.keys.each > 0 ? params.keys.each : 1));
+    return params;
+  }
+
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const&) {
+    RowTiles const queries(p.seq_q, p.batch, p.num_heads_q, kTileRows);
+    int64_t const floats = queries.all * (floats_of_rows(p) + 1);
+    return (floats + queries.all * kTurns + 1) * int64_t(sizeof(float));
+  }
+
+  // One tile of queries a block.
+  Launch launch_before(KernelFacts const&) const { return {queries.all, 1, kAsideThreads, 1024}; }
+  Launch launch(KernelFacts const& facts) const {
+    return {keys.all, 1, facts.threads, facts.smem_bytes};
+  }
+  // One tile of queries a block, and then one query head's sink.
+  Launch launch_after(KernelFacts const&) const {
+    int64_t const tiles = grad_q ? queries.all : 0, heads = sinks ? queries.heads : 0;
+    return {tiles + heads, 1, kAsideThreads, 1024};
+  }
+
+  // In a kernel.
+  template <bool kHasChunks>
+  CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
+    return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
+  }
+  // The number of the tile of keys that the block with this ticket has.
+  CA_HOST_DEVICE int32_t tile_of(int32_t ticket) const {
+    int32_t const group = by_group(ticket), first = group * kGroup;
+    int32_t const heads = int32_t(keys.all / (keys.each > 0 ? keys.each : 1));
+    int32_t const size = heads - first < kGroup ? heads - first : kGroup;
+    int32_t const place = ticket - first * keys.each, tile = place / size;
+    return (first + place - tile * size) * keys.each + tile;
+  }
+  // Counts the blocks that have begun.
+  CA_HOST_DEVICE int32_t* tickets() const { return turns + queries.all * kTurns; }
+  CA_HOST_DEVICE int32_t* turn_at(int64_t tile, int query) const {
+    return turns + tile * kTurns + unsigned(query) % kTileRows / 16;
+  }
+
+  // Where the m16 block of dQ that begins at a query begins, of a tile with this number.
+  CA_HOST_DEVICE float* grad_q_at(int64_t tile, int query) const {
+    return grad_q + (tile * kTileRows + unsigned(query) % kTileRows / 16 * 16) * columns;
+  }
+
+ private:
+  static int32_t columns_of(Problem const& p) { return (p.head_dim + 31) / 32 * 32; }
+  static int64_t floats_of_rows(Problem const& p) {
+    return kTileRows * (2 + (p.grad->q.data ? columns_of(p) : 0));
+  }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,185 @@
+// What is done for rows of queries before the backward kernel and after it: grids of a tile of 64
+// queries of a head a block.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/math.hpp"
+#include "sm80/backward_params.hpp"
+#include "tile/quad_rows.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// Statistics of the rows, and zeros for dQ.
+template <class Element, class SeqInfo>
+struct BackwardBefore {
+  using Params = BackwardParams;
+  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kLanes = 8;  // of a row
+  static constexpr int kRowsAtOnce = kThreads / kLanes, kPasses = kRows / kRowsAtOnce;
+
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
+    int const block = Arch::block(), thread = Arch::thread();
+    RowTile const tile = params.queries.tile<kRows, kIsVarlen, Arch>(p.seq_q, p.batch, block);
+    SeqInfo const seq(p, tile.batch);
+    int const rows = seq.lens(p).q - tile.begin;  // 0 or less: none
+
+    if (params.grad_q) {
+      auto* const zeros = reinterpret_cast<cute::uint128_t*>(params.grad_q_at(block, 0));
+      for (int i = thread; i < kRows * params.columns / 4; i += kThreads) {
+        zeros[i] = cute::uint128_t{};
+      }
+    }
+    if (thread < Params::kTurns) params.turns[int64_t(block) * Params::kTurns + thread] = 0;
+    if (block == 0 && thread == 0) *params.tickets() = 0;
+    float sink_sum = 0.0f;
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      int const row = i * kRowsAtOnce + thread / kLanes;
+      float const sum = dot<Arch>(params, seq, tile, row < rows ? row : -1, thread % kLanes);
+      if (thread % kLanes == 0) {
+        float stats[2] = {-kInf, 0.0f};
+        if (row < rows) row_stats(params, seq, tile, row, sum, stats, sink_sum);
+        auto* const to = params.stats + (int64_t(block) * kRows + row) * 2;
+        to[0] = stats[0], to[1] = stats[1];
+      }
+    }
+    if (params.sinks) add_up<Arch>(sink_sum, smem, params.sinks + block);
+  }
+
+ private:
+  // A row of dO times that of O, in all its lanes; row < 0: 0.
+  template <class Arch>
+  CUTE_DEVICE static float dot(Params const& params, SeqInfo const& seq, RowTile const& tile,
+                               int row, int lane) {
+    Problem const& p = params.problem;
+    float sum = 0.0f;
+    if (row >= 0) {
+      int64_t const query = tile.begin + row;
+      Element const* const o =
+          seq.template queries<Element const>(p.o, tile.head) + query * p.o.row_stride;
+      Element const* const g = seq.template queries<Element const>(params.grad.o, tile.head) +
+                               query * params.grad.o.row_stride;
+      for (int column = lane * 8; column < p.head_dim_v; column += kLanes * 8) {
+        uint128_t const x = *reinterpret_cast<uint128_t const*>(o + column);
+        uint128_t const y = *reinterpret_cast<uint128_t const*>(g + column);
+        Element const* const a = reinterpret_cast<Element const*>(&x);
+        Element const* const b = reinterpret_cast<Element const*>(&y);
+        CUTE_UNROLL
+        for (int j = 0; j < 8; ++j) sum = fmaf(float(a[j]), float(b[j]), sum);
+      }
+    }
+    CUTE_UNROLL
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) sum += Arch::shuffle_xor(sum, lanes);
+    return sum;
+  }
+
+  CUTE_DEVICE static void row_stats(Params const& params, SeqInfo const& seq, RowTile const& tile,
+                                    int row, float sum, float (&stats)[2], float& sink_sum) {
+    Problem const& p = params.problem;
+    int64_t const at = seq.lse(p, tile.head, tile.begin + row);
+    float const lse = p.softmax_lse[at] * kLog2e;
+    float const delta = params.grad.softmax_lse ? sum - params.grad.softmax_lse[at] : sum;
+    if (lse == -kInf) return;  // no weights, and so no gradients
+    stats[0] = -lse;
+    stats[1] = delta;
+    if (params.sinks) sink_sum += fast_exp2(p.logits.sinks[tile.head] * kLog2e - lse) * delta;
+  }
+
+  // The block's sum, in a fixed order.
+  template <class Arch>
+  CUTE_DEVICE static void add_up(float x, char* smem, float* to) {
+    CUTE_UNROLL
+    for (int lanes = kLanes; lanes < 32; lanes *= 2) x += Arch::shuffle_xor(x, lanes);
+    auto* const of_warp = reinterpret_cast<float*>(smem);
+    int const thread = Arch::thread();
+    if (thread % 32 == 0) of_warp[thread / 32] = x;
+    Arch::sync();
+    if (thread == 0) {
+      float sum = 0.0f;
+      for (int i = 0; i < kThreads / 32; ++i) sum += of_warp[i];
+      *to = sum;
+    }
+  }
+};
+
+// dQ, scaled and rounded; sinks' gradients.
+template <class Element, class SeqInfo>
+struct BackwardAfter {
+  using Params = BackwardParams;
+  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
+  static constexpr int kWarps = kThreads / 32;
+
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    int const tiles = params.grad_q ? int(params.queries.all) : 0;
+    if (Arch::block() < tiles) {
+      convert<Arch>(params);
+    } else {
+      add_sinks<Arch>(params, Arch::block() - tiles, smem);
+    }
+  }
+
+ private:
+  // A warp takes one m16 block of the tile, 32 columns at a time.
+  template <class Arch>
+  CUTE_DEVICE static void convert(Params const& params) {
+    Problem const& p = params.problem;
+    int const block = Arch::block(), warp = Arch::thread() / 32, lane = Arch::thread() % 32;
+    RowTile const tile = params.queries.tile<kRows, kIsVarlen, Arch>(p.seq_q, p.batch, block);
+    SeqInfo const seq(p, tile.batch);
+    int const row = warp * 16 + lane / 4;
+    int const rows = seq.lens(p).q - tile.begin;
+    Element* const target = seq.template queries<Element>(params.grad.q, tile.head) +
+                            int64_t(tile.begin + row) * params.grad.q.row_stride;
+    float const* const from = params.grad_q_at(block, warp * 16);
+    for (int first = 0; first < params.columns / 8; first += 4) {
+      uint32_t words[2][4];  // of rows 8 apart
+      CUTE_UNROLL
+      for (int n = 0; n < 4; ++n) {
+        float x[4];
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          x[i] = from[(first + n) * 128 + Arch::place_of(lane, i)] * p.logits.softmax_scale;
+        }
+        words[0][n] = Arch::template pack<Element>(x[0], x[1]);
+        words[1][n] = Arch::template pack<Element>(x[2], x[3]);
+      }
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        store_columns<Arch>(target + half * 8 * params.grad.q.row_stride, words[half], first,
+                            p.head_dim, row + half * 8 < rows, lane);
+      }
+    }
+  }
+
+  // - sum of exp(sink - LSE) delta over all rows of a query head, in a fixed order.
+  template <class Arch>
+  CUTE_DEVICE static void add_sinks(Params const& params, int head, char* smem) {
+    Problem const& p = params.problem;
+    RowTiles const& tiles = params.queries;
+    bool const is_packed = kIsVarlen && p.seq_q.cu_seqlens;
+    int const thread = Arch::thread();
+    float sum = 0.0f;
+    for (int batch = 0; batch < (is_packed ? 1 : p.batch); ++batch) {
+      float const* const parts = params.sinks + (int64_t(batch) * tiles.heads + head) * tiles.each;
+      for (int i = thread; i < tiles.each; i += kThreads) sum += parts[i];
+    }
+    CUTE_UNROLL
+    for (int lanes = 1; lanes < 32; lanes *= 2) sum += Arch::shuffle_xor(sum, lanes);
+    auto* const of_warp = reinterpret_cast<float*>(smem);
+    if (thread % 32 == 0) of_warp[thread / 32] = sum;
+    Arch::sync();
+    if (thread == 0) {
+      sum = 0.0f;
+      for (int i = 0; i < kWarps; ++i) sum += of_warp[i];
+      params.grad.sinks[head] = -sum;
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

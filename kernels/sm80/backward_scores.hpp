@@ -1,0 +1,221 @@
+// From the products of a slice to P and to dS: score_mod, mask and dropout of fragments with keys
+// in rows.
+#pragma once
+
+#include "core/dropout.hpp"
+#include "core/math.hpp"
+#include "core/opaque.hpp"
+#include "core/score.hpp"
+#include "sm80/backward_products.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// Which key and query element i of block (m, n) of a slice is: relative to the warp's first key and
+// the slice's first query.
+struct SlicePlace {
+  int lane;
+  CUTE_DEVICE int key(int m, int i) const { return m * 16 + i / 2 * 8 + lane / 4; }
+  CUTE_DEVICE int query(int n, int i) const { return n * 8 + lane % 4 * 2 + i % 2; }
+};
+
+// What the scores of a step depend on.
+struct StepPlace {
+  int batch, head;
+  int first_key;    // of the warp
+  int first_query;  // of the step
+};
+
+template <class Config, class Score, class Arch>
+struct BackwardScores {
+  using Products = BackwardProducts<Config, Arch>;
+  using Slice = typename Products::Slice;
+  using Packed = typename Products::Packed;
+  using Address = typename Arch::SmemAddress;
+  using Element = typename Config::Element;
+  static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
+
+  Problem const& p;
+  Score const score;
+  float const log2_scale;
+  DropoutMask const& dropout;
+
+  // Calls visit(m, n, i) for all elements of a slice.
+  template <class Visit>
+  CUTE_DEVICE static void for_all(Visit&& visit) {
+    CUTE_UNROLL
+    for (int n = 0; n < kQueryColumns; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) visit(m, n, i);
+      }
+    }
+  }
+
+  // Products of a slice to P = exp(logit - LSE), rounded.
+  //   words:    P, with dropout what is left of it, for dV
+  //   given:    for gradient(): P d logit / d(scale s); the sign says that dropout dropped it
+  //   stats:    of the slice's first query in shared memory
+  //   queries:  those that see the warp's first key, and so on; is_masked: whether any is masked
+  CUTE_DEVICE void weights(Slice& x, StepPlace const& at, int slice, Address stats, Address queries,
+                           bool is_masked, int lane, Packed& words, Packed& given) const {
+    Slice slope;
+    if constexpr (Config::kIsGeneral) {
+      apply_general(x, slope, at, slice, lane);
+    } else if constexpr (!Score::kIsIdentity) {
+      score.template apply<decltype(size(x))::value>(x);
+      for_all([&](int m, int n, int i) {
+        slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
+      });
+    }
+    unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
+    for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
+      x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
+    });
+    if constexpr (Score::kIsIdentity) {
+      Products::pack(x, words);
+      Products::pack(x, given);
+    } else {
+      for_all([&](int m, int n, int i) { slope(i, m, n) *= x(i, m, n); });
+      if constexpr (Config::kIsGeneral) {
+        unpredicated_if(dropout.is_active(), [&] { drop(x, slope, at, slice, lane); });
+      }
+      Products::pack(x, words);
+      Products::pack(slope, given);
+    }
+  }
+
+  // dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
+  CUTE_DEVICE void gradient(Slice& dp, Packed const& given, Address stats, int lane,
+                            Packed& words) const {
+    auto const bits = [&](int m, int n, int i) {
+      uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
+      return uint16_t(i % 2 ? word >> 16 : word);
+    };
+    if constexpr (Config::kIsGeneral) {
+      unpredicated_if(dropout.is_active(), [&] {
+        float const kept_scale = dropout.kept_scale;
+        for_all([&](int m, int n, int i) {
+          dp(i, m, n) = bits(m, n, i) & 0x8000u ? 0.0f : dp(i, m, n) * kept_scale;
+        });
+      });
+    }
+    constexpr uint16_t kMagnitude = Config::kIsGeneral ? 0x7fffu : 0xffffu;
+    for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
+      float const weight = to_float(bits(m, n, i) & kMagnitude);
+      dp(i, m, n) = weight * (dp(i, m, n) - stat[1]);
+    });
+    Products::pack(dp, words);
+  }
+
+ private:
+  CUTE_DEVICE static float to_float(uint16_t bits) {
+    return std::is_same_v<Element, cutlass::half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
+  }
+
+  // Calls visit(m, n, i, stat) for all elements, with the statistics of their queries.
+  template <class Visit>
+  CUTE_DEVICE static void for_queries(Address stats, int lane, Visit&& visit) {
+    stats += Address(lane % 4 * 16);
+    CUTE_UNROLL
+    for (int n = 0; n < kQueryColumns; ++n) {
+      CUTE_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float stat[2];
+        Arch::load_shared(stats + Address(n * 64 + j * 8), stat);
+        CUTE_UNROLL
+        for (int m = 0; m < kKeyBlocks; ++m) {
+          CUTE_UNROLL
+          for (int i = j; i < 4; i += 2) visit(m, n, i, stat);
+        }
+      }
+    }
+  }
+
+  // Drops weights; a dropped one has a negative slope. Lanes of neighbouring keys share a draw:
+  // each draws for one of its two queries, and they swap.
+  CUTE_DEVICE void drop(Slice& x, Slice& slope, StepPlace const& at, int slice, int lane) const {
+    int const key = at.first_key + lane / 4;  // block rows are multiples of 8 on
+    bool const is_odd = lane / 4 % 2;
+    CUTE_UNROLL
+    for (int n = 0; n < kQueryColumns; ++n) {
+      int const query = at.first_query + slice * Config::kSlice + n * 8 + lane % 4 * 2;
+      PhiloxWords own = dropout.draw(at.batch, at.head, query + is_odd, key), other;
+      CUTE_UNROLL
+      for (int w = 0; w < 4; ++w) other.word[w] = Arch::shuffle_xor(own.word[w], 4);
+      CUTE_UNROLL
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          // Of 32 keys a word has 8; with 16 keys a warp's are the lower or the upper half.
+          int const w = m * 2 + i / 2;
+          bool const is_own = (i % 2 == 1) == is_odd;
+          uint32_t word = is_own ? own.word[w] : other.word[w];
+          if (kKeyBlocks == 1 && at.first_key % 32 >= 16) {
+            word = is_own ? own.word[(w + 2) % 4] : other.word[(w + 2) % 4];
+          }
+          float const factor = dropout.factor(word, key);
+          x(i, m, n) *= factor;
+          slope(i, m, n) = factor == 0.0f ? -slope(i, m, n) : slope(i, m, n);
+        }
+      }
+    }
+  }
+
+  // -inf for keys that a query does not see.
+  CUTE_DEVICE void apply_mask(Slice& x, StepPlace const& at, int slice, Address queries,
+                              int lane) const {
+    SlicePlace const place{opaque(lane)};
+    int const first_query = at.first_query + slice * Config::kSlice;
+    CUTE_UNROLL
+    for (int m = 0; m < kKeyBlocks; ++m) {
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        int32_t seen_by[2];
+        Arch::load_shared(queries + Address(place.key(m, 2 * half) * 8), seen_by);
+        int const begin = seen_by[0] - first_query, end = seen_by[1] - first_query;
+        CUTE_UNROLL
+        for (int n = 0; n < kQueryColumns; ++n) {
+          CUTE_UNROLL
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            int const query = place.query(n, i);
+            x(i, m, n) = query >= begin && query < end ? x(i, m, n) : -kInf;
+          }
+        }
+      }
+    }
+  }
+
+  // The queries of a thread, for one of its keys, as the general score asks for them.
+  struct Logits {
+    StepPlace const& at;
+    SlicePlace place;
+    int slice, m, half;
+    CUTE_DEVICE int batch() const { return at.batch; }
+    CUTE_DEVICE int head(int) const { return at.head; }
+    CUTE_DEVICE int query(int i) const {
+      return at.first_query + slice * Config::kSlice + place.query(i / 2, i % 2);
+    }
+    CUTE_DEVICE int key(int) const { return at.first_key + place.key(m, 2 * half); }
+  };
+
+  CUTE_DEVICE void apply_general(Slice& x, Slice& slope, StepPlace const& at, int slice,
+                                 int lane) const {
+    constexpr int kQueries = 2 * kQueryColumns;
+    CUTE_UNROLL
+    for (int m = 0; m < kKeyBlocks; ++m) {
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        auto const of_key = [&](int i, int) -> float& { return x(2 * half + i % 2, m, i / 2); };
+        auto const set_slope = [&](int i, int, float x) { slope(2 * half + i % 2, m, i / 2) = x; };
+        Logits const place{at, {opaque(lane)}, slice, m, half};
+        CUTE_UNROLL
+        for (int i = 0; i < kQueries; ++i) set_slope(i, 0, 1.0f);
+        score.template scale<kQueries, 1>(of_key);
+        score.template add_terms<kQueries, 1>(of_key, place, set_slope);
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

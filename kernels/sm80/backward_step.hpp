@@ -1,0 +1,313 @@
+// The loop of the backward kernel over tiles of queries: see backward.hpp.
+#pragma once
+
+#include "core/opaque.hpp"
+#include "sm80/backward_params.hpp"
+#include "sm80/backward_products.hpp"
+#include "sm80/backward_scores.hpp"
+#include "tile/tile_copy.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Config, class Score, class Arch>
+struct BackwardStep {
+  using Element = typename Config::Element;
+  using Address = typename Arch::SmemAddress;
+  using Products = BackwardProducts<Config, Arch>;
+  using Scores = BackwardScores<Config, Score, Arch>;
+  using Slice = typename Products::Slice;
+  using Packed = typename Products::Packed;
+  using Shared = typename Config::SharedStorage;
+  using TileQ = typename Config::TileQ;
+  using TileS = typename Config::TileS;
+  static constexpr bool kHasRoles = Config::kHasRoles;
+  static constexpr int kSlice = Config::kSlice, kBlockM = Config::kBlockM;
+
+  // A tile of queries of a query head; `number` counts steps.
+  struct Position {
+    int head, tile, number;
+  };
+
+  BackwardParams const& params;
+  Problem const& p;
+  Shared& shared;
+  typename Config::BlockInfo const& block;
+  Scores const scores;
+
+  typename Products::Grad grad[Config::kChains];              // dV, dK, or the role's
+  typename Products::Stationary stationary[Config::kChains];  // K, V, or the role's
+
+  CUTE_DEVICE BackwardStep(BackwardParams const& params, SeqLens const& lens, Shared& shared)
+      : params(params),
+        p(params.problem),
+        shared(shared),
+        block(shared.block),
+        scores{p, score_in_log2<Score>(p, lens), score_in_log2<Score>(p, lens).log2_scale(),
+               shared.block.dropout} {
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kChains; ++i) clear(grad[i]);
+  }
+
+  CUTE_DEVICE static int warp_n() { return Arch::thread() / 32 % Config::kWarpsN; }
+  CUTE_DEVICE static int role() { return Arch::thread() / 32 / Config::kWarpsN; }
+
+  // Starts the copies of K and V.
+  CUTE_DEVICE void load_keys() const {
+    using Copy = TileCopy<Arch, Element, typename Config::TileKv, Config::kThreads>;
+    int const thread = Arch::thread(), keys = block.seq.lens(p).k - block.tile.begin;
+    auto const load = [&](Operand const& from, Address to, int columns) {
+      Element const* const source =
+          block.seq.template keys<Element const>(from, block.tile.head) +
+          int64_t(block.tile.begin + Copy::row(thread)) * from.row_stride + Copy::column(thread);
+      Copy::load(to + Copy::offset(thread), source, from.row_stride, keys, columns, thread);
+    };
+    load(p.k, Arch::smem_address(shared.k), p.head_dim);
+    load(p.v, Arch::smem_address(shared.k) + Address(Config::kVDistance), p.head_dim_v);
+    Arch::async_copy_commit();
+  }
+
+  CUTE_DEVICE void run() {
+    load_stationary();
+    if (block.range.begin >= block.range.end) return;
+    int const first_head = block.tile.head * params.heads_per_kv;
+    int const steps = params.heads_per_kv * (block.range.end - block.range.begin);
+    // In order, from the last queries to the first: under a causal mask those see the keys of most
+    // blocks, and would be waited for at the beginning.
+    Position now = {first_head, kStep > 0 ? block.range.begin : block.range.end - 1, 0};
+    copy(now, steps);
+    for (; now.number < steps; now = next(now)) {
+      if (now.number > 0) wait_for_turn(before(now));
+      Arch::template async_copy_wait<0>();
+      Arch::sync();  // Q, dO and stats of this step full, of the next empty; dS before full
+      if (now.number > 1) pass_turn(before(before(now)));
+      copy(next(now), steps);
+      // Half of the warps add dQ before their own chain, half after it.
+      bool const adds_first = !kHasRoles || role() == 1;
+      if (now.number > 0 && adds_first) add_q(before(now));
+      run_chain(now);
+      if (now.number > 0 && !adds_first) add_q(before(now));
+    }
+    wait_for_turn(before(now));
+    Arch::sync();  // the last dS full
+    if (steps > 1) pass_turn(before(before(now)));
+    add_q(before(now));
+    if constexpr (Config::kIsOrdered) Arch::sync();  // dQ added
+    pass_turn(before(now));
+  }
+
+ private:
+  static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // from a tile to the next
+
+  CUTE_DEVICE Position next(Position at) const { return moved<kStep>(at, 1); }
+  CUTE_DEVICE Position before(Position at) const { return moved<-kStep>(at, -1); }
+
+  template <int kBy>
+  CUTE_DEVICE Position moved(Position at, int steps) const {
+    TileRange const& range = block.range;
+    at.number += steps;
+    at.tile += kBy;
+    if (kBy > 0 ? at.tile == range.end : at.tile < range.begin) {
+      at.tile = kBy > 0 ? range.begin : range.end - 1;
+      at.head += steps;
+    }
+    return at;
+  }
+
+  // Where dQ is added in order: until all tiles of earlier keys that a step's queries see have
+  // added theirs; and that this one has.
+  CUTE_DEVICE void wait_for_turn(Position const& at) const {
+    if constexpr (Config::kIsOrdered) {
+      if (Arch::thread() != 0 || params.grad_q == nullptr) return;
+      SeqLens const lens = block.seq.lens(p);
+      int const first = at.tile * kBlockM;
+      int const end = first + kBlockM < lens.q ? first + kBlockM : lens.q;
+      TileRange const keys =
+          params.template mask<Config::kIsGeneral>(lens).tiles(first, end, Config::kBlockN);
+      Arch::wait_until(turn(at), block.tile.begin / Config::kBlockN - keys.begin);
+    }
+  }
+  CUTE_DEVICE void pass_turn(Position const& at) const {
+    if constexpr (Config::kIsOrdered) {
+      if (Arch::thread() != 0 || params.grad_q == nullptr) return;
+      Arch::fence();  // what all threads have added, by the barrier before
+      (void)Arch::fetch_add(turn(at), 1);
+    }
+  }
+  CUTE_DEVICE int32_t* turn(Position const& at) const {
+    return params.turn_at(query_tile(at), at.tile * kBlockM);
+  }
+
+  CUTE_DEVICE void load_stationary() {
+    Arch::template async_copy_wait<0>();
+    Arch::sync();  // K, V, visible and queries_of_key full
+    int const lane = Arch::thread() % 32;
+    Address const rows = Products::key_rows(Arch::smem_address(shared.k), warp_n(), lane);
+    if constexpr (kHasRoles) {
+      Products::load_stationary(rows + Address(role() * Config::kVDistance), 0, stationary[0]);
+    } else {
+      Products::load_stationary(rows, 0, stationary[0]);
+      Products::load_stationary(rows, Config::kVDistance, stationary[Config::kChains - 1]);
+    }
+    if constexpr (!Config::kKeepsV) Arch::sync();  // where V was is empty
+  }
+
+  // Starts the copies of Q, dO and the statistics of a step, if there is one.
+  CUTE_DEVICE void copy(Position const& at, int steps) const {
+    if (at.number < steps) {
+      using Copy = TileCopy<Arch, Element, TileQ, Config::kThreads>;
+      int const thread = opaque(Arch::thread());
+      int const stage = at.number % Config::kStages, first = at.tile * kBlockM;
+      int const queries = block.seq.lens(p).q - first;
+      auto const load = [&](Operand const& from, Address to, int columns) {
+        Element const* const source = block.seq.template queries<Element const>(from, at.head) +
+                                      int64_t(first + Copy::row(thread)) * from.row_stride +
+                                      Copy::column(thread);
+        Copy::load(to + Copy::offset(thread), source, from.row_stride, queries, columns, thread);
+      };
+      load(p.q, stage_of(shared.stages.q, stage), p.head_dim);
+      load(params.grad.o, stage_of(shared.stages.grad_o, stage), p.head_dim_v);
+      if (thread < kBlockM / 2) {
+        float const* const from =
+            params.stats + (query_tile(at) * BackwardParams::kTileRows +
+                            unsigned(first) % BackwardParams::kTileRows + thread * 2) *
+                               2;
+        Arch::async_copy(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
+      }
+    }
+    Arch::async_copy_commit();
+  }
+
+  // Where buffer `stage` of an array of them is.
+  template <class T, int kCount>
+  CUTE_DEVICE Address stage_of(T const (&buffers)[kCount], int stage) const {
+    return Arch::smem_address(buffers) + Address(stage * int(sizeof(T)));
+  }
+
+  // Number of the workspace's tile that a step's queries are in.
+  CUTE_DEVICE int64_t query_tile(Position const& at) const {
+    return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
+        p.seq_q, {block.tile.batch, at.head, at.tile * kBlockM});
+  }
+
+  CUTE_DEVICE void add_q(Position const& at) const {
+    if (params.grad_q == nullptr) return;
+    float* const to = params.grad_q_at(query_tile(at), at.tile * kBlockM);
+    Products::add_q(stage_of(shared.stages.grad_s, at.number % 2), Arch::smem_address(shared.k), to,
+                    params.columns, opaque(Arch::thread()));
+  }
+
+  // The products of a step over this warp's keys.
+  CUTE_DEVICE void run_chain(Position const& at) {
+    int const thread = opaque(Arch::thread()), lane = thread % 32;
+    int const warp_n = thread / 32 % Config::kWarpsN, stage = at.number % Config::kStages;
+    Address const q = stage_of(shared.stages.q, stage);
+    int const role = kHasRoles ? thread / 32 / Config::kWarpsN : 0;
+    Rows const rows{Products::key_rows(Arch::smem_address(shared.k), warp_n, lane) +
+                        Address(role * Config::kVDistance),
+                    Products::query_columns(q, lane) + Address(role * Config::kGradODistance),
+                    Products::query_rows(q, lane) +
+                        Address(kHasRoles ? (1 - role) * Config::kGradODistance : 0)};
+    Address const stats = stage_of(shared.stats, stage);
+    Address const s = stage_of(shared.stages.grad_s, at.number % 2) +
+                      Address(TileS::offset(warp_n * Config::kWarpKeys + lane / 4, 0)) +
+                      Address(lane % 4 * 4);
+    Address const queries =
+        Arch::smem_address(shared.queries_of_key) + Address(warp_n * Config::kWarpKeys * 8);
+    StepPlace const place{block.tile.batch, at.head, block.tile.begin + warp_n * Config::kWarpKeys,
+                          at.tile * kBlockM};
+    typename Config::Visible const visible = block.visible[warp_n];
+#pragma unroll Config::kUnrolledSlices
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+      int const first = place.first_query + slice * kSlice, last = first + kSlice - 1;
+      Address const slice_stats = stats + Address(slice * kSlice * 8);
+      if (last < visible.some_begin || first >= visible.some_end) {
+        if (!kHasRoles || role == 1) clear_s(slice, s);
+        continue;
+      }
+      bool const is_masked = first < visible.all_begin || last >= visible.all_end;
+      if constexpr (kHasRoles) {
+        run_role(role, place, slice, rows, slice_stats, s, queries, is_masked, lane, warp_n);
+      } else {
+        run_both(place, slice, rows, slice_stats, s, queries, is_masked, lane);
+      }
+    }
+  }
+
+  // This lane's addresses in K and in the step's Q, as BackwardProducts wants them; of the second
+  // role those in V and dO, and the other way round for the second product.
+  struct Rows {
+    Address keys, query_columns, query_rows;
+  };
+
+  CUTE_DEVICE void run_both(StepPlace const& place, int slice, Rows const& rows, Address stats,
+                            Address s, Address queries, bool is_masked, int lane) {
+    Slice x;
+    Packed words, given;
+    Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
+    scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
+    Products::second(words, rows.query_rows, Config::kGradODistance, slice, grad[0]);
+    Products::first(stationary[Config::kChains - 1], rows.keys, Config::kVDistance,
+                    rows.query_columns, Config::kGradODistance, slice, x);
+    scores.gradient(x, given, stats, lane, words);
+    Products::store_s(words, slice, s);
+    Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
+  }
+
+  // The products are the same code for both roles.
+  CUTE_DEVICE void run_role(int role, StepPlace const& place, int slice, Rows const& rows,
+                            Address stats, Address s, Address queries, bool is_masked, int lane,
+                            int warp_n) {
+    // What is handed over has a place and a barrier of its own for every slice of a step, so that
+    // the first role never waits.
+    Address const handover =
+        Arch::smem_address(shared.p) +
+        Address((warp_n * kBlockM + slice * kSlice) * Config::kWarpKeys * 2 + lane * 16);
+    int const barrier = 1 + warp_n * Config::kSlices + slice;
+    Slice x;
+    Packed words, given;
+    Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
+    if (role == 0) {
+      scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
+      give(given, handover);
+      Arch::arrive(barrier, 64);  // P full
+    } else {
+      Arch::sync(barrier, 64);  // P full
+      take(given, handover);
+      scores.gradient(x, given, stats, lane, words);
+      Products::store_s(words, slice, s);
+    }
+    Products::second(words, rows.query_rows, 0, slice, grad[0]);
+  }
+
+  CUTE_DEVICE static void clear_s(int slice, Address s) {
+    Packed zeros;
+    CUTE_UNROLL
+    for (int n = 0; n < kSlice / 16; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < Config::kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) zeros[n][m][i] = 0;
+      }
+    }
+    Products::store_s(zeros, slice, s);
+  }
+
+  CUTE_DEVICE static void give(Packed const& words, Address to) {
+    CUTE_UNROLL
+    for (int n = 0; n < kSlice / 16; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < Config::kKeyBlocks; ++m)
+        Arch::store_shared(to + Address((n * Config::kKeyBlocks + m) * 512), words[n][m]);
+    }
+  }
+  CUTE_DEVICE static void take(Packed& words, Address from) {
+    CUTE_UNROLL
+    for (int n = 0; n < kSlice / 16; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < Config::kKeyBlocks; ++m)
+        Arch::load_shared(from + Address((n * Config::kKeyBlocks + m) * 512), words[n][m]);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,112 @@
+// Tile shapes and shared memory of the wgmma forward kernel.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+#include <cute/tensor.hpp>
+
+#include "arch/mbarrier.hpp"
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/scheduler.hpp"
+#include "sm90/params.hpp"
+#include "tile/fragment.hpp"
+#include "tile/swizzle.hpp"
+
+namespace cutlass_attn::sm90 {
+
+using namespace cute;
+
+// kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_>
+struct Config {
+  using Element = Element_;
+  using Coord = TileCoord;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kGroups = kWarps_ / 4;  // warpgroups that compute
+  static constexpr int kGroupRows = 64;        // rows of each: M of wgmma
+  static constexpr int kGroupThreads = 128;
+  static constexpr int kThreads = kGroupThreads * (kGroups + 1);
+  static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
+
+  // Registers of a thread that copies and of one that computes; all together 64 K.
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
+
+  // Chunks of 64 columns: TMA fills what is beyond a head dim with zeros.
+  static constexpr int whole_chunks(int columns) { return (columns + 63) / 64 * 64; }
+  using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
+  using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
+  using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  using Place = FragmentPlace<4 * kGroups, 1>;  // by thread of those that compute
+  static constexpr int kRows = 2;               // of a thread
+
+  // Two tiles of Q, so that the next one is there before this one is done with, if that leaves room
+  // for two of K and of V; of those as many as there is room for.
+  static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 2048;
+  static constexpr int room(int q_stages) {
+    return kMaxSmemBytes - kOtherBytes - q_stages * kGroups * TileQ::kBytes;
+  }
+  static constexpr int kPairBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr int kQStages = room(2) >= 2 * kPairBytes ? 2 : 1;
+  static constexpr int kPairs = room(kQStages) / kPairBytes < 4 ? room(kQStages) / kPairBytes : 4;
+  static_assert(kPairs >= 2, "too little shared memory for two tiles of K and V");
+  static constexpr int kVStages = kPairs;
+  static constexpr int kKStages =
+      kPairs < 4 && room(kQStages) - kPairs * kPairBytes >= TileK::kBytes ? kPairs + 1 : kPairs;
+
+  // What sm80::Products asks for.
+  using QkAccumulator = float;
+  using PvAccumulator = float;
+  static constexpr bool kIsFp8 = false;
+  static constexpr int kWarpsM = 4, kRowBlocks = 1, kWarpColumns = kHeadDimV;
+  template <class Score>
+  static constexpr int key_block() {
+    return kBlockN;
+  }
+  template <class Arch, class Accumulator, int kColumns>
+  using Fragment =
+      decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
+
+  // What those who compute have to know of a tile; its thread that copies works it out.
+  struct TileInfo {
+    int32_t is_there;  // 0: there are no more tiles
+    Coord tile;
+    TileRange range;            // of keys, for all rows: what is copied
+    TileRange ranges[kGroups];  // and for those of a warpgroup
+    NearMask interval;
+    DropoutMask dropout;  // nobody's
+    CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
+  };
+  static constexpr int kInfos = 2;  // of the tile that is computed, and of the next
+
+  struct SharedStorage {
+    alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
+    char k[kKStages][TileK::kBytes];
+    char v[kVStages][TileV::kBytes];
+    alignas(16) char infos[kInfos][sizeof(TileInfo)];
+    // Full: the copy has landed. Empty: it is read by none any more.
+    arch::Barrier q_full[kQStages][kGroups], q_empty[kQStages][kGroups];
+    arch::Barrier k_full[kKStages], k_empty[kKStages];
+    arch::Barrier v_full[kVStages], v_empty[kVStages];
+    arch::Barrier info_full[kInfos], info_empty[kInfos];
+
+    CUTE_DEVICE TileInfo& info(int i) { return *reinterpret_cast<TileInfo*>(infos[i]); }
+  };
+  static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
+};
+
+// Which buffer of several is the next one, and in which round.
+template <int kSize>
+struct Ring {
+  int stage = 0, round = 0;  // round: modulo 2, the parity of the barrier's phase
+
+  CUTE_DEVICE void advance() {
+    if (++stage == kSize) {
+      stage = 0;
+      round ^= 1;
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm90

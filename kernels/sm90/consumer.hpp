@@ -1,0 +1,345 @@
+// A warpgroup that computes: 64 rows of one tile after the other.
+//
+// While a tile of keys goes through softmax, the tensor cores have the products around it to work
+// on, those of one tile of rows and of the next alike:
+//
+//   tensor cores   Q K(j)  P V(j-1)            Q K(j+1)  P V(j)
+//   the rest               softmax(j)                    softmax(j+1)
+//
+//   at the end     Q K(n-1)  P V(n-2)          Q' K'(0)  P V(n-1)               Q' K'(1) ...
+//                            softmax(n-1)                softmax'(0)   store O
+//
+// from the last keys to the first: under a causal mask the tile of which keys are masked then comes
+// first, where the row max has to be looked for in any case.
+#pragma once
+
+#include "core/epilogue.hpp"
+#include "sm80/products.hpp"
+#include "sm90/config.hpp"
+#include "tile/scores.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Config, class Score, class Arch>
+struct Consumer {
+  using Element = typename Config::Element;
+  using Shared = typename Config::SharedStorage;
+  using Info = typename Config::TileInfo;
+  using Place = typename Config::Place;
+  using TileQ = typename Config::TileQ;
+  using TileK = typename Config::TileK;
+  using TileV = typename Config::TileV;
+  using Step = sm80::Products<Config, Score, Arch>;
+  using Softmax = SoftmaxRows<Arch, Config::kRows>;
+  using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
+  static constexpr int kN = Config::kBlockN;
+  // Tiles of keys that a warpgroup may leave to others between two of its own and still have P V of
+  // the first beside Q K^T of the second: for more the buffers of V do not suffice.
+  static constexpr int kMostSkipped = 1;
+
+  TmaParams const& params;
+  Shared& shared;
+  int const group;  // this warpgroup
+  Score const score;
+  float const log2_scale;
+  Ring<Config::kQStages> q;
+  Ring<Config::kKStages> k;
+  Ring<Config::kVStages> v;
+  Ring<Config::kInfos> infos;
+  bool accumulates = false;  // whether any P V is in O
+  Softmax softmax;
+  typename Step::S acc_s[1];  // of a tile of keys
+  typename Step::O acc_o;
+  typename Step::P p;
+
+  CUTE_DEVICE Consumer(TmaParams const& params, Shared& shared, int group)
+      : params(params),
+        shared(shared),
+        group(group),
+        score(params.forward.problem),
+        log2_scale(score.log2_scale()) {}
+
+  CUTE_DEVICE void run() {
+    Info* info = take();
+    while (info->is_there) {
+      start(*info);
+      bool is_beside = true;
+      while (is_beside) {
+        steps(*info);
+        release(&shared.q_empty[q.stage][group]);
+        q.advance();
+        int const stage = infos.stage ^ 1;  // of this tile
+        // The next one is known once all keys of this one are on their way: not before this
+        // warpgroup has let go of those that are not its own.
+        int skipped = trailing(*info);
+        Info* next = skipped <= kMostSkipped ? take() : nullptr;
+        is_beside = next != nullptr && next->is_there;
+        if (is_beside) {
+          skipped += leading(*next);
+          is_beside = skipped <= kMostSkipped;
+        }
+        Softmax done = softmax;
+        if (is_beside) {
+          cross(*next, skipped);
+        } else {
+          finish_products();
+          skip(trailing(*info));
+        }
+        store(*info, done);
+        Arch::sync_warp();
+        release(&shared.info_empty[stage]);
+        info = next != nullptr ? next : take();
+      }
+    }
+  }
+
+ private:
+  // Of those that compute. Asked for where it is needed: kept, it would take a register.
+  CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
+
+  // The first tile of keys of a tile of rows, with nothing beside it.
+  CUTE_DEVICE void start(Info const& info) {
+    skip(leading(info));
+    issue_qk_of_next();
+    Arch::template wgmma_wait<0>(s_registers());
+    release_k();
+    begin_softmax(info);
+    Step::pack(acc_s[0], p);
+  }
+
+  // The same beside P V of the last tile of keys of the tile of rows before. With one buffer of Q
+  // that goes first, while the next Q is still on its way.
+  CUTE_DEVICE void cross(Info const& info, int skipped) {
+    constexpr bool kHasNextQ = Config::kQStages > 1;
+    for (int i = 0; i < skipped; ++i) skip_k();
+    if constexpr (!kHasNextQ) issue_pv();
+    issue_qk_of_next();
+    if constexpr (kHasNextQ) issue_pv();
+    Arch::template wgmma_wait<kHasNextQ ? 1 : 0>(s_registers());
+    release_k();
+    begin_softmax(info);
+    Arch::template wgmma_wait<0>(o_registers(), p);
+    release_v();
+    for (int i = 0; i < skipped; ++i) skip_v();
+    accumulates = false;
+    Step::pack(acc_s[0], p);
+  }
+
+  // The others.
+  CUTE_DEVICE void steps(Info const& info) {
+    // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
+    // of d128 4x4096 on an H200).
+    TileRange const range = info.ranges[group];
+    CUTE_NO_UNROLL
+    for (int key = range.end - 2 * kN; key >= range.begin; key -= kN) {
+      if (range.is_full(key)) {
+        step(info, key, true_type{});
+      } else {
+        step(info, key, false_type{});
+      }
+    }
+  }
+
+  // Softmax of a tile of keys beside its own Q K^T and P V of the tile before. is_full: no key of
+  // it is masked; then the row max is that of before, as long as it will do.
+  template <class IsFull>
+  CUTE_DEVICE void step(Info const& info, int key, IsFull is_full) {
+    issue_qk();
+    issue_pv();
+    Arch::template wgmma_wait<1>(s_registers());
+    auto s = as_rows(acc_s[0]);
+    scores(info).apply(s, key, is_full);
+    if constexpr (is_full) {
+      bool const ok = softmax.softmax_weights(s, log2_scale);
+      Arch::template wgmma_wait<0>(o_registers(), p);
+      release_v();
+      unpredicated_if(Arch::any(!ok), [&] { rescale(info, key); });
+      release_k();
+    } else {
+      release_k();
+      float factors[Config::kRows];
+      softmax.softmax_weights_after_max(s, factors, log2_scale);
+      Arch::template wgmma_wait<0>(o_registers(), p);
+      release_v();
+      bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
+      unpredicated_if(Arch::any(changes), [&] {
+        for (int i = 0; i < Config::kRows; ++i) softmax.scale(as_rows(acc_o), i, factors[i]);
+      });
+    }
+    softmax.add_sums();
+    Step::pack(acc_s[0], p);
+  }
+
+  // Softmax after the row max is updated, from S once more: the warp computes its rows by itself.
+  CUTE_DEVICE void rescale(Info const& info, int key) {
+    int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
+    auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q.stage][group]), warp, lane);
+    auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
+    Step::qk_of_tile(q_rows, k_rows, acc_s);
+    auto s = as_rows(acc_s[0]);
+    scores(info).apply(s, key, true_type{});
+    softmax.softmax_weights_rescaled(s, as_rows(acc_o), log2_scale);
+  }
+
+  CUTE_DEVICE void begin_softmax(Info const& info) {
+    TileRange const& range = info.ranges[group];
+    int const key = range.end - kN;
+    auto s = as_rows(acc_s[0]);
+    if (range.is_full(key)) {
+      scores(info).apply(s, key, true_type{});
+    } else {
+      scores(info).apply(s, key, false_type{});
+    }
+    softmax = Softmax();
+    float factors[Config::kRows];  // of an O that is still to come
+    softmax.softmax_weights_after_max(s, factors, log2_scale);
+    softmax.add_sums();
+  }
+
+  CUTE_DEVICE Scores scores(Info const& info) const {
+    return {params.forward.problem, score,         Place{thread()}, info.tile,
+            info.ranges[group],     info.interval, info.dropout};
+  }
+
+  // --- Products ----------------------------------------------------------------------------------
+
+  CUTE_DEVICE void issue_qk_of_next() {
+    Arch::barrier_wait(&shared.q_full[q.stage][group], q.round);
+    issue_qk();
+  }
+
+  CUTE_DEVICE void issue_qk() {
+    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    auto const rows = Arch::descriptor(shared.q[q.stage][group], 16, 1024);
+    auto const tile = Arch::descriptor(shared.k[k.stage], 16, 1024);
+    auto& s = s_registers();
+    Arch::wgmma_fence(s);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kHeadDim / 16; ++i) {
+      Arch::template wgmma_ss<Element>(s, rows + step_of<TileQ>(i), tile + step_of<TileK>(i),
+                                       i != 0);
+    }
+    Arch::wgmma_commit();
+    k.advance();
+  }
+
+  CUTE_DEVICE void issue_pv() {
+    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    auto const tile = Arch::descriptor(shared.v[v.stage], TileV::kChunkBytes, 1024);
+    auto& o = o_registers();
+    Arch::wgmma_fence(o, p);
+    CUTE_UNROLL
+    for (int i = 0; i < kN / 16; ++i) {
+      Arch::template wgmma_rs<Element>(o, p[i][0], tile + i * 16 * TileV::kRowBytes / 16,
+                                       i != 0 || accumulates);
+    }
+    Arch::wgmma_commit();
+    accumulates = true;
+    v.advance();
+  }
+
+  // P V of the last tile of keys.
+  CUTE_DEVICE void finish_products() {
+    issue_pv();
+    Arch::template wgmma_wait<0>(o_registers(), p);
+    release_v();
+    accumulates = false;
+  }
+
+  // From a descriptor's first 16 columns to the i-th.
+  template <class Tile>
+  CUTE_DEVICE static constexpr int step_of(int i) {
+    return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
+  }
+
+  using SRegisters = float[kN / 2];
+  using ORegisters = float[Config::kHeadDimV / 2];
+  CUTE_DEVICE SRegisters& s_registers() { return reinterpret_cast<SRegisters&>(acc_s[0](0)); }
+  CUTE_DEVICE ORegisters& o_registers() { return reinterpret_cast<ORegisters&>(acc_o(0)); }
+
+  // --- Buffers -----------------------------------------------------------------------------------
+
+  // The next tile of rows, or what says that there is none.
+  CUTE_DEVICE Info* take() {
+    Arch::barrier_wait(&shared.info_full[infos.stage], infos.round);
+    Info* const info = &shared.info(infos.stage);
+    infos.advance();
+    return info;
+  }
+
+  // Tiles of keys that are copied before and after this warpgroup's own.
+  CUTE_DEVICE int leading(Info const& info) const {
+    return (info.range.end - info.ranges[group].end) / kN;
+  }
+  CUTE_DEVICE int trailing(Info const& info) const {
+    return (info.ranges[group].begin - info.range.begin) / kN;
+  }
+  CUTE_DEVICE void skip(int tiles) {
+    CUTE_NO_UNROLL
+    for (int i = 0; i < tiles; ++i) {
+      skip_k();
+      skip_v();
+    }
+  }
+  // Only a buffer that is full can be said to be empty, or the round before would end too early.
+  CUTE_DEVICE void skip_k() {
+    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    k.advance();
+    Arch::sync_warp();
+    release_k();
+  }
+  CUTE_DEVICE void skip_v() {
+    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    v.advance();
+    Arch::sync_warp();
+    release_v();
+  }
+
+  // Of the K and the V that were used last.
+  CUTE_DEVICE int k_stage() const { return (k.stage == 0 ? Config::kKStages : k.stage) - 1; }
+  CUTE_DEVICE void release_k() { release(&shared.k_empty[k_stage()]); }
+  CUTE_DEVICE void release_v() {
+    release(&shared.v_empty[(v.stage == 0 ? Config::kVStages : v.stage) - 1]);
+  }
+  // Every warp says for itself that it is done: in rescale() warps go their own ways. All its lanes
+  // have to be, which a wgmma_wait() or a sync_warp() before sees to: one that still waited for
+  // this round of the buffer would not find it any more after the next.
+  CUTE_DEVICE void release(arch::Barrier* empty) {
+    if (thread() % 32 == 0) Arch::barrier_arrive(empty);
+  }
+
+  // --- Output ------------------------------------------------------------------------------------
+
+  CUTE_DEVICE void store(Info const& info, Softmax& done) {
+    Problem const& problem = params.forward.problem;
+    typename Config::Coord const& tile = info.tile;
+    int const thread = Consumer::thread(), lane = thread % 4;  // of a quad
+    auto o = as_rows(acc_o);
+    done.complete_sums();
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      int const row = Place{thread}.row(i);
+      bool const is_inside = row < tile.rows;
+      float const factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row),
+                                      done.rows[i], 1.0f, lane == 0 && is_inside);
+      Element* const target = tile.template row_of<Element>(problem.o, row) + lane * 8;
+      CUTE_UNROLL
+      for (int n = 0; n < Config::kHeadDimV / 8; n += 4) {
+        uint32_t words[4];
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          int const column = 2 * (n + j);
+          words[j] = Arch::template pack<Element>(o(i, column) * factor, o(i, column + 1) * factor);
+        }
+        transpose_quad<Arch>(words, lane);
+        if (is_inside && n * 8 + lane * 8 < problem.head_dim_v) {
+          *reinterpret_cast<uint128_t*>(target + n * 8) =
+              *reinterpret_cast<uint128_t const*>(words);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm90

@@ -1,0 +1,75 @@
+// Forward attention on wgmma and TMA (sm_90a: Hopper).
+//
+// Grid:       a block for every SM, which has one tile of kBlockM rows after the other
+// (params.hpp);
+//             tiles are those of core/scheduler.hpp.
+// Block:      a warpgroup that copies, of which one thread does (producer.hpp), and warpgroups that
+//             compute 64 rows each (consumer.hpp); tiles of kBlockN keys.
+// Registers:  of a warpgroup that computes, S and P of a tile of keys, O, softmax state of the
+// rows. Shared:     Q, K and V tiles in a ring each, swizzled by TMA, read by wgmma.
+// Pipeline:   Q K^T of a tile of keys beside P V of the one before, across tiles of rows, too. The
+//             row max lags (tile/softmax_rows.hpp); a warp whose row max has to be updated computes
+//             its S once more with mma.sync.
+#pragma once
+
+#include "arch/sm90.hpp"
+#include "sm90/consumer.hpp"
+#include "sm90/producer.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps>
+struct Forward {
+  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps>;
+  using Shared = typename Config::SharedStorage;
+  using Params = TmaParams;
+  using Machine = arch::Sm90;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kSmemBytes = sizeof(Shared);
+  static constexpr int kMinBlocksPerSm = 1;  // without, ptxas ignores setmaxnreg
+  static constexpr bool kPacksHeads = true;
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
+    if (Arch::thread() == 0) init<Arch>(shared);
+    Arch::sync();  // barriers are there
+    if (group < 0) {
+      Arch::template registers_decrease<Config::kCopyRegisters>();
+      if (Arch::thread() == 0) Producer<Config, Score, Arch>{params, shared}.run();
+    } else {
+      Arch::template registers_increase<Config::kComputeRegisters>();
+      Consumer<Config, Score, Arch>(params, shared, group).run();
+    }
+  }
+
+ private:
+  template <class Arch>
+  CUTE_DEVICE static void init(Shared& shared) {
+    constexpr int kWarpsOfGroup = 4, kReaders = kWarpsOfGroup * Config::kGroups;
+    for (int i = 0; i < Config::kQStages; ++i) {
+      for (int j = 0; j < Config::kGroups; ++j) {
+        init<Arch>(&shared.q_full[i][j], &shared.q_empty[i][j], kWarpsOfGroup);
+      }
+    }
+    for (int i = 0; i < Config::kKStages; ++i) {
+      init<Arch>(&shared.k_full[i], &shared.k_empty[i], kReaders);
+    }
+    for (int i = 0; i < Config::kVStages; ++i) {
+      init<Arch>(&shared.v_full[i], &shared.v_empty[i], kReaders);
+    }
+    for (int i = 0; i < Config::kInfos; ++i) {
+      init<Arch>(&shared.info_full[i], &shared.info_empty[i], kReaders);
+    }
+    Arch::barrier_init_fence();
+  }
+  template <class Arch>
+  CUTE_DEVICE static void init(arch::Barrier* full, arch::Barrier* empty, int readers) {
+    Arch::barrier_init(full, 1);
+    Arch::barrier_init(empty, readers);
+  }
+};
+
+}  // namespace cutlass_attn::sm90

@@ -1,0 +1,206 @@
+#include "backward_call.hpp"
+
+#include <string>
+
+#include "call.hpp"
+#include "entry.hpp"
+#include "errors.hpp"
+#include "parse.hpp"
+#include "runtime/options.hpp"
+#include "serving_call.hpp"
+
+namespace py = pybind11;
+
+namespace cutlass_attn {
+namespace {
+
+void require_shape(char const* name, View const& x, Shape const& shape) {
+  if (shape.is_of(x)) return;
+  raise(PyExc_ValueError, std::string(name) + " must have shape " + tuple_text(shape) + ", got " +
+                              shape_of(x.object));
+}
+
+// Rows of the dtype and device of q. A null address, which would say that it is not wanted, becomes
+// that of no memory.
+Operand read_rows(Call const& call, char const* name, PyObject* object, bool memory,
+                  Shape const& shape) {
+  View const x = call.read_option(name, object, memory);
+  require_shape(name, x, shape);
+  if (!(x.dtype == call.q.dtype)) {
+    refuse_dtype(name, x, std::string(name_of(call.problem.q.dtype)) + " like q");
+  }
+  Operand rows = operand(name, x, call.bshd, call.problem.q.dtype);
+  rows.data = const_cast<void*>(address<void>(x));
+  return rows;
+}
+
+float const* read_lse(Call const& call, char const* name, PyObject* object, bool memory) {
+  View const x = call.read_option(name, object, memory);
+  require_shape(name, x, call.lse_shape());
+  call.require_number(name, x);
+  if (!x.is_contiguous()) {
+    raise(PyExc_ValueError, std::string(name) + " must be contiguous; call .contiguous() first");
+  }
+  return address<float>(x);
+}
+
+// What is written, of the operands that have the rows and heads of those of the forward call.
+struct Wanted {
+  char const* name;
+  PyObject* object;
+  Operand Gradients::* gradient;
+  Shape shape;
+};
+
+// Reads all but q, k, v and their options, which are read already.
+void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& grad) {
+  Problem& p = call.problem;
+  if (given.deterministic) grad.deterministic = boolean("deterministic", given.deterministic);
+  if (has_value(given.grad_out)) {
+    grad.o = read_rows(call, "grad_out", given.grad_out, memory, call.out_shape());
+  }
+  if (has_value(given.out)) p.o = read_rows(call, "out", given.out, memory, call.out_shape());
+  if (has_value(given.softmax_lse)) {
+    p.softmax_lse = const_cast<float*>(read_lse(call, "softmax_lse", given.softmax_lse, memory));
+  }
+  if (has_value(given.grad_softmax_lse)) {
+    grad.softmax_lse = read_lse(call, "grad_softmax_lse", given.grad_softmax_lse, memory);
+  }
+  Wanted const wanted[] = {
+      {"grad_q", given.grad_q, &Gradients::q,
+       call.operand_shape(p.seq_q, p.num_heads_q, p.head_dim)},
+      {"grad_k", given.grad_k, &Gradients::k,
+       call.operand_shape(p.seq_k, p.num_heads_kv, p.head_dim)},
+      {"grad_v", given.grad_v, &Gradients::v,
+       call.operand_shape(p.seq_k, p.num_heads_kv, p.head_dim_v)},
+  };
+  for (auto const& [name, object, gradient, shape] : wanted) {
+    if (!has_value(object)) continue;
+    require_writable(name, call.library->read(object, memory));
+    grad.*gradient = read_rows(call, name, object, memory, shape);
+  }
+  if (has_value(given.grad_bias)) {
+    View const x = call.read_option("grad_bias", given.grad_bias, memory);
+    require_writable("grad_bias", x);
+    call.require_number("grad_bias", x);
+    grad.bias = call.read_per_logit("grad_bias", x);
+  }
+  if (has_value(given.grad_sinks)) {
+    require_writable("grad_sinks", call.library->read(given.grad_sinks, memory));
+    grad.sinks = const_cast<float*>(call.read_per_head("grad_sinks", given.grad_sinks, memory));
+  }
+  p.grad = &grad;
+}
+
+void require_given(char const* function, Arguments const& given) {
+  struct {
+    char const* name;
+    PyObject* object;
+  } const needed[] = {
+      {"grad_out", given.grad_out}, {"out", given.out}, {"softmax_lse", given.softmax_lse}};
+  for (auto const& [name, object] : needed) {
+    if (has_value(object)) continue;
+    raise(PyExc_TypeError, std::string(function) + "() needs " + name + ", got None");
+  }
+}
+
+// A call without queries runs nothing, and has gradients of zero.
+void clear(Arguments const& given) {
+  py::int_ const zero(0);
+  for (PyObject* x :
+       {given.grad_q, given.grad_k, given.grad_v, given.grad_bias, given.grad_sinks}) {
+    if (has_value(x) && PyObject_SetItem(x, Py_Ellipsis, zero.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
+
+py::object run(char const* function, Call& call, Arguments const& given) {
+  require_given(function, given);
+  Gradients grad;
+  read_gradients(call, given, true, grad);
+  Problem const& p = call.problem;
+  if (p.dropout.p != 0.0f && !has_value(given.rng_state)) {
+    raise(PyExc_TypeError,
+          std::string(function) + "() needs rng_state with dropout_p: that of the forward call");
+  }
+  if (call.q.device.type == dlpack::kOtherDevice) {
+    raise(PyExc_ValueError,
+          "q, k and v must be on a CPU or CUDA device, got " + attribute(given.q, "device"));
+  }
+  if (p.batch == 0 || p.num_heads_q == 0 || p.seq_q.seqlen == 0) {
+    raise_unless_ok(check(p, Op::kBackward));
+    clear(given);
+    return py::none();
+  }
+  LaunchOptions const options = call.place();
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = attention_backward(p, options);
+  }
+  raise_unless_ok(status);
+  return py::none();
+}
+
+py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kBackward, "backward", args, count, names);
+  Call call(given);
+  call.read_arrays(given, true);
+  return run("backward", call, given);
+}
+
+py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kVarlenBackward, "backward_varlen", args, count, names);
+  Call call(given);
+  read_varlen(call, given, true);
+  return run("backward_varlen", call, given);
+}
+
+// Stands in for arrays that a call lacks or that have no memory, where none overlaps another.
+void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
+  call.assume_memory(given);
+  Problem& p = call.problem;
+  // As rows that lie one after the other have them: of a shape (batch, heads, rows, columns).
+  auto const assume = [&](Operand& rows, bool is_given, int64_t place, int64_t heads,
+                          int64_t seqlen, int64_t head_dim) {
+    if (!is_given) {
+      int64_t const second = seqlen * head_dim, third = head_dim;
+      rows = {nullptr, heads * second, second, third, p.q.dtype};
+    }
+    if (!is_given || rows.data == kNoMemory) rows.data = reinterpret_cast<void*>(place << 60);
+  };
+  assume(grad.o, has_value(given.grad_out), 1, p.num_heads_q, p.seq_q.seqlen, p.head_dim_v);
+  assume(grad.q, has_value(given.grad_q), 4, p.num_heads_q, p.seq_q.seqlen, p.head_dim);
+  assume(grad.k, has_value(given.grad_k), 5, p.num_heads_kv, p.seq_k.seqlen, p.head_dim);
+  assume(grad.v, has_value(given.grad_v), 6, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v);
+  if (p.softmax_lse == nullptr) p.softmax_lse = static_cast<float*>(kNoMemory);
+  if (grad.bias.data == kNoMemory) grad.bias.data = reinterpret_cast<void*>(int64_t(7) << 60);
+  if (grad.sinks == kNoMemory) grad.sinks = reinterpret_cast<float*>(int64_t(2) << 60);
+}
+
+py::object explain_backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kBackward, "explain", args, count, names);
+  Call call(given);
+  call.read_arrays(given, true);
+  Gradients grad;
+  read_gradients(call, given, true, grad);
+  assume_memory(call, given, grad);
+  return call.verdicts(Op::kBackward, given);
+}
+
+}  // namespace
+
+void define_backward_calls(py::module_& m) {
+  static PyMethodDef methods[] = {
+      method<backward>("backward", "Writes the gradients of a call of attention()."),
+      method<backward_varlen>("backward_varlen",
+                              "Writes the gradients of a call of attention_varlen()."),
+      method<explain_backward>("explain_backward",
+                               "Verdicts on a backward pass, with `device` as a keyword."),
+      {},
+  };
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
+}
+
+}  // namespace cutlass_attn

@@ -1,0 +1,339 @@
+"""Gradients of `attention` and `attention_varlen`.
+
+There are three ways, which keep the same and call the same backward pass:
+
+- `_Eager`, of plain tensors: past torch's dispatcher, as such calls without a gradient go;
+- the operators with what `register_autograd` gives them: torch.compile, torch.export, dispatch
+  modes, subclasses of Tensor, and gradients of which a gradient is asked, which get an error;
+- `_Transformed`, of torch.func: its transforms take no operator with register_autograd (seen up to
+  torch 2.13), and of a Function want setup_context, which `_Eager` does without: torch looks at
+  signatures for it in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import torch_library, vmap
+from .schema import Schema
+
+_INPUTS = ("q", "k", "v", "bias", "sinks")  # that have gradients
+_GRADIENTS = tuple(f"grad_{name}" for name in _INPUTS)
+_OF_BACKWARD = {
+    "grad_out": "Tensor?",
+    "grad_softmax_lse": "Tensor?",
+    "out": "Tensor",
+    "softmax_lse": "Tensor",
+    "wanted": "bool[]",  # of the inputs
+}
+# Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
+_OF_FORWARD = frozenset(("kernel", "accumulate"))
+
+Gradients = list[torch.Tensor | None]  # of the inputs
+
+
+class Differentiable:
+    """A function with a backward pass: its operators, and ways to run it.
+
+    Args:
+        schema: of the forward operator; that of the backward operator has more in front.
+        forward: the operator.
+        backward: name of the other one, which is made here. It returns gradients of all inputs,
+            without elements where not wanted.
+        run_forward: of `_C`.
+        run_backward: the same.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        forward: Any,
+        backward: str,
+        run_forward: Callable[..., Any],
+        run_backward: Callable[..., Any],
+    ):
+        self.name = schema.function
+        self.schema = schema
+        self.forward = forward
+        self.run_forward = run_forward
+        self.run_backward = run_backward
+        names = tuple(schema.defaults)
+        self.is_packed = "cu_seqlens_q" in names
+        self._places = {i: names.index(x) for i, x in enumerate(_INPUTS) if x in names}
+        forward.register_autograd(self.differentiate, setup_context=self.save)
+        forward.register_vmap(vmap.rule(names, forward))
+        self._define_backward(backward, names)
+
+    def _define_backward(self, name: str, names: tuple[str, ...]) -> None:
+        before = ", ".join(f"{kind} {parameter}" for parameter, kind in _OF_BACKWARD.items())
+        results = ", ".join(["Tensor"] * len(_INPUTS))
+        schema = f"({before}, {self.schema.parameters}) -> ({results})"
+
+        def operator(*args: Any) -> tuple[torch.Tensor, ...]:
+            call = (*args[: len(_OF_BACKWARD)], *self.schema.call_of(args[len(_OF_BACKWARD) :]))
+            grads = self.gradients(*call)
+            return tuple(_nothing(args[2]) if x is None else x for x in grads)
+
+        def fake(*args: Any) -> tuple[torch.Tensor, ...]:
+            given = self.schema.by_name(args[len(_OF_BACKWARD) :])
+            inputs: list[Any] = [given.get(name) for name in _INPUTS]
+            return tuple(
+                self._like(name, x, given["q"]).to(x.dtype) if is_wanted else _nothing(args[2])
+                for name, x, is_wanted in zip(_INPUTS, inputs, args[4])
+            )
+
+        self.backward = torch.library.custom_op(
+            f"cutlass_attn::{name}", operator, mutates_args=(), schema=schema
+        )
+        self.backward.register_fake(fake)
+        self.backward.register_autograd(self.refuse)
+        self.backward.register_vmap(vmap.rule((*_OF_BACKWARD, *names), self.backward))
+
+    # --- A call ---------------------------------------------------------------------------------
+
+    def eager(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    ) -> Any:
+        """Of plain tensors, of which one needs a gradient, or with autocast."""
+        if torch_library.is_autocast_enabled():
+            q, k, v = self._cast(q, k, v, options)
+        if not self._needs_gradient(q, k, v, options):
+            return self.run_forward(q, k, v, options, dispatched=True)
+        options.pop("verify", None)  # which has been seen to
+        out = options.pop("out", None)
+        if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
+            options["rng_state"] = torch_library.random_state(q)
+        result = _apply(self, options, q, k, v, options.get("bias"), options.get("sinks"))
+        if out is None:
+            return result
+        if options.get("return_lse"):
+            return torch_library.copied(result[0], out), result[1]
+        return torch_library.copied(result, out)
+
+    def recorded(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    ) -> Any:
+        """By way of the operator."""
+        q, k, v = self._cast(q, k, v, options)
+        needs_gradient = self._needs_gradient(q, k, v, options)
+        out = options.pop("out", None)
+        return_lse = options.get("return_lse", False)
+        options["return_lse"] = return_lse or needs_gradient or _is_transformed()
+        args = self.schema.arguments(q=q, k=k, v=v, **options)
+        result, lse = _Transformed.apply(self, *args) if _is_transformed() else self.forward(*args)
+        result = torch_library.copied(result, out)
+        return (result, lse) if return_lse else result
+
+    def _cast(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As torch.autocast casts the arguments of torch's own function; the bias in `options`."""
+        q, k, v, bias = torch_library.autocast(q, k, v, options.get("bias"))
+        if bias is not None:
+            options["bias"] = bias
+        return q, k, v
+
+    def _needs_gradient(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    ) -> bool:
+        given = {"q": q, "k": k, "v": v, **options}
+        needs_gradient = torch_library.needs_gradient(self.name, given, _INPUTS)
+        if needs_gradient and (mode := options.get("quantize")) is not None:
+            raise NotImplementedError(
+                f"{self.name} has no gradient with quantize={mode!r}, and an input requires one; "
+                "detach it, or call under torch.no_grad()"
+            )
+        return needs_gradient
+
+    # --- Its backward pass ----------------------------------------------------------------------
+
+    def gradients(
+        self,
+        grad_out: torch.Tensor | None,
+        grad_lse: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        wanted: Sequence[bool],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: dict[str, Any],
+    ) -> Gradients:
+        """Those that are wanted; q, k, v and the options are the forward call's."""
+        if options.get("block_table") is not None:
+            raise NotImplementedError(f"{self.name} has no backward pass with block_table")
+        inputs: tuple[Any, ...] = (q, k, v, options.get("bias"), options.get("sinks"))
+        more: dict[str, Any] = {
+            grad: self._like(name, x, q)
+            for grad, name, x, is_wanted in zip(_GRADIENTS, _INPUTS, inputs, wanted)
+            if is_wanted
+        }
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        elif grad_out.stride(-1) != 1:  # of a sum, say, which has one number for all
+            grad_out = grad_out.contiguous()
+        if grad_lse is not None:
+            more["grad_softmax_lse"] = grad_lse.contiguous()
+        if torch.are_deterministic_algorithms_enabled():
+            more["deterministic"] = True
+        if not _OF_FORWARD.isdisjoint(options):
+            options = {name: x for name, x in options.items() if name not in _OF_FORWARD}
+        self.run_backward(q, k, v, options, grad_out=grad_out, out=out, softmax_lse=lse, **more)
+        if "grad_bias" in more:
+            more["grad_bias"] = more["grad_bias"].to(options["bias"].dtype)
+        return [more.get(name) for name in _GRADIENTS]
+
+    def _like(self, name: str, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """Memory for the gradient of x, as `_C` writes it."""
+        if name == "bias":  # of which sums over all that it is broadcast over are not rounded
+            return torch_library.empty_lse(q, tuple(x.shape))
+        # Rows of no entry are not written.
+        return torch.zeros_like(x) if self.is_packed else torch.empty_like(x)
+
+    # --- The operators' derivatives -------------------------------------------------------------
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """What the forward operator keeps of its arguments and results."""
+        out, lse = output
+        if out.numel() > 0 and lse.numel() == 0:
+            raise ValueError(f"{self.name}: a gradient of the operator needs return_lse=True")
+        q, k, v, options = self.schema.call_of(inputs)
+        _keep(ctx, self, q, k, v, out, lse, options)
+
+    def differentiate(
+        self, ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, first: int = 0
+    ) -> tuple[Any, ...]:
+        """Gradients of all arguments, of which the first is the context's input number `first`."""
+        wanted = [False] * len(_INPUTS)
+        for i, place in self._places.items():
+            wanted[i] = ctx.needs_input_grad[first + place]
+        grads = _by_operator(ctx, wanted, grad_out, grad_lse)
+        result: list[Any] = [None] * len(self.schema.defaults)
+        for i, place in self._places.items():
+            result[place] = grads[i]
+        return tuple(result)
+
+    def refuse(self, ctx: Any, *grads: Any) -> Any:
+        """The backward operator's own derivative."""
+        raise NotImplementedError(
+            f"{self.name} has no second derivative: its backward pass cannot be differentiated"
+        )
+
+
+class _Eager(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: Differentiable,
+        options: dict[str, Any],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *_: Any,  # inputs that are among the options, for torch to know of
+    ) -> Any:
+        out, lse = function.run_forward(q, k, v, options, dispatched=True, return_lse=True)
+        _keep(ctx, function, q, k, v, out, lse, options)
+        return (out, lse) if options.get("return_lse") else out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
+        wanted = ctx.needs_input_grad[2:]
+        # The operator's result has a derivative, which says that there is none.
+        if torch.is_grad_enabled() or torch_library.must_see(grad_out, grad_lse):
+            return None, None, *_by_operator(ctx, wanted, grad_out, grad_lse)
+        function, out, lse, *call = _kept(ctx)
+        return None, None, *function.gradients(grad_out, grad_lse, out, lse, wanted, *call)
+
+
+# Function.apply() looks for transforms first, as C++ has done, which takes as long as the call.
+_apply = super(torch.autograd.Function, _Eager).apply
+
+
+class _Transformed(torch.autograd.Function):
+    generate_vmap_rule = True  # from those of the operators
+
+    @staticmethod
+    def forward(function: Differentiable, *args: Any) -> Any:
+        return function.forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        function, *args = inputs
+        function.save(ctx, tuple(args), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+        function, *_ = ctx.call
+        return None, *function.differentiate(ctx, grad_out, grad_lse, first=1)
+
+
+class _TransformedGradients(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Differentiable, *args: Any) -> Any:
+        return function.backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.function = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.function.refuse(ctx)
+
+
+def _is_transformed() -> bool:
+    """Within torch.func.grad, torch.vmap and the like, and not traced by torch.compile?"""
+    is_compiling = torch.compiler.is_compiling()
+    return not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _keep(
+    ctx: Any,
+    function: Differentiable,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    """A call and its results, until the backward pass. Tensors go where torch's hooks see them."""
+    tensors = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
+    ctx.save_for_backward(out, lse, q, k, v, *[options[name] for name in tensors])
+    ctx.call = (function, tensors, {**options, **dict.fromkeys(tensors)} if tensors else options)
+    ctx.set_materialize_grads(False)
+
+
+def _kept(ctx: Any) -> tuple[Any, ...]:
+    """The function, the output, its LSE, q, k, v, options."""
+    function, tensors, options = ctx.call
+    out, lse, q, k, v, *saved = ctx.saved_tensors
+    return function, out, lse, q, k, v, {**options, **dict(zip(tensors, saved))}
+
+
+def _by_operator(
+    ctx: Any,
+    wanted: Sequence[bool],
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+) -> Gradients:
+    """`gradients`, for torch to see."""
+    function, out, lse, q, k, v, options = _kept(ctx)
+    torch_library.options_for_operator(q, options)
+    given = function.schema.arguments(q=q, k=k, v=v, **options)
+    args = (grad_out, grad_lse, out, lse, list(wanted), *given)
+    if _is_transformed():
+        grads = _TransformedGradients.apply(function, *args)
+    else:
+        grads = function.backward(*args)
+    return [x if y else None for x, y in zip(grads, wanted)]
+
+
+def _nothing(like: torch.Tensor) -> torch.Tensor:
+    """In place of a gradient that is not wanted."""
+    return like.new_empty((0,))

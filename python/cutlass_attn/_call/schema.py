@@ -1,0 +1,63 @@
+"""Schemas of torch's operators, by the signatures of the functions that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .call import SIGNATURES
+
+# By the types of a signature. Of a number or an array the operator gets a tensor.
+_TYPES = {
+    "Array": "Tensor",
+    "Array | None": "Tensor?",
+    "Window": "SymInt[]?",
+    "bool": "bool",
+    "float": "float",
+    "float | Array | None": "Tensor?",
+    "float | None": "float?",
+    "int": "SymInt",
+    "int | None": "SymInt?",
+    "str": "str",
+    "str | None": "str?",
+}
+
+
+class Schema:
+    """Parameters of an operator: those of `function` that `names` is true of, then `more`.
+
+    They have no defaults in the schema, and are given by position: inductor has a parameter of its
+    own that is named "kernel" where it passes on keywords.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        names: Callable[[str], bool],
+        more: dict[str, str] | None = None,
+        mutates: tuple[str, ...] = (),
+        returns: str = "(Tensor, Tensor)",
+    ):
+        self.function = function
+        parameters = {n: p for n, p in SIGNATURES[function].parameters.items() if names(n)}
+        self.defaults = {n: p.default for n, p in parameters.items()}
+        self.defaults |= dict.fromkeys(more or {})
+        types = {n: _TYPES[p.annotation] for n, p in parameters.items()} | (more or {})
+        types |= {name: f"Tensor(a{i}!)" for i, name in enumerate(mutates)}
+        self.parameters = ", ".join(f"{x} {name}" for name, x in types.items())
+        self.text = f"({self.parameters}) -> {returns}"
+
+    def arguments(self, **given: Any) -> tuple[Any, ...]:
+        """By position. Raises TypeError for what the function does not know."""
+        for name in given:
+            if name not in self.defaults:
+                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}")
+        return tuple(given.get(name, default) for name, default in self.defaults.items())
+
+    def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.defaults, args, strict=True))
+
+    def call_of(self, args: tuple[Any, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """q, k, v, and the rest by name."""
+        given = self.by_name(args)
+        return given.pop("q"), given.pop("k"), given.pop("v"), given

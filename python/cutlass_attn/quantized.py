@@ -1,0 +1,86 @@
+"""What `quantize` makes of q and k, in numpy: the arithmetic of kernels/core/quantize.hpp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TILE_KEYS, GROUPS, SAMPLES, PARTIAL_SUMS = 64, 4, 64, 8
+LEAST = np.float32(2.0**-100)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """q and k as products in 8 bits have them: q . k is q @ k^T + q_shift."""
+
+    q: np.ndarray  # (B, Hq, Sq, D) float32, of which each row is 255 integers times a scale at most
+    k: np.ndarray  # (B, Hkv, Sk, D) float32, without the shift
+    shift: np.ndarray  # (B, Hkv, D) float32, what was subtracted from k
+    q_shift: np.ndarray  # (B, Hq, Sq, 1) float64, of q that is not rounded with the shift
+
+    def unit(self) -> np.ndarray:
+        """(B, Hq, Sq): the most that a product's last bit is worth, where integers are added up."""
+        group = self.q.shape[1] // max(self.k.shape[1], 1)
+        of_keys = np.abs(self.k).max(axis=(2, 3), initial=0.0).repeat(group, axis=1)
+        return np.abs(self.q).max(axis=3, initial=0.0) * of_keys[:, :, None] / np.float32(127**2)
+
+    def columns(self, q: np.ndarray, seqlen_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """q and the first keys with twice the head dim, whose products have q_shift in them: `q`
+        as it was given beside the rounded one, and the shift beside every key."""
+        k = self.k[:, :, :seqlen_k]
+        shift = np.broadcast_to(self.shift[:, :, None], k.shape)
+        return np.concatenate((self.q, q), axis=3), np.concatenate((k, shift), axis=3)
+
+
+def shift_of(k: np.ndarray) -> np.ndarray:
+    """The mean of up to 64 keys, (B, Hkv, D), of k (B, Hkv, Sk, D) in float32."""
+    seqlen = k.shape[2]
+    count = min(SAMPLES, seqlen)
+    if count == 0:
+        return np.zeros((*k.shape[:2], k.shape[3]), np.float32)
+    samples = np.zeros((*k.shape[:2], SAMPLES, k.shape[3]), np.float32)
+    samples[:, :, :count] = k[:, :, np.arange(count) * seqlen // count]
+    samples[~np.isfinite(samples)] = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        partial = samples[:, :, :PARTIAL_SUMS].copy()
+        for first in range(PARTIAL_SUMS, SAMPLES, PARTIAL_SUMS):
+            partial += samples[:, :, first : first + PARTIAL_SUMS]
+        total = partial[:, :, 0].copy()
+        for i in range(1, PARTIAL_SUMS):
+            total += partial[:, :, i]
+        mean = total * (np.float32(1.0) / np.float32(count))
+    return np.where(np.isfinite(mean), mean, np.float32(0.0))
+
+
+def _rounded(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """x, rounded to int8 with a scale for what `axes` go over, as float32."""
+    with np.errstate(all="ignore"):
+        amax = np.abs(x).max(axis=axes, keepdims=True, initial=0.0)  # of NaN NaN
+        is_finite = np.isfinite(amax)
+        is_zero = amax < LEAST
+        scale = np.where(is_zero, np.float32(0.0), amax * (np.float32(1.0) / np.float32(127.0)))
+        scale[~is_finite] = np.nan
+        divisor = np.where(is_zero | ~is_finite, np.float32(1.0), amax)
+        inverse = np.where(is_zero, np.float32(0.0), np.float32(127.0) / divisor)
+        # The product of two float32 is a float64.
+        x8 = np.rint(x.astype(np.float64) * inverse)
+        return np.asarray(np.where(np.isnan(scale), np.nan, x8 * scale), np.float32)
+
+
+def operands(q: np.ndarray, k: np.ndarray) -> Operands:
+    """q (B, Hq, Sq, D) and k (B, Hkv, Sk, D), float32, as quantize="qk" rounds them."""
+    shift = shift_of(k)
+    group = q.shape[1] // max(k.shape[1], 1)
+    of_queries = np.repeat(shift, group, axis=1).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        q_shift = q.astype(np.float64) @ of_queries[..., None]
+    batch, heads, seqlen, head_dim = k.shape
+    tiles = -(-seqlen // TILE_KEYS)
+    shifted = np.zeros((batch, heads, tiles * TILE_KEYS, head_dim), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted[:, :, :seqlen] = k - shift[:, :, None]
+    # Key 8 a + 2 t + i of a tile is in its group t.
+    grouped = shifted.reshape(batch, heads, tiles, TILE_KEYS // 8, GROUPS, 2, head_dim)
+    k8 = _rounded(grouped, (3, 5, 6)).reshape(shifted.shape)[:, :, :seqlen]
+    return Operands(_rounded(q, (3,)), k8, shift, q_shift)

@@ -1,0 +1,112 @@
+"""The command `cutlass-attn accuracy`."""
+
+from __future__ import annotations
+
+import click
+from rich.table import Table
+
+from ..console import (
+    DTYPE,
+    SIZE,
+    command,
+    json_option,
+    make_console,
+    progress_bar,
+    say,
+    seed_option,
+)
+from ..document import document, write
+from ..experiment.environment import default_device, environment
+from .inputs import KINDS
+from .measure import MODES, PEER, Row, as_json, measure
+
+
+@command(
+    "cutlass-attn accuracy --mode qk --head-dim 128 --json errors.json",
+    "a mode is off by more than its limit",
+)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(MODES),
+    multiple=True,
+    help="Of quantize; may be repeated (all).",
+)
+@click.option(
+    "--inputs",
+    "kinds",
+    type=click.Choice(list(KINDS)),
+    multiple=True,
+    help="A kind of inputs; may be repeated (all).",
+)
+@click.option(
+    "--head-dim", "head_dims", type=SIZE, multiple=True, help="May be repeated (64 and 128)."
+)
+@click.option("--seqlen", type=SIZE, default=256, help="Queries, a multiple of 32.")
+@click.option("--seqlen-k", type=SIZE, default=4096, help="Keys, a multiple of 64.")
+@click.option("--dtype", type=DTYPE, default="fp16", help="fp16 or bf16.")
+@click.option("--device", help='"cpu", "cuda" or "cuda:N"; by default a usable GPU, else the CPU.')
+@seed_option
+@json_option
+def accuracy(
+    modes: tuple[str, ...],
+    kinds: tuple[str, ...],
+    head_dims: tuple[int, ...],
+    seqlen: int,
+    seqlen_k: int,
+    dtype: str,
+    device: str | None,
+    seed: int,
+    json_file: str | None,
+) -> int:
+    """Errors of products in 8 bits, against fp64.
+
+    RMS errors of the result, in percent of its own RMS, for inputs that 8 bits find easy or hard,
+    beside those without `quantize` and those of SageAttention 2++, whose algorithm runs in numpy.
+    """
+    console = make_console(stderr=json_file == "-")
+    where = device or default_device()
+    with progress_bar() as show:
+        rows = measure(
+            kinds or KINDS,
+            head_dims or (64, 128),
+            modes or MODES,
+            queries=seqlen,
+            keys=seqlen_k,
+            dtype=dtype,
+            device=where,
+            seed=seed,
+            progress=show,
+        )
+    names = list(dict.fromkeys(row.mode for row in rows))
+    table = Table("inputs", "D", *names, "predicted for qk", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind, head_dim in dict.fromkeys((row.inputs, row.head_dim) for row in rows):
+        found = {row.mode: row for row in rows if (row.inputs, row.head_dim) == (kind, head_dim)}
+        predicted = next((row.predicted for row in found.values() if row.predicted), None)
+        table.add_row(
+            kind,
+            str(head_dim),
+            *(_percent(found[name]) for name in names),
+            f"{100 * predicted:.2f}" if predicted else "-",
+        )
+    say(console, f"RMS error in percent, {seqlen} queries, {seqlen_k} keys, {dtype}, on {where}")
+    console.print(table)
+    for kind in dict.fromkeys(row.inputs for row in rows):
+        say(console, f"{kind}: {KINDS[kind].what}")
+    if PEER in names:
+        say(console, f"{PEER} is SageAttention 2++'s algorithm, computed in numpy.")
+    ok = all(row.ok for row in rows)
+    if not ok:
+        say(console, "An error marked with * is above its limit.")
+    if json_file:
+        write(
+            document("accuracy", ok, as_json(rows), environment=environment(where), seed=seed),
+            json_file,
+        )
+    return 0 if ok else 1
+
+
+def _percent(row: Row) -> str:
+    return f"{100 * row.rms:.3g}{'' if row.ok else '*'}"

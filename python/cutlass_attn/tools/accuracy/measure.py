@@ -1,0 +1,153 @@
+"""Errors of the modes of `quantize`, and of SageAttention 2++, against fp64 of the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..._build.facts import QUANTIZE
+from ...attention import attention
+from ...explain import explain
+from . import peer
+from .inputs import Inputs, limit, make
+
+PEER = "sage2++"
+MODES = tuple(mode for mode in QUANTIZE if mode is not None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Errors of one mode with one kind of inputs, relative to the result's root mean square."""
+
+    inputs: str
+    head_dim: int
+    seqlen_q: int
+    seqlen_k: int
+    dtype: str
+    mode: str  # of `quantize`, "none", or PEER
+    kernel: str  # a variant's key; of PEER "numpy"
+    rms: float
+    largest: float
+    cosine: float
+    predicted: float | None  # of "qk": what predicted_error() says
+    limit: float | None  # what rms may be
+
+    @property
+    def ok(self) -> bool:
+        return self.limit is None or self.rms <= self.limit
+
+
+def predicted_error(q: np.ndarray, k: np.ndarray, softmax_scale: float) -> float:
+    """What rounding q (S, D) and k (Sk, D) to 8 bits is expected to do to the result, relative to
+    its root mean square. It needs no more than the largest element and the norm of each row.
+
+    A row's element is off by up to half a step d = amax / 127, evenly: by d / sqrt(12) RMS. So a
+    logit is off by softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), and a weight by as
+    much, relatively; of values without a common direction the result is, too. It is less where
+    few keys have most of the weight: dividing by the sum of the weights takes back what they have
+    in common.
+    """
+    q, k = q.astype(np.float64), k.astype(np.float64)
+    k = k - k.mean(axis=0)
+    step_q, step_k = (np.abs(x).max(axis=1) / 127 for x in (q, k))
+    # A scale of K is that of 16 keys; the largest of each tile stands for them.
+    tile = np.arange(0, len(k), 64)
+    step_k = np.maximum.reduceat(step_k, tile).repeat(np.diff([*tile, len(k)]))
+    variance = np.mean(np.square(q).sum(axis=1)) * np.mean(np.square(step_k)) + np.mean(
+        np.square(k).sum(axis=1)
+    ) * np.mean(np.square(step_q))
+    return float(abs(softmax_scale) * np.sqrt(variance / 12))
+
+
+def exact(inputs: Inputs) -> np.ndarray:
+    """In fp64."""
+    q, k, v = (x.astype(np.float64) for x in (inputs.q, inputs.k, inputs.v))
+    logits = q @ k.T * inputs.softmax_scale + inputs.bias
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
+
+
+def run(inputs: Inputs, mode: str | None, device: str) -> tuple[np.ndarray, str]:
+    """The result of `attention` in a mode, in fp64, and the key of its kernel.
+
+    Raises ValueError where no kernel takes it.
+    """
+    arrays = [x[None, None] for x in (inputs.q, inputs.k, inputs.v, inputs.bias[None])]
+    if device == "cpu" and inputs.dtype != "bfloat16":
+        operands: list[Any] = [x.astype(inputs.dtype) for x in arrays[:3]]
+        bias: Any = arrays[3]
+    else:
+        import torch
+
+        operands = [
+            torch.from_numpy(x).to(device, getattr(torch, inputs.dtype)) for x in arrays[:3]
+        ]
+        bias = torch.from_numpy(arrays[3]).to(device)
+    options = {"quantize": mode, **({"bias": bias} if inputs.bias.any() else {})}
+    out = attention(*operands, **options)
+    chosen = explain(*operands, **options).chosen
+    out = out if isinstance(out, np.ndarray) else out.float().cpu().numpy()
+    return out[0, 0].astype(np.float64), chosen.key if chosen else ""
+
+
+def measure(
+    kinds: Iterable[str],
+    head_dims: Iterable[int],
+    modes: Iterable[str],
+    *,
+    queries: int,
+    keys: int,
+    dtype: str,
+    device: str,
+    seed: int,
+    progress: Callable[[str, int, int], None],
+) -> list[Row]:
+    """A row for each kind of inputs, head dim and mode, of "none" and PEER too."""
+    cases = [(kind, head_dim) for kind in kinds for head_dim in head_dims]
+    rows = []
+    for done, (kind, head_dim) in enumerate(cases):
+        progress(f"{kind}, head dim {head_dim}", done, len(cases))
+        inputs = make(kind, queries, keys, head_dim, dtype, seed)
+        expected = exact(inputs)
+        predicted = predicted_error(inputs.q, inputs.k, inputs.softmax_scale)
+        for mode in ("none", *modes, PEER):
+            if mode == PEER:
+                operands = (inputs.q, inputs.k, inputs.v, inputs.bias)
+                out, kernel = peer.attention(*operands, dtype, inputs.softmax_scale), "numpy"
+            else:
+                out, kernel = run(inputs, None if mode == "none" else mode, device)
+            allowed = limit(mode, kind)
+            rows.append(
+                Row(
+                    kind,
+                    head_dim,
+                    queries,
+                    keys,
+                    dtype,
+                    mode,
+                    kernel,
+                    *_errors(out, expected),
+                    predicted if mode == "qk" else None,
+                    allowed if np.isfinite(allowed) else None,
+                )
+            )
+    return rows
+
+
+def _errors(out: np.ndarray, expected: np.ndarray) -> tuple[float, float, float]:
+    """RMS and the largest, relative to the RMS of what is expected; and the cosine."""
+    size = np.sqrt(np.mean(np.square(expected)))
+    error = out - expected
+    cosine = np.sum(out * expected) / np.sqrt(np.sum(np.square(out)) * np.sum(np.square(expected)))
+    return (
+        float(np.sqrt(np.mean(np.square(error))) / size),
+        float(np.abs(error).max() / size),
+        float(cosine),
+    )
+
+
+def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]

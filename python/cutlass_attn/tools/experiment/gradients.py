@@ -1,0 +1,106 @@
+"""Whole backward passes: who computes them, and whether they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ...testing import Accuracy
+from .problems import Inputs
+
+# A gradient's error may be so many times that of an unfused one in the same dtype.
+_ALLOWED = 2.0
+
+Gradients = tuple[Any, Any, Any]  # of q, k and v
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """Gradients of q, k and v of a call that has been made: all launches of its backward pass."""
+
+    out: Any
+    operands: Gradients
+    grad_out: Any
+
+    @classmethod
+    def of(
+        cls,
+        attention: Callable[..., Any],
+        inputs: Inputs,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> BackwardPass:
+        """Of `attention(q, k, v)`, which is called within the context."""
+        import torch
+
+        operands = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        with context():
+            out = attention(*operands)
+        generator = torch.Generator(out.device).manual_seed(2)
+        noise = torch.randn(out.shape, generator=generator, device=out.device)
+        return cls(out, tuple(operands), noise.to(out.dtype))  # type: ignore[arg-type]
+
+    def __call__(self) -> Gradients:
+        import torch
+
+        return torch.autograd.grad(  # type: ignore[return-value]
+            self.out, self.operands, self.grad_out, retain_graph=True
+        )
+
+
+class GradientYardstick:
+    """Gradients in fp64 of the first KV head of the first batch entry, and the error of an unfused
+    backward pass in the problem's dtype. Of problems without an option."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        import torch
+
+        group = inputs.shape.heads_q // inputs.shape.heads_kv
+        operands = (inputs.q[:1, :group], inputs.k[:1, :1], inputs.v[:1, :1])
+        grad_out = BackwardPass.of(lambda q, k, v: torch.empty_like(q), inputs).grad_out[:1, :group]
+        self._group = group
+        self._exact = _unfused(operands, grad_out, inputs.shape.causal, torch.float64)
+        unfused = _unfused(operands, grad_out, inputs.shape.causal, inputs.q.dtype)
+        self._allowed = max(
+            _relative(given, exact) for given, exact in zip(unfused, self._exact, strict=True)
+        )
+
+    def judge(self, gradients: Gradients) -> Accuracy:
+        """The worst of the three. Errors are relative: to a gradient's root mean square."""
+        heads = (self._group, 1, 1)
+        parts = [x[:1, :n] for x, n in zip(gradients, heads, strict=True)]
+        errors = [_relative(given, exact) for given, exact in zip(parts, self._exact, strict=True)]
+        largest = max(
+            float((given.double() - exact).abs().max() / _size(exact))
+            for given, exact in zip(parts, self._exact, strict=True)
+        )
+        rms, allowed = max(errors), _ALLOWED * self._allowed
+        reason = ""
+        if not rms <= allowed:
+            reason = f"RMS error {rms:.3g} of a gradient, allowed {allowed:.3g}"
+        elif not all(bool(x.isfinite().all()) for x in gradients):
+            reason = "a gradient is not finite everywhere"
+        mean = sum(errors) / len(errors)
+        return Accuracy(largest, mean, rms, float("inf"), allowed, self._allowed, reason)
+
+
+def _size(x: Any) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def _relative(given: Any, exact: Any) -> float:
+    return _size(given.double() - exact) / _size(exact)
+
+
+def _unfused(operands: Gradients, grad_out: Any, causal: bool, dtype: Any) -> Gradients:
+    """By autograd through the definition, every matrix rounded to `dtype`."""
+    import torch
+
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in operands)
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(ones.triu(1 + k.shape[2] - q.shape[2]), float("-inf"))
+    out = torch.softmax(scores, -1) @ v
+    return torch.autograd.grad(out, (q, k, v), grad_out.to(dtype))  # type: ignore[return-value]

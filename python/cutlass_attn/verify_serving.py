@@ -1,0 +1,153 @@
+"""`verify=True` of `attention_varlen` and `attention_decode`: the same call once more with a scalar
+kernel, and each sequence compared by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import _C
+from .verify import ROUNDING, SUMMATION, compare, largest, library_of
+
+Run = Callable[..., Any]
+# Of a sequence: where its rows are in the result, where its log-sum-exp is, its keys, its values.
+Entry = tuple[Any, Any, np.ndarray, np.ndarray]
+
+# Of a step with new keys: what the call that writes them knows of it, and what it leaves out.
+_NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
+_OF_APPEND = (
+    *("cache_seqlens", "block_table", "cache_batch_idx", "causal", "window"),
+    *("k_scale", "v_scale", *_NEW_KEYS),
+)
+
+
+def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """The result of `attention_varlen`; raises as `verify.verified`, whose tolerance it is."""
+    lib = library_of(q)
+    options = dict(options)
+    if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
+        options["rng_state"] = lib.random_state(q)  # one for both
+
+    def entries() -> Iterator[Entry]:
+        rows = options["cu_seqlens_q"].tolist()
+        offsets, table = options.get("cu_seqlens_k"), options.get("block_table")
+        keys = rows if offsets is None else offsets.tolist()
+        used = [2**31] * len(rows)
+        if options.get("seqused_k") is not None:
+            used = options["seqused_k"].tolist()
+        for b, begin in enumerate(rows[:-1]):
+            own = slice(begin, rows[b + 1])
+            if table is None:
+                end = min(keys[b + 1], keys[b] + used[b])
+                stored = [lib.to_float32(x[keys[b] : end]) for x in (k, v)]
+            else:
+                stored = [_of_pages(lib, x, table, b, used[b]) for x in (k, v)]
+            yield own, own, stored[0], stored[1]
+
+    return _verified(lib, _C.varlen, _C.explain_varlen, (q, k, v), options, {}, entries)
+
+
+def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[str, Any]) -> Any:
+    """The same of `attention_decode`. New keys are written once; what is verified is attention over
+    the cache that has them."""
+    lib = library_of(q)
+    options = dict(options)
+    if options.get("k_new") is not None:
+        shared = {name: options[name] for name in _OF_APPEND if name in options}
+        rotated, options["cache_seqlens"] = _C.decode_append(q, k, v, shared)
+        q = q if rotated is None else rotated
+        for name in _NEW_KEYS:
+            options.pop(name, None)
+
+    def entries() -> Iterator[Entry]:
+        lengths = options["cache_seqlens"].tolist()
+        table, index = options.get("block_table"), options.get("cache_batch_idx")
+        places = list(range(len(lengths))) if index is None else index.tolist()
+        for b, length in enumerate(lengths):
+            if table is None:
+                stored = [lib.to_float32(x[places[b], :length]) for x in (k, v)]
+            else:
+                stored = [_of_pages(lib, x, table, b, length) for x in (k, v)]
+            yield b, b, stored[0], stored[1]
+
+    return _verified(lib, _C.decode, _C.explain_decode, (q, k, v), options, more, entries)
+
+
+def _verified(
+    lib: Any,
+    run: Run,
+    explain: Run,
+    operands: tuple[Any, Any, Any],
+    options: dict[str, Any],
+    more: dict[str, Any],
+    entries: Callable[[], Iterator[Entry]],
+) -> Any:
+    q, k, v = operands
+    with_lse = {**options, "return_lse": True}
+    out, lse = run(q, k, v, with_lse, **more)
+    verdicts = explain(q, k, v, {**options, "out": out}, **more)
+    tested = next(verdict.key for verdict in verdicts if verdict.chosen)
+    kernel = "scalar/minimal" if getattr(q, "is_cuda", False) else "scalar/minimal-simt"
+    given = {**with_lse, **more, "out": None}
+    if tested.startswith(kernel + "/"):  # which no other kernel takes the place of, but the CPU's
+        kernel = "cpu"
+        q, k, v = (_on_cpu(x) for x in operands)
+        given = {name: _on_cpu(x) for name, x in given.items()}
+    mask = {name: given.pop(name) for name in more}
+    expected, expected_lse = run(q, k, v, {**given, "kernel": kernel}, **mask)
+    arrays = [lib.to_float32(x) for x in (q, out, expected, lse, expected_lse)]
+    q_, out_, expected_, lse_, expected_lse_ = arrays
+    scales = [_scale(lib, options.get(name), k.shape[-2]) for name in ("k_scale", "v_scale")]
+    slopes = options.get("alibi_slopes")
+    slope = 0.0 if slopes is None else largest(np.abs(lib.to_float32(slopes)))
+    u = ROUNDING[str(q.dtype).removeprefix("torch.")]
+    head_dim = q.shape[-1]
+    softmax_scale = options.get("softmax_scale")
+    softmax_scale = head_dim**-0.5 if softmax_scale is None else abs(softmax_scale)
+    kept = max(1.0 - options.get("dropout_p", 0.0), 2.0**-16)
+    for b, (rows, at_lse, keys, values) in enumerate(entries()):
+        k_, v_ = (x * scale for x, scale in zip((keys, values), scales, strict=True))
+        queries = q_[rows]
+        if queries.shape[0] == 0:
+            continue
+        group = queries.shape[1] // max(k_.shape[1], 1)
+        size_q = _largest_per_head(np.linalg.norm(queries, axis=-1))
+        size_k = np.repeat(_largest_per_head(np.linalg.norm(k_, axis=-1)), group)
+        size_v = np.repeat(_largest_per_head(np.abs(v_).max(axis=-1, initial=0.0)), group) / kept
+        distance = queries.shape[0] + k_.shape[0]
+        logit = softmax_scale * size_q * size_k + slope * distance
+        error = 2.0**-21 * logit  # (Hq,)
+        right = expected_[rows]
+        tolerance = ((u + 2 * error) * size_v)[:, None] + 2 * u * np.abs(right)
+        names = f"{tested} and {kernel}"
+        order = ("query", "head", "column")
+        compare(f"out of sequence {b}", names, order, out_[rows], right, tolerance)
+        is_packed = isinstance(at_lse, slice)  # (Hq, T), and not (B, Hq, Sq)
+        ours, theirs = ((x[:, at_lse] if is_packed else x[at_lse]).T for x in (lse_, expected_lse_))
+        tolerance = error + SUMMATION * (1 + np.abs(theirs))
+        compare(f"lse of sequence {b}", names, order[:2], ours, theirs, tolerance)
+    return (out, lse) if options.get("return_lse") else out
+
+
+def _on_cpu(x: Any) -> Any:
+    return x.cpu() if hasattr(x, "is_cuda") else x
+
+
+def _of_pages(lib: Any, x: Any, table: Any, entry: int, length: int) -> np.ndarray:
+    """The first `length` rows of an entry of a paged K or V."""
+    pages = table[entry, : -(-length // x.shape[1])].tolist()
+    rows = [lib.to_float32(x[page]) for page in pages]
+    return np.concatenate(rows)[:length] if rows else np.zeros((0, *x.shape[2:]), np.float32)
+
+
+def _scale(lib: Any, x: Any, heads: int) -> np.ndarray:
+    """(Hkv, 1)."""
+    value = 1.0 if x is None else x if isinstance(x, (int, float)) else lib.to_float32(x)
+    return np.broadcast_to(np.asarray(value, np.float32).reshape(-1), (heads,))[:, None]
+
+
+def _largest_per_head(x: np.ndarray) -> np.ndarray:
+    """Largest finite value of (rows, heads) per head; 0 if there is none."""
+    return np.where(np.isfinite(x), x, 0.0).max(axis=0, initial=0.0).astype(np.float64)

@@ -1,0 +1,159 @@
+#include "serving_arrays.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "errors.hpp"
+#include "parse.hpp"
+
+namespace cutlass_attn::serving_arrays {
+
+void require_given(char const* function, char const* name, PyObject* x) {
+  if (has_value(x)) return;
+  raise(PyExc_TypeError, std::string(function) + "() needs " + name + ", got None");
+}
+
+void require_dims(char const* name, View const& x, int ndim, char const* dims) {
+  if (x.ndim == ndim) return;
+  raise(PyExc_ValueError, std::string(name) + " must have " + std::to_string(ndim) +
+                              " dimensions, " + dims + ", got shape " + shape_of(x.object));
+}
+
+void require_device_of_q(Call const& call, Names const& names, char const* name, View const& x) {
+  if (!(x.device == call.q.device)) {
+    raise(PyExc_ValueError, std::string(name) + " must be on " + device_text(call.q) + " like " +
+                                names.q + ", got " + device_text(x));
+  }
+}
+
+void require_like_q(Call const& call, Names const& names, char const* name, View const& x) {
+  if (!(x.dtype == call.q.dtype)) {
+    refuse_dtype(name, x, dtype_text(call.q) + " like " + names.q);
+  }
+  require_device_of_q(call, names, name, x);
+}
+
+DType check_pair(Call const& call, Names const& names, View const& k, View const& v, int ndim,
+                 char const* dims, DType dtype, bool may_be_fp8) {
+  require_dims(names.k, k, ndim, dims);
+  require_dims(names.v, v, ndim, dims);
+  if (!std::equal(k.shape, k.shape + ndim - 1, v.shape)) {
+    raise(PyExc_ValueError, std::string(names.k) + " and " + names.v +
+                                " must have one shape but for the head dim, got " +
+                                shape_of(k.object) + " and " + shape_of(v.object));
+  }
+  int64_t const head_dim = call.q.shape[call.q.ndim - 1];
+  if (k.shape[ndim - 1] != head_dim) {
+    raise(PyExc_ValueError, std::string(names.q) + " and " + names.k +
+                                " must have one head dim, got " + std::to_string(head_dim) +
+                                " and " + std::to_string(k.shape[ndim - 1]));
+  }
+  bool const is_fp8 = may_be_fp8 && k.dtype == kFloat8E4M3 && v.dtype == kFloat8E4M3;
+  auto const also = [&](char const* other) {
+    return may_be_fp8 ? std::string(", or float8_e4m3fn as is ") + other : std::string();
+  };
+  struct {
+    char const *name, *other;
+    View const& x;
+  } const both[] = {{names.k, names.v, k}, {names.v, names.k, v}};
+  for (auto const& [name, other, x] : both) {
+    if (!is_fp8 && !(x.dtype == call.q.dtype)) {
+      refuse_dtype(name, x, dtype_text(call.q) + " like " + names.q + also(other));
+    }
+    require_device_of_q(call, names, name, x);
+  }
+  return is_fp8 ? DType::kFloat8E4M3 : dtype;
+}
+
+View read_int32(Call const& call, char const* name, PyObject* x, bool memory, Shape const& shape,
+                char const* dims) {
+  View const view = call.read_option(name, x, memory);
+  if (!shape.is_of(view)) {
+    raise(PyExc_ValueError, std::string(name) + " must have shape " + dims + " = " +
+                                tuple_text(shape) + ", got " + shape_of(x));
+  }
+  require_dtype(name, view, kInt32, "int32");
+  require_dense(name, view);
+  return view;
+}
+
+View read_offsets(Call const& call, char const* name, PyObject* x, bool memory) {
+  View const view = call.read_option(name, x, memory);
+  if (view.ndim != 1 || view.shape[0] < 1) {
+    raise(PyExc_ValueError,
+          std::string(name) + " must have shape (batch + 1,), got " + shape_of(x));
+  }
+  require_dtype(name, view, kInt32, "int32");
+  require_dense(name, view);
+  return view;
+}
+
+void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand) {
+  if (!has_value(x)) return;
+  if (!call.library->has(x)) {
+    float const value = number(name, x);
+    if (value == 1.0f) return;
+    if (!(value > 0.0f && value <= 3.0e38f)) {
+      raise(PyExc_ValueError,
+            std::string(name) + " is " + repr(x) + ", allowed: a finite number > 0");
+    }
+    call.held.push_back(call.library->filled(call.q, "float32", {1}, value));
+    operand.scale =
+        static_cast<float const*>(call.library->read(call.held.back().ptr(), memory).data);
+    return;
+  }
+  View const view = call.read_option(name, x, memory);
+  int64_t const heads = call.problem.num_heads_kv;
+  bool const is_one = view.ndim == 0 || has_shape(view, {1});
+  if (!is_one && !has_shape(view, {heads})) {
+    raise(PyExc_ValueError, std::string(name) +
+                                " must be a number, or have shape (num_heads_kv,) = " +
+                                tuple_text({heads}) + " or (1,), got " + shape_of(x));
+  }
+  require_dtype(name, view, kFloat32, "float32");
+  operand.scale = address<float>(view);
+  operand.scale_head_stride = is_one ? 0 : view.strides[0];
+}
+
+void read_pages(Call& call, Arguments const& given, Names const& names, View const& k,
+                bool memory) {
+  Problem& p = call.problem;
+  View const table = call.read_option("block_table", given.block_table, memory);
+  if (table.ndim != 2 || table.shape[0] != p.batch) {
+    raise(PyExc_ValueError, "block_table must have shape (batch, pages of an entry) with batch = " +
+                                std::to_string(p.batch) + ", got " + shape_of(given.block_table));
+  }
+  require_dtype("block_table", table, kInt32, "int32");
+  require_dense("block_table", table);
+  int64_t const rows = table.shape[1] * k.shape[1];
+  if (k.shape[1] < 1 || rows > kMaxSeqlen) {
+    raise(PyExc_ValueError, std::string(names.k) + " has pages of " + std::to_string(k.shape[1]) +
+                                " keys, and block_table " + std::to_string(table.shape[1]) +
+                                " of them an entry; allowed: pages of 1 or more, and up to " +
+                                std::to_string(kMaxSeqlen) + " keys in all");
+  }
+  p.kv.block_table = address<int32_t>(table);
+  p.kv.block_table_stride = table.strides[0];
+  p.kv.page_size = size("the page size", k.shape[1]);
+  p.kv.num_pages = size("the number of pages", k.shape[0]);
+  p.seq_k.seqlen = int32_t(rows);
+}
+
+void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v) {
+  Problem& p = call.problem;
+  p.num_heads_q = size("the number of query heads", heads_q);
+  p.num_heads_kv = size("the number of key/value heads", k.shape[k.ndim - 2]);
+  p.head_dim = size("the head dim of q and k", k.shape[k.ndim - 1]);
+  p.head_dim_v = size("the head dim of v", v.shape[v.ndim - 1]);
+  p.logits.bias_dtype = dtype;
+}
+
+void set_default_scale(Call& call, Arguments const& given) {
+  Problem& p = call.problem;
+  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
+    p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
+  }
+}
+
+}  // namespace cutlass_attn::serving_arrays

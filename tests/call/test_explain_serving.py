@@ -1,0 +1,174 @@
+"""explain() and verify=True of attention_varlen and attention_decode."""
+
+import cutlass_attn
+import pytest
+import serving
+import test_decode
+import test_varlen
+from cases import needs_gpu, torch
+from cutlass_attn import attention_decode, attention_varlen, explain
+from cutlass_attn.verify import VerificationError
+from serving import Batch, int32
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+needs_simt = pytest.mark.skipif(
+    not cutlass_attn.build_info().simt, reason="this build has no simt kernels"
+)
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def decode_on_meta(batch, keys, dtype=torch.float16):
+    q = torch.empty(batch, 1, 32, 128, device="meta", dtype=dtype)
+    cache = torch.empty(batch, keys, 8, 128, device="meta", dtype=dtype)
+    return q, cache, torch.empty(batch, device="meta", dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("batch", "keys", "splits"), [(1, 32768, 16), (16, 32768, 1), (1, 200, 1)])
+def test_splits(batch, keys, splits):
+    """As docs/serving.md works them out for an RTX 4090."""
+    q, cache, lengths = decode_on_meta(batch, keys)
+    explanation = explain(q, cache, cache, cache_seqlens=lengths, device="sm_89")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == "sm80/decode"
+    assert explanation.splits == splits
+    assert (f"keys in {splits} splits" in str(explanation)) == (splits > 1)
+    three = explain(q, cache, cache, cache_seqlens=lengths, num_splits=3, device="sm_89")
+    assert three.splits == 3
+
+
+def test_explain_names_the_call():
+    q, cache, lengths = decode_on_meta(2, 300)
+    explanation = explain(q, cache, cache, cache_seqlens=lengths, window=64, device="sm_89")
+    assert explanation.call == (
+        "float16, q (2, 1, 32, 128), k_cache (2, 300, 8, 128), v_cache (2, 300, 8, 128), "
+        "cache_seqlens (2,), window 64"
+    )
+    # Of a build that has them, or can compile them.
+    reasons = [x.reason for x in explanation if x.variant.kernel == "sm80"]
+    expected = ("does not implement varlen", "not compiled")
+    assert reasons and all(any(text in reason for text in expected) for reason in reasons)
+
+
+def test_explain_of_packed_sequences():
+    q = torch.randn(9, 4, 64)
+    explanation = explain(q, q, q, cu_seqlens_q=int32([0, 4, 9]), causal=True)
+    assert explanation.chosen.kernel == "cpu"
+    assert explanation.call.startswith(
+        "float32, q (9, 4, 64), k (9, 4, 64), v (9, 4, 64), cu_seqlens"
+    )
+    reasons = {x.variant.kernel: x.reason for x in explanation}
+    assert reasons["sm80"] == "needs operands on a CUDA device, got them on the CPU"
+
+
+@needs_simt
+def test_splits_on_the_cpu():
+    args, options = test_decode.call_of(test_decode.CASE, "float16", 64, "cpu")
+    q, k, v, lengths = args
+    kernel = "sm80/decode-simt"
+    explanation = explain(q, k, v, cache_seqlens=lengths, kernel=kernel, num_splits=3, **options)
+    assert (explanation.chosen.kernel, explanation.splits) == (kernel, 3)
+
+
+def test_a_tree_is_a_mask():
+    q, cache = torch.randn(2, 3, 4, 64), torch.randn(2, 20, 2, 64)
+    options = {"cache_seqlens": int32([20, 9]), "tree_mask": torch.ones(2, 3, 3).bool()}
+    explanation = explain(q.half(), cache.half(), cache.half(), **options, device="sm_89")
+    reasons = {x.variant.kernel: x.reason for x in explanation}
+    assert "mask" in reasons["sm80/paged"]
+    assert "mask" not in reasons["sm80/decode"]
+
+
+def test_explain_refuses_what_the_call_refuses():
+    q, cache = torch.randn(2, 1, 4, 16), torch.randn(2, 20, 2, 16)
+    with pytest.raises(ValueError, match="k_new and v_new go together"):
+        explain(q, cache, cache, cache_seqlens=int32([1, 2]), k_new=cache[:, :1])
+    with pytest.raises(ValueError, match="grad is True, allowed for attention_decode: False"):
+        explain(q, cache, cache, cache_seqlens=int32([1, 2]), grad=True)
+    with pytest.raises(
+        TypeError, match=r"explain\(\) got an unexpected keyword argument 'dropout_p'"
+    ):
+        explain(q, cache, cache, cache_seqlens=int32([1, 2]), dropout_p=0.5)
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+VERIFIED = ("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_all", "fp8_pages")
+
+
+@needs_simt
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [x for x in serving.DECODE if x.name in VERIFIED], ids=str)
+def test_decode_is_verified(device, case):
+    for dtype in ("float16", "float32"):
+        args, options = test_decode.call_of(case, dtype, 64, device)
+        out, lse = attention_decode(*args, **options, verify=True, return_lse=True)
+        assert torch.equal(out, attention_decode(*args, **options))
+        assert lse.shape == (case.batch, case.heads, case.seqlens_q[0])
+
+
+VERIFIED_VARLEN = ("ragged_causal", "padded", "dropout", "used", "scale", "pages_mixed", "fp8")
+
+
+@needs_simt
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", [x for x in serving.VARLEN if x.name in VERIFIED_VARLEN], ids=str)
+def test_varlen_is_verified(device, case):
+    for dtype in ("float16", "float32"):
+        args, options = test_varlen.call_of(case, dtype, 64, device)
+        out = attention_varlen(*args, **options, verify=True)
+        assert torch.equal(out, attention_varlen(*args, **options))
+
+
+@needs_simt
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_keys_are_written_once(device):
+    """And seen, rotated as they are."""
+    _args, options, before, new_keys, _ = test_decode.append_case(device, 16, 3)
+    q, k, v, lengths = before
+    k, v = k.nan_to_num(), v.nan_to_num()
+    angles = torch.rand(160, 8, device=device).half()
+    options |= {**new_keys, "rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    caches = [(k.clone(), v.clone()) for _ in range(2)]
+    out = attention_decode(q, *caches[0], lengths, **options, verify=True)
+    assert torch.equal(out, attention_decode(q, *caches[1], lengths, **options))
+    for ours, theirs in zip(*caches, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@needs_simt
+@pytest.mark.parametrize("what", ["out", "lse"])
+@pytest.mark.parametrize("function", ["decode", "varlen"])
+def test_a_wrong_result_is_caught(monkeypatch, function, what):
+    """In one element of sequence 3; the other kernel's is right."""
+    real = getattr(cutlass_attn._C, function)
+
+    def wrong(*args, **more):
+        out, lse = real(*args, **more)
+        if args[3].get("kernel", "auto") == "auto":
+            (out[3, 0, 1] if function == "decode" else out[-1, 1])[7] += (what == "out") * 0.01
+            (lse[3, 1] if function == "decode" else lse[1])[-1] += (what == "lse") * 0.01
+        return out, lse
+
+    monkeypatch.setattr(cutlass_attn._C, function, wrong)
+    case = Batch("wrong", "", (1,) * 4, serving.LENGTHS, page=16, causal=True)
+    with pytest.raises(VerificationError, match=f"disagree on {what} of sequence 3 in 1 of"):
+        if function == "decode":
+            args, options = test_decode.call_of(case, "float32", 32, "cpu")
+            attention_decode(*args, **options, verify=True)
+        else:
+            args, options = test_varlen.call_of(case, "float32", 32, "cpu")
+            attention_varlen(*args, **options, verify=True)
+
+
+def test_verify_is_refused():
+    q, cache = torch.randn(2, 1, 4, 16), torch.randn(2, 20, 2, 16)
+    with pytest.raises(TypeError, match="verify must be True or False, got 'no'"):
+        attention_decode(q, cache, cache, int32([1, 2]), verify="no")
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+            attention_decode(q, cache, cache, int32([1, 2]), verify=True)
+        with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+            attention_varlen(q[0], q[0], q[0], int32([0, 1]), verify=True)

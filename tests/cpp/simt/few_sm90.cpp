@@ -1,0 +1,41 @@
+// The wgmma forward kernel on few cases, for mutants and for the race detector: with two buffers of
+// Q and three warpgroups that compute, and with one buffer and two.
+#include "simt/sm90_case.hpp"
+
+using namespace cutlass_attn;
+using attention_case::Case;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+
+namespace {
+
+Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
+  Case what;
+  what.name = name;
+  what.head_dim = head_dim, what.seqlen_q = seqlen_q, what.seqlen_k = seqlen_k;
+  what.layout = attention_case::Layout::kTransposed;
+  return what;
+}
+
+TEST(few) {
+  using Large = sm90::Forward<half_t, 64, 64, 192, 128, 12>;
+  using Tight = sm90::Forward<bfloat16_t, 256, 256, 128, 64, 8>;
+  int runs = 0;
+  Case causal = of("causal, several tiles of a block", 64, 400, 530);
+  causal.causal = true;
+  sm90_case::check_case<Large>(causal, DType::kFloat16, runs);
+  Case window = of("window, warpgroups of other keys than each other", 64, 400, 700);
+  window.window_left = 150, window.window_right = 30, window.magnitude = 40;
+  sm90_case::check_case<Large>(window, DType::kFloat16, runs);
+  Case packed = of("packed heads, rows without keys", 64, 50, 40);
+  packed.num_heads_q = 8, packed.num_heads_kv = 2, packed.causal = packed.sinks = true;
+  sm90_case::check_case<Large>(packed, DType::kFloat16, runs);
+  Case tight = of("two tiles of a block, large scores", 256, 130, 440);
+  tight.magnitude = 40;
+  sm90_case::check_case<Tight>(tight, DType::kBFloat16, runs);
+  CHECK_EQ(runs, 4);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,0 +1,35 @@
+#include <vector>
+
+#include "simt/host_unit.hpp"
+#include "simt/kernels_under_test.hpp"
+#include "sm80/forward.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+// With the workspace that its launches share, full of garbage before.
+template <class Kernel, class... Scores>
+Status launch_on_host(Problem const& problem, RunOptions const& given) {
+  std::vector<char> workspace(size_t(Kernel::Params::workspace_bytes(problem, {}, {})), char(0xff));
+  RunOptions options = given;
+  options.workspace = {workspace.data(), int64_t(workspace.size())};
+  return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
+}
+
+}  // namespace
+
+// Q K^T in int8, of each schedule that has it.
+std::vector<KernelUnderTest> kernels_under_test() {
+  using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t>;
+  using Tiled = sm80::Forward<cutlass::half_t, 128, 128, 128, 32, 4, 1, int32_t>;
+  KernelUnderTest pipelined{"sm80/int8_qk/f16/d64/64x64x4, pipelined", DType::kFloat16,
+                            &launch_on_host<Pipelined, IdentityScore, SoftcapScore>};
+  KernelUnderTest general{"sm80/int8_qk_general/f16/d64/64x64x4", DType::kFloat16,
+                          &launch_on_host<Pipelined, GeneralScore>, true};
+  KernelUnderTest tiled{"sm80/int8_qk/f16/d128/128x32x4, tiled", DType::kFloat16,
+                        &launch_on_host<Tiled, IdentityScore, SoftcapScore>, false, 128};
+  std::vector<KernelUnderTest> all{pipelined, general, tiled};
+  for (KernelUnderTest& kernel : all) kernel.quantize = Quantize::kQk;
+  return all;
+}

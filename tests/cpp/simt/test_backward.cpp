@@ -1,0 +1,414 @@
+// The mma.sync backward kernel on the CPU, at tiles of each kind, against gradients in fp64 that
+// are worked out here from the definition.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "core/dropout.hpp"
+#include "core/score.hpp"
+#include "simt/host_unit.hpp"
+#include "sm80/backward.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+struct Case {
+  std::string name;
+  int batch = 1, heads_q = 2, heads_kv = 1, seqlen_q = 70, seqlen_k = 70, head_dim = 64;
+  int head_dim_v = 0;  // 0: as head_dim
+  Mask mask = {};
+  float softcap = 0.0f, scale = 0.25f, dropout = 0.0f, magnitude = 1.0f;
+  bool has_bias = false, has_mask = false, has_alibi = false, has_sinks = false;
+  bool has_grad_lse = false;
+  std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
+};
+
+// A call, its gradients in fp64, and what a kernel makes of it.
+template <class Element>
+struct Solved {
+  Case c;
+  Problem p;
+  Gradients grad;
+  std::vector<Element> q, k, v, o, grad_o, grad_q, grad_k, grad_v;
+  std::vector<float> lse, grad_lse, bias, alibi, sinks, grad_sinks;
+  std::vector<uint8_t> visible;
+  std::vector<double> exact_q, exact_k, exact_v, exact_sinks;
+  uint64_t rng_state[2] = {7, 11};
+
+  explicit Solved(Case const& what) : c(what) {
+    if (c.head_dim_v == 0) c.head_dim_v = c.head_dim;
+    bool const is_packed = !c.cu_seqlens_q.empty();
+    rows_q = is_packed ? c.cu_seqlens_q.back() + 3 : c.batch * c.seqlen_q;
+    rows_k = is_packed ? c.cu_seqlens_k.back() + 3 : c.batch * c.seqlen_k;
+    std::mt19937 random(5);
+    std::normal_distribution<float> draw;
+    auto const fill = [&](auto& x, size_t count, float magnitude) {
+      x.resize(count);
+      for (auto& value : x) value = std::decay_t<decltype(value)>(draw(random) * magnitude);
+    };
+    fill(q, size_t(rows_q) * c.heads_q * c.head_dim, c.magnitude);
+    fill(k, size_t(rows_k) * c.heads_kv * c.head_dim, c.magnitude);
+    fill(v, size_t(rows_k) * c.heads_kv * c.head_dim_v, c.magnitude);
+    fill(grad_o, size_t(rows_q) * c.heads_q * c.head_dim_v, 1.0f);
+    o.resize(grad_o.size());
+    lse.assign(size_t(rows_q) * c.heads_q, -kInf);
+    fill(grad_lse, lse.size(), 1.0f);
+    fill(bias, size_t(c.heads_q) * c.seqlen_q * c.seqlen_k, 1.0f);
+    fill(alibi, size_t(c.heads_q), 0.1f);
+    fill(sinks, size_t(c.heads_q), 1.0f);
+    visible.resize(bias.size());
+    for (auto& x : visible) x = draw(random) > -1.0f;
+    auto const poison = [](auto& x, size_t count) {
+      x.resize(count);
+      std::memset(static_cast<void*>(x.data()), 0xff, count * sizeof x[0]);
+    };
+    poison(grad_q, q.size());
+    poison(grad_k, k.size());
+    poison(grad_v, v.size());
+    poison(grad_sinks, sinks.size());
+    exact_q.resize(q.size());
+    exact_k.resize(k.size());
+    exact_v.resize(v.size());
+    exact_sinks.resize(sinks.size());
+    state();
+    for (int b = 0; b < c.batch; ++b) {
+      for (int h = 0; h < c.heads_q; ++h) solve(b, h);
+    }
+  }
+
+  // Rows of all heads lie next to each other: (row, head, column).
+  Operand rows(std::vector<Element>& x, int heads, int seqlen, int dim) const {
+    int64_t const row = int64_t(heads) * dim;
+    DType const dtype =
+        std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16 : DType::kBFloat16;
+    return {x.data(), c.cu_seqlens_q.empty() ? seqlen * row : 0, dim, row, dtype};
+  }
+
+  void state() {
+    p.batch = c.batch;
+    p.num_heads_q = c.heads_q;
+    p.num_heads_kv = c.heads_kv;
+    p.head_dim = c.head_dim;
+    p.head_dim_v = c.head_dim_v;
+    p.seq_q.seqlen = c.seqlen_q;
+    p.seq_k.seqlen = c.seqlen_k;
+    if (!c.cu_seqlens_q.empty()) {
+      p.seq_q.cu_seqlens = c.cu_seqlens_q.data();
+      p.seq_k.cu_seqlens = c.cu_seqlens_k.data();
+      p.seq_q.total = rows_q;
+      p.seq_k.total = rows_k;
+    }
+    p.q = rows(q, c.heads_q, c.seqlen_q, c.head_dim);
+    p.k = rows(k, c.heads_kv, c.seqlen_k, c.head_dim);
+    p.v = rows(v, c.heads_kv, c.seqlen_k, c.head_dim_v);
+    p.o = rows(o, c.heads_q, c.seqlen_q, c.head_dim_v);
+    p.softmax_lse = lse.data();
+    p.logits.softmax_scale = c.scale;
+    p.logits.softcap = c.softcap;
+    p.mask = c.mask;
+    int64_t const row = c.seqlen_k, head = row * c.seqlen_q;
+    if (c.has_bias) p.logits.bias = {bias.data(), 0, head, row, 1};
+    p.logits.bias_dtype = DType::kFloat32;
+    if (c.has_mask) p.mask.elements = {visible.data(), 0, head, row, 1};
+    if (c.has_alibi) p.logits.alibi_slopes = alibi.data();
+    if (c.has_sinks) p.logits.sinks = sinks.data();
+    p.dropout = {c.dropout, rng_state};
+    grad.o = rows(grad_o, c.heads_q, c.seqlen_q, c.head_dim_v);
+    grad.q = rows(grad_q, c.heads_q, c.seqlen_q, c.head_dim);
+    grad.k = rows(grad_k, c.heads_kv, c.seqlen_k, c.head_dim);
+    grad.v = rows(grad_v, c.heads_kv, c.seqlen_k, c.head_dim_v);
+    if (c.has_grad_lse) grad.softmax_lse = grad_lse.data();
+    if (c.has_sinks) grad.sinks = grad_sinks.data();
+    p.grad = &grad;
+  }
+
+  // One head's forward call and gradients. Of a row's weights the gradient is that of the softmax,
+  // dS = P (dP - sum of P dP) + dLSE P, with the output rounded to what a forward call returns.
+  void solve(int b, int h) {
+    bool const is_packed = !c.cu_seqlens_q.empty();
+    int const first_q = is_packed ? c.cu_seqlens_q[b] : b * c.seqlen_q;
+    int const first_k = is_packed ? c.cu_seqlens_k[b] : b * c.seqlen_k;
+    int const queries = is_packed ? c.cu_seqlens_q[b + 1] - first_q : c.seqlen_q;
+    int const keys = is_packed ? c.cu_seqlens_k[b + 1] - first_k : c.seqlen_k;
+    int const kv = h / (c.heads_q / c.heads_kv), dim = c.head_dim, dim_v = c.head_dim_v;
+    IntervalMask const interval(c.mask, {queries, keys});
+    DropoutMask const dropout(p);
+    auto const at = [](int row, int heads, int head, int d) {
+      return (int64_t(row) * heads + head) * d;
+    };
+    for (int i = 0; i < queries; ++i) {
+      int64_t const q_at = at(first_q + i, c.heads_q, h, dim);
+      int64_t const o_at = at(first_q + i, c.heads_q, h, dim_v);
+      std::vector<double> logit(keys, -INFINITY), slope(keys, 1.0), weight(keys), factor(keys, 1.0);
+      double most = c.has_sinks ? sinks[h] : -INFINITY;
+      for (int j = 0; j < keys; ++j) {
+        int64_t const entry = (int64_t(h) * c.seqlen_q + i) * c.seqlen_k + j;
+        if (!interval.visible(i, j) || (c.has_mask && !visible[entry])) continue;
+        double s = 0.0;
+        for (int d = 0; d < dim; ++d) {
+          s += double(float(q[q_at + d])) *
+               double(float(k[at(first_k + j, c.heads_kv, kv, dim) + d]));
+        }
+        s *= c.scale;
+        if (c.softcap > 0.0f) {
+          double const t = std::tanh(s / c.softcap);
+          s = c.softcap * t;
+          slope[j] = 1.0 - t * t;
+        }
+        if (c.has_alibi) s -= alibi[h] * std::fabs(double(j) - i - (keys - queries));
+        if (c.has_bias) s += bias[entry];
+        logit[j] = s;
+        most = std::max(most, s);
+      }
+      int64_t const row = is_packed ? int64_t(h) * rows_q + first_q + i
+                                    : (int64_t(b) * c.heads_q + h) * c.seqlen_q + i;
+      double sum = c.has_sinks ? std::exp(sinks[h] - most) : 0.0;
+      for (int j = 0; j < keys; ++j) {
+        if (logit[j] > -INFINITY) sum += std::exp(logit[j] - most);
+      }
+      double const norm = sum > 0.0 ? most + std::log(sum) : -INFINITY;
+      lse[row] = float(norm);
+      std::vector<double> out(dim_v);
+      for (int j = 0; j < keys; ++j) {
+        if (c.dropout > 0.0f) factor[j] = dropout.factor(b, h, i, j);
+        weight[j] = logit[j] > -INFINITY ? std::exp(logit[j] - norm) : 0.0;
+        for (int d = 0; d < dim_v; ++d) {
+          out[d] +=
+              weight[j] * factor[j] * double(float(v[at(first_k + j, c.heads_kv, kv, dim_v) + d]));
+        }
+      }
+      double delta = 0.0;
+      for (int d = 0; d < dim_v; ++d) {
+        o[o_at + d] = Element(float(out[d]));
+        delta += out[d] * double(float(grad_o[o_at + d]));
+      }
+      if (c.has_grad_lse) delta -= grad_lse[row];
+      if (c.has_sinks && sum > 0.0) exact_sinks[h] -= std::exp(sinks[h] - norm) * delta;
+      for (int j = 0; j < keys; ++j) {
+        if (weight[j] == 0.0) continue;
+        int64_t const k_at = at(first_k + j, c.heads_kv, kv, dim);
+        int64_t const v_at = at(first_k + j, c.heads_kv, kv, dim_v);
+        double dp = 0.0;
+        for (int d = 0; d < dim_v; ++d) {
+          double const g = double(float(grad_o[o_at + d]));
+          dp += g * double(float(v[v_at + d]));
+          exact_v[v_at + d] += weight[j] * factor[j] * g;
+        }
+        double const ds = weight[j] * slope[j] * (dp * factor[j] - delta) * c.scale;
+        for (int d = 0; d < dim; ++d) {
+          exact_q[q_at + d] += ds * double(float(k[k_at + d]));
+          exact_k[k_at + d] += ds * double(float(q[q_at + d]));
+        }
+      }
+    }
+  }
+
+  // Empty, or which gradient is off and by how much.
+  std::string verdict() const {
+    double const tolerance = std::is_same_v<Element, cutlass::half_t> ? 2e-3 : 1.2e-2;
+    std::string text;
+    auto const judge = [&](char const* name, auto const& got, std::vector<double> const& exact,
+                           double limit) {
+      double error = 0.0, size = 0.0;
+      for (size_t i = 0; i < exact.size(); ++i) {
+        double const x = double(float(got[i]));
+        if (exact[i] == 0.0 && untouched(name, i)) continue;
+        error += (x - exact[i]) * (x - exact[i]);
+        size += exact[i] * exact[i];
+        if (std::isnan(x)) error = NAN;
+      }
+      double const relative = std::sqrt(error / (size > 0.0 ? size : 1.0));
+      if (!(relative <= limit)) text += std::string(" ") + name + " " + std::to_string(relative);
+    };
+    judge("grad_q", grad_q, exact_q, tolerance);
+    judge("grad_k", grad_k, exact_k, tolerance);
+    judge("grad_v", grad_v, exact_v, tolerance);
+    if (c.has_sinks) judge("grad_sinks", grad_sinks, exact_sinks, tolerance);
+    return text;
+  }
+
+ private:
+  int rows_q = 0, rows_k = 0;
+
+  // Packed rows of no sequence are not written.
+  bool untouched(char const* name, size_t i) const {
+    if (c.cu_seqlens_q.empty() || std::strcmp(name, "grad_sinks") == 0) return false;
+    bool const is_q = std::strcmp(name, "grad_q") == 0;
+    int const dim = std::strcmp(name, "grad_v") == 0 ? c.head_dim_v : c.head_dim;
+    size_t const row = size_t(is_q ? c.heads_q : c.heads_kv) * dim;
+    return i / row >= size_t(is_q ? c.cu_seqlens_q.back() : c.cu_seqlens_k.back());
+  }
+};
+
+template <class Kernel, class... Scores>
+void run(Case const& what) {
+  Solved<typename Kernel::Config::Element> solved(what);
+  solved.grad.deterministic = Kernel::Config::kIsOrdered;
+  std::vector<char> first;
+  int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, {});
+  for (auto const order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
+    std::vector<char> workspace(size_t(bytes) + 256, char(0xff));
+    simt::launch_schedule() = {};
+    simt::launch_schedule().order = order;
+    RunOptions options;
+    auto const address = reinterpret_cast<uintptr_t>(workspace.data());
+    options.workspace = {workspace.data() + (256 - address % 256), bytes};
+    Status const status = simt::launch_with_asides_on_host<Kernel, Scores...>(solved.p, options);
+    std::string error = status.ok() ? solved.verdict() : status.message;
+    if (Kernel::Config::kIsOrdered) {
+      auto const* const bits = reinterpret_cast<char const*>(solved.grad_q.data());
+      std::vector<char> const given(bits, bits + solved.grad_q.size() * 2);
+      if (first.empty()) first = given;
+      if (given != first) error += " grad_q depends on the order of blocks";
+    }
+    if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
+  }
+}
+
+Mask causal() {
+  Mask mask;
+  mask.causal = true;
+  return mask;
+}
+Mask window(int left, int right) {
+  Mask mask;
+  mask.window_left = left;
+  mask.window_right = right;
+  return mask;
+}
+
+// What every kernel takes.
+std::vector<Case> common_cases(int head_dim, int block_n) {
+  std::vector<Case> cases = {
+      {.name = "plain", .seqlen_q = 70, .seqlen_k = block_n + 9},
+      {.name = "causal", .seqlen_q = 200, .seqlen_k = 200, .mask = causal()},
+      {.name = "more queries", .seqlen_q = 150, .seqlen_k = 37, .mask = causal()},
+      {.name = "more keys", .seqlen_q = 37, .seqlen_k = 150, .mask = causal()},
+      {.name = "window", .seqlen_q = 180, .seqlen_k = 160, .mask = window(19, 3)},
+      {.name = "groups", .batch = 2, .heads_q = 6, .heads_kv = 2, .seqlen_q = 33, .seqlen_k = 65},
+      {.name = "one key", .seqlen_q = 5, .seqlen_k = 1},
+      {.name = "one query", .seqlen_q = 1, .seqlen_k = 140},
+      {.name = "LSE and sinks", .has_sinks = true, .has_grad_lse = true},
+      {.name = "large", .scale = 1.0f, .magnitude = 8.0f},
+  };
+  Case narrow{.name = "narrow"};
+  for (Case& c : cases) c.head_dim = head_dim;
+  narrow.head_dim = head_dim - 8;
+  narrow.head_dim_v = head_dim - 24;
+  cases.push_back(narrow);
+  return cases;
+}
+
+std::vector<Case> general_cases(int head_dim) {
+  Mask chunks = causal();
+  chunks.attention_chunk = 48;
+  std::vector<Case> cases = {
+      {.name = "bias and mask", .has_bias = true, .has_mask = true},
+      {.name = "ALiBi", .mask = causal(), .has_alibi = true},
+      {.name = "chunks", .seqlen_q = 130, .seqlen_k = 150, .mask = chunks},
+      {.name = "softcap", .softcap = 1.5f, .has_bias = true},
+      {.name = "negative scale", .scale = -0.2f, .has_mask = true},
+      {.name = "dropout", .seqlen_q = 90, .seqlen_k = 140, .mask = causal(), .dropout = 0.3f},
+      {.name = "dropout and softcap", .softcap = 2.0f, .dropout = 0.5f},
+  };
+  for (Case& c : cases) c.head_dim = head_dim;
+  return cases;
+}
+
+template <class Kernel>
+void run_common() {
+  for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
+    run<Kernel, IdentityScore, SoftcapScore>(c);
+  }
+  Case softcap{.name = "softcap", .head_dim = Kernel::Config::kHeadDim, .softcap = 1.5f};
+  run<Kernel, IdentityScore, SoftcapScore>(softcap);
+}
+
+template <class Kernel>
+void run_general() {
+  for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
+    run<Kernel, GeneralScore>(c);
+  }
+  for (Case const& c : general_cases(Kernel::Config::kHeadDim)) run<Kernel, GeneralScore>(c);
+}
+
+using Half = cutlass::half_t;
+using BFloat = cutlass::bfloat16_t;
+
+// For mutants: what shows most in little time.
+TEST(few) {
+  using Both = sm80::Backward<Half, 64, 64, 128, 4>;
+  using Roles = sm80::Backward<Half, 128, 32, 128, 8>;
+  using General = sm80::Backward<Half, 64, 32, 128, 4, true>;
+  Case c{.name = "causal groups", .seqlen_q = 150, .seqlen_k = 139, .mask = causal()};
+  c.has_sinks = c.has_grad_lse = true;
+  run<Both, IdentityScore, SoftcapScore>(c);
+  c.head_dim = 128;
+  run<Roles, IdentityScore, SoftcapScore>(c);
+  Case w{.name = "window", .heads_q = 1, .seqlen_q = 160, .seqlen_k = 150, .mask = window(70, 3)};
+  w.softcap = 1.5f;
+  run<Both, IdentityScore, SoftcapScore>(w);
+  Case d{.name = "dropout", .heads_q = 1, .seqlen_q = 40, .seqlen_k = 140, .dropout = 0.3f};
+  run<General, GeneralScore>(d);
+}
+
+TEST(one_role) {
+  run_common<sm80::Backward<Half, 64, 64, 128, 4>>();
+  run_common<sm80::Backward<BFloat, 64, 64, 128, 8>>();
+}
+
+TEST(two_roles) {
+  run_common<sm80::Backward<BFloat, 128, 64, 128, 8>>();
+  run_common<sm80::Backward<Half, 128, 32, 128, 8>>();
+  run_common<sm80::Backward<Half, 96, 64, 128, 8>>();
+}
+
+TEST(wide_heads) {
+  run_common<sm80::Backward<Half, 256, 16, 64, 8>>();
+  run_common<sm80::Backward<Half, 256, 64, 64, 8>>();
+  run_common<sm80::Backward<Half, 192, 32, 64, 8>>();
+}
+
+TEST(general_one_role) { run_general<sm80::Backward<Half, 64, 32, 128, 4, true>>(); }
+
+TEST(general_two_roles) {
+  run_general<sm80::Backward<BFloat, 128, 32, 64, 8, true>>();
+  run_general<sm80::Backward<Half, 256, 16, 64, 8, true>>();
+}
+
+TEST(in_order) {
+  run_common<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>>();
+  run_common<sm80::Backward<Half, 128, 32, 128, 8, false, DenseSeqInfo, true>>();
+  run_general<sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo, true>>();
+}
+
+TEST(packed_sequences) {
+  using Kernel = sm80::Backward<Half, 64, 64, 128, 4, false, VarlenSeqInfo>;
+  using Roles = sm80::Backward<Half, 128, 32, 128, 8, false, VarlenSeqInfo>;
+  using General = sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo>;
+  Case c{.name = "packed",
+         .batch = 5,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .seqlen_q = 140,
+         .seqlen_k = 150,
+         .mask = causal(),
+         .has_sinks = true,
+         .has_grad_lse = true,
+         .cu_seqlens_q = {0, 140, 140, 141, 210, 275},
+         .cu_seqlens_k = {0, 130, 133, 133, 283, 340}};
+  run<Kernel, IdentityScore>(c);
+  run<General, GeneralScore>(c);
+  c.head_dim = 128;
+  run<Roles, IdentityScore>(c);
+  Case dense{.name = "dense in a varlen kernel", .batch = 2, .mask = causal()};
+  run<Kernel, IdentityScore>(dense);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

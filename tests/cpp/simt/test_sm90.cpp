@@ -1,0 +1,309 @@
+// The wgmma forward kernel on the engine: right against fp64, whatever the order of its threads and
+// however many tiles a block has; and what the engine says of misuse of wgmma, TMA and mbarriers.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "simt/sm90_case.hpp"
+
+using namespace cutlass_attn;
+using attention_case::Case;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+using sm90_case::check_case;
+
+namespace {
+
+// Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
+std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
+  std::vector<Case> list(9);
+  list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
+  list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
+  list[1].num_heads_q = 4, list[1].num_heads_kv = 2;
+  list[2].name = "causal", list[2].seqlen_q = 270, list[2].seqlen_k = 400, list[2].causal = true;
+  list[3].name = "rows without keys", list[3].seqlen_q = 300, list[3].seqlen_k = 100;
+  list[3].causal = true;
+  list[4].name = "window, warpgroups of other keys than each other", list[4].seqlen_q = 330;
+  list[4].seqlen_k = 700, list[4].window_left = 150, list[4].window_right = 30;
+  list[5].name = "packed heads", list[5].seqlen_q = 5, list[5].seqlen_k = 200;
+  list[5].num_heads_q = 8, list[5].num_heads_kv = 2, list[5].sinks = true;
+  list[6].name = "large scores", list[6].seqlen_q = 128, list[6].seqlen_k = 512;
+  list[6].magnitude = 40;
+  list[7].name = "no warpgroup for the last rows", list[7].seqlen_q = 132, list[7].seqlen_k = 900;
+  list[7].window_left = 300, list[7].window_right = 0;
+  list[8].name = "several tiles of a block", list[8].seqlen_q = 260, list[8].seqlen_k = 260;
+  list[8].batch = 2, list[8].num_heads_q = list[8].num_heads_kv = 2, list[8].causal = true;
+  for (Case& what : list) {
+    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
+    what.layout = attention_case::Layout::kTransposed;
+  }
+  return list;
+}
+
+template <class Kernel>
+void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
+  int runs = 0;
+  for (Case const& what : cases(head_dim, head_dim_v)) check_case<Kernel>(what, dtype, runs);
+  CHECK_EQ(runs, int(cases(head_dim).size()));
+}
+
+TEST(head_dim_64) { check_cases<sm90::Forward<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
+TEST(head_dim_128) {
+  check_cases<sm90::Forward<bfloat16_t, 128, 128, 128, 128, 8>>(DType::kBFloat16, 128);
+}
+TEST(head_dim_256) {
+  check_cases<sm90::Forward<half_t, 256, 256, 128, 64, 8>>(DType::kFloat16, 256);
+}
+// Of V another than of Q and K, and both less than the tile's.
+TEST(head_dims_192_128) {
+  check_cases<sm90::Forward<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
+}
+TEST(library_cases) {
+  int runs = 0;
+  for (Case const& what : attention_case::few_cases(128)) {
+    check_case<sm90::Forward<half_t, 128, 128, 128, 128, 8>>(what, DType::kFloat16, runs);
+  }
+  CHECK(runs >= 3);
+}
+
+// --- What the engine says of misuse --------------------------------------------------------------
+
+using arch::Sm90;
+constexpr int kBytes = 64 * 128;  // of a tile of 64 x 64
+
+struct Tiles {
+  alignas(1024) char a[kBytes], b[kBytes];
+  arch::Barrier full[1], empty[1];
+};
+
+struct Matrix {
+  std::vector<half_t> values = std::vector<half_t>(64 * 64, half_t(1.0f));
+  TensorMap map;
+  Matrix() {
+    TensorView const view{values.data(), {64, 64, 1, 1, 1}, {128, 16, 16, 16}, {64, 64, 1, 1, 1}};
+    CHECK(encode(view, false, map) == nullptr);
+  }
+};
+
+// What body(shared, thread, accumulators) of a warpgroup does, barriers being made.
+std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, bool fences = true) {
+  simt::Schedule const schedule{1, simt::FiberOrder::kForward, 0};
+  Status const status = simt::run_grid({1, 128, sizeof(Tiles)}, schedule, [&](char* smem) {
+    Tiles& shared = *reinterpret_cast<Tiles*>(smem);
+    int const thread = Sm90::thread();
+    if (thread == 0) {
+      Sm90::barrier_init(shared.full, 1);
+      Sm90::barrier_init(shared.empty, 4);
+      if (fences) Sm90::barrier_init_fence();
+    }
+    Sm90::sync();
+    float acc[32] = {};
+    body(shared, thread, acc);
+  });
+  return status.message;
+}
+
+void load(Tiles& shared, Matrix const& a, Matrix const& b) {
+  Sm90::barrier_expect(shared.full, 2 * kBytes);
+  Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
+  Sm90::tma_load(shared.b, b.map, shared.full, 0, 0, 0, 0, 0);
+}
+
+void multiply(Tiles& shared, float (&acc)[32], int leading = 16, int stride = 1024) {
+  auto const a = Sm90::descriptor(shared.a, leading, stride);
+  auto const b = Sm90::descriptor(shared.b, leading, stride);
+  for (int k = 0; k < 4; ++k) Sm90::wgmma_ss<half_t>(acc, a + 2 * k, b + 2 * k, k > 0);
+  Sm90::wgmma_commit();
+}
+
+bool has(std::string const& text, char const* part) {
+  if (text.find(part) != std::string::npos) return true;
+  std::printf("  said: %s\n", text.c_str());
+  return false;
+}
+
+TEST(a_product_is_there_after_its_wait) {
+  Matrix a, b;
+  for (int i = 0; i < 64 * 64; ++i) {
+    a.values[i] = half_t(float(i * 7 % 13 - 6));
+    b.values[i] = half_t(float(i * 5 % 11 - 5));
+  }
+  std::vector<float> c(64 * 64), before(64 * 64);
+  CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+             if (thread == 0) load(shared, a, b);
+             Sm90::barrier_wait(shared.full, 0);
+             Sm90::wgmma_fence(acc);
+             multiply(shared, acc);
+             int const row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+             auto const keep = [&](std::vector<float>& to) {
+               for (int i = 0; i < 32; ++i) {
+                 to[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + column + i % 2] = acc[i];
+               }
+             };
+             keep(before);
+             Sm90::wgmma_wait<0>(acc);
+             keep(c);
+           }),
+           "");
+  int wrong = 0, nan = 0;
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      float sum = 0;
+      for (int k = 0; k < 64; ++k) sum += float(a.values[i * 64 + k]) * float(b.values[j * 64 + k]);
+      wrong += c[i * 64 + j] != sum;
+      nan += before[i * 64 + j] != before[i * 64 + j];
+    }
+  }
+  CHECK_EQ(wrong, 0);
+  CHECK_EQ(nan, 64 * 64);  // without the wait
+}
+
+TEST(a_wrong_parity_never_ends) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
+              if (thread == 0) load(shared, a, a);
+              Sm90::barrier_wait(shared.full, 0);
+              Sm90::barrier_wait(shared.full, 1);
+            }),
+            "wait for parity 1 of the barrier at byte 16384"));
+}
+
+TEST(too_few_bytes_keep_a_phase_open) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
+              if (thread == 0) {
+                Sm90::barrier_expect(shared.full, 2 * kBytes);
+                Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
+              }
+              Sm90::barrier_wait(shared.full, 0);
+            }),
+            "lacks 0 of 1 arrivals and 8192 bytes"));
+}
+
+TEST(too_many_arrivals) {
+  CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
+              if (thread == 0) Sm90::barrier_expect(shared.full, 16);
+              Sm90::sync();
+              if (thread == 1) Sm90::barrier_arrive(shared.full);
+            }),
+            "after all 1 arrivals of its phase"));
+}
+
+TEST(barriers_need_a_fence_for_tma) {
+  Matrix a;
+  CHECK(has(run(
+                [&](Tiles& shared, int thread, float (&)[32]) {
+                  if (thread == 0) load(shared, a, a);
+                },
+                false),
+            "without a barrier_init_fence()"));
+}
+
+TEST(wgmma_needs_a_fence) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+              if (thread == 0) load(shared, a, a);
+              Sm90::barrier_wait(shared.full, 0);
+              multiply(shared, acc);
+              Sm90::wgmma_wait<0>(acc);
+            }),
+            "without a wgmma_fence()"));
+}
+
+TEST(wgmma_needs_a_wait) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+              if (thread == 0) load(shared, a, a);
+              Sm90::barrier_wait(shared.full, 0);
+              Sm90::wgmma_fence(acc);
+              multiply(shared, acc);
+            }),
+            "4 wgmma in flight that no wait covers"));
+}
+
+TEST(accumulators_are_not_to_be_written_in_flight) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+              if (thread == 0) load(shared, a, a);
+              Sm90::barrier_wait(shared.full, 0);
+              Sm90::wgmma_fence(acc);
+              multiply(shared, acc);
+              acc[0] = 0.0f;
+              Sm90::wgmma_wait<0>(acc);
+            }),
+            "wrote accumulators while a wgmma was in flight"));
+}
+
+TEST(a_is_not_to_be_written_in_flight) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+              if (thread == 0) load(shared, a, a);
+              Sm90::barrier_wait(shared.full, 0);
+              uint32_t registers[4] = {};
+              Sm90::wgmma_fence(acc, registers);
+              auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
+              Sm90::wgmma_rs<half_t>(acc, registers, b, false);
+              Sm90::wgmma_commit();
+              registers[2] = 1;
+              Sm90::wgmma_wait<0>(acc);
+            }),
+            "changed registers of A"));
+}
+
+// A buffer that is given back too early is NaN when wgmma reads it.
+TEST(an_early_release_is_seen) {
+  Matrix a;
+  float sum = 0;
+  CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+             if (thread == 0) load(shared, a, a);
+             Sm90::barrier_wait(shared.full, 0);
+             Sm90::wgmma_fence(acc);
+             multiply(shared, acc);
+             Sm90::sync();
+             if (thread == 0) load(shared, a, a);
+             Sm90::sync();
+             Sm90::wgmma_wait<0>(acc);
+             sum += acc[0];
+             Sm90::barrier_wait(shared.full, 1);
+           }),
+           "");
+  CHECK(sum != sum);
+}
+
+TEST(descriptors_have_to_fit_the_tile) {
+  Matrix a;
+  auto const of = [&](int stride) {
+    for (int i = 0; i < 64 * 64; ++i) a.values[i] = half_t(float(i / 64));
+    float value = 0;
+    std::string const error = run([&](Tiles& shared, int thread, float (&acc)[32]) {
+      if (thread == 0) load(shared, a, a);
+      Sm90::barrier_wait(shared.full, 0);
+      Sm90::wgmma_fence(acc);
+      multiply(shared, acc, 16, stride);
+      Sm90::wgmma_wait<0>(acc);
+      if (thread == 127) value = acc[31];
+    });
+    CHECK_EQ(error, "");
+    return value;
+  };
+  CHECK_EQ(of(1024), 63.0f * 63.0f * 64.0f);
+  CHECK(of(512) != 63.0f * 63.0f * 64.0f);
+}
+
+TEST(tiles_lie_at_the_period_of_the_swizzle) {
+  Matrix a;
+  CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
+              if (thread != 0) return;
+              Sm90::tma_load(shared.a + 128, a.map, shared.full, 0, 0, 0, 0, 0);
+            }),
+            "allowed: multiples of 1024"));
+}
+
+TEST(registers_come_in_eights) {
+  CHECK(has(run([](Tiles&, int, float (&)[32]) { Sm90::registers_increase<236>(); }),
+            "allowed: multiples of 8"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

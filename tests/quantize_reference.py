@@ -1,0 +1,262 @@
+"""The oracle of 8-bit attention: each mode in numpy, from its definition.
+
+All arithmetic is in fp64 but for the roundings that make a mode what it is, so a result differs
+from a kernel's by no more than a 16-bit kernel's does from `reference.attention`. Nothing is shared
+with the library. Arrays are those of one head, (rows, head_dim); `attention` loops over heads.
+
+- Keys lose the mean of 64 sampled ones, which softmax does not see, and are rounded to s8 with a
+  scale for each lane group of a tile of 64 keys: keys 8 j + 2 t and 8 j + 2 t + 1 have group t of
+  four. Queries have a scale each.
+- "qk": P V is that of a 16-bit kernel.
+- "int8": values are s8 with a scale a key, which the weights take over before they are rounded to
+  u8, relative to the largest of their row and tile. So one value that is far larger, or far smaller
+  with a far larger weight (an attention sink), costs the others of its tile no bits.
+- "fp8": weights and values are e4m3, keys come last to first, and weights are relative to a row max
+  that lags: it is updated when a lane's weights of a 32-key block add up to more than 448. The row
+  sum is that of rounded weights, so that values which are all the same come out as they are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import reference
+
+TILE = 64
+MODES = ("qk", "int8", "fp8")
+# fp8: what the weight of the row max is, and what a channel's largest value is.
+FP8_WEIGHT, FP8_VALUE, FP8_LIMIT = 28.0, 16.0, 448.0
+# int8: a key's scale is at least so much of the largest of its tile.
+LEAST_SCALE = 1 / 32
+
+
+class Quantized(NamedTuple):
+    values: np.ndarray  # integers, or numbers of e4m3, as fp64
+    scale: np.ndarray  # broadcasts to them
+
+    def dequantized(self):
+        return self.values * self.scale
+
+
+def round_e4m3(x):
+    """Nearest number of e4m3 (4 bits of exponent, 3 of mantissa), ties to even; 448 is the largest,
+    which what is beyond becomes, 2^-9 the smallest."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, -6)
+    spacing = np.ldexp(1.0, exponent - 3)
+    return np.clip(np.rint(x / spacing) * spacing, -448.0, 448.0)
+
+
+def to_s8(x, largest):
+    """Rounded to 127 steps of `largest` / 127, all of them in fp32; zeros where that is 0, and NaN
+    where it is not finite."""
+    x, largest = np.float32(x), np.float32(largest)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        inverse = np.float64(np.float32(127) / largest)
+        steps = np.where(largest >= 2.0**-100, np.rint(np.float64(x) * inverse), 0.0)
+        steps = np.where(np.isfinite(largest), steps, np.nan)
+    return Quantized(steps, np.float64(largest * np.float32(1 / 127)))
+
+
+def largest_of(x, axis=None):
+    """The largest |x|, NaN where one is not finite."""
+    with np.errstate(invalid="ignore"):
+        return np.abs(np.where(np.isfinite(x), x, np.nan)).max(axis=axis, keepdims=True)
+
+
+def key_shift(k):
+    """The mean of 64 keys, evenly spread, or of all of fewer; in fp32, as eight sums. What is not
+    finite counts as 0."""
+    count = min(len(k), 64)
+    if count == 0:
+        return np.zeros(k.shape[1])
+    sample = np.zeros((64, k.shape[1]), np.float32)
+    sample[:count] = k[[i * len(k) // count for i in range(count)]]
+    sample[~np.isfinite(sample)] = 0
+    sums = np.zeros((8, k.shape[1]), np.float32)
+    for row in sample.reshape(8, 8, -1):
+        sums += row
+    total = np.zeros(k.shape[1], np.float32)
+    for row in sums:
+        total += row
+    return np.float64(total * np.float32(1 / np.float32(count)))
+
+
+def quantize_keys(k, shift):
+    """By tile and lane group; the last tile's groups have only the keys that there are."""
+    with np.errstate(invalid="ignore"):
+        shifted = np.float32(k) - np.float32(shift)
+    largest = np.zeros((len(k), 1))
+    for first in range(0, len(k), TILE):
+        keys = np.arange(first, min(first + TILE, len(k)))
+        for group in range(4):
+            of_group = keys[keys % 8 // 2 == group]
+            if len(of_group):
+                largest[of_group] = largest_of(shifted[of_group])
+    return to_s8(shifted, largest)
+
+
+def quantize_queries(q):
+    return to_s8(q, largest_of(q, axis=1))
+
+
+def quantize_values_s8(v):
+    """A scale a key, at least LEAST_SCALE of the largest of the tile's."""
+    largest = np.abs(v).max(axis=1, keepdims=True)
+    for first in range(0, len(v), TILE):
+        tile = slice(first, first + TILE)
+        largest[tile] = np.maximum(largest[tile], largest[tile].max() * LEAST_SCALE)
+    return to_s8(v, largest)
+
+
+def quantize_values_e4m3(v, largest):
+    """A scale a channel."""
+    amax = np.float32(np.abs(v).max(axis=0, initial=0.0))
+    with np.errstate(divide="ignore"):
+        inverse = np.where(amax < 2.0**-100, np.float32(0), np.float32(largest) / amax)
+    return Quantized(round_e4m3(np.float64(np.float32(v) * inverse)), np.float64(amax) / largest)
+
+
+def multiply_int8(logits, v):
+    """The sum of weights times values, and of the weights, both relative to exp(row max)."""
+    top, total, result = _empty(logits, v)
+    values = quantize_values_s8(v)
+    for first in range(0, len(v), TILE):
+        tile = slice(first, first + TILE)
+        scale = values.scale[tile, 0]
+        if not scale.any():  # all of the tile's values are zeros
+            scale = np.ones(len(scale))
+        # log of the weights times their keys' scales.
+        folded = logits[:, tile] + np.log(scale)
+        own = folded.max(axis=1, keepdims=True)
+        weights = np.rint(255 * np.exp(folded - _finite(own)))
+        new, before = _raised(top, own)
+        factor = np.exp(_finite(own) - _finite(new)) / 255
+        factor = np.where(own == -np.inf, 0.0, factor)
+        result = result * before + weights @ values.values[tile] * factor
+        total = total * before + (weights @ (1 / scale))[:, None] * factor
+        top = new
+    return result, total, top
+
+
+def multiply_fp8(logits, v):
+    """The same for e4m3, from the last tile to the first."""
+    top, total, result = _empty(logits, v)
+    values = quantize_values_e4m3(v, FP8_VALUE)
+    padded = np.pad(logits, ((0, 0), (0, -len(v) % TILE)), constant_values=-np.inf)
+    for first in reversed(range(0, len(v), TILE)):
+        tile = slice(first, first + TILE)
+        scores = padded[:, tile]
+        own = scores.max(axis=1, keepdims=True)
+        weights = FP8_WEIGHT * np.exp(scores - _finite(top))
+        # A lane has 8 keys of 32: two neighbours in each 8.
+        of_lanes = weights.reshape(len(weights), 2, 4, 4, 2).sum(axis=(2, 4)).max(axis=(1, 2))
+        is_late = (top == -np.inf) | (of_lanes[:, None] > FP8_LIMIT)
+        new, before = _raised(top, np.where(is_late, own, -np.inf))
+        weights = FP8_WEIGHT * np.exp(scores - _finite(new))
+        weights = round_e4m3(weights)[:, : len(v) - first]
+        result = result * before + weights @ values.values[tile] / FP8_WEIGHT
+        total = total * before + weights.sum(axis=1, keepdims=True) / FP8_WEIGHT
+        top = new
+    return result * values.scale, total, top
+
+
+def weights_of(logits):
+    """Relative to exp(row max); their sum, and the row max."""
+    top = logits.max(axis=1, initial=-np.inf, keepdims=True)
+    weights = np.exp(logits - _finite(top))
+    return weights, weights.sum(axis=1, keepdims=True), top
+
+
+def multiply_exact(logits, v):
+    weights, total, top = weights_of(logits)
+    return weights @ v, total, top
+
+
+MULTIPLY = {"qk": multiply_exact, "int8": multiply_int8, "fp8": multiply_fp8}
+
+
+def _empty(logits, v):
+    column = (len(logits), 1)
+    return np.full(column, -np.inf), np.zeros(column), np.zeros((len(logits), v.shape[1]))
+
+
+def _finite(top):
+    return np.where(top == -np.inf, 0.0, top)
+
+
+def _raised(top, own):
+    """The row max with a tile's own, and the factor of what was summed before."""
+    new = np.maximum(top, own)
+    return new, np.where(top == -np.inf, 0.0, np.exp(_finite(top) - _finite(new)))
+
+
+class Result(NamedTuple):
+    exact: np.ndarray  # (B, Hq, Sq, Dv), fp64, by the arithmetic of the mode
+    lse: np.ndarray  # (B, Hq, Sq)
+    unfused: np.ndarray  # (B, Hq, Sq, Dv) fp32, of "qk": with P and the result rounded to the dtype
+
+
+def attention(
+    q,
+    k,
+    v,
+    dtype,
+    mode="qk",
+    *,
+    causal=False,
+    window=None,
+    attention_chunk=None,
+    softmax_scale=None,
+    softcap=0.0,
+    bias=None,
+    mask=None,
+    alibi_slopes=None,
+    sinks=None,
+):
+    """`reference.attention` with the arithmetic of a mode: one of MODES."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    heads_kv, seqlen_k = k.shape[1:3]
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    entries = (batch, heads, seqlen_q, seqlen_k)
+    visible = np.zeros((seqlen_q, seqlen_k), bool)
+    for i in range(seqlen_q):
+        first, end = reference.visible_keys(i, seqlen_q, seqlen_k, causal, window, attention_chunk)
+        visible[i, first:end] = True
+    position = np.arange(seqlen_q)[:, None] + (seqlen_k - seqlen_q)
+    distance = np.abs(np.arange(seqlen_k) - position)
+    bias = np.broadcast_to(0.0 if bias is None else bias.astype(np.float64), entries)
+    mask = np.broadcast_to(True if mask is None else mask, entries)
+    slopes = np.broadcast_to(0.0 if alibi_slopes is None else alibi_slopes, (batch, heads))
+    out = np.zeros((batch, heads, seqlen_q, v.shape[3]))
+    lse = np.zeros((batch, heads, seqlen_q))
+    unfused = np.zeros(out.shape, np.float32)
+    for b, h in np.ndindex(batch, heads):
+        at = b, h * heads_kv // heads
+        q_, k_, v_ = (x.astype(np.float64) for x in (q[b, h], k[at], v[at]))
+        shift = key_shift(k_)
+        keys, queries = quantize_keys(k_, shift), quantize_queries(q_)
+        # Only the product with the shift is what softmax does not see; a softcap has to have it.
+        logits = queries.dequantized() @ keys.dequantized().T + (q_ @ shift)[:, None]
+        logits *= scale
+        if softcap:
+            logits = softcap * np.tanh(logits / softcap)
+        logits += bias[b, h] - slopes[b, h] * distance
+        logits[~(visible & mask[b, h])] = -np.inf
+        sink = -np.inf if sinks is None else np.float64(sinks[h])
+        out[b, h], lse[b, h] = _finished(*MULTIPLY[mode](logits, v_), sink)
+        if mode != "qk":
+            continue
+        weights, _ = _finished(*weights_of(logits), sink)
+        rounded = reference.round_to(weights, dtype).astype(np.float64)
+        unfused[b, h] = reference.round_to(rounded @ v_, dtype)
+    return Result(out, lse, unfused)
+
+
+def _finished(result, total, top, sink):
+    """Divided by the sum of the weights, which a sink joins, and the logarithm of that."""
+    new, before = _raised(top, np.full_like(top, sink))
+    total = total * before + np.exp(sink - _finite(new))
+    with np.errstate(divide="ignore"):
+        lse = _finite(new) + np.log(total)
+    return result * before / np.where(total == 0, 1.0, total), lse[:, 0]
