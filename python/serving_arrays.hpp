@@ -1,4 +1,5 @@
-// What the calls of serving_call.hpp ask of their arrays: of all of them alike, and of what is stored.
+// What the calls of serving_call.hpp ask of their arrays: of all of them alike, and of what is
+// stored.
 #pragma once
 
 #include "call.hpp"
@@ -31,8 +32,7 @@ View read_offsets(Call const& call, char const* name, PyObject* x, bool memory);
 void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand);
 
 // Pages that a table names: (pages, page_size, heads, head_dim).
-void read_pages(Call& call, Arguments const& given, Names const& names, View const& k,
-                bool memory);
+void read_pages(Call& call, Arguments const& given, Names const& names, View const& k, bool memory);
 void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v);
 void set_default_scale(Call& call, Arguments const& given);
 
