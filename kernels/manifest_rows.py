@@ -224,24 +224,28 @@ class Row:
 
 
 def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
-    """A kernel per score, <symbol>__<token>, and what the host reads of them."""
+    """A kernel per score, <symbol>__<token>, and what the host reads of them.
+
+    All it declares has the symbol in its name: CMake compiles several such sources as one.
+    """
+    alias = f"{symbol}__kernel"
     entries = "".join(
-        f"CA_KERNEL_ENTRY({symbol}, {token}, Kernel, {functor})\n"
+        f"CA_KERNEL_ENTRY({symbol}, {token}, {alias}, {functor})\n"
         for token, functor in kernel.scores.items()
     )
     unit = "CA_KERNEL_UNIT"
     if kernel.asides:
         unit += "_WITH_ASIDES"
         for token, aside in (("before", "Before"), ("after", "After")):
-            entries += f"CA_ASIDE_ENTRY({symbol}, {token}, Kernel, {aside})\n"
+            entries += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
     listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
     return (
         f'{BANNER}#include "{kernel.include}"\n'
         '#include "simt/kernel_unit.hpp"\n\n'
         "namespace cutlass_attn {\n\n"
-        f"using Kernel = {kernel_type};\n"
+        f"using {alias} = {kernel_type};\n"
         f"{entries}"
-        f"{unit}({symbol}, Kernel, {listed})\n\n"
+        f"{unit}({symbol}, {alias}, {listed})\n\n"
         "}  // namespace cutlass_attn\n"
     )
 

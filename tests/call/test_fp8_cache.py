@@ -125,6 +125,13 @@ def test_operators_take_it():
     assert torch.equal(compiled(q, cache.clone(), cache.clone(), lengths, new), expected)
 
 
+def reasons(explanation, kernel):
+    """Why each variant of the kernel does not run the call; "" of one that does."""
+    found = [x.reason for x in explanation if x.variant.kernel == kernel]
+    assert found
+    return found
+
+
 @pytest.mark.parametrize("key", ["sm89/decode_fp8", "sm80/decode_fp8", "sm80/paged_fp8"])
 def test_which_kernel(key):
     """By rows of a call, and by what the GPU has."""
@@ -137,16 +144,17 @@ def test_which_kernel(key):
     }
     device = "sm_80" if key == "sm80/decode_fp8" else "sm_89"
     explanation = cutlass_attn.explain(q, k, k, **options, device=device)
-    reasons = {x.variant.kernel: x.reason for x in explanation}
-    assert "does not implement kv_scales, fp8_kv" in reasons["sm80/decode"]
+    assert all(
+        "does not implement kv_scales, fp8_kv" in x for x in reasons(explanation, "sm80/decode")
+    )
     dense = cutlass_attn.explain(
         q, k.half(), k.half(), device=device, **{**options, "k_scale": None}
     )
-    others = {x.variant.kernel: x.reason for x in dense}
-    assert "is for calls with fp8_kv alone" in others[key]
+    assert all("is for calls with fp8_kv alone" in x for x in reasons(dense, key))
     # Nothing of the call keeps it from running, but perhaps the build, if it leaves it out.
-    assert reasons[key] == "" or "not compiled" in reasons[key]
-    if cutlass_attn.build_info().cuda and not reasons[key]:
+    given = reasons(explanation, key)
+    assert "" in given or any("not compiled" in x for x in given)
+    if cutlass_attn.build_info().cuda and "" in given:
         assert explanation.chosen.kernel == key
 
 
