@@ -49,7 +49,11 @@ def test_grids():
 
 @pytest.mark.parametrize(
     ("grid", "others"),
-    [("decode", set()), ("paged", {"cutlass_attn:contiguous"}), ("varlen", {"cutlass_attn:dense"})],
+    [
+        ("decode", {"cutlass_attn:fp8_cache"}),
+        ("paged", {"cutlass_attn:contiguous", "cutlass_attn:fp8_cache"}),
+        ("varlen", {"cutlass_attn:dense"}),
+    ],
 )
 def test_every_row_is_judged_and_timed(capsys, grid, others):
     rows, status = bench(capsys, "--grid", grid, "--baseline", "cutlass_attn:auto")
@@ -80,6 +84,27 @@ def test_pages_hold_the_same_keys_in_another_order():
     assert torch.equal(pages[:, :50], inputs.bshd[1]) and pages.shape[1] == 64
     table = inputs.paged.block_table.flatten()
     assert not torch.equal(table, table.sort().values)
+
+
+def test_a_cache_in_fp8_is_judged_by_what_it_holds():
+    inputs = PAGED.inputs("cpu", 0)
+    bound = prepared("cutlass_attn:fp8_cache", inputs)
+    out = result_of(bound)
+    assert bound.quantize == "fp8_cache"
+    assert Yardstick(inputs.rounded_to_fp8).judge(out).ok
+    assert not Yardstick(inputs).judge(out).ok  # rounding moves it more than 16 bits do
+    for x, stored in ((inputs.k, inputs.rounded_to_fp8.k), (inputs.v, inputs.rounded_to_fp8.v)):
+        # Three bits of a mantissa; steps of 1/512 of a scale below the least normal number.
+        assert ((stored - x).abs() <= x.abs() / 16 + x.abs().max() / 448 / 1024).all()
+
+
+def test_the_rate_of_a_cache_in_fp8_counts_its_bytes(capsys):
+    rows, _ = bench(capsys, "--grid", "decode", "--impl", "cutlass_attn")
+    for row in rows:
+        in_fp8 = row["requested"] == "cutlass_attn:fp8_cache"
+        element_size = 1 if in_fp8 else 2
+        elements = 2 * row["batch"] * row["heads_kv"] * row["seqlen_k"] * row["head_dim"]
+        assert row["gbps"] == pytest.approx(elements * element_size / row["us"] / 1e3, rel=1e-3)
 
 
 @pytest.mark.parametrize("problem", [PAGED, PACKED])

@@ -26,7 +26,7 @@ from ...explain import Explanation, explain
 from ...variants import accumulate_of, quantize_of, variants
 from ...varlen import attention_varlen
 from .gradients import BackwardPass
-from .problems import OPS, Inputs
+from .problems import FP8_CACHE, OPS, Inputs
 
 OURS = "cutlass_attn"
 TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
@@ -52,7 +52,7 @@ class Bound:
     to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
     accumulate: str = "fp32"  # what its result is judged by
-    quantize: str | None = None  # the same
+    quantize: str | None = None  # the same: of QUANTIZE, or FP8_CACHE
     with_lse: Callable[[], tuple[Any, Any]] | None = None  # also the log-sum-exp, where it has one
     is_emulated: bool = False  # a GPU's kernel on the CPU: its time would say nothing
 
@@ -102,6 +102,7 @@ def discover(
     """
     found = ours(["auto", *kernels])
     found.append(Impl(f"{OURS}:contiguous", _prepare_contiguous, ops=("paged",)))
+    found.append(Impl(f"{OURS}:{FP8_CACHE}", _prepare_fp8_cache, ops=("decode", "paged")))
     found.append(Impl(f"{OURS}:dense", _prepare_each, ops=("varlen",)))
     found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
     absent = {}
@@ -213,10 +214,10 @@ def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
     return Bound(f"{OURS}:{chosen.key}", run)
 
 
-def _prepare_decode(kernel: str, inputs: Inputs) -> Bound:
+def _prepare_decode(kernel: str, inputs: Inputs, **scales: Any) -> Bound:
     """A step over a cache that holds all keys; in pages if the problem says so."""
     q, k, v = inputs.bshd
-    options = _options(attention_decode, inputs)
+    options = _options(attention_decode, inputs) | scales
     if inputs.problem.page is not None:
         k, v, options["block_table"] = inputs.paged
     run = partial(attention_decode, q, k, v, inputs.seqlens_k, **options)
@@ -260,6 +261,13 @@ def _prepare_contiguous(inputs: Inputs) -> Bound:
     """Without pages: what pages cost."""
     unpaged = replace(inputs, problem=replace(inputs.problem, op="decode", page=None))
     return replace(_prepare_decode("auto", unpaged), name=f"{OURS}:contiguous")
+
+
+def _prepare_fp8_cache(inputs: Inputs) -> Bound:
+    """With keys and values in e4m3: what halving the bytes of a cache gains, and what it rounds."""
+    k_scale, v_scale = inputs.fp8_scales
+    bound = _prepare_decode("auto", inputs.in_fp8, k_scale=k_scale, v_scale=v_scale)
+    return replace(bound, name=f"{OURS}:{FP8_CACHE}", quantize=FP8_CACHE)
 
 
 def _prepare_each(inputs: Inputs) -> Bound:

@@ -24,6 +24,7 @@ _STYLES = {
     "torch:math": ("#999999", "x"),
     "cutlass_attn:contiguous": ("#56B4E9", "<"),
     "cutlass_attn:dense": ("#56B4E9", "<"),
+    "cutlass_attn:fp8_cache": ("#009E73", "v"),
     "flash_attn_interface": ("#009E73", "D"),
     "flash_attn.cute": ("#E69F00", "P"),
 }
@@ -32,6 +33,7 @@ _LABELS = {
     "cutlass_attn:auto": "cutlass_attn",
     "cutlass_attn:contiguous": "cutlass_attn, contiguous",
     "cutlass_attn:dense": "cutlass_attn, a dense call for each sequence",
+    "cutlass_attn:fp8_cache": "cutlass_attn, cache in fp8",
     "flash_attn": "FlashAttention-2",
     "flash_attn_interface": "FlashAttention-3",
     "flash_attn.cute": "FlashAttention-4",

@@ -94,6 +94,9 @@ def _mask(problem: Problem, device: str) -> Keywords:
 
 _NOTHING = Keywords({}, {})
 
+FP8_CACHE = "fp8_cache"  # what is in 8 bits where keys and values are stored in e4m3
+_LARGEST_E4M3 = 448.0
+
 # What a call may ask for beside shapes and a causal mask, made for a problem on a device.
 OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
     "none": lambda problem, device: _NOTHING,
@@ -227,6 +230,34 @@ class Inputs:
         return q, k, v
 
     @cached_property
+    def fp8_scales(self) -> tuple[Any, Any]:
+        """(Hkv,) float32 each: what an e4m3 cache of k and of v is multiplied by."""
+        largest = (x.abs().amax(dim=(0, 2, 3)).float() for x in (self.k, self.v))
+        k_scale, v_scale = (x / _LARGEST_E4M3 for x in largest)
+        return k_scale, v_scale
+
+    @cached_property
+    def in_fp8(self) -> Inputs:
+        """With k and v as an e4m3 cache stores them, without their scales."""
+        import torch
+
+        k, v = (
+            (x.float() / scale[:, None, None]).to(torch.float8_e4m3fn)
+            for x, scale in zip((self.k, self.v), self.fp8_scales, strict=True)
+        )
+        return replace(self, k=k, v=v)
+
+    @cached_property
+    def rounded_to_fp8(self) -> Inputs:
+        """With k and v as they are read from an e4m3 cache, in float32."""
+        stored = self.in_fp8
+        k, v = (
+            x.float() * scale[:, None, None]
+            for x, scale in zip((stored.k, stored.v), self.fp8_scales, strict=True)
+        )
+        return replace(self, k=k, v=v)
+
+    @cached_property
     def seqlens_k(self) -> Any:
         """(B,) int32: how many keys each sequence has."""
         import torch
@@ -263,7 +294,11 @@ class Inputs:
             pages = rows.reshape(shape.batch * columns, page, *x.shape[2:])
             return torch.empty_like(pages).index_copy_(0, order, pages)
 
-        return Paged(stored(k), stored(v), order.view(shape.batch, columns).int())
+        if k.dtype == torch.float8_e4m3fn:  # few operations know it
+            k, v = (stored(x.view(torch.uint8)).view(x.dtype) for x in (k, v))
+        else:
+            k, v = stored(k), stored(v)
+        return Paged(k, v, order.view(shape.batch, columns).int())
 
 
 @dataclass(frozen=True)

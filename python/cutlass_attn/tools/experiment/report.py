@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..document import SCHEMA, Document, document, dumps, now
-from .problems import Problem, Shape
+from .problems import FP8_CACHE, Problem, Shape
 from .stats import Ratio, geometric_mean, paired_ratio
 
 OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
@@ -35,7 +35,7 @@ class Row:
     option: str = "none"
     page: int | None = None  # keys of a page of the cache
     accumulate: str = "fp32"  # what it adds products up in, and is judged by
-    quantize: str | None = None  # what it multiplies in 8 bits, rounded before it is judged
+    quantize: str | None = None  # what is in 8 bits, rounded before it is judged
     inputs: int = 0  # random inputs that it was judged on
     max_error: float | None = None  # against fp64, of what was compared
     mean_error: float | None = None
@@ -81,6 +81,8 @@ class Row:
         self.tflops = rounded(self.problem.flops / median_us / 1e6)
         if self.shape.has_few_queries:
             element_size = 4 if self.dtype == "float32" else 2
+            if self.quantize == FP8_CACHE:
+                element_size = 1
             self.gbps = rounded(self.shape.kv_bytes(element_size) / median_us / 1e3)
 
 

@@ -19,7 +19,7 @@ from .environment import sm_clock
 from .gradients import GradientYardstick
 from .impls import Bound, Impl, Unsupported, describe_error
 from .judge import Yardstick
-from .problems import Problem
+from .problems import FP8_CACHE, Problem
 from .report import FAILED, OK, UNSUPPORTED, WRONG, Report, Row, rounded
 from .timing import Sampler, Timer, mean_host_us, median_us, timer_for
 
@@ -193,6 +193,8 @@ class _Judges:
             show()
             if problem.op == "backward":
                 return GradientYardstick(self.inputs[i])
+            if quantize == FP8_CACHE:
+                return Yardstick(self.inputs[i].rounded_to_fp8, accumulate, plan.whole)
             return Yardstick(self.inputs[i], accumulate, plan.whole, quantize)
 
         self._yardstick = yardstick
