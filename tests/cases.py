@@ -306,6 +306,8 @@ OPTIONS = {
     "sm80/fp16_pv": {"sinks"},
     "sm80/int8_qk": {"sinks"},
     "sm80/int8_qk_general": ALL_OPTIONS - {"dropout"},
+    "sm80/int8": {"sinks"},
+    "sm80/int8_general": ALL_OPTIONS - {"dropout"},
     "wmma": {"sinks"},
     "wmma/8x32x16": {"sinks"},
     "scalar/vectorized": ALL_OPTIONS,
@@ -350,7 +352,9 @@ def takes(variant, case):
     fits = head_dim <= variant.head_dim and (case.head_dim_v or head_dim) <= variant.head_dim_v
     if not fits or not variant.kernel.startswith(ALIGNED):
         return fits
-    takes_elements = variant.kernel.startswith(("sm80/general", "sm80/int8_qk_general"))
+    takes_elements = variant.kernel.startswith(
+        ("sm80/general", "sm80/int8_qk_general", "sm80/int8_general")
+    )
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 

@@ -8,9 +8,10 @@ with the library. Arrays are those of one head, (rows, head_dim); `attention` lo
   scale for each lane group of a tile of 64 keys: keys 8 j + 2 t and 8 j + 2 t + 1 have group t of
   four. Queries have a scale each.
 - "qk": P V is that of a 16-bit kernel.
-- "int8": values are s8 with a scale a key, which the weights take over before they are rounded to
-  u8, relative to the largest of their row and tile. So one value that is far larger, or far smaller
-  with a far larger weight (an attention sink), costs the others of its tile no bits.
+- "int8": values are s8 with a scale a key: the largest of the tile divided by a number of eighths,
+  8 to 255. The weights take it over before they are rounded to u8, relative to the largest of their
+  row and tile. So one value that is far larger, or far smaller with a far larger weight (an
+  attention sink), costs the others of its tile no bits.
 - "fp8": weights and values are e4m3, keys come last to first, and weights are relative to a row max
   that lags: it is updated when a lane's weights of a 32-key block add up to more than 448. The row
   sum is that of rounded weights, so that values which are all the same come out as they are.
@@ -101,12 +102,19 @@ def quantize_queries(q):
 
 
 def quantize_values_s8(v):
-    """A scale a key, at least LEAST_SCALE of the largest of the tile's."""
-    largest = np.abs(v).max(axis=1, keepdims=True)
+    """A scale a key: 8 / e of the largest of the tile's, e the largest integer from 8 to 255 that
+    clips nothing, in fp32."""
+    largest = np.float32(np.abs(v).max(axis=1, keepdims=True))
+    of_tile = np.zeros_like(largest)
     for first in range(0, len(v), TILE):
-        tile = slice(first, first + TILE)
-        largest[tile] = np.maximum(largest[tile], largest[tile].max() * LEAST_SCALE)
-    return to_s8(v, largest)
+        of_tile[first : first + TILE] = largest[first : first + TILE].max()
+    largest = np.maximum(largest, of_tile * np.float32(LEAST_SCALE))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.float32(127) / largest * (of_tile * np.float32(8 / 127))
+        eighths = np.where(of_tile > 0, np.clip(np.floor(ratio), 8, 255), 8)
+        inverse = np.float32(127) / of_tile * np.float32(eighths / 8)
+        steps = np.where(of_tile > 0, np.rint(v * np.float64(inverse)), 0.0)
+    return Quantized(steps, np.float64(of_tile * np.float32(1 / 127)) * 8 / eighths)
 
 
 def quantize_values_e4m3(v, largest):

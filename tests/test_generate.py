@@ -364,8 +364,9 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     names = ("varlen", "varlen_general", "ordered", "general_ordered")
     backward = {"sm90/backward", *(f"sm80/backward_{name}" for name in names)}
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general"}
-    others = {"sm80/int8_qk_general", "sm80/paged_general", "sm90", "wmma", "wmma/8x32x16"}
-    assert at_first_use == fp16 | backward | fp8 | others
+    general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
+    others = {"sm90", "wmma", "wmma/8x32x16"}
+    assert at_first_use == fp16 | backward | fp8 | general | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     hopper = generate.Build(archs=("80", "89", "90a"))
     assert {"f16", "bf16"} == {

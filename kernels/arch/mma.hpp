@@ -34,14 +34,24 @@ struct Mma {
   template <class Element, class Accumulator = float>
   using Mma16816 = typename detail::MmaAtom<Element, Accumulator>::type;
 
-  // m16n8k32 of int8 with int32 accumulators: d = a b + c.
-  CUTE_DEVICE static void mma_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
-                                 int32_t const (&c)[4]) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
-          "r"(c[2]), "r"(c[3]));
+  // m16n8k32 of int8 with int32 accumulators: d = a b + c. A: of a, int8_t or uint8_t.
+  template <class A>
+  CUTE_DEVICE static void mma_int8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                                   int32_t const (&c)[4]) {
+    if constexpr (std::is_same_v<A, int8_t>) {
+      asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+          "{%8, %9}, {%10, %11, %12, %13};"
+          : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
+            "r"(c[2]), "r"(c[3]));
+    } else {
+      static_assert(std::is_same_v<A, uint8_t>);
+      asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+          "{%8, %9}, {%10, %11, %12, %13};"
+          : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
+            "r"(c[2]), "r"(c[3]));
+    }
   }
 };
 
@@ -91,9 +101,10 @@ struct Mma {
   template <class Element, class Accumulator = float>
   using Mma16816 = HostMma<Element, Accumulator>;
 
-  static void mma_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
-                     int32_t const (&c)[4]) {
-    simt::engine::mma_m16n8k32_s8(d, a, b, c);
+  template <class A>
+  static void mma_int8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                       int32_t const (&c)[4]) {
+    simt::engine::mma_m16n8k32_int8(std::is_signed_v<A>, d, a, b, c);
   }
 };
 

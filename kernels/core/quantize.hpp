@@ -13,12 +13,14 @@
 //
 // Quantize::kInt8 and kFp8 have the same S, and round P and V, too:
 //
-//   kInt8    v8 is int8 with a scale for each key, which is no less than 1/32 of the largest of its
-//            tile. P takes these scales over before it is rounded: of a tile, with score' = score +
-//            log(scale of the key / largest), P' = round(255 exp(score' - largest score' of the row
-//            in the tile)) has 8 bits without a sign. The row sum is that of P' times largest /
-//            scale. A value that is much larger than others of its tile, or much smaller with a far
-//            larger weight (an attention sink), costs these no bits then.
+//   kInt8    v8 is int8 with a scale for each key: of_tile / 127 * 8 / e, where of_tile is the
+//   largest
+//            magnitude of a tile of 64 keys, and e the largest integer from 8 to 255 for which
+//            nothing is clipped. P takes 8 / e over before it is rounded: of a row and tile,
+//            P' = round(255 w / largest w), w = exp(score) * 8 / e, has 8 bits without a sign. The
+//            row sum is that of P' e / 8, an integer. A value that is much larger than others of
+//            its tile, or much smaller with a far larger weight (an attention sink), costs these no
+//            bits then.
 //   kFp8     v8 is e4m3 with a scale for each column, such that the largest of all keys is
 //            kFp8Value. P is e4m3, kFp8Weight where the row max is, which is updated when the
 //            weights of one of four groups of 32 keys add up to more than kFp8Limit: nothing is
@@ -34,6 +36,8 @@
 //            less than kLeast. NaN where one of them is not finite: so are all products with it.
 //   x8       the integer next to x * (127 / amax), the product not rounded before; 0 for a scale of
 //            0 or NaN
+//   v8       the same with (127 / of_tile) * (e / 8); values that are not finite count for no
+//            of_tile, and make 8 / e NaN, which their weights take over
 #pragma once
 
 #include "core/macros.hpp"
@@ -50,7 +54,8 @@ inline constexpr float kLeast = 0x1p-100f;
 inline constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 inline constexpr uint32_t kMagicBits = 0x4B400000u;
 
-inline constexpr float kLeastOfTile = 1.0f / 32.0f;
+inline constexpr float kLeastOfTile =
+    1.0f / 32.0f;  // a key's largest value counts as that at least
 inline constexpr float kFp8Weight = 28.0f, kFp8Value = 16.0f, kFp8Limit = 448.0f;
 
 CA_HOST_DEVICE constexpr int group_of(int key) { return key % 8 / 2; }
@@ -102,6 +107,36 @@ CA_HOST_DEVICE Factors factors_of(uint32_t amax_bits) {
 // The int8 in the low 8 bits.
 CA_HOST_DEVICE uint32_t to_int8(float x, float inverse) {
   return float_bits(fmaf(x, inverse, kMagic));
+}
+
+// What a tile of 64 keys has beside k8.
+struct alignas(16) KeyScales {
+  float k[kGroups];
+};
+// And beside v8. Word 4 t + b of `eighths` is of the keys 2 t, 2 t + 1 and those 8 on, of the 16
+// keys from 16 b on: those that a thread has of a word of P.
+struct alignas(16) KeyValueScales {
+  float k[kGroups];
+  uint32_t eighths[kTileKeys / 4];  // e
+  float folded[kTileKeys];          // 8 / e
+  float v;                          // of_tile / 127
+};
+
+// kInt8: of a key's values.
+struct ValueFactors {
+  float inverse;     // what they are multiplied by
+  float folded;      // 8 / e
+  uint32_t eighths;  // e
+};
+
+// From the bits of their largest magnitude, and the largest of the tile.
+CA_HOST_DEVICE ValueFactors value_factors_of(uint32_t amax_bits, float of_tile) {
+  if (amax_bits >= 0x7f800000u) return {0.0f, bits_float(0x7fc00000u), 8};
+  float const amax = fmaxf(bits_float(amax_bits), of_tile * kLeastOfTile);
+  float const ratio = factors_of(float_bits(amax)).inverse * (of_tile * (8.0f / 127.0f));
+  uint32_t const eighths = ratio < 8.0f ? 8 : (ratio < 255.0f ? uint32_t(ratio) : 255);
+  return {factors_of(float_bits(of_tile)).inverse * (float(eighths) * 0.125f),
+          divide_127(float(eighths)) * (8.0f / 127.0f), eighths};
 }
 
 }  // namespace cutlass_attn::quantize

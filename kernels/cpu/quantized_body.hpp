@@ -86,27 +86,27 @@ struct KeyTile {
   bool is_full;
   Panel<float> k, v;
   float scale[quantize::kGroups];
-  // kInt8: of a key, log2 of what its weight takes over, and what that counts for in the row sum.
-  float log2_folded[kTileKeys], unfolded[kTileKeys];
+  // kInt8: of a key, what its weight takes over, and what that counts for in the row sum.
+  float folded[kTileKeys], unfolded[kTileKeys];
 };
 
 // kInt8: v8 of a tile, times the largest scale, in place of its values.
 CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, KeyTile& tile) {
-  float amax[kTileKeys], of_tile = 0.0f;
+  uint32_t amax[kTileKeys];
+  float of_tile = 0.0f;
   for (int n = 0; n < keys; ++n) {
-    amax[n] = float_of(largest_bits(v + n * head_dim_v, head_dim_v));
-    if (amax[n] < kInf) of_tile = std::max(of_tile, amax[n]);
+    amax[n] = largest_bits(v + n * head_dim_v, head_dim_v);
+    of_tile = std::max(of_tile, quantize::finite_or_zero(float_of(amax[n])));
   }
-  float const least = of_tile * quantize::kLeastOfTile;
-  for (int n = 0; n < keys; ++n) amax[n] = amax[n] < least ? least : amax[n];
-  quantize::Factors const largest = quantize::factors_of(bits_of(of_tile));
+  float const scale = quantize::factors_of(bits_of(of_tile)).scale;
   for (int n = 0; n < keys; ++n) {
-    quantize::Factors const factors = quantize::factors_of(bits_of(amax[n]));
-    bool const is_zero = factors.scale == 0.0f;  // the whole tile is
+    quantize::ValueFactors const factors = quantize::value_factors_of(amax[n], of_tile);
     float* const row = v + n * head_dim_v;
-    for (int d = 0; d < head_dim_v; ++d) row[d] = rounded(row[d], factors.inverse) * largest.scale;
-    tile.log2_folded[n] = is_zero ? 0.0f : fast_log2(factors.scale / largest.scale);
-    tile.unfolded[n] = is_zero ? 1.0f : of_tile / amax[n];
+    for (int d = 0; d < head_dim_v; ++d) {
+      row[d] = rounded(quantize::finite_or_zero(row[d]), factors.inverse) * scale;
+    }
+    tile.folded[n] = factors.folded;
+    tile.unfolded[n] = float(factors.eighths) * 0.125f;
   }
 }
 
@@ -150,11 +150,34 @@ CA_CPU_TARGET inline void unscale_output(Problem const& p, QuantizedState const&
   }
 }
 
+// kInt8: the weights of a tile to 8 bits of the largest of their row, and their sums.
+template <int kWidth>
+CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
+  alignas(64) float largest[kWidth] = {}, inverse[kWidth];
+  for (int n = 0; n < tile.keys; ++n) {
+    for (int r = 0; r < kWidth; ++r) {
+      float const x = s[n * kWidth + r];
+      largest[r] = x > largest[r] ? x : largest[r];
+    }
+  }
+  for (int r = 0; r < kWidth; ++r) {
+    inverse[r] = largest[r] < quantize::kLeast ? 0.0f : 255.0f / largest[r];
+    largest[r] *= 1.0f / 255.0f;
+  }
+  for (int n = 0; n < tile.keys; ++n) {
+    for (int r = 0; r < kWidth; ++r) {
+      float& x = s[n * kWidth + r];
+      x = rounded(x, inverse[r]) * largest[r];
+      sum[r] += x * tile.unfolded[n];
+    }
+  }
+}
+
 // Scores of a tile, in units of log2, to weights for V; what O is multiplied by before they join.
 template <Quantize kMode, int kVectors>
 CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best, float* rescale) {
   constexpr int kWidth = kVectors * kLanes;
-  alignas(64) float row_max[kWidth], factor[kWidth], sum[kWidth];
+  alignas(64) float row_max[kWidth], sum[kWidth];
   int const keys = tile.keys;
   float* const s = state.s;
   SoftmaxRow* const rows = state.softmax + row;
@@ -179,34 +202,12 @@ CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best
     row_max[r] = rows[r].row_max_ref();
     sum[r] = 0.0f;
   }
-  if constexpr (kMode == Quantize::kInt8) {
-    // Weights are relative to the tile's own largest. The difference comes first: next to a bias
-    // of -1e9 nothing would be left of what is folded in.
-    alignas(64) float largest[kWidth];
-    for (int r = 0; r < kWidth; ++r) {
-      factor[r] = fast_exp2(best[r] - row_max[r]);
-      row_max[r] = best[r] == -kInf ? 0.0f : best[r];
-      largest[r] = -kInf;
-    }
-    for (int n = 0; n < keys; ++n) {
-      for (int r = 0; r < kWidth; ++r) {
-        float& x = s[n * kWidth + r];
-        x = x - row_max[r] + tile.log2_folded[n];
-        largest[r] = x > largest[r] ? x : largest[r];
-      }
-    }
-    for (int r = 0; r < kWidth; ++r) {
-      row_max[r] = largest[r] == -kInf ? 0.0f : largest[r];
-      factor[r] *= fast_exp2(row_max[r]) * (1.0f / 255.0f);
-    }
-  }
   for (int n = 0; n < keys; ++n) {
     for (int r = 0; r < kWidth; ++r) {
       float& x = s[n * kWidth + r];
       float const weight = SoftmaxRow::weight(x, row_max[r], 1.0f);
       if constexpr (kMode == Quantize::kInt8) {
-        x = rounded(weight, 255.0f) * factor[r];
-        sum[r] += x * tile.unfolded[n];
+        x = weight == 0.0f ? 0.0f : weight * tile.folded[n];  // which is NaN of a bad value
       } else if constexpr (kMode == Quantize::kFp8) {
         x = rounded_e4m3(quantize::kFp8Weight * weight) * (1.0f / quantize::kFp8Weight);
         sum[r] += x;
@@ -216,6 +217,7 @@ CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best
       }
     }
   }
+  if constexpr (kMode == Quantize::kInt8) round_weights<kWidth>(s, tile, sum);
   for (int r = 0; r < kWidth; ++r) rows[r].sum += sum[r];
 }
 

@@ -82,10 +82,10 @@ enum class MmaInput { kFloat16, kBFloat16 };
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
 
-// mma.sync.m16n8k32 of int8 with int32 accumulators: d = a b + c. A sum beyond an int32, which
-// would wrap around, is an error.
-void mma_m16n8k32_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
-                     int32_t const (&c)[4]);
+// mma.sync.m16n8k32 of int8 with int32 accumulators: d = a b + c; without a sign in A unless
+// `is_signed`. A sum beyond an int32, which would wrap around, is an error.
+void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
+                       uint32_t const (&b)[2], int32_t const (&c)[4]);
 
 // Which element of a matrix of `size` elements, a power of 2, is number i of this lane in a wmma
 // fragment.

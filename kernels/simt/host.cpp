@@ -80,13 +80,13 @@ void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_
                            [input](auto const& all) { warp_mma(input, all); });
 }
 
-void mma_m16n8k32_s8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
-                     int32_t const (&c)[4]) {
+void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
+                       uint32_t const (&b)[2], int32_t const (&c)[4]) {
   Mma8Operands operands{a, b, c, d};
   bool fits = true;
-  self->worker->collective(WaitFor{Wait::kMmaInt8}, operands,
-                           [&fits](auto const& all) { fits = warp_mma_s8(all); });
-  if (!fits) self->worker->check("calls mma.m16n8k32.s8, of which a sum is beyond an int32");
+  self->worker->collective(WaitFor{is_signed ? Wait::kMmaInt8 : Wait::kMmaUint8}, operands,
+                           [&](auto const& all) { fits = warp_mma_int8(is_signed, all); });
+  if (!fits) self->worker->check("calls mma.m16n8k32, of which a sum is beyond an int32");
 }
 
 void sync_warp() { self->worker->sync_warp(); }

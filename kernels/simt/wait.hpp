@@ -15,6 +15,7 @@ enum class Wait : uint8_t {
   kMmaFloat16,
   kMmaBFloat16,
   kMmaInt8,
+  kMmaUint8,
   kLoadMatrix,
   kLoadMatrixTrans,
   kWmma,
@@ -55,6 +56,8 @@ inline std::string describe(WaitFor wait) {
       return "wait in mma.m16n8k16.bf16";
     case Wait::kMmaInt8:
       return "wait in mma.m16n8k32.s8";
+    case Wait::kMmaUint8:
+      return "wait in mma.m16n8k32.u8";
     case Wait::kLoadMatrix:
       return "wait in ldmatrix.x4";
     case Wait::kLoadMatrixTrans:

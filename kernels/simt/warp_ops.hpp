@@ -94,15 +94,16 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
 }
 
 struct Mma8Operands {
-  uint32_t const* a;  // (4) four int8 each of the row-major 16 x 32 matrix A
+  uint32_t const* a;  // (4) four int8, or uint8, each of the row-major 16 x 32 matrix A
   uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
   int32_t const* c;   // (4) of the 16 x 8 matrix C
   int32_t* d;         // (4)
 };
 
 // "Matrix Fragments for mma.m16n8k32" of the PTX ISA. False: a sum is beyond an int32.
-inline bool warp_mma_s8(Mma8Operands* const (&lanes)[kWarpSize]) {
-  int8_t a[16][32], b[8][32];  // (m, k), (n, k)
+inline bool warp_mma_int8(bool is_signed, Mma8Operands* const (&lanes)[kWarpSize]) {
+  uint8_t a[16][32];  // (m, k)
+  int8_t b[8][32];    // (n, k)
   for (int lane = 0; lane < kWarpSize; ++lane) {
     int const group = lane / 4, four = lane % 4 * 4;
     for (int i = 0; i < 4; ++i) {
@@ -115,7 +116,9 @@ inline bool warp_mma_s8(Mma8Operands* const (&lanes)[kWarpSize]) {
     for (int i = 0; i < 4; ++i) {
       int const m = lane / 4 + i / 2 * 8, n = lane % 4 * 2 + i % 2;
       int32_t sum = 0;
-      for (int k = 0; k < 32; ++k) sum += int32_t(a[m][k]) * b[n][k];
+      for (int k = 0; k < 32; ++k) {
+        sum += (is_signed ? int32_t(int8_t(a[m][k])) : int32_t(a[m][k])) * b[n][k];
+      }
       fits &= !__builtin_add_overflow(lanes[lane]->c[i], sum, &lanes[lane]->d[i]);
     }
   }

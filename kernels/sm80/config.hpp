@@ -20,7 +20,8 @@ using namespace cute;
 // kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // has a share of a tile's keys for S, and of the head-dim columns for O.
 // QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t;
-// Q K^T also in int32_t: then Q and K are rounded to int8 (core/quantize.hpp), K before the kernel.
+// Q K^T also in int32_t: then Q and K are rounded to int8 (core/quantize.hpp), K before the kernel;
+// with that P V, too, in which case V is, and P to 8 bits without a sign.
 // kLayout: how many rows sequences have, and where those of K and V are.
 // Kv: what K and V are stored as: Element, or E4M3 (products_fp8.hpp).
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
@@ -37,6 +38,7 @@ struct Config {
   using QkAccumulator = QkAccumulator_;
   using PvAccumulator = PvAccumulator_;
   static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
+  static constexpr bool kIsInt8V = std::is_same_v<PvAccumulator, int32_t>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
@@ -49,7 +51,8 @@ struct Config {
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   // Of numbers of 8 bits two are an element to the tile, to copies and to ldmatrix.
   using TileK = SwizzledTile<kBlockN, kHeadDim / (kIsFp8 || kIsInt8 ? 2 : 1)>;
-  using TileV = SwizzledTile<kBlockN, kHeadDimV / (kIsFp8 ? 2 : 1)>;
+  // V in int8 has two keys for an element, and half as many rows.
+  using TileV = SwizzledTile<kBlockN / (kIsInt8V ? 2 : 1), kHeadDimV / (kIsFp8 ? 2 : 1)>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
   using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // of the warps that share rows
   using Place = FragmentPlace<kWarpsM, kWarpsN>;
@@ -71,14 +74,17 @@ struct Config {
   }
 
   // Which schedule. Q stays in registers where it takes at most 32 of them, in int8 where it and O
-  // take at most 128; then K and V have two buffers each.
+  // take at most 128; then K and V have two buffers each. With P V in int8, S of a whole tile has
+  // them.
   static constexpr bool kIsSplit = kWarpsN > 1;
   static constexpr int kSteps = kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
   static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
   static constexpr bool kKeepsQ =
-      !kIsSplit && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
+      !kIsSplit && !kIsInt8V && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
   static_assert(!kIsInt8 || (!kIsSplit && kIsDense && quantize::kTileKeys % kBlockN == 0),
                 "a tile of keys has one scale for each group");
+  static_assert(!kIsInt8V || (kIsInt8 && kBlockN == quantize::kTileKeys),
+                "weights are rounded relative to the largest of a row in a tile");
   static constexpr int kStages = kKeepsQ ? 2 : 1;
 
   // Whether O and S of a whole tile leave few registers for anything else. P V in two levels takes
@@ -93,6 +99,7 @@ struct Config {
   template <class Score>
   static constexpr int key_block() {
     if (kIsSplit) return kBlockN / kWarpsN;
+    if (kIsInt8V) return kBlockN;
     if (kIsInt8 && kQAndO > 96) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
@@ -100,7 +107,7 @@ struct Config {
   // Bound for the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
   // block has to stay below 65504: with 16 for each of the four threads that share a row it does as
   // long as no |V| exceeds 1023. (Less than 8 is impossible: so many weights may be 1.)
-  static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, float> ? 4096 : 16;
+  static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, cutlass::half_t> ? 16 : 4096;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with
   // 168 registers while the head dimension is small.
@@ -134,12 +141,15 @@ struct Config {
   };
   struct NoPages {};
   struct Scales {
-    // Of two tiles of K, in turn: that in softmax and the next.
-    alignas(16) float k_scale[2][quantize::kGroups];
+    // Of two tiles of K, in turn: that in softmax and the next. Where V has scales, those of a tile
+    // are there as long as its K.
+    using OfTile = std::conditional_t<kIsInt8V, quantize::KeyValueScales, quantize::KeyScales>;
+    OfTile scales[kIsInt8V ? 1 : 2];
     float q_scale[kBlockM];  // of the rows
     float q_shift[kBlockM];  // Q . shift of the rows
     // Of the KV head, in global memory.
-    float const *k_scales, *shift;
+    OfTile const* all_scales;
+    float const* shift;
   };
   struct NoScales {};
   struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages>,
@@ -220,7 +230,7 @@ struct Config {
                 "so that a warp's columns of V are chunks");
   static_assert(!kIsSplit || kBlockN / kWarpsN == 8,
                 "so that an ldmatrix of K brings 8 keys x 32 columns");
-  static_assert(!kIsInt8 || std::is_same_v<PvAccumulator, float>);
+  static_assert(!kIsInt8 || kIsInt8V || std::is_same_v<PvAccumulator, float>);
   static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
   static_assert(!kIsSplit ||
                     (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),

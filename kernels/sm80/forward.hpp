@@ -7,14 +7,15 @@
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N a share of the keys for S, and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp).
+//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp), with
+//               PvAccumulator = int32_t P V, too (quantized_weights.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
 //               where it has room.
 // Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of four schedules, each in a file: pipelined.hpp where Q has room in registers,
+// Pipeline:     one of five schedules, each in a file: pipelined.hpp where Q has room in registers,
 //               general.hpp for the general score there; tiled.hpp where it has none; split.hpp
-//               with several warps along N.
+//               with several warps along N; int8.hpp with P V in int8.
 #pragma once
 
 #include <type_traits>
@@ -24,9 +25,10 @@
 #include "core/forward_params.hpp"
 #include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
+#include "sm80/int8.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
-#include "sm80/quantize.hpp"
+#include "sm80/quantize_values.hpp"
 #include "sm80/split.hpp"
 #include "sm80/tiled.hpp"
 
@@ -43,12 +45,15 @@ struct Forward {
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
+  using OtherParams = std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>;
   using Params =
-      std::conditional_t<Config::kIsInt8, QuantizedParams,
-                         std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>>;
+      std::conditional_t<Config::kIsInt8V, QuantizedValuesParams,
+                         std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>>;
   // With int8, the launches around it.
-  using Before = QuantizeKeys<Element, kHeadDim>;
-  using After = NoAside<QuantizedParams>;
+  using Before =
+      std::conditional_t<Config::kIsInt8V, QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV>,
+                         QuantizeKeys<Element, kHeadDim>>;
+  using After = NoAside<Params>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -73,7 +78,7 @@ struct Forward {
       if constexpr (Score::kIsGeneral) shared.block.dropout = DropoutMask(p);
       if constexpr (Config::kIsInt8) {
         int const head = params.head_of(tile.seq.batch, tile.head_kv);
-        shared.block.k_scales = params.scales_of(head, 0);
+        shared.block.all_scales = params.scales_of(head, 0);
         shared.block.shift = params.shift_of(head);
       }
       if constexpr (Config::kIsPaged) {
@@ -137,7 +142,9 @@ struct Forward {
   template <class Score, class Arch>
   CUTE_DEVICE static void run_schedule(Operands<Config, Score, Arch>& in,
                                        Result<Config, Score, Arch>& out) {
-    if constexpr (Config::kIsSplit) {
+    if constexpr (Config::kIsInt8V) {
+      Int8Schedule<Config, Score, Arch>(in, out).run();
+    } else if constexpr (Config::kIsSplit) {
       SplitSchedule<Config, Score, Arch>(in, out).run();
     } else if constexpr (!Config::kKeepsQ) {
       TiledSchedule<Config, Score, Arch>(in, out).run();

@@ -19,6 +19,9 @@ struct KvCopy {
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
+  // Of a row: two of V in int8, whose tiles are whole, with rows in an order of their own.
+  template <class Copy>
+  static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
   Problem const& p;
   typename Config::SharedStorage& shared;
@@ -82,25 +85,34 @@ struct KvCopy {
 
   // The scales of K's tile, in its group of copies.
   CUTE_DEVICE void copy_scales(int key) const {
-    if (thread != 0 || key >= range.end) return;
-    float const* const from = shared.block.k_scales + key / quantize::kTileKeys * quantize::kGroups;
-    float* const to = shared.block.k_scale[key / kN % 2];
+    auto& scales = shared.block.scales;
+    constexpr int kVectors = sizeof(scales[0]) / 16, kBuffers = sizeof(scales) / sizeof(scales[0]);
+    if (thread >= kVectors || key >= range.end) return;
+    auto const* const all = shared.block.all_scales + key / quantize::kTileKeys;
+    float const* const from = reinterpret_cast<float const*>(all) + thread * 4;
+    float* const to = reinterpret_cast<float*>(&scales[key / kN % kBuffers]) + thread * 4;
     if (is_aligned) {
       Arch::async_copy(Arch::smem_address(to), from, true);
     } else {
       CUTE_UNROLL
-      for (int i = 0; i < quantize::kGroups; ++i) to[i] = from[i];
+      for (int i = 0; i < 4; ++i) to[i] = from[i];
     }
   }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
+  // From the tile that begins at `key` on.
+  template <class Copy>
+  CUTE_DEVICE int rows_left(int key) const {
+    return kKeysOfRow<Copy> == 1 ? seqlen_k() - key : Copy::Tile::kRows;
+  }
+
   // Where a thread reads its first vector of the tile that begins at `key`.
   template <class Copy>
   CUTE_DEVICE static Kv const* source(Problem const& p, Operand const& t, Coord const& tile,
                                       int key, int thread) {
-    return DenseKv<Kv>(p, tile.seq, t, tile.head_kv).row(key + Copy::row(thread)) +
-           Copy::column(thread);
+    int const row = key / kKeysOfRow<Copy> + Copy::row(thread);
+    return DenseKv<Kv>(p, tile.seq, t, tile.head_kv).row(row) + Copy::column(thread);
   }
 
   // Moves `source` on to the next tile. opaque: d128 128x64x4 has 8 bytes of local memory for this
@@ -109,13 +121,13 @@ struct KvCopy {
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
     int const own = Config::kIsTight ? opaque(thread) : thread;
-    if (seqlen_k() - key >= kN && key < range.end) {
+    if (rows_left<Copy>(key) >= Copy::Tile::kRows && key < range.end) {
       Copy::load_whole(target, source, row_stride, columns, own);
     } else if (key < range.end) {
-      Copy::load(target, source, row_stride, seqlen_k() - key, columns, own);
+      Copy::load(target, source, row_stride, rows_left<Copy>(key), columns, own);
     }
     Arch::async_copy_commit();
-    source += kN * row_stride;
+    source += Copy::Tile::kRows * row_stride;
   }
 
   // A row from wherever the block table says it is.
@@ -140,7 +152,7 @@ struct KvCopy {
     int const own = opaque(thread);
     Copy::load_elements(Arch::smem_address(smem) + Copy::offset(own),
                         source<Copy>(p, t, shared.block.tile, key, own), t.row_stride,
-                        seqlen_k() - key, columns, own);
+                        rows_left<Copy>(key), columns, own);
   }
 };
 

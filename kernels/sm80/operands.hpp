@@ -74,6 +74,17 @@ struct Operands {
     }
   }
 
+  // Q in int8 to half of where Q is, while the copy of the first K is on its way. The other half is
+  // V's, the next barrier's business.
+  CUTE_DEVICE void write_q8() {
+    typename Step::Q q;
+    Arch::template async_copy_wait<1>();
+    Arch::sync();  // Q full
+    quantize_q(q);
+    Arch::sync();  // Q empty
+    Step::store_q8(q, shared, scores.place);
+  }
+
   // Where qk_of_tile() reads Q.
   CUTE_DEVICE Address q_rows_of_tile() const {
     if constexpr (Config::kIsInt8) {
@@ -158,7 +169,9 @@ struct Operands {
 
   // Of the group of keys that this thread has of an accumulator.
   CUTE_DEVICE float k_scale_of(int key) const {
-    return shared.block.k_scale[key / Config::kBlockN % 2][scores.place.thread % 4];
+    auto const& scales = shared.block.scales;
+    constexpr int kBuffers = sizeof(scales) / sizeof(scales[0]);
+    return scales[key / Config::kBlockN % kBuffers].k[scores.place.thread % 4];
   }
 
   CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }

@@ -136,13 +136,28 @@ struct Products {
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
           if constexpr (kIsInt8) {
-            multiply_int8(q[m], words + 2 * half, k == 0, s(_, m, 2 * n + half));
+            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, s(_, m, 2 * n + half));
           } else {
             multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
           }
         }
       }
     }
+  }
+
+  // A: of a, int8_t or uint8_t. is_first: sums begin, at kMagic, and not with what is there.
+  template <class A, class Acc>
+  CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
+                                        Acc&& acc) {
+    uint32_t const b_words[2] = {b[0], b[1]};
+    int32_t before[4], after[4];
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      before[i] = int32_t(is_first ? quantize::kMagicBits : float_bits(acc(i)));
+    }
+    Arch::template mma_int8<A>(after, a, b_words, before);
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) acc(i) = bits_float(uint32_t(after[i]));
   }
 
   // S in fp32: itself, or a copy.
@@ -206,21 +221,6 @@ struct Products {
   }
 
  private:
-  // is_first: sums begin, at kMagic, and not with what is there.
-  template <class Acc>
-  CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
-                                        Acc&& acc) {
-    uint32_t const b_words[2] = {b[0], b[1]};
-    int32_t before[4], after[4];
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      before[i] = int32_t(is_first ? quantize::kMagicBits : float_bits(acc(i)));
-    }
-    Arch::mma_s8(after, a, b_words, before);
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) acc(i) = bits_float(uint32_t(after[i]));
-  }
-
   // The key block's sum in PvAccumulator, 16 head-dim columns at a time, and then O += that.
   CUTE_DEVICE static void pv_in_two_levels(P const& p, Address v_rows, int key_block,
                                            Words const& v_first, O& o) {

@@ -17,9 +17,63 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim>
+// The rows of K or V of a head, as the call has them.
+template <class Element>
+struct SourceRows {
+  Element const* first;
+  int64_t row_stride;
+  int seqlen, head_dim;
+  bool is_aligned;  // to 16 bytes, all rows
+
+  // head: of all batch entries.
+  template <class Params>
+  CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim, int head)
+      : row_stride(t.row_stride), seqlen(params.problem.seq_k.seqlen), head_dim(head_dim) {
+    int const batch = params.by_heads_kv(head);
+    int const head_kv = head - batch * params.problem.num_heads_kv;
+    first = static_cast<Element const*>(t.data) + batch * t.batch_stride + head_kv * t.head_stride;
+    is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
+  }
+
+  // Eight columns of a row, from a multiple of 8 on; zeros where there are none.
+  CUTE_DEVICE void load(int row, int column, uint32_t (&words)[4]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) words[i] = 0;
+    if (row >= seqlen || column >= head_dim) return;
+    Element const* const from = first + row * row_stride + column;
+    if (is_aligned) {
+      auto const vector = *reinterpret_cast<cute::uint128_t const*>(from);
+      __builtin_memcpy(words, &vector, sizeof words);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(from[i].raw()) << i % 2 * 16;
+    }
+  }
+
+  // The same as numbers, and 16 or 8 columns.
+  template <int kColumns>
+  CUTE_DEVICE void load(int row, int column, float (&x)[kColumns]) const {
+    CUTE_UNROLL
+    for (int v = 0; v < kColumns / 8; ++v) {
+      uint32_t words[4];
+      load(row, column + v * 8, words);
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        x[v * 8 + i] = element_to_float<Element>(uint16_t(words[i / 2] >> i % 2 * 16));
+      }
+    }
+  }
+};
+
+CUTE_DEVICE void store_vector(char* to, uint32_t const (&words)[4]) {
+  *reinterpret_cast<cute::uint128_t*>(to) = cute::uint128_t{
+      uint64_t(words[0]) | uint64_t(words[1]) << 32, uint64_t(words[2]) | uint64_t(words[3]) << 32};
+}
+
+template <class Element, int kHeadDim, class Params_ = QuantizedParams>
 struct QuantizeKeys {
-  using Params = QuantizedParams;
+  using Params = Params_;
+  using Keys = SourceRows<Element>;
   static constexpr int kThreads = Params::kAsideThreads;
   static constexpr int kSmemBytes = Params::kAsideSmemBytes;
   static constexpr int kChunks = kHeadDim / 16;  // of 16 columns, of a key
@@ -32,7 +86,7 @@ struct QuantizeKeys {
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     int const head = params.by_tiles(Arch::block()), tile = Arch::block() - head * params.tiles;
-    Keys const keys(params, head);
+    Keys const keys(params, params.source_k, params.problem.head_dim, head);
     float* const partial = reinterpret_cast<float*>(smem);  // (sum, column)
     float* const shift = partial + kPartialSums * kHeadDim;
     add_up_samples<Arch>(keys, partial);
@@ -66,7 +120,7 @@ struct QuantizeKeys {
       amax = other > amax ? other : amax;
     }
     quantize::Factors const factors = quantize::factors_of(amax);
-    if (lane == 0) params.scales_of(head, tile)[group] = factors.scale;
+    if (lane == 0) params.scales_of(head, tile)->k[group] = factors.scale;
     CUTE_UNROLL
     for (int i = 0; i < kPieces; ++i) {
       Piece const piece(i, group, lane);
@@ -94,53 +148,6 @@ struct QuantizeKeys {
       int const place = i * 32 + lane, number = place / kChunks;  // of the group's keys
       key = number / 2 * 8 + group * 2 + number % 2;
       chunk = place % kChunks;
-    }
-  };
-
-  // The keys of a head.
-  struct Keys {
-    Element const* first;
-    int64_t row_stride;
-    int seqlen, head_dim;
-    bool is_aligned;  // to 16 bytes, all rows
-
-    CUTE_DEVICE Keys(Params const& params, int head)
-        : row_stride(params.source_k.row_stride),
-          seqlen(params.problem.seq_k.seqlen),
-          head_dim(params.problem.head_dim) {
-      Operand const& k = params.source_k;
-      int const batch = params.by_heads_kv(head);
-      int const head_kv = head - batch * params.problem.num_heads_kv;
-      first =
-          static_cast<Element const*>(k.data) + batch * k.batch_stride + head_kv * k.head_stride;
-      is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
-    }
-
-    // 16 columns of a key, or 8, from a multiple of 8 on; zeros where there are none.
-    template <int kColumns>
-    CUTE_DEVICE void load(int key, int column, float (&x)[kColumns]) const {
-      CUTE_UNROLL
-      for (int v = 0; v < kColumns / 8; ++v) {
-        uint32_t words[4] = {0, 0, 0, 0};
-        if (key < seqlen && column + v * 8 < head_dim) {
-          load_vector(first + key * row_stride + column + v * 8, words);
-        }
-        CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          x[v * 8 + i] = element_to_float<Element>(uint16_t(words[i / 2] >> i % 2 * 16));
-        }
-      }
-    }
-
-   private:
-    CUTE_DEVICE void load_vector(Element const* from, uint32_t (&words)[4]) const {
-      if (is_aligned) {
-        auto const vector = *reinterpret_cast<cute::uint128_t const*>(from);
-        __builtin_memcpy(words, &vector, sizeof words);
-      } else {
-        CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(from[i].raw()) << i % 2 * 16;
-      }
     }
   };
 
@@ -183,9 +190,7 @@ struct QuantizeKeys {
     Operand const& k8 = params.problem.k;  // of elements of two bytes
     int64_t const row = int64_t(head) * params.tiles * quantize::kTileKeys + key;
     char* const to = static_cast<char*>(k8.data) + row * params.columns + chunk * 16;
-    *reinterpret_cast<cute::uint128_t*>(to) =
-        cute::uint128_t{uint64_t(words[0]) | uint64_t(words[1]) << 32,
-                        uint64_t(words[2]) | uint64_t(words[3]) << 32};
+    store_vector(to, words);
   }
 };
 

@@ -4,9 +4,14 @@
 //                                          a batch entry, keys are rounded up to 64, columns to 32,
 //                                          with zeros. Within 16 columns they are in the order of
 //                                          permuted_column()
-//   scales   (head, tile, 4) fp32          of the groups of a tile of 64 keys
+//   v8       (head, pair, columns, 2)      with P V in int8, V: the two keys of a pair are next to
+//                                          each other. Within 16 keys, pairs are in the order of
+//                                          pair_row()
+//   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K
 #pragma once
+
+#include <type_traits>
 
 #include "core/divide.hpp"
 #include "core/forward_params.hpp"
@@ -20,40 +25,51 @@ namespace cutlass_attn::sm80 {
 // have the same.
 CA_HOST_DEVICE constexpr int permuted_column(int p) { return p / 4 * 2 + p % 2 + p % 4 / 2 * 8; }
 
-struct QuantizedParams : ForwardParams {
+// In which row of the eight of 16 keys a pair of them is, of P V the same: a word of P is of the
+// keys 2 t, 2 t + 1 and those 8 on, the pairs t and t + 4; ldmatrix.trans brings lane t of V the
+// rows 2 t and 2 t + 1 together.
+CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4; }
+
+template <class TileScales_>
+struct BasicQuantizedParams : ForwardParams {
+  using TileScales = TileScales_;
+  static constexpr bool kHasValues = std::is_same_v<TileScales, quantize::KeyValueScales>;
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
-  Operand source_k;  // as the call has it; that of `problem` is k8, two int8 being an element
-  float* scales;
+  // As the call has them; those of `problem` are k8 and v8, two int8 being an element.
+  Operand source_k, source_v;
+  TileScales* scales;
   float* shift;
   int32_t columns;  // of k8
   int32_t tiles;    // of 64 keys, of a head
   int32_t heads;
   FastDivisor by_tiles, by_heads_kv;
 
-  static QuantizedParams prepare(Problem const& p, Workspace const& workspace,
-                                 DeviceLimits const& device, KernelFacts const& facts) {
-    QuantizedParams params(ForwardParams::prepare(p, workspace, device, facts));
+  static BasicQuantizedParams prepare(Problem const& p, Workspace const& workspace,
+                                      DeviceLimits const& device, KernelFacts const& facts) {
+    BasicQuantizedParams params(ForwardParams::prepare(p, workspace, device, facts));
     params.source_k = p.k;
+    params.source_v = p.v;
     params.columns = columns_of(p);
     params.tiles = tiles_of(p);
     params.heads = p.batch * p.num_heads_kv;
     params.by_tiles = FastDivisor(params.tiles > 0 ? params.tiles : 1);
     params.by_heads_kv = FastDivisor(p.num_heads_kv > 0 ? p.num_heads_kv : 1);
-    int64_t const tiles = int64_t(params.heads) * params.tiles;
-    int64_t const elements = int64_t(quantize::kTileKeys) * params.columns / 2;  // of a tile
-    params.problem.k = {workspace.data, p.num_heads_kv * params.tiles * elements,
-                        params.tiles * elements, params.columns / 2, p.k.dtype};
-    params.scales =
-        reinterpret_cast<float*>(static_cast<char*>(workspace.data) + tiles * elements * 2);
-    params.shift = params.scales + tiles * quantize::kGroups;
+    char* next = static_cast<char*>(workspace.data);
+    params.problem.k = params.place(next, p.k, quantize::kTileKeys, params.columns / 2);
+    if constexpr (kHasValues) {
+      params.problem.v = params.place(next, p.v, quantize::kTileKeys / 2, p.head_dim_v);
+    }
+    params.scales = reinterpret_cast<TileScales*>(next);
+    params.shift = reinterpret_cast<float*>(params.scales + int64_t(params.heads) * params.tiles);
     return params;
   }
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const&) {
     int64_t const heads = int64_t(p.batch) * p.num_heads_kv, columns = columns_of(p);
-    int64_t const of_tile = quantize::kTileKeys * columns + quantize::kGroups * 4;
+    int64_t const bytes = columns + (kHasValues ? p.head_dim_v : 0);  // of a key
+    int64_t const of_tile = quantize::kTileKeys * bytes + int64_t(sizeof(TileScales));
     return heads * (tiles_of(p) * of_tile + columns * 4);
   }
 
@@ -67,18 +83,29 @@ struct QuantizedParams : ForwardParams {
   CA_HOST_DEVICE int32_t head_of(int32_t batch, int32_t head_kv) const {
     return batch * problem.num_heads_kv + head_kv;
   }
-  CA_HOST_DEVICE float* scales_of(int32_t head, int32_t tile) const {
-    return scales + (int64_t(head) * tiles + tile) * quantize::kGroups;
+  CA_HOST_DEVICE TileScales* scales_of(int32_t head, int32_t tile) const {
+    return scales + (int64_t(head) * tiles + tile);
   }
   CA_HOST_DEVICE float* shift_of(int32_t head) const { return shift + int64_t(head) * columns; }
 
  private:
-  explicit QuantizedParams(ForwardParams const& params) : ForwardParams(params) {}
+  explicit BasicQuantizedParams(ForwardParams const& params) : ForwardParams(params) {}
+
+  // An operand of so many rows a tile, and elements of two bytes a row, at `next`, which moves on.
+  Operand place(char*& next, Operand const& from, int64_t rows, int64_t row_elements) const {
+    int64_t const of_head = tiles * rows * row_elements;
+    Operand const placed{next, problem.num_heads_kv * of_head, of_head, row_elements, from.dtype};
+    next += heads * of_head * 2;
+    return placed;
+  }
 
   static int32_t columns_of(Problem const& p) { return (p.head_dim + 31) / 32 * 32; }
   static int32_t tiles_of(Problem const& p) {
     return (p.seq_k.seqlen + quantize::kTileKeys - 1) / quantize::kTileKeys;
   }
 };
+
+using QuantizedParams = BasicQuantizedParams<quantize::KeyScales>;
+using QuantizedValuesParams = BasicQuantizedParams<quantize::KeyValueScales>;
 
 }  // namespace cutlass_attn::sm80

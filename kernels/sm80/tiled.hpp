@@ -26,18 +26,8 @@ struct TiledSchedule {
 
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.range.begin, 0);
-    if constexpr (Config::kIsInt8) write_q8();
+    if constexpr (Config::kIsInt8) in.write_q8();
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
-  }
-
-  // Q in int8 to half of where Q is. The other half is V's, the next barrier's business.
-  CUTE_DEVICE void write_q8() {
-    typename Step::Q q;
-    Arch::template async_copy_wait<1>();
-    Arch::sync();  // Q full
-    in.quantize_q(q);
-    Arch::sync();  // Q empty
-    Step::store_q8(q, in.shared, in.scores.place);
   }
 
   // A tile of keys. is_full: all queries see all of it.

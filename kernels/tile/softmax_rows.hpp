@@ -9,6 +9,17 @@
 
 namespace cutlass_attn {
 
+// Scores are in units of their own: factor(i) and offset(i, row max), of the multiply-add that
+// makes a score of row i the exponent of 2 of its weight, and in_log2(i, score).
+//
+// These: scores times log2_scale.
+struct ScaledUnits {
+  float log2_scale;
+  CUTE_DEVICE float factor(int) const { return log2_scale; }
+  CUTE_DEVICE float offset(int, float row_max) const { return -row_max; }
+  CUTE_DEVICE float in_log2(int, float score) const { return score * log2_scale; }
+};
+
 // The four threads of a quad hold one row of an m16n8 accumulator together; every thread keeps the
 // row max (in units of log2: its log2_scale is 1) and the sum of its own columns.
 //
@@ -32,14 +43,14 @@ struct SoftmaxRows {
   static constexpr float kLimit = float(kMaxWeightSum);
 
   SoftmaxRow rows[kRows];
-  float sums[kRows];  // of this thread's weights of the present key block, until add_sums()
+  // Of this thread's weights of the present key block, until add_sums(); where they are rounded to
+  // 8 bits the largest instead.
+  float sums[kRows];
 
   // Turns the scores of a key block into weights, without looking for their maximum. False: some
   // are too large.
   //   s: (row, key)
-  //   units: log2_scale, or factor(i) and offset(i, row max), of the multiply-add that makes a
-  //   score
-  //          of row i the exponent of 2 of its weight, and in_log2(i, score)
+  //   units: log2_scale, or units as above
   template <class S, class Units>
   CUTE_DEVICE bool softmax_weights(S&& s, Units const& units) {
     using namespace cute;
@@ -74,6 +85,18 @@ struct SoftmaxRows {
   // Both in one, for scores that take much code: looks at them before there are weights.
   template <class S, class O>
   CUTE_DEVICE void softmax_weights_checked(S&& s, O&& o, float log2_scale) {
+    update_max_checked(s, o, log2_scale);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+      // Without, the sum is computed after dropout, from copies of the weights.
+      sums[i] = opaque(sums[i]);
+    }
+  }
+
+  // Updates the row max for scores that would have too large weights, and rescales O.
+  template <class S, class O>
+  CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
     using namespace cute;
     constexpr float kLog2Largest = 8.0f;  // of a weight
     static_assert(decltype(size<1>(s))::value * 256 <= kMaxWeightSum);
@@ -87,12 +110,6 @@ struct SoftmaxRows {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rescale(o, block_max(s, i, !fits[i]), i, log2_scale);
     });
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
-      // Without, the sum is computed after dropout, from copies of the weights.
-      sums[i] = opaque(sums[i]);
-    }
   }
 
   // The same with the row max brought up to date first, while O is still being accumulated: it has
@@ -110,9 +127,15 @@ struct SoftmaxRows {
   CUTE_DEVICE void softmax_weights_rescaled(S&& s, O&& o, Units const& units) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
+      update_max_of_row(s, o, units, i);
       weights_of_row(s, i, units.factor(i), units.offset(i, rows[i].row_max_ref()));
     }
+  }
+
+  // Updates the row max of row i if its weights were too large, and rescales O.
+  template <class S, class O, class Units>
+  CUTE_DEVICE void update_max_of_row(S const& s, O&& o, Units const& units, int i) {
+    rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
   }
 
   // What a quad knows of a row of a key block.
@@ -209,13 +232,6 @@ struct SoftmaxRows {
     x |= Arch::shuffle_xor(x, 1);
     return x | Arch::shuffle_xor(x, 2);
   }
-
-  // Scores times log2_scale.
-  struct ScaledUnits {
-    float log2_scale;
-    CUTE_DEVICE float factor(int) const { return log2_scale; }
-    CUTE_DEVICE float offset(int, float row_max) const { return -row_max; }
-  };
 
   // Weights of row i from its scores, and their sum.
   template <class S>

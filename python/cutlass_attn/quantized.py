@@ -1,4 +1,4 @@
-"""What `quantize` makes of q and k, in numpy: the arithmetic of kernels/core/quantize.hpp."""
+"""What `quantize` makes of q, k and v, in numpy: the arithmetic of kernels/core/quantize.hpp."""
 
 from __future__ import annotations
 
@@ -84,3 +84,25 @@ def operands(q: np.ndarray, k: np.ndarray) -> Operands:
     grouped = shifted.reshape(batch, heads, tiles, TILE_KEYS // 8, GROUPS, 2, head_dim)
     k8 = _rounded(grouped, (3, 5, 6)).reshape(shifted.shape)[:, :, :seqlen]
     return Operands(_rounded(q, (3,)), k8, shift, q_shift)
+
+
+def weights_and_values(p: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weights p (Sq, Sk) and v (Sk, Dv) of a head, float64, as quantize="int8" rounds them."""
+    rounded_p, rounded_v = np.zeros(p.shape), np.zeros(v.shape)
+    for first in range(0, len(v), TILE_KEYS):
+        tile = slice(first, first + TILE_KEYS)
+        amax = np.abs(v[tile]).max(axis=1, initial=0.0)
+        of_tile = amax.max(where=np.isfinite(amax), initial=0.0)
+        if of_tile < LEAST:
+            eighths, step = np.full(len(amax), 8.0), np.ones(len(amax))
+        else:
+            # A hair more: a quotient that is an integer may be rounded to less.
+            ratio = 8 * of_tile / np.maximum(amax, of_tile / 32) * (1 + 2.0**-23)
+            eighths = np.clip(np.floor(ratio), 8, 255)
+            step = of_tile / 127 * 8 / eighths
+        weights = p[:, tile] * 8 / eighths
+        largest = weights.max(axis=1, initial=0.0, keepdims=True) / 255
+        integers = np.rint(weights / np.where(largest == 0, 1, largest))
+        rounded_p[:, tile] = integers * largest * eighths / 8
+        rounded_v[tile] = np.rint(v[tile] / step[:, None]) * step[:, None]
+    return rounded_p, rounded_v

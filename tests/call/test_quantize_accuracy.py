@@ -18,6 +18,8 @@ from cutlass_attn.tools.accuracy import inputs, measure, peer
 
 KERNELS = {"qk": "cpu/int8_qk", "int8": "cpu/int8", "fp8": "cpu/int8_fp8"}
 VARIANTS = [v for v in cutlass_attn.variants() if v.kernel in KERNELS.values()]
+# Kernels of GPUs with "qk" are in test_attention.py.
+OF_GPUS = [v for v in cases.compiled_variants() if v.quantize == "int8" and v.head_dim]
 modes = pytest.mark.parametrize("mode", KERNELS)
 KEYS = 4096
 NAMES = [
@@ -137,26 +139,37 @@ def test_oracles_agree(case):
     np.testing.assert_allclose(ours.lse, theirs.lse, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("variant", "case"),
+    [
+        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
+        for variant in (*VARIANTS, *OF_GPUS)
+        for case in CASES
+        if cases.takes(variant, case)
+    ],
+)
 def test_modes(variant, case):
     """Each by its definition, as far as the result's dtype goes, but for a few rows in which the
     rounding of a weight falls the other way."""
-    q, k, v, out = cases.tensors(case, variant.dtype, 64, "cpu")
-    options = cases.keywords(case, variant.dtype, "cpu")
+    head_dim = variant.head_dim or 64
+    q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
+    options = cases.keywords(case, variant.dtype, variant.device)
     _, lse = cutlass_attn.attention(
         q, k, v, **options, out=out, return_lse=True, **cases.own(variant)
     )
-    arrays, options = cases.values(case, variant.dtype, 64), cases.arrays(case, variant.dtype)
+    arrays, options = cases.values(case, variant.dtype, head_dim), cases.arrays(case, variant.dtype)
     expected = quantize_reference.attention(
         *arrays, variant.dtype, variant.quantize, **case.scalars, **options
     )
     unit = 2.0**-11 if variant.dtype == "float16" else 2.0**-8
     off = np.abs(cases.to_bhsd(case, out) - expected.exact)
     is_off = (off > unit * np.abs(expected.exact) + 2.0**-14).any(axis=-1)
-    is_off |= ~np.isclose(lse.numpy(), expected.lse, atol=2e-5, rtol=1e-5)
-    assert is_off.mean() <= (0 if variant.quantize == "qk" else 0.03)
-    assert off.max() < 0.1
+    is_off |= ~np.isclose(lse.cpu().numpy(), expected.lse, atol=2e-5, rtol=1e-5)
+    # Exponents by one multiply-add (sm80/quantized_queries.hpp) make more of them fall so.
+    is_one_step = variant.kernel.removesuffix("-simt") == "sm80/int8"
+    few = 0.15 if is_one_step else 0.03
+    assert is_off.mean() <= (0 if variant.quantize == "qk" else few)
+    assert off.max() < (0.02 if variant.head_dim else 0.1)
 
 
 def test_rule_catches_a_wrong_scale(monkeypatch):

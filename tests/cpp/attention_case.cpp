@@ -423,6 +423,43 @@ SolvedCase::Int8Scales SolvedCase::round_to_int8(std::vector<double>& q,
   return scales;
 }
 
+// P and V of a row in int8, from weights that add up to `sum`: their sum then, O in `row`.
+double SolvedCase::round_weights(std::vector<double> const& p, std::vector<double> const& v, int b,
+                                 int h_kv, double sum, double* row, double& lse_bound) const {
+  Case const& c = case_;
+  auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
+  double rounded_sum = sum;
+  for (int first = 0; first < c.seqlen_k; first += 64) {
+    int const keys = std::min(64, c.seqlen_k - first);
+    double amax[64] = {}, eighths[64], of_tile = 0, largest = 0, most = 0;
+    for (int n = 0; n < keys; ++n) {
+      for (int d = 0; d < c.head_dim_v; ++d) {
+        amax[n] = std::fmax(amax[n], std::fabs(value(first + n, d)));
+      }
+      of_tile = std::fmax(of_tile, amax[n]);
+    }
+    for (int n = 0; n < keys; ++n) {
+      double const ratio = of_tile > 0 ? of_tile / std::fmax(amax[n], of_tile / 32) : 1;
+      eighths[n] = std::fmin(std::floor(8 * ratio * (1 + 1e-7)), 255);
+      largest = std::fmax(largest, p[first + n] * 8 / eighths[n]);
+      most = std::fmax(most, eighths[n] / 8);
+    }
+    if (largest == 0) continue;
+    lse_bound += 2 * largest / 255 * most / sum;
+    for (int n = 0; n < keys; ++n) {
+      double const weight = p[first + n] * 8 / eighths[n] / largest * 255;
+      double const rounded = std::nearbyint(weight) * largest / 255;
+      rounded_sum += rounded * eighths[n] / 8 - p[first + n];
+      for (int d = 0; d < c.head_dim_v; ++d) {
+        double const step = of_tile / 127 * 8 / eighths[n];
+        row[d] += step > 0 ? rounded * std::nearbyint(value(first + n, d) / step) * step : 0;
+      }
+    }
+  }
+  for (int d = 0; d < c.head_dim_v; ++d) row[d] /= rounded_sum;
+  return rounded_sum;
+}
+
 void SolvedCase::solve() {
   Case const& c = case_;
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
@@ -432,7 +469,7 @@ void SolvedCase::solve() {
   double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
   std::vector<double> const v = values(v_), given_q = values(q_);
   std::vector<double> q = given_q, k = values(k_);
-  bool const is_int8 = c.quantize != Quantize::kNone;
+  bool const is_int8 = c.quantize != Quantize::kNone, is_int8_v = c.quantize == Quantize::kInt8;
   // Without a softcap or terms a score goes from the sum to the exponent in one step.
   bool const is_one_step = is_int8 && c.softcap == 0 && !c.bias && !c.alibi && !c.mask &&
                            c.attention_chunk == 0 && c.softmax_scale > 0;
@@ -480,10 +517,14 @@ void SolvedCase::solve() {
           sum += p[j];
         }
         if (sink != -kInfinity) sum += std::exp(sink - largest);
-        exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
         size_t const row = exact_o_.size();
         exact_o_.resize(row + c.head_dim_v);
         unfused_o_.resize(row + c.head_dim_v);
+        double lse_sum = sum;
+        if (is_int8_v) {
+          lse_sum = round_weights(p, v, b, h_kv, sum, &unfused_o_[row], lse_bound_.back());
+        }
+        exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(lse_sum));
         for (int j = 0; j < c.seqlen_k; ++j) {
           if (!visible(b, h, i, j)) continue;
           double exact = p[j] / sum;
@@ -496,7 +537,7 @@ void SolvedCase::solve() {
           rounded = round_to(f, rounded);
           for (int d = 0; d < c.head_dim_v; ++d) {
             exact_o_[row + d] += exact * v[v_.index(b, h_kv, j, d)];
-            if (is_fp32) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
+            if (is_fp32 && !is_int8_v) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
           }
         }
         if (!is_fp32) round_sums(rounded_logits, v, b, h_kv, sink, &unfused_o_[row]);

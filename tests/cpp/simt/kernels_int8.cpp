@@ -19,7 +19,7 @@ Status launch_on_host(Problem const& problem, RunOptions const& given) {
 
 }  // namespace
 
-// Q K^T in int8, of each schedule that has it.
+// Q K^T in int8, of each schedule that has it, and P V, too.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t>;
   using Tiled = sm80::Forward<cutlass::half_t, 128, 128, 128, 32, 4, 1, int32_t>;
@@ -29,7 +29,12 @@ std::vector<KernelUnderTest> kernels_under_test() {
                           &launch_on_host<Pipelined, GeneralScore>, true};
   KernelUnderTest tiled{"sm80/int8_qk/f16/d128/128x32x4, tiled", DType::kFloat16,
                         &launch_on_host<Tiled, IdentityScore, SoftcapScore>, false, 128};
-  std::vector<KernelUnderTest> all{pipelined, general, tiled};
-  for (KernelUnderTest& kernel : all) kernel.quantize = Quantize::kQk;
-  return all;
+  using Int8 = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, int32_t>;
+  KernelUnderTest int8{"sm80/int8/f16/d64/64x64x4", DType::kFloat16,
+                       &launch_on_host<Int8, IdentityScore, SoftcapScore>};
+  KernelUnderTest int8_general{"sm80/int8_general/f16/d64/64x64x4", DType::kFloat16,
+                               &launch_on_host<Int8, GeneralScore>, true};
+  for (KernelUnderTest* kernel : {&pipelined, &general, &tiled}) kernel->quantize = Quantize::kQk;
+  for (KernelUnderTest* kernel : {&int8, &int8_general}) kernel->quantize = Quantize::kInt8;
+  return {pipelined, general, tiled, int8, int8_general};
 }

@@ -1,9 +1,10 @@
-// K as the launch before the mma.sync kernel rounds it, bit by bit against plain loops; and the
-// products of int8 against a table written down by hand from the PTX ISA.
+// K and V as the launch before the mma.sync kernel rounds them, bit by bit against plain loops; and
+// the products of int8 against a table written down by hand from the PTX ISA.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -35,22 +36,26 @@ Position position_b(int lane, int i) {  // row: k, column: n
 }
 Position position_c(int lane, int i) { return {lane / 4 + (i >= 2 ? 8 : 0), lane % 4 * 2 + i % 2}; }
 
-TEST(products_are_exact) {
+template <class A>
+void check_products() {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> byte(-128, 127), word(-1000000, 1000000);
+  std::uniform_int_distribution<int> byte_a(std::numeric_limits<A>::min(),
+                                            std::numeric_limits<A>::max());
   int a[16][32], b[32][8], c[16][8], d[16][8];
   for (auto& row : a)
-    for (int& x : row) x = byte(random);
+    for (int& x : row) x = byte_a(random);
   for (auto& row : b)
     for (int& x : row) x = byte(random);
   for (auto& row : c)
     for (int& x : row) x = word(random);
   CHECK(simt::run_grid({1, 32, 0}, {}, [&](char*) {
           int const lane = Sm80::thread();
-          int8_t a_bytes[16], b_bytes[8];
+          A a_bytes[16];
+          int8_t b_bytes[8];
           int32_t before[4], after[4];
           for (int i = 0; i < 16; ++i) {
-            a_bytes[i] = int8_t(a[position_a(lane, i).row][position_a(lane, i).column]);
+            a_bytes[i] = A(a[position_a(lane, i).row][position_a(lane, i).column]);
           }
           for (int i = 0; i < 8; ++i) {
             b_bytes[i] = int8_t(b[position_b(lane, i).row][position_b(lane, i).column]);
@@ -61,7 +66,7 @@ TEST(products_are_exact) {
           uint32_t a_words[4], b_words[2];
           std::memcpy(a_words, a_bytes, sizeof a_words);
           std::memcpy(b_words, b_bytes, sizeof b_words);
-          Sm80::mma_s8(after, a_words, b_words, before);
+          Sm80::mma_int8<A>(after, a_words, b_words, before);
           for (int i = 0; i < 4; ++i) {
             d[position_c(lane, i).row][position_c(lane, i).column] = after[i];
           }
@@ -75,13 +80,18 @@ TEST(products_are_exact) {
   }
 }
 
+TEST(products_are_exact) {
+  check_products<int8_t>();
+  check_products<uint8_t>();
+}
+
 TEST(a_sum_beyond_an_int32_is_an_error) {
   auto const run = [](int32_t c) {
     return simt::run_grid({1, 32, 0}, {}, [&](char*) {
       int32_t const before[4] = {c, c, c, c};
       int32_t after[4];
-      Sm80::mma_s8(after, {0x01010101, 0x01010101, 0x01010101, 0x01010101},
-                   {0x01010101, 0x01010101}, before);
+      Sm80::mma_int8<int8_t>(after, {0x01010101, 0x01010101, 0x01010101, 0x01010101},
+                             {0x01010101, 0x01010101}, before);
     });
   };
   CHECK(run(INT32_MAX - 32).ok());
@@ -254,6 +264,128 @@ TEST(extreme_magnitudes) {
   check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-30f});
   check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-36f});
   check_keys<half_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-6f});
+}
+
+// --- V -------------------------------------------------------------------------------------------
+
+// V in float, and as the launch left it, whose K is V as well.
+template <class Element, int kHeadDim>
+struct Values {
+  using Params = sm80::QuantizedValuesParams;
+  int const seqlen, head_dim, tiles = (seqlen + 63) / 64;
+  std::vector<Element> v;
+  std::vector<char> workspace;
+  char const* v8;
+  quantize::KeyValueScales const* scales;
+
+  template <class Edit>
+  Values(int heads, int seqlen, int head_dim, Edit&& edit) : seqlen(seqlen), head_dim(head_dim) {
+    v.resize(size_t(heads) * seqlen * head_dim);
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal(0.5f, 1.0f);
+    for (Element& x : v) x = Element(normal(random));
+    edit(v.data());
+    Problem p;
+    p.batch = 1;
+    p.num_heads_q = p.num_heads_kv = heads;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.seq_k.seqlen = seqlen;
+    p.seq_q.seqlen = 1;
+    p.v.data = v.data();
+    p.v.row_stride = head_dim;
+    p.v.head_stride = int64_t(seqlen) * head_dim;
+    p.k = p.v;
+    workspace.resize(size_t(Params::workspace_bytes(p, {}, {})), char(0xaa));
+    KernelFacts facts;
+    facts.block_m = 64;
+    Params const params =
+        Params::prepare(p, {workspace.data(), int64_t(workspace.size())}, {}, facts);
+    v8 = static_cast<char const*>(params.problem.v.data);
+    scales = params.scales;
+    Launch const launch = params.launch_before(facts);
+    Status const status =
+        simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char* smem) {
+          sm80::QuantizeKeysAndValues<Element, kHeadDim, kHeadDim>::template run<Sm80>(params,
+                                                                                       smem);
+        });
+    CHECK_EQ(status.message, "");
+    CHECK_EQ(int64_t(reinterpret_cast<char const*>(params.shift_of(heads)) - workspace.data()),
+             int64_t(workspace.size()));
+    for (int head = 0; head < heads; ++head) {
+      for (int tile = 0; tile < tiles; ++tile) check(head, tile);
+    }
+  }
+
+  // Against kernels/core/quantize.hpp's words.
+  void check(int head, int tile) const {
+    auto const value = [&](int n, int d) {
+      int const key = tile * 64 + n;
+      return key < seqlen ? float(v[(size_t(head) * seqlen + key) * head_dim + d]) : 0.0f;
+    };
+    float amax[64] = {}, of_tile = 0;
+    bool is_finite[64];
+    for (int n = 0; n < 64; ++n) {
+      is_finite[n] = true;
+      for (int d = 0; d < head_dim; ++d) {
+        is_finite[n] &= std::isfinite(value(n, d));
+        amax[n] = std::fmax(amax[n], std::fabs(value(n, d)));
+      }
+      if (is_finite[n]) of_tile = std::fmax(of_tile, amax[n]);
+    }
+    quantize::KeyValueScales const& found = scales[head * tiles + tile];
+    bool const is_zero = of_tile < 0x1p-100f;
+    CHECK_EQ(found.v, is_zero ? 0 : of_tile * (1.0f / 127));
+    for (int n = 0; n < 64; ++n) {
+      // Word 4 t + b, byte e: key 16 b + 2 t + e % 2 + 8 (e / 2).
+      int const in_16 = n % 16, byte = in_16 % 2 + in_16 / 8 * 2;
+      int const e = found.eighths[in_16 % 8 / 2 * 4 + n / 16] >> (8 * byte) & 0xff;
+      CHECK_EQ(std::isnan(found.folded[n]), !is_finite[n]);
+      if (!is_finite[n]) continue;
+      CHECK(e >= 8 && e <= 255);
+      CHECK(std::fabs(found.folded[n] * float(e) - 8) < 1e-5f);
+      if (is_zero) continue;
+      // The largest that clips nothing, in fp32.
+      double const bound = 8.0 * of_tile / std::fmax(amax[n], of_tile / 32);
+      CHECK(e <= bound * (1 + 1e-6) && (e == 255 || e + 1 > bound * (1 - 1e-6)));
+      for (int d = 0; d < head_dim; ++d) {
+        float const inverse = 127.0f / of_tile * (float(e) * 0.125f);
+        // Two keys to an element; rows of a pair in the order 0, 4, 1, 5, ...
+        int const pair = in_16 / 2, row = tile * 32 + n / 16 * 8 + pair % 4 * 2 + pair / 4;
+        size_t const at = (size_t(head) * tiles * 32 + row) * head_dim + d;
+        CHECK_EQ(int(int8_t(v8[at * 2 + n % 2])),
+                 int(std::nearbyint(double(value(n, d)) * double(inverse))));
+      }
+    }
+  }
+};
+
+template <class Element, int kHeadDim>
+void check_values(int heads, int seqlen, int head_dim) {
+  Values<Element, kHeadDim>(heads, seqlen, head_dim, [](Element*) {});
+}
+
+TEST(values_of_each_shape) {
+  check_values<half_t, 64>(1, 64, 64);
+  check_values<bfloat16_t, 128>(2, 150, 128);
+  check_values<half_t, 96>(2, 65, 72);
+  check_values<half_t, 32>(1, 1, 8);
+}
+TEST(values_far_apart) {
+  Values<half_t, 64>(1, 130, 64, [](half_t* v) {
+    for (int d = 0; d < 64; ++d) {
+      v[d] = half_t(float(v[d]) * 100);          // far larger than others of its tile
+      v[70 * 64 + d] = half_t(float(v[d]) / 9);  // smaller
+      v[71 * 64 + d] = half_t(0);
+    }
+  });
+  Values<half_t, 64>(1, 100, 64, [](half_t* v) {
+    for (int i = 0; i < 100 * 64; ++i) v[i] = half_t(0);
+  });
+}
+TEST(values_that_are_not_finite) {
+  for (float bad : {INFINITY, -INFINITY, NAN}) {
+    Values<half_t, 64>(1, 130, 64, [&](half_t* v) { v[70 * 64 + 5] = half_t(bad); });
+  }
 }
 
 }  // namespace

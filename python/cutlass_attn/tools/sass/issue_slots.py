@@ -75,11 +75,18 @@ def per_tile(tile: Tile) -> dict[str, int]:
     """What a warp has to do for a tile that all its queries see, however it is compiled."""
     keys = tile.n // tile.columns
     # A row of K in int8 is as long as one of half as many elements; its scales are one copy more.
-    dims = (tile.head_dim // 2 if tile.is_int8 else tile.head_dim, tile.head_dim_v)
+    # There are half as many rows of V in int8.
+    dims = (
+        tile.head_dim // 2 if tile.is_int8 else tile.head_dim,
+        tile.head_dim_v // 2 if tile.is_int8_v else tile.head_dim_v,
+    )
+    in_16_bits = tile.head_dim * (not tile.is_int8) + tile.head_dim_v * (not tile.is_int8_v)
+    in_8_bits = tile.head_dim + tile.head_dim_v - in_16_bits
     return {
-        "HMMA": tile.rows * sum(dims[tile.is_int8 :]) // 16 * keys // 8,
-        "IMMA": tile.rows * tile.is_int8 * tile.head_dim // 32 * keys // 8,
-        "MUFU": tile.rows * 16 * keys // 32,
+        "HMMA": tile.rows * in_16_bits // 16 * keys // 8,
+        "IMMA": tile.rows * in_8_bits // 32 * keys // 8,
+        # A reciprocal of each row's largest weight.
+        "MUFU": tile.rows * (16 * keys // 32 + 2 * tile.is_int8_v),
         "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims) + tile.is_int8,
     }
 

@@ -1,7 +1,7 @@
 """The instructions of a loop's usual iteration, from a function's control flow.
 
-nvdisasm finds the basic blocks and where control goes from each. Among them the loop with HMMA is
-looked for, and in it the shortest way from its head back to it that has as many instructions of
+nvdisasm finds the basic blocks and where control goes from each. Among them the loop with products
+is looked for, and in it the shortest way from its head back to it that has as many instructions of
 some kinds as the caller knows an iteration to have. Code that is not like that is an error; nothing
 is guessed.
 """
@@ -104,10 +104,10 @@ def find_loop(blocks: dict[str, Block]) -> tuple[str, frozenset[str]]:
     """Head and blocks of the one loop that has products."""
     after = {at: set(block.successors) for at, block in blocks.items()}
     before = {at: {other for other in blocks if at in after[other]} for at in blocks}
-    products = [at for at, block in blocks.items() if block.count("HMMA")]
+    products = [at for at, x in blocks.items() if x.count("HMMA") + x.count("IMMA")]
     loops = {frozenset(reach(at, after) & reach(at, before)) for at in products} - {frozenset()}
     if len(loops) != 1:
-        raise SassError(f"{len(loops)} loops have HMMA, not one")
+        raise SassError(f"{len(loops)} loops have products, not one")
     (body,) = loops
     heads = [at for at in body if before[at] - body]
     if len(heads) != 1:

@@ -1,0 +1,113 @@
+// Rounds K and V to int8 in one launch, before the kernel that multiplies both in 8 bits.
+//
+// Grid, block:  those of QuantizeKeys, whose tile comes first; then the same tile of V.
+// Warp:         16 of the tile's keys.
+// Thread:       two keys next to each other, of which a quad has every fourth 8 columns each: two
+//               loads of 16 bytes, and later one store of both together.
+// Shared:       the largest value that each warp has seen.
+#pragma once
+
+#include "sm80/quantize.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Element, int kHeadDim, int kHeadDimV>
+struct QuantizeKeysAndValues {
+  using Params = QuantizedValuesParams;
+  using Keys = QuantizeKeys<Element, kHeadDim, Params>;
+  static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
+  static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns, of a key
+  static_assert(16 * kWarps == quantize::kTileKeys && kHeadDimV % 32 == 0);
+
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Keys::template run<Arch>(params, smem);
+    // Partial sums, which nobody reads once the shift is full.
+    round_values<Arch>(params, reinterpret_cast<float*>(smem));
+  }
+
+ private:
+  template <class Arch>
+  CUTE_DEVICE static void round_values(Params const& params, float* of_warps) {
+    int const head = params.by_tiles(Arch::block()), tile = Arch::block() - head * params.tiles;
+    int const head_dim_v = params.problem.head_dim_v;
+    SourceRows<Element> const values(params, params.source_v, head_dim_v, head);
+    int const warp = Arch::thread() / 32, pair = Arch::thread() % 32 / 4;
+    int const first_key = warp * 16 + pair * 2, first_column = Arch::thread() % 4 * 8;
+
+    uint32_t words[2][kVectors][4], amax[2] = {0, 0};  // as bits of Element, without the sign
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      CUTE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        int const key = tile * quantize::kTileKeys + first_key + i;
+        values.load(key, first_column + v * 32, words[i][v]);
+        CUTE_UNROLL
+        for (uint32_t pair_of : words[i][v]) {
+          uint32_t const low = pair_of & 0x7fffu, high = pair_of >> 16 & 0x7fffu;
+          uint32_t const larger = low > high ? low : high;
+          amax[i] = larger > amax[i] ? larger : amax[i];
+        }
+      }
+    }
+    uint32_t bits[2];
+    float largest = 0.0f;
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      CUTE_UNROLL
+      for (int mask = 1; mask < 4; mask *= 2) {
+        uint32_t const other = Arch::shuffle_xor(amax[i], mask);
+        amax[i] = other > amax[i] ? other : amax[i];
+      }
+      float const of_key = element_to_float<Element>(uint16_t(amax[i]));
+      bits[i] = float_bits(of_key);
+      largest = fmaxf(largest, quantize::finite_or_zero(of_key));
+    }
+    CUTE_UNROLL
+    for (int mask = 4; mask < 32; mask *= 2) {
+      largest = fmaxf(largest, Arch::shuffle_xor(largest, mask));
+    }
+    if (Arch::thread() % 32 == 0) of_warps[warp] = largest;
+    Arch::sync();  // largest of all warps full
+    CUTE_UNROLL
+    for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, of_warps[i]);
+
+    quantize::ValueFactors const factors[2] = {quantize::value_factors_of(bits[0], largest),
+                                               quantize::value_factors_of(bits[1], largest)};
+    quantize::KeyValueScales& scales = *params.scales_of(head, tile);
+    if (Arch::thread() % 4 == 0) {
+      uint8_t* const eighths = reinterpret_cast<uint8_t*>(scales.eighths);
+      int const first = (pair % 4 * 4 + warp) * 4 + pair / 4 * 2;  // word 4 t + b
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        scales.folded[first_key + i] = factors[i].folded;
+        eighths[first + i] = uint8_t(factors[i].eighths);
+      }
+    }
+    if (Arch::thread() == 0) scales.v = quantize::factors_of(float_bits(largest)).scale;
+
+    Operand const& v8 = params.problem.v;  // of elements of two bytes
+    int64_t const row = (int64_t(head) * params.tiles + tile) * (quantize::kTileKeys / 2) +
+                        warp * 8 + pair_row(pair);
+    CUTE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      int const column = first_column + v * 32;
+      if (column >= head_dim_v) continue;
+      uint32_t packed[4];
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {  // two columns, of two keys each
+        uint32_t bytes[4];
+        CUTE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          float const x = element_to_float<Element>(uint16_t(words[e % 2][v][i] >> e / 2 * 16));
+          // A product of 0 with what is not finite is not 0.
+          bytes[e] = quantize::to_int8(quantize::finite_or_zero(x), factors[e % 2].inverse);
+        }
+        packed[i] = Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+      }
+      store_vector(static_cast<char*>(v8.data) + (row * head_dim_v + column) * 2, packed);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80
