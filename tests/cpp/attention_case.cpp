@@ -447,12 +447,12 @@ double SolvedCase::round_weights(std::vector<double> const& p, std::vector<doubl
     if (largest == 0) continue;
     lse_bound += 2 * largest / 255 * most / sum;
     for (int n = 0; n < keys; ++n) {
-      double const weight = p[first + n] * 8 / eighths[n] / largest * 255;
-      double const rounded = std::nearbyint(weight) * largest / 255;
-      rounded_sum += rounded * eighths[n] / 8 - p[first + n];
+      double const unfolded = eighths[n] / 8, integer = p[first + n] / unfolded / largest * 255;
+      double const weight = std::nearbyint(integer) * largest / 255 * unfolded;
+      double const step = of_tile / 127 / unfolded;
+      rounded_sum += weight - p[first + n];
       for (int d = 0; d < c.head_dim_v; ++d) {
-        double const step = of_tile / 127 * 8 / eighths[n];
-        row[d] += step > 0 ? rounded * std::nearbyint(value(first + n, d) / step) * step : 0;
+        row[d] += step > 0 ? weight * std::nearbyint(value(first + n, d) / step) * step : 0;
       }
     }
   }
