@@ -50,7 +50,7 @@ struct Int8Schedule {
   template <class IsFull>
   CUTE_DEVICE void softmax(int key, IsFull is_full, typename Weights::P& p,
                            float (&factors)[kRows]) {
-    auto const scales = Arch::smem_address(in.shared.block.scales);
+    auto const& scales = in.shared.block.scales[0];
     auto& softmax = out.softmax;
     typename Step::S acc_s[1];
     Tensor s = as_rows(acc_s[0]);

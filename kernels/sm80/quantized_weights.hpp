@@ -36,8 +36,8 @@ struct QuantizedWeights {
   // key of it is masked.
   template <class S, class Softmax, class Units, class IsFull>
   CUTE_DEVICE static void weigh(S&& s, Softmax& softmax, float const (&row_max)[kRows],
-                                Units const& units, Address scales, IsFull) {
-    Address const folded = scales + Address(offsetof(Scales, folded)) + thread_in_quad() * 8;
+                                Units const& units, Scales const& scales, IsFull) {
+    Address const folded = Arch::smem_address(scales.folded) + thread_in_quad() * 8;
     uint32_t largest[kRows] = {};
     CUTE_UNROLL
     for (int n = 0; n < Config::kBlockN / 8; ++n) {
@@ -63,12 +63,12 @@ struct QuantizedWeights {
 
   // P' of them, and their sums; factors: what the rows' sums of P' v8 are multiplied by.
   template <class S, class Softmax>
-  CUTE_DEVICE static void round(S const& s, Softmax& softmax, Address scales, P& p,
+  CUTE_DEVICE static void round(S const& s, Softmax& softmax, Scales const& scales, P& p,
                                 float (&factors)[kRows]) {
     uint32_t eighths[4];
     float v_scale[2];
-    Arch::load_shared(scales + Address(offsetof(Scales, eighths)) + thread_in_quad() * 16, eighths);
-    Arch::load_shared(scales + Address(offsetof(Scales, v)), v_scale);
+    Arch::load_shared(Arch::smem_address(scales.eighths) + thread_in_quad() * 16, eighths);
+    Arch::load_shared(Arch::smem_address(&scales.v), v_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       uint32_t bits = float_bits(softmax.sums[i]);
