@@ -132,11 +132,12 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
 }
 
 // Whether a variant is here, and has cases: test_backward.cpp, tests/call/test_float64.py,
-// kernels_serving.cpp and, for P and V in e4m3, test_cpu.cpp are for the others.
+// kernels_serving.cpp and, for P and V in 8 bits, test_cpu.cpp, kernels_int8.cpp and
+// tests/call/test_quantize_accuracy.py are for the others.
 bool is_tested(Variant const& variant) {
   VariantInfo const& info = variant.info;
   return info.device == Device::kCpu && info.compiled && info.op == Op::kForward &&
-         info.dtype != DType::kFloat64 && info.needs.empty() && info.quantize <= Quantize::kInt8;
+         info.dtype != DType::kFloat64 && info.needs.empty() && info.quantize <= Quantize::kQk;
 }
 
 // Every compiled kernel for few queries.
