@@ -296,6 +296,7 @@ ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "drop
 OPTIONS = {
     "sm90": {"sinks"},
     "sm80": {"sinks"},
+    "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm80/varlen": {"sinks"},
@@ -317,6 +318,7 @@ OPTIONS = {
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
     "sm90/backward": {"sinks"},
     "sm80/backward": {"sinks"},
+    "sm80/backward_dropout": {"sinks", "dropout"},
     "sm80/backward_general": ALL_OPTIONS,
     "sm80/backward_varlen": {"sinks"},
     "sm80/backward_varlen_general": ALL_OPTIONS,
