@@ -117,7 +117,7 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     queries = np.arange(seqlen_q)[None, :, None]
     state = philox4x32((offset % 2**32, offset // 2**32, 0, 0), (seed % 2**32, seed // 2**32), 10)
     counter = (keys & ~25, queries & ~8, np.arange(batch * heads)[:, None, None], 0)
-    mixed = tuple(np.uint64(x) ^ s for x, s in zip(counter, state, strict=True))
+    mixed = tuple(np.asarray(x, np.uint64) ^ s for x, s in zip(counter, state, strict=True))
     words = np.broadcast_arrays(*philox4x32(mixed, (0, 0), 7))
     at = keys // 16 % 2 * 2 + queries // 8 % 2
     shift = (keys % 2 * 16).astype(np.uint64)
