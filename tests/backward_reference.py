@@ -64,7 +64,7 @@ def gradients(
         visible[:, :, i, first:end] = True
     if mask is not None:
         visible &= mask
-    dropped = np.round(dropout_p * 65536) / 65536
+    dropped = np.round(dropout_p * 32768) / 32768
     factor = np.ones(visible.shape)
     if kept is not None:
         factor = kept / (1 - dropped) if dropped < 1 else np.zeros(kept.shape)

@@ -237,7 +237,7 @@ CASES = [
     Case("dropout", "each weight for itself", dropout_p=0.3, batch=2, heads=3, heads_kv=3),
     Case("dropout_long", "keys of several draws", dropout_p=0.5, seqlen_q=70, seqlen_k=150),
     Case("dropout_all", "nothing is left; LSE stays", dropout_p=1.0),
-    Case("dropout_hardly", "a probability of 2^-16", dropout_p=2.0**-16),
+    Case("dropout_hardly", "a probability of 2^-15, the least", dropout_p=2.0**-15),
     Case(
         "everything",
         "all options in one call",
@@ -296,6 +296,7 @@ ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "drop
 OPTIONS = {
     "sm90": {"sinks"},
     "sm80": {"sinks"},
+    "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm80/varlen": {"sinks"},
@@ -319,6 +320,7 @@ OPTIONS = {
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
     "sm90/backward": {"sinks"},
     "sm80/backward": {"sinks"},
+    "sm80/backward_dropout": {"sinks", "dropout"},
     "sm80/backward_general": ALL_OPTIONS,
     "sm80/backward_varlen": {"sinks"},
     "sm80/backward_varlen_general": ALL_OPTIONS,

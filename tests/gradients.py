@@ -54,5 +54,5 @@ def attention(
     if dropout_p:
         shape = (batch, heads, seqlen_q, seqlen_k)
         kept = testing.dropout_mask(rng_state.cpu().numpy(), shape, dropout_p)
-        weights = weights * torch.from_numpy(kept).to(q.device) / (1 - dropout_p)
+        weights = weights * torch.from_numpy(kept).to(q.device) / testing.kept_share(dropout_p)
     return weights @ v, lse

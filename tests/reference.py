@@ -216,8 +216,8 @@ def _weights(logits, visible, sink):
 
 
 def _factors(kept, dropout_p):
-    """What dropout multiplies weights by. Its probability is a multiple of 2^-16."""
-    dropped = np.round(dropout_p * 65536) / 65536
+    """What dropout multiplies weights by. Its probability is a multiple of 2^-15."""
+    dropped = np.round(dropout_p * 32768) / 32768
     return kept / (1 - dropped) if dropped < 1 else np.zeros(kept.shape)
 
 

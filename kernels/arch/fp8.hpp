@@ -1,4 +1,4 @@
-// Conversions from 8-bit floating point, and the order of bytes.
+// Conversions from 8-bit floating point.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -9,12 +9,6 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Fp8 {
-  // prmt: byte i of the result is the byte of x whose number is digit i of `order`, from the right.
-  template <uint32_t kOrder>
-  CUTE_DEVICE static uint32_t permute_bytes(uint32_t x) {
-    return __byte_perm(x, 0, kOrder);
-  }
-
   // The four e4m3 numbers of a word as two pairs of Element, exactly.
   template <class Element>
   CUTE_DEVICE static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
@@ -63,13 +57,6 @@ struct Fp8 {
 #else
 
 struct Fp8 {
-  template <uint32_t kOrder>
-  static uint32_t permute_bytes(uint32_t x) {
-    uint32_t result = 0;
-    for (int i = 0; i < 4; ++i) result |= (x >> (kOrder >> 4 * i & 3) * 8 & 0xffu) << 8 * i;
-    return result;
-  }
-
   template <class Element>
   static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
     static_assert(is_16_bit<Element>);

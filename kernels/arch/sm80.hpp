@@ -6,12 +6,13 @@
 #include "arch/global.hpp"
 #include "arch/ldmatrix.hpp"
 #include "arch/mma.hpp"
+#include "arch/packed.hpp"
 #include "arch/shared.hpp"
 #include "arch/threads.hpp"
 
 namespace cutlass_attn::arch {
 
-struct Sm80 : Threads, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
+struct Sm80 : Threads, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
   static constexpr int kSmemAlignment = 128;
 };
 

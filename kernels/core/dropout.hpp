@@ -1,14 +1,27 @@
 // Dropout of softmax weights: which ones, and what the others are multiplied by.
 //
 // Whether a weight is kept depends on the seed, the offset and its (batch, head, query, key) alone,
-// by Philox4x32-10 (Salmon et al., SC 2011), so that every kernel and every tile shape draws the
-// same mask, forward and backward. Each weight has 16 random bits. One draw serves the eight keys
-// of a row that a thread holds of four neighbouring m16n8 accumulators: with k0 = key rounded down
-// to a multiple of 32 and t = key % 8 / 2, word i is for the keys k0 + 8 i + 2 t (low half) and k0
-// + 8 i + 2 t + 1 (high half).
+// by Philox4x32 (Salmon et al., SC 2011), so that every kernel and every tile shape draws the same
+// mask, forward and backward. Seed and offset give a state once a call, by ten rounds; draws are
+// seven rounds, the fewest that pass BigCrush, of a counter combined with it:
 //
-//   key      (seed low, seed high ^ offset high)
-//   counter  (k0 / 8 + t, query, batch * num_heads_q + head, offset low)
+//   state    philox10(counter (offset low, offset high, 0, 0), key (seed low, seed high))
+//   draw     philox7(counter (key & ~25, query & ~8, batch * num_heads_q + head, 0) ^ state, key 0)
+//
+// The key of draws is a constant so that those of its rounds are immediate operands.
+//
+// A draw is for the 16 weights of queries q and q + 8 with keys k, k + 1, and 8, 16 and 24 more:
+// those that a thread has of four m16n8 accumulators next to each other. Query q and keys k and
+// k + 16 have own words 0 and 2, query q + 8 words 1 and 3; k has the low half of the word, k + 1
+// the high one. Keys 8 more have the low byte of that half and, behind it, the high byte of the
+// same half of the other query's word. (So four numbers are the four rotations by whole bytes of 32
+// bits: the 7 bits that decide all but one in 128 weights are nobody else's. Numbers next to each
+// other share a byte, by which the correlation of their weights is at most 1 / 128, and none where
+// p is a multiple of that.)
+//
+// A number is 15 bits. Below 2^15 min(p, 1 - p), rounded, is the rarer outcome: dropped, for p up
+// to 1/2, or kept. Kept weights are divided by the share that this keeps, not by 1 - p: so the
+// expectation is exact, whatever p, and p is rounded to a multiple of 2^-15.
 #pragma once
 
 #include "core/macros.hpp"
@@ -20,56 +33,89 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-CA_HOST_DEVICE PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
+template <int kRounds>
+CA_HOST_DEVICE PhiloxWords philox4x32(PhiloxWords counter, uint32_t key0, uint32_t key1) {
+  auto const multiply = [](uint32_t x, uint32_t y, uint32_t& low, uint32_t& high) {
+#if defined(__CUDA_ARCH__)
+    // As a product of C++, nvcc 13.0 adds a 0 to the high half: one instruction more of four.
+    asm("{\n.reg .b64 t;\nmul.wide.u32 t, %2, %3;\nmov.b64 {%0, %1}, t;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(x), "r"(y));
+#else
+    uint64_t const product = uint64_t(x) * y;
+    low = uint32_t(product), high = uint32_t(product >> 32);
+#endif
+  };
   uint32_t (&c)[4] = counter.word;
   CA_UNROLL
-  for (int round = 0; round < 10; ++round) {
-    uint64_t const a = uint64_t(0xD2511F53u) * c[0], b = uint64_t(0xCD9E8D57u) * c[2];
-    counter = {{uint32_t(b >> 32) ^ c[1] ^ key0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ key1,
-                uint32_t(a)}};
+  for (int round = 0; round < kRounds; ++round) {
+    uint32_t low[2], high[2];
+    multiply(c[0], 0xD2511F53u, low[0], high[0]);
+    multiply(c[2], 0xCD9E8D57u, low[1], high[1]);
+    counter = {{high[1] ^ c[1] ^ key0, low[1], high[0] ^ c[3] ^ key1, low[0]}};
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
   return counter;
 }
 
+// How many of 2^15 numbers are the rarer outcome.
+CA_HOST_DEVICE uint32_t dropout_threshold(float p) {
+  return uint32_t((p > 0.5f ? 1.0f - p : p) * 32768.0f + 0.5f);
+}
+
+// The share of weights that are kept; 1 where none is, so that it can be divided by.
+CA_HOST_DEVICE float kept_share(float p) {
+  float const rarer = float(dropout_threshold(p)) * (1.0f / 32768.0f);
+  if (p <= 0.5f) return 1.0f - rarer;
+  return rarer > 0.0f ? rarer : 1.0f;
+}
+
 // What a kernel asks of a call's dropout.
 struct DropoutMask {
-  uint32_t threshold = 0;  // of 2^16: a weight is dropped if its bits are below
+  PhiloxWords state = {};
+  uint32_t thresholds = 0;  // of both halves of a word
+  uint32_t flip = ~0u;      // all bits: what is below the threshold is dropped; none: kept
   float kept_scale = 1.0f;
-  uint32_t key0 = 0, key1 = 0, offset = 0;
   int32_t num_heads = 0;
 
   // Reads rng_state if there is any dropout.
   CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(p.num_heads_q) {
     if (p.dropout.p == 0.0f) return;
-    threshold = uint32_t(p.dropout.p * 65536.0f + 0.5f);
-    // By the probability that the threshold stands for, so that no bias is left.
-    kept_scale = threshold < 65536u ? 65536.0f / float(65536u - threshold) : 0.0f;
+    thresholds = dropout_threshold(p.dropout.p) * 0x10001u;
+    flip = p.dropout.p > 0.5f ? 0u : ~0u;
+    kept_scale = 1.0f / kept_share(p.dropout.p);
     uint64_t const seed = p.dropout.rng_state[0], at = p.dropout.rng_state[1];
-    key0 = uint32_t(seed);
-    key1 = uint32_t(seed >> 32) ^ uint32_t(at >> 32);
-    offset = uint32_t(at);
+    state = philox4x32<10>({{uint32_t(at), uint32_t(at >> 32), 0, 0}}, uint32_t(seed),
+                           uint32_t(seed >> 32));
   }
 
-  CA_HOST_DEVICE bool is_active() const { return threshold != 0; }
+  CA_HOST_DEVICE bool is_active() const { return thresholds != 0 || flip == 0; }
 
-  // The random bits of the keys (key & ~31) + 8 i + (key & 6) + {0, 1} for i = 0 .. 3.
+  // The draw that has the weight of this query and key.
   CA_HOST_DEVICE PhiloxWords draw(int b, int h, int q, int key) const {
-    uint32_t const keys = uint32_t(key) / 32 * 4 + uint32_t(key) % 8 / 2;
-    return philox4x32_10(
-        {{keys, uint32_t(q), uint32_t(b) * uint32_t(num_heads) + uint32_t(h), offset}}, key0, key1);
+    uint32_t const head = uint32_t(b) * uint32_t(num_heads) + uint32_t(h);
+    uint32_t const(&s)[4] = state.word;
+    return philox4x32<7>(
+        {{(uint32_t(key) & ~25u) ^ s[0], (uint32_t(q) & ~8u) ^ s[1], head ^ s[2], s[3]}}, 0, 0);
   }
 
-  // The factor of the weight of `key`, with the words drawn for it, or the one that has its bits.
-  CA_HOST_DEVICE float factor(PhiloxWords const& words, int key) const {
-    return factor(words.word[key % 32 / 8], key);
+  // The number of a weight, with the words of its draw that are its query's and the other query's.
+  CA_HOST_DEVICE static uint32_t number(uint32_t own, uint32_t other, int key) {
+    own >>= key % 2 * 16, other >>= key % 2 * 16;
+    return (key / 8 % 2 ? own << 8 | (other >> 8 & 0xffu) : own) & 0x7fffu;
   }
-  CA_HOST_DEVICE float factor(uint32_t word, int key) const {
-    return (word >> (key % 2 * 16) & 0xffffu) < threshold ? 0.0f : kept_scale;
+
+  // The factor of a weight by its number.
+  CA_HOST_DEVICE float factor(uint32_t number) const {
+    return (number < (thresholds & 0xffffu)) == (flip == 0) ? kept_scale : 0.0f;
   }
   CA_HOST_DEVICE float factor(int b, int h, int q, int key) const {
-    return factor(draw(b, h, q, key), key);
+    PhiloxWords const words = draw(b, h, q, key);
+    bool const is_second = q / 8 % 2, is_upper = key / 16 % 2;
+    uint32_t const first = is_upper ? words.word[2] : words.word[0];
+    uint32_t const second = is_upper ? words.word[3] : words.word[1];
+    return factor(number(is_second ? second : first, is_second ? first : second, key));
   }
 };
 

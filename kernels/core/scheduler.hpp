@@ -36,10 +36,11 @@ struct TileScheduler {
         by_heads(heads),
         by_heads_per_kv(p.num_heads_q / at_least_1(p.num_heads_kv)) {}
 
-  // `heads` where they may be packed.
+  // `heads` where they may be packed. Dropout draws for queries of one head, 8 rows apart.
   static int32_t heads_of_tile(Problem const& p, int block_m) {
     int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
-    return p.seq_q.seqlen < block_m && heads <= 1024 ? heads : 1;
+    bool const packs = p.seq_q.seqlen < block_m && heads <= 1024 && p.dropout.p == 0.0f;
+    return packs ? heads : 1;
   }
 
  private:

@@ -180,18 +180,26 @@ template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void drop(DropoutMask const& dropout, Rows const& state, int row, int key, int keys,
                         Real* s) {
   constexpr int kWidth = kVectors * kLanesOf<Real>;
-  alignas(64) uint32_t words[4][kWidth];
+  alignas(64) uint32_t own[2][kWidth], other[2][kWidth];  // words of 16 keys each
   for (int n0 = 0; n0 < keys; n0 += 32) {
     for (int pair = 0; pair < 8; pair += 2) {
       for (int r = 0; r < kWidth; ++r) {
-        PhiloxWords const drawn = dropout.draw(state.seq.batch, state.head[row + r],
-                                               state.query[row + r], key + n0 + pair);
-        for (int i = 0; i < 4; ++i) words[i][r] = drawn.word[i];
+        int const query = state.query[row + r];
+        PhiloxWords const drawn =
+            dropout.draw(state.seq.batch, state.head[row + r], query, key + n0 + pair);
+        bool const is_second = query / 8 % 2;
+        for (int i = 0; i < 2; ++i) {
+          own[i][r] = is_second ? drawn.word[2 * i + 1] : drawn.word[2 * i];
+          other[i][r] = is_second ? drawn.word[2 * i] : drawn.word[2 * i + 1];
+        }
       }
       for (int i = 0; i < 8; ++i) {
         int const n = n0 + i / 2 * 8 + pair + i % 2;
         if (n >= keys) break;
-        for (int r = 0; r < kWidth; ++r) s[n * kWidth + r] *= dropout.factor(words[i / 2][r], n);
+        for (int r = 0; r < kWidth; ++r) {
+          uint32_t const number = DropoutMask::number(own[i / 4][r], other[i / 4][r], n);
+          s[n * kWidth + r] *= dropout.factor(number);
+        }
       }
     }
   }

@@ -13,6 +13,9 @@
 //                                     | (smem)
 //     all warps    dQ = dS K, of the step before, added to memory
 //
+// With dropout P is multiplied by 1 where a weight is kept, not by the kept weights' factor: delta
+// is divided by it in advance, and dQ, dK and dV are multiplied by it when they are rounded.
+//
 // In registers: dK or dV (both without roles), and as much of K or V as BackwardConfig says. In
 // shared memory: K, the tiles of Q and dO of this step and of the next one, dS of this step and of
 // the one before. One barrier a step. What comes before and after is backward_rows.hpp.
@@ -29,10 +32,11 @@
 namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
-          bool kIsGeneral = false, class SeqInfo = DenseSeqInfo, bool kIsOrdered = false>
+          bool kIsGeneral = false, class SeqInfo = DenseSeqInfo, bool kIsOrdered = false,
+          bool kDrops = false>
 struct Backward {
-  using Config =
-      BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, kIsGeneral, SeqInfo, kIsOrdered>;
+  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, kIsGeneral, SeqInfo,
+                                kIsOrdered, kDrops>;
   using Shared = typename Config::SharedStorage;
   using Params = BackwardParams;
   using Before = BackwardBefore<Element, SeqInfo>;
@@ -60,7 +64,7 @@ struct Backward {
       shared.block.seq = seq;
       shared.block.tile = tile;
       shared.block.range = range;
-      if constexpr (kIsGeneral) shared.block.dropout = DropoutMask(p);
+      if constexpr (Config::kMayDrop) shared.block.dropout = DropoutMask(p);
     }
     share_visible<Arch>(params.template mask<kIsGeneral>(lens), tile.begin, shared);
     Arch::sync();  // shared.block full
@@ -111,15 +115,16 @@ struct Backward {
   template <class Arch, class Step>
   CUTE_DEVICE static void store(Params const& params, BlockInfo const& block, Step const& step) {
     Problem const& p = params.problem;
-    float const scale = p.logits.softmax_scale;
+    float const v_scale = Config::kMayDrop ? block.dropout.kept_scale : 1.0f;
+    float const scale = p.logits.softmax_scale * v_scale;
     if constexpr (Config::kHasRoles) {
       if (step.role() == 0) {
-        store_rows<Arch>(params.grad.v, p.head_dim_v, 1.0f, block, p, step.grad[0]);
+        store_rows<Arch>(params.grad.v, p.head_dim_v, v_scale, block, p, step.grad[0]);
       } else {
         store_rows<Arch>(params.grad.k, p.head_dim, scale, block, p, step.grad[0]);
       }
     } else {
-      store_rows<Arch>(params.grad.v, p.head_dim_v, 1.0f, block, p, step.grad[0]);
+      store_rows<Arch>(params.grad.v, p.head_dim_v, v_scale, block, p, step.grad[0]);
       store_rows<Arch>(params.grad.k, p.head_dim, scale, block, p, step.grad[1]);
     }
   }

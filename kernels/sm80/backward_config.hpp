@@ -18,8 +18,9 @@ using namespace cute;
 // Padded head dims of Q, K, V and O are the same. A block has kBlockN keys and takes kBlockM
 // queries a step.
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
+// kDrops: whether weights are dropped, with another score than the general one, which may always.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, bool kIsGeneral_,
-          class SeqInfo_, bool kIsOrdered_>
+          class SeqInfo_, bool kIsOrdered_, bool kDrops_>
 struct BackwardConfig {
   using Element = Element_;
   using SeqInfo = SeqInfo_;
@@ -27,6 +28,7 @@ struct BackwardConfig {
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr bool kIsGeneral = kIsGeneral_, kIsOrdered = kIsOrdered_;
+  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops || kIsGeneral;
   static constexpr int kSteps = kHeadDim / 16;  // of a product over head-dim columns
 
   // Up to head dim 64 a warp has both chains of products of its keys: S = K Q^T, P, dV += P dO; and
@@ -40,10 +42,11 @@ struct BackwardConfig {
   static constexpr int kKeyBlocks = kWarpKeys / 16;  // m16 blocks of a warp
 
   // Queries that go through softmax at a time.
-  static constexpr int kSlice = kBlockM < 32 || kIsGeneral ? 16 : 32;
+  static constexpr int kSlice = kBlockM < 32 || kMayDrop ? 16 : 32;
   static constexpr int kSlices = kBlockM / kSlice;
-  // Code of its own for each slice wins 2 % at head dim 64; with roles it spills.
-  static constexpr int kUnrolledSlices = kHasRoles || kIsGeneral ? 1 : kSlices;
+  // Code of its own for each slice wins 2 % at head dim 64; with roles it spills, but not with the
+  // small slices of dropout.
+  static constexpr int kUnrolledSlices = kIsGeneral || (kHasRoles && !kDrops) ? 1 : kSlices;
 
   // Steps of a chain's K or V that stay in registers; the others are read by every query tile. With
   // all of them V leaves its shared memory to the first tiles of Q, which is what lets tiles of

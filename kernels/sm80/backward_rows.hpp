@@ -4,6 +4,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "core/dropout.hpp"
 #include "core/math.hpp"
 #include "sm80/backward_params.hpp"
 #include "tile/quad_rows.hpp"
@@ -85,7 +86,7 @@ struct BackwardBefore {
     float const delta = params.grad.softmax_lse ? sum - params.grad.softmax_lse[at] : sum;
     if (lse == -kInf) return;  // no weights, and so no gradients
     stats[0] = -lse;
-    stats[1] = delta;
+    stats[1] = delta * kept_share(p.dropout.p);  // see backward.hpp
     if (params.sinks) sink_sum += fast_exp2(p.logits.sinks[tile.head] * kLog2e - lse) * delta;
   }
 
@@ -137,6 +138,7 @@ struct BackwardAfter {
     Element* const target = seq.template queries<Element>(params.grad.q, tile.head) +
                             int64_t(tile.begin + row) * params.grad.q.row_stride;
     float const* const from = params.grad_q_at(block, warp * 16);
+    float const scale = p.logits.softmax_scale * (1.0f / kept_share(p.dropout.p));
     for (int first = 0; first < params.columns / 8; first += 4) {
       uint32_t words[2][4];  // of rows 8 apart
       CUTE_UNROLL
@@ -144,7 +146,7 @@ struct BackwardAfter {
         float x[4];
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
-          x[i] = from[(first + n) * 128 + Arch::place_of(lane, i)] * p.logits.softmax_scale;
+          x[i] = from[(first + n) * 128 + Arch::place_of(lane, i)] * scale;
         }
         words[0][n] = Arch::template pack<Element>(x[0], x[1]);
         words[1][n] = Arch::template pack<Element>(x[2], x[3]);

@@ -7,6 +7,7 @@
 #include "core/opaque.hpp"
 #include "core/score.hpp"
 #include "sm80/backward_products.hpp"
+#include "tile/dropout.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -53,7 +54,7 @@ struct BackwardScores {
   }
 
   // Products of a slice to P = exp(logit - LSE), rounded.
-  //   words:    P, with dropout what is left of it, for dV
+  //   words:    P, with dropout what is left of it, for dV: the factor of the kept comes later
   //   given:    for gradient(): P d logit / d(scale s); the sign says that dropout dropped it
   //   stats:    of the slice's first query in shared memory
   //   queries:  those that see the warp's first key, and so on; is_masked: whether any is masked
@@ -77,11 +78,13 @@ struct BackwardScores {
       Products::pack(x, given);
     } else {
       for_all([&](int m, int n, int i) { slope(i, m, n) *= x(i, m, n); });
-      if constexpr (Config::kIsGeneral) {
-        unpredicated_if(dropout.is_active(), [&] { drop(x, slope, at, slice, lane); });
-      }
       Products::pack(x, words);
       Products::pack(slope, given);
+    }
+    if constexpr (Config::kDrops) {
+      drop(at, slice, lane, words, given);
+    } else if constexpr (Config::kMayDrop) {
+      unpredicated_if(dropout.is_active(), [&] { drop(at, slice, lane, words, given); });
     }
   }
 
@@ -92,18 +95,13 @@ struct BackwardScores {
       uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
       return uint16_t(i % 2 ? word >> 16 : word);
     };
-    if constexpr (Config::kIsGeneral) {
-      unpredicated_if(dropout.is_active(), [&] {
-        float const kept_scale = dropout.kept_scale;
-        for_all([&](int m, int n, int i) {
-          dp(i, m, n) = bits(m, n, i) & 0x8000u ? 0.0f : dp(i, m, n) * kept_scale;
-        });
-      });
-    }
-    constexpr uint16_t kMagnitude = Config::kIsGeneral ? 0x7fffu : 0xffffu;
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-      float const weight = to_float(bits(m, n, i) & kMagnitude);
-      dp(i, m, n) = weight * (dp(i, m, n) - stat[1]);
+      float const weight = to_float(bits(m, n, i));
+      if constexpr (Config::kMayDrop) {
+        dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * stat[1]);
+      } else {
+        dp(i, m, n) = weight * (dp(i, m, n) - stat[1]);
+      }
     });
     Products::pack(dp, words);
   }
@@ -132,32 +130,30 @@ struct BackwardScores {
     }
   }
 
-  // Drops weights; a dropped one has a negative slope. Lanes of neighbouring keys share a draw:
-  // each draws for one of its two queries, and they swap.
-  CUTE_DEVICE void drop(Slice& x, Slice& slope, StepPlace const& at, int slice, int lane) const {
-    int const key = at.first_key + lane / 4;  // block rows are multiples of 8 on
+  // Drops weights of a slice of 16 queries: 0 in `words`, the sign in `given`. A draw is for keys
+  // of two neighbouring lanes and one of the queries that they share: each draws for one, and they
+  // swap.
+  CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, Packed& words,
+                        Packed& given) const {
+    static_assert(Config::kSlice == 16);
     bool const is_odd = lane / 4 % 2;
+    int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
+    PhiloxWords drawn = dropout.draw(at.batch, at.head, query, at.first_key + (lane / 4 & 6));
+    // Halves: of this lane's keys and an even query, and an odd one.
+    uint32_t const selector = is_odd ? 0x3276 : 0x5410;
     CUTE_UNROLL
-    for (int n = 0; n < kQueryColumns; ++n) {
-      int const query = at.first_query + slice * Config::kSlice + n * 8 + lane % 4 * 2;
-      PhiloxWords own = dropout.draw(at.batch, at.head, query + is_odd, key), other;
+    for (int w = 0; w < 4; ++w) {
+      uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
+      drawn.word[w] = Arch::permute_bytes(drawn.word[w], other, selector);
+    }
+    CUTE_UNROLL
+    for (int m = 0; m < kKeyBlocks; ++m) {
       CUTE_UNROLL
-      for (int w = 0; w < 4; ++w) other.word[w] = Arch::shuffle_xor(own.word[w], 4);
-      CUTE_UNROLL
-      for (int m = 0; m < kKeyBlocks; ++m) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          // Of 32 keys a word has 8; with 16 keys a warp's are the lower or the upper half.
-          int const w = m * 2 + i / 2;
-          bool const is_own = (i % 2 == 1) == is_odd;
-          uint32_t word = is_own ? own.word[w] : other.word[w];
-          if (kKeyBlocks == 1 && at.first_key % 32 >= 16) {
-            word = is_own ? own.word[(w + 2) % 4] : other.word[(w + 2) % 4];
-          }
-          float const factor = dropout.factor(word, key);
-          x(i, m, n) *= factor;
-          slope(i, m, n) = factor == 0.0f ? -slope(i, m, n) : slope(i, m, n);
-        }
+      for (int i = 0; i < 4; ++i) {
+        int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
+        uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
+        words[0][m][i] &= kept;
+        given[0][m][i] |= ~kept & 0x80008000u;
       }
     }
   }

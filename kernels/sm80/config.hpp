@@ -24,10 +24,12 @@ using namespace cute;
 // with that P V, too, in which case V is, and P to 8 bits without a sign.
 // kLayout: how many rows sequences have, and where those of K and V are.
 // Kv: what K and V are stored as: Element, or E4M3 (products_fp8.hpp).
+// kDrops: whether weights are dropped, with another score than the general one, which may always.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
           int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float,
-          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_>
+          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_, bool kDrops_ = false>
 struct Config {
+  static constexpr bool kDrops = kDrops_;
   static constexpr RowLayout kLayout = kLayout_;
   static constexpr bool kIsDense = kLayout == RowLayout::kDense,
                         kIsPaged = kLayout == RowLayout::kPaged;
@@ -157,7 +159,7 @@ struct Config {
     Coord tile;
     TileRange range;      // of the tiles of keys that its queries touch, in keys
     NearMask interval;    // of the queries from the tile's first on
-    DropoutMask dropout;  // with the general score
+    DropoutMask dropout;  // with the general score, or kDrops
   };
 
   // O of the block takes the place of Q, and then of K and V, once nobody reads them any more.

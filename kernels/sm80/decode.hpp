@@ -80,9 +80,8 @@ struct Decode {
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);
-    DropoutMask const dropout(p);
 
-    WarpKeys<Score, Arch> warp(params, tile, {range, interval, dropout}, lens, shared);
+    WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, shared);
     int const keys_tiles = all.end - all.begin;
     warp.run(all.begin + share(keys_tiles, split, params.splits),
              all.begin + share(keys_tiles, split + 1, params.splits));
@@ -115,7 +114,6 @@ struct Decode {
   struct Masks {
     TileRange const& range;  // of the tiles of keys, in keys
     NearMask const& interval;
-    DropoutMask const& dropout;  // which no call of this kernel has
   };
 
   // A warp and its tiles of keys.
@@ -143,13 +141,9 @@ struct Decode {
           tile(tile),
           p(params.forward.problem),
           range(masks.range),
-          scores{p,
-                 score_in_log2<Score>(p, lens, Config::qk_factor(p, tile.head_kv)),
-                 Place{lane},
-                 tile,
-                 range,
-                 masks.interval,
-                 masks.dropout},
+          scores{p,           score_in_log2<Score>(p, lens, Config::qk_factor(p, tile.head_kv)),
+                 Place{lane}, tile,
+                 range,       masks.interval},
           log2_scale(scores.score.log2_scale()),
           gather(p, params.by_page, tile, lens.k, lane) {}
 

@@ -36,10 +36,10 @@ namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
           int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
-          RowLayout kLayout = RowLayout::kDense, class Kv = Element>
+          RowLayout kLayout = RowLayout::kDense, class Kv = Element, bool kDrops = false>
 struct Forward {
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
-                              QkAccumulator, PvAccumulator, kLayout, Kv>;
+                              QkAccumulator, PvAccumulator, kLayout, Kv, kDrops>;
   static_assert(Config::kIsPaged || !Config::kIsFp8);
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
@@ -75,7 +75,7 @@ struct Forward {
       shared.block.tile = tile;
       shared.block.range = tiles;
       shared.block.interval = mask.near(tile.q_begin);
-      if constexpr (Score::kIsGeneral) shared.block.dropout = DropoutMask(p);
+      if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
       if constexpr (Config::kIsInt8) {
         int const head = params.head_of(tile.seq.batch, tile.head_kv);
         shared.block.all_scales = params.scales_of(head, 0);
@@ -111,7 +111,8 @@ struct Forward {
     if constexpr (Config::kIsInt8 && Score::kIsIdentity) {
       if (in.needs_q_shift(p)) add_q_shift(shared, place, in.log2_scale, out);
     }
-    finish_rows(p, shared.block.tile, place, out);
+    float const o_scale = kMayDrop<Score> ? shared.block.dropout.kept_scale : 1.0f;
+    finish_rows(p, shared.block.tile, place, o_scale, out);
     Arch::sync();  // Q, K and V empty
     stage_output<Arch>(place, out.acc_o, smem);
     Arch::sync();  // O full
@@ -120,6 +121,9 @@ struct Forward {
   }
 
  private:
+  template <class Score>
+  static constexpr bool kMayDrop = kDrops || Score::kIsGeneral;
+
   // Whether 16 bytes of any operand can be copied at a time.
   template <class Score>
   CUTE_DEVICE static auto all_aligned(Problem const& p) {
@@ -168,7 +172,7 @@ struct Forward {
 
   template <class Result>
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
-                                      Result& out) {
+                                      float o_scale, Result& out) {
     Tensor o = as_rows(out.acc_o);                                      // (row, column)
     bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // of those with this row
     CUTE_UNROLL
@@ -176,7 +180,7 @@ struct Forward {
       int const row = place.row(i);
       float const factor = finish_row(p, tile.seq, tile.head(row), tile.query(row),
                                       out.softmax.rows[i], 1.0f, is_first && row < tile.rows) *
-                           Config::pv_factor(p, tile.head_kv);
+                           (Config::pv_factor(p, tile.head_kv) * o_scale);
       out.softmax.scale(o, i, factor);
     }
   }

@@ -63,9 +63,10 @@ struct GeneralSchedule {
       Step::load_v(v_rows, j, v_first);
       in.scores.apply_terms(as_rows(scores), key);
       out.softmax.softmax_weights_checked(as_rows(scores), as_rows(out.acc_o), in.log2_scale);
-      in.scores.apply_dropout(as_rows(scores), key);
       typename Step::P p;
       Step::pack(scores, p);
+      typename Operands<Config, Score, Arch>::Drawn drawn;
+      in.drop(key, j % (32 / kKeyBlock) * kKeyBlock, drawn, p);
       out.softmax.add_sums();
       Step::pv(p, v_rows, j, v_first, out.acc_o);
       j = next_j;

@@ -7,6 +7,7 @@
 #include "sm80/kv_copy.hpp"
 #include "sm80/products_fp8.hpp"
 #include "sm80/quantized_queries.hpp"
+#include "tile/dropout.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -39,8 +40,7 @@ struct Operands {
                Place{Arch::thread()},
                shared.block.tile,
                range,
-               shared.block.interval,
-               shared.block.dropout},
+               shared.block.interval},
         log2_scale(scores.score.log2_scale()),
         copy(p, tile, range, first_key, is_aligned, shared),
         q_rows(Step::q_rows(Arch::smem_address(&shared) + Config::kQOffset, scores.place.warp_m(),
@@ -153,6 +153,25 @@ struct Operands {
           s(i, j) = fmaf(s(i, j) - quantize::kMagic, factor, q_shift);
         }
       }
+    }
+  }
+
+  // Dropout of the key block that begins at `key`, `at` behind a multiple of 32. Two of 16 keys
+  // have one draw, which stays from the first to the second, or is drawn again where it may be
+  // none.
+  using Drawn = DrawnRows<Arch, Config::kRowBlocks>;
+  CUTE_DEVICE void draw(int key, int at, Drawn& drawn) const {
+    if (Config::kDrops && at == 0) drawn.draw(shared.block.dropout, scores.place, scores.tile, key);
+  }
+  CUTE_DEVICE void drop(int key, int at, Drawn& drawn, typename Step::P& p) const {
+    DropoutMask const& dropout = shared.block.dropout;
+    if constexpr (Config::kDrops) {
+      drawn.template drop<Step::kKeyBlock>(dropout, at, p);
+    } else if constexpr (Score::kIsGeneral) {
+      unpredicated_if(scores.p.dropout.p != 0.0f, [&] {
+        drawn.draw(dropout, scores.place, scores.tile, key);
+        drawn.template drop<Step::kKeyBlock>(dropout, at, p);
+      });
     }
   }
 

@@ -97,6 +97,7 @@ struct PipelinedSchedule {
     in.apply(as_rows(scores), key + j * kKeyBlock, is_full, units);
     bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
+    drop(j);
     // What needs no weights comes before the vote: instructions do not mix across a branch.
     if (is_first) {
       Arch::template async_copy_wait<0>();
@@ -114,6 +115,16 @@ struct PipelinedSchedule {
     in.apply(as_rows(scores), key + j * kKeyBlock, false_type{}, units);
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
+    drop(j);
+  }
+
+  CUTE_DEVICE void drop(int j) {
+    if constexpr (Config::kDrops) {
+      static_assert(kKeyBlock == 32);
+      typename Operands<Config, Score, Arch>::Drawn drawn;
+      in.draw(key + j * kKeyBlock, 0, drawn);
+      in.drop(key + j * kKeyBlock, 0, drawn, p);
+    }
   }
 
   CUTE_DEVICE void end_step(int j) {

@@ -88,8 +88,7 @@ struct SplitSchedule {
     in.scores.apply(as_rows(acc_s), own_key, is_full);
     Scores weights = acc_s;
     bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
-    in.scores.apply_dropout(as_rows(weights), own_key);
-    write_p(weights);
+    write_p(weights, own_key);
     if (Arch::any(!ok) && lane == 0) in.shared.large_at[warp_m][warp_n] = key;
     Arch::template async_copy_wait<0>();
     Arch::sync();  // P and V full; K empty
@@ -132,15 +131,25 @@ struct SplitSchedule {
   }
 
   // Writes the weights, rounded, where the warps that share the rows read them.
-  CUTE_DEVICE void write_p(Scores const& weights) {
-    int const first = opaque(p_first);
+  CUTE_DEVICE void write_p(Scores const& weights, int key) {
+    typename Step::P p;
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
       auto const block = weights(_, m, 0);  // m16n8: rows g and g + 8, two columns
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
+        p[0][m][half] = Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
+      }
+    }
+    typename Operands<Config, Score, Arch>::Drawn drawn;
+    in.drop(key, warp_n * kKeyBlock % 32, drawn, p);
+    int const first = opaque(p_first);
+    CUTE_UNROLL
+    for (int m = 0; m < kRowBlocks; ++m) {
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
         *reinterpret_cast<uint32_t*>(p_tile + TileP::block8(first, 2 * m + half, 0)) =
-            Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
+            p[0][m][half];
       }
     }
   }
@@ -206,9 +215,8 @@ struct SplitSchedule {
       }
       out.softmax.weights_of_row_rescaled(s, as_rows(out.acc_o), all, i, in.log2_scale);
     }
-    in.scores.apply_dropout(s, key);
     sync_rows();  // exchange empty
-    write_p(acc_s);
+    write_p(acc_s, key);
     sync_rows();  // P full
   }
 };

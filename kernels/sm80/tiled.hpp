@@ -41,9 +41,11 @@ struct TiledSchedule {
     Arch::template async_copy_wait<0>();
     Arch::sync();  // V full; K empty
     typename Step::P p;
+    typename Operands<Config, Score, Arch>::Drawn drawn;
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
-      softmax(acc_s[j], key + j * kKeyBlock, is_full, p);
+      in.draw(key + j * kKeyBlock, at(j), drawn);
+      softmax(acc_s[j], key, j, is_full, drawn, p);
       out.softmax.add_sums();
       if (j == 0) in.copy.copy_k(key + kN, 0);
       // opaque: or d128 128x64x4 with softcap has 8 bytes of local memory.
@@ -54,20 +56,28 @@ struct TiledSchedule {
     }
   }
 
-  // From S of the key block that begins at `key` to P.
-  template <class IsFull>
-  CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, IsFull is_full, typename Step::P& p) {
+  // Where key block j begins, behind a multiple of 32.
+  CUTE_DEVICE static int at(int j) {
+    static_assert(kN % 32 == 0 && 32 % kKeyBlock == 0);
+    return j * kKeyBlock % 32;
+  }
+
+  // From S of key block j to P.
+  template <class IsFull, class Drawn>
+  CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, int j, IsFull is_full, Drawn& drawn,
+                           typename Step::P& p) {
+    key += j * kKeyBlock;
     auto&& scores = Step::in_fp32(acc_s);
     auto units = in.units(key);
     in.apply(as_rows(scores), key, is_full, units);
     typename Step::Scores weights = scores;  // which stay: their K is overwritten by now
     bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
-    in.scores.apply_dropout(as_rows(weights), key);
     Step::pack(weights, p);
+    in.drop(key, at(j), drawn, p);
     if (!Arch::any(!ok)) return;
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
-    in.scores.apply_dropout(as_rows(scores), key);
     Step::pack(scores, p);
+    in.drop(key, at(j), drawn, p);
   }
 };
 

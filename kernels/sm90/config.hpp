@@ -5,7 +5,6 @@
 #include <cute/tensor.hpp>
 
 #include "arch/mbarrier.hpp"
-#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
 #include "sm90/params.hpp"
@@ -75,7 +74,6 @@ struct Config {
     TileRange range;            // of keys, for all rows: what is copied
     TileRange ranges[kGroups];  // and for those of a warpgroup
     NearMask interval;
-    DropoutMask dropout;  // nobody's
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };
   static constexpr int kInfos = 2;  // of the tile that is computed, and of the next

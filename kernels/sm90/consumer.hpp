@@ -198,8 +198,8 @@ struct Consumer {
   }
 
   CUTE_DEVICE Scores scores(Info const& info) const {
-    return {params.forward.problem, score,         Place{thread()}, info.tile,
-            info.ranges[group],     info.interval, info.dropout};
+    return {params.forward.problem, score,        Place{thread()}, info.tile,
+            info.ranges[group],     info.interval};
   }
 
   // --- Products ----------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
-// What happens to the fragment of a key block between Q K^T and P V, beside softmax: score_mod,
-// mask and dropout.
+// What happens to the fragment of a key block between Q K^T and softmax: score_mod and mask.
 #pragma once
 
 #include <cute/tensor.hpp>
 
-#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/opaque.hpp"
 #include "core/scheduler.hpp"
@@ -24,7 +22,6 @@ struct FragmentScores {
   Coord const& tile;
   TileRange const& range;  // in keys
   NearMask const& interval;
-  DropoutMask const& dropout;
 
   // Whether code of its own is for the tile of keys that begins at `key`, because every query sees
   // all of it. The general score has none: most of its code is the same for all tiles, and long.
@@ -86,14 +83,6 @@ struct FragmentScores {
     }
   }
 
-  // Drops weights of the key block that begins at `key`, and scales the others up.
-  template <class W>
-  CUTE_DEVICE void apply_dropout(W&& w, int key) const {
-    if constexpr (Score::kIsGeneral) {
-      unpredicated_if(p.dropout.p != 0.0f, [&] { drop(w, key); });
-    }
-  }
-
  private:
   // -inf for keys outside [lo(q), hi(q)), q counted from the tile's first query.
   template <class S, class Lo, class Hi>
@@ -109,26 +98,6 @@ struct FragmentScores {
       for (int j = 0; j < cute::size<1>(s); ++j) {
         int const n = (kIsTight ? at : place).column(j);
         s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
-      }
-    }
-  }
-
-  template <class W>
-  CUTE_DEVICE void drop(W&& w, int key) const {
-    constexpr int kKeys = decltype(cute::size<1>(w))::value;  // of a thread
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      int const row = place.row(i);
-      PhiloxWords const words =
-          dropout.draw(tile.seq.batch, tile.head(row), tile.query(row), key + place.column(0));
-      CUTE_UNROLL
-      for (int j = 0; j < kKeys; ++j) {
-        // The key block is all the 32 keys of a draw, one half or a quarter. (An index that is no
-        // constant would put the words into local memory.)
-        uint32_t word = words.word[j / 2];
-        if (kKeys <= 4 && key % 32 >= 16) word = words.word[(2 + j / 2) % 4];
-        if (kKeys == 2 && key % 16 >= 8) word = key % 32 < 16 ? words.word[1] : words.word[3];
-        w(i, j) *= dropout.factor(word, j);
       }
     }
   }

@@ -117,8 +117,9 @@ def attention(
         sinks: (Hq,) float32, for float64 queries float64, contiguous: a logit per query head that
             joins the softmax's denominator, and so the log-sum-exp, without a key or value of its
             own.
-        dropout_p: probability, 0 to 1 in steps of 1/65536, that a weight becomes 0; the others are
-            divided by the probability to stay. The log-sum-exp knows nothing of it.
+        dropout_p: probability, 0 to 1, rounded to a multiple of 1/32768, that a weight becomes 0;
+            the others are divided by the probability to stay that this leaves. The log-sum-exp
+            knows nothing of it.
         rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout's generator. The
             same two numbers drop the same weights in every kernel; `testing.dropout_mask` tells
             which. By default both are drawn: for tensors by torch's generator of q's device, so

@@ -101,35 +101,51 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
     """Which weights dropout keeps: bool, of `shape` (batch, num_heads_q, seqlen_q, seqlen_k).
 
     `rng_state` is that of `attention`: seed and offset, as two numbers of 64 bits, signed or not.
-    A weight that is kept is divided by ``1 - round(dropout_p * 2**16) / 2**16``.
+    A weight that is kept is divided by the share that is: `kept_share`.
 
-    Each weight has 16 random bits and is dropped if they are below ``dropout_p * 2**16``. Philox of
-    4 words and 10 rounds (Salmon et al., SC 2011) gives those of 8 keys at a time: with k0 = key
-    rounded down to a multiple of 32 and t = key % 8 // 2, word i has the bits of key
-    ``k0 + 8 * i + 2 * t`` in its low half and those of the next key in its high half. Its counter
-    is (k0 // 8 + t, query, batch * num_heads_q + head, low word of the offset), its key (low word
-    of the seed, high word of the seed xor that of the offset).
+    Philox of 4 words (Salmon et al., SC 2011) with 10 rounds turns the counter (low and high word
+    of the offset, 0, 0) and the key (low and high word of the seed) into a state. With 7 rounds and
+    key 0 it turns (key without bits 0, 3 and 4, query without bit 3, batch * num_heads_q + head, 0)
+    xor the state into the words of 16 weights. Bit 4 of the key chooses between the words 0, 1 and
+    2, 3 and bit 3 of the query one of the two, bit 0 of the key the lower or the upper half of
+    both. The number of a weight is the lower 15 bits of its half, or, with bit 3 of the key, of its
+    half's low byte followed by the high byte of the other word's half. It is compared with
+    ``2**15 * min(dropout_p, 1 - dropout_p)``, rounded: weights below are dropped for dropout_p up
+    to 1/2, and kept for more.
     """
     seed, offset = (int(x) % 2**64 for x in rng_state)
     batch, heads, seqlen_q, seqlen_k = shape
-    keys = np.arange(seqlen_k)
-    counter = (
-        (keys // 32 * 4 + keys % 8 // 2)[None, None, :],
-        np.arange(seqlen_q)[None, :, None],
-        np.arange(batch * heads)[:, None, None],
-        np.array(offset % 2**32)[None, None, None],
-    )
-    words = philox4x32_10(counter, (seed % 2**32, seed // 2**32 ^ offset // 2**32))
-    word = np.choose(keys % 32 // 8, np.broadcast_arrays(*words))
-    bits = word >> (keys % 2 * 16).astype(np.uint64) & np.uint64(0xFFFF)
-    return (bits >= int(dropout_p * 2**16 + 0.5)).reshape(shape)
+    keys = np.arange(seqlen_k)[None, None, :]
+    queries = np.arange(seqlen_q)[None, :, None]
+    state = philox4x32((offset % 2**32, offset // 2**32, 0, 0), (seed % 2**32, seed // 2**32), 10)
+    counter = (keys & ~25, queries & ~8, np.arange(batch * heads)[:, None, None], 0)
+    mixed = tuple(np.asarray(x, np.uint64) ^ s for x, s in zip(counter, state, strict=True))
+    words = np.broadcast_arrays(*philox4x32(mixed, (0, 0), 7))
+    at = keys // 16 % 2 * 2 + queries // 8 % 2
+    shift = (keys % 2 * 16).astype(np.uint64)
+    own, other = (np.choose(i, words) >> shift & np.uint64(0xFFFF) for i in (at, at ^ 1))
+    bits = np.where(keys // 8 % 2, own << np.uint64(8) | other >> np.uint64(8), own)
+    is_rarer = bits & np.uint64(0x7FFF) < _numbers_below(dropout_p)
+    return (is_rarer == (dropout_p > 0.5)).reshape(shape)
 
 
-def philox4x32_10(counter: tuple[Any, ...], key: tuple[int, int]) -> list[np.ndarray]:
+def kept_share(dropout_p: float) -> float:
+    """The probability of a weight to be kept, a multiple of 2**-15; 1 where none is."""
+    rarer = _numbers_below(dropout_p) / 2**15
+    return 1.0 - rarer if dropout_p <= 0.5 else rarer or 1.0
+
+
+def _numbers_below(dropout_p: float) -> int:
+    """How many of 2**15 numbers are the rarer outcome, in the arithmetic of fp32."""
+    p = np.float32(dropout_p)
+    return int((np.float32(1) - p if p > 0.5 else p) * np.float32(2**15) + np.float32(0.5))
+
+
+def philox4x32(counter: tuple[Any, ...], key: tuple[int, int], rounds: int) -> list[np.ndarray]:
     """The four random words (as uint64) of a counter of four words, each an integer array."""
     low = np.uint64(2**32 - 1)
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
-    for i in range(10):
+    for i in range(rounds):
         k0 = np.uint64((key[0] + i * 0x9E3779B9) % 2**32)
         k1 = np.uint64((key[1] + i * 0xBB67AE85) % 2**32)
         a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)

@@ -1,5 +1,7 @@
 """What options mean to a caller: forms that are equal, dropout's generator, torch's machinery."""
 
+import math
+
 import cases
 import cutlass_attn
 import numpy as np
@@ -111,34 +113,49 @@ def kept_weights(dropout_p, rng_state=None, shape=(2, 3, 40, 64), device="cpu"):
     v = torch.eye(64, device=device).expand(shape[0], shape[1], 64, 64)
     out = attention(q, v, v, softmax_scale=0.0, dropout_p=dropout_p, rng_state=rng_state)
     kept = out > 0
-    torch.testing.assert_close(out[kept] * 64 * (1 - dropout_p), torch.ones_like(out[kept]))
+    share = testing.kept_share(dropout_p)
+    torch.testing.assert_close(out[kept] * 64 * share, torch.ones_like(out[kept]))
     return kept
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_mask_tells_which_weights(device):
     state = torch.tensor([-123456789123, 2**40 + 5], device=device)
-    kept = kept_weights(0.25, state, device=device)
-    expected = testing.dropout_mask(state.tolist(), (2, 3, 40, 64), 0.25)
-    np.testing.assert_array_equal(kept.cpu().numpy(), expected)
+    for dropout_p in (1e-3, 0.25, 0.75):
+        kept = kept_weights(dropout_p, state, device=device)
+        expected = testing.dropout_mask(state.tolist(), (2, 3, 40, 64), dropout_p)
+        np.testing.assert_array_equal(kept.cpu().numpy(), expected)
     assert kept_weights(1.0, state, device=device).sum() == 0
 
 
 def test_philox_known_answers():
-    """Vectors of Random123, the reference implementation: philox4x32 10."""
+    """Vectors of Random123, the reference implementation: philox4x32 of 10 and of 7 rounds."""
     ones, pi = 2**32 - 1, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
-    for counter, key, expected in (
-        ((0,) * 4, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ((ones,) * 4, (ones, ones), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (pi, (0xA4093822, 0x299F31D0), "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    for rounds, counter, key, expected in (
+        (10, (0,) * 4, (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (10, (ones,) * 4, (ones, ones), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (10, pi, (0xA4093822, 0x299F31D0), "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (7, (0,) * 4, (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        (7, (ones,) * 4, (ones, ones), "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (7, pi, (0xA4093822, 0x299F31D0), "4dfccaba 190a87f0 c47362ba b6b5242a"),
     ):
-        words = testing.philox4x32_10(counter, key)
+        words = testing.philox4x32(counter, key, rounds)
         assert " ".join(f"{int(word):08x}" for word in words) == expected
 
 
-@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dropout_p", [0.0, 1e-5, 1e-3, 0.1, 0.5, 0.6, 0.999, 1.0])
+def test_kept_share_is_what_was_asked_for(dropout_p):
+    """To half a step of 2^-15; with it, the expectation of a weight is exact."""
+    share = testing.kept_share(dropout_p)
+    assert share * 2**15 == round(share * 2**15)
+    assert abs(share - (1 - dropout_p)) <= 2**-16 or dropout_p == share == 1.0
+
+
+@pytest.mark.parametrize("dropout_p", [1e-3, 0.1, 0.5, 0.9])
 def test_dropout_statistics(dropout_p):
-    """Rates over everything, per key and per query, and of neighbours, within 5 sigma."""
+    """Rates over everything, per key and per query, and of neighbours, within 5 sigma; how often a
+    group of 16 neighbours has so many dropped, as chi-square has it of a binomial.
+    """
     n, heads, queries, keys = 2, 8, 256, 256
     kept = testing.dropout_mask((7, 11), (n, heads, queries, keys), dropout_p)
     p = 1 - dropout_p
@@ -148,6 +165,17 @@ def test_dropout_statistics(dropout_p):
         assert abs(sample.mean() - mean) < 5 * sigma
 
     check(kept, p)
+    # The tail of the binomial that has less than 20 groups is one class.
+    groups = (~kept).reshape(-1, 16).sum(1)
+    chance = [math.comb(16, i) * p ** (16 - i) * dropout_p**i for i in range(17)]
+    expected = groups.size * np.array(chance)
+    found = np.bincount(groups, minlength=17)
+    rare = expected < 20
+    classes = np.append(expected[~rare], expected[rare].sum())
+    counts = np.append(found[~rare], found[rare].sum())
+    chi_square = ((counts - classes) ** 2 / classes).sum()
+    degrees = len(classes) - 1
+    assert chi_square < degrees + 5 * math.sqrt(2 * degrees) + 10
     for key in range(64):
         check(kept[..., key], p)
         check(kept[:, :, key], p)
@@ -155,8 +183,10 @@ def test_dropout_statistics(dropout_p):
         after = np.roll(kept, 1, axis=dimension)
         if kept.shape[dimension] > 2:  # with two entries every pair would count twice
             check(kept & after, p * p)
-    for offset in (1, 8, 32):  # of keys that share a word, a draw, a block
+    for offset in (1, 8, 16, 32):  # of keys that share a word, numbers, a draw, a block
         check(kept[..., offset:] & kept[..., :-offset], p * p)
+    for offset in (8, 16):  # of queries that share numbers, or nothing
+        check(kept[:, :, offset:] & kept[:, :, :-offset], p * p)
     assert (testing.dropout_mask((7, 12), kept.shape, dropout_p) != kept).any()
     assert (testing.dropout_mask((8, 11), kept.shape, dropout_p) != kept).any()
 

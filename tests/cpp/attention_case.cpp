@@ -465,8 +465,8 @@ void SolvedCase::solve() {
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
   Format const f = format(dtype_);
   cutlass_attn::DropoutMask const dropout(call());
-  // Weights are dropped in steps of 2^-16 of probability.
-  double const dropped = std::round(double(c.dropout_p) * 65536) / 65536;
+  // Weights are dropped in steps of 2^-15 of probability.
+  double const dropped = std::round(double(c.dropout_p) * 32768) / 32768;
   std::vector<double> const v = values(v_), given_q = values(q_);
   std::vector<double> q = given_q, k = values(k_);
   bool const is_int8 = c.quantize != Quantize::kNone, is_int8_v = c.quantize == Quantize::kInt8;

@@ -205,6 +205,20 @@ std::vector<Case> few_option_cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> few_dropout_cases(int head_dim) {
+  Case some{"dropout of some, causal, groups", 70, 90};
+  some.num_heads_q = 4;
+  some.num_heads_kv = 2;
+  some.causal = true;
+  some.dropout_p = 0.25f;
+  Case most{"dropout of most, sinks", 150, 100};
+  most.dropout_p = 0.9f;
+  most.sinks = true;
+  std::vector<Case> list{some, most};
+  for (Case& x : list) x.head_dim = head_dim;
+  return list;
+}
+
 std::vector<Case> option_cases(int head_dim) {
   std::vector<Case> list = few_option_cases(head_dim);
   auto const add = [&](std::string name, int seqlen_q, int seqlen_k) -> Case& {

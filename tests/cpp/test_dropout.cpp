@@ -31,21 +31,29 @@ TEST(philox_known_answers) {
   struct {
     PhiloxWords counter;
     uint32_t key0, key1;
-    PhiloxWords answer;
+    PhiloxWords after_7, after_10;
   } const vectors[] = {
-      {{{0, 0, 0, 0}}, 0, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
+      {{{0, 0, 0, 0}},
+       0,
+       0,
+       {{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}},
+       {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
       {{{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}},
        0xffffffff,
        0xffffffff,
+       {{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}},
        {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}},
       {{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}},
        0xa4093822,
        0x299f31d0,
+       {{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}},
        {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}},
   };
   for (auto const& vector : vectors) {
-    PhiloxWords const drawn = philox4x32_10(vector.counter, vector.key0, vector.key1);
-    for (int i = 0; i < 4; ++i) CHECK_EQ(drawn.word[i], vector.answer.word[i]);
+    PhiloxWords const few = philox4x32<7>(vector.counter, vector.key0, vector.key1);
+    PhiloxWords const many = philox4x32<10>(vector.counter, vector.key0, vector.key1);
+    for (int i = 0; i < 4; ++i) CHECK_EQ(few.word[i], vector.after_7.word[i]);
+    for (int i = 0; i < 4; ++i) CHECK_EQ(many.word[i], vector.after_10.word[i]);
   }
 }
 
@@ -58,25 +66,38 @@ TEST(no_dropout_needs_no_state) {
 TEST(a_probability_of_one_drops_all) {
   DropoutMask const dropout = Call(1, 5).dropout();
   CHECK(dropout.is_active());
+  CHECK_EQ(dropout.kept_scale, 1.0f);  // of nothing
   for (int key = 0; key < 1000; ++key) CHECK_EQ(dropout.factor(0, 1, 2, key), 0.0f);
 }
 
-// Rates within five standard deviations, and an expectation of 1 to the rounding of fp32.
+// Of all numbers that there are, exactly the share is kept by which weights are divided: so their
+// expectation is 1 to the rounding of fp32. And the share is the one asked for, to 2^-16.
+TEST(the_expectation_is_exact) {
+  for (float p : {1e-5f, 1e-4f, 1e-3f, 0.1f, 1 / 3.0f, 0.5f, 0.50001f, 0.9f, 0.999f, 1.0f}) {
+    DropoutMask const dropout = Call(p, 1).dropout();
+    int kept = 0;
+    for (uint32_t number = 0; number < 32768; ++number) {
+      float const factor = dropout.factor(number);
+      CHECK(factor == 0.0f || factor == dropout.kept_scale);
+      kept += factor != 0.0f;
+    }
+    double const share = kept / 32768.0;
+    CHECK_NEAR(share, 1.0 - double(p), 1.0 / 65536 + 1e-7);
+    if (kept > 0) CHECK_NEAR(double(dropout.kept_scale) * share, 1, 1e-7);
+    if (kept > 0) CHECK_EQ(double(kept_share(p)), share);
+    CHECK_EQ(dropout.is_active(), kept < 32768);
+  }
+}
+
+// Rates within five standard deviations.
 TEST(the_rate_is_what_was_asked_for) {
-  for (float p : {0.1f, 0.25f, 0.5f, 0.9f}) {
+  for (float p : {1e-3f, 0.1f, 0.25f, 0.5f, 0.9f}) {
     DropoutMask const dropout = Call(p, 42).dropout();
     int kept = 0, count = 0;
     for (int q = 0; q < 300; ++q) {
-      for (int key = 0; key < 500; ++key, ++count) {
-        float const factor = dropout.factor(1, 2, q, key);
-        CHECK(factor == 0 || factor == dropout.kept_scale);
-        kept += factor != 0;
-      }
+      for (int key = 0; key < 500; ++key, ++count) kept += dropout.factor(1, 2, q, key) != 0;
     }
-    double const deviation = std::sqrt(count * p * (1.0 - p));
-    CHECK_NEAR(kept, count * (1.0 - p), 5 * deviation);
-    double const kept_probability = 1 - std::round(p * 65536.0) / 65536;
-    CHECK_NEAR(dropout.kept_scale * kept_probability, 1, 1e-7);
+    CHECK_NEAR(kept, count * (1.0 - p), 5 * std::sqrt(count * p * (1.0 - p)));
   }
 }
 
@@ -90,11 +111,15 @@ TEST(neighbours_are_independent) {
   for (auto [db, dh, dq, dk] : {std::tuple(1, 0, 0, 0),
                                 {0, 1, 0, 0},
                                 {0, 0, 1, 0},
+                                {0, 0, 8, 0},
+                                {0, 0, 16, 0},
                                 {0, 0, 0, 1},
                                 {0, 0, 0, 2},
                                 {0, 0, 0, 8},
+                                {0, 0, 0, 16},
                                 {0, 0, 0, 32},
-                                {0, 0, 1, 1}}) {
+                                {0, 0, 1, 1},
+                                {0, 0, 8, 8}}) {
     int same = 0, count = 0;
     for (int b = 0; b < 2; ++b) {
       for (int h = 0; h < 3; ++h) {  // of 4: head 3 of a batch is next to head 0 of the following
@@ -109,27 +134,24 @@ TEST(neighbours_are_independent) {
   }
 }
 
-// One draw serves eight keys of a row, at the places that the head of dropout.hpp names, and no
-// other key of any row has those bits.
-TEST(a_draw_serves_eight_keys) {
-  DropoutMask const dropout = Call(0.5f, 9).dropout();
+// One draw serves 16 weights, at the places that the head of dropout.hpp names, and no others have
+// its words. Their numbers are the four rotations by bytes of two 32-bit numbers for each half.
+TEST(a_draw_serves_16_weights) {
+  DropoutMask const dropout = Call(0.25f, 9).dropout();
   std::set<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> draws;
   int count = 0;
-  for (int q = 0; q < 3; ++q) {
-    for (int first = 0; first < 4096; first += 32) {
-      for (int pair = 0; pair < 8; pair += 2, ++count) {
-        PhiloxWords const words = dropout.draw(0, 1, q, first + pair);
-        draws.insert({words.word[0], words.word[1], words.word[2], words.word[3]});
-        for (int i = 0; i < 4; ++i) {
-          for (int j = 0; j < 2; ++j) {
-            int const key = first + 8 * i + pair + j;
-            uint32_t const bits = j == 0 ? words.word[i] & 0xffff : words.word[i] >> 16;
-            float const factor = bits < 32768 ? 0.0f : 2.0f;
-            CHECK_EQ(dropout.factor(words, key), factor);
-            CHECK_EQ(dropout.factor(words.word[i], key), factor);
-            CHECK_EQ(dropout.factor(0, 1, q, key), factor);
-          }
-        }
+  for (int q0 : {0, 3, 16, 23, 160}) {
+    for (int k0 = 0; k0 < 4096; k0 += k0 % 8 == 6 ? 26 : 2, ++count) {
+      PhiloxWords const words = dropout.draw(0, 1, q0, k0);
+      draws.insert({words.word[0], words.word[1], words.word[2], words.word[3]});
+      for (int i = 0; i < 16; ++i) {
+        int const second = i % 2, half = i / 2 % 2, upper = i / 8, turn = i / 4 % 2;
+        int const q = q0 + 8 * second, key = k0 + half + 8 * turn + 16 * upper;
+        uint32_t const own = words.word[2 * upper + second] >> 16 * half & 0xffff;
+        uint32_t const other = words.word[2 * upper + 1 - second] >> 16 * half & 0xffff;
+        uint32_t const number = (turn ? own << 8 | other >> 8 : own) & 0x7fff;
+        CHECK_EQ(DropoutMask::number(own << 16 * half, other << 16 * half, key), number);
+        CHECK_EQ(dropout.factor(0, 1, q, key), number < 8192 ? 0.0f : dropout.kept_scale);
       }
     }
   }

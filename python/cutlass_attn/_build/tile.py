@@ -13,13 +13,14 @@ from .variant_key import parse
 MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
-_COORDINATES, _COORDINATES_PAGED = 112, 216
+_COORDINATES, _COORDINATES_PAGED = 120, 224
 # With Q and K in int8 scales of two tiles of keys, two floats a row, and two addresses; with V in
 # int8 scales of one tile, those of its values among them.
 _SCALES, _SCALES_V = 48, 368
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
+    "dropout": "fp32",
     "general": "fp32",
     "varlen": "fp32",
     "paged": "fp32",

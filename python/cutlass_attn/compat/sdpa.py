@@ -99,7 +99,7 @@ def scaled_dot_product_attention(
         value: (..., Hkv, Sk, Dv).
         attn_mask: bool, True where a query sees a key, or float, added to the logits; broadcasts
             to (..., Hq, Sq, Sk). Not together with is_causal.
-        dropout_p: probability that a weight becomes 0, in steps of 1/65536; applied whenever it is
+        dropout_p: probability that a weight becomes 0, in steps of 1/32768; applied whenever it is
             not 0. Which weights those are differs from torch, and follows torch.manual_seed.
         is_causal: query i sees keys 0 to i, counted from the first of both: the last query sees
             the last key only where Sq equals Sk.

@@ -1,17 +1,24 @@
+#include <cstring>
+
 #include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
 #include "sm80/forward.hpp"
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop, and one with fp16 accumulation (simt_kernels has others).
+// One for each schedule of the main loop, one with fp16 accumulation, and two with dropout
+// (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
   using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
   using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
   using Half =
       sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4, 1, cutlass::half_t, cutlass::half_t>;
-  return {
+  using PipelinedDropout = sm80::Forward<cutlass::half_t, 64, 64, 128, 64, 4, 1, float, float,
+                                         RowLayout::kDense, cutlass::half_t, true>;
+  using TiledDropout = sm80::Forward<cutlass::half_t, 128, 128, 128, 32, 4, 1, float, float,
+                                     RowLayout::kDense, cutlass::half_t, true>;
+  std::vector<KernelUnderTest> kernels = {
       {"sm80/f16/d64/64x64x4, pipelined", DType::kFloat16,
        &simt::launch_on_host<Pipelined, IdentityScore, GeneralScore>, true},
       {"sm80/f16/d160/64x32x4, tiled", DType::kFloat16,
@@ -19,5 +26,11 @@ std::vector<KernelUnderTest> kernels_under_test() {
       {"sm80/f16/d512/32x32x2c4, split", DType::kFloat16,
        &simt::launch_on_host<Split, IdentityScore, GeneralScore>, true, 512},
       {"sm80/fp16/f16/d160/64x32x4, tiled", DType::kFloat16,
-       &simt::launch_on_host<Half, IdentityScore>, false, 64, true, false, Accumulate::kFloat16}};
+       &simt::launch_on_host<Half, IdentityScore>, false, 64, true, false, Accumulate::kFloat16},
+      {"sm80/dropout/f16/d64/128x64x4, pipelined", DType::kFloat16,
+       &simt::launch_on_host<PipelinedDropout, IdentityScore>},
+      {"sm80/dropout/f16/d128/128x32x4, tiled", DType::kFloat16,
+       &simt::launch_on_host<TiledDropout, IdentityScore>, false, 128}};
+  for (auto& kernel : kernels) kernel.drops = std::strstr(kernel.name, "dropout");
+  return kernels;
 }

@@ -16,6 +16,7 @@ struct KernelUnderTest {
   cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
   cutlass_attn::Quantize quantize = cutlass_attn::Quantize::kNone;
   bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
+  bool drops = false;   // its cases have dropout
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

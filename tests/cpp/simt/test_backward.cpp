@@ -329,6 +329,18 @@ void run_common() {
 }
 
 template <class Kernel>
+void run_dropout() {
+  Case c{.name = "dropout", .head_dim = Kernel::Config::kHeadDim};
+  for (float p : {0.3f, 0.9f, 1.0f}) {
+    c.dropout = p;
+    run<Kernel, IdentityScore>(c);
+    c.has_grad_lse = c.has_sinks = true;
+    c.seqlen_q = 90, c.seqlen_k = 140, c.mask = causal();
+    run<Kernel, IdentityScore>(c);
+  }
+}
+
+template <class Kernel>
 void run_general() {
   for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
     run<Kernel, GeneralScore>(c);
@@ -354,6 +366,12 @@ TEST(few) {
   run<Both, IdentityScore, SoftcapScore>(w);
   Case d{.name = "dropout", .heads_q = 1, .seqlen_q = 40, .seqlen_k = 140, .dropout = 0.3f};
   run<General, GeneralScore>(d);
+  run<sm80::Backward<Half, 64, 32, 128, 4, false, DenseSeqInfo, false, true>, IdentityScore>(d);
+}
+
+TEST(dropout) {
+  run_dropout<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, false, true>>();
+  run_dropout<sm80::Backward<BFloat, 128, 32, 128, 8, false, DenseSeqInfo, false, true>>();
 }
 
 TEST(one_role) {

@@ -126,7 +126,9 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
     what.quantize = group.quantize;
     SolvedCase problem(what, group.dtype);
     for (Variant const* variant : variants) {
-      CHECK(run(*variant, what, problem, i < few ? kAll : kTwo) || !must_take(*variant, what));
+      bool const lacks = (variant->kernel->needs & option::dropout) && what.dropout_p == 0;
+      bool const has_to = !lacks && must_take(*variant, what);
+      CHECK(run(*variant, what, problem, i < few ? kAll : kTwo) || !has_to);
     }
   }
 }
@@ -136,8 +138,9 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
 // tests/call/test_quantize_accuracy.py are for the others.
 bool is_tested(Variant const& variant) {
   VariantInfo const& info = variant.info;
+  bool const is_plain = (variant.kernel->needs & ~option::dropout) == 0;
   return info.device == Device::kCpu && info.compiled && info.op == Op::kForward &&
-         info.dtype != DType::kFloat64 && info.needs.empty() && info.quantize <= Quantize::kQk;
+         info.dtype != DType::kFloat64 && is_plain && info.quantize <= Quantize::kQk;
 }
 
 // Every compiled kernel for few queries.
@@ -180,6 +183,13 @@ void run_all(bool scalar) {
                bool const is_aligned = *x.unaligned == 0 || variant.kernel->alignment <= 2;
                bool const is_known = (variant.kernel->options & kAllOptions) == kAllOptions;
                return is_known && is_aligned && has_few_rows(variant, x);
+             });
+    auto const dropout_cases = attention_case::few_dropout_cases(head_dim);
+    run_list(group, variants, dropout_cases, dropout_cases.size(),
+             [](Variant const& variant, Case const& x) {
+               constexpr uint32_t kOptions = option::dropout | option::sinks;
+               bool const is_known = (variant.kernel->options & kOptions) == kOptions;
+               return is_known && has_few_rows(variant, x);
              });
     run_list(group, variants, attention_case::odd_head_dims(), 0,
              [](Variant const& variant, Case const& x) {

@@ -3,7 +3,7 @@ query heads, key/value heads, head dim. Masks are aligned bottom-right, as every
 
 All of them take float16, bfloat16 and float32 on a CUDA device or a CPU. Common arguments:
 
-- dropout_p: probability that a softmax weight becomes 0, in steps of 1/65536;
+- dropout_p: probability that a softmax weight becomes 0, in steps of 1/32768;
 - softmax_scale: factor of the products, ``1 / sqrt(D)`` by default;
 - causal: query i sees keys up to ``i + Sk - Sq``;
 - window_size: (left, right), how many keys before and after that one; -1 is no limit;

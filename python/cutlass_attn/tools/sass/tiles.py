@@ -267,10 +267,15 @@ class BackwardTile:
         return [{**every, "HMMA": every["HMMA"] + 2 * product, "MUFU": weights}]
 
 
+_BACKWARD = ("sm80/backward", "sm80/backward_dropout")
+
+
 def backward_tile_of(key: str) -> BackwardTile | None:
-    """The tile of a variant of sm80/backward whose loop is one; None for other kernels."""
+    """The tile of a variant of sm80/backward or sm80/backward_dropout whose loop is one; None for
+    other kernels.
+    """
     parts = parse(key)
-    if parts is None or parts.kernel != "sm80/backward" or not parts.tile:
+    if parts is None or parts.kernel not in _BACKWARD or not parts.tile:
         return None
     tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
     shape = BackwardTile(parts.head_dim, **tile)

@@ -1,0 +1,53 @@
+// Dropout of a key block between softmax and P V: on rounded weights, two in a word.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/dropout.hpp"
+
+namespace cutlass_attn {
+
+// 0xffff in the halves of a word of weights that are kept: those of keys that are `at` and more
+// behind a multiple of 32, a multiple of 8.
+//   second: 0 for query q of the draw, 1 for q + 8
+//   words:  of the draw; or of two, as long as both halves of a word are of the same row or key
+template <class Arch>
+CUTE_DEVICE uint32_t kept_weights(DropoutMask const& dropout, PhiloxWords const& words, int second,
+                                  int at) {
+  uint32_t const(&w)[4] = words.word;
+  uint32_t number = at >= 16 ? w[2 + second] : w[second];
+  uint32_t const other = at >= 16 ? w[3 - second] : w[1 - second];
+  if (at % 16 >= 8) number = Arch::permute_bytes(number, other, 0x2705);
+  return Arch::below_15bit(number, dropout.thresholds) ^ dropout.flip;
+}
+
+// The draws of a thread's rows for 32 keys. Rows are queries of one head: core/scheduler.hpp.
+template <class Arch, int kRowBlocks>
+struct DrawnRows {
+  PhiloxWords words[kRowBlocks];
+
+  template <class Place, class Coord>
+  CUTE_DEVICE void draw(DropoutMask const& dropout, Place const& place, Coord const& tile,
+                        int key) {
+    CUTE_UNROLL
+    for (int m = 0; m < kRowBlocks; ++m) {
+      words[m] = dropout.draw(tile.seq.batch, tile.head_q, tile.q_begin + place.row(2 * m),
+                              key + place.column(0));
+    }
+  }
+
+  // Drops weights of a key block of kKeys, `at` behind a multiple of 32.
+  //   p: A operand, words of rows g and g + 8 with keys of n8 blocks in turn
+  template <int kKeys, class P>
+  CUTE_DEVICE void drop(DropoutMask const& dropout, int at, P& p) const {
+    CUTE_UNROLL
+    for (int m = 0; m < kRowBlocks; ++m) {
+      CUTE_UNROLL
+      for (int i = 0; i < kKeys / 4; ++i) {
+        p[i / 4][m][i % 4] &= kept_weights<Arch>(dropout, words[m], i % 2, at + i / 2 * 8);
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn
