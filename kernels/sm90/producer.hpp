@@ -51,7 +51,7 @@ struct Producer {
     Arch::barrier_wait(&shared.info_empty[info_ring.stage], info_ring.round ^ 1);
     Info& info = shared.info(info_ring.stage);
     Coord const tile(p, params.forward.scheduler, Config::kBlockM, block);
-    IntervalMask const mask = params.forward.template mask<false>(tile.seq.lens(p));
+    IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
     if (range.begin >= range.end) {
       // Keys beyond the last, which are zeros: rows without keys go the way of all others.

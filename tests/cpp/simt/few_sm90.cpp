@@ -30,10 +30,13 @@ TEST(few) {
   Case packed = of("packed heads, rows without keys", 64, 50, 40);
   packed.num_heads_q = 8, packed.num_heads_kv = 2, packed.causal = packed.sinks = true;
   sm90_case::check_case<Large>(packed, DType::kFloat16, runs);
+  Case chunks = of("chunks, several in a tile of rows", 64, 300, 430);
+  chunks.attention_chunk = 150;
+  sm90_case::check_case<Large>(chunks, DType::kFloat16, runs);
   Case tight = of("two tiles of a block, large scores", 256, 130, 440);
   tight.magnitude = 40;
   sm90_case::check_case<Tight>(tight, DType::kBFloat16, runs);
-  CHECK_EQ(runs, 4);
+  CHECK_EQ(runs, 5);
 }
 
 }  // namespace

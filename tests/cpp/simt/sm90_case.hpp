@@ -21,9 +21,10 @@ using attention_case::SolvedCase;
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel>
 Status launch(Problem const& problem, int num_sms) {
-  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, SoftcapScore>();
+  static KernelUnit const unit =
+      simt::host_unit<Kernel, IdentityScore, SoftcapScore, ChunkedScore>();
   constexpr KernelArguments arguments =
-      arguments_of<typename Kernel::Params, IdentityScore, SoftcapScore>();
+      arguments_of<typename Kernel::Params, IdentityScore, SoftcapScore, ChunkedScore>();
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);
@@ -39,7 +40,8 @@ Status launch(Problem const& problem, int num_sms) {
 }
 
 inline bool takes(Problem const& p) {
-  uint32_t const known = option::softcap | option::negative_scale | option::sinks;
+  uint32_t const known =
+      option::softcap | option::negative_scale | option::attention_chunk | option::sinks;
   return (options_of(p, Op::kForward) & ~known) == 0 && address_bits(p, 2) % 16 == 0 &&
          p.head_dim % 8 == 0;
 }

@@ -16,7 +16,7 @@ namespace {
 
 // Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
-  std::vector<Case> list(9);
+  std::vector<Case> list(11);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
   list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
   list[1].num_heads_q = 4, list[1].num_heads_kv = 2;
@@ -33,6 +33,10 @@ std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   list[7].window_left = 300, list[7].window_right = 0;
   list[8].name = "several tiles of a block", list[8].seqlen_q = 260, list[8].seqlen_k = 260;
   list[8].batch = 2, list[8].num_heads_q = list[8].num_heads_kv = 2, list[8].causal = true;
+  list[9].name = "chunks, several in a tile of rows", list[9].seqlen_q = 300;
+  list[9].seqlen_k = 500, list[9].attention_chunk = 70, list[9].causal = true;
+  list[10].name = "chunks, several tiles of keys each, softcap", list[10].seqlen_q = 270;
+  list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
   for (Case& what : list) {
     what.head_dim = head_dim, what.head_dim_v = head_dim_v;
     what.layout = attention_case::Layout::kTransposed;
