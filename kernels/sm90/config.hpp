@@ -68,12 +68,19 @@ struct Config {
   using Fragment =
       decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
 
+  // Where the last keys of a warpgroup's rows are in the first half of their tile, as under a
+  // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three
+  // warpgroups have no registers for it. (With S of so many keys, too, wgmma in flight were
+  // serialized: C7511 of NVRTC's ptxas.)
+  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 ? 64 : kBlockN;
+
   // What those who compute have to know of a tile; its thread that copies works it out.
   struct TileInfo {
     int32_t is_there;  // 0: there are no more tiles
     Coord tile;
     TileRange range;            // of keys, for all rows: what is copied
     TileRange ranges[kGroups];  // and for those of a warpgroup
+    int32_t is_half[kGroups];   // whether they see the first half of its last tile alone
     NearMask interval;
     DropoutMask dropout;  // nobody's
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}

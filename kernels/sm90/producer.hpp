@@ -63,22 +63,29 @@ struct Producer {
     info.range = range.in_keys(kN);
     info.interval = mask.near(tile.q_begin);
     CUTE_NO_UNROLL
-    for (int i = 0; i < Config::kGroups; ++i) info.ranges[i] = range_of(mask, tile, range, i);
+    for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     Arch::barrier_arrive(&shared.info_full[info_ring.stage]);
     info_ring.advance();
     return info;
   }
 
   // The keys of a warpgroup's rows: at least one tile of those that are copied.
-  CUTE_DEVICE static TileRange range_of(IntervalMask const& mask, Coord const& tile,
-                                        TileRange const& all, int group) {
+  CUTE_DEVICE static void set_range(IntervalMask const& mask, TileRange const& all, int group,
+                                    Info& info) {
+    Coord const& tile = info.tile;
+    TileRange range = {all.begin, all.begin + 1, 0, 0};
+    int end = 0;  // of the keys that the last row sees, and so any
     int const first = group * Config::kGroupRows;
-    if (first >= tile.rows) return TileRange{all.begin, all.begin + 1, 0, 0}.in_keys(kN);
-    int const last =
-        first + Config::kGroupRows < tile.rows ? first + Config::kGroupRows : tile.rows;
-    TileRange range = mask.tiles(tile.query(first), tile.query(last - 1) + 1, kN);
-    if (range.begin >= range.end) range = {all.begin, all.begin + 1, 0, 0};
-    return range.in_keys(kN);
+    if (first < tile.rows) {
+      int const last =
+          first + Config::kGroupRows < tile.rows ? first + Config::kGroupRows : tile.rows;
+      int const query = tile.query(last - 1);
+      TileRange const own = mask.tiles(tile.query(first), query + 1, kN);
+      if (own.begin < own.end) range = own;
+      end = mask.hi(query);
+    }
+    info.ranges[group] = range.in_keys(kN);
+    info.is_half[group] = end <= info.ranges[group].end - kN + Config::kHalf;
   }
 
   CUTE_DEVICE void copy_tile(Info const& info) {
