@@ -295,6 +295,7 @@ PAIRWISE = list(_pairwise_cases())
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm90": {"sinks", "attention_chunk"},
+    "sm90/varlen": {"sinks", "attention_chunk"},
     "sm80": {"sinks"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},

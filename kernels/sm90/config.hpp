@@ -3,6 +3,7 @@
 
 #include <cutlass/numeric_types.h>
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "arch/mbarrier.hpp"
 #include "core/dropout.hpp"
@@ -17,16 +18,22 @@ namespace cutlass_attn::sm90 {
 using namespace cute;
 
 // kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_>
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          RowLayout kLayout>
 struct Config {
   using Element = Element_;
-  using Coord = TileCoord;
+  static_assert(kLayout != RowLayout::kPaged);
+  static constexpr bool kIsDense = kLayout == RowLayout::kDense;
+  using Params = std::conditional_t<kIsDense, TmaParams, VarlenTmaParams>;
+  using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4;  // warpgroups that compute
   static constexpr int kGroupRows = 64;        // rows of each: M of wgmma
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
+  // One copies. Which sequence a tile is of, a warp looks for together.
+  static constexpr int kCopyThreads = kIsDense ? 1 : 32;
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
 
   // Registers of a thread that copies and of one that computes; all together 64 K.

@@ -38,7 +38,7 @@ struct Consumer {
   // the first beside Q K^T of the second: for more the buffers of V do not suffice.
   static constexpr int kMostSkipped = 1;
 
-  TmaParams const& params;
+  typename Config::Params const& params;
   Shared& shared;
   int const group;  // this warpgroup
   Score const score;
@@ -53,7 +53,7 @@ struct Consumer {
   typename Step::O acc_o;
   typename Step::P p;
 
-  CUTE_DEVICE Consumer(TmaParams const& params, Shared& shared, int group)
+  CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
       : params(params),
         shared(shared),
         group(group),
