@@ -294,7 +294,8 @@ PAIRWISE = list(_pairwise_cases())
 # so that a kernel cannot excuse itself.
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
-    "sm90": {"sinks"},
+    "sm90": {"sinks", "attention_chunk"},
+    "sm90/varlen": {"sinks", "attention_chunk"},
     "sm80": {"sinks"},
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,

@@ -8,10 +8,10 @@ namespace cutlass_attn {
 
 // The bits that are set in an operand's address, or in a stride of it in bytes. Strides along which
 // no step is taken do not count.
-CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int heads, int seqlen,
+CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int heads, int rows,
                                      int element_bytes) {
   int64_t const strides = (has_batches ? t.batch_stride : 0) | (heads > 1 ? t.head_stride : 0) |
-                          (seqlen > 1 ? t.row_stride : 0);
+                          (rows > 1 ? t.row_stride : 0);
   return reinterpret_cast<uint64_t>(t.data) | uint64_t(strides) * uint64_t(element_bytes);
 }
 
@@ -19,10 +19,10 @@ CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int hea
 // `kv_element_bytes` is of k and v.
 CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes, int kv_element_bytes) {
   bool const has_batches = p.batch > 1, has_pages = p.kv.block_table || has_batches;
-  return address_bits(has_batches, p.q, p.num_heads_q, p.seq_q.seqlen, element_bytes) |
-         address_bits(has_pages, p.k, p.num_heads_kv, p.seq_k.seqlen, kv_element_bytes) |
-         address_bits(has_pages, p.v, p.num_heads_kv, p.seq_k.seqlen, kv_element_bytes) |
-         address_bits(has_batches, p.o, p.num_heads_q, p.seq_q.seqlen, element_bytes);
+  return address_bits(has_batches, p.q, p.num_heads_q, p.seq_q.rows(), element_bytes) |
+         address_bits(has_pages, p.k, p.num_heads_kv, p.seq_k.rows(), kv_element_bytes) |
+         address_bits(has_pages, p.v, p.num_heads_kv, p.seq_k.rows(), kv_element_bytes) |
+         address_bits(has_batches, p.o, p.num_heads_q, p.seq_q.rows(), element_bytes);
 }
 CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes) {
   return address_bits(p, element_bytes, element_bytes);

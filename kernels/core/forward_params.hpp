@@ -31,7 +31,12 @@ struct ForwardParams {
   // The tile of this block.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
-    return TileCoord(problem, scheduler, kBlockM, Arch::block());
+    return tile_of<kBlockM, Arch>(Arch::block());
+  }
+  // And of any block of the grid.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE TileCoord tile_of(int block) const {
+    return TileCoord(problem, scheduler, kBlockM, block);
   }
   Launch launch(KernelFacts const& facts) const {
     return {scheduler.blocks, 1, facts.threads, facts.smem_bytes};

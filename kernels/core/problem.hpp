@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/macros.hpp"
 #include "facts.hpp"  // generated: DType, Accumulate, Quantize, limits
 
 namespace cutlass_attn {
@@ -46,6 +47,9 @@ struct Sequences {
   int32_t const* cu_seqlens = nullptr;  // (batch + 1): packed, the first row of each entry
   int32_t const* seqused = nullptr;     // (batch): rows of an entry that count, from its first on
   int32_t total = 0;  // rows of the packed operand: as many as cu_seqlens says, or more
+
+  // Of the operand, in each of its batch entries.
+  CA_HOST_DEVICE int32_t rows() const { return cu_seqlens ? total : seqlen; }
 };
 
 // Where the rows of K and V are: at the strides of their operands, or in pages, each of which is a

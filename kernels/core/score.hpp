@@ -6,6 +6,9 @@
 // s being the raw product, for the backward pass. Those that are not general look at the product
 // alone, and take it alone.
 //
+// kHasChunks: whether code with this score is given calls with attention chunks, for which masks
+// cost it registers.
+//
 // A functor is made of a call, the lengths of a batch entry, and `factor`, which the products lack
 // where operands have scales: softmax_scale times it is the scale in use.
 //
@@ -20,17 +23,20 @@
 
 namespace cutlass_attn {
 
-// Whether anything is added to a logit, or masked beyond one window of keys: for the general score.
+// Whether anything is added to a logit, or masked beyond the interval: for the general score.
 CA_HOST_DEVICE bool has_terms(Problem const& p) {
   return p.logits.alibi_slopes != nullptr || p.logits.bias.data != nullptr ||
-         p.mask.elements.data != nullptr || p.mask.attention_chunk != 0;
+         p.mask.elements.data != nullptr;
 }
+// Attention chunks are a matter of the mask, but of a score's code: see kHasChunks.
+CA_HOST_DEVICE bool has_chunks(Problem const& p) { return p.mask.attention_chunk != 0; }
 
 // logit = softmax_scale * s, for any positive scale in use: nothing is left to do per element.
 struct IdentityScore {
   static constexpr const char* kToken = "identity";
   static constexpr bool kIsIdentity = true;
   static constexpr bool kIsGeneral = false;
+  static constexpr bool kHasChunks = false;
   // Sinks are divided by the scale: below this one they could overflow.
   static constexpr float kLeastScale = 1e-30f;
   float scale;
@@ -39,7 +45,8 @@ struct IdentityScore {
       : scale(p.logits.softmax_scale * factor) {}
 
   CA_HOST_DEVICE static bool takes(Problem const& p) {
-    return !has_terms(p) && p.logits.softcap == 0.0f && p.logits.softmax_scale >= kLeastScale;
+    return !has_terms(p) && !has_chunks(p) && p.logits.softcap == 0.0f &&
+           p.logits.softmax_scale >= kLeastScale;
   }
   CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const { return s; }
@@ -52,6 +59,7 @@ struct SoftcapScore {
   static constexpr const char* kToken = "softcap";
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = false;
+  static constexpr bool kHasChunks = false;
   float cap;
   float inner;  // scale / cap, or the scale alone without a cap
 
@@ -59,7 +67,7 @@ struct SoftcapScore {
       : cap(p.logits.softcap),
         inner((cap > 0.0f ? p.logits.softmax_scale / cap : p.logits.softmax_scale) * factor) {}
 
-  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
+  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p) && !has_chunks(p); }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
   CA_HOST_DEVICE float log2_scale() const { return outer() * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const {
@@ -83,12 +91,22 @@ struct SoftcapScore {
   }
 };
 
+// The same of calls with attention chunks.
+struct ChunkedScore : SoftcapScore {
+  static constexpr const char* kToken = "chunked";
+  static constexpr bool kHasChunks = true;
+  using SoftcapScore::SoftcapScore;
+
+  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
+};
+
 // The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
 // -inf where the mask of bytes masks the key.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
+  static constexpr bool kHasChunks = true;
   Problem const& p;
   SeqLens seqlens;
   SoftcapScore capped;

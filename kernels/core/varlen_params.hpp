@@ -24,7 +24,7 @@ struct VarlenParams {
     VarlenParams params;
     params.problem = p;
     bool const is_packed = p.seq_q.cu_seqlens != nullptr;
-    int64_t const rows = is_packed ? p.seq_q.total : p.seq_q.seqlen;
+    int64_t const rows = p.seq_q.rows();
     Problem average = p;
     if (is_packed && p.batch > 0) average.seq_q.seqlen = int32_t((rows + p.batch - 1) / p.batch);
     params.heads = facts.packs_heads ? TileScheduler::heads_of_tile(average, facts.block_m) : 1;
@@ -58,8 +58,13 @@ struct VarlenParams {
   // V, and the last queries come first.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE Tile tile() const {
-    int const group = by_slots(Arch::block());
-    int const slot = slots - 1 - (Arch::block() - group * slots);
+    return tile_of<kBlockM, Arch>(Arch::block());
+  }
+  // The same of any block of the grid; all lanes of a warp ask together.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE Tile tile_of(int block) const {
+    int const group = by_slots(block);
+    int const slot = slots - 1 - (block - group * slots);
     int const batch = problem.seq_q.cu_seqlens
                           ? packed<kBlockM>().template entry_of<Arch>(slot, problem.batch)
                           : by_slots_each(slot);

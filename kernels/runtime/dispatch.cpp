@@ -26,27 +26,27 @@ constexpr int64_t kMostTmaStride = int64_t(1) << 40;
 // the build, where the same call could work on another one.
 enum class Lack { kRequest, kEnvironment };
 
-// Calls visit(name, operand, heads, seqlen) for every operand that the op reads or writes.
+// Calls visit(name, operand, heads, rows) for every operand that the op reads or writes.
 template <class Visit>
 void for_operands(Problem const& p, Op op, Visit&& visit) {
-  visit("q", p.q, p.num_heads_q, p.seq_q.seqlen);
-  visit("k", p.k, p.num_heads_kv, p.seq_k.seqlen);
-  visit("v", p.v, p.num_heads_kv, p.seq_k.seqlen);
-  visit("out", p.o, p.num_heads_q, p.seq_q.seqlen);
+  visit("q", p.q, p.num_heads_q, p.seq_q.rows());
+  visit("k", p.k, p.num_heads_kv, p.seq_k.rows());
+  visit("v", p.v, p.num_heads_kv, p.seq_k.rows());
+  visit("out", p.o, p.num_heads_q, p.seq_q.rows());
   if (op != Op::kBackward) return;
-  visit("grad_out", p.grad->o, p.num_heads_q, p.seq_q.seqlen);
-  if (p.grad->q.data) visit("grad_q", p.grad->q, p.num_heads_q, p.seq_q.seqlen);
-  if (p.grad->k.data) visit("grad_k", p.grad->k, p.num_heads_kv, p.seq_k.seqlen);
-  if (p.grad->v.data) visit("grad_v", p.grad->v, p.num_heads_kv, p.seq_k.seqlen);
+  visit("grad_out", p.grad->o, p.num_heads_q, p.seq_q.rows());
+  if (p.grad->q.data) visit("grad_q", p.grad->q, p.num_heads_q, p.seq_q.rows());
+  if (p.grad->k.data) visit("grad_k", p.grad->k, p.num_heads_kv, p.seq_k.rows());
+  if (p.grad->v.data) visit("grad_v", p.grad->v, p.num_heads_kv, p.seq_k.rows());
 }
 
 // Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
 template <class Visit>
-void for_strides(Problem const& p, Operand const& ref, int heads, int seqlen, Visit&& visit) {
+void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visit&& visit) {
   bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
   if (p.batch > 1 || has_pages) visit(has_pages ? "page" : "batch", ref.batch_stride);
   if (heads > 1) visit("head", ref.head_stride);
-  if (seqlen > 1) visit("row", ref.row_stride);
+  if (rows > 1) visit("row", ref.row_stride);
 }
 
 // What variants look at of a call, found out once for all of them.
@@ -62,9 +62,9 @@ struct Call {
   uint64_t bits_of_addresses() const {
     if (op == Op::kForward) return address_bits(p, element(), size_of(p.k.dtype));
     uint64_t bits = 0;
-    for_operands(p, op, [&](char const*, Operand const& ref, int heads, int seqlen) {
+    for_operands(p, op, [&](char const*, Operand const& ref, int heads, int rows) {
       bits |= reinterpret_cast<uint64_t>(ref.data);
-      for_strides(p, ref, heads, seqlen, [&](char const*, int64_t stride) {
+      for_strides(p, ref, heads, rows, [&](char const*, int64_t stride) {
         bits |= uint64_t(stride) * unsigned(element());
       });
     });
@@ -157,8 +157,8 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       if (reinterpret_cast<uint64_t>(ref.data) % alignment == 0) return;
       lacks(Lack::kRequest, [&] { return std::string(name) + "'s address" + bytes(); });
     });
-    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int seqlen) {
-      for_strides(p, ref, heads, seqlen, [&](char const* dim, int64_t stride) {
+    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
+      for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
         if (uint64_t(stride) * unsigned(size_of(ref.dtype)) % alignment == 0) return;
         lacks(Lack::kRequest, [&] {
           return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
@@ -168,9 +168,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     });
   }
   if (variant.kernel->tma) {
-    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int seqlen) {
+    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
       if (&ref == &p.o) return;  // which is written otherwise
-      for_strides(p, ref, heads, seqlen, [&](char const* dim, int64_t stride) {
+      for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
         if (stride >= 0 && stride < kMostTmaStride / call.element()) return;
         lacks(Lack::kRequest, [&] {
           return std::string(name) + "'s " + dim + " stride is " + std::to_string(stride) +
@@ -241,14 +241,13 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
   if (op == Op::kBackward) {
     // A block has a tile of keys, block_m of them, of a KV head.
     bool const is_packed = p.seq_k.cu_seqlens != nullptr;
-    int64_t const keys = is_packed ? p.seq_k.total : p.seq_k.seqlen;
+    int64_t const keys = p.seq_k.rows();
     int64_t const tiles = (keys + block_m - 1) / block_m * (is_packed ? 1 : p.batch);
     return float(tiles * p.num_heads_kv) / float(std::max(device.num_sms, 1));
   }
   int const heads = TileScheduler::heads_of_tile(p, block_m);
-  bool const is_packed = p.seq_q.cu_seqlens != nullptr;
-  int64_t const rows = is_packed ? p.seq_q.total : p.seq_q.seqlen;
-  int64_t const entries = is_packed ? 1 : p.batch;
+  int64_t const rows = p.seq_q.rows();
+  int64_t const entries = p.seq_q.cu_seqlens != nullptr ? 1 : p.batch;
   int64_t const tiles = (rows * heads + block_m - 1) / block_m;
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }

@@ -37,7 +37,7 @@ struct Minimal {
 
     Score const score(p, seqlens);
     float const log2_scale = score.log2_scale();
-    IntervalMask const mask = params.template mask<Score::kIsGeneral>(seqlens);
+    IntervalMask const mask = params.template mask<Score::kHasChunks>(seqlens);
     DropoutMask const dropout(p);
     Element const* const q_row = tile.template row_of<Element>(p.q, Arch::thread());
 

@@ -69,7 +69,7 @@ struct Tiled {
 
     Score const score(p, seqlens);
     float const log2_scale = score.log2_scale();
-    IntervalMask const mask = params.template mask<Score::kIsGeneral>(seqlens);
+    IntervalMask const mask = params.template mask<Score::kHasChunks>(seqlens);
     DropoutMask const dropout(p);
 
     for (int i = Arch::thread(); i < kBlockM * p.head_dim; i += kThreads) {

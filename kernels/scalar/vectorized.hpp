@@ -312,7 +312,7 @@ struct Vectorized {
                                        SharedStorage& shared) {
     Problem const& p = params.problem;
     if (Arch::thread() == 0) {
-      IntervalMask const mask = params.template mask<Score::kIsGeneral>(tile.seq.lens(p));
+      IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
       shared.tile = tile;
       shared.range = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
       shared.mask = mask.near(tile.q_begin);

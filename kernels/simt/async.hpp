@@ -193,19 +193,20 @@ class AsyncUnits {
     auto const is_inside = [&](int dim, int64_t at) {
       return at >= 0 && at < int64_t(copy.view.extent[dim]);
     };
-    char const* row = static_cast<char const*>(copy.view.data);
+    uint64_t row = reinterpret_cast<uint64_t>(copy.view.data);  // all modulo 2^64
     bool inside = true;
     for (int d = 1; d < TensorView::kDims; ++d) {
       int64_t const at = int64_t(copy.at[d]) + i[d];
       inside = inside && is_inside(d, at);
-      row += inside ? at * copy.view.stride[d - 1] : 0;
+      row += inside ? uint64_t(at) * uint64_t(copy.view.stride[d - 1]) : 0;
     }
     for (int x = 0; x < 64; x += kElements) {
       char* const to = smem_ + swizzle128(linear + uint32_t(x) * 2);
       std::memset(to, 0, 16);
       for (int e = 0; inside && e < kElements; ++e) {
         int64_t const at = int64_t(copy.at[0]) + x + e;
-        if (is_inside(0, at)) std::memcpy(to + 2 * e, row + at * 2, 2);
+        if (!is_inside(0, at)) continue;
+        std::memcpy(to + 2 * e, reinterpret_cast<char const*>(row + uint64_t(at) * 2), 2);
       }
     }
   }

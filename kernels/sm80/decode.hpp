@@ -76,7 +76,7 @@ struct Decode {
     Coord const tile(p, params.forward.scheduler, kBlockM, unit);
     if (tile.rows <= 0) return;  // all splits alike
     SeqLens const lens = tile.seq.lens(p);
-    IntervalMask const mask = params.forward.template mask<Score::kIsGeneral>(lens);
+    IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);

@@ -66,7 +66,7 @@ struct Forward {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     Coord const tile = params.template tile<kBlockM, Arch>();
     if (!Config::kIsDense && tile.rows <= 0) return;
-    IntervalMask const mask = params.template mask<Score::kIsGeneral>(tile.seq.lens(p));
+    IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange const tiles = mask.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
     // Where Q stays in registers, so does the range; other loops are shorter of registers, and long
     // enough for a look into shared memory.

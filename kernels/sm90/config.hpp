@@ -3,6 +3,7 @@
 
 #include <cutlass/numeric_types.h>
 #include <cute/tensor.hpp>
+#include <type_traits>
 
 #include "arch/mbarrier.hpp"
 #include "core/mask.hpp"
@@ -16,16 +17,22 @@ namespace cutlass_attn::sm90 {
 using namespace cute;
 
 // kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_>
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
+          RowLayout kLayout>
 struct Config {
   using Element = Element_;
-  using Coord = TileCoord;
+  static_assert(kLayout != RowLayout::kPaged);
+  static constexpr bool kIsDense = kLayout == RowLayout::kDense;
+  using Params = std::conditional_t<kIsDense, TmaParams, VarlenTmaParams>;
+  using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4;  // warpgroups that compute
   static constexpr int kGroupRows = 64;        // rows of each: M of wgmma
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
+  // One copies. Which sequence a tile is of, a warp looks for together.
+  static constexpr int kCopyThreads = kIsDense ? 1 : 32;
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
 
   // Registers of a thread that copies and of one that computes; all together 64 K.
@@ -67,12 +74,19 @@ struct Config {
   using Fragment =
       decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
 
+  // Where the last keys of a warpgroup's rows are in the first half of their tile, as under a
+  // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three
+  // warpgroups have no registers for it. (With S of so many keys, too, wgmma in flight were
+  // serialized: C7511 of NVRTC's ptxas.)
+  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 ? 64 : kBlockN;
+
   // What those who compute have to know of a tile; its thread that copies works it out.
   struct TileInfo {
     int32_t is_there;  // 0: there are no more tiles
     Coord tile;
     TileRange range;            // of keys, for all rows: what is copied
     TileRange ranges[kGroups];  // and for those of a warpgroup
+    int32_t is_half[kGroups];   // whether they see the first half of its last tile alone
     NearMask interval;
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };

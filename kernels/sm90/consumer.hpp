@@ -38,7 +38,7 @@ struct Consumer {
   // the first beside Q K^T of the second: for more the buffers of V do not suffice.
   static constexpr int kMostSkipped = 1;
 
-  TmaParams const& params;
+  typename Config::Params const& params;
   Shared& shared;
   int const group;  // this warpgroup
   Score const score;
@@ -53,7 +53,7 @@ struct Consumer {
   typename Step::O acc_o;
   typename Step::P p;
 
-  CUTE_DEVICE Consumer(TmaParams const& params, Shared& shared, int group)
+  CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
       : params(params),
         shared(shared),
         group(group),
@@ -131,8 +131,16 @@ struct Consumer {
     // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
     // of d128 4x4096 on an H200).
     TileRange const range = info.ranges[group];
+    int key = range.end - 2 * kN;
+    if constexpr (Config::kHalf < kN) {
+      bool const is_half = Arch::uniform(info.is_half[group]);
+      if (is_half && key >= range.begin && range.is_full(key)) {
+        step<Config::kHalf>(info, key, true_type{});
+        key -= kN;
+      }
+    }
     CUTE_NO_UNROLL
-    for (int key = range.end - 2 * kN; key >= range.begin; key -= kN) {
+    for (; key >= range.begin; key -= kN) {
       if (range.is_full(key)) {
         step(info, key, true_type{});
       } else {
@@ -141,12 +149,13 @@ struct Consumer {
     }
   }
 
-  // Softmax of a tile of keys beside its own Q K^T and P V of the tile before. is_full: no key of
-  // it is masked; then the row max is that of before, as long as it will do.
-  template <class IsFull>
+  // Softmax of a tile of keys beside its own Q K^T and P V of the tile before, of its first kKeys
+  // keys. is_full: no key of it is masked; then the row max is that of before, as long as it will
+  // do.
+  template <int kKeys = kN, class IsFull>
   CUTE_DEVICE void step(Info const& info, int key, IsFull is_full) {
     issue_qk();
-    issue_pv();
+    issue_pv<kKeys>();
     Arch::template wgmma_wait<1>(s_registers());
     auto s = as_rows(acc_s[0]);
     scores(info).apply(s, key, is_full);
@@ -224,13 +233,14 @@ struct Consumer {
     k.advance();
   }
 
+  template <int kKeys = kN>
   CUTE_DEVICE void issue_pv() {
     Arch::barrier_wait(&shared.v_full[v.stage], v.round);
     auto const tile = Arch::descriptor(shared.v[v.stage], TileV::kChunkBytes, 1024);
     auto& o = o_registers();
     Arch::wgmma_fence(o, p);
     CUTE_UNROLL
-    for (int i = 0; i < kN / 16; ++i) {
+    for (int i = 0; i < kKeys / 16; ++i) {
       Arch::template wgmma_rs<Element>(o, p[i][0], tile + i * 16 * TileV::kRowBytes / 16,
                                        i != 0 || accumulates);
     }

@@ -2,7 +2,8 @@
 //
 // Grid:       a block for every SM, which has one tile of kBlockM rows after the other
 // (params.hpp);
-//             tiles are those of core/scheduler.hpp.
+//             tiles are those of core/scheduler.hpp, or of core/varlen_params.hpp with packed
+//             sequences.
 // Block:      a warpgroup that copies, of which one thread does (producer.hpp), and warpgroups that
 //             compute 64 rows each (consumer.hpp); tiles of kBlockN keys.
 // Registers:  of a warpgroup that computes, S and P of a tile of keys, O, softmax state of the
@@ -18,11 +19,12 @@
 
 namespace cutlass_attn::sm90 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps>
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps,
+          RowLayout kLayout = RowLayout::kDense>
 struct Forward {
-  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps>;
+  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout>;
   using Shared = typename Config::SharedStorage;
-  using Params = TmaParams;
+  using Params = typename Config::Params;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;
@@ -38,7 +40,9 @@ struct Forward {
     Arch::sync();  // barriers are there
     if (group < 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
-      if (Arch::thread() == 0) Producer<Config, Score, Arch>{params, shared}.run();
+      if (Arch::thread() < Config::kCopyThreads) {
+        Producer<Config, Score, Arch>{params, shared}.run();
+      }
     } else {
       Arch::template registers_increase<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();

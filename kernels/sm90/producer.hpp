@@ -16,46 +16,60 @@ struct Producer {
   using TileV = typename Config::TileV;
   static constexpr int kN = Config::kBlockN;
 
-  TmaParams const& params;
+  typename Config::Params const& params;
   Shared& shared;
-  Ring<Config::kQStages> q = {};
   Ring<Config::kKStages> k = {};
   Ring<Config::kVStages> v = {};
   Ring<Config::kInfos> info_ring = {};
 
   CUTE_DEVICE void run() {
-    Arch::tma_prefetch(params.q);
-    Arch::tma_prefetch(params.k);
-    Arch::tma_prefetch(params.v);
-    int const tiles = int(params.forward.scheduler.blocks);
-    for (int tile = Arch::block(); tile < tiles; tile = next(tile, tiles)) {
-      Info& info = publish(tile);
-      copy_tile(info);
+    bool const copies = is_copying();
+    if (copies) {
+      Arch::tma_prefetch(params.q);
+      Arch::tma_prefetch(params.k.map);
+      Arch::tma_prefetch(params.v.map);
     }
+    for (int number = Arch::block(); number < params.tiles; number = next()) {
+      Coord const tile = params.forward.template tile_of<Config::kBlockM, Arch>(number);
+      bool const has_rows = Config::kIsDense || tile.rows > 0;
+      if (copies && has_rows) {
+        copy_tile(publish(tile));
+        info_ring.advance();
+      }
+    }
+    if (!copies) return;
     Arch::barrier_wait(&shared.info_empty[info_ring.stage], info_ring.round ^ 1);
     shared.info(info_ring.stage).is_there = 0;
     Arch::barrier_arrive(&shared.info_full[info_ring.stage]);
   }
 
  private:
+  CUTE_DEVICE static bool is_copying() { return Config::kIsDense || Arch::thread() == 0; }
+
   // The last of all to ask leaves the counter at 0: every block asks until there is no tile left.
-  CUTE_DEVICE int next(int, int tiles) {
-    if (params.counter == nullptr) return tiles;
-    int const taken = Arch::fetch_add(params.counter, 1);
-    if (taken == tiles - 1) Arch::fetch_add(params.counter, -tiles);
+  CUTE_DEVICE int next() {
+    if (params.counter == nullptr) return params.tiles;
+    int taken = 0;
+    if (is_copying()) {
+      taken = Arch::fetch_add(params.counter, 1);
+      if (taken == params.tiles - 1) Arch::fetch_add(params.counter, -params.tiles);
+    }
+    if constexpr (!Config::kIsDense) {  // for all lanes
+      CUTE_UNROLL
+      for (int lanes = 1; lanes < 32; lanes *= 2) taken += Arch::shuffle_xor(taken, lanes);
+    }
     return params.blocks + taken;
   }
 
-  CUTE_DEVICE Info& publish(int block) {
-    Problem const& p = params.forward.problem;
+  CUTE_DEVICE Info& publish(Coord const& tile) {
     Arch::barrier_wait(&shared.info_empty[info_ring.stage], info_ring.round ^ 1);
     Info& info = shared.info(info_ring.stage);
-    Coord const tile(p, params.forward.scheduler, Config::kBlockM, block);
-    IntervalMask const mask = params.forward.template mask<false>(tile.seq.lens(p));
+    SeqLens const lens = tile.seq.lens(params.forward.problem);
+    IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
     TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
     if (range.begin >= range.end) {
       // Keys beyond the last, which are zeros: rows without keys go the way of all others.
-      int const beyond = (p.seq_k.seqlen + kN - 1) / kN + 1;
+      int const beyond = (lens.k + kN - 1) / kN + 1;
       range = {beyond, beyond + 1, 0, 0};
     }
     info.is_there = 1;
@@ -63,22 +77,28 @@ struct Producer {
     info.range = range.in_keys(kN);
     info.interval = mask.near(tile.q_begin);
     CUTE_NO_UNROLL
-    for (int i = 0; i < Config::kGroups; ++i) info.ranges[i] = range_of(mask, tile, range, i);
+    for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     Arch::barrier_arrive(&shared.info_full[info_ring.stage]);
-    info_ring.advance();
     return info;
   }
 
   // The keys of a warpgroup's rows: at least one tile of those that are copied.
-  CUTE_DEVICE static TileRange range_of(IntervalMask const& mask, Coord const& tile,
-                                        TileRange const& all, int group) {
+  CUTE_DEVICE static void set_range(IntervalMask const& mask, TileRange const& all, int group,
+                                    Info& info) {
+    Coord const& tile = info.tile;
+    TileRange range = {all.begin, all.begin + 1, 0, 0};
+    int end = 0;  // of the keys that the last row sees, and so any
     int const first = group * Config::kGroupRows;
-    if (first >= tile.rows) return TileRange{all.begin, all.begin + 1, 0, 0}.in_keys(kN);
-    int const last =
-        first + Config::kGroupRows < tile.rows ? first + Config::kGroupRows : tile.rows;
-    TileRange range = mask.tiles(tile.query(first), tile.query(last - 1) + 1, kN);
-    if (range.begin >= range.end) range = {all.begin, all.begin + 1, 0, 0};
-    return range.in_keys(kN);
+    if (first < tile.rows) {
+      int const last =
+          first + Config::kGroupRows < tile.rows ? first + Config::kGroupRows : tile.rows;
+      int const query = tile.query(last - 1);
+      TileRange const own = mask.tiles(tile.query(first), query + 1, kN);
+      if (own.begin < own.end) range = own;
+      end = mask.hi(query);
+    }
+    info.ranges[group] = range.in_keys(kN);
+    info.is_half[group] = end <= info.ranges[group].end - kN + Config::kHalf;
   }
 
   CUTE_DEVICE void copy_tile(Info const& info) {
@@ -94,22 +114,30 @@ struct Producer {
     }
   }
 
+  // Into the buffer of the info's number, or the only one: another ring would take registers.
   CUTE_DEVICE void copy_q(Info const& info) {
+    static_assert(Config::kQStages == 1 || Config::kQStages == Config::kInfos);
+    constexpr bool kIsOne = Config::kQStages == 1;
+    int const stage = kIsOne ? 0 : info_ring.stage;
+    int const round = kIsOne ? info_ring.stage : info_ring.round;
     Coord const& tile = info.tile;
-    CUTE_UNROLL
+    CUTE_NO_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
-      arch::Barrier* const full = &shared.q_full[q.stage][i];
-      Arch::barrier_wait(&shared.q_empty[q.stage][i], q.round ^ 1);
+      arch::Barrier* const full = &shared.q_full[stage][i];
+      Arch::barrier_wait(&shared.q_empty[stage][i], round ^ 1);
       Arch::barrier_expect(full, TileQ::kBytes);
       int const query = tile.query(i * Config::kGroupRows), group = tile.head_q / tile.heads;
+      // Rows beyond a sequence are those of the next one, and stay among themselves.
+      int const row = first_q(tile.seq) + query;
       CUTE_UNROLL
       for (int c = 0; c < TileQ::kChunks; ++c) {
-        Arch::tma_load(shared.q[q.stage][i] + c * TileQ::kChunkBytes, params.q, full, c * 64, 0,
-                       query, group, tile.seq.batch);
+        Arch::tma_load(shared.q[stage][i] + c * TileQ::kChunkBytes, params.q, full, c * 64, 0, row,
+                       group, tile.seq.batch);
       }
     }
-    q.advance();
   }
+  CUTE_DEVICE static int first_q(DenseSeqInfo const&) { return 0; }
+  CUTE_DEVICE static int first_q(VarlenSeqInfo const& seq) { return seq.first_q; }
 
   CUTE_DEVICE void copy_k(Info const& info, int key) {
     copy<TileK>(params.k, shared.k[k.stage], &shared.k_full[k.stage], &shared.k_empty[k.stage],
@@ -122,15 +150,15 @@ struct Producer {
     v.advance();
   }
 
-  template <class Tile>
-  CUTE_DEVICE static void copy(TensorMap const& map, char* to, arch::Barrier* full,
-                               arch::Barrier* empty, int round, Coord const& tile, int key) {
+  template <class Tile, class Keys>
+  CUTE_DEVICE void copy(Keys const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
+                        int round, Coord const& tile, int key) const {
     Arch::barrier_wait(empty, round ^ 1);
     Arch::barrier_expect(full, Tile::kBytes);
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Arch::tma_load(to + c * Tile::kChunkBytes, map, full, c * 64, key, tile.head_kv,
-                     tile.seq.batch, 0);
+      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key,
+                               params.forward.problem, tile);
     }
   }
 };

@@ -69,12 +69,12 @@ struct FragmentScores {
     mask_outside(
         s, key, [&](int q) { return interval.window_lo(q); },
         [&](int q) { return interval.window_hi(q); });
-    // Chunks are for the general score alone, and other calls jump over this. But with it ptxas
-    // finds registers in a tight tile that it does not find without: on sm_89, 8 bytes of local
-    // memory for d128 128x64x4 and d512 with softcap, 16 for d256 with P V in fp16. Not so for the
-    // identity and 32 rows a warp, whose masked tiles would be slower for the branch.
+    // Calls without chunks jump over this. But with it ptxas finds registers in a tight tile that
+    // it does not find without: on sm_89, 8 bytes of local memory for d128 128x64x4 and d512 with
+    // softcap, 16 for d256 with P V in fp16. Not so for the identity and 32 rows a warp, whose
+    // masked tiles would be slower for the branch.
     constexpr bool kHelps = kIsTight && (!Score::kIsIdentity || kRows == 2);
-    if constexpr (Score::kIsGeneral || kHelps) {
+    if constexpr (Score::kHasChunks || kHelps) {
       unpredicated_if(interval.chunk, [&] {
         mask_outside(
             s, key, [&](int q) { return interval.chunk_lo(q); },

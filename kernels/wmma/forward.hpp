@@ -119,7 +119,7 @@ struct Forward {
         : p(params.problem),
           shared(shared),
           tile(p, params.scheduler, kBlockM, Arch::block()),
-          mask(params.template mask<Score::kIsGeneral>(tile.seq.lens(p))),
+          mask(params.template mask<Score::kHasChunks>(tile.seq.lens(p))),
           range(mask.tiles(tile.q_begin, tile.q_end, kBlockN)),
           score(p, tile.seq.lens(p)),
           log2_scale(score.log2_scale()),

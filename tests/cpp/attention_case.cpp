@@ -226,9 +226,9 @@ SolvedCase::SolvedCase(Case const& what, DType dtype) : case_(what), dtype_(dtyp
   k_ = make('k', c.num_heads_kv, c.seqlen_k, c.head_dim, kNaN);
   v_ = make('v', c.num_heads_kv, c.seqlen_k, c.head_dim_v, kNaN);
   o_ = make('o', c.num_heads_q, c.seqlen_q, c.head_dim_v, 0);
-  randomize(q_, c.magnitude, 1);
-  randomize(k_, 1, 2);
-  randomize(v_, 1, 3);
+  randomize(q_, c.magnitude, c.seed);
+  randomize(k_, 1, c.seed + 1);
+  randomize(v_, 1, c.seed + 2);
   if (c.nan_key >= 0) {
     for (int d = 0; d < c.head_dim; ++d) store(k_, k_.index(0, 0, c.nan_key, d), kNaN);
   }

@@ -37,6 +37,7 @@ struct Case {
   float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   float softcap = 0;
   float magnitude = 1;  // of Q
+  unsigned seed = 1;    // of Q, K and V: with the same one, rows of the same place are equal
   int nan_key = -1;     // a row of K that is NaN
   bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
   Layout layout = Layout::kPadded;

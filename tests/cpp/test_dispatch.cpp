@@ -372,6 +372,21 @@ TEST(alignment) {
            "needs float16, got float32; k's address is not a multiple of 2 bytes");
 }
 
+TEST(rows_of_packed_sequences_are_stepped_along_however_short_they_are) {
+  Problem p = call();
+  p.seq_q.seqlen = 1, p.q.row_stride = 65;
+  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
+  int32_t const cu_seqlens[] = {0, 1, 2};
+  p.seq_q.cu_seqlens = cu_seqlens, p.seq_q.total = 2;
+  CHECK_EQ(
+      reason("fast/f16/d64", p, kGpu),
+      "does not implement varlen; q's row stride of 65 elements is not a multiple of 16 bytes");
+  p.q.row_stride = -64;
+  CHECK_EQ(reason("tma/f16/d40", p, kBigGpu),
+           "needs head_dim 40, got 64; does not implement varlen; q's row stride is -64 elements, "
+           "allowed: from 0 to 549755813887");
+}
+
 TEST(address_bits_are_those_of_every_row) {
   CHECK_EQ(address_bits(call(), 2), 4096u | 64 * 2 | 256 * 2 | 512 * 2);
   for (Operand Problem::* operand : {&Problem::q, &Problem::k, &Problem::v, &Problem::o}) {

@@ -66,6 +66,18 @@ TEST(softcap_without_a_cap_scales_by_any_number) {
   }
 }
 
+TEST(chunks_are_for_scores_that_know_them) {
+  Problem p = call(0.125f, 0);
+  CHECK(ChunkedScore::takes(p));
+  p.mask.attention_chunk = 7;
+  CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
+  CHECK(ChunkedScore::takes(p) && GeneralScore::takes(p));
+  agrees_with_the_definition<ChunkedScore>(p);
+  float const slope = 1;
+  p.logits.alibi_slopes = &slope;
+  CHECK(!ChunkedScore::takes(p));
+}
+
 TEST(identity_takes_only_what_it_can) {
   CHECK(IdentityScore::takes(call(0.125f, 0)));
   CHECK(!IdentityScore::takes(call(0.125f, 30)));

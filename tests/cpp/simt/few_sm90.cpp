@@ -1,5 +1,8 @@
-// The wgmma forward kernel on few cases, for mutants and for the race detector: with two buffers of
-// Q and three warpgroups that compute, and with one buffer and two.
+// The wgmma forward kernel on few cases, for mutants and for the race detector: where sequences
+// have their own lengths with two buffers of Q, otherwise with one.
+#include <utility>
+#include <vector>
+
 #include "simt/sm90_case.hpp"
 
 using namespace cutlass_attn;
@@ -18,22 +21,32 @@ Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
 }
 
 TEST(few) {
-  using Large = sm90::Forward<half_t, 64, 64, 192, 128, 12>;
+  using Large = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kVarlen>;
   using Tight = sm90::Forward<bfloat16_t, 256, 256, 128, 64, 8>;
   int runs = 0;
   Case causal = of("causal, several tiles of a block", 64, 400, 530);
   causal.causal = true;
   sm90_case::check_case<Large>(causal, DType::kFloat16, runs);
   Case window = of("window, warpgroups of other keys than each other", 64, 400, 700);
-  window.window_left = 150, window.window_right = 30, window.magnitude = 40;
+  window.window_left = 500, window.window_right = 0, window.magnitude = 40;
   sm90_case::check_case<Large>(window, DType::kFloat16, runs);
   Case packed = of("packed heads, rows without keys", 64, 50, 40);
   packed.num_heads_q = 8, packed.num_heads_kv = 2, packed.causal = packed.sinks = true;
   sm90_case::check_case<Large>(packed, DType::kFloat16, runs);
+  Case chunks = of("chunks, several in a tile of rows", 64, 300, 430);
+  chunks.attention_chunk = 150;
+  sm90_case::check_case<Large>(chunks, DType::kFloat16, runs);
   Case tight = of("two tiles of a block, large scores", 256, 130, 440);
   tight.magnitude = 40;
   sm90_case::check_case<Tight>(tight, DType::kBFloat16, runs);
-  CHECK_EQ(runs, 4);
+  std::vector<Case> sequences;
+  for (auto const& [queries, keys] : {std::pair(200, 140), std::pair(20, 0), std::pair(70, 300)}) {
+    sequences.push_back(of("sequences", 64, queries, keys));
+    sequences.back().causal = true;
+    sequences.back().seed = unsigned(queries);
+  }
+  sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
+  CHECK_EQ(runs, 6);
 }
 
 }  // namespace

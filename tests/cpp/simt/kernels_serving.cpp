@@ -1,43 +1,22 @@
 // Kernels of calls whose rows are elsewhere than in dense operands: the dense cases of
 // test_races.cpp are packed, or put into pages, before they run.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
+#include "simt/packed.hpp"
 #include "sm80/decode.hpp"
 #include "sm80/forward.hpp"
 
 using namespace cutlass_attn;
+using packed::Rows;
 
 namespace {
 
 using Half = cutlass::half_t;
-
-// Rows of an operand, copied one by one to where the new owner wants them.
-struct Rows {
-  std::vector<uint16_t> memory;
-
-  explicit Rows(int64_t elements) : memory(size_t(elements), uint16_t(0x7fff)) {}  // NaN
-
-  // copy(from, to): either way. at(b, h, r): where the row is here.
-  template <class At>
-  void move(Operand const& t, int batch, int heads, int rows, int columns, bool back, At&& at) {
-    for (int b = 0; b < batch; ++b) {
-      for (int h = 0; h < heads; ++h) {
-        for (int r = 0; r < rows; ++r) {
-          uint16_t* const there = static_cast<uint16_t*>(t.data) + b * t.batch_stride +
-                                  h * t.head_stride + r * t.row_stride;
-          uint16_t* const here = memory.data() + at(b, h, r);
-          std::memcpy(back ? there : here, back ? here : there, size_t(columns) * 2);
-        }
-      }
-    }
-  }
-};
 
 // K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last are
 // NaN.
@@ -97,67 +76,6 @@ struct PagedFp8 : Paged {
   }
 };
 
-// Entries behind each other, with one of no queries and no keys after the first.
-struct Packed {
-  Problem problem;
-  std::vector<int32_t> cu_q, cu_k;
-  Rows q, k, v, o;
-  std::vector<float> lse;
-
-  explicit Packed(Problem const& p)
-      : problem(p),
-        q(elements(p.seq_q, p.batch, p.num_heads_q, p.head_dim)),
-        k(elements(p.seq_k, p.batch, p.num_heads_kv, p.head_dim)),
-        v(elements(p.seq_k, p.batch, p.num_heads_kv, p.head_dim_v)),
-        o(elements(p.seq_q, p.batch, p.num_heads_q, p.head_dim_v)),
-        lse(size_t(p.num_heads_q) * size_t(p.batch * p.seq_q.seqlen)) {
-    // NaN where nothing is written.
-    std::memset(lse.data(), 0xff, lse.size() * sizeof(float));
-    for (int b = 0; b <= p.batch; ++b) {
-      for (int i = 0; i < (b == 1 ? 2 : 1); ++i) {
-        cu_q.push_back(b * p.seq_q.seqlen);
-        cu_k.push_back(b * p.seq_k.seqlen);
-      }
-    }
-    problem.batch = int(cu_q.size()) - 1;
-    put(q, problem.q, p.q, p.seq_q, p.num_heads_q, p.head_dim);
-    put(k, problem.k, p.k, p.seq_k, p.num_heads_kv, p.head_dim);
-    put(v, problem.v, p.v, p.seq_k, p.num_heads_kv, p.head_dim_v);
-    put(o, problem.o, p.o, p.seq_q, p.num_heads_q, p.head_dim_v);
-    problem.softmax_lse = lse.data();
-    problem.seq_q.cu_seqlens = cu_q.data();
-    problem.seq_k.cu_seqlens = cu_k.data();
-    problem.seq_q.total = cu_q.back(), problem.seq_k.total = cu_k.back();
-  }
-
-  void give_back(Problem const& p) {
-    int const rows = p.seq_q.seqlen;
-    move(o, p.o, p.seq_q, p.batch, p.num_heads_q, p.head_dim_v, true);
-    for (int b = 0; b < p.batch; ++b) {
-      for (int h = 0; h < p.num_heads_q; ++h) {
-        std::copy_n(lse.begin() + h * int64_t(p.batch) * rows + b * rows, rows,
-                    p.softmax_lse + (int64_t(b) * p.num_heads_q + h) * rows);
-      }
-    }
-  }
-
- private:
-  static int64_t elements(Sequences const& s, int batch, int heads, int columns) {
-    return int64_t(batch) * s.seqlen * heads * columns + 1;
-  }
-  static void move(Rows& rows, Operand const& there, Sequences const& s, int batch, int heads,
-                   int columns, bool back) {
-    rows.move(there, batch, heads, s.seqlen, columns, back, [&](int b, int h, int r) {
-      return (int64_t(b) * s.seqlen + r) * heads * columns + h * columns;
-    });
-  }
-  void put(Rows& rows, Operand& here, Operand const& there, Sequences const& s, int heads,
-           int columns) {
-    move(rows, there, s, int(cu_q.size()) - 2, heads, columns, false);
-    here = {rows.memory.data(), 0, columns, int64_t(heads) * columns, there.dtype};
-  }
-};
-
 template <class Kernel, class Pages = Paged>
 Status run_paged(Problem const& p, RunOptions const& options) {
   Pages paged(p);
@@ -166,10 +84,10 @@ Status run_paged(Problem const& p, RunOptions const& options) {
 
 template <class Kernel>
 Status run_packed(Problem const& p, RunOptions const& options) {
-  Packed packed(p);
+  packed::Packed packed({p});
   Status const status =
       simt::launch_on_host<Kernel, IdentityScore, SoftcapScore>(packed.problem, options);
-  packed.give_back(p);
+  packed.give_back();
   return status;
 }
 

@@ -10,6 +10,7 @@
 #include "core/alignment.hpp"
 #include "runtime/options.hpp"
 #include "simt/host_unit.hpp"
+#include "simt/packed.hpp"
 #include "sm90/forward.hpp"
 
 namespace sm90_case {
@@ -21,9 +22,10 @@ using attention_case::SolvedCase;
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel>
 Status launch(Problem const& problem, int num_sms) {
-  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, SoftcapScore>();
+  static KernelUnit const unit =
+      simt::host_unit<Kernel, IdentityScore, SoftcapScore, ChunkedScore>();
   constexpr KernelArguments arguments =
-      arguments_of<typename Kernel::Params, IdentityScore, SoftcapScore>();
+      arguments_of<typename Kernel::Params, IdentityScore, SoftcapScore, ChunkedScore>();
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);
@@ -39,15 +41,16 @@ Status launch(Problem const& problem, int num_sms) {
 }
 
 inline bool takes(Problem const& p) {
-  uint32_t const known = option::softcap | option::negative_scale | option::sinks;
+  uint32_t const known =
+      option::softcap | option::negative_scale | option::attention_chunk | option::sinks;
   return (options_of(p, Op::kForward) & ~known) == 0 && address_bits(p, 2) % 16 == 0 &&
          p.head_dim % 8 == 0;
 }
 
-template <class Kernel>
-void check_case(Case const& what, DType dtype, int& runs) {
-  SolvedCase problem(what, dtype);
-  if (!takes(problem.call())) return;
+// Judges the calls of these cases, which are one call of the kernel: launch_all(num_sms).
+template <class Launch>
+void check_calls(std::string const& name, std::vector<SolvedCase>& cases, Launch const& launch_all,
+                 int& runs) {
   std::vector<char> first;
   using Order = simt::FiberOrder;
   struct Run {
@@ -58,17 +61,48 @@ void check_case(Case const& what, DType dtype, int& runs) {
        {Run{0, Order::kForward}, Run{1, Order::kReverse}, Run{1, Order::kForward},
         Run{1, Order::kRandom}, Run{3, Order::kRandom}}) {
     simt::launch_schedule() = {1, order};
-    Status const status = launch<Kernel>(problem.call(), num_sms);
-    std::string error = status.ok() ? problem.verdict() : status.message;
-    if (first.empty()) first = problem.outputs();
-    if (error.empty() && problem.outputs() != first) error = "results depend on the schedule";
+    for (SolvedCase& one : cases) one.call();  // garbage into its outputs
+    Status const status = launch_all(num_sms);
+    std::string error = status.message;
+    std::vector<char> outputs;
+    for (SolvedCase const& one : cases) {
+      if (error.empty()) error = one.verdict();
+      for (char byte : one.outputs()) outputs.push_back(byte);
+    }
+    if (first.empty()) first = outputs;
+    if (error.empty() && outputs != first) error = "results depend on the schedule";
     if (!error.empty()) {
       check::fail(__FILE__, __LINE__,
-                  what.name + ", " + std::to_string(num_sms) + " multiprocessors: " + error);
+                  name + ", " + std::to_string(num_sms) + " multiprocessors: " + error);
       return;
     }
   }
   ++runs;
+}
+
+template <class Kernel>
+void check_case(Case const& what, DType dtype, int& runs) {
+  std::vector<SolvedCase> cases{SolvedCase(what, dtype)};
+  Problem const problem = cases[0].call();
+  if (!takes(problem)) return;
+  check_calls(
+      what.name, cases, [&](int num_sms) { return launch<Kernel>(problem, num_sms); }, runs);
+}
+
+// Cases that differ in their lengths alone, as packed sequences of one call.
+template <class Kernel>
+void check_packed(std::vector<Case> const& list, DType dtype, int gap, int& runs) {
+  std::vector<SolvedCase> cases;
+  for (Case const& what : list) cases.emplace_back(what, dtype);
+  std::vector<Problem> problems;
+  for (SolvedCase& one : cases) problems.push_back(one.call());
+  packed::Packed call(problems, gap);
+  auto const run = [&](int num_sms) {
+    Status const status = launch<Kernel>(call.problem, num_sms);
+    call.give_back();
+    return status;
+  };
+  check_calls(list[0].name + ", packed", cases, run, runs);
 }
 
 }  // namespace sm90_case

@@ -8,6 +8,7 @@
 
 using namespace cutlass_attn;
 using attention_case::Case;
+using attention_case::SolvedCase;
 using cutlass::bfloat16_t;
 using cutlass::half_t;
 using sm90_case::check_case;
@@ -16,7 +17,7 @@ namespace {
 
 // Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
-  std::vector<Case> list(9);
+  std::vector<Case> list(11);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
   list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
   list[1].num_heads_q = 4, list[1].num_heads_kv = 2;
@@ -33,6 +34,10 @@ std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   list[7].window_left = 300, list[7].window_right = 0;
   list[8].name = "several tiles of a block", list[8].seqlen_q = 260, list[8].seqlen_k = 260;
   list[8].batch = 2, list[8].num_heads_q = list[8].num_heads_kv = 2, list[8].causal = true;
+  list[9].name = "chunks, several in a tile of rows", list[9].seqlen_q = 300;
+  list[9].seqlen_k = 500, list[9].attention_chunk = 70, list[9].causal = true;
+  list[10].name = "chunks, several tiles of keys each, softcap", list[10].seqlen_q = 270;
+  list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
   for (Case& what : list) {
     what.head_dim = head_dim, what.head_dim_v = head_dim_v;
     what.layout = attention_case::Layout::kTransposed;
@@ -64,6 +69,67 @@ TEST(library_cases) {
     check_case<sm90::Forward<half_t, 128, 128, 128, 128, 8>>(what, DType::kFloat16, runs);
   }
   CHECK(runs >= 3);
+}
+
+// Sequences of other lengths than each other, one without queries, one without keys, of which the
+// last keys are followed by NaN.
+std::vector<Case> sequences(int head_dim, int head_dim_v = 0) {
+  std::vector<Case> list;
+  int const lengths[][2] = {{200, 333}, {1, 130}, {70, 0},   {129, 128},
+                            {33, 450},  {0, 60},  {140, 140}};
+  for (auto const& [queries, keys] : lengths) {
+    Case what;
+    what.name = "sequences of their own lengths", what.seqlen_q = queries, what.seqlen_k = keys;
+    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
+    what.seed = unsigned(10 * list.size() + 1);
+    list.push_back(what);
+  }
+  return list;
+}
+template <class Kernel>
+void check_sequences(DType dtype, int head_dim, int head_dim_v = 0) {
+  int runs = 0;
+  auto const check = [&](int gap, auto const& change) {
+    std::vector<Case> list = sequences(head_dim, head_dim_v);
+    for (Case& what : list) change(what);
+    sm90_case::check_packed<Kernel>(list, dtype, gap, runs);
+  };
+  check(0, [](Case&) {});
+  check(5, [](Case& what) { what.causal = what.sinks = true, what.num_heads_q = 2; });
+  check(3, [](Case& what) {
+    what.name = "packed heads", what.num_heads_q = 8, what.num_heads_kv = 2;
+    what.seqlen_q = what.seqlen_q % 7, what.window_left = 100, what.window_right = 3;
+  });
+  check(1, [](Case& what) { what.name = "chunks", what.attention_chunk = 90; });
+  CHECK_EQ(runs, 4);
+}
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps>
+using Varlen =
+    sm90::Forward<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, RowLayout::kVarlen>;
+
+TEST(packed_of_64) { check_sequences<Varlen<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
+TEST(packed_of_192_128) {
+  check_sequences<Varlen<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
+}
+// Dense calls, too, and entries of which the first keys count, the others being NaN.
+TEST(dense_of_packed) {
+  using Kernel = Varlen<half_t, 64, 64, 192, 128, 12>;
+  int runs = 0;
+  for (Case const& what : attention_case::few_cases(64)) {
+    check_case<Kernel>(what, DType::kFloat16, runs);
+  }
+  CHECK(runs >= 3);
+  Case what;
+  what.name = "keys that do not count", what.seqlen_q = 90, what.seqlen_k = 150;
+  what.batch = 3, what.num_heads_q = what.num_heads_kv = 2, what.causal = true;
+  std::vector<SolvedCase> cases{SolvedCase(what, DType::kFloat16)};
+  std::vector<int32_t> const used(3, what.seqlen_k);
+  Problem problem = cases[0].call();
+  problem.seq_k.seqlen += 3, problem.seq_k.seqused = used.data();
+  auto const run = [&](int num_sms) { return sm90_case::launch<Kernel>(problem, num_sms); };
+  runs = 0;
+  sm90_case::check_calls(what.name, cases, run, runs);
+  CHECK_EQ(runs, 1);
 }
 
 // --- What the engine says of misuse --------------------------------------------------------------
