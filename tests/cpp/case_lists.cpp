@@ -211,7 +211,8 @@ std::vector<Case> few_dropout_cases(int head_dim) {
   some.num_heads_kv = 2;
   some.causal = true;
   some.dropout_p = 0.25f;
-  Case most{"dropout of most, sinks", 150, 100};
+  Case most{"dropout of most, sinks, large magnitudes", 150, 100};
+  most.magnitude = 20;
   most.dropout_p = 0.9f;
   most.sinks = true;
   std::vector<Case> list{some, most};
