@@ -211,11 +211,13 @@ std::vector<Case> few_dropout_cases(int head_dim) {
   some.num_heads_kv = 2;
   some.causal = true;
   some.dropout_p = 0.25f;
-  Case most{"dropout of most, sinks, large magnitudes", 150, 100};
-  most.magnitude = 20;
+  Case most{"dropout of most, sinks", 150, 100};
   most.dropout_p = 0.9f;
   most.sinks = true;
-  std::vector<Case> list{some, most};
+  Case raised{"dropout, a row max that later keys raise", 40, 140};
+  raised.dropout_p = 0.5f;
+  raised.magnitude = 20;
+  std::vector<Case> list{some, most, raised};
   for (Case& x : list) x.head_dim = head_dim;
   return list;
 }
