@@ -14,6 +14,7 @@ import cutlass_attn
 import numpy as np
 import pytest
 import reference
+import storage
 from cutlass_attn import jit, testing
 from pairwise import pairwise
 
@@ -502,28 +503,10 @@ def keywords(case, dtype, device):
         x = torch.from_numpy(x).to(device)
         if name == "bias":
             x = x.to(getattr(torch, case.bias_dtype or dtype))
-        if name in ("bias", "mask") and case.storage in _LOGIT_STORAGE:
-            x = _LOGIT_STORAGE[case.storage](x)
+        if name in ("bias", "mask") and case.storage in storage.LOGITS:
+            x = storage.LOGITS[case.storage](x)
         result[name] = x
     return result
-
-
-def _logits_sliced(x):
-    """Part of a larger tensor of NaN (of a mask: True), every other key of it."""
-    store = x.new_full([*(n + 2 for n in x.shape[:-1]), 2 * x.shape[-1] + 3], float("nan"))
-    return store[(*(slice(1, n + 1) for n in x.shape[:-1]), slice(2, -1, 2))].copy_(x)
-
-
-def _logits_unaligned(x):
-    store = x.new_full([*x.shape[:-1], x.shape[-1] + 1], float("nan"))
-    return store[..., 1:].copy_(x)
-
-
-_LOGIT_STORAGE = {
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "sliced": _logits_sliced,
-    "unaligned": _logits_unaligned,
-}
 
 
 def tensors(case, dtype, head_dim, device, have_values=True):
@@ -543,52 +526,7 @@ def tensors(case, dtype, head_dim, device, have_values=True):
     if case.storage == "expanded":  # K and V have one head, as values() made them
         one_head = [x[:1].narrow(heads_axis, 0, 1).expand_as(x) for x in dense[1:3]]
         return [dense[0], *one_head, dense[3]]
-    return _STORAGE[case.storage](dense)
-
-
-def _sliced(dense):
-    """Parts of larger tensors of NaN: what a kernel reads beyond its operands shows."""
-    result = []
-    for x in dense:
-        b, h, s, d = x.shape
-        store = x.new_full((b, h + 1, s + 3, d + 24), float("nan"))
-        result.append(store[:, :h, 1 : s + 1, 8 : d + 8].copy_(x))
-    return result
-
-
-def _packed(dense):
-    """Slots of one tensor; rows of the longest operand, the rest of the shorter ones' is NaN."""
-    rows = max(x.shape[2] for x in dense)
-    b, h, _, d = dense[0].shape
-    store = dense[0].new_full((b, rows, len(dense), h, d), float("nan"))
-    slots = store.permute(2, 0, 3, 1, 4)
-    return [slots[i, :, :, : x.shape[2]].copy_(x) for i, x in enumerate(dense)]
-
-
-def _unaligned(dense):
-    result = []
-    for x in dense:
-        store = x.new_full((*x.shape[:3], x.shape[3] + 1), float("nan"))
-        result.append(store[..., 1:].copy_(x))
-    return result
-
-
-def _shifted(dense):
-    result = []
-    for x in dense:
-        store = x.new_full((*x.shape[:3], x.shape[3] + 8), float("nan"))
-        result.append(store[..., 1 : x.shape[3] + 1].copy_(x))
-    return result
-
-
-_STORAGE = {
-    "dense": lambda dense: dense,
-    "transposed": lambda dense: [x.transpose(1, 2).contiguous().transpose(1, 2) for x in dense],
-    "sliced": _sliced,
-    "packed": _packed,
-    "unaligned": _unaligned,
-    "shifted": _shifted,
-}
+    return storage.OPERANDS[case.storage](dense)
 
 
 def to_bhsd(case, x):
