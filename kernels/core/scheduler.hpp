@@ -21,7 +21,10 @@ struct TileScheduler {
   int32_t tiles;   // of its rows
   int32_t groups;  // of heads, in a batch entry
   int64_t blocks;  // in the grid
-  FastDivisor by_tiles, by_groups, by_heads;
+  // The last head groups, of all batch entries, whose tiles take turns: see place().
+  int32_t tail;
+  int32_t groups_before;  // the others
+  FastDivisor by_tiles, by_tail, by_groups, by_heads;
   FastDivisor by_heads_per_kv;  // query heads that read one KV head
 
   // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
@@ -31,10 +34,28 @@ struct TileScheduler {
         tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
         groups(at_least_1(p.num_heads_q / heads)),
         blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seq_q.seqlen > 0 ? tiles : 0)),
+        tail(tail_of(p, heads)),
+        groups_before(int32_t(int64_t(p.batch) * (p.num_heads_q / heads) - tail)),
         by_tiles(tiles),
+        by_tail(at_least_1(tail)),
         by_groups(groups),
         by_heads(heads),
-        by_heads_per_kv(p.num_heads_q / at_least_1(p.num_heads_kv)) {}
+        by_heads_per_kv(at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv))) {}
+
+  struct Place {
+    int32_t group, tile;  // which head group of all batch entries, and which tile of its rows
+  };
+
+  // Blocks run through the tiles of one head before the next, so that neighbours share K and V in
+  // L2, and from the last queries to the first, because under a causal mask those see most keys and
+  // the longest work should start first; of the last heads first the longest tiles of all, so that
+  // the short ones are there to make the ends meet.
+  CA_HOST_DEVICE Place place(int block) const {
+    int const at = block - groups_before * tiles;
+    int const group = by_tiles(block), turn = by_tail(at < 0 ? 0 : at);
+    if (at < 0) return {group, tiles - 1 - (block - group * tiles)};
+    return {groups_before + at - turn * tail, tiles - 1 - turn};
+  }
 
   // `heads` where they may be packed. Dropout draws for queries of one head, 8 rows apart.
   static int32_t heads_of_tile(Problem const& p, int block_m) {
@@ -45,11 +66,24 @@ struct TileScheduler {
 
  private:
   static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
+
+  // As many as have their K and V in L2 together; none where all tiles have as much to do, or
+  // nearly.
+  static int32_t tail_of(Problem const& p, int32_t heads) {
+    constexpr int64_t kBytes = 32 << 20;  // of K and V: Ada's and Hopper's L2 have more
+    bool const is_triangle = p.mask.window_right != kUnbounded &&
+                             p.mask.window_left == kUnbounded && p.mask.attention_chunk == 0;
+    if (!is_triangle) return 0;
+    int64_t const of_head =
+        at_least_1(p.seq_k.seqlen) * int64_t(at_least_1(p.head_dim + p.head_dim_v)) * 2;
+    int64_t const groups_per_kv = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv) / heads);
+    int64_t const most = at_least_1(kBytes / of_head) * groups_per_kv;
+    int64_t const all = int64_t(p.batch) * (p.num_heads_q / heads);
+    return int32_t(most < all ? most : all);
+  }
 };
 
-// Blocks run through the tiles of one head before the next, so that neighbours share K and V in
-// L2, and from the last queries to the first, because under a causal mask those see most keys and
-// the longest work should start first.
+// Which rows a block's tile has.
 template <class SeqInfo>
 struct BasicTileCoord {
   SeqInfo seq;              // the batch entry
@@ -61,12 +95,13 @@ struct BasicTileCoord {
   FastDivisor by_heads;
 
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m, int block)
-      : seq(p, s.by_groups(s.by_tiles(block))), heads(s.heads), by_heads(s.by_heads) {
-    int const group = s.by_tiles(block);  // batch and group of heads together
-    int const tile = s.tiles - 1 - (block - group * s.tiles);
-    head_q = (group - seq.batch * s.groups) * heads;
+      : BasicTileCoord(p, s, block_m, s.place(block)) {}
+  CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m,
+                                TileScheduler::Place place)
+      : seq(p, s.by_groups(place.group)), heads(s.heads), by_heads(s.by_heads) {
+    head_q = (place.group - seq.batch * s.groups) * heads;
     head_kv = s.by_heads_per_kv(head_q);
-    row_begin = tile * block_m;
+    row_begin = place.tile * block_m;
     int const left = seq.lens(p).q * heads - row_begin;
     rows = left < block_m ? left : block_m;
     q_begin = query(0);

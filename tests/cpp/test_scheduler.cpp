@@ -1,0 +1,99 @@
+// Which tile of which head a block has.
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "check.hpp"
+#include "core/scheduler.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+constexpr int kBlockM = 64;
+
+Problem problem(int batch, int heads_q, int heads_kv, int seqlen, bool causal) {
+  Problem p;
+  p.set_dtype(DType::kFloat16);
+  p.batch = batch, p.num_heads_q = heads_q, p.num_heads_kv = heads_kv;
+  p.head_dim = p.head_dim_v = 128;
+  p.seq_q.seqlen = p.seq_k.seqlen = seqlen;
+  p.mask.causal = causal;
+  if (causal) p.mask.window_right = 0;
+  return p;
+}
+
+std::vector<TileCoord> coords(Problem const& p, TileScheduler const& scheduler) {
+  std::vector<TileCoord> all;
+  for (int block = 0; block < int(scheduler.blocks); ++block) {
+    all.emplace_back(p, scheduler, kBlockM, block);
+  }
+  return all;
+}
+
+// Of heads of 4 MB of K and V, eight are the tail.
+Problem long_rows(int heads_q, int heads_kv, bool causal) {
+  return problem(2, heads_q, heads_kv, 8192, causal);
+}
+
+}  // namespace
+
+TEST(every_tile_has_a_block) {
+  for (Problem const& p :
+       {long_rows(3, 3, true), long_rows(3, 3, false), long_rows(5, 5, true), long_rows(40, 10, true),
+        long_rows(1, 1, true), problem(3, 8, 2, 100, true), problem(3, 8, 2, 17, true),
+        problem(1, 1, 1, 1, true), problem(7, 3, 1, 64, false)}) {
+    TileScheduler const scheduler(p, kBlockM, true);
+    std::set<std::tuple<int, int, int>> seen;
+    for (TileCoord const& at : coords(p, scheduler)) {
+      CHECK(at.rows > 0);
+      CHECK_EQ(at.head_kv, at.head_q / (p.num_heads_q / p.num_heads_kv));
+      CHECK(at.seq.batch < p.batch && at.head_q < p.num_heads_q);
+      seen.insert({at.seq.batch, at.head_q, at.row_begin});
+    }
+    CHECK_EQ(int64_t(seen.size()), scheduler.blocks);
+  }
+}
+
+TEST(the_longest_of_the_last_heads_come_first) {
+  Problem const p = long_rows(5, 5, true);  // ten heads
+  TileScheduler const scheduler(p, kBlockM, true);
+  CHECK_EQ(scheduler.tail, 8);
+  int const tiles = scheduler.tiles;
+  std::vector<TileCoord> const all = coords(p, scheduler);
+  for (int block = 0; block < int(all.size()); ++block) {
+    int const at = block - 2 * tiles;
+    int const turn = at < 0 ? block % tiles : at / 8, head = at < 0 ? block / tiles : 2 + at % 8;
+    CHECK_EQ(all[block].row_begin, (tiles - 1 - turn) * kBlockM);
+    CHECK_EQ(all[block].seq.batch * 5 + all[block].head_q, head);
+  }
+}
+
+TEST(the_tail_counts_kv_heads) {
+  CHECK_EQ(TileScheduler(long_rows(80, 10, true), kBlockM, true).tail, 8 * 8);
+  CHECK_EQ(TileScheduler(long_rows(3, 3, true), kBlockM, true).tail, 6);  // there are no more
+}
+
+TEST(tiles_of_like_work_are_taken_a_head_at_a_time) {
+  Problem window = long_rows(3, 3, true), chunks = window, left = long_rows(3, 3, false);
+  window.mask.window_left = 1024;
+  chunks.mask.attention_chunk = 1024;
+  left.mask.window_left = 0;
+  for (Problem const& p : {long_rows(3, 3, false), window, chunks, left}) {
+    CHECK_EQ(TileScheduler(p, kBlockM, true).tail, 0);
+  }
+}
+
+TEST(extremes_are_in_range) {
+  Problem p = problem(1 << 20, 1 << 10, 1, 1, true);
+  p.head_dim = p.head_dim_v = 1;
+  TileScheduler const many(p, kBlockM, false);
+  CHECK_EQ(many.blocks, 1 << 30);
+  CHECK_EQ(many.tail, 1 << 30);
+  TileScheduler const none(problem(0, 0, 0, 0, true), kBlockM, true);
+  CHECK_EQ(none.blocks, 0);
+  TileScheduler const huge(problem(1, 1, 1, 1 << 30, true), kBlockM, true);
+  CHECK_EQ(huge.tail, 1);
+}
+
+int main(int argc, char** argv) { return check::run(argc, argv); }
