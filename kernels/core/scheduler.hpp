@@ -10,6 +10,46 @@
 
 namespace cutlass_attn {
 
+// In which order blocks take the tiles of all heads.
+struct TileOrder {
+  int32_t tiles;   // of a head
+  int32_t tail;    // the last heads, whose tiles take turns
+  int32_t before;  // the others
+  FastDivisor by_tiles, by_tail;
+
+  struct Place {
+    int32_t head, turn;  // which of its tiles, counted from that with most to do
+  };
+
+  TileOrder() = default;
+  TileOrder(int32_t tiles, int64_t heads, int32_t tail)
+      : tiles(tiles),
+        tail(int32_t(tail < heads ? tail : heads)),
+        before(int32_t(heads - this->tail)),
+        by_tiles(tiles),
+        by_tail(this->tail > 0 ? this->tail : 1) {}
+
+  // Blocks run through the tiles of one head before the next, so that neighbours share operands in
+  // L2. Under a causal mask those with most to do start first; of the last heads first the longest
+  // tiles of all, so that the short ones are there to make the ends meet.
+  CA_HOST_DEVICE Place place(int block) const {
+    int const at = block - before * tiles;
+    int const head = by_tiles(block), turn = by_tail(at < 0 ? 0 : at);
+    if (at < 0) return {head, block - head * tiles};
+    return {before + at - turn * tail, turn};
+  }
+
+  // How many heads of so many bytes fit L2 together; none where all tiles have as much to do, or
+  // nearly.
+  static int32_t tail_of(Mask const& mask, int64_t head_bytes) {
+    constexpr int64_t kBytes = 32 << 20;  // Ada's and Hopper's L2 have more
+    bool const is_triangle = mask.window_right != kUnbounded && mask.window_left == kUnbounded &&
+                             mask.attention_chunk == 0;
+    if (!is_triangle) return 0;
+    return int32_t(head_bytes < kBytes ? kBytes / (head_bytes > 0 ? head_bytes : 1) : 1);
+  }
+};
+
 // The grid of a call, one block a tile of queries, worked out on the host: a kernel gets it beside
 // the call's parameters.
 struct TileScheduler {
@@ -21,10 +61,8 @@ struct TileScheduler {
   int32_t tiles;   // of its rows
   int32_t groups;  // of heads, in a batch entry
   int64_t blocks;  // in the grid
-  // The last head groups, of all batch entries, whose tiles take turns: see place().
-  int32_t tail;
-  int32_t groups_before;  // the others
-  FastDivisor by_tiles, by_tail, by_groups, by_heads;
+  TileOrder order;  // of head groups, and tiles from the last queries to the first
+  FastDivisor by_groups, by_heads;
   FastDivisor by_heads_per_kv;  // query heads that read one KV head
 
   // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
@@ -34,28 +72,11 @@ struct TileScheduler {
         tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
         groups(at_least_1(p.num_heads_q / heads)),
         blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seq_q.seqlen > 0 ? tiles : 0)),
-        tail(tail_of(p, heads)),
-        groups_before(int32_t(int64_t(p.batch) * (p.num_heads_q / heads) - tail)),
-        by_tiles(tiles),
-        by_tail(at_least_1(tail)),
+        order(tiles, int64_t(p.batch) * (p.num_heads_q / heads),
+              TileOrder::tail_of(p.mask, bytes_of_group(p, heads))),
         by_groups(groups),
         by_heads(heads),
         by_heads_per_kv(at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv))) {}
-
-  struct Place {
-    int32_t group, tile;  // which head group of all batch entries, and which tile of its rows
-  };
-
-  // Blocks run through the tiles of one head before the next, so that neighbours share K and V in
-  // L2, and from the last queries to the first, because under a causal mask those see most keys and
-  // the longest work should start first; of the last heads first the longest tiles of all, so that
-  // the short ones are there to make the ends meet.
-  CA_HOST_DEVICE Place place(int block) const {
-    int const at = block - groups_before * tiles;
-    int const group = by_tiles(block), turn = by_tail(at < 0 ? 0 : at);
-    if (at < 0) return {group, tiles - 1 - (block - group * tiles)};
-    return {groups_before + at - turn * tail, tiles - 1 - turn};
-  }
 
   // `heads` where they may be packed. Dropout draws for queries of one head, 8 rows apart.
   static int32_t heads_of_tile(Problem const& p, int block_m) {
@@ -67,19 +88,10 @@ struct TileScheduler {
  private:
   static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
 
-  // As many as have their K and V in L2 together; none where all tiles have as much to do, or
-  // nearly.
-  static int32_t tail_of(Problem const& p, int32_t heads) {
-    constexpr int64_t kBytes = 32 << 20;  // of K and V: Ada's and Hopper's L2 have more
-    bool const is_triangle = p.mask.window_right != kUnbounded &&
-                             p.mask.window_left == kUnbounded && p.mask.attention_chunk == 0;
-    if (!is_triangle) return 0;
-    int64_t const of_head =
-        at_least_1(p.seq_k.seqlen) * int64_t(at_least_1(p.head_dim + p.head_dim_v)) * 2;
-    int64_t const groups_per_kv = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv) / heads);
-    int64_t const most = at_least_1(kBytes / of_head) * groups_per_kv;
-    int64_t const all = int64_t(p.batch) * (p.num_heads_q / heads);
-    return int32_t(most < all ? most : all);
+  // Of K and V that it does not share with another.
+  static int64_t bytes_of_group(Problem const& p, int32_t heads) {
+    int64_t const of_kv_head = int64_t(p.seq_k.seqlen) * (p.head_dim + p.head_dim_v) * 2;
+    return of_kv_head * heads / at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
   }
 };
 
@@ -95,13 +107,13 @@ struct BasicTileCoord {
   FastDivisor by_heads;
 
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m, int block)
-      : BasicTileCoord(p, s, block_m, s.place(block)) {}
+      : BasicTileCoord(p, s, block_m, s.order.place(block)) {}
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m,
-                                TileScheduler::Place place)
-      : seq(p, s.by_groups(place.group)), heads(s.heads), by_heads(s.by_heads) {
-    head_q = (place.group - seq.batch * s.groups) * heads;
+                                TileOrder::Place place)
+      : seq(p, s.by_groups(place.head)), heads(s.heads), by_heads(s.by_heads) {
+    head_q = (place.head - seq.batch * s.groups) * heads;
     head_kv = s.by_heads_per_kv(head_q);
-    row_begin = place.tile * block_m;
+    row_begin = (s.tiles - 1 - place.turn) * block_m;
     int const left = seq.lens(p).q * heads - row_begin;
     rows = left < block_m ? left : block_m;
     q_begin = query(0);

@@ -80,7 +80,7 @@ struct Backward {
   // is up to when blocks begin, so that all that one waits for have begun.
   template <class Arch>
   CUTE_DEVICE static int number(Params const& params, Shared& shared) {
-    if constexpr (!kIsOrdered) return Arch::block();
+    if constexpr (!kIsOrdered) return params.tile_of_block(Arch::block());
     if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
     Arch::sync();  // the ticket full
     return params.tile_of(shared.block.ticket);

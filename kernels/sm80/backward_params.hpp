@@ -19,6 +19,7 @@
 #include "core/mask.hpp"
 #include "core/packed_tiles.hpp"
 #include "core/problem.hpp"
+#include "core/scheduler.hpp"
 #include "core/sequences.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -88,6 +89,7 @@ struct BackwardParams {
   float* sinks;   // null: not wanted
   int32_t* turns;
   FastDivisor by_group;
+  TileOrder order;  // where dQ is added in any order, of sequences that are not packed
 
   // The tile of keys is facts.block_m.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
@@ -106,7 +108,12 @@ struct BackwardParams {
     params.grad_q = p.grad->q.data ? floats + tiles * (kTileRows * 2) : nullptr;
     params.sinks = p.grad->sinks ? floats + tiles * floats_of_rows(p) : nullptr;
     params.turns = reinterpret_cast<int32_t*>(floats + tiles * (floats_of_rows(p) + 1));
-    params.by_group = FastDivisor(kGroup * (params.keys.each > 0 ? params.keys.each : 1));
+    int32_t const tiles_of_head = params.keys.each > 0 ? params.keys.each : 1;
+    params.by_group = FastDivisor(kGroup * tiles_of_head);
+    // What the blocks of a KV head read: Q and dO.
+    int64_t const bytes = int64_t(p.seq_q.seqlen) * (p.head_dim + p.head_dim_v) * 2;
+    params.order = TileOrder(tiles_of_head, params.keys.all / tiles_of_head,
+                             TileOrder::tail_of(p.mask, bytes * params.heads_per_kv));
     return params;
   }
 
@@ -132,7 +139,13 @@ struct BackwardParams {
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The number of the tile of keys that the block with this ticket has.
+  // The number of the tile of keys that a block has.
+  CA_HOST_DEVICE int32_t tile_of_block(int32_t block) const {
+    if (problem.seq_k.cu_seqlens) return block;
+    TileOrder::Place const place = order.place(block);
+    return place.head * order.tiles + place.turn;
+  }
+  // The same of the block with this ticket.
   CA_HOST_DEVICE int32_t tile_of(int32_t ticket) const {
     int32_t const group = by_group(ticket), first = group * kGroup;
     int32_t const heads = int32_t(keys.all / (keys.each > 0 ? keys.each : 1));

@@ -58,7 +58,7 @@ TEST(every_tile_has_a_block) {
 TEST(the_longest_of_the_last_heads_come_first) {
   Problem const p = long_rows(5, 5, true);  // ten heads
   TileScheduler const scheduler(p, kBlockM, true);
-  CHECK_EQ(scheduler.tail, 8);
+  CHECK_EQ(scheduler.order.tail, 8);
   int const tiles = scheduler.tiles;
   std::vector<TileCoord> const all = coords(p, scheduler);
   for (int block = 0; block < int(all.size()); ++block) {
@@ -70,8 +70,8 @@ TEST(the_longest_of_the_last_heads_come_first) {
 }
 
 TEST(the_tail_counts_kv_heads) {
-  CHECK_EQ(TileScheduler(long_rows(80, 10, true), kBlockM, true).tail, 8 * 8);
-  CHECK_EQ(TileScheduler(long_rows(3, 3, true), kBlockM, true).tail, 6);  // there are no more
+  CHECK_EQ(TileScheduler(long_rows(80, 10, true), kBlockM, true).order.tail, 8 * 8);
+  CHECK_EQ(TileScheduler(long_rows(3, 3, true), kBlockM, true).order.tail, 6);  // there are no more
 }
 
 TEST(tiles_of_like_work_are_taken_a_head_at_a_time) {
@@ -80,7 +80,7 @@ TEST(tiles_of_like_work_are_taken_a_head_at_a_time) {
   chunks.mask.attention_chunk = 1024;
   left.mask.window_left = 0;
   for (Problem const& p : {long_rows(3, 3, false), window, chunks, left}) {
-    CHECK_EQ(TileScheduler(p, kBlockM, true).tail, 0);
+    CHECK_EQ(TileScheduler(p, kBlockM, true).order.tail, 0);
   }
 }
 
@@ -89,11 +89,11 @@ TEST(extremes_are_in_range) {
   p.head_dim = p.head_dim_v = 1;
   TileScheduler const many(p, kBlockM, false);
   CHECK_EQ(many.blocks, 1 << 30);
-  CHECK_EQ(many.tail, 1 << 30);
+  CHECK_EQ(many.order.tail, 32 << 20);
   TileScheduler const none(problem(0, 0, 0, 0, true), kBlockM, true);
   CHECK_EQ(none.blocks, 0);
   TileScheduler const huge(problem(1, 1, 1, 1 << 30, true), kBlockM, true);
-  CHECK_EQ(huge.tail, 1);
+  CHECK_EQ(huge.order.tail, 1);
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }
