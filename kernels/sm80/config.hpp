@@ -83,8 +83,11 @@ struct Config {
   static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
   static constexpr bool kKeepsQ =
       !kIsSplit && !kIsInt8V && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
-  static_assert(!kIsInt8 || (!kIsSplit && kIsDense && quantize::kTileKeys % kBlockN == 0),
-                "a tile of keys has one scale for each group");
+  // Keys of a tile that have the same scales, and how many times that.
+  static constexpr int kScaleKeys = kBlockN < quantize::kTileKeys ? kBlockN : quantize::kTileKeys;
+  static constexpr int kScaleTiles = kBlockN / kScaleKeys;
+  static_assert(!kIsInt8 || (!kIsSplit && kIsDense && kBlockN % kScaleKeys == 0 &&
+                             quantize::kTileKeys % kScaleKeys == 0));
   static_assert(!kIsInt8V || (kIsInt8 && kBlockN == quantize::kTileKeys),
                 "weights are rounded relative to the largest of a row in a tile");
   static constexpr int kStages = kKeepsQ ? 2 : 1;
@@ -146,7 +149,7 @@ struct Config {
     // Of two tiles of K, in turn: that in softmax and the next. Where V has scales, those of a tile
     // are there as long as its K.
     using OfTile = std::conditional_t<kIsInt8V, quantize::KeyValueScales, quantize::KeyScales>;
-    OfTile scales[kIsInt8V ? 1 : 2];
+    OfTile scales[kIsInt8V ? 1 : 2 * kScaleTiles];
     float q_scale[kBlockM];  // of the rows
     float q_shift[kBlockM];  // Q . shift of the rows
     // Of the KV head, in global memory.

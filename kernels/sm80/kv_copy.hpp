@@ -87,10 +87,14 @@ struct KvCopy {
   CUTE_DEVICE void copy_scales(int key) const {
     auto& scales = shared.block.scales;
     constexpr int kVectors = sizeof(scales[0]) / 16, kBuffers = sizeof(scales) / sizeof(scales[0]);
-    if (thread >= kVectors || key >= range.end) return;
-    auto const* const all = shared.block.all_scales + key / quantize::kTileKeys;
-    float const* const from = reinterpret_cast<float const*>(all) + thread * 4;
-    float* const to = reinterpret_cast<float*>(&scales[key / kN % kBuffers]) + thread * 4;
+    int const of_tile = thread / kVectors;
+    int const first = key + of_tile * Config::kScaleKeys;
+    if (of_tile >= Config::kScaleTiles || first >= seqlen_k() || key >= range.end) return;
+    auto const* const all = shared.block.all_scales + first / quantize::kTileKeys;
+    int const vector = thread % kVectors * 4;
+    float const* const from = reinterpret_cast<float const*>(all) + vector;
+    float* const to =
+        reinterpret_cast<float*>(&scales[first / Config::kScaleKeys % kBuffers]) + vector;
     if (is_aligned) {
       Arch::async_copy(Arch::smem_address(to), from, true);
     } else {

@@ -190,7 +190,7 @@ struct Operands {
   CUTE_DEVICE float k_scale_of(int key) const {
     auto const& scales = shared.block.scales;
     constexpr int kBuffers = sizeof(scales) / sizeof(scales[0]);
-    return scales[key / Config::kBlockN % kBuffers].k[scores.place.thread % 4];
+    return scales[key / Config::kScaleKeys % kBuffers].k[scores.place.thread % 4];
   }
 
   CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }

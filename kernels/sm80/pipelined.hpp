@@ -28,6 +28,7 @@ struct PipelinedSchedule {
   typename Step::S acc_s[2];  // of key block j and of the next, by j % 2
   typename Step::P p;
   typename Step::Words v_first = {0, 0, 0, 0};
+  decltype(in.units(0)) units;
 
   CUTE_DEVICE PipelinedSchedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
       : in(in), out(out) {}
@@ -93,7 +94,7 @@ struct PipelinedSchedule {
     }
     Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, acc_s[(j + 1) % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
-    auto units = in.units(key);
+    auto units = units_of(j, is_full);
     in.apply(as_rows(scores), key + j * kKeyBlock, is_full, units);
     bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
@@ -111,11 +112,19 @@ struct PipelinedSchedule {
   CUTE_DEVICE void rescale(int j) {
     Step::qk(q, k_rows(stage), j, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
-    auto units = in.units(key);
+    auto units = in.units(key + j * kKeyBlock);
     in.apply(as_rows(scores), key + j * kKeyBlock, false_type{}, units);
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
     drop(j);
+  }
+
+  // What the scores of key block j are in: in the fast path once for keys with the same scales.
+  template <class IsFull>
+  CUTE_DEVICE auto units_of(int j, IsFull is_full) {
+    bool const is_kept = Config::kIsInt8 && is_full && j % (Config::kScaleKeys / kKeyBlock) != 0;
+    if (!is_kept) units = in.units(key + j * kKeyBlock);
+    return units;
   }
 
   CUTE_DEVICE void drop(int j) {

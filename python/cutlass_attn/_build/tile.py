@@ -14,9 +14,9 @@ MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
 _COORDINATES, _COORDINATES_PAGED = 120, 224
-# With Q and K in int8 scales of two tiles of keys, two floats a row, and two addresses; with V in
-# int8 scales of one tile, those of its values among them.
-_SCALES, _SCALES_V = 48, 368
+# With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
+# as many of 64; with V in int8 scales of one tile, those of its values among them.
+_ADDRESSES, _SCALES, _SCALES_V = 16, 16, 352
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
@@ -92,8 +92,8 @@ class TileShape:
             tiles = max(v, q - q8, o - k - q8) + k + q8
             if self.is_pipelined:
                 tiles = k + v + max(q, k + v, o - k - v)
-            scales = _SCALES_V if self.is_int8_v else _SCALES
-            return tiles + _aligned(scales + 8 * self.m + _COORDINATES)
+            scales = _SCALES_V if self.is_int8_v else 2 * max(1, self.n // 64) * _SCALES
+            return tiles + _aligned(scales + _ADDRESSES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
             coordinates = _COORDINATES_PAGED if self.is_paged else _COORDINATES
@@ -116,8 +116,8 @@ class TileShape:
             return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
         if self.is_int8_v and self.n != 64:
             return f"{self.n} keys are not 64, of which weights are relative to the largest"
-        if self.is_int8 and self.n not in (32, 64):
-            return f"{self.n} keys are not 32 or 64, which share scales"
+        if self.is_int8 and self.n != 32 and self.n % 64:
+            return f"{self.n} keys are not 32 or a multiple of 64, which share scales"
         if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):
             return f"{self.n} keys are no multiple of {32 if self.is_pipelined else 16}"
         if self.columns > 1 and self.n != 8 * self.columns:

@@ -29,12 +29,18 @@ std::vector<KernelUnderTest> kernels_under_test() {
                           &launch_on_host<Pipelined, GeneralScore>, true};
   KernelUnderTest tiled{"sm80/int8_qk/f16/d128/128x32x4, tiled", DType::kFloat16,
                         &launch_on_host<Tiled, IdentityScore, SoftcapScore>, false, 128};
+  using TwoScales = sm80::Forward<cutlass::half_t, 64, 64, 64, 128, 4, 1, int32_t>;
+  KernelUnderTest two_scales{"sm80/int8_qk/f16/d64/64x128x4, two tiles of scales",
+                             DType::kFloat16,
+                             &launch_on_host<TwoScales, IdentityScore, SoftcapScore>};
   using Int8 = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, int32_t>;
   KernelUnderTest int8{"sm80/int8/f16/d64/64x64x4", DType::kFloat16,
                        &launch_on_host<Int8, IdentityScore, SoftcapScore>};
   KernelUnderTest int8_general{"sm80/int8_general/f16/d64/64x64x4", DType::kFloat16,
                                &launch_on_host<Int8, GeneralScore>, true};
-  for (KernelUnderTest* kernel : {&pipelined, &general, &tiled}) kernel->quantize = Quantize::kQk;
+  for (KernelUnderTest* kernel : {&pipelined, &general, &tiled, &two_scales}) {
+    kernel->quantize = Quantize::kQk;
+  }
   for (KernelUnderTest* kernel : {&int8, &int8_general}) kernel->quantize = Quantize::kInt8;
-  return {pipelined, general, tiled, int8, int8_general};
+  return {pipelined, general, tiled, two_scales, int8, int8_general};
 }
