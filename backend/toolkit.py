@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MINIMUM = (12, 4)
+MINIMUM = (12, 8)
 # 13.0.2 leaves nvvm and crt unpinned, and ptxas then refuses what a newer nvvm wrote.
 WHEELS = "cuda-toolkit[nvcc,cccl]==13.0.3.0"
 
@@ -43,7 +43,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 def why_unusable(nvcc: Path | str) -> str:
     """Why this nvcc cannot build the kernels; empty if it can.
 
-    It must be of CUDA 12.4 or later and compile a kernel that includes the CUDA C++ core library,
+    It must be of CUDA 12.8 or later and compile a kernel that includes the CUDA C++ core library,
     which fails where headers are missing or the host compiler is one that nvcc refuses.
     """
     code, output = _run([str(nvcc), "--version"])
@@ -139,7 +139,7 @@ def nvcc(tree: Path) -> Path:
 
 
 def headers() -> list[Path]:
-    """Include directories of CUDA headers >= 12.4. Raises LookupError where there are none."""
+    """Include directories of CUDA headers >= 12.8. Raises LookupError where there are none."""
     roots = machine_roots()
     if wheels := wheel_root():
         roots.append(wheels)

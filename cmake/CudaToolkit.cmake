@@ -1,6 +1,6 @@
 # Enables the CUDA language with an nvcc that works, and finds the headers of CUDA.
 #
-# Which nvcc is decided by backend/toolkit.py: the machine's from CUDA 12.4 on, else that of the
+# Which nvcc is decided by backend/toolkit.py: the machine's from CUDA 12.8 on, else that of the
 # wheels of PyPI, which get laid out as a toolkit under the build directory.
 
 set(_tool "${CMAKE_CURRENT_LIST_DIR}/../backend/toolkit.py")
@@ -25,9 +25,9 @@ macro(cutlass_attn_enable_cuda)
   # Targets are flags of our own: CMake's list would run the front end once for each.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
     message(FATAL_ERROR "nvcc is ${CMAKE_CUDA_COMPILER} of CUDA ${CMAKE_CUDA_COMPILER_VERSION}; "
-                        "12.4 or later is needed. Leave CMAKE_CUDA_COMPILER unset to have one found.")
+                        "12.8 or later is needed. Leave CMAKE_CUDA_COMPILER unset to have one found.")
   endif()
 endmacro()
 

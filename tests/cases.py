@@ -311,6 +311,8 @@ OPTIONS = {
     "sm80/int8_qk_general": ALL_OPTIONS - {"dropout"},
     "sm80/int8": {"sinks"},
     "sm80/int8_general": ALL_OPTIONS - {"dropout"},
+    "sm89/int8_fp8": {"sinks"},
+    "sm89/int8_fp8_general": ALL_OPTIONS - {"dropout"},
     "wmma": {"sinks"},
     "wmma/8x32x16": {"sinks"},
     "scalar/vectorized": ALL_OPTIONS,
@@ -339,7 +341,7 @@ def options_of(variant):
 
 
 # Kernels that access 16 bytes at a time.
-ALIGNED = ("sm90", "sm80", "wmma", "scalar/vectorized")
+ALIGNED = ("sm90", "sm89", "sm80", "wmma", "scalar/vectorized")
 
 
 def takes(variant, case):
@@ -357,7 +359,7 @@ def takes(variant, case):
     if not fits or not variant.kernel.startswith(ALIGNED):
         return fits
     takes_elements = variant.kernel.startswith(
-        ("sm80/general", "sm80/int8_qk_general", "sm80/int8_general")
+        ("sm80/general", "sm80/int8_qk_general", "sm80/int8_general", "sm89/int8_fp8_general")
     )
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 

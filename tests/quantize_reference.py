@@ -12,9 +12,10 @@ with the library. Arrays are those of one head, (rows, head_dim); `attention` lo
   8 to 255. The weights take it over before they are rounded to u8, relative to the largest of their
   row and tile. So one value that is far larger, or far smaller with a far larger weight (an
   attention sink), costs the others of its tile no bits.
-- "fp8": weights and values are e4m3, keys come last to first, and weights are relative to a row max
-  that lags: it is updated when a lane's weights of a 32-key block add up to more than 448. The row
-  sum is that of rounded weights, so that values which are all the same come out as they are.
+- "fp8": weights and values are e4m3, values with a power of 2 for a scale of each tile, keys come
+  last to first, and weights are relative to a row max that lags: it is updated when a row's rounded
+  weights of a tile add up to 448 or more. The row sum is that of rounded weights, so that values
+  which are all the same come out as they are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import reference
 
 TILE = 64
 MODES = ("qk", "int8", "fp8")
-# fp8: what the weight of the row max is, and what a channel's largest value is.
-FP8_WEIGHT, FP8_VALUE, FP8_LIMIT = 28.0, 16.0, 448.0
+# fp8: what the weight of the row max is; the least that a tile's largest value becomes.
+FP8_WEIGHT, FP8_VALUE, FP8_LIMIT = 6.5, 64.0, 448.0
 # int8: a key's scale is at least so much of the largest of its tile.
 LEAST_SCALE = 1 / 32
 
@@ -117,12 +118,13 @@ def quantize_values_s8(v):
     return Quantized(steps, np.float64(of_tile * np.float32(1 / 127)) * 8 / eighths)
 
 
-def quantize_values_e4m3(v, largest):
-    """A scale a channel."""
-    amax = np.float32(np.abs(v).max(axis=0, initial=0.0))
-    with np.errstate(divide="ignore"):
-        inverse = np.where(amax < 2.0**-100, np.float32(0), np.float32(largest) / amax)
-    return Quantized(round_e4m3(np.float64(np.float32(v) * inverse)), np.float64(amax) / largest)
+def quantize_values_e4m3(v):
+    """A scale a tile."""
+    scale = np.zeros((len(v), 1))
+    for first in range(0, len(v), TILE):
+        tile = slice(first, first + TILE)
+        scale[tile] = 2.0 ** np.floor(np.log2(np.abs(v[tile]).max() or 1.0)) / FP8_VALUE
+    return Quantized(round_e4m3(v / scale), scale)
 
 
 def multiply_int8(logits, v):
@@ -150,23 +152,22 @@ def multiply_int8(logits, v):
 def multiply_fp8(logits, v):
     """The same for e4m3, from the last tile to the first."""
     top, total, result = _empty(logits, v)
-    values = quantize_values_e4m3(v, FP8_VALUE)
+    values = quantize_values_e4m3(v).dequantized()
     padded = np.pad(logits, ((0, 0), (0, -len(v) % TILE)), constant_values=-np.inf)
     for first in reversed(range(0, len(v), TILE)):
         tile = slice(first, first + TILE)
         scores = padded[:, tile]
         own = scores.max(axis=1, keepdims=True)
         weights = FP8_WEIGHT * np.exp(scores - _finite(top))
-        # A lane has 8 keys of 32: two neighbours in each 8.
-        of_lanes = weights.reshape(len(weights), 2, 4, 4, 2).sum(axis=(2, 4)).max(axis=(1, 2))
-        is_late = (top == -np.inf) | (of_lanes[:, None] > FP8_LIMIT)
+        of_rows = round_e4m3(weights).sum(axis=1, keepdims=True)
+        is_late = (top == -np.inf) | (of_rows >= FP8_LIMIT)
         new, before = _raised(top, np.where(is_late, own, -np.inf))
         weights = FP8_WEIGHT * np.exp(scores - _finite(new))
         weights = round_e4m3(weights)[:, : len(v) - first]
-        result = result * before + weights @ values.values[tile] / FP8_WEIGHT
+        result = result * before + weights @ values[tile] / FP8_WEIGHT
         total = total * before + weights.sum(axis=1, keepdims=True) / FP8_WEIGHT
         top = new
-    return result * values.scale, total, top
+    return result, total, top
 
 
 def weights_of(logits):

@@ -51,7 +51,7 @@ def make_headers(root, version):
 
 
 def test_the_machines_nvcc_comes_first(toolkit, tmp_path, monkeypatch):
-    nvcc = make_nvcc(tmp_path / "cuda", "12.4")
+    nvcc = make_nvcc(tmp_path / "cuda", "12.8")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda"))
     monkeypatch.setattr(toolkit, "wheel_root", lambda: tmp_path / "wheels")
     assert toolkit.nvcc(tmp_path / "tree") == nvcc
@@ -60,7 +60,7 @@ def test_the_machines_nvcc_comes_first(toolkit, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("release", "compiles", "reason"),
-    [("12.3", True, "is of CUDA 12.3, 12.4 is needed"), ("13.0", False, "unsupported host")],
+    [("12.7", True, "is of CUDA 12.7, 12.8 is needed"), ("13.0", False, "unsupported host")],
 )
 def test_an_nvcc_that_does_not_serve_is_named_with_what_to_do(
     toolkit, tmp_path, monkeypatch, release, compiles, reason

@@ -1,4 +1,4 @@
-// Conversions from 8-bit floating point.
+// Conversions from and to 8-bit floating point.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -9,6 +9,22 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Fp8 {
+  // Four floats, rounded to nearest even, that of `x0` the lowest byte; beyond 448 it is that.
+  // Compute capability 8.9 and later.
+  CUTE_DEVICE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+    uint32_t packed;
+    // PTX names the high byte first.
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}\n"
+        : "=r"(packed)
+        : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+    return packed;
+  }
+
   // The four e4m3 numbers of a word as two pairs of Element, exactly.
   template <class Element>
   CUTE_DEVICE static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
@@ -57,6 +73,11 @@ struct Fp8 {
 #else
 
 struct Fp8 {
+  static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+    return uint32_t(to_e4m3(x0).raw()) | uint32_t(to_e4m3(x1).raw()) << 8 |
+           uint32_t(to_e4m3(x2).raw()) << 16 | uint32_t(to_e4m3(x3).raw()) << 24;
+  }
+
   template <class Element>
   static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
     static_assert(is_16_bit<Element>);

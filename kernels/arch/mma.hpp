@@ -1,6 +1,6 @@
-// mma.sync.m16n8k16 as CuTe atoms, and m16n8k32 of int8. The host twins inherit from the device's
-// atoms, and so do their traits: the layouts that a kernel is checked with are the ones the GPU is
-// programmed with.
+// mma.sync.m16n8k16 as CuTe atoms, and m16n8k32 of int8 and e4m3. The host twins inherit from the
+// device's atoms, and so do their traits: the layouts that a kernel is checked with are the ones
+// the GPU is programmed with.
 #pragma once
 
 #include <cute/arch/mma_sm80.hpp>
@@ -52,6 +52,16 @@ struct Mma {
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
             "r"(c[2]), "r"(c[3]));
     }
+  }
+
+  // m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Compute capability 8.9 and later; CUDA
+  // 12.8 and later.
+  CUTE_DEVICE static void mma_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                                   uint32_t const (&c)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
+        "{%8, %9};"
+        : "=r"(d[0]), "=r"(d[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]));
   }
 };
 
@@ -105,6 +115,11 @@ struct Mma {
   static void mma_int8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
                        int32_t const (&c)[4]) {
     simt::engine::mma_m16n8k32_int8(std::is_signed_v<A>, d, a, b, c);
+  }
+
+  static void mma_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                       uint32_t const (&c)[2]) {
+    simt::engine::mma_m16n8k32_e4m3(d, a, b, c);
   }
 };
 

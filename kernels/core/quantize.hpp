@@ -21,11 +21,12 @@
 //            row sum is that of P' e / 8, an integer. A value that is much larger than others of
 //            its tile, or much smaller with a far larger weight (an attention sink), costs these no
 //            bits then.
-//   kFp8     v8 is e4m3 with a scale for each column, such that the largest of all keys is
-//            kFp8Value. P is e4m3, kFp8Weight where the row max is, which is updated when the
-//            weights of one of four groups of 32 keys add up to more than kFp8Limit: nothing is
-//            clipped, and fp16 holds sums of 64 products. The row sum is that of P rounded. Tiles
-//            come last to first: a sink among the first keys is the last to join.
+//   kFp8     v8 is e4m3 with a scale for each tile of 64 keys, the power of 2 with which its
+//            largest magnitude is from 64 on and below 128. P is e4m3, kFp8Weight where the row max
+//            is, which is updated when a row's P of a tile adds up to kFp8Limit, the largest
+//            number of e4m3, or more. So nothing is clipped, and fp16 holds what the products of 64
+//            keys add up to, as it does here. The row sum is that of P, too. Tiles come last to
+//            first: a sink among the first keys is the last to join.
 //
 // All in fp32, in this order; numbers are rounded to nearest even:
 //
@@ -56,7 +57,8 @@ inline constexpr uint32_t kMagicBits = 0x4B400000u;
 
 inline constexpr float kLeastOfTile =
     1.0f / 32.0f;  // a key's largest value counts as that at least
-inline constexpr float kFp8Weight = 28.0f, kFp8Value = 16.0f, kFp8Limit = 448.0f;
+// 64 weights of the row max are below the limit: once updated, it need not be looked at again.
+inline constexpr float kFp8Weight = 6.5f, kFp8Log2Weight = 2.7004397f, kFp8Limit = 448.0f;
 
 CA_HOST_DEVICE constexpr int group_of(int key) { return key % 8 / 2; }
 
@@ -121,6 +123,26 @@ struct alignas(16) KeyValueScales {
   float folded[kTileKeys];          // 8 / e
   float v;                          // of_tile / 127
 };
+
+// And with v8 in e4m3.
+struct alignas(16) KeyFp8Scales {
+  float k[kGroups];
+  float v;
+};
+
+// kFp8: of a tile's values, from their largest magnitude.
+struct Fp8Factors {
+  float scale;
+  float inverse;
+};
+CA_HOST_DEVICE Fp8Factors fp8_factors_of(float of_tile) {
+  if (of_tile < kLeast) return {0.0f, 0.0f};
+  uint32_t const exponent = float_bits(of_tile) & 0x7f800000u;
+  return {bits_float(exponent - (6u << 23)), bits_float((260u << 23) - exponent)};
+}
+
+// What is rounded to e4m3, where an infinity becomes NaN.
+CA_HOST_DEVICE float to_fp8_value(float x, float inverse) { return fmaf(x, inverse, x - x); }
 
 // kInt8: of a key's values.
 struct ValueFactors {

@@ -24,7 +24,6 @@ struct QuantizedState : State {
   float q_scale[kRows];
   float q_shift[kRows];  // q . shift
   float* shift;          // [head_dim]
-  float* v_inverse;      // kFp8: [head_dim_v], what a column of V is multiplied by
 
   explicit QuantizedState(VarlenSeqInfo const& seq) : State(seq) {}
 };
@@ -58,7 +57,7 @@ TileFunction quantized_tile_function(Problem const& params, Isa isa) {
 }
 
 size_t quantized_scratch_size(Problem const& params, int rows) {
-  return scratch_size(params, rows) + size_t(params.head_dim) + size_t(params.head_dim_v);
+  return scratch_size(params, rows) + size_t(params.head_dim);
 }
 
 }  // namespace cutlass_attn::cpu

@@ -110,43 +110,16 @@ CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, Ke
   }
 }
 
-// kFp8: what the columns of V are multiplied by, from their largest of all keys.
-template <class Element>
-CA_CPU_TARGET void load_value_scales(PagedKv<Element> const& v, int seqlen_k, int head_dim_v,
-                                     float* inverse) {
-  uint32_t largest[kMaxHeadDim] = {};
-  for (int n = 0; n < seqlen_k; ++n) {
-    Element const* const row = v.row(n);
-    for (int d = 0; d < head_dim_v; ++d) {
-      uint32_t const bits = quantize::magnitude_bits(to_float(row[d]));
-      largest[d] = std::max(largest[d], bits < 0x7f800000u ? bits : 0u);
-    }
+// kFp8: v8 of a tile, times its scale, in place of its values; NaN for an infinity.
+CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
+  float of_tile = 0.0f;
+  for (int i = 0; i < keys * head_dim_v; ++i) {
+    float const size = float_of(quantize::magnitude_bits(v[i]));
+    of_tile = std::max(of_tile, quantize::finite_or_zero(size));
   }
-  for (int d = 0; d < head_dim_v; ++d) {
-    float const amax = float_of(largest[d]);
-    inverse[d] = amax < quantize::kLeast ? 0.0f : quantize::kFp8Value / amax;
-  }
-}
-
-// kFp8: v8 of a tile, in place of its values; NaN for an infinity, which has no scale.
-CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v, float const* inverse) {
-  for (int n = 0; n < keys; ++n) {
-    float* const row = v + n * head_dim_v;
-    for (int d = 0; d < head_dim_v; ++d) {
-      row[d] = rounded_e4m3(row[d] * inverse[d]) + (row[d] - row[d]);
-    }
-  }
-}
-
-// kFp8: O times the scales of the columns.
-CA_CPU_TARGET inline void unscale_output(Problem const& p, QuantizedState const& state, int rows) {
-  for (int row = 0; row < rows; row += kBlock) {
-    int const width = block_width(row, rows);
-    for (int d = 0; d < p.head_dim_v; ++d) {
-      float const inverse = state.v_inverse[d], scale = inverse == 0.0f ? 0.0f : 1.0f / inverse;
-      float* const o = state.o + int64_t(row) * p.head_dim_v + d * width;
-      for (int r = 0; r < width; ++r) o[r] *= scale;
-    }
+  quantize::Fp8Factors const factors = quantize::fp8_factors_of(of_tile);
+  for (int i = 0; i < keys * head_dim_v; ++i) {
+    v[i] = rounded_e4m3(quantize::to_fp8_value(v[i], factors.inverse)) * factors.scale;
   }
 }
 
@@ -183,18 +156,15 @@ CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best
   SoftmaxRow* const rows = state.softmax + row;
   if constexpr (kMode == Quantize::kFp8) {
     // Whether weights by the row max so far are too large; the first has none to go by.
-    for (int r = 0; r < kWidth; ++r) {
-      bool const has_max = rows[r].max != -kInf;
-      bool is_late = !has_max;
-      for (int n0 = 0; n0 < keys && !is_late; n0 += 32) {
-        float of_group[quantize::kGroups] = {};
-        for (int n = n0; n < std::min(n0 + 32, keys); ++n) {
-          of_group[quantize::group_of(n)] +=
-              quantize::kFp8Weight * fast_exp2(s[n * kWidth + r] - rows[r].max);
-        }
-        for (float x : of_group) is_late |= x > quantize::kFp8Limit;
+    alignas(64) float of_tile[kWidth] = {};
+    for (int n = 0; n < keys; ++n) {
+      for (int r = 0; r < kWidth; ++r) {
+        float const weight = fast_exp2(s[n * kWidth + r] - rows[r].max);
+        of_tile[r] += rounded_e4m3(quantize::kFp8Weight * weight);
       }
-      if (!is_late) best[r] = -kInf;
+    }
+    for (int r = 0; r < kWidth; ++r) {
+      if (rows[r].max != -kInf && of_tile[r] < quantize::kFp8Limit) best[r] = -kInf;
     }
   }
   for (int r = 0; r < kWidth; ++r) {
@@ -270,7 +240,6 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   float* const k_panel = state.s + kBlock * kTileKeys;
   float* const v_panel = k_panel + kTileKeys * p.head_dim;
   state.shift = v_panel + kTileKeys * p.head_dim_v;
-  state.v_inverse = state.shift + p.head_dim;
 
   IntervalMask const mask(p.mask, lens);
   place_rows(state, mask, tile, padded);
@@ -278,9 +247,6 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   PagedKv<Element> const v_source(p, state.seq, p.v, tile.kv_head);
   load_shift(k_source, lens.k, p.head_dim, state.shift);
   quantize_queries<Element>(p, state, rows);
-  if constexpr (kMode == Quantize::kFp8) {
-    load_value_scales(v_source, lens.k, p.head_dim_v, state.v_inverse);
-  }
   std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
 
   TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
@@ -296,7 +262,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
     if constexpr (kMode == Quantize::kInt8) {
       quantize_values(v_panel, keys.keys, p.head_dim_v, keys);
     } else if constexpr (kMode == Quantize::kFp8) {
-      round_values(v_panel, keys.keys, p.head_dim_v, state.v_inverse);
+      round_values(v_panel, keys.keys, p.head_dim_v);
     }
     for (int row = 0; row < rows; row += kBlock) {
       attend_width<kMode, CA_CPU_VECTORS>(block_width(row, rows), p, state, row, keys);
@@ -306,7 +272,6 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
     state.scale[r] =
         finish_row(p, state.seq, state.head[r], state.query[r], state.softmax[r], 1.0f, true);
   }
-  if constexpr (kMode == Quantize::kFp8) unscale_output(p, state, rows);
   store_output<Element>(p, state, rows);
 }
 

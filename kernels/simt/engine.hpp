@@ -42,6 +42,9 @@ struct Schedule {
   // as zeros and keeps what it has until an asynchronous copy lands; rows of a wmma matrix may
   // overlap. It hides bugs: only to see what one would do on a GPU.
   bool poison = true;
+  // Whether products of e4m3 are rounded to fp16 after the first half of them, the second, and with
+  // the accumulator, as GPUs do that have none, or once. Results may be off by these roundings.
+  bool halves_e4m3 = false;
 };
 
 struct Grid {
@@ -86,6 +89,11 @@ void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_
 // `is_signed`. A sum beyond an int32, which would wrap around, is an error.
 void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
                        uint32_t const (&b)[2], int32_t const (&c)[4]);
+
+// mma.sync.m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Schedule::halves_e4m3 says how it
+// rounds.
+void mma_m16n8k32_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                       uint32_t const (&c)[2]);
 
 // Which element of a matrix of `size` elements, a power of 2, is number i of this lane in a wmma
 // fragment.

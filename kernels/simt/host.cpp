@@ -89,6 +89,14 @@ void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
   if (!fits) self->worker->check("calls mma.m16n8k32, of which a sum is beyond an int32");
 }
 
+void mma_m16n8k32_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
+                       uint32_t const (&c)[2]) {
+  MmaE4m3Operands operands{a, b, c, d};
+  bool const halves = self->worker->halves_e4m3();
+  self->worker->collective(WaitFor{Wait::kMmaE4m3}, operands,
+                           [=](auto const& all) { warp_mma_e4m3(halves, all); });
+}
+
 void sync_warp() { self->worker->sync_warp(); }
 
 int wmma_element(int i, int size) { return wmma_element_of(self->id % kWarpSize, i, size); }

@@ -16,6 +16,7 @@ enum class Wait : uint8_t {
   kMmaBFloat16,
   kMmaInt8,
   kMmaUint8,
+  kMmaE4m3,
   kLoadMatrix,
   kLoadMatrixTrans,
   kWmma,
@@ -58,6 +59,8 @@ inline std::string describe(WaitFor wait) {
       return "wait in mma.m16n8k32.s8";
     case Wait::kMmaUint8:
       return "wait in mma.m16n8k32.u8";
+    case Wait::kMmaE4m3:
+      return "wait in mma.m16n8k32.e4m3";
     case Wait::kLoadMatrix:
       return "wait in ldmatrix.x4";
     case Wait::kLoadMatrixTrans:

@@ -3,9 +3,11 @@
 // "ldmatrix"), not taken from CuTe's traits: the two check each other.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "core/e4m3.hpp"
 #include "simt/engine.hpp"
 
 namespace cutlass_attn::simt {
@@ -123,6 +125,63 @@ inline bool warp_mma_int8(bool is_signed, Mma8Operands* const (&lanes)[kWarpSize
     }
   }
   return fits;
+}
+
+// The nearest fp16, ties to even.
+inline uint16_t half_of(double x) {
+  uint16_t const sign = std::signbit(x) ? 0x8000 : 0;
+  double const size = std::fabs(x);
+  if (std::isnan(x)) return sign | 0x7e00;
+  if (size >= 65520) return sign | 0x7c00;
+  int const exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
+  // A significand of 11 bits carries into the exponent by itself.
+  int const significand = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return uint16_t(sign | (((exponent + 14) << 10) + significand));
+}
+
+struct MmaE4m3Operands {
+  uint32_t const* a;  // (4) four e4m3 each of the row-major 16 x 32 matrix A
+  uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
+  uint32_t const* c;  // (2) pairs of fp16 of the 16 x 8 matrix C
+  uint32_t* d;        // (2)
+};
+
+// The same fragments, of a product's bytes; pairs of C as those of m16n8k16. Products of two 4-bit
+// significands, and 32 of them and a half, are exact in fp64.
+inline void warp_mma_e4m3(bool halves, MmaE4m3Operands* const (&lanes)[kWarpSize]) {
+  float numbers[256];
+  for (int bits = 0; bits < 256; ++bits) numbers[bits] = float(E4M3{uint8_t(bits)});
+  double a[16][32], b[8][32];  // (m, k), (n, k)
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    int const group = lane / 4, four = lane % 4 * 4;
+    for (int i = 0; i < 16; ++i) {
+      uint8_t const bits = uint8_t(lanes[lane]->a[i / 4] >> i % 4 * 8);
+      a[group + i / 4 % 2 * 8][four + i % 4 + i / 8 * 16] = numbers[bits];
+    }
+    for (int i = 0; i < 8; ++i) {
+      b[group][four + i % 4 + i / 4 * 16] = numbers[uint8_t(lanes[lane]->b[i / 4] >> i % 4 * 8)];
+    }
+  }
+  auto const rounded = [](double x) { return double(cutlass_attn::half_to_float(half_of(x))); };
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    for (int i = 0; i < 2; ++i) {
+      uint32_t pair = 0;
+      for (int j = 0; j < 2; ++j) {
+        int const m = lane / 4 + i * 8, n = lane % 4 * 2 + j;
+        auto const sum_of = [&](int first, int end) {
+          double sum = 0;
+          for (int k = first; k < end; ++k) sum += a[m][k] * b[n][k];
+          return sum;
+        };
+        uint16_t const c_bits = uint16_t(lanes[lane]->c[i] >> 16 * j);
+        double const c = double(cutlass_attn::half_to_float(c_bits));
+        double const sum =
+            halves ? rounded(rounded(sum_of(0, 16)) + sum_of(16, 32)) + c : sum_of(0, 32) + c;
+        pair |= uint32_t(half_of(sum)) << 16 * j;
+      }
+      lanes[lane]->d[i] = pair;
+    }
+  }
 }
 
 // The index that a kernel cannot know: an odd factor makes it one of each.

@@ -130,6 +130,8 @@ class Worker {
     return barrier;
   }
 
+  bool halves_e4m3() const { return schedule_.halves_e4m3; }
+
   void sync_warp() {
     Warp& warp = warps_[self->id / kWarpSize];
     void* const token = &warp.tokens[warp.generation & 1];

@@ -21,7 +21,8 @@ using namespace cute;
 // has a share of a tile's keys for S, and of the head-dim columns for O.
 // QkAccumulator, PvAccumulator: what Q K^T and P V are accumulated in, float or cutlass::half_t;
 // Q K^T also in int32_t: then Q and K are rounded to int8 (core/quantize.hpp), K before the kernel;
-// with that P V, too, in which case V is, and P to 8 bits without a sign.
+// with that P V, too, in which case V is, and P to 8 bits without a sign, or, with cutlass::half_t,
+// V and P to e4m3.
 // kLayout: how many rows sequences have, and where those of K and V are.
 // Kv: what K and V are stored as: Element, or E4M3 (products_fp8.hpp).
 // kDrops: whether weights are dropped, with another score than the general one, which may always.
@@ -40,7 +41,12 @@ struct Config {
   using QkAccumulator = QkAccumulator_;
   using PvAccumulator = PvAccumulator_;
   static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
+  // P and V in 8 bits: of int8, or of e4m3.
   static constexpr bool kIsInt8V = std::is_same_v<PvAccumulator, int32_t>;
+  static constexpr bool kIsE4m3V = kIsInt8 && std::is_same_v<PvAccumulator, cutlass::half_t>;
+  static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
+  // Tiles of keys come last to first (core/quantize.hpp).
+  static constexpr bool kIsReversed = kIsE4m3V;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
@@ -53,8 +59,8 @@ struct Config {
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   // Of numbers of 8 bits two are an element to the tile, to copies and to ldmatrix.
   using TileK = SwizzledTile<kBlockN, kHeadDim / (kIsFp8 || kIsInt8 ? 2 : 1)>;
-  // V in int8 has two keys for an element, and half as many rows.
-  using TileV = SwizzledTile<kBlockN / (kIsInt8V ? 2 : 1), kHeadDimV / (kIsFp8 ? 2 : 1)>;
+  // V in 8 bits of this kernel's own has two keys for an element, and half as many rows.
+  using TileV = SwizzledTile<kBlockN / (kIs8BitV ? 2 : 1), kHeadDimV / (kIsFp8 ? 2 : 1)>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
   using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // of the warps that share rows
   using Place = FragmentPlace<kWarpsM, kWarpsN>;
@@ -76,20 +82,20 @@ struct Config {
   }
 
   // Which schedule. Q stays in registers where it takes at most 32 of them, in int8 where it and O
-  // take at most 128; then K and V have two buffers each. With P V in int8, S of a whole tile has
+  // take at most 128; then K and V have two buffers each. With P V in 8 bits, S of a whole tile has
   // them.
   static constexpr bool kIsSplit = kWarpsN > 1;
   static constexpr int kSteps = kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
   static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
   static constexpr bool kKeepsQ =
-      !kIsSplit && !kIsInt8V && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
+      !kIsSplit && !kIs8BitV && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
   // Keys of a tile that have the same scales, and how many times that.
   static constexpr int kScaleKeys = kBlockN < quantize::kTileKeys ? kBlockN : quantize::kTileKeys;
   static constexpr int kScaleTiles = kBlockN / kScaleKeys;
   static_assert(!kIsInt8 || (!kIsSplit && kIsDense && kBlockN % kScaleKeys == 0 &&
                              quantize::kTileKeys % kScaleKeys == 0));
-  static_assert(!kIsInt8V || (kIsInt8 && kBlockN == quantize::kTileKeys),
-                "weights are rounded relative to the largest of a row in a tile");
+  static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
+                "weights are rounded with what a row has of a tile");
   static constexpr int kStages = kKeepsQ ? 2 : 1;
 
   // Whether O and S of a whole tile leave few registers for anything else. P V in two levels takes
@@ -104,7 +110,7 @@ struct Config {
   template <class Score>
   static constexpr int key_block() {
     if (kIsSplit) return kBlockN / kWarpsN;
-    if (kIsInt8V) return kBlockN;
+    if (kIs8BitV) return kBlockN;
     if (kIsInt8 && kQAndO > 96) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
@@ -148,8 +154,10 @@ struct Config {
   struct Scales {
     // Of two tiles of K, in turn: that in softmax and the next. Where V has scales, those of a tile
     // are there as long as its K.
-    using OfTile = std::conditional_t<kIsInt8V, quantize::KeyValueScales, quantize::KeyScales>;
-    OfTile scales[kIsInt8V ? 1 : 2 * kScaleTiles];
+    using OfTile = std::conditional_t<
+        kIsInt8V, quantize::KeyValueScales,
+        std::conditional_t<kIsE4m3V, quantize::KeyFp8Scales, quantize::KeyScales>>;
+    OfTile scales[kIs8BitV ? 1 : 2 * kScaleTiles];
     float q_scale[kBlockM];  // of the rows
     float q_shift[kBlockM];  // Q . shift of the rows
     // Of the KV head, in global memory.
@@ -235,7 +243,7 @@ struct Config {
                 "so that a warp's columns of V are chunks");
   static_assert(!kIsSplit || kBlockN / kWarpsN == 8,
                 "so that an ldmatrix of K brings 8 keys x 32 columns");
-  static_assert(!kIsInt8 || kIsInt8V || std::is_same_v<PvAccumulator, float>);
+  static_assert(!kIsInt8 || kIs8BitV || std::is_same_v<PvAccumulator, float>);
   static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
   static_assert(!kIsSplit ||
                     (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),

@@ -7,15 +7,16 @@
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N a share of the keys for S, and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp), with
-//               PvAccumulator = int32_t P V, too (quantized_weights.hpp).
+//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp); with
+//               PvAccumulator = int32_t P V, too (quantized_weights.hpp), with half_t it is one of
+//               e4m3 then (fp8_weights.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
 //               where it has room.
 // Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of five schedules, each in a file: pipelined.hpp where Q has room in registers,
+// Pipeline:     one of six schedules, each in a file: pipelined.hpp where Q has room in registers,
 //               general.hpp for the general score there; tiled.hpp where it has none; split.hpp
-//               with several warps along N; int8.hpp with P V in int8.
+//               with several warps along N; int8.hpp and int8_fp8.hpp with P V in 8 bits.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +26,7 @@
 #include "core/forward_params.hpp"
 #include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
-#include "sm80/int8.hpp"
+#include "sm80/int8_fp8.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
 #include "sm80/quantize_values.hpp"
@@ -47,12 +48,12 @@ struct Forward {
   using Coord = typename Config::Coord;
   using OtherParams = std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>;
   using Params =
-      std::conditional_t<Config::kIsInt8V, QuantizedValuesParams,
-                         std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>>;
+      std::conditional_t<Config::kIsInt8, BasicQuantizedParams<typename Config::Scales::OfTile>,
+                         OtherParams>;
   // With int8, the launches around it.
-  using Before =
-      std::conditional_t<Config::kIsInt8V, QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV>,
-                         QuantizeKeys<Element, kHeadDim>>;
+  using Before = std::conditional_t<Config::kIs8BitV,
+                                    QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
+                                    QuantizeKeys<Element, kHeadDim>>;
   using After = NoAside<Params>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
@@ -88,7 +89,8 @@ struct Forward {
       }
     }
     auto const is_aligned = all_aligned<Score>(p);
-    Operands<Config, Score, Arch> in(p, tile, range, tiles.begin, is_aligned, shared);
+    int const first_key = Config::kIsReversed ? tiles.end - kBlockN : tiles.begin;
+    Operands<Config, Score, Arch> in(p, tile, range, first_key, is_aligned, shared);
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
     bool const has_keys = tiles.begin < tiles.end;  // that these queries see
@@ -148,6 +150,8 @@ struct Forward {
                                        Result<Config, Score, Arch>& out) {
     if constexpr (Config::kIsInt8V) {
       Int8Schedule<Config, Score, Arch>(in, out).run();
+    } else if constexpr (Config::kIsE4m3V) {
+      Int8Fp8Schedule<Config, Score, Arch>(in, out).run();
     } else if constexpr (Config::kIsSplit) {
       SplitSchedule<Config, Score, Arch>(in, out).run();
     } else if constexpr (!Config::kKeepsQ) {

@@ -19,7 +19,7 @@ struct KvCopy {
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
-  // Of a row: two of V in int8, whose tiles are whole, with rows in an order of their own.
+  // Of a row: two of V in 8 bits, whose tiles are whole, with rows in an order of their own.
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
@@ -89,7 +89,7 @@ struct KvCopy {
     constexpr int kVectors = sizeof(scales[0]) / 16, kBuffers = sizeof(scales) / sizeof(scales[0]);
     int const of_tile = thread / kVectors;
     int const first = key + of_tile * Config::kScaleKeys;
-    if (of_tile >= Config::kScaleTiles || first >= seqlen_k() || key >= range.end) return;
+    if (of_tile >= Config::kScaleTiles || first >= seqlen_k() || !has(key)) return;
     auto const* const all = shared.block.all_scales + first / quantize::kTileKeys;
     int const vector = thread % kVectors * 4;
     float const* const from = reinterpret_cast<float const*>(all) + vector;
@@ -101,6 +101,11 @@ struct KvCopy {
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) to[i] = from[i];
     }
+  }
+
+  // Whether there is a tile that begins at `key`: they come one after the other.
+  CUTE_DEVICE bool has(int key) const {
+    return Config::kIsReversed ? key >= range.begin : key < range.end;
   }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
@@ -125,13 +130,14 @@ struct KvCopy {
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
     int const own = Config::kIsTight ? opaque(thread) : thread;
-    if (rows_left<Copy>(key) >= Copy::Tile::kRows && key < range.end) {
+    if (rows_left<Copy>(key) >= Copy::Tile::kRows && has(key)) {
       Copy::load_whole(target, source, row_stride, columns, own);
-    } else if (key < range.end) {
+    } else if (has(key)) {
       Copy::load(target, source, row_stride, rows_left<Copy>(key), columns, own);
     }
     Arch::async_copy_commit();
-    source += Copy::Tile::kRows * row_stride;
+    int64_t const step = Copy::Tile::kRows * row_stride;
+    source += Config::kIsReversed ? -step : step;
   }
 
   // A row from wherever the block table says it is.
@@ -139,7 +145,7 @@ struct KvCopy {
   CUTE_DEVICE void gather(Address target, PagedKv<Kv> const& rows, int key, int columns) const {
     int const left = seqlen_k() - key;
     FastDivisor const by_page = shared.block.by_page;
-    if (key < range.end) {
+    if (has(key)) {
       Copy::load_rows(
           target,
           [&](int r) { return rows.row(key + (r < left ? r : 0), by_page) + Copy::column(thread); },
@@ -152,7 +158,7 @@ struct KvCopy {
   // through the loop, and spills for it.
   template <class Copy>
   CUTE_DEVICE void copy_elements(char const* smem, Operand const& t, int key, int columns) const {
-    if (key >= range.end) return;
+    if (!has(key)) return;
     int const own = opaque(thread);
     Copy::load_elements(Arch::smem_address(smem) + Copy::offset(own),
                         source<Copy>(p, t, shared.block.tile, key, own), t.row_stride,

@@ -1,4 +1,5 @@
-// Rounds K and V to int8 in one launch, before the kernel that multiplies both in 8 bits.
+// Rounds K to int8 and V to int8 or e4m3 in one launch, before the kernel that multiplies both in 8
+// bits.
 //
 // Grid, block:  those of QuantizeKeys, whose tile comes first; then the same tile of V.
 // Warp:         16 of the tile's keys.
@@ -11,9 +12,10 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV>
+template <class Element, int kHeadDim, int kHeadDimV, class Params_ = QuantizedValuesParams>
 struct QuantizeKeysAndValues {
-  using Params = QuantizedValuesParams;
+  using Params = Params_;
+  static constexpr bool kIsFp8 = std::is_same_v<Params, Fp8ValuesParams>;
   using Keys = QuantizeKeys<Element, kHeadDim, Params>;
   static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
   static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns, of a key
@@ -72,19 +74,28 @@ struct QuantizeKeysAndValues {
     CUTE_UNROLL
     for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, of_warps[i]);
 
-    quantize::ValueFactors const factors[2] = {quantize::value_factors_of(bits[0], largest),
-                                               quantize::value_factors_of(bits[1], largest)};
-    quantize::KeyValueScales& scales = *params.scales_of(head, tile);
-    if (Arch::thread() % 4 == 0) {
-      uint8_t* const eighths = reinterpret_cast<uint8_t*>(scales.eighths);
-      int const first = (pair % 4 * 4 + warp) * 4 + pair / 4 * 2;  // word 4 t + b
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        scales.folded[first_key + i] = factors[i].folded;
-        eighths[first + i] = uint8_t(factors[i].eighths);
+    auto& scales = *params.scales_of(head, tile);
+    float inverse[2];
+    if constexpr (kIsFp8) {
+      quantize::Fp8Factors const factors = quantize::fp8_factors_of(largest);
+      inverse[0] = inverse[1] = factors.inverse;
+      if (Arch::thread() == 0) scales.v = factors.scale;
+    } else {
+      quantize::ValueFactors const factors[2] = {quantize::value_factors_of(bits[0], largest),
+                                                 quantize::value_factors_of(bits[1], largest)};
+      if (Arch::thread() % 4 == 0) {
+        uint8_t* const eighths = reinterpret_cast<uint8_t*>(scales.eighths);
+        int const first = (pair % 4 * 4 + warp) * 4 + pair / 4 * 2;  // word 4 t + b
+        CUTE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          scales.folded[first_key + i] = factors[i].folded;
+          eighths[first + i] = uint8_t(factors[i].eighths);
+        }
       }
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) inverse[i] = factors[i].inverse;
+      if (Arch::thread() == 0) scales.v = quantize::factors_of(float_bits(largest)).scale;
     }
-    if (Arch::thread() == 0) scales.v = quantize::factors_of(float_bits(largest)).scale;
 
     Operand const& v8 = params.problem.v;  // of elements of two bytes
     int64_t const row = (int64_t(head) * params.tiles + tile) * (quantize::kTileKeys / 2) +
@@ -96,16 +107,33 @@ struct QuantizeKeysAndValues {
       uint32_t packed[4];
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {  // two columns, of two keys each
-        uint32_t bytes[4];
+        float x[4];
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          float const x = element_to_float<Element>(uint16_t(words[e % 2][v][i] >> e / 2 * 16));
-          // A product of 0 with what is not finite is not 0.
-          bytes[e] = quantize::to_int8(quantize::finite_or_zero(x), factors[e % 2].inverse);
+          x[e] = element_to_float<Element>(uint16_t(words[e % 2][v][i] >> e / 2 * 16));
         }
-        packed[i] = Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+        packed[i] = round<Arch>(x, inverse);
       }
       store_vector(static_cast<char*>(v8.data) + (row * head_dim_v + column) * 2, packed);
+    }
+  }
+
+  // Two columns of two keys.
+  template <class Arch>
+  CUTE_DEVICE static uint32_t round(float const (&x)[4], float const (&inverse)[2]) {
+    if constexpr (kIsFp8) {
+      float scaled[4];
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) scaled[e] = quantize::to_fp8_value(x[e], inverse[e % 2]);
+      return Arch::pack_e4m3(scaled[0], scaled[1], scaled[2], scaled[3]);
+    } else {
+      uint32_t bytes[4];
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        // A product of 0 with what is not finite is not 0.
+        bytes[e] = quantize::to_int8(quantize::finite_or_zero(x[e]), inverse[e % 2]);
+      }
+      return Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
     }
   }
 };

@@ -4,7 +4,8 @@
 //                                          a batch entry, keys are rounded up to 64, columns to 32,
 //                                          with zeros. Within 16 columns they are in the order of
 //                                          permuted_column()
-//   v8       (head, pair, columns, 2)      with P V in int8, V: the two keys of a pair are next to
+//   v8       (head, pair, columns, 2)      with P V in 8 bits, V: the two keys of a pair are next
+//   to
 //                                          each other. Within 16 keys, pairs are in the order of
 //                                          pair_row()
 //   scales   (head, tile) TileScales       of a tile of 64 keys
@@ -33,7 +34,7 @@ CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4
 template <class TileScales_>
 struct BasicQuantizedParams : ForwardParams {
   using TileScales = TileScales_;
-  static constexpr bool kHasValues = std::is_same_v<TileScales, quantize::KeyValueScales>;
+  static constexpr bool kHasValues = !std::is_same_v<TileScales, quantize::KeyScales>;
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
@@ -107,5 +108,6 @@ struct BasicQuantizedParams : ForwardParams {
 
 using QuantizedParams = BasicQuantizedParams<quantize::KeyScales>;
 using QuantizedValuesParams = BasicQuantizedParams<quantize::KeyValueScales>;
+using Fp8ValuesParams = BasicQuantizedParams<quantize::KeyFp8Scales>;
 
 }  // namespace cutlass_attn::sm80

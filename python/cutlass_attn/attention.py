@@ -102,11 +102,11 @@ def attention(
             exact, for q @ k^T and for the weights times v, or "fp16_qk" or "fp16_pv" for one of
             them. float16 alone, and only by kernels that have it: docs/accumulation.md.
         quantize: what is multiplied in 8 bits: None, nothing; "qk", q and k, faster on some GPUs
-            and less exact; "int8" or "fp8", also the weights and v, "fp8" so far on a CPU alone.
-            float16 and bfloat16 alone, without dropout or gradients, and only by kernels that have
-            it, which "auto" takes for no other call. A NaN or infinity in k then reaches every
-            query that sees one of 16 keys: of its 64 (from a multiple of 64 on) those with the same
-            ``key % 8 // 2``. docs/eight-bit.md.
+            and less exact; "int8" or "fp8", also the weights and v, "fp8" on GPUs from compute
+            capability 8.9 on. float16 and bfloat16 alone, without dropout or gradients, and only by
+            kernels that have it, which "auto" takes for no other call. A NaN or infinity in k then
+            reaches every query that sees one of 16 keys: of its 64 (from a multiple of 64 on) those
+            with the same ``key % 8 // 2``. docs/eight-bit.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
             two disagree. Waits for the GPU. Of the forward pass alone: gradients are not verified.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to

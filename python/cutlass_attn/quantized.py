@@ -8,6 +8,7 @@ import numpy as np
 
 TILE_KEYS, GROUPS, SAMPLES, PARTIAL_SUMS = 64, 4, 64, 8
 LEAST = np.float32(2.0**-100)
+FP8_WEIGHT = 6.5  # where the row max is
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,32 @@ def operands(q: np.ndarray, k: np.ndarray) -> Operands:
     return Operands(_rounded(q, (3,)), k8, shift, q_shift)
 
 
-def weights_and_values(p: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The weights p (Sq, Sk) and v (Sk, Dv) of a head, float64, as quantize="int8" rounds them."""
+def weights_and_values(p: np.ndarray, v: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
+    """The weights p (Sq, Sk) and v (Sk, Dv) of a head, float64, as quantize="int8" or "fp8" rounds
+    them; for "fp8" as if the row max did not lag."""
+    return _in_int8(p, v) if mode == "int8" else _in_fp8(p, v)
+
+
+def _in_fp8(p: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    unit = p.max(axis=1, initial=0.0, keepdims=True) / FP8_WEIGHT
+    rounded_v = np.zeros(v.shape)
+    for first in range(0, len(v), TILE_KEYS):
+        tile = slice(first, first + TILE_KEYS)
+        of_tile = np.abs(v[tile]).max(where=np.isfinite(v[tile]), initial=0.0)
+        if of_tile >= LEAST:
+            scale = 2.0 ** (np.floor(np.log2(of_tile)) - 6)
+            rounded_v[tile] = round_e4m3(v[tile] / scale) * scale
+    return round_e4m3(p / np.where(unit == 0, 1, unit)) * unit, rounded_v
+
+
+def round_e4m3(x: np.ndarray) -> np.ndarray:
+    """The nearest number of e4m3, ties to even; beyond 448 it is 448."""
+    _, exponent = np.frexp(x)
+    spacing = np.ldexp(1.0, np.maximum(exponent - 1, -6) - 3)
+    return np.asarray(np.clip(np.rint(x / spacing) * spacing, -448.0, 448.0))
+
+
+def _in_int8(p: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rounded_p, rounded_v = np.zeros(p.shape), np.zeros(v.shape)
     for first in range(0, len(v), TILE_KEYS):
         tile = slice(first, first + TILE_KEYS)

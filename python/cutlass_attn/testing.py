@@ -163,12 +163,12 @@ def reference(
     causal: bool = False,
     softmax_scale: float | None = None,
     accumulate: str = "fp32",
-    rounds_weights: bool = False,
+    rounds_weights: str | None = None,
 ) -> Reference:
     """Attention of q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D), whose values `dtype` represents.
 
-    With rounds_weights the yardstick rounds P and V to 8 bits, as quantize="int8" does, and the
-    log-sum-exp may be off by twice as much as its own.
+    With rounds_weights, "int8" or "fp8", the yardstick rounds P and V to 8 bits, as that does for
+    `quantize`, and the log-sum-exp may be off by twice as much as its own.
 
     The yardstick is for kernels with such sums as `accumulate` says; others than "fp32" are for
     float16 and a positive softmax_scale. For float32 it computes in float32 throughout: with
@@ -204,10 +204,12 @@ def reference(
             sums = _product_in_slices(rounded, v_) if in_fp16_pv else rounded @ v_
             unfused[b, h] = round_to(sums / np.where(total == 0, 1, total), dtype)
         elif rounds_weights:
-            p, v_ = weights_and_values(p, v_)
+            p, v_ = weights_and_values(p, v_, rounds_weights)
             total = p.sum(axis=1, keepdims=True)
             unfused[b, h] = round_to(p @ v_ / np.where(total == 0, 1, total), dtype)
-            lse_error[b, h] = 2 * np.abs(np.log(np.where(total == 0, 1, total)))[:, 0] + 2.0**-8
+            # One row sum that is rounded the other way: a weight of u8, or of e4m3.
+            flipped = 2.0**-8 if rounds_weights == "int8" else 2.0**-5
+            lse_error[b, h] = 2 * np.abs(np.log(np.where(total == 0, 1, total)))[:, 0] + flipped
         else:
             unfused[b, h] = round_to(round_to(p, dtype).astype(np.float64) @ v_, dtype)
     return Reference(exact, lse, unfused, lse_error)

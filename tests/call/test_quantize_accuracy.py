@@ -13,13 +13,13 @@ import pytest
 import quantize_reference
 import reference
 from cases import torch
-from cutlass_attn import testing
+from cutlass_attn import quantized, testing
 from cutlass_attn.tools.accuracy import inputs, measure, peer
 
 KERNELS = {"qk": "cpu/int8_qk", "int8": "cpu/int8", "fp8": "cpu/int8_fp8"}
 VARIANTS = [v for v in cutlass_attn.variants() if v.kernel in KERNELS.values()]
 # Kernels of GPUs with "qk" are in test_attention.py.
-OF_GPUS = [v for v in cases.compiled_variants() if v.quantize == "int8" and v.head_dim]
+OF_GPUS = [v for v in cases.compiled_variants() if v.quantize in ("int8", "fp8") and v.head_dim]
 modes = pytest.mark.parametrize("mode", KERNELS)
 KEYS = 4096
 NAMES = [
@@ -74,7 +74,7 @@ def test_errors(kind, head_dim):
     assert 0.02 < errors["peer"] < 0.05
     # "fp8" has the peer's two roundings to e4m3 as well, but of weights relative to a row max that
     # lags; the peer's largest weight is 448, which is exact.
-    assert errors["fp8"] <= 1.1 * errors["peer"], errors
+    assert errors["fp8"] <= 1.15 * errors["peer"], errors
 
     for mode, kernel in KERNELS.items():
         out, chosen = measure.run(few, mode, "cpu")
@@ -109,7 +109,7 @@ def test_a_sink_anywhere():
     assert relative(by_definition(given, "int8"), measure.exact(given)) < 0.03
 
 
-@pytest.mark.parametrize("round_e4m3", [peer.round_e4m3, quantize_reference.round_e4m3])
+@pytest.mark.parametrize("round_e4m3", [quantized.round_e4m3, quantize_reference.round_e4m3])
 def test_e4m3(round_e4m3):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     rng = np.random.default_rng(0)
@@ -162,6 +162,11 @@ def test_modes(variant, case):
         *arrays, variant.dtype, variant.quantize, **case.scalars, **options
     )
     unit = 2.0**-11 if variant.dtype == "float16" else 2.0**-8
+    if variant.quantize == "fp8" and variant.head_dim:  # sums of a tile are rounded to fp16, too
+        error = np.square(cases.to_bhsd(case, out) - expected.exact).mean()
+        assert np.sqrt(error) <= (0.002 + unit) * np.sqrt(np.square(expected.exact).mean())
+        np.testing.assert_allclose(lse.cpu().numpy(), expected.lse, atol=4e-3, rtol=1e-5)
+        return
     off = np.abs(cases.to_bhsd(case, out) - expected.exact)
     is_off = (off > unit * np.abs(expected.exact) + 2.0**-14).any(axis=-1)
     is_off |= ~np.isclose(lse.cpu().numpy(), expected.lse, atol=2e-5, rtol=1e-5)

@@ -391,6 +391,45 @@ double SolvedCase::round_weights(std::vector<double> const& p, std::vector<doubl
   return rounded_sum;
 }
 
+namespace {
+
+double round_e4m3(double x) {
+  if (x == 0) return 0;
+  double const step = std::ldexp(1.0, std::max(std::ilogb(x), -6) - 3);
+  return std::fmin(std::fmax(std::nearbyint(x / step) * step, -448), 448);
+}
+
+}  // namespace
+
+// The same in e4m3, relative to a row max that does not lag. The most that LSE is off by: half a
+// step of each weight.
+double SolvedCase::round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v,
+                                     int b, int h_kv, double sum, double* row,
+                                     double& lse_bound) const {
+  Case const& c = case_;
+  auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
+  double rounded_sum = sum, steps = 0;
+  for (int first = 0; first < c.seqlen_k; first += 64) {
+    int const end = std::min(first + 64, c.seqlen_k);
+    double of_tile = 0;
+    for (int j = first; j < end; ++j) {
+      for (int d = 0; d < c.head_dim_v; ++d) of_tile = std::fmax(of_tile, std::fabs(value(j, d)));
+    }
+    double const scale = of_tile == 0 ? 0 : std::ldexp(1.0, std::ilogb(of_tile) - 6);
+    for (int j = first; j < end; ++j) {
+      double const weight = round_e4m3(6.5 * p[j]) / 6.5;
+      rounded_sum += weight - p[j];
+      steps += std::fmax(p[j] / 16, 0x1p-10 / 6.5);
+      for (int d = 0; d < c.head_dim_v && scale > 0; ++d) {
+        row[d] += weight * round_e4m3(value(j, d) / scale) * scale;
+      }
+    }
+  }
+  lse_bound += 1.1 * steps / sum;
+  for (int d = 0; d < c.head_dim_v; ++d) row[d] /= rounded_sum;
+  return rounded_sum;
+}
+
 void SolvedCase::solve() {
   Case const& c = case_;
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
@@ -400,7 +439,8 @@ void SolvedCase::solve() {
   double const dropped = std::round(double(c.dropout_p) * 32768) / 32768;
   std::vector<double> const v = values(v_), given_q = values(q_);
   std::vector<double> q = given_q, k = values(k_);
-  bool const is_int8 = c.quantize != Quantize::kNone, is_int8_v = c.quantize == Quantize::kInt8;
+  bool const is_int8 = c.quantize != Quantize::kNone,
+             is_8_bit_v = is_int8 && c.quantize != Quantize::kQk;
   // Without a softcap or terms a score goes from the sum to the exponent in one step.
   bool const is_one_step = is_int8 && c.softcap == 0 && !c.bias && !c.alibi && !c.mask &&
                            c.attention_chunk == 0 && c.softmax_scale > 0;
@@ -452,8 +492,10 @@ void SolvedCase::solve() {
         exact_o_.resize(row + c.head_dim_v);
         unfused_o_.resize(row + c.head_dim_v);
         double lse_sum = sum;
-        if (is_int8_v) {
-          lse_sum = round_weights(p, v, b, h_kv, sum, &unfused_o_[row], lse_bound_.back());
+        if (is_8_bit_v) {
+          auto const round = c.quantize == Quantize::kInt8 ? &SolvedCase::round_weights
+                                                           : &SolvedCase::round_weights_fp8;
+          lse_sum = (this->*round)(p, v, b, h_kv, sum, &unfused_o_[row], lse_bound_.back());
         }
         exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(lse_sum));
         for (int j = 0; j < c.seqlen_k; ++j) {
@@ -468,7 +510,7 @@ void SolvedCase::solve() {
           rounded = round_to(f, rounded);
           for (int d = 0; d < c.head_dim_v; ++d) {
             exact_o_[row + d] += exact * v[v_.index(b, h_kv, j, d)];
-            if (is_fp32 && !is_int8_v) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
+            if (is_fp32 && !is_8_bit_v) unfused_o_[row + d] += rounded * v[v_.index(b, h_kv, j, d)];
           }
         }
         if (!is_fp32) round_sums(rounded_logits, v, b, h_kv, sink, &unfused_o_[row]);

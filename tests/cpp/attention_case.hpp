@@ -94,8 +94,9 @@ class SolvedCase {
   // large as 1.5 * 2^23, where nothing but softmax follows (sm80/quantized_queries.hpp): they, and
   // LSE, are off by up to a unit of the integer products.
   //
-  // With P and V in 8 bits (int8), it rounds them as core/quantize.hpp says, and LSE may be off by
-  // two weights that are rounded the other way.
+  // With P and V in 8 bits (int8, fp8), it rounds them as core/quantize.hpp says, and LSE may be
+  // off by two weights that are rounded the other way, in e4m3, whose steps depend on when the row
+  // max was updated, by half a step of each.
   //
   // Empty if the outputs are right: within 1.5 times the RMS error (twice with Q K^T in fp16) and
   // twice the largest error of an unfused computation that rounds P and O to the dtype, NaN exactly
@@ -151,6 +152,8 @@ class SolvedCase {
   Int8Scales round_to_int8(std::vector<double>& q, std::vector<double>& k) const;
   double round_weights(std::vector<double> const& p, std::vector<double> const& v, int b, int h_kv,
                        double sum, double* row, double& lse_bound) const;
+  double round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v, int b,
+                           int h_kv, double sum, double* row, double& lse_bound) const;
   double rounded_dot(double const* q, double const* k, double& bound) const;
   void round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b, int h_kv,
                   double sink, double* row) const;

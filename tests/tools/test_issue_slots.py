@@ -227,11 +227,18 @@ def test_sums_in_fp16_count_by_their_own_clocks():
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        pytest.param((64, 64, 128, 64, 4, 1), (128, 0, 64, 8), id="two m16 blocks a warp"),
-        pytest.param((192, 128, 64, 64, 4, 1), (160, 0, 32, 20), id="a head dim for V"),
-        pytest.param((512, 512, 32, 32, 2, 4), (64, 0, 4, 16), id="warps that share rows"),
-        pytest.param((64, 64, 128, 64, 4, 1, False, True), (64, 32, 64, 7), id="q and k in int8"),
-        pytest.param((64, 64, 128, 64, 4, 1, False, True, True), (0, 64, 68, 5), id="all in int8"),
+        pytest.param((64, 64, 128, 64, 4, 1), (128, 0, 0, 64, 8), id="two m16 blocks a warp"),
+        pytest.param((192, 128, 64, 64, 4, 1), (160, 0, 0, 32, 20), id="a head dim for V"),
+        pytest.param((512, 512, 32, 32, 2, 4), (64, 0, 0, 4, 16), id="warps that share rows"),
+        pytest.param(
+            (64, 64, 128, 64, 4, 1, False, True), (64, 32, 0, 64, 7), id="q and k in int8"
+        ),
+        pytest.param(
+            (64, 64, 128, 64, 4, 1, False, True, True), (0, 64, 0, 68, 5), id="all in int8"
+        ),
+        pytest.param(
+            (64, 64, 128, 64, 4, 1, False, True, False, True), (0, 32, 36, 64, 5), id="P V in e4m3"
+        ),
     ],
 )
 def test_a_tiles_work_follows_from_its_shape(sizes, expected):

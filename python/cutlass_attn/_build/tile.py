@@ -15,8 +15,8 @@ MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
 _COORDINATES, _COORDINATES_PAGED = 120, 224
 # With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
-# as many of 64; with V in int8 scales of one tile, those of its values among them.
-_ADDRESSES, _SCALES, _SCALES_V = 16, 16, 352
+# as many of 64; with V in 8 bits scales of one tile, those of its values among them.
+_ADDRESSES, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 16, 352, 32
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
@@ -32,9 +32,11 @@ FORWARD = {
     "int8_qk_general": "fp32",
     "int8": "fp32",
     "int8_general": "fp32",
+    "int8_fp8": "fp32",
+    "int8_fp8_general": "fp32",
 }
-_INT8_V = ("int8", "int8_general")
-_INT8 = ("int8_qk", "int8_qk_general", *_INT8_V)
+_INT8_V, _FP8_V = ("int8", "int8_general"), ("int8_fp8", "int8_fp8_general")
+_INT8 = ("int8_qk", "int8_qk_general", *_INT8_V, *_FP8_V)
 _PAGED = ("paged", "paged_general")
 # Registers for O and the steps of Q that stay with it: kRegisters of sm80/config.hpp, by the score.
 _BUDGET, _BUDGET_GENERAL = 160, 144
@@ -53,6 +55,7 @@ class TileShape:
     is_paged: bool = False
     is_int8: bool = False  # Q K^T
     is_int8_v: bool = False  # and P V
+    is_fp8_v: bool = False  # or that in e4m3
 
     @property
     def threads(self) -> int:
@@ -67,8 +70,13 @@ class TileShape:
     def is_pipelined(self) -> bool:
         """Q stays in registers: kKeepsQ of sm80/config.hpp."""
         if self.is_int8:
-            return self.q_and_o <= 128 and not self.is_int8_v
+            return self.q_and_o <= 128 and not self.is_8_bit_v
         return self.columns == 1 and self.rows * (self.head_dim // 16) * 4 <= 32
+
+    @property
+    def is_8_bit_v(self) -> bool:
+        """P V in 8 bits, whichever."""
+        return self.is_int8_v or self.is_fp8_v
 
     @property
     def q_and_o(self) -> int:
@@ -88,11 +96,13 @@ class TileShape:
         k, v = 2 * self.n * self.head_dim, 2 * self.n * self.head_dim_v
         if self.is_int8:
             k, q8, o = k // 2, q // 2, 2 * self.m * self.head_dim_v
-            v //= 2 if self.is_int8_v else 1
+            v //= 2 if self.is_8_bit_v else 1
             tiles = max(v, q - q8, o - k - q8) + k + q8
             if self.is_pipelined:
                 tiles = k + v + max(q, k + v, o - k - v)
-            scales = _SCALES_V if self.is_int8_v else 2 * max(1, self.n // 64) * _SCALES
+            scales = 2 * max(1, self.n // 64) * _SCALES
+            scales = _SCALES_INT8_V if self.is_int8_v else scales
+            scales = _SCALES_FP8_V if self.is_fp8_v else scales
             return tiles + _aligned(scales + _ADDRESSES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
@@ -114,8 +124,8 @@ class TileShape:
             return f"head dims {dims} are no multiples of {step} and {step_v}"
         if self.m % (16 * self.warps):
             return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
-        if self.is_int8_v and self.n != 64:
-            return f"{self.n} keys are not 64, of which weights are relative to the largest"
+        if self.is_8_bit_v and self.n != 64:
+            return f"{self.n} keys are not 64, with what a row has of which weights are rounded"
         if self.is_int8 and self.n != 32 and self.n % 64:
             return f"{self.n} keys are not 32 or a multiple of 64, which share scales"
         if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):
@@ -146,7 +156,7 @@ def shape_of(key: str) -> TileShape | None:
     if parts is None or not parts.tile or parts.dtype == "f32":
         return None
     family, _, kind = parts.kernel.partition("/")
-    if family != "sm80" or kind not in FORWARD:
+    if family not in ("sm80", "sm89") or kind not in FORWARD:
         return None
     return TileShape(
         parts.head_dim,
@@ -155,4 +165,5 @@ def shape_of(key: str) -> TileShape | None:
         is_paged=kind in _PAGED,
         is_int8=kind in _INT8,
         is_int8_v=kind in _INT8_V,
+        is_fp8_v=kind in _FP8_V,
     )

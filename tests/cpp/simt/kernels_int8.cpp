@@ -38,9 +38,15 @@ std::vector<KernelUnderTest> kernels_under_test() {
                        &launch_on_host<Int8, IdentityScore, SoftcapScore>};
   KernelUnderTest int8_general{"sm80/int8_general/f16/d64/64x64x4", DType::kFloat16,
                                &launch_on_host<Int8, GeneralScore>, true};
+  using Fp8 = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, cutlass::half_t>;
+  KernelUnderTest fp8{"sm89/int8_fp8/f16/d64/64x64x4", DType::kFloat16,
+                      &launch_on_host<Fp8, IdentityScore, SoftcapScore>};
+  KernelUnderTest fp8_general{"sm89/int8_fp8_general/f16/d64/64x64x4", DType::kFloat16,
+                              &launch_on_host<Fp8, GeneralScore>, true};
   for (KernelUnderTest* kernel : {&pipelined, &general, &tiled, &two_scales}) {
     kernel->quantize = Quantize::kQk;
   }
   for (KernelUnderTest* kernel : {&int8, &int8_general}) kernel->quantize = Quantize::kInt8;
-  return {pipelined, general, tiled, two_scales, int8, int8_general};
+  for (KernelUnderTest* kernel : {&fp8, &fp8_general}) kernel->quantize = Quantize::kFp8;
+  return {pipelined, general, tiled, two_scales, int8, int8_general, fp8, fp8_general};
 }

@@ -1,5 +1,5 @@
 // K and V as the launch before the mma.sync kernel rounds them, bit by bit against plain loops; and
-// the products of int8 against a table written down by hand from the PTX ISA.
+// the products of int8 and e4m3 against a table written down by hand from the PTX ISA.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "check.hpp"
 #include "runtime/kernel.hpp"
 #include "simt/engine.hpp"
+#include "simt/warp_ops.hpp"
 #include "sm80/forward.hpp"
 
 using namespace cutlass_attn;
@@ -96,6 +97,73 @@ TEST(a_sum_beyond_an_int32_is_an_error) {
   };
   CHECK(run(INT32_MAX - 32).ok());
   CHECK(run(INT32_MAX - 31).message.find("beyond an int32") != std::string::npos);
+}
+
+// Integers and their halves, which e4m3 and fp16 have; their sums are rounded to fp16, once or
+// after each half of the products.
+void check_products_of_e4m3(bool halves) {
+  std::mt19937 random(4);
+  std::uniform_int_distribution<int> integer(-15, 15), half(-2047, 2047);
+  float a[16][32], b[32][8], c[16][8], d[16][8];
+  for (auto& row : a)
+    for (float& x : row) x = float(integer(random)) / 2;
+  for (auto& row : b)
+    for (float& x : row) x = float(integer(random));
+  for (auto& row : c)
+    for (float& x : row) x = float(half(random));
+  simt::Schedule schedule;
+  schedule.halves_e4m3 = halves;
+  CHECK(simt::run_grid({1, 32, 0}, schedule, [&](char*) {
+          int const lane = Sm80::thread();
+          float x[16], y[8];
+          for (int i = 0; i < 16; ++i)
+            x[i] = a[position_a(lane, i).row][position_a(lane, i).column];
+          for (int i = 0; i < 8; ++i) y[i] = b[position_b(lane, i).row][position_b(lane, i).column];
+          uint32_t a_words[4], b_words[2], before[2], after[2];
+          for (int i = 0; i < 4; ++i) {
+            float const* const four = x + 4 * i;
+            a_words[i] = Sm80::pack_e4m3(four[0], four[1], four[2], four[3]);
+          }
+          for (int i = 0; i < 2; ++i) {
+            float const* const four = y + 4 * i;
+            b_words[i] = Sm80::pack_e4m3(four[0], four[1], four[2], four[3]);
+            Position const at = position_c(lane, 2 * i);
+            before[i] = Sm80::pack<half_t>(c[at.row][at.column], c[at.row][at.column + 1]);
+          }
+          Sm80::mma_e4m3(after, a_words, b_words, before);
+          for (int i = 0; i < 4; ++i) {
+            uint16_t const bits = uint16_t(after[i / 2] >> i % 2 * 16);
+            d[position_c(lane, i).row][position_c(lane, i).column] = half_to_float(bits);
+          }
+        }).ok());
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 8; ++n) {
+      float sums[2] = {};
+      for (int k = 0; k < 32; ++k) sums[k / 16] += a[m][k] * b[k][n];
+      auto const rounded = [](float x) { return float(half_t(x)); };
+      float const once = rounded(sums[0] + sums[1] + c[m][n]);
+      float const thrice = rounded(rounded(rounded(sums[0]) + sums[1]) + c[m][n]);
+      CHECK_EQ(d[m][n], halves ? thrice : once);
+    }
+  }
+}
+
+TEST(products_of_e4m3) {
+  check_products_of_e4m3(false);
+  check_products_of_e4m3(true);
+}
+
+TEST(halves_at_their_ends) {
+  struct {
+    double x;
+    uint16_t bits;
+  } const table[] = {{0, 0},           {-0.0, 0x8000},    {1, 0x3c00},          {-2, 0xc000},
+                     {65504, 0x7bff},  {65519.9, 0x7bff}, {65520, 0x7c00},      {-1e9, 0xfc00},
+                     {0x1p-14, 0x400}, {0x1p-24, 1},      {0x1p-25, 0},         {0x1.8p-24, 2},
+                     {2049, 0x6800},   {2051, 0x6802},    {0x1.ffcp-15, 0x400}, {INFINITY, 0x7c00},
+                     {0x1p-15, 0x200}, {-0x1p-24, 0x8001}};
+  for (auto const& row : table) CHECK_EQ(simt::half_of(row.x), row.bits);
+  CHECK(std::isnan(half_to_float(simt::half_of(NAN))));
 }
 
 // --- K -------------------------------------------------------------------------------------------
@@ -269,14 +337,13 @@ TEST(extreme_magnitudes) {
 // --- V -------------------------------------------------------------------------------------------
 
 // V in float, and as the launch left it, whose K is V as well.
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, class Params>
 struct Values {
-  using Params = sm80::QuantizedValuesParams;
   int const seqlen, head_dim, tiles = (seqlen + 63) / 64;
   std::vector<Element> v;
   std::vector<char> workspace;
   char const* v8;
-  quantize::KeyValueScales const* scales;
+  typename Params::TileScales const* scales;
 
   template <class Edit>
   Values(int heads, int seqlen, int head_dim, Edit&& edit) : seqlen(seqlen), head_dim(head_dim) {
@@ -305,23 +372,57 @@ struct Values {
     Launch const launch = params.launch_before(facts);
     Status const status =
         simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char* smem) {
-          sm80::QuantizeKeysAndValues<Element, kHeadDim, kHeadDim>::template run<Sm80>(params,
-                                                                                       smem);
+          using Kernel = sm80::QuantizeKeysAndValues<Element, kHeadDim, kHeadDim, Params>;
+          Kernel::template run<Sm80>(params, smem);
         });
     CHECK_EQ(status.message, "");
     CHECK_EQ(int64_t(reinterpret_cast<char const*>(params.shift_of(heads)) - workspace.data()),
              int64_t(workspace.size()));
     for (int head = 0; head < heads; ++head) {
-      for (int tile = 0; tile < tiles; ++tile) check(head, tile);
+      for (int tile = 0; tile < tiles; ++tile) {
+        if constexpr (std::is_same_v<Params, sm80::QuantizedValuesParams>) {
+          check_int8(head, tile);
+        } else {
+          check_e4m3(head, tile);
+        }
+      }
     }
   }
 
+  float value(int head, int tile, int n, int d) const {
+    int const key = tile * 64 + n;
+    return key < seqlen ? float(v[(size_t(head) * seqlen + key) * head_dim + d]) : 0.0f;
+  }
+
+  // Two keys to an element; rows of a pair in the order 0, 4, 1, 5, ...
+  uint8_t rounded(int head, int tile, int n, int d) const {
+    int const pair = n % 16 / 2, row = tile * 32 + n / 16 * 8 + pair % 4 * 2 + pair / 4;
+    return uint8_t(v8[((size_t(head) * tiles * 32 + row) * head_dim + d) * 2 + n % 2]);
+  }
+
   // Against kernels/core/quantize.hpp's words.
-  void check(int head, int tile) const {
-    auto const value = [&](int n, int d) {
-      int const key = tile * 64 + n;
-      return key < seqlen ? float(v[(size_t(head) * seqlen + key) * head_dim + d]) : 0.0f;
-    };
+  void check_e4m3(int head, int tile) const {
+    float of_tile = 0;
+    for (int n = 0; n < 64; ++n) {
+      for (int d = 0; d < head_dim; ++d) {
+        float const x = std::fabs(value(head, tile, n, d));
+        if (std::isfinite(x)) of_tile = std::fmax(of_tile, x);
+      }
+    }
+    float const scale = of_tile < 0x1p-100f ? 0 : std::ldexp(1.0f, std::ilogb(of_tile) - 6);
+    CHECK_EQ(scales[head * tiles + tile].v, scale);
+    for (int n = 0; n < 64; ++n) {
+      for (int d = 0; d < head_dim; ++d) {
+        float const x = value(head, tile, n, d);
+        float const due = !std::isfinite(x) ? NAN : scale == 0 ? 0 : x / scale;
+        CHECK_EQ(int(rounded(head, tile, n, d)) & 0x7f, int(to_e4m3(std::fabs(due)).raw()));
+        CHECK(due != due || due == 0 || (rounded(head, tile, n, d) >> 7 == 1) == (due < 0));
+      }
+    }
+  }
+
+  void check_int8(int head, int tile) const {
+    auto const value = [&](int n, int d) { return this->value(head, tile, n, d); };
     float amax[64] = {}, of_tile = 0;
     bool is_finite[64];
     for (int n = 0; n < 64; ++n) {
@@ -349,19 +450,21 @@ struct Values {
       CHECK(e <= bound * (1 + 1e-6) && (e == 255 || e + 1 > bound * (1 - 1e-6)));
       for (int d = 0; d < head_dim; ++d) {
         float const inverse = 127.0f / of_tile * (float(e) * 0.125f);
-        // Two keys to an element; rows of a pair in the order 0, 4, 1, 5, ...
-        int const pair = in_16 / 2, row = tile * 32 + n / 16 * 8 + pair % 4 * 2 + pair / 4;
-        size_t const at = (size_t(head) * tiles * 32 + row) * head_dim + d;
-        CHECK_EQ(int(int8_t(v8[at * 2 + n % 2])),
+        CHECK_EQ(int(int8_t(rounded(head, tile, n, d))),
                  int(std::nearbyint(double(value(n, d)) * double(inverse))));
       }
     }
   }
 };
 
+template <class Element, int kHeadDim, class Edit>
+void check_values(int heads, int seqlen, int head_dim, Edit&& edit) {
+  Values<Element, kHeadDim, sm80::QuantizedValuesParams>(heads, seqlen, head_dim, edit);
+  Values<Element, kHeadDim, sm80::Fp8ValuesParams>(heads, seqlen, head_dim, edit);
+}
 template <class Element, int kHeadDim>
 void check_values(int heads, int seqlen, int head_dim) {
-  Values<Element, kHeadDim>(heads, seqlen, head_dim, [](Element*) {});
+  check_values<Element, kHeadDim>(heads, seqlen, head_dim, [](Element*) {});
 }
 
 TEST(values_of_each_shape) {
@@ -371,20 +474,20 @@ TEST(values_of_each_shape) {
   check_values<half_t, 32>(1, 1, 8);
 }
 TEST(values_far_apart) {
-  Values<half_t, 64>(1, 130, 64, [](half_t* v) {
+  check_values<half_t, 64>(1, 130, 64, [](half_t* v) {
     for (int d = 0; d < 64; ++d) {
       v[d] = half_t(float(v[d]) * 100);          // far larger than others of its tile
       v[70 * 64 + d] = half_t(float(v[d]) / 9);  // smaller
       v[71 * 64 + d] = half_t(0);
     }
   });
-  Values<half_t, 64>(1, 100, 64, [](half_t* v) {
+  check_values<half_t, 64>(1, 100, 64, [](half_t* v) {
     for (int i = 0; i < 100 * 64; ++i) v[i] = half_t(0);
   });
 }
 TEST(values_that_are_not_finite) {
   for (float bad : {INFINITY, -INFINITY, NAN}) {
-    Values<half_t, 64>(1, 130, 64, [&](half_t* v) { v[70 * 64 + 5] = half_t(bad); });
+    check_values<half_t, 64>(1, 130, 64, [&](half_t* v) { v[70 * 64 + 5] = half_t(bad); });
   }
 }
 

@@ -64,6 +64,7 @@ int main() {
       attention_case::SolvedCase problem(what, kernel.dtype);
       for (simt::FiberOrder order : {simt::FiberOrder::kForward, simt::FiberOrder::kReverse}) {
         simt::launch_schedule().order = order;
+        simt::launch_schedule().halves_e4m3 = order == simt::FiberOrder::kReverse;
         Status const status = kernel.launch(problem.call(), {});
         std::string const error = status.ok() ? problem.verdict() : status.message;
         if (error.empty()) continue;

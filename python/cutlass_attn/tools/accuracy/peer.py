@@ -14,17 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...quantized import round_e4m3
 from ...testing import round_to
 
 _TILE, _STEP, _ROWS = 64, 32, 32
 _LARGEST_WEIGHT, _LARGEST_VALUE = 448.0, 2.25
-
-
-def round_e4m3(x: np.ndarray) -> np.ndarray:
-    """Nearest number of e4m3, ties to even; beyond 448 it is 448."""
-    _, exponent = np.frexp(x)
-    spacing = np.ldexp(1.0, np.maximum(exponent - 1, -6) - 3)
-    return np.clip(np.rint(x / spacing) * spacing, -448.0, 448.0)
 
 
 def _quantized(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

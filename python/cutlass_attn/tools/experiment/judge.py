@@ -33,8 +33,8 @@ class _Part:
 class Yardstick:
     """fp64 results: of everything if `whole`, else of the first queries of the first heads and the
     last ones of the last heads, and of packed sequences those of each. Of problems without an
-    option. With `quantize` of what q and k are after rounding; with "int8" the yardstick rounds
-    P and V, too."""
+    option. With `quantize` of what q and k are after rounding; with "int8" and "fp8" the
+    yardstick rounds P and V, too."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Yardstick:
                 causal=shape.causal,
                 softmax_scale=scale,
                 accumulate=accumulate,
-                rounds_weights=quantize == "int8",
+                rounds_weights=quantize if quantize in ("int8", "fp8") else None,
             )
             # verify() says what a unit of the integers has to do with it.
             expected = expected._replace(lse_error=expected.lse_error + unit)

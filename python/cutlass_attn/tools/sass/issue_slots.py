@@ -22,7 +22,7 @@ SCHEDULERS = 4  # of an SM, each with a quarter of its units
 MUFU_CLOCKS = 32 // 4
 ALU_CLOCKS = 32 // 16  # integers, compares, conversions: half as many lanes as for FP32
 HMMA_FLOP = 2 * 16 * 8 * 16
-IMMA_FLOP = 2 * 16 * 8 * 32  # of int8
+IMMA_FLOP = 2 * 16 * 8 * 32  # of int8, or e4m3
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Part:
 
     @property
     def imma_clocks(self) -> int:
-        """Clocks of a scheduler's tensor core for one m16n8k32 product of int8."""
+        """Clocks of a scheduler's tensor core for one m16n8k32 product of int8, or of e4m3 that is
+        added up in float16."""
         return self._clocks(self.tops_int8, IMMA_FLOP)
 
     @property
@@ -75,16 +76,19 @@ def per_tile(tile: Tile) -> dict[str, int]:
     """What a warp has to do for a tile that all its queries see, however it is compiled."""
     keys = tile.n // tile.columns
     # A row of K in int8 is as long as one of half as many elements; its scales are one copy more.
-    # There are half as many rows of V in int8.
+    # There are half as many rows of V in 8 bits.
     dims = (
         tile.head_dim // 2 if tile.is_int8 else tile.head_dim,
-        tile.head_dim_v // 2 if tile.is_int8_v else tile.head_dim_v,
+        tile.head_dim_v // 2 if tile.is_8_bit_v else tile.head_dim_v,
     )
-    in_16_bits = tile.head_dim * (not tile.is_int8) + tile.head_dim_v * (not tile.is_int8_v)
-    in_8_bits = tile.head_dim + tile.head_dim_v - in_16_bits
+    in_16_bits = tile.head_dim * (not tile.is_int8) + tile.head_dim_v * (not tile.is_8_bit_v)
+    in_int8 = tile.head_dim * tile.is_int8 + tile.head_dim_v * tile.is_int8_v
+    # And a block of ones, which adds up the weights.
+    in_e4m3 = (tile.head_dim_v + 8) * tile.is_fp8_v
     return {
         "HMMA": tile.rows * in_16_bits // 16 * keys // 8,
-        "IMMA": tile.rows * in_8_bits // 32 * keys // 8,
+        "IMMA": tile.rows * in_int8 // 32 * keys // 8,
+        "QMMA": tile.rows * in_e4m3 // 8 * keys // 32,
         # A reciprocal of each row's largest weight.
         "MUFU": tile.rows * (16 * keys // 32 + 2 * tile.is_int8_v),
         "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims) + tile.is_int8,
@@ -100,13 +104,14 @@ def model(path: list[Instruction]) -> dict[str, Any]:
         "ALU": ALU_CLOCKS * (counts["pack"] + counts["other"]),
         "shared": SCHEDULERS * sum(map(smem_clocks, path)),
     }
-    products = counts["HMMA"] + counts["IMMA"]
+    in_8_bits = counts["IMMA"] + counts["QMMA"]
+    products = counts["HMMA"] + in_8_bits
     alone = clocks["issue"] - products - counts["MUFU"] + clocks["MUFU"]
     in_fp16 = sum(i.name == "HMMA.16816.F16" for i in path)
     parts = {}
     for part in PARTS:
         tensor = part.hmma_clocks * (counts["HMMA"] - in_fp16) + part.hmma_clocks_fp16 * in_fp16
-        tensor += part.imma_clocks * counts["IMMA"]
+        tensor += part.imma_clocks * in_8_bits
         unit, most = max([("tensor", tensor), *clocks.items()], key=lambda item: item[1])
         parts[part.name] = {
             "tensor": tensor,
@@ -114,7 +119,7 @@ def model(path: list[Instruction]) -> dict[str, Any]:
             "bound": unit,
             "utilisation": round(tensor / most, 3),
             "tflops": round(
-                part.tflops * part.hmma_clocks * (counts["HMMA"] + 2 * counts["IMMA"]) / most, 1
+                part.tflops * part.hmma_clocks * (counts["HMMA"] + 2 * in_8_bits) / most, 1
             ),
             "without_overlap": round(tensor / (tensor + alone), 3),
         }

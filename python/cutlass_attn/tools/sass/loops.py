@@ -16,9 +16,11 @@ FP32 = {"FADD", "FFMA", "FMUL", "HADD2"}  # as many lanes; HADD2.F32 is how fp16
 CONTROL = {"BAR", "BRA", "BSSY", "BSYNC", "DEPBAR", "LDGDEPBAR", "NOP", "VOTE", "WARPSYNC"}
 MEMORY = {"LDGSTS", "LDS", "LDSM", "STS"}
 KINDS = (
-    *("HMMA", "IMMA", "MUFU", "FP32", "pack"),
+    *("HMMA", "IMMA", "QMMA", "MUFU", "FP32", "pack"),
     *("LDSM", "LDGSTS", "LDS", "STS", "RED", "control", "other"),
 )
+
+PRODUCTS = ("HMMA", "IMMA", "QMMA")  # of numbers of 16 bits, of int8, of e4m3
 
 JUMPS_ANYWHERE = {"BRX", "BRXU", "JMP", "JMX", "JMXU"}
 
@@ -104,7 +106,7 @@ def find_loop(blocks: dict[str, Block]) -> tuple[str, frozenset[str]]:
     """Head and blocks of the one loop that has products."""
     after = {at: set(block.successors) for at, block in blocks.items()}
     before = {at: {other for other in blocks if at in after[other]} for at in blocks}
-    products = [at for at, x in blocks.items() if x.count("HMMA") + x.count("IMMA")]
+    products = [at for at, x in blocks.items() if any(map(x.count, PRODUCTS))]
     loops = {frozenset(reach(at, after) & reach(at, before)) for at in products} - {frozenset()}
     if len(loops) != 1:
         raise SassError(f"{len(loops)} loops have products, not one")

@@ -121,7 +121,7 @@ class Tile(TileShape):
         """
         bodies = BODIES_GENERAL if self.score == "general" else BODIES
         blocks, dims, dims_v = self.n // 16, self.head_dim // 32, self.head_dim_v // 16
-        rows_v = self.n // 2 if self.is_int8_v else self.n
+        rows_v = self.n // 2 if self.is_8_bit_v else self.n
         load_q, load_k, load_v = (
             -(-rows * d // 8 // self.threads)
             for rows, d in (
@@ -142,19 +142,21 @@ class Tile(TileShape):
         else:
             qk, pv, again = bodies * blocks, bodies * blocks, 0
         times = bodies  # Q is read, where it is in shared memory: once a tile
-        if self.is_int8_v:
+        if self.is_8_bit_v:
             # Steps of 32 keys, two to an element; tiles of V are whole. Where weights are too
             # large, Q K^T once more.
             pv, copies = pv // 2, copies - bodies * load_v
-            if self.score != "general":
+            if self.is_fp8_v or self.score != "general":
                 qk, times = 2 * qk, 2 * times
         reads = qk * dims
         if not self.is_pipelined:
             reads += times * self.rows * dims
         products = self.rows * 2 * pv * dims_v
         counts = {
-            "HMMA": 0 if self.is_int8_v else products,
+            "HMMA": 0 if self.is_8_bit_v else products,
             "IMMA": self.rows * 2 * qk * dims + products * self.is_int8_v,
+            # And sums of weights, as often as there are weights.
+            "QMMA": (products + self.rows * times * self.n // 32) * self.is_fp8_v,
             "LDSM": load + reads,
             "LDSM.T": pv * dims_v - again,
             "LDGSTS": copies,
