@@ -362,7 +362,11 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     at_first_use = {row.kernel_name for row in rows} - core
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
     names = ("varlen", "varlen_general", "ordered", "general_ordered")
-    backward = {"sm90/backward", *(f"sm80/backward_{name}" for name in names)}
+    backward = {
+        "sm90/backward",
+        "sm90/backward_dropout",
+        *(f"sm80/backward_{name}" for name in names),
+    }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
     general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
     hopper = {"sm90", "sm90/varlen"}

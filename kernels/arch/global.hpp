@@ -17,6 +17,12 @@ struct GlobalMemory {
     return atomicAdd(counter, value);
   }
 
+  // An addition for wait_until(): what this thread wrote before, or others did before a barrier of
+  // theirs, is there then.
+  CUTE_DEVICE static void add_release(int32_t* counter, int32_t value) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+  }
+
   // An m16n8 accumulator of the whole warp joins 128 floats, which begin on 16 bytes: element i of
   // this lane the one at place_of(lane, i). One instruction where there is one for four.
   CUTE_DEVICE static constexpr int place_of(int lane, int i) {
@@ -63,6 +69,9 @@ struct GlobalMemory {
 struct GlobalMemory {
   static int32_t fetch_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
+  }
+  static void add_release(int32_t* counter, int32_t value) {
+    __atomic_fetch_add(counter, value, __ATOMIC_RELEASE);
   }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
   template <class Fragment>

@@ -41,12 +41,17 @@ struct BackwardConfig {
   static constexpr int kWarpKeys = kBlockN / kWarpsN;
   static constexpr int kKeyBlocks = kWarpKeys / 16;  // m16 blocks of a warp
 
-  // Queries that go through softmax at a time.
-  static constexpr int kSlice = kBlockM < 32 || kMayDrop ? 16 : 32;
+  // Queries that go through softmax at a time. Draws of dropout leave registers for few, of which
+  // there are as many as named barriers for the hand-over of P.
+  static constexpr int kNamedBarriers = 15;
+  static constexpr bool kHasSmallSlices =
+      kMayDrop && (!kHasRoles || kWarpsN * kBlockM / 16 <= kNamedBarriers);
+  static constexpr int kSlice = kBlockM < 32 || kHasSmallSlices ? 16 : 32;
   static constexpr int kSlices = kBlockM / kSlice;
   // Code of its own for each slice wins 2 % at head dim 64; with roles it spills, but not with the
   // small slices of dropout.
-  static constexpr int kUnrolledSlices = kIsGeneral || (kHasRoles && !kDrops) ? 1 : kSlices;
+  static constexpr int kUnrolledSlices =
+      kIsGeneral || (kHasRoles && !(kDrops && kHasSmallSlices)) ? 1 : kSlices;
 
   // Steps of a chain's K or V that stay in registers; the others are read by every query tile. With
   // all of them V leaves its shared memory to the first tiles of Q, which is what lets tiles of
@@ -85,7 +90,8 @@ struct BackwardConfig {
   static_assert(kQueryBlocks == 1 || kBlockM % 32 == 0);
 
   static_assert(kHeadDim % 32 == 0 && kBlockM % kSlice == 0 && kBlockN % (16 * kWarpsN) == 0);
-  static_assert(!kHasRoles || kWarpsN * kSlices <= 15, "a named barrier for every hand-over of P");
+  static_assert(!kHasRoles || kWarpsN * kSlices <= kNamedBarriers,
+                "a named barrier for every hand-over of P");
 
   // Queries that see keys of a warp: any of them from some_begin to some_end, all of them from
   // all_begin to all_end; every one is empty where begin >= end.

@@ -130,30 +130,32 @@ struct BackwardScores {
     }
   }
 
-  // Drops weights of a slice of 16 queries: 0 in `words`, the sign in `given`. A draw is for keys
-  // of two neighbouring lanes and one of the queries that they share: each draws for one, and they
-  // swap.
+  // Drops weights of a slice: 0 in `words`, the sign in `given`. A draw is for keys of two
+  // neighbouring lanes and one of the queries that they share: each draws for one, and they swap.
   CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, Packed& words,
                         Packed& given) const {
-    static_assert(Config::kSlice == 16);
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
-    PhiloxWords drawn = dropout.draw(at.batch, at.head, query, at.first_key + (lane / 4 & 6));
     // Halves: of this lane's keys and an even query, and an odd one.
     uint32_t const selector = is_odd ? 0x3276 : 0x5410;
     CUTE_UNROLL
-    for (int w = 0; w < 4; ++w) {
-      uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
-      drawn.word[w] = Arch::permute_bytes(drawn.word[w], other, selector);
-    }
-    CUTE_UNROLL
-    for (int m = 0; m < kKeyBlocks; ++m) {
+    for (int n = 0; n < Config::kSlice / 16; ++n) {
+      PhiloxWords drawn =
+          dropout.draw(at.batch, at.head, query + n * 16, at.first_key + (lane / 4 & 6));
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
-        uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
-        words[0][m][i] &= kept;
-        given[0][m][i] |= ~kept & 0x80008000u;
+      for (int w = 0; w < 4; ++w) {
+        uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
+        drawn.word[w] = Arch::permute_bytes(drawn.word[w], other, selector);
+      }
+      CUTE_UNROLL
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
+          uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
+          words[n][m][i] &= kept;
+          given[n][m][i] |= ~kept & 0x80008000u;
+        }
       }
     }
   }

@@ -76,18 +76,17 @@ struct BackwardStep {
     Position now = {first_head, kStep > 0 ? block.range.begin : block.range.end - 1, 0};
     copy(now, steps);
     for (; now.number < steps; now = next(now)) {
-      if (now.number > 0) wait_for_turn(before(now));
       Arch::template async_copy_wait<0>();
       Arch::sync();  // Q, dO and stats of this step full, of the next empty; dS before full
-      if (now.number > 1) pass_turn(before(before(now)));
       copy(next(now), steps);
       // Half of the warps add dQ before their own chain, half after it.
       bool const adds_first = !kHasRoles || role() == 1;
       if (now.number > 0 && adds_first) add_q(before(now));
       run_chain(now);
+      // Here little is on its way to memory that a release would wait for.
+      if (now.number > 1) pass_turn(before(before(now)));
       if (now.number > 0 && !adds_first) add_q(before(now));
     }
-    wait_for_turn(before(now));
     Arch::sync();  // the last dS full
     if (steps > 1) pass_turn(before(before(now)));
     add_q(before(now));
@@ -114,23 +113,25 @@ struct BackwardStep {
   }
 
   // Where dQ is added in order: until all tiles of earlier keys that a step's queries see have
-  // added theirs; and that this one has.
+  // added theirs; and that this one has. Warps wait for themselves, so that while one reads memory
+  // others compute.
   CUTE_DEVICE void wait_for_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
-      if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      SeqLens const lens = block.seq.lens(p);
-      int const first = at.tile * kBlockM;
-      int const end = first + kBlockM < lens.q ? first + kBlockM : lens.q;
-      TileRange const keys =
-          params.template mask<Config::kIsGeneral>(lens).tiles(first, end, Config::kBlockN);
-      Arch::wait_until(turn(at), block.tile.begin / Config::kBlockN - keys.begin);
+      if (Arch::thread() % 32 == 0) {
+        SeqLens const lens = block.seq.lens(p);
+        int const first = at.tile * kBlockM;
+        int const end = first + kBlockM < lens.q ? first + kBlockM : lens.q;
+        TileRange const keys =
+            params.template mask<Config::kIsGeneral>(lens).tiles(first, end, Config::kBlockN);
+        Arch::wait_until(turn(at), block.tile.begin / Config::kBlockN - keys.begin);
+      }
+      Arch::sync_warp();
     }
   }
   CUTE_DEVICE void pass_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      Arch::fence();  // what all threads have added, by the barrier before
-      (void)Arch::fetch_add(turn(at), 1);
+      Arch::add_release(turn(at), 1);  // what all threads have added, by the barrier before
     }
   }
   CUTE_DEVICE int32_t* turn(Position const& at) const {
@@ -191,6 +192,7 @@ struct BackwardStep {
 
   CUTE_DEVICE void add_q(Position const& at) const {
     if (params.grad_q == nullptr) return;
+    wait_for_turn(at);
     float* const to = params.grad_q_at(query_tile(at), at.tile * kBlockM);
     Products::add_q(stage_of(shared.stages.grad_s, at.number % 2), Arch::smem_address(shared.k), to,
                     params.columns, opaque(Arch::thread()));

@@ -366,12 +366,14 @@ TEST(few) {
   run<Both, IdentityScore, SoftcapScore>(w);
   Case d{.name = "dropout", .heads_q = 1, .seqlen_q = 40, .seqlen_k = 140, .dropout = 0.3f};
   run<General, GeneralScore>(d);
-  run<sm80::Backward<Half, 64, 32, 128, 4, false, DenseSeqInfo, false, true>, IdentityScore>(d);
+  d.head_dim = 96;
+  run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
 }
 
 TEST(dropout) {
   run_dropout<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, false, true>>();
   run_dropout<sm80::Backward<BFloat, 128, 32, 128, 8, false, DenseSeqInfo, false, true>>();
+  run_dropout<sm80::Backward<BFloat, 128, 64, 128, 8, false, DenseSeqInfo, false, true>>();
 }
 
 TEST(one_role) {
