@@ -20,6 +20,7 @@ _SCALES, _SCALES_V = 48, 368
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
+    "split_keys": "fp32",
     "dropout": "fp32",
     "general": "fp32",
     "varlen": "fp32",
