@@ -137,6 +137,7 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         ),
         tma=device == "cuda" and _take(table, "tma", bool, where, default=False),
         min_blocks_per_sm=_take(table, "min_blocks_per_sm", float, where, default=0.0),
+        only_split=device == "cuda" and _take(table, "only_split", bool, where, default=False),
         entry_names=_entry_names(table, where, "cutlass") if device == "cuda" else "cutlass",
     )
     _nothing_left(table, where)

@@ -75,6 +75,7 @@ class Kernel:
     quantize: str = "none"
     tma: bool = False  # reads q, k and v through TMA
     min_blocks_per_sm: float = 0.0  # for fewer a kernel after it is preferred
+    only_split: bool = False  # and for calls whose keys it would not split
     entry_names: str = "cutlass"  # or "plain", see variant_key.PREFIXES
 
     @property
@@ -94,6 +95,7 @@ class Kernel:
             "automatic": str(self.automatic).lower(),
             "max_rows": str(self.max_rows),
             "min_blocks_per_sm": f"{self.min_blocks_per_sm}f",
+            "only_split": str(self.only_split).lower(),
             "tma": str(self.tma).lower(),
         }
         if self.device == "cuda":

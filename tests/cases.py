@@ -297,6 +297,7 @@ ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "drop
 OPTIONS = {
     "sm90": {"sinks", "attention_chunk"},
     "sm90/varlen": {"sinks", "attention_chunk"},
+    "sm80/split_keys": {"sinks"},
     "sm80": {"sinks"},
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,

@@ -379,15 +379,16 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
 
 
 def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
-    """But for those of a cache in 8 bits, which have one tile. Any other would be without a source,
-    were its tile in a tuning file."""
+    """But for those of a cache in 8 bits, or whose blocks share keys, which have one tile. Any
+    other would be without a source, were its tile in a tuning file."""
     rows, _ = generate.load()
     space = generate.load_space(rows)
     assert list(space) == list(
         dict.fromkeys(
             row.kernel_name
             for row in rows
-            if "sm80::Forward" in row.kernel.code and not row.simt and not row.kernel.needs
+            if "sm80::Forward" in row.kernel.code
+            and not (row.simt or row.kernel.needs or row.kernel.only_split)
         )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]

@@ -71,12 +71,17 @@ struct TileScheduler {
         rows(p.seq_q.seqlen * heads),
         tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
         groups(at_least_1(p.num_heads_q / heads)),
-        blocks(int64_t(p.batch) * (p.num_heads_q / heads) * (p.seq_q.seqlen > 0 ? tiles : 0)),
+        blocks(blocks_of(p, block_m, heads)),
         order(tiles, int64_t(p.batch) * (p.num_heads_q / heads),
               TileOrder::tail_of(p.mask, bytes_of_group(p, heads))),
         by_groups(groups),
         by_heads(heads),
         by_heads_per_kv(at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv))) {}
+
+  static int64_t blocks_of(Problem const& p, int block_m, int heads) {
+    int64_t const tiles = (int64_t(p.seq_q.seqlen) * heads + block_m - 1) / block_m;
+    return int64_t(p.batch) * (p.num_heads_q / heads) * tiles;
+  }
 
   // `heads` where they may be packed. Dropout draws for queries of one head, 8 rows apart.
   static int32_t heads_of_tile(Problem const& p, int block_m) {

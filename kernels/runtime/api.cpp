@@ -24,19 +24,6 @@ Status check(Problem const& problem, Op op, Device device) {
   return check(problem, op);
 }
 
-// What is known of an instance before it is compiled, perhaps.
-KernelFacts facts_of(Variant const& variant) {
-  KernelFacts facts;
-  facts.block_m = variant.block_m;
-  if (variant.unit) facts = variant.unit->facts;
-  return facts;
-}
-
-int splits_of(Variant const& variant, Problem const& problem, DeviceInfo const& device) {
-  if (variant.kernel->function || !variant.kernel->arguments.splits) return 1;
-  return variant.kernel->arguments.splits(problem, device, facts_of(variant));
-}
-
 Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant const& variant) {
   Plan plan;
   plan.op = op;

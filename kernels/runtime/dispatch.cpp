@@ -254,6 +254,7 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
 
 // For the variant's kernel to be better than those after it in the manifest.
 bool has_enough_blocks(Variant const& variant, Problem const& p, DeviceInfo const& device) {
+  if (variant.kernel->only_split && splits_of(variant, p, device) == 1) return false;
   float const least = variant.kernel->min_blocks_per_sm;
   return least <= 0.0f || blocks_per_sm(p, variant.kernel->op, variant.block_m, device) >= least;
 }
@@ -495,6 +496,18 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
   return variant;
 }
 
+KernelFacts facts_of(Variant const& variant) {
+  KernelFacts facts;
+  facts.block_m = variant.block_m;
+  if (variant.unit) facts = variant.unit->facts;
+  return facts;
+}
+
+int splits_of(Variant const& variant, Problem const& problem, DeviceInfo const& device) {
+  if (variant.kernel->function || !variant.kernel->arguments.splits) return 1;
+  return variant.kernel->arguments.splits(problem, device, facts_of(variant));
+}
+
 std::string why_preferred(Variant const& chosen, Variant const& other, Problem const& problem,
                           DeviceInfo const& device) {
   VariantInfo const &a = chosen.info, &b = other.info;
@@ -506,8 +519,9 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
     return number + std::string(" blocks an SM");
   };
   if (a.kernel != b.kernel) {
-    bool const is_enough = has_enough_blocks(other, problem, device);
-    return "could run; " + a.kernel + " is preferred" + (is_enough ? "" : " for " + blocks(other));
+    std::string const text = "could run; " + a.kernel + " is preferred";
+    if (has_enough_blocks(other, problem, device)) return text;
+    return text + " for " + (other.kernel->only_split ? "keys that are not split" : blocks(other));
   }
   if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
     return "could run; " + a.key + " pads the head dims less";

@@ -20,6 +20,12 @@ bool names(std::string const& kernel, Variant const& variant);
 Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
                       std::string const& kernel, Status& status);
 
+// What is known of an instance before it is compiled, perhaps.
+KernelFacts facts_of(Variant const& variant);
+
+// Over how many blocks of the variant the keys of a tile of rows are split.
+int splits_of(Variant const& variant, Problem const& problem, DeviceInfo const& device);
+
 // Why `chosen`, by select(), was preferred to `other`, which can run as well.
 std::string why_preferred(Variant const& chosen, Variant const& other, Problem const& problem,
                           DeviceInfo const& device);

@@ -3,7 +3,7 @@
 // What bounds it is the reading of K and V: once, as fast as memory gives them.
 //
 // Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
-//             scheduler.hpp), times the splits of their keys (decode_params.hpp).
+//             scheduler.hpp), times the splits of their keys (key_splits.hpp).
 // Block:      kWarps warps. They share the rows and take tiles of kBlockN keys in turn.
 // Warp:       all rows, its own tiles of keys, its own softmax and its own O: between warps there
 // is
@@ -69,48 +69,34 @@ struct Decode {
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Problem const& p = params.forward.problem;
+    Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    int const unit = params.by_splits(Arch::block());  // tile of rows
-    int const split = Arch::block() - unit * params.splits;
-    Coord const tile(p, params.forward.scheduler, kBlockM, unit);
+    int const unit = params.splits.unit(Arch::block());  // tile of rows
+    int const split = params.splits.split(Arch::block());
+    Coord const tile(p, params.scheduler, kBlockM, unit);
     if (tile.rows <= 0) return;  // all splits alike
     SeqLens const lens = tile.seq.lens(p);
-    IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
+    IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);
 
     WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, shared);
-    int const keys_tiles = all.end - all.begin;
-    warp.run(all.begin + share(keys_tiles, split, params.splits),
-             all.begin + share(keys_tiles, split + 1, params.splits));
+    TileRange const own = params.splits.share(all, split);
+    warp.run(own.begin, own.end);
     warp.store(shared.warps[Arch::thread() / 32].result);
     Arch::sync();  // results of all warps full
-    if (params.splits == 1) return finish<Arch>(p, tile, WarpResults{shared});
+    if (params.splits.count == 1) return finish<Arch>(p, tile, WarpResults{shared});
 
     Partials const partials(params, unit);
     merge<Arch>(tile, WarpResults{shared},
                 [&](int row, int column, SoftmaxRow const& softmax, float const(&o)[4]) {
                   partials.store(split, row, column, softmax, o);
                 });
-    Arch::fence();  // what this thread has written is there before the ticket is drawn
-    Arch::sync();
-    if (Arch::thread() == 0) shared.ticket = Arch::fetch_add(params.counters + unit, 1);
-    Arch::sync();  // ticket full
-    if (shared.ticket != params.splits - 1) return;
-    Arch::fence();                                       // what others wrote before theirs
-    if (Arch::thread() == 0) params.counters[unit] = 0;  // as the next call wants it
-    finish<Arch>(p, tile, partials);
+    if (params.splits.is_last<Arch>(unit, shared.ticket)) finish<Arch>(p, tile, partials);
   }
 
  private:
-  // The first of `count` tiles that is of split i, of so many.
-  CUTE_DEVICE static int share(int count, int i, int splits) {
-    int const each = count / splits, more = count % splits;
-    return each * i + (i < more ? i : more);
-  }
-
   struct Masks {
     TileRange const& range;  // of the tiles of keys, in keys
     NearMask const& interval;
@@ -139,7 +125,7 @@ struct Decode {
                          SeqLens const& lens, Shared& shared)
         : shared(shared),
           tile(tile),
-          p(params.forward.problem),
+          p(params.problem),
           range(masks.range),
           scores{p,           score_in_log2<Score>(p, lens, Config::qk_factor(p, tile.head_kv)),
                  Place{lane}, tile,
@@ -269,21 +255,19 @@ struct Decode {
 
   // What the splits of a tile of rows have.
   struct Partials {
-    static constexpr int kRowFloats = kHeadDimV + 2;
+    static constexpr int64_t kFloats = KeySplits::partial_floats(kBlockM, kHeadDimV);
     float* first;
     int splits;
 
     CUTE_DEVICE Partials(Params const& params, int unit)
-        : first(params.partials +
-                unit * params.splits * Params::partial_floats(kBlockM, kHeadDimV)),
-          splits(params.splits) {}
+        : first(params.splits.partial(unit, 0, kFloats)), splits(params.splits.count) {}
     CUTE_DEVICE int count() const { return splits; }
     CUTE_DEVICE SoftmaxRow softmax(int i, int row) const {
       float const* const state = state_of(i, row);
       return {state[0], state[1]};
     }
     CUTE_DEVICE float* o(int i, int row, int column) const {
-      return first + i * Params::partial_floats(kBlockM, kHeadDimV) + row * kHeadDimV + column;
+      return first + i * kFloats + row * kHeadDimV + column;
     }
     CUTE_DEVICE float* state_of(int i, int row) const { return o(i, kBlockM, 0) + 2 * row; }
     CUTE_DEVICE void store(int i, int row, int column, SoftmaxRow const& softmax,

@@ -1,7 +1,8 @@
 // Forward attention on mma.sync (sm_80 and later; what Ada runs).
 //
 // Grid:         a block for every kBlockM rows of a head, or of the heads of one KV head together
-//               where there are fewer queries than that (core/scheduler.hpp).
+//               where there are fewer queries than that (core/scheduler.hpp); with kSplitsKeys
+//               times the splits of their keys (key_splits.hpp).
 // Block:        kWarpsM warps along M, and kWarpsN along N; tiles of kBlockN keys one after the
 //               other.
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
@@ -27,26 +28,31 @@
 #include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
 #include "sm80/int8_fp8.hpp"
+#include "sm80/merge_splits.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
 #include "sm80/quantize_values.hpp"
 #include "sm80/split.hpp"
+#include "sm80/split_keys_params.hpp"
 #include "sm80/tiled.hpp"
 
 namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
           int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
-          RowLayout kLayout = RowLayout::kDense, class Kv = Element, bool kDrops = false>
+          RowLayout kLayout = RowLayout::kDense, class Kv = Element, bool kDrops = false,
+          bool kSplitsKeys = false>
 struct Forward {
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
                               QkAccumulator, PvAccumulator, kLayout, Kv, kDrops>;
   static_assert(Config::kIsPaged || !Config::kIsFp8);
+  static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit));
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
-  using OtherParams = std::conditional_t<Config::kIsDense, ForwardParams, VarlenParams>;
+  using DenseParams = std::conditional_t<kSplitsKeys, SplitKeysParams, ForwardParams>;
+  using OtherParams = std::conditional_t<Config::kIsDense, DenseParams, VarlenParams>;
   using Params =
       std::conditional_t<Config::kIsInt8, BasicQuantizedParams<typename Config::Scales::OfTile>,
                          OtherParams>;
@@ -68,7 +74,8 @@ struct Forward {
     Coord const tile = params.template tile<kBlockM, Arch>();
     if (!Config::kIsDense && tile.rows <= 0) return;
     IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
-    TileRange const tiles = mask.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
+    TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
+    TileRange const tiles = own_tiles<Arch>(params, all).in_keys(kBlockN);
     // Where Q stays in registers, so does the range; other loops are shorter of registers, and long
     // enough for a look into shared memory.
     TileRange const& range = Config::kKeepsQ ? tiles : shared.block.range;
@@ -110,6 +117,10 @@ struct Forward {
 
     // opaque: or the compiler keeps the thread's place from before the loop, through it.
     Place const place{opaque(Arch::thread())};
+    if constexpr (kSplitsKeys) {
+      SplitMerge<Config, Score, Arch> const splits{params.splits, place};
+      if (params.splits.count > 1 && !splits.run(out, *reinterpret_cast<int32_t*>(smem))) return;
+    }
     if constexpr (Config::kIsInt8 && Score::kIsIdentity) {
       if (in.needs_q_shift(p)) add_q_shift(shared, place, in.log2_scale, out);
     }
@@ -125,6 +136,16 @@ struct Forward {
  private:
   template <class Score>
   static constexpr bool kMayDrop = kDrops || Score::kIsGeneral;
+
+  // What this block has of the tiles of keys that its rows see.
+  template <class Arch>
+  CUTE_DEVICE static TileRange own_tiles(Params const& params, TileRange const& all) {
+    if constexpr (kSplitsKeys) {
+      return params.splits.share(all, params.splits.split(Arch::block()));
+    } else {
+      return all;
+    }
+  }
 
   // Whether 16 bytes of any operand can be copied at a time.
   template <class Score>

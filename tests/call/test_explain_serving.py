@@ -39,6 +39,42 @@ def test_splits(batch, keys, splits):
     assert three.splits == 3
 
 
+# (heads, queries, keys, head dim), the splits on the 128 SMs of an RTX 4090, and options.
+DENSE = [
+    ((4, 512, 512, 128), 4, {}),
+    ((4, 1024, 1024, 64), 2, {"causal": True}),
+    ((1, 100, 32768, 128), 40, {"softcap": 5.0}),
+    ((2, 512, 512, 64), 5, {}),  # more would take longer to merge
+    ((4, 512, 256, 128), 1, {}),  # too few keys
+    ((4, 1024, 32768, 64), 2, {}),
+    ((4, 1024, 32768, 64), 1, {"window": 100}),
+    ((5, 1024, 1024, 128), 1, {}),  # 80 tiles: two blocks for each would not run at once
+    ((64, 1024, 1024, 128), 1, {}),
+]
+
+
+@pytest.mark.parametrize(("shape", "splits", "options"), DENSE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_splits_of_dense_calls(shape, splits, options, dtype):
+    heads, queries, keys, head_dim = shape
+    q, k = (torch.empty(1, heads, n, head_dim, device="meta", dtype=dtype) for n in (queries, keys))
+    explanation = explain(q, k, k, **options, device="sm_89")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.splits == splits
+    assert explanation.chosen.kernel == ("sm80/split_keys" if splits > 1 else "sm80")
+    if splits == 1:
+        reasons = {x.variant.kernel: x.reason for x in explanation if "could run" in x.reason}
+        assert "preferred for keys that are not split" in reasons["sm80/split_keys"]
+
+
+def test_splits_are_for_calls_without_other_options():
+    q = torch.empty(1, 4, 512, 64, device="meta", dtype=torch.float16)
+    explanation = explain(q, q, q, alibi_slopes=torch.empty(4, device="meta"), device="sm_89")
+    reasons = {x.variant.kernel: x.reason for x in explanation}
+    assert "does not implement alibi_slopes" in reasons["sm80/split_keys"]
+
+
 def test_explain_names_the_call():
     q, cache, lengths = decode_on_meta(2, 300)
     explanation = explain(q, cache, cache, cache_seqlens=lengths, window=64, device="sm_89")

@@ -96,6 +96,18 @@ Variant of_many_blocks() {
   return v;
 }
 
+// Of a kernel for calls whose keys it splits.
+Variant of_splits() {
+  Variant v = variant("split/f16/d72", "split", kCuda, kF16, 72, "core", true, true, 80, 16);
+  ManifestKernel made = *v.kernel;
+  made.only_split = true;
+  made.arguments.splits = [](Problem const& p, DeviceLimits const&, KernelFacts const&) {
+    return p.seq_k.seqlen >= 512 ? 4 : 1;
+  };
+  v.kernel = new ManifestKernel(made);
+  return v;
+}
+
 // Of the other op, which also knows an option that is a backward pass's alone.
 Variant of_backward(std::string const& key, uint32_t options) {
   Variant v = variant(key, "back", kCuda, kF16, 0, "core", true, true, 80, 16);
@@ -142,6 +154,7 @@ std::vector<Variant> const& cutlass_attn::registry() {
       variant("fast/f16/d64", "fast", kCuda, kF16, 64, "core", true, true, 80, 16),
       variant("fast/f16/d96", "fast", kCuda, kF16, 96, "full", false, true, 80, 16),
       of_many_blocks(),
+      of_splits(),
       variant("slow/f16", "slow", kCuda, kF16, 0, "core", true, true, 0, 1),
       variant("slow/f32", "slow", kCuda, kF32, 0, "core", true, true, 0, 1),
       variant("gone/f16", "gone", kCuda, kF16, 0, "core", false, false, 0, 1),

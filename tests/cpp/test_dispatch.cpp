@@ -132,6 +132,18 @@ TEST(a_kernel_of_few_blocks_comes_after_others) {
   CHECK_EQ(chosen(p, device, "many"), "many/f16/d48");
 }
 
+TEST(a_kernel_that_splits_keys_comes_after_others_where_it_would_not) {
+  Problem p = call(kF16, 72);
+  CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
+  CHECK_EQ(why_preferred(find("slow/f16"), find("split/f16/d72"), p, kGpu),
+           "could run; slow is preferred for keys that are not split");
+  CHECK_EQ(chosen(p, kGpu, "split"), "split/f16/d72");
+  p.seq_k.seqlen = 512;
+  CHECK_EQ(chosen(p, kGpu, "auto"), "split/f16/d72");
+  CHECK_EQ(splits_of(find("split/f16/d72"), p, kGpu), 4);
+  CHECK_EQ(splits_of(find("slow/f16"), p, kGpu), 1);
+}
+
 TEST(sequences_pages_and_scales_are_options) {
   static int32_t numbers[4];
   static float scale;
@@ -506,7 +518,8 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(
         refusal(call(), device, "quick", StatusCode::kInvalidArgument),
-        "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"slow\", \"gone\", "
+        "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"split\", \"slow\", "
+        "\"gone\", "
         "\"host\", \"fast-simt\", \"half\", \"eight\", \"tiled\", \"late\", \"later\", \"hopper\", "
         "\"tma\", or a whole key such as "
         "\"fast/f16/d64\" (variants() lists "

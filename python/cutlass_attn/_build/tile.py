@@ -20,6 +20,7 @@ _ADDRESSES, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 16, 352, 32
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
+    "split_keys": "fp32",
     "dropout": "fp32",
     "general": "fp32",
     "varlen": "fp32",

@@ -76,6 +76,12 @@ struct PagedFp8 : Paged {
   }
 };
 
+// As it is.
+struct Dense {
+  Problem problem;
+  explicit Dense(Problem const& p) : problem(p) {}
+};
+
 template <class Kernel, class Pages = Paged>
 Status run_paged(Problem const& p, RunOptions const& options) {
   Pages paged(p);
@@ -93,11 +99,11 @@ Status run_packed(Problem const& p, RunOptions const& options) {
 
 // Three splits, which leave what they have in a workspace that begins as garbage. Zeros are left by
 // each run for the next one.
-template <class Kernel, class Pages = Paged>
+template <class Kernel, class Pages = Paged, class OtherScore = GeneralScore>
 Status run_split(Problem const& p, RunOptions const& given) {
-  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, GeneralScore>();
+  static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, OtherScore>();
   constexpr KernelArguments arguments =
-      arguments_of<typename Kernel::Params, IdentityScore, GeneralScore>();
+      arguments_of<typename Kernel::Params, IdentityScore, OtherScore>();
   Pages paged(p);
   paged.problem.num_splits = 3;
   std::vector<char> workspace(size_t(arguments.workspace_bytes(paged.problem, {}, unit.facts)),
@@ -115,6 +121,8 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Decode = sm80::Decode<Half, 64, 64, 16, 16, 4>;
   using Varlen = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kVarlen>;
   using PagedForward = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged>;
+  using SplitKeys =
+      sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kDense, Half, false, true>;
   using DecodeFp8 = sm80::Decode<Half, 64, 64, 16, 16, 4, E4M3>;
   using PagedForwardFp8 =
       sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged, E4M3>;
@@ -129,6 +137,8 @@ std::vector<KernelUnderTest> kernels_under_test() {
   return {decode,
           {"sm80/varlen/f16/d64/64x64x4, packed", DType::kFloat16, &run_packed<Varlen>},
           {"sm80/paged/f16/d64/64x64x4, pages", DType::kFloat16, &run_paged<PagedForward>},
+          {"sm80/split_keys/f16/d64/64x64x4, tiles of rows merged", DType::kFloat16,
+           &run_split<SplitKeys, Dense, SoftcapScore>},
           decode_fp8,
           paged_fp8};
 }

@@ -1,0 +1,157 @@
+// Blocks that share the keys of a tile of rows: which has which, and where each leaves what it has
+// for the last of them to merge.
+#pragma once
+
+#include <cstdint>
+
+#include "core/divide.hpp"
+#include "core/forward_params.hpp"
+
+namespace cutlass_attn {
+
+struct KeySplits {
+  static constexpr int kMax = 256;
+
+  int32_t count;  // blocks that share the keys of a tile of rows
+  FastDivisor by_count;
+  bool zeroes_counters;  // which lie in the workspace, and hold anything before the launch
+  int32_t* counters;     // (tiles of rows) of the splits that are done
+  float* partials;       // (tiles of rows, splits, partial_floats)
+
+  // Of a split: O, not normalised, (block_m, head_dim_v) fp32, then row max and row sum of each
+  // row.
+  static constexpr CA_HOST_DEVICE int64_t partial_floats(int block_m, int head_dim_v) {
+    return int64_t(block_m) * (head_dim_v + 2);
+  }
+
+  // What the host allocates for.
+  struct Size {
+    int64_t tiles;  // of rows
+    int32_t count;
+    int64_t partial;  // floats of a split
+
+    // In units of 4 bytes, so many that what follows begins at 16.
+    int64_t counters() const { return (tiles + 3) / 4 * 4; }
+    int64_t bytes() const { return count == 1 ? 0 : 4 * (counters() + tiles * count * partial); }
+  };
+
+  // The workspace was asked for before the kernel was compiled, perhaps, and by what was known
+  // then: no more splits than it has room for.
+  KeySplits(Size size, Workspace const& workspace) {
+    while (size.count > 1 && size.bytes() > workspace.bytes) --size.count;
+    count = size.count;
+    by_count = FastDivisor(count);
+    zeroes_counters = workspace.zeros_bytes < size.counters() * int64_t(sizeof(int32_t));
+    counters = static_cast<int32_t*>(zeroes_counters ? workspace.data : workspace.zeros);
+    partials = static_cast<float*>(workspace.data) + size.counters();
+  }
+
+  // In a kernel. Tile of rows and split of a block of the grid.
+  CA_HOST_DEVICE int unit(int block) const { return by_count(block); }
+  CA_HOST_DEVICE int split(int block) const { return block - unit(block) * count; }
+
+  // What a split has of these tiles of keys.
+  CA_HOST_DEVICE TileRange share(TileRange const& all, int split) const {
+    int const tiles = all.end > all.begin ? all.end - all.begin : 0;
+    return {all.begin + first(tiles, split), all.begin + first(tiles, split + 1), all.full_begin,
+            all.full_end};
+  }
+
+  CA_HOST_DEVICE float* partial(int unit, int split, int64_t floats) const {
+    return partials + (int64_t(unit) * count + split) * floats;
+  }
+
+  // Whether this block is the last of its tile of rows, all of which have stored what they have.
+  // ticket: in shared memory that nobody uses otherwise.
+  template <class Arch>
+  CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
+    Arch::fence();  // what this thread has written is there before the ticket is drawn
+    Arch::sync();
+    if (Arch::thread() == 0) ticket = Arch::fetch_add(counters + unit, 1);
+    Arch::sync();  // ticket full
+    if (ticket != count - 1) return false;
+    Arch::fence();                                // what others wrote before theirs
+    if (Arch::thread() == 0) counters[unit] = 0;  // as the next call wants it
+    return true;
+  }
+
+ private:
+  // The first of `tiles` tiles of keys that is of split i.
+  CA_HOST_DEVICE int first(int tiles, int i) const {
+    int const each = by_count(tiles), more = tiles - each * count;
+    return each * i + (i < more ? i : more);
+  }
+};
+
+// What a kernel is launched with whose blocks share keys. Choice says how many do:
+//   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
+//   static constexpr int kMaxHeadDim;  // of its kernels
+template <class Choice>
+struct SplitParams : ForwardParams {
+  KeySplits splits;
+
+  // On the host.
+  SplitParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
+              KernelFacts const& facts)
+      : ForwardParams(ForwardParams::prepare(p, workspace, device, facts)),
+        splits(size_of(p, scheduler.blocks, device, facts), workspace) {}
+
+  static SplitParams prepare(Problem const& p, Workspace const& workspace,
+                             DeviceLimits const& device, KernelFacts const& facts) {
+    return SplitParams(p, workspace, device, facts);
+  }
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    return size_of(p, tiles_of(p, facts), device, facts).bytes();
+  }
+  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
+                                KernelFacts const& facts) {
+    return size_of(p, tiles_of(p, facts), device, facts).count;
+  }
+  Launch launch(KernelFacts const& facts) const {
+    KeySplits::Size const size{scheduler.blocks, splits.count, 0};
+    Launch launch{size.tiles * size.count, 1, facts.threads, facts.smem_bytes};
+    if (size.count > 1 && splits.zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
+    return launch;
+  }
+
+  // In a kernel. The tile of rows of this block.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE TileCoord tile() const {
+    return this->template tile_of<kBlockM, Arch>(splits.unit(Arch::block()));
+  }
+
+ private:
+  // Asked by dispatch in each call, without the divisors of a TileScheduler.
+  static int64_t tiles_of(Problem const& p, KernelFacts const& facts) {
+    int const heads = facts.packs_heads ? TileScheduler::heads_of_tile(p, facts.block_m) : 1;
+    return TileScheduler::blocks_of(p, facts.block_m, heads);
+  }
+  static KeySplits::Size size_of(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    int32_t count = p.num_splits;
+    if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
+    if (count > KeySplits::kMax) count = KeySplits::kMax;
+    // No kernel has a head dim that is further from that of the call.
+    int const padded =
+        (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
+    return {tiles, count, KeySplits::partial_floats(facts.block_m, padded)};
+  }
+};
+
+// The most keys that any of so many queries in a row sees, or its neighbours, as far as the host
+// knows.
+inline int64_t most_keys(Problem const& p, int queries) {
+  int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
+  int64_t keys = p.seq_k.seqlen;
+  if (p.mask.window_left != kUnbounded && right != kUnbounded) {
+    int64_t const window = int64_t(p.mask.window_left) + right + queries;
+    if (window < keys) keys = window;
+  }
+  if (p.mask.attention_chunk > 0 && p.mask.attention_chunk + queries < keys) {
+    keys = p.mask.attention_chunk + queries;
+  }
+  return keys;
+}
+
+}  // namespace cutlass_attn
