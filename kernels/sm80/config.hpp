@@ -65,20 +65,13 @@ struct Config {
   using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // of the warps that share rows
   using Place = FragmentPlace<kWarpsM, kWarpsN>;
 
-  // What Q K^T and P V lack by what K and V are stored as.
+  // What Q K^T and P V lack where K and V are stored as multiples of a scale, which none but calls
+  // with sequences of their own have.
   CUTE_DEVICE static float qk_factor(Problem const& p, int head_kv) {
-    if constexpr (kIsFp8) {
-      return scale_of(p.k, head_kv);
-    } else {
-      return 1.0f;
-    }
+    return kIsDense ? 1.0f : scale_of(p.k, head_kv);
   }
   CUTE_DEVICE static float pv_factor(Problem const& p, int head_kv) {
-    if constexpr (kIsFp8) {
-      return scale_of(p.v, head_kv);
-    } else {
-      return 1.0f;
-    }
+    return kIsDense ? 1.0f : scale_of(p.v, head_kv);
   }
 
   // Which schedule. Q stays in registers where it takes at most 32 of them, in int8 where it and O

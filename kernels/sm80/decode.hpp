@@ -31,8 +31,8 @@ template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN,
 struct Decode {
   // A warp is to its tiles what a block of one warp would be.
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1, 1, float, float,
-                              RowLayout::kDense, Kv>;
-  using Coord = BasicTileCoord<VarlenSeqInfo>;
+                              RowLayout::kPaged, Kv>;
+  using Coord = typename Config::Coord;
   using Place = FragmentPlace<1, 1>;
   using Params = DecodeParams;
   static constexpr int kBlockM = kBlockM_, kN = kBlockN;

@@ -75,6 +75,16 @@ def test_splits_are_for_calls_without_other_options():
     assert "does not implement alibi_slopes" in reasons["sm80/split_keys"]
 
 
+@pytest.mark.parametrize(("queries", "kernel"), [(1, "sm80/decode"), (40, "sm80/varlen")])
+def test_scales_of_16_bits(queries, kernel):
+    q, cache, lengths = decode_on_meta(2, 300)
+    options = {"cache_seqlens": lengths, "k_scale": torch.empty(8, device="meta"), "v_scale": 0.5}
+    explanation = explain(q.expand(2, queries, 32, 128), cache, cache, **options, device="sm_89")
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert explanation.chosen.kernel == kernel
+
+
 def test_explain_names_the_call():
     q, cache, lengths = decode_on_meta(2, 300)
     explanation = explain(q, cache, cache, cache_seqlens=lengths, window=64, device="sm_89")
