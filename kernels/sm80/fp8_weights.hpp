@@ -47,8 +47,7 @@ struct Fp8Weights {
   }
 
   // O += P V of a tile.
-  CUTE_DEVICE static void multiply(P const& p, Address v_rows, float v_scale,
-                                   typename Step::O& o) {
+  CUTE_DEVICE static void multiply(P const& p, Address v_rows, float v_scale, typename Step::O& o) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
       uint32_t acc[2][kRowBlocks][2] = {};  // eight columns; rows g, g + 8: a pair of columns

