@@ -57,10 +57,10 @@ struct TileScheduler {
   // heads of one KV head fill the rest of it: K and V are then read once for all of them. Row r of
   // such a group of heads is query r / heads, head r % heads.
   int32_t heads;
-  int32_t rows;    // of a head group
-  int32_t tiles;   // of its rows
-  int32_t groups;  // of heads, in a batch entry
-  int64_t blocks;  // in the grid
+  int32_t rows;     // of a head group
+  int32_t tiles;    // of its rows
+  int32_t groups;   // of heads, in a batch entry
+  int64_t blocks;   // in the grid
   TileOrder order;  // of head groups, and tiles from the last queries to the first
   FastDivisor by_groups, by_heads;
   FastDivisor by_heads_per_kv;  // query heads that read one KV head

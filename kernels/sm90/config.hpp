@@ -48,8 +48,8 @@ struct Config {
   static constexpr int kRows = 2;               // of a thread
 
   // Two tiles of Q, so that the next one is there before this one is done with, if that leaves room
-  // for three of K and of V (with two, d128 is 10 % slower on an H200); of those as many as there is
-  // room for.
+  // for three of K and of V (with two, d128 is 10 % slower on an H200); of those as many as there
+  // is room for.
   static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 2048;
   static constexpr int room(int q_stages) {
     return kMaxSmemBytes - kOtherBytes - q_stages * kGroups * TileQ::kBytes;

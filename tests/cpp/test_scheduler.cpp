@@ -40,9 +40,9 @@ Problem long_rows(int heads_q, int heads_kv, bool causal) {
 
 TEST(every_tile_has_a_block) {
   for (Problem const& p :
-       {long_rows(3, 3, true), long_rows(3, 3, false), long_rows(5, 5, true), long_rows(40, 10, true),
-        long_rows(1, 1, true), problem(3, 8, 2, 100, true), problem(3, 8, 2, 17, true),
-        problem(1, 1, 1, 1, true), problem(7, 3, 1, 64, false)}) {
+       {long_rows(3, 3, true), long_rows(3, 3, false), long_rows(5, 5, true),
+        long_rows(40, 10, true), long_rows(1, 1, true), problem(3, 8, 2, 100, true),
+        problem(3, 8, 2, 17, true), problem(1, 1, 1, 1, true), problem(7, 3, 1, 64, false)}) {
     TileScheduler const scheduler(p, kBlockM, true);
     std::set<std::tuple<int, int, int>> seen;
     for (TileCoord const& at : coords(p, scheduler)) {

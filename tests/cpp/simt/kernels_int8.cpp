@@ -30,8 +30,7 @@ std::vector<KernelUnderTest> kernels_under_test() {
   KernelUnderTest tiled{"sm80/int8_qk/f16/d128/128x32x4, tiled", DType::kFloat16,
                         &launch_on_host<Tiled, IdentityScore, SoftcapScore>, false, 128};
   using TwoScales = sm80::Forward<cutlass::half_t, 64, 64, 64, 128, 4, 1, int32_t>;
-  KernelUnderTest two_scales{"sm80/int8_qk/f16/d64/64x128x4, two tiles of scales",
-                             DType::kFloat16,
+  KernelUnderTest two_scales{"sm80/int8_qk/f16/d64/64x128x4, two tiles of scales", DType::kFloat16,
                              &launch_on_host<TwoScales, IdentityScore, SoftcapScore>};
   using Int8 = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, int32_t>;
   KernelUnderTest int8{"sm80/int8/f16/d64/64x64x4", DType::kFloat16,
