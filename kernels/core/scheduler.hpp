@@ -44,8 +44,7 @@ struct TileOrder {
   static int32_t tail_of(Mask const& mask, int64_t head_bytes) {
     constexpr int64_t kBytes = 32 << 20;  // Ada's and Hopper's L2 have more
     bool const has_end = mask.causal || mask.window_right != kUnbounded;
-    bool const is_triangle =
-        has_end && mask.window_left == kUnbounded && mask.attention_chunk == 0;
+    bool const is_triangle = has_end && mask.window_left == kUnbounded && mask.attention_chunk == 0;
     if (!is_triangle) return 0;
     return int32_t(head_bytes < kBytes ? kBytes / (head_bytes > 0 ? head_bytes : 1) : 1);
   }
