@@ -87,14 +87,18 @@ struct KvCopy {
   CUTE_DEVICE void copy_scales(int key) const {
     auto& scales = shared.block.scales;
     constexpr int kVectors = sizeof(scales[0]) / 16, kBuffers = sizeof(scales) / sizeof(scales[0]);
-    int const of_tile = thread / kVectors;
-    int const first = key + of_tile * Config::kScaleKeys;
-    if (of_tile >= Config::kScaleTiles || first >= seqlen_k() || !has(key)) return;
-    auto const* const all = shared.block.all_scales + first / quantize::kTileKeys;
-    int const vector = thread % kVectors * 4;
-    float const* const from = reinterpret_cast<float const*>(all) + vector;
-    float* const to =
-        reinterpret_cast<float*>(&scales[first / Config::kScaleKeys % kBuffers]) + vector;
+    if (thread >= kVectors || !has(key)) return;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kScaleTiles; ++i) {
+      int const first = key + i * Config::kScaleKeys;
+      if (i > 0 && first >= seqlen_k()) return;
+      auto const* const all = shared.block.all_scales + first / quantize::kTileKeys;
+      auto* const to = &scales[first / Config::kScaleKeys % kBuffers];
+      copy_vector(reinterpret_cast<float*>(to) + thread * 4,
+                  reinterpret_cast<float const*>(all) + thread * 4);
+    }
+  }
+  CUTE_DEVICE void copy_vector(float* to, float const* from) const {
     if (is_aligned) {
       Arch::async_copy(Arch::smem_address(to), from, true);
     } else {
@@ -136,8 +140,7 @@ struct KvCopy {
       Copy::load(target, source, row_stride, rows_left<Copy>(key), columns, own);
     }
     Arch::async_copy_commit();
-    int64_t const step = Copy::Tile::kRows * row_stride;
-    source += Config::kIsReversed ? -step : step;
+    source += (Config::kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
 
   // A row from wherever the block table says it is.

@@ -94,7 +94,7 @@ def parse_graphs(text: str) -> Iterator[tuple[str, str]]:
 def count(listing: str) -> Counter[str]:
     """How often the code has each of the instructions that the gates count."""
     counts: Counter[str] = Counter()
-    kinds = r"\b(?:HMMA|IMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I)\b[.\w]*"
+    kinds = r"\b(?:HMMA|IMMA|QMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I)\b[.\w]*"
     for operation in re.findall(kinds, listing):
         base = operation.split(".")[0]
         counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
