@@ -50,6 +50,30 @@ struct TileOrder {
   }
 };
 
+// Rows of a head group, cut into tiles of block_m. Where they do not fill them all, the first tile
+// has fewer, in steps of kStep: under a causal mask the last one, full or nearly so, has most keys.
+struct TileRows {
+  static constexpr int kStep = 64;
+  int32_t all;    // rows
+  int32_t tiles;  // at least one
+  int32_t lacks;  // rows of the first tile
+
+  TileRows() = default;
+  CA_HOST_DEVICE TileRows(int32_t rows, int block_m)
+      : all(rows),
+        tiles(rows > 0 ? int32_t((int64_t(rows) + block_m - 1) / block_m) : 1),
+        lacks(int32_t(int64_t(tiles) * block_m - rows) / kStep * kStep) {}
+
+  CA_HOST_DEVICE int begin(int tile, int block_m) const {
+    int const begin = tile * block_m - lacks;
+    return begin > 0 ? begin : 0;
+  }
+  CA_HOST_DEVICE int end(int tile, int block_m) const {
+    int const end = (tile + 1) * block_m - lacks;
+    return end < all ? end : all;
+  }
+};
+
 // The grid of a call, one block a tile of queries, worked out on the host: a kernel gets it beside
 // the call's parameters.
 struct TileScheduler {
@@ -57,8 +81,7 @@ struct TileScheduler {
   // heads of one KV head fill the rest of it: K and V are then read once for all of them. Row r of
   // such a group of heads is query r / heads, head r % heads.
   int32_t heads;
-  int32_t rows;     // of a head group
-  int32_t tiles;    // of its rows
+  TileRows rows;    // of a head group
   int32_t groups;   // of heads, in a batch entry
   int64_t blocks;   // in the grid
   TileOrder order;  // of head groups, and tiles from the last queries to the first
@@ -68,11 +91,10 @@ struct TileScheduler {
   // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
   TileScheduler(Problem const& p, int block_m, bool pack)
       : heads(pack ? heads_of_tile(p, block_m) : 1),
-        rows(p.seq_q.seqlen * heads),
-        tiles(at_least_1((int64_t(rows) + block_m - 1) / block_m)),
+        rows(p.seq_q.seqlen * heads, block_m),
         groups(at_least_1(p.num_heads_q / heads)),
         blocks(blocks_of(p, block_m, heads)),
-        order(tiles, int64_t(p.batch) * (p.num_heads_q / heads),
+        order(rows.tiles, int64_t(p.batch) * (p.num_heads_q / heads),
               TileOrder::tail_of(p.mask, bytes_of_group(p, heads))),
         by_groups(groups),
         by_heads(heads),
@@ -118,27 +140,15 @@ struct BasicTileCoord {
       : seq(p, s.by_groups(place.head)), heads(s.heads), by_heads(s.by_heads) {
     head_q = (place.head - seq.batch * s.groups) * heads;
     head_kv = s.by_heads_per_kv(head_q);
-    row_begin = (s.tiles - 1 - place.turn) * block_m;
-    int const left = seq.lens(p).q * heads - row_begin;
-    rows = left < block_m ? left : block_m;
-    q_begin = query(0);
-    q_end = query(rows - 1) + 1;
+    set_rows(p, s.rows, s.rows.tiles - 1 - place.turn, block_m);
   }
 
-  // The same from its parts: rows from row_begin on of the heads from head_q on.
+  // The same from its parts: a tile of the heads from head_q on.
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, SeqInfo const& seq, int heads,
-                                FastDivisor by_heads, int head_q, int head_kv, int row_begin,
+                                FastDivisor by_heads, int head_q, int head_kv, int tile,
                                 int block_m)
-      : seq(seq),
-        heads(heads),
-        head_q(head_q),
-        head_kv(head_kv),
-        row_begin(row_begin),
-        by_heads(by_heads) {
-    int const left = seq.lens(p).q * heads - row_begin;
-    rows = left < block_m ? left : block_m;
-    q_begin = query(0);
-    q_end = query(rows - 1) + 1;
+      : seq(seq), heads(heads), head_q(head_q), head_kv(head_kv), by_heads(by_heads) {
+    set_rows(p, TileRows(seq.lens(p).q * heads, block_m), tile, block_m);
   }
 
   // Query and head of a row of the tile.
@@ -151,6 +161,16 @@ struct BasicTileCoord {
   template <class Element>
   CA_HOST_DEVICE Element* row_of(Operand const& t, int row) const {
     return seq.template queries<Element>(t, head(row)) + query(row) * t.row_stride;
+  }
+
+ private:
+  // Of what was cut into tiles this sequence may have only the first rows.
+  CA_HOST_DEVICE void set_rows(Problem const& p, TileRows const& all, int tile, int block_m) {
+    int const own = seq.lens(p).q * heads, end = all.end(tile, block_m);
+    row_begin = all.begin(tile, block_m);
+    rows = (own < end ? own : end) - row_begin;
+    q_begin = query(0);
+    q_end = query(rows - 1) + 1;
   }
 };
 

@@ -70,7 +70,7 @@ struct VarlenParams {
                           : by_slots_each(slot);
     int const head_q = group * heads;
     return Tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, head_q,
-                by_heads_per_kv(head_q), (slot - first_slot<kBlockM>(batch)) * kBlockM, kBlockM);
+                by_heads_per_kv(head_q), slot - first_slot<kBlockM>(batch), kBlockM);
   }
 
  private:

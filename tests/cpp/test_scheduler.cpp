@@ -58,7 +58,7 @@ TEST(the_longest_of_the_last_heads_come_first) {
   Problem const p = long_rows(5, 5, true);  // ten heads
   TileScheduler const scheduler(p, kBlockM, true);
   CHECK_EQ(scheduler.order.tail, 8);
-  int const tiles = scheduler.tiles;
+  int const tiles = scheduler.rows.tiles;
   std::vector<TileCoord> const all = coords(p, scheduler);
   for (int block = 0; block < int(all.size()); ++block) {
     int const at = block - 2 * tiles;
@@ -83,6 +83,27 @@ TEST(tiles_of_like_work_are_taken_a_head_at_a_time) {
   left.mask.window_left = 0;
   for (Problem const& p : {long_rows(3, 3, false), window, chunks, left}) {
     CHECK_EQ(TileScheduler(p, kBlockM, true).order.tail, 0);
+  }
+}
+
+TEST(rows_that_do_not_fill_their_tiles_lack_from_the_first) {
+  struct Case {
+    int rows, block_m;
+    std::vector<int> begins;
+  };
+  for (Case const& c :
+       {Case{1024, 192, {0, 64, 256, 448, 640, 832}}, Case{1000, 192, {0, 64, 256, 448, 640, 832}},
+        Case{1024, 128, {0, 128, 256, 384, 512, 640, 768, 896}}, Case{190, 128, {0, 64}},
+        Case{130, 128, {0, 64}}, Case{200, 64, {0, 64, 128, 192}}, Case{1, 192, {0}},
+        Case{17, 16, {0, 16}}, Case{0, 128, {0}}}) {
+    TileRows const rows(c.rows, c.block_m);
+    CHECK_EQ(rows.tiles, int(c.begins.size()));
+    for (int i = 0; i < rows.tiles; ++i) {
+      CHECK_EQ(rows.begin(i, c.block_m), c.begins[i]);
+      CHECK_EQ(rows.end(i, c.block_m), i + 1 < rows.tiles ? c.begins[i + 1] : c.rows);
+    }
+    // A tile that there is not has no rows.
+    CHECK(rows.end(rows.tiles, c.block_m) <= rows.begin(rows.tiles, c.block_m));
   }
 }
 
