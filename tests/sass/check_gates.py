@@ -10,7 +10,9 @@ sm80 rows shared memory, which is no part of the code and follows from the tile.
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the
   tile implies. More of them mean that the compiler duplicated a loop body or that copies got
-  narrower, fewer that work was lost.
+  narrower, fewer that work was lost;
+- with the identity score, a main loop that does what the tile asks for: its issue slots, which
+  issue_slots.py has a table of.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
 import repository  # noqa: F401, puts the next ones within reach
@@ -27,7 +30,9 @@ import repository  # noqa: F401, puts the next ones within reach
 import generate
 from cutlass_attn.tools.gates.thresholds import FAIL, PASS, load_gates
 from cutlass_attn.tools.sass import disassemble as sass
-from cutlass_attn.tools.sass.tiles import code_of
+from cutlass_attn.tools.sass.issue_slots import model_of
+from cutlass_attn.tools.sass.loops import SassError
+from cutlass_attn.tools.sass.tiles import backward_tile_of, code_of, tile_of
 
 
 def main() -> int:
@@ -40,7 +45,21 @@ def main() -> int:
     rows, _ = generate.load()
     build = generate.Build(tier=options.tier, simt=False)
     resources = sass.read_resources(options.library, options.arch)
-    counts = sass.read_counts(options.library, options.arch)
+    loops = {
+        (row.symbol, "identity"): tile
+        for row in rows
+        if (tile := tile_of(row.key, "identity") or backward_tile_of(row.key))
+    }
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    slots: dict[tuple[str, str], int | SassError] = {}
+    for name, graph in sass.control_flow(options.library, options.arch):
+        if kernel := sass.identify(name):
+            counts[kernel] = sass.count(graph)
+            if tile := loops.get(kernel):
+                try:
+                    slots[kernel] = model_of(graph, tile)["clocks"]["issue"]
+                except SassError as error:
+                    slots[kernel] = error
     failures = 0
 
     def gate(what: str, measured: object, holds: bool, allowed: str) -> None:
@@ -64,6 +83,9 @@ def main() -> int:
                 if judged.verdict in (PASS, FAIL):
                     name, holds = judged.gate.name, judged.verdict == PASS
                     gate(name, int(figures[name]), holds, str(judged.threshold))
+            if kernel in slots:
+                is_found = isinstance(slots[kernel], int)
+                gate("issue slots", slots[kernel], is_found, "a loop that does the tile's work")
             if tile is None:
                 continue
             limit = tile.register_limit()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Issue slots of the mma.sync kernels' main loop on Ada; docs/notes/ada.md is about them.
 
-    issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--tier core] [--json FILE]
+    issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--json FILE]
 
 For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
 executes for one tile of keys which all its queries see, of a backward row for one step of its loop,
 and what they take of each unit, by the model of python/cutlass_attn/tools/sass/issue_slots.py.
-A .cubin of nvcc will do for the library; with --tier every row of that tier has to be in it.
+A .cubin of nvcc will do for the library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="or a .cubin")
     parser.add_argument("--arch", default="sm_89")
-    parser.add_argument("--tier", help="whose rows all have to be there")
     parser.add_argument("--json", metavar="FILE", help="- for stdout, in place of the tables")
     options = parser.parse_args()
 
@@ -70,14 +69,6 @@ def main() -> int:
             found[key] = model_of(graph, tile)
         except SassError as error:
             failures[key] = str(error)
-    if options.tier:
-        build = generate.Build(tier=options.tier, simt=False)
-        for row in rows:
-            tile = tile_of(row.key, "identity") or backward_tile_of(row.key)
-            is_modelled = tile and "identity" in row.kernel.scores
-            if is_modelled and build.compiles(row) and row.key not in found:
-                failures.setdefault(row.key, f"no kernel for {options.arch}")
-
     text = json.dumps(found, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
