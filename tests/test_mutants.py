@@ -1,5 +1,6 @@
 """tests/mutants without a compiler: its bugs can be planted, its model says what it did."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,13 +32,31 @@ def test_the_text_of_each_bug_is_once_in_its_header(unit):
         planted = [mutant for mutant in program.mutants if mutant.file]
         for file, text in program.headers(texts).items():
             assert text != texts[file]
-            assert all(m.edit() in text for m in planted if m.file == file)
+            chosen = {int(number) for number in re.findall(r"planted_bug == (\d+)", text)}
+            of_file = [m for m in planted if m.file == file]
+            assert chosen == {m.number for m in of_file if m.kind != "text"}
+            assert all(m.replace in text for m in of_file)
 
 
 def test_a_text_that_is_gone_is_an_error():
     mutant = run_mutants.Mutant(1, "gone", file="wmma/forward.hpp", find="no such text")
     with pytest.raises(run_mutants.MutantError, match="is 0 times in wmma/forward"):
         run_mutants.pack([mutant])
+
+
+def test_a_bug_may_be_inside_another():
+    text = "wait(); sync(); more(a < b);"
+    bugs = [
+        run_mutants.Mutant(1, "no sync", "statement", find="sync();", replace=""),
+        run_mutants.Mutant(2, "no wait", "statement", find="wait(); sync();", replace="sync();"),
+        run_mutants.Mutant(3, "one", "expression", after="more(", find="a < b", replace="a"),
+        run_mutants.Mutant(4, "other", "expression", after="more(", find="a < b", replace="b"),
+    ]
+    edits = [(*bug.span(text), bug) for bug in bugs]
+    assert "".join(run_mutants.edited(text, 0, len(text), edits).split()) == (
+        "if(planted_bug==2){sync();}else{wait();if(planted_bug==1){}else{sync();}}"
+        "more((planted_bug==3?(a):((planted_bug==4?(b):(a<b)))));"
+    )
 
 
 def test_suspects_are_numbered_and_have_causes():

@@ -67,28 +67,51 @@ class Mutant:
     name: str
     kind: str = "text"
     file: str = ""
+    after: str = ""  # where to begin to look
     find: str = ""
     replace: str = ""
     cause: str = ""  # post_mortem.py measures those that have one
 
     def span(self, text: str) -> tuple[int, int]:
-        """Where the edit goes. Raises MutantError if its text is not there exactly once."""
-        if (count := text.count(self.find)) != 1:
+        """Where the edit goes: to the first `find` behind `after`, if there is such. Raises
+        MutantError if its text, or what comes before, is not there exactly once.
+        """
+        sought = self.after or self.find
+        if (count := text.count(sought)) != 1:
             raise MutantError(
-                f"{self.name}: {self.find!r} is {count} times in {self.file}; it must be once"
+                f"{self.name}: {sought!r} is {count} times in {self.file}; it must be once"
             )
-        return text.index(self.find), text.index(self.find) + len(self.find)
+        begin = text.find(self.find, text.index(sought) + len(self.after))
+        if begin < 0:
+            raise MutantError(f"{self.name}: no {self.find!r} in {self.file} behind {sought!r}")
+        return begin, begin + len(self.find)
 
-    def edit(self) -> str:
-        """What comes in place of the text."""
+    def edit(self, find: str) -> str:
+        """What comes in place of the text, which is by now `find`."""
         if self.kind == "text":
             return self.replace
-        return SWITCHES[self.kind].format(**vars(self))
+        return SWITCHES[self.kind].format(number=self.number, replace=self.replace, find=find)
+
+
+Edit = tuple[int, int, Mutant]  # begin, end
+
+
+def edited(text: str, begin: int, end: int, edits: list[Edit]) -> str:
+    """text[begin:end] with edits, of which one may be inside another, or where it is."""
+    result = ""
+    left = sorted(edits, key=lambda edit: (edit[0], -edit[1]))
+    while left:
+        first, last, mutant = left[0]
+        inside = [edit for edit in left[1:] if edit[1] <= last]
+        left = [edit for edit in left[1:] if edit[1] > last]
+        result += text[begin:first] + mutant.edit(edited(text, first, last, inside))
+        begin = last
+    return result + text[begin:end]
 
 
 @dataclass
 class Program:
-    """Mutants that are compiled together: their edits do not overlap."""
+    """Mutants that are compiled together: no edit overlaps half of another."""
 
     name: str
     mutants: list[Mutant] = field(default_factory=list)
@@ -96,16 +119,19 @@ class Program:
     def takes(self, mutant: Mutant, texts: dict[str, str]) -> bool:
         begin, end = mutant.span(texts[mutant.file])
         spans = [m.span(texts[m.file]) for m in self.mutants if m.file == mutant.file]
-        return all(end <= other_begin or other_end <= begin for other_begin, other_end in spans)
+        return all(
+            end <= first or last <= begin or (begin <= first and last <= end) or
+            (first <= begin and end <= last)
+            for first, last in spans
+        )
 
     def headers(self, texts: dict[str, str]) -> dict[str, str]:
         """The edited headers, {path under kernels/: text}."""
-        edits = [(*m.span(texts[m.file]), m) for m in self.mutants if m.file]
-        edited = {m.file: texts[m.file] for _, _, m in edits}
-        # From the end, so that the places of the edits still to come stay where they are.
-        for begin, end, m in sorted(edits, key=lambda edit: edit[0], reverse=True):
-            edited[m.file] = edited[m.file][:begin] + m.edit() + edited[m.file][end:]
-        return edited
+        edits: dict[str, list[Edit]] = {}
+        for m in self.mutants:
+            if m.file:
+                edits.setdefault(m.file, []).append((*m.span(texts[m.file]), m))
+        return {file: edited(texts[file], 0, len(texts[file]), of) for file, of in edits.items()}
 
 
 def load(unit: str, only: str) -> list[Mutant]:
