@@ -163,7 +163,7 @@ def _predicted_error(call: Call) -> float | None:
         )
         for b, h in np.ndindex(q.shape[:2])
     ]
-    return max(errors, default=0.0)
+    return float(np.max(errors, initial=0.0))
 
 
 _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_decode}

@@ -92,11 +92,12 @@ ERRORS_FOUND = {"qk": (0.011, 0.022), "int8": (0.014, 0.024), "fp8": (0.040, 0.0
 _E4M3_ERROR = 0.026  # RMS, of a number rounded to three bits after the first
 
 
+@np.errstate(all="ignore")
 def predicted_error(
     mode: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float
 ) -> float:
     """What a mode is expected to do to the result of a head, relative to its root mean square: q
-    (Sq, D), k (Sk, D) and v (Sk, Dv) in any precision.
+    (Sq, D), k (Sk, D) and v (Sk, Dv) in any precision. Where those are not finite, it may not be.
 
     An element is off by up to half a step d = amax / 127, evenly: by d / sqrt(12) RMS. So a
     logit is off by softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), and a weight by as
