@@ -67,7 +67,8 @@ CA_HOST_DEVICE constexpr int samples_of(int seqlen_k) {
   return seqlen_k < kSamples ? seqlen_k : kSamples;
 }
 CA_HOST_DEVICE constexpr int sampled_key(int i, int seqlen_k) {
-  return int(int64_t(i) * seqlen_k / samples_of(seqlen_k));
+  static_assert(kSamples == 64);  // a division by a number that is not a constant takes a call
+  return seqlen_k < kSamples ? i : int(int64_t(i) * seqlen_k >> 6);
 }
 
 // |x|, such that the larger of two is the larger integer, and what is not finite is the largest.

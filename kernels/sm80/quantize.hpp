@@ -1,11 +1,11 @@
 // Rounds K to int8, before the kernel that multiplies in 8 bits: core/quantize.hpp says how, and
 // sm80/quantized_params.hpp where it goes.
 //
-// Grid:      a block for every tile of 64 keys of a KV head.
+// Grid:      a block for some tiles of 64 keys next to each other, of one KV head.
 // Block:     four warps. First the shift of the head, from 64 of its keys, which all blocks of the
 //            head work out for themselves: those rows come from L2.
-// Warp:      group t of the tile is warp t's: 16 keys, in pairs next to each other, whose largest
-//            value is a matter of shuffles.
+// Warp:      group t of a tile is warp t's: 16 keys, in pairs next to each other, whose largest
+//            value is a matter of shuffles: no barriers from there on.
 // Thread:    16 columns of a key at a time: two loads of 16 bytes, and later one store.
 // Shared:    partial sums of the shift, and the shift.
 #pragma once
@@ -35,35 +35,32 @@ struct SourceRows {
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
-  // Eight columns of a row, from a multiple of 8 on; zeros where there are none.
-  CUTE_DEVICE void load(int row, int column, uint32_t (&words)[4]) const {
+  // 16 or 8 columns of a row, from a multiple of 8 on; zeros where there are none. kIsAligned is a
+  // constant, or each load would be in a branch, and waited for before the next.
+  template <bool kIsAligned, int kWords>
+  CUTE_DEVICE void load(int row, int column, uint32_t (&words)[kWords]) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) words[i] = 0;
-    if (row >= seqlen || column >= head_dim) return;
-    Element const* const from = first + row * row_stride + column;
-    if (is_aligned) {
-      auto const vector = *reinterpret_cast<cute::uint128_t const*>(from);
-      __builtin_memcpy(words, &vector, sizeof words);
-    } else {
+    for (int v = 0; v < kWords; v += 4) {
       CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) words[i / 2] |= uint32_t(from[i].raw()) << i % 2 * 16;
-    }
-  }
-
-  // The same as numbers, and 16 or 8 columns.
-  template <int kColumns>
-  CUTE_DEVICE void load(int row, int column, float (&x)[kColumns]) const {
-    CUTE_UNROLL
-    for (int v = 0; v < kColumns / 8; ++v) {
-      uint32_t words[4];
-      load(row, column + v * 8, words);
-      CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        x[v * 8 + i] = element_to_float<Element>(uint16_t(words[i / 2] >> i % 2 * 16));
+      for (int i = v; i < v + 4; ++i) words[i] = 0;
+      if (row >= seqlen || column + v * 2 >= head_dim) continue;
+      Element const* const from = first + row * row_stride + column + v * 2;
+      if constexpr (kIsAligned) {
+        auto const vector = *reinterpret_cast<cute::uint128_t const*>(from);
+        __builtin_memcpy(words + v, &vector, sizeof vector);
+      } else {
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) words[v + i / 2] |= uint32_t(from[i].raw()) << i % 2 * 16;
       }
     }
   }
 };
+
+// Element i of what load() brought.
+template <class Element>
+CUTE_DEVICE float element_of(uint32_t const* words, int i) {
+  return element_to_float<Element>(uint16_t(words[i / 2] >> i % 2 * 16));
+}
 
 CUTE_DEVICE void store_vector(char* to, uint32_t const (&words)[4]) {
   *reinterpret_cast<cute::uint128_t*>(to) = cute::uint128_t{
@@ -85,34 +82,55 @@ struct QuantizeKeys {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    int const head = params.by_tiles(Arch::block()), tile = Arch::block() - head * params.tiles;
-    Keys const keys(params, params.source_k, params.problem.head_dim, head);
-    float* const partial = reinterpret_cast<float*>(smem);  // (sum, column)
-    float* const shift = partial + kPartialSums * kHeadDim;
-    add_up_samples<Arch>(keys, partial);
-    Arch::sync();  // partial sums full
-    find_shift<Arch>(keys, partial, shift);
-    Arch::sync();  // shift full
-    if (tile == 0) {
-      for (int d = Arch::thread(); d < params.columns; d += kThreads) {
-        params.shift_of(head)[d] = shift[d];
-      }
+    QuantizedTiles const own = params.tiles_of_block(Arch::block());
+    Keys const keys(params, params.source_k, params.problem.head_dim, own.head);
+    if (keys.is_aligned) {
+      round<Arch, true>(params, own, keys, reinterpret_cast<float*>(smem));
+    } else {
+      round<Arch, false>(params, own, keys, reinterpret_cast<float*>(smem));
     }
+  }
 
+ private:
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own, Keys const& keys,
+                                float* partial) {
+    float* const shift = partial + kPartialSums * kHeadDim;
+    add_up_samples<Arch, kIsAligned>(keys, partial);
+    Arch::sync();  // partial sums full
+    find_shift<Arch>(params, own, keys, partial, shift);
+    Arch::sync();  // shift full
+    CUTE_NO_UNROLL
+    for (int tile = own.first; tile < own.end; ++tile) {
+      round_tile<Arch, kIsAligned>(params, own.head, tile, keys, shift);
+    }
+  }
+
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round_tile(Params const& params, int head, int tile, Keys const& keys,
+                                     float const* shift) {
     int const group = Arch::thread() / 32, lane = Arch::thread() % 32;
+    int const first_key = tile * quantize::kTileKeys;
+    uint32_t words[kPieces][8];
+    CUTE_UNROLL
+    for (int i = 0; i < kPieces; ++i) {
+      Piece const piece(i, group, lane);
+      keys.template load<kIsAligned>(first_key + piece.key, piece.chunk * 16, words[i]);
+    }
     float x[kPieces][16];
     uint32_t amax = 0;
     CUTE_UNROLL
     for (int i = 0; i < kPieces; ++i) {
       Piece const piece(i, group, lane);
-      int const key = tile * quantize::kTileKeys + piece.key;
-      keys.load(key, piece.chunk * 16, x[i]);
+      uint32_t of_piece = 0;
       CUTE_UNROLL
       for (int d = 0; d < 16; ++d) {
-        x[i][d] = key < keys.seqlen ? x[i][d] - shift[piece.chunk * 16 + d] : 0.0f;
+        x[i][d] = element_of<Element>(words[i], d) - shift[shift_place(piece.chunk, d)];
         uint32_t const magnitude = quantize::magnitude_bits(x[i][d]);
-        amax = magnitude > amax ? magnitude : amax;
+        of_piece = magnitude > of_piece ? magnitude : of_piece;
       }
+      if (first_key + piece.key >= keys.seqlen) of_piece = 0;
+      amax = of_piece > amax ? of_piece : amax;
     }
     CUTE_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
@@ -125,21 +143,22 @@ struct QuantizeKeys {
     for (int i = 0; i < kPieces; ++i) {
       Piece const piece(i, group, lane);
       if (piece.chunk * 16 >= params.columns) continue;
-      uint32_t words[4];
+      int const key = first_key + piece.key;
+      float const inverse = key < keys.seqlen ? factors.inverse : 0.0f;
+      uint32_t packed[4];
       CUTE_UNROLL
       for (int t = 0; t < 4; ++t) {
         uint32_t bytes[4];
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          bytes[e] = quantize::to_int8(x[i][permuted_column(4 * t + e)], factors.inverse);
+          bytes[e] = quantize::to_int8(x[i][permuted_column(4 * t + e)], inverse);
         }
-        words[t] = Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+        packed[t] = Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
       }
-      store(params, head, tile * quantize::kTileKeys + piece.key, piece.chunk, words);
+      store(params, head, key, piece.chunk, packed);
     }
   }
 
- private:
   // Which key of the tile, and which columns, piece i of a thread is. Lanes next to each other have
   // columns next to each other.
   struct Piece {
@@ -152,22 +171,27 @@ struct QuantizeKeys {
   };
 
   // Eight sums of up to eight samples, of all columns.
-  template <class Arch>
+  template <class Arch, bool kIsAligned>
   CUTE_DEVICE static void add_up_samples(Keys const& keys, float* partial) {
-    constexpr int kVectors = kHeadDim / 8;
+    constexpr int kVectors = kHeadDim / 8, kEach = quantize::kSamples / kPartialSums;
     int const samples = quantize::samples_of(keys.seqlen);
     for (int place = Arch::thread(); place < kVectors * kPartialSums; place += kThreads) {
       int const sum = place / kVectors, column = place % kVectors * 8;
-      float total[8] = {};
+      uint32_t words[kEach][4];
       CUTE_UNROLL
-      for (int i = 0; i < quantize::kSamples / kPartialSums; ++i) {
+      for (int i = 0; i < kEach; ++i) {
         int const sample = sum + i * kPartialSums;
-        float x[8];
         // Beyond the last key there are zeros.
         int const key = sample < samples ? quantize::sampled_key(sample, keys.seqlen) : keys.seqlen;
-        keys.load(key, column, x);
+        keys.template load<kIsAligned>(key, column, words[i]);
+      }
+      float total[8] = {};
+      CUTE_UNROLL
+      for (auto const& sample : words) {
         CUTE_UNROLL
-        for (int d = 0; d < 8; ++d) total[d] += quantize::finite_or_zero(x[d]);
+        for (int d = 0; d < 8; ++d) {
+          total[d] += quantize::finite_or_zero(element_of<Element>(sample, d));
+        }
       }
       CUTE_UNROLL
       for (int d = 0; d < 8; ++d) partial[sum * kHeadDim + column + d] = total[d];
@@ -175,14 +199,22 @@ struct QuantizeKeys {
   }
 
   template <class Arch>
-  CUTE_DEVICE static void find_shift(Keys const& keys, float const* partial, float* shift) {
+  CUTE_DEVICE static void find_shift(Params const& params, QuantizedTiles const& own,
+                                     Keys const& keys, float const* partial, float* shift) {
     float const factor = 1.0f / float(quantize::samples_of(keys.seqlen));
     for (int d = Arch::thread(); d < kHeadDim; d += kThreads) {
       float total = partial[d];
       CUTE_UNROLL
       for (int i = 1; i < kPartialSums; ++i) total += partial[i * kHeadDim + d];
-      shift[d] = quantize::finite_or_zero(total * factor);
+      float const mean = quantize::finite_or_zero(total * factor);
+      shift[shift_place(d / 16, d % 16)] = mean;
+      if (own.first == 0 && d < params.columns) params.shift_of(own.head)[d] = mean;
     }
+  }
+
+  // Lanes read four columns at a time of chunks next to each other, from different banks.
+  CUTE_DEVICE static int shift_place(int chunk, int column) {
+    return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
 
   CUTE_DEVICE static void store(Params const& params, int head, int key, int chunk,

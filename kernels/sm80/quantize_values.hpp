@@ -1,11 +1,12 @@
 // Rounds K to int8 and V to int8 or e4m3 in one launch, before the kernel that multiplies both in 8
 // bits.
 //
-// Grid, block:  those of QuantizeKeys, whose tile comes first; then the same tile of V.
-// Warp:         16 of the tile's keys.
-// Thread:       two keys next to each other, of which a quad has every fourth 8 columns each: two
-//               loads of 16 bytes, and later one store of both together.
-// Shared:       the largest value that each warp has seen.
+// Grid:      that of QuantizeKeys, and as many blocks again for V.
+// Block:     four warps; some tiles of 64 values next to each other.
+// Warp:      16 of the tile's keys.
+// Thread:    two keys next to each other, of which a quad has every fourth 8 columns each: two
+//            loads of 16 bytes, and later one store of both together.
+// Shared:    the largest value that each warp has seen, of two tiles.
 #pragma once
 
 #include "sm80/quantize.hpp"
@@ -23,29 +24,55 @@ struct QuantizeKeysAndValues {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Keys::template run<Arch>(params, smem);
-    // Partial sums, which nobody reads once the shift is full.
-    round_values<Arch>(params, reinterpret_cast<float*>(smem));
+    int const block = Arch::block() - params.heads * params.head_blocks;
+    if (block < 0) {
+      Keys::template run<Arch>(params, smem);
+      return;
+    }
+    QuantizedTiles const own = params.tiles_of_block(block);
+    Values const values(params, params.source_v, params.problem.head_dim_v, own.head);
+    if (values.is_aligned) {
+      round<Arch, true>(params, own, values, reinterpret_cast<float*>(smem));
+    } else {
+      round<Arch, false>(params, own, values, reinterpret_cast<float*>(smem));
+    }
   }
 
  private:
-  template <class Arch>
-  CUTE_DEVICE static void round_values(Params const& params, float* of_warps) {
-    int const head = params.by_tiles(Arch::block()), tile = Arch::block() - head * params.tiles;
+  using Values = SourceRows<Element>;
+
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own,
+                                Values const& values, float* of_warps) {
+    CUTE_NO_UNROLL
+    for (int tile = own.first; tile < own.end; ++tile) {
+      // One barrier a tile: what it is for is not written again before the next.
+      round_tile<Arch, kIsAligned>(params, own.head, tile, values, of_warps + tile % 2 * kWarps);
+    }
+  }
+
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round_tile(Params const& params, int head, int tile, Values const& values,
+                                     float* of_warps) {
     int const head_dim_v = params.problem.head_dim_v;
-    SourceRows<Element> const values(params, params.source_v, head_dim_v, head);
     int const warp = Arch::thread() / 32, pair = Arch::thread() % 32 / 4;
     int const first_key = warp * 16 + pair * 2, first_column = Arch::thread() % 4 * 8;
-
-    uint32_t words[2][kVectors][4], amax[2] = {0, 0};  // as bits of Element, without the sign
+    uint32_t words[2][kVectors][4];
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
       CUTE_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         int const key = tile * quantize::kTileKeys + first_key + i;
-        values.load(key, first_column + v * 32, words[i][v]);
+        values.template load<kIsAligned>(key, first_column + v * 32, words[i][v]);
+      }
+    }
+    uint32_t amax[2] = {0, 0};  // as bits of Element, without the sign
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      CUTE_UNROLL
+      for (auto const& vector : words[i]) {
         CUTE_UNROLL
-        for (uint32_t pair_of : words[i][v]) {
+        for (uint32_t pair_of : vector) {
           uint32_t const low = pair_of & 0x7fffu, high = pair_of >> 16 & 0x7fffu;
           uint32_t const larger = low > high ? low : high;
           amax[i] = larger > amax[i] ? larger : amax[i];
@@ -93,7 +120,16 @@ struct QuantizeKeysAndValues {
         }
       }
       CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) inverse[i] = factors[i].inverse;
+      for (int i = 0; i < 2; ++i) {
+        inverse[i] = factors[i].inverse;
+        if (bits[i] < 0x7f800000u) continue;
+        // It is 0, whose product with what is not finite is not 0.
+        CUTE_UNROLL
+        for (auto& vector : words[i]) {
+          CUTE_UNROLL
+          for (uint32_t& word : vector) word = 0;
+        }
+      }
       if (Arch::thread() == 0) scales.v = quantize::factors_of(float_bits(largest)).scale;
     }
 
@@ -110,7 +146,7 @@ struct QuantizeKeysAndValues {
         float x[4];
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          x[e] = element_to_float<Element>(uint16_t(words[e % 2][v][i] >> e / 2 * 16));
+          x[e] = element_of<Element>(words[e % 2][v], 2 * i + e / 2);
         }
         packed[i] = round<Arch>(x, inverse);
       }
@@ -130,8 +166,7 @@ struct QuantizeKeysAndValues {
       uint32_t bytes[4];
       CUTE_UNROLL
       for (int e = 0; e < 4; ++e) {
-        // A product of 0 with what is not finite is not 0.
-        bytes[e] = quantize::to_int8(quantize::finite_or_zero(x[e]), inverse[e % 2]);
+        bytes[e] = quantize::to_int8(x[e], inverse[e % 2]);
       }
       return Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
     }

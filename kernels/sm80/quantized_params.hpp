@@ -31,6 +31,12 @@ CA_HOST_DEVICE constexpr int permuted_column(int p) { return p / 4 * 2 + p % 2 +
 // rows 2 t and 2 t + 1 together.
 CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4; }
 
+// What a block rounds: tiles of 64 keys from `first` on, before `end`, of one of the heads of all
+// batch entries.
+struct QuantizedTiles {
+  int32_t head, first, end;
+};
+
 template <class TileScales_>
 struct BasicQuantizedParams : ForwardParams {
   using TileScales = TileScales_;
@@ -45,7 +51,8 @@ struct BasicQuantizedParams : ForwardParams {
   int32_t columns;  // of k8
   int32_t tiles;    // of 64 keys, of a head
   int32_t heads;
-  FastDivisor by_tiles, by_heads_kv;
+  int32_t block_tiles, head_blocks;  // of a block that rounds, and such blocks of a head
+  FastDivisor by_blocks, by_heads_kv;
 
   static BasicQuantizedParams prepare(Problem const& p, Workspace const& workspace,
                                       DeviceLimits const& device, KernelFacts const& facts) {
@@ -55,7 +62,9 @@ struct BasicQuantizedParams : ForwardParams {
     params.columns = columns_of(p);
     params.tiles = tiles_of(p);
     params.heads = p.batch * p.num_heads_kv;
-    params.by_tiles = FastDivisor(params.tiles > 0 ? params.tiles : 1);
+    params.block_tiles = block_tiles_of(int64_t(params.heads) * params.tiles, device);
+    params.head_blocks = (params.tiles + params.block_tiles - 1) / params.block_tiles;
+    params.by_blocks = FastDivisor(params.head_blocks > 0 ? params.head_blocks : 1);
     params.by_heads_kv = FastDivisor(p.num_heads_kv > 0 ? p.num_heads_kv : 1);
     char* next = static_cast<char*>(workspace.data);
     params.problem.k = params.place(next, p.k, quantize::kTileKeys, params.columns / 2);
@@ -74,13 +83,19 @@ struct BasicQuantizedParams : ForwardParams {
     return heads * (tiles_of(p) * of_tile + columns * 4);
   }
 
-  // One tile of keys a block.
+  // Blocks that round V, where there are, come after those that round K.
   Launch launch_before(KernelFacts const&) const {
-    return {int64_t(heads) * tiles, 1, kAsideThreads, kAsideSmemBytes};
+    return {int64_t(heads) * head_blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
-  // In a kernel: of the KV head of a batch entry.
+  // In a kernel: of block `block` of those that round K, or V.
+  CA_HOST_DEVICE QuantizedTiles tiles_of_block(int32_t block) const {
+    int32_t const head = by_blocks(block), first = (block - head * head_blocks) * block_tiles;
+    int32_t const end = first + block_tiles;
+    return {head, first, end < tiles ? end : tiles};
+  }
+  // Of the KV head of a batch entry.
   CA_HOST_DEVICE int32_t head_of(int32_t batch, int32_t head_kv) const {
     return batch * problem.num_heads_kv + head_kv;
   }
@@ -100,6 +115,12 @@ struct BasicQuantizedParams : ForwardParams {
     return placed;
   }
 
+  // Each block works out the shift of its head, and the first of its tiles is waited for: up to
+  // eight tiles, as long as there are 16 blocks for an SM.
+  static int32_t block_tiles_of(int64_t all_tiles, DeviceLimits const& device) {
+    int64_t const blocks = 16 * int64_t(device.num_sms), each = 8;
+    return int32_t(all_tiles < blocks * each ? 1 + (all_tiles - 1) / blocks : each);
+  }
   static int32_t columns_of(Problem const& p) { return (p.head_dim + 31) / 32 * 32; }
   static int32_t tiles_of(Problem const& p) {
     return (p.seq_k.seqlen + quantize::kTileKeys - 1) / quantize::kTileKeys;

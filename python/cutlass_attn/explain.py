@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _C
+import numpy as np
+
+from . import _C, quantized
 from ._call.call import SIGNATURES, Call
 from .attention import Array, find_torch
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .variants import Variant, variants
 from .varlen import explained_varlen
+from .verify import library_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Explanation:
     call: str
     device: str
     verdicts: tuple[Verdict, ...]
+    quantize: str | None = None
+    # Of `quantize`, of the head with the largest: what the result's RMS error is expected to be,
+    # relative to its RMS. None without it, and for tensors without numbers.
+    predicted_error: float | None = None
 
     @property
     def chosen(self) -> Variant | None:
@@ -60,7 +67,18 @@ class Explanation:
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
+        if self.quantize is not None:
+            lines.append(self._error())
         return "\n".join(lines)
+
+    def _error(self) -> str:
+        error = f"quantize={self.quantize!r}: an RMS error of "
+        if self.predicted_error is not None:
+            return error + f"{self.predicted_error:.1%} is predicted from q, k and v"
+        of_random, of_others = quantized.ERRORS_FOUND[self.quantize or ""]
+        return (
+            error + f"{of_random:.1%} was found for normal inputs, up to {of_others:.1%} for others"
+        )
 
 
 def explain(
@@ -87,7 +105,9 @@ def explain(
             takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
             of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
             148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
-            so tensors on torch's "meta" device serve as well.
+            so tensors on torch's "meta" device serve as well. Only with `quantize` numbers are
+            looked at, for `Explanation.predicted_error`: up to 256 queries and 8 tiles of 64 keys
+            of each head, for which it waits for the GPU.
 
     Raises:
         TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
@@ -115,7 +135,35 @@ def explain(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
         tuple(Verdict(by_key[x.key], x.chosen, x.reason, x.splits) for x in verdicts),
+        options.get("quantize"),
+        _predicted_error(call) if options.get("quantize") else None,
     )
+
+
+def _predicted_error(call: Call) -> float | None:
+    """The largest of any head; None where there are no numbers on the host to be had."""
+    library = library_of(call.q)
+    if not library.has_numbers(call.q):
+        return None
+    facts = call.facts()
+    tiles = -(-facts.seqlen_k // quantized.TILE_KEYS)
+    first = np.unique(np.arange(8) * tiles // 8) * quantized.TILE_KEYS
+    keys = (first[:, None] + np.arange(quantized.TILE_KEYS)).ravel()
+    keys = keys[keys < facts.seqlen_k]
+    queries = np.unique(np.arange(256) * facts.seqlen_q // 256)[: facts.seqlen_q]
+    rows = 1 if facts.bshd else 2
+    q, k, v = (
+        np.moveaxis(library.to_float32(library.take(x, at, rows)), 3 - rows, 1)
+        for x, at in ((call.q, queries), (call.k, keys), (call.v, keys))
+    )
+    group = facts.num_heads_q // max(facts.num_heads_kv, 1)
+    errors = [
+        quantized.predicted_error(
+            facts.quantize or "", q[b, h], k[b, h // group], v[b, h // group], facts.softmax_scale
+        )
+        for b, h in np.ndindex(q.shape[:2])
+    ]
+    return float(np.max(errors, initial=0.0))
 
 
 _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_decode}

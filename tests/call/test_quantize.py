@@ -2,12 +2,15 @@
 
 test_attention.py has the kernels in every case."""
 
+import re
+
 import cases
 import cutlass_attn
 import numpy as np
 import pytest
 import reference
-from cutlass_attn import attention, quantized
+from cutlass_attn import attention, explain, quantized
+from cutlass_attn._call import call
 
 torch = cases.torch
 VARIANTS = cases.all_variants(lambda v: v.quantize and v.head_dim >= 64)
@@ -272,16 +275,66 @@ def test_verify_confirms_it(options):
     tensors = qkv()
     if options.get("layout") == "bshd":
         tensors = [x.transpose(1, 2) for x in tensors]
-    options = {"kernel": KERNEL, "quantize": "qk", **options}
-    assert torch.equal(attention(*tensors, verify=True, **options), attention(*tensors, **options))
+    for mode, kernel in (("qk", KERNEL), ("int8", "cpu/int8"), ("fp8", "cpu/int8_fp8")):
+        own = {"kernel": kernel, "quantize": mode, **options}
+        assert torch.equal(attention(*tensors, verify=True, **own), attention(*tensors, **own))
+
+
+@on_engine
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_verify_of_rounded_weights_takes_what_is_not_ordinary(mode):
+    """Of values that are not finite it looks at the log-sum-exp's place alone."""
+    q, k, v = qkv(batch=1, heads=1, heads_kv=1, seqlen_q=80, seqlen_k=70)
+    bad = [x.clone() for x in (q, k, v)]
+    for x in bad:
+        x[0, 0, 5, 3] = float("nan")
+    few = {"quantize": mode, "verify": True, "causal": True}
+    for operands in ((bad[0], k, v), (q, bad[1], v), (q, k, bad[2]), (q * 0, k, v), (q, k * 0, v)):
+        attention(*operands, **few)
+    attention(q, k, v * 0, **few)
+    assert (attention(q, k[:, :, :0], v[:, :, :0], **few) == 0).all()
+    assert attention(q[:, :, :0], k, v, **few).shape == (1, 1, 0, 64)
+
+
+@on_engine
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_verify_sees_a_fault_in_rounded_weights(monkeypatch, mode, layout):
+    tensors = [x.transpose(1, 2).contiguous() if layout == "bshd" else x for x in qkv()]
+    options = {"quantize": mode, "layout": layout, "verify": True}
+    real = call.Call.run
+
+    def wrong(self, **instead):
+        found = real(self, **instead)
+        if self.options.get("quantize") is None:
+            return found
+        out, lse = found
+        last = out[:, -1] if layout == "bshd" else out[:, :, -1]
+        last *= 1.5  # a query of 33
+        return out, lse
+
+    attention(*tensors, **options)
+    monkeypatch.setattr(call.Call, "run", wrong)
+    with pytest.raises(cutlass_attn.VerificationError, match="disagree on out of 33 queries"):
+        attention(*tensors, **options)
+
+
+@on_engine
+@pytest.mark.parametrize(
+    ("mode", "least", "most"), [("qk", 0.4, 2), ("int8", 0.6, 2.2), ("fp8", 2, 5)]
+)
+def test_verify_reports_the_error(caplog, mode, least, most):
+    with caplog.at_level("INFO", logger="cutlass_attn"):
+        attention(*qkv(), quantize=mode, verify=True)
+    (record,) = caplog.records
+    found = re.match(r"cpu/int8.*RMS error (\S+) %, .* against scalar/", record.getMessage())
+    assert found and least < float(found[1]) < most, record.getMessage()
 
 
 def test_verify_says_what_it_does_not_take():
     q, k, v = (np.ones((1, 1, 2, 264), np.float16) for _ in range(3))
     with pytest.raises(ValueError, match=r"head_dim is 264, .*allowed: up to 256"):
         attention(q, k, v, quantize="qk", verify=True)
-    with pytest.raises(ValueError, match=r'verify=True with quantize="int8".*or "qk"'):
-        attention(q, k, v, quantize="int8", verify=True)
 
 
 @on_engine
@@ -297,6 +350,33 @@ def test_verify_sees_a_wrong_result(monkeypatch):
     monkeypatch.setattr(quantized, "operands", other)
     with pytest.raises(cutlass_attn.VerificationError, match="disagree"):
         attention(q, k, v, quantize="qk", kernel=KERNEL, verify=True)
+
+
+@pytest.mark.parametrize("mode", ["qk", "int8", "fp8"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_explain_predicts_the_error(mode, layout):
+    """Of the head with the largest, from numbers where there are."""
+    q, k, v = qkv(batch=1, seqlen_q=300, seqlen_k=600)
+    group = q.shape[1] // k.shape[1]
+    heads = (
+        [x.float().numpy() for x in (q[0, h], k[0, h // group], v[0, h // group])]
+        for h in range(q.shape[1])
+    )
+    due = max(quantized.predicted_error(mode, *operands, 0.125) for operands in heads)
+    options = {"quantize": mode, "layout": layout}
+    nothing = q[:, :, :0]
+    if layout == "bshd":
+        q, k, v, nothing = (x.transpose(1, 2) for x in (q, k, v, nothing))
+    found = explain(q, k, v, **options)
+    assert found.predicted_error == pytest.approx(due, rel=0.05)  # of some rows of each
+    assert f"{found.predicted_error:.1%} is predicted from q, k and v" in str(found)
+    arrays = [x.numpy() for x in (q, k, v)]
+    assert explain(*arrays, **options).predicted_error == found.predicted_error
+    assert explain(nothing, k, v, **options).predicted_error == 0
+    nowhere = [x.to("meta") for x in (q, k, v)]
+    without = explain(*nowhere, **options, device="sm_89")
+    assert without.predicted_error is None and "was found for normal inputs" in str(without)
+    assert explain(q, k, v, layout=layout).predicted_error is None
 
 
 @on_engine

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from cutlass_attn import quantized
 from cutlass_attn.tools import cli
-from cutlass_attn.tools.accuracy import inputs, measure
+from cutlass_attn.tools.accuracy import inputs
 
 SMALL = [
     "accuracy",
@@ -62,8 +63,15 @@ def test_refusals(capsys):
 def test_prediction():
     """It grows with the head dim's square root times the steps, and knows of the keys' mean."""
     given = inputs.make("random", 128, 512, 64)
-    plain = measure.predicted_error(given.q, given.k, 0.125)
-    assert measure.predicted_error(given.q, given.k, 0.25) == pytest.approx(2 * plain)
-    assert measure.predicted_error(2 * given.q, given.k, 0.125) == pytest.approx(2 * plain)
-    assert measure.predicted_error(given.q, given.k + 5, 0.125) == pytest.approx(plain, rel=1e-5)
-    assert measure.predicted_error(given.q, 0 * given.k, 0.125) == 0
+
+    def predicted(q, k, scale, mode="qk"):
+        return quantized.predicted_error(mode, q, k, given.v, scale)
+
+    plain = predicted(given.q, given.k, 0.125)
+    assert predicted(given.q, given.k, 0.25) == pytest.approx(2 * plain)
+    assert predicted(2 * given.q, given.k, 0.125) == pytest.approx(2 * plain)
+    assert predicted(given.q, given.k + 5, 0.125) == pytest.approx(plain, rel=1e-5)
+    assert predicted(given.q, 0 * given.k, 0.125) == 0
+    assert predicted(given.q, given.k[:0], 0.125) == 0
+    assert plain < predicted(given.q, given.k, 0.125, "int8") < 1.5 * plain
+    assert 0.037 < predicted(given.q, given.k, 0.125, "fp8") < 0.041

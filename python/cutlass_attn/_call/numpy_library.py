@@ -10,6 +10,7 @@ import numpy as np
 from .. import _C
 
 ARRAY = np.ndarray
+broadcast_to = np.broadcast_to
 
 
 def empty(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,6 +40,14 @@ def random_state(like: np.ndarray) -> np.ndarray:
 
 def to_float32(x: Any) -> np.ndarray:
     return x.astype(np.float32, copy=False)
+
+
+def has_numbers(x: np.ndarray) -> bool:
+    return True
+
+
+def take(x: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
+    return np.take(x, indices, axis=axis)
 
 
 def from_float32(like: np.ndarray, x: np.ndarray) -> np.ndarray:

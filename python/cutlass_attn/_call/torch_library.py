@@ -25,6 +25,8 @@ num_threads = torch.get_num_threads
 empty_like = torch.empty_like
 empty_like_contiguous = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
+broadcast_to = torch.broadcast_to
+
 # How C reads tensors; absent from torch before 2.10, whose tensors are read by their attributes.
 exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
@@ -92,6 +94,18 @@ def to_float32(x: torch.Tensor) -> np.ndarray:
 
 def from_float32(like: torch.Tensor, x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x).to(like.device)
+
+
+def has_numbers(x: torch.Tensor) -> bool:
+    """Whether they can be looked at now: not on the "meta" device, say, or while a CUDA graph is
+    captured."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return not x.is_meta and not must_see(x, None)
+
+
+def take(x: torch.Tensor, indices: np.ndarray, axis: int) -> torch.Tensor:
+    return x.detach().index_select(axis, torch.from_numpy(indices).to(x.device))
 
 
 def must_see(grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> bool:

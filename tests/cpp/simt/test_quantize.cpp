@@ -172,6 +172,7 @@ struct Keys {
   int batch = 1, heads = 1, seqlen = 1, head_dim = 64;
   int pitch = 64;                 // elements from a row to the next
   float bias = 0, magnitude = 1;  // of all values
+  int num_sms = 0;                // 0: as many tiles a block as there may be
 };
 
 // K in float, and as the launch left it: what the workspace says it is.
@@ -206,8 +207,10 @@ struct Quantized {
     workspace.resize(size_t(Params::workspace_bytes(p, {}, {})), char(0xaa));
     KernelFacts facts;
     facts.block_m = 64;
+    DeviceLimits limits;
+    limits.num_sms = keys.num_sms;
     Params const params =
-        Params::prepare(p, {workspace.data(), int64_t(workspace.size())}, {}, facts);
+        Params::prepare(p, {workspace.data(), int64_t(workspace.size())}, limits, facts);
     columns = params.columns;
     tiles = params.tiles;
     Launch const launch = params.launch_before(facts);
@@ -293,6 +296,15 @@ TEST(whole_and_ragged_tiles) {
   check_keys<half_t, 64>({1, 1, 64, 64, 64});
   check_keys<half_t, 64>({2, 3, 150, 64, 72});
   check_keys<bfloat16_t, 64>({1, 2, 70, 64, 64, 3.0f});
+}
+TEST(tiles_of_several_blocks) {
+  Keys keys{1, 2, 150, 32, 32};
+  keys.num_sms = 1;
+  check_keys<half_t, 32>(keys);  // a tile each
+  keys.seqlen = 800;
+  check_keys<half_t, 32>(keys);  // two each, of 13 a head
+  keys.num_sms = 0;
+  check_keys<half_t, 32>(keys);  // eight
 }
 TEST(head_dims_that_are_padded) {
   check_keys<half_t, 64>({1, 1, 70, 40, 48});
@@ -472,6 +484,7 @@ TEST(values_of_each_shape) {
   check_values<bfloat16_t, 128>(2, 150, 128);
   check_values<half_t, 96>(2, 65, 72);
   check_values<half_t, 32>(1, 1, 8);
+  check_values<half_t, 32>(2, 650, 32);  // two blocks a head
 }
 TEST(values_far_apart) {
   check_values<half_t, 64>(1, 130, 64, [](half_t* v) {

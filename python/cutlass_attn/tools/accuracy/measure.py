@@ -11,6 +11,7 @@ import numpy as np
 from ..._build.facts import QUANTIZE
 from ...attention import attention
 from ...explain import explain
+from ...quantized import predicted_error
 from . import peer
 from .inputs import Inputs, limit, make
 
@@ -38,28 +39,6 @@ class Row:
     @property
     def ok(self) -> bool:
         return self.limit is None or self.rms <= self.limit
-
-
-def predicted_error(q: np.ndarray, k: np.ndarray, softmax_scale: float) -> float:
-    """What rounding q (S, D) and k (Sk, D) to 8 bits is expected to do to the result, relative to
-    its root mean square. It needs no more than the largest element and the norm of each row.
-
-    A row's element is off by up to half a step d = amax / 127, evenly: by d / sqrt(12) RMS. So a
-    logit is off by softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), and a weight by as
-    much, relatively; of values without a common direction the result is, too. It is less where
-    few keys have most of the weight: dividing by the sum of the weights takes back what they have
-    in common.
-    """
-    q, k = q.astype(np.float64), k.astype(np.float64)
-    k = k - k.mean(axis=0)
-    step_q, step_k = (np.abs(x).max(axis=1) / 127 for x in (q, k))
-    # A scale of K is that of 16 keys; the largest of each tile stands for them.
-    tile = np.arange(0, len(k), 64)
-    step_k = np.maximum.reduceat(step_k, tile).repeat(np.diff([*tile, len(k)]))
-    variance = np.mean(np.square(q).sum(axis=1)) * np.mean(np.square(step_k)) + np.mean(
-        np.square(k).sum(axis=1)
-    ) * np.mean(np.square(step_q))
-    return float(abs(softmax_scale) * np.sqrt(variance / 12))
 
 
 def exact(inputs: Inputs) -> np.ndarray:
@@ -112,7 +91,7 @@ def measure(
         progress(f"{kind}, head dim {head_dim}", done, len(cases))
         inputs = make(kind, queries, keys, head_dim, dtype, seed)
         expected = exact(inputs)
-        predicted = predicted_error(inputs.q, inputs.k, inputs.softmax_scale)
+        predicted = predicted_error("qk", inputs.q, inputs.k, inputs.v, inputs.softmax_scale)
         for mode in ("none", *modes, PEER):
             if mode == PEER:
                 operands = (inputs.q, inputs.k, inputs.v, inputs.bias)
