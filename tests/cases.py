@@ -328,6 +328,7 @@ OPTIONS = {
     "sm80/backward": {"sinks"},
     "sm80/backward_dropout": {"sinks", "dropout"},
     "sm80/backward_general": ALL_OPTIONS,
+    "sm80/backward_bias": ALL_OPTIONS,
     "sm80/backward_varlen": {"sinks"},
     "sm80/backward_varlen_general": ALL_OPTIONS,
     "sm80/backward_ordered": {"sinks"},

@@ -361,7 +361,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     # or decoding on GPUs that convert it bit by bit: compiled at first use.
     at_first_use = {row.kernel_name for row in rows} - core
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
-    names = ("varlen", "varlen_general", "ordered", "general_ordered")
+    names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
     backward = {
         "sm90/backward",
         "sm90/backward_dropout",

@@ -37,10 +37,11 @@ struct GlobalMemory {
                    : "memory");
     } else {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + i * 32), "f"(x(i)) : "memory");
-      }
+      for (int i = 0; i < 4; ++i) add(to + i * 32, x(i));
     }
+  }
+  CUTE_DEVICE static void add(float* to, float x) {
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
   }
 
   // Waits until a counter that other blocks raise is `value` or more. What they did before is there
@@ -76,15 +77,15 @@ struct GlobalMemory {
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
   template <class Fragment>
   static void add(float* to, Fragment const& x) {
-    for (int i = 0; i < 4; ++i) {
-      float* const at = to + place_of(0, i);
-      float before, after;
-      __atomic_load(at, &before, __ATOMIC_RELAXED);
-      do {
-        after = before + x(i);
-      } while (!__atomic_compare_exchange(at, &before, &after, true, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
-    }
+    for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x(i));
+  }
+  static void add(float* to, float x) {
+    float before, after;
+    __atomic_load(to, &before, __ATOMIC_RELAXED);
+    do {
+      after = before + x;
+    } while (
+        !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   }
   // Blocks on other threads of the OS raise it: on one thread, a kernel's blocks must not wait for
   // later ones.

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "core/opaque.hpp"
+#include "sm80/backward_bias.hpp"
 #include "sm80/backward_config.hpp"
 #include "sm80/backward_params.hpp"
 #include "sm80/backward_rows.hpp"
@@ -33,13 +34,14 @@ namespace cutlass_attn::sm80 {
 
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
           bool kIsGeneral = false, class SeqInfo = DenseSeqInfo, bool kIsOrdered = false,
-          bool kDrops = false>
+          bool kDrops = false, bool kHasBiasGrad = false>
 struct Backward {
   using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, kIsGeneral, SeqInfo,
-                                kIsOrdered, kDrops>;
+                                kIsOrdered, kDrops, kHasBiasGrad>;
   using Shared = typename Config::SharedStorage;
   using Params = BackwardParams;
-  using Before = BackwardBefore<Element, SeqInfo>;
+  using Before = std::conditional_t<kHasBiasGrad, BackwardBeforeBias<Element, SeqInfo>,
+                                    BackwardBefore<Element, SeqInfo>>;
   using After = BackwardAfter<Element, SeqInfo>;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = Config::kMinBlocksPerSm;
@@ -80,7 +82,7 @@ struct Backward {
   // is up to when blocks begin, so that all that one waits for have begun.
   template <class Arch>
   CUTE_DEVICE static int number(Params const& params, Shared& shared) {
-    if constexpr (!kIsOrdered) return params.tile_of_block(Arch::block());
+    if constexpr (!kIsOrdered) return params.tile_of_block<kHasBiasGrad>(Arch::block());
     if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
     Arch::sync();  // the ticket full
     return params.tile_of(shared.block.ticket);

@@ -19,8 +19,9 @@ using namespace cute;
 // queries a step.
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
 // kDrops: whether weights are dropped, with another score than the general one, which may always.
+// kHasBiasGrad: whether the bias has a gradient.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, bool kIsGeneral_,
-          class SeqInfo_, bool kIsOrdered_, bool kDrops_>
+          class SeqInfo_, bool kIsOrdered_, bool kDrops_, bool kHasBiasGrad_>
 struct BackwardConfig {
   using Element = Element_;
   using SeqInfo = SeqInfo_;
@@ -29,6 +30,8 @@ struct BackwardConfig {
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr bool kIsGeneral = kIsGeneral_, kIsOrdered = kIsOrdered_;
   static constexpr bool kDrops = kDrops_, kMayDrop = kDrops || kIsGeneral;
+  static constexpr bool kHasBiasGrad = kHasBiasGrad_;
+  static_assert(!kHasBiasGrad || (kIsGeneral && !kIsOrdered), "adds to it in any order");
   static constexpr int kSteps = kHeadDim / 16;  // of a product over head-dim columns
 
   // Up to head dim 64 a warp has both chains of products of its keys: S = K Q^T, P, dV += P dO; and
@@ -123,9 +126,10 @@ struct BackwardConfig {
   // V comes after K: where it does not stay, in the place of the stages until it is in registers.
   struct SharedStorage : std::conditional_t<kKeepsV, KeysAndValues, Keys> {
     Stages stages;
-    alignas(128) char p[kHasRoles ? TileS::kBytes : 128];  // on its way to the second role
-    alignas(16) float stats[kStages][kBlockM][2];          // -LSE in log2, delta
-    alignas(16) int32_t queries_of_key[kBlockN][2];        // that see it: from, to
+    // P on its way to the second role, as BackwardScores::Given has it.
+    alignas(128) char p[kHasRoles ? TileS::kBytes * (kHasBiasGrad ? 2 : 1) : 128];
+    alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see it: from, to
     BlockInfo block;
   };
   static_assert(kKeepsV || sizeof(Stages) >= TileKv::kBytes);

@@ -77,6 +77,7 @@ struct BackwardParams {
   // Heads that begin a tile of keys before the next one is begun, where dQ is added in order: so
   // that the few tiles of a head that run at a time wait for each other once, at their beginning.
   static constexpr int kGroup = 64;
+  static constexpr int kBiasRows = 16;  // of the bias's gradient that a block makes zeros
 
   Problem problem;
   Gradients grad;
@@ -123,8 +124,11 @@ struct BackwardParams {
     return (floats + queries.all * kTurns + 1) * int64_t(sizeof(float));
   }
 
-  // One tile of queries a block.
-  Launch launch_before(KernelFacts const&) const { return {queries.all, 1, kAsideThreads, 1024}; }
+  // One tile of queries a block, and then rows of the bias's gradient.
+  Launch launch_before(KernelFacts const&) const {
+    int64_t const zeros = grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0;
+    return {queries.all + zeros, 1, kAsideThreads, 1024};
+  }
   Launch launch(KernelFacts const& facts) const {
     return {keys.all, 1, facts.threads, facts.smem_bytes};
   }
@@ -139,10 +143,16 @@ struct BackwardParams {
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The number of the tile of keys that a block has.
+  // The number of the tile of keys that a block has. kBatchFirst: the same head of all batch
+  // entries before the next.
+  template <bool kBatchFirst>
   CA_HOST_DEVICE int32_t tile_of_block(int32_t block) const {
     if (problem.seq_k.cu_seqlens) return block;
-    TileOrder::Place const place = order.place(block);
+    TileOrder::Place place = order.place(block);
+    if (kBatchFirst) {
+      int32_t const head = place.head / problem.batch;
+      place.head = (place.head - head * problem.batch) * keys.heads + head;
+    }
     return place.head * order.tiles + place.turn;
   }
   // The same of the block with this ticket.
@@ -157,6 +167,14 @@ struct BackwardParams {
   CA_HOST_DEVICE int32_t* tickets() const { return turns + queries.all * kTurns; }
   CA_HOST_DEVICE int32_t* turn_at(int64_t tile, int query) const {
     return turns + tile * kTurns + unsigned(query) % kTileRows / 16;
+  }
+
+  // Rows of keys of the bias's gradient: of each dimension that is not broadcast.
+  CA_HOST_DEVICE int64_t bias_rows() const {
+    PerLogit const& t = grad.bias;
+    return int64_t(t.batch_stride == 0 ? 1 : problem.batch) *
+           (t.head_stride == 0 ? 1 : problem.num_heads_q) *
+           (t.row_stride == 0 ? 1 : problem.seq_q.seqlen);
   }
 
   // Where the m16 block of dQ that begins at a query begins, of a tile with this number.

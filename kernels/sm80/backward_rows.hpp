@@ -107,6 +107,34 @@ struct BackwardBefore {
   }
 };
 
+// As BackwardBefore, and zeros for the gradient of the bias.
+template <class Element, class SeqInfo>
+struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
+  using Before = BackwardBefore<Element, SeqInfo>;
+  using Params = BackwardParams;
+
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    if (Arch::block() < params.queries.all) return Before::template run<Arch>(params, smem);
+    Problem const& p = params.problem;
+    PerLogit const& to = params.grad.bias;
+    int const heads = to.head_stride == 0 ? 1 : p.num_heads_q;
+    int const queries = to.row_stride == 0 ? 1 : p.seq_q.seqlen;
+    int const keys = to.key_stride == 0 ? 1 : p.seq_k.seqlen;
+    int64_t const begin = (Arch::block() - params.queries.all) * Params::kBiasRows;
+    CUTE_NO_UNROLL
+    for (int64_t i = begin; i < begin + Params::kBiasRows && i < params.bias_rows(); ++i) {
+      int64_t const group = i / queries, batch = group / heads;
+      float* const row = static_cast<float*>(const_cast<void*>(to.data)) + batch * to.batch_stride +
+                         (group - batch * heads) * to.head_stride +
+                         (i - group * queries) * to.row_stride;
+      for (int key = Arch::thread(); key < keys; key += Before::kThreads) {
+        row[key * to.key_stride] = 0.0f;
+      }
+    }
+  }
+};
+
 // dQ, scaled and rounded; sinks' gradients.
 template <class Element, class SeqInfo>
 struct BackwardAfter {

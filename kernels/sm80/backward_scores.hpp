@@ -28,12 +28,23 @@ struct StepPlace {
 
 template <class Config, class Score, class Arch>
 struct BackwardScores {
+  using Machine = Arch;
   using Products = BackwardProducts<Config, Arch>;
   using Slice = typename Products::Slice;
   using Packed = typename Products::Packed;
   using Address = typename Arch::SmemAddress;
   using Element = typename Config::Element;
   static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
+
+  // What gradient() is given of P: P d logit / d(scale s), and P itself where logits have gradients
+  // of their own. The sign says that dropout dropped it.
+  struct OfProducts {
+    Packed products;
+  };
+  struct OfLogits : OfProducts {
+    Packed logits;
+  };
+  using Given = std::conditional_t<Config::kHasBiasGrad, OfLogits, OfProducts>;
 
   Problem const& p;
   Score const score;
@@ -55,11 +66,11 @@ struct BackwardScores {
 
   // Products of a slice to P = exp(logit - LSE), rounded.
   //   words:    P, with dropout what is left of it, for dV: the factor of the kept comes later
-  //   given:    for gradient(): P d logit / d(scale s); the sign says that dropout dropped it
+  //   given:    for gradient()
   //   stats:    of the slice's first query in shared memory
   //   queries:  those that see the warp's first key, and so on; is_masked: whether any is masked
   CUTE_DEVICE void weights(Slice& x, StepPlace const& at, int slice, Address stats, Address queries,
-                           bool is_masked, int lane, Packed& words, Packed& given) const {
+                           bool is_masked, int lane, Packed& words, Given& given) const {
     Slice slope;
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
@@ -75,11 +86,12 @@ struct BackwardScores {
     });
     if constexpr (Score::kIsIdentity) {
       Products::pack(x, words);
-      Products::pack(x, given);
+      Products::pack(x, given.products);
     } else {
       for_all([&](int m, int n, int i) { slope(i, m, n) *= x(i, m, n); });
       Products::pack(x, words);
-      Products::pack(slope, given);
+      Products::pack(slope, given.products);
+      if constexpr (Config::kHasBiasGrad) Products::pack(x, given.logits);
     }
     if constexpr (Config::kDrops) {
       drop(at, slice, lane, words, given);
@@ -89,8 +101,14 @@ struct BackwardScores {
   }
 
   // dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
-  CUTE_DEVICE void gradient(Slice& dp, Packed const& given, Address stats, int lane,
+  CUTE_DEVICE void gradient(Slice& dp, Given const& given, Address stats, int lane,
                             Packed& words) const {
+    weigh(dp, given.products, stats, lane);
+    Products::pack(dp, words);
+  }
+
+  // dP of a slice to P (dP - delta), with either P of what gradient() is given.
+  CUTE_DEVICE void weigh(Slice& dp, Packed const& given, Address stats, int lane) const {
     auto const bits = [&](int m, int n, int i) {
       uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
       return uint16_t(i % 2 ? word >> 16 : word);
@@ -103,7 +121,6 @@ struct BackwardScores {
         dp(i, m, n) = weight * (dp(i, m, n) - stat[1]);
       }
     });
-    Products::pack(dp, words);
   }
 
  private:
@@ -133,7 +150,7 @@ struct BackwardScores {
   // Drops weights of a slice: 0 in `words`, the sign in `given`. A draw is for keys of two
   // neighbouring lanes and one of the queries that they share: each draws for one, and they swap.
   CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, Packed& words,
-                        Packed& given) const {
+                        Given& given) const {
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
     // Halves: of this lane's keys and an even query, and an odd one.
@@ -154,7 +171,8 @@ struct BackwardScores {
           int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
           uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
           words[n][m][i] &= kept;
-          given[n][m][i] |= ~kept & 0x80008000u;
+          given.products[n][m][i] |= ~kept & 0x80008000u;
+          if constexpr (Config::kHasBiasGrad) given.logits[n][m][i] |= ~kept & 0x80008000u;
         }
       }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/opaque.hpp"
+#include "sm80/backward_bias.hpp"
 #include "sm80/backward_params.hpp"
 #include "sm80/backward_products.hpp"
 #include "sm80/backward_scores.hpp"
@@ -17,6 +18,7 @@ struct BackwardStep {
   using Scores = BackwardScores<Config, Score, Arch>;
   using Slice = typename Products::Slice;
   using Packed = typename Products::Packed;
+  using Given = typename Scores::Given;
   using Shared = typename Config::SharedStorage;
   using TileQ = typename Config::TileQ;
   using TileS = typename Config::TileS;
@@ -244,12 +246,14 @@ struct BackwardStep {
   CUTE_DEVICE void run_both(StepPlace const& place, int slice, Rows const& rows, Address stats,
                             Address s, Address queries, bool is_masked, int lane) {
     Slice x;
-    Packed words, given;
+    Packed words;
+    Given given;
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
     scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
     Products::second(words, rows.query_rows, Config::kGradODistance, slice, grad[0]);
     Products::first(stationary[Config::kChains - 1], rows.keys, Config::kVDistance,
                     rows.query_columns, Config::kGradODistance, slice, x);
+    add_bias(x, given, place, slice, stats, lane);
     scores.gradient(x, given, stats, lane, words);
     Products::store_s(words, slice, s);
     Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
@@ -266,7 +270,8 @@ struct BackwardStep {
         Address((warp_n * kBlockM + slice * kSlice) * Config::kWarpKeys * 2 + lane * 16);
     int const barrier = 1 + warp_n * Config::kSlices + slice;
     Slice x;
-    Packed words, given;
+    Packed words;
+    Given given;
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
     if (role == 0) {
       scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
@@ -275,10 +280,21 @@ struct BackwardStep {
     } else {
       Arch::sync(barrier, 64);  // P full
       take(given, handover);
+      add_bias(x, given, place, slice, stats, lane);
       scores.gradient(x, given, stats, lane, words);
       Products::store_s(words, slice, s);
     }
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
+  }
+
+  // What a slice adds to the gradient of the bias, from dP.
+  CUTE_DEVICE void add_bias(Slice const& dp, Given const& given, StepPlace const& at, int slice,
+                            Address stats, int lane) const {
+    if constexpr (Config::kHasBiasGrad) {
+      Slice x = dp;
+      scores.weigh(x, given.logits, stats, lane);
+      add_to_bias<Scores>(params.grad.bias, x, at, slice, scores, lane);
+    }
   }
 
   CUTE_DEVICE static void clear_s(int slice, Address s) {
@@ -294,6 +310,14 @@ struct BackwardStep {
     Products::store_s(zeros, slice, s);
   }
 
+  CUTE_DEVICE static void give(Given const& given, Address to) {
+    give(given.products, to);
+    if constexpr (Config::kHasBiasGrad) give(given.logits, to + Address(TileS::kBytes));
+  }
+  CUTE_DEVICE static void take(Given& given, Address from) {
+    take(given.products, from);
+    if constexpr (Config::kHasBiasGrad) take(given.logits, from + Address(TileS::kBytes));
+  }
   CUTE_DEVICE static void give(Packed const& words, Address to) {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) {

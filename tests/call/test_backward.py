@@ -80,7 +80,8 @@ class Solved:
         _C.backward(*self.qkv, self.options, **(self.given | named | more))
         return {name: x.clone() for name, x in named.items() if x is not None}
 
-    def judge(self, grads):
+    def judge(self, grads, rounds_weights=False):
+        """rounds_weights: to q's dtype, before logits have their gradients."""
         for name in ORDER:
             due = getattr(self.expected, name)
             self.check(name, cases.to_bhsd(self.case, grads[f"grad_{name}"]), *due, self.dtype)
@@ -91,7 +92,8 @@ class Solved:
             shape = grad.shape if name == "logits" else (1, *grad.shape, 1, 1)
             due = _sum_to(exact, shape).reshape(grad.shape)
             chance = _error_of_sum(unfused - exact, shape).reshape(grad.shape)
-            self.check(name, grads[_NAMES[name]].cpu().numpy(), due, due + chance, "float32")
+            dtype = self.dtype if rounds_weights and name == "logits" else "float32"
+            self.check(name, grads[_NAMES[name]].cpu().numpy(), due, due + chance, dtype)
 
     def check(self, name, actual, exact, unfused, dtype):
         """Errors up to twice those of the yardstick, and what is left to the last roundings."""
@@ -132,9 +134,11 @@ def _error_of_sum(error, shape):
 def pairs(which):
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
-        for variant in cases.compiled_variants("backward")
+        for variant in cases.compiled_variants("backward", special=True)
+        if variant.needs in ((), ("bias_grad",))
         for case in which
         if cases.takes(variant, case)
+        and (case.bias or not variant.needs)
         and not (variant.kernel.endswith("-simt") and _is_slow(variant, case))
     ]
 
@@ -154,7 +158,7 @@ def _is_slow(variant, case):
 def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     solved = solved_for(variant, case, head_dim)
-    solved.judge(solved.run(kernel=variant.key))
+    solved.judge(solved.run(kernel=variant.key), rounds_weights=bool(variant.needs))
 
 
 def all_variants(*options):
@@ -417,3 +421,22 @@ def test_explain():
     assert chosen(meta, bias, **wanted, device=cpu) == ["cpu/backward/f16"]
     keys = {v.key for v in _C.explain_backward(*qkv, {})}
     assert keys == {v.key for v in cutlass_attn.variants("backward")}
+
+
+def test_a_gradient_of_the_bias_has_a_kernel_of_its_own():
+    """But for the same bits every time: what it is broadcast over is added up in any order."""
+    qkv, given = arguments()
+    device = cutlass_attn.devices.parse_device("sm_89")[0]
+
+    def reasons(**more):
+        options = {"bias": torch.zeros(5, 5)}
+        verdicts = _C.explain_backward(*qkv, options, **given, **more, device=device)
+        return {v.key.partition("/f16/d64/")[0]: v.reason for v in verdicts}
+
+    grad_bias = torch.zeros(5, 5)
+    assert "is for calls with bias_grad alone" in reasons()["sm80/backward_bias"]
+    wanted = reasons(grad_bias=grad_bias)
+    assert "does not implement bias_grad" in wanted["sm80/backward_general"]
+    assert "bias_grad" not in wanted["sm80/backward_bias"]
+    fixed = reasons(grad_bias=grad_bias, deterministic=True)
+    assert "does not implement deterministic" in fixed["sm80/backward_bias"]

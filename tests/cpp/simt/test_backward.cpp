@@ -1,5 +1,6 @@
 // The mma.sync backward kernel on the CPU, at tiles of each kind, against gradients in fp64 that
 // are worked out here from the definition.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -24,6 +25,7 @@ struct Case {
   float softcap = 0.0f, scale = 0.25f, dropout = 0.0f, magnitude = 1.0f;
   bool has_bias = false, has_mask = false, has_alibi = false, has_sinks = false;
   bool has_grad_lse = false;
+  std::array<bool, 4> bias_of = {false, true, true, true};    // what is not broadcast: as its shape
   std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
 };
 
@@ -34,12 +36,12 @@ struct Solved {
   Problem p;
   Gradients grad;
   std::vector<Element> q, k, v, o, grad_o, grad_q, grad_k, grad_v;
-  std::vector<float> lse, grad_lse, bias, alibi, sinks, grad_sinks;
+  std::vector<float> lse, grad_lse, bias, alibi, sinks, grad_sinks, grad_bias;
   std::vector<uint8_t> visible;
-  std::vector<double> exact_q, exact_k, exact_v, exact_sinks;
+  std::vector<double> exact_q, exact_k, exact_v, exact_sinks, exact_bias;
   uint64_t rng_state[2] = {7, 11};
 
-  explicit Solved(Case const& what) : c(what) {
+  Solved(Case const& what, bool has_grad_bias) : c(what), has_grad_bias(has_grad_bias) {
     if (c.head_dim_v == 0) c.head_dim_v = c.head_dim;
     bool const is_packed = !c.cu_seqlens_q.empty();
     rows_q = is_packed ? c.cu_seqlens_q.back() + 3 : c.batch * c.seqlen_q;
@@ -57,10 +59,16 @@ struct Solved {
     o.resize(grad_o.size());
     lse.assign(size_t(rows_q) * c.heads_q, -kInf);
     fill(grad_lse, lse.size(), 1.0f);
-    fill(bias, size_t(c.heads_q) * c.seqlen_q * c.seqlen_k, 1.0f);
+    int const sizes[] = {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k};
+    int64_t entries = 1;
+    for (int d = 3; d >= 0; --d) {
+      strides[d] = c.bias_of[d] ? entries : 0;
+      if (c.bias_of[d]) entries *= sizes[d];
+    }
+    fill(bias, size_t(entries), 1.0f);
     fill(alibi, size_t(c.heads_q), 0.1f);
     fill(sinks, size_t(c.heads_q), 1.0f);
-    visible.resize(bias.size());
+    visible.resize(size_t(c.heads_q) * c.seqlen_q * c.seqlen_k);
     for (auto& x : visible) x = draw(random) > -1.0f;
     auto const poison = [](auto& x, size_t count) {
       x.resize(count);
@@ -70,10 +78,12 @@ struct Solved {
     poison(grad_k, k.size());
     poison(grad_v, v.size());
     poison(grad_sinks, sinks.size());
+    poison(grad_bias, bias.size());
     exact_q.resize(q.size());
     exact_k.resize(k.size());
     exact_v.resize(v.size());
     exact_sinks.resize(sinks.size());
+    exact_bias.resize(bias.size());
     state();
     for (int b = 0; b < c.batch; ++b) {
       for (int h = 0; h < c.heads_q; ++h) solve(b, h);
@@ -111,7 +121,7 @@ struct Solved {
     p.logits.softcap = c.softcap;
     p.mask = c.mask;
     int64_t const row = c.seqlen_k, head = row * c.seqlen_q;
-    if (c.has_bias) p.logits.bias = {bias.data(), 0, head, row, 1};
+    if (c.has_bias) p.logits.bias = per_logit(bias);
     p.logits.bias_dtype = DType::kFloat32;
     if (c.has_mask) p.mask.elements = {visible.data(), 0, head, row, 1};
     if (c.has_alibi) p.logits.alibi_slopes = alibi.data();
@@ -123,7 +133,12 @@ struct Solved {
     grad.v = rows(grad_v, c.heads_kv, c.seqlen_k, c.head_dim_v);
     if (c.has_grad_lse) grad.softmax_lse = grad_lse.data();
     if (c.has_sinks) grad.sinks = grad_sinks.data();
+    if (has_grad_bias) grad.bias = per_logit(grad_bias);
     p.grad = &grad;
+  }
+
+  PerLogit per_logit(std::vector<float> const& x) const {
+    return {x.data(), strides[0], strides[1], strides[2], strides[3]};
   }
 
   // One head's forward call and gradients. Of a row's weights the gradient is that of the softmax,
@@ -137,6 +152,9 @@ struct Solved {
     int const kv = h / (c.heads_q / c.heads_kv), dim = c.head_dim, dim_v = c.head_dim_v;
     IntervalMask const interval(c.mask, {queries, keys});
     DropoutMask const dropout(p);
+    auto const bias_at = [&](int i, int j) {
+      return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
+    };
     auto const at = [](int row, int heads, int head, int d) {
       return (int64_t(row) * heads + head) * d;
     };
@@ -160,7 +178,7 @@ struct Solved {
           slope[j] = 1.0 - t * t;
         }
         if (c.has_alibi) s -= alibi[h] * std::fabs(double(j) - i - (keys - queries));
-        if (c.has_bias) s += bias[entry];
+        if (c.has_bias) s += bias[bias_at(i, j)];
         logit[j] = s;
         most = std::max(most, s);
       }
@@ -198,7 +216,9 @@ struct Solved {
           dp += g * double(float(v[v_at + d]));
           exact_v[v_at + d] += weight[j] * factor[j] * g;
         }
-        double const ds = weight[j] * slope[j] * (dp * factor[j] - delta) * c.scale;
+        double const grad_logit = weight[j] * (dp * factor[j] - delta);
+        exact_bias[bias_at(i, j)] += grad_logit;
+        double const ds = grad_logit * slope[j] * c.scale;
         for (int d = 0; d < dim; ++d) {
           exact_q[q_at + d] += ds * double(float(k[k_at + d]));
           exact_k[k_at + d] += ds * double(float(q[q_at + d]));
@@ -228,15 +248,23 @@ struct Solved {
     judge("grad_k", grad_k, exact_k, tolerance);
     judge("grad_v", grad_v, exact_v, tolerance);
     if (c.has_sinks) judge("grad_sinks", grad_sinks, exact_sinks, tolerance);
+    // Of the sums over a row's keys most cancels.
+    if (has_grad_bias)
+      judge("grad_bias", grad_bias, exact_bias, c.bias_of[3] ? tolerance : 2 * tolerance);
     return text;
   }
 
  private:
+  bool has_grad_bias;
   int rows_q = 0, rows_k = 0;
+  int64_t strides[4] = {};  // of the bias
 
   // Packed rows of no sequence are not written.
   bool untouched(char const* name, size_t i) const {
-    if (c.cu_seqlens_q.empty() || std::strcmp(name, "grad_sinks") == 0) return false;
+    if (c.cu_seqlens_q.empty()) return false;
+    for (char const* whole : {"grad_sinks", "grad_bias"}) {
+      if (std::strcmp(name, whole) == 0) return false;
+    }
     bool const is_q = std::strcmp(name, "grad_q") == 0;
     int const dim = std::strcmp(name, "grad_v") == 0 ? c.head_dim_v : c.head_dim;
     size_t const row = size_t(is_q ? c.heads_q : c.heads_kv) * dim;
@@ -246,7 +274,7 @@ struct Solved {
 
 template <class Kernel, class... Scores>
 void run(Case const& what) {
-  Solved<typename Kernel::Config::Element> solved(what);
+  Solved<typename Kernel::Config::Element> solved(what, Kernel::Config::kHasBiasGrad);
   solved.grad.deterministic = Kernel::Config::kIsOrdered;
   std::vector<char> first;
   int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, {});
@@ -348,8 +376,34 @@ void run_general() {
   for (Case const& c : general_cases(Kernel::Config::kHeadDim)) run<Kernel, GeneralScore>(c);
 }
 
+// Biases of each kind of shape, and what else is between a bias and its gradient.
+std::vector<Case> bias_cases(int head_dim) {
+  std::vector<Case> cases = {
+      {.name = "bias", .batch = 2, .seqlen_k = 137, .bias_of = {true, true, true, true}},
+      {.name = "bias of heads", .batch = 3, .heads_q = 4, .heads_kv = 2, .mask = causal()},
+      {.name = "bias of batch entries", .batch = 2, .bias_of = {true, false, true, true}},
+      {.name = "bias of logits",
+       .batch = 2,
+       .softcap = 1.5f,
+       .bias_of = {false, false, true, true}},
+      {.name = "bias of keys", .batch = 2, .seqlen_k = 77, .bias_of = {true, false, false, true}},
+      {.name = "bias of queries", .dropout = 0.3f, .bias_of = {false, true, true, false}},
+      {.name = "bias of one", .dropout = 0.3f, .bias_of = {false, false, false, false}},
+  };
+  cases[3].dropout = 0.5f;
+  cases[5].mask = window(19, 3);
+  for (Case& c : cases) {
+    c.has_bias = c.has_sinks = c.has_grad_lse = true;
+    c.head_dim = head_dim;
+  }
+  return cases;
+}
+
 using Half = cutlass::half_t;
 using BFloat = cutlass::bfloat16_t;
+
+template <class Element, int... kTile>
+using BiasGrad = sm80::Backward<Element, kTile..., true, VarlenSeqInfo, false, false, true>;
 
 // For mutants: what shows most in little time.
 TEST(few) {
@@ -366,6 +420,9 @@ TEST(few) {
   run<Both, IdentityScore, SoftcapScore>(w);
   Case d{.name = "dropout", .heads_q = 1, .seqlen_q = 40, .seqlen_k = 140, .dropout = 0.3f};
   run<General, GeneralScore>(d);
+  Case b{.name = "bias", .heads_q = 1, .seqlen_q = 40, .softcap = 1.5f, .dropout = 0.3f};
+  b.has_bias = true;
+  run<BiasGrad<Half, 64, 32, 128, 4>, GeneralScore>(b);
   d.head_dim = 96;
   run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
 }
@@ -398,6 +455,26 @@ TEST(general_one_role) { run_general<sm80::Backward<Half, 64, 32, 128, 4, true>>
 TEST(general_two_roles) {
   run_general<sm80::Backward<BFloat, 128, 32, 64, 8, true>>();
   run_general<sm80::Backward<Half, 256, 16, 64, 8, true>>();
+}
+
+TEST(bias_one_role) {
+  using Kernel = BiasGrad<Half, 64, 32, 128, 4>;
+  for (Case const& c : bias_cases(64)) run<Kernel, GeneralScore>(c);
+  Case c{.name = "packed",
+         .batch = 3,
+         .heads_q = 2,
+         .seqlen_q = 70,
+         .seqlen_k = 80,
+         .mask = causal(),
+         .has_bias = true,
+         .cu_seqlens_q = {0, 70, 70, 101},
+         .cu_seqlens_k = {0, 60, 63, 143}};
+  run<Kernel, GeneralScore>(c);
+}
+
+TEST(bias_two_roles) {
+  std::vector<Case> const cases = bias_cases(128);
+  for (int i : {1, 3}) run<BiasGrad<BFloat, 128, 32, 64, 8>, GeneralScore>(cases[i]);
 }
 
 TEST(in_order) {
