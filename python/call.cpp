@@ -73,7 +73,7 @@ constexpr Keyword kKeywords[] = {
     {"grad_q", &Arguments::grad_q, kGradients, 0, Keyword::kArray},
     {"grad_k", &Arguments::grad_k, kGradients, 0, Keyword::kArray},
     {"grad_v", &Arguments::grad_v, kGradients, 0, Keyword::kArray},
-    {"grad_bias", &Arguments::grad_bias, kBackward, 0, Keyword::kArray},
+    {"grad_bias", &Arguments::grad_bias, kGradients, 0, Keyword::kArray},
     {"grad_sinks", &Arguments::grad_sinks, kGradients, 0, Keyword::kArray},
     {"deterministic", &Arguments::deterministic, kDense | kPacked},
     {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
