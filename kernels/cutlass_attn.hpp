@@ -77,8 +77,9 @@ struct VariantInfo {
 struct Verdict {
   std::string key;
   bool chosen = false;
-  std::string reason;  // why another one runs or none; empty if chosen
-  int splits = 1;      // if chosen: how many thread blocks share the keys of a tile
+  std::string reason;           // why another one runs or none; empty if chosen
+  int splits = 1;               // if chosen: how many thread blocks share the keys of a tile
+  int64_t workspace_bytes = 0;  // if chosen: as in the plan
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.

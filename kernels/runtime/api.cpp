@@ -231,7 +231,10 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
     } else if (verdict.reason.empty() && !verdict.chosen) {
       verdict.reason = why_preferred(*chosen, variant, problem, device);
     }
-    if (verdict.chosen) verdict.splits = splits_of(variant, problem, device);
+    if (verdict.chosen) {
+      verdict.splits = splits_of(variant, problem, device);
+      verdict.workspace_bytes = result.plan.workspace_bytes;
+    }
     result.verdicts.push_back(std::move(verdict));
   }
   return {};
