@@ -45,8 +45,9 @@ struct RunOptions {
 struct LaunchOptions : RunOptions {
   Device device = Device::kCpu;
   std::string kernel = "auto";  // "auto", a kernel ("sm80") or a whole key ("sm80/f16/d64/...")
-  // Gives memory to a call whose plan needs more than `workspace` has, aligned to 256 bytes; it may
-  // throw. Without it a call on the GPU is then refused, one on the CPU helps itself.
+  // Gives memory to a call whose plan needs more than `workspace` has, and than is kept for the
+  // stream, aligned to 256 bytes; it may throw. Without it a call on the GPU is then refused, one
+  // on the CPU helps itself.
   std::function<Workspace(int64_t bytes)> allocate;
 };
 
@@ -76,8 +77,9 @@ struct VariantInfo {
 struct Verdict {
   std::string key;
   bool chosen = false;
-  std::string reason;  // why another one runs or none; empty if chosen
-  int splits = 1;      // if chosen: how many thread blocks share the keys of a tile
+  std::string reason;           // why another one runs or none; empty if chosen
+  int splits = 1;               // if chosen: how many thread blocks share the keys of a tile
+  int64_t workspace_bytes = 0;  // if chosen: as in the plan
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.

@@ -102,7 +102,8 @@ void define_calls(py::module_& m) {
       .def_readonly("key", &Verdict::key)
       .def_readonly("chosen", &Verdict::chosen)
       .def_readonly("reason", &Verdict::reason)
-      .def_readonly("splits", &Verdict::splits);
+      .def_readonly("splits", &Verdict::splits)
+      .def_readonly("workspace_bytes", &Verdict::workspace_bytes);
 }
 
 py::list variant_list() {

@@ -134,12 +134,6 @@ struct PagedKv {
     if (pages == nullptr) return first + key * row_stride;
     return first + pages[key / page_size] * page_stride + key % page_size * row_stride;
   }
-  // The same with a divisor by page_size that was worked out on the host.
-  CA_HOST_DEVICE Element const* row(int key, FastDivisor by_page) const {
-    if (pages == nullptr) return first + key * row_stride;
-    int const index = by_page(key);
-    return first + pages[index] * page_stride + (key - index * page_size) * row_stride;
-  }
 };
 
 template <class Element>

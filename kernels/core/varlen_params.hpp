@@ -16,7 +16,7 @@ struct VarlenParams {
   int64_t blocks;  // in the grid: the slots of every group of heads
   FastDivisor by_slots, by_slots_each, by_heads, by_heads_per_kv;
   FastDivisor by_chunk;
-  FastDivisor by_page;  // keys of a page; by 1 without pages
+  FastDivisor by_page;  // keys of a page; without pages by so many that all are in the first
 
   // On the host, for any kernel with these facts, whoever compiled it.
   static VarlenParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
@@ -38,7 +38,7 @@ struct VarlenParams {
     params.by_heads = FastDivisor(params.heads);
     params.by_heads_per_kv = FastDivisor(at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv)));
     params.by_chunk = IntervalMask::divisor_of(p.mask);
-    params.by_page = FastDivisor(at_least_1(p.kv.page_size));
+    params.by_page = FastDivisor(p.kv.block_table ? at_least_1(p.kv.page_size) : kMaxSeqlen);
     return params;
   }
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {

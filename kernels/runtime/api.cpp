@@ -100,9 +100,24 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
   return {};
 }
 
-// Memory for a plan: as the caller allocates it, or the host's own.
+// Whether a plan's only launch is the one that uses its workspace: threads that share a stream then
+// cannot come between two.
+bool is_one_launch(Plan const& plan) {
+  return plan.num_steps == 1 && !plan.steps[0]->kernel->arguments.has_asides();
+}
+
+// Memory for a plan: what is kept for its stream, or as the caller allocates it, or the host's own.
 Status find_workspace(Plan const& plan, LaunchOptions const& options,
                       std::unique_ptr<char[]>& on_host, Workspace& workspace) {
+  if (plan.device == Device::kCuda && is_one_launch(plan)) {
+    DeviceGuard const guard(options.device_index);
+    if (!guard.status().ok()) return guard.status();
+    Workspace const kept = kept_workspace(options.device_index, options.stream);
+    if (kept.bytes >= plan.workspace_bytes) {
+      workspace = kept;
+      return {};
+    }
+  }
   if (options.allocate) {
     workspace = options.allocate(plan.workspace_bytes);
     return {};
@@ -216,7 +231,10 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
     } else if (verdict.reason.empty() && !verdict.chosen) {
       verdict.reason = why_preferred(*chosen, variant, problem, device);
     }
-    if (verdict.chosen) verdict.splits = splits_of(variant, problem, device);
+    if (verdict.chosen) {
+      verdict.splits = splits_of(variant, problem, device);
+      verdict.workspace_bytes = result.plan.workspace_bytes;
+    }
     result.verdicts.push_back(std::move(verdict));
   }
   return {};

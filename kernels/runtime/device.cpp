@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -85,35 +86,40 @@ DeviceGuard::DeviceGuard(int device_index) {
   if (status_.ok()) previous_ = current;
 }
 
-void* zeros_of(int device_index, void* stream_handle) {
+Workspace kept_workspace(int device_index, void* stream_handle) {
   auto const stream = static_cast<cudaStream_t>(stream_handle);
-  if (stream == cudaStreamPerThread) return nullptr;  // another one in every thread
+  if (stream == cudaStreamPerThread) return {};  // another one in every thread
   auto const fails = [](cudaError_t error) {
     if (error != cudaSuccess) (void)cudaGetLastError();
     return error != cudaSuccess;
   };
   auto capture = cudaStreamCaptureStatusNone;
   if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
-    return nullptr;
+    return {};
   }
   unsigned long long id = 0;  // handles are used again, this is not
-  if (fails(cudaStreamGetId(stream, &id))) return nullptr;
+  if (fails(cudaStreamGetId(stream, &id))) return {};
 
   static std::mutex mutex;
-  static std::map<std::pair<int, unsigned long long>, void*> known;
+  static std::map<std::pair<int, unsigned long long>, Workspace> known;
   std::lock_guard<std::mutex> const locked(mutex);
-  void*& zeros = known[{device_index, id}];
-  if (zeros != nullptr) return zeros;
+  Workspace& kept = known[{device_index, id}];
+  if (kept.zeros != nullptr) return kept;
   // Another thread may capture a stream of its own, which forbids an allocation here by default.
   auto mode = cudaStreamCaptureModeRelaxed;
-  if (fails(cudaThreadExchangeStreamCaptureMode(&mode))) return nullptr;
-  if (!fails(cudaMalloc(&zeros, size_t(kZerosBytes))) &&
-      fails(cudaMemsetAsync(zeros, 0, size_t(kZerosBytes), stream))) {
-    (void)cudaFree(zeros);
-    zeros = nullptr;
+  if (fails(cudaThreadExchangeStreamCaptureMode(&mode))) return {};
+  for (int64_t const bytes : {kKeptBytes, int64_t(0)}) {
+    void* zeros = nullptr;
+    if (fails(cudaMalloc(&zeros, size_t(kZerosBytes + bytes)))) continue;
+    if (fails(cudaMemsetAsync(zeros, 0, size_t(kZerosBytes), stream))) {
+      (void)cudaFree(zeros);
+    } else {
+      kept = {static_cast<char*>(zeros) + kZerosBytes, bytes, zeros, kZerosBytes};
+    }
+    break;
   }
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
-  return zeros;
+  return kept;
 }
 
 DeviceGuard::~DeviceGuard() {
@@ -131,6 +137,8 @@ void read_attributes(int, DeviceInfo&) {}
 std::string why_unavailable(int) { return kNoCuda; }
 
 }  // namespace
+
+Workspace kept_workspace(int, void*) { return {}; }
 
 DeviceGuard::DeviceGuard(int) : status_(Status::device_error(kNoCuda)) {}
 DeviceGuard::~DeviceGuard() = default;

@@ -8,18 +8,19 @@
 namespace cutlass_attn {
 // Success, or a kDeviceError that names the call and quotes the runtime.
 Status cuda_status(cudaError_t error, char const* what);
-
-// kZerosBytes that are 0, on this device, for kernels that leave them so and run on this stream,
-// one after the other. Null where there are none: the stream is being captured, say, and what is
-// captured may run on another one.
-inline constexpr int64_t kZerosBytes = 64 * 1024;
-void* zeros_of(int device_index, void* stream);
 }  // namespace cutlass_attn
 #endif
 
 namespace cutlass_attn {
 
 struct Launch;
+
+// A workspace that is kept for kernels of this stream, which run one after the other: as long as
+// the process, for an allocation takes as long as half of a launch. Of kKeptBytes, or of none where
+// the GPU has no room for so many; its zeros are kZerosBytes. Empty where it cannot be had: the
+// stream is being captured, say, and what is captured may run on another one.
+inline constexpr int64_t kKeptBytes = 16 << 20, kZerosBytes = 64 << 10;
+Workspace kept_workspace(int device_index, void* stream);
 
 // A __global__ function with one argument, on the options' stream.
 Status launch_on_device(void const* function, void* params, Launch const& launch,

@@ -88,8 +88,9 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   bool const is_on_device = unit.host_code[score] == nullptr;
 #if CUTLASS_ATTN_CUDA
   if (is_on_device && workspace.bytes > 0 && workspace.zeros == nullptr) {
-    workspace.zeros = zeros_of(options.device_index, options.stream);
-    if (workspace.zeros != nullptr) workspace.zeros_bytes = kZerosBytes;
+    Workspace const kept = kept_workspace(options.device_index, options.stream);
+    workspace.zeros = kept.zeros;
+    workspace.zeros_bytes = kept.zeros_bytes;
   }
 #endif
   kernel.prepare(problem, workspace, limits, unit.facts, params);

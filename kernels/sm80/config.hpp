@@ -140,8 +140,10 @@ struct Config {
   // What the threads of a block have in common beside the operands. Here, because registers are
   // what the main loop is short of.
   struct Pages {
-    PagedKv<Kv> k, v;
+    Kv const *k, *v;       // row 0 of the head, or of its part of page 0
+    int32_t const* pages;  // of the batch entry; null: there are none
     FastDivisor by_page;
+    Kv const* rows[kBlockN];  // what is copied next, for each warp by itself: paged_rows.hpp
   };
   struct NoPages {};
   struct Scales {

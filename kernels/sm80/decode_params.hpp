@@ -15,20 +15,42 @@ struct DecodeSplits {
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
     if (tiles < 1 || device.num_sms < 1) return 1;
-    int64_t const slots = device.num_sms;
     int64_t most = (most_keys(p, p.seq_q.seqlen) + kMinKeys - 1) / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    auto const efficiency = [&](int64_t splits) {
-      int64_t const blocks = tiles * splits;
-      return float(blocks) / float((blocks + slots - 1) / slots * slots);
-    };
-    float best = 0.0f;
-    for (int64_t n = 1; n <= most; ++n) best = efficiency(n) > best ? efficiency(n) : best;
-    for (int64_t n = 1; n <= most; ++n) {
-      if (efficiency(n) >= 0.97f * best) return int32_t(n);
+    Waves best(tiles, device.num_sms);
+    for (Waves each = best; each.splits < most && best.spare != 0;) {
+      each.add();
+      if (!best.is_fuller(each, 100)) best = each;
     }
-    return 1;
+    Waves chosen(tiles, device.num_sms);
+    while (!chosen.is_fuller(best, 97)) chosen.add();
+    return int32_t(chosen.splits);
   }
+
+ private:
+  // How often so many splits of all tiles fill the SMs, the last time perhaps in part. Each call
+  // asks for many numbers of splits, so no division.
+  struct Waves {
+    int64_t sms, whole, rest;  // whole waves of a split, and what it has beyond them
+    int64_t splits = 1, waves, spare;
+
+    Waves(int64_t tiles, int64_t sms)
+        : sms(sms),
+          whole(tiles / sms),
+          rest(tiles % sms),
+          waves(whole + (rest > 0)),
+          spare(waves * sms - tiles) {}
+    void add() {
+      ++splits;
+      waves += whole;
+      spare -= rest;
+      if (spare < 0) ++waves, spare += sms;
+    }
+    // Whether it has at least so many percent of the other's splits for a wave.
+    bool is_fuller(Waves const& other, int percent) const {
+      return splits * other.waves * 100 >= other.splits * waves * percent;
+    }
+  };
 };
 
 struct DecodeParams : SplitParams<DecodeSplits> {

@@ -90,8 +90,10 @@ struct Forward {
         shared.block.shift = params.shift_of(head);
       }
       if constexpr (Config::kIsPaged) {
-        shared.block.k = PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv);
-        shared.block.v = PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv);
+        PagedKv<Kv> const k(p, tile.seq, p.k, tile.head_kv), v(p, tile.seq, p.v, tile.head_kv);
+        shared.block.k = k.first;
+        shared.block.v = v.first;
+        shared.block.pages = k.pages;
         shared.block.by_page = params.by_page;
       }
     }
@@ -108,6 +110,7 @@ struct Forward {
       Arch::sync();  // shared.block full
     }
     if (has_keys) {
+      in.copy.begin(first_key);
       run_schedule(in, out);
       Arch::template async_copy_wait<0>();  // of tiles beyond the last
       out.softmax.complete_sums();

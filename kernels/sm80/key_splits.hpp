@@ -122,10 +122,11 @@ struct SplitParams : ForwardParams {
   }
 
  private:
-  // Asked by dispatch in each call, without the divisors of a TileScheduler.
+  // Asked by dispatch in each call, without the divisors of a TileScheduler. All kernels with
+  // splits pack heads, which one that has yet to be compiled does not say.
   static int64_t tiles_of(Problem const& p, KernelFacts const& facts) {
-    int const heads = facts.packs_heads ? TileScheduler::heads_of_tile(p, facts.block_m) : 1;
-    return TileScheduler::blocks_of(p, facts.block_m, heads);
+    return TileScheduler::blocks_of(p, facts.block_m,
+                                    TileScheduler::heads_of_tile(p, facts.block_m));
   }
   static KeySplits::Size size_of(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                  KernelFacts const& facts) {

@@ -4,6 +4,7 @@
 #include "core/opaque.hpp"
 #include "core/sequences.hpp"
 #include "sm80/config.hpp"
+#include "sm80/paged_rows.hpp"
 #include "tile/tile_copy.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -19,6 +20,8 @@ struct KvCopy {
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
+  static_assert(!Config::kIsPaged || int(TileK::kVectors) == int(TileV::kVectors),
+                "so that a warp copies the same rows of both");
   // Of a row: two of V in 8 bits, whose tiles are whole, with rows in an order of their own.
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
@@ -30,7 +33,8 @@ struct KvCopy {
   int const thread;
   Kv const* k_source;  // what this thread copies first of the next tile to be copied
   Kv const* v_source;
-  Address const k_target;  // where it copies to in K's buffer 0
+  Address const k_target;                     // where it copies to in K's buffer 0
+  PagedRows<Config, Arch, CopyK> paged_rows;  // with pages
 
   // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
   CUTE_DEVICE KvCopy(Problem const& p, Coord const& tile, TileRange const& range, int first_key,
@@ -42,7 +46,16 @@ struct KvCopy {
         thread(Arch::thread()),
         k_source(source<CopyK>(p, p.k, tile, first_key, thread)),
         v_source(source<CopyV>(p, p.v, tile, first_key, thread)),
-        k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)) {}
+        k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)),
+        paged_rows{p, shared.block, thread} {}
+
+  // Before the first copy, once shared.block is full.
+  CUTE_DEVICE void begin(int first_key) {
+    if constexpr (Config::kIsPaged) {
+      paged_rows.look_up(first_key, seqlen_k());
+      paged_rows.place(shared.block.k, p.k, first_key, seqlen_k());
+    }
+  }
 
   // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
   // call before. One committed group each; where rows are not aligned, the copy is done on return.
@@ -54,7 +67,9 @@ struct KvCopy {
     }
     Address const target = k_target + stage * Config::kKStride;
     if constexpr (Config::kIsPaged) {
-      gather<CopyK>(target, shared.block.k, key, p.head_dim);
+      gather<CopyK>(target, key, p.head_dim);
+      paged_rows.place(shared.block.v, p.v, key, seqlen_k());
+      paged_rows.look_up(key + kN, seqlen_k());
     } else {
       copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
     }
@@ -71,7 +86,8 @@ struct KvCopy {
     }
     target += stage * Config::kVStride;
     if constexpr (Config::kIsPaged) {
-      gather<CopyV>(target, shared.block.v, key, p.head_dim_v);
+      gather<CopyV>(target, key, p.head_dim_v);
+      paged_rows.place(shared.block.k, p.k, key + kN, seqlen_k());
     } else {
       copy<CopyV>(target, v_source, p.v.row_stride, key, p.head_dim_v);
     }
@@ -145,14 +161,13 @@ struct KvCopy {
 
   // A row from wherever the block table says it is.
   template <class Copy>
-  CUTE_DEVICE void gather(Address target, PagedKv<Kv> const& rows, int key, int columns) const {
-    int const left = seqlen_k() - key;
-    FastDivisor const by_page = shared.block.by_page;
-    if (has(key)) {
-      Copy::load_rows(
-          target,
-          [&](int r) { return rows.row(key + (r < left ? r : 0), by_page) + Copy::column(thread); },
-          left, columns, thread);
+  CUTE_DEVICE void gather(Address target, int key, int columns) const {
+    auto const row = [&](int r) { return shared.block.rows[r] + Copy::column(thread); };
+    Arch::sync_warp();  // rows full
+    if (rows_left<Copy>(key) >= kN && has(key)) {
+      Copy::load_rows(target, row, true_type{}, kN, columns, thread);
+    } else if (has(key)) {
+      Copy::load_rows(target, row, false_type{}, rows_left<Copy>(key), columns, thread);
     }
     Arch::async_copy_commit();
   }

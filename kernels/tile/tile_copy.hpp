@@ -64,15 +64,16 @@ struct TileCopy {
   }
 
   // The same where row_address(r) is what this thread reads first of row r, asked for any row.
-  template <class RowAddress>
-  CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, int rows, int columns,
-                                    int thread) {
+  // is_whole: true_type where all rows exist.
+  template <class RowAddress, class IsWhole>
+  CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsWhole is_whole,
+                                    int rows, int columns, int thread) {
     Element const* sources[kPasses];  // all known before the first copy: they come from memory
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
-      bool const inside = i * kRowsAtOnce + row(thread) < rows;
+      bool const inside = is_whole || i * kRowsAtOnce + row(thread) < rows;
       if (has_row(i, thread)) load_row(target + step(i, 0), sources[i], inside, columns, thread);
     }
   }

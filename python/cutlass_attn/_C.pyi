@@ -64,6 +64,7 @@ class Verdict:
     chosen: bool
     reason: str
     splits: int
+    workspace_bytes: int
 
 # Calls: q, k and v, then the keywords of `attention` as a dict; those given apart go before it.
 def forward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...

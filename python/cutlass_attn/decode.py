@@ -24,26 +24,38 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     ) -> Any:
         options["cache_seqlens"] = cache_seqlens
         torch = find_torch()
-        tree_mask = options.pop("tree_mask", None)
-        leftpad = options.pop("cache_leftpad", None)
-        if options.pop("validate", False) and getattr(q, "is_cuda", False):
-            from ._call import serving_operator
-
-            serving_operator.validate_decode(k_cache, **options)
-        more = {}
-        if tree_mask is not None or leftpad is not None:
-            more["mask"] = _mask(q, k_cache, tree_mask, leftpad, options)
-        if torch and torch.is_compiling():
-            from ._call import serving_operator
-
-            return serving_operator.decode(q, k_cache, v_cache, **more, **options)
-        if options.get("verify") is True:
-            require_plain(q)
-            del options["verify"]
-            return verified_decode(q, k_cache, v_cache, options, more)
-        return _C.decode(q, k_cache, v_cache, options, **more)
+        is_compiling = bool(torch and torch.is_compiling())
+        if is_compiling or not _NOT_OF_CPP.isdisjoint(options):
+            return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
+        return _C.decode(q, k_cache, v_cache, options)
 
     return attention_decode
+
+
+_NOT_OF_CPP = frozenset(("tree_mask", "cache_leftpad", "validate", "verify"))
+
+
+def _more_than_cpp(
+    q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], is_compiling: bool
+) -> Any:
+    tree_mask = options.pop("tree_mask", None)
+    leftpad = options.pop("cache_leftpad", None)
+    if options.pop("validate", False) and getattr(q, "is_cuda", False):
+        from ._call import serving_operator
+
+        serving_operator.validate_decode(k_cache, **options)
+    more = {}
+    if tree_mask is not None or leftpad is not None:
+        more["mask"] = _mask(q, k_cache, tree_mask, leftpad, options)
+    if is_compiling:
+        from ._call import serving_operator
+
+        return serving_operator.decode(q, k_cache, v_cache, **more, **options)
+    if options.get("verify") is True:
+        require_plain(q)
+        del options["verify"]
+        return verified_decode(q, k_cache, v_cache, options, more)
+    return _C.decode(q, k_cache, v_cache, options, **more)
 
 
 @_in_cpp

@@ -27,6 +27,7 @@ class Verdict:
     chosen: bool
     reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
     splits: int = 1  # if chosen: thread blocks that share the keys of a tile
+    workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Explanation:
         """How many thread blocks would share the keys of a tile; 1 if they are not split."""
         return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Of the memory that the call's kernels would use among themselves, beside its operands."""
+        return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
+
     def __iter__(self) -> Iterator[Verdict]:
         return iter(self.verdicts)
 
@@ -64,6 +70,8 @@ class Explanation:
                 text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
                 if verdict.splits > 1:
                     text += f", keys in {verdict.splits} splits"
+                if verdict.workspace_bytes > 0:
+                    text += f", {verdict.workspace_bytes} bytes of workspace"
             lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
         if self.chosen is None:
             lines.append("no kernel takes this call")
@@ -134,7 +142,10 @@ def explain(
     return Explanation(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
-        tuple(Verdict(by_key[x.key], x.chosen, x.reason, x.splits) for x in verdicts),
+        tuple(
+            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes)
+            for x in verdicts
+        ),
         options.get("quantize"),
         _predicted_error(call) if options.get("quantize") else None,
     )

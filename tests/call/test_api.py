@@ -392,3 +392,30 @@ def test_graph_capture(variant):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, attention(q, k, v, **cases.own(variant)))
+
+
+@cases.needs_gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_graph_of_split_keys_replays(head_dim):
+    """The counters of splits that are done return to zero in each replay, in the graph's memory and
+    in that of the calls between."""
+    asked = {"kernel": "sm80/split_keys", "return_lse": True}
+    q, k, v = qkv(head_dim=head_dim, device="cuda", seqlen_q=200, seqlen_k=3000)
+    if cutlass_attn.explain(q, k, v, **asked).splits == 1:
+        pytest.skip("this GPU has too few SMs for the keys of a tile to be shared")
+    attention(q, k, v, **asked)  # opts in to large shared memory
+    out = torch.empty_like(q)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = attention(q, k, v, out=out, **asked)
+    for replays in (1, 2, 1, 3):
+        for x in (q, k, v):
+            x.normal_()
+        for _ in range(replays):
+            out.fill_(torch.nan), lse.fill_(torch.nan)
+            graph.replay()
+        expected, expected_lse = attention(q, k, v, **asked)
+        assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+        whole, whole_lse = attention(q, k, v, **{**asked, "kernel": "sm80"})
+        torch.testing.assert_close(out, whole, atol=1e-3, rtol=2e-3)
+        torch.testing.assert_close(lse, whole_lse, atol=1e-4, rtol=1e-4)

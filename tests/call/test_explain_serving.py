@@ -35,8 +35,13 @@ def test_splits(batch, keys, splits):
     assert explanation.chosen.kernel == "sm80/decode"
     assert explanation.splits == splits
     assert (f"keys in {splits} splits" in str(explanation)) == (splits > 1)
+    assert (explanation.workspace_bytes > 0) == (splits > 1)
     three = explain(q, cache, cache, cache_seqlens=lengths, num_splits=3, device="sm_89")
     assert three.splits == 3
+    # Of each split of 8 tiles: O of 16 rows in fp32, 256 columns, with row max and sum; counters.
+    tiles = batch * 8
+    assert three.workspace_bytes == 4 * (tiles + tiles * 3 * 16 * (256 + 2))
+    assert f"in 3 splits, {three.workspace_bytes} bytes of workspace" in str(three)
 
 
 # (heads, queries, keys, head dim), the splits on the 128 SMs of an RTX 4090, and options.
@@ -116,6 +121,7 @@ def test_splits_on_the_cpu():
     kernel = "sm80/decode-simt"
     explanation = explain(q, k, v, cache_seqlens=lengths, kernel=kernel, num_splits=3, **options)
     assert (explanation.chosen.kernel, explanation.splits) == (kernel, 3)
+    assert explanation.workspace_bytes > 0
 
 
 def test_a_tree_is_a_mask():

@@ -1,10 +1,12 @@
 // Which tile of which head a block has.
+#include <algorithm>
 #include <set>
 #include <tuple>
 #include <vector>
 
 #include "check.hpp"
 #include "core/scheduler.hpp"
+#include "sm80/decode_params.hpp"
 
 using namespace cutlass_attn;
 
@@ -117,6 +119,35 @@ TEST(extremes_are_in_range) {
   CHECK_EQ(none.blocks, 0);
   TileScheduler const huge(problem(1, 1, 1, 1 << 30, true), kBlockM, true);
   CHECK_EQ(huge.order.tail, 1);
+}
+
+TEST(the_fewest_splits_that_fill_the_sms_as_evenly_as_97_percent_of_the_best) {
+  Problem p = problem(1, 1, 1, 1, true);
+  for (int const sms : {1, 58, 128, 132}) {
+    for (int const keys : {0, 100, 1024, 8192, 32768, 100000}) {
+      int const most = std::min((keys + 255) / 256, 256);
+      p.seq_k.seqlen = keys;
+      for (int tiles = 1; tiles < 300; ++tiles) {
+        auto const waves = [&](int64_t n) { return (n * tiles + sms - 1) / sms; };
+        int64_t best = 1, least = 1;
+        for (int n = 2; n <= most; ++n) best = n * waves(best) > best * waves(n) ? n : best;
+        while (100 * least * waves(best) < 97 * best * waves(least)) ++least;
+        CHECK_EQ(DecodeSplits::splits(p, tiles, {0, sms}, 16), int(least));
+      }
+    }
+  }
+}
+
+TEST(splits_are_those_of_packed_heads_before_a_kernel_is_compiled) {
+  Problem p = problem(1, 32, 8, 1, true);
+  p.seq_k.seqlen = 32768;
+  DeviceLimits const gpu{89, 128};
+  KernelFacts compiled, unknown;
+  compiled.block_m = unknown.block_m = 16;
+  compiled.packs_heads = 1;
+  CHECK_EQ(DecodeParams::splits_of_keys(p, gpu, unknown), 16);
+  int64_t const bytes = DecodeParams::workspace_bytes(p, gpu, unknown);
+  CHECK_EQ(DecodeParams::prepare(p, {nullptr, bytes}, gpu, compiled).splits.count, 16);
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

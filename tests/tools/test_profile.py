@@ -197,6 +197,12 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
     assert tile.smem_bytes == smem and tile.why_not() == ""
 
 
+@pytest.mark.parametrize(("tile", "smem"), [("d64/128x64x4", 49920), ("d128/128x32x4", 49664)])
+def test_two_blocks_with_pages_fit_an_sm_of_ada(tile, smem):
+    shape = tile_of(f"sm80/paged/bf16/{tile}", "identity")
+    assert shape.smem_bytes == smem and 2 * (smem + 1024) <= 100 * 1024
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

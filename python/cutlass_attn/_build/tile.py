@@ -12,8 +12,9 @@ from .variant_key import parse
 
 MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
-# Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout.
-_COORDINATES, _COORDINATES_PAGED = 120, 224
+# Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout; with pages, four
+# addresses, and one for each key.
+_COORDINATES, _COORDINATES_PAGED, _ROW = 120, 168, 8
 # With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
 # as many of 64; with V in 8 bits scales of one tile, those of its values among them.
 _ADDRESSES, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 16, 352, 32
@@ -107,7 +108,7 @@ class TileShape:
             return tiles + _aligned(scales + _ADDRESSES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
-            coordinates = _COORDINATES_PAGED if self.is_paged else _COORDINATES
+            coordinates = _COORDINATES_PAGED + _ROW * self.n if self.is_paged else _COORDINATES
             return q + stages * (k + v) + _aligned(coordinates)
         moved = self.steps_kept(is_general=True) // 4 * self.m * 128
         p = 2 * self.m * self.n
