@@ -120,8 +120,10 @@ class Program:
         begin, end = mutant.span(texts[mutant.file])
         spans = [m.span(texts[m.file]) for m in self.mutants if m.file == mutant.file]
         return all(
-            end <= first or last <= begin or (begin <= first and last <= end) or
-            (first <= begin and end <= last)
+            end <= first
+            or last <= begin
+            or (begin <= first and last <= end)
+            or (first <= begin and end <= last)
             for first, last in spans
         )
 
