@@ -11,9 +11,8 @@ from ..._build.variant_key import parse
 # of the general score once, for all. (Where Q stays in registers its loop is another one, over the
 # key blocks of all tiles.)
 BODIES, BODIES_GENERAL = 2, 1
-# A copy of keys for whole tiles and for others, but one where pages say where rows are; one of
-# queries for tiles of several heads as well.
-COPIES, COPIES_PAGED, COPIES_Q = 2, 1, 3
+# A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
+COPIES, COPIES_Q = 2, 3
 
 REGISTERS = 65536  # of an SM
 
@@ -62,8 +61,7 @@ class Tile(TileShape):
                 (self.n, self.head_dim_v),
             )
         )
-        each = COPIES_PAGED if self.is_paged else COPIES  # of a tile of K or V
-        copies = COPIES_Q * load_q + each * (load_k + bodies * (load_k + load_v))
+        copies = COPIES_Q * load_q + COPIES * (load_k + bodies * (load_k + load_v))
         if self.columns > 1:
             # A warp has a share of the keys for Q K^T, and one of V's columns; it reads P as well.
             keys, dims_v = self.n // self.columns, dims_v // self.columns
@@ -88,7 +86,7 @@ class Tile(TileShape):
                 "HMMA.F16": 0,
                 "LDSM": self.rows * dims + 2 * self.key_block * dims,
                 "LDSM.T": self.key_block * dims_v,
-                "LDGSTS": copies + each * (load_k + load_v),
+                "LDGSTS": copies + COPIES * (load_k + load_v),
             }
         if self.is_pipelined:
             # Q once; the first key block's Q K^T and the last one's P V, of which the loop has read
@@ -101,7 +99,7 @@ class Tile(TileShape):
                 "HMMA.F16": self.in_fp16(*products),
                 "LDSM": self.rows * dims + qk * dims,
                 "LDSM.T": pv * dims_v - 1,
-                "LDGSTS": copies + each * load_v,
+                "LDGSTS": copies + COPIES * load_v,
             }
         halves = bodies * blocks * self.rows * 2
         products = halves * dims, halves * dims_v
