@@ -11,7 +11,7 @@ import cases
 import pytest
 
 # Of backward kernels beyond head dim 64 half of the warps hand P over to the others by bar.arrive
-# and bar.sync, which racecheck takes for a race; ctest has simt_races_backward for those.
+# and bar.sync, which racecheck takes for a race; ctest has mutants_backward for those.
 HANDS_OVER = re.compile(r"sm[89]0/backward.*/d(96|128|192|256)/")
 VARIANTS = [
     variant

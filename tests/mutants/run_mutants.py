@@ -41,6 +41,8 @@ RUN_LIMIT_S = 300
 SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
 SOURCES |= {"backward": "test_backward.cpp", "sm90": "few_sm90.cpp"}
 ARGUMENTS = {"backward": ("few",)}
+# And without a bug: roles that hand over, and blocks that wait for each other.
+ARGUMENTS_WITHOUT_BUG = {"backward": ("few", "two_roles", "in_order", "bias_two_roles")}
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>
@@ -218,9 +220,11 @@ class Workshop:
         harness: Path,
         work: Path,
         arguments: tuple[str, ...] = (),
+        arguments_without_bug: tuple[str, ...] = (),
     ) -> None:
         self.command = command
         self.arguments = arguments  # of a program
+        self.arguments_without_bug = arguments_without_bug or arguments
         self.source = source
         self.harness = harness  # what is linked with the source
         self.work = work
@@ -254,9 +258,10 @@ class Workshop:
             "TEST_FIRST": f"{mutant.name} {mutant.file}",
             "TSAN_OPTIONS": "halt_on_error=1",
         }
+        arguments = self.arguments if mutant.number else self.arguments_without_bug
         try:
             done = subprocess.run(
-                [binary, *self.arguments],
+                [binary, *arguments],
                 capture_output=True,
                 text=True,
                 env=os.environ | planted,
@@ -286,8 +291,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         programs, texts = pack(load(options.unit, options.only))
         command, source = compile_command(options.unit, options.compile_commands)
-        given = ARGUMENTS.get(options.unit, ())
-        workshop = Workshop(command, source, options.harness, options.work, given)
+        given = [of.get(options.unit, ()) for of in (ARGUMENTS, ARGUMENTS_WITHOUT_BUG)]
+        workshop = Workshop(command, source, options.harness, options.work, *given)
     except MutantError as error:
         print(error, file=sys.stderr)
         return 1

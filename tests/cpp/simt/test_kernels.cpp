@@ -22,13 +22,14 @@ constexpr uint32_t kAllOptions = option::softcap | option::negative_scale | opti
                                  option::sinks | option::dropout;
 
 // In the first two, any two threads run in both orders between one barrier and the next, so that
-// whatever depends on the order of two differs. The others are for a handful of cases.
+// whatever depends on the order of two differs: every third case has both. The others are for a
+// handful of cases.
 simt::Schedule const schedules[] = {
     {0, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kReverse, 0},
     {1, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kRandom, 1},
     {3, simt::FiberOrder::kRandom, 2},
 };
-enum Schedules { kTwo = 2, kAll = 5 };
+enum Schedules { kOne = 1, kTwo = 2, kAll = 5 };
 
 // Past check(), whose limits some cases go beyond.
 Status run(Variant const& variant, Problem const& problem, RunOptions const& options) {
@@ -128,7 +129,8 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
     for (Variant const* variant : variants) {
       bool const lacks = (variant->kernel->needs & option::dropout) && what.dropout_p == 0;
       bool const has_to = !lacks && must_take(*variant, what);
-      CHECK(run(*variant, what, problem, i < few ? kAll : kTwo) || !has_to);
+      Schedules const count = i < few ? kAll : i % 3 == 0 ? kTwo : kOne;
+      CHECK(run(*variant, what, problem, count) || !has_to);
     }
   }
 }
