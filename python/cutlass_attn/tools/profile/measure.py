@@ -150,7 +150,11 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
     counts: dict[tuple[str, str], Any] = {}
     if any(v.compiled for v in chosen) and arch in _compiled_for():
         resources = sass.read_resources(LIBRARY, arch)
-        counts = sass.read_counts(LIBRARY, arch)
+        wanted = {v.key for v in chosen}
+        kernels = [v.kernel for v in chosen]
+        counts = sass.read_counts(
+            LIBRARY, arch, [x for x in resources if key_of(x[0], kernels) in wanted]
+        )
     rows = []
     for done, variant in enumerate(chosen):
         progress(variant.key, done, len(chosen))

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
@@ -45,9 +45,11 @@ def _run(*command: str, cwd: str | None = None) -> str:
     return done.stdout
 
 
-def dump(option: str, library: Path, arch: str) -> str:
-    """What cuobjdump prints of a library's or a .cubin's code for `arch`."""
-    return _run(cuobjdump(), option, "-arch", arch, str(library))
+def dump(option: str, library: Path, arch: str, functions: Iterable[str] = ()) -> str:
+    """What cuobjdump prints of a library's or a .cubin's code for `arch`, of all functions or of
+    some."""
+    of = ["-fun", names] if (names := ",".join(functions)) else []
+    return _run(cuobjdump(), option, *of, "-arch", arch, str(library))
 
 
 def _numbers(text: str) -> list[int]:
@@ -109,9 +111,12 @@ def read_resources(library: Path, arch: str) -> dict[tuple[str, str], dict[str, 
     return {kernel: used for name, used in found.items() if (kernel := identify(name))}
 
 
-def read_counts(library: Path, arch: str) -> dict[tuple[str, str], Counter[str]]:
-    """Instructions of every kernel that the gates count, by its symbol and score."""
-    listings = parse_listings(dump("-sass", library, arch))
+def read_counts(
+    library: Path, arch: str, kernels: Iterable[tuple[str, str]] = ()
+) -> dict[tuple[str, str], Counter[str]]:
+    """Instructions of every kernel that the gates count, by its symbol and score, or of some."""
+    functions = (f"{symbol}__{score}" for symbol, score in kernels)
+    listings = parse_listings(dump("-sass", library, arch, functions))
     return {kernel: count(code) for name, code in listings if (kernel := identify(name))}
 
 
