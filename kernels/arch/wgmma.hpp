@@ -31,12 +31,13 @@ CUTE_HOST_DEVICE constexpr MatrixDescriptor matrix_descriptor(uint32_t address, 
 namespace detail {
 template <class Element, int kN>
 struct Gmma;
-#define CA_GMMA(Type, name, n)                                                        \
-  template <>                                                                         \
-  struct Gmma<Type, n> {                                                              \
-    using Major = cute::SM90::GMMA::Major;                                            \
-    using SS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_SS<Major::K, Major::K>;  \
-    using RS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_RS<Major::K, Major::MN>; \
+#define CA_GMMA(Type, name, n)                                                         \
+  template <>                                                                          \
+  struct Gmma<Type, n> {                                                               \
+    using Major = cute::SM90::GMMA::Major;                                             \
+    using SS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_SS<Major::K, Major::K>;   \
+    using RS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_RS<Major::K, Major::MN>;  \
+    using TS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_SS<Major::MN, Major::MN>; \
   };
 #define CA_GMMA_OF_TYPES(n)           \
   CA_GMMA(cutlass::half_t, F16F16, n) \
@@ -66,6 +67,14 @@ struct Wgmma {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::SS;
     ss<Atom>(acc, a, b, scale(accumulates), cute::make_int_sequence<kSize>{});
   }
+  // acc = a^T b, added to acc where `accumulates`: rows of both in shared memory, columns
+  // contiguous, of which A has 64.
+  template <class Element, int kSize>
+  CUTE_DEVICE static void wgmma_ts(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
+                                   bool accumulates) {
+    using Atom = typename detail::Gmma<Element, 2 * kSize>::TS;
+    ss<Atom>(acc, a, b, scale(accumulates), cute::make_int_sequence<kSize>{});
+  }
   // acc = a b, added to acc where `accumulates`: A in registers as for mma.m16n8k16, rows of B in
   // shared memory, its columns contiguous.
   template <class Element, int kSize>
@@ -89,6 +98,11 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_wait(Arrays&... arrays) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
     (pin(arrays), ...);
+  }
+
+  // What this thread stored in shared memory is there for products that come after a barrier.
+  CUTE_DEVICE static void async_proxy_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
 
   // Gives registers of every thread of the warpgroup back, or takes some.
@@ -142,6 +156,11 @@ struct Wgmma {
     simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, nullptr, a, b}, acc);
   }
   template <class Element, int kSize>
+  static void wgmma_ts(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
+                       bool accumulates) {
+    simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, nullptr, a, b, true}, acc);
+  }
+  template <class Element, int kSize>
   static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                        bool accumulates) {
     simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, a, 0, b}, acc);
@@ -155,6 +174,7 @@ struct Wgmma {
   static void wgmma_wait(Arrays&...) {
     simt::engine::wgmma_wait(kPending);
   }
+  static void async_proxy_fence() { simt::engine::async_proxy_fence(); }
   template <int kRegisters>
   static void registers_decrease() {
     simt::engine::set_registers(kRegisters);

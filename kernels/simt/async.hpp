@@ -33,7 +33,27 @@ class AsyncUnits {
     smem_bytes_ = smem_bytes;
     barriers_.clear();
     copies_.clear();
+    unseen_.clear();
+    stores_.clear();
   }
+
+  // What a thread stores, the asynchronous proxy, through which wgmma reads, need not see before
+  // that thread's proxy_fence().
+  void store(void const* to, int bytes, int thread) {
+    if (barriers_.empty()) return;  // a kernel without
+    unseen_.resize(size_t(smem_bytes_) / kWord);
+    if (size_t(thread) >= stores_.size()) stores_.resize(size_t(thread) + 1);
+    for (uint32_t at = offset(to) / kWord; at < (offset(to) + bytes) / kWord; ++at) {
+      unseen_[at] = true;
+      stores_[size_t(thread)].push_back(at);
+    }
+  }
+  void proxy_fence(int thread) {
+    if (size_t(thread) >= stores_.size()) return;
+    for (uint32_t const at : stores_[size_t(thread)]) unseen_[at] = false;
+    stores_[size_t(thread)].clear();
+  }
+  bool is_unseen(uint32_t offset) const { return !unseen_.empty() && unseen_[offset / kWord]; }
 
   uint32_t offset(void const* address) const {
     return uint32_t(static_cast<char const*>(address) - smem_);
@@ -137,6 +157,7 @@ class AsyncUnits {
   }
 
  private:
+  static constexpr int kWord = 4;
   struct Copy {
     TensorView view;
     char* to;
@@ -214,7 +235,9 @@ class AsyncUnits {
   char* smem_ = nullptr;
   int smem_bytes_ = 0;
   std::map<uint32_t, Barrier> barriers_;
-  std::vector<Copy> copies_;  // in flight, oldest first
+  std::vector<bool> unseen_;                   // by word
+  std::vector<std::vector<uint32_t>> stores_;  // by thread: words
+  std::vector<Copy> copies_;                   // in flight, oldest first
 };
 
 }  // namespace cutlass_attn::simt

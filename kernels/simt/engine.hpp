@@ -15,7 +15,7 @@
 //     a thread that arrives again before the others have come, or where they never come;
 //   - the destination of a copy of TMA is NaN from its issue until a thread waits for the phase
 //     that counts it; accumulators of wgmma are NaN until the wait that covers it, and only then is
-//     read what it multiplies;
+//     read what it multiplies; what threads stored without a fence for it is reported;
 //   - a barrier in shared memory that nobody made, that has more arrivals or bytes than its phase,
 //     or whose phase can never end is reported;
 //   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
@@ -138,19 +138,22 @@ void barrier_wait(void* barrier, int parity);
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]);
 
-// wgmma 64 x n x 16 with fp32 accumulators: A by descriptor and B by columns, or A in registers and
-// B by rows.
+// wgmma 64 x n x 16 with fp32 accumulators: A in registers and B by rows; or both by descriptor, A
+// by rows and B by columns, or, where `is_transposed`, A by columns and B by rows.
 struct WgmmaCall {
   MmaInput input;
   int n;
   bool accumulates;
   uint32_t const* a;  // (4); null: by descriptor
   uint64_t a_descriptor, b_descriptor;
+  bool is_transposed = false;
 };
 void wgmma(WgmmaCall const& call, float* accumulator);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
+// What this thread stored in shared memory may be read by wgmma.
+void async_proxy_fence();
 
 // setmaxnreg
 void set_registers(int registers);

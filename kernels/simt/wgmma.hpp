@@ -135,7 +135,7 @@ struct WgmmaMatrix {
 };
 
 // D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16.
-inline std::string warpgroup_mma(char const* smem, int smem_bytes,
+inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits const& units,
                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
                                  float* const (&values)[kWarpgroupSize]) {
   constexpr int kM = 64, kK = 16, kMostN = 256;
@@ -144,7 +144,8 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes,
   for (auto const* call : calls) {
     if (call->call.n != n || call->call.a_descriptor != first.a_descriptor ||
         call->call.b_descriptor != first.b_descriptor ||
-        call->call.accumulates != first.accumulates || call->call.input != first.input) {
+        call->call.accumulates != first.accumulates || call->call.input != first.input ||
+        call->call.is_transposed != first.is_transposed) {
       return "has a wgmma in flight that differs between the threads of the warpgroup";
     }
   }
@@ -157,6 +158,9 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes,
     if (at + 2 > uint32_t(smem_bytes)) {
       wrong = "has wgmma read beyond shared memory";
     } else {
+      if (units.is_unseen(at)) {
+        wrong = "has wgmma read what was stored without an async_proxy_fence()";
+      }
       std::memcpy(&x, smem + at, 2);
     }
     return x;
@@ -167,15 +171,18 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes,
     WgmmaMatrix const matrix(first.a_descriptor);
     if (!matrix.is_swizzled) return "calls wgmma with an A that is not swizzled by 128 bytes";
     for (int m = 0; m < kM; ++m) {
-      for (int k = 0; k < kK; ++k) a16[m * kK + k] = read(matrix, m, k);
+      for (int k = 0; k < kK; ++k) {
+        a16[m * kK + k] = first.is_transposed ? read(matrix, k, m) : read(matrix, m, k);
+      }
     }
   }
   WgmmaMatrix const matrix(first.b_descriptor);
   if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
   for (int k = 0; k < kK; ++k) {
     for (int j = 0; j < n; ++j) {
-      // Beside an A in shared memory B is transposed there: columns of a product are its rows.
-      b16[k * n + j] = first.a == nullptr ? read(matrix, j, k) : read(matrix, k, j);
+      // Of an A and a B in shared memory one is transposed there.
+      bool const has_rows = first.a != nullptr || first.is_transposed;
+      b16[k * n + j] = has_rows ? read(matrix, k, j) : read(matrix, j, k);
     }
   }
   for (int t = 0; t < kWarpgroupSize; ++t) {

@@ -341,7 +341,7 @@ class Worker {
         calls[t] = &wgmma.call(i);
         values[t] = wgmma.values(calls[t]->accumulator);
       }
-      check(warpgroup_mma(smem_, grid_.smem_bytes, calls, values));
+      check(warpgroup_mma(smem_, grid_.smem_bytes, units_, calls, values));
     }
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }

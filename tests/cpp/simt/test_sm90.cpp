@@ -188,23 +188,33 @@ bool has(std::string const& text, char const* part) {
   return false;
 }
 
-TEST(a_product_is_there_after_its_wait) {
+// Element (row, column) of what a thread has of a product.
+template <class Visit>
+void for_accumulators(int thread, Visit&& visit) {
+  int const row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+  for (int i = 0; i < 32; ++i) visit(row + i / 2 % 2 * 8, i / 4 * 8 + column + i % 2, i);
+}
+
+struct Integers {
   Matrix a, b;
-  for (int i = 0; i < 64 * 64; ++i) {
-    a.values[i] = half_t(float(i * 7 % 13 - 6));
-    b.values[i] = half_t(float(i * 5 % 11 - 5));
+  Integers() {
+    for (int i = 0; i < 64 * 64; ++i) {
+      a.values[i] = half_t(float(i * 7 % 13 - 6));
+      b.values[i] = half_t(float(i * 5 % 11 - 5));
+    }
   }
+};
+
+TEST(a_product_is_there_after_its_wait) {
+  Integers const m;
   std::vector<float> c(64 * 64), before(64 * 64);
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
-             if (thread == 0) load(shared, a, b);
+             if (thread == 0) load(shared, m.a, m.b);
              Sm90::barrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              multiply(shared, acc);
-             int const row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
              auto const keep = [&](std::vector<float>& to) {
-               for (int i = 0; i < 32; ++i) {
-                 to[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + column + i % 2] = acc[i];
-               }
+               for_accumulators(thread, [&](int i, int j, int at) { to[i * 64 + j] = acc[at]; });
              };
              keep(before);
              Sm90::wgmma_wait<0>(acc);
@@ -215,13 +225,64 @@ TEST(a_product_is_there_after_its_wait) {
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < 64; ++j) {
       float sum = 0;
-      for (int k = 0; k < 64; ++k) sum += float(a.values[i * 64 + k]) * float(b.values[j * 64 + k]);
+      for (int k = 0; k < 64; ++k) {
+        sum += float(m.a.values[i * 64 + k]) * float(m.b.values[j * 64 + k]);
+      }
       wrong += c[i * 64 + j] != sum;
       nan += before[i * 64 + j] != before[i * 64 + j];
     }
   }
   CHECK_EQ(wrong, 0);
   CHECK_EQ(nan, 64 * 64);  // without the wait
+}
+
+TEST(a_product_of_rows_with_rows) {
+  Integers const m;
+  std::vector<float> c(64 * 64);
+  CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
+             if (thread == 0) load(shared, m.a, m.b);
+             Sm90::barrier_wait(shared.full, 0);
+             Sm90::wgmma_fence(acc);
+             auto const a = Sm90::descriptor(shared.a, kBytes, 1024);
+             auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
+             for (int k = 0; k < 4; ++k) {
+               Sm90::wgmma_ts<half_t>(acc, a + k * 128, b + k * 128, k > 0);
+             }
+             Sm90::wgmma_commit();
+             Sm90::wgmma_wait<0>(acc);
+             for_accumulators(thread, [&](int i, int j, int at) { c[i * 64 + j] = acc[at]; });
+           }),
+           "");
+  int wrong = 0;
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      float sum = 0;
+      for (int k = 0; k < 64; ++k) {
+        sum += float(m.a.values[k * 64 + i]) * float(m.b.values[k * 64 + j]);
+      }
+      wrong += c[i * 64 + j] != sum;
+    }
+  }
+  CHECK_EQ(wrong, 0);
+}
+
+// What threads store, wgmma reads through another proxy.
+TEST(stores_need_a_fence_for_wgmma) {
+  Matrix const a;
+  auto const store = [&](bool fences) {
+    return run([&](Tiles& shared, int thread, float (&acc)[32]) {
+      if (thread == 0) load(shared, a, a);
+      Sm90::barrier_wait(shared.full, 0);
+      Sm90::store_shared(Sm90::smem_address(shared.a + thread * 4), 0u);
+      if (fences) Sm90::async_proxy_fence();
+      Sm90::sync();
+      Sm90::wgmma_fence(acc);
+      multiply(shared, acc);
+      Sm90::wgmma_wait<0>(acc);
+    });
+  };
+  CHECK(has(store(false), "without an async_proxy_fence()"));
+  CHECK_EQ(store(true), "");
 }
 
 TEST(a_wrong_parity_never_ends) {
