@@ -23,11 +23,11 @@
 
 #include "core/opaque.hpp"
 #include "sm80/backward_bias.hpp"
+#include "sm80/backward_block.hpp"
 #include "sm80/backward_config.hpp"
 #include "sm80/backward_params.hpp"
 #include "sm80/backward_rows.hpp"
 #include "sm80/backward_step.hpp"
-#include "tile/quad_rows.hpp"
 #include "tile/tile_copy.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -68,7 +68,7 @@ struct Backward {
       shared.block.range = range;
       if constexpr (Config::kMayDrop) shared.block.dropout = DropoutMask(p);
     }
-    share_visible<Arch>(params.template mask<kIsGeneral>(lens), tile.begin, shared);
+    share_visible<Config, Arch>(params.template mask<kIsGeneral>(lens), tile.begin, shared);
     Arch::sync();  // shared.block full
 
     BackwardStep<Config, Score, Arch> step(params, lens, shared);
@@ -88,29 +88,6 @@ struct Backward {
     return params.tile_of(shared.block.ticket);
   }
 
-  // Which queries see each key, and each warp's.
-  template <class Arch>
-  CUTE_DEVICE static void share_visible(IntervalMask const& mask, int first_key, Shared& shared) {
-    int const thread = Arch::thread();
-    CUTE_NO_UNROLL
-    for (int i = thread; i < kBlockN; i += kThreads) {
-      int const key = first_key + i;
-      bool const is_key = key < mask.seqlen_k;
-      shared.queries_of_key[i][0] = is_key ? mask.q_lo(key) : 0;
-      shared.queries_of_key[i][1] = is_key ? mask.q_hi(key) : 0;
-    }
-    if (thread < Config::kWarpsN) {
-      int const first = first_key + thread * Config::kWarpKeys;
-      int last = first + Config::kWarpKeys - 1;
-      bool const is_whole = last < mask.seqlen_k;
-      if (!is_whole) last = mask.seqlen_k - 1;
-      typename Config::Visible visible = {0, 0, 0, 0};
-      if (first <= last) visible = {mask.q_lo(first), mask.q_hi(last), mask.q_lo(last), 0};
-      if (is_whole) visible.all_end = mask.q_hi(first);
-      shared.block.visible[thread] = visible;
-    }
-  }
-
   using BlockInfo = typename Config::BlockInfo;
 
   // dK and dV, rounded.
@@ -119,44 +96,18 @@ struct Backward {
     Problem const& p = params.problem;
     float const v_scale = Config::kMayDrop ? block.dropout.kept_scale : 1.0f;
     float const scale = p.logits.softmax_scale * v_scale;
+    auto const store_rows = [&](Operand const& to, int columns, float factor, auto const& grad) {
+      store_grad<Config, Arch>(to, columns, factor, block, p, grad, opaque(Arch::thread()));
+    };
     if constexpr (Config::kHasRoles) {
       if (step.role() == 0) {
-        store_rows<Arch>(params.grad.v, p.head_dim_v, v_scale, block, p, step.grad[0]);
+        store_rows(params.grad.v, p.head_dim_v, v_scale, step.grad[0]);
       } else {
-        store_rows<Arch>(params.grad.k, p.head_dim, scale, block, p, step.grad[0]);
+        store_rows(params.grad.k, p.head_dim, scale, step.grad[0]);
       }
     } else {
-      store_rows<Arch>(params.grad.v, p.head_dim_v, v_scale, block, p, step.grad[0]);
-      store_rows<Arch>(params.grad.k, p.head_dim, scale, block, p, step.grad[1]);
-    }
-  }
-
-  template <class Arch, class Grad>
-  CUTE_DEVICE static void store_rows(Operand const& to, int columns, float scale,
-                                     BlockInfo const& block, Problem const& p, Grad const& grad) {
-    if (to.data == nullptr) return;
-    int const thread = opaque(Arch::thread()), lane = thread % 32;
-    int const first_row = thread / 32 % Config::kWarpsN * Config::kWarpKeys + lane / 4;
-    int const keys = block.seq.lens(p).k - block.tile.begin;
-    Element* target = block.seq.template keys<Element>(to, block.tile.head) +
-                      int64_t(block.tile.begin + first_row) * to.row_stride;
-    CUTE_UNROLL
-    for (int m = 0; m < Config::kKeyBlocks; ++m) {
-      CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        CUTE_UNROLL
-        for (int first = 0; first < Config::kHeadDim / 8; first += 4) {
-          uint32_t words[4];
-          CUTE_UNROLL
-          for (int n = 0; n < 4; ++n) {
-            words[n] = Arch::template pack<Element>(grad(2 * half, m, first + n) * scale,
-                                                    grad(2 * half + 1, m, first + n) * scale);
-          }
-          store_columns<Arch>(target, words, first, columns, first_row + m * 16 + half * 8 < keys,
-                              lane);
-        }
-        target += 8 * to.row_stride;
-      }
+      store_rows(params.grad.v, p.head_dim_v, v_scale, step.grad[0]);
+      store_rows(params.grad.k, p.head_dim, scale, step.grad[1]);
     }
   }
 };

@@ -5,9 +5,8 @@
 #include <cute/tensor.hpp>
 #include <type_traits>
 
-#include "core/dropout.hpp"
-#include "core/mask.hpp"
 #include "core/sequences.hpp"
+#include "sm80/backward_block.hpp"
 #include "sm80/backward_params.hpp"
 #include "tile/swizzle.hpp"
 
@@ -96,27 +95,12 @@ struct BackwardConfig {
   static_assert(!kHasRoles || kWarpsN * kSlices <= kNamedBarriers,
                 "a named barrier for every hand-over of P");
 
-  // Queries that see keys of a warp: any of them from some_begin to some_end, all of them from
-  // all_begin to all_end; every one is empty where begin >= end.
-  struct alignas(16) Visible {
-    int32_t some_begin, some_end, all_begin, all_end;
-  };
-
   struct Stages {  // of steps
     alignas(128) char q[kStages][TileQ::kBytes];
     alignas(128) char grad_o[kStages][TileQ::kBytes];
     alignas(128) char grad_s[kStages][TileS::kBytes];
   };
-  // What the threads of a block have in common beside the operands. Here, because registers are
-  // what the loop is short of.
-  struct BlockInfo {
-    SeqInfo seq;      // the batch entry
-    RowTile tile;     // of keys
-    int32_t ticket;   // where dQ is added in order: how many blocks began before this one
-    TileRange range;  // of the tiles of queries that see any of them
-    DropoutMask dropout;
-    Visible visible[kWarpsN];
-  };
+  using BlockInfo = BackwardBlock<SeqInfo, kWarpsN>;
   struct Keys {
     alignas(128) char k[TileKv::kBytes];
   };

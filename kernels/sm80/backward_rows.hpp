@@ -65,8 +65,8 @@ struct BackwardBefore {
       Element const* const g = seq.template queries<Element const>(params.grad.o, tile.head) +
                                query * params.grad.o.row_stride;
       for (int column = lane * 8; column < p.head_dim_v; column += kLanes * 8) {
-        uint128_t const x = *reinterpret_cast<uint128_t const*>(o + column);
-        uint128_t const y = *reinterpret_cast<uint128_t const*>(g + column);
+        cute::uint128_t const x = *reinterpret_cast<cute::uint128_t const*>(o + column);
+        cute::uint128_t const y = *reinterpret_cast<cute::uint128_t const*>(g + column);
         Element const* const a = reinterpret_cast<Element const*>(&x);
         Element const* const b = reinterpret_cast<Element const*>(&y);
         CUTE_UNROLL

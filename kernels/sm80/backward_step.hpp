@@ -219,7 +219,7 @@ struct BackwardStep {
         Arch::smem_address(shared.queries_of_key) + Address(warp_n * Config::kWarpKeys * 8);
     StepPlace const place{block.tile.batch, at.head, block.tile.begin + warp_n * Config::kWarpKeys,
                           at.tile * kBlockM};
-    typename Config::Visible const visible = block.visible[warp_n];
+    VisibleQueries const visible = block.visible[warp_n];
 #pragma unroll Config::kUnrolledSlices
     for (int slice = 0; slice < Config::kSlices; ++slice) {
       int const first = place.first_query + slice * kSlice, last = first + kSlice - 1;

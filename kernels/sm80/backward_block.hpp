@@ -1,0 +1,90 @@
+// What the blocks of a backward kernel have in common beside the operands, on mma.sync and on
+// wgmma: which queries see the keys of a tile, and dK and dV on their way to memory.
+//
+// A Config has kHeadDim, kBlockN keys of a block, kWarpsN warps with kWarpKeys keys each, which are
+// kKeyBlocks m16 blocks; its SharedStorage a BackwardBlock `block` and queries_of_key[kBlockN][2].
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/opaque.hpp"
+#include "sm80/backward_params.hpp"
+#include "tile/quad_rows.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// Queries that see keys of a warp: any of them from some_begin to some_end, all of them from
+// all_begin to all_end; every one is empty where begin >= end.
+struct alignas(16) VisibleQueries {
+  int32_t some_begin, some_end, all_begin, all_end;
+};
+
+// In shared memory, because registers are what the loop is short of.
+template <class SeqInfo, int kWarpsN>
+struct BackwardBlock {
+  SeqInfo seq;      // the batch entry
+  RowTile tile;     // of keys
+  int32_t ticket;   // where dQ is added in order: how many blocks began before this one
+  TileRange range;  // of the tiles of queries that see any of them
+  DropoutMask dropout;
+  VisibleQueries visible[kWarpsN];
+};
+
+// Which queries see each key, and each warp's. By all threads of the block.
+template <class Config, class Arch>
+CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
+                               typename Config::SharedStorage& shared) {
+  int const thread = Arch::thread();
+  CUTE_NO_UNROLL
+  for (int i = thread; i < Config::kBlockN; i += Config::kThreads) {
+    int const key = first_key + i;
+    bool const is_key = key < mask.seqlen_k;
+    shared.queries_of_key[i][0] = is_key ? mask.q_lo(key) : 0;
+    shared.queries_of_key[i][1] = is_key ? mask.q_hi(key) : 0;
+  }
+  if (thread < Config::kWarpsN) {
+    int const first = first_key + thread * Config::kWarpKeys;
+    int last = first + Config::kWarpKeys - 1;
+    bool const is_whole = last < mask.seqlen_k;
+    if (!is_whole) last = mask.seqlen_k - 1;
+    VisibleQueries visible = {0, 0, 0, 0};
+    if (first <= last) visible = {mask.q_lo(first), mask.q_hi(last), mask.q_lo(last), 0};
+    if (is_whole) visible.all_end = mask.q_hi(first);
+    shared.block.visible[thread] = visible;
+  }
+}
+
+// dK or dV, rounded; `thread` counts those that compute.
+template <class Config, class Arch, class Block, class Grad>
+CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block const& block,
+                            Problem const& p, Grad const& grad, int thread) {
+  using Element = typename Config::Element;
+  if (to.data == nullptr) return;
+  int const lane = thread % 32;
+  int const first_row = thread / 32 % Config::kWarpsN * Config::kWarpKeys + lane / 4;
+  int const keys = block.seq.lens(p).k - block.tile.begin;
+  Element* target = block.seq.template keys<Element>(to, block.tile.head) +
+                    int64_t(block.tile.begin + first_row) * to.row_stride;
+  CUTE_UNROLL
+  for (int m = 0; m < Config::kKeyBlocks; ++m) {
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      CUTE_UNROLL
+      for (int first = 0; first < Config::kHeadDim / 8; first += 4) {
+        uint32_t words[4];
+        CUTE_UNROLL
+        for (int n = 0; n < 4; ++n) {
+          words[n] = Arch::template pack<Element>(grad(2 * half, m, first + n) * scale,
+                                                  grad(2 * half + 1, m, first + n) * scale);
+        }
+        store_columns<Arch>(target, words, first, columns, first_row + m * 16 + half * 8 < keys,
+                            lane);
+      }
+      target += 8 * to.row_stride;
+    }
+  }
+}
+
+}  // namespace cutlass_attn::sm80
