@@ -73,7 +73,7 @@ class Kernel:
     max_rows: int = 0  # queries times query heads of a KV head; 0: any number
     accumulate: str = "fp32"
     quantize: str = "none"
-    tma: bool = False  # reads q, k and v through TMA
+    tma: bool = False  # reads operands through TMA
     min_blocks_per_sm: float = 0.0  # for fewer a kernel after it is preferred
     only_split: bool = False  # and for calls whose keys it would not split
     entry_names: str = "cutlass"  # or "plain", see variant_key.PREFIXES

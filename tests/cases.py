@@ -323,6 +323,7 @@ OPTIONS = {
     "cpu/int8_qk": ALL_OPTIONS - {"dropout"},
     "cpu/int8": ALL_OPTIONS - {"dropout"},
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
+    "sm90/backward_wgmma": {"sinks"},
     "sm90/backward": {"sinks"},
     "sm90/backward_dropout": {"sinks", "dropout"},
     "sm80/backward": {"sinks"},

@@ -365,6 +365,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     backward = {
         "sm90/backward",
         "sm90/backward_dropout",
+        "sm90/backward_wgmma",
         *(f"sm80/backward_{name}" for name in names),
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}

@@ -23,7 +23,7 @@ struct ManifestKernel {
   int max_rows = 0;                // as VariantInfo's
   float min_blocks_per_sm = 0.0f;  // for fewer a kernel after it is preferred that can run
   bool only_split = false;         // so for calls whose keys it would not split
-  bool tma = false;                // reads q, k and v through TMA, which takes no negative strides
+  bool tma = false;                // reads operands through TMA, which takes no negative strides
   KernelArguments arguments = {};  // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.

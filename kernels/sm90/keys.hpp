@@ -20,20 +20,25 @@ inline void const* address_of(Operand const& t, Problem const& p) {
   return t.data ? t.data : p.q.data;
 }
 
+// Rows of entries of as many each, in boxes of 64 columns and so many rows: column, row, head,
+// entry.
+inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
+                             Sequences const& sequences, int heads, int box_rows) {
+  int32_t const rows = sequences.seqlen > 1 ? sequences.seqlen : 1;
+  return {address_of(t, p),
+          {uint32_t(columns), uint32_t(rows), uint32_t(heads), uint32_t(p.batch), 1},
+          {stride_bytes(rows, t.row_stride), stride_bytes(heads, t.head_stride),
+           stride_bytes(p.batch, t.batch_stride), 16},
+          {64, uint32_t(box_rows), 1, 1, 1}};
+}
+
 struct DenseKeys {
   TensorMap map;
 
   // On the host, for tiles of block_n keys. Returns why there is no map, or null.
   char const* prepare(Problem const& p, Operand const& t, int head_dim, int block_n,
                       bool is_on_gpu) {
-    int32_t const rows = p.seq_k.seqlen > 1 ? p.seq_k.seqlen : 1;
-    return encode(
-        {address_of(t, p),
-         {uint32_t(head_dim), uint32_t(rows), uint32_t(p.num_heads_kv), uint32_t(p.batch), 1},
-         {stride_bytes(rows, t.row_stride), stride_bytes(p.num_heads_kv, t.head_stride),
-          stride_bytes(p.batch, t.batch_stride), 16},
-         {64, uint32_t(block_n), 1, 1, 1}},
-        is_on_gpu, map);
+    return encode(dense_view(p, t, head_dim, p.seq_k, p.num_heads_kv, block_n), is_on_gpu, map);
   }
 
   // Copies 64 columns of the tile that begins at `key`.

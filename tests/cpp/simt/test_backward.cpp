@@ -1,5 +1,5 @@
-// The mma.sync backward kernel on the CPU, at tiles of each kind, against gradients in fp64 that
-// are worked out here from the definition.
+// The backward kernels of mma.sync and of wgmma on the CPU, at tiles of each kind, against
+// gradients in fp64 that are worked out here from the definition.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "core/score.hpp"
 #include "simt/host_unit.hpp"
 #include "sm80/backward.hpp"
+#include "sm90/backward.hpp"
 
 using namespace cutlass_attn;
 
@@ -347,11 +348,16 @@ std::vector<Case> general_cases(int head_dim) {
   return cases;
 }
 
+template <class Kernel, class... Scores>
+void run_plain() {
+  for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
+    run<Kernel, Scores...>(c);
+  }
+}
+
 template <class Kernel>
 void run_common() {
-  for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
-    run<Kernel, IdentityScore, SoftcapScore>(c);
-  }
+  run_plain<Kernel, IdentityScore, SoftcapScore>();
   Case softcap{.name = "softcap", .head_dim = Kernel::Config::kHeadDim, .softcap = 1.5f};
   run<Kernel, IdentityScore, SoftcapScore>(softcap);
 }
@@ -370,9 +376,7 @@ void run_dropout() {
 
 template <class Kernel>
 void run_general() {
-  for (Case const& c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
-    run<Kernel, GeneralScore>(c);
-  }
+  run_plain<Kernel, GeneralScore>();
   for (Case const& c : general_cases(Kernel::Config::kHeadDim)) run<Kernel, GeneralScore>(c);
 }
 
@@ -425,6 +429,8 @@ TEST(few) {
   run<BiasGrad<Half, 64, 32, 128, 4>, GeneralScore>(b);
   d.head_dim = 96;
   run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
+  c.seqlen_q = 200, c.seqlen_k = 190, c.mask = window(130, 0);
+  run<sm90::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>(c);
 }
 
 TEST(dropout) {
@@ -448,6 +454,11 @@ TEST(wide_heads) {
   run_common<sm80::Backward<Half, 256, 16, 64, 8>>();
   run_common<sm80::Backward<Half, 256, 64, 64, 8>>();
   run_common<sm80::Backward<Half, 192, 32, 64, 8>>();
+}
+
+TEST(wgmma) {
+  run_plain<sm90::Backward<Half, 64, 64, 128, 8>, IdentityScore>();
+  run_plain<sm90::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>();
 }
 
 TEST(general_one_role) { run_general<sm80::Backward<Half, 64, 32, 128, 4, true>>(); }
