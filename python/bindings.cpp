@@ -13,6 +13,7 @@
 #include "entry.hpp"
 #include "errors.hpp"
 #include "merge_call.hpp"
+#include "prequantized.hpp"
 #include "runtime/options.hpp"
 #include "serving_call.hpp"
 
@@ -138,6 +139,7 @@ PYBIND11_MODULE(_C, m) {
   define_serving_calls(m);
   define_merge_call(m);
   define_backward_calls(m);
+  define_prequantized(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
   m.def("device_info", [](int device, int index) {

@@ -10,6 +10,8 @@
 
 #include "errors.hpp"
 #include "parse.hpp"
+#include "prequantize.hpp"
+#include "prequantized.hpp"
 #include "runtime/options.hpp"
 
 namespace py = pybind11;
@@ -197,7 +199,10 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.num_splits) p.num_splits = count("num_splits", given.num_splits, 0);
   if (given.dropout_p) p.dropout.p = number("dropout_p", given.dropout_p);
   if (given.accumulate) p.accumulate = accumulate_of(given.accumulate);
-  if (has_value(given.quantize)) p.quantize = quantize_of(given.quantize);
+  if (has_value(given.quantize)) {
+    kept = prequantized_of(given.quantize);
+    p.quantize = kept ? kept->problem.quantize : quantize_of(given.quantize);
+  }
   if (given.kernel) kernel = string("kernel", "auto", given.kernel);
 }
 
@@ -229,6 +234,7 @@ void Call::read_arrays(Arguments const& given, bool memory) {
   p.q = operand("q", q, bshd, dtype);
   p.k = operand("k", k, bshd, dtype);
   p.v = operand("v", v, bshd, dtype);
+  if (kept) kept->require_same(p, memory);
   if (!has_value(given.softmax_scale) && p.head_dim > 0) {
     p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
   }
@@ -396,7 +402,8 @@ LaunchOptions Call::place() {
 }
 
 py::object Call::run(Arguments const& given) {
-  LaunchOptions const options = place();
+  LaunchOptions options = place();
+  if (kept) options.workspace = kept->workspace;
   bool const has_out = has_value(given.out);
   // Of packed operands no entry need have all rows: those of none are zero in a result made here.
   py::object out = has_out     ? py::reinterpret_borrow<py::object>(given.out)
@@ -417,7 +424,9 @@ py::object Call::run(Arguments const& given) {
   Status status;
   {
     py::gil_scoped_release unlocked;
-    status = attention_forward(problem, options);
+    bool const is_rounded = options.workspace.bytes > 0;
+    status =
+        is_rounded ? attention_prequantized(problem, options) : attention_forward(problem, options);
   }
   raise_unless_ok(status);
   if (lse) return py::make_tuple(std::move(out), std::move(lse));
@@ -437,6 +446,9 @@ py::object Call::verdicts(Op op, Arguments const& given) const {
   }
   Explanation explanation;
   raise_unless_ok(explain(problem, op, where, kernel, explanation));
+  if (kept && kept->workspace.bytes > 0) {
+    for (Verdict& verdict : explanation.verdicts) verdict.workspace_bytes = 0;
+  }
   return py::cast(std::move(explanation.verdicts));
 }
 

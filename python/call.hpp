@@ -66,6 +66,8 @@ struct Arguments {
   static void prepare();
 };
 
+struct Prequantized;
+
 struct Call {
   Library const* library = nullptr;
   Arrays arrays;  // all that are given
@@ -74,6 +76,7 @@ struct Call {
   std::string kernel = "auto";
   View q;
   Problem problem;
+  Prequantized const* kept = nullptr;  // borrowed: K and V, rounded before
 
   // Memory that was made for the call, beside its results.
   std::vector<pybind11::object> held;

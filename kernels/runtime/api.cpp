@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "prequantize.hpp"
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
@@ -59,15 +60,24 @@ Status provide(Variant const& variant, DeviceInfo const& device, RunOptions cons
   return {};
 }
 
+// Which launches of a kernel run: prequantize.hpp has calls of one part.
+enum class Part { kAll, kBefore, kRest };
+
+Launch no_launch(void const*, KernelFacts const&) { return {}; }
+
 Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const& device,
-                RunOptions const& options) {
+                RunOptions const& options, Part part) {
+  KernelArguments arguments = variant.kernel->arguments;
+  if (part == Part::kBefore && !arguments.has_asides()) return {};
   if (variant.kernel->function) return variant.kernel->function(problem, options);
+  if (part == Part::kBefore) arguments.launch = arguments.launch_aside[1] = no_launch;
+  if (part == Part::kRest && arguments.has_asides()) arguments.launch_aside[0] = no_launch;
   KernelUnit const* unit = variant.unit;
   if (device.device == Device::kCuda) {
     Status const status = provide(variant, device, options, unit);
     if (!status.ok()) return status;
   }
-  return launch(variant.kernel->arguments, *unit, problem, device, options);
+  return launch(arguments, *unit, problem, device, options);
 }
 
 // Whether there is nothing to do. A backward pass without queries has gradients of K and V to
@@ -78,7 +88,7 @@ bool is_empty(Problem const& p, Op op) {
 }
 
 Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
-           RunOptions const& options) {
+           RunOptions const& options, Part part = Part::kAll) {
   if (is_empty(problem, plan.op)) return {};
   if (plan.device == Device::kCpu) {
     Status const status = check_lengths(problem);
@@ -94,7 +104,7 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
     if (!guard->status().ok()) return guard->status();
   }
   for (int i = 0; i < plan.num_steps; ++i) {
-    Status status = run_step(*plan.steps[i], problem, device, options);
+    Status status = run_step(*plan.steps[i], problem, device, options, part);
     if (!status.ok()) return status;
   }
   return {};
@@ -162,17 +172,21 @@ std::string const& key_of(Variant const& step) { return step.info.key; }
 
 namespace {
 
-Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options) {
+Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
+                    Part part = Part::kAll) {
+  // A part's workspace is the caller's to keep.
+  bool const may_find = part == Part::kAll || (part == Part::kBefore && options.allocate);
   DeviceInfo const device = device_info(options.device, options.device_index);
   RunOptions where = options;
   std::unique_ptr<char[]> on_host;
   while (true) {
     Plan chosen;
     Status status = plan(problem, op, device, options.kernel, chosen);
-    if (status.ok() && where.workspace.bytes < chosen.workspace_bytes && !is_empty(problem, op)) {
+    bool const lacks_memory = where.workspace.bytes < chosen.workspace_bytes;
+    if (status.ok() && lacks_memory && may_find && !is_empty(problem, op)) {
       status = find_workspace(chosen, options, on_host, where.workspace);
     }
-    if (status.ok()) status = run(chosen, problem, device, where);
+    if (status.ok()) status = run(chosen, problem, device, where, part);
     if (status.code != StatusCode::kNoKernel || chosen.num_steps == 0) return status;
     // A kernel that turned out not to be had is not chosen again.
     if (why_not(*chosen.steps[0], problem, device).empty()) return status;
@@ -183,6 +197,17 @@ Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options)
 
 Status attention_forward(Problem const& problem, LaunchOptions const& options) {
   return plan_and_run(problem, Op::kForward, options);
+}
+
+Status prequantize(Problem const& problem, LaunchOptions const& options) {
+  if (problem.quantize == Quantize::kNone) {
+    return Status::invalid("quantize is None, so that there is nothing to keep");
+  }
+  return plan_and_run(problem, Op::kForward, options, Part::kBefore);
+}
+
+Status attention_prequantized(Problem const& problem, LaunchOptions const& options) {
+  return plan_and_run(problem, Op::kForward, options, Part::kRest);
 }
 
 Status attention_backward(Problem const& problem, LaunchOptions const& options) {

@@ -66,8 +66,23 @@ class Verdict:
     splits: int
     workspace_bytes: int
 
+class PrequantizedKV:
+    """K and V rounded to 8 bits, by `prequantize`: the `quantize` of calls."""
+
+    @property
+    def k(self) -> Any: ...
+    @property
+    def v(self) -> Any: ...
+    @property
+    def quantize(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
 # Calls: q, k and v, then the keywords of `attention` as a dict; those given apart go before it.
 def forward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Any: ...
+def prequantize(
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any
+) -> PrequantizedKV: ...
 def describe(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Call: ...
 def explain(
     q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any

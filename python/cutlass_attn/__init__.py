@@ -10,8 +10,9 @@ Importing needs neither torch, nor a GPU, nor CUDA.
 import importlib as _importlib
 
 from . import tuning as _tuning
+from ._C import PrequantizedKV
 from ._moved import MOVED as _MOVED
-from .attention import attention
+from .attention import attention, prequantize
 from .decode import append_kv, attention_decode, merge_states
 from .explain import Explanation, Verdict, explain
 from .variants import BuildInfo, Variant, build_info, variants
@@ -37,6 +38,7 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "BuildInfo",
     "Explanation",
+    "PrequantizedKV",
     "Variant",
     "Verdict",
     "VerificationError",
@@ -47,6 +49,7 @@ __all__ = [
     "build_info",
     "explain",
     "merge_states",
+    "prequantize",
     "variants",
     "warmup",
 ]

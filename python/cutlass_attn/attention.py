@@ -1,4 +1,4 @@
-"""`attention`, the library's one computation."""
+"""`attention`, the library's one computation, and `prequantize`, for calls with one k and v."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _C
+from ._C import PrequantizedKV
 from ._call import numpy_library  # noqa: F401  numpy registers itself
 from ._call.call import Call, P, computes
 from .verify import verified
@@ -69,7 +70,7 @@ def attention(
     dropout_p: float = 0.0,
     rng_state: Array | None = None,
     deterministic: bool = False,
-    quantize: str | None = None,
+    quantize: str | PrequantizedKV | None = None,
 ) -> Any:
     """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
 
@@ -106,7 +107,8 @@ def attention(
             capability 8.9 on. float16 and bfloat16 alone, without dropout or gradients, and only by
             kernels that have it, which "auto" takes for no other call. A NaN or infinity in k then
             reaches every query that sees one of 16 keys: of its 64 (from a multiple of 64 on) those
-            with the same ``key % 8 // 2``. docs/eight-bit.md.
+            with the same ``key % 8 // 2``. Or what `prequantize` made of this k and v, for many
+            calls; not under torch.compile or a function transform. docs/eight-bit.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
             two disagree. Waits for the GPU. Of the forward pass alone: gradients are not verified.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
@@ -144,3 +146,46 @@ def attention(
         RuntimeError: CUDA reported an error.
         VerificationError: see ``verify``.
     """
+
+
+def prequantize(
+    k: Array, v: Array, *, quantize: str, layout: str = "bhsd", kernel: str = "auto"
+) -> PrequantizedKV:
+    """k and v rounded to 8 bits once, for any number of calls: cross-attention over one encoder's
+    output, say, or queries in chunks.
+
+        kept = prequantize(k, v, quantize="int8")
+        out = attention(q, k, v, quantize=kept)  # bitwise what quantize="int8" gives
+
+    k and v stay arguments of these calls, which are free in all others: q with its number of heads,
+    masks, bias, softmax_scale. A call then leaves out the launch that rounds K, and for "int8" and
+    "fp8" V. The kernel for CPUs rounds as it goes, in these calls as well: there nothing is kept.
+
+    Args:
+        k: (B, Hkv, Sk, D), or (B, Sk, Hkv, D) with ``layout="bshd"``: a torch tensor on a CPU or
+            CUDA device, or a numpy array, float16 or bfloat16, of any strides but the last.
+        v: (B, Hkv, Sk, Dv), of the same library, dtype and device.
+        quantize: "qk", "int8" or "fp8", as of `attention`. With "qk" calls read v as it is.
+        layout: order of the dimensions of k and v.
+        kernel: as of `attention`, where "auto" chooses as if k were q. On a GPU it matters to none
+            of the calls: each kernel of a `quantize` reads what any of them has rounded.
+
+    Returns:
+        A PrequantizedKV, for `attention` and `explain`: ``k``, ``v``, which it keeps alive,
+        ``quantize``, and ``nbytes``, the memory that it has on their device: for a key D bytes, D
+        rounded up to 32, and but for "qk" Dv for a value, and their scales. On CUDA the work is
+        enqueued on torch's current stream; a call on another stream has to wait for that.
+
+    Raises:
+        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes it.
+            k stands in for q in messages. Later, in calls: k or v is not the same memory with the
+            same sizes and strides, or torch counted a write to it since. Writes that torch does not
+            count, to arrays of numpy or by kernels of others, are not noticed.
+        NotImplementedError: k or v needs a gradient.
+        RuntimeError: CUDA reported an error.
+    """
+    torch = _torch or find_torch()
+    if torch and torch.is_compiling():
+        raise ValueError(torch.NO_PREQUANTIZED)
+    options = {"quantize": quantize, "layout": layout, "kernel": kernel}
+    return _C.prequantize(k, k, v, options)

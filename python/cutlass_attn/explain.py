@@ -134,10 +134,11 @@ def explain(
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
         verdicts = _SERVING[function](q, k, v, options, where)
-        dtype = str(q.dtype).removeprefix("torch.")
+        dtype, quantize = str(q.dtype).removeprefix("torch."), None
     else:
         verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
-        dtype = call.facts().dtype
+        facts = call.facts()
+        dtype, quantize = facts.dtype, facts.quantize
     by_key = {variant.key: variant for variant in variants(None)}
     return Explanation(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
@@ -146,8 +147,8 @@ def explain(
             Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes)
             for x in verdicts
         ),
-        options.get("quantize"),
-        _predicted_error(call) if options.get("quantize") else None,
+        quantize,
+        _predicted_error(call) if quantize else None,
     )
 
 

@@ -8,6 +8,7 @@
 
 #include "check.hpp"
 #include "cutlass_attn.hpp"
+#include "prequantize.hpp"
 #include "runtime/device.hpp"
 
 using namespace cutlass_attn;
@@ -159,6 +160,47 @@ TEST(a_workspace_comes_from_the_caller_or_the_host) {
   CHECK_EQ(run(planned, brought.p, options).message,
            "workspace has " + std::to_string(planned.workspace_bytes - 1) +
                " bytes, the plan needs " + std::to_string(planned.workspace_bytes));
+}
+
+TEST(k_and_v_are_rounded_once_for_many_calls) {
+  if (!build_info().simt) return;
+  SplitCall call;
+  call.p.num_splits = 0;
+  CHECK_EQ(prequantize(call.p, {}).message, "quantize is None, so that there is nothing to keep");
+  call.p.quantize = Quantize::kInt8;
+  LaunchOptions options = with("sm80/int8-simt");
+  CHECK_EQ(attention_forward(call.p, options).message, "");
+  std::vector<float> const due = call.o;
+
+  std::fill(call.o.begin(), call.o.end(), -1.0f);
+  std::string const refusal = prequantize(call.p, options).message;
+  CHECK_EQ(refusal.substr(0, 38), "workspace has 0 bytes, the plan needs ");
+  CHECK_EQ(attention_prequantized(call.p, options).message, refusal);
+  std::vector<char> memory;
+  options.allocate = [&](int64_t bytes) -> Workspace {
+    memory.resize(size_t(bytes));
+    return {memory.data(), bytes};
+  };
+  CHECK_EQ(prequantize(call.p, options).message, "");
+  CHECK_EQ(attention_prequantized(call.p, options).message, refusal);  // which allocates nothing
+  CHECK(!memory.empty());
+  for (float o : call.o) CHECK_EQ(o, -1.0f);
+
+  SplitCall::fill(call.k, 0);
+  SplitCall::fill(call.v, 0);
+  options.workspace = {memory.data(), int64_t(memory.size())};
+  std::vector<char> const kept = memory;
+  CHECK_EQ(attention_prequantized(call.p, options).message, "");
+  CHECK(call.o == due && memory == kept);
+  CHECK_EQ(attention_forward(call.p, options).message, "");
+  CHECK(call.o != due);
+  // A kernel that keeps nothing rounds as it goes.
+  memory.clear();
+  options = with("cpu/int8");
+  CHECK_EQ(prequantize(call.p, options).message, "");
+  CHECK_EQ(attention_prequantized(call.p, options).message, "");
+  // Of 16 bits: half of the memory.
+  for (size_t i = 0; i < call.o.size() / 2; ++i) CHECK_EQ(call.o[i], 0.0f);
 }
 
 TEST(what_is_no_op_and_no_device_is_refused) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What a shared library of this project links and exports.
 
-    linkage.py LIBRARY [--exports HEADER]
+    linkage.py LIBRARY [--exports HEADER...]
 
 It may need the C and C++ run-time libraries and libcutlass_attn.so, and nothing of CUDA or torch:
 a wheel then loads on a machine without a driver and beside any torch. With --exports, the functions
-it exports are exactly those that HEADER marks CUTLASS_ATTN_API.
+it exports are exactly those that the HEADERs mark CUTLASS_ATTN_API.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(*command: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library", type=Path)
-    parser.add_argument("--exports", type=Path)
+    parser.add_argument("--exports", type=Path, nargs="+")
     options = parser.parse_args()
     problems = []
 
@@ -39,7 +39,7 @@ def main() -> int:
     problems += [f"needs {name}" for name in needed if not ALLOWED.fullmatch(name)]
 
     if options.exports:
-        header = options.exports.read_text()
+        header = "".join(path.read_text() for path in options.exports)
         public = set(re.findall(r"^CUTLASS_ATTN_API [\w:<> &]+[ &](\w+)\(", header, re.MULTILINE))
         symbols = run("nm", "-D", "--defined-only", "--demangle", str(options.library)).splitlines()
         exported = set()

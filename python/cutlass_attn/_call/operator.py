@@ -62,5 +62,7 @@ def recorded(
     """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
     if options.pop("verify", False):
         raise ValueError(torch_library.NO_VERIFY)
+    if isinstance(options.get("quantize"), _C.PrequantizedKV):
+        raise ValueError(torch_library.NO_PREQUANTIZED)
     torch_library.options_for_operator(q, options)
     return ATTENTION.recorded(q, k, v, options)

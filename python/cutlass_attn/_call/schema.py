@@ -19,6 +19,7 @@ _TYPES = {
     "int": "SymInt",
     "int | None": "SymInt?",
     "str": "str",
+    "str | PrequantizedKV | None": "str?",  # the operator has no PrequantizedKV
     "str | None": "str?",
 }
 

@@ -48,6 +48,12 @@ NO_VERIFY = (
     "verify=True looks at results on the host: it works neither under torch.compile nor under a "
     "dispatch mode or a function transform, nor with lazily negated tensors"
 )
+NO_PREQUANTIZED = (
+    "k and v that are prequantized are memory that torch's operators do not know: neither "
+    "prequantize() nor quantize=PrequantizedKV works under torch.compile, a dispatch mode or a "
+    "function transform, or with lazily negated tensors; allowed there: a name such as "
+    'quantize="qk"'
+)
 
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
