@@ -40,7 +40,7 @@ struct BackwardConsumer {
   Ring<Config::kStages> ring = {};
 
   typename Products::Grad grad_k, grad_v;
-  typename Products::Slice x;  // S, then dP
+  typename Products::Slice x;      // S, then dP
   typename Scores::Given weights;  // P: with an identity score what dS wants of it is P itself
   typename Products::Packed grad_s;
   using GradQ = decltype(make_tensor<float>(Shape<_4, _1, Int<Config::kColumnsOfQ / 8>>{}));
@@ -114,7 +114,8 @@ struct BackwardConsumer {
     sm80::StepPlace const place{shared.block.tile.batch, at.head,
                                 shared.block.tile.begin + first_key, first};
     Address const queries = Arch::smem_address(shared.queries_of_key[first_key]);
-    scores.weights(x, place, 0, stats(), queries, is_masked, thread % 32, weights.products, weights);
+    scores.weights(x, place, 0, stats(), queries, is_masked, thread % 32, weights.products,
+                   weights);
   }
 
   // In registers and, for dQ, in shared memory.
@@ -169,9 +170,8 @@ struct BackwardConsumer {
     Arch::sync(kDsBarrier, Config::kComputeThreads);  // dS full
     int const column = group * Config::kColumnsOfQ;
     auto const a = Arch::descriptor(shared.grad_s[at.number % 2], TileS::kChunkBytes, 1024);
-    auto const b =
-        Arch::descriptor(shared.k + column / 64 * TileKv::kChunkBytes + column % 64 * 2,
-                         TileKv::kChunkBytes, 1024);
+    auto const b = Arch::descriptor(shared.k + column / 64 * TileKv::kChunkBytes + column % 64 * 2,
+                                    TileKv::kChunkBytes, 1024);
     auto& acc = of(grad_q);
     Arch::wgmma_fence(acc);
     CUTE_UNROLL
@@ -188,7 +188,8 @@ struct BackwardConsumer {
     int64_t const tile = params.queries.template number<kM, false>(
         p.seq_q, {shared.block.tile.batch, at.head, at.tile * kM});
     int const first = group * Config::kColumnsOfQ / 16, end = params.columns / 16 - first;
-    float* const to = params.grad_q_at(tile, warp * 16) + first * 256 + Arch::place_of(thread % 32, 0);
+    float* const to =
+        params.grad_q_at(tile, warp * 16) + first * 256 + Arch::place_of(thread % 32, 0);
     CUTE_UNROLL
     for (int d = 0; d < Config::kColumnsOfQ / 16; ++d) {
       if (d >= end) break;

@@ -48,8 +48,7 @@ struct BackwardProducer {
 
   CUTE_DEVICE Stats stats_of(Position const& at, int lane) const {
     int64_t const tile = params.queries.template number<Config::kBlockM, false>(
-        params.problem.seq_q,
-        {shared.block.tile.batch, at.head, at.tile * Config::kBlockM});
+        params.problem.seq_q, {shared.block.tile.batch, at.head, at.tile * Config::kBlockM});
     return reinterpret_cast<Stats const*>(params.stats + tile * Config::kBlockM * 2)[lane];
   }
 

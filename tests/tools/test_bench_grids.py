@@ -90,6 +90,22 @@ def test_a_wrong_emulated_result_is_a_failure(capsys, monkeypatch):
     assert status == 1 and rows[0]["status"] == "wrong"
 
 
+@needs_simt
+def test_backward_passes_of_kernels_by_name(capsys):
+    """Judged as whole passes are; and why one that does not take the call is left out."""
+    names = ("sm90/backward_wgmma-simt", "sm80/backward_dropout-simt")
+    wanted = ["--impl", "cutlass_attn"]
+    for name in names:
+        wanted += ["--kernel", name, "--impl", f"cutlass_attn:{name}"]
+    rows, status = bench(capsys, "--grid", "backward", "--causal", "yes", *wanted)
+    assert status == 0
+    plain, wgmma, dropout = (row for row in rows)
+    assert plain["status"] == wgmma["status"] == "ok" and wgmma["us"] is None
+    assert wgmma["impl"] == f"cutlass_attn:{names[0]}"
+    assert 0 < wgmma["rms_error"] <= wgmma["rms_allowed"] < 1e-2
+    assert dropout["status"] == "unsupported" and "dropout" in dropout["reason"]
+
+
 def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):
     """rich takes text in brackets for markup."""
     reason = "pip install 'cutlass_attn[jit]' [/opt]"

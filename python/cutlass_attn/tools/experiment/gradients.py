@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ... import _C
+from ...attention import attention
 from ...testing import Accuracy
 from .problems import Inputs
 
@@ -32,14 +34,10 @@ class BackwardPass:
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> BackwardPass:
         """Of `attention(q, k, v)`, which is called within the context."""
-        import torch
-
         operands = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
         with context():
             out = attention(*operands)
-        generator = torch.Generator(out.device).manual_seed(2)
-        noise = torch.randn(out.shape, generator=generator, device=out.device)
-        return cls(out, tuple(operands), noise.to(out.dtype))  # type: ignore[arg-type]
+        return cls(out, tuple(operands), _grad_of(out))  # type: ignore[arg-type]
 
     def __call__(self) -> Gradients:
         import torch
@@ -47,6 +45,35 @@ class BackwardPass:
         return torch.autograd.grad(  # type: ignore[return-value]
             self.out, self.operands, self.grad_out, retain_graph=True
         )
+
+
+class KernelPass:
+    """The same of a kernel or variant of this library that is asked for by name, of a call with
+    these keywords. ValueError where it does not take the call."""
+
+    def __init__(self, inputs: Inputs, options: dict[str, Any]) -> None:
+        import torch
+
+        self._operands = inputs.q, inputs.k, inputs.v
+        self._options = options
+        out, lse = attention(*self._operands, **options, return_lse=True)
+        self._given = {"grad_out": _grad_of(out), "out": out, "softmax_lse": lse}
+        self._gradients: Gradients = tuple(map(torch.empty_like, self._operands))  # type: ignore
+
+    def __call__(self, kernel: str) -> Gradients:
+        names = ("grad_q", "grad_k", "grad_v")
+        gradients = dict(zip(names, self._gradients, strict=True))
+        _C.backward(*self._operands, self._options, **self._given, **gradients, kernel=kernel)
+        return self._gradients
+
+
+def _grad_of(out: Any) -> Any:
+    """A gradient for a result: random, always the same."""
+    import torch
+
+    generator = torch.Generator(out.device).manual_seed(2)
+    noise = torch.randn(out.shape, generator=generator, device=out.device)
+    return noise.to(out.dtype)
 
 
 class GradientYardstick:

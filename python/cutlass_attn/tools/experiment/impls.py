@@ -25,7 +25,7 @@ from ...decode import attention_decode
 from ...explain import Explanation, explain
 from ...variants import accumulate_of, quantize_of, variants
 from ...varlen import attention_varlen
-from .gradients import BackwardPass
+from .gradients import BackwardPass, KernelPass
 from .problems import FP8_CACHE, OPS, Inputs
 
 OURS = "cutlass_attn"
@@ -71,15 +71,17 @@ class Impl:
         return self.name.startswith(OURS + ":")
 
 
-def ours(kernels: Iterable[str]) -> list[Impl]:
-    """This library's, by kernels or variants; "auto" chooses. ValueError for an unknown one."""
-    known = {name for variant in variants() for name in (variant.key, variant.kernel)} | {"auto"}
+def ours(kernels: Iterable[str], op: str = "forward") -> list[Impl]:
+    """This library's of `op`, by kernels or variants; "auto" chooses. ValueError for an unknown
+    one."""
+    there = variants("backward" if op == "backward" else "forward")
+    known = {name for variant in there for name in (variant.key, variant.kernel)} | {"auto"}
     names = list(dict.fromkeys(kernels))
     for name in names:
         if name not in known:
             raise ValueError(
                 f"there is no kernel {name!r}; `cutlass-attn info` lists them, a variant's key is"
-                f" like {variants()[0].key!r}"
+                f" like {there[0].key!r}"
             )
     return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
 
@@ -100,7 +102,7 @@ def discover(
     ValueError for one that this build does not know. `torch_auto` adds PyTorch's attention with
     the backend of its own choice.
     """
-    found = ours(["auto", *kernels])
+    found = ours(["auto", *kernels], op)
     found.append(Impl(f"{OURS}:contiguous", _prepare_contiguous, ops=("paged",)))
     found.append(Impl(f"{OURS}:{FP8_CACHE}", _prepare_fp8_cache, ops=("decode", "paged")))
     found.append(Impl(f"{OURS}:dense", _prepare_each, ops=("varlen",)))
@@ -203,10 +205,11 @@ def _prepare_attention(kernel: str, inputs: Inputs) -> Bound:
 
 
 def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
-    """Of the call that a user writes: a backward kernel cannot be asked for by name."""
-    if kernel != "auto":
-        raise Unsupported("a backward pass has no keyword for its kernel")
+    """Of the call that a user writes. A kernel that is asked for by name runs without autograd,
+    which has no keyword for it."""
     options = {"causal": inputs.shape.causal, **inputs.keywords.ours}
+    if kernel != "auto":
+        return _of_kernel(kernel, KernelPass(inputs, options))
     explanation = explain(inputs.q, inputs.k, inputs.v, **options, grad=True)
     if (chosen := explanation.chosen) is None:
         raise Unsupported(refusal(explanation, kernel))
@@ -244,8 +247,11 @@ def _packed(out: Any) -> Any:
     return out[None].transpose(1, 2)
 
 
-def _of_kernel(kernel: str, run: Callable[..., Any], to_bhsd: Callable[[Any], Any]) -> Bound:
-    """A call for serving: of a kernel that is asked for by name, running it says whether it can."""
+def _of_kernel(
+    kernel: str, run: Callable[..., Any], to_bhsd: Callable[[Any], Any] = lambda result: result
+) -> Bound:
+    """A call for serving, or a backward pass. Of a kernel that is asked for by name, running it
+    says whether it can."""
     name = f"{OURS}:{kernel}"
     if kernel == "auto":
         return Bound(name, run, to_bhsd)
