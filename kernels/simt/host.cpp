@@ -124,6 +124,7 @@ void store_shared(void* smem, uint32_t const* words, int count) {
   self->worker->check_shared("st.shared", smem, size_t(count) * 4);
   race::write(smem, count * 4, __builtin_return_address(0));
   std::memcpy(smem, words, size_t(count) * 4);
+  race::Unseen const unseen;
   self->worker->units().store(smem, count * 4, self->id);
 }
 
@@ -175,7 +176,10 @@ void wgmma(WgmmaCall const& call, float* accumulator) {
 void wgmma_fence() { self->wgmma.fence(); }
 void wgmma_commit() { self->wgmma.commit(); }
 void wgmma_wait(int pending) { self->worker->wgmma_wait(pending); }
-void async_proxy_fence() { self->worker->units().proxy_fence(self->id); }
+void async_proxy_fence() {
+  race::Unseen const unseen;
+  self->worker->units().proxy_fence(self->id);
+}
 
 void set_registers(int registers) { self->worker->set_registers(registers); }
 uint32_t smem_offset(void const* address) { return self->worker->units().offset(address); }

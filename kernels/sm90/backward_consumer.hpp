@@ -198,8 +198,9 @@ struct BackwardConsumer {
     }
   }
 
-  // Of the step's Q and dO, whose products are done.
+  // Of the step's Q and dO, whose products are done, and its statistics, which lanes have read.
   CUTE_DEVICE void release() {
+    Arch::sync_warp();
     if (thread() % 32 == 0) Arch::barrier_arrive(&shared.empty[ring.stage]);
   }
 
