@@ -17,6 +17,9 @@ inline uint32_t swizzle128(uint32_t linear) { return linear ^ (linear >> 7 & 7) 
 
 class AsyncUnits {
  public:
+  static constexpr uint32_t kWord = 4;
+  enum class Stored : uint8_t { kNot, kUnseen, kSeen };  // by a thread
+
   struct Barrier {
     int arrivals, pending;  // of a phase, and that the present one lacks
     int64_t bytes = 0;      // that it lacks
@@ -33,7 +36,7 @@ class AsyncUnits {
     smem_bytes_ = smem_bytes;
     barriers_.clear();
     copies_.clear();
-    unseen_.clear();
+    stored_.clear();
     stores_.clear();
   }
 
@@ -41,19 +44,21 @@ class AsyncUnits {
   // that thread's proxy_fence().
   void store(void const* to, int bytes, int thread) {
     if (barriers_.empty()) return;  // a kernel without
-    unseen_.resize(size_t(smem_bytes_) / kWord);
+    stored_.resize(size_t(smem_bytes_) / kWord);
     if (size_t(thread) >= stores_.size()) stores_.resize(size_t(thread) + 1);
     for (uint32_t at = offset(to) / kWord; at < (offset(to) + bytes) / kWord; ++at) {
-      unseen_[at] = true;
+      stored_[at] = Stored::kUnseen;
       stores_[size_t(thread)].push_back(at);
     }
   }
   void proxy_fence(int thread) {
     if (size_t(thread) >= stores_.size()) return;
-    for (uint32_t const at : stores_[size_t(thread)]) unseen_[at] = false;
+    for (uint32_t const at : stores_[size_t(thread)]) stored_[at] = Stored::kSeen;
     stores_[size_t(thread)].clear();
   }
-  bool is_unseen(uint32_t offset) const { return !unseen_.empty() && unseen_[offset / kWord]; }
+  Stored stored(uint32_t offset) const {
+    return stored_.empty() ? Stored::kNot : stored_[offset / kWord];
+  }
 
   uint32_t offset(void const* address) const {
     return uint32_t(static_cast<char const*>(address) - smem_);
@@ -157,7 +162,6 @@ class AsyncUnits {
   }
 
  private:
-  static constexpr int kWord = 4;
   struct Copy {
     TensorView view;
     char* to;
@@ -235,7 +239,7 @@ class AsyncUnits {
   char* smem_ = nullptr;
   int smem_bytes_ = 0;
   std::map<uint32_t, Barrier> barriers_;
-  std::vector<bool> unseen_;                   // by word
+  std::vector<Stored> stored_;                 // by word
   std::vector<std::vector<uint32_t>> stores_;  // by thread: words
   std::vector<Copy> copies_;                   // in flight, oldest first
 };

@@ -134,8 +134,10 @@ struct WgmmaMatrix {
   }
 };
 
-// D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16.
+// D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16. Adds what threads
+// stored of A and B to `of_threads`, words of shared memory.
 inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits const& units,
+                                 std::vector<uint32_t>& of_threads,
                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
                                  float* const (&values)[kWarpgroupSize]) {
   constexpr int kM = 64, kK = 16, kMostN = 256;
@@ -158,7 +160,9 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
     if (at + 2 > uint32_t(smem_bytes)) {
       wrong = "has wgmma read beyond shared memory";
     } else {
-      if (units.is_unseen(at)) {
+      AsyncUnits::Stored const stored = units.stored(at);
+      if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
+      if (stored == AsyncUnits::Stored::kUnseen) {
         wrong = "has wgmma read what was stored without an async_proxy_fence()";
       }
       std::memcpy(&x, smem + at, 2);

@@ -326,7 +326,15 @@ class Worker {
     worker.leave({Wait::kExited});
   }
 
+  // The last thread to wait reads, for all of them, what others stored.
   void multiply(int first, int pending) {
+    of_threads_.clear();
+    do_products(first, pending);
+    for (uint32_t const word : of_threads_) {
+      race::read(smem_ + word * AsyncUnits::kWord, AsyncUnits::kWord, __builtin_return_address(0));
+    }
+  }
+  void do_products(int first, int pending) {
     race::Unseen const unseen;
     size_t const count = fibers_[first]->wgmma.covered(pending);
     for (int t = 0; t < kWarpgroupSize; ++t) {
@@ -341,7 +349,7 @@ class Worker {
         calls[t] = &wgmma.call(i);
         values[t] = wgmma.values(calls[t]->accumulator);
       }
-      check(warpgroup_mma(smem_, grid_.smem_bytes, units_, calls, values));
+      check(warpgroup_mma(smem_, grid_.smem_bytes, units_, of_threads_, calls, values));
     }
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }
@@ -506,6 +514,7 @@ class Worker {
   std::vector<Warpgroup> warpgroups_;
   std::vector<int> registers_;  // of a thread of each warp; 0: as many as it began with
   AsyncUnits units_;
+  std::vector<uint32_t> of_threads_;  // words that wgmma reads and threads stored
 
   Barrier barriers_[kBarriers];
   char launched_ = 0;  // stands for an order of events to the race detector
