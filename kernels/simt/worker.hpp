@@ -262,9 +262,12 @@ class Worker {
     registers_[self->id / kWarpSize] = registers;
     int total = 0;
     for (int const of_warp : registers_) total += of_warp * kWarpSize;
-    if (total > 64 * 1024) {
+    // A block begins with as many for each thread, a multiple of 8, and gets no others.
+    int const all = 64 * 1024 / grid_.threads / 8 * 8 * grid_.threads;
+    if (total > all) {
       fail("calls setmaxnreg with " + std::to_string(registers) + " registers, which makes " +
-           std::to_string(total) + " with those of other warps; there are 65536");
+           std::to_string(total) + " with those of other warps; a block of " +
+           std::to_string(grid_.threads) + " threads has " + std::to_string(all));
     }
   }
 

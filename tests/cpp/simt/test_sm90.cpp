@@ -431,6 +431,16 @@ TEST(registers_come_in_eights) {
             "allowed: multiples of 8"));
 }
 
+// 168 for each of 384 threads: more would be waited for until the block ends.
+TEST(a_block_gets_no_more_registers_than_it_began_with) {
+  Status const status = simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0},
+                                       [](char*) { Sm90::registers_increase<176>(); });
+  CHECK(has(status.message, "a block of 384 threads has 64512"));
+  CHECK(simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0}, [](char*) {
+          Sm90::registers_increase<168>();
+        }).ok());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) { return check::run(argc, argv); }
