@@ -324,6 +324,8 @@ OPTIONS = {
     "cpu/int8": ALL_OPTIONS - {"dropout"},
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
     "sm90/backward_wgmma": {"sinks"},
+    "sm90/backward_wgmma_varlen": {"sinks"},
+    "sm90/backward_wgmma_ordered": {"sinks"},
     "sm90/backward": {"sinks"},
     "sm90/backward_dropout": {"sinks", "dropout"},
     "sm80/backward": {"sinks"},

@@ -366,6 +366,8 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
         "sm90/backward",
         "sm90/backward_dropout",
         "sm90/backward_wgmma",
+        "sm90/backward_wgmma_varlen",
+        "sm90/backward_wgmma_ordered",
         *(f"sm80/backward_{name}" for name in names),
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
@@ -376,7 +378,8 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
-    assert {(name, dtype) for name in hopper for dtype in ("f16", "bf16")} <= ahead
+    names = hopper | {"sm90/backward_wgmma"}
+    assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
 
 
 def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():

@@ -53,8 +53,8 @@ struct Backward {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    RowTile const tile =
-        params.keys.tile<kBlockN, kIsVarlen, Arch>(p.seq_k, p.batch, number<Arch>(params, shared));
+    RowTile const tile = params.keys.tile<kBlockN, kIsVarlen, Arch>(
+        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, shared));
     SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;
@@ -78,16 +78,6 @@ struct Backward {
   }
 
  private:
-  // Of this block's tile of keys. In order, blocks wait for those of earlier keys: which those are
-  // is up to when blocks begin, so that all that one waits for have begun.
-  template <class Arch>
-  CUTE_DEVICE static int number(Params const& params, Shared& shared) {
-    if constexpr (!kIsOrdered) return params.tile_of_block<kHasBiasGrad>(Arch::block());
-    if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
-    Arch::sync();  // the ticket full
-    return params.tile_of(shared.block.ticket);
-  }
-
   using BlockInfo = typename Config::BlockInfo;
 
   // dK and dV, rounded.

@@ -1,5 +1,6 @@
 // What the blocks of a backward kernel have in common beside the operands, on mma.sync and on
-// wgmma: which queries see the keys of a tile, and dK and dV on their way to memory.
+// wgmma: which tile of keys is whose, which queries see its keys, and dK and dV on their way to
+// memory.
 //
 // A Config has kHeadDim, kBlockN keys of a block, kWarpsN warps with kWarpKeys keys each, which are
 // kKeyBlocks m16 blocks; its SharedStorage a BackwardBlock `block` and queries_of_key[kBlockN][2].
@@ -31,6 +32,20 @@ struct BackwardBlock {
   DropoutMask dropout;
   VisibleQueries visible[kWarpsN];
 };
+
+// Of this block's tile of keys. In order, blocks wait for those of earlier keys: which those are is
+// up to when blocks begin, so that all that one waits for have begun. By all threads of the block.
+template <class Config, class Arch>
+CUTE_DEVICE int number_of_tile(BackwardParams const& params,
+                               typename Config::SharedStorage& shared) {
+  if constexpr (!Config::kIsOrdered) {
+    return params.tile_of_block<Config::kHasBiasGrad>(Arch::block());
+  } else {
+    if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
+    Arch::sync();  // the ticket full
+    return params.tile_of(shared.block.ticket);
+  }
+}
 
 // Which queries see each key, and each warp's. By all threads of the block.
 template <class Config, class Arch>

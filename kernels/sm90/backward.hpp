@@ -2,11 +2,12 @@
 // added to memory; P is recomputed.
 //
 // Grid:       one block per (batch, KV head, tile of kBlockN keys)
-// Block:      a warpgroup that copies, of which one warp does (backward_producer.hpp), and two that
-//             compute, with 64 keys each (backward_consumer.hpp)
+// Block:      a warpgroup that multiplies dQ (backward_grad_q.hpp), two or three with 64 keys each
+//             (backward_consumer.hpp), and a warp that copies (backward_producer.hpp): of a
+//             warpgroup of its own with two, of that of dQ with three
 // Loop:       over tiles of kBlockM queries of all query heads that read the KV head
-// Registers:  of a warpgroup that computes, dK, dV, S or dP, and its columns of dQ
-// Shared:     K, V, two tiles of Q and of dO, swizzled by TMA, and two of dS; read by wgmma
+// Registers:  dK, dV and S or dP of a warpgroup's keys; dQ of a step
+// Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma
 //
 // What comes before and after is sm80/backward_rows.hpp, scores and masks sm80/backward_scores.hpp.
 #pragma once
@@ -14,18 +15,20 @@
 #include "arch/sm90.hpp"
 #include "sm80/backward_rows.hpp"
 #include "sm90/backward_consumer.hpp"
-#include "sm90/backward_producer.hpp"
+#include "sm90/backward_grad_q.hpp"
 
 namespace cutlass_attn::sm90 {
 
-template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps>
+// kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
+template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
+          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false>
 struct Backward {
-  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps>;
+  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered>;
   using Shared = typename Config::SharedStorage;
-  using Params = BackwardParams;
+  using Params = typename Config::Params;
   using Machine = arch::Sm90;
-  using Before = sm80::BackwardBefore<Element, DenseSeqInfo>;
-  using After = sm80::BackwardAfter<Element, DenseSeqInfo>;
+  using Before = sm80::BackwardBefore<Element, SeqInfo>;
+  using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
@@ -35,10 +38,11 @@ struct Backward {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    int const number = params.template tile_of_block<false>(Arch::block());
-    auto const tile = params.keys.template tile<kBlockN, false, Arch>(p.seq_k, p.batch, number);
-    DenseSeqInfo const seq(p, tile.batch);
+    auto const tile = params.keys.template tile<kBlockN, Config::kIsVarlen, Arch>(
+        p.seq_k, p.batch, sm80::number_of_tile<Config, Arch>(params, shared));
+    SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
+    if (tile.begin >= lens.k) return;
     int const end = tile.begin + kBlockN < lens.k ? tile.begin + kBlockN : lens.k;
     IntervalMask const mask = params.template mask<false>(lens);
     TileRange const range = mask.query_tiles(tile.begin, end, Config::kBlockM);
@@ -54,15 +58,17 @@ struct Backward {
     Arch::sync();  // shared.block full, barriers are there
 
     int const steps = params.heads_per_kv * tiles;
-    int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
-    if (group < 0) {
+    int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
+    if (Config::kCopiesApart && group == 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
-      if (Arch::thread() < 32 && steps > 0) {
-        BackwardProducer<Config, Arch>{params, shared, steps}.run();
-      }
+      if (Arch::thread() < 32) BackwardProducer<Config, Arch>(params, shared, steps).run();
+    } else if (group < Config::kFirstKeysGroup) {
+      Arch::template registers_decrease<Config::kGradQRegisters>();
+      BackwardGradQ<Config, Arch>{params, shared}.run(steps);
     } else {
-      Arch::template registers_increase<Config::kComputeRegisters>();
-      BackwardConsumer<Config, Score, Arch> consumer(params, lens, shared, group);
+      Arch::template registers_increase<Config::kKeysRegisters>();
+      BackwardConsumer<Config, Score, Arch> consumer(params, lens, shared,
+                                                     group - Config::kFirstKeysGroup);
       consumer.run(steps);
       auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
         sm80::store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad,
@@ -82,6 +88,8 @@ struct Backward {
       Arch::barrier_init(&shared.q_full[i], 1);
       Arch::barrier_init(&shared.grad_o_full[i], 1);
       Arch::barrier_init(&shared.empty[i], kWarps);
+      Arch::barrier_init(&shared.grad_s_full[i], kWarps);
+      Arch::barrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
     }
     Arch::barrier_init_fence();
   }

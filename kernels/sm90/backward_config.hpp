@@ -5,6 +5,7 @@
 #include <cute/tensor.hpp>
 
 #include "arch/mbarrier.hpp"
+#include "core/opaque.hpp"
 #include "sm80/backward_block.hpp"
 #include "sm90/backward_params.hpp"
 #include "sm90/config.hpp"
@@ -12,21 +13,30 @@
 
 namespace cutlass_attn::sm90 {
 
-// kWarps warps, in warpgroups of four with 64 keys each, compute; another warpgroup copies.
-template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_>
+// kWarps warps, in warpgroups of four, have 64 keys each; another warpgroup multiplies dQ, and
+// copies, where registers are too short for one that does nothing else.
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
+          bool kIsOrdered_>
 struct BackwardConfig {
   using Element = Element_;
+  using SeqInfo = SeqInfo_;
+  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  static constexpr bool kIsOrdered = kIsOrdered_;
+  using Params = std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>;
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4, kGroupThreads = 128;
   static constexpr int kComputeThreads = kGroups * kGroupThreads;
-  static constexpr int kThreads = kComputeThreads + kGroupThreads;
-  static constexpr int kCopyRegisters = 24, kComputeRegisters = 240;
-  static constexpr int kColumnsOfQ = kHeadDim / kGroups;  // of dQ, of a warpgroup
-  static_assert(kGroups == 2 && kBlockN == 64 * kGroups && kBlockM == BackwardParams::kBlockM);
+  static constexpr bool kCopiesApart = kGroups == 2;
+  static constexpr int kFirstKeysGroup = 1 + kCopiesApart;
+  static constexpr int kThreads = kFirstKeysGroup * kGroupThreads + kComputeThreads;
+  static constexpr int kCopyRegisters = 24, kGradQRegisters = kCopiesApart ? 72 : 80;
+  static constexpr int kKeysRegisters = kCopiesApart ? 208 : 144;
+  static_assert((kGroups == 2 || kGroups == 3) && kBlockN == 64 * kGroups &&
+                kBlockM == BackwardParams::kBlockM);
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
   // What sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
-  static constexpr bool kIsGeneral = false, kIsOrdered = false, kHasBiasGrad = false;
+  static constexpr bool kIsGeneral = false, kHasBiasGrad = false;
   static constexpr bool kDrops = false, kMayDrop = false;
   static constexpr int kWarpsN = kWarps_, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
@@ -34,31 +44,68 @@ struct BackwardConfig {
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
   using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kCopiesApart ? 2 : 3;
 
   struct SharedStorage {
     alignas(1024) char k[TileKv::kBytes];
     char v[TileKv::kBytes];
     char q[kStages][TileQ::kBytes];
     char grad_o[kStages][TileQ::kBytes];
-    char grad_s[2][TileS::kBytes];                   // of a step and of the one before
+    char grad_s[kStages][TileS::kBytes];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
     alignas(16) int32_t queries_of_key[kBlockN][2];  // that see it: from, to
-    sm80::BackwardBlock<DenseSeqInfo, kWarpsN> block;
-    // Full: the copy has landed; that of Q with the statistics. Empty: all of a stage is read by
-    // none any more.
-    arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages];
+    sm80::BackwardBlock<SeqInfo, kWarpsN> block;
+    // Full: the copy has landed, that of Q with the statistics; dS is stored. Empty: read by none
+    // any more, of Q, dO and the statistics, or of dS.
+    arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages],
+        grad_s_full[kStages], grad_s_empty[kStages];
   };
 };
 
-// A tile of queries of a query head; `number` counts steps.
-struct BackwardPosition {
-  int head, tile, number;
+// Tiles of queries of the query heads that read a KV head, one after the other. Where dQ is added
+// in order, from the last to the first: under a causal mask those see the keys of most blocks, and
+// would be waited for at the beginning.
+template <class Config>
+struct BackwardSteps {
+  int head, tile, number = 0;
 
-  CUTE_DEVICE BackwardPosition next(TileRange const& range) const {
-    bool const is_last = tile + 1 == range.end;
-    return {head + is_last, is_last ? range.begin : tile + 1, number + 1};
+  template <class Block>
+  CUTE_DEVICE BackwardSteps(typename Config::Params const& params, Block const& block)
+      : head(block.tile.head * params.heads_per_kv), tile(first(block.range)) {}
+
+  CUTE_DEVICE void advance(TileRange const& range) {
+    ++number;
+    tile += Config::kIsOrdered ? -1 : 1;
+    if (Config::kIsOrdered ? tile < range.begin : tile == range.end) {
+      tile = first(range);
+      ++head;
+    }
+  }
+
+  // The number of the tile, by which the workspace is ordered.
+  CUTE_DEVICE int64_t number_of(typename Config::Params const& params, int batch) const {
+    return params.queries.template number<Config::kBlockM, Config::kIsVarlen>(
+        params.problem.seq_q, {batch, head, tile * Config::kBlockM});
+  }
+
+ private:
+  CUTE_DEVICE static int first(TileRange const& range) {
+    return Config::kIsOrdered ? range.end - 1 : range.begin;
   }
 };
+
+// Says that a warp is done with a buffer, or has filled it. By all its lanes.
+template <class Arch>
+CUTE_DEVICE void arrive(arch::Barrier* barrier) {
+  Arch::sync_warp();
+  if (opaque(Arch::thread()) % 32 == 0) Arch::barrier_arrive(barrier);
+}
+
+// An accumulator as wgmma takes it.
+template <class Fragment>
+CUTE_DEVICE auto& registers_of(Fragment& fragment) {
+  using Registers = float[decltype(size(fragment))::value];
+  return reinterpret_cast<Registers&>(fragment(0));
+}
 
 }  // namespace cutlass_attn::sm90

@@ -1,4 +1,4 @@
-// The warp that copies: K and V once, then Q, dO and the statistics of one step after the other.
+// The warp that copies: K and V once, and Q, dO and the statistics of one step after the other.
 #pragma once
 
 #include "sm90/backward_config.hpp"
@@ -10,34 +10,54 @@ struct BackwardProducer {
   using Shared = typename Config::SharedStorage;
   using TileKv = typename Config::TileKv;
   using TileQ = typename Config::TileQ;
-  using Position = BackwardPosition;
 
-  BackwardParams const& params;
+  using Params = typename Config::Params;
+
+  Params const& params;
   Shared& shared;
   int const steps;
+  BackwardSteps<Config> at;
+  Ring<Config::kStages> ring;
 
-  CUTE_DEVICE void run() const {
-    int const lane = Arch::thread();
-    sm80::RowTile const& tile = shared.block.tile;
-    if (lane == 0) {
-      load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head);
-      load<TileKv>(params.v, shared.v, &shared.v_full, tile.begin, tile.head);
-    }
-    TileRange const range = shared.block.range;
-    Position at = {tile.head * params.heads_per_kv, range.begin, 0};
-    Ring<Config::kStages> ring;
+  CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int steps)
+      : params(params), shared(shared), steps(steps), at(params, shared.block) {}
+
+  CUTE_DEVICE void run() {
+    if (steps == 0) return;
+    begin();
     CUTE_NO_UNROLL
-    for (; at.number < steps; at = at.next(range), ring.advance()) {
-      Stats const stats = stats_of(at, lane);  // from memory, while the stage is still read
-      Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
-      reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
-      Arch::sync_warp();
-      if (lane != 0) continue;
-      int const first = at.tile * Config::kBlockM;
-      load<TileQ>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first, at.head);
-      load<TileQ>(params.grad_o, shared.grad_o[ring.stage], &shared.grad_o_full[ring.stage], first,
-                  at.head);
+    while (at.number < steps) next();
+  }
+
+  // Of keys, and of steps for which there is room.
+  CUTE_DEVICE void begin() {
+    if (Arch::thread() == 0) {
+      sm80::RowTile const& tile = shared.block.tile;
+      SequenceRows const rows = key_rows(shared.block.seq, params.problem);
+      load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head, rows);
+      load<TileKv>(params.v, shared.v, &shared.v_full, tile.begin, tile.head, rows);
     }
+    CUTE_NO_UNROLL
+    for (int i = 0; i < Config::kStages; ++i) next();
+  }
+
+  // Of the next step, if there is one, once nobody reads its stage any more.
+  CUTE_DEVICE void next() {
+    if (at.number == steps) return;
+    int const lane = Arch::thread();
+    Stats const stats = stats_of_step(lane);  // from memory, while the stage is still read
+    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
+    Arch::sync_warp();
+    if (lane == 0) {
+      int const first = at.tile * Config::kBlockM;
+      SequenceRows const rows = query_rows(shared.block.seq, params.problem);
+      load<TileQ>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first, at.head, rows);
+      load<TileQ>(params.grad_o, shared.grad_o[ring.stage], &shared.grad_o_full[ring.stage], first,
+                  at.head, rows);
+    }
+    at.advance(shared.block.range);
+    ring.advance();
   }
 
  private:
@@ -46,20 +66,18 @@ struct BackwardProducer {
   };
   static_assert(sizeof(Stats) * 32 == sizeof(Shared::stats[0]), "a lane has those of two queries");
 
-  CUTE_DEVICE Stats stats_of(Position const& at, int lane) const {
-    int64_t const tile = params.queries.template number<Config::kBlockM, false>(
-        params.problem.seq_q, {shared.block.tile.batch, at.head, at.tile * Config::kBlockM});
+  CUTE_DEVICE Stats stats_of_step(int lane) const {
+    int64_t const tile = at.number_of(params, shared.block.tile.batch);
     return reinterpret_cast<Stats const*>(params.stats + tile * Config::kBlockM * 2)[lane];
   }
 
-  template <class Tile>
-  CUTE_DEVICE void load(TensorMap const& from, char* to, arch::Barrier* full, int row,
-                        int head) const {
+  template <class Tile, class Rows>
+  CUTE_DEVICE void load(Rows const& from, char* to, arch::Barrier* full, int row, int head,
+                        SequenceRows const& of) const {
     Arch::barrier_expect(full, Tile::kBytes);
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Arch::tma_load(to + c * Tile::kChunkBytes, from, full, c * 64, row, head,
-                     shared.block.tile.batch, 0);
+      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, row, head, of);
     }
   }
 };

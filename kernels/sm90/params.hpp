@@ -8,17 +8,17 @@
 
 #include "core/forward_params.hpp"
 #include "core/varlen_params.hpp"
-#include "sm90/keys.hpp"
+#include "sm90/tma_rows.hpp"
 
 namespace cutlass_attn {
 
-template <class Tiles, class Keys>
+template <class Tiles, class Rows>
 struct BasicTmaParams {
   // Rows that one copy of Q brings: those of a warpgroup.
   static constexpr int kBoxRows = 64;
 
   TensorMap q;
-  Keys k, v;
+  Rows k, v;
   Tiles forward;
   int32_t tiles;
   int32_t blocks;          // in the grid
@@ -46,8 +46,8 @@ struct BasicTmaParams {
     bool const is_on_gpu = device.compute_capability != 0;
     char const* const failures[] = {
         encode(queries_of(p, heads_of(params.forward)), is_on_gpu, params.q),
-        params.k.prepare(p, p.k, p.head_dim, facts.block_n, is_on_gpu),
-        params.v.prepare(p, p.v, p.head_dim_v, facts.block_n, is_on_gpu)};
+        params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu),
+        params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu)};
     for (char const* failure : failures) {
       if (failure != nullptr) params.failure = failure;
     }
@@ -99,7 +99,7 @@ struct BasicTmaParams {
   }
 };
 
-using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseKeys>;
-using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedKeys>;
+using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseRows>;
+using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
 
 }  // namespace cutlass_attn

@@ -150,15 +150,15 @@ struct Producer {
     v.advance();
   }
 
-  template <class Tile, class Keys>
-  CUTE_DEVICE void copy(Keys const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
+  template <class Tile, class Rows>
+  CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
                         int round, Coord const& tile, int key) const {
     Arch::barrier_wait(empty, round ^ 1);
     Arch::barrier_expect(full, Tile::kBytes);
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key,
-                               params.forward.problem, tile);
+      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,
+                               key_rows(tile.seq, params.forward.problem));
     }
   }
 };

@@ -3,13 +3,15 @@
 //   TEST(what_is_true) { CHECK(x < y); CHECK_EQ(a, b); CHECK_NEAR(a, b, tolerance); }
 //   int main(int argc, char** argv) { return check::run(argc, argv); }
 //
-// A failing check prints its place and values and the test goes on. Arguments of the program name
-// the tests to run; without any it runs all. Checks may come from any thread.
+// A failing check prints its place and values and the test goes on, or ends the program where
+// STOP_AT_FAILURE is set in the environment. Arguments of the program name the tests to run;
+// without any it runs all. Checks may come from any thread.
 #pragma once
 
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -32,6 +34,10 @@ inline std::atomic<int> failures{0};
 inline void fail(char const* file, int line, std::string const& what) {
   // Enough to see the pattern; a broken kernel would fill the disk.
   if (++failures <= 100) std::printf("%s:%d: %s\n", file, line, what.c_str());
+  if (std::getenv("STOP_AT_FAILURE")) {
+    std::fflush(stdout);
+    std::_Exit(1);
+  }
 }
 
 template <class A, class B>

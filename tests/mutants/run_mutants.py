@@ -41,8 +41,8 @@ RUN_LIMIT_S = 300
 SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
 SOURCES |= {"backward": "test_backward.cpp", "sm90": "few_sm90.cpp"}
 ARGUMENTS = {"backward": ("few",)}
-# And without a bug: roles that hand over, and blocks that wait for each other.
-ARGUMENTS_WITHOUT_BUG = {"backward": ("few", "two_roles", "in_order", "bias_two_roles")}
+# And without a bug.
+ARGUMENTS_WITHOUT_BUG = {"backward": ("few", "few_wgmma", "races")}
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>
@@ -72,6 +72,7 @@ class Mutant:
     after: str = ""  # where to begin to look
     find: str = ""
     replace: str = ""
+    test: str = ""  # of the unit's program, that sees it; else the unit's
     cause: str = ""  # post_mortem.py measures those that have one
 
     def span(self, text: str) -> tuple[int, int]:
@@ -256,9 +257,12 @@ class Workshop:
         planted = {
             "PLANTED_BUG": str(mutant.number),
             "TEST_FIRST": f"{mutant.name} {mutant.file}",
+            "STOP_AT_FAILURE": "1",
             "TSAN_OPTIONS": "halt_on_error=1",
         }
         arguments = self.arguments if mutant.number else self.arguments_without_bug
+        if mutant.test:
+            arguments = (mutant.test,)
         try:
             done = subprocess.run(
                 [binary, *arguments],

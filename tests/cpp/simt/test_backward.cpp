@@ -429,8 +429,30 @@ TEST(few) {
   run<BiasGrad<Half, 64, 32, 128, 4>, GeneralScore>(b);
   d.head_dim = 96;
   run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
-  c.head_dim = 64, c.heads_q = 1, c.seqlen_q = 250, c.mask = window(130, 0);
-  run<sm90::Backward<Half, 64, 64, 128, 8>, IdentityScore>(c, simt::FiberOrder::kRandom);
+}
+TEST(few_wgmma) {
+  Case c{.name = "window", .heads_q = 1, .seqlen_q = 270, .seqlen_k = 210, .mask = window(150, 0)};
+  run<sm90::Backward<Half, 64, 64, 192, 12>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.head_dim = 128, c.seqlen_k = 139;
+  run<sm90::Backward<Half, 128, 64, 128, 8>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.head_dim = 64, c.seqlen_q = 150, c.seqlen_k = 400, c.mask = causal();
+  run<sm90::Backward<Half, 64, 64, 192, 12, DenseSeqInfo, true>, IdentityScore>(c);
+  Case packed{.name = "packed", .batch = 3, .heads_q = 1, .seqlen_q = 70, .seqlen_k = 80};
+  packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
+  run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(packed);
+}
+// And without one: roles that hand over, and blocks that wait for each other.
+TEST(races) {
+  Case c{.name = "causal groups", .seqlen_q = 90, .seqlen_k = 139, .mask = causal()};
+  run<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>, IdentityScore>(c);
+  c.head_dim = 96;
+  run<sm80::Backward<Half, 96, 64, 128, 8>, IdentityScore>(c);
+  c.head_dim = 128;
+  run<sm80::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>(c);
+  run<sm80::Backward<Half, 128, 32, 128, 8, false, DenseSeqInfo, true>, IdentityScore>(c);
+  run<BiasGrad<BFloat, 128, 32, 64, 8>, GeneralScore>(bias_cases(128)[3]);
+  c.head_dim = 64, c.has_bias = c.has_mask = true;
+  run<sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo, true>, GeneralScore>(c);
 }
 
 TEST(dropout) {
@@ -457,8 +479,10 @@ TEST(wide_heads) {
 }
 
 TEST(wgmma) {
-  run_plain<sm90::Backward<Half, 64, 64, 128, 8>, IdentityScore>();
+  run_plain<sm90::Backward<Half, 64, 64, 192, 12>, IdentityScore>();
   run_plain<sm90::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>();
+  run_plain<sm90::Backward<BFloat, 64, 64, 192, 12, DenseSeqInfo, true>, IdentityScore>();
+  run_plain<sm90::Backward<Half, 128, 64, 128, 8, DenseSeqInfo, true>, IdentityScore>();
 }
 
 TEST(general_one_role) { run_general<sm80::Backward<Half, 64, 32, 128, 4, true>>(); }
@@ -511,10 +535,13 @@ TEST(packed_sequences) {
          .cu_seqlens_k = {0, 130, 133, 133, 283, 340}};
   run<Kernel, IdentityScore>(c);
   run<General, GeneralScore>(c);
+  run<sm90::Backward<BFloat, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(c);
   c.head_dim = 128;
   run<Roles, IdentityScore>(c);
+  run<sm90::Backward<Half, 128, 64, 128, 8, VarlenSeqInfo>, IdentityScore>(c);
   Case dense{.name = "dense in a varlen kernel", .batch = 2, .mask = causal()};
   run<Kernel, IdentityScore>(dense);
+  run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(dense);
 }
 
 }  // namespace

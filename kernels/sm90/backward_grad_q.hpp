@@ -1,0 +1,116 @@
+// The warpgroup that multiplies dQ of every step, over all keys of the block, and adds it to
+// memory.
+//
+// Blocks add to a tile of queries in any order; or each warp waits, for its 16 queries, until all
+// tiles of earlier keys that they see have added theirs, so that the sum is always the same.
+//
+// dS, which those with the keys have stored as (key, query), is A by columns. dQ is multiplied in
+// slices of columns, because registers are short.
+#pragma once
+
+#include "sm90/backward_producer.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Config, class Arch>
+struct BackwardGradQ {
+  using Element = typename Config::Element;
+  using Shared = typename Config::SharedStorage;
+  using TileKv = typename Config::TileKv;
+  using TileS = typename Config::TileS;
+  static constexpr int kM = Config::kBlockM, kColumns = TileKv::kChunk;
+  using Slice = decltype(make_tensor<float>(Shape<_4, Int<kColumns / 8>>{}));
+
+  using Params = typename Config::Params;
+  using Steps = BackwardSteps<Config>;
+
+  Params const& params;
+  Shared& shared;
+
+  CUTE_DEVICE void run(int steps) const {
+    if (steps == 0) return;
+    BackwardProducer<Config, Arch> producer(params, shared, steps);
+    bool const copies = !Config::kCopiesApart && Arch::uniform(Arch::thread() / 32) == 0;
+    if (copies) producer.begin();
+
+    Steps at(params, shared.block);
+    Ring<Config::kStages> ring;
+    Arch::barrier_wait(&shared.k_full, 0);
+    int64_t before = 0;  // the tile of the step before
+    CUTE_NO_UNROLL
+    do {
+      int64_t const tile = at.number_of(params, shared.block.tile.batch);
+      wait_for_turn(at, tile);  // before dS is there: nobody waits for this warpgroup yet
+      Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
+      CUTE_UNROLL
+      for (int column = 0; column < Config::kHeadDim; column += kColumns) {
+        Slice grad_q;
+        issue(ring.stage, column, registers_of(grad_q));
+        // By now little is on its way to memory that a release would wait for.
+        if (column == 0 && at.number > 0) pass_turn(before);
+        Arch::template wgmma_wait<0>(registers_of(grad_q));
+        bool const is_last = column + kColumns == Config::kHeadDim;
+        if (is_last) arrive<Arch>(&shared.grad_s_empty[ring.stage]);
+        add(tile, column, grad_q);
+      }
+      if (copies) producer.next();
+      before = tile;
+      at.advance(shared.block.range);
+      ring.advance();
+    } while (at.number < steps);
+    pass_turn(before);
+  }
+
+ private:
+  // grad_q = dS^T K, of a slice of columns
+  template <class Registers>
+  CUTE_DEVICE void issue(int stage, int column, Registers& grad_q) const {
+    auto const a = Arch::descriptor(shared.grad_s[stage], TileS::kChunkBytes, 1024);
+    auto const b = Arch::descriptor(shared.k + column / kColumns * TileKv::kChunkBytes,
+                                    TileKv::kChunkBytes, 1024);
+    Arch::wgmma_fence(grad_q);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kBlockN / 16; ++i) {
+      Arch::template wgmma_ts<Element>(grad_q, a + i * 16 * TileS::kRowBytes / 16,
+                                       b + i * 16 * TileKv::kRowBytes / 16, i != 0);
+    }
+    Arch::wgmma_commit();
+  }
+
+  // Of this warp in a tile.
+  CUTE_DEVICE static int first_query() { return Arch::thread() / 32 % 4 * 16; }
+
+  CUTE_DEVICE void add(int64_t tile, int column, Slice const& grad_q) const {
+    if (params.grad_q == nullptr) return;
+    int const first = column / 8, end = params.columns / 8 - first;
+    float* const to = params.grad_q_at(tile, first_query()) + first * 128 +
+                      Arch::place_of(Arch::thread() % 32, 0);
+    CUTE_UNROLL
+    for (int n = 0; n < kColumns / 8; ++n) {
+      if (n >= end) break;
+      Arch::add(to + n * 128, grad_q(_, n));
+    }
+  }
+
+  CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile) const {
+    if constexpr (Config::kIsOrdered) {
+      if (Arch::thread() % 32 == 0 && params.grad_q != nullptr) {
+        SeqLens const lens = shared.block.seq.lens(params.problem);
+        int const first = at.tile * kM, end = first + kM < lens.q ? first + kM : lens.q;
+        TileRange const keys = params.template mask<false>(lens).tiles(first, end, Config::kBlockN);
+        Arch::wait_until(params.turn_at(tile, first_query()),
+                         shared.block.tile.begin / Config::kBlockN - keys.begin);
+      }
+      Arch::sync_warp();
+    }
+  }
+  CUTE_DEVICE void pass_turn(int64_t tile) const {
+    if constexpr (Config::kIsOrdered) {
+      Arch::sync_warp();  // added by all lanes
+      if (Arch::thread() % 32 != 0 || params.grad_q == nullptr) return;
+      Arch::add_release(params.turn_at(tile, first_query()), 1);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm90

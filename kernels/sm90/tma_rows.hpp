@@ -1,0 +1,130 @@
+// Where TMA finds a tile of rows of Q, dO, K or V, that ends where the sequence does: what is
+// beyond is zeros, as P of masked keys is, so that nothing of another sequence comes into a sum, be
+// it NaN.
+//
+//   DenseRows    of entries of as many rows each, a dimension of their own
+//   RaggedRows   of packed sequences, or of entries of which the first rows count; dense calls, too
+#pragma once
+
+#include <type_traits>
+
+#include "core/macros.hpp"
+#include "core/problem.hpp"
+#include "core/sequences.hpp"
+#include "core/tensor_map.hpp"
+
+namespace cutlass_attn::sm90 {
+
+// A stride in bytes. One along which no step is taken may be anything; TMA looks at it.
+inline int64_t stride_bytes(int64_t extent, int64_t stride) { return extent > 1 ? stride * 2 : 16; }
+
+// Of no keys there may be no address either; none of them is read.
+inline void const* address_of(Operand const& t, Problem const& p) {
+  return t.data ? t.data : p.q.data;
+}
+
+// Rows of entries of as many each, in boxes of 64 columns and so many rows: column, row, head,
+// entry.
+inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
+                             Sequences const& sequences, int heads, int box_rows) {
+  int32_t const rows = sequences.seqlen > 1 ? sequences.seqlen : 1;
+  return {address_of(t, p),
+          {uint32_t(columns), uint32_t(rows), uint32_t(heads), uint32_t(p.batch), 1},
+          {stride_bytes(rows, t.row_stride), stride_bytes(heads, t.head_stride),
+           stride_bytes(p.batch, t.batch_stride), 16},
+          {64, uint32_t(box_rows), 1, 1, 1}};
+}
+
+// Of which rows a tile is.
+struct SequenceRows {
+  int32_t batch;
+  int32_t first;  // packed rows before those of this entry
+  int32_t count;
+};
+template <class SeqInfo>
+CA_HOST_DEVICE SequenceRows query_rows(SeqInfo const& seq, Problem const& p) {
+  if constexpr (std::is_same_v<SeqInfo, DenseSeqInfo>) {
+    return {seq.batch, 0, p.seq_q.seqlen};
+  } else {
+    return {seq.batch, seq.first_q, seq.lens(p).q};
+  }
+}
+template <class SeqInfo>
+CA_HOST_DEVICE SequenceRows key_rows(SeqInfo const& seq, Problem const& p) {
+  if constexpr (std::is_same_v<SeqInfo, DenseSeqInfo>) {
+    return {seq.batch, 0, p.seq_k.seqlen};
+  } else {
+    return {seq.batch, seq.first_k, seq.lens(p).k};
+  }
+}
+
+struct DenseRows {
+  TensorMap map;
+
+  // On the host, for tiles of so many rows. Returns why there is no map, or null.
+  char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
+                      int heads, int box_rows, bool is_on_gpu) {
+    return encode(dense_view(p, t, columns, sequences, heads, box_rows), is_on_gpu, map);
+  }
+
+  // Copies 64 columns of the tile that begins at `row`.
+  template <class Arch>
+  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
+                           SequenceRows const& of) const {
+    Arch::tma_load(to, map, full, column, row, head, of.batch, 0);
+  }
+};
+
+// TMA has one end for all sequences. So row r of one that has n is at coordinate kEnd - n + r of a
+// dimension that ends at kEnd, and two more dimensions bring the address back to where the sequence
+// is, one by what lies before its end, the other by kEnd rows:
+//
+//   (kEnd - n + r) row + end of the sequence + kEnd (2^35 - row)  =  begin + r row + 2^65
+//
+// in bytes; addresses are modulo 2^64.
+struct RaggedRows {
+  static constexpr int kEnd = 1 << 30;
+  static_assert(kMaxSeqlen <= kEnd);
+  TensorMap map;
+  int32_t batch_step, row_step;  // from one entry, one row, to the next, in units of dimension 3
+
+  char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
+                      int heads, int box_rows, bool is_on_gpu) {
+    constexpr int32_t kMost = 0x7fff0000;  // coordinates are signed
+    int64_t const row = stride_bytes(sequences.rows(), t.row_stride);
+    int64_t const batch = p.batch > 1 ? t.batch_stride * 2 : 0;
+    int64_t const unit = unit_of(row, batch);
+    if ((batch * (p.batch - 1) + row * sequences.rows()) / unit >= kMost) {
+      return "q, k, v or the gradient of the output takes more steps of the largest number that "
+             "divides its strides than TMA "
+             "counts";
+    }
+    batch_step = int32_t(batch / unit), row_step = int32_t(row / unit);
+    int64_t const modulus = int64_t(1) << (row < int64_t(1) << 35 ? 35 : 40);
+    return encode(
+        {address_of(t, p),
+         {uint32_t(columns), uint32_t(kEnd), uint32_t(heads), uint32_t(kMost), uint32_t(kMost)},
+         {row, stride_bytes(heads, t.head_stride), unit, modulus - row},
+         {64, uint32_t(box_rows), 1, 1, 1}},
+        is_on_gpu, map);
+  }
+
+  template <class Arch>
+  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
+                           SequenceRows const& of) const {
+    int const end = of.batch * batch_step + (of.first + of.count) * row_step;
+    Arch::tma_load(to, map, full, column, kEnd - of.count + row, head, end, kEnd);
+  }
+
+ private:
+  // The largest number that divides both.
+  static int64_t unit_of(int64_t a, int64_t b) {
+    while (b != 0) {
+      int64_t const rest = a % b;
+      a = b, b = rest;
+    }
+    return a > 0 ? a : 16;
+  }
+};
+
+}  // namespace cutlass_attn::sm90
