@@ -96,8 +96,11 @@ def parse_graphs(text: str) -> Iterator[tuple[str, str]]:
 def count(listing: str) -> Counter[str]:
     """How often the code has each of the instructions that the gates count."""
     counts: Counter[str] = Counter()
-    kinds = r"\b(?:HMMA|IMMA|QMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I)\b[.\w]*"
-    for operation in re.findall(kinds, listing):
+    kinds = r"HMMA|IMMA|QMMA|HGMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I|USETMAXREG|WARPGROUP\.DEPBAR"
+    for operation in re.findall(rf"\b(?:{kinds})\b[.\w]*", listing):
+        if operation.startswith("WARPGROUP"):
+            counts["WARPGROUP.DEPBAR"] += 1
+            continue
         base = operation.split(".")[0]
         counts["LDSM.T" if base == "LDSM" and ".MT" in operation else base] += 1
         if operation == "HMMA.16816.F16":  # the sum, not the operands

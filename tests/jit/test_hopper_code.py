@@ -1,0 +1,62 @@
+"""Machine code of the wgmma kernels for sm_90a, as NVRTC makes it, without a GPU.
+
+ptxas serializes the wgmma of a kernel that it has too few registers for, which says nothing but a
+message, C75xx, and a wait behind each; and ignores setmaxnreg where it needs more."""
+
+import cutlass_attn
+import pytest
+from cutlass_attn import jit
+from cutlass_attn.tools.sass import disassemble as sass
+
+ARCH = "sm_90a"
+
+
+def forward(head_dim, n, has_half):
+    """HGMMA and waits: the first tile of keys, the one beside the tile of rows before, and the
+    loop's step, masked or not, and of half a tile of keys; the last P V."""
+    steps = 2 + has_half
+    products = (2 + steps) * head_dim // 16 + (1 + steps + 1) * n // 16 - has_half * n // 32
+    return {"HGMMA": products, "WARPGROUP.DEPBAR": 1 + 2 + 2 * steps + 1, "USETMAXREG": 2}
+
+
+def backward(head_dim, n, roles):
+    """S, dP, dV and dK of 64 queries and a warpgroup's keys; dQ of all keys, 64 columns a time."""
+    slices = head_dim // 64
+    products = 2 * head_dim // 16 + 2 * 64 // 16 + slices * n // 16
+    return {"HGMMA": products, "WARPGROUP.DEPBAR": 3 + slices, "USETMAXREG": roles}
+
+
+CODE = {
+    "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True),
+    "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
+    "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
+}
+
+
+@pytest.fixture(scope="module", params=CODE)
+def compiled(request, tmp_path_factory):
+    if reason := jit.available():
+        pytest.skip(reason)
+    key = request.param
+    op = "backward" if "backward" in key else "forward"
+    assert key in [row.key for row in cutlass_attn.variants(op)]
+    if key not in jit.units():
+        pytest.skip(f"this build has {key}")
+    code, log = jit._compiler().compile_with_log(jit.units()[key], ARCH)
+    path = tmp_path_factory.mktemp("code") / "code.cubin"
+    path.write_bytes(code)
+    return key, path, log
+
+
+def test_no_wgmma_is_serialized(compiled):
+    key, path, log = compiled
+    assert "C75" not in log
+    found = {score: of for (_, score), of in sass.read_counts(path, ARCH).items()}
+    counts = {name: found["identity"][name] for name in CODE[key]}
+    assert counts == CODE[key]
+
+
+def test_nothing_is_in_local_memory(compiled):
+    _, path, _ = compiled
+    used = {score: of for (_, score), of in sass.read_resources(path, ARCH).items()}["identity"]
+    assert used["STACK"] == used["LOCAL"] == 0
