@@ -234,10 +234,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   SeqLens const lens = state.seq.lens(p);
   int const rows = tile.rows();
   int const padded = (rows + kLanes - 1) / kLanes * kLanes;
-  state.q = scratch;
-  state.o = state.q + int64_t(padded) * p.head_dim;
-  state.s = state.o + int64_t(padded) * p.head_dim_v;
-  float* const k_panel = state.s + kBlock * kTileKeys;
+  float* const k_panel = state.place(scratch, padded, kBlock, p);
   float* const v_panel = k_panel + kTileKeys * p.head_dim;
   state.shift = v_panel + kTileKeys * p.head_dim_v;
 

@@ -19,6 +19,15 @@ struct State {
   float* s;            // [key][row] of one block: scores, then weights
 
   explicit State(VarlenSeqInfo const& seq) : seq(seq) {}
+
+  // Puts q and o of so many rows, and s of those of a block, into the scratch memory. Returns what
+  // comes behind them.
+  float* place(float* scratch, int padded_rows, int block, Problem const& p) {
+    q = scratch;
+    o = q + int64_t(padded_rows) * p.head_dim;
+    s = o + int64_t(padded_rows) * p.head_dim_v;
+    return s + block * kTileKeys;
+  }
 };
 
 }  // namespace cutlass_attn::cpu

@@ -10,6 +10,7 @@
 #include "runtime/device.hpp"
 #include "runtime/options.hpp"
 #include "serving/append_kernel.hpp"
+#include "serving/elements.hpp"
 
 namespace cutlass_attn {
 namespace {
@@ -154,16 +155,8 @@ Status append_kv(AppendProblem const& p, LaunchOptions const& options) {
   }
   status = check_on_host(p);
   if (!status.ok()) return status;
-  switch (p.k.dtype) {
-    case DType::kFloat16:
-      append_on_host<cpu::Float16>(params);
-      break;
-    case DType::kBFloat16:
-      append_on_host<cpu::BFloat16>(params);
-      break;
-    default:
-      append_on_host<float>(params);
-  }
+  serving::by_element<cpu::Float16, cpu::BFloat16>(
+      p.k.dtype, [&](auto element) { append_on_host<decltype(element)>(params); });
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include "runtime/device.hpp"
 #include "serving/append.hpp"
 #include "serving/append_kernel.hpp"
+#include "serving/elements.hpp"
 
 namespace cutlass_attn::serving {
 namespace {
@@ -27,14 +28,9 @@ Status launch(AppendParams params, RunOptions const& options) {
 }  // namespace
 
 Status append_on_device(AppendParams const& params, RunOptions const& options) {
-  switch (params.problem.k.dtype) {
-    case DType::kFloat16:
-      return launch<cutlass::half_t>(params, options);
-    case DType::kBFloat16:
-      return launch<cutlass::bfloat16_t>(params, options);
-    default:
-      return launch<float>(params, options);
-  }
+  return by_element<cutlass::half_t, cutlass::bfloat16_t>(
+      params.problem.k.dtype,
+      [&](auto element) { return launch<decltype(element)>(params, options); });
 }
 
 }  // namespace cutlass_attn::serving

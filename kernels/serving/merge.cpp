@@ -7,6 +7,7 @@
 #include "cpu/element.hpp"
 #include "runtime/device.hpp"
 #include "runtime/options.hpp"
+#include "serving/elements.hpp"
 #include "serving/merge_kernel.hpp"
 
 namespace cutlass_attn {
@@ -98,16 +99,8 @@ Status merge_states(MergeProblem const& p, LaunchOptions const& options) {
     return Status::device_error("this build has no CUDA runtime");
 #endif
   }
-  switch (p.a.dtype) {
-    case DType::kFloat16:
-      merge_on_host<cpu::Float16>(params);
-      break;
-    case DType::kBFloat16:
-      merge_on_host<cpu::BFloat16>(params);
-      break;
-    default:
-      merge_on_host<float>(params);
-  }
+  serving::by_element<cpu::Float16, cpu::BFloat16>(
+      p.a.dtype, [&](auto element) { merge_on_host<decltype(element)>(params); });
   return {};
 }
 

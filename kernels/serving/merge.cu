@@ -3,6 +3,7 @@
 #include <cutlass/half.h>
 
 #include "runtime/device.hpp"
+#include "serving/elements.hpp"
 #include "serving/merge.hpp"
 #include "serving/merge_kernel.hpp"
 
@@ -25,14 +26,9 @@ Status launch(MergeParams params, RunOptions const& options) {
 }  // namespace
 
 Status merge_on_device(MergeParams const& params, RunOptions const& options) {
-  switch (params.problem.o.dtype) {
-    case DType::kFloat16:
-      return launch<cutlass::half_t>(params, options);
-    case DType::kBFloat16:
-      return launch<cutlass::bfloat16_t>(params, options);
-    default:
-      return launch<float>(params, options);
-  }
+  return by_element<cutlass::half_t, cutlass::bfloat16_t>(
+      params.problem.o.dtype,
+      [&](auto element) { return launch<decltype(element)>(params, options); });
 }
 
 }  // namespace cutlass_attn::serving

@@ -206,43 +206,39 @@ TEST(options) {
            "  tiled/f16/d96v96/32x64x4: does not implement softcap, alibi_slopes, mask");
 }
 
-TEST(sums_are_those_asked_for) {
+// A kernel that runs only calls which ask for it: `ask` does, and the refusals say what is needed.
+void check_asked_for(std::string const& kernel, std::string const& needs, std::string const& has,
+                     void (*ask)(Problem&)) {
+  std::string const key = kernel + "/f16/d64", fast = "fast/f16/d64";
   Problem p = call();
-  CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp32\"");
-  CHECK_EQ(chosen(p, kGpu, "half"), "");
+  CHECK_EQ(reason(key, p, kGpu), needs);
+  CHECK_EQ(chosen(p, kGpu, kernel), "");
   p.set_dtype(kBF16);  // which no kernel of the table takes
-  CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find("half/"), std::string::npos);
+  CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find(kernel + "/"), std::string::npos);
   p.set_dtype(kF16);
-  p.accumulate = Accumulate::kFloat16;
-  CHECK_EQ(reason("half/f16/d64", p, kGpu), "");
-  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs accumulate=\"fp32\", got \"fp16\"");
-  CHECK_EQ(chosen(p, kGpu, "auto"), "half/f16/d64");
+  ask(p);
+  CHECK_EQ(reason(key, p, kGpu), "");
+  CHECK_EQ(reason(fast, p, kGpu), has);
+  CHECK_EQ(chosen(p, kGpu, "auto"), key);
   CHECK_EQ(chosen(p, kHost, "auto"), "");
-  CHECK_EQ(refusal(p, kGpu, "fast/f16/d64", StatusCode::kInvalidArgument),
-           "kernel \"fast/f16/d64\" does not take this call:\n"
-           "  fast/f16/d64: needs accumulate=\"fp32\", got \"fp16\"\n"
-           "kernel \"half\" would take it");
+  CHECK_EQ(refusal(p, kGpu, fast, StatusCode::kInvalidArgument),
+           "kernel \"" + fast + "\" does not take this call:\n  " + fast + ": " + has +
+               "\nkernel \"" + kernel + "\" would take it");
+}
+
+TEST(sums_are_those_asked_for) {
+  check_asked_for("half", "needs accumulate=\"fp16\", got \"fp32\"",
+                  "needs accumulate=\"fp32\", got \"fp16\"",
+                  [](Problem& p) { p.accumulate = Accumulate::kFloat16; });
+  Problem p = call();
   p.accumulate = Accumulate::kFloat16Pv;
   CHECK_EQ(reason("half/f16/d64", p, kGpu), "needs accumulate=\"fp16\", got \"fp16_pv\"");
   CHECK_EQ(chosen(p, kGpu, "auto"), "");
 }
 
 TEST(products_are_those_asked_for) {
-  Problem p = call();
-  CHECK_EQ(reason("eight/f16/d64", p, kGpu), "needs quantize=\"qk\", got None");
-  CHECK_EQ(chosen(p, kGpu, "eight"), "");
-  p.set_dtype(kBF16);  // which no kernel of the table takes
-  CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find("eight/"), std::string::npos);
-  p.set_dtype(kF16);
-  p.quantize = Quantize::kQk;
-  CHECK_EQ(reason("eight/f16/d64", p, kGpu), "");
-  CHECK_EQ(reason("fast/f16/d64", p, kGpu), "needs quantize=None, got \"qk\"");
-  CHECK_EQ(chosen(p, kGpu, "auto"), "eight/f16/d64");
-  CHECK_EQ(chosen(p, kHost, "auto"), "");
-  CHECK_EQ(refusal(p, kGpu, "fast/f16/d64", StatusCode::kInvalidArgument),
-           "kernel \"fast/f16/d64\" does not take this call:\n"
-           "  fast/f16/d64: needs quantize=None, got \"qk\"\n"
-           "kernel \"eight\" would take it");
+  check_asked_for("eight", "needs quantize=\"qk\", got None", "needs quantize=None, got \"qk\"",
+                  [](Problem& p) { p.quantize = Quantize::kQk; });
 }
 
 TEST(head_dims_up_to_a_limit) {
