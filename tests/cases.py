@@ -296,6 +296,7 @@ PAIRWISE = list(_pairwise_cases())
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
     "sm90": {"sinks", "attention_chunk"},
+    "sm90/split_keys": {"sinks"},
     "sm90/varlen": {"sinks", "attention_chunk"},
     "sm80/split_keys": {"sinks"},
     "sm80": {"sinks"},

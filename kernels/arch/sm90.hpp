@@ -1,6 +1,8 @@
 // What compute capability 9.0 has beside: kernels on it are compiled for sm_90a.
 #pragma once
 
+#include "arch/cluster.hpp"
+#include "arch/grid.hpp"
 #include "arch/mbarrier.hpp"
 #include "arch/sm80.hpp"
 #include "arch/tma.hpp"
@@ -8,7 +10,7 @@
 
 namespace cutlass_attn::arch {
 
-struct Sm90 : Sm80, Mbarrier, Tma, Wgmma {
+struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Wgmma {
   static constexpr int kSmemAlignment = 1024;  // the swizzle's period
 };
 

@@ -54,6 +54,8 @@ struct Launch {
   int32_t cluster = 1;  // blocks that run together and see each other's shared memory
   int32_t threads = 0;
   int32_t smem_bytes = 0;
+  // It may begin before grids of its stream are done, for which its kernel waits (arch/grid.hpp).
+  bool overlaps = false;
   int64_t zeroed_bytes = 0;       // of the workspace, which are made 0 before
   char const* failure = nullptr;  // why it cannot be launched
 };

@@ -56,6 +56,22 @@ struct NearMask {
     return key < 0 ? -chunk : by_chunk(key) * chunk;
   }
   CA_HOST_DEVICE int32_t chunk_hi(int32_t q) const { return chunk_lo(q) + chunk; }
+
+  // Without chunks: the same counted from query `first` + q, and key tiles of block_n keys for the
+  // queries [q_begin, q_end).
+  CA_HOST_DEVICE NearMask from(int32_t q) const {
+    NearMask moved = *this;
+    moved.first_lo += q;
+    moved.first_hi += q;
+    return moved;
+  }
+  CA_HOST_DEVICE TileRange tiles(int32_t q_begin, int32_t q_end, int32_t block_n) const {
+    auto const begin = [&](int32_t q) { return window_lo(q) > 0 ? window_lo(q) : 0; };
+    auto const end = [&](int32_t q) { return window_hi(q) > 0 ? window_hi(q) : 0; };
+    int32_t const last = q_end - 1;
+    return {begin(q_begin) / block_n, (end(last) + block_n - 1) / block_n,
+            (begin(last) + block_n - 1) / block_n, end(q_begin) / block_n};
+  }
 };
 
 struct IntervalMask {

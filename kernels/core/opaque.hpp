@@ -14,11 +14,12 @@
 
 namespace cutlass_attn {
 
-template <class T>  // int, unsigned or float; on the CPU also an address
+template <class T>  // int, unsigned, float or an address
 CA_HOST_DEVICE T opaque(T x) {
 #if defined(__CUDA_ARCH__)
-  static_assert(sizeof(T) == 4);
-  if constexpr (T(0.5f) == T(0)) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else if constexpr (T(0.5f) == T(0)) {
     asm volatile("" : "+r"(x));
   } else {
     asm volatile("" : "+f"(x));

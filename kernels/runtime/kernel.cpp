@@ -51,22 +51,28 @@ Status launch_on_device(void const* function, void* params, Launch const& launch
   }
   void* arguments[] = {params};
   // Not <<<>>>: its outcome has to be asked of cudaGetLastError, which also knows errors of others.
-  if (launch.cluster == 1) {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.attrs = attributes;
+  if (launch.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(launch.cluster), 1, 1};
+  }
+  if (launch.overlaps) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.numAttrs == 0) {
     return cuda_status(
         cudaLaunchKernel(function, grid, block, arguments, size_t(launch.smem_bytes), stream),
         "kernel launch");
   }
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = unsigned(launch.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = size_t(launch.smem_bytes);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
   return cuda_status(cudaLaunchKernelExC(&config, function, arguments), "kernel launch");
 }
 

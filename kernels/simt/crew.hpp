@@ -1,4 +1,4 @@
-// The threads of a GPU block on the CPU, as fibers, and what their warps wait at. For worker.hpp
+// The threads of a cluster on the CPU, as fibers, and what their warps wait at. For worker.hpp
 // only.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "simt/block.hpp"
 #include "simt/engine.hpp"
 #include "simt/fiber.hpp"
 #include "simt/wgmma.hpp"
@@ -23,11 +24,13 @@ struct AsyncCopy {
 
 class Worker;
 
-// One thread of a GPU block.
+// One thread of a cluster.
 struct Fiber {
   Fiber(int id, char* stack);
 
-  int id;
+  int id;          // in the cluster
+  int thread = 0;  // in its block
+  Block* block = nullptr;
   Worker* worker = nullptr;
   std::vector<AsyncCopy> copies;  // in flight, oldest first
   int64_t groups = 0;             // committed so far
@@ -43,26 +46,17 @@ struct Warp {
   char tokens[2] = {};      // as those of Barrier
 };
 
-// The warps of a warpgroup that wait for their products.
-struct Warpgroup {
-  int arrived = 0;  // threads
-  int pending = 0;  // groups that may stay in flight
-};
-
-struct Barrier {
-  int threads = 0;     // that it brings together; 0: nobody has come to it yet
-  uint32_t warps = 0;  // the warps that they are of
+// That of cluster_sync(), at which all threads wait.
+struct ClusterBarrier {
   int arrived = 0;
-  uint32_t lanes[kWarpSize] = {};  // that have arrived, by warp
   unsigned generation = 0;
-  char tokens[2] = {};  // addresses that stand for an order of events to the race detector
+  char tokens[2] = {};  // as those of Barrier
 };
-constexpr int kBarriers = 16;  // barrier 0 is that of sync()
 
 thread_local Fiber* self = nullptr;
 
-// The threads of a block. A launch leaves those it had to the next one of as many threads: to make
-// them takes longer than a small grid does, under ThreadSanitizer most of all.
+// The threads of a cluster. A launch leaves those it had to the next one of as many threads: to
+// make them takes longer than a small grid does, under ThreadSanitizer most of all.
 struct Crew {
   explicit Crew(int threads) : stacks(threads) {
     for (int i = 0; i < threads; ++i) {

@@ -1,5 +1,5 @@
-// Runs GPU thread blocks on the CPU: every thread of a block is a fiber, the fibers of a block take
-// turns on one OS thread, the blocks of a grid are spread over OS threads.
+// Runs GPU thread blocks on the CPU: every thread of a block is a fiber, the fibers of a cluster of
+// blocks take turns on one OS thread, the clusters of a grid are spread over OS threads.
 //
 // Plain C++: the instructions on top are the host twins in arch/, a header for each family. It is
 // meant to be stricter than a GPU. What hardware leaves undefined is either made visible in the
@@ -18,6 +18,7 @@
 //     read what it multiplies; what threads stored without a fence for it is reported;
 //   - a barrier in shared memory that nobody made, that has more arrivals or bytes than its phase,
 //     or whose phase can never end is reported;
+//   - shared memory of a block whose threads have exited is NaN to others of its cluster;
 //   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
 #pragma once
 
@@ -51,6 +52,7 @@ struct Grid {
   int64_t blocks = 0;
   int threads = 0;  // per block, a multiple of kWarpSize
   int smem_bytes = 0;
+  int cluster = 1;  // blocks that run together and see each other's shared memory
 };
 
 // Calls body(smem) in every thread of every block, `smem` being the block's shared memory, aligned
@@ -70,6 +72,12 @@ int block();
 
 // __syncthreads
 void sync();
+
+// barrier.cluster: all threads of the calling one's cluster.
+void cluster_sync();
+
+// mapa: where block `rank` of the cluster has what the calling thread's block has at `address`.
+void const* of_block(void const* address, int rank);
 
 // bar.sync: `barrier` is 1 to 15; `threads`, a multiple of kWarpSize, how many make it up.
 void sync(int barrier, int threads);

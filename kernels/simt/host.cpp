@@ -23,10 +23,15 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
     return Status::invalid("simt: blocks of " + std::to_string(grid.threads) +
                            " threads; allowed: multiples of 32 up to 1024");
   }
+  if (grid.cluster < 1 || grid.blocks % grid.cluster != 0) {
+    return Status::invalid("simt: clusters of " + std::to_string(grid.cluster) + " blocks in " +
+                           std::to_string(grid.blocks));
+  }
   if (grid.blocks > INT32_MAX) {
     return Status::invalid("simt: " + std::to_string(grid.blocks) +
                            " thread blocks; a grid holds 2147483647: split the batch");
   }
+  int64_t const clusters = grid.blocks / grid.cluster;
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::string error;
@@ -34,15 +39,15 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
     std::string mine;
     try {
       Worker worker(grid, schedule, body);
-      for (int64_t i; mine.empty() && (i = next++) < grid.blocks;) {
-        mine = worker.run_block(schedule.order == FiberOrder::kReverse ? grid.blocks - 1 - i : i);
+      for (int64_t i; mine.empty() && (i = next++) < clusters;) {
+        mine = worker.run_cluster(schedule.order == FiberOrder::kReverse ? clusters - 1 - i : i);
       }
     } catch (std::bad_alloc const&) {
       mine = "simt: not enough memory for the stacks of " + std::to_string(grid.threads) +
              " threads and " + std::to_string(grid.smem_bytes) + " bytes of shared memory";
     }
     if (mine.empty()) return;
-    next = grid.blocks;  // the others stop after their current block
+    next = clusters;  // the others stop after their current one
     std::lock_guard<std::mutex> const lock(mutex);
     if (error.empty()) error = std::move(mine);
   };
@@ -51,11 +56,11 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
                                                   : int64_t(std::thread::hardware_concurrency());
   std::vector<std::thread> helpers;
   try {
-    while (int64_t(helpers.size()) + 1 < std::min(wanted, grid.blocks)) helpers.emplace_back(work);
+    while (int64_t(helpers.size()) + 1 < std::min(wanted, clusters)) helpers.emplace_back(work);
   } catch (std::system_error const&) {
     // The system grants no more threads: those there are do all the work.
   }
-  if (grid.blocks > 0) work();
+  if (clusters > 0) work();
   for (std::thread& helper : helpers) helper.join();
   return error.empty() ? Status{} : Status::device_error(error);
 }
@@ -67,9 +72,13 @@ Schedule& launch_schedule() {
 
 namespace engine {
 
-int thread() { return self->id; }
-int block() { return int(self->worker->block()); }
+int thread() { return self->thread; }
+int block() { return int(self->block->index); }
 void sync() { self->worker->sync(); }
+void cluster_sync() { self->worker->cluster_sync(); }
+void const* of_block(void const* address, int rank) {
+  return self->worker->of_block(address, rank);
+}
 void sync(int barrier, int threads) { self->worker->sync(barrier, threads); }
 void arrive(int barrier, int threads) { self->worker->arrive(barrier, threads); }
 
@@ -125,7 +134,7 @@ void store_shared(void* smem, uint32_t const* words, int count) {
   race::write(smem, count * 4, __builtin_return_address(0));
   std::memcpy(smem, words, size_t(count) * 4);
   race::Unseen const unseen;
-  self->worker->units().store(smem, count * 4, self->id);
+  self->worker->units().store(smem, count * 4, self->thread);
 }
 
 void load_shared(void const* smem, uint32_t* words, int count) {
@@ -178,7 +187,7 @@ void wgmma_commit() { self->wgmma.commit(); }
 void wgmma_wait(int pending) { self->worker->wgmma_wait(pending); }
 void async_proxy_fence() {
   race::Unseen const unseen;
-  self->worker->units().proxy_fence(self->id);
+  self->worker->units().proxy_fence(self->thread);
 }
 
 void set_registers(int registers) { self->worker->set_registers(registers); }

@@ -14,9 +14,9 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
   Schedule schedule = launch_schedule();
   schedule.num_threads = options.num_threads;
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
-  return run_grid({launch.blocks, launch.threads, launch.smem_bytes}, schedule, [&](char* smem) {
-    Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem);
-  });
+  return run_grid(
+      {launch.blocks, launch.threads, launch.smem_bytes, launch.cluster}, schedule,
+      [&](char* smem) { Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem); });
 }
 
 template <class Kernel, class Aside>

@@ -12,6 +12,7 @@ enum class Wait : uint8_t {
   kNothing,
   kBarrier,
   kNamedBarrier,
+  kCluster,
   kMmaFloat16,
   kMmaBFloat16,
   kMmaInt8,
@@ -49,6 +50,8 @@ inline std::string describe(WaitFor wait) {
       return "run";
     case Wait::kBarrier:
       return "wait in sync()";
+    case Wait::kCluster:
+      return "wait in cluster_sync()";
     case Wait::kNamedBarrier:
       return "wait in " + call_of_sync(wait.argument, wait.threads);
     case Wait::kMmaFloat16:

@@ -1,5 +1,5 @@
-// Runs the blocks of a grid one after the other: which fiber goes on, what each waits for, and what
-// it may not do. See engine.hpp for what it promises. For host.cpp only.
+// Runs the clusters of a grid one after the other: which fiber goes on, what each waits for, and
+// what it may not do. See engine.hpp for what it promises. For host.cpp only.
 #pragma once
 
 #include <cstring>
@@ -15,46 +15,45 @@ namespace cutlass_attn::simt {
 namespace {
 
 constexpr size_t kCopyBytes = 16;
-constexpr size_t kGuardBytes = 1024;  // on both sides of shared memory; also keeps its alignment
 
-// Runs one block after the other on one OS thread.
+// Runs one cluster after the other on one OS thread; its blocks take turns as their threads do.
 class Worker {
  public:
   Worker(Grid const& grid, Schedule const& schedule, std::function<void(char*)> const& body)
       : grid_(grid),
         schedule_(schedule),
         body_(body),
-        warps_(grid.threads / kWarpSize),
-        waits_(grid.threads),
-        warpgroups_((grid.threads + kWarpgroupSize - 1) / kWarpgroupSize),
-        registers_(grid.threads / kWarpSize),
-        crew_(IdleCrews::instance().take(grid.threads)),
+        blocks_(size_t(grid.cluster)),
+        warps_(size_t(grid.cluster) * grid.threads / kWarpSize),
+        waits_(size_t(grid.cluster) * grid.threads),
+        crew_(IdleCrews::instance().take(grid.cluster * grid.threads)),
         fibers_(crew_->fibers) {
-    for (auto const& fiber : fibers_) fiber->worker = this;
+    for (auto const& fiber : fibers_) {
+      fiber->worker = this;
+      fiber->block = &blocks_[size_t(fiber->id / grid.threads)];
+      fiber->thread = fiber->id % grid.threads;
+    }
+    int warp = 0;
+    for (Block& block : blocks_) {
+      block.first_warp = warp;
+      warp += grid.threads / kWarpSize;
+    }
   }
   ~Worker() {
     join();
     if (error_.empty()) IdleCrews::instance().leave(std::move(crew_));
   }
 
-  // Empty, or what went wrong; then this worker can run no further block.
-  std::string run_block(int64_t block) {
-    block_ = block;
-    random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(block + 1) << 20;
-    exited_ = 0;
+  // Empty, or what went wrong; then this worker can run no further cluster.
+  std::string run_cluster(int64_t cluster) {
+    random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(cluster + 1) << 20;
     for (int i = 0; i < int(warps_.size()); ++i) wake(i);
-    for (Barrier& barrier : barriers_) barrier = {};
-    std::fill(warpgroups_.begin(), warpgroups_.end(), Warpgroup());
-    std::fill(registers_.begin(), registers_.end(), 0);
-    // New pages for each block, so that the race detector forgets the accesses of the one before.
-    Pages const pages(grid_.smem_bytes + 2 * kGuardBytes);
-    std::memset(pages.data(), 0xff, grid_.smem_bytes + 2 * kGuardBytes);
-    smem_ = pages.data() + kGuardBytes;
-    if (!schedule_.poison) std::memset(smem_, 0, grid_.smem_bytes);
+    cluster_ = {};
+    int64_t index = cluster * grid_.cluster;
+    for (Block& block : blocks_) block.begin(index++, grid_, schedule_.poison);
     {
       race::Unseen const unseen;
       for (auto const& fiber : fibers_) fiber->wgmma.reset();
-      units_.reset(smem_, grid_.smem_bytes);
     }
 
     race::release(&launched_);
@@ -63,14 +62,15 @@ class Worker {
     self = nullptr;
     if (!error_.empty()) join();
 
-    if (error_.empty() && exited_ < grid_.threads) error_ = describe_stuck();
-    if (error_.empty() && units_.copies_in_flight() > 0) {
-      error_ = "ends with " + std::to_string(units_.copies_in_flight()) +
-               " copies of TMA in flight that no thread waited for";
+    bool const all_exited = std::all_of(blocks_.begin(), blocks_.end(), [&](Block const& block) {
+      return block.exited == grid_.threads;
+    });
+    if (error_.empty() && !all_exited) fail_with(blocks_[0], describe_stuck());
+    for (Block& block : blocks_) {
+      if (error_.empty()) fail_with(block, block.what_is_left());
+      block.pages.reset();
     }
-    if (error_.empty()) error_ = check_barriers();
-    if (error_.empty()) error_ = check_guards();
-    return error_.empty() ? "" : "simt: block " + std::to_string(block_) + ": " + error_;
+    return error_;
   }
 
   // The life of every fiber: one run of the body for each block, of whatever worker.
@@ -78,12 +78,39 @@ class Worker {
     for (;;) run_body();
   }
 
-  int64_t block() const { return block_; }
-
   void sync() {
-    barriers_[0].threads = grid_.threads;
-    barriers_[0].warps = ~uint32_t(0);
-    sync(barriers_[0], {Wait::kBarrier});
+    Barrier& barrier = self->block->barriers[0];
+    barrier.threads = grid_.threads;
+    barrier.warps = ~uint32_t(0);
+    sync(barrier, {Wait::kBarrier});
+  }
+
+  void cluster_sync() {
+    void* const token = &cluster_.tokens[cluster_.generation & 1];
+    race::release(token);
+    if (++cluster_.arrived == int(waits_.size())) {
+      cluster_.arrived = 0;
+      ++cluster_.generation;
+      for (int i = 0; i < int(warps_.size()); ++i) wake(i);
+      resume(first());
+    } else {
+      leave({Wait::kCluster});
+    }
+    race::acquire(token);
+  }
+
+  void const* of_block(void const* address, int rank) {
+    if (rank < 0 || rank >= grid_.cluster) {
+      fail("asks for shared memory of block " + std::to_string(rank) +
+           " of its cluster; allowed: 0 to " + std::to_string(grid_.cluster - 1));
+    }
+    check_shared("mapa", address, 1);
+    Block const& block = blocks_[size_t(rank)];
+    if (block.exited == grid_.threads) {
+      fail("asks for shared memory of block " + std::to_string(rank) +
+           " of its cluster, which has exited");
+    }
+    return block.smem + self->block->units.offset(address);
   }
 
   void sync(int number, int threads) {
@@ -103,16 +130,16 @@ class Worker {
            "; allowed: barriers 1 to 15, multiples of 32 threads up to the block's " +
            std::to_string(grid_.threads));
     }
-    Barrier& barrier = barriers_[number];
+    Barrier& barrier = self->block->barriers[number];
     if (barrier.threads != 0 && barrier.threads != threads) {
       fail("calls " + call_of_sync(number, threads) + " where others call " +
            call_of_sync(number, barrier.threads));
     }
-    uint32_t const warp = uint32_t(1) << self->id / kWarpSize;
+    uint32_t const warp = uint32_t(1) << self->thread / kWarpSize;
     // The warps of the barrier's earlier rounds count, so that no schedule hides one too many.
     if (__builtin_popcount(barrier.warps | warp) * kWarpSize > threads) {
       std::string others;
-      for (int i = 0; i < int(warps_.size()); ++i) {
+      for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
         if (barrier.warps >> i & 1) others += (others.empty() ? "" : ", ") + std::to_string(i);
       }
       fail("calls " + call_of_sync(number, threads) + " after warps " + others +
@@ -121,8 +148,8 @@ class Worker {
     }
     barrier.threads = threads;
     barrier.warps |= warp;
-    uint32_t& lanes = barrier.lanes[self->id / kWarpSize];
-    uint32_t const lane = uint32_t(1) << self->id % kWarpSize;
+    uint32_t& lanes = barrier.lanes[self->thread / kWarpSize];
+    uint32_t const lane = uint32_t(1) << self->thread % kWarpSize;
     if (lanes & lane) {
       fail("comes to " + call_of_sync(number, threads) + " a second time before the others have");
     }
@@ -188,35 +215,35 @@ class Worker {
 
   // --- mbarriers and TMA -------------------------------------------------------------------------
 
-  AsyncUnits& units() { return units_; }
+  AsyncUnits& units() { return self->block->units; }
   void check(std::string const& wrong) {
     if (!wrong.empty()) fail(wrong);
   }
 
   void barrier_arrive(void* address, int bytes) {
-    AsyncUnits::Barrier* const barrier = units_.find(address);
+    AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier != nullptr) race::release(&barrier->token);
     race::Unseen const unseen;
     std::vector<int> woken;
-    check(units_.arrive(address, bytes, woken));
+    check(units().arrive(address, bytes, woken));
     wake(woken);
   }
 
   void barrier_wait(void* address, int parity) {
-    AsyncUnits::Barrier* const barrier = units_.find(address);
+    AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier == nullptr) {
-      fail("waits at " + AsyncUnits::name(units_.offset(address)) + ", which nobody made");
+      fail("waits at " + AsyncUnits::name(units().offset(address)) + ", which nobody made");
     }
     for (;;) {
       {
         race::Unseen const unseen;
         std::vector<int> woken;
-        check(units_.land(address, woken));
+        check(units().land(address, woken));
         wake(woken);
         if (AsyncUnits::has_ended(*barrier, parity)) break;
         barrier->waiters.push_back(self->id);
       }
-      leave({Wait::kPhase, uint8_t(parity), uint16_t(units_.offset(address) / 8)});
+      leave({Wait::kPhase, uint8_t(parity), uint16_t(units().offset(address) / 8)});
     }
     race::acquire(&barrier->token);
   }
@@ -225,9 +252,9 @@ class Worker {
     race::Unseen const unseen;
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
-    check(units_.copy(view, to, barrier, at, schedule_.poison));
+    check(units().copy(view, to, barrier, at, schedule_.poison));
     // Who waits already gets it at once.
-    AsyncUnits::Barrier* const counts = units_.find(barrier);
+    AsyncUnits::Barrier* const counts = units().find(barrier);
     if (counts->waiters.empty()) return;
     std::vector<int> woken;
     std::swap(woken, counts->waiters);
@@ -238,11 +265,11 @@ class Worker {
 
   // Brings the warpgroup together; the last thread to arrive does the products.
   void wgmma_wait(int pending) {
-    int const index = self->id / kWarpgroupSize, first = index * kWarpgroupSize;
-    if (first + kWarpgroupSize > grid_.threads) {
+    int const index = self->thread / kWarpgroupSize;
+    if ((index + 1) * kWarpgroupSize > grid_.threads) {
       fail("calls wgmma_wait() in a warpgroup of less than 128 threads");
     }
-    Warpgroup& group = warpgroups_[index];
+    Warpgroup& group = self->block->warpgroups[size_t(index)];
     if (group.arrived > 0 && group.pending != pending) {
       fail("calls wgmma_wait<" + std::to_string(pending) + ">() where others call wgmma_wait<" +
            std::to_string(group.pending) + ">()");
@@ -250,6 +277,7 @@ class Worker {
     group.pending = pending;
     if (++group.arrived < kWarpgroupSize) return leave({Wait::kWgmmaWait, uint8_t(pending)});
     group.arrived = 0;
+    int const first = self->id - self->thread + index * kWarpgroupSize;
     multiply(first, pending);
     for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) wake(first / kWarpSize + i);
   }
@@ -259,9 +287,10 @@ class Worker {
       fail("calls setmaxnreg with " + std::to_string(registers) +
            " registers; allowed: multiples of 8 from 24 to 256");
     }
-    registers_[self->id / kWarpSize] = registers;
+    std::vector<int>& all_registers = self->block->registers;
+    all_registers[size_t(self->thread) / kWarpSize] = registers;
     int total = 0;
-    for (int const of_warp : registers_) total += of_warp * kWarpSize;
+    for (int const of_warp : all_registers) total += of_warp * kWarpSize;
     // A block begins with as many for each thread, a multiple of 8, and gets no others.
     int const all = 64 * 1024 / grid_.threads / 8 * 8 * grid_.threads;
     if (total > all) {
@@ -273,7 +302,7 @@ class Worker {
 
   // An access to shared memory.
   void check_shared(char const* what, void const* address, size_t bytes = kCopyBytes) {
-    uintptr_t const offset = uintptr_t(address) - uintptr_t(smem_);
+    uintptr_t const offset = uintptr_t(address) - uintptr_t(self->block->smem);
     if (offset >= uintptr_t(grid_.smem_bytes) || offset + bytes > uintptr_t(grid_.smem_bytes)) {
       fail(std::string(what) + " at an address outside the " + std::to_string(grid_.smem_bytes) +
            " bytes of shared memory");
@@ -286,7 +315,7 @@ class Worker {
 
   void check_matrix(char const* what, void const* matrix, int ld, int lines, int length,
                     int bytes) {
-    intptr_t const offset = intptr_t(matrix) - intptr_t(smem_);
+    intptr_t const offset = intptr_t(matrix) - intptr_t(self->block->smem);
     if (offset < 0 ||
         offset + (int64_t(lines - 1) * ld + length) * bytes > int64_t(grid_.smem_bytes)) {
       fail(std::string(what) + " of a matrix beyond the " + std::to_string(grid_.smem_bytes) +
@@ -303,19 +332,24 @@ class Worker {
     }
   }
 
-  // Ends the block; the calling fiber never runs again.
+  // Ends the cluster; the calling fiber never runs again.
   [[noreturn]] void fail(std::string const& message) {
-    error_ = "thread " + std::to_string(self->id) + " " + message;
+    fail_with(*self->block, "thread " + std::to_string(self->thread) + " " + message);
     self->context.switch_to(root_);
     __builtin_unreachable();
   }
 
  private:
+  void fail_with(Block const& block, std::string const& wrong) {
+    if (wrong.empty()) return;
+    error_ = "simt: block " + std::to_string(block.index) + ": " + wrong;
+  }
+
   // Not inlined: the next block may be on another OS thread, with a `self` at another address.
   [[gnu::noinline]] static void run_body() {
     Worker& worker = *self->worker;
     race::acquire(&worker.launched_);
-    worker.body_(worker.smem_);
+    worker.body_(self->block->smem);
     if (!worker.schedule_.poison) self->copies.clear();
     if (self->wgmma.in_flight() > 0) {
       worker.fail("exits with " + std::to_string(self->wgmma.in_flight()) +
@@ -325,7 +359,7 @@ class Worker {
       worker.fail("exits with " + std::to_string(self->copies.size()) +
                   " asynchronous copies in flight that no wait covers");
     }
-    ++worker.exited_;
+    self->block->exit_thread(worker.schedule_.poison);
     worker.leave({Wait::kExited});
   }
 
@@ -334,7 +368,8 @@ class Worker {
     of_threads_.clear();
     do_products(first, pending);
     for (uint32_t const word : of_threads_) {
-      race::read(smem_ + word * AsyncUnits::kWord, AsyncUnits::kWord, __builtin_return_address(0));
+      race::read(self->block->smem + word * AsyncUnits::kWord, AsyncUnits::kWord,
+                 __builtin_return_address(0));
     }
   }
   void do_products(int first, int pending) {
@@ -352,7 +387,8 @@ class Worker {
         calls[t] = &wgmma.call(i);
         values[t] = wgmma.values(calls[t]->accumulator);
       }
-      check(warpgroup_mma(smem_, grid_.smem_bytes, units_, of_threads_, calls, values));
+      check(
+          warpgroup_mma(self->block->smem, grid_.smem_bytes, units(), of_threads_, calls, values));
     }
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }
@@ -390,12 +426,13 @@ class Worker {
     std::fill_n(barrier.lanes, kWarpSize, 0u);
     // Tokens alternate, or an early thread's next arrival would order more than this barrier.
     ++barrier.generation;
-    for (int i = 0; i < int(warps_.size()); ++i) {
-      WaitFor const* const waits = &waits_[i * kWarpSize];
+    int const first_warp = self->block->first_warp;
+    for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
+      WaitFor const* const waits = &waits_[(first_warp + i) * kWarpSize];
       // Those that merely arrived are elsewhere.
       bool const has_waiting =
           std::any_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
-      if (barrier.warps >> i & 1 && has_waiting) wake(i);
+      if (barrier.warps >> i & 1 && has_waiting) wake(first_warp + i);
     }
     if (barrier.threads == grid_.threads) free_named_barriers();
     return true;
@@ -413,7 +450,7 @@ class Worker {
 
   // For any warps to use: at this point nobody waits at one.
   void free_named_barriers() {
-    for (Barrier& barrier : barriers_) {
+    for (Barrier& barrier : self->block->barriers) {
       if (barrier.arrived == 0) barrier.threads = barrier.warps = 0;
     }
   }
@@ -471,55 +508,30 @@ class Worker {
         continue;
       }
       if (!std::all_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == waits[0]; })) {
-        return "warp " + std::to_string(warp) +
+        return "warp " + std::to_string(warp) + of_cluster() +
                " has diverged: " + describe(waits, kWarpSize, "lanes");
       }
     }
-    return "deadlock: " + describe(waits_.data(), grid_.threads, "threads") + units_.describe();
+    std::string text = "deadlock: " + describe(waits_.data(), int(waits_.size()), "threads");
+    text += of_cluster();
+    for (Block const& block : blocks_) text += block.units.describe();
+    return text;
   }
-
-  // Threads that arrived at a named barrier for which the others never came.
-  std::string check_barriers() const {
-    for (int i = 1; i < kBarriers; ++i) {
-      if (int const arrived = barriers_[i].arrived; arrived != 0) {
-        return "ends with " + std::to_string(arrived) + " threads arrived at barrier " +
-               std::to_string(i) + ", which wants " + std::to_string(barriers_[i].threads);
-      }
-    }
-    return "";
-  }
-
-  std::string check_guards() const {
-    for (size_t i = 0; i < kGuardBytes; ++i) {
-      if (smem_[-1 - ptrdiff_t(i)] != char(0xff)) {
-        return "shared memory was written " + std::to_string(i + 1) + " bytes before its start";
-      }
-      if (smem_[grid_.smem_bytes + i] != char(0xff)) {
-        return "shared memory was written " + std::to_string(i) + " bytes past its end, " +
-               std::to_string(grid_.smem_bytes) + " bytes";
-      }
-    }
-    return "";
-  }
+  char const* of_cluster() const { return grid_.cluster > 1 ? " of the cluster" : ""; }
 
   Grid const& grid_;
   Schedule const& schedule_;
   std::function<void(char*)> const& body_;
 
-  int64_t block_ = 0;
-  char* smem_ = nullptr;
   std::string error_;
   uint64_t random_ = 1;
 
-  int exited_ = 0;
-  std::vector<Warp> warps_;
+  std::vector<Block> blocks_;   // of the cluster
+  std::vector<Warp> warps_;     // of all its blocks
   std::vector<WaitFor> waits_;  // by thread
-  std::vector<Warpgroup> warpgroups_;
-  std::vector<int> registers_;  // of a thread of each warp; 0: as many as it began with
-  AsyncUnits units_;
+  ClusterBarrier cluster_;
   std::vector<uint32_t> of_threads_;  // words that wgmma reads and threads stored
 
-  Barrier barriers_[kBarriers];
   char launched_ = 0;  // stands for an order of events to the race detector
 
   Context root_;

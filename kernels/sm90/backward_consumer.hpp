@@ -127,13 +127,10 @@ struct BackwardConsumer {
     Arch::wgmma_fence(acc);
     CUTE_UNROLL
     for (int i = 0; i < Config::kSteps; ++i) {
-      Arch::template wgmma_ss<Element>(acc, a + step_of<TileKv>(i), b + step_of<TileQ>(i), i != 0);
+      Arch::template wgmma_ss<Element>(acc, a + column_step<TileKv>(i), b + column_step<TileQ>(i),
+                                       i != 0);
     }
     Arch::wgmma_commit();
-  }
-  template <class Tile>
-  CUTE_DEVICE static constexpr int step_of(int i) {
-    return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
   }
 
   // acc += (P or dS) (dO or Q)

@@ -16,10 +16,37 @@ namespace cutlass_attn::sm90 {
 
 using namespace cute;
 
+// What sm80::Products asks for, of a warpgroup that has 64 rows.
+template <int kHeadDimV, int kBlockN>
+struct WarpgroupProducts {
+  using Place = FragmentPlace<4, 1>;  // by thread
+  using QkAccumulator = float;
+  using PvAccumulator = float;
+  static constexpr bool kIsFp8 = false;
+  static constexpr int kWarpsM = 4, kRowBlocks = 1, kWarpColumns = kHeadDimV;
+  static constexpr int kRows = 2;  // of a thread
+  template <class Score>
+  static constexpr int key_block() {
+    return kBlockN;
+  }
+  template <class Arch, class Accumulator, int kColumns>
+  using Fragment =
+      decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
+};
+
+// Chunks of 64 columns: TMA fills what is beyond a head dim with zeros.
+constexpr int whole_chunks(int columns) { return (columns + 63) / 64 * 64; }
+
+// From a descriptor's first 16 columns to the i-th, of a tile with chunks of 64.
+template <class Tile>
+CUTE_HOST_DEVICE constexpr int column_step(int i) {
+  return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
+}
+
 // kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           RowLayout kLayout>
-struct Config {
+struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
   static_assert(kLayout != RowLayout::kPaged);
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
@@ -39,13 +66,10 @@ struct Config {
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
 
-  // Chunks of 64 columns: TMA fills what is beyond a head dim with zeros.
-  static constexpr int whole_chunks(int columns) { return (columns + 63) / 64 * 64; }
   using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
   using Place = FragmentPlace<4 * kGroups, 1>;  // by thread of those that compute
-  static constexpr int kRows = 2;               // of a thread
 
   // Two tiles of Q, so that the next one is there before this one is done with, if that leaves room
   // for three of K and of V (with two, d128 is 10 % slower on an H200); of those as many as there
@@ -61,19 +85,6 @@ struct Config {
   static constexpr int kVStages = kPairs;
   static constexpr int kKStages =
       kPairs < 4 && room(kQStages) - kPairs * kPairBytes >= TileK::kBytes ? kPairs + 1 : kPairs;
-
-  // What sm80::Products asks for.
-  using QkAccumulator = float;
-  using PvAccumulator = float;
-  static constexpr bool kIsFp8 = false;
-  static constexpr int kWarpsM = 4, kRowBlocks = 1, kWarpColumns = kHeadDimV;
-  template <class Score>
-  static constexpr int key_block() {
-    return kBlockN;
-  }
-  template <class Arch, class Accumulator, int kColumns>
-  using Fragment =
-      decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
 
   // Where the last keys of a warpgroup's rows are in the first half of their tile, as under a
   // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three

@@ -226,8 +226,8 @@ struct Consumer {
     Arch::wgmma_fence(s);
     CUTE_UNROLL
     for (int i = 0; i < Config::kHeadDim / 16; ++i) {
-      Arch::template wgmma_ss<Element>(s, rows + step_of<TileQ>(i), tile + step_of<TileK>(i),
-                                       i != 0);
+      Arch::template wgmma_ss<Element>(s, rows + column_step<TileQ>(i),
+                                       tile + column_step<TileK>(i), i != 0);
     }
     Arch::wgmma_commit();
     k.advance();
@@ -255,12 +255,6 @@ struct Consumer {
     Arch::template wgmma_wait<0>(o_registers(), p);
     release_v();
     accumulates = false;
-  }
-
-  // From a descriptor's first 16 columns to the i-th.
-  template <class Tile>
-  CUTE_DEVICE static constexpr int step_of(int i) {
-    return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
   }
 
   using SRegisters = float[kN / 2];

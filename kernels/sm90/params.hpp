@@ -12,11 +12,41 @@
 
 namespace cutlass_attn {
 
+namespace sm90 {
+
+// Rows that one copy of Q brings: those of a warpgroup.
+inline constexpr int kBoxRows = 64;
+
+inline int32_t heads_of(ForwardParams const& x) { return x.scheduler.heads; }
+inline int32_t heads_of(VarlenParams const& x) { return x.heads; }
+
+// Tiles of a call, on the host. Heads are packed only in numbers that a copy can bring whole.
+template <class Tiles>
+Tiles tiles_of(Problem const& p, KernelFacts facts) {
+  Tiles const tiles = Tiles::prepare(p, {}, {}, facts);
+  if (kBoxRows % heads_of(tiles) == 0) return tiles;
+  facts.packs_heads = 0;
+  return Tiles::prepare(p, {}, {}, facts);
+}
+
+// Q in boxes of 64 columns, whose rows are those of a group of so many heads: column, head in the
+// group, query, group, entry.
+inline TensorView queries_of(Problem const& p, int32_t heads) {
+  Operand const& q = p.q;
+  int32_t const rows = p.seq_q.rows();
+  int64_t const groups = p.num_heads_q / heads;
+  return {
+      q.data,
+      {uint32_t(p.head_dim), uint32_t(heads), uint32_t(rows), uint32_t(groups), uint32_t(p.batch)},
+      {stride_bytes(heads, q.head_stride), stride_bytes(rows, q.row_stride),
+       stride_bytes(groups, q.head_stride * heads), stride_bytes(p.batch, q.batch_stride)},
+      {64, uint32_t(heads), uint32_t(kBoxRows / heads), 1, 1}};
+}
+
+}  // namespace sm90
+
 template <class Tiles, class Rows>
 struct BasicTmaParams {
-  // Rows that one copy of Q brings: those of a warpgroup.
-  static constexpr int kBoxRows = 64;
-
   TensorMap q;
   Rows k, v;
   Tiles forward;
@@ -29,7 +59,8 @@ struct BasicTmaParams {
   // On the host.
   static BasicTmaParams prepare(Problem const& p, Workspace const& workspace,
                                 DeviceLimits const& device, KernelFacts const& facts) {
-    BasicTmaParams params = {{}, {}, {}, tiles_of(p, facts), 0, 0, 0, nullptr, nullptr};
+    BasicTmaParams params = {{}, {},      {},     sm90::tiles_of<Tiles>(p, facts), 0, 0,
+                             0,  nullptr, nullptr};
     int64_t const tiles = params.forward.launch(facts).blocks;
     if (tiles > INT32_MAX) {
       params.failure = "the call needs more than 2147483647 tiles: split the batch";
@@ -45,7 +76,7 @@ struct BasicTmaParams {
     if (tiles == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     char const* const failures[] = {
-        encode(queries_of(p, heads_of(params.forward)), is_on_gpu, params.q),
+        encode(sm90::queries_of(p, sm90::heads_of(params.forward)), is_on_gpu, params.q),
         params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu),
         params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu)};
     for (char const* failure : failures) {
@@ -56,7 +87,7 @@ struct BasicTmaParams {
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    int64_t const tiles = tiles_of(p, facts).launch(facts).blocks;
+    int64_t const tiles = sm90::tiles_of<Tiles>(p, facts).launch(facts).blocks;
     return blocks_of(tiles, device) < tiles ? kCounterBytes : 0;
   }
 
@@ -70,32 +101,9 @@ struct BasicTmaParams {
  private:
   static constexpr int64_t kCounterBytes = 4;
 
-  // Heads are packed only in numbers that a copy can bring whole.
-  static Tiles tiles_of(Problem const& p, KernelFacts facts) {
-    Tiles const tiles = Tiles::prepare(p, {}, {}, facts);
-    if (kBoxRows % heads_of(tiles) == 0) return tiles;
-    facts.packs_heads = 0;
-    return Tiles::prepare(p, {}, {}, facts);
-  }
-  static int32_t heads_of(ForwardParams const& x) { return x.scheduler.heads; }
-  static int32_t heads_of(VarlenParams const& x) { return x.heads; }
   static int32_t blocks_of(int64_t tiles, DeviceLimits const& device) {
     int64_t const most = device.num_sms > 0 ? device.num_sms : tiles;
     return int32_t(tiles < most ? tiles : most);
-  }
-
-  // Rows of Q are those of a group of heads: head in the group, query, group.
-  static TensorView queries_of(Problem const& p, int32_t heads) {
-    using sm90::stride_bytes;
-    Operand const& q = p.q;
-    int32_t const rows = p.seq_q.rows();
-    int64_t const groups = p.num_heads_q / heads;
-    return {q.data,
-            {uint32_t(p.head_dim), uint32_t(heads), uint32_t(rows), uint32_t(groups),
-             uint32_t(p.batch)},
-            {stride_bytes(heads, q.head_stride), stride_bytes(rows, q.row_stride),
-             stride_bytes(groups, q.head_stride * heads), stride_bytes(p.batch, q.batch_stride)},
-            {64, uint32_t(heads), uint32_t(kBoxRows / heads), 1, 1}};
   }
 };
 

@@ -26,8 +26,15 @@ def backward(head_dim, n, roles):
     return {"HGMMA": products, "WARPGROUP.DEPBAR": 3 + slices, "USETMAXREG": roles}
 
 
+def split_keys(head_dim, n):
+    """A tile of keys."""
+    return {"HGMMA": (head_dim + n) // 16, "WARPGROUP.DEPBAR": 2}
+
+
 CODE = {
     "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True),
+    "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128),
+    "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
     "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
 }

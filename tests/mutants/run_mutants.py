@@ -40,9 +40,12 @@ RUN_LIMIT_S = 300
 # What the program of a unit is made of, and what it is called with.
 SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
 SOURCES |= {"backward": "test_backward.cpp", "sm90": "few_sm90.cpp"}
-ARGUMENTS = {"backward": ("few",)}
+ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
 # And without a bug.
-ARGUMENTS_WITHOUT_BUG = {"backward": ("few", "few_wgmma", "races")}
+ARGUMENTS_WITHOUT_BUG = {
+    "backward": ("few", "few_wgmma", "races"),
+    "sm90": ("few", "few_split_keys"),
+}
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\
 #include <cstdlib>

@@ -1,9 +1,9 @@
-// The wgmma forward kernel on few cases, for mutants and for the race detector: where sequences
-// have their own lengths with two buffers of Q, otherwise with one.
+// The wgmma forward kernels on few cases, for mutants and for the race detector: where sequences
+// have their own lengths with two buffers of Q, otherwise with one; and where blocks share keys.
 #include <utility>
 #include <vector>
 
-#include "simt/sm90_case.hpp"
+#include "simt/split_keys_case.hpp"
 
 using namespace cutlass_attn;
 using attention_case::Case;
@@ -47,6 +47,21 @@ TEST(few) {
   }
   sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
   CHECK_EQ(runs, 6);
+}
+
+TEST(few_split_keys) {
+  using Kernel = sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>;
+  int runs = 0;
+  Case rounds = of("two rounds of a warpgroup, packed heads", 64, 9, 420);
+  rounds.num_heads_q = 8, rounds.num_heads_kv = 2, rounds.causal = rounds.sinks = true;
+  split_keys_case::check<Kernel>(rounds, DType::kFloat16, 1, runs);
+  Case shared = of("two rounds of some, large scores", 64, 90, 900);
+  shared.causal = true, shared.magnitude = 40;
+  split_keys_case::check<Kernel>(shared, DType::kFloat16, 2, runs);
+  Case none = of("blocks without keys", 64, 40, 600);
+  none.window_left = 300;
+  split_keys_case::check<Kernel>(none, DType::kFloat16, 4, runs);
+  CHECK_EQ(runs, 3);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Runs the wgmma forward kernel on the engine and judges it against fp64: on a multiprocessor for
-// every tile, on one and on three, in three orders of threads.
+// Runs the wgmma forward kernels on the engine and judges them against fp64, in three orders of
+// threads.
 #pragma once
 
 #include <string>
@@ -47,19 +47,24 @@ inline bool takes(Problem const& p) {
          p.head_dim % 8 == 0;
 }
 
+using Order = simt::FiberOrder;
+struct Run {
+  int num_sms;
+  Order order;
+};
+// With a multiprocessor for every tile, one, and three.
+inline std::vector<Run> const kRuns{{0, Order::kForward},
+                                    {1, Order::kReverse},
+                                    {1, Order::kForward},
+                                    {1, Order::kRandom},
+                                    {3, Order::kRandom}};
+
 // Judges the calls of these cases, which are one call of the kernel: launch_all(num_sms).
 template <class Launch>
 void check_calls(std::string const& name, std::vector<SolvedCase>& cases, Launch const& launch_all,
-                 int& runs) {
+                 int& runs, std::vector<Run> const& list = kRuns) {
   std::vector<char> first;
-  using Order = simt::FiberOrder;
-  struct Run {
-    int num_sms;
-    Order order;
-  };
-  for (auto const [num_sms, order] :
-       {Run{0, Order::kForward}, Run{1, Order::kReverse}, Run{1, Order::kForward},
-        Run{1, Order::kRandom}, Run{3, Order::kRandom}}) {
+  for (auto const [num_sms, order] : list) {
     simt::launch_schedule() = {1, order};
     for (SolvedCase& one : cases) one.call();  // garbage into its outputs
     Status const status = launch_all(num_sms);

@@ -333,6 +333,70 @@ TEST(bad_arrivals_at_named_barriers_are_reported) {
   }
 }
 
+// Every block leaves numbers in its memory, and sums those of all.
+TEST(blocks_of_a_cluster_see_each_other) {
+  for (Schedule const& schedule : kSchedules) {
+    std::atomic<int> wrong{0};
+    Status const status = run_grid({12, 64, 64 * 4, 4}, schedule, [&](char* smem) {
+      int* const mine = reinterpret_cast<int*>(smem);
+      int const thread = engine::thread(), block = engine::block();
+      for (int round = 0; round < 3; ++round) {
+        mine[thread] = round * 10000 + block * 100 + thread;
+        engine::sync();  // of a block alone
+        wrong += mine[63 - thread] != round * 10000 + block * 100 + 63 - thread;
+        engine::cluster_sync();
+        for (int rank = 0; rank < 4; ++rank) {
+          int const other = *static_cast<int const*>(engine::of_block(&mine[thread], rank));
+          wrong += other != round * 10000 + (block / 4 * 4 + rank) * 100 + thread;
+        }
+        engine::cluster_sync();
+      }
+    });
+    CHECK_EQ(status.message, "");
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(bad_use_of_clusters_is_reported) {
+  auto const error_of = [&](int cluster, auto const& body) {
+    return run_grid({4, 32, 64, cluster}, kSchedules[0], body).message;
+  };
+  CHECK(contains(error_of(3, [](char*) {}), "simt: clusters of 3 blocks in 4"));
+  CHECK(contains(
+      error_of(2, [](char* smem) { engine::of_block(smem, 2); }),
+      "block 0: thread 0 asks for shared memory of block 2 of its cluster; allowed: 0 to 1"));
+  CHECK(contains(error_of(2, [](char* smem) { engine::of_block(smem + 64, 1); }),
+                 "thread 0 mapa at an address outside the 64 bytes of shared memory"));
+  CHECK(contains(
+      error_of(2,
+               [](char* smem) {
+                 if (engine::block() % 2 == 1) engine::of_block(smem, 0);
+               }),
+      "block 1: thread 0 asks for shared memory of block 0 of its cluster, which has exited"));
+  CHECK(contains(
+      error_of(2,
+               [](char*) {
+                 if (engine::block() % 2 == 1) engine::cluster_sync();
+               }),
+      "deadlock: threads 0-31 have exited; threads 32-63 wait in cluster_sync() of the cluster"));
+  // An address from before the block was gone.
+  for (Schedule const& schedule : kSchedules) {
+    std::atomic<int> seen{0};
+    Status const status = run_grid({2, 32, 64, 2}, schedule, [&](char* smem) {
+      auto* const mine = reinterpret_cast<uint32_t*>(smem);
+      mine[0] = 7;
+      engine::cluster_sync();
+      auto const* other = static_cast<uint32_t const*>(engine::of_block(mine, 0));
+      engine::cluster_sync();
+      if (engine::block() == 0) return;
+      for (int i = 0; i < 100; ++i) engine::sync();
+      if (*other == ~uint32_t(0)) ++seen;
+    });
+    CHECK_EQ(status.message, "");
+    CHECK(seen == 32 || schedule.order != FiberOrder::kForward);
+  }
+}
+
 TEST(bad_calls_of_named_barriers_are_reported) {
   auto const call = [](int barrier, int threads) {
     return run_block(64, 0, [&](char*) { engine::sync(barrier, threads); });

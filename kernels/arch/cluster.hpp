@@ -1,0 +1,40 @@
+// Blocks of a cluster, which run at the same time and read each other's shared memory.
+#pragma once
+
+#include "arch/twins.hpp"
+
+namespace cutlass_attn::arch {
+
+#if defined(CA_DEVICE_TWIN)
+
+struct Cluster {
+  // Among all threads of the cluster; it orders their accesses to shared memory.
+  CUTE_DEVICE static void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n"
+        "barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+  }
+
+  // Where block `rank` of the cluster has what this one has at `address`.
+  template <class T>
+  CUTE_DEVICE static T const* of_block(T const* address, int rank) {
+    uint64_t there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(address), "r"(rank));
+    return reinterpret_cast<T const*>(there);
+  }
+};
+
+#else
+
+struct Cluster {
+  static void cluster_sync() { simt::engine::cluster_sync(); }
+  template <class T>
+  static T const* of_block(T const* address, int rank) {
+    return static_cast<T const*>(simt::engine::of_block(address, rank));
+  }
+};
+
+#endif
+
+}  // namespace cutlass_attn::arch

@@ -1,0 +1,64 @@
+// Forward attention on wgmma and TMA for few tiles of rows: the warpgroups of a block share a
+// tile's keys, and so do the blocks of a cluster.
+//
+// Grid:       a cluster of blocks for every 64 rows of a head, or of the heads of one KV head
+//             together where there are fewer queries (core/scheduler.hpp)
+// Block:      warpgroups that take tiles of kBlockN keys in turn (split_keys_group.hpp), each with
+//             buffers, barriers and an O of its own; its first thread copies for it
+// Registers:  S and P of a tile of keys, O, softmax state of the rows
+// Shared:     Q, and a tile of K and of V of each warpgroup, swizzled by TMA, read by wgmma; then O
+// At the end: the parts of all warpgroups of the cluster are merged (split_keys_merge.hpp)
+#pragma once
+
+#include "arch/sm90.hpp"
+#include "sm90/split_keys_group.hpp"
+#include "sm90/split_keys_merge.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps>
+struct SplitKeys {
+  using Config = SplitKeysConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps>;
+  using Shared = typename Config::SharedStorage;
+  using Params = ClusterSplitsParams;
+  using Machine = arch::Sm90;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kThreads = Config::kThreads, kSmemBytes = sizeof(Shared);
+  static constexpr int kMinBlocksPerSm = 1;
+  static constexpr bool kPacksHeads = true;
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    SplitKeysGroup<Config, Score, Arch> group(
+        params, shared, Arch::uniform(Arch::thread() / Config::kGroupThreads));
+    SplitKeysMerge<Config, Arch> const merge{params, shared};
+
+    TileCoord const tile = params.tile<kBlockM, Arch>();
+    TileRange const range =
+        params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
+    if (Arch::thread() % Config::kGroupThreads == 0) group.begin(tile, range);
+    if (Arch::thread() == 32) {
+      shared.tile() = tile;
+      shared.block.range = range;
+      shared.block.interval = params.interval.from(tile.q_begin);
+    }
+    Arch::let_next_grid_begin();
+    Arch::sync();  // shared.block full, barriers are there
+    if (Arch::thread() < kBlockM) merge.set_target(tile, Arch::thread());
+
+    group.run();
+    group.store_part();
+    if (params.blocks == 1) {
+      Arch::sync();  // parts full
+      merge.run(group.group, 1, [](auto* x, int) { return x; });
+    } else {
+      Arch::cluster_sync();  // parts full
+      merge.run(group.group, params.blocks,
+                [](auto* x, int block) { return Arch::of_block(x, block); });
+      Arch::cluster_sync();  // parts empty: no block is gone while another reads
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm90

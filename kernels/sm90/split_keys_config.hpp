@@ -1,0 +1,56 @@
+// Tile shapes and shared memory of the wgmma kernel whose warpgroups share keys.
+#pragma once
+
+#include "core/softmax.hpp"
+#include "sm90/config.hpp"
+#include "sm90/split_keys_params.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps>
+struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_> {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kGroups = ClusterSplitsParams::kGroups, kGroupThreads = 128;
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static_assert(kBlockM == 64 && kWarps == 4 * kGroups);
+  using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
+  using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
+  using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  // O of a warpgroup for all to merge, as its threads have it: four numbers of an m16n8 block.
+  struct alignas(16) Quad {
+    float values[4];
+  };
+  static constexpr int kColumnBlocks = kHeadDimV / 8;
+  using Part = Quad[kColumnBlocks][kGroupThreads];
+
+  struct SharedStorage {
+    alignas(1024) char q[TileQ::kBytes];
+    // Of a warpgroup: a tile of K and one of V; at the end its part of O.
+    union Buffers {
+      struct {
+        char k[TileK::kBytes], v[TileV::kBytes];
+      };
+      Part part;
+    } buffers[kGroups];
+    SoftmaxRow rows[kGroups][kBlockM];
+    // Where a row goes. It takes long to ask for, so that is done while copies are on their way.
+    struct Target {
+      Element* o;  // null: there is no such row
+      float* lse;  // null: not wanted
+      float sink;  // -inf: none
+    } targets[kBlockM];
+    struct {
+      alignas(16) char tile[sizeof(TileCoord)];
+      TileRange range;  // in keys
+      NearMask interval;
+    } block;
+    arch::Barrier q_full, k_full[kGroups], v_full[kGroups];
+
+    CUTE_DEVICE TileCoord& tile() { return *reinterpret_cast<TileCoord*>(block.tile); }
+  };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+};
+
+}  // namespace cutlass_attn::sm90

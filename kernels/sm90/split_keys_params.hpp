@@ -1,0 +1,105 @@
+// What the wgmma kernel is launched with whose warpgroups, and blocks of a cluster, share the keys
+// of a tile of rows.
+#pragma once
+
+#include "core/forward_params.hpp"
+#include "sm80/key_splits.hpp"
+#include "sm90/params.hpp"
+
+namespace cutlass_attn {
+
+struct ClusterSplitsParams {
+  static constexpr int kGroups = 2;  // warpgroups of a block
+
+  TensorMap q;
+  sm90::DenseRows k, v;
+  ForwardParams forward;
+  NearMask interval;  // counted from query 0
+  int32_t blocks;     // of a cluster: a power of 2
+  int32_t log2_blocks;
+  char const* failure;  // why there are no maps
+
+  // On the host.
+  static ClusterSplitsParams prepare(Problem const& p, Workspace const&, DeviceLimits const& device,
+                                     KernelFacts const& facts) {
+    IntervalMask const mask(p.mask, {p.seq_q.seqlen, p.seq_k.seqlen});
+    ClusterSplitsParams params = {{},           {}, {}, sm90::tiles_of<ForwardParams>(p, facts),
+                                  mask.near(0), 1,  0,  nullptr};
+    int64_t const tiles = params.forward.scheduler.blocks;
+    if (tiles == 0) return params;
+    params.blocks = blocks_of_cluster(p, tiles, device, facts.block_m);
+    while (1 << params.log2_blocks < params.blocks) ++params.log2_blocks;
+    bool const is_on_gpu = device.compute_capability != 0;
+    int const heads = params.forward.scheduler.heads;
+    char const* const failures[] = {
+        encode(sm90::queries_of(p, heads), is_on_gpu, params.q),
+        params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu),
+        params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu)};
+    for (char const* failure : failures) {
+      if (failure != nullptr) params.failure = failure;
+    }
+    return params;
+  }
+  static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
+    return 0;
+  }
+  // 1 where there are more tiles than SMs: other kernels do more with each byte of K and V then.
+  // And where the call says how many there are to be: others know any number.
+  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
+                                KernelFacts const& facts) {
+    if (p.num_splits > 0) return 1;
+    int64_t const tiles =
+        TileScheduler::blocks_of(p, facts.block_m, TileScheduler::heads_of_tile(p, facts.block_m));
+    if (tiles > device.num_sms) return 1;
+    return kGroups * blocks_of_cluster(p, tiles, device, facts.block_m);
+  }
+  Launch launch(KernelFacts const& facts) const {
+    Launch launch{forward.scheduler.blocks * blocks, blocks, facts.threads, facts.smem_bytes};
+    launch.overlaps = true;
+    launch.failure = failure;
+    return launch;
+  }
+
+  // In a kernel. The tile of rows of this block, and its place in the cluster.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE TileCoord tile() const {
+    return forward.template tile_of<kBlockM, Arch>(Arch::block() >> log2_blocks);
+  }
+  template <class Arch>
+  CA_HOST_DEVICE int rank() const {
+    return Arch::block() & (blocks - 1);
+  }
+
+ private:
+  // Those that are done soonest, by what an H200 took (docs/notes/hopper.md), in units of the time
+  // that a block takes for 256 keys. A cluster begins and merges later than a block.
+  static int32_t blocks_of_cluster(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                                   int block_m) {
+    constexpr int64_t kKeys = 128 * kGroups;
+    // More blocks at once want more of L2, by the bytes of a key; and of large clusters not as many
+    // run at once as there are SMs for them: an H200 has no room for 32 of four blocks.
+    constexpr struct {
+      int32_t blocks;
+      int64_t sms;  // that have to be there for a tile, of head dims up to 64
+      double merge;
+    } clusters[] = {{1, 0, 0.0}, {2, 2, 1.2}, {4, 6, 2.3}, {8, 10, 3.7}};
+    int64_t const wide = p.head_dim > 64 ? 3 : 2;
+    int64_t const keys = most_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
+    int32_t best = 1;
+    double least = 0;
+    for (auto const& cluster : clusters) {
+      if (p.num_splits > 0) {
+        if (cluster.blocks <= p.num_splits) best = cluster.blocks;
+        continue;
+      }
+      int64_t const together = kKeys * cluster.blocks;
+      double const cost = double((keys + together - 1) / together) + cluster.merge;
+      bool const is_best = cluster.blocks == 1 || cost < least;
+      if (is_best && cluster.sms * wide * tiles <= 2 * device.num_sms)
+        best = cluster.blocks, least = cost;
+    }
+    return best;
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,93 @@
+// The wgmma kernel whose warpgroups and blocks share keys, on the engine: right against fp64, with
+// clusters of one to eight blocks, whatever the order of their threads.
+#include <string>
+#include <vector>
+
+#include "simt/split_keys_case.hpp"
+
+using namespace cutlass_attn;
+using attention_case::Case;
+using cutlass::bfloat16_t;
+using cutlass::half_t;
+
+namespace {
+
+// Sizes against 64 rows and, with two warpgroups, 256 keys of a block at once.
+std::vector<Case> cases(int head_dim, int head_dim_v) {
+  std::vector<Case> list(10);
+  auto const set = [&](int i, char const* name, int queries, int keys) -> Case& {
+    Case& what = list[size_t(i)];
+    what.name = name, what.seqlen_q = queries, what.seqlen_k = keys;
+    return what;
+  };
+  set(0, "whole tiles", 64, 256);
+  set(1, "more tiles than warpgroups, ragged", 100, 700);
+  Case& causal = set(2, "causal, grouped heads", 130, 600);
+  causal.causal = true, causal.num_heads_q = 4, causal.num_heads_kv = 2;
+  Case& none = set(3, "rows without keys", 300, 100);
+  none.causal = none.sinks = true;
+  Case& window = set(4, "window, warpgroups without keys", 90, 1500);
+  window.window_left = 150, window.window_right = 30;
+  Case& packed = set(5, "packed heads", 5, 1100);
+  packed.num_heads_q = 8, packed.num_heads_kv = 2, packed.sinks = true;
+  set(6, "large scores", 64, 1024).magnitude = 40;
+  set(7, "no keys at all", 70, 0).batch = 2;
+  Case& soft = set(8, "softcap, several sequences", 40, 520);
+  soft.softcap = 3, soft.batch = 2, soft.causal = true;
+  set(9, "one key", 1, 1);
+  for (Case& what : list) {
+    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
+    what.layout = attention_case::Layout::kTransposed;
+  }
+  return list;
+}
+
+template <class Kernel>
+void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
+  int runs = 0;
+  for (Case const& what : cases(head_dim, head_dim_v)) {
+    for (int const blocks : {1, 2, 4, 8}) split_keys_case::check<Kernel>(what, dtype, blocks, runs);
+  }
+  CHECK_EQ(runs, 4 * 10);
+}
+
+TEST(head_dim_64) { check_cases<sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>>(DType::kFloat16, 64); }
+// Of V another than of Q and K, and both less than the tile's.
+TEST(head_dim_128) {
+  check_cases<sm90::SplitKeys<bfloat16_t, 128, 128, 64, 128, 8>>(DType::kBFloat16, 104, 120);
+}
+
+// Of a call on 132 multiprocessors: shares of the keys, 1 where another kernel is to run.
+TEST(shares_of_the_keys) {
+  KernelFacts facts;
+  facts.block_m = 64;
+  DeviceLimits gpu;
+  gpu.num_sms = 132;
+  auto const shares = [&](int batch, int heads, int queries, int keys, int head_dim = 64) {
+    Problem p;
+    p.batch = batch, p.num_heads_q = p.num_heads_kv = heads, p.head_dim = head_dim;
+    p.seq_q.seqlen = queries, p.seq_k.seqlen = keys;
+    return ClusterSplitsParams::splits_of_keys(p, gpu, facts);
+  };
+  CHECK_EQ(shares(1, 4, 512, 256), 2);
+  CHECK_EQ(shares(2, 8, 512, 512), 2);
+  CHECK_EQ(shares(1, 4, 1024, 1024), 4);
+  CHECK_EQ(shares(1, 1, 1024, 2048), 8);
+  CHECK_EQ(shares(1, 1, 512, 4096), 16);
+  CHECK_EQ(shares(1, 1, 64, 400), 2);
+  CHECK_EQ(shares(1, 16, 256, 1024), 4);
+  CHECK_EQ(shares(1, 16, 256, 1024, 128), 2);
+  CHECK_EQ(shares(1, 11, 64, 4096, 64), 16);
+  CHECK_EQ(shares(1, 11, 64, 4096, 128), 8);
+  CHECK_EQ(shares(2, 8, 1024, 1024), 1);
+  Problem asked;
+  asked.seq_q.seqlen = asked.seq_k.seqlen = 512;
+  for (int const given : {1, 3}) {
+    asked.num_splits = given;
+    CHECK_EQ(ClusterSplitsParams::splits_of_keys(asked, gpu, facts), 1);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return check::run(argc, argv); }
