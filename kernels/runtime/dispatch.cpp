@@ -521,7 +521,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
   if (a.kernel != b.kernel) {
     std::string const text = "could run; " + a.kernel + " is preferred";
     if (has_enough_blocks(other, problem, device)) return text;
-    return text + " for " + (other.kernel->only_split ? "keys that are not split" : blocks(other));
+    if (other.kernel->only_split) return text + " where " + b.kernel + " would not split the keys";
+    return text + " for " + blocks(other);
   }
   if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
     return "could run; " + a.key + " pads the head dims less";

@@ -70,7 +70,9 @@ def test_splits_of_dense_calls(shape, splits, options, dtype):
     assert explanation.chosen.kernel == ("sm80/split_keys" if splits > 1 else "sm80")
     if splits == 1:
         reasons = {x.variant.kernel: x.reason for x in explanation if "could run" in x.reason}
-        assert "preferred for keys that are not split" in reasons["sm80/split_keys"]
+        assert (
+            "preferred where sm80/split_keys would not split the keys" in reasons["sm80/split_keys"]
+        )
 
 
 def test_splits_are_for_calls_without_other_options():

@@ -1,6 +1,7 @@
 """The command: what it prints, what it writes, and its exit status."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -15,7 +16,8 @@ import cases
 import cutlass_attn
 import numpy as np
 import pytest
-from cutlass_attn import _C
+import torch
+from cutlass_attn import _C, explain
 from cutlass_attn.tools import check, cli, ladder
 from cutlass_attn.tools.experiment import report, runner
 from cutlass_attn.tools.experiment.problems import Shape
@@ -221,6 +223,24 @@ def test_ladder_on_the_cpu(capsys):
         assert row["allclose"] and 0 < row["mean_error"] < row["max_error"] < 1e-3
         assert (row["us"] is None) == ("-simt/" in row["impl"]) and "over_rung_before" not in row
     assert document["rows"][len(rungs)]["impl"] == "torch:auto"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "heads", "top"),
+    [
+        ("sm_89", 16, ["sm80"]),
+        ("sm_90", 16, ["sm80", "sm90/split_keys"]),
+        ("sm_90", 64, ["sm80", "sm90"]),
+    ],
+)
+def test_ladder_leaves_out_kernels_for_other_sizes(gpu, heads, top):
+    q = torch.empty(1, heads, 512, 64, device="meta", dtype=torch.float16)
+    explained = functools.partial(explain, q, q, q, device=gpu)
+    if explained().chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    kernels = [key.split("/f16")[0] for key in ladder.rungs(explained)]
+    assert kernels == [*kernels[: -len(top)], *top]
+    assert all(name.startswith(("scalar/", "wmma")) for name in kernels[: -len(top)])
 
 
 def test_ladder_is_smaller_where_it_is_emulated(monkeypatch):

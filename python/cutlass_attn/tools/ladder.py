@@ -6,9 +6,12 @@ PyTorch's attention beside them, whose own choice of a backend comes first.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
-from ..explain import explain
+from ..explain import Explanation, explain
 from ..variants import variants
 from .check import run_all
 from .experiment.impls import TORCH_BACKENDS, ours
@@ -20,32 +23,39 @@ from .experiment.runner import Progress
 EMULATED_SHAPE = Shape(1, 2, 2, 128, 128, 64)
 
 
-def rungs(problem: Problem, device: str) -> list[str]:
-    """The ladder's kernels that can run the problem, the plainest first: a variant of each.
+_WITH_MORE_OPTIONS = ("general", "varlen", "paged")
+# Why dispatch takes another kernel than one that comes before it (`why_preferred`, dispatch.cpp).
+_PASSED_OVER = re.compile(r"could run; \S+ is preferred (for|where) ")
+
+
+def rungs(explained: Callable[..., Explanation]) -> list[str]:
+    """The ladder's kernels that can run a call, the plainest first: a variant of each.
 
     `variants()` has them in order of preference: from the top of the ladder to its foot. A kernel
-    with more options is no rung of its own.
+    with more options is no rung of its own, nor one that is for calls of another size.
+
+    Args:
+        explained: `explain` of the call; takes the keyword `kernel`.
     """
-    inputs = problem.inputs(device, 0)
+    automatic = explained()
+    others = {x.variant.kernel for x in automatic if _PASSED_OVER.match(x.reason)}
     found = []
     for kernel in reversed(list(dict.fromkeys(variant.kernel for variant in variants()))):
-        if "/general" in kernel:
+        if kernel in others or any(name in kernel for name in _WITH_MORE_OPTIONS):
             continue
-        causal = problem.shape.causal
-        chosen = explain(inputs.q, inputs.k, inputs.v, causal=causal, kernel=kernel).chosen
+        chosen = explained(kernel=kernel).chosen
         if chosen is not None:
             found.append(chosen.key)
-    # One that dispatch passes over, as the problem has too few tiles for it, is no step up.
-    best = explain(inputs.q, inputs.k, inputs.v, causal=problem.shape.causal).chosen
-    keys = [key for key in found if best is not None and key == best.key]
-    return found[: found.index(keys[0]) + 1] if keys else found
+    best = automatic.chosen
+    return found[: found.index(best.key) + 1] if best and best.key in found else found
 
 
 def run_ladder(
     problem: Problem, progress: Progress, *, device: str, inputs: int, seed: int
 ) -> Report:
     """Checks and times the rungs and PyTorch's attention; `progress` and errors: run_check()."""
-    found = rungs(problem, device)
+    given = problem.inputs(device, 0)
+    found = rungs(partial(explain, given.q, given.k, given.v, causal=problem.shape.causal))
     if not found:
         raise ValueError("no kernel can run this; cutlass_attn.explain says why")
     backends = ("auto", *TORCH_BACKENDS)

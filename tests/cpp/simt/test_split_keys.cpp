@@ -80,6 +80,11 @@ TEST(shares_of_the_keys) {
   CHECK_EQ(shares(1, 11, 64, 4096, 64), 16);
   CHECK_EQ(shares(1, 11, 64, 4096, 128), 8);
   CHECK_EQ(shares(2, 8, 1024, 1024), 1);
+  // Few rows: those of sm80/decode.
+  CHECK_EQ(shares(1, 8, 16, 1024), 4);
+  CHECK_EQ(shares(1, 8, 16, 2048), 1);
+  CHECK_EQ(shares(1, 8, 17, 2048), 8);
+  CHECK_EQ(shares(3, 8, 1, 8192), 4);
   Problem asked;
   asked.seq_q.seqlen = asked.seq_k.seqlen = 512;
   for (int const given : {1, 3}) {
