@@ -43,6 +43,12 @@ struct PackedTiles {
     }
     return first;
   }
+
+  // The same, and the first entry for slots before its own: rows before it are of no entry.
+  template <class Arch>
+  CA_HOST_DEVICE int entry_or_first(int slot, int count) const {
+    return slot < first_slot(0) ? 0 : entry_of<Arch>(slot, count);
+  }
 };
 
 }  // namespace cutlass_attn

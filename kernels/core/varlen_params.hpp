@@ -66,7 +66,7 @@ struct VarlenParams {
     int const group = by_slots(block);
     int const slot = slots - 1 - (block - group * slots);
     int const batch = problem.seq_q.cu_seqlens
-                          ? packed<kBlockM>().template entry_of<Arch>(slot, problem.batch)
+                          ? packed<kBlockM>().template entry_or_first<Arch>(slot, problem.batch)
                           : by_slots_each(slot);
     int const head_q = group * heads;
     return Tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, head_q,
