@@ -46,7 +46,7 @@ constexpr Keyword kKeywords[] = {
     {"out", &Arguments::out, kAll, 0, Keyword::kArray},
     {"kernel", &Arguments::kernel, kAll},
     {"accumulate", &Arguments::accumulate, kDense},
-    {"quantize", &Arguments::quantize, kDense},
+    {"quantize", &Arguments::quantize, kDense | kPacked},
     {"verify", &Arguments::verify, kAttention | kServing},
     {"bias", &Arguments::bias, kDense, 0, Keyword::kArray},
     {"mask", &Arguments::mask, kDense | kDecode, kDecode, Keyword::kArray},

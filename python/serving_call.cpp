@@ -23,6 +23,11 @@ using namespace serving_arrays;
 void read_varlen(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"q", "k", "v"};
   Problem& p = call.problem;
+  if (call.kept) {
+    raise(PyExc_ValueError, std::string("quantize is a PrequantizedKV, which calls of attention() "
+                                        "take; allowed for packed sequences: \"") +
+                                name_of(p.quantize) + "\", which rounds k and v in each call");
+  }
   DType const dtype = call.read_q("q", given.q, memory);
   View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
   bool const is_paged = has_value(given.block_table);

@@ -137,9 +137,11 @@ VARLEN = [
 ]
 
 
-def fits(variant, case, rows):
+def fits(variant, case, rows, quantize=None):
     """Should the variant run the case, in a call with so many queries, or rows of them?"""
-    if variant.accumulate != "fp32" or not case.asks_for <= set(variant.options):
+    if (variant.accumulate, variant.quantize) != ("fp32", quantize):
+        return False
+    if not case.asks_for <= set(variant.options):
         return False
     if not set(variant.needs) <= case.asks_for:
         return False

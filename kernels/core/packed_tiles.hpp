@@ -31,6 +31,7 @@ struct PackedTiles {
   template <class Arch>
   CA_HOST_DEVICE int entry_of(int slot, int count) const {
     int first = 0;
+    if (slot < first_slot(0)) return first;
     while (count > 1) {
       int const step = (count + 31) / 32;
       int const at = Arch::thread() % 32 * step;

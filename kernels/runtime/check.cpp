@@ -247,10 +247,13 @@ Status check_quantize(Problem const& p, Op op) {
   if (p.dropout.p != 0.0f) {
     return with("dropout_p is " + std::to_string(p.dropout.p) + "; allowed: 0");
   }
-  if (p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.seq_q.seqused || p.seq_k.seqused ||
-      p.kv.block_table) {
-    return with("sequences are packed, in pages or of lengths of their own; allowed: dense ones");
+  if (p.kv.block_table) {
+    return with(
+        "k and v are in pages (block_table); allowed: dense or packed ones, or quantize=None, with "
+        "which pages may be of float8_e4m3fn");
   }
+  if (has_fp8_kv(p)) return with("k and v are float8_e4m3fn; allowed: of q's dtype");
+  if (p.k.scale || p.v.scale) return with("k_scale or v_scale is given; allowed: none, or 1");
   return {};
 }
 

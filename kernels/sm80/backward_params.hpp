@@ -26,6 +26,7 @@ namespace cutlass_attn::sm80 {
 
 // A tile of rows of a head, those of its sequence from row `begin` on.
 struct RowTile {
+  static constexpr int32_t kNone = 1 << 30;  // a `begin`, of rows of no sequence
   int32_t batch, head, begin;
 };
 
@@ -63,6 +64,7 @@ struct RowTiles {
     if (kIsVarlen && s.cu_seqlens) {
       PackedTiles const packed{s.cu_seqlens, 1, kRows};
       int32_t const batch = packed.template entry_of<Arch>(index, batches);
+      if (index < packed.first_slot(batch)) return {batch, group, RowTile::kNone};
       return {batch, group, (index - packed.first_slot(batch)) * kRows};
     }
     int32_t const batch = by_heads(group);

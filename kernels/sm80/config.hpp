@@ -45,6 +45,8 @@ struct Config {
   static constexpr bool kIsInt8V = std::is_same_v<PvAccumulator, int32_t>;
   static constexpr bool kIsE4m3V = kIsInt8 && std::is_same_v<PvAccumulator, cutlass::half_t>;
   static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
+  // Whether, with the general score, there are calls whose operands 16 bytes at a time do not suit.
+  static constexpr bool kMayBeUnaligned = kIsDense || kIsInt8;
   // Tiles of keys come last to first (core/quantize.hpp).
   static constexpr bool kIsReversed = kIsE4m3V;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
@@ -85,7 +87,7 @@ struct Config {
   // Keys of a tile that have the same scales, and how many times that.
   static constexpr int kScaleKeys = kBlockN < quantize::kTileKeys ? kBlockN : quantize::kTileKeys;
   static constexpr int kScaleTiles = kBlockN / kScaleKeys;
-  static_assert(!kIsInt8 || (!kIsSplit && kIsDense && kBlockN % kScaleKeys == 0 &&
+  static_assert(!kIsInt8 || (!kIsSplit && !kIsPaged && kBlockN % kScaleKeys == 0 &&
                              quantize::kTileKeys % kScaleKeys == 0));
   static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
                 "weights are rounded with what a row has of a tile");

@@ -53,13 +53,13 @@ struct Forward {
   using Coord = typename Config::Coord;
   using DenseParams = std::conditional_t<kSplitsKeys, SplitKeysParams, ForwardParams>;
   using OtherParams = std::conditional_t<Config::kIsDense, DenseParams, VarlenParams>;
-  using Params =
-      std::conditional_t<Config::kIsInt8, BasicQuantizedParams<typename Config::Scales::OfTile>,
-                         OtherParams>;
+  using KeyTiles = std::conditional_t<Config::kIsDense, DenseKeyTiles, VarlenKeyTiles>;
+  using QuantizedParams = BasicQuantizedParams<typename Config::Scales::OfTile, KeyTiles>;
+  using Params = std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>;
   // With int8, the launches around it.
   using Before = std::conditional_t<Config::kIs8BitV,
                                     QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
-                                    QuantizeKeys<Element, kHeadDim>>;
+                                    QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
   using After = NoAside<Params>;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kThreads = Config::kThreads;
@@ -85,7 +85,7 @@ struct Forward {
       shared.block.interval = mask.near(tile.q_begin);
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
       if constexpr (Config::kIsInt8) {
-        int const head = params.head_of(tile.seq.batch, tile.head_kv);
+        auto const head = params.head_of(tile.seq, tile.head_kv);
         shared.block.all_scales = params.scales_of(head, 0);
         shared.block.shift = params.shift_of(head);
       }
@@ -153,7 +153,7 @@ struct Forward {
   // Whether 16 bytes of any operand can be copied at a time.
   template <class Score>
   CUTE_DEVICE static auto all_aligned(Problem const& p) {
-    if constexpr (Score::kIsGeneral && Config::kIsDense) {
+    if constexpr (Score::kIsGeneral && Config::kMayBeUnaligned) {
       return address_bits(p, sizeof(Element)) % 16 == 0;
     } else {
       return true_type{};  // see manifest.toml

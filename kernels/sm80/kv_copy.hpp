@@ -4,6 +4,7 @@
 #include "core/opaque.hpp"
 #include "core/sequences.hpp"
 #include "sm80/config.hpp"
+#include "sm80/key_tiles.hpp"
 #include "sm80/paged_rows.hpp"
 #include "tile/tile_copy.hpp"
 
@@ -17,6 +18,11 @@ struct KvCopy {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Coord = typename Config::Coord;
+  // Where rows are: those in 8 bits of packed sequences in tiles of their own.
+  template <bool kIs8Bit>
+  using RowsOf = std::conditional_t<kIs8Bit && !Config::kIsDense, TiledKv<Kv>, DenseKv<Kv>>;
+  using RowsK = RowsOf<Config::kIsInt8>;
+  using RowsV = RowsOf<Config::kIs8BitV>;
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
@@ -44,8 +50,8 @@ struct KvCopy {
         range(range),
         is_aligned(is_aligned),
         thread(Arch::thread()),
-        k_source(source<CopyK>(p, p.k, tile, first_key, thread)),
-        v_source(source<CopyV>(p, p.v, tile, first_key, thread)),
+        k_source(source<CopyK, RowsK>(p, p.k, tile, first_key, thread)),
+        v_source(source<CopyV, RowsV>(p, p.v, tile, first_key, thread)),
         k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)),
         paged_rows{p, shared.block, thread} {}
 
@@ -63,7 +69,7 @@ struct KvCopy {
     if constexpr (Config::kIsInt8) copy_scales(key);
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.k);
-      return copy_elements<CopyK>(smem + stage * Config::kKStride, p.k, key, k_columns());
+      return copy_elements<CopyK, RowsK>(smem + stage * Config::kKStride, p.k, key, k_columns());
     }
     Address const target = k_target + stage * Config::kKStride;
     if constexpr (Config::kIsPaged) {
@@ -77,7 +83,7 @@ struct KvCopy {
   CUTE_DEVICE void copy_v(int key, int stage) {
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.v);
-      return copy_elements<CopyV>(smem + stage * Config::kVStride, p.v, key, p.head_dim_v);
+      return copy_elements<CopyV, RowsV>(smem + stage * Config::kVStride, p.v, key, p.head_dim_v);
     }
     // Where rows are as long as K's, so is this thread's place in them.
     Address target = k_target + Config::kVOffset;
@@ -137,11 +143,11 @@ struct KvCopy {
   }
 
   // Where a thread reads its first vector of the tile that begins at `key`.
-  template <class Copy>
+  template <class Copy, class Rows>
   CUTE_DEVICE static Kv const* source(Problem const& p, Operand const& t, Coord const& tile,
                                       int key, int thread) {
     int const row = key / kKeysOfRow<Copy> + Copy::row(thread);
-    return DenseKv<Kv>(p, tile.seq, t, tile.head_kv).row(row) + Copy::column(thread);
+    return Rows(p, tile.seq, t, tile.head_kv).row(row) + Copy::column(thread);
   }
 
   // Moves `source` on to the next tile. opaque: d128 128x64x4 has 8 bytes of local memory for this
@@ -174,12 +180,12 @@ struct KvCopy {
 
   // Element by element, to the tile at `smem`. opaque: or the compiler keeps this thread's place
   // through the loop, and spills for it.
-  template <class Copy>
+  template <class Copy, class Rows>
   CUTE_DEVICE void copy_elements(char const* smem, Operand const& t, int key, int columns) const {
     if (!has(key)) return;
     int const own = opaque(thread);
     Copy::load_elements(Arch::smem_address(smem) + Copy::offset(own),
-                        source<Copy>(p, t, shared.block.tile, key, own), t.row_stride,
+                        source<Copy, Rows>(p, t, shared.block.tile, key, own), t.row_stride,
                         rows_left<Copy>(key), columns, own);
   }
 };

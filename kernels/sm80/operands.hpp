@@ -19,8 +19,9 @@ struct Operands {
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using Step = Products<Config, Score, Arch>;
-  // Other calls than aligned ones are for the general score alone, and dense: see manifest.toml.
-  using IsAligned = std::conditional_t<Score::kIsGeneral && Config::kIsDense, bool, true_type>;
+  // Other calls than aligned ones are for the general score alone: see manifest.toml.
+  using IsAligned =
+      std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, true_type>;
 
   Shared& shared;
   TileRange const& range;  // of the tiles of keys, in keys

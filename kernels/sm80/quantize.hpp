@@ -25,13 +25,13 @@ struct SourceRows {
   int seqlen, head_dim;
   bool is_aligned;  // to 16 bytes, all rows
 
-  // head: of all batch entries.
   template <class Params>
-  CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim, int head)
-      : row_stride(t.row_stride), seqlen(params.problem.seq_k.seqlen), head_dim(head_dim) {
-    int const batch = params.by_heads_kv(head);
-    int const head_kv = head - batch * params.problem.num_heads_kv;
-    first = static_cast<Element const*>(t.data) + batch * t.batch_stride + head_kv * t.head_stride;
+  CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim,
+                         typename Params::Head const& head)
+      : row_stride(t.row_stride),
+        seqlen(params.key_tiles.seqlen(params.problem, head)),
+        head_dim(head_dim) {
+    first = params.key_tiles.template source<Element>(params.problem, t, head);
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
@@ -70,6 +70,8 @@ CUTE_DEVICE void store_vector(char* to, uint32_t const (&words)[4]) {
 template <class Element, int kHeadDim, class Params_ = QuantizedParams>
 struct QuantizeKeys {
   using Params = Params_;
+  using Head = typename Params::Head;
+  using Tiles = QuantizedTiles<Head>;
   using Keys = SourceRows<Element>;
   static constexpr int kThreads = Params::kAsideThreads;
   static constexpr int kSmemBytes = Params::kAsideSmemBytes;
@@ -82,7 +84,8 @@ struct QuantizeKeys {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    QuantizedTiles const own = params.tiles_of_block(Arch::block());
+    Tiles const own = params.template tiles_of_block<Arch>(Arch::block());
+    if (Params::KeyTiles::kMayBeNone && own.first >= own.end) return;
     Keys const keys(params, params.source_k, params.problem.head_dim, own.head);
     if (keys.is_aligned) {
       round<Arch, true>(params, own, keys, reinterpret_cast<float*>(smem));
@@ -93,7 +96,7 @@ struct QuantizeKeys {
 
  private:
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own, Keys const& keys,
+  CUTE_DEVICE static void round(Params const& params, Tiles const& own, Keys const& keys,
                                 float* partial) {
     float* const shift = partial + kPartialSums * kHeadDim;
     add_up_samples<Arch, kIsAligned>(keys, partial);
@@ -107,8 +110,8 @@ struct QuantizeKeys {
   }
 
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round_tile(Params const& params, int head, int tile, Keys const& keys,
-                                     float const* shift) {
+  CUTE_DEVICE static void round_tile(Params const& params, Head const& head, int tile,
+                                     Keys const& keys, float const* shift) {
     int const group = Arch::thread() / 32, lane = Arch::thread() % 32;
     int const first_key = tile * quantize::kTileKeys;
     uint32_t words[kPieces][8];
@@ -199,8 +202,8 @@ struct QuantizeKeys {
   }
 
   template <class Arch>
-  CUTE_DEVICE static void find_shift(Params const& params, QuantizedTiles const& own,
-                                     Keys const& keys, float const* partial, float* shift) {
+  CUTE_DEVICE static void find_shift(Params const& params, Tiles const& own, Keys const& keys,
+                                     float const* partial, float* shift) {
     float const factor = 1.0f / float(quantize::samples_of(keys.seqlen));
     for (int d = Arch::thread(); d < kHeadDim; d += kThreads) {
       float total = partial[d];
@@ -217,10 +220,10 @@ struct QuantizeKeys {
     return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
 
-  CUTE_DEVICE static void store(Params const& params, int head, int key, int chunk,
+  CUTE_DEVICE static void store(Params const& params, Head const& head, int key, int chunk,
                                 uint32_t const (&words)[4]) {
     Operand const& k8 = params.problem.k;  // of elements of two bytes
-    int64_t const row = int64_t(head) * params.tiles * quantize::kTileKeys + key;
+    int64_t const row = params.key_tiles.number(head, 0) * quantize::kTileKeys + key;
     char* const to = static_cast<char*>(k8.data) + row * params.columns + chunk * 16;
     store_vector(to, words);
   }

@@ -16,7 +16,10 @@ namespace cutlass_attn::sm80 {
 template <class Element, int kHeadDim, int kHeadDimV, class Params_ = QuantizedValuesParams>
 struct QuantizeKeysAndValues {
   using Params = Params_;
-  static constexpr bool kIsFp8 = std::is_same_v<Params, Fp8ValuesParams>;
+  using Head = typename Params::Head;
+  using Tiles = QuantizedTiles<Head>;
+  static constexpr bool kIsFp8 =
+      std::is_same_v<typename Params::TileScales, quantize::KeyFp8Scales>;
   using Keys = QuantizeKeys<Element, kHeadDim, Params>;
   static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
   static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns, of a key
@@ -24,12 +27,13 @@ struct QuantizeKeysAndValues {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    int const block = Arch::block() - params.heads * params.head_blocks;
+    int const block = Arch::block() - params.key_tiles.heads * params.key_tiles.head_blocks;
     if (block < 0) {
       Keys::template run<Arch>(params, smem);
       return;
     }
-    QuantizedTiles const own = params.tiles_of_block(block);
+    Tiles const own = params.template tiles_of_block<Arch>(block);
+    if (Params::KeyTiles::kMayBeNone && own.first >= own.end) return;
     Values const values(params, params.source_v, params.problem.head_dim_v, own.head);
     if (values.is_aligned) {
       round<Arch, true>(params, own, values, reinterpret_cast<float*>(smem));
@@ -42,8 +46,8 @@ struct QuantizeKeysAndValues {
   using Values = SourceRows<Element>;
 
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own,
-                                Values const& values, float* of_warps) {
+  CUTE_DEVICE static void round(Params const& params, Tiles const& own, Values const& values,
+                                float* of_warps) {
     CUTE_NO_UNROLL
     for (int tile = own.first; tile < own.end; ++tile) {
       // One barrier a tile: what it is for is not written again before the next.
@@ -52,8 +56,8 @@ struct QuantizeKeysAndValues {
   }
 
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round_tile(Params const& params, int head, int tile, Values const& values,
-                                     float* of_warps) {
+  CUTE_DEVICE static void round_tile(Params const& params, Head const& head, int tile,
+                                     Values const& values, float* of_warps) {
     int const head_dim_v = params.problem.head_dim_v;
     int const warp = Arch::thread() / 32, pair = Arch::thread() % 32 / 4;
     int const first_key = warp * 16 + pair * 2, first_column = Arch::thread() % 4 * 8;
@@ -134,8 +138,8 @@ struct QuantizeKeysAndValues {
     }
 
     Operand const& v8 = params.problem.v;  // of elements of two bytes
-    int64_t const row = (int64_t(head) * params.tiles + tile) * (quantize::kTileKeys / 2) +
-                        warp * 8 + pair_row(pair);
+    int64_t const row =
+        params.key_tiles.number(head, tile) * (quantize::kTileKeys / 2) + warp * 8 + pair_row(pair);
     CUTE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       int const column = first_column + v * 32;

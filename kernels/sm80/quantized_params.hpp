@@ -10,13 +10,13 @@
 //                                          pair_row()
 //   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K
+//
+// key_tiles.hpp says where the tiles of a head are: of packed sequences, in slots.
 #pragma once
 
 #include <type_traits>
 
-#include "core/divide.hpp"
-#include "core/forward_params.hpp"
-#include "core/quantize.hpp"
+#include "sm80/key_tiles.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -31,15 +31,13 @@ CA_HOST_DEVICE constexpr int permuted_column(int p) { return p / 4 * 2 + p % 2 +
 // rows 2 t and 2 t + 1 together.
 CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4; }
 
-// What a block rounds: tiles of 64 keys from `first` on, before `end`, of one of the heads of all
-// batch entries.
-struct QuantizedTiles {
-  int32_t head, first, end;
-};
-
-template <class TileScales_>
-struct BasicQuantizedParams : ForwardParams {
+template <class TileScales_, class KeyTiles_ = DenseKeyTiles>
+struct BasicQuantizedParams : KeyTiles_::Params {
   using TileScales = TileScales_;
+  using KeyTiles = KeyTiles_;
+  using Head = typename KeyTiles::Head;
+  using Base = typename KeyTiles::Params;
+  using Base::problem;
   static constexpr bool kHasValues = !std::is_same_v<TileScales, quantize::KeyScales>;
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
@@ -49,86 +47,75 @@ struct BasicQuantizedParams : ForwardParams {
   TileScales* scales;
   float* shift;
   int32_t columns;  // of k8
-  int32_t tiles;    // of 64 keys, of a head
-  int32_t heads;
-  int32_t block_tiles, head_blocks;  // of a block that rounds, and such blocks of a head
-  FastDivisor by_blocks, by_heads_kv;
+  KeyTiles key_tiles;
 
   static BasicQuantizedParams prepare(Problem const& p, Workspace const& workspace,
                                       DeviceLimits const& device, KernelFacts const& facts) {
-    BasicQuantizedParams params(ForwardParams::prepare(p, workspace, device, facts));
+    BasicQuantizedParams params(Base::prepare(p, workspace, device, facts));
     params.source_k = p.k;
     params.source_v = p.v;
     params.columns = columns_of(p);
-    params.tiles = tiles_of(p);
-    params.heads = p.batch * p.num_heads_kv;
-    params.block_tiles = block_tiles_of(int64_t(params.heads) * params.tiles, device);
-    params.head_blocks = (params.tiles + params.block_tiles - 1) / params.block_tiles;
-    params.by_blocks = FastDivisor(params.head_blocks > 0 ? params.head_blocks : 1);
-    params.by_heads_kv = FastDivisor(p.num_heads_kv > 0 ? p.num_heads_kv : 1);
+    params.key_tiles = KeyTiles(p, device);
     char* next = static_cast<char*>(workspace.data);
     params.problem.k = params.place(next, p.k, quantize::kTileKeys, params.columns / 2);
     if constexpr (kHasValues) {
       params.problem.v = params.place(next, p.v, quantize::kTileKeys / 2, p.head_dim_v);
     }
     params.scales = reinterpret_cast<TileScales*>(next);
-    params.shift = reinterpret_cast<float*>(params.scales + int64_t(params.heads) * params.tiles);
+    params.shift = reinterpret_cast<float*>(params.scales + KeyTiles::tiles_of(p));
     return params;
   }
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const&) {
-    int64_t const heads = int64_t(p.batch) * p.num_heads_kv, columns = columns_of(p);
+    int64_t const columns = columns_of(p);
     int64_t const bytes = columns + (kHasValues ? p.head_dim_v : 0);  // of a key
     int64_t const of_tile = quantize::kTileKeys * bytes + int64_t(sizeof(TileScales));
-    return heads * (tiles_of(p) * of_tile + columns * 4);
+    return KeyTiles::tiles_of(p) * of_tile + KeyTiles::heads_of(p) * columns * 4;
   }
 
   // Blocks that round V, where there are, come after those that round K.
   Launch launch_before(KernelFacts const&) const {
-    return {int64_t(heads) * head_blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
+    int64_t const blocks = int64_t(key_tiles.heads) * key_tiles.head_blocks;
+    return {blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
   // In a kernel: of block `block` of those that round K, or V.
-  CA_HOST_DEVICE QuantizedTiles tiles_of_block(int32_t block) const {
-    int32_t const head = by_blocks(block), first = (block - head * head_blocks) * block_tiles;
-    int32_t const end = first + block_tiles;
-    return {head, first, end < tiles ? end : tiles};
+  template <class Arch>
+  CA_HOST_DEVICE QuantizedTiles<Head> tiles_of_block(int32_t block) const {
+    return key_tiles.template of_block<Arch>(problem, block);
   }
   // Of the KV head of a batch entry.
-  CA_HOST_DEVICE int32_t head_of(int32_t batch, int32_t head_kv) const {
-    return batch * problem.num_heads_kv + head_kv;
+  template <class SeqInfo>
+  CA_HOST_DEVICE Head head_of(SeqInfo const& seq, int32_t head_kv) const {
+    return key_tiles.head_of(problem, seq, head_kv);
   }
-  CA_HOST_DEVICE TileScales* scales_of(int32_t head, int32_t tile) const {
-    return scales + (int64_t(head) * tiles + tile);
+  CA_HOST_DEVICE TileScales* scales_of(Head const& head, int32_t tile) const {
+    return scales + key_tiles.number(head, tile);
   }
-  CA_HOST_DEVICE float* shift_of(int32_t head) const { return shift + int64_t(head) * columns; }
+  CA_HOST_DEVICE float* shift_of(Head const& head) const {
+    return shift + key_tiles.number(problem, head) * columns;
+  }
 
  private:
-  explicit BasicQuantizedParams(ForwardParams const& params) : ForwardParams(params) {}
+  explicit BasicQuantizedParams(Base const& params) : Base(params) {}
 
   // An operand of so many rows a tile, and elements of two bytes a row, at `next`, which moves on.
   Operand place(char*& next, Operand const& from, int64_t rows, int64_t row_elements) const {
-    int64_t const of_head = tiles * rows * row_elements;
-    Operand const placed{next, problem.num_heads_kv * of_head, of_head, row_elements, from.dtype};
-    next += heads * of_head * 2;
+    int64_t const of_tile = rows * row_elements;
+    Operand const placed = key_tiles.placed(problem, next, from.dtype, of_tile, row_elements);
+    next += KeyTiles::tiles_of(problem) * of_tile * 2;
     return placed;
   }
 
-  // Each block works out the shift of its head, and the first of its tiles is waited for: up to
-  // eight tiles, as long as there are 16 blocks for an SM.
-  static int32_t block_tiles_of(int64_t all_tiles, DeviceLimits const& device) {
-    int64_t const blocks = 16 * int64_t(device.num_sms), each = 8;
-    return int32_t(all_tiles < blocks * each ? 1 + (all_tiles - 1) / blocks : each);
-  }
   static int32_t columns_of(Problem const& p) { return (p.head_dim + 31) / 32 * 32; }
-  static int32_t tiles_of(Problem const& p) {
-    return (p.seq_k.seqlen + quantize::kTileKeys - 1) / quantize::kTileKeys;
-  }
 };
 
 using QuantizedParams = BasicQuantizedParams<quantize::KeyScales>;
 using QuantizedValuesParams = BasicQuantizedParams<quantize::KeyValueScales>;
 using Fp8ValuesParams = BasicQuantizedParams<quantize::KeyFp8Scales>;
+using QuantizedVarlenParams = BasicQuantizedParams<quantize::KeyScales, VarlenKeyTiles>;
+using QuantizedValuesVarlenParams = BasicQuantizedParams<quantize::KeyValueScales, VarlenKeyTiles>;
+using Fp8ValuesVarlenParams = BasicQuantizedParams<quantize::KeyFp8Scales, VarlenKeyTiles>;
 
 }  // namespace cutlass_attn::sm80

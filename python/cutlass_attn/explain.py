@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _C, quantized
 from ._call.call import SIGNATURES, Call
+from ._call.packed import dense_calls
 from .attention import Array, find_torch
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
@@ -115,7 +116,7 @@ def explain(
             148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
             so tensors on torch's "meta" device serve as well. Only with `quantize` numbers are
             looked at, for `Explanation.predicted_error`: up to 256 queries and 8 tiles of 64 keys
-            of each head, for which it waits for the GPU.
+            of each head, and of up to 8 packed sequences, for which it waits for the GPU.
 
     Raises:
         TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
@@ -134,7 +135,7 @@ def explain(
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
         verdicts = _SERVING[function](q, k, v, options, where)
-        dtype, quantize = str(q.dtype).removeprefix("torch."), None
+        dtype, quantize = str(q.dtype).removeprefix("torch."), options.get("quantize")
     else:
         verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
         facts = call.facts()
@@ -148,15 +149,24 @@ def explain(
             for x in verdicts
         ),
         quantize,
-        _predicted_error(call) if quantize else None,
+        _predicted_error(call, function) if quantize else None,
     )
 
 
-def _predicted_error(call: Call) -> float | None:
-    """The largest of any head; None where there are no numbers on the host to be had."""
-    library = library_of(call.q)
-    if not library.has_numbers(call.q):
+def _predicted_error(call: Call, function: str) -> float | None:
+    """The largest of any head, of packed sequences of up to 8 of them, evenly spread; None where
+    there are no numbers on the host to be had."""
+    if not library_of(call.q).has_numbers(call.q):
         return None
+    if function == "attention":
+        return _predicted_error_of(call)
+    calls = [one for _b, _rows, one in dense_calls(call.q, call.k, call.v, call.options)]
+    few = np.unique(np.arange(8) * len(calls) // 8)[: len(calls)]
+    return max((_predicted_error_of(calls[i]) for i in few), default=0.0)
+
+
+def _predicted_error_of(call: Call) -> float:
+    library = library_of(call.q)
     facts = call.facts()
     tiles = -(-facts.seqlen_k // quantized.TILE_KEYS)
     first = np.unique(np.arange(8) * tiles // 8) * quantized.TILE_KEYS

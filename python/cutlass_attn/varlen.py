@@ -64,6 +64,7 @@ def attention_varlen(
     return_lse: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
+    quantize: str | None = None,
     verify: bool = False,
     validate: bool = False,
 ) -> Any:
@@ -105,7 +106,10 @@ def attention_varlen(
         return_lse: also return the natural log of each softmax's denominator.
         out: (T, Hq, Dv): where to put the result. Rows of no entry stay as they are.
         kernel: as of `attention`.
-        verify: the same.
+        quantize: None, "qk", "int8" or "fp8", as of `attention`: each entry is rounded by itself,
+            its keys in tiles of 64 from its first on. Without ``block_table``, scales, dropout or
+            gradients; K and V of q's dtype.
+        verify: as of `attention`, of each entry by itself.
         validate: check offsets, lengths and pages of CUDA tensors, on the GPU: one that is out of
             range stops the GPU's work, and the next call that waits for it raises. Without it such
             a call reads or writes what it should not. On a CPU they are always checked.
@@ -118,8 +122,8 @@ def attention_varlen(
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
             call.
-        NotImplementedError: as `attention`; so does the backward pass of a call with
-            ``block_table``, and that of one with a scale ValueError.
+        NotImplementedError: as `attention`, also with ``quantize``; so does the backward pass of a
+            call with ``block_table``, and that of one with a scale ValueError.
         RuntimeError: CUDA reported an error.
         VerificationError: see ``verify``.
     """

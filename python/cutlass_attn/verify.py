@@ -67,16 +67,24 @@ def verified(call: Call) -> Any:
     other kernel's of q, k and v as they were given. That takes a further call, and is not judged.
     """
     facts = call.facts()
+    lib = library_of(call.q)
+    if facts.dropout_p > 0 and call.options.get("rng_state") is None:
+        call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
+    out, lse = call.run(return_lse=True)
+    tested = next(verdict.key for verdict in call.verdicts(out=out) if verdict.chosen)
+    confirm(call, tested, out, lse)
+    return (out, lse) if call.options.get("return_lse") else out
+
+
+def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
+    """What `verified` does with a call's result and log-sum-exp, those of the kernel `tested`."""
+    facts = call.facts()
     if facts.quantize is not None and facts.head_dim > _MAX_ROUNDED_HEAD_DIM:
         raise ValueError(
             f"verify=True with quantize: head_dim is {facts.head_dim}, and the baseline's columns "
             f"are twice as many; allowed: up to {_MAX_ROUNDED_HEAD_DIM}"
         )
     lib = library_of(call.q)
-    if facts.dropout_p > 0 and call.options.get("rng_state") is None:
-        call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
-    out, lse = call.run(return_lse=True)
-    tested = next(verdict.key for verdict in call.verdicts(out=out) if verdict.chosen)
     baseline = _baseline(facts.device, tested)
     same = call if facts.quantize is None else _with_rounded_operands(call, lib, facts)
     on_baseline = {"kernel": baseline, "accumulate": "fp32", "out": None, "return_lse": False}
@@ -124,7 +132,6 @@ def verified(call: Call) -> Any:
     if facts.quantize is not None and LOG.isEnabledFor(logging.INFO):
         given = call.with_options(quantize=None).run(**on_baseline)
         _report(names, facts, lib.to_float32(out), lib.to_float32(given))
-    return (out, lse) if call.options.get("return_lse") else out
 
 
 def _confirm_rounded_weights(

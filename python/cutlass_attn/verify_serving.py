@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import _C
-from .verify import ROUNDING, SUMMATION, compare, largest, library_of
+from ._call.packed import dense_calls
+from .verify import ROUNDING, SUMMATION, compare, confirm, largest, library_of
 
 Run = Callable[..., Any]
 # Of a sequence: where its rows are in the result, where its log-sum-exp is, its keys, its values.
@@ -25,6 +26,8 @@ _OF_APPEND = (
 
 def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     """The result of `attention_varlen`; raises as `verify.verified`, whose tolerance it is."""
+    if options.get("quantize") is not None:
+        return _verified_in_8_bits(q, k, v, options)
     lib = library_of(q)
     options = dict(options)
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
@@ -47,6 +50,16 @@ def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
             yield own, own, stored[0], stored[1]
 
     return _verified(lib, _C.varlen, _C.explain_varlen, (q, k, v), options, {}, entries)
+
+
+def _verified_in_8_bits(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """The same with `quantize`: each sequence as a dense call of its own is confirmed."""
+    out, lse = _C.varlen(q, k, v, {**options, "return_lse": True})
+    verdicts = _C.explain_varlen(q, k, v, {**options, "out": out})
+    tested = next(verdict.key for verdict in verdicts if verdict.chosen)
+    for b, rows, call in dense_calls(q, k, v, options):
+        confirm(call, f"sequence {b}: {tested}", out[None, rows], lse[None, :, rows])
+    return (out, lse) if options.get("return_lse") else out
 
 
 def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[str, Any]) -> Any:

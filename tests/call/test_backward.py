@@ -299,6 +299,40 @@ def test_packed_sequences_are_those_of_each():
     torch.testing.assert_close(grads["grad_sinks"], due["grad_sinks"])
 
 
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if "varlen" in v.kernel or v.kernel == "cpu/backward"]
+)
+def test_rows_before_the_first_packed_sequence(variant):
+    """More of them than a tile has: they are no sequence's, and stay as they are."""
+    device = "cuda" if variant.device == "cuda" else "cpu"
+    dtype, head_dim = getattr(torch, variant.dtype), variant.head_dim or 64
+    torch.manual_seed(0)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 70], [0, 130]))
+    q, k, v, grad_out = (
+        torch.randn(rows, 2, head_dim, dtype=dtype, device=device) for rows in (70, 130, 130, 70)
+    )
+    out, lse = cutlass_attn.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True)
+    results = []
+    for spare in (0, 300):
+
+        def behind(x, spare=spare):
+            return torch.cat([torch.full_like(x[:1], torch.nan).expand(spare, -1, -1), x])
+
+        args = [behind(x) for x in (q, k, v)]
+        given = {
+            "grad_out": behind(grad_out),
+            "out": behind(out),
+            "softmax_lse": torch.cat([lse.new_full((2, spare), torch.nan), lse], dim=1),
+        }
+        grads = {f"grad_{n}": torch.full_like(x, 7.0) for n, x in zip(ORDER, args, strict=True)}
+        options = {"kernel": variant.key, "cu_seqlens_q": cu_q + spare, "cu_seqlens_k": cu_k + spare}
+        _C.backward_varlen(*args, options, **given, **grads)
+        assert all((x[:spare] == 7.0).all() for x in grads.values())
+        results.append([x[spare:] for x in grads.values()])
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-2)
+
+
 def test_numpy():
     due = Solved(SMALL, "float32", 40, "cpu").run()
     solved = Solved(SMALL, "float32", 40, "cpu")

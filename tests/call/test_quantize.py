@@ -76,11 +76,8 @@ def test_without_recording_gradients_inputs_may_need_them():
         assert attention(q, k, v, quantize="qk", kernel=KERNEL).isfinite().all()
 
 
-def test_varlen_and_decode_do_not_know_it():
-    q = torch.zeros(4, 1, 64, dtype=torch.float16)
+def test_decode_does_not_know_it():
     ends = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'quantize'"):
-        cutlass_attn.attention_varlen(q, q, q, ends, quantize="qk")
     cache = torch.zeros(1, 1, 8, 64, dtype=torch.float16)
     with pytest.raises(TypeError, match="unexpected keyword argument 'quantize'"):
         cutlass_attn.attention_decode(cache[:, :, :1], cache, cache, ends[1:], quantize="qk")

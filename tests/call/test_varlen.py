@@ -138,6 +138,20 @@ def test_dropout_is_drawn_by_the_generator():
     assert not torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("kernel", ["cpu", "scalar/minimal-simt", "sm80/varlen-simt"])
+def test_rows_before_the_first_sequence(kernel):
+    """More of them than a tile has: they are no sequence's, and stay as they are."""
+    if kernel.endswith("-simt") and not cutlass_attn.build_info().simt:
+        pytest.skip("this build has no simt kernels")
+    args, _ = call_of(Batch("late", "", (70, 20), (130, 9)), "float16", 64, "cpu")
+    expected = attention_varlen(*args, kernel=kernel)
+    spare = (torch.full_like(x[:1], torch.nan).expand(300, -1, -1) for x in args[:3])
+    q, k, v = (torch.cat(parts) for parts in zip(spare, args[:3], strict=True))
+    out = torch.full_like(q, 7.0)
+    attention_varlen(q, k, v, *(x + 300 for x in args[3:]), out=out, kernel=kernel)
+    assert torch.equal(out[300:], expected) and (out[:300] == 7.0).all()
+
+
 @pytest.mark.gpu
 def test_a_graph_replays_with_other_lengths():
     case = Batch("graph", "", (30, 5, 1), (40, 70, 9), page=16, causal=True, spare_entries=2)

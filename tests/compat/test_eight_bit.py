@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import cutlass_attn  # noqa: E402
 import transformers  # noqa: E402, importorskip gives a module that is replaced on import
 from cutlass_attn.compat import transformers as compat  # noqa: E402
 
@@ -71,8 +72,13 @@ def test_refusals(model):
     compat.register("cutlass_attn_other", quantize="other")
     with pytest.raises(ValueError, match="quantize must be None"):
         logits(model, "cutlass_attn_other")
+
+
+def test_packed_sequences():
     x = torch.randn(1, 2, 9, 16).bfloat16()
-    lengths = torch.tensor([0, 4, 9])
-    options = {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "quantize": "qk"}
-    with pytest.raises(ValueError, match="quantize is 'qk', but sequences are packed"):
-        compat.attention_forward(torch.nn.Module(), x, x, x, None, **options)
+    ends = torch.tensor([0, 4, 9])
+    options = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "quantize": "qk"}
+    found, _ = compat.attention_forward(torch.nn.Module(), x, x, x, None, **options)
+    rows = x[0].transpose(0, 1)
+    due = cutlass_attn.attention_varlen(rows, rows, rows, ends.int(), causal=True, quantize="qk")
+    assert torch.equal(found[0], due)

@@ -125,9 +125,15 @@ TEST(products_in_8_bits_go_without_some) {
            "quantize is \"qk\", but accumulate is \"fp16_pv\"; allowed: \"fp32\"");
   CHECK_EQ(with([](P& p) { p.dropout = {0.5f, rng_state}; }),
            "quantize is \"qk\", but dropout_p is 0.500000; allowed: 0");
-  CHECK_EQ(with([](P& p) { p.seq_k.seqused = lengths; }),
-           "quantize is \"qk\", but sequences are packed, in pages or of lengths of their own; "
-           "allowed: dense ones");
+  CHECK_EQ(with([](P& p) { p.seq_k.seqused = lengths; }), "");
+  CHECK_EQ(with([](P& p) { p.kv = {lengths, 1, 1, 3}; }),
+           "quantize is \"qk\", but k and v are in pages (block_table); allowed: dense or packed "
+           "ones, or quantize=None, with which pages may be of float8_e4m3fn");
+  CHECK_EQ(with([](P& p) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; }),
+           "quantize is \"qk\", but k and v are float8_e4m3fn; allowed: of q's dtype");
+  static float const scale = 2.0f;
+  CHECK_EQ(with([](P& p) { p.v.scale = &scale; }),
+           "quantize is \"qk\", but k_scale or v_scale is given; allowed: none, or 1");
 }
 
 // Memory for the options, and calls that use it well.

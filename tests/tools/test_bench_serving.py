@@ -124,6 +124,14 @@ def test_a_wrong_element_of_any_sequence_fails(problem):
         assert not yardstick.judge(wrong).ok
 
 
+@pytest.mark.parametrize("kernel", ["cpu/int8_qk", "cpu/int8", "cpu/int8_fp8"])
+def test_packed_sequences_in_8_bits_are_judged_by_their_own_rounding(kernel):
+    inputs = PACKED.inputs("cpu", 0)
+    (impl,) = impls.ours([kernel], "varlen")
+    bound = impl.prepare(inputs)
+    assert Yardstick(inputs, quantize=bound.quantize).judge(result_of(bound)).ok
+
+
 def test_all_of_packed_sequences_is_compared():
     inputs = PACKED.inputs("cpu", 0)
     q, k, v = (x[0] for x in inputs.bshd)

@@ -130,6 +130,8 @@ def _(*args: Any) -> None:
 def _prepare(q: torch.Tensor, options: dict[str, Any]) -> None:
     if options.pop("verify", False):
         raise ValueError(torch_library.NO_VERIFY)
+    if isinstance(options.get("quantize"), _C.PrequantizedKV):
+        raise ValueError(torch_library.NO_PREQUANTIZED)
     for name in ("k_scale", "v_scale"):
         scale = options.get(name)
         if isinstance(scale, bool):

@@ -104,7 +104,7 @@ def attention_forward(
         softcap: if not None, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
         s_aux: (Hq,), one more logit in the softmax's denominator; "sinks" is the same.
         position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
-        quantize: as `cutlass_attn.attention` has it; packed sequences have none.
+        quantize: as `cutlass_attn.attention` has it.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
@@ -176,8 +176,6 @@ def _packed(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Sequences one after the other in a batch of one, and no mask that says where each begins."""
-    if quantize := options.get("quantize"):
-        raise ValueError(f"quantize is {quantize!r}, but sequences are packed; allowed: None")
     if query.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q needs a batch of one, got one of {query.shape[0]}")
     if dropout:

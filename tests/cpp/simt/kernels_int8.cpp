@@ -2,6 +2,7 @@
 
 #include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
+#include "simt/packed.hpp"
 #include "sm80/forward.hpp"
 
 using namespace cutlass_attn;
@@ -15,6 +16,19 @@ Status launch_on_host(Problem const& problem, RunOptions const& given) {
   RunOptions options = given;
   options.workspace = {workspace.data(), int64_t(workspace.size())};
   return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
+}
+
+// The same as packed sequences, behind each of which three keys do not count, between two of half
+// the keys and no queries: their slots, scales and shifts are not those of the call.
+template <class Kernel, class... Scores>
+Status run_packed(Problem const& problem, RunOptions const& options) {
+  Problem beside = problem;
+  beside.seq_q.seqlen = 0;
+  beside.seq_k.seqlen /= 2;
+  packed::Packed packed({beside, problem, beside}, 3);
+  Status const status = launch_on_host<Kernel, Scores...>(packed.problem, options);
+  packed.give_back();
+  return status;
 }
 
 }  // namespace
@@ -42,10 +56,21 @@ std::vector<KernelUnderTest> kernels_under_test() {
                       &launch_on_host<Fp8, IdentityScore, SoftcapScore>};
   KernelUnderTest fp8_general{"sm89/int8_fp8_general/f16/d64/64x64x4", DType::kFloat16,
                               &launch_on_host<Fp8, GeneralScore>, true};
-  for (KernelUnderTest* kernel : {&pipelined, &general, &tiled, &two_scales}) {
+  using QkVarlen =
+      sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, float, RowLayout::kVarlen>;
+  KernelUnderTest qk_varlen{"sm80/int8_qk_varlen/f16/d64/64x64x4, packed", DType::kFloat16,
+                            &run_packed<QkVarlen, IdentityScore, SoftcapScore>};
+  using Int8Varlen =
+      sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, int32_t, RowLayout::kVarlen>;
+  KernelUnderTest int8_varlen{"sm80/int8_varlen/f16/d64/64x64x4, packed", DType::kFloat16,
+                              &run_packed<Int8Varlen, IdentityScore, SoftcapScore>};
+  for (KernelUnderTest* kernel : {&pipelined, &general, &tiled, &two_scales, &qk_varlen}) {
     kernel->quantize = Quantize::kQk;
   }
-  for (KernelUnderTest* kernel : {&int8, &int8_general}) kernel->quantize = Quantize::kInt8;
+  for (KernelUnderTest* kernel : {&int8, &int8_general, &int8_varlen}) {
+    kernel->quantize = Quantize::kInt8;
+  }
   for (KernelUnderTest* kernel : {&fp8, &fp8_general}) kernel->quantize = Quantize::kFp8;
-  return {pipelined, general, tiled, two_scales, int8, int8_general, fp8, fp8_general};
+  return {pipelined,    general, tiled,       two_scales, int8,
+          int8_general, fp8,     fp8_general, qk_varlen,  int8_varlen};
 }

@@ -212,7 +212,7 @@ struct Quantized {
     Params const params =
         Params::prepare(p, {workspace.data(), int64_t(workspace.size())}, limits, facts);
     columns = params.columns;
-    tiles = params.tiles;
+    tiles = params.key_tiles.tiles;
     Launch const launch = params.launch_before(facts);
     Status const status =
         simt::run_grid({launch.blocks, launch.threads, launch.smem_bytes}, {}, [&](char* smem) {

@@ -230,8 +230,10 @@ def _prepare_decode(kernel: str, inputs: Inputs, **scales: Any) -> Bound:
 def _prepare_varlen(kernel: str, inputs: Inputs) -> Bound:
     q, k, v = (x[0] for x in inputs.bshd)
     options, ends = _options(attention_varlen, inputs), inputs.cu_seqlens
+    if (products := quantize_of(kernel)) is not None:
+        options["quantize"] = products
     run = partial(attention_varlen, q, k, v, ends, ends, **options)
-    return _of_kernel(kernel, run, _packed)
+    return replace(_of_kernel(kernel, run, _packed), quantize=products)
 
 
 def _options(function: Callable[..., Any], inputs: Inputs) -> dict[str, Any]:

@@ -49,14 +49,14 @@ class Yardstick:
         self._accumulate, self._quantize = accumulate, quantize
         self._whole = whole
         self._parts: list[_Part] = []
-        for at, at_kv in _compared(inputs, whole):
+        for at, at_kv, all_keys in _compared(inputs, whole):
             q, k, v = (
                 to_numpy(x[i]) for x, i in ((inputs.q, at), (inputs.k, at_kv), (inputs.v, at_kv))
             )
             scale, unit = q.shape[-1] ** -0.5, 0.0
             if quantize is not None:
                 # The keys that a mask hides count as well.
-                rounded = operands(q, to_numpy(inputs.k[at_kv[:2]]))
+                rounded = operands(q, to_numpy(inputs.k[at_kv[0], at_kv[1], all_keys]))
                 unit = rounded.unit() * scale
                 q, k = rounded.columns(q, k.shape[2])
             expected = reference(
@@ -113,14 +113,15 @@ class Yardstick:
         )
 
 
-def _compared(inputs: Inputs, whole: bool) -> Iterator[tuple[_Index, _Index]]:
-    """Parts of the result, and the keys and values that they depend on."""
+def _compared(inputs: Inputs, whole: bool) -> Iterator[tuple[_Index, _Index, slice]]:
+    """Parts of the result, the keys and values that they depend on, and all of their sequence."""
     first_q = first_k = 0
     for sequence in inputs.problem.sequences:
         for at, at_kv in [((_ALL,) * 3, (_ALL,) * 3)] if whole else _ends(sequence):
             yield (
                 (*at[:2], _moved(at[2], first_q, sequence.seqlen_q)),
                 (*at_kv[:2], _moved(at_kv[2], first_k, sequence.seqlen_k)),
+                _moved(_ALL, first_k, sequence.seqlen_k),
             )
         first_q += sequence.seqlen_q
         first_k += sequence.seqlen_k
