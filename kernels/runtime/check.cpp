@@ -232,6 +232,15 @@ Status check_quantize(Problem const& p, Op op) {
     return Status::invalid("quantize is " + std::to_string(int32_t(p.quantize)) +
                            ", allowed: " + numbered(facts::kQuantizeNames));
   }
+  if (p.max_error != 0.0f) {
+    std::string const is = "max_error is " + std::to_string(p.max_error) + ", ";
+    if (!(p.max_error > 0.0f && p.max_error < kInf)) {
+      return Status::invalid(is + "allowed: a finite number above 0, or 0 for none");
+    }
+    if (p.quantize == Quantize::kNone) {
+      return Status::invalid(is + "but quantize is None; allowed: with products in 8 bits");
+    }
+  }
   if (p.quantize == Quantize::kNone) return {};
   auto const with = [&](std::string const& what) {
     return Status::invalid("quantize is " + value_of(p.quantize) + ", but " + what);

@@ -35,6 +35,11 @@ struct SourceRows {
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
+  CUTE_DEVICE SourceRows(Element const* first, int64_t row_stride, int seqlen, int head_dim)
+      : first(first), row_stride(row_stride), seqlen(seqlen), head_dim(head_dim) {
+    is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
+  }
+
   // 16 or 8 columns of a row, from a multiple of 8 on; zeros where there are none. kIsAligned is a
   // constant, or each load would be in a branch, and waited for before the next.
   template <bool kIsAligned, int kWords>
@@ -91,15 +96,28 @@ struct QuantizeKeys {
     }
   }
 
- private:
+  // The shift, in shared memory behind the partial sums, at shift_place(); of all threads.
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own, Keys const& keys,
-                                float* partial) {
+  CUTE_DEVICE static float* shift_of(Params const& params, QuantizedTiles const& own,
+                                     Keys const& keys, float* partial) {
     float* const shift = partial + kPartialSums * kHeadDim;
     add_up_samples<Arch, kIsAligned>(keys, partial);
     Arch::sync();  // partial sums full
     find_shift<Arch>(params, own, keys, partial, shift);
     Arch::sync();  // shift full
+    return shift;
+  }
+
+  // Lanes read four columns at a time of chunks next to each other, from different banks.
+  CUTE_DEVICE static int shift_place(int chunk, int column) {
+    return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
+  }
+
+ private:
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round(Params const& params, QuantizedTiles const& own, Keys const& keys,
+                                float* partial) {
+    float const* const shift = shift_of<Arch, kIsAligned>(params, own, keys, partial);
     CUTE_NO_UNROLL
     for (int tile = own.first; tile < own.end; ++tile) {
       round_tile<Arch, kIsAligned>(params, own.head, tile, keys, shift);
@@ -210,11 +228,6 @@ struct QuantizeKeys {
       shift[shift_place(d / 16, d % 16)] = mean;
       if (own.first == 0 && d < params.columns) params.shift_of(own.head)[d] = mean;
     }
-  }
-
-  // Lanes read four columns at a time of chunks next to each other, from different banks.
-  CUTE_DEVICE static int shift_place(int chunk, int column) {
-    return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
 
   CUTE_DEVICE static void store(Params const& params, int head, int key, int chunk,

@@ -128,6 +128,14 @@ TEST(products_in_8_bits_go_without_some) {
   CHECK_EQ(with([](P& p) { p.seq_k.seqused = lengths; }),
            "quantize is \"qk\", but sequences are packed, in pages or of lengths of their own; "
            "allowed: dense ones");
+  CHECK_EQ(with([](P& p) { p.max_error = 0.02f; }), "");
+  CHECK_EQ(message([](P& p) { p.max_error = 0.5f; }),
+           "max_error is 0.500000, but quantize is None; allowed: with products in 8 bits");
+  for (float wrong : {-1.0f, INFINITY, NAN}) {
+    CHECK_EQ(with([=](P& p) { p.max_error = wrong; }),
+             "max_error is " + std::to_string(wrong) +
+                 ", allowed: a finite number above 0, or 0 for none");
+  }
 }
 
 // Memory for the options, and calls that use it well.
