@@ -57,8 +57,9 @@ struct PredictedScratch {
 //   static void sync();                         // of all warps
 //   static float largest(float), sum(float);    // of a warp's lanes, for all of them
 //
-// Rows are those of one head, of K without the shift: load(row, column, float (&)[8]) has
-// eight columns from a multiple of eight on, and zeros where there are none.
+// Rows are those of one head, of K without the shift: load(row, column, float (&)[8]) has eight
+// columns from a multiple of eight on, and zeros where there are none: it is asked for all keys of
+// a tile, those beyond the last among them.
 template <class Lanes, Quantize kMode, class Q, class K, class V>
 struct Prediction {
   using Scratch = PredictedScratch<Lanes::kWarps>;

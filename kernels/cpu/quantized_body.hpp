@@ -277,12 +277,12 @@ template <class Element>
 struct PredictedRows {
   Element const* first;
   int64_t row_stride;
-  int head_dim;
+  int seqlen, head_dim;
   float const* shift = nullptr;
 
   CA_CPU_TARGET void load(int row, int column, float (&x)[8]) const {
     for (int d = 0; d < 8; ++d) {
-      bool const is_there = column + d < head_dim;
+      bool const is_there = row < seqlen && column + d < head_dim;
       x[d] = is_there ? to_float(first[row * row_stride + column + d]) : 0.0f;
       if (is_there && shift) x[d] -= shift[column + d];
     }
@@ -295,13 +295,13 @@ CA_CPU_TARGET float predict(Problem const& p, int batch, int head, float const* 
   DenseSeqInfo const seq(p, batch);
   int const head_kv = head / (p.num_heads_q / p.num_heads_kv);
   using Rows = PredictedRows<Element>;
-  Rows const q{seq.queries<Element>(p.q, head), p.q.row_stride, p.head_dim};
-  Rows const k{seq.keys<Element>(p.k, head_kv), p.k.row_stride, p.head_dim, shift};
-  Rows const v{seq.keys<Element>(p.v, head_kv), p.v.row_stride, p.head_dim_v};
+  int const seqlen_q = p.seq_q.seqlen, seqlen_k = p.seq_k.seqlen;
+  Rows const q{seq.queries<Element>(p.q, head), p.q.row_stride, seqlen_q, p.head_dim};
+  Rows const k{seq.keys<Element>(p.k, head_kv), p.k.row_stride, seqlen_k, p.head_dim, shift};
+  Rows const v{seq.keys<Element>(p.v, head_kv), p.v.row_stride, seqlen_k, p.head_dim_v};
   quantize::PredictedScratch<OneLane::kWarps> scratch;
   return quantize::predicted_error<OneLane, kMode>(
-      {p.seq_q.seqlen, p.seq_k.seqlen, p.head_dim, p.head_dim_v, p.logits.softmax_scale}, q, k, v,
-      scratch);
+      {seqlen_q, seqlen_k, p.head_dim, p.head_dim_v, p.logits.softmax_scale}, q, k, v, scratch);
 }
 
 template <class Element>

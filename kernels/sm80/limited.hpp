@@ -2,7 +2,8 @@
 // bits for the others.
 //
 // Before:   the launch that rounds K, or K and V, has a block more for every query head, which
-//           predicts its error (core/predict.hpp) and leaves it in the workspace.
+//           predicts its error (core/predict.hpp) and leaves it in the workspace. They are first:
+//           each takes longer than one that rounds.
 // Grid:     that of either kernel, whose tiles of queries are the same.
 // Block:    looks up the predictions for its KV head, and does what a block of the one kernel does,
 //           or of the other. A KV head has one answer, as tiles may have rows of all heads that
@@ -126,11 +127,11 @@ struct Limited {
     static constexpr int kThreads = Params::kAsideThreads;
     template <class Arch>
     CUTE_DEVICE static void run(Params const& params, char* smem) {
-      int const head = Arch::block() - params.rounding_blocks;
-      if (head < 0) {
-        Narrow::Before::template run<Arch>(params.narrow, smem);
+      int const block = Arch::block() - params.heads;
+      if (block < 0) {
+        PredictError<Element, kHeadDim, Params>::template run<Arch>(params, Arch::block(), smem);
       } else {
-        PredictError<Element, kHeadDim, Params>::template run<Arch>(params, head, smem);
+        Narrow::Before::template run<Arch>(params.narrow, smem, block);
       }
     }
   };

@@ -22,17 +22,17 @@ struct LimitedParams {
   Narrow narrow;       // in 8 bits
   ForwardParams wide;  // in 16 bits
   float* errors;
-  int32_t rounding_blocks;  // of the launch before, in front of those that predict
+  int32_t heads;  // query heads of all batch entries, each with a prediction
   int32_t heads_per_kv;
 
   static LimitedParams prepare(Problem const& p, Workspace const& workspace,
                                DeviceLimits const& device, KernelFacts const& facts) {
     LimitedParams params{Narrow::prepare(p, workspace, device, facts),
-                         ForwardParams::prepare(p, workspace, device, facts), nullptr, 0,
+                         ForwardParams::prepare(p, workspace, device, facts), nullptr,
+                         p.batch * p.num_heads_q,
                          p.num_heads_kv > 0 ? p.num_heads_q / p.num_heads_kv : 1};
     int64_t const before = Narrow::workspace_bytes(p, device, facts);
     params.errors = reinterpret_cast<float*>(static_cast<char*>(workspace.data) + before);
-    params.rounding_blocks = int32_t(params.narrow.launch_before(facts).blocks);
     return params;
   }
 
@@ -44,7 +44,7 @@ struct LimitedParams {
   Launch launch(KernelFacts const& facts) const { return wide.launch(facts); }
   Launch launch_before(KernelFacts const& facts) const {
     Launch launch = narrow.launch_before(facts);
-    launch.blocks += int64_t(wide.problem.batch) * wide.problem.num_heads_q;
+    launch.blocks += heads;
     launch.smem_bytes = kAsideSmemBytes;
     return launch;
   }

@@ -28,12 +28,8 @@ struct SourceRows {
   // head: of all batch entries.
   template <class Params>
   CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim, int head)
-      : row_stride(t.row_stride), seqlen(params.problem.seq_k.seqlen), head_dim(head_dim) {
-    int const batch = params.by_heads_kv(head);
-    int const head_kv = head - batch * params.problem.num_heads_kv;
-    first = static_cast<Element const*>(t.data) + batch * t.batch_stride + head_kv * t.head_stride;
-    is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
-  }
+      : SourceRows(first_row(params, t, head), t.row_stride, params.problem.seq_k.seqlen,
+                   head_dim) {}
 
   CUTE_DEVICE SourceRows(Element const* first, int64_t row_stride, int seqlen, int head_dim)
       : first(first), row_stride(row_stride), seqlen(seqlen), head_dim(head_dim) {
@@ -58,6 +54,14 @@ struct SourceRows {
         for (int i = 0; i < 8; ++i) words[v + i / 2] |= uint32_t(from[i].raw()) << i % 2 * 16;
       }
     }
+  }
+
+ private:
+  template <class Params>
+  CUTE_DEVICE static Element const* first_row(Params const& params, Operand const& t, int head) {
+    int const batch = params.by_heads_kv(head);
+    int const head_kv = head - batch * params.problem.num_heads_kv;
+    return static_cast<Element const*>(t.data) + batch * t.batch_stride + head_kv * t.head_stride;
   }
 };
 
@@ -87,7 +91,12 @@ struct QuantizeKeys {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    QuantizedTiles const own = params.tiles_of_block(Arch::block());
+    run<Arch>(params, smem, Arch::block());
+  }
+  // As that block of the grid.
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem, int block) {
+    QuantizedTiles const own = params.tiles_of_block(block);
     Keys const keys(params, params.source_k, params.problem.head_dim, own.head);
     if (keys.is_aligned) {
       round<Arch, true>(params, own, keys, reinterpret_cast<float*>(smem));

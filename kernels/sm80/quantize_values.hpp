@@ -24,9 +24,14 @@ struct QuantizeKeysAndValues {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    int const block = Arch::block() - params.heads * params.head_blocks;
+    run<Arch>(params, smem, Arch::block());
+  }
+  // As that block of the grid.
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem, int of_both) {
+    int const block = of_both - params.heads * params.head_blocks;
     if (block < 0) {
-      Keys::template run<Arch>(params, smem);
+      Keys::template run<Arch>(params, smem, of_both);
       return;
     }
     QuantizedTiles const own = params.tiles_of_block(block);

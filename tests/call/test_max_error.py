@@ -291,6 +291,37 @@ def test_verify_confirms_it(kernel, given):
 
 @on_engine
 @pytest.mark.parametrize("mode", LIMITS)
+@pytest.mark.parametrize("ran_in", [8, 16])
+def test_verify_takes_a_head_on_the_limit_for_what_it_is(monkeypatch, mode, ran_in):
+    """Where numpy and the device disagree by a hair."""
+    tensors, _, _ = inputs(CASES[0], peaked=((0, 1),), factor=1.5)
+    options = {"quantize": mode, "kernel": "auto"}
+    limit = predicted_errors(call.Call(*tensors, options)).max()
+    run = call.Call.run
+
+    def on_the_other_side(self, **instead):
+        if self.options.get("quantize") is None:
+            return run(self, **instead)
+        return run(
+            self.with_options(max_error=limit * (1.001 if ran_in == 8 else 0.999)), **instead
+        )
+
+    monkeypatch.setattr(call.Call, "run", on_the_other_side)
+    for factor in (0.9999, 1.0001):
+        attention(*tensors, **options, verify=True, max_error=limit * factor)
+
+
+@on_engine
+@pytest.mark.parametrize("mode", LIMITS)
+def test_verify_of_nothing(mode):
+    tensors, _, _ = inputs({"seqlen_q": 0, "seqlen_k": 70})
+    assert attention(*tensors, quantize=mode, max_error=0.02, verify=True).shape == (2, 4, 0, 64)
+    q, k, v = inputs({"seqlen_q": 5, "seqlen_k": 0})[0]
+    assert (attention(q, k, v, quantize=mode, max_error=0.02, verify=True) == 0).all()
+
+
+@on_engine
+@pytest.mark.parametrize("mode", LIMITS)
 def test_verify_sees_a_fault_in_either(monkeypatch, mode):
     tensors, _, _ = inputs(CASES[0])
     options = {"quantize": mode, "max_error": LIMITS[mode], "verify": True}
