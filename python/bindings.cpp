@@ -88,6 +88,9 @@ void define_calls(py::module_& m) {
     bool const is_none = p.quantize == Quantize::kNone;
     return is_none ? py::object(py::none()) : py::object(py::str(name_of(p.quantize)));
   });
+  field("max_error", [](Problem const& p) {
+    return p.max_error == 0.0f ? py::object(py::none()) : py::object(py::float_(p.max_error));
+  });
   field("num_heads_q", [](Problem const& p) { return p.num_heads_q; });
   field("num_heads_kv", [](Problem const& p) { return p.num_heads_kv; });
   field("seqlen_q", [](Problem const& p) { return p.seq_q.seqlen; });

@@ -47,6 +47,7 @@ constexpr Keyword kKeywords[] = {
     {"kernel", &Arguments::kernel, kAll},
     {"accumulate", &Arguments::accumulate, kDense},
     {"quantize", &Arguments::quantize, kDense | kPacked},
+    {"max_error", &Arguments::max_error, kDense},
     {"verify", &Arguments::verify, kAttention | kServing},
     {"bias", &Arguments::bias, kDense, 0, Keyword::kArray},
     {"mask", &Arguments::mask, kDense | kDecode, kDecode, Keyword::kArray},
@@ -202,6 +203,13 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (has_value(given.quantize)) {
     kept = prequantized_of(given.quantize);
     p.quantize = kept ? kept->problem.quantize : quantize_of(given.quantize);
+  }
+  if (has_value(given.max_error)) {
+    p.max_error = max_error_of(given.max_error);
+    if (p.quantize == Quantize::kNone || kept) {
+      raise(PyExc_ValueError, "max_error is " + repr(given.max_error) + ", but quantize is " +
+                                  (kept ? "a PrequantizedKV" : "None") + "; allowed: a name");
+    }
   }
   if (given.kernel) kernel = string("kernel", "auto", given.kernel);
 }

@@ -34,7 +34,7 @@ struct Arguments {
   PyObject *causal = nullptr, *window = nullptr, *attention_chunk = nullptr;
   PyObject *softmax_scale = nullptr, *softcap = nullptr;
   PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
-  PyObject *accumulate = nullptr, *quantize = nullptr;
+  PyObject *accumulate = nullptr, *quantize = nullptr, *max_error = nullptr;
   PyObject* verify = nullptr;
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;

@@ -1,6 +1,7 @@
 #include "parse.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "runtime/options.hpp"
@@ -80,6 +81,13 @@ Quantize quantize_of(PyObject* x) {
     allowed += (i + 1 < kNumQuantizes ? ", \"" : " or \"") + known + "\"";
   }
   raise(PyExc_ValueError, "quantize must be " + allowed + ", got " + repr(x));
+}
+
+float max_error_of(PyObject* x) {
+  float const value = number("max_error", x);
+  if (value > 0.0f && std::isfinite(value)) return value;
+  raise(PyExc_ValueError,
+        "max_error is " + repr(x) + ", allowed: a finite number above 0, or None for no limit");
 }
 
 namespace {

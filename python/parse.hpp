@@ -23,6 +23,7 @@ std::string string(char const* name, char const* example, PyObject* x);
 bool is_bshd(PyObject* layout);
 Accumulate accumulate_of(PyObject* x);
 Quantize quantize_of(PyObject* x);
+float max_error_of(PyObject* x);
 // An int from `least` on.
 int32_t count(char const* name, PyObject* x, int32_t least);
 int32_t attention_chunk_of(PyObject* x);

@@ -372,11 +372,14 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
     general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
+    limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
+    limited |= {f"{name}_general" for name in limited}
     hopper = {"sm90", "sm90/split_keys", "sm90/varlen"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16"}
-    assert at_first_use == fp16 | backward | fp8 | general | hopper | packed | others
+    asked_for = limited | packed
+    assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}

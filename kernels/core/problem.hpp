@@ -142,6 +142,10 @@ struct Problem {
   int32_t num_splits =
       0;  // of the keys of a batch entry over thread blocks; 0: as many as the GPU wants
 
+  // Of products in 8 bits: heads whose predicted error is larger run in 16 bits (core/predict.hpp).
+  // 0: none does.
+  float max_error = 0.0f;
+
   // Of a backward pass alone, on the host: kernels have it in their own arguments.
   Gradients const* grad = nullptr;
 

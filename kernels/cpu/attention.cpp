@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/predict.hpp"
 #include "core/sequences.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/quantized.hpp"
@@ -95,14 +96,31 @@ Status attention_forward(Problem const& params, RunOptions const& options, Isa i
   if (params.q.dtype == DType::kFloat64) return attention_forward_float64(params, options, isa);
   Tiles const tiles(params);
   bool const is_8_bit = params.quantize != Quantize::kNone;
-  TileFunction const run =
-      is_8_bit ? quantized_tile_function(params, isa) : tile_function(params, isa);
-  size_t const size = is_8_bit ? quantized_scratch_size(params, tiles.max_rows())
-                               : scratch_size(params, tiles.max_rows());
-  size_t const bytes = size * sizeof(float);
-  return run_items(tiles.count(), tiles.work(), bytes, options, [&](int64_t i, char* scratch) {
-    run(params, tiles[i], reinterpret_cast<float*>(scratch));
-  });
+  TileFunction const wide = tile_function(params, isa);
+  TileFunction const narrow = is_8_bit ? quantized_tile_function(params, isa) : wide;
+  size_t size = scratch_size(params, tiles.max_rows());
+  if (is_8_bit) size = std::max(size, quantized_scratch_size(params, tiles.max_rows()));
+  std::vector<float> errors;
+  if (params.max_error > 0.0f) {
+    errors.resize(size_t(params.batch) * size_t(params.num_heads_q));
+    Status const status = predict_errors(params, isa, options, errors.data());
+    if (!status.ok()) return status;
+  }
+  // Of all query heads that share a KV head, as on a GPU.
+  int const group = params.num_heads_q / params.num_heads_kv;
+  auto const is_within = [&](Tile const& tile) {
+    if (errors.empty()) return true;
+    auto const first =
+        errors.begin() + int64_t(tile.batch) * params.num_heads_q + int64_t(tile.kv_head) * group;
+    return std::all_of(first, first + group,
+                       [&](float error) { return quantize::is_within(error, params.max_error); });
+  };
+  return run_items(tiles.count(), tiles.work(), size * sizeof(float), options,
+                   [&](int64_t i, char* scratch) {
+                     Tile const tile = tiles[i];
+                     TileFunction const run = is_within(tile) ? narrow : wide;
+                     run(params, tile, reinterpret_cast<float*>(scratch));
+                   });
 }
 
 }  // namespace cutlass_attn::cpu

@@ -11,8 +11,10 @@
 
 #include "core/epilogue.hpp"
 #include "core/mask.hpp"
+#include "core/predict.hpp"
 #include "core/quantize.hpp"
 #include "core/score.hpp"
+#include "cpu/threads.hpp"
 #include "cpu/tile_state.hpp"
 
 namespace cutlass_attn::cpu {
@@ -47,6 +49,16 @@ inline float rounded_e4m3(float x) {
   return float_of(bits_of(magnitude > 0x7f800000u ? x : clipped) | sign);
 }
 
+// Lanes of core/predict.hpp: there is one.
+struct OneLane {
+  static constexpr int kWarps = 1, kLanes = 1;
+  static int warp() { return 0; }
+  static int lane() { return 0; }
+  static void sync() {}
+  static float largest(float x) { return x; }
+  static float sum(float x) { return x; }
+};
+
 #define CA_CPU_BODY "cpu/quantized_body.hpp"
 #include "cpu/each_isa.hpp"
 
@@ -54,6 +66,17 @@ inline float rounded_e4m3(float x) {
 
 TileFunction quantized_tile_function(Problem const& params, Isa isa) {
   return CA_CPU_CALL(isa, function_for(params));
+}
+
+Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors) {
+  int64_t const looked_at =
+      quantize::kWeighedQueries * quantize::kTileKeys * quantize::kPredictedTiles;
+  int64_t const heads = int64_t(params.batch) * params.num_heads_q;
+  double const work = double(heads) * double(looked_at) * params.head_dim;
+  return run_items(heads, work, 0, options, [&](int64_t i, char*) {
+    int const batch = int(i / params.num_heads_q), head = int(i % params.num_heads_q);
+    errors[i] = CA_CPU_CALL(isa, predict(params, batch, head));
+  });
 }
 
 size_t quantized_scratch_size(Problem const& params, int rows) {

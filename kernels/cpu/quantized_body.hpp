@@ -272,6 +272,59 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   store_output<Element>(p, state, rows);
 }
 
+// Rows of a head for core/predict.hpp: K without the shift.
+template <class Element>
+struct PredictedRows {
+  Element const* first;
+  int64_t row_stride;
+  int seqlen, head_dim;
+  float const* shift = nullptr;
+
+  CA_CPU_TARGET void load(int row, int column, float (&x)[8]) const {
+    for (int d = 0; d < 8; ++d) {
+      bool const is_there = row < seqlen && column + d < head_dim;
+      x[d] = is_there ? to_float(first[row * row_stride + column + d]) : 0.0f;
+      if (is_there && shift) x[d] -= shift[column + d];
+    }
+  }
+};
+
+// Of a query head of a batch entry.
+template <class Element, Quantize kMode>
+CA_CPU_TARGET float predict(Problem const& p, int batch, int head, float const* shift) {
+  DenseSeqInfo const seq(p, batch);
+  int const head_kv = head / (p.num_heads_q / p.num_heads_kv);
+  using Rows = PredictedRows<Element>;
+  int const seqlen_q = p.seq_q.seqlen, seqlen_k = p.seq_k.seqlen;
+  Rows const q{seq.queries<Element>(p.q, head), p.q.row_stride, seqlen_q, p.head_dim};
+  Rows const k{seq.keys<Element>(p.k, head_kv), p.k.row_stride, seqlen_k, p.head_dim, shift};
+  Rows const v{seq.keys<Element>(p.v, head_kv), p.v.row_stride, seqlen_k, p.head_dim_v};
+  quantize::PredictedScratch<OneLane::kWarps> scratch;
+  return quantize::predicted_error<OneLane, kMode>(
+      {seqlen_q, seqlen_k, p.head_dim, p.head_dim_v, p.logits.softmax_scale}, q, k, v, scratch);
+}
+
+template <class Element>
+CA_CPU_TARGET float predict_element(Problem const& p, int batch, int head) {
+  float shift[kMaxHeadDim];
+  VarlenSeqInfo const seq(p, batch);
+  PagedKv<Element> const k(p, seq, p.k, head / (p.num_heads_q / p.num_heads_kv));
+  load_shift(k, p.seq_k.seqlen, p.head_dim, shift);
+  switch (p.quantize) {
+    case Quantize::kInt8:
+      return predict<Element, Quantize::kInt8>(p, batch, head, shift);
+    case Quantize::kFp8:
+      return predict<Element, Quantize::kFp8>(p, batch, head, shift);
+    default:
+      return predict<Element, Quantize::kQk>(p, batch, head, shift);
+  }
+}
+
+CA_CPU_TARGET inline float predict(Problem const& p, int batch, int head) {
+  return p.q.dtype == DType::kFloat16 ? predict_element<Float16>(p, batch, head)
+                                      : predict_element<BFloat16>(p, batch, head);
+}
+
 template <class Element>
 CA_CPU_TARGET TileFunction function_for_element(Problem const& p) {
   switch (p.quantize) {

@@ -199,14 +199,28 @@ Status attention_forward(Problem const& problem, LaunchOptions const& options) {
   return plan_and_run(problem, Op::kForward, options);
 }
 
+namespace {
+
+// Predictions are of q as well, and are made by the launch that a call with prequantized K and V
+// leaves out.
+Status refuse_limit(Problem const& problem) {
+  if (problem.max_error == 0.0f) return {};
+  return Status::invalid("max_error is " + std::to_string(problem.max_error) +
+                         ", but K and V are prequantized; allowed: 0");
+}
+
+}  // namespace
+
 Status prequantize(Problem const& problem, LaunchOptions const& options) {
   if (problem.quantize == Quantize::kNone) {
     return Status::invalid("quantize is None, so that there is nothing to keep");
   }
+  if (Status status = refuse_limit(problem); !status.ok()) return status;
   return plan_and_run(problem, Op::kForward, options, Part::kBefore);
 }
 
 Status attention_prequantized(Problem const& problem, LaunchOptions const& options) {
+  if (Status status = refuse_limit(problem); !status.ok()) return status;
   return plan_and_run(problem, Op::kForward, options, Part::kRest);
 }
 

@@ -232,6 +232,15 @@ Status check_quantize(Problem const& p, Op op) {
     return Status::invalid("quantize is " + std::to_string(int32_t(p.quantize)) +
                            ", allowed: " + numbered(facts::kQuantizeNames));
   }
+  if (p.max_error != 0.0f) {
+    std::string const is = "max_error is " + std::to_string(p.max_error) + ", ";
+    if (!(p.max_error > 0.0f && p.max_error < kInf)) {
+      return Status::invalid(is + "allowed: a finite number above 0, or 0 for none");
+    }
+    if (p.quantize == Quantize::kNone) {
+      return Status::invalid(is + "but quantize is None; allowed: with products in 8 bits");
+    }
+  }
   if (p.quantize == Quantize::kNone) return {};
   auto const with = [&](std::string const& what) {
     return Status::invalid("quantize is " + value_of(p.quantize) + ", but " + what);
@@ -251,6 +260,12 @@ Status check_quantize(Problem const& p, Op op) {
     return with(
         "k and v are in pages (block_table); allowed: dense or packed ones, or quantize=None, with "
         "which pages may be of float8_e4m3fn");
+  }
+  bool const is_dense =
+      !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.seqused && !p.seq_k.seqused;
+  if (p.max_error != 0.0f && !is_dense) {
+    return with("max_error is " + std::to_string(p.max_error) +
+                " with sequences that are packed or of lengths of their own; allowed: dense ones");
   }
   if (has_fp8_kv(p)) return with("k and v are float8_e4m3fn; allowed: of q's dtype");
   if (p.k.scale || p.v.scale) return with("k_scale or v_scale is given; allowed: none, or 1");

@@ -34,6 +34,7 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (p.q.scale || p.o.scale) bits |= option::scales;
   if (p.k.scale || p.v.scale) bits |= option::kv_scales;
   if (has_fp8_kv(p)) bits |= option::fp8_kv;
+  if (p.max_error != 0.0f) bits |= option::max_error;
   if (op == Op::kBackward && p.grad->bias) bits |= option::bias_grad;
   if (op == Op::kBackward && p.grad->deterministic) bits |= option::deterministic;
   return bits;

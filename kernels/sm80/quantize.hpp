@@ -28,10 +28,11 @@ struct SourceRows {
   template <class Params>
   CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim,
                          typename Params::Head const& head)
-      : row_stride(t.row_stride),
-        seqlen(params.key_tiles.seqlen(params.problem, head)),
-        head_dim(head_dim) {
-    first = params.key_tiles.template source<Element>(params.problem, t, head);
+      : SourceRows(params.key_tiles.template source<Element>(params.problem, t, head), t.row_stride,
+                   params.key_tiles.seqlen(params.problem, head), head_dim) {}
+
+  CUTE_DEVICE SourceRows(Element const* first, int64_t row_stride, int seqlen, int head_dim)
+      : first(first), row_stride(row_stride), seqlen(seqlen), head_dim(head_dim) {
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
@@ -84,7 +85,12 @@ struct QuantizeKeys {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Tiles const own = params.template tiles_of_block<Arch>(Arch::block());
+    run<Arch>(params, smem, Arch::block());
+  }
+  // As that block of the grid.
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem, int block) {
+    Tiles const own = params.template tiles_of_block<Arch>(block);
     if (Params::KeyTiles::kMayBeNone && own.first >= own.end) return;
     Keys const keys(params, params.source_k, params.problem.head_dim, own.head);
     if (keys.is_aligned) {
@@ -94,15 +100,28 @@ struct QuantizeKeys {
     }
   }
 
- private:
+  // The shift, in shared memory behind the partial sums, at shift_place(); of all threads.
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static void round(Params const& params, Tiles const& own, Keys const& keys,
-                                float* partial) {
+  CUTE_DEVICE static float* shift_of(Params const& params, Tiles const& own, Keys const& keys,
+                                     float* partial) {
     float* const shift = partial + kPartialSums * kHeadDim;
     add_up_samples<Arch, kIsAligned>(keys, partial);
     Arch::sync();  // partial sums full
     find_shift<Arch>(params, own, keys, partial, shift);
     Arch::sync();  // shift full
+    return shift;
+  }
+
+  // Lanes read four columns at a time of chunks next to each other, from different banks.
+  CUTE_DEVICE static int shift_place(int chunk, int column) {
+    return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
+  }
+
+ private:
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static void round(Params const& params, Tiles const& own, Keys const& keys,
+                                float* partial) {
+    float const* const shift = shift_of<Arch, kIsAligned>(params, own, keys, partial);
     CUTE_NO_UNROLL
     for (int tile = own.first; tile < own.end; ++tile) {
       round_tile<Arch, kIsAligned>(params, own.head, tile, keys, shift);
@@ -213,11 +232,6 @@ struct QuantizeKeys {
       shift[shift_place(d / 16, d % 16)] = mean;
       if (own.first == 0 && d < params.columns) params.shift_of(own.head)[d] = mean;
     }
-  }
-
-  // Lanes read four columns at a time of chunks next to each other, from different banks.
-  CUTE_DEVICE static int shift_place(int chunk, int column) {
-    return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
 
   CUTE_DEVICE static void store(Params const& params, Head const& head, int key, int chunk,

@@ -27,9 +27,14 @@ struct QuantizeKeysAndValues {
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    int const block = Arch::block() - params.key_tiles.heads * params.key_tiles.head_blocks;
+    run<Arch>(params, smem, Arch::block());
+  }
+  // As that block of the grid.
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem, int of_both) {
+    int const block = of_both - params.key_tiles.heads * params.key_tiles.head_blocks;
     if (block < 0) {
-      Keys::template run<Arch>(params, smem);
+      Keys::template run<Arch>(params, smem, of_both);
       return;
     }
     Tiles const own = params.template tiles_of_block<Arch>(block);

@@ -49,6 +49,7 @@ class Call:
     dtype: str
     accumulate: str
     quantize: str | None
+    max_error: float | None
     device: str
     bshd: bool
     num_heads_q: int

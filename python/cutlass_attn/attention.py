@@ -71,6 +71,7 @@ def attention(
     rng_state: Array | None = None,
     deterministic: bool = False,
     quantize: str | PrequantizedKV | None = None,
+    max_error: float | None = None,
 ) -> Any:
     """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
 
@@ -109,8 +110,14 @@ def attention(
             reaches every query that sees one of 16 keys: of its 64 (from a multiple of 64 on) those
             with the same ``key % 8 // 2``. Or what `prequantize` made of this k and v, for many
             calls; not under torch.compile or a function transform. docs/eight-bit.md.
+        max_error: with the name of a `quantize`, the largest RMS error that a head's result may be
+            predicted to have, relative to its RMS: 0.02, say. Heads beyond it run in 16 bits, and
+            with them those that share their key head. The device decides in every call, in every
+            replay of a CUDA graph, too; nothing waits for it. A prediction is an estimate, from
+            some queries and keys, without masks: docs/eight-bit.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
-            two disagree. Waits for the GPU. Of the forward pass alone: gradients are not verified.
+            two disagree, or with ``max_error`` if a head in 8 bits is further off than that. Waits
+            for the GPU. Of the forward pass alone: gradients are not verified.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
             (B, Hq, Sq, Sk), in either layout. Any strides; nothing is expanded in memory.
         mask: bool, shaped like a bias: True where a query sees a key, on top of causal and window.

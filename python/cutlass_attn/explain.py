@@ -17,7 +17,7 @@ from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .variants import Variant, variants
 from .varlen import explained_varlen
-from .verify import library_of
+from .verify import beyond, library_of, predicted_errors
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Explanation:
     # Of `quantize`, of the head with the largest: what the result's RMS error is expected to be,
     # relative to its RMS. None without it, and for tensors without numbers.
     predicted_error: float | None = None
+    max_error: float | None = None
+    # The same of each head, (B, Hq): what `max_error` decides by.
+    predicted_errors: np.ndarray | None = None
+    # With `max_error`, of each head, (B, Hq): whether it would run in 16 bits.
+    in_16_bits: np.ndarray | None = None
 
     @property
     def chosen(self) -> Variant | None:
@@ -83,7 +88,13 @@ class Explanation:
     def _error(self) -> str:
         error = f"quantize={self.quantize!r}: an RMS error of "
         if self.predicted_error is not None:
-            return error + f"{self.predicted_error:.1%} is predicted from q, k and v"
+            error += f"{self.predicted_error:.1%} is predicted from q, k and v"
+            if self.in_16_bits is None:
+                return error
+            return (
+                f"{error}; {self.in_16_bits.sum()} of {self.in_16_bits.size} heads are beyond "
+                f"max_error={self.max_error:g}, or share a key head with one, and run in 16 bits"
+            )
         of_random, of_others = quantized.ERRORS_FOUND[self.quantize or ""]
         return (
             error + f"{of_random:.1%} was found for normal inputs, up to {of_others:.1%} for others"
@@ -115,8 +126,9 @@ def explain(
             of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
             148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
             so tensors on torch's "meta" device serve as well. Only with `quantize` numbers are
-            looked at, for `Explanation.predicted_error`: up to 256 queries and 8 tiles of 64 keys
-            of each head, and of up to 8 packed sequences, for which it waits for the GPU.
+            looked at, for `Explanation.predicted_error` and, with `max_error`, `in_16_bits`: up to
+            256 queries and 8 tiles of 64 keys of each head, and of up to 8 packed sequences, for
+            which it waits for the GPU.
 
     Raises:
         TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
@@ -135,11 +147,13 @@ def explain(
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
         verdicts = _SERVING[function](q, k, v, options, where)
-        dtype, quantize = str(q.dtype).removeprefix("torch."), options.get("quantize")
+        dtype, max_error = str(q.dtype).removeprefix("torch."), None
+        quantize = options.get("quantize")
     else:
         verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
         facts = call.facts()
-        dtype, quantize = facts.dtype, facts.quantize
+        dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
+    errors = _predicted_errors(call, function) if quantize else None
     by_key = {variant.key: variant for variant in variants(None)}
     return Explanation(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
@@ -149,43 +163,24 @@ def explain(
             for x in verdicts
         ),
         quantize,
-        _predicted_error(call, function) if quantize else None,
+        None if errors is None else float(np.max(errors, initial=0.0)),
+        max_error,
+        errors if function == "attention" else None,
+        None if errors is None or max_error is None else beyond(call.facts(), errors),
     )
 
 
-def _predicted_error(call: Call, function: str) -> float | None:
-    """The largest of any head, of packed sequences of up to 8 of them, evenly spread; None where
-    there are no numbers on the host to be had."""
+def _predicted_errors(call: Call, function: str) -> np.ndarray | None:
+    """Of each head, of packed sequences of up to 8 of them, evenly spread; None where there are no
+    numbers on the host to be had."""
+    if function == "attention":
+        return predicted_errors(call)
     if not library_of(call.q).has_numbers(call.q):
         return None
-    if function == "attention":
-        return _predicted_error_of(call)
     calls = [one for _b, _rows, one in dense_calls(call.q, call.k, call.v, call.options)]
-    few = np.unique(np.arange(8) * len(calls) // 8)[: len(calls)]
-    return max((_predicted_error_of(calls[i]) for i in few), default=0.0)
-
-
-def _predicted_error_of(call: Call) -> float:
-    library = library_of(call.q)
-    facts = call.facts()
-    tiles = -(-facts.seqlen_k // quantized.TILE_KEYS)
-    first = np.unique(np.arange(8) * tiles // 8) * quantized.TILE_KEYS
-    keys = (first[:, None] + np.arange(quantized.TILE_KEYS)).ravel()
-    keys = keys[keys < facts.seqlen_k]
-    queries = np.unique(np.arange(256) * facts.seqlen_q // 256)[: facts.seqlen_q]
-    rows = 1 if facts.bshd else 2
-    q, k, v = (
-        np.moveaxis(library.to_float32(library.take(x, at, rows)), 3 - rows, 1)
-        for x, at in ((call.q, queries), (call.k, keys), (call.v, keys))
-    )
-    group = facts.num_heads_q // max(facts.num_heads_kv, 1)
-    errors = [
-        quantized.predicted_error(
-            facts.quantize or "", q[b, h], k[b, h // group], v[b, h // group], facts.softmax_scale
-        )
-        for b, h in np.ndindex(q.shape[:2])
-    ]
-    return float(np.max(errors, initial=0.0))
+    few = quantized.spread(8, len(calls))
+    errors = [predicted_errors(calls[i]) for i in few]
+    return np.concatenate([x.ravel() for x in errors if x is not None] or [np.zeros(0)])
 
 
 _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_decode}

@@ -90,14 +90,39 @@ def operands(q: np.ndarray, k: np.ndarray) -> Operands:
 # RMS errors found relative to the result's, docs/eight-bit.md: standard normal inputs, and others.
 ERRORS_FOUND = {"qk": (0.011, 0.022), "int8": (0.014, 0.024), "fp8": (0.040, 0.041)}
 _E4M3_ERROR = 0.026  # RMS, of a number rounded to three bits after the first
+_TILES, _QUERIES, _WEIGHED = 8, 256, 16  # that predictions look at
+
+
+def spread(most: int, count: int) -> np.ndarray:
+    """At most so many numbers below `count`, evenly spread."""
+    return np.arange(count) if count < most else np.arange(most) * count // most
+
+
+def keys_looked_at(seqlen_k: int) -> np.ndarray:
+    """Whose part in an error is predicted: those of up to 8 tiles."""
+    first = spread(_TILES, -(-seqlen_k // TILE_KEYS)) * TILE_KEYS
+    keys = (first[:, None] + np.arange(TILE_KEYS)).ravel()
+    return np.asarray(keys[keys < seqlen_k])
+
+
+def queries_looked_at(seqlen_q: int) -> np.ndarray:
+    """The same of queries."""
+    return spread(_QUERIES, seqlen_q)
 
 
 @np.errstate(all="ignore")
 def predicted_error(
-    mode: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float
+    mode: str,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    softmax_scale: float,
+    shift: np.ndarray | None = None,
 ) -> float:
     """What a mode is expected to do to the result of a head, relative to its root mean square: q
-    (Sq, D), k (Sk, D) and v (Sk, Dv) in any precision. Where those are not finite, it may not be.
+    (Sq, D), k (Sk, D) and v (Sk, Dv) in any precision, all of them or those looked at; shift (D,)
+    is what k loses, by default `shift_of` these. Where those are not finite, it may not be.
+    kernels/core/predict.hpp has the same for what runs with `max_error`.
 
     An element is off by up to half a step d = amax / 127, evenly: by d / sqrt(12) RMS. So a
     logit is off by softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), and a weight by as
@@ -105,13 +130,15 @@ def predicted_error(
     few keys have most of the weight: dividing by the sum of the weights takes back what they have
     in common.
 
-    To that "int8" adds what rounding does to v, and to the weights that up to 64 of the queries
+    To that "int8" adds what rounding does to v, and to the weights that up to 16 of the queries
     have without a mask; "fp8" 2.6 % for either.
     """
     if q.size == 0 or k.size == 0:
         return 0.0
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    centred = k - k.mean(axis=0)
+    if shift is None:
+        shift = shift_of(k[None, None].astype(np.float32))[0, 0]
+    centred = k - shift
     step_q, step_k = (np.abs(x).max(axis=1) / 127 for x in (q, centred))
     # A scale of K is that of 16 keys; the largest of each tile stands for them.
     of_q = np.mean(np.square(q).sum(axis=1)) * np.mean(np.square(_of_tiles(step_k)))
@@ -123,7 +150,7 @@ def predicted_error(
         amax = np.abs(v).max(axis=1, initial=0.0)
         of_tile = _of_tiles(amax)
         share = np.maximum(amax / np.where(of_tile > 0, of_tile, 1.0), 1 / 32)  # 8 / e
-        few = q[:: -(-len(q) // 64)]
+        few = q[spread(_WEIGHED, len(q))]
         logits = few @ centred.T * softmax_scale
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         of_v = v.shape[1] * np.square(share * of_tile / 127)

@@ -323,7 +323,11 @@ def test_rows_before_the_first_packed_sequence(variant):
             "softmax_lse": torch.cat([lse.new_full((2, spare), torch.nan), lse], dim=1),
         }
         grads = {f"grad_{n}": torch.full_like(x, 7.0) for n, x in zip(ORDER, args, strict=True)}
-        options = {"kernel": variant.key, "cu_seqlens_q": cu_q + spare, "cu_seqlens_k": cu_k + spare}
+        options = {
+            "kernel": variant.key,
+            "cu_seqlens_q": cu_q + spare,
+            "cu_seqlens_k": cu_k + spare,
+        }
         _C.backward_varlen(*args, options, **given, **grads)
         assert all((x[:spare] == 7.0).all() for x in grads.values())
         results.append([x[spare:] for x in grads.values()])

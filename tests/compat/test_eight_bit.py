@@ -65,7 +65,17 @@ def test_a_registered_mode(model):
     torch.testing.assert_close(plain, rounded, atol=0.05, rtol=0.05)
 
 
+def test_a_registered_limit(model):
+    """Which all heads are within, or none."""
+    compat.register("cutlass_attn_within", quantize="qk", max_error=10.0)
+    compat.register("cutlass_attn_beyond", quantize="qk", max_error=1e-6)
+    for name, due in (("within", "cutlass_attn_qk"), ("beyond", "cutlass_attn")):
+        assert torch.equal(logits(model, f"cutlass_attn_{name}"), logits(model, due))
+
+
 def test_refusals(model):
+    with pytest.raises(ValueError, match=r"max_error is 0\.1, but quantize is None"):
+        compat.register("cutlass_attn_other", max_error=0.1)
     model.set_attn_implementation("cutlass_attn_qk")
     with pytest.raises(NotImplementedError, match="no gradient with quantize='qk'"):
         model(input_ids=torch.arange(9)[None])
@@ -82,3 +92,6 @@ def test_packed_sequences():
     rows = x[0].transpose(0, 1)
     due = cutlass_attn.attention_varlen(rows, rows, rows, ends.int(), causal=True, quantize="qk")
     assert torch.equal(found[0], due)
+    options["max_error"] = 0.1
+    with pytest.raises(ValueError, match=r"max_error is 0\.1, but sequences are packed"):
+        compat.attention_forward(torch.nn.Module(), x, x, x, None, **options)

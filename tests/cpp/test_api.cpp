@@ -194,6 +194,13 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
   CHECK(call.o == due && memory == kept);
   CHECK_EQ(attention_forward(call.p, options).message, "");
   CHECK(call.o != due);
+  // Heads that are predicted to be too far off are for calls that round, and look at q.
+  call.p.max_error = 0.5f;
+  for (auto* half : {&prequantize, &attention_prequantized}) {
+    CHECK_EQ(half(call.p, options).message,
+             "max_error is 0.500000, but K and V are prequantized; allowed: 0");
+  }
+  call.p.max_error = 0.0f;
   // A kernel that keeps nothing rounds as it goes.
   memory.clear();
   options = with("cpu/int8");

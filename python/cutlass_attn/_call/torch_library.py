@@ -55,6 +55,8 @@ NO_PREQUANTIZED = (
     'quantize="qk"'
 )
 
+_NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
+
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
 
@@ -209,7 +211,7 @@ def _refuse_bools(options: dict[str, Any]) -> None:
     for name, values, kind in (
         ("window", sides, "an int or a pair (left, right) of int"),
         ("attention_chunk", (options.get("attention_chunk"),), "an int or None"),
-        *((n, (options.get(n),), "a number") for n in ("softmax_scale", "softcap", "dropout_p")),
+        *((n, (options.get(n),), "a number") for n in _NUMBERS),
     ):
         if any(isinstance(x, bool) for x in values):
             raise TypeError(f"{name} must be {kind}, got a bool")

@@ -45,7 +45,9 @@ _SPARSE = ("indices", "block_indices")
 _RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
-def register(name: str = "cutlass_attn", quantize: str | None = None) -> None:
+def register(
+    name: str = "cutlass_attn", quantize: str | None = None, max_error: float | None = None
+) -> None:
     """Makes `name` a value of attn_implementation; again is no error.
 
     Args:
@@ -53,11 +55,12 @@ def register(name: str = "cutlass_attn", quantize: str | None = None) -> None:
             "sdpa" in it: it would look for something else than this function then.
         quantize: that of every call, as `cutlass_attn.attention` has it: docs/eight-bit.md. For
             models in float16 or bfloat16, without gradients.
+        max_error: the same, with `quantize`: heads beyond it run in 16 bits.
 
     Raises:
         ImportError: transformers is not installed.
         RuntimeError: its version is none of those that this is tested with.
-        ValueError: such a name.
+        ValueError: such a name; max_error without quantize.
     """
     import transformers
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -67,8 +70,10 @@ def register(name: str = "cutlass_attn", quantize: str | None = None) -> None:
         if word in name:
             raise ValueError(f'name must not contain "{word}", got {name!r}')
     function: Any = attention_forward
+    if max_error is not None and quantize is None:
+        raise ValueError(f"max_error is {max_error!r}, but quantize is None; allowed: a name")
     if quantize is not None:
-        function = functools.partial(attention_forward, quantize=quantize)
+        function = functools.partial(attention_forward, quantize=quantize, max_error=max_error)
     transformers.AttentionInterface.register(name, function)
     # Without a function for masks a model would get none at all, not even that of its padding.
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -87,6 +92,7 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     quantize: str | None = None,
+    max_error: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What models call in place of their own attention.
@@ -105,6 +111,7 @@ def attention_forward(
         s_aux: (Hq,), one more logit in the softmax's denominator; "sinks" is the same.
         position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
         quantize: as `cutlass_attn.attention` has it.
+        max_error: the same, with `quantize`; packed sequences have none.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
@@ -120,6 +127,8 @@ def attention_forward(
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
     if quantize is not None:
         options["quantize"] = quantize
+    if max_error is not None:
+        options["max_error"] = max_error
     if s_aux is not None:
         options["sinks"] = s_aux.reshape(-1).float()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -176,6 +185,8 @@ def _packed(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Sequences one after the other in a batch of one, and no mask that says where each begins."""
+    if (max_error := options.get("max_error")) is not None:
+        raise ValueError(f"max_error is {max_error!r}, but sequences are packed; allowed: None")
     if query.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q needs a batch of one, got one of {query.shape[0]}")
     if dropout:

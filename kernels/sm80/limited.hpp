@@ -1,0 +1,151 @@
+// Products in 8 bits for the heads whose predicted error is within Problem::max_error, and in 16
+// bits for the others.
+//
+// Before:   the launch that rounds K, or K and V, has a block more for every query head, which
+//           predicts its error (core/predict.hpp) and leaves it in the workspace. They are first:
+//           each takes longer than one that rounds.
+// Grid:     that of either kernel, whose tiles of queries are the same.
+// Block:    looks up the predictions for its KV head, and does what a block of the one kernel does,
+//           or of the other. A KV head has one answer, as tiles may have rows of all heads that
+//           share it.
+//
+// Nobody but the device knows the answer: a CUDA graph finds it anew in every replay.
+#pragma once
+
+#include "sm80/forward.hpp"
+#include "sm80/limited_params.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// Lanes of core/predict.hpp: the warps of a block.
+template <class Arch, int kThreads>
+struct WarpLanes {
+  static constexpr int kWarps = kThreads / 32, kLanes = 32;
+  CUTE_DEVICE static int warp() { return Arch::thread() / 32; }
+  CUTE_DEVICE static int lane() { return Arch::thread() % 32; }
+  CUTE_DEVICE static void sync() { Arch::sync(); }
+  CUTE_DEVICE static float largest(float x) {
+    CUTE_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) x = fmaxf(x, Arch::shuffle_xor(x, mask));
+    return x;
+  }
+  CUTE_DEVICE static float sum(float x) {
+    CUTE_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) x += Arch::shuffle_xor(x, mask);
+    return x;
+  }
+};
+
+// A block that predicts the error of one query head.
+template <class Element, int kHeadDim, class Params>
+struct PredictError {
+  using Narrow = typename Params::Narrow;
+  using Keys = QuantizeKeys<Element, kHeadDim, Narrow>;
+  static constexpr Quantize kMode = !Narrow::kHasValues                       ? Quantize::kQk
+                                    : std::is_same_v<Narrow, Fp8ValuesParams> ? Quantize::kFp8
+                                                                              : Quantize::kInt8;
+
+  // head: of all batch entries.
+  template <class Arch>
+  CUTE_DEVICE static void run(Params const& params, int head, char* smem) {
+    Problem const& p = params.wide.problem;
+    int const head_kv = params.wide.scheduler.by_heads_per_kv(head);
+    int const batch = params.narrow.key_tiles.by_heads_kv(head_kv);
+    Rows const k(params.narrow, p.k, p.head_dim, head_kv);
+    Rows const v(params.narrow, p.v, p.head_dim_v, head_kv);
+    Rows const q(static_cast<Element const*>(p.q.data) + batch * p.q.batch_stride +
+                     (head - batch * p.num_heads_q) * p.q.head_stride,
+                 p.q.row_stride, p.seq_q.seqlen, p.head_dim);
+    float error;
+    if (q.is_aligned && k.is_aligned && v.is_aligned) {
+      error = predict<Arch, true>(params, head_kv, q, k, v, smem);
+    } else {
+      error = predict<Arch, false>(params, head_kv, q, k, v, smem);
+    }
+    if (Arch::thread() == 0) params.errors[head] = error;
+  }
+
+ private:
+  using Rows = SourceRows<Element>;
+
+  // Rows of core/predict.hpp, in fp32.
+  template <bool kIsAligned>
+  struct Loaded {
+    Rows const& rows;
+    CUTE_DEVICE void load(int row, int column, float (&x)[8]) const {
+      uint32_t words[4];
+      rows.template load<kIsAligned>(row, column, words);
+      CUTE_UNROLL
+      for (int d = 0; d < 8; ++d) x[d] = element_of<Element>(words, d);
+    }
+  };
+  template <bool kIsAligned>
+  struct Shifted : Loaded<kIsAligned> {
+    float const* shift;
+    CUTE_DEVICE Shifted(Rows const& rows, float const* shift)
+        : Loaded<kIsAligned>{rows}, shift(shift) {}
+    CUTE_DEVICE void load(int row, int column, float (&x)[8]) const {
+      Loaded<kIsAligned>::load(row, column, x);
+      CUTE_UNROLL
+      for (int d = 0; d < 8; ++d) {
+        x[d] -= shift[Keys::shift_place(column / 16, column % 16 + d)];
+      }
+    }
+  };
+
+  template <class Arch, bool kIsAligned>
+  CUTE_DEVICE static float predict(Params const& params, int head_kv, Rows const& q, Rows const& k,
+                                   Rows const& v, char* smem) {
+    Problem const& p = params.wide.problem;
+    if (k.seqlen == 0) return 0.0f;
+    using Lanes = WarpLanes<Arch, Params::kAsideThreads>;
+    float* const shift = Keys::template shift_of<Arch, kIsAligned>(
+        params.narrow, {head_kv, 1, 1}, k, reinterpret_cast<float*>(smem));
+    auto& scratch = *reinterpret_cast<typename Params::Scratch*>(smem + Params::kShiftBytes);
+    return quantize::predicted_error<Lanes, kMode>(
+        {p.seq_q.seqlen, p.seq_k.seqlen, p.head_dim, p.head_dim_v, p.logits.softmax_scale},
+        Loaded<kIsAligned>{q}, Shifted<kIsAligned>(k, shift), Loaded<kIsAligned>{v}, scratch);
+  }
+};
+
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
+          class PvAccumulator = float>
+struct Limited {
+  using Narrow =
+      Forward<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, 1, int32_t, PvAccumulator>;
+  using Wide = Forward<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>;
+  using Params = LimitedParams<typename Narrow::Params>;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kThreads = Narrow::kThreads;
+  static constexpr int kSmemBytes =
+      Narrow::kSmemBytes > Wide::kSmemBytes ? Narrow::kSmemBytes : Wide::kSmemBytes;
+  static constexpr int kMinBlocksPerSm = Narrow::kMinBlocksPerSm;
+  static constexpr bool kPacksHeads = true;
+  static_assert(kThreads == Wide::kThreads && kMinBlocksPerSm == Wide::kMinBlocksPerSm);
+
+  struct Before {
+    static constexpr int kThreads = Params::kAsideThreads;
+    template <class Arch>
+    CUTE_DEVICE static void run(Params const& params, char* smem) {
+      int const block = Arch::block() - params.heads;
+      if (block < 0) {
+        PredictError<Element, kHeadDim, Params>::template run<Arch>(params, Arch::block(), smem);
+      } else {
+        Narrow::Before::template run<Arch>(params.narrow, smem, block);
+      }
+    }
+  };
+  using After = NoAside<Params>;
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    TileCoord const tile = params.wide.template tile<kBlockM, Arch>();
+    if (params.is_within(params.narrow.head_of(tile.seq, tile.head_kv))) {
+      Narrow::template run<Score, Arch>(params.narrow, smem);
+    } else {
+      Wide::template run<Score, Arch>(params.wide, smem);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

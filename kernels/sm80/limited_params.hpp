@@ -1,0 +1,65 @@
+// What the kernel with a limit for the error is launched with (sm80/limited.hpp): the arguments of
+// the kernels that it is made of, for the same tiles of queries. Its workspace is that of products
+// in 8 bits (sm80/quantized_params.hpp), and
+//
+//   errors   (batch, num_heads_q) fp32     what core/predict.hpp predicts
+#pragma once
+
+#include "core/predict.hpp"
+#include "sm80/quantized_params.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Narrow_>
+struct LimitedParams {
+  using Narrow = Narrow_;
+  static constexpr int kAsideThreads = Narrow::kAsideThreads;
+  // The shift of a head, as its tiles are rounded with; what lanes share of a prediction.
+  using Scratch = quantize::PredictedScratch<kAsideThreads / 32>;
+  static constexpr int kShiftBytes = Narrow::kAsideSmemBytes;
+  static constexpr int kAsideSmemBytes = kShiftBytes + int(sizeof(Scratch));
+
+  Narrow narrow;       // in 8 bits
+  ForwardParams wide;  // in 16 bits
+  float* errors;
+  int32_t heads;  // query heads of all batch entries, each with a prediction
+  int32_t heads_per_kv;
+
+  static LimitedParams prepare(Problem const& p, Workspace const& workspace,
+                               DeviceLimits const& device, KernelFacts const& facts) {
+    LimitedParams params{Narrow::prepare(p, workspace, device, facts),
+                         ForwardParams::prepare(p, workspace, device, facts), nullptr,
+                         p.batch * p.num_heads_q,
+                         p.num_heads_kv > 0 ? p.num_heads_q / p.num_heads_kv : 1};
+    int64_t const before = Narrow::workspace_bytes(p, device, facts);
+    params.errors = reinterpret_cast<float*>(static_cast<char*>(workspace.data) + before);
+    return params;
+  }
+
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    return Narrow::workspace_bytes(p, device, facts) + int64_t(p.batch) * p.num_heads_q * 4;
+  }
+
+  Launch launch(KernelFacts const& facts) const { return wide.launch(facts); }
+  Launch launch_before(KernelFacts const& facts) const {
+    Launch launch = narrow.launch_before(facts);
+    launch.blocks += heads;
+    launch.smem_bytes = kAsideSmemBytes;
+    return launch;
+  }
+  Launch launch_after(KernelFacts const&) const { return {}; }
+
+  // In a kernel: whether all query heads that share a KV head, of all batch entries, are within.
+  CA_HOST_DEVICE bool is_within(int32_t head) const {
+    float const* const of_group = errors + int64_t(head) * heads_per_kv;
+    bool result = true;
+    CA_UNROLL_8
+    for (int i = 0; i < heads_per_kv; ++i) {
+      result = quantize::is_within(of_group[i], wide.problem.max_error) && result;
+    }
+    return result;
+  }
+};
+
+}  // namespace cutlass_attn::sm80
