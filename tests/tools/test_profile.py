@@ -477,7 +477,7 @@ def test_which_variants_and_shapes():
     keys = [v.key for v in profile.choose([], ["float16"])]
     assert all(v.compiled and v.device == "cuda" for v in profile.choose([], ["bfloat16"]))
     assert all("/f16" in key for key in keys)
-    with pytest.raises(ValueError, match="no GPU kernel 'warp'; there are .*, sm80/decode, "):
+    with pytest.raises(ValueError, match=r"no GPU kernel 'warp'; there are .*, sm80/decode, "):
         profile.choose(["warp"], ["float16"])
     variant = next(v for v in variants() if v.key == KEY)
     forward, *others = profile.default_shapes(variant, "sm_90")
