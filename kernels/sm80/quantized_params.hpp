@@ -4,9 +4,8 @@
 //                                          a batch entry, keys are rounded up to 64, columns to 32,
 //                                          with zeros. Within 16 columns they are in the order of
 //                                          permuted_column()
-//   v8       (head, pair, columns, 2)      with P V in 8 bits, V: the two keys of a pair are next
-//   to
-//                                          each other. Within 16 keys, pairs are in the order of
+//   v8       (head, pair, columns, 2)      with P V in 8 bits, V: the two keys of a pair are side
+//                                          by side. Within 16 keys, pairs are in the order of
 //                                          pair_row()
 //   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K

@@ -98,9 +98,8 @@ struct ClusterSplitsParams {
       }
       int64_t const together = kKeys * cluster.blocks;
       double const cost = double((keys + together - 1) / together) + cluster.merge;
-      bool const is_best = cluster.blocks == 1 || cost < least;
-      if (is_best && cluster.sms * wide * tiles <= 2 * device.num_sms)
-        best = cluster.blocks, least = cost;
+      bool const has_room = cluster.sms * wide * tiles <= 2 * device.num_sms;
+      if (cluster.blocks == 1 || (has_room && cost < least)) best = cluster.blocks, least = cost;
     }
     return best;
   }
