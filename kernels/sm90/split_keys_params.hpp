@@ -80,14 +80,16 @@ struct ClusterSplitsParams {
   static int32_t blocks_of_cluster(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                    int block_m) {
     constexpr int64_t kKeys = 128 * kGroups;
-    // More blocks at once want more of L2, by the bytes of a key; and of large clusters not as many
-    // run at once as there are SMs for them: an H200 has no room for 32 of four blocks.
+    // Of large clusters not as many run at once as there are SMs for them: an H200 has no room for
+    // 32 of four blocks. And where each tile has K and V of its own, memory is the limit earlier
+    // the wider they are.
     constexpr struct {
       int32_t blocks;
-      int64_t sms;  // that have to be there for a tile, of head dims up to 64
+      int64_t sms;  // that have to be there for a tile
       double merge;
     } clusters[] = {{1, 0, 0.0}, {2, 2, 1.2}, {4, 6, 2.3}, {8, 10, 3.7}};
-    int64_t const wide = p.head_dim > 64 ? 3 : 2;
+    bool const shares_keys = tiles > int64_t(p.batch) * p.num_heads_kv;
+    int64_t const halves = p.head_dim > 64 && !shares_keys ? 3 : 2;  // of these
     int64_t const keys = most_keys(p, p.seq_q.seqlen < block_m ? p.seq_q.seqlen : block_m);
     int32_t best = 1;
     double least = 0;
@@ -98,7 +100,7 @@ struct ClusterSplitsParams {
       }
       int64_t const together = kKeys * cluster.blocks;
       double const cost = double((keys + together - 1) / together) + cluster.merge;
-      bool const has_room = cluster.sms * wide * tiles <= 2 * device.num_sms;
+      bool const has_room = cluster.sms * halves * tiles <= 2 * device.num_sms;
       if (cluster.blocks == 1 || (has_room && cost < least)) best = cluster.blocks, least = cost;
     }
     return best;

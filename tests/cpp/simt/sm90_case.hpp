@@ -19,6 +19,15 @@ using namespace cutlass_attn;
 using attention_case::Case;
 using attention_case::SolvedCase;
 
+// Rows of heads next to each other, as TMA has them in models.
+inline std::vector<Case> with_head_dims(std::vector<Case> list, int head_dim, int head_dim_v) {
+  for (Case& what : list) {
+    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
+    what.layout = attention_case::Layout::kTransposed;
+  }
+  return list;
+}
+
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel>
 Status launch(Problem const& problem, int num_sms) {

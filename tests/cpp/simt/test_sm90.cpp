@@ -38,11 +38,7 @@ std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   list[9].seqlen_k = 500, list[9].attention_chunk = 70, list[9].causal = true;
   list[10].name = "chunks, several tiles of keys each, softcap", list[10].seqlen_q = 270;
   list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
-  for (Case& what : list) {
-    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
-    what.layout = attention_case::Layout::kTransposed;
-  }
-  return list;
+  return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 
 template <class Kernel>

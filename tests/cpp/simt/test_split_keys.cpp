@@ -35,11 +35,7 @@ std::vector<Case> cases(int head_dim, int head_dim_v) {
   Case& soft = set(8, "softcap, several sequences", 40, 520);
   soft.softcap = 3, soft.batch = 2, soft.causal = true;
   set(9, "one key", 1, 1);
-  for (Case& what : list) {
-    what.head_dim = head_dim, what.head_dim_v = head_dim_v;
-    what.layout = attention_case::Layout::kTransposed;
-  }
-  return list;
+  return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 
 template <class Kernel>
@@ -76,7 +72,10 @@ TEST(shares_of_the_keys) {
   CHECK_EQ(shares(1, 1, 512, 4096), 16);
   CHECK_EQ(shares(1, 1, 64, 400), 2);
   CHECK_EQ(shares(1, 16, 256, 1024), 4);
-  CHECK_EQ(shares(1, 16, 256, 1024, 128), 2);
+  CHECK_EQ(shares(1, 64, 64, 1024), 4);
+  // D = 128: the tiles of a head share K and V, or each has its own.
+  CHECK_EQ(shares(1, 4, 1024, 1024, 128), 4);
+  CHECK_EQ(shares(1, 64, 64, 1024, 128), 2);
   CHECK_EQ(shares(1, 11, 64, 4096, 64), 16);
   CHECK_EQ(shares(1, 11, 64, 4096, 128), 8);
   CHECK_EQ(shares(2, 8, 1024, 1024), 1);
