@@ -15,6 +15,13 @@ struct Cluster {
         "barrier.cluster.wait.acquire.aligned;" ::
             : "memory");
   }
+  // The same without waiting for what they wrote: a block that others have read from may go.
+  CUTE_DEVICE static void cluster_leave() {
+    asm volatile(
+        "barrier.cluster.arrive.relaxed.aligned;\n"
+        "barrier.cluster.wait.aligned;" ::
+            : "memory");
+  }
 
   // Where block `rank` of the cluster has what this one has at `address`.
   template <class T>
@@ -29,6 +36,7 @@ struct Cluster {
 
 struct Cluster {
   static void cluster_sync() { simt::engine::cluster_sync(); }
+  static void cluster_leave() { simt::engine::cluster_sync(); }
   template <class T>
   static T const* of_block(T const* address, int rank) {
     return static_cast<T const*>(simt::engine::of_block(address, rank));

@@ -4,7 +4,7 @@
 // Grid:       a cluster of blocks for every 64 rows of a head, or of the heads of one KV head
 //             together where there are fewer queries (core/scheduler.hpp)
 // Block:      warpgroups that take tiles of kBlockN keys in turn (split_keys_group.hpp), each with
-//             buffers, barriers and an O of its own; its first thread copies for it
+//             buffers, barriers and an O of its own
 // Registers:  S and P of a tile of keys, O, softmax state of the rows
 // Shared:     Q, and a tile of K and of V of each warpgroup, swizzled by TMA, read by wgmma; then O
 // At the end: the parts of all warpgroups of the cluster are merged (split_keys_merge.hpp)
@@ -34,18 +34,23 @@ struct SplitKeys {
         params, shared, Arch::uniform(Arch::thread() / Config::kGroupThreads));
     SplitKeysMerge<Config, Arch> const merge{params, shared};
 
-    TileCoord const tile = params.tile<kBlockM, Arch>();
-    TileRange const range =
-        params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
-    if (Arch::thread() % Config::kGroupThreads == 0) group.begin(tile, range);
+    using Copy = SplitKeysCopy<Config, Arch>;
+    if (Arch::thread() == 0) Copy::make_barriers(shared);
     if (Arch::thread() == 32) {
+      TileCoord const tile = params.tile<kBlockM, Arch>();
       shared.tile() = tile;
-      shared.block.range = range;
+      shared.block.range =
+          params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
       shared.block.interval = params.interval.from(tile.q_begin);
     }
     Arch::let_next_grid_begin();
     Arch::sync();  // shared.block full, barriers are there
-    if (Arch::thread() < kBlockM) merge.set_target(tile, Arch::thread());
+    Copy::begin(params, shared);
+    constexpr int kFirst = kThreads - kBlockM;  // of threads that copy nothing
+    if (Arch::thread() >= kFirst) {
+      Arch::wait_for_grids_before();
+      merge.set_target(shared.tile(), Arch::thread() - kFirst);
+    }
 
     group.run();
     group.store_part();
@@ -56,7 +61,7 @@ struct SplitKeys {
       Arch::cluster_sync();  // parts full
       merge.run(group.group, params.blocks,
                 [](auto* x, int block) { return Arch::of_block(x, block); });
-      Arch::cluster_sync();  // parts empty: no block is gone while another reads
+      Arch::cluster_leave();  // parts empty: no block is gone while another reads
     }
   }
 };

@@ -8,16 +8,19 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps>
-struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_> {
+struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kHalf = kBlockN / 2;
   static constexpr int kGroups = ClusterSplitsParams::kGroups, kGroupThreads = 128;
   static constexpr int kThreads = kGroups * kGroupThreads;
   static_assert(kBlockM == 64 && kWarps == 4 * kGroups);
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their way
+  // from the beginning.
+  static constexpr int kStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
   // O of a warpgroup for all to merge, as its threads have it: four numbers of an m16n8 block.
   struct alignas(16) Quad {
     float values[4];
@@ -27,10 +30,10 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_> {
 
   struct SharedStorage {
     alignas(1024) char q[TileQ::kBytes];
-    // Of a warpgroup: a tile of K and one of V; at the end its part of O.
+    // Of a warpgroup: tiles of K and V; at the end its part of O.
     union Buffers {
       struct {
-        char k[TileK::kBytes], v[TileV::kBytes];
+        char k[kStages][TileK::kBytes], v[kStages][TileV::kBytes];
       };
       Part part;
     } buffers[kGroups];
@@ -46,7 +49,7 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_> {
       TileRange range;  // in keys
       NearMask interval;
     } block;
-    arch::Barrier q_full, k_full[kGroups], v_full[kGroups];
+    arch::Barrier q_full, k_full[kGroups][kStages], v_full[kGroups][kStages];
 
     CUTE_DEVICE TileCoord& tile() { return *reinterpret_cast<TileCoord*>(block.tile); }
   };

@@ -1,11 +1,16 @@
 // A warpgroup that has a share of a tile's keys, and makes its part of O of them.
 //
-// Nothing is pipelined within it: while it waits another one multiplies, and where keys are few all
-// copies are on their way from the beginning.
+// Few keys are a chain of latencies. So a tile of keys is two halves, and the products of one run
+// beside softmax of the other:
+//
+//   tensor cores   Q K(a)  Q K(b)                      P V(a)         P V(b)
+//   the rest               row max of a, of b   exp(a)        exp(b)
+//
+// Where keys are few all copies are on their way from the beginning.
 #pragma once
 
 #include "sm80/products.hpp"
-#include "sm90/split_keys_config.hpp"
+#include "sm90/split_keys_copy.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -21,32 +26,18 @@ struct SplitKeysGroup {
   using Step = sm80::Products<Config, Score, Arch>;
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, typename Config::Place, Config::kRows, false>;
-  static constexpr int kN = Config::kBlockN;
+  static constexpr int kHalf = Config::kHalf;
 
   ClusterSplitsParams const& params;
   Shared& shared;
   int const group;  // of the block
   Softmax softmax = {};
-  typename Step::S acc_s[1];  // of a tile of keys
+  typename Step::S acc_s[2];  // of the halves of a tile of keys
   typename Step::O acc_o;
-  typename Step::P p;
+  typename Step::P p[2];
 
   CUTE_DEVICE SplitKeysGroup(ClusterSplitsParams const& params, Shared& shared, int group)
       : params(params), shared(shared), group(group) {}
-
-  // In one thread, before all others: the first copies.
-  CUTE_DEVICE void begin(TileCoord const& tile, TileRange const& range) {
-    Arch::barrier_init(&shared.k_full[group], 1);
-    Arch::barrier_init(&shared.v_full[group], 1);
-    if (group == 0) Arch::barrier_init(&shared.q_full, 1);
-    Arch::barrier_init_fence();
-    Arch::wait_for_grids_before();
-    int const key = first_key(range);
-    if (group == 0) copy_q(tile);
-    if (key >= range.end) return;
-    copy_k(tile, key);
-    copy_v(tile, key);
-  }
 
   CUTE_DEVICE void run() {
     TileRange const range = shared.block.range;
@@ -55,36 +46,43 @@ struct SplitKeysGroup {
     Scores const scores{
         params.forward.problem, score, {thread()}, shared.tile(), shared.block.range,
         shared.block.interval};
+    SplitKeysCopy<Config, Arch> const copy{params, shared, group};
+    int const first = copy.first_key(range), stride = copy.stride();
     clear(acc_o);
-    int const first = first_key(range), step = params.blocks * Config::kGroups * kN;
-    int round = 0;
+    Ring<Config::kStages> ring;
     Arch::barrier_wait(&shared.q_full, 0);
     CUTE_NO_UNROLL
-    for (int key = first; key < range.end; key += step, round ^= 1) {
-      bool const has_next = key + step < range.end;
-      multiply_qk(round);
-      if (has_next) {
+    for (int key = first; key < range.end; key += stride) {
+      Arch::barrier_wait(&shared.k_full[group][ring.stage], ring.round);
+      issue_qk(ring.stage, 0);
+      issue_qk(ring.stage, 1);
+      float largest[Config::kRows], factors[Config::kRows];
+      Arch::template wgmma_wait<1>(s_registers(0));
+      apply(scores, range, key, 0);
+      softmax.largest_of_thread(as_rows(acc_s[0]), largest, false_type{});
+      Arch::template wgmma_wait<0>(s_registers(1));
+      int const next = key + Config::kStages * stride;
+      if (next < range.end) {
         sync_group();  // K empty
-        if (thread() == 0) copy_k(shared.tile(), key + step);
+        if (thread() == 0) copy.k(range, next, ring.stage);
       }
-      auto s = as_rows(acc_s[0]);
-      if (range.is_full(key)) {
-        scores.apply(s, key, true_type{});
-      } else {
-        scores.apply(s, key, false_type{});
-      }
-      float factors[Config::kRows];
-      softmax.softmax_weights_after_max(s, factors, log2_scale);
-      softmax.add_sums();
+      apply(scores, range, key, 1);
+      softmax.largest_of_thread(as_rows(acc_s[1]), largest, true_type{});
+      softmax.update_max(largest, factors, log2_scale);
       unpredicated_if(key != first, [&] {
         for (int i = 0; i < Config::kRows; ++i) softmax.scale(as_rows(acc_o), i, factors[i]);
       });
-      Step::pack(acc_s[0], p);
-      multiply_pv(round);
-      if (has_next) {
+      weigh(0, log2_scale);
+      Arch::barrier_wait(&shared.v_full[group][ring.stage], ring.round);
+      issue_pv(ring.stage, 0);
+      weigh(1, log2_scale);
+      issue_pv(ring.stage, 1);
+      Arch::template wgmma_wait<0>(o_registers(), p[0], p[1]);
+      if (next < range.end) {
         sync_group();  // V empty
-        if (thread() == 0) copy_v(shared.tile(), key + step);
+        if (thread() == 0) copy.v(range, next, ring.stage);
       }
+      ring.advance();
     }
     softmax.complete_sums();
   }
@@ -107,15 +105,27 @@ struct SplitKeysGroup {
  private:
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) % Config::kGroupThreads; }
   CUTE_DEVICE void sync_group() const { Arch::sync(1 + group, Config::kGroupThreads); }
-  CUTE_DEVICE int first_key(TileRange const& range) const {
-    return range.begin + (params.rank<Arch>() * Config::kGroups + group) * kN;
+
+  CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int half) {
+    auto s = as_rows(acc_s[half]);
+    if (range.is_full(key)) {
+      scores.apply(s, key + half * kHalf, true_type{});
+    } else {
+      scores.apply(s, key + half * kHalf, false_type{});
+    }
   }
 
-  CUTE_DEVICE void multiply_qk(int round) {
-    Arch::barrier_wait(&shared.k_full[group], round);
+  CUTE_DEVICE void weigh(int half, float log2_scale) {
+    softmax.softmax_weights_of_max(as_rows(acc_s[half]), log2_scale);
+    softmax.add_sums();
+    Step::pack(acc_s[half], p[half]);
+  }
+
+  CUTE_DEVICE void issue_qk(int stage, int half) {
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
-    auto const tile = Arch::descriptor(shared.buffers[group].k, 16, 1024);
-    auto& s = reinterpret_cast<float (&)[kN / 2]>(acc_s[0](0));
+    auto const tile =
+        Arch::descriptor(shared.buffers[group].k[stage], 16, 1024) + rows_step<TileK>(half);
+    auto& s = s_registers(half);
     Arch::wgmma_fence(s);
     CUTE_UNROLL
     for (int i = 0; i < Config::kHeadDim / 16; ++i) {
@@ -123,48 +133,33 @@ struct SplitKeysGroup {
                                        tile + column_step<TileK>(i), i != 0);
     }
     Arch::wgmma_commit();
-    Arch::template wgmma_wait<0>(s);
   }
 
-  CUTE_DEVICE void multiply_pv(int round) {
-    Arch::barrier_wait(&shared.v_full[group], round);
-    auto const tile = Arch::descriptor(shared.buffers[group].v, TileV::kChunkBytes, 1024);
-    auto& o = reinterpret_cast<float (&)[Config::kHeadDimV / 2]>(acc_o(0));
-    Arch::wgmma_fence(o, p);
+  CUTE_DEVICE void issue_pv(int stage, int half) {
+    auto const tile = Arch::descriptor(shared.buffers[group].v[stage], TileV::kChunkBytes, 1024) +
+                      rows_step<TileV>(half);
+    auto& o = o_registers();
+    Arch::wgmma_fence(o, p[half]);
     CUTE_UNROLL
-    for (int i = 0; i < kN / 16; ++i) {
-      Arch::template wgmma_rs<Element>(o, p[i][0], tile + i * 16 * TileV::kRowBytes / 16, true);
+    for (int i = 0; i < kHalf / 16; ++i) {
+      Arch::template wgmma_rs<Element>(o, p[half][i][0], tile + i * 16 * TileV::kRowBytes / 16,
+                                       true);
     }
     Arch::wgmma_commit();
-    Arch::template wgmma_wait<0>(o, p);
   }
 
-  // --- Copies, in one thread ---------------------------------------------------------------------
-
-  CUTE_DEVICE void copy_q(TileCoord const& tile) const {
-    Arch::barrier_expect(&shared.q_full, TileQ::kBytes);
-    CUTE_UNROLL
-    for (int c = 0; c < TileQ::kChunks; ++c) {
-      Arch::tma_load(shared.q + c * TileQ::kChunkBytes, params.q, &shared.q_full, c * 64, 0,
-                     tile.q_begin, tile.head_q / tile.heads, tile.seq.batch);
-    }
-  }
-  CUTE_DEVICE void copy_k(TileCoord const& tile, int key) const {
-    copy<TileK>(params.k, shared.buffers[group].k, &shared.k_full[group], tile, key);
-  }
-  CUTE_DEVICE void copy_v(TileCoord const& tile, int key) const {
-    copy<TileV>(params.v, shared.buffers[group].v, &shared.v_full[group], tile, key);
-  }
+  // From a descriptor's first row of keys to those of a half.
   template <class Tile>
-  CUTE_DEVICE void copy(DenseRows const& from, char* to, arch::Barrier* full, TileCoord const& tile,
-                        int key) const {
-    Arch::barrier_expect(full, Tile::kBytes);
-    CUTE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      from.load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,
-                      key_rows(tile.seq, params.forward.problem));
-    }
+  CUTE_DEVICE static constexpr int rows_step(int half) {
+    return half * kHalf * Tile::kRowBytes / 16;
   }
+
+  using SRegisters = float[kHalf / 2];
+  using ORegisters = float[Config::kHeadDimV / 2];
+  CUTE_DEVICE SRegisters& s_registers(int half) {
+    return reinterpret_cast<SRegisters&>(acc_s[half](0));
+  }
+  CUTE_DEVICE ORegisters& o_registers() { return reinterpret_cast<ORegisters&>(acc_o(0)); }
 };
 
 }  // namespace cutlass_attn::sm90

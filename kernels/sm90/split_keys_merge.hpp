@@ -68,14 +68,15 @@ struct SplitKeysMerge {
     });
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      bool const has_lse = first == 0 && place.column(0) == 0;
-      store_row(shared.targets[place.row(i)], rows[i], has_lse, [&](auto const& store) {
-        CUTE_UNROLL
-        for (int d = 0; d < kMost; ++d) {
-          int const column = (first + d) * 8 + place.column(0);
-          if (d < count) store(column, sums[d].values[2 * i], sums[d].values[2 * i + 1]);
-        }
-      });
+      Target const target = shared.targets[place.row(i)];
+      float const factor = finish(target, rows[i], first == 0 && place.column(0) == 0);
+      uint32_t words[kMost];
+      CUTE_UNROLL
+      for (int d = 0; d < kMost; ++d) {
+        float const* const pair = sums[d].values + 2 * i;
+        words[d] = Arch::template pack<Element>(pair[0] * factor, pair[1] * factor);
+      }
+      store(target, words, first, count, place);
     }
   }
 
@@ -89,19 +90,37 @@ struct SplitKeysMerge {
     }
   }
 
-  // for_pairs(store) calls store(column, x, y) for the pairs of columns that this thread has.
-  template <class ForPairs>
-  CUTE_DEVICE void store_row(Target const& target, SoftmaxRow& row, bool has_lse,
-                             ForPairs&& for_pairs) const {
-    if (target.o == nullptr) return;
+  // As finish_row(), of a row that may not be there.
+  CUTE_DEVICE static float finish(Target const& target, SoftmaxRow& row, bool writes_lse) {
     float const rescale = target.sink == -kInf ? 1.0f : row.add_logit(target.sink, 1.0f);
-    if (has_lse && target.lse) *target.lse = row.lse(1.0f);
-    float const factor = rescale * row.inverse_sum();
-    for_pairs([&](int column, float x, float y) {
-      if (column >= params.forward.problem.head_dim_v) return;
-      *reinterpret_cast<uint32_t*>(target.o + column) =
-          Arch::template pack<Element>(x * factor, y * factor);
-    });
+    if (writes_lse && target.lse) *target.lse = row.lse(1.0f);
+    return rescale * row.inverse_sum();
+  }
+
+  // Words of two columns, `count` of them, from blocks of eight columns that begin with `first`.
+  template <int kMost>
+  CUTE_DEVICE void store(Target const& target, uint32_t (&words)[kMost], int first, int count,
+                         typename Config::Place const& place) const {
+    int const lane = place.thread % 4, columns = target.o ? params.forward.problem.head_dim_v : 0;
+    if (count % 4 == 0) {
+      CUTE_UNROLL
+      for (int d = 0; d < kMost; d += 4) {
+        if (d >= count) continue;
+        auto& four = reinterpret_cast<uint32_t(&)[4]>(words[d]);
+        transpose_quad<Arch>(four, lane);
+        int const column = (first + d + lane) * 8;
+        if (column >= columns) continue;
+        *reinterpret_cast<uint128_t*>(target.o + column) =
+            *reinterpret_cast<uint128_t const*>(four);
+      }
+    } else {
+      CUTE_UNROLL
+      for (int d = 0; d < kMost; ++d) {
+        int const column = (first + d) * 8 + place.column(0);
+        if (d >= count || column >= columns) continue;
+        *reinterpret_cast<uint32_t*>(target.o + column) = words[d];
+      }
+    }
   }
 };
 

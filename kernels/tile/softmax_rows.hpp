@@ -123,6 +123,29 @@ struct SoftmaxRows {
     }
   }
 
+  // The same in steps, of scores that come in parts. The largest scores of this thread, with those
+  // that were the largest before:
+  template <class S, class HasBefore>
+  CUTE_DEVICE static void largest_of_thread(S const& s, float (&largest)[kRows], HasBefore) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float const max = max_of_thread(s, i);
+      largest[i] = HasBefore::value ? fmaxf(largest[i], max) : max;
+    }
+  }
+  CUTE_DEVICE void update_max(float const (&largest)[kRows], float (&factors)[kRows],
+                              float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      factors[i] = rows[i].update_max(max_of_quad(largest[i]) * log2_scale, 1.0f);
+    }
+  }
+  template <class S>
+  CUTE_DEVICE void softmax_weights_of_max(S&& s, float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
+  }
+
   template <class S, class O, class Units>
   CUTE_DEVICE void softmax_weights_rescaled(S&& s, O&& o, Units const& units) {
     CUTE_UNROLL
