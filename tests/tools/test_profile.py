@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import cases
 import pytest
 import torch
-from cutlass_attn import _C, variants
+from cutlass_attn import _C, jit, variants
 from cutlass_attn._build.variant_key import PREFIXES, key_of, symbol_of
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment.problems import Shape
@@ -179,6 +179,21 @@ def test_code_of_every_kernel_is_judged(monkeypatch):
     found = [{gate.gate.name: gate.verdict for gate in row.gates} for row in rows]
     assert [row["shared_memory"] for row in found] == [UNKNOWN, UNKNOWN, UNKNOWN, PASS]
     assert [row["local_memory"] for row in found] == [PASS, SHOWN, FAIL, PASS]
+
+
+def test_hopper_has_machine_code_of_its_own(monkeypatch):
+    asked = []
+    monkeypatch.setattr(profile, "_compiled_for", lambda: [])
+    monkeypatch.setattr(jit, "cubin", lambda key, arch: asked.append(arch) or b"")
+    monkeypatch.setattr(profile, "read_cubin", lambda path, arch: asked.append(arch) or {})
+    key = "sm90/split_keys/f16/d64/64x128x8"
+    if key not in jit.units():
+        pytest.skip("this build has no source of it")
+    chosen = [v for v in variants() if v.key == key]
+    assert profile.static_rows(chosen, "sm_90", lambda *_: None) == []
+    assert asked == ["sm_90a"] * 2
+    (row,) = profile.static_rows(chosen, "sm_89", lambda *_: None)
+    assert "compute capability 9.0 alone" in row.reason and not row.ok
 
 
 @pytest.mark.parametrize(

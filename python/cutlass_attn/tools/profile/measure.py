@@ -143,31 +143,46 @@ def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
     return [v for v in there if v.key in names or (v.kernel in names and v.dtype in dtypes)]
 
 
+# Resources and counts of instructions, by a kernel's symbol and its score.
+_Library = tuple[dict[tuple[str, str], dict[str, int]], dict[tuple[str, str], Any]]
+
+
 def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> list[Row]:
-    """Each variant's gates as far as its machine code for `arch` shows them, a row per score."""
+    """Each variant's gates as far as its machine code for `arch` shows them, a row per score.
+
+    Hopper's own kernels have theirs for sm_90a.
+    """
+    from ... import jit
+
     progress("reading the library", 0, len(chosen))
-    resources: dict[tuple[str, str], dict[str, int]] = {}
-    counts: dict[tuple[str, str], Any] = {}
-    if any(v.compiled for v in chosen) and arch in _compiled_for():
-        resources = sass.read_resources(LIBRARY, arch)
-        wanted = {v.key for v in chosen}
-        kernels = [v.kernel for v in chosen]
-        counts = sass.read_counts(
-            LIBRARY, arch, [x for x in resources if key_of(x[0], kernels) in wanted]
-        )
+    library: dict[str, _Library] = {}
+    capability = int(arch.removeprefix("sm_").rstrip("a"))
     rows = []
     for done, variant in enumerate(chosen):
         progress(variant.key, done, len(chosen))
-        here = [entry for entry in resources if key_of(entry[0], [variant.kernel]) == variant.key]
-        if here:
+        try:
+            own = jit.arch_for(variant.key, capability)
+            if own not in library:
+                library[own] = _read_library(chosen, own)
+            resources, counts = library[own]
+            here = [x for x in resources if key_of(x[0], [variant.kernel]) == variant.key]
             for entry in here:
                 rows.append(_static_row(variant, entry[1], resources[entry], counts[entry]))
-            continue
-        try:
-            rows += _rows_of_cubin(variant, arch)
+            if not here:
+                rows += _rows_of_cubin(variant, own)
         except (ValueError, RuntimeError) as error:
             rows.append(Row(variant.key, None, reason=str(error)))
     return rows
+
+
+def _read_library(chosen: Sequence[Variant], arch: str) -> _Library:
+    """What the library has of these variants."""
+    if not any(v.compiled for v in chosen) or arch not in _compiled_for():
+        return {}, {}
+    resources = sass.read_resources(LIBRARY, arch)
+    wanted, kernels = {v.key for v in chosen}, [v.kernel for v in chosen]
+    entries = [entry for entry in resources if key_of(entry[0], kernels) in wanted]
+    return resources, sass.read_counts(LIBRARY, arch, entries)
 
 
 def _compiled_for() -> list[str]:
