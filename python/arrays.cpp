@@ -14,13 +14,13 @@ namespace {
 Library const* g_torch = nullptr;
 Library const* g_numpy = nullptr;
 
+}  // namespace
+
 py::tuple tuple_of(Shape const& shape) {
   py::tuple sizes(shape.ndim);
   for (int d = 0; d < shape.ndim; ++d) sizes[size_t(d)] = shape.sizes[d];
   return sizes;
 }
-
-}  // namespace
 
 py::object checked(PyObject* owned) {
   if (owned == nullptr) throw py::error_already_set();

@@ -41,7 +41,12 @@ struct Shape {
   int64_t const* begin() const { return sizes; }
   int64_t const* end() const { return sizes + ndim; }
   bool is_of(View const& x) const { return std::equal(begin(), end(), x.shape, x.shape + x.ndim); }
+  bool operator==(Shape const& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+  }
 };
+
+pybind11::tuple tuple_of(Shape const& shape);
 
 // The arrays that a call was given, borrowed: q, k and v, then options and the result.
 struct Arrays {
@@ -85,7 +90,7 @@ class Library {
 
   // An array like `x`, contiguous, of this shape.
   virtual pybind11::object empty(View const& x, Shape const& shape) const;
-  pybind11::object empty_lse(View const& x, Shape const& shape) const;
+  virtual pybind11::object empty_lse(View const& x, Shape const& shape) const;
 
   // The same of zeros; and of the dtype with this name, on the device of `x`: of numbers that are
   // `value`, and of any.

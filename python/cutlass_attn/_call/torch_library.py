@@ -82,12 +82,12 @@ def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Ten
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
-def template(like: torch.Tensor, size: int) -> torch.Tensor | None:
-    """Like bytes of that number, in the memory of one, to be kept; None while a CUDA graph is
-    captured, whose memory is the graph's own."""
+def template(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Of that shape in the memory of one element, to be kept; None while a CUDA graph is captured,
+    whose memory is the graph's own."""
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    return torch.empty(1, dtype=torch.uint8, device=like.device).expand(size)
+    return scratch(like, dtype, (1,)).expand(shape)
 
 
 def random_state(like: torch.Tensor) -> torch.Tensor:
