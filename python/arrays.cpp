@@ -51,6 +51,18 @@ py::object Library::empty_lse(View const& x, Shape const& shape) const {
   return module_.attr("empty_lse")(py::handle(x.object), tuple_of(shape));
 }
 
+py::object Library::empty_like(PyObject* x) const {
+  return module_.attr("empty_like")(py::handle(x));
+}
+
+py::object Library::zeros_like(PyObject* x) const {
+  return module_.attr("zeros_like")(py::handle(x));
+}
+
+py::object Library::contiguous(PyObject* x) const {
+  return module_.attr("contiguous")(py::handle(x));
+}
+
 py::object Library::zeros(View const& x, Shape const& shape) const {
   return module_.attr("zeros")(py::handle(x.object), tuple_of(shape));
 }

@@ -85,10 +85,12 @@ class Torch final : public Library {
         [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
 
+  bool records() const override { return says(PyObject_CallNoArgs(is_grad_enabled_.ptr())); }
+
   bool needs_gradient(Arrays const& arrays) const override {
-    if (!says(PyObject_CallNoArgs(is_grad_enabled_.ptr()))) return false;
-    return arrays.any_of_numbers(
-        [&](PyObject* x) { return says(PyObject_GetAttr(x, requires_grad_.ptr())); });
+    return records() && arrays.any_of_numbers([&](PyObject* x) {
+      return says(PyObject_GetAttr(x, requires_grad_.ptr()));
+    });
   }
 
   bool casts() const override { return says(PyObject_CallNoArgs(is_autocast_.ptr())); }
@@ -98,6 +100,10 @@ class Torch final : public Library {
     if (!shape.is_of(x)) return Library::empty(x, shape);
     py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
     return checked(PyObject_CallOneArg(function.ptr(), x.object));
+  }
+
+  py::object empty_like(PyObject* x) const override {
+    return checked(PyObject_CallOneArg(empty_like_.ptr(), x));
   }
 
   py::object empty_lse(View const& x, Shape const& shape) const override {
