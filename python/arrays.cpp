@@ -14,13 +14,13 @@ namespace {
 Library const* g_torch = nullptr;
 Library const* g_numpy = nullptr;
 
+}  // namespace
+
 py::tuple tuple_of(Shape const& shape) {
   py::tuple sizes(shape.ndim);
   for (int d = 0; d < shape.ndim; ++d) sizes[size_t(d)] = shape.sizes[d];
   return sizes;
 }
-
-}  // namespace
 
 py::object checked(PyObject* owned) {
   if (owned == nullptr) throw py::error_already_set();
@@ -49,6 +49,18 @@ py::object Library::empty(View const& x, Shape const& shape) const {
 
 py::object Library::empty_lse(View const& x, Shape const& shape) const {
   return module_.attr("empty_lse")(py::handle(x.object), tuple_of(shape));
+}
+
+py::object Library::empty_like(PyObject* x) const {
+  return module_.attr("empty_like")(py::handle(x));
+}
+
+py::object Library::zeros_like(PyObject* x) const {
+  return module_.attr("zeros_like")(py::handle(x));
+}
+
+py::object Library::contiguous(PyObject* x) const {
+  return module_.attr("contiguous")(py::handle(x));
 }
 
 py::object Library::zeros(View const& x, Shape const& shape) const {

@@ -38,10 +38,16 @@ struct Shape {
   Shape(std::initializer_list<int64_t> dims) : ndim(int(dims.size())) {
     std::copy(dims.begin(), dims.end(), sizes);
   }
+  explicit Shape(View const& x) : ndim(x.ndim) { std::copy_n(x.shape, ndim, sizes); }
   int64_t const* begin() const { return sizes; }
   int64_t const* end() const { return sizes + ndim; }
   bool is_of(View const& x) const { return std::equal(begin(), end(), x.shape, x.shape + x.ndim); }
+  bool operator==(Shape const& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+  }
 };
+
+pybind11::tuple tuple_of(Shape const& shape);
 
 // The arrays that a call was given, borrowed: q, k and v, then options and the result.
 struct Arrays {
@@ -79,13 +85,20 @@ class Library {
   // Must the library see the call before its memory is touched?
   virtual bool must_see(Arrays const& arrays) const = 0;
 
-  // Does one of them need a gradient? Are arguments cast, as under torch.autocast?
+  // Is what is done recorded for a gradient, and does one of them need one? Are arguments cast, as
+  // under torch.autocast?
+  virtual bool records() const { return false; }
   virtual bool needs_gradient(Arrays const&) const { return false; }
   virtual bool casts() const { return false; }
 
   // An array like `x`, contiguous, of this shape.
   virtual pybind11::object empty(View const& x, Shape const& shape) const;
-  pybind11::object empty_lse(View const& x, Shape const& shape) const;
+  virtual pybind11::object empty_lse(View const& x, Shape const& shape) const;
+
+  // One with the shape of `x`, for a gradient; and `x` itself or a copy, contiguous.
+  virtual pybind11::object empty_like(PyObject* x) const;
+  pybind11::object zeros_like(PyObject* x) const;
+  pybind11::object contiguous(PyObject* x) const;
 
   // The same of zeros; and of the dtype with this name, on the device of `x`: of numbers that are
   // `value`, and of any.

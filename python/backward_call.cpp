@@ -1,6 +1,9 @@
 #include "backward_call.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "call.hpp"
 #include "entry.hpp"
@@ -107,8 +110,8 @@ void require_given(char const* function, Arguments const& given) {
 // A call without queries runs nothing, and has gradients of zero.
 void clear(Arguments const& given) {
   py::int_ const zero(0);
-  for (PyObject* x :
-       {given.grad_q, given.grad_k, given.grad_v, given.grad_bias, given.grad_sinks}) {
+  for (Input const& input : kInputs) {
+    PyObject* const x = given.*input.grad;
     if (has_value(x) && PyObject_SetItem(x, Py_Ellipsis, zero.ptr()) != 0) {
       throw py::error_already_set();
     }
@@ -143,18 +146,83 @@ py::object run(char const* function, Call& call, Arguments const& given) {
   return py::none();
 }
 
+// Of a call with `wanted`, of whose forward call nothing of torch had to see anything.
+bool must_see(Call const& call, Arguments const& given) {
+  if (has_value(given.dispatched)) return false;
+  Arrays arrays;
+  for (PyObject* x : {given.grad_out, given.grad_softmax_lse}) {
+    if (has_value(x)) arrays.add(x);
+  }
+  return call.library->records() || call.library->must_see(arrays);
+}
+
+// The gradients of results in a form that is read: none is zeros.
+void prepare(Call& call, Arguments& given) {
+  Library const& library = *call.library;
+  auto const replace = [&call](PyObject*& x, py::object by) {
+    x = call.held.emplace_back(std::move(by)).ptr();
+  };
+  if (!has_value(given.grad_out)) {
+    replace(given.grad_out, library.zeros_like(given.out));
+  } else if (!is_dense(library.read(given.grad_out, true))) {  // of a sum, say: one number for all
+    replace(given.grad_out, library.contiguous(given.grad_out));
+  }
+  if (has_value(given.grad_softmax_lse)) {
+    replace(given.grad_softmax_lse, library.contiguous(given.grad_softmax_lse));
+  }
+}
+
+// A tuple of gradients, as long as `wanted`.
+py::object run_wanted(char const* function, Call& call, Arguments given) {
+  Library const& library = *call.library;
+  auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
+  // Sums over all that a bias is broadcast over are not rounded. Rows of no entry are not written.
+  auto const make = [&](Input const& input) {
+    PyObject* const x = given.*input.value;
+    if (is_bias(input)) return library.empty_lse(call.q, Shape(library.read(x, true)));
+    return call.is_packed ? library.zeros_like(x) : library.empty_like(x);
+  };
+  py::sequence const wanted = py::reinterpret_borrow<py::sequence>(given.wanted);
+  py::tuple grads(std::min(wanted.size(), std::size(kInputs)));
+  for (size_t i = 0; i < grads.size(); ++i) {
+    bool const is_wanted = wanted[i].cast<bool>();
+    grads[i] = is_wanted ? make(kInputs[i]) : py::none();
+    if (is_wanted) given.*kInputs[i].grad = PyTuple_GET_ITEM(grads.ptr(), Py_ssize_t(i));
+  }
+  prepare(call, given);
+  run(function, call, given);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!is_bias(kInputs[i]) || !has_value(given.grad_bias)) continue;
+    grads[i] = grads[i].attr("to")(py::handle(given.bias).attr("dtype"));
+  }
+  return grads;
+}
+
 py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kBackward, "backward", args, count, names);
   Call call(given);
+  if (!has_value(given.wanted)) {
+    call.read_arrays(given, true);
+    return run("backward", call, given);
+  }
+  if (must_see(call, given)) return py::none();
   call.read_arrays(given, true);
-  return run("backward", call, given);
+  return run_wanted("backward", call, given);
 }
 
 py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kVarlenBackward, "backward_varlen", args, count, names);
   Call call(given);
+  if (!has_value(given.wanted)) {
+    read_varlen(call, given, true);
+    return run("backward_varlen", call, given);
+  }
+  if (must_see(call, given)) return py::none();
+  if (has_value(given.block_table)) {
+    raise(PyExc_NotImplementedError, "attention_varlen has no backward pass with block_table");
+  }
   read_varlen(call, given, true);
-  return run("backward_varlen", call, given);
+  return run_wanted("backward_varlen", call, given);
 }
 
 // Stands in for arrays that a call lacks or that have no memory, where none overlaps another.

@@ -21,6 +21,11 @@ namespace cutlass_attn {
 // backward and backward_varlen return None. Rows of packed operands that no entry has, and those
 // beyond seqused_k, are not written.
 //
+// With `wanted`, up to five bools of q, k, v, bias and sinks, they make the gradients, and return a
+// tuple as long as that: None where not wanted, of the dtype of the input where it is. grad_out may
+// then be None, and have any strides. Of torch's tensors alone. If torch has to see the pass they
+// return None, unless the keyword `dispatched` is there.
+//
 // explain_backward, with `device`, returns verdicts as explain() does. What it is not given it
 // takes for contiguous, grad_bias and grad_sinks for not wanted.
 void define_backward_calls(pybind11::module_& m);

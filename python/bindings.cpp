@@ -31,21 +31,22 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Call call(given);
   Library const& library = *call.library;
   constexpr char const* kModule = "cutlass_attn._call.operator";
+  static Handler recorded = {kModule, "recorded"};
+  static Recorder recorder = {{kModule, "record"}, {kModule, "eager"}};
   bool const dispatched = has_value(given.dispatched);
   if (!dispatched && library.must_see(call.arrays)) {
-    return hand_over(kModule, "recorded", given);
+    return recorded(given);
   }
-  if (!dispatched && (library.needs_gradient(call.arrays) || library.casts())) {
-    return hand_over(kModule, "with_gradient", given);
-  }
+  Recording const recording = dispatched ? Recording::kNone : call.recording(given);
+  if (recording == Recording::kCall) return recorder.call(given);
   call.read_arrays(given, true);
   if (call.q.device.type == dlpack::kOtherDevice) {
     std::string const device = attribute(given.q, "device");
-    if (!dispatched && device == "meta") return hand_over(kModule, "recorded", given);
+    if (!dispatched && device == "meta") return recorded(given);
     raise(PyExc_ValueError, "q, k and v must be on a CPU or CUDA device, got " + device);
   }
 
-  return call.run(given);
+  return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
 
 // Reads and checks a call that is not run; its tensors need no memory.

@@ -79,7 +79,9 @@ constexpr Keyword kKeywords[] = {
     {"grad_bias", &Arguments::grad_bias, kGradients, 0, Keyword::kArray},
     {"grad_sinks", &Arguments::grad_sinks, kGradients, 0, Keyword::kArray},
     {"deterministic", &Arguments::deterministic, kDense | kPacked},
+    {"wanted", &Arguments::wanted, kGradients, kGradients},
     {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
+    {"is_cast", &Arguments::is_cast, kAttention | kVarlen, kAttention | kVarlen},
     {"device", &Arguments::device, kDense | kServing, kDense | kServing},
 };
 constexpr size_t kNumKeywords = std::size(kKeywords);
@@ -409,7 +411,21 @@ LaunchOptions Call::place() {
   return options;
 }
 
-py::object Call::run(Arguments const& given) {
+Recording Call::recording(Arguments const& given) const {
+  if (!has_value(given.is_cast) && library->casts()) return Recording::kCall;
+  if (!library->needs_gradient(arrays)) return Recording::kNone;
+  if (has_value(given.out) || has_value(given.quantize)) return Recording::kCall;
+  Arrays others;  // which have no gradient
+  for (int i = 0; i < arrays.count; ++i) {
+    PyObject* const x = arrays.items[i];
+    bool const is_input = std::any_of(std::begin(kInputs), std::end(kInputs),
+                                      [&](Input const& input) { return given.*input.value == x; });
+    if (!is_input) others.add(x, arrays.is_integer[i]);
+  }
+  return library->needs_gradient(others) ? Recording::kCall : Recording::kResults;
+}
+
+py::object Call::run(Arguments const& given, Recorder* recorder) {
   LaunchOptions options = place();
   if (kept) options.workspace = kept->workspace;
   bool const has_out = has_value(given.out);
@@ -419,15 +435,19 @@ py::object Call::run(Arguments const& given) {
                                : library->empty(q, out_shape());
   read_out(out.ptr(), true);
   py::object lse;
-  if (return_lse) {
+  if (return_lse || recorder) {
     lse = is_packed ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
                     : library->empty_lse(q, lse_shape());
     problem.softmax_lse = static_cast<float*>(library->read(lse.ptr(), true).data);
   }
   if (problem.dropout.p != 0.0f && !has_value(given.rng_state)) {
     held.push_back(library->random_state(q));
-    void const* const data = library->read(held.back().ptr(), true).data;
-    problem.dropout.rng_state = static_cast<uint64_t const*>(data);
+    PyObject* const state = held.back().ptr();
+    problem.dropout.rng_state = static_cast<uint64_t const*>(library->read(state, true).data);
+    // For the backward pass.
+    if (recorder && PyDict_SetItemString(given.options, "rng_state", state) != 0) {
+      throw py::error_already_set();
+    }
   }
   Status status;
   {
@@ -437,8 +457,10 @@ py::object Call::run(Arguments const& given) {
         is_rounded ? attention_prequantized(problem, options) : attention_forward(problem, options);
   }
   raise_unless_ok(status);
-  if (lse) return py::make_tuple(std::move(out), std::move(lse));
-  return out;
+  if (!lse) return out;
+  py::object results = py::make_tuple(std::move(out), std::move(lse));
+  if (recorder) return recorder->results(given, results);
+  return results;
 }
 
 py::object Call::verdicts(Op op, Arguments const& given) const {
@@ -460,13 +482,13 @@ py::object Call::verdicts(Op op, Arguments const& given) const {
   return py::cast(std::move(explanation.verdicts));
 }
 
-py::object hand_over(char const* module, char const* function, Arguments const& given) {
-  // An import statement would take longer than the call.
-  PyObject* const known = PyImport_GetModule(py::str(module).ptr());
-  if (known == nullptr && PyErr_Occurred()) throw py::error_already_set();
-  py::object const found = known ? checked(known) : py::module_::import(module);
-  return found.attr(function)(py::handle(given.q), py::handle(given.k), py::handle(given.v),
-                              py::handle(given.options));
+py::object Handler::operator()(Arguments const& given, py::object const& results) {
+  if (function == nullptr) {
+    py::object found = py::module_::import(module).attr(name);
+    function = found.release().ptr();
+  }
+  PyObject* const args[] = {given.q, given.k, given.v, given.options, results.ptr()};
+  return checked(PyObject_Vectorcall(function, args, results ? 5 : 4, nullptr));
 }
 
 }  // namespace cutlass_attn

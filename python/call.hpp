@@ -52,10 +52,12 @@ struct Arguments {
   PyObject *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
   PyObject *grad_bias = nullptr, *grad_sinks = nullptr;
   PyObject* deterministic = nullptr;
+  PyObject* wanted = nullptr;  // inputs whose gradients to make, in place of those to write
 
   PyObject* dispatched =
       nullptr;  // of a function that runs: torch has seen the call, memory may be touched
-  PyObject* device = nullptr;  // of explain(): a devices.Device, or None for that of q
+  PyObject* is_cast = nullptr;  // of such a function: arrays are of what torch.autocast wants
+  PyObject* device = nullptr;   // of explain(): a devices.Device, or None for that of q
 
   // Of a vectorcall function(q, k, v, options, **more), in which `more` goes before `options` and
   // alone may have what is for this package. `name`: for messages. Raises TypeError.
@@ -66,7 +68,35 @@ struct Arguments {
   static void prepare();
 };
 
+// What may have a gradient, in the order of `wanted`, and where the gradient goes.
+struct Input {
+  PyObject* Arguments::* value;
+  PyObject* Arguments::* grad;
+};
+inline constexpr Input kInputs[] = {{&Arguments::q, &Arguments::grad_q},
+                                    {&Arguments::k, &Arguments::grad_k},
+                                    {&Arguments::v, &Arguments::grad_v},
+                                    {&Arguments::bias, &Arguments::grad_bias},
+                                    {&Arguments::sinks, &Arguments::grad_sinks}};
+
 struct Prequantized;
+
+// A function of Python that sees to a call: function(q, k, v, options), with the call's results at
+// the end, if there are some. Looked up once.
+struct Handler {
+  char const* module;
+  char const* name;
+  PyObject* function = nullptr;
+
+  pybind11::object operator()(Arguments const& given, pybind11::object const& results = {});
+};
+
+// By which a call is recorded for a backward pass: of its results, and of one that is rare, such as
+// of autocast, instead of running it.
+struct Recorder {
+  Handler results, call;
+};
+enum class Recording { kNone, kResults, kCall };
 
 struct Call {
   Library const* library = nullptr;
@@ -109,8 +139,12 @@ struct Call {
   // lives as long as this call.
   LaunchOptions place();
 
-  // Runs it, once everything is read but the result: the result, or a pair of it and LSE.
-  pybind11::object run(Arguments const& given);
+  // Of a call that nothing of torch has to see.
+  Recording recording(Arguments const& given) const;
+
+  // Runs it, once everything is read but the result: the result, or a pair of it and LSE, or what
+  // the recorder's function of results makes of the pair.
+  pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
   // What dispatch says of each variant of the op, on the device that is given or on that of q.
   pybind11::object verdicts(Op op, Arguments const& given) const;
@@ -132,9 +166,6 @@ struct Call {
     return problem.q.dtype == DType::kFloat64 ? "float64" : "float32";
   }
 };
-
-// What a function of Python makes of the call: function(q, k, v, options).
-pybind11::object hand_over(char const* module, char const* function, Arguments const& given);
 
 // Whether an argument that may be None has a value.
 inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }

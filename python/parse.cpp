@@ -201,14 +201,16 @@ void require_whole_elements(View const& x) {
                               " bytes; call numpy.ascontiguousarray first");
 }
 
-void require_dense(char const* name, View const& x) {
+bool is_dense(View const& x) {
   int const last = x.ndim - 1;
-  if (x.shape[last] <= 1 || x.strides[last] == 1 || std::count(x.shape, x.shape + last, 0) > 0) {
-    return;
-  }
+  return x.shape[last] <= 1 || x.strides[last] == 1 || std::count(x.shape, x.shape + last, 0) > 0;
+}
+
+void require_dense(char const* name, View const& x) {
+  if (is_dense(x)) return;
   raise(PyExc_ValueError, std::string("the last dimension of ") + name +
                               " must be contiguous (stride 1), got stride " +
-                              std::to_string(x.strides[last]) + "; call .contiguous() first");
+                              std::to_string(x.strides[x.ndim - 1]) + "; call .contiguous() first");
 }
 
 Operand operand(char const* name, View const& x, bool bshd, DType dtype) {

@@ -63,7 +63,8 @@ bool get_dtype(View const& x, DType& dtype);
 void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed);
 void require_writable(char const* name, View const& x);
 void require_whole_elements(View const& x);
-void require_dense(char const* name, View const& x);  // in the last dimension
+bool is_dense(View const& x);  // in the last dimension
+void require_dense(char const* name, View const& x);
 
 // `value` as the size of a dimension, which `name` describes.
 int32_t size(char const* name, int64_t value);

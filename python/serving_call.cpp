@@ -360,14 +360,15 @@ bool has_no_memory(Call const& call, Arguments const& given) {
 py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kVarlen, "attention_varlen", args, count, names);
   Call call(given);
+  constexpr char const* kModule = "cutlass_attn._call.serving_operator";
+  static Recorder recorder = {{kModule, "record_varlen"}, {kModule, "eager_varlen"}};
   if (must_go(call, given, true)) return through_operator("varlen", given);
-  Library const& library = *call.library;
-  if (!has_value(given.dispatched) && (library.needs_gradient(call.arrays) || library.casts())) {
-    return hand_over("cutlass_attn._call.serving_operator", "varlen_with_gradient", given);
-  }
+  bool const dispatched = has_value(given.dispatched);
+  Recording const recording = dispatched ? Recording::kNone : call.recording(given);
+  if (recording == Recording::kCall) return recorder.call(given);
   read_varlen(call, given, true);
   if (has_no_memory(call, given)) return through_operator("varlen", given);
-  return call.run(given);
+  return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
 
 Arguments decode_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names) {

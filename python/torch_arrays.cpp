@@ -1,6 +1,7 @@
 // torch tensors. docs/notes/host-time.md says what each piece of a call costs.
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "arrays.hpp"
@@ -84,10 +85,12 @@ class Torch final : public Library {
         [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
 
+  bool records() const override { return says(PyObject_CallNoArgs(is_grad_enabled_.ptr())); }
+
   bool needs_gradient(Arrays const& arrays) const override {
-    if (!says(PyObject_CallNoArgs(is_grad_enabled_.ptr()))) return false;
-    return arrays.any_of_numbers(
-        [&](PyObject* x) { return says(PyObject_GetAttr(x, requires_grad_.ptr())); });
+    return records() && arrays.any_of_numbers([&](PyObject* x) {
+      return says(PyObject_GetAttr(x, requires_grad_.ptr()));
+    });
   }
 
   bool casts() const override { return says(PyObject_CallNoArgs(is_autocast_.ptr())); }
@@ -99,18 +102,16 @@ class Torch final : public Library {
     return checked(PyObject_CallOneArg(function.ptr(), x.object));
   }
 
-  // Like a tensor of the same size that has no memory to speak of: half the time of torch.empty().
+  py::object empty_like(PyObject* x) const override {
+    return checked(PyObject_CallOneArg(empty_like_.ptr(), x));
+  }
+
+  py::object empty_lse(View const& x, Shape const& shape) const override {
+    return by_template(lse_templates_, x, x.dtype == kFloat64 ? "float64" : "float32", shape);
+  }
+
   py::object workspace(View const& x, int64_t bytes) const override {
-    for (Template const& known : templates_) {
-      if (known.device == x.device && known.bytes == bytes) {
-        return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), known.tensor.ptr()));
-      }
-    }
-    py::object const made = module_.attr("template")(py::handle(x.object), bytes);
-    if (made.is_none()) return Library::workspace(x, bytes);
-    templates_[next_template_] = {x.device, bytes, made};
-    next_template_ = (next_template_ + 1) % kTemplates;
-    return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), made.ptr()));
+    return by_template(workspace_templates_, x, "uint8", {bytes});
   }
 
   void place(dlpack::Device device, RunOptions& options) const override {
@@ -174,15 +175,42 @@ class Torch final : public Library {
     return view;
   }
 
-  // What calls asked for last; under the GIL.
+  // Tensors without memory to speak of, of the shapes that calls asked for last: one like such a
+  // tensor takes half the time of torch.empty(). Made when a shape comes a second time, as making
+  // it takes longer than that. Under the GIL.
   struct Template {
     dlpack::Device device{dlpack::kOtherDevice, 0};
-    int64_t bytes = 0;
+    std::string_view dtype;
+    Shape shape{};
     py::object tensor;
+
+    bool is_for(View const& x, std::string_view type, Shape const& sizes) const {
+      return device == x.device && dtype == type && shape == sizes;
+    }
   };
-  static constexpr int kTemplates = 8;
-  mutable Template templates_[kTemplates];
-  mutable int next_template_ = 0;
+  struct Templates {
+    static constexpr int kCount = 8;
+    Template known[kCount];
+    int next = 0;
+  };
+
+  py::object by_template(Templates& templates, View const& x, char const* dtype,
+                         Shape const& shape) const {
+    for (Template& known : templates.known) {
+      if (!known.is_for(x, dtype, shape)) continue;
+      if (!known.tensor) {
+        py::object made = module_.attr("template")(py::handle(x.object), dtype, tuple_of(shape));
+        if (made.is_none()) return scratch(x, dtype, shape);
+        known.tensor = std::move(made);
+      }
+      return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), known.tensor.ptr()));
+    }
+    templates.known[templates.next] = {x.device, dtype, shape, {}};
+    templates.next = (templates.next + 1) % Templates::kCount;
+    return scratch(x, dtype, shape);
+  }
+
+  mutable Templates lse_templates_, workspace_templates_;
 
   dlpack::ExchangeApi const* api_ = nullptr;  // null for torch before 2.10
   py::object tensor_, strided_;

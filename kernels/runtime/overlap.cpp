@@ -43,7 +43,7 @@ class Offsets {
     }
     low -= origin_;
     high -= origin_;
-    return low <= span && search(0, low, high);  // the first test alone tells most operands apart
+    return low <= span && search(0, low, high);
   }
 
  private:
@@ -68,6 +68,16 @@ class Offsets {
   int size_ = 0;
   int64_t origin_;
 };
+
+// From the first byte to behind the last one.
+std::pair<int64_t, int64_t> extent(StridedRows const& r) {
+  int64_t low = r.address, high = r.address + r.row_bytes;
+  for (int d = 0; d < kDims; ++d) {
+    int64_t const reach = r.strides[d] * (r.counts[d] - 1);
+    (reach < 0 ? low : high) += reach;
+  }
+  return {low, high};
+}
 
 bool is_empty(StridedRows const& r) {
   return r.row_bytes == 0 || std::count(r.counts, r.counts + kDims, 0) != 0;
@@ -119,6 +129,9 @@ bool overlaps_itself(StridedRows const& r) {
 
 bool overlap(StridedRows const& a, StridedRows const& b) {
   if (is_empty(a) || is_empty(b)) return false;
+  auto const [a_low, a_high] = extent(a);
+  auto const [b_low, b_high] = extent(b);
+  if (a_high <= b_low || b_high <= a_low) return false;  // which tells most operands apart
   Offsets difference(a.address - b.address);
   for (int d = 0; d < kDims; ++d) {
     difference.add(a.strides[d], 0, a.counts[d] - 1);

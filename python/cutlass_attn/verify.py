@@ -31,7 +31,7 @@ class VerificationError(RuntimeError):
 def require_plain(q: Any) -> None:
     """Raises ValueError where results are not to be had on the host."""
     library = library_of(q)
-    if not isinstance(q, np.ndarray) and isinstance(q, library.ARRAY) and library.must_see(q, None):
+    if not isinstance(q, np.ndarray) and isinstance(q, library.ARRAY) and library.must_see(q):
         raise ValueError(library.NO_VERIFY)
 
 

@@ -271,6 +271,22 @@ def test_saved_tensors_go_through_hooks():
     out.sum().backward()
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_is_kept_is_unpacked_once(create_graph):
+    """Also for a backward pass that torch sees: hooks may move memory or compute."""
+    unpacked = []
+
+    def unpack(x):
+        unpacked.append(x.shape)
+        return x
+
+    inputs = inputs_of()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        out = all_of(*inputs)
+    torch.autograd.grad(out.sum(), inputs, create_graph=create_graph)
+    assert len(unpacked) == 7  # the result, its LSE and all inputs
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast(device, dtype):

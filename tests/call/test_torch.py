@@ -203,3 +203,14 @@ def test_verify_needs_plain_tensors():
     meta = torch.empty(1, 1, 4, 64, device="meta")
     with pytest.raises(ValueError, match="verify=True looks at results on the host"):
         attention(meta, meta, meta, verify=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_of_calls_share_no_memory(device):
+    """The LSE is made like one that is kept, from the second call of a shape on."""
+    q = torch.randn(2, 3, 5, 8, device=device, dtype=torch.float16)
+    results = [attention(q, q, q, return_lse=True) for _ in range(4)]
+    assert len({x.data_ptr() for result in results for x in result}) == 8
+    for _out, lse in results:
+        assert torch.equal(lse, results[0][1])
+        assert lse.is_contiguous() and lse.untyped_storage().nbytes() == 2 * 3 * 5 * 4

@@ -29,9 +29,9 @@ _OF_BACKWARD = {
     "wanted": "bool[]",  # of the inputs
 }
 # Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
-_OF_FORWARD = frozenset(("kernel", "accumulate"))
+_OF_FORWARD = frozenset(("kernel", "accumulate", "verify"))
 
-Gradients = list[torch.Tensor | None]  # of the inputs
+Gradients = Sequence[torch.Tensor | None]  # of the inputs
 
 
 class Differentiable:
@@ -60,9 +60,8 @@ class Differentiable:
         self.run_forward = run_forward
         self.run_backward = run_backward
         names = tuple(schema.defaults)
-        self.is_packed = "cu_seqlens_q" in names
-        # Memory for a gradient, as `_C` writes it: rows of no entry are not written.
-        self._like = torch.zeros_like if self.is_packed else torch.empty_like
+        arrays = (name for name, kind in schema.types.items() if kind.startswith("Tensor"))
+        self.kept_apart = _OF_FORWARD | frozenset(arrays)  # options that `_keep` looks at
         self._places = {i: names.index(x) for i, x in enumerate(_INPUTS) if x in names}
         forward.register_autograd(self.differentiate, setup_context=self.save)
         forward.register_vmap(vmap.rule(names, forward))
@@ -74,8 +73,9 @@ class Differentiable:
         schema = f"({before}, {self.schema.parameters}) -> ({results})"
 
         def operator(*args: Any) -> tuple[torch.Tensor, ...]:
-            call = (*args[: len(_OF_BACKWARD)], *self.schema.call_of(args[len(_OF_BACKWARD) :]))
-            grads = self.gradients(*call)
+            *operands, options = self.schema.call_of(args[len(_OF_BACKWARD) :])
+            call = (*args[: len(_OF_BACKWARD)], *operands, _without_forward(options), True)
+            grads = self.gradients(*call) or ()
             return tuple(_nothing(args[2]) if x is None else x for x in grads)
 
         def fake(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -84,9 +84,9 @@ class Differentiable:
             return tuple(
                 _nothing(args[2])
                 if not is_wanted
-                else _like_bias(x, given["q"]).to(x.dtype)
+                else torch_library.empty_like_contiguous(x)
                 if name == "bias"
-                else self._like(x)
+                else torch.empty_like(x)
                 for name, x, is_wanted in zip(_INPUTS, inputs, args[4])
             )
 
@@ -102,21 +102,31 @@ class Differentiable:
     def eager(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
     ) -> Any:
-        """Of plain tensors, of which one needs a gradient, or with autocast."""
-        if torch_library.is_autocast_enabled():
-            q, k, v = self._cast(q, k, v, options)
-        if not self._needs_gradient(q, k, v, options):
-            return self.run_forward(q, k, v, options, dispatched=True)
-        options.pop("verify", None)  # which has been seen to
-        out = options.pop("out", None)
-        if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
-            options["rng_state"] = torch_library.random_state(q)
-        result = _apply(self, options, q, k, v, options.get("bias"), options.get("sinks"))
+        """Of plain tensors, with autocast, or a gradient that needs more than `record`: a result
+        of its own beside `out`, or an error."""
+        q, k, v = self._cast(q, k, v, options)
+        out = options.pop("out", None) if self._needs_gradient(q, k, v, options) else None
+        result = self.run_forward(q, k, v, options, is_cast=True)
         if out is None:
             return result
         if options.get("return_lse"):
             return torch_library.copied(result[0], out), result[1]
         return torch_library.copied(result, out)
+
+    def record(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: dict[str, Any],
+        results: tuple[torch.Tensor, torch.Tensor],
+    ) -> Any:
+        """What such a call returns, of which `_C` has computed the output and its LSE."""
+        call = (self, options, results)  # one argument, as torch looks at each
+        bias, sinks = options.get("bias"), options.get("sinks")
+        if bias is None and sinks is None:
+            return _apply(call, q, k, v)
+        return _apply(call, q, k, v, bias, sinks)
 
     def recorded(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
@@ -166,29 +176,14 @@ class Differentiable:
         k: torch.Tensor,
         v: torch.Tensor,
         options: dict[str, Any],
-    ) -> Gradients:
-        """Those that are wanted; q, k, v and the options are the forward call's."""
-        if options.get("block_table") is not None:
-            raise NotImplementedError(f"{self.name} has no backward pass with block_table")
-        like = self._like
-        wants_q, wants_k, wants_v, wants_bias, wants_sinks = wanted
-        grad_q = like(q) if wants_q else None
-        grad_k = like(k) if wants_k else None
-        grad_v = like(v) if wants_v else None
-        grad_bias = _like_bias(options["bias"], q) if wants_bias else None
-        grad_sinks = like(options["sinks"]) if wants_sinks else None
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        elif grad_out.stride(-1) != 1:  # of a sum, say, which has one number for all
-            grad_out = grad_out.contiguous()
-        if grad_lse is not None:
-            grad_lse = grad_lse.contiguous()
-        if not _OF_FORWARD.isdisjoint(options):
-            options = {name: x for name, x in options.items() if name not in _OF_FORWARD}
-        if torch.are_deterministic_algorithms_enabled():
+        dispatched: bool | None = None,
+    ) -> Gradients | None:
+        """Those that are wanted; q, k, v and the options are the forward call's. None if torch has
+        to see the call, unless it is `dispatched`."""
+        if torch_library.is_deterministic():
             options = {**options, "deterministic": True}
         # By name: a dict of them costs 20,000 instructions, of 460,000 of forward and backward.
-        self.run_backward(
+        grads: Gradients | None = self.run_backward(
             q,
             k,
             v,
@@ -197,15 +192,10 @@ class Differentiable:
             out=out,
             softmax_lse=lse,
             grad_softmax_lse=grad_lse,
-            grad_q=grad_q,
-            grad_k=grad_k,
-            grad_v=grad_v,
-            grad_bias=grad_bias,
-            grad_sinks=grad_sinks,
+            wanted=wanted,
+            dispatched=dispatched,
         )
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(options["bias"].dtype)
-        return [grad_q, grad_k, grad_v, grad_bias, grad_sinks]
+        return grads
 
     # --- The operators' derivatives -------------------------------------------------------------
 
@@ -224,7 +214,8 @@ class Differentiable:
         wanted = [False] * len(_INPUTS)
         for i, place in self._places.items():
             wanted[i] = ctx.needs_input_grad[first + place]
-        grads = _by_operator(ctx, wanted, grad_out, grad_lse)
+        function, out, lse, *call = _kept(ctx)
+        grads = _by_operator(function, grad_out, grad_lse, out, lse, wanted, *call)
         result: list[Any] = [None] * len(self.schema.defaults)
         for i, place in self._places.items():
             result[place] = grads[i]
@@ -241,29 +232,31 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        function: Differentiable,
-        options: dict[str, Any],
+        call: tuple[Differentiable, dict[str, Any], tuple[torch.Tensor, torch.Tensor]],
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         *_: Any,  # inputs that are among the options, for torch to know of
     ) -> Any:
-        out, lse = function.run_forward(q, k, v, options, dispatched=True, return_lse=True)
+        function, options, (out, lse) = call
         _keep(ctx, function, q, k, v, out, lse, options)
         return (out, lse) if options.get("return_lse") else out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Any, grad_lse: Any = None) -> Any:
-        wanted = ctx.needs_input_grad[2:]
-        # The operator's result has a derivative, which says that there is none.
-        if torch.is_grad_enabled() or torch_library.must_see(grad_out, grad_lse):
-            return None, None, *_by_operator(ctx, wanted, grad_out, grad_lse)
-        function, out, lse, *call = _kept(ctx)
-        return None, None, *function.gradients(grad_out, grad_lse, out, lse, wanted, *call)
+        function, out, lse, q, k, v, options = _kept(ctx)
+        wanted, grads = ctx.needs_input_grad[1:], None
+        if not torch_library.is_compiling():
+            grads = function.gradients(grad_out, grad_lse, out, lse, wanted, q, k, v, options)
+        if grads is None:  # the operator's result has a derivative, which says that there is none
+            grads = _by_operator(function, grad_out, grad_lse, out, lse, wanted, q, k, v, options)
+        return None, *grads
 
 
-# Function.apply() looks for transforms first, as C++ has done, which takes as long as the call.
+# Function.apply() looks for transforms first, as C++ has done, which takes as long as the call. The
+# class of `ctx` looks for a `vjp`, too, before each backward pass: 4,000 instructions.
 _apply = super(torch.autograd.Function, _Eager).apply
+_Eager._backward_cls.apply = _Eager.backward
 
 
 class _Transformed(torch.autograd.Function):
@@ -317,40 +310,53 @@ def _keep(
     options: dict[str, Any],
 ) -> None:
     """A call and its results, until the backward pass. Tensors go where torch's hooks see them."""
-    tensors = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
-    ctx.save_for_backward(out, lse, q, k, v, *[options[name] for name in tensors])
-    ctx.call = (function, tensors, {**options, **dict.fromkeys(tensors)} if tensors else options)
+    tensors: list[str] = []
+    if function.kept_apart.isdisjoint(options):  # most calls; one with * takes twice as long
+        ctx.save_for_backward(out, lse, q, k, v)
+    else:
+        options = _without_forward(options)
+        tensors = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(out, lse, q, k, v, *[options.pop(name) for name in tensors])
+    ctx.call = (function, tensors, options)
     ctx.set_materialize_grads(False)
+
+
+def _without_forward(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in options.items() if name not in _OF_FORWARD}
 
 
 def _kept(ctx: Any) -> tuple[Any, ...]:
     """The function, the output, its LSE, q, k, v, options."""
     function, tensors, options = ctx.call
     out, lse, q, k, v, *saved = ctx.saved_tensors
-    return function, out, lse, q, k, v, {**options, **dict(zip(tensors, saved))}
+    if saved:
+        options = {**options, **dict(zip(tensors, saved))}
+    return function, out, lse, q, k, v, options
 
 
 def _by_operator(
-    ctx: Any,
-    wanted: Sequence[bool],
+    function: Differentiable,
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wanted: Sequence[bool],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: dict[str, Any],
 ) -> Gradients:
     """`gradients`, for torch to see."""
-    function, out, lse, q, k, v, options = _kept(ctx)
+    options = dict(options)
     torch_library.options_for_operator(q, options)
     given = function.schema.arguments(q=q, k=k, v=v, **options)
-    args = (grad_out, grad_lse, out, lse, list(wanted), *given)
+    of_all = [*wanted, *[False] * (len(_INPUTS) - len(wanted))]
+    args = (grad_out, grad_lse, out, lse, of_all, *given)
     if _is_transformed():
         grads = _TransformedGradients.apply(function, *args)
     else:
         grads = function.backward(*args)
     return [x if y else None for x, y in zip(grads, wanted)]
-
-
-def _like_bias(bias: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Memory for its gradient: sums over all that it is broadcast over are not rounded."""
-    return torch_library.empty_lse(q, tuple(bias.shape))
 
 
 def _nothing(like: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 ATTENTION = Differentiable(
     _SCHEMA, attention_forward, "attention_backward", _C.forward, _C.backward
 )
-with_gradient = ATTENTION.eager
+eager, record = ATTENTION.eager, ATTENTION.record
 
 
 def recorded(

@@ -45,6 +45,7 @@ class Schema:
         self.defaults |= dict.fromkeys(more or {})
         types = {n: _TYPES[p.annotation] for n, p in parameters.items()} | (more or {})
         types |= {name: f"Tensor(a{i}!)" for i, name in enumerate(mutates)}
+        self.types = types
         self.parameters = ", ".join(f"{x} {name}" for name, x in types.items())
         self.text = f"({self.parameters}) -> {returns}"
 

@@ -55,7 +55,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 VARLEN = Differentiable(
     _VARLEN, attention_varlen_op, "attention_varlen_backward", _C.varlen, _C.backward_varlen
 )
-varlen_with_gradient = VARLEN.eager
+eager_varlen, record_varlen = VARLEN.eager, VARLEN.record
 
 
 @torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.text)

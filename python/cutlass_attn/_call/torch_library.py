@@ -24,6 +24,8 @@ is_neg = torch.Tensor.is_neg
 num_threads = torch.get_num_threads
 empty_like = torch.empty_like
 empty_like_contiguous = partial(torch.empty_like, memory_format=torch.contiguous_format)
+zeros_like = torch.zeros_like
+contiguous = torch.Tensor.contiguous
 
 broadcast_to = torch.broadcast_to
 
@@ -59,6 +61,7 @@ _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
+is_deterministic = torch._C._get_deterministic_algorithms
 
 
 def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -82,12 +85,12 @@ def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Ten
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
-def template(like: torch.Tensor, size: int) -> torch.Tensor | None:
-    """Like bytes of that number, in the memory of one, to be kept; None while a CUDA graph is
-    captured, whose memory is the graph's own."""
+def template(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Of that shape in the memory of one element, to be kept; None while a CUDA graph is captured,
+    whose memory is the graph's own."""
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    return torch.empty(1, dtype=torch.uint8, device=like.device).expand(size)
+    return scratch(like, dtype, (1,)).expand(shape)
 
 
 def random_state(like: torch.Tensor) -> torch.Tensor:
@@ -109,25 +112,18 @@ def has_numbers(x: torch.Tensor) -> bool:
     captured."""
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    return not x.is_meta and not must_see(x, None)
+    return not x.is_meta and not must_see(x)
 
 
 def take(x: torch.Tensor, indices: np.ndarray, axis: int) -> torch.Tensor:
     return x.detach().index_select(axis, torch.from_numpy(indices).to(x.device))
 
 
-def must_see(grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> bool:
-    """What Torch::must_see() asks, in a backward pass."""
-    if is_compiling() or forward_ad._current_level >= 0:
+def must_see(x: torch.Tensor) -> bool:
+    """What Torch::must_see() asks, of one tensor."""
+    if is_compiling() or forward_ad._current_level >= 0 or any(asks() for asks in INTERCEPTORS):
         return True
-    for asks in INTERCEPTORS:  # any() of a list takes twice as long
-        if asks():
-            return True
-    return not (_has_plain_memory(grad_out) and _has_plain_memory(grad_lse))
-
-
-def _has_plain_memory(x: torch.Tensor | None) -> bool:
-    return x is None or (type(x) is ARRAY and not x.is_neg())
+    return type(x) is not ARRAY or x.is_neg()
 
 
 def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str] = ()) -> bool:
