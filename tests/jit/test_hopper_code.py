@@ -27,8 +27,8 @@ def backward(head_dim, n, roles):
 
 
 def split_keys(head_dim, n):
-    """A tile of keys."""
-    return {"HGMMA": (head_dim + n) // 16, "WARPGROUP.DEPBAR": 2}
+    """A tile of keys: Q K^T of both halves, P V of each."""
+    return {"HGMMA": (2 * head_dim + n) // 16, "WARPGROUP.DEPBAR": 3}
 
 
 CODE = {

@@ -22,9 +22,9 @@ ARCH = "sm_89"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """A cache of its own for every test, and nothing known of compilers."""
+    """A cache of its own for every test, and nothing known of compilers and rows."""
     monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "cache"))
-    remembered = jit._compiler, jit._load_cached
+    remembered = jit._compiler, jit._load_cached, jit._arch_of_rows
     for function in remembered:
         function.cache_clear()
     yield

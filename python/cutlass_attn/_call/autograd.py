@@ -256,7 +256,8 @@ class _Eager(torch.autograd.Function):
 # Function.apply() looks for transforms first, as C++ has done, which takes as long as the call. The
 # class of `ctx` looks for a `vjp`, too, before each backward pass: 4,000 instructions.
 _apply = super(torch.autograd.Function, _Eager).apply
-_Eager._backward_cls.apply = _Eager.backward
+if hasattr(_Eager, "_backward_cls"):
+    _Eager._backward_cls.apply = _Eager.backward
 
 
 class _Transformed(torch.autograd.Function):
