@@ -30,8 +30,8 @@ auto encoder() {
   return found;
 }
 
-// The driver's own functions need a context in this thread, which a new thread has only after a call
-// that makes the current device's its own.
+// The driver's own functions need a context in this thread, which a new thread has only after a
+// call that makes the current device's its own.
 bool has_context() {
   int device = 0;
   bool const made = cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
@@ -55,8 +55,8 @@ char const* encode_on_gpu(TensorView const& view, TensorMap& map) {
     return encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                   TensorView::kDims, const_cast<void*>(view.data), extents, strides, view.box,
                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) ==
-           CUDA_SUCCESS;
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   };
   if (encoded() || (has_context() && encoded())) return nullptr;
   return "the driver refuses a tensor map of q, k or v";

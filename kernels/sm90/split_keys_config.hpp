@@ -18,8 +18,8 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
-  // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their way
-  // from the beginning.
+  // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their
+  // way from the beginning.
   static constexpr int kStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
   // O of a warpgroup for all to merge, as its threads have it: four numbers of an m16n8 block.
   struct alignas(16) Quad {

@@ -106,7 +106,7 @@ struct SplitKeysMerge {
       CUTE_UNROLL
       for (int d = 0; d < kMost; d += 4) {
         if (d >= count) continue;
-        auto& four = reinterpret_cast<uint32_t(&)[4]>(words[d]);
+        auto& four = reinterpret_cast<uint32_t (&)[4]>(words[d]);
         transpose_quad<Arch>(four, lane);
         int const column = (first + d + lane) * 8;
         if (column >= columns) continue;

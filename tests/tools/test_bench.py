@@ -551,7 +551,10 @@ def test_on_a_gpu(capsys, kind, peers):
     timed = {row["requested"]: row for row in document["rows"] if not row["causal"]}
     assert {"cutlass_attn:auto", "torch:flash", "torch:math"} <= set(timed)
     q = torch.empty(2, 8, 512, 64, dtype=torch.float16, device="cuda")
-    assert timed["cutlass_attn:auto"]["impl"] == f"cutlass_attn:{cutlass_attn.explain(q, q, q).chosen.key}"
+    assert (
+        timed["cutlass_attn:auto"]["impl"]
+        == f"cutlass_attn:{cutlass_attn.explain(q, q, q).chosen.key}"
+    )
     for row in (timed["cutlass_attn:auto"], timed["torch:flash"]):
         assert row["status"] == "ok" and 2 < row["us"] < 1000
     assert timed["torch:math"]["us"] > timed["torch:flash"]["us"]

@@ -183,7 +183,7 @@ def test_code_of_every_kernel_is_judged(monkeypatch):
 
 def test_hopper_has_machine_code_of_its_own(monkeypatch):
     asked = []
-    monkeypatch.setattr(profile, "_compiled_for", lambda: [])
+    monkeypatch.setattr(profile, "_compiled_for", list)
     monkeypatch.setattr(jit, "cubin", lambda key, arch: asked.append(arch) or b"")
     monkeypatch.setattr(profile, "read_cubin", lambda path, arch: asked.append(arch) or {})
     key = "sm90/split_keys/f16/d64/64x128x8"
