@@ -25,6 +25,11 @@ def test_a_cpu_has_grids_of_its_own():
     assert grid_for("options", "cuda") is GRIDS["options"]
 
 
+def test_few_tiles_are_no_more_than_an_h200_has_sms():
+    tiles = [s.batch * s.heads_q * -(-s.seqlen_q // 64) for s in GRIDS["few"].shapes]
+    assert tiles and max(tiles) <= 132
+
+
 def bench(capsys, *arguments):
     status = cli.main([*CPU, *arguments, "--json", "-"])
     return json.loads(capsys.readouterr().out)["rows"], status
