@@ -12,6 +12,7 @@
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
+#include "runtime/options.hpp"
 
 namespace cutlass_attn {
 
@@ -205,7 +206,7 @@ namespace {
 // leaves out.
 Status refuse_limit(Problem const& problem) {
   if (problem.max_error == 0.0f) return {};
-  return Status::invalid("max_error is " + std::to_string(problem.max_error) +
+  return Status::invalid("max_error is " + value_of(problem.max_error) +
                          ", but K and V are prequantized; allowed: 0");
 }
 

@@ -216,11 +216,11 @@ Status check_options(Problem const& p, Op op) {
         std::to_string(int(DType::kFloat32)) + " (float32)");
   }
   if (!(p.dropout.p >= 0.0f && p.dropout.p <= 1.0f)) {
-    return Status::invalid("dropout_p is " + std::to_string(p.dropout.p) +
+    return Status::invalid("dropout_p is " + value_of(p.dropout.p) +
                            ", allowed: a probability from 0 to 1");
   }
   if (p.dropout.p > 0.0f && p.dropout.rng_state == nullptr) {
-    return Status::invalid("rng_state is null, but dropout_p is " + std::to_string(p.dropout.p) +
+    return Status::invalid("rng_state is null, but dropout_p is " + value_of(p.dropout.p) +
                            "; allowed: the address of a seed and an offset");
   }
   return {};
@@ -233,7 +233,7 @@ Status check_quantize(Problem const& p, Op op) {
                            ", allowed: " + numbered(facts::kQuantizeNames));
   }
   if (p.max_error != 0.0f) {
-    std::string const is = "max_error is " + std::to_string(p.max_error) + ", ";
+    std::string const is = "max_error is " + value_of(p.max_error) + ", ";
     if (!(p.max_error > 0.0f && p.max_error < kInf)) {
       return Status::invalid(is + "allowed: a finite number above 0, or 0 for none");
     }
@@ -254,7 +254,7 @@ Status check_quantize(Problem const& p, Op op) {
     return with(std::string("accumulate is \"") + name_of(p.accumulate) + "\"; allowed: \"fp32\"");
   }
   if (p.dropout.p != 0.0f) {
-    return with("dropout_p is " + std::to_string(p.dropout.p) + "; allowed: 0");
+    return with("dropout_p is " + value_of(p.dropout.p) + "; allowed: 0");
   }
   if (p.kv.block_table) {
     return with(
@@ -264,7 +264,7 @@ Status check_quantize(Problem const& p, Op op) {
   bool const is_dense =
       !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.seqused && !p.seq_k.seqused;
   if (p.max_error != 0.0f && !is_dense) {
-    return with("max_error is " + std::to_string(p.max_error) +
+    return with("max_error is " + value_of(p.max_error) +
                 " with sequences that are packed or of lengths of their own; allowed: dense ones");
   }
   if (has_fp8_kv(p)) return with("k and v are float8_e4m3fn; allowed: of q's dtype");

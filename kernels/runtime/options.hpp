@@ -2,6 +2,7 @@
 // facts.toml, which makes its bit, and has its condition here.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,11 @@ inline char const* name_of(Accumulate accumulate) {
 }
 inline char const* name_of(Quantize quantize) { return facts::kQuantizeNames[int(quantize)]; }
 // As a value of Python's.
+inline std::string value_of(float x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", double(x));
+  return text;
+}
 inline std::string value_of(Quantize quantize) {
   if (quantize == Quantize::kNone) return "None";
   return std::string("\"") + name_of(quantize) + "\"";

@@ -198,7 +198,7 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
   call.p.max_error = 0.5f;
   for (auto* half : {&prequantize, &attention_prequantized}) {
     CHECK_EQ(half(call.p, options).message,
-             "max_error is 0.500000, but K and V are prequantized; allowed: 0");
+             "max_error is 0.5, but K and V are prequantized; allowed: 0");
   }
   call.p.max_error = 0.0f;
   // A kernel that keeps nothing rounds as it goes.

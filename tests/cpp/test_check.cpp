@@ -124,7 +124,7 @@ TEST(products_in_8_bits_go_without_some) {
   CHECK_EQ(with([](P& p) { p.accumulate = Accumulate::kFloat16Pv; }),
            "quantize is \"qk\", but accumulate is \"fp16_pv\"; allowed: \"fp32\"");
   CHECK_EQ(with([](P& p) { p.dropout = {0.5f, rng_state}; }),
-           "quantize is \"qk\", but dropout_p is 0.500000; allowed: 0");
+           "quantize is \"qk\", but dropout_p is 0.5; allowed: 0");
   CHECK_EQ(with([](P& p) { p.seq_k.seqused = lengths; }), "");
   CHECK_EQ(with([](P& p) { p.kv = {lengths, 1, 1, 3}; }),
            "quantize is \"qk\", but k and v are in pages (block_table); allowed: dense or packed "
@@ -137,10 +137,10 @@ TEST(products_in_8_bits_go_without_some) {
   CHECK_EQ(with([](P& p) { p.max_error = 0.02f; }), "");
   CHECK_EQ(
       with([](P& p) { p.max_error = 0.02f, p.seq_k.seqused = lengths; }),
-      "quantize is \"qk\", but max_error is 0.020000 with sequences that are packed or of lengths "
+      "quantize is \"qk\", but max_error is 0.02 with sequences that are packed or of lengths "
       "of their own; allowed: dense ones");
   CHECK_EQ(message([](P& p) { p.max_error = 0.5f; }),
-           "max_error is 0.500000, but quantize is None; allowed: with products in 8 bits");
+           "max_error is 0.5, but quantize is None; allowed: with products in 8 bits");
   for (float wrong : {-1.0f, INFINITY, NAN}) {
     CHECK_EQ(with([=](P& p) { p.max_error = wrong; }),
              "max_error is " + std::to_string(wrong) +
@@ -213,7 +213,7 @@ TEST(terms_sinks_and_dropout_that_are_wrong) {
              std::string("dropout_p is ") + text + ", allowed: a probability from 0 to 1");
   }
   CHECK_EQ(message([](P& p) { p.dropout.p = 0.25f; }),
-           "rng_state is null, but dropout_p is 0.250000; allowed: the address of a seed and an "
+           "rng_state is null, but dropout_p is 0.25; allowed: the address of a seed and an "
            "offset");
 
   // Addresses.
