@@ -403,11 +403,7 @@ GRIDS = {
                     for seqlen in (512, 1024)
                     for shape in _square(1, 4, seqlen, head_dim)
                 ),
-                *(
-                    shape
-                    for head_dim in (64, 128)
-                    for shape in _square(2, 8, 512, head_dim)
-                ),
+                *(shape for head_dim in (64, 128) for shape in _square(2, 8, 512, head_dim)),
                 Shape(1, 4, 4, 100, 8192, 128),
                 Shape(1, 32, 32, 64, 64, 128),
                 Shape(1, 32, 8, 16, 8192, 128),
