@@ -125,6 +125,13 @@ class AsyncUnits {
     return "";
   }
 
+  // That a copy brings.
+  static int64_t bytes_of(TensorView const& view) {
+    int64_t bytes = 2;
+    for (uint32_t const n : view.box) bytes *= n;
+    return bytes;
+  }
+
   // Lands the copies that count at this barrier.
   std::string land(void const* barrier, std::vector<int>& woken) {
     std::vector<Copy> others;
@@ -175,12 +182,6 @@ class AsyncUnits {
     barrier.pending = barrier.arrivals;
     woken.insert(woken.end(), barrier.waiters.begin(), barrier.waiters.end());
     barrier.waiters.clear();
-  }
-
-  static int64_t bytes_of(TensorView const& view) {
-    int64_t bytes = 2;
-    for (uint32_t const n : view.box) bytes *= n;
-    return bytes;
   }
 
   // What cuTensorMapEncodeTiled would refuse.

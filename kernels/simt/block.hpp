@@ -20,6 +20,10 @@ namespace {
 struct Warpgroup {
   int arrived = 0;  // threads
   int pending = 0;  // groups that may stay in flight
+  // Warps that have not gone on since: a GPU may still be at their part of the products. What those
+  // read, in lines of shared memory.
+  uint32_t waiting = 0;
+  WgmmaLines lines;
 };
 
 struct Barrier {

@@ -15,7 +15,8 @@
 //     a thread that arrives again before the others have come, or where they never come;
 //   - the destination of a copy of TMA is NaN from its issue until a thread waits for the phase
 //     that counts it; accumulators of wgmma are NaN until the wait that covers it, and only then is
-//     read what it multiplies; what threads stored without a fence for it is reported;
+//     read what it multiplies; what threads stored without a fence for it is reported, and so is a
+//     copy of TMA over what it reads, before each warp has gone on from its wait;
 //   - a barrier in shared memory that nobody made, that has more arrivals or bytes than its phase,
 //     or whose phase can never end is reported;
 //   - shared memory of a block whose threads have exited is NaN to others of its cluster;

@@ -116,6 +116,22 @@ class ThreadWgmma {
   bool is_fenced_ = false;
 };
 
+// Which lines of shared memory products read.
+class WgmmaLines {
+ public:
+  static constexpr uint32_t kLine = 128;  // bytes
+
+  void clear(int smem_bytes) { are_read_.assign(size_t(smem_bytes) / kLine + 1, 0); }
+  void add(uint32_t at) { are_read_[at / kLine] = 1; }
+  bool has_any(uint32_t at, uint32_t bytes) const {
+    auto const first = are_read_.begin() + at / kLine, end = first + (bytes + kLine - 1) / kLine;
+    return std::find(first, end, 1) != end;
+  }
+
+ private:
+  std::vector<uint8_t> are_read_;
+};
+
 // An operand in shared memory, as its descriptor says.
 struct WgmmaMatrix {
   uint32_t start, leading, stride;
@@ -135,9 +151,9 @@ struct WgmmaMatrix {
 };
 
 // D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16. Adds what threads
-// stored of A and B to `of_threads`, words of shared memory.
+// stored of A and B to `of_threads`, words of shared memory, and to `lines` what is read of it.
 inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits const& units,
-                                 std::vector<uint32_t>& of_threads,
+                                 std::vector<uint32_t>& of_threads, WgmmaLines& lines,
                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
                                  float* const (&values)[kWarpgroupSize]) {
   constexpr int kM = 64, kK = 16, kMostN = 256;
@@ -166,6 +182,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
         wrong = "has wgmma read what was stored without an async_proxy_fence()";
       }
       std::memcpy(&x, smem + at, 2);
+      lines.add(at);
     }
     return x;
   };

@@ -253,6 +253,12 @@ class Worker {
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
     check(units().copy(view, to, barrier, at, schedule_.poison));
+    uint32_t const begin = uint32_t(units().offset(to)), bytes = uint32_t(units().bytes_of(view));
+    for (Warpgroup const& group : self->block->warpgroups) {
+      if (group.waiting == 0 || !group.lines.has_any(begin, bytes)) continue;
+      fail("has TMA copy to byte " + std::to_string(begin) +
+           " of shared memory, which wgmma reads for a warp that has yet to go on");
+    }
     // Who waits already gets it at once.
     AsyncUnits::Barrier* const counts = units().find(barrier);
     if (counts->waiters.empty()) return;
@@ -275,11 +281,17 @@ class Worker {
            std::to_string(group.pending) + ">()");
     }
     group.pending = pending;
-    if (++group.arrived < kWarpgroupSize) return leave({Wait::kWgmmaWait, uint8_t(pending)});
-    group.arrived = 0;
-    int const first = self->id - self->thread + index * kWarpgroupSize;
-    multiply(first, pending);
-    for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) wake(first / kWarpSize + i);
+    int const warp = self->thread % kWarpgroupSize / kWarpSize;
+    if (++group.arrived < kWarpgroupSize) {
+      leave({Wait::kWgmmaWait, uint8_t(pending)});
+    } else {
+      group.arrived = 0;
+      group.waiting = (1u << kWarpgroupSize / kWarpSize) - 1;
+      int const first = self->id - self->thread + index * kWarpgroupSize;
+      multiply(first, pending, group.lines);
+      for (int i = 0; i < kWarpgroupSize / kWarpSize; ++i) wake(first / kWarpSize + i);
+    }
+    group.waiting &= ~(1u << warp);
   }
 
   void set_registers(int registers) {
@@ -364,16 +376,17 @@ class Worker {
   }
 
   // The last thread to wait reads, for all of them, what others stored.
-  void multiply(int first, int pending) {
+  void multiply(int first, int pending, WgmmaLines& lines) {
     of_threads_.clear();
-    do_products(first, pending);
+    do_products(first, pending, lines);
     for (uint32_t const word : of_threads_) {
       race::read(self->block->smem + word * AsyncUnits::kWord, AsyncUnits::kWord,
                  __builtin_return_address(0));
     }
   }
-  void do_products(int first, int pending) {
+  void do_products(int first, int pending, WgmmaLines& lines) {
     race::Unseen const unseen;
+    lines.clear(grid_.smem_bytes);
     size_t const count = fibers_[first]->wgmma.covered(pending);
     for (int t = 0; t < kWarpgroupSize; ++t) {
       if (fibers_[first + t]->wgmma.covered(pending) == count) continue;
@@ -387,8 +400,8 @@ class Worker {
         calls[t] = &wgmma.call(i);
         values[t] = wgmma.values(calls[t]->accumulator);
       }
-      check(
-          warpgroup_mma(self->block->smem, grid_.smem_bytes, units(), of_threads_, calls, values));
+      check(warpgroup_mma(self->block->smem, grid_.smem_bytes, units(), of_threads_, lines, calls,
+                          values));
     }
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }

@@ -393,6 +393,24 @@ TEST(an_early_release_is_seen) {
   CHECK(sum != sum);
 }
 
+// A wait says nothing of what other warps of the warpgroup still read.
+TEST(a_wait_is_of_its_own_warp) {
+  Matrix a;
+  for (bool const syncs : {false, true}) {
+    std::string const said = run([&](Tiles& shared, int thread, float (&acc)[32]) {
+      if (thread == 0) load(shared, a, a);
+      Sm90::barrier_wait(shared.full, 0);
+      Sm90::wgmma_fence(acc);
+      multiply(shared, acc);
+      Sm90::wgmma_wait<0>(acc);
+      if (syncs) Sm90::sync();
+      if (thread == 0) load(shared, a, a);
+      Sm90::barrier_wait(shared.full, 1);
+    });
+    CHECK(syncs ? said.empty() : has(said, "wgmma reads for a warp that has yet to go on"));
+  }
+}
+
 TEST(descriptors_have_to_fit_the_tile) {
   Matrix a;
   auto const of = [&](int stride) {
