@@ -183,11 +183,11 @@ Status check_options(Problem const& p, Op op) {
                            ", allowed: " + numbered(facts::kAccumulateNames));
   }
   if (!std::isfinite(p.logits.softmax_scale)) {
-    return Status::invalid("softmax_scale is " + std::to_string(p.logits.softmax_scale) +
+    return Status::invalid("softmax_scale is " + value_of(p.logits.softmax_scale) +
                            ", allowed: any finite number");
   }
   if (!std::isfinite(p.logits.softcap) || p.logits.softcap < 0.0f) {
-    return Status::invalid("softcap is " + std::to_string(p.logits.softcap) +
+    return Status::invalid("softcap is " + value_of(p.logits.softcap) +
                            ", allowed: a finite number > 0, or 0 for no cap");
   }
   for (auto [name, window] : {std::pair("window_left", p.mask.window_left),

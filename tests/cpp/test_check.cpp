@@ -92,7 +92,7 @@ TEST(options) {
   CHECK_EQ(message([=](P& p) { p.logits.softmax_scale = nan; }),
            "softmax_scale is nan, allowed: any finite number");
   CHECK_EQ(message([](P& p) { p.logits.softcap = -1; }),
-           "softcap is -1.000000, allowed: a finite number > 0, or 0 for no cap");
+           "softcap is -1, allowed: a finite number > 0, or 0 for no cap");
   CHECK_EQ(message([=](P& p) { p.logits.softcap = nan; }),
            "softcap is nan, allowed: a finite number > 0, or 0 for no cap");
   CHECK_EQ(message([](P& p) { p.mask.window_left = -2; }),
@@ -140,10 +140,11 @@ TEST(products_in_8_bits_go_without_some) {
            "of their own; allowed: dense ones");
   CHECK_EQ(message([](P& p) { p.max_error = 0.5f; }),
            "max_error is 0.5, but quantize is None; allowed: with products in 8 bits");
-  for (float wrong : {-1.0f, INFINITY, NAN}) {
-    CHECK_EQ(with([=](P& p) { p.max_error = wrong; }),
-             "max_error is " + std::to_string(wrong) +
-                 ", allowed: a finite number above 0, or 0 for none");
+  for (auto [wrong, text] :
+       {std::pair(-1e-8f, "-1e-08"), {-1.0f, "-1"}, {INFINITY, "inf"}, {NAN, "nan"}}) {
+    CHECK_EQ(
+        with([wrong = wrong](P& p) { p.max_error = wrong; }),
+        std::string("max_error is ") + text + ", allowed: a finite number above 0, or 0 for none");
   }
 }
 
@@ -206,8 +207,7 @@ TEST(terms_sinks_and_dropout_that_are_wrong) {
   CHECK_EQ(bias(DType::kFloat32, DType::kFloat16), "bias_dtype is 0, allowed: 2 (float32)");
   CHECK_EQ(bias(DType::kFloat32, DType(7)), "bias_dtype is 7, allowed: 2 (float32)");
   float const inf = INFINITY, nan = std::nanf("");
-  for (auto [p, text] :
-       {std::pair(-0.5f, "-0.500000"), {1.5f, "1.500000"}, {inf, "inf"}, {nan, "nan"}}) {
+  for (auto [p, text] : {std::pair(-0.5f, "-0.5"), {1.5f, "1.5"}, {inf, "inf"}, {nan, "nan"}}) {
     CHECK_EQ(message([p = p](P& q) { q.dropout.p = p, q.dropout.rng_state = t.rng_state; }),
              std::string("dropout_p is ") + text + ", allowed: a probability from 0 to 1");
   }
