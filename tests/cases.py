@@ -208,6 +208,36 @@ CASES = [
     Case("bias_of_two_dims", "no batch, no heads", seqlen_k=90, bias="qk", causal=True),
     Case("bias_of_one_dim", "a vector over keys", bias="k", heads=4),
     Case("bias_inf", "a mask by way of the bias", bias="bhqk", bias_inf=True, seqlen_k=100),
+    Case("bias_of_vectors", "rows of whole 16 bytes", bias="bhqk", batch=2, seqlen_k=264),
+    Case(
+        "bias_inf_of_vectors",
+        "the same for all batch entries",
+        bias="1hqk",
+        bias_inf=True,
+        batch=3,
+        seqlen_q=140,
+        seqlen_k=200,
+        causal=True,
+    ),
+    Case(
+        "bias_of_vectors_per_key",
+        "one row for all queries",
+        bias="b11k",
+        batch=2,
+        seqlen_q=130,
+        seqlen_k=328,
+        softmax_scale=-0.2,
+    ),
+    Case(
+        "bias_of_vectors_and_few_queries",
+        "heads that share K and V are packed into a tile",
+        bias="hqk",
+        heads=8,
+        heads_kv=2,
+        seqlen_q=5,
+        seqlen_k=144,
+        sinks=True,
+    ),
     Case("bias_bshd", "its dimensions stay (B, H, Sq, Sk)", layout="bshd", bias="1hqk", batch=2),
     Case("bias_sliced", "strides of its own, NaN around it", bias="bhqk", storage="sliced"),
     Case("bias_transposed", "keys are not its contiguous ones", bias="bhqk", storage="transposed"),
@@ -297,6 +327,7 @@ ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "drop
 OPTIONS = {
     "sm90": {"sinks", "attention_chunk"},
     "sm90/split_keys": {"sinks"},
+    "sm90/bias": {"bias", "sinks"},
     "sm90/varlen": {"sinks", "attention_chunk"},
     "sm80/split_keys": {"sinks"},
     "sm80": {"sinks"},
@@ -353,7 +384,9 @@ ALIGNED = ("sm90", "sm89", "sm80", "wmma", "scalar/vectorized")
 
 def takes(variant, case):
     """Should the variant run the case?"""
-    if not case.asks_for <= options_of(variant):
+    if not set(variant.needs) <= case.asks_for <= options_of(variant):
+        return False
+    if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False
     of_identity = variant.accumulate != "fp32" or variant.kernel.startswith("sm90/backward_wgmma")
     if of_identity and not case.is_identity:
@@ -372,23 +405,36 @@ def takes(variant, case):
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
+def _has_bias_for_tma(case):
+    """Rows that begin at multiples of 16 bytes, of keys side by side, and no softcap."""
+    sizes = {"b": case.batch, "h": case.heads, "q": case.seqlen_q}
+    has_rows = any(size > 1 and dim in case.bias for dim, size in sizes.items())
+    return (
+        case.softcap == 0
+        and case.bias_dtype is None
+        and case.storage not in storage.LOGITS
+        and ("k" in case.bias or case.seqlen_k == 1)
+        and (not has_rows or case.seqlen_k % 8 == 0)
+    )
+
+
 def all_pairs(which):
     """pytest parameters (variant, case): every compiled variant with every case it should take.
     Those that round weights to 8 bits are for test_quantize_accuracy.py, whose oracle does."""
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=needs(variant))
-        for variant in compiled_variants()
+        for variant in compiled_variants(special=True)
         if variant.quantize not in ("int8", "fp8")
         for case in which
         if takes(variant, case)
     ]
 
 
-def all_variants(where=lambda variant: True):
-    """pytest parameters (variant): every compiled variant of a kind."""
+def all_variants(where=lambda variant: True, special=False):
+    """pytest parameters (variant): every compiled variant of a kind; special: see below."""
     return [
         pytest.param(variant, id=variant.key, marks=needs(variant))
-        for variant in compiled_variants()
+        for variant in compiled_variants(special=special)
         if where(variant)
     ]
 

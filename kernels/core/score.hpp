@@ -100,8 +100,30 @@ struct ChunkedScore : SoftcapScore {
   CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
 };
 
-// The above, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409), the bias, and
-// -inf where the mask of bytes masks the key.
+// logit = softmax_scale * s + bias, of a bias that the kernel has at hand beside the products, and
+// adds by with_bias(): nothing is left to do per element. In units of log2, as the general score.
+struct BiasScore {
+  static constexpr const char* kToken = "bias";
+  static constexpr bool kIsIdentity = true;
+  static constexpr bool kIsGeneral = false;
+  static constexpr bool kHasChunks = false;
+  float inner;
+
+  CA_HOST_DEVICE explicit BiasScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
+      : inner(p.logits.softmax_scale * factor * kLog2e) {}
+
+  CA_HOST_DEVICE static bool takes(Problem const& p) {
+    return p.logits.bias.data != nullptr && p.logits.alibi_slopes == nullptr &&
+           p.mask.elements.data == nullptr && !has_chunks(p) && p.logits.softcap == 0.0f;
+  }
+  CA_HOST_DEVICE float log2_scale() const { return 1.0f; }
+  CA_HOST_DEVICE float with_bias(float s, float bias) const {
+    return fmaf(bias, kLog2e, s * inner);
+  }
+};
+
+// The above but the last, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409),
+// the bias, and -inf where the mask of bytes masks the key.
 struct GeneralScore {
   static constexpr const char* kToken = "general";
   static constexpr bool kIsIdentity = false;

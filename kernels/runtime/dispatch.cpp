@@ -78,6 +78,43 @@ KernelUnit const* unit_of(Variant const& variant, DeviceInfo const& device) {
   return variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
 }
 
+// Calls lacks(reason) for what keeps TMA from reading the bias: 16 bytes at a time, by strides that
+// are no less than 0.
+template <class Lacks>
+void examine_bias(Problem const& p, Lacks&& lacks) {
+  constexpr int64_t kElements = 8;  // of 16 bytes
+  PerLogit const& bias = p.logits.bias;
+  if (p.logits.bias_dtype != p.q.dtype) {
+    return lacks([&] {
+      return std::string("needs a bias of ") + name_of(p.q.dtype) + ", got " +
+             name_of(p.logits.bias_dtype);
+    });
+  }
+  if (reinterpret_cast<uint64_t>(bias.data) % 16 != 0) {
+    lacks([] { return std::string("bias's address is not a multiple of 16 bytes"); });
+  }
+  if (p.seq_k.seqlen > 1 && bias.key_stride != 1) {
+    lacks([&] {
+      return "bias's key stride is " + std::to_string(bias.key_stride) + " elements, allowed: 1";
+    });
+  }
+  struct {
+    char const* name;
+    int64_t count, stride;
+  } const dims[] = {{"batch", p.batch, bias.batch_stride},
+                    {"head", p.num_heads_q, bias.head_stride},
+                    {"query", p.seq_q.seqlen, bias.row_stride}};
+  for (auto const& [name, count, stride] : dims) {
+    if (count <= 1 || (stride >= 0 && stride % kElements == 0 && stride < kMostTmaStride / 2)) {
+      continue;
+    }
+    lacks([&, name = name, stride = stride] {
+      return std::string("bias's ") + name + " stride is " + std::to_string(stride) +
+             " elements, allowed: multiples of " + std::to_string(kElements) + " from 0 on";
+    });
+  }
+}
+
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
 // a function that makes the text: on the way to a kernel that runs, none is made.
 template <class Lacks>
@@ -179,6 +216,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
         });
       });
     });
+  }
+  if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
+    examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
   if (!device.unavailable.empty()) {
     return lacks(Lack::kEnvironment, [&] { return device.unavailable; });

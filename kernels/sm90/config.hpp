@@ -45,12 +45,16 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
 
 // kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          RowLayout kLayout>
+          RowLayout kLayout, bool kHasBias_ = false>
 struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
   static_assert(kLayout != RowLayout::kPaged);
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
-  using Params = std::conditional_t<kIsDense, TmaParams, VarlenTmaParams>;
+  static constexpr bool kHasBias = kHasBias_;
+  static_assert(!kHasBias || (kIsDense && kBlockN_ % 64 == 0),
+                "TMA copies 64 keys of it at a time");
+  using Params = std::conditional_t<kHasBias, BiasTmaParams,
+                                    std::conditional_t<kIsDense, TmaParams, VarlenTmaParams>>;
   using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -69,6 +73,9 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  // Of the bias of a warpgroup's rows: query, key. Those of all come with K, and lie behind it.
+  using TileBias = SwizzledTile<kGroupRows, kBlockN>;
+  static constexpr int kKBytes = TileK::kBytes + (kHasBias ? kGroups * TileBias::kBytes : 0);
   using Place = FragmentPlace<4 * kGroups, 1>;  // by thread of those that compute
 
   // Two tiles of Q, so that the next one is there before this one is done with, if that leaves room
@@ -78,13 +85,13 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   static constexpr int room(int q_stages) {
     return kMaxSmemBytes - kOtherBytes - q_stages * kGroups * TileQ::kBytes;
   }
-  static constexpr int kPairBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr int kPairBytes = kKBytes + TileV::kBytes;
   static constexpr int kQStages = room(2) >= 3 * kPairBytes ? 2 : 1;
   static constexpr int kPairs = room(kQStages) / kPairBytes < 4 ? room(kQStages) / kPairBytes : 4;
   static_assert(kPairs >= 2, "too little shared memory for two tiles of K and V");
   static constexpr int kVStages = kPairs;
   static constexpr int kKStages =
-      kPairs < 4 && room(kQStages) - kPairs * kPairBytes >= TileK::kBytes ? kPairs + 1 : kPairs;
+      kPairs < 4 && room(kQStages) - kPairs * kPairBytes >= kKBytes ? kPairs + 1 : kPairs;
 
   // Where the last keys of a warpgroup's rows are in the first half of their tile, as under a
   // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three
@@ -106,7 +113,7 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
 
   struct SharedStorage {
     alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
-    char k[kKStages][TileK::kBytes];
+    char k[kKStages][kKBytes];
     char v[kVStages][TileV::kBytes];
     alignas(16) char infos[kInfos][sizeof(TileInfo)];
     // Full: the copy has landed. Empty: it is read by none any more.

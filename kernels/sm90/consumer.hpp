@@ -103,7 +103,6 @@ struct Consumer {
     skip(leading(info));
     issue_qk_of_next();
     Arch::template wgmma_wait<0>(s_registers());
-    release_k();
     begin_softmax(info);
     Step::pack(acc_s[0], p);
   }
@@ -117,7 +116,6 @@ struct Consumer {
     issue_qk_of_next();
     if constexpr (kHasNextQ) issue_pv();
     Arch::template wgmma_wait<kHasNextQ ? 1 : 0>(s_registers());
-    release_k();
     begin_softmax(info);
     Arch::template wgmma_wait<0>(o_registers(), p);
     release_v();
@@ -158,7 +156,7 @@ struct Consumer {
     issue_pv<kKeys>();
     Arch::template wgmma_wait<1>(s_registers());
     auto s = as_rows(acc_s[0]);
-    scores(info).apply(s, key, is_full);
+    apply_score(info, s, key, is_full);
     if constexpr (is_full) {
       bool const ok = softmax.softmax_weights(s, log2_scale);
       Arch::template wgmma_wait<0>(o_registers(), p);
@@ -187,28 +185,60 @@ struct Consumer {
     auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
     Step::qk_of_tile(q_rows, k_rows, acc_s);
     auto s = as_rows(acc_s[0]);
-    scores(info).apply(s, key, true_type{});
+    apply_score(info, s, key, true_type{});
     softmax.softmax_weights_rescaled(s, as_rows(acc_o), log2_scale);
   }
 
   CUTE_DEVICE void begin_softmax(Info const& info) {
     TileRange const& range = info.ranges[group];
     int const key = range.end - kN;
+    if constexpr (!Config::kHasBias) release_k();
     auto s = as_rows(acc_s[0]);
     if (range.is_full(key)) {
-      scores(info).apply(s, key, true_type{});
+      apply_score(info, s, key, true_type{});
     } else {
-      scores(info).apply(s, key, false_type{});
+      apply_score(info, s, key, false_type{});
     }
+    if constexpr (Config::kHasBias) release_k();
     softmax = Softmax();
     float factors[Config::kRows];  // of an O that is still to come
     softmax.softmax_weights_after_max(s, factors, log2_scale);
     softmax.add_sums();
   }
 
-  CUTE_DEVICE Scores scores(Info const& info) const {
-    return {params.forward.problem, score,        Place{thread()}, info.tile,
-            info.ranges[group],     info.interval};
+  // Score_mod and mask of a tile of keys.
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply_score(Info const& info, S&& s, int key, IsFull is_full) const {
+    if constexpr (Config::kHasBias) add_bias(s);
+    Scores const scores{params.forward.problem, score,        Place{thread()}, info.tile,
+                        info.ranges[group],     info.interval};
+    scores.apply(s, key, is_full);
+  }
+
+  // The bias of the tile of keys whose products were the last: ldmatrix hands out 16 x 16 entries
+  // as mma.sync does its results.
+  template <class S>
+  CUTE_DEVICE void add_bias(S&& s) const {
+    using TileBias = typename Config::TileBias;
+    int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
+    int const first = params.shares_rows ? 0 : group * TileBias::kBytes;
+    int const row = params.shares_rows ? 0 : warp * 16 + lane % 16;
+    auto const tile =
+        Arch::smem_address(shared.k[k_stage()]) + typename Arch::SmemAddress(TileK::kBytes + first);
+    auto const rows = tile + TileBias::offset(row, lane / 16 * 8);
+    CUTE_UNROLL
+    for (int block = 0; block < kN / 16; ++block) {
+      uint32_t words[4];  // of rows g and g + 8, of the first 8 keys and of the others
+      Arch::load_matrix(TileBias::block(rows, 0, block), words);
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        uint16_t const bits = uint16_t(words[i / 2] >> i % 2 * 16);
+        float const bias =
+            std::is_same_v<Element, half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
+        float& x = s(i / 2 % 2, block * 4 + i / 4 * 2 + i % 2);
+        x = score.with_bias(x, bias);
+      }
+    }
   }
 
   // --- Products ----------------------------------------------------------------------------------
@@ -302,7 +332,10 @@ struct Consumer {
 
   // Of the K and the V that were used last.
   CUTE_DEVICE int k_stage() const { return (k.stage == 0 ? Config::kKStages : k.stage) - 1; }
-  CUTE_DEVICE void release_k() { release(&shared.k_empty[k_stage()]); }
+  CUTE_DEVICE void release_k() {
+    if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their part of it
+    release(&shared.k_empty[k_stage()]);
+  }
   CUTE_DEVICE void release_v() {
     release(&shared.v_empty[(v.stage == 0 ? Config::kVStages : v.stage) - 1]);
   }

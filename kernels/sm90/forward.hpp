@@ -20,9 +20,10 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps,
-          RowLayout kLayout = RowLayout::kDense>
+          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false>
 struct Forward {
-  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout>;
+  using Config =
+      sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout, kHasBias>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;

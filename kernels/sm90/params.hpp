@@ -1,5 +1,5 @@
 // What the wgmma forward kernels are launched with: the tiles of ForwardParams or of VarlenParams,
-// and where TMA finds Q, K and V.
+// and where TMA finds Q, K and V, and the bias where there is one.
 //
 // A block works on one tile after the other, and there is a block for every SM: it begins with the
 // tile of its own number, and takes the next ones from a counter that all blocks share. How many
@@ -43,6 +43,20 @@ inline TensorView queries_of(Problem const& p, int32_t heads) {
       {64, uint32_t(heads), uint32_t(kBoxRows / heads), 1, 1}};
 }
 
+// The bias in boxes of 64 keys, whose rows are as those of Q, or the one that all share: key, head
+// in the group, query, group, entry.
+inline TensorView bias_of(Problem const& p, int32_t heads, bool shares_rows) {
+  PerLogit const& bias = p.logits.bias;
+  int32_t const queries = p.seq_q.seqlen, groups = p.num_heads_q / heads;
+  int32_t const keys = p.seq_k.seqlen > 1 ? p.seq_k.seqlen : 1;
+  return {
+      bias.data,
+      {uint32_t(keys), uint32_t(heads), uint32_t(queries), uint32_t(groups), uint32_t(p.batch)},
+      {stride_bytes(heads, bias.head_stride), stride_bytes(queries, bias.row_stride),
+       stride_bytes(groups, bias.head_stride * heads), stride_bytes(p.batch, bias.batch_stride)},
+      {64, uint32_t(shares_rows ? 1 : heads), uint32_t(shares_rows ? 1 : kBoxRows / heads), 1, 1}};
+}
+
 }  // namespace sm90
 
 template <class Tiles, class Rows>
@@ -55,6 +69,12 @@ struct BasicTmaParams {
   int32_t zeroes_counter;  // which lies in the workspace, and holds anything before the launch
   int32_t* counter;        // of tiles that were taken; null where each block has one
   char const* failure;     // why there are no maps
+
+  // In a kernel: the tile with this number.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE auto tile_of(int number) const {
+    return forward.template tile_of<kBlockM, Arch>(number);
+  }
 
   // On the host.
   static BasicTmaParams prepare(Problem const& p, Workspace const& workspace,
@@ -109,5 +129,40 @@ struct BasicTmaParams {
 
 using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseRows>;
 using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
+
+// The same with a bias, of which TMA copies tiles as well.
+struct BiasTmaParams : TmaParams {
+  TensorMap bias;
+  int32_t batch_per_head;  // entries whose tiles of a head come before those of the next head: all
+                           // that share its bias, or one
+  int32_t shares_rows;     // whether all rows of a tile have the same bias, of which one is copied
+  int32_t bias_bytes;      // that are copied with a tile of keys
+
+  static BiasTmaParams prepare(Problem const& p, Workspace const& workspace,
+                               DeviceLimits const& device, KernelFacts const& facts) {
+    PerLogit const& bias = p.logits.bias;
+    BiasTmaParams params = {TmaParams::prepare(p, workspace, device, facts), {}, 1, 0, 0};
+    int32_t const heads = params.forward.scheduler.heads;
+    if (bias.batch_stride == 0) params.batch_per_head = p.batch;
+    params.shares_rows = bias.row_stride == 0 && (heads == 1 || bias.head_stride == 0);
+    params.bias_bytes = (params.shares_rows ? 1 : facts.block_m) * facts.block_n * 2;
+    if (params.tiles == 0) return params;
+    char const* const failure = encode(sm90::bias_of(p, heads, params.shares_rows),
+                                       device.compute_capability != 0, params.bias);
+    if (failure != nullptr) params.failure = failure;
+    return params;
+  }
+
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE TileCoord tile_of(int number) const {
+    TileScheduler const& scheduler = forward.scheduler;
+    TileOrder::Place place = scheduler.order.place(number);
+    if (batch_per_head > 1) {
+      int const head = place.head / batch_per_head;
+      place.head = (place.head - head * batch_per_head) * scheduler.groups + head;
+    }
+    return TileCoord(forward.problem, scheduler, kBlockM, place);
+  }
+};
 
 }  // namespace cutlass_attn

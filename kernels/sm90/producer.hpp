@@ -28,9 +28,10 @@ struct Producer {
       Arch::tma_prefetch(params.q);
       Arch::tma_prefetch(params.k.map);
       Arch::tma_prefetch(params.v.map);
+      if constexpr (Config::kHasBias) Arch::tma_prefetch(params.bias);
     }
     for (int number = Arch::block(); number < params.tiles; number = next()) {
-      Coord const tile = params.forward.template tile_of<Config::kBlockM, Arch>(number);
+      Coord const tile = params.template tile_of<Config::kBlockM, Arch>(number);
       bool const has_rows = Config::kIsDense || tile.rows > 0;
       if (copies && has_rows) {
         copy_tile(publish(tile));
@@ -141,20 +142,43 @@ struct Producer {
 
   CUTE_DEVICE void copy_k(Info const& info, int key) {
     copy<TileK>(params.k, shared.k[k.stage], &shared.k_full[k.stage], &shared.k_empty[k.stage],
-                k.round, info.tile, key);
+                k.round, info.tile, key, k_bytes());
+    if constexpr (Config::kHasBias) copy_bias(info.tile, key);
     k.advance();
   }
   CUTE_DEVICE void copy_v(Info const& info, int key) {
     copy<TileV>(params.v, shared.v[v.stage], &shared.v_full[v.stage], &shared.v_empty[v.stage],
-                v.round, info.tile, key);
+                v.round, info.tile, key, TileV::kBytes);
     v.advance();
   }
 
+  CUTE_DEVICE int k_bytes() const {
+    if constexpr (Config::kHasBias) return TileK::kBytes + params.bias_bytes;
+    return TileK::kBytes;
+  }
+
+  // Of all warpgroups' rows, or the one that they share, behind K.
+  CUTE_DEVICE void copy_bias(Coord const& tile, int key) const {
+    using TileBias = typename Config::TileBias;
+    int const group = tile.head_q / tile.heads;
+    char* to = shared.k[k.stage] + TileK::kBytes;
+    CUTE_NO_UNROLL
+    for (int i = 0; i < (params.shares_rows ? 1 : Config::kGroups); ++i) {
+      int const query = tile.query(i * Config::kGroupRows);
+      CUTE_UNROLL
+      for (int c = 0; c < TileBias::kChunks; ++c, to += TileBias::kChunkBytes) {
+        Arch::tma_load(to, params.bias, &shared.k_full[k.stage], key + c * 64, 0, query, group,
+                       tile.seq.batch);
+      }
+    }
+  }
+
+  // bytes: that the barrier waits for.
   template <class Tile, class Rows>
   CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
-                        int round, Coord const& tile, int key) const {
+                        int round, Coord const& tile, int key, int bytes) const {
     Arch::barrier_wait(empty, round ^ 1);
-    Arch::barrier_expect(full, Tile::kBytes);
+    Arch::barrier_expect(full, bytes);
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,

@@ -1,5 +1,6 @@
 // The wgmma forward kernels on few cases, for mutants and for the race detector: where sequences
-// have their own lengths with two buffers of Q, otherwise with one; and where blocks share keys.
+// have their own lengths with two buffers of Q, otherwise with one; with a bias; and where blocks
+// share keys.
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,23 @@ TEST(few) {
   }
   sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
   CHECK_EQ(runs, 6);
+}
+
+TEST(few_bias) {
+  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, true>;
+  int runs = 0;
+  Case shared = of("bias that batch entries share", 64, 200, 264);
+  shared.bias = "hqk", shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
+  shared.magnitude = 40;
+  Case packed = of("bias, packed heads", 64, 20, 400);
+  packed.bias = "bhqk", packed.num_heads_q = 8, packed.num_heads_kv = packed.batch = 2;
+  Case of_keys = of("bias that queries share", 64, 130, 200);
+  of_keys.bias = "bhk", of_keys.batch = of_keys.num_heads_q = of_keys.num_heads_kv = 2;
+  for (Case what : {shared, packed, of_keys}) {
+    what.layout = attention_case::Layout::kContiguous;
+    sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
+  }
+  CHECK_EQ(runs, 3);
 }
 
 TEST(few_split_keys) {

@@ -28,13 +28,19 @@ inline std::vector<Case> with_head_dims(std::vector<Case> list, int head_dim, in
   return list;
 }
 
-// On so many multiprocessors: 0 has a block for every tile.
+template <class... Scores>
+struct ScoreList {};
 template <class Kernel>
-Status launch(Problem const& problem, int num_sms) {
-  static KernelUnit const unit =
-      simt::host_unit<Kernel, IdentityScore, SoftcapScore, ChunkedScore>();
-  constexpr KernelArguments arguments =
-      arguments_of<typename Kernel::Params, IdentityScore, SoftcapScore, ChunkedScore>();
+constexpr bool has_bias = std::is_same_v<typename Kernel::Params, BiasTmaParams>;
+template <class Kernel>
+using ScoresOf = std::conditional_t<has_bias<Kernel>, ScoreList<BiasScore>,
+                                    ScoreList<IdentityScore, SoftcapScore, ChunkedScore>>;
+
+// On so many multiprocessors: 0 has a block for every tile.
+template <class Kernel, class... Scores>
+Status launch(Problem const& problem, int num_sms, ScoreList<Scores...>) {
+  static KernelUnit const unit = simt::host_unit<Kernel, Scores...>();
+  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Scores...>();
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);
@@ -49,9 +55,16 @@ Status launch(Problem const& problem, int num_sms) {
   return status;
 }
 
-inline bool takes(Problem const& p) {
+template <class Kernel>
+Status launch(Problem const& problem, int num_sms) {
+  return launch<Kernel>(problem, num_sms, ScoresOf<Kernel>{});
+}
+
+template <class Kernel>
+bool takes(Problem const& p) {
   uint32_t const known =
-      option::softcap | option::negative_scale | option::attention_chunk | option::sinks;
+      option::negative_scale | option::sinks |
+      (has_bias<Kernel> ? option::bias : option::softcap | option::attention_chunk);
   return (options_of(p, Op::kForward) & ~known) == 0 && address_bits(p, 2) % 16 == 0 &&
          p.head_dim % 8 == 0;
 }
@@ -98,7 +111,7 @@ template <class Kernel>
 void check_case(Case const& what, DType dtype, int& runs) {
   std::vector<SolvedCase> cases{SolvedCase(what, dtype)};
   Problem const problem = cases[0].call();
-  if (!takes(problem)) return;
+  if (!takes<Kernel>(problem)) return;
   check_calls(
       what.name, cases, [&](int num_sms) { return launch<Kernel>(problem, num_sms); }, runs);
 }

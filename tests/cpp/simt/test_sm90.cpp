@@ -67,6 +67,51 @@ TEST(library_cases) {
   CHECK(runs >= 3);
 }
 
+// With a bias, of which entries of a batch, heads or queries may share entries.
+std::vector<Case> bias_cases(int head_dim) {
+  std::vector<Case> list(11);
+  list[0].name = "bias of every logit", list[0].bias = "bhqk", list[0].seqlen_q = 200;
+  list[0].seqlen_k = 328, list[0].batch = 2, list[0].num_heads_q = list[0].num_heads_kv = 2;
+  list[1].name = "bias that batch entries share", list[1].bias = "hqk", list[1].seqlen_q = 260;
+  list[1].seqlen_k = 264, list[1].batch = 3, list[1].num_heads_q = list[1].num_heads_kv = 2;
+  list[1].causal = true;
+  list[2].name = "bias that heads share, grouped heads", list[2].bias = "bqk";
+  list[2].seqlen_q = 130, list[2].seqlen_k = 136, list[2].batch = 2, list[2].num_heads_q = 4;
+  list[2].num_heads_kv = 2, list[2].window_left = 50, list[2].window_right = 9;
+  list[3].name = "bias that queries share", list[3].bias = "bk", list[3].seqlen_q = 70;
+  list[3].seqlen_k = 400, list[3].batch = 2, list[3].sinks = true;
+  list[4].name = "bias, packed heads", list[4].bias = "bhqk", list[4].seqlen_q = 5;
+  list[4].seqlen_k = 208, list[4].num_heads_q = 8, list[4].num_heads_kv = 2, list[4].batch = 2;
+  list[5].name = "bias that packed heads share", list[5].bias = "qk", list[5].seqlen_q = 7;
+  list[5].seqlen_k = 160, list[5].num_heads_q = 4, list[5].causal = true;
+  list[6].name = "bias, large scores", list[6].bias = "qk", list[6].seqlen_q = 128;
+  list[6].seqlen_k = 512, list[6].magnitude = 40;
+  list[7].name = "bias, rows without keys", list[7].bias = "hqk", list[7].seqlen_q = 300;
+  list[7].seqlen_k = 104, list[7].causal = true;
+  list[8].name = "bias, negative scale", list[8].bias = "qk", list[8].seqlen_q = 100;
+  list[8].seqlen_k = 296, list[8].softmax_scale = -0.3f;
+  list[9].name = "bias of heads that queries share, packed heads", list[9].bias = "hk";
+  list[9].seqlen_q = 6, list[9].seqlen_k = 152, list[9].num_heads_q = 4;
+  list[10].name = "bias that queries and packed heads share", list[10].bias = "bk";
+  list[10].seqlen_q = 40, list[10].seqlen_k = 280, list[10].num_heads_q = 4, list[10].batch = 2;
+  list[10].causal = true;
+  for (Case& what : list) {
+    what.head_dim = head_dim, what.layout = attention_case::Layout::kContiguous;
+  }
+  return list;
+}
+template <class Element, int kHeadDim, int kBlockM, int kBlockN, int kWarps>
+void check_bias(DType dtype, int head_dim) {
+  using Kernel =
+      sm90::Forward<Element, kHeadDim, kHeadDim, kBlockM, kBlockN, kWarps, RowLayout::kDense, true>;
+  int runs = 0;
+  for (Case const& what : bias_cases(head_dim)) check_case<Kernel>(what, dtype, runs);
+  CHECK_EQ(runs, int(bias_cases(head_dim).size()));
+}
+TEST(bias_of_64) { check_bias<half_t, 64, 128, 128, 8>(DType::kFloat16, 64); }
+TEST(bias_of_128) { check_bias<bfloat16_t, 128, 128, 128, 8>(DType::kBFloat16, 120); }
+TEST(bias_of_256) { check_bias<half_t, 256, 128, 64, 8>(DType::kFloat16, 256); }
+
 // Sequences of other lengths than each other, one without queries, one without keys, of which the
 // last keys are followed by NaN.
 std::vector<Case> sequences(int head_dim, int head_dim_v = 0) {
