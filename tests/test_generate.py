@@ -275,7 +275,11 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
         (", {columns}", "", "tile has columns, .* does not use them"),
         ('simt = "core"', 'simt = "cor"', "simt is 'cor'; allowed: core, full"),
         ('["softcap", "dropout"]', '["sink"]', "options is 'sink'; allowed: softcap, negative_sc"),
-        ('["softcap", "dropout"]', '["bias"]', "'bias', which needs one of the scores general"),
+        (
+            '["softcap", "dropout"]',
+            '["bias"]',
+            "'bias', which needs one of the scores bias, general",
+        ),
         ('scores = ["identity"]', 'scores = ["alibi"]', "scores is 'alibi'; allowed: identity, so"),
         ("head_dims = [64]", "", "head_dims is missing"),
         ("warps = 8", "wraps = 8", "tile: warps is missing"),
@@ -374,7 +378,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
     limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
     limited |= {f"{name}_general" for name in limited}
-    hopper = {"sm90", "sm90/split_keys", "sm90/varlen"}
+    hopper = {"sm90", "sm90/split_keys", "sm90/bias", "sm90/varlen"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16"}

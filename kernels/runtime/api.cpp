@@ -229,10 +229,17 @@ Status attention_backward(Problem const& problem, LaunchOptions const& options) 
   Gradients const* const grad = problem.grad;
   bool const has_others =
       grad && (grad->q.data || grad->k.data || grad->v.data || grad->sinks != nullptr);
-  // On a GPU one kernel alone knows a bias's gradient, and it is slow: it is to compute no other.
+  // Where a scalar kernel alone knows a bias's gradient, in a fixed order or without NVRTC, it is
+  // to compute no other.
   if (grad && grad->bias && has_others && options.device == Device::kCuda &&
       options.kernel == "auto") {
-    Status status = check(problem, Op::kBackward);
+    Plan of_all;
+    Status status = plan(problem, Op::kBackward, device_info(options.device, options.device_index),
+                         options.kernel, of_all);
+    if (!status.ok()) return status;
+    if (key_of(*of_all.steps[0]).rfind("scalar/", 0) != 0) {
+      return plan_and_run(problem, Op::kBackward, options);
+    }
     Gradients others = *grad, of_bias = *grad;
     others.bias = {};
     of_bias.q.data = of_bias.k.data = of_bias.v.data = nullptr;

@@ -7,7 +7,7 @@ import cases
 import pytest
 import torch.nn.functional as F
 from cases import torch
-from cutlass_attn import _C, attention, attention_varlen
+from cutlass_attn import _C, attention, attention_varlen, jit
 from cutlass_attn._call.operator import ATTENTION
 from cutlass_attn._call.serving_operator import VARLEN
 from torch.utils.checkpoint import checkpoint
@@ -377,6 +377,21 @@ def test_training_step():
         return layer.weight.detach()
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+@cases.needs_gpu
+@pytest.mark.skipif(not jit.available(), reason="sm80/backward_bias is compiled at first use")
+def test_a_gradient_of_the_bias_is_of_the_one_backward_kernel():
+    inputs = inputs_of("cuda", torch.float16)
+    loss = all_of(*inputs).float().square().sum()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        torch.autograd.grad(loss, inputs)
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events() if "attn_sm80_backward" in event.name]
+    names += [event.name for event in profile.events() if "attn_scalar_backward" in event.name]
+    launches = [name for name in names if not name.endswith(("__before", "__after"))]
+    assert len(launches) == 1 and "backward_bias" in launches[0], names
 
 
 @cases.needs_gpu
