@@ -441,9 +441,9 @@ def all_variants(where=lambda variant: True, special=False):
 
 def compiled_variants(op="forward", special=False):
     """Those of the build; on a GPU with NVRTC, which compiles them at first use, also those that
-    the build has compiled for the CPU alone. With `special` also those that take only calls with a
-    certain option. Those of float64, in which there is no yardstick, have tests of their own:
-    test_float64.py."""
+    the build has compiled for the CPU alone, and on Hopper its own. With `special` also those that
+    take only calls with a certain option. Those of float64, in which there is no yardstick, have
+    tests of their own: test_float64.py."""
     there = cutlass_attn.variants(op)
     on_cpu = {variant.key for variant in there if variant.compiled and variant.device == "cpu"}
     if no_gpu() or jit.available():
@@ -451,7 +451,7 @@ def compiled_variants(op="forward", special=False):
     return [
         variant
         for variant in there
-        if (variant.compiled or _simt_key(variant) in on_cpu)
+        if (variant.compiled or _simt_key(variant) in on_cpu or _is_for_this_hopper(variant))
         and variant.dtype != "float64"
         and (special or not variant.needs)
     ]
@@ -468,6 +468,13 @@ def own(variant):
 
 def _simt_key(variant):
     return variant.key.replace(variant.kernel, f"{variant.kernel}-simt", 1)
+
+
+def _is_for_this_hopper(variant):
+    """Is it one of those that a build with no code for Hopper compiles at first use there?"""
+    is_hopper = variant.kernel.startswith("sm90") and not variant.kernel.endswith("-simt")
+    is_here = is_hopper and variant.tier == "core" and not no_gpu() and not jit.available()
+    return is_here and torch.cuda.get_device_capability() == (9, 0)
 
 
 @functools.cache
