@@ -1,5 +1,6 @@
 """Every kernel of the library against the oracle, in every case it should take."""
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -8,7 +9,7 @@ import reference
 from cutlass_attn import testing
 
 
-@pytest.mark.parametrize(("variant", "case"), cases.all_pairs(cases.CASES + cases.PAIRWISE))
+@pytest.mark.parametrize(("variant", "case"), cases.all_pairs(case_list.CASES + case_list.PAIRWISE))
 def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device)
@@ -39,7 +40,7 @@ def test_case(variant, case):
 @pytest.mark.parametrize("variant", cases.all_variants(special=True))
 def test_variant_takes_all_it_should(variant):
     """all_pairs() leaves out what takes() denies: here the library must deny it as well."""
-    for case in cases.CASES + cases.PAIRWISE:
+    for case in case_list.CASES + case_list.PAIRWISE:
         head_dim = case.head_dim or variant.head_dim or 64
         q, k, v, out = cases.tensors(case, variant.dtype, head_dim, variant.device, False)
         options = cases.keywords(case, variant.dtype, variant.device)
@@ -60,7 +61,7 @@ def test_variant_takes_all_it_should(variant):
 @pytest.mark.parametrize("causal", [False, True])
 def test_oracles_agree(dtype, causal):
     """The package's reference, which `check` uses, is vectorised; the one of the tests is not."""
-    case = cases.Case("", "", heads=4, seqlen_q=20, seqlen_k=30, causal=causal)
+    case = case_list.Case("", "", heads=4, seqlen_q=20, seqlen_k=30, causal=causal)
     arrays = cases.values(case, dtype, 16)
     theirs = testing.reference(*arrays, dtype, causal=causal)
     ours = reference.attention(*arrays, dtype, causal=causal)
@@ -71,7 +72,7 @@ def test_oracles_agree(dtype, causal):
 
 @pytest.mark.parametrize("accumulate", ["fp16", "fp16_qk", "fp16_pv"])
 def test_oracles_agree_on_sums_in_fp16(accumulate):
-    case = cases.Case("", "", heads=4, seqlen_q=20, seqlen_k=70)
+    case = case_list.Case("", "", heads=4, seqlen_q=20, seqlen_k=70)
     arrays = cases.values(case, "float16", 24)
     theirs = testing.reference(*arrays, "float16", accumulate=accumulate)
     ours = reference.attention(*arrays, "float16", accumulate=accumulate)
@@ -85,7 +86,7 @@ def test_oracles_agree_on_sums_in_fp16(accumulate):
 @pytest.mark.parametrize("dtype", testing._BITS)
 def test_rule_catches_errors(dtype):
     """Errors the size of a real defect must fail, one wrong element among thousands included."""
-    case = cases.Case("rule", "", seqlen_q=64, seqlen_k=128)
+    case = case_list.Case("rule", "", seqlen_q=64, seqlen_k=128)
     exact, _, unfused, _ = cases.expected(case, dtype, 64)
     passed = testing.judge(unfused, exact, unfused, dtype)
     assert passed.ok

@@ -4,6 +4,7 @@ import dataclasses
 import zlib
 
 import backward_reference
+import case_list
 import cases
 import cutlass_attn
 import cutlass_attn._call.torch_library  # by which _C knows torch
@@ -154,7 +155,7 @@ def _is_slow(variant, case):
     return few or case.name.startswith("wide")
 
 
-@pytest.mark.parametrize(("variant", "case"), pairs([*cases.CASES, *MORE, *cases.PAIRWISE]))
+@pytest.mark.parametrize(("variant", "case"), pairs([*case_list.CASES, *MORE, *case_list.PAIRWISE]))
 def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     solved = solved_for(variant, case, head_dim)
@@ -205,7 +206,10 @@ def test_the_same_bits_again(variant):
 
 def test_any_number_of_threads():
     solved = Solved(
-        cases.Case("threads", "", batch=3, heads=6, heads_kv=3, seqlen_q=300), "float32", 64, "cpu"
+        case_list.Case("threads", "", batch=3, heads=6, heads_kv=3, seqlen_q=300),
+        "float32",
+        64,
+        "cpu",
     )
     threads = torch.get_num_threads()
     try:

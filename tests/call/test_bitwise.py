@@ -1,5 +1,6 @@
 """The same call gives the same bits, whatever was in the output before."""
 
+import case_list
 import cases
 import cutlass_attn
 import pytest
@@ -7,8 +8,8 @@ from cases import torch
 from cutlass_attn._call import torch_library as _torch
 
 CASES = [
-    cases.Case("plain", "", seqlen_q=65, seqlen_k=70, heads=1, heads_kv=1, causal=True),
-    cases.Case(
+    case_list.Case("plain", "", seqlen_q=65, seqlen_k=70, heads=1, heads_kv=1, causal=True),
+    case_list.Case(
         "options",
         "",
         seqlen_q=65,

@@ -1,5 +1,6 @@
 """Every kind of bad input, and that the message names the argument, what came and what may."""
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -292,7 +293,7 @@ LACKING = {
     ],
 )
 def test_forced_kernel_refuses_options_that_it_lacks(variant, name):
-    case = cases.Case("lacks", "", **LACKING[name])
+    case = case_list.Case("lacks", "", **LACKING[name])
     q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
     options = cases.keywords(case, variant.dtype, variant.device)
     with pytest.raises(ValueError, match=f"does not implement {name}"):

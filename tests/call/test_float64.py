@@ -1,5 +1,6 @@
 """float64, which the CPU computes for gradcheck's sake: forward and backward."""
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -16,7 +17,7 @@ def float64(x):
     return x.double() if x.dtype in (torch.float16, torch.float32) else x
 
 
-@pytest.mark.parametrize("case", [*cases.CASES, *cases.PAIRWISE], ids=str)
+@pytest.mark.parametrize("case", [*case_list.CASES, *case_list.PAIRWISE], ids=str)
 def test_forward(case):
     head_dim = case.head_dim or 64
     q, k, v, _ = map(float64, cases.tensors(case, "float16", head_dim, "cpu"))

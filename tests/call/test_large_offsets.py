@@ -7,13 +7,14 @@ GPU it has to be there.
 import dataclasses
 import mmap
 
+import case_list
 import cases
 import cutlass_attn
 import pytest
 from cases import torch
 
 FAR = 2**31 + 64  # elements: over 2^31, and a multiple of 16 bytes
-CASE = cases.Case("far", "", batch=2, heads=2, heads_kv=2, seqlen_q=2, seqlen_k=2)
+CASE = case_list.Case("far", "", batch=2, heads=2, heads_kv=2, seqlen_q=2, seqlen_k=2)
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
 DIMENSIONS = {"batch": 0, "head": 1, "row": 2}
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -21,7 +22,7 @@ AT = (0, 20, 63, 64, 74)  # both sides of a tile's edge, the ends
 
 
 CASES = [
-    cases.Case(name, "", heads=1, heads_kv=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **options)
+    case_list.Case(name, "", heads=1, heads_kv=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **options)
     for name, options in MASKS.items()
 ]
 
@@ -62,7 +63,7 @@ def _where_nan(case, dtype, head_dim, bad, key):
 
 
 def beyond(seqlen_k, gap):
-    return cases.Case(
+    return case_list.Case(
         "beyond",
         "",
         heads=1,

@@ -2,6 +2,7 @@
 
 import math
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -12,7 +13,7 @@ from cutlass_attn._call.operator import ATTENTION
 
 attention = cutlass_attn.attention
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
-CASE = cases.Case(
+CASE = case_list.Case(
     "options",
     "",
     batch=2,
@@ -34,7 +35,9 @@ def call(device="cpu", case=CASE):
 
 
 def only(**options):
-    return call(case=cases.Case("only", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **options))
+    return call(
+        case=case_list.Case("only", "", batch=2, heads=4, seqlen_q=33, seqlen_k=50, **options)
+    )
 
 
 # --- Forms ----------------------------------------------------------------------------------------
@@ -237,6 +240,31 @@ def test_a_low_bias_is_a_mask(variant):
     average = v[1].float().mean(1, keepdim=True).expand(2, 3, 64)
     atol = 2e-2 if variant.quantize in ("int8", "fp8") else 2e-3  # V in 8 bits
     torch.testing.assert_close(out[1].float(), average, atol=atol, rtol=1e-2)
+
+
+HALVES = torch.zeros(800).half()
+
+
+@pytest.mark.skipif(not cutlass_attn.build_info().simt, reason="this build has no simt kernels")
+@pytest.mark.parametrize(
+    ("bias", "reason"),
+    [
+        (
+            HALVES[:630].view(9, 70),
+            "bias's query stride is 70 elements, allowed: multiples of 8 from",
+        ),
+        (HALVES[:648].view(72, 9).T, "bias's key stride is 9 elements, allowed: 1"),
+        (HALVES[1:649].view(9, 72), "bias's address is not a multiple of 16 bytes"),
+        (HALVES[:648].view(9, 72).float(), "needs a bias of float16, got float32"),
+        (HALVES[:648].view(9, 72), ""),
+        (HALVES[:720].view(9, 80)[:, :70], ""),
+    ],
+)
+def test_what_keeps_tma_from_a_bias(bias, reason):
+    q, k = (torch.zeros(1, 1, rows, 64).half() for rows in bias.shape)
+    verdicts = cutlass_attn.explain(q, k, k, bias=bias, kernel="sm90/bias-simt").verdicts
+    [found] = [x.reason for x in verdicts if x.variant.key == "sm90/bias-simt/f16/d64/128x128x8"]
+    assert found.startswith(reason) and bool(found) == bool(reason)
 
 
 @cases.needs_gpu

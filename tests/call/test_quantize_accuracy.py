@@ -6,6 +6,7 @@ test_attention.py has the kernel in every case.
 
 from dataclasses import replace
 
+import case_list
 import cases
 import cutlass_attn
 import numpy as np
@@ -38,7 +39,7 @@ NAMES = [
     "mask",
     "alibi",
 ]
-CASES = [case for case in cases.CASES if case.name in NAMES]
+CASES = [case for case in case_list.CASES if case.name in NAMES]
 
 
 def relative(out, expected):
@@ -184,7 +185,7 @@ def test_modes(variant, case):
 
 def test_rule_catches_a_wrong_scale(monkeypatch):
     """With the scales of other lane groups, and with those of a whole tile, the rule fails."""
-    case = next(case for case in cases.CASES if case.name == "ragged")
+    case = next(case for case in case_list.CASES if case.name == "ragged")
     q, k, v = cases.values(case, "float16", 64)
     expected = quantize_reference.attention(q, k, v, "float16")
     right = quantize_reference.quantize_keys
@@ -314,7 +315,7 @@ def test_verify(variant):
     """The result stands beside a scalar kernel's on operands rounded in numpy."""
     if not cutlass_attn.build_info().simt:
         pytest.skip("this build has no scalar kernels for the CPU")
-    case = next(case for case in cases.CASES if case.name == "softcap")
+    case = next(case for case in case_list.CASES if case.name == "softcap")
     q, k, v, _ = cases.tensors(case, variant.dtype, 64, "cpu")
     options = cases.keywords(case, variant.dtype, "cpu")
     options |= {"quantize": variant.quantize, "verify": True}

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import case_list
 import cases
 import pytest
 
@@ -65,7 +66,7 @@ def run_all_variants(tool):
 
     for variant in variants_for(tool):
         shape = {"seqlen_q": 9 if variant.max_rows else 77, "seqlen_k": 131}
-        case = cases.Case("sanitizer", "", heads=2, heads_kv=1, causal=True, **shape)
+        case = case_list.Case("sanitizer", "", heads=2, heads_kv=1, causal=True, **shape)
         head_dim = variant.head_dim or 64
         if variant.op == "backward":
             solved_for(variant, case, head_dim).run(kernel=variant.key)
