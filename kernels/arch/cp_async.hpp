@@ -15,6 +15,18 @@ struct CpAsync {
                  "r"(predicate ? 16 : 0));
   }
 
+  // The same of lines that go from L2 before others do: they make room for each other, and the rest
+  // of L2 stays as it is. For others there is no policy at all: evict_normal took 146 us where none
+  // took 137 (H200, sm80/decode, 64x2048 keys of 8 heads).
+  CUTE_DEVICE static void async_copy_evict_first(SharedMemory::SmemAddress dst, void const* src,
+                                                 bool predicate) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
+                     dst),
+                 "l"(src), "r"(predicate ? 16 : 0), "l"(policy));
+  }
+
   CUTE_DEVICE static void async_copy_commit() { cute::cp_async_fence(); }
 
   // Waits until at most `kPending` of this thread's committed groups are still in flight.
@@ -29,6 +41,10 @@ struct CpAsync {
 struct CpAsync {
   static void async_copy(SharedMemory::SmemAddress dst, void const* src, bool predicate) {
     simt::engine::async_copy(reinterpret_cast<void*>(dst), src, predicate);
+  }
+  static void async_copy_evict_first(SharedMemory::SmemAddress dst, void const* src,
+                                     bool predicate) {
+    async_copy(dst, src, predicate);
   }
   static void async_copy_commit() { simt::engine::async_copy_commit(); }
 

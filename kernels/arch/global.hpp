@@ -17,6 +17,17 @@ struct GlobalMemory {
     return atomicAdd(counter, value);
   }
 
+  // The same, which also orders: what this thread wrote before, or others did before a barrier of
+  // theirs, is there for whoever adds later, and for those behind a barrier of his.
+  CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(value)
+                 : "memory");
+    return before;
+  }
+
   // An addition for wait_until(): what this thread wrote before, or others did before a barrier of
   // theirs, is there then.
   CUTE_DEVICE static void add_release(int32_t* counter, int32_t value) {
@@ -53,10 +64,6 @@ struct GlobalMemory {
     } while (now < value);
   }
 
-  // What this thread wrote before is there for whoever sees what it writes after; and the other way
-  // round for what it reads.
-  CUTE_DEVICE static void fence() { __threadfence(); }
-
  private:
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   static constexpr bool kAddsFour = true;
@@ -69,6 +76,9 @@ struct GlobalMemory {
 
 struct GlobalMemory {
   static int32_t fetch_add(int32_t* counter, int32_t value) {
+    return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
+  }
+  static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
   }
   static void add_release(int32_t* counter, int32_t value) {
@@ -92,7 +102,6 @@ struct GlobalMemory {
   static void wait_until(int32_t const* counter, int32_t value) {
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) std::this_thread::yield();
   }
-  static void fence() {}  // fetch_add orders what comes before and after
 };
 
 #endif

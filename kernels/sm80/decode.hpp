@@ -291,19 +291,23 @@ struct Decode {
     for (int item = Arch::thread(); item < tile.rows * kQuads; item += kThreads) {
       int const row = item / kQuads, column = item % kQuads * 4;
       SoftmaxRow softmax;
-      CA_UNROLL_8
-      for (int i = 0; i < parts.count(); ++i) {
-        softmax.max = fmaxf(softmax.max, parts.softmax(i, row).max);
-      }
-      // Once the row max is known, no part waits for another one.
       float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      CA_UNROLL_8
-      for (int i = 0; i < parts.count(); ++i) {
-        float factor;
-        softmax.merge(parts.softmax(i, row), 1.0f, factor);
-        Quad const part = *reinterpret_cast<Quad const*>(parts.o(i, row, column));
+      // So many parts are on their way at a time: with 8 of them 16 splits took 0.4 us more.
+      constexpr int kAtOnce = 16;
+      CUTE_NO_UNROLL
+      for (int first = 0; first < parts.count(); first += kAtOnce) {
         CUTE_UNROLL
-        for (int e = 0; e < 4; ++e) o[e] = fmaf(part.values[e], factor, o[e]);
+        for (int i = 0; i < kAtOnce; ++i) {
+          bool const is_there = first + i < parts.count();
+          Quad const part = is_there
+                                ? *reinterpret_cast<Quad const*>(parts.o(first + i, row, column))
+                                : Quad{};
+          SoftmaxRow const state = is_there ? parts.softmax(first + i, row) : SoftmaxRow{};
+          float factor;
+          float const rescale = softmax.merge(state, 1.0f, factor);
+          CUTE_UNROLL
+          for (int e = 0; e < 4; ++e) o[e] = fmaf(part.values[e], factor, o[e] * rescale);
+        }
       }
       visit(row, column, softmax, o);
     }

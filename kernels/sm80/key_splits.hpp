@@ -65,12 +65,10 @@ struct KeySplits {
   // ticket: in shared memory that nobody uses otherwise.
   template <class Arch>
   CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
-    Arch::fence();  // what this thread has written is there before the ticket is drawn
-    Arch::sync();
-    if (Arch::thread() == 0) ticket = Arch::fetch_add(counters + unit, 1);
+    Arch::sync();  // all threads have written theirs
+    if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(counters + unit, 1);
     Arch::sync();  // ticket full
     if (ticket != count - 1) return false;
-    Arch::fence();                                // what others wrote before theirs
     if (Arch::thread() == 0) counters[unit] = 0;  // as the next call wants it
     return true;
   }

@@ -25,18 +25,28 @@ def decode_on_meta(batch, keys, dtype=torch.float16):
     return q, cache, torch.empty(batch, device="meta", dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("batch", "keys", "splits"), [(1, 32768, 16), (16, 32768, 1), (1, 200, 1)])
-def test_splits(batch, keys, splits):
-    """As docs/serving.md works them out for an RTX 4090."""
+@pytest.mark.parametrize(
+    ("device", "batch", "keys", "splits"),
+    [
+        ("sm_89", 1, 32768, 16),  # an RTX 4090, as docs/serving.md works it out
+        ("sm_89", 16, 32768, 1),
+        ("sm_89", 1, 255, 1),  # 128 keys at least
+        ("sm_89", 1, 256, 2),
+        ("sm_90", 1, 32768, 16),  # 128 of 132 SMs
+        ("sm_90", 1, 1024, 8),
+        ("sm_90", 16, 8192, 1),
+    ],
+)
+def test_splits(device, batch, keys, splits):
     q, cache, lengths = decode_on_meta(batch, keys)
-    explanation = explain(q, cache, cache, cache_seqlens=lengths, device="sm_89")
+    explanation = explain(q, cache, cache, cache_seqlens=lengths, device=device)
     if explanation.chosen is None:
         pytest.skip("this build has no GPU kernels")
     assert explanation.chosen.kernel == "sm80/decode"
     assert explanation.splits == splits
     assert (f"keys in {splits} splits" in str(explanation)) == (splits > 1)
     assert (explanation.workspace_bytes > 0) == (splits > 1)
-    three = explain(q, cache, cache, cache_seqlens=lengths, num_splits=3, device="sm_89")
+    three = explain(q, cache, cache, cache_seqlens=lengths, num_splits=3, device=device)
     assert three.splits == 3
     # Of each split of 8 tiles: O of 16 rows in fp32, 256 columns, with row max and sum; counters.
     tiles = batch * 8
