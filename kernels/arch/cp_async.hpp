@@ -22,9 +22,9 @@ struct CpAsync {
                                                  bool predicate) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
-                     dst),
-                 "l"(src), "r"(predicate ? 16 : 0), "l"(policy));
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(dst),
+        "l"(src), "r"(predicate ? 16 : 0), "l"(policy));
   }
 
   CUTE_DEVICE static void async_copy_commit() { cute::cp_async_fence(); }

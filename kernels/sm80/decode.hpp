@@ -76,12 +76,13 @@ struct Decode {
     Coord const tile(p, params.scheduler, kBlockM, unit);
     if (tile.rows <= 0) return;  // all splits alike
     SeqLens const lens = tile.seq.lens(p);
+    KvGather<Config, Arch> const gather(p, params.by_page, tile, Arch::thread() % 32);
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);
 
-    WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, shared);
+    WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, gather, shared);
     TileRange const own = params.splits.share(all, split);
     warp.run(own.begin, own.end);
     warp.store(shared.warps[Arch::thread() / 32].result);
@@ -122,7 +123,7 @@ struct Decode {
     SoftmaxRows<Arch, Config::kRows> softmax;
 
     CUTE_DEVICE WarpKeys(Params const& params, Coord const& tile, Masks const& masks,
-                         SeqLens const& lens, Shared& shared)
+                         SeqLens const& lens, KvGather<Config, Arch> const& kv, Shared& shared)
         : shared(shared),
           tile(tile),
           p(params.problem),
@@ -131,29 +132,34 @@ struct Decode {
                  Place{lane}, tile,
                  range,       masks.interval},
           log2_scale(scores.score.log2_scale()),
-          gather(p, params.by_page, tile, lens.k, lane) {}
+          gather(kv) {
+      gather.set_length(lens.k);
+    }
 
     // Takes every kWarps-th of the tiles [begin, end).
     CUTE_DEVICE void run(int begin, int end) {
       int const first = (begin + warp) * kN, last = end * kN;
       clear(acc_o);
-      if (begin < end) copy_queries();
-      Arch::async_copy_commit();
       CUTE_UNROLL
-      for (int i = 0; i < kStages - 1; ++i) copy(first + i * kStep, last, i);
+      for (int i = 0; i < kStages - 1; ++i) {
+        copy(first + i * kStep, last, i);
+        if (i == 0 && begin < end) copy_queries();  // keys take longer, so theirs go first
+        Arch::async_copy_commit();
+      }
       gather.look_up_if(first + (kStages - 1) * kStep, last);
-      Arch::template async_copy_wait<kStages - 1>();
-      Arch::sync();  // Q full
+      Arch::template async_copy_wait<kStages - 2>();  // Q and the first tile
+      Arch::sync();                                   // Q full
       if constexpr (Config::kKeepsQ) {
         Step::load_q(q_rows(), q);
         Arch::sync();  // Q empty
       }
       int stage = 0;
       for (int key = first; key < last; key += kStep) {
-        Arch::template async_copy_wait<kStages - 2>();
-        Arch::sync_warp();  // this stage full; the one before it empty
+        Arch::template async_copy_wait<kStages - 2>();  // this stage
+        Arch::sync_warp();                              // this stage full; the one before it empty
         int const next = stage == 0 ? kStages - 1 : stage - 1;
         copy_looked_up(key + (kStages - 1) * kStep, last, next);
+        Arch::async_copy_commit();
         gather.look_up_if(key + kStages * kStep, last);
         if (range.is_full(key)) {
           step(key, stage, true_type{});
@@ -204,14 +210,13 @@ struct Decode {
       return k_stage(stage) + int(offsetof(Stage, v));
     }
 
-    // One committed group, also for a tile beyond the last.
+    // Of a tile beyond the last nothing.
     CUTE_DEVICE void copy(int key, int end, int stage) {
       gather.look_up_if(key, end);
       copy_looked_up(key, end, stage);
     }
     CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
       if (key < end) gather.copy(key, k_stage(stage), v_stage(stage));
-      Arch::async_copy_commit();
     }
 
     template <class IsFull>
@@ -299,9 +304,8 @@ struct Decode {
         CUTE_UNROLL
         for (int i = 0; i < kAtOnce; ++i) {
           bool const is_there = first + i < parts.count();
-          Quad const part = is_there
-                                ? *reinterpret_cast<Quad const*>(parts.o(first + i, row, column))
-                                : Quad{};
+          Quad const part =
+              is_there ? *reinterpret_cast<Quad const*>(parts.o(first + i, row, column)) : Quad{};
           SoftmaxRow const state = is_there ? parts.softmax(first + i, row) : SoftmaxRow{};
           float factor;
           float const rescale = softmax.merge(state, 1.0f, factor);

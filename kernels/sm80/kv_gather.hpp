@@ -23,23 +23,30 @@ struct KvGather {
 
   Problem const& p;
   FastDivisor const by_page;
-  int const lane, seqlen_k;
+  int const lane;
+  int seqlen_k = 0;
   Kv const *k, *v;       // row 0 of the head, or of its part of page 0; this lane's column
   int32_t const* pages;  // of the batch entry; null: there are none
-  bool const evict_first;
+  bool const is_read_once;
+  bool evict_first = false;
   int page[kPasses], row[kPasses];  // where the rows of the next tile are
 
   template <class Tile>
-  CUTE_DEVICE KvGather(Problem const& p, FastDivisor by_page, Tile const& tile, int seqlen_k,
-                       int lane)
+  CUTE_DEVICE KvGather(Problem const& p, FastDivisor by_page, Tile const& tile, int lane)
       : p(p),
         by_page(by_page),
         lane(lane),
-        seqlen_k(seqlen_k),
         k(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).first + column()),
         v(PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv).first + column()),
         pages(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).pages),
-        evict_first(leaves_l2(p, tile, seqlen_k)) {}
+        is_read_once(tile.heads * p.num_heads_kv == p.num_heads_q &&
+                     p.seq_q.seqlen * tile.heads <= Config::kBlockM) {}
+
+  // Keys of the sequence, before anything else.
+  CUTE_DEVICE void set_length(int keys) {
+    seqlen_k = keys;
+    evict_first = leaves_l2();
+  }
 
   // Finds out where the rows are of the tile that begins at `key`, which copy() is for then.
   CUTE_DEVICE void look_up(int key) {
@@ -66,22 +73,19 @@ struct KvGather {
   }
 
  private:
-  // Whether what is read is to leave the rest of L2 in its place. With most of L2 full of what others
-  // wrote, H200, 1x32768 keys of 8 heads (134 MB) take 45.5 us instead of 48.4, and 8x1024 (34 MB)
-  // 18.9 instead of 20.1. Not
+  // Whether what is read is to leave the rest of L2 in its place. With most of L2 full of what
+  // others wrote, H200, 1x32768 keys of 8 heads (134 MB) take 45.5 us instead of 48.4, and 8x1024
+  // (34 MB) 18.9 instead of 20.1. Not
   //   of less, as all layers of a small model may fit L2 together;
   //   of more: lines that make room for each other come in at 4.3 TB/s where others have 4.8, and
   //   16x8192 (537 MB) take 141 us instead of 135;
   //   of keys that another tile of rows reads, too;
   //   of a cache in 8 bits: instructions are the limit there, and the choice costs 2 %.
   // How many bytes there are is judged by this sequence.
-  template <class Tile>
-  CUTE_DEVICE static bool leaves_l2(Problem const& p, Tile const& tile, int seqlen_k) {
+  CUTE_DEVICE bool leaves_l2() const {
     constexpr int64_t kLeast = 32 << 20, kMost = 192 << 20;
     int64_t const columns = int64_t(p.head_dim + p.head_dim_v) * int(sizeof(Kv));
     int64_t const bytes = columns * seqlen_k * p.num_heads_kv * p.batch;
-    bool const is_read_once = tile.heads * p.num_heads_kv == p.num_heads_q &&
-                              p.seq_q.seqlen * tile.heads <= Config::kBlockM;
     return is_read_once && bytes >= kLeast && bytes <= kMost;
   }
   CUTE_DEVICE int column() const { return lane % kVectors * (8 * kElements); }
