@@ -105,6 +105,8 @@ struct Config {
   template <class Score>
   static constexpr int key_block() {
     if (kIsSplit) return kBlockN / kWarpsN;
+    // With 32 keys softcap at d128 has 48 bytes of local memory.
+    if (kIsE4m3V && kRowBlocks > 1 && (Score::kIsIdentity || !kIsTight)) return 32;
     if (kIs8BitV) return kBlockN;
     if (kIsInt8 && kQAndO > 96) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;

@@ -19,22 +19,27 @@ struct Fp8Weights {
   static constexpr int kSteps = Config::kBlockN / 32;  // of P V
   using P = Words[kSteps][kRowBlocks];
 
-  // P of the scores of a tile, and its sums, of which all threads of a quad have those of a row.
+  // P of the scores of key block j.
   template <class S, class Units>
-  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units, P& p,
-                                float (&sums)[kRows]) {
+  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
+                                int j, P& p) {
+    int const first = j * (Step::kKeyBlock / 32);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const factor = units.factor(i), offset = units.offset(i, row_max[i]);
       CUTE_UNROLL
-      for (int b = 0; b < Config::kBlockN / 16; ++b) {
+      for (int b = 0; b < Step::kKeyBlock / 16; ++b) {
         float weights[4];
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) weights[e] = fast_exp2(fmaf(s(i, 4 * b + e), factor, offset));
-        p[b / 2][i / 2][i % 2 + b % 2 * 2] =
+        p[first + b / 2][i / 2][i % 2 + b % 2 * 2] =
             Arch::pack_e4m3(weights[0], weights[1], weights[2], weights[3]);
       }
     }
+  }
+
+  // The sums of P of a tile: all threads of a quad have those of a row.
+  CUTE_DEVICE static void add_up(P const& p, float (&sums)[kRows]) {
     constexpr uint32_t kOnes = 0x38383838u;
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {

@@ -17,7 +17,6 @@ struct Int8Schedule {
   using Step = Products<Config, Score, Arch>;
   using Weights = QuantizedWeights<Config, Score, Arch>;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
-  static_assert(Step::kKeyBlocks == 1);
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;

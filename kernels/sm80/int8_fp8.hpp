@@ -1,6 +1,8 @@
 // The schedule of the mma.sync forward kernel with P V in e4m3: that of int8.hpp from the last tile
 // to the first. Of a tile all of P comes first, so that its sums tell whether the row max has to be
-// updated before anything joins O.
+// updated before anything joins O. With 32 rows a warp S is there a key block of 32 keys at a time,
+// which reads Q twice for half the registers: at d128 a tile of keys is 753 instructions without
+// local memory, with S of 64 keys it was 812 and had 48 bytes of it.
 #pragma once
 
 #include "sm80/fp8_weights.hpp"
@@ -12,7 +14,9 @@ template <class Config, class Score, class Arch>
 struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
   using Base = Int8Schedule<Config, Score, Arch>;
   using Weights = Fp8Weights<Config, Score, Arch>;
-  using Base::in, Base::out, Base::kN, Base::kRows, Base::scores;
+  using Base::in, Base::out, Base::kN, Base::kRows;
+  using Step = typename Base::Step;
+  static constexpr int kKeyBlocks = Step::kKeyBlocks;
 
   using Base::Base;
 
@@ -21,12 +25,19 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     in.copy.copy_k(key, 0);
     in.write_q8();
     for (; key >= in.range.begin; key -= kN) {
-      if (in.scores.is_full(key)) {
+      if (is_full(key)) {
         step(key, true_type{});
       } else {
         step(key, false_type{});
       }
     }
+  }
+
+  // scores.is_full() without a branch of its own, which takes four instructions more.
+  CUTE_DEVICE bool is_full(int key) const {
+    TileRange const& range = in.range;
+    bool const is_behind = key >= range.full_begin, is_before = key < range.full_end;
+    return !Score::kIsGeneral && (is_behind & is_before);
   }
 
   // A tile of keys. is_full: all queries see all of it.
@@ -48,30 +59,84 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
   template <class IsFull>
   CUTE_DEVICE void softmax(int key, IsFull is_full, typename Weights::P& p) {
     auto& softmax = out.softmax;
-    typename Base::Step::S acc_s[1];
     float row_max[kRows], sums[kRows];
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-    auto const units = scores(key, is_full, acc_s);
-    Weights::weigh(as_rows(acc_s[0]), row_max, units, p, sums);
+    weigh(key, is_full, row_max, p);
+    Weights::add_up(p, sums);
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) ok = ok && is_small(sums[i]);
     unpredicated_if(Arch::any(!ok), [&] {  // the row max has to be updated: from S once more
-      auto const units = scores(key, is_full, acc_s);
-      Tensor s = as_rows(acc_s[0]);
+      int large = 0;  // a bit a row; without, sums of rows take 16 bytes of local memory
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        float const max = softmax.max_of_quad(s, i, units) - quantize::kFp8Log2Weight;
-        softmax.rescale(as_rows(out.acc_o), {!is_small(sums[i]), max}, i, 1.0f);
-        row_max[i] = softmax.rows[i].row_max_ref();
+      for (int i = 0; i < kRows; ++i) large |= is_small(sums[i]) ? 0 : 1 << i;
+      large = opaque(large);
+      auto const update = [&](float const(&max)[kRows]) {
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          float const to = max[i] - quantize::kFp8Log2Weight;
+          softmax.rescale(as_rows(out.acc_o), {large >> i & 1, to}, i, 1.0f);
+          row_max[i] = softmax.rows[i].row_max_ref();
+        }
+      };
+      float max[kRows];
+      if constexpr (kKeyBlocks == 1) {
+        typename Step::S s;
+        auto const units = scores(key, 0, is_full, s);
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) max[i] = softmax.max_of_quad(as_rows(s), i, units);
+        update(max);
+        Weights::weigh(as_rows(s), row_max, units, 0, p);
+      } else {
+        CUTE_UNROLL
+        for (int j = 0; j < kKeyBlocks; ++j) {
+          typename Step::S s;
+          auto const units = scores(key, j, is_full, s);
+          CUTE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            float const of_block = softmax.max_of_quad(as_rows(s), i, units);
+            max[i] = j == 0 ? of_block : fmaxf(max[i], of_block);
+          }
+        }
+        update(max);
+        weigh(key, is_full, row_max, p);
       }
-      Weights::weigh(s, row_max, units, p, sums);
+      Weights::add_up(p, sums);
     });
     // All threads of a quad have the sum, which complete_sums() adds up.
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       softmax.rows[i].sum = fmaf(sums[i], 0.25f, softmax.rows[i].sum);
+    }
+  }
+
+  // P, a key block at a time.
+  template <class IsFull>
+  CUTE_DEVICE void weigh(int key, IsFull is_full, float const (&row_max)[kRows],
+                         typename Weights::P& p) const {
+    CUTE_UNROLL
+    for (int j = 0; j < kKeyBlocks; ++j) {
+      typename Step::S s;
+      // Or the compiler mixes the key blocks, and S takes what it would without them. Where masks
+      // have no part in it, registers suffice for that.
+      if (!is_full && j > 0) Arch::sync_warp();
+      auto const units = scores(key, j, is_full, s);
+      Weights::weigh(as_rows(s), row_max, units, j, p);
+    }
+  }
+
+  // S of key block j, with score_mod and mask; what it is in.
+  template <class IsFull>
+  CUTE_DEVICE auto scores(int key, int j, IsFull is_full, typename Step::S& s) const {
+    // opaque: without, 24 bytes of local memory at d128 128x64x4.
+    Step::qk_from_shared(in.q_rows_of_tile(), opaque(in.k_rows), j, s);
+    auto units = in.units(key);
+    in.apply(as_rows(s), key + j * Step::kKeyBlock, is_full, units);
+    if constexpr (std::is_same_v<decltype(units), float>) {
+      return ScaledUnits{units};
+    } else {
+      return units;
     }
   }
 

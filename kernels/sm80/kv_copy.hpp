@@ -66,6 +66,9 @@ struct KvCopy {
   // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
   // call before. One committed group each; where rows are not aligned, the copy is done on return.
   CUTE_DEVICE void copy_k(int key, int stage) {
+    if constexpr (Config::kIsReversed) {
+      if (is_aligned) return copy_whole_k(key);
+    }
     if constexpr (Config::kIsInt8) copy_scales(key);
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.k);
@@ -85,12 +88,11 @@ struct KvCopy {
       char const* const smem = reinterpret_cast<char const*>(shared.v);
       return copy_elements<CopyV, RowsV>(smem + stage * Config::kVStride, p.v, key, p.head_dim_v);
     }
-    // Where rows are as long as K's, so is this thread's place in them.
-    Address target = k_target + Config::kVOffset;
-    if constexpr (TileK::kColumns != TileV::kColumns) {
-      target += CopyV::offset(thread) - CopyK::offset(thread);
+    Address const target = v_target() + stage * Config::kVStride;
+    if constexpr (Config::kIsReversed) {  // its only caller has the tile's K: there is a V
+      CopyV::load_next(target, v_source, -int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
+      return Arch::async_copy_commit();
     }
-    target += stage * Config::kVStride;
     if constexpr (Config::kIsPaged) {
       gather<CopyV>(target, key, p.head_dim_v);
       paged_rows.place(shared.block.k, p.k, key + kN, seqlen_k());
@@ -100,6 +102,32 @@ struct KvCopy {
   }
 
  private:
+  // Where rows are as long as K's, so is this thread's place in them.
+  CUTE_DEVICE Address v_target() const {
+    Address target = k_target + Config::kVOffset;
+    if constexpr (TileK::kColumns != TileV::kColumns) {
+      target += CopyV::offset(thread) - CopyK::offset(thread);
+    }
+    return target;
+  }
+
+  // The same for K in 8 bits before V in e4m3, aligned: the launch before writes tiles of K whole,
+  // too. 26 instructions fewer a tile, at d128 128x64x4, than with a test for rows beyond the last.
+  CUTE_DEVICE void copy_whole_k(int key) {
+    if (has(key)) {
+      constexpr int kVectors = sizeof(shared.block.scales[0]) / 16;
+      int const own = opaque(thread);
+      if (own < kVectors) {
+        auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
+        int const vector = int(unsigned(key) / quantize::kTileKeys * kVectors) + own;
+        Arch::async_copy(Arch::smem_address(shared.block.scales) + own * 16,
+                         all + int64_t(vector) * 16, true);
+      }
+      CopyK::load_next(k_target, k_source, -int32_t(p.k.row_stride), k_columns(), own);
+    }
+    Arch::async_copy_commit();
+  }
+
   // Of a row of K, which in int8 has 32 or a multiple, two to an element.
   CUTE_DEVICE int k_columns() const {
     return Config::kIsInt8 ? (p.head_dim + 31) / 32 * 16 : p.head_dim;

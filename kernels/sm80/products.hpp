@@ -124,6 +124,19 @@ struct Products {
     }
   }
 
+  // S of a key block of int8, Q read from shared memory.
+  CUTE_DEVICE static void qk_from_shared(Address q_rows, Address k_rows, int key_block, S& s) {
+    CUTE_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      Words q[kRowBlocks];
+      CUTE_UNROLL
+      for (int m = 0; m < kRowBlocks; ++m) {
+        Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+      }
+      qk_step(q, k_rows, key_block, k, s);
+    }
+  }
+
   // The head-dim columns [16 k, ...) of that, or 32 k in int8, where the first ones begin S.
   CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
                                   int k, S& s) {

@@ -52,6 +52,31 @@ struct TileCopy {
     }
   }
 
+  // The same, and `source` moved on to the tile behind, or with a negative stride to the one
+  // before. Strides have 32 bits: an address is one multiply-add then. That their sign is not known
+  // keeps their multiples out of registers; without, sm89/int8_fp8 d128 128x64x4 has 8 bytes of
+  // local memory.
+  CUTE_DEVICE static void load_next(Address target, Element const*& source, int32_t stride,
+                                    int columns, int thread) {
+    int const vector = int(unsigned(thread) % Tile::kVectors);
+    bool inside[Tile::kChunks];
+    CUTE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      inside[c] = vector + c * Tile::kVectors < columns / (8 * kElements);
+    }
+    int32_t const apart = stride < 0 ? -stride : stride;
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      if (!has_row(i, thread)) break;
+      Element const* const row = source + int64_t(apart) * (i * kRowsAtOnce);
+      CUTE_UNROLL
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        Arch::async_copy(target + step(i, c), row + c * kChunk, inside[c]);
+      }
+    }
+    source += int64_t(stride) * Tile::kRows;
+  }
+
   // The same where only `rows` rows exist.
   CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
                                int columns, int thread) {

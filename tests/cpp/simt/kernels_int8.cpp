@@ -56,6 +56,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
                       &launch_on_host<Fp8, IdentityScore, SoftcapScore>};
   KernelUnderTest fp8_general{"sm89/int8_fp8_general/f16/d64/64x64x4", DType::kFloat16,
                               &launch_on_host<Fp8, GeneralScore>, true};
+  using Fp8Wide = sm80::Forward<cutlass::half_t, 64, 64, 128, 64, 4, 1, int32_t, cutlass::half_t>;
+  KernelUnderTest fp8_wide{"sm89/int8_fp8/f16/d64/128x64x4, two key blocks", DType::kFloat16,
+                           &launch_on_host<Fp8Wide, IdentityScore, SoftcapScore>};
   using QkVarlen =
       sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, float, RowLayout::kVarlen>;
   KernelUnderTest qk_varlen{"sm80/int8_qk_varlen/f16/d64/64x64x4, packed", DType::kFloat16,
@@ -70,7 +73,7 @@ std::vector<KernelUnderTest> kernels_under_test() {
   for (KernelUnderTest* kernel : {&int8, &int8_general, &int8_varlen}) {
     kernel->quantize = Quantize::kInt8;
   }
-  for (KernelUnderTest* kernel : {&fp8, &fp8_general}) kernel->quantize = Quantize::kFp8;
-  return {pipelined,    general, tiled,       two_scales, int8,
-          int8_general, fp8,     fp8_general, qk_varlen,  int8_varlen};
+  for (KernelUnderTest* kernel : {&fp8, &fp8_wide, &fp8_general}) kernel->quantize = Quantize::kFp8;
+  return {pipelined, general,  tiled,       two_scales, int8,       int8_general,
+          fp8,       fp8_wide, fp8_general, qk_varlen,  int8_varlen};
 }

@@ -32,6 +32,12 @@ class Tile(TileShape):
         return 1 if is_short else 2
 
     @property
+    def key_blocks_fp8(self) -> int:
+        """With P V in e4m3, of a tile: kKeyBlocks of sm80/products.hpp."""
+        is_tight = self.rows * (self.head_dim_v + self.n) >= 320
+        return 2 if self.rows > 1 and (self.score == "identity" or not is_tight) else 1
+
+    @property
     def steps_in_registers(self) -> int:
         """Steps of 16 columns of Q that stay in registers."""
         return self.steps_kept(self.score == "general")
@@ -146,15 +152,23 @@ class Tile(TileShape):
             pv, copies = pv // 2, copies - bodies * load_v
             if self.is_fp8_v or self.score != "general":
                 qk, times = 2 * qk, 2 * times
+        sums, key_blocks = times, 1
+        if self.is_fp8_v:
+            # Tiles of K are whole, too. With two key blocks Q K^T comes twice more: for the largest
+            # scores, and for weights.
+            copies -= (1 + bodies) * load_k
+            key_blocks = self.key_blocks_fp8
+            if key_blocks > 1:
+                qk, times = qk // 2 * 3, times // 2 * 3
         reads = qk * dims
         if not self.is_pipelined:
-            reads += times * self.rows * dims
+            reads += times * key_blocks * self.rows * dims
         products = self.rows * 2 * pv * dims_v
         counts = {
             "HMMA": 0 if self.is_8_bit_v else products,
             "IMMA": self.rows * 2 * qk * dims + products * self.is_int8_v,
             # And sums of weights, as often as there are weights.
-            "QMMA": (products + self.rows * times * self.n // 32) * self.is_fp8_v,
+            "QMMA": (products + self.rows * sums * self.n // 32) * self.is_fp8_v,
             "LDSM": load + reads,
             "LDSM.T": pv * dims_v - again,
             "LDGSTS": copies,
