@@ -67,6 +67,13 @@ struct Backward {
       shared.block.tile = tile;
       shared.block.range = range;
       if constexpr (Config::kMayDrop) shared.block.dropout = DropoutMask(p);
+      int const head = tile.head * params.heads_per_kv;
+      int64_t const number =
+          params.queries.number<Params::kTileRows, kIsVarlen>(p.seq_q, {tile.batch, head, 0});
+      shared.from = {seq.template queries<Element const>(p.q, head),
+                     seq.template queries<Element const>(params.grad.o, head),
+                     params.stats + number * Params::kTileRows * 2,
+                     params.grad_q ? params.grad_q_at(number, 0) : nullptr};
     }
     share_visible<Config, Arch>(params.template mask<kIsGeneral>(lens), tile.begin, shared);
     Arch::sync();  // shared.block full
@@ -87,7 +94,7 @@ struct Backward {
     float const v_scale = Config::kMayDrop ? block.dropout.kept_scale : 1.0f;
     float const scale = p.logits.softmax_scale * v_scale;
     auto const store_rows = [&](Operand const& to, int columns, float factor, auto const& grad) {
-      store_grad<Config, Arch>(to, columns, factor, block, p, grad, opaque(Arch::thread()));
+      store_grad<Config, Arch>(to, columns, factor, block, p, grad, opaque_index(Arch::thread()));
     };
     if constexpr (Config::kHasRoles) {
       if (step.role() == 0) {
