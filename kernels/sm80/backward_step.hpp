@@ -38,6 +38,7 @@ struct BackwardStep {
   Shared& shared;
   typename Config::BlockInfo const& block;
   Scores const scores;
+  int const warp;  // of the block
 
   typename Products::Grad grad[Config::kChains];              // dV, dK, or the role's
   typename Products::Stationary stationary[Config::kChains];  // K, V, or the role's
@@ -48,13 +49,14 @@ struct BackwardStep {
         shared(shared),
         block(shared.block),
         scores{p, score_in_log2<Score>(p, lens), score_in_log2<Score>(p, lens).log2_scale(),
-               shared.block.dropout} {
+               shared.block.dropout},
+        warp(Arch::uniform(Arch::thread() / 32)) {
     CUTE_UNROLL
     for (int i = 0; i < Config::kChains; ++i) clear(grad[i]);
   }
 
-  CUTE_DEVICE static int warp_n() { return Arch::thread() / 32 % Config::kWarpsN; }
-  CUTE_DEVICE static int role() { return Arch::thread() / 32 / Config::kWarpsN; }
+  CUTE_DEVICE int warp_n() const { return warp % Config::kWarpsN; }
+  CUTE_DEVICE int role() const { return unsigned(warp) / Config::kWarpsN; }
 
   // Starts the copies of K and V.
   CUTE_DEVICE void load_keys() const {
@@ -182,10 +184,10 @@ struct BackwardStep {
             int64_t(unsigned(first + Copy::row(of_copy))) * from.row_stride + Copy::column(of_copy);
         Copy::load(to + Copy::offset(of_copy), source, from.row_stride, queries, columns, of_copy);
       };
-      if (!kHasRoles || thread < kThreads) {
+      if (!kHasRoles || role() == 0) {
         load(p.q, shared.from.q, stage_of(shared.stages.q, stage), p.head_dim);
       }
-      if (!kHasRoles || thread >= kThreads) {
+      if (!kHasRoles || role() == 1) {
         load(params.grad.o, shared.from.grad_o, stage_of(shared.stages.grad_o, stage),
              p.head_dim_v);
       }
@@ -265,13 +267,14 @@ struct BackwardStep {
       int const first = place.first_query + slice * kSlice, last = first + kSlice - 1;
       Address const slice_stats = stats + Address(slice * kSlice * 8);
       if (last < visible.some_begin || first >= visible.some_end) {
-        if (!kHasRoles || role == 1) clear_s(slice, s);
-        if (role == 0) wait_for_grad_o(slice);
+        if (!kHasRoles || this->role() == 1) clear_s(slice, s);
+        if (this->role() == 0) wait_for_grad_o(slice);
         continue;
       }
       bool const is_masked = first < visible.all_begin || last >= visible.all_end;
       if constexpr (kHasRoles) {
-        run_role(role, place, slice, rows, slice_stats, s, queries, is_masked, lane, warp_n);
+        run_role(this->role(), place, slice, rows, slice_stats, s, queries, is_masked, lane,
+                 warp_n);
       } else {
         run_both(place, slice, rows, slice_stats, s, queries, is_masked, lane);
       }
