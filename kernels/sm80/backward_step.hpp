@@ -273,8 +273,7 @@ struct BackwardStep {
       }
       bool const is_masked = first < visible.all_begin || last >= visible.all_end;
       if constexpr (kHasRoles) {
-        run_role(this->role(), place, slice, rows, slice_stats, s, queries, is_masked, lane,
-                 warp_n);
+        run_role(role, place, slice, rows, slice_stats, s, queries, is_masked, lane, warp_n);
       } else {
         run_both(place, slice, rows, slice_stats, s, queries, is_masked, lane);
       }
