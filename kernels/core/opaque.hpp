@@ -4,6 +4,8 @@
 //   opaque(x)             x, of which the compiler knows nothing more: what follows from it is
 //                         recomputed where it is needed, not kept in registers or local memory
 //                         since it was computed elsewhere. And x itself is computed here, not later
+//   opaque_index(x)       the same of a number that is not negative, which the compiler may use: a
+//                         division by a power of two is a shift then, and four instructions else
 //   forget_memory()       values read from memory before are read again
 //   unpredicated_if()     an `if` that stays a branch
 #pragma once
@@ -24,6 +26,14 @@ CA_HOST_DEVICE T opaque(T x) {
   } else {
     asm volatile("" : "+f"(x));
   }
+#endif
+  return x;
+}
+
+CA_HOST_DEVICE int opaque_index(int x) {
+  x = opaque(x);
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(x >= 0);
 #endif
   return x;
 }

@@ -74,6 +74,10 @@ struct BackwardConfig {
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
   using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
   static constexpr int kStages = 2;
+  // Of dO. One where two do not fit the 99 KB of Ada: a step's dO is then copied at its beginning,
+  // while the second role adds the dQ before and the first multiplies K Q^T.
+  static constexpr int kGradOStages = kHeadDim == 256 && kBlockM == 32 ? 1 : kStages;
+  static_assert(kGradOStages == kStages || kHasRoles);
 
   // dQ of a step: warps along M, each with kQueryBlocks m16 blocks and its share of the columns.
   static constexpr int warps_of_dq() {
@@ -92,15 +96,23 @@ struct BackwardConfig {
   static_assert(kQueryBlocks == 1 || kBlockM % 32 == 0);
 
   static_assert(kHeadDim % 32 == 0 && kBlockM % kSlice == 0 && kBlockN % (16 * kWarpsN) == 0);
-  static_assert(!kHasRoles || kWarpsN * kSlices <= kNamedBarriers,
-                "a named barrier for every hand-over of P");
+  static constexpr int kGradOBarriers = kGradOStages == kStages ? 0 : 2;
+  static_assert(!kHasRoles || kWarpsN * kSlices + kGradOBarriers <= kNamedBarriers,
+                "a named barrier for every hand-over of P, and two for dO");
 
   struct Stages {  // of steps
     alignas(128) char q[kStages][TileQ::kBytes];
-    alignas(128) char grad_o[kStages][TileQ::kBytes];
+    alignas(128) char grad_o[kGradOStages][TileQ::kBytes];
     alignas(128) char grad_s[kStages][TileS::kBytes];
   };
   using BlockInfo = BackwardBlock<SeqInfo, kWarpsN>;
+  // Row 0 of the block's first query head, of what is copied and of what is added to. Here, because
+  // to follow batch and head anew in every step takes four 64-bit products, of 13 instructions.
+  struct Rows {
+    void const *q, *grad_o;
+    float const* stats;
+    float* grad_q;
+  };
   struct Keys {
     alignas(128) char k[TileKv::kBytes];
   };
@@ -115,6 +127,7 @@ struct BackwardConfig {
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
     alignas(16) int32_t queries_of_key[kBlockN][2];  // that see it: from, to
     BlockInfo block;
+    Rows from;
   };
   static_assert(kKeepsV || sizeof(Stages) >= TileKv::kBytes);
   // From K to V, and from Q to dO of a step.

@@ -24,10 +24,13 @@ struct BackwardStep {
   using TileS = typename Config::TileS;
   static constexpr bool kHasRoles = Config::kHasRoles;
   static constexpr int kSlice = Config::kSlice, kBlockM = Config::kBlockM;
+  static constexpr bool kGradOIsLate = Config::kGradOStages < Config::kStages;
 
-  // A tile of queries of a query head; `number` counts steps.
+  // A tile of queries of a query head; `head` counts those of the KV head. `left`: how many steps
+  // there are from this one on. They have the stages by turns.
   struct Position {
-    int head, tile, number;
+    int head, tile, left;
+    CUTE_DEVICE int stage() const { return unsigned(left) % Config::kStages; }
   };
 
   BackwardParams const& params;
@@ -35,6 +38,7 @@ struct BackwardStep {
   Shared& shared;
   typename Config::BlockInfo const& block;
   Scores const scores;
+  int const warp;  // of the block
 
   typename Products::Grad grad[Config::kChains];              // dV, dK, or the role's
   typename Products::Stationary stationary[Config::kChains];  // K, V, or the role's
@@ -45,13 +49,14 @@ struct BackwardStep {
         shared(shared),
         block(shared.block),
         scores{p, score_in_log2<Score>(p, lens), score_in_log2<Score>(p, lens).log2_scale(),
-               shared.block.dropout} {
+               shared.block.dropout},
+        warp(Arch::uniform(Arch::thread() / 32)) {
     CUTE_UNROLL
     for (int i = 0; i < Config::kChains; ++i) clear(grad[i]);
   }
 
-  CUTE_DEVICE static int warp_n() { return Arch::thread() / 32 % Config::kWarpsN; }
-  CUTE_DEVICE static int role() { return Arch::thread() / 32 / Config::kWarpsN; }
+  CUTE_DEVICE int warp_n() const { return warp % Config::kWarpsN; }
+  CUTE_DEVICE int role() const { return unsigned(warp) / Config::kWarpsN; }
 
   // Starts the copies of K and V.
   CUTE_DEVICE void load_keys() const {
@@ -71,27 +76,33 @@ struct BackwardStep {
   CUTE_DEVICE void run() {
     load_stationary();
     if (block.range.begin >= block.range.end) return;
-    int const first_head = block.tile.head * params.heads_per_kv;
-    int const steps = params.heads_per_kv * (block.range.end - block.range.begin);
     // In order, from the last queries to the first: under a causal mask those see the keys of most
     // blocks, and would be waited for at the beginning.
-    Position now = {first_head, kStep > 0 ? block.range.begin : block.range.end - 1, 0};
-    copy(now, steps);
-    for (; now.number < steps; now = next(now)) {
+    Position now = {0, kStep > 0 ? block.range.begin : block.range.end - 1, steps()};
+    constexpr uint32_t kNone = ~0u;
+    uint32_t row_before = kNone;  // of the step before
+    if (!kGradOIsLate || role() == 0) copy(now);
+    for (; now.left > 0; now = next(now)) {
       Arch::template async_copy_wait<0>();
       Arch::sync();  // Q, dO and stats of this step full, of the next empty; dS before full
-      copy(next(now), steps);
+      if (kGradOIsLate && role() == 1) {
+        copy(now);
+      } else {
+        copy(next(now));
+      }
       // Half of the warps add dQ before their own chain, half after it.
       bool const adds_first = !kHasRoles || role() == 1;
-      if (now.number > 0 && adds_first) add_q(before(now));
+      if (row_before != kNone && adds_first) add_q(before(now), row_before);
+      if (kGradOIsLate && role() == 1) pass_grad_o();
       run_chain(now);
       // Here little is on its way to memory that a release would wait for.
-      if (now.number > 1) pass_turn(before(before(now)));
-      if (now.number > 0 && !adds_first) add_q(before(now));
+      if (Config::kIsOrdered && steps() - now.left > 1) pass_turn(before(before(now)));
+      if (row_before != kNone && !adds_first) add_q(before(now), row_before);
+      row_before = row(now);
     }
     Arch::sync();  // the last dS full
-    if (steps > 1) pass_turn(before(before(now)));
-    add_q(before(now));
+    if (steps() > 1) pass_turn(before(before(now)));
+    add_q(before(now), row_before);
     if constexpr (Config::kIsOrdered) Arch::sync();  // dQ added
     pass_turn(before(now));
   }
@@ -99,13 +110,16 @@ struct BackwardStep {
  private:
   static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // from a tile to the next
 
+  CUTE_DEVICE int steps() const {
+    return params.heads_per_kv * (block.range.end - block.range.begin);
+  }
   CUTE_DEVICE Position next(Position at) const { return moved<kStep>(at, 1); }
   CUTE_DEVICE Position before(Position at) const { return moved<-kStep>(at, -1); }
 
   template <int kBy>
   CUTE_DEVICE Position moved(Position at, int steps) const {
     TileRange const& range = block.range;
-    at.number += steps;
+    at.left -= steps;
     at.tile += kBy;
     if (kBy > 0 ? at.tile == range.end : at.tile < range.begin) {
       at.tile = kBy > 0 ? range.begin : range.end - 1;
@@ -154,70 +168,98 @@ struct BackwardStep {
     if constexpr (!Config::kKeepsV) Arch::sync();  // where V was is empty
   }
 
-  // Starts the copies of Q, dO and the statistics of a step, if there is one.
-  CUTE_DEVICE void copy(Position const& at, int steps) const {
-    if (at.number < steps) {
-      using Copy = TileCopy<Arch, Element, TileQ, Config::kThreads>;
-      int const thread = opaque(Arch::thread());
-      int const stage = at.number % Config::kStages, first = at.tile * kBlockM;
+  // Starts the copies of Q, dO and the statistics of a step, if there is one. With roles, the warps
+  // of the first copy Q, those of the second dO: each makes addresses of one of them.
+  CUTE_DEVICE void copy(Position const& at) const {
+    if (at.left > 0) {
+      constexpr int kThreads = kHasRoles ? Config::kThreads / 2 : Config::kThreads;
+      using Copy = TileCopy<Arch, Element, TileQ, kThreads>;
+      int const thread = opaque_index(Arch::thread()), of_copy = thread % kThreads;
+      int const stage = at.stage(), first = at.tile * kBlockM;
       int const queries = block.seq.lens(p).q - first;
-      auto const load = [&](Operand const& from, Address to, int columns) {
-        Element const* const source = block.seq.template queries<Element const>(from, at.head) +
-                                      int64_t(first + Copy::row(thread)) * from.row_stride +
-                                      Copy::column(thread);
-        Copy::load(to + Copy::offset(thread), source, from.row_stride, queries, columns, thread);
+      auto const load = [&](Operand const& from, void const* rows, Address to, int columns) {
+        // Neither is negative: half of a 64-bit product is then not needed.
+        Element const* const source =
+            static_cast<Element const*>(rows) + int64_t(unsigned(at.head)) * from.head_stride +
+            int64_t(unsigned(first + Copy::row(of_copy))) * from.row_stride + Copy::column(of_copy);
+        Copy::load(to + Copy::offset(of_copy), source, from.row_stride, queries, columns, of_copy);
       };
-      load(p.q, stage_of(shared.stages.q, stage), p.head_dim);
-      load(params.grad.o, stage_of(shared.stages.grad_o, stage), p.head_dim_v);
+      if (!kHasRoles || role() == 0) {
+        load(p.q, shared.from.q, stage_of(shared.stages.q, stage), p.head_dim);
+      }
+      if (!kHasRoles || role() == 1) {
+        load(params.grad.o, shared.from.grad_o, stage_of(shared.stages.grad_o, stage),
+             p.head_dim_v);
+      }
       if (thread < kBlockM / 2) {
-        float const* const from =
-            params.stats + (query_tile(at) * BackwardParams::kTileRows +
-                            unsigned(first) % BackwardParams::kTileRows + thread * 2) *
-                               2;
+        float const* const from = shared.from.stats + (uint64_t(row(at)) + thread * 2) * 2;
         Arch::async_copy(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
       }
     }
     Arch::async_copy_commit();
   }
 
-  // Where buffer `stage` of an array of them is.
+  // Where dO is copied at the beginning of its step: waits until it is there for the second role,
+  // whose warps have copied it, and says so to the first, which asks when it needs it.
+  static constexpr int kGradOBarrier = 1 + Config::kWarpsN * Config::kSlices;
+  CUTE_DEVICE static void pass_grad_o() {
+    Arch::template async_copy_wait<0>();
+    Arch::sync(kGradOBarrier, Config::kThreads / 2);    // dO full
+    Arch::arrive(kGradOBarrier + 1, Config::kThreads);  // the same
+  }
+  CUTE_DEVICE static void wait_for_grad_o(int slice) {
+    if (kGradOIsLate && slice == 0) Arch::sync(kGradOBarrier + 1, Config::kThreads);
+  }
+
+  // Where buffer `stage` of an array of them is; of one, which all stages have.
   template <class T, int kCount>
   CUTE_DEVICE Address stage_of(T const (&buffers)[kCount], int stage) const {
-    return Arch::smem_address(buffers) + Address(stage * int(sizeof(T)));
+    return Arch::smem_address(buffers) + (kCount > 1 ? Address(stage * int(sizeof(T))) : 0);
   }
 
   // Number of the workspace's tile that a step's queries are in.
   CUTE_DEVICE int64_t query_tile(Position const& at) const {
     return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
-        p.seq_q, {block.tile.batch, at.head, at.tile * kBlockM});
+        p.seq_q, {block.tile.batch, head(at), at.tile * kBlockM});
+  }
+  // And of its rows the first of them, counted from the block's first query head on.
+  CUTE_DEVICE uint32_t row(Position const& at) const {
+    return unsigned(at.head) * unsigned(params.queries.each) * BackwardParams::kTileRows +
+           unsigned(at.tile) * kBlockM;
+  }
+  CUTE_DEVICE int head(Position const& at) const {
+    return block.tile.head * params.heads_per_kv + at.head;
   }
 
-  CUTE_DEVICE void add_q(Position const& at) const {
+  CUTE_DEVICE void add_q(Position const& at, uint32_t row) const {
     if (params.grad_q == nullptr) return;
     wait_for_turn(at);
-    float* const to = params.grad_q_at(query_tile(at), at.tile * kBlockM);
-    Products::add_q(stage_of(shared.stages.grad_s, at.number % 2), Arch::smem_address(shared.k), to,
-                    params.columns, opaque(Arch::thread()));
+    // opaque: or the upper half, of zeros, is kept in a register as well
+    float* const to = shared.from.grad_q + uint64_t(opaque(row)) * unsigned(params.columns);
+    Products::add_q(stage_of(shared.stages.grad_s, at.stage()), Arch::smem_address(shared.k), to,
+                    params.columns, opaque_index(Arch::thread()));
   }
 
   // The products of a step over this warp's keys.
   CUTE_DEVICE void run_chain(Position const& at) {
-    int const thread = opaque(Arch::thread()), lane = thread % 32;
-    int const warp_n = thread / 32 % Config::kWarpsN, stage = at.number % Config::kStages;
+    int const thread = opaque_index(Arch::thread()), lane = thread % 32;
+    int const warp_n = thread / 32 % Config::kWarpsN;
+    int const stage = at.stage();
     Address const q = stage_of(shared.stages.q, stage);
+    int const o =
+        kGradOIsLate ? int(stage_of(shared.stages.grad_o, 0) - q) : Config::kGradODistance;
     int const role = kHasRoles ? thread / 32 / Config::kWarpsN : 0;
     Rows const rows{Products::key_rows(Arch::smem_address(shared.k), warp_n, lane) +
                         Address(role * Config::kVDistance),
-                    Products::query_columns(q, lane) + Address(role * Config::kGradODistance),
-                    Products::query_rows(q, lane) +
-                        Address(kHasRoles ? (1 - role) * Config::kGradODistance : 0)};
+                    Products::query_columns(q, lane) + Address(role * o),
+                    Products::query_rows(q, lane) + Address(kHasRoles ? (1 - role) * o : 0)};
     Address const stats = stage_of(shared.stats, stage);
-    Address const s = stage_of(shared.stages.grad_s, at.number % 2) +
+    Address const s = stage_of(shared.stages.grad_s, stage) +
                       Address(TileS::offset(warp_n * Config::kWarpKeys + lane / 4, 0)) +
                       Address(lane % 4 * 4);
     Address const queries =
         Arch::smem_address(shared.queries_of_key) + Address(warp_n * Config::kWarpKeys * 8);
-    StepPlace const place{block.tile.batch, at.head, block.tile.begin + warp_n * Config::kWarpKeys,
+    StepPlace const place{block.tile.batch, head(at), block.tile.begin + warp_n * Config::kWarpKeys,
                           at.tile * kBlockM};
     VisibleQueries const visible = block.visible[warp_n];
 #pragma unroll Config::kUnrolledSlices
@@ -225,7 +267,8 @@ struct BackwardStep {
       int const first = place.first_query + slice * kSlice, last = first + kSlice - 1;
       Address const slice_stats = stats + Address(slice * kSlice * 8);
       if (last < visible.some_begin || first >= visible.some_end) {
-        if (!kHasRoles || role == 1) clear_s(slice, s);
+        if (!kHasRoles || this->role() == 1) clear_s(slice, s);
+        if (this->role() == 0) wait_for_grad_o(slice);
         continue;
       }
       bool const is_masked = first < visible.all_begin || last >= visible.all_end;
@@ -277,6 +320,7 @@ struct BackwardStep {
       scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
       give(given, handover);
       Arch::arrive(barrier, 64);  // P full
+      wait_for_grad_o(slice);
     } else {
       Arch::sync(barrier, 64);  // P full
       take(given, handover);

@@ -251,7 +251,7 @@ def test_a_tiles_work_follows_from_its_shape(sizes, expected):
     [
         pytest.param("d64/64x128x4", [(320, 9, 32, 64)], id="both chains in a warp"),
         pytest.param("d128/32x128x8", [(160, 5, 16, 32), (160, 5, 16, 0)], id="two roles"),
-        pytest.param("d256/16x64x8", [(80, 5, 16, 8), (80, 5, 16, 0)], id="few queries"),
+        pytest.param("d256/32x64x8", [(160, 9, 32, 16), (160, 9, 32, 0)], id="few keys"),
     ],
 )
 def test_a_backward_steps_work_follows_from_its_shape(key, expected):

@@ -429,6 +429,9 @@ TEST(few) {
   run<BiasGrad<Half, 64, 32, 128, 4>, GeneralScore>(b);
   d.head_dim = 96;
   run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
+  Case wide{.name = "wide", .heads_q = 1, .seqlen_q = 80, .seqlen_k = 70, .mask = causal()};
+  wide.head_dim = 256;
+  run<sm80::Backward<Half, 256, 32, 64, 8>, IdentityScore>(wide);
 }
 TEST(few_wgmma) {
   Case c{.name = "window", .heads_q = 1, .seqlen_q = 270, .seqlen_k = 210, .mask = window(150, 0)};
@@ -459,6 +462,7 @@ TEST(dropout) {
   run_dropout<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, false, true>>();
   run_dropout<sm80::Backward<BFloat, 128, 32, 128, 8, false, DenseSeqInfo, false, true>>();
   run_dropout<sm80::Backward<BFloat, 128, 64, 128, 8, false, DenseSeqInfo, false, true>>();
+  run_dropout<sm80::Backward<Half, 256, 32, 64, 8, false, DenseSeqInfo, false, true>>();
 }
 
 TEST(one_role) {
@@ -473,7 +477,7 @@ TEST(two_roles) {
 }
 
 TEST(wide_heads) {
-  run_common<sm80::Backward<Half, 256, 16, 64, 8>>();
+  run_common<sm80::Backward<Half, 256, 32, 64, 8>>();
   run_common<sm80::Backward<Half, 256, 64, 64, 8>>();
   run_common<sm80::Backward<Half, 192, 32, 64, 8>>();
 }
@@ -515,6 +519,7 @@ TEST(bias_two_roles) {
 TEST(in_order) {
   run_common<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>>();
   run_common<sm80::Backward<Half, 128, 32, 128, 8, false, DenseSeqInfo, true>>();
+  run_plain<sm80::Backward<Half, 256, 32, 64, 8, false, DenseSeqInfo, true>, IdentityScore>();
   run_general<sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo, true>>();
 }
 
