@@ -60,6 +60,7 @@ struct Decode {
   };
   struct Shared {
     WarpStorage warps[kWarps];
+    KvRow<Kv> rows[kWarps][kBlockN];  // of the tile that a warp copies next
     // Where Q has no room in registers it stays here.
     alignas(128) char q[Config::kKeepsQ ? 128 : Config::TileQ::kBytes];
     int32_t ticket;  // how many splits were done before this one
@@ -76,7 +77,8 @@ struct Decode {
     Coord const tile(p, params.scheduler, kBlockM, unit);
     if (tile.rows <= 0) return;  // all splits alike
     SeqLens const lens = tile.seq.lens(p);
-    KvGather<Config, Arch> const gather(p, params.by_page, tile, Arch::thread() % 32);
+    KvGather<Config, Arch> const gather(p, params.by_page, tile, Arch::thread() % 32,
+                                        shared.rows[Arch::thread() / 32]);
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
     TileRange const range = all.in_keys(kN);
@@ -155,6 +157,7 @@ struct Decode {
       }
       int stage = 0;
       for (int key = first; key < last; key += kStep) {
+        gather.place();
         Arch::template async_copy_wait<kStages - 2>();  // this stage
         Arch::sync_warp();                              // this stage full; the one before it empty
         int const next = stage == 0 ? kStages - 1 : stage - 1;
@@ -213,6 +216,8 @@ struct Decode {
     // Of a tile beyond the last nothing.
     CUTE_DEVICE void copy(int key, int end, int stage) {
       gather.look_up_if(key, end);
+      gather.place();
+      Arch::sync_warp();  // rows of the tile full
       copy_looked_up(key, end, stage);
     }
     CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {

@@ -7,8 +7,16 @@
 
 namespace cutlass_attn::sm80 {
 
-// The lanes of a warp copy kRowsAtOnce rows side by side. Which page a row is in is looked up a
-// tile before the row is copied: the table lies in memory that is far away, too.
+// Where the rows of a key begin.
+template <class Kv>
+struct alignas(16) KvRow {
+  Kv const *k, *v;
+};
+
+// The lanes of a warp copy kRowsAtOnce rows side by side. Where a row is one lane finds out, and
+// leaves it in shared memory for those that copy it: to divide and to multiply in 64 bits takes
+// more instructions than to copy. Which page a row is in is looked up a tile before: the table lies
+// in memory that is far away, too.
 template <class Config, class Arch>
 struct KvGather {
   using Kv = typename Config::Kv;
@@ -21,23 +29,29 @@ struct KvGather {
   static constexpr int kPasses = Config::kBlockN / kRowsAtOnce;
   static_assert(TileV::kVectors == kVectors, "so that a lane copies the same rows of both");
 
+  using Row = KvRow<Kv>;
+  static_assert(Config::kBlockN <= 32);
+
   Problem const& p;
   FastDivisor const by_page;
   int const lane;
+  Row* const rows;  // of the next tile of this warp, in shared memory
   int seqlen_k = 0;
-  Kv const *k, *v;       // row 0 of the head, or of its part of page 0; this lane's column
+  Kv const *k, *v;       // row 0 of the head, or of its part of page 0
   int32_t const* pages;  // of the batch entry; null: there are none
   bool const is_read_once;
   bool evict_first = false;
-  int page[kPasses], row[kPasses];  // where the rows of the next tile are
+  int page = 0, row = 0;  // of this lane's key of the tile that was looked up
 
   template <class Tile>
-  CUTE_DEVICE KvGather(Problem const& p, FastDivisor by_page, Tile const& tile, int lane)
+  CUTE_DEVICE KvGather(Problem const& p, FastDivisor by_page, Tile const& tile, int lane,
+                       Row (&rows)[Config::kBlockN])
       : p(p),
         by_page(by_page),
         lane(lane),
-        k(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).first + column()),
-        v(PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv).first + column()),
+        rows(rows),
+        k(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).first),
+        v(PagedKv<Kv>(p, tile.seq, p.v, tile.head_kv).first),
         pages(PagedKv<Kv>(p, tile.seq, p.k, tile.head_kv).pages),
         is_read_once(tile.heads * p.num_heads_kv == p.num_heads_q &&
                      p.seq_q.seqlen * tile.heads <= Config::kBlockM) {}
@@ -48,23 +62,26 @@ struct KvGather {
     evict_first = leaves_l2();
   }
 
-  // Finds out where the rows are of the tile that begins at `key`, which copy() is for then.
+  // Finds the pages of the tile that begins at `key`, which place() and copy() are for then.
   CUTE_DEVICE void look_up(int key) {
-    CUTE_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      int const wanted = key + i * kRowsAtOnce + lane / kVectors;
-      int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // any that is there
-      int const index = pages ? by_page(at) : 0;
-      page[i] = pages ? pages[index] : 0;
-      row[i] = at - index * p.kv.page_size;
-    }
+    int const wanted = key + lane % Config::kBlockN;
+    int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // any that is there
+    int const index = pages ? by_page(at) : 0;
+    page = pages ? pages[index] : 0;
+    row = at - index * p.kv.page_size;
   }
 
   CUTE_DEVICE void look_up_if(int key, int end) {
     if (key < end) look_up(key);
   }
 
-  // Starts to copy that tile to a stage's buffers; rows beyond the last are zeros.
+  // Says where the rows of that tile are. All lanes see it after a sync_warp().
+  CUTE_DEVICE void place() const {
+    Arch::sync_warp();  // rows of the tile before read by none any more
+    if (lane < Config::kBlockN) rows[lane] = {k + offset(p.k), v + offset(p.v)};
+  }
+
+  // Starts to copy it to a stage's buffers; rows beyond the last are zeros.
   CUTE_DEVICE void copy(int key, Address k_stage, Address v_stage) const {
     if constexpr (kElements == 1) {
       if (evict_first) return copy_rows<true>(key, k_stage, v_stage);
@@ -89,8 +106,8 @@ struct KvGather {
     return is_read_once && bytes >= kLeast && bytes <= kMost;
   }
   CUTE_DEVICE int column() const { return lane % kVectors * (8 * kElements); }
-  CUTE_DEVICE int64_t offset(Operand const& t, int i) const {
-    return page[i] * t.batch_stride + row[i] * t.row_stride;
+  CUTE_DEVICE int64_t offset(Operand const& t) const {
+    return page * t.batch_stride + row * t.row_stride;
   }
   template <bool kEvictFirst>
   CUTE_DEVICE void copy_rows(int key, Address k_stage, Address v_stage) const {
@@ -98,8 +115,9 @@ struct KvGather {
     for (int i = 0; i < kPasses; ++i) {
       int const r = i * kRowsAtOnce + lane / kVectors;
       bool const inside = key + r < seqlen_k;
-      copy_row<TileK, kEvictFirst>(k_stage, k + offset(p.k, i), r, inside, p.head_dim);
-      copy_row<TileV, kEvictFirst>(v_stage, v + offset(p.v, i), r, inside, p.head_dim_v);
+      Row const from = rows[r];
+      copy_row<TileK, kEvictFirst>(k_stage, from.k + column(), r, inside, p.head_dim);
+      copy_row<TileV, kEvictFirst>(v_stage, from.v + column(), r, inside, p.head_dim_v);
     }
   }
   template <class Tile, bool kEvictFirst>
