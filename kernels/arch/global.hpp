@@ -12,6 +12,11 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct GlobalMemory {
+  // Into L2, without a wait. It has to be memory that may be read.
+  CUTE_DEVICE static void prefetch_l2(void const* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+  }
+
   // What was there before; the addition is atomic, and orders nothing by itself.
   CUTE_DEVICE static int32_t fetch_add(int32_t* counter, int32_t value) {
     return atomicAdd(counter, value);
@@ -75,6 +80,7 @@ struct GlobalMemory {
 #else
 
 struct GlobalMemory {
+  static void prefetch_l2(void const*) {}
   static int32_t fetch_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
   }
