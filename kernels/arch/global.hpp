@@ -23,7 +23,8 @@ struct GlobalMemory {
   }
 
   // The same, which also orders: what this thread wrote before, or others did before a barrier of
-  // theirs, is there for whoever adds later, and for those behind a barrier of his.
+  // theirs, is there for whoever adds later, and for those who meet that
+  // thread at a barrier then.
   CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
     int32_t before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"

@@ -9,8 +9,9 @@
 // is
 //             no barrier before the end.
 // Registers:  Q up to a head dim of 128, S and P of a tile, O.
-// Shared:     of each warp kStages tiles of K and V, filled by cp.async; Q in the place of the last
-//             of warp 0's, until it is in registers; at the end O of each warp.
+// Shared:     of each warp kStages tiles of K and V, filled by cp.async, and where the rows are of
+//             the tile that it copies next; Q in the place of the last tile of warp 0, until it is
+//             in registers; at the end O of each warp.
 // Pipeline:   kStages - 1 tiles of a warp are on their way while it works on one.
 // Merge:      of the warps through shared memory; of the splits through global memory, in the block
 //             that is done last. Both in the order of the keys, so that results repeat.
