@@ -12,19 +12,13 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct GlobalMemory {
-  // Into L2, without a wait. It has to be memory that may be read.
-  CUTE_DEVICE static void prefetch_l2(void const* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-  }
-
   // What was there before; the addition is atomic, and orders nothing by itself.
   CUTE_DEVICE static int32_t fetch_add(int32_t* counter, int32_t value) {
     return atomicAdd(counter, value);
   }
 
   // The same, which also orders: what this thread wrote before, or others did before a barrier of
-  // theirs, is there for whoever adds later, and for those who meet that
-  // thread at a barrier then.
+  // theirs, is there for whoever adds later, and for those who meet that thread at a barrier then.
   CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
     int32_t before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -81,7 +75,6 @@ struct GlobalMemory {
 #else
 
 struct GlobalMemory {
-  static void prefetch_l2(void const*) {}
   static int32_t fetch_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
   }

@@ -25,7 +25,7 @@ struct DecodeSplits {
       if (!best.is_fuller(each, 100)) best = each;
     }
     Waves chosen(tiles, device.num_sms);
-    while (!chosen.is_fuller(best, 93)) chosen.add();
+    while (!chosen.is_fuller(best, 95)) chosen.add();
     return int32_t(chosen.splits);
   }
 

@@ -64,14 +64,11 @@ struct KvGather {
 
   // Finds the pages of the tile that begins at `key`, which place() and copy() are for then.
   CUTE_DEVICE void look_up(int key) {
-    page = 0;
-    row = key_of(key);
-    if (pages == nullptr) return;
-    int const index = by_page(row);
-    page = pages[index];
-    row -= index * p.kv.page_size;
-    // Of what is wanted some tiles later: under load DRAM takes longer than a tile.
-    Arch::prefetch_l2(pages + by_page(key_of(key + kAhead)));
+    int const wanted = key + lane % Config::kBlockN;
+    int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // any that is there
+    int const index = pages ? by_page(at) : 0;
+    page = pages ? pages[index] : 0;
+    row = at - index * p.kv.page_size;
   }
 
   CUTE_DEVICE void look_up_if(int key, int end) {
@@ -93,13 +90,6 @@ struct KvGather {
   }
 
  private:
-  static constexpr int kAhead = 512;  // keys
-
-  // This lane's of a tile; beyond the last any that is there.
-  CUTE_DEVICE int key_of(int key) const {
-    int const wanted = key + lane % Config::kBlockN;
-    return wanted < seqlen_k ? wanted : seqlen_k - 1;
-  }
   // Whether what is read is to leave the rest of L2 in its place. With most of L2 full of what
   // others wrote, H200, 1x32768 keys of 8 heads (134 MB) take 45.5 us instead of 48.4, and 8x1024
   // (34 MB) 18.9 instead of 20.1. Not

@@ -222,12 +222,13 @@ class DecodeTile:
         load_q = -(-self.m // (self.threads // 8)) * (self.head_dim // 64)
         load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32 // self.packed
         of_q = 0 if self.is_fp8 else (1 if self.keeps_q else BODIES) * dims  # else by LDS
+        policies = 1 if self.is_fp8 else 2  # of L2, one of which a copy has
         return {
             "HMMA": BODIES * (2 * dims + 2 * dims_v),
             "HMMA.F16": 0,
             "LDSM": BODIES * dims // self.packed + of_q,
             "LDSM.T": BODIES * dims_v // self.packed,
-            "LDGSTS": COPIES_Q * load_q + self.stages * load_kv,
+            "LDGSTS": COPIES_Q * load_q + self.stages * load_kv * policies,
         }
 
     def register_limit(self) -> int:
@@ -241,10 +242,11 @@ class DecodeTile:
         result = (
             4 * self.m * (self.head_dim_v + 8) + 8 * self.m
         )  # of a warp, in the place of stages
+        rows = 16 * self.n  # where they are, of a tile of a warp
         q = 128 if self.keeps_q else 2 * self.m * self.head_dim
         ticket = 128  # which is 4 bytes, and aligned
         warp = -(-max(self.stages * stage, result) // 128) * 128
-        return self.warps * warp + q + ticket
+        return self.warps * (warp + rows) + q + ticket
 
 
 @dataclass(frozen=True)
