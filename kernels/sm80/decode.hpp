@@ -303,8 +303,9 @@ struct Decode {
       int const row = item / kQuads, column = item % kQuads * 4;
       SoftmaxRow softmax;
       float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      // So many parts are on their way at a time: with 8 of them 16 splits took 0.4 us more. At head
-      // dim 64 16 take 144 registers, with which an SM has one block for a cache in 8 bits, not two.
+      // So many parts are on their way at a time: with 8 of them 16 splits took 0.4 us more. At
+      // head dim 64 as many take 144 registers, which leave an SM one block for a cache in 8 bits,
+      // not two.
       constexpr int kAtOnce = kHeadDim <= 64 ? 8 : 16;
       CUTE_NO_UNROLL
       for (int first = 0; first < parts.count(); first += kAtOnce) {
