@@ -19,9 +19,9 @@ namespace {
 using Half = cutlass::half_t;
 
 // K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last are
-// NaN.
+// NaN. Rows of V have a gap behind them, so that its strides are not K's.
 struct Paged {
-  static constexpr int kPageSize = 13;
+  static constexpr int kPageSize = 13, kGap = 16;
   Problem problem;
   int const each;  // pages of a batch entry
   std::vector<int32_t> table, used;
@@ -33,21 +33,21 @@ struct Paged {
         table(size_t(p.batch * each)),
         used(size_t(p.batch), p.seq_k.seqlen),
         k(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim + 1),
-        v(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim_v + 1) {
+        v(int64_t(p.batch) * each * kPageSize * (p.num_heads_kv * p.head_dim_v + kGap) + 1) {
     int const count = int(table.size());
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(1));
-    put(k, problem.k, p.k, p.head_dim);
-    put(v, problem.v, p.v, p.head_dim_v);
+    put(k, problem.k, p.k, p.head_dim, 0);
+    put(v, problem.v, p.v, p.head_dim_v, kGap);
     problem.kv = {table.data(), each, kPageSize, count};
     problem.seq_k.seqused = used.data();
     problem.seq_k.seqlen = each * kPageSize;
   }
 
  private:
-  void put(Rows& rows, Operand& here, Operand const& there, int columns) {
+  void put(Rows& rows, Operand& here, Operand const& there, int columns, int gap) {
     Problem const& p = problem;
-    int64_t const row = int64_t(p.num_heads_kv) * columns;
+    int64_t const row = int64_t(p.num_heads_kv) * columns + gap;
     rows.move(there, p.batch, p.num_heads_kv, p.seq_k.seqlen, columns, false,
               [&](int b, int h, int r) {
                 int const page = table[size_t(b * each + r / kPageSize)];
