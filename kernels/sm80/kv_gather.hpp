@@ -91,8 +91,8 @@ struct KvGather {
 
  private:
   // Whether what is read is to leave the rest of L2 in its place. With most of L2 full of what
-  // others wrote, H200, 1x32768 keys of 8 heads (134 MB) take 45.5 us instead of 48.4, and 8x1024
-  // (34 MB) 18.9 instead of 20.1. Not
+  // others wrote, H200, 1x32768 keys of 8 heads (134 MB) took 48.0 us instead of 51.5, and 8x1024
+  // (34 MB) 19.2 instead of 20.6. Not
   //   of less, as all layers of a small model may fit L2 together;
   //   of more: lines that make room for each other come in at 4.3 TB/s where others have 4.8, and
   //   16x8192 (537 MB) take 141 us instead of 135;
