@@ -34,6 +34,20 @@ struct GlobalMemory {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
+  // The same, which also orders what follows: what others did before a value that peek() has seen
+  // is there then.
+  CUTE_DEVICE static void add_acq_rel(int32_t* counter, int32_t value) {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+  }
+
+  // What a counter that other blocks raise is now. Orders nothing before add_acq_rel().
+  CUTE_DEVICE static int32_t peek(int32_t const* counter) {
+    int32_t now;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    return now;
+  }
+
   // An m16n8 accumulator of the whole warp joins 128 floats, which begin on 16 bytes: element i of
   // this lane the one at place_of(lane, i). One instruction where there is one for four.
   CUTE_DEVICE static constexpr int place_of(int lane, int i) {
@@ -84,6 +98,9 @@ struct GlobalMemory {
   static void add_release(int32_t* counter, int32_t value) {
     __atomic_fetch_add(counter, value, __ATOMIC_RELEASE);
   }
+  // ThreadSanitizer knows no fences: here each of the two orders by itself.
+  static void add_acq_rel(int32_t* counter, int32_t value) { add_release(counter, value); }
+  static int32_t peek(int32_t const* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
   template <class Fragment>
   static void add(float* to, Fragment const& x) {

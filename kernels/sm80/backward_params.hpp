@@ -76,9 +76,6 @@ struct BackwardParams {
   static constexpr int kTileRows = 64;  // queries of a tile of the workspace
   static constexpr int kAsideThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // of a tile
-  // Heads that begin a tile of keys before the next one is begun, where dQ is added in order: so
-  // that the few tiles of a head that run at a time wait for each other once, at their beginning.
-  static constexpr int kGroup = 64;
   static constexpr int kBiasRows = 16;  // of the bias's gradient that a block makes zeros
 
   Problem problem;
@@ -91,6 +88,10 @@ struct BackwardParams {
   float* grad_q;  // null: not wanted
   float* sinks;   // null: not wanted
   int32_t* turns;
+  // Heads that begin a tile of keys before any of them begins its next one, where dQ is added in
+  // order. With many of them the few tiles of a head that run at a time wait for each other once, at
+  // their beginning; with few of them Q, dO and dQ are in L2 when the next tile wants them.
+  int32_t group;
   FastDivisor by_group;
   TileOrder order;  // where dQ is added in any order, of sequences that are not packed
 
@@ -111,13 +112,18 @@ struct BackwardParams {
     params.grad_q = p.grad->q.data ? floats + tiles * (kTileRows * 2) : nullptr;
     params.sinks = p.grad->sinks ? floats + tiles * floats_of_rows(p) : nullptr;
     params.turns = reinterpret_cast<int32_t*>(floats + tiles * (floats_of_rows(p) + 1));
-    int32_t const tiles_of_head = params.keys.each > 0 ? params.keys.each : 1;
-    params.by_group = FastDivisor(kGroup * tiles_of_head);
+    params.begin_together(64);
+    int32_t const tiles_of_head = params.tiles_of_head();
     // What the blocks of a KV head read: Q and dO.
     int64_t const bytes = int64_t(p.seq_q.seqlen) * (p.head_dim + p.head_dim_v) * 2;
     params.order = TileOrder(tiles_of_head, params.keys.all / tiles_of_head,
                              TileOrder::tail_of(p.mask, bytes * params.heads_per_kv));
     return params;
+  }
+
+  void begin_together(int32_t heads) {
+    group = heads;
+    by_group = FastDivisor(heads * tiles_of_head());
   }
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const&) {
@@ -159,12 +165,13 @@ struct BackwardParams {
   }
   // The same of the block with this ticket.
   CA_HOST_DEVICE int32_t tile_of(int32_t ticket) const {
-    int32_t const group = by_group(ticket), first = group * kGroup;
-    int32_t const heads = int32_t(keys.all / (keys.each > 0 ? keys.each : 1));
-    int32_t const size = heads - first < kGroup ? heads - first : kGroup;
+    int32_t const first = by_group(ticket) * group;
+    int32_t const heads = int32_t(keys.all / tiles_of_head());
+    int32_t const size = heads - first < group ? heads - first : group;
     int32_t const place = ticket - first * keys.each, tile = place / size;
     return (first + place - tile * size) * keys.each + tile;
   }
+  CA_HOST_DEVICE int32_t tiles_of_head() const { return keys.each > 0 ? keys.each : 1; }
   // Counts the blocks that have begun.
   CA_HOST_DEVICE int32_t* tickets() const { return turns + queries.all * kTurns; }
   CA_HOST_DEVICE int32_t* turn_at(int64_t tile, int query) const {

@@ -2,7 +2,9 @@
 // memory.
 //
 // Blocks add to a tile of queries in any order; or each warp waits, for its 16 queries, until all
-// tiles of earlier keys that they see have added theirs, so that the sum is always the same.
+// tiles of earlier keys that they see have added theirs, so that the sum is always the same. By the
+// time that they are asked about the product is on its way, and the turn before is passed on
+// beside it.
 //
 // dS, which those with the keys have stored as (key, query), is A by columns. dQ is multiplied in
 // slices of columns, because registers are short.
@@ -40,20 +42,26 @@ struct BackwardGradQ {
     CUTE_NO_UNROLL
     do {
       int64_t const tile = at.number_of(params, shared.block.tile.batch);
-      wait_for_turn(at, tile);  // before dS is there: nobody waits for this warpgroup yet
+      // In order the turns leave no time to wait for memory once this step is done. Out of order it
+      // costs 1 to 2 % to ask so early.
+      if (Config::kIsOrdered && copies) producer.load_stats();
       Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
+      int32_t done = 0;  // tiles of keys that have added to this tile
       CUTE_UNROLL
       for (int column = 0; column < Config::kHeadDim; column += kColumns) {
         Slice grad_q;
         issue(ring.stage, column, registers_of(grad_q));
-        // By now little is on its way to memory that a release would wait for.
-        if (column == 0 && at.number > 0) pass_turn(before);
+        if (column == 0) {  // beside the product, as each takes a way to L2 and back
+          done = peek(tile);
+          if (at.number > 0) pass_turn(before);
+        }
         Arch::template wgmma_wait<0>(registers_of(grad_q));
         bool const is_last = column + kColumns == Config::kHeadDim;
         if (is_last) arrive<Arch>(&shared.grad_s_empty[ring.stage]);
+        if (column == 0) wait_for_turn(at, tile, done);
         add(tile, column, grad_q);
       }
-      if (copies) producer.next();
+      if (copies) Config::kIsOrdered ? producer.copy() : producer.next();
       before = tile;
       at.advance(shared.block.range);
       ring.advance();
@@ -92,14 +100,24 @@ struct BackwardGradQ {
     }
   }
 
-  CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile) const {
+  CUTE_DEVICE bool takes_turns() const {
+    return Config::kIsOrdered && Arch::thread() % 32 == 0 && params.grad_q != nullptr;
+  }
+  CUTE_DEVICE int32_t* turn(int64_t tile) const { return params.turn_at(tile, first_query()); }
+
+  CUTE_DEVICE int32_t peek(int64_t tile) const {
+    return takes_turns() ? Arch::peek(turn(tile)) : 0;
+  }
+  // Until all tiles of earlier keys have added. What was seen to be done counts since the turn
+  // before was passed on.
+  CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile, int32_t done) const {
     if constexpr (Config::kIsOrdered) {
-      if (Arch::thread() % 32 == 0 && params.grad_q != nullptr) {
+      if (takes_turns()) {
         SeqLens const lens = shared.block.seq.lens(params.problem);
         int const first = at.tile * kM, end = first + kM < lens.q ? first + kM : lens.q;
         TileRange const keys = params.template mask<false>(lens).tiles(first, end, Config::kBlockN);
-        Arch::wait_until(params.turn_at(tile, first_query()),
-                         shared.block.tile.begin / Config::kBlockN - keys.begin);
+        int32_t const earlier = shared.block.tile.begin / Config::kBlockN - keys.begin;
+        if (at.number == 0 || done < earlier) Arch::wait_until(turn(tile), earlier);
       }
       Arch::sync_warp();
     }
@@ -107,8 +125,7 @@ struct BackwardGradQ {
   CUTE_DEVICE void pass_turn(int64_t tile) const {
     if constexpr (Config::kIsOrdered) {
       Arch::sync_warp();  // added by all lanes
-      if (Arch::thread() % 32 != 0 || params.grad_q == nullptr) return;
-      Arch::add_release(params.turn_at(tile, first_query()), 1);
+      if (takes_turns()) Arch::add_acq_rel(turn(tile), 1);
     }
   }
 };

@@ -19,6 +19,9 @@ struct BasicBackwardParams : sm80::BackwardParams {
     BasicBackwardParams params;
     static_cast<sm80::BackwardParams&>(params) =
         sm80::BackwardParams::prepare(p, workspace, device, facts);
+    // An eighth as many as SMs of an H200. D = 128, 4 x 4096: 2566 us instead of 3150 with 64;
+    // D = 64, 16 x 1024 3 to 4 % less, and causal as much more.
+    params.begin_together(16);
     if (params.keys.all == 0 || params.queries.all == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     int const keys = facts.block_m;

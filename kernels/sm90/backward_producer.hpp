@@ -12,12 +12,16 @@ struct BackwardProducer {
   using TileQ = typename Config::TileQ;
 
   using Params = typename Config::Params;
+  struct alignas(16) Stats {  // of two queries
+    float of[4];
+  };
 
   Params const& params;
   Shared& shared;
   int const steps;
   BackwardSteps<Config> at;
   Ring<Config::kStages> ring;
+  Stats stats;  // of the next step, of this lane's queries
 
   CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int steps)
       : params(params), shared(shared), steps(steps), at(params, shared.block) {}
@@ -43,9 +47,18 @@ struct BackwardProducer {
 
   // Of the next step, if there is one, once nobody reads its stage any more.
   CUTE_DEVICE void next() {
+    load_stats();
+    copy();
+  }
+
+  // The two halves of it: what comes from memory through registers, while the stage may still be
+  // read, and the rest.
+  CUTE_DEVICE void load_stats() {
+    if (at.number < steps) stats = stats_of_step(Arch::thread());
+  }
+  CUTE_DEVICE void copy() {
     if (at.number == steps) return;
     int const lane = Arch::thread();
-    Stats const stats = stats_of_step(lane);  // from memory, while the stage is still read
     Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
     Arch::sync_warp();
@@ -61,9 +74,6 @@ struct BackwardProducer {
   }
 
  private:
-  struct alignas(16) Stats {  // of two queries
-    float of[4];
-  };
   static_assert(sizeof(Stats) * 32 == sizeof(Shared::stats[0]), "a lane has those of two queries");
 
   CUTE_DEVICE Stats stats_of_step(int lane) const {
