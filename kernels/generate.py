@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -49,6 +50,7 @@ from manifest_rows import (
     TIERS,
     TILE_FIELDS,
     Build,
+    Cost,
     HeadDims,
     Kernel,
     ManifestError,
@@ -195,6 +197,11 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
         _nothing_left(entry, f"{where}: tile")
     tier = _choose(_take(table, "tier", str, where), TIERS, "tier", where)
     names = _entry_names(table, where, default=kernel.entry_names)
+    cost = None
+    if (entry := _take(table, "cost", dict, where, default=None)) is not None:
+        cost = _cost(dict(entry), f"{where}: cost")
+        if tile is None:
+            raise ManifestError(f"{where}: cost is given, {name} has no choice of tile")
     simt = table.pop("simt", False)
     if type(simt) is not bool:
         _choose(simt, TIERS, "simt", where)
@@ -212,9 +219,18 @@ def _rows(number: int, table: dict, kernels: dict[str, Kernel]) -> list[Row]:
     if simt and kernel.device != "cuda":
         raise ManifestError(f"{where}: simt is for kernels of device cuda, not {kernel.device}")
 
-    rows = [Row(kernel, dtype, d, tile, tier, names) for dtype in dtypes for d in head_dims]
+    rows = [Row(kernel, dtype, d, tile, tier, names, cost) for dtype in dtypes for d in head_dims]
     simt_tier = tier if simt is True else simt
     return rows + [replace(row, simt=True, tier=simt_tier) for row in rows if simt]
+
+
+def _cost(entry: dict, where: str) -> Cost:
+    times = {field: _take(entry, field, float, where) for field in ("tile_us", "step_us")}
+    _nothing_left(entry, where)
+    for field, time in times.items():
+        if not 0.0 < time < math.inf:
+            raise ManifestError(f"{where}: {field} is {time}; allowed: above 0")
+    return Cost(**times)
 
 
 def _read(path: Path | str) -> dict[str, Any]:

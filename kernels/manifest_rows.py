@@ -124,6 +124,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a call takes with a row's tiles: TileCost of kernels/runtime/tile_cost.hpp."""
+
+    tile_us: float  # a tile of queries
+    step_us: float  # and each of its tiles of keys
+
+
+@dataclass(frozen=True)
 class HeadDims:
     """The head dim of Q and K and that of V and O which a row is compiled for."""
 
@@ -144,6 +152,7 @@ class Row:
     tile: Tile | None
     tier: str
     entry_names: str = "cutlass"
+    cost: Cost | None = None
     simt: bool = False  # the kernel of a GPU, compiled for the CPU
 
     @property
@@ -216,6 +225,7 @@ class Row:
                 "head_dim_v": str(dims.v),
                 "tile": quote(str(self.tile or "")),
                 "block_m": str(rows),
+                "cost": self._cost,
                 "tier": quote(self.tier),
                 "is_simt": str(self.simt).lower(),
                 "compiled": str(compiled).lower(),
@@ -223,6 +233,12 @@ class Row:
                 "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
             }
         )
+
+    @property
+    def _cost(self) -> str:
+        if self.cost is None or self.tile is None:
+            return "{}"
+        return f"{{{self.tile.n}, {self.cost.tile_us}f, {self.cost.step_us}f}}"
 
 
 def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:

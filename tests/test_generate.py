@@ -60,6 +60,7 @@ kernel = "fast"
 dtypes = ["f16"]
 head_dims = [256]
 tile = { m = 64, n = 32, warps = 2, columns = 2 }
+cost = { tile_us = 4.5, step_us = 1.25 }
 tier = "full"
 
 [[variant]]
@@ -282,6 +283,13 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
         ),
         ('scores = ["identity"]', 'scores = ["alibi"]', "scores is 'alibi'; allowed: identity, so"),
         ("head_dims = [64]", "", "head_dims is missing"),
+        ("step_us = 1.25", "step = 1.25", "cost: step_us is missing"),
+        ("1.25", "0.0", "cost: step_us is 0.0; allowed: above 0"),
+        (
+            'kernel = "cpu"\n',
+            'kernel = "cpu"\ncost = { tile_us = 1.0, step_us = 1.0 }\n',
+            "cost is given",
+        ),
         ("warps = 8", "wraps = 8", "tile: warps is missing"),
         ('tier = "full"', 'tier = "ful"', "2 .*tier is 'ful'; allowed: core, full"),
         ('tier = "full"', "tier = 3", "tier is 3; it must be a str"),

@@ -6,263 +6,11 @@
 #include <iterator>
 #include <unordered_map>
 
-#include "core/alignment.hpp"
 #include "core/scheduler.hpp"
-#include "runtime/loaded.hpp"
+#include "runtime/examine.hpp"
 
 namespace cutlass_attn {
 namespace {
-
-char const* name_of(Device device) { return device == Device::kCpu ? "the CPU" : "a CUDA device"; }
-
-std::string capability(int value) {
-  return std::to_string(value / 10) + "." + std::to_string(value % 10);
-}
-
-// In bytes, what TMA does not take any more.
-constexpr int64_t kMostTmaStride = int64_t(1) << 40;
-
-// What a variant can lack. A request is at odds with the kernel; the rest is up to the machine or
-// the build, where the same call could work on another one.
-enum class Lack { kRequest, kEnvironment };
-
-// Calls visit(name, operand, heads, rows) for every operand that the op reads or writes.
-template <class Visit>
-void for_operands(Problem const& p, Op op, Visit&& visit) {
-  visit("q", p.q, p.num_heads_q, p.seq_q.rows());
-  visit("k", p.k, p.num_heads_kv, p.seq_k.rows());
-  visit("v", p.v, p.num_heads_kv, p.seq_k.rows());
-  visit("out", p.o, p.num_heads_q, p.seq_q.rows());
-  if (op != Op::kBackward) return;
-  visit("grad_out", p.grad->o, p.num_heads_q, p.seq_q.rows());
-  if (p.grad->q.data) visit("grad_q", p.grad->q, p.num_heads_q, p.seq_q.rows());
-  if (p.grad->k.data) visit("grad_k", p.grad->k, p.num_heads_kv, p.seq_k.rows());
-  if (p.grad->v.data) visit("grad_v", p.grad->v, p.num_heads_kv, p.seq_k.rows());
-}
-
-// Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
-template <class Visit>
-void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visit&& visit) {
-  bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
-  if (p.batch > 1 || has_pages) visit(has_pages ? "page" : "batch", ref.batch_stride);
-  if (heads > 1) visit("head", ref.head_stride);
-  if (rows > 1) visit("row", ref.row_stride);
-}
-
-// What variants look at of a call, found out once for all of them.
-struct Call {
-  Problem const& p;
-  Op op;
-  uint32_t options;
-  uint64_t addresses;  // address_bits(): operands are aligned to as many bytes as the lowest says
-
-  Call(Problem const& params, Op op)
-      : p(params), op(op), options(options_of(params, op)), addresses(bits_of_addresses()) {}
-
-  uint64_t bits_of_addresses() const {
-    if (op == Op::kForward) return address_bits(p, element(), size_of(p.k.dtype));
-    uint64_t bits = 0;
-    for_operands(p, op, [&](char const*, Operand const& ref, int heads, int rows) {
-      bits |= reinterpret_cast<uint64_t>(ref.data);
-      for_strides(p, ref, heads, rows, [&](char const*, int64_t stride) {
-        bits |= uint64_t(stride) * unsigned(element());
-      });
-    });
-    return bits;
-  }
-  int element() const { return size_of(p.q.dtype); }
-};
-
-// The instance that would run; null if it has yet to be compiled.
-KernelUnit const* unit_of(Variant const& variant, DeviceInfo const& device) {
-  return variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
-}
-
-// Calls lacks(reason) for what keeps TMA from reading the bias: 16 bytes at a time, by strides that
-// are no less than 0.
-template <class Lacks>
-void examine_bias(Problem const& p, Lacks&& lacks) {
-  constexpr int64_t kElements = 8;  // of 16 bytes
-  PerLogit const& bias = p.logits.bias;
-  if (p.logits.bias_dtype != p.q.dtype) {
-    return lacks([&] {
-      return std::string("needs a bias of ") + name_of(p.q.dtype) + ", got " +
-             name_of(p.logits.bias_dtype);
-    });
-  }
-  if (reinterpret_cast<uint64_t>(bias.data) % 16 != 0) {
-    lacks([] { return std::string("bias's address is not a multiple of 16 bytes"); });
-  }
-  if (p.seq_k.seqlen > 1 && bias.key_stride != 1) {
-    lacks([&] {
-      return "bias's key stride is " + std::to_string(bias.key_stride) + " elements, allowed: 1";
-    });
-  }
-  struct {
-    char const* name;
-    int64_t count, stride;
-  } const dims[] = {{"batch", p.batch, bias.batch_stride},
-                    {"head", p.num_heads_q, bias.head_stride},
-                    {"query", p.seq_q.seqlen, bias.row_stride}};
-  for (auto const& [name, count, stride] : dims) {
-    if (count <= 1 || (stride >= 0 && stride % kElements == 0 && stride < kMostTmaStride / 2)) {
-      continue;
-    }
-    lacks([&, name = name, stride = stride] {
-      return std::string("bias's ") + name + " stride is " + std::to_string(stride) +
-             " elements, allowed: multiples of " + std::to_string(kElements) + " from 0 on";
-    });
-  }
-}
-
-// Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
-// a function that makes the text: on the way to a kernel that runs, none is made.
-template <class Lacks>
-void examine(Variant const& variant, Call const& call, DeviceInfo const& device, Lacks&& lacks) {
-  VariantInfo const& info = variant.info;
-  Problem const& p = call.p;
-  if (info.device != device.device) {
-    return lacks(Lack::kRequest, [&] {
-      return std::string("needs operands on ") + name_of(info.device) + ", got them on " +
-             name_of(device.device);
-    });
-  }
-  if (info.dtype != p.q.dtype) {
-    lacks(Lack::kRequest, [&] {
-      return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
-    });
-  }
-  // Of a backward pass nothing but fp32 is to be had, whatever the forward call accumulated in.
-  if (call.op == Op::kForward && info.accumulate != p.accumulate) {
-    lacks(Lack::kRequest, [&] {
-      return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
-             name_of(p.accumulate) + "\"";
-    });
-  }
-  if (call.op == Op::kForward && info.quantize != p.quantize) {
-    lacks(Lack::kRequest, [&] {
-      return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
-    });
-  }
-  if (info.head_dim != 0) {
-    struct {
-      char const* name;
-      int needed, given;
-    } const dims[] = {{"head_dim", info.head_dim, p.head_dim},
-                      {"head_dim_v", info.head_dim_v, p.head_dim_v}};
-    for (auto const& [name, needed, given] : dims) {
-      int const multiple = info.head_dim_multiple;
-      if (given == needed || (multiple && given < needed && given % multiple == 0)) continue;
-      lacks(Lack::kRequest, [&, name = name, needed = needed, given = given] {
-        std::string text = std::string("needs ") + name;
-        if (multiple > 1) text += " a multiple of " + std::to_string(multiple);
-        if (multiple) text += " up to";
-        return text + " " + std::to_string(needed) + ", got " + std::to_string(given);
-      });
-      break;  // a wrong head_dim alone says it
-    }
-  }
-  if (uint32_t const missing = call.options & ~variant.kernel->options) {
-    lacks(Lack::kRequest, [&] {
-      std::string text = "does not implement";
-      for (std::string const& name : option_names(missing)) text += " " + name + ",";
-      text.pop_back();
-      return text;
-    });
-  }
-  if (uint32_t const missing = variant.kernel->needs & ~call.options) {
-    lacks(Lack::kRequest, [&] {
-      std::string text = "is for calls with";
-      for (std::string const& name : option_names(missing)) text += " " + name + ",";
-      text.back() = ' ';
-      return text + "alone";
-    });
-  }
-  int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
-  if (int const most = info.max_rows; most != 0 && rows > most) {
-    lacks(Lack::kRequest, [&] {
-      return "needs seqlen_q times num_heads_q / num_heads_kv up to " + std::to_string(most) +
-             ", got " + std::to_string(rows);
-    });
-  }
-  unsigned const alignment = unsigned(variant.kernel->alignment);
-  if (call.addresses % alignment != 0) {
-    auto const bytes = [&] {
-      return " is not a multiple of " + std::to_string(alignment) + " bytes";
-    };
-    for_operands(p, call.op, [&](char const* name, Operand const& ref, int, int) {
-      if (reinterpret_cast<uint64_t>(ref.data) % alignment == 0) return;
-      lacks(Lack::kRequest, [&] { return std::string(name) + "'s address" + bytes(); });
-    });
-    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
-      for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
-        if (uint64_t(stride) * unsigned(size_of(ref.dtype)) % alignment == 0) return;
-        lacks(Lack::kRequest, [&] {
-          return std::string(name) + "'s " + dim + " stride of " + std::to_string(stride) +
-                 " elements" + bytes();
-        });
-      });
-    });
-  }
-  if (variant.kernel->tma) {
-    for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
-      if (&ref == &p.o) return;  // which is written otherwise
-      for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
-        if (stride >= 0 && stride < kMostTmaStride / call.element()) return;
-        lacks(Lack::kRequest, [&] {
-          return std::string(name) + "'s " + dim + " stride is " + std::to_string(stride) +
-                 " elements, allowed: from 0 to " +
-                 std::to_string(kMostTmaStride / call.element() - 1);
-        });
-      });
-    });
-  }
-  if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
-    examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
-  }
-  if (!device.unavailable.empty()) {
-    return lacks(Lack::kEnvironment, [&] { return device.unavailable; });
-  }
-  auto const& [least, last] = variant.kernel->compute_capability;
-  if (info.device == Device::kCuda &&
-      (device.compute_capability < least || device.compute_capability > last)) {
-    lacks(Lack::kEnvironment, [&, least = least, last = last] {
-      std::string const allowed = least == last ? capability(least) : ">= " + capability(least);
-      return "needs compute capability " + allowed + ", the device has " +
-             capability(device.compute_capability);
-    });
-  }
-  KernelUnit const* const unit = unit_of(variant, device);
-  if (unit && info.device == Device::kCuda && unit->facts.smem_bytes > device.smem_per_block) {
-    lacks(Lack::kEnvironment, [&] {
-      return "needs " + std::to_string(unit->facts.smem_bytes) +
-             " bytes of shared memory a block, the device has " +
-             std::to_string(device.smem_per_block);
-    });
-  }
-  bool const can_be_compiled = variant.can_load && why_not_compiled(variant).empty();
-  if (unit == nullptr && !variant.kernel->function && !can_be_compiled) {
-    lacks(Lack::kEnvironment, [&] {
-      std::string options;
-      if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
-      bool const can_be_built = info.tier != "tuned";
-      if (variant.is_simt) options += " CUTLASS_ATTN_SIMT=ON";
-      if (options.empty()) {
-        options = " CUTLASS_ATTN_CUDA=ON";
-        if (!info.arch.empty()) options += " and " + info.arch + " in CUTLASS_ATTN_ARCHS";
-      }
-      std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.can_load) text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
-      return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;
-    });
-  }
-}
-
-bool can_run(Variant const& variant, Call const& call, DeviceInfo const& device) {
-  bool result = true;
-  examine(variant, call, device, [&](Lack, auto&&) { result = false; });
-  return result;
-}
 
 // GPUs as tuned.toml tells them apart: the most shared memory of an SM, in KB.
 constexpr auto const& kClasses = facts::kSmemClassesKb;
@@ -299,6 +47,10 @@ bool has_enough_blocks(Variant const& variant, Problem const& p, DeviceInfo cons
   return least <= 0.0f || blocks_per_sm(p, variant.kernel->op, variant.block_m, device) >= least;
 }
 
+float cost_of(Variant const& variant, Problem const& p, DeviceInfo const& device) {
+  return variant.cost.of_call(p, variant.block_m, device.num_sms);
+}
+
 bool is_decode(Problem const& p, Op op) {
   return op == Op::kForward && p.seq_q.seqlen <= kMaxDecodeQueries;
 }
@@ -314,6 +66,7 @@ struct Choice {
 struct Group {
   std::vector<Variant const*> variants;
   std::vector<Choice> by_class[std::size(kClasses)][2];  // the second for decoding
+  bool has_costs[std::size(kClasses)] = {};  // by which tiles are chosen, for want of rules
 
   bool is_like(Variant const& v) const {
     VariantInfo const &a = variants[0]->info, &b = v.info;
@@ -334,6 +87,7 @@ struct Group {
         choices = choices_of(kClasses[i], decode);
         if (decode && choices.empty()) choices = choices_of(kClasses[i], false);
         bool const is_tuned = !choices.empty();
+        has_costs[i] = !is_tuned && variants[0]->cost.is_known();
         for (Variant const* v : variants) choices.push_back({v, is_tuned ? kNever : 0.0f});
         auto const passes = [&](Choice const& choice) {
           return why_failing(kClasses[i], choice.variant->info.key).empty();
@@ -363,7 +117,9 @@ struct Group {
   }
 
   Variant const* select(Call const& call, DeviceInfo const& device) const {
-    auto const& choices = by_class[class_of(device)][is_decode(call.p, call.op)];
+    int const device_class = class_of(device);
+    auto const& choices = by_class[device_class][is_decode(call.p, call.op)];
+    if (has_costs[device_class]) return least_cost(choices, call, device);
     Variant const* fallback = nullptr;
     for (Choice const& choice : choices) {
       bool const is_wanted = choice.min_blocks_per_sm <= 0.0f ||
@@ -379,6 +135,21 @@ struct Group {
   }
 
   static constexpr float kNever = __builtin_huge_valf();
+
+ private:
+  // One that fails a gate if no other can run.
+  static Variant const* least_cost(std::vector<Choice> const& choices, Call const& call,
+                                   DeviceInfo const& device) {
+    Variant const* best = nullptr;
+    float least = 0.0f;
+    for (Choice const& choice : choices) {
+      if (best && choice.min_blocks_per_sm == kNever) break;
+      float const cost = cost_of(*choice.variant, call.p, device);
+      if ((best && cost >= least) || !can_run(*choice.variant, call, device)) continue;
+      best = choice.variant, least = cost;
+    }
+    return best;
+  }
 };
 
 constexpr int kDevices = 2;
@@ -449,16 +220,26 @@ Shortlist const* shortlist(std::string const& kernel) {
 Variant const* first(Call const& call, Op op, DeviceInfo const& device, std::string const& kernel) {
   Shortlist const* const list = shortlist(kernel);
   if (list == nullptr) return nullptr;
-  Variant const* fallback = nullptr;
+  Variant const *best = nullptr, *fallback = nullptr;
+  ManifestKernel const* looked_at = nullptr;  // the last kernel that could run
+  float least = 0.0f;
   for (Group const& group : list->groups[int(op)][int(device.device)][int(call.p.q.dtype)]) {
-    // More padding makes no more of a kernel that has too few blocks.
-    if (fallback && fallback->kernel == group.variants[0]->kernel) continue;
+    Variant const& like = *group.variants[0];
+    // More padding makes neither more blocks nor less work. Once a kernel with a cost can run, it
+    // is a matter of costs.
+    if (looked_at == like.kernel || (best && !like.cost.is_known())) continue;
     Variant const* const variant = group.select(call, device);
     if (variant == nullptr) continue;
-    if (has_enough_blocks(*variant, call.p, device)) return variant;
-    if (fallback == nullptr) fallback = variant;
+    looked_at = variant->kernel;
+    if (!has_enough_blocks(*variant, call.p, device)) {
+      if (fallback == nullptr) fallback = variant;
+      continue;
+    }
+    if (!variant->cost.is_known()) return variant;
+    float const cost = cost_of(*variant, call.p, device);
+    if (best == nullptr || cost < least) best = variant, least = cost;
   }
-  return fallback;
+  return best ? best : fallback;
 }
 
 Status unknown(std::string const& kernel, Op op) {
@@ -558,6 +339,15 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
                   double(blocks_per_sm(problem, op, variant.block_m, device)));
     return number + std::string(" blocks an SM");
   };
+  if (chosen.cost.is_known() && other.cost.is_known() &&
+      has_enough_blocks(other, problem, device)) {
+    float const ratio = cost_of(other, problem, device) / cost_of(chosen, problem, device);
+    if (ratio > 1.0f) {
+      char number[32];
+      std::snprintf(number, sizeof number, "%.3g", double(ratio));
+      return "could run; predicted to take " + std::string(number) + " times as long as " + a.key;
+    }
+  }
   if (a.kernel != b.kernel) {
     std::string const text = "could run; " + a.kernel + " is preferred";
     if (has_enough_blocks(other, problem, device)) return text;

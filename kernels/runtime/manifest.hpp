@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "runtime/kernel.hpp"
+#include "runtime/tile_cost.hpp"
 
 namespace cutlass_attn {
 
@@ -38,6 +39,7 @@ struct ManifestRow {
   int head_dim = 0, head_dim_v = 0;  // 0: any
   char const* tile = "";
   int block_m = 0;  // rows of a block's tile; 0: it has no choice of tile
+  TileCost cost = {};
   char const* tier;
   bool is_simt = false;
   bool compiled = false;

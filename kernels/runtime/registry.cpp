@@ -37,7 +37,7 @@ std::string with_tile(std::string const& name, std::string const& old, std::stri
 Variant variant_of(ManifestRow const& row) {
   ManifestKernel const& kernel = kernel_of(row);
   bool const is_gpu = kernel.function == nullptr && !row.is_simt;
-  Variant variant{{}, &kernel, row.block_m, row.unit, row.is_simt, false, row.symbol};
+  Variant variant{{}, &kernel, row.block_m, row.cost, row.unit, row.is_simt, false, row.symbol};
   variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
   VariantInfo& info = variant.info;
   info.key = row.key;
@@ -135,6 +135,7 @@ Status add_tile(AddedTile const& tile) {
     row.info.tier = "tuned";
     row.info.compiled = false;
     row.block_m = block_m_of(tile.tile, info.op);
+    row.cost = {};
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;
     row.symbol = with_tile(like.symbol, info.tile, tile.tile);

@@ -15,6 +15,7 @@ struct Variant {
   VariantInfo info;
   ManifestKernel const* kernel;
   int block_m;
+  TileCost cost;           // of all that have one and could run the least is chosen
   KernelUnit const* unit;  // null where it is not compiled, and of the CPU's own kernel
   bool is_simt;
   bool can_load;       // a GPU kernel that may be compiled at run time: see loaded.hpp

@@ -76,7 +76,7 @@ struct BackwardParams {
   static constexpr int kTileRows = 64;  // queries of a tile of the workspace
   static constexpr int kAsideThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // of a tile
-  static constexpr int kBiasRows = 16;  // of the bias's gradient that a block makes zeros
+  static constexpr int kBiasRows = 16;           // of the bias's gradient that a block makes zeros
 
   Problem problem;
   Gradients grad;
@@ -89,8 +89,8 @@ struct BackwardParams {
   float* sinks;   // null: not wanted
   int32_t* turns;
   // Heads that begin a tile of keys before any of them begins its next one, where dQ is added in
-  // order. With many of them the few tiles of a head that run at a time wait for each other once, at
-  // their beginning; with few of them Q, dO and dQ are in L2 when the next tile wants them.
+  // order. With many of them the few tiles of a head that run at a time wait for each other once,
+  // at their beginning; with few of them Q, dO and dQ are in L2 when the next tile wants them.
   int32_t group;
   FastDivisor by_group;
   TileOrder order;  // where dQ is added in any order, of sequences that are not packed

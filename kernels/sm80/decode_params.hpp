@@ -8,45 +8,52 @@ namespace cutlass_attn {
 // As few splits as fill the GPU's SMs, of which each needs one block for as many bytes in flight
 // as memory can use, nearly as well as any number would. How nearly: with 1x32768 keys of 8 heads
 // 16 splits leave 4 of an H200's 132 SMs without a block and take 45.5 us; 33, two blocks for each
-// SM, take 46.8.
+// SM, take 46.8. With small pages an SM has two blocks, as rows that lie anywhere take longer to
+// come: 16x8192 keys in pages of 1, 8, 16 and 32 take 140, 143, 139 and 138 us so, instead of 156,
+// 148, 141 and 137.
 struct DecodeSplits {
   // A split has at least so many keys: less is not worth another block's prologue and its part of
   // the merge. 1x1024 keys took 12.5 us with 256, 11.2 with 128, 11.6 with 64.
   static constexpr int kMinKeys = 128;
+  static constexpr int kSmallPage = 16;
   static constexpr int kMaxHeadDim = 256;
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
     if (tiles < 1 || device.num_sms < 1) return 1;
+    // Of a cache in 8 bits an SM has no room for a second block at head dim 128.
+    bool const has_small_pages =
+        p.kv.block_table && p.kv.page_size <= kSmallPage && p.k.dtype == p.q.dtype;
+    int64_t const blocks = int64_t(device.num_sms) * (has_small_pages ? 2 : 1);  // at a time
     int64_t most = most_keys(p, p.seq_q.seqlen) / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    Waves best(tiles, device.num_sms);
+    Waves best(tiles, blocks);
     for (Waves each = best; each.splits < most && best.spare != 0;) {
       each.add();
       if (!best.is_fuller(each, 100)) best = each;
     }
-    Waves chosen(tiles, device.num_sms);
+    Waves chosen(tiles, blocks);
     while (!chosen.is_fuller(best, 95)) chosen.add();
     return int32_t(chosen.splits);
   }
 
  private:
-  // How often so many splits of all tiles fill the SMs, the last time perhaps in part. Each call
+  // How often so many splits of all tiles fill the GPU, the last time perhaps in part. Each call
   // asks for many numbers of splits, so no division.
   struct Waves {
-    int64_t sms, whole, rest;  // whole waves of a split, and what it has beyond them
+    int64_t blocks, whole, rest;  // whole waves of a split, and what it has beyond them
     int64_t splits = 1, waves, spare;
 
-    Waves(int64_t tiles, int64_t sms)
-        : sms(sms),
-          whole(tiles / sms),
-          rest(tiles % sms),
+    Waves(int64_t tiles, int64_t blocks)
+        : blocks(blocks),
+          whole(tiles / blocks),
+          rest(tiles % blocks),
           waves(whole + (rest > 0)),
-          spare(waves * sms - tiles) {}
+          spare(waves * blocks - tiles) {}
     void add() {
       ++splits;
       waves += whole;
       spare -= rest;
-      if (spare < 0) ++waves, spare += sms;
+      if (spare < 0) ++waves, spare += blocks;
     }
     // Whether it has at least so many percent of the other's splits for a wave.
     bool is_fuller(Waves const& other, int percent) const {

@@ -108,6 +108,17 @@ Variant of_splits() {
   return v;
 }
 
+// Of tiles with a cost.
+Variant of_cost(std::string const& kernel_name, int block_m, float tile_us, float step_us) {
+  std::string const tile = std::to_string(block_m) + "x64x4";
+  Variant v = variant(kernel_name + "/f16/d88/" + tile, kernel_name, kCuda, kF16, 88, "core", true,
+                      true, 80, 16);
+  v.info.tile = tile;
+  v.block_m = block_m;
+  v.cost = {64, tile_us, step_us};
+  return v;
+}
+
 // Of the other op, which also knows an option that is a backward pass's alone.
 Variant of_backward(std::string const& key, uint32_t options) {
   Variant v = variant(key, "back", kCuda, kF16, 0, "core", true, true, 80, 16);
@@ -155,6 +166,7 @@ std::vector<Variant> const& cutlass_attn::registry() {
       variant("fast/f16/d96", "fast", kCuda, kF16, 96, "full", false, true, 80, 16),
       of_many_blocks(),
       of_splits(),
+      of_cost("narrow", 64, 2.0f, 1.0f),
       variant("slow/f16", "slow", kCuda, kF16, 0, "core", true, true, 0, 1),
       variant("slow/f32", "slow", kCuda, kF32, 0, "core", true, true, 0, 1),
       variant("gone/f16", "gone", kCuda, kF16, 0, "core", false, false, 0, 1),
@@ -178,6 +190,8 @@ std::vector<Variant> const& cutlass_attn::registry() {
       variant("later/f16", "later", kCuda, kF16, 0, "core", true, true, 0, 2),
       hopper(),
       with_tma(),
+      of_cost("wide", 256, 6.0f, 2.0f),
+      of_cost("wide", 128, 3.0f, 1.5f),
       of_backward("back/f16", 0),
       of_backward("back/f16/ordered", option::deterministic),
   };

@@ -144,6 +144,31 @@ TEST(a_kernel_that_splits_keys_comes_after_others_where_it_would_not) {
   CHECK_EQ(splits_of(find("slow/f16"), p, kGpu), 1);
 }
 
+TEST(of_tiles_with_costs_the_least_is_chosen_whichever_the_kernel) {
+  Problem p = call(kF16, 88);
+  auto const chosen_for = [&](int heads, int seqlen, bool causal) {
+    p.num_heads_q = p.num_heads_kv = heads, p.batch = 1;
+    p.seq_q.seqlen = p.seq_k.seqlen = seqlen;
+    p.mask.causal = causal;
+    return chosen(p, kGpu, "auto");
+  };
+  // Ten SMs, and 16 steps of 1, 1.5 or 2 for a tile: 10 tiles of 64 rows are a wave of 18, 20 two.
+  CHECK_EQ(chosen_for(10, 64, false), "narrow/f16/d88/64x64x4");
+  CHECK_EQ(chosen_for(1, 640, false), "narrow/f16/d88/64x64x4");
+  CHECK_EQ(chosen_for(1, 1024, false), "wide/f16/d88/128x64x4");
+  CHECK_EQ(why_preferred(find("wide/f16/d88/128x64x4"), find("narrow/f16/d88/64x64x4"), p, kGpu),
+           "could run; predicted to take 1.33 times as long as wide/f16/d88/128x64x4");
+  CHECK_EQ(why_preferred(find("wide/f16/d88/128x64x4"), find("wide/f16/d88/256x64x4"), p, kGpu),
+           "could run; predicted to take 1.41 times as long as wide/f16/d88/128x64x4");
+  CHECK_EQ(chosen_for(10, 1024, false), "wide/f16/d88/256x64x4");
+  // Of 16 causal tiles the last takes 18, all together 168: more than 16.8 for each SM. Of eight
+  // that are twice as wide the last takes 27.
+  CHECK_EQ(chosen_for(1, 1024, true), "narrow/f16/d88/64x64x4");
+  // By name a kernel's own, of a kernel without costs what it was.
+  CHECK_EQ(chosen(p, kGpu, "wide"), "wide/f16/d88/128x64x4");
+  CHECK_EQ(chosen(p, kGpu, "slow"), "slow/f16");
+}
+
 TEST(sequences_pages_and_scales_are_options) {
   static int32_t numbers[4];
   static float scale;
@@ -514,10 +539,11 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
   for (DeviceInfo const& device : {kGpu, kNoGpu, kHost}) {
     CHECK_EQ(
         refusal(call(), device, "quick", StatusCode::kInvalidArgument),
-        "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"split\", \"slow\", "
+        "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"split\", \"narrow\", "
+        "\"slow\", "
         "\"gone\", "
         "\"host\", \"fast-simt\", \"half\", \"eight\", \"tiled\", \"late\", \"later\", \"hopper\", "
-        "\"tma\", or a whole key such as "
+        "\"tma\", \"wide\", or a whole key such as "
         "\"fast/f16/d64\" (variants() lists "
         "them)");
   }

@@ -6,6 +6,7 @@
 
 #include "check.hpp"
 #include "core/scheduler.hpp"
+#include "runtime/tile_cost.hpp"
 #include "sm80/decode_params.hpp"
 
 using namespace cutlass_attn;
@@ -136,6 +137,40 @@ TEST(the_fewest_splits_that_fill_the_sms_as_evenly_as_95_percent_of_the_best) {
       }
     }
   }
+}
+
+TEST(with_small_pages_an_sm_has_two_splits_unless_keys_have_8_bits) {
+  Problem p = problem(16, 32, 8, 1, true);
+  p.seq_k.seqlen = 8192;
+  static int32_t table;
+  auto const splits = [&](int page_size, DType dtype) {
+    p.kv.block_table = &table, p.kv.page_size = page_size;
+    p.k.dtype = p.v.dtype = dtype;
+    return DecodeSplits::splits(p, 128, {0, 132}, 16);
+  };
+  CHECK_EQ(splits(1, DType::kFloat16), 2);
+  CHECK_EQ(splits(16, DType::kFloat16), 2);
+  CHECK_EQ(splits(17, DType::kFloat16), 1);
+  CHECK_EQ(splits(16, DType::kFloat8E4M3), 1);
+  p.kv.block_table = nullptr;
+  p.k.dtype = p.v.dtype = DType::kFloat16;
+  CHECK_EQ(DecodeSplits::splits(p, 128, {0, 132}, 16), 1);
+}
+
+TEST(the_cost_of_a_call) {
+  TileCost const cost{128, 4.0f, 1.0f};
+  Problem p = problem(1, 12, 12, 1024, false);
+  CHECK_EQ(cost.of_call(p, 128, 96), 12.0f);  // 96 tiles of 8 steps
+  CHECK_EQ(cost.of_call(p, 128, 95), 24.0f);
+  p.mask.causal = true;  // 1 to 8 steps, 4.5 in the mean
+  CHECK_EQ(cost.of_call(p, 128, 96), 12.0f);
+  CHECK_EQ(cost.of_call(p, 128, 48), 17.0f);
+  p.mask.window_left = 127;  // 1 step of the first tile, 2 of the others: nearly
+  CHECK_EQ(cost.of_call(p, 128, 48), 2 * (4.0f + 1.75f));
+  p = problem(1, 32, 8, 16, false);  // 4 heads of 16 rows are a tile
+  p.seq_k.seqlen = 1024;
+  CHECK_EQ(cost.of_call(p, 64, 8), 12.0f);
+  CHECK_EQ(cost.of_call(problem(1, 8, 8, 0, false), 128, 132), 0.0f);
 }
 
 TEST(splits_are_those_of_packed_heads_before_a_kernel_is_compiled) {
