@@ -30,6 +30,12 @@ def test_few_tiles_are_no_more_than_an_h200_has_sms():
     assert tiles and max(tiles) <= 132
 
 
+def test_medium_calls_have_one_to_four_tiles_for_each_of_them():
+    shapes = GRIDS["medium"].shapes
+    tiles = [s.batch * s.heads_q * -(-s.seqlen_q // 64) for s in shapes]
+    assert len(shapes) == 36 and min(tiles) > 132 and max(tiles) <= 4 * 132
+
+
 def bench(capsys, *arguments):
     status = cli.main([*CPU, *arguments, "--json", "-"])
     return json.loads(capsys.readouterr().out)["rows"], status

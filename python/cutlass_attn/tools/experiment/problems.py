@@ -409,6 +409,17 @@ GRIDS = {
                 Shape(1, 32, 8, 16, 8192, 128),
             ),
         ),
+        # Some tiles of 64 rows for every SM, where the tile counts most: docs/notes/hopper.md.
+        Grid(
+            "medium",
+            tuple(
+                shape
+                for head_dim in (64, 128, 256)
+                for seqlen, head_counts in ((512, (24, 64)), (1024, (12, 32)), (2048, (6, 16)))
+                for heads in head_counts
+                for shape in _square(1, heads, seqlen, head_dim)
+            ),
+        ),
         # What options cost, in fp16: docs/attention.md.
         Grid(
             "options",
