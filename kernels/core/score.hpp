@@ -45,8 +45,10 @@ struct IdentityScore {
       : scale(p.logits.softmax_scale * factor) {}
 
   CA_HOST_DEVICE static bool takes(Problem const& p) {
-    return !has_terms(p) && !has_chunks(p) && p.logits.softcap == 0.0f &&
-           p.logits.softmax_scale >= kLeastScale;
+    return !has_chunks(p) && takes_but_for_chunks(p);
+  }
+  CA_HOST_DEVICE static bool takes_but_for_chunks(Problem const& p) {
+    return !has_terms(p) && p.logits.softcap == 0.0f && p.logits.softmax_scale >= kLeastScale;
   }
   CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const { return s; }
@@ -91,9 +93,16 @@ struct SoftcapScore {
   }
 };
 
-// The same of calls with attention chunks.
-struct ChunkedScore : SoftcapScore {
+// The same two of calls with attention chunks.
+struct ChunkedScore : IdentityScore {
   static constexpr const char* kToken = "chunked";
+  static constexpr bool kHasChunks = true;
+  using IdentityScore::IdentityScore;
+
+  CA_HOST_DEVICE static bool takes(Problem const& p) { return takes_but_for_chunks(p); }
+};
+struct ChunkedSoftcapScore : SoftcapScore {
+  static constexpr const char* kToken = "chunked_softcap";
   static constexpr bool kHasChunks = true;
   using SoftcapScore::SoftcapScore;
 

@@ -72,10 +72,16 @@ TEST(chunks_are_for_scores_that_know_them) {
   p.mask.attention_chunk = 7;
   CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
   CHECK(ChunkedScore::takes(p) && GeneralScore::takes(p));
+  CHECK(ChunkedSoftcapScore::takes(p));
   agrees_with_the_definition<ChunkedScore>(p);
+  for (Problem other : {call(0.125f, 30), call(-0.125f, 0), call(0, 0)}) {
+    other.mask.attention_chunk = 7;
+    CHECK(!ChunkedScore::takes(other) && ChunkedSoftcapScore::takes(other));
+    agrees_with_the_definition<ChunkedSoftcapScore>(other);
+  }
   float const slope = 1;
   p.logits.alibi_slopes = &slope;
-  CHECK(!ChunkedScore::takes(p));
+  CHECK(!ChunkedScore::takes(p) && !ChunkedSoftcapScore::takes(p));
 }
 
 TEST(identity_takes_only_what_it_can) {

@@ -33,8 +33,9 @@ struct ScoreList {};
 template <class Kernel>
 constexpr bool has_bias = std::is_same_v<typename Kernel::Params, BiasTmaParams>;
 template <class Kernel>
-using ScoresOf = std::conditional_t<has_bias<Kernel>, ScoreList<BiasScore>,
-                                    ScoreList<IdentityScore, SoftcapScore, ChunkedScore>>;
+using ScoresOf =
+    std::conditional_t<has_bias<Kernel>, ScoreList<BiasScore>,
+                       ScoreList<IdentityScore, SoftcapScore, ChunkedScore, ChunkedSoftcapScore>>;
 
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel, class... Scores>
