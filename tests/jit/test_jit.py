@@ -156,7 +156,10 @@ def test_without_nvrtc_explain_says_so(no_nvrtc):
         pytest.skip("this build left no kernel to be compiled at run time")
     q = torch.zeros(1, 2, 8, 256, dtype=torch.float16, device="meta")
     verdicts = cutlass_attn.explain(q, q, q, device=ARCH)
-    assert verdicts.chosen.compiled
+    if any(variant.compiled and variant.arch == "80" for variant in cutlass_attn.variants()):
+        assert verdicts.chosen.compiled
+    else:  # a build of kernels for later GPUs alone
+        assert verdicts.chosen is None
     reasons = {verdict.variant.key: verdict.reason for verdict in verdicts}
     text = "(tier full): no NVRTC; or rebuild with CUTLASS_ATTN_TIER=full"
     assert reasons["sm80/f16/d256/64x64x4"].endswith(text)

@@ -78,8 +78,10 @@ TEST(shares_of_the_keys) {
   CHECK_EQ(shares(1, 64, 64, 1024, 128), 2);
   CHECK_EQ(shares(1, 11, 64, 4096, 64), 16);
   CHECK_EQ(shares(1, 11, 64, 4096, 128), 8);
-  CHECK_EQ(shares(2, 8, 1024, 1024), 1);
+  // More tiles than multiprocessors: the two warpgroups of a block.
+  CHECK_EQ(shares(2, 8, 1024, 1024), 2);
   // Few rows: those of sm80/decode.
+  CHECK_EQ(shares(32, 8, 16, 1024), 1);
   CHECK_EQ(shares(1, 8, 16, 1024), 4);
   CHECK_EQ(shares(1, 8, 16, 2048), 1);
   CHECK_EQ(shares(1, 8, 17, 2048), 8);
