@@ -8,9 +8,9 @@ namespace cutlass_attn {
 // As few splits as fill the GPU's SMs, of which each needs one block for as many bytes in flight
 // as memory can use, nearly as well as any number would. How nearly: with 1x32768 keys of 8 heads
 // 16 splits leave 4 of an H200's 132 SMs without a block and take 45.5 us; 33, two blocks for each
-// SM, take 46.8. With small pages an SM has two blocks, as rows that lie anywhere take longer to
-// come: 16x8192 keys in pages of 1, 8, 16 and 32 take 140, 143, 139 and 138 us so, instead of 156,
-// 148, 141 and 137.
+// SM, take 46.8. With small pages a large SM has two blocks, as rows that lie anywhere take longer
+// to come: 16x8192 keys in pages of 1, 8, 16 and 32 take 140, 143, 139 and 138 us so, instead of
+// 156, 148, 141 and 137.
 struct DecodeSplits {
   // A split has at least so many keys: less is not worth another block's prologue and its part of
   // the merge. 1x1024 keys took 12.5 us with 256, 11.2 with 128, 11.6 with 64.
@@ -20,10 +20,11 @@ struct DecodeSplits {
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
     if (tiles < 1 || device.num_sms < 1) return 1;
-    // Of a cache in 8 bits an SM has no room for a second block at head dim 128.
-    bool const has_small_pages =
-        p.kv.block_table && p.kv.page_size <= kSmallPage && p.k.dtype == p.q.dtype;
-    int64_t const blocks = int64_t(device.num_sms) * (has_small_pages ? 2 : 1);  // at a time
+    // At head dim 128 a block has 98 KB of shared memory; of a cache in 8 bits two have too many
+    // registers.
+    bool const has_room = device.smem_per_sm >= 2 * (98 << 10) && p.k.dtype == p.q.dtype;
+    bool const has_small_pages = p.kv.block_table && p.kv.page_size <= kSmallPage;
+    int64_t const blocks = int64_t(device.num_sms) * (has_small_pages && has_room ? 2 : 1);
     int64_t most = most_keys(p, p.seq_q.seqlen) / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
     Waves best(tiles, blocks);

@@ -139,22 +139,25 @@ TEST(the_fewest_splits_that_fill_the_sms_as_evenly_as_95_percent_of_the_best) {
   }
 }
 
-TEST(with_small_pages_an_sm_has_two_splits_unless_keys_have_8_bits) {
+TEST(with_small_pages_an_sm_has_two_splits_if_it_has_room) {
   Problem p = problem(16, 32, 8, 1, true);
   p.seq_k.seqlen = 8192;
   static int32_t table;
+  DeviceLimits gpu{90, 132, 228 << 10, 227 << 10};
   auto const splits = [&](int page_size, DType dtype) {
     p.kv.block_table = &table, p.kv.page_size = page_size;
     p.k.dtype = p.v.dtype = dtype;
-    return DecodeSplits::splits(p, 128, {0, 132}, 16);
+    return DecodeSplits::splits(p, 128, gpu, 16);
   };
   CHECK_EQ(splits(1, DType::kFloat16), 2);
   CHECK_EQ(splits(16, DType::kFloat16), 2);
   CHECK_EQ(splits(17, DType::kFloat16), 1);
   CHECK_EQ(splits(16, DType::kFloat8E4M3), 1);
+  gpu.smem_per_sm = 100 << 10;
+  CHECK_EQ(splits(16, DType::kFloat16), 1);
+  gpu.smem_per_sm = 228 << 10;
   p.kv.block_table = nullptr;
-  p.k.dtype = p.v.dtype = DType::kFloat16;
-  CHECK_EQ(DecodeSplits::splits(p, 128, {0, 132}, 16), 1);
+  CHECK_EQ(DecodeSplits::splits(p, 128, gpu, 16), 1);
 }
 
 TEST(the_cost_of_a_call) {
