@@ -188,6 +188,8 @@ def test_tables_of_kernels_and_rows(tmp_path):
     assert (left_out["compiled"], left_out["unit"]) == ("false", "nullptr")
     assert (left_out["head_dim"], left_out["head_dim_v"]) == ("192", "128")
     assert rows["cpu/f32"]["compiled"] == "true" and rows["cpu/f32"]["unit"] == "nullptr"
+    assert rows["fast/f16/d256/64x32x2c2"]["cost"] == "{32, 4.5f, 1.25f}"
+    assert compiled["cost"] == "{}"
     simt = rows["fast-simt/bf16/d64/128x64x8"]
     assert (simt["kernel"], simt["is_simt"], compiled["is_simt"]) == ('"fast"', "true", "false")
     # Every unit that a row names is declared and compiled.

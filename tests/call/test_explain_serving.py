@@ -54,6 +54,49 @@ def test_splits(device, batch, keys, splits):
     assert f"in 3 splits, {three.workspace_bytes} bytes of workspace" in str(three)
 
 
+# Pages, and the splits of 16 x 8192 keys: two blocks for each SM of Hopper, if rows lie anywhere.
+@pytest.mark.parametrize(
+    ("device", "page", "splits"),
+    [("sm_90", 1, 2), ("sm_90", 16, 2), ("sm_90", 32, 1), ("sm_89", 16, 1)],
+)
+def test_splits_of_pages(device, page, splits):
+    q = torch.empty(16, 1, 32, 128, device="meta", dtype=torch.float16)
+    cache = torch.empty(16 * 8192 // page, page, 8, 128, device="meta", dtype=torch.float16)
+    table = torch.empty(16, 8192 // page, device="meta", dtype=torch.int32)
+    lengths = torch.empty(16, device="meta", dtype=torch.int32)
+    explanation = explain(q, cache, cache, cache_seqlens=lengths, block_table=table, device=device)
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert (explanation.chosen.kernel, explanation.splits) == ("sm80/decode", splits)
+
+
+# (head dim, heads, rows), and what an H200 runs, not causal and causal: the fastest there, or next
+# to it (docs/notes/hopper.md). Beyond some waves that is the tile with most rows.
+COSTS = [
+    ((64, 4, 512), "sm90/split_keys", "sm90/split_keys"),
+    ((64, 12, 1024), "d64/128x128x8", "sm90/split_keys"),
+    ((64, 10, 2048), "d64/192x128x12", "sm90/split_keys"),
+    ((64, 24, 2048), "d64/192x128x12", "d64/192x128x12"),
+    ((64, 512, 1024), "d64/192x128x12", "d64/192x128x12"),
+    ((96, 256, 1024), "d96/128x128x8", "d96/128x128x8"),
+    ((128, 12, 1024), "d128/128x128x8", "sm90/split_keys"),
+    ((128, 256, 1024), "d128/128x128x8", "d128/128x128x8"),
+    ((256, 10, 1024), "d256/128x64x8", "d256/64x64x4"),
+    ((256, 128, 1024), "d256/128x64x8", "d256/128x64x8"),
+]
+
+
+@pytest.mark.parametrize(("shape", "plain", "causal"), COSTS)
+def test_tiles_of_hopper_are_those_that_cost_least(shape, plain, causal):
+    head_dim, heads, rows = shape
+    q = torch.empty(1, heads, rows, head_dim, device="meta", dtype=torch.bfloat16)
+    for is_causal, part in ((False, plain), (True, causal)):
+        chosen = explain(q, q, q, causal=is_causal, device="sm_90").chosen
+        if chosen is None or not chosen.kernel.startswith("sm90"):
+            pytest.skip("this build has no kernels for Hopper, nor NVRTC")
+        assert part in chosen.key
+
+
 # (heads, queries, keys, head dim), the splits on the 128 SMs of an RTX 4090, and options.
 DENSE = [
     ((4, 512, 512, 128), 4, {}),

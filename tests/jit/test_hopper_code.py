@@ -33,6 +33,8 @@ def split_keys(head_dim, n):
 
 CODE = {
     "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True),
+    "sm90/bf16/d64/128x128x8": forward(64, 128, has_half=True),
+    "sm90/bf16/d256/64x64x4": forward(256, 64, has_half=False),
     "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128),
     "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
