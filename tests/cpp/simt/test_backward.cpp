@@ -447,7 +447,7 @@ TEST(few_wgmma) {
   c.head_dim = 64, c.seqlen_q = 150, c.seqlen_k = 400, c.mask = causal();
   run<Ordered, IdentityScore>(c);
   c.seqlen_k = 1000, c.mask = {};
-  run<Ordered, IdentityScore>(c, simt::FiberOrder::kReverse, 6);
+  run<Ordered, IdentityScore>(c, simt::FiberOrder::kReverse, 16);
   Case packed{.name = "packed", .batch = 3, .heads_q = 1, .seqlen_q = 70, .seqlen_k = 80};
   packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
   run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(packed);
