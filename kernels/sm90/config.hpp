@@ -93,6 +93,11 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   static constexpr int kKStages =
       kPairs < 4 && room(kQStages) - kPairs * kPairBytes >= kKBytes ? kPairs + 1 : kPairs;
 
+  // The number of the next tile of rows is asked for before this one's keys are copied: then the
+  // next Q and K are there in time. With one buffer of Q it is no faster, and a block that has
+  // taken a tile too early leaves others idle at the end (d256 causal: 5 % on an H200).
+  static constexpr bool kAsksEarly = kQStages > 1;
+
   // Where the last keys of a warpgroup's rows are in the first half of their tile, as under a
   // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three
   // warpgroups have no registers for it. (With S of so many keys, too, wgmma in flight were

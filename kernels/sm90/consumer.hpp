@@ -37,6 +37,8 @@ struct Consumer {
   // Tiles of keys that a warpgroup may leave to others between two of its own and still have P V of
   // the first beside Q K^T of the second: for more the buffers of V do not suffice.
   static constexpr int kMostSkipped = 1;
+  // With one buffer of Q the next Q comes too late for it.
+  static constexpr bool kCrosses = Config::kQStages > 1;
 
   typename Config::Params const& params;
   Shared& shared;
@@ -70,15 +72,15 @@ struct Consumer {
         release(&shared.q_empty[q.stage][group]);
         q.advance();
         int const stage = infos.stage ^ 1;  // of this tile
+        Info* next = nullptr;
+        int skipped = trailing(*info);
         // The next one is known once all keys of this one are on their way: not before this
         // warpgroup has let go of those that are not its own.
-        int skipped = trailing(*info);
-        Info* next = skipped <= kMostSkipped ? take() : nullptr;
-        is_beside = next != nullptr && next->is_there;
-        if (is_beside) {
-          skipped += leading(*next);
-          is_beside = skipped <= kMostSkipped;
+        if (kCrosses && skipped <= kMostSkipped) {
+          next = take();
+          if (next->is_there) skipped += leading(*next);
         }
+        is_beside = next != nullptr && next->is_there && skipped <= kMostSkipped;
         Softmax done = softmax;
         if (is_beside) {
           cross(*next, skipped);
@@ -107,15 +109,12 @@ struct Consumer {
     Step::pack(acc_s[0], p);
   }
 
-  // The same beside P V of the last tile of keys of the tile of rows before. With one buffer of Q
-  // that goes first, while the next Q is still on its way.
+  // The same beside P V of the last tile of keys of the tile of rows before.
   CUTE_DEVICE void cross(Info const& info, int skipped) {
-    constexpr bool kHasNextQ = Config::kQStages > 1;
     for (int i = 0; i < skipped; ++i) skip_k();
-    if constexpr (!kHasNextQ) issue_pv();
     issue_qk_of_next();
-    if constexpr (kHasNextQ) issue_pv();
-    Arch::template wgmma_wait<kHasNextQ ? 1 : 0>(s_registers());
+    issue_pv();
+    Arch::template wgmma_wait<1>(s_registers());
     begin_softmax(info);
     Arch::template wgmma_wait<0>(o_registers(), p);
     release_v();

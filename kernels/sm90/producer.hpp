@@ -21,6 +21,8 @@ struct Producer {
   Ring<Config::kKStages> k = {};
   Ring<Config::kVStages> v = {};
   Ring<Config::kInfos> info_ring = {};
+  int taken = 0;  // of the counter
+  bool has_asked = false;
 
   CUTE_DEVICE void run() {
     bool const copies = is_copying();
@@ -47,19 +49,24 @@ struct Producer {
  private:
   CUTE_DEVICE static bool is_copying() { return Config::kIsDense || Arch::thread() == 0; }
 
+  // Asks for the number of the next tile: while this one is copied, as the answer takes long.
+  CUTE_DEVICE void ask() {
+    if (params.counter != nullptr && is_copying()) taken = Arch::fetch_add(params.counter, 1);
+    has_asked = true;
+  }
+
   // The last of all to ask leaves the counter at 0: every block asks until there is no tile left.
   CUTE_DEVICE int next() {
     if (params.counter == nullptr) return params.tiles;
-    int taken = 0;
-    if (is_copying()) {
-      taken = Arch::fetch_add(params.counter, 1);
-      if (taken == params.tiles - 1) Arch::fetch_add(params.counter, -params.tiles);
-    }
+    if (!has_asked) ask();
+    has_asked = false;
+    if (is_copying() && taken == params.tiles - 1) Arch::fetch_add(params.counter, -params.tiles);
+    int number = is_copying() ? taken : 0;
     if constexpr (!Config::kIsDense) {  // for all lanes
       CUTE_UNROLL
-      for (int lanes = 1; lanes < 32; lanes *= 2) taken += Arch::shuffle_xor(taken, lanes);
+      for (int lanes = 1; lanes < 32; lanes *= 2) number += Arch::shuffle_xor(number, lanes);
     }
-    return params.blocks + taken;
+    return params.blocks + number;
   }
 
   CUTE_DEVICE Info& publish(Coord const& tile) {
@@ -108,6 +115,7 @@ struct Producer {
     if constexpr (Config::kQStages > 1) copy_q(info);
     copy_k(info, first);
     if constexpr (Config::kQStages == 1) copy_q(info);
+    if constexpr (Config::kAsksEarly) ask();
     CUTE_NO_UNROLL
     for (int key = first; key >= info.range.begin; key -= kN) {
       if (key > info.range.begin) copy_k(info, key - kN);

@@ -6,7 +6,7 @@
 // Block:      warpgroups that take tiles of kBlockN keys in turn (split_keys_group.hpp), each with
 //             buffers, barriers and an O of its own
 // Registers:  S and P of a tile of keys, O, softmax state of the rows
-// Shared:     Q, and a tile of K and of V of each warpgroup, swizzled by TMA, read by wgmma; then O
+// Shared:     Q, and tiles of K and of V of each warpgroup, swizzled by TMA, read by wgmma; then O
 // At the end: the parts of all warpgroups of the cluster are merged (split_keys_merge.hpp)
 #pragma once
 
@@ -53,16 +53,7 @@ struct SplitKeys {
     }
 
     group.run();
-    group.store_part();
-    if (params.blocks == 1) {
-      Arch::sync();  // parts full
-      merge.run(group.group, 1, [](auto* x, int) { return x; });
-    } else {
-      Arch::cluster_sync();  // parts full
-      merge.run(group.group, params.blocks,
-                [](auto* x, int block) { return Arch::of_block(x, block); });
-      Arch::cluster_leave();  // parts empty: no block is gone while another reads
-    }
+    merge.run(group);
   }
 };
 

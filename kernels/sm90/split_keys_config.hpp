@@ -13,6 +13,7 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kHalf = kBlockN / 2;
   static constexpr int kGroups = ClusterSplitsParams::kGroups, kGroupThreads = 128;
+  static_assert(kGroups == 2 && kHeadDimV % 16 == 0);
   static constexpr int kThreads = kGroups * kGroupThreads;
   static_assert(kBlockM == 64 && kWarps == 4 * kGroups);
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
@@ -20,24 +21,29 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
   // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their
   // way from the beginning.
-  static constexpr int kStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
-  // O of a warpgroup for all to merge, as its threads have it: four numbers of an m16n8 block.
+  static constexpr int kKStages = 2, kVStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
+  // Columns of O to be merged, as threads of a warpgroup have them: four numbers of an m16n8 block.
   struct alignas(16) Quad {
     float values[4];
   };
   static constexpr int kColumnBlocks = kHeadDimV / 8;
-  using Part = Quad[kColumnBlocks][kGroupThreads];
+  static constexpr int kShare = kColumnBlocks / kGroups;  // of a warpgroup
+  using Share = Quad[kShare][kGroupThreads];
 
   struct SharedStorage {
     alignas(1024) char q[TileQ::kBytes];
-    // Of a warpgroup: tiles of K and V; at the end its part of O.
-    union Buffers {
-      struct {
-        char k[kStages][TileK::kBytes], v[kStages][TileV::kBytes];
+    // Of a warpgroup: tiles of K and V; at the end, in place of V, what it gives the other one of
+    // its block, and what it has for other blocks.
+    struct Buffers {
+      char k[kKStages][TileK::kBytes];
+      union {
+        char v[kVStages][TileV::kBytes];
+        struct {
+          Share given, merged;
+        };
       };
-      Part part;
     } buffers[kGroups];
-    SoftmaxRow rows[kGroups][kBlockM];
+    SoftmaxRow rows[kGroups][kBlockM], merged_rows[kBlockM];
     // Where a row goes. It takes long to ask for, so that is done while copies are on their way.
     struct Target {
       Element* o;  // null: there is no such row
@@ -49,7 +55,7 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
       TileRange range;  // in keys
       NearMask interval;
     } block;
-    arch::Barrier q_full, k_full[kGroups][kStages], v_full[kGroups][kStages];
+    arch::Barrier q_full, k_full[kGroups][kKStages], v_full[kGroups][kVStages];
 
     CUTE_DEVICE TileCoord& tile() { return *reinterpret_cast<TileCoord*>(block.tile); }
   };

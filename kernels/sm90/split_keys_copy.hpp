@@ -23,10 +23,8 @@ struct SplitKeysCopy {
   CUTE_DEVICE static void make_barriers(Shared& shared) {
     Arch::barrier_init(&shared.q_full, 1);
     for (int g = 0; g < Config::kGroups; ++g) {
-      for (int i = 0; i < Config::kStages; ++i) {
-        Arch::barrier_init(&shared.k_full[g][i], 1);
-        Arch::barrier_init(&shared.v_full[g][i], 1);
-      }
+      for (int i = 0; i < Config::kKStages; ++i) Arch::barrier_init(&shared.k_full[g][i], 1);
+      for (int i = 0; i < Config::kVStages; ++i) Arch::barrier_init(&shared.v_full[g][i], 1);
     }
     Arch::barrier_init_fence();
   }
@@ -45,12 +43,12 @@ struct SplitKeysCopy {
       Arch::tma_prefetch(params.v.map);
       TileRange const range = shared.block.range;
       Arch::wait_for_grids_before();
-      for (int i = 0; i < Config::kStages; ++i) {
+      for (int i = 0; i < Config::kKStages; ++i) {
         for (int g = 0; g < Config::kGroups; ++g) {
           SplitKeysCopy const copy{params, shared, g};
           int const key = copy.first_key(range) + i * copy.stride();
           copy.k(range, key, i);
-          copy.v(range, key, i);
+          if (i < Config::kVStages) copy.v(range, key, i);
         }
       }
     }

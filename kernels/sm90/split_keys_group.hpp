@@ -31,6 +31,8 @@ struct SplitKeysGroup {
   ClusterSplitsParams const& params;
   Shared& shared;
   int const group;  // of the block
+  Ring<Config::kKStages> k;
+  Ring<Config::kVStages> v;
   Softmax softmax = {};
   typename Step::S acc_s[2];  // of the halves of a tile of keys
   typename Step::O acc_o;
@@ -48,63 +50,61 @@ struct SplitKeysGroup {
         shared.block.interval};
     SplitKeysCopy<Config, Arch> const copy{params, shared, group};
     int const first = copy.first_key(range), stride = copy.stride();
-    clear(acc_o);
-    Ring<Config::kStages> ring;
     Arch::barrier_wait(&shared.q_full, 0);
+    if (first >= range.end) {
+      clear(acc_o);
+      return;
+    }
+    issue_qk(0);
+    issue_qk(1);
+    Arch::template wgmma_wait<1>(s_registers(0));
     CUTE_NO_UNROLL
     for (int key = first; key < range.end; key += stride) {
-      Arch::barrier_wait(&shared.k_full[group][ring.stage], ring.round);
-      issue_qk(ring.stage, 0);
-      issue_qk(ring.stage, 1);
-      float largest[Config::kRows], factors[Config::kRows];
-      Arch::template wgmma_wait<1>(s_registers(0));
+      float largest[Config::kRows];
       apply(scores, range, key, 0);
       softmax.largest_of_thread(as_rows(acc_s[0]), largest, false_type{});
       Arch::template wgmma_wait<0>(s_registers(1));
-      int const next = key + Config::kStages * stride;
-      if (next < range.end) {
-        sync_group();  // K empty
-        if (thread() == 0) copy.k(range, next, ring.stage);
-      }
+      refill(copy, range, key, key != first);
       apply(scores, range, key, 1);
       softmax.largest_of_thread(as_rows(acc_s[1]), largest, true_type{});
-      softmax.update_max(largest, factors, log2_scale);
-      unpredicated_if(key != first, [&] {
-        for (int i = 0; i < Config::kRows; ++i) softmax.scale(as_rows(acc_o), i, factors[i]);
-      });
-      weigh(0, log2_scale);
-      Arch::barrier_wait(&shared.v_full[group][ring.stage], ring.round);
-      issue_pv(ring.stage, 0);
-      weigh(1, log2_scale);
-      issue_pv(ring.stage, 1);
-      Arch::template wgmma_wait<0>(o_registers(), p[0], p[1]);
-      if (next < range.end) {
-        sync_group();  // V empty
-        if (thread() == 0) copy.v(range, next, ring.stage);
+      if (key == first) {
+        softmax.start(largest, log2_scale);
+      } else {
+        softmax.update_max_checked(largest, as_rows(acc_o), log2_scale);
       }
-      ring.advance();
+      weigh(0, log2_scale);
+      Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
+      issue_pv(0, key != first);
+      if (key + stride < range.end) k.advance();  // else once more, for nothing
+      issue_qk(0);
+      weigh(1, log2_scale);
+      issue_pv(1, true);
+      issue_qk(1);
+      v.advance();
+      Arch::template wgmma_wait<1>(s_registers(0), o_registers(), p[0], p[1]);
     }
     softmax.complete_sums();
   }
 
-  // Leaves its part for all to merge.
-  CUTE_DEVICE void store_part() {
-    sync_group();  // K and V empty
-    typename Config::Place const place{thread()};
-    CUTE_UNROLL
-    for (int d = 0; d < Config::kColumnBlocks; ++d) {
-      auto const o = acc_o(_, 0, d);
-      shared.buffers[group].part[d][place.thread] = {{o(0), o(1), o(2), o(3)}};
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      if (place.column(0) == 0) shared.rows[group][place.row(i)] = softmax.rows[i];
-    }
-  }
+  // K is empty.
+  CUTE_DEVICE void finish() { Arch::template wgmma_wait<0>(s_registers(1)); }
+
+  CUTE_DEVICE void sync_group() const { Arch::sync(1 + group, Config::kGroupThreads); }
 
  private:
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) % Config::kGroupThreads; }
-  CUTE_DEVICE void sync_group() const { Arch::sync(1 + group, Config::kGroupThreads); }
+
+  // The buffers of this tile's K and of the V before it are empty: copies the next ones into them.
+  CUTE_DEVICE void refill(SplitKeysCopy<Config, Arch> const& copy, TileRange const& range, int key,
+                          bool has_v) {
+    int const stride = copy.stride(), next_k = key + Config::kKStages * stride;
+    int const next_v = has_v ? key + (Config::kVStages - 1) * stride : range.end;
+    if (next_k >= range.end && next_v >= range.end) return;
+    sync_group();  // K and V empty
+    if (thread() != 0) return;
+    copy.v(range, next_v, (v.stage == 0 ? Config::kVStages : v.stage) - 1);
+    copy.k(range, next_k, k.stage);
+  }
 
   CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int half) {
     auto s = as_rows(acc_s[half]);
@@ -121,10 +121,11 @@ struct SplitKeysGroup {
     Step::pack(acc_s[half], p[half]);
   }
 
-  CUTE_DEVICE void issue_qk(int stage, int half) {
+  CUTE_DEVICE void issue_qk(int half) {
+    if (half == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
     auto const tile =
-        Arch::descriptor(shared.buffers[group].k[stage], 16, 1024) + rows_step<TileK>(half);
+        Arch::descriptor(shared.buffers[group].k[k.stage], 16, 1024) + rows_step<TileK>(half);
     auto& s = s_registers(half);
     Arch::wgmma_fence(s);
     CUTE_UNROLL
@@ -135,15 +136,15 @@ struct SplitKeysGroup {
     Arch::wgmma_commit();
   }
 
-  CUTE_DEVICE void issue_pv(int stage, int half) {
-    auto const tile = Arch::descriptor(shared.buffers[group].v[stage], TileV::kChunkBytes, 1024) +
+  CUTE_DEVICE void issue_pv(int half, bool accumulates) {
+    auto const tile = Arch::descriptor(shared.buffers[group].v[v.stage], TileV::kChunkBytes, 1024) +
                       rows_step<TileV>(half);
     auto& o = o_registers();
     Arch::wgmma_fence(o, p[half]);
     CUTE_UNROLL
     for (int i = 0; i < kHalf / 16; ++i) {
       Arch::template wgmma_rs<Element>(o, p[half][i][0], tile + i * 16 * TileV::kRowBytes / 16,
-                                       true);
+                                       i != 0 || accumulates);
     }
     Arch::wgmma_commit();
   }

@@ -1,5 +1,6 @@
-// What the warpgroups of a cluster have of a tile of rows, merged: each of them has a share of the
-// columns, of which every thread takes what is at its own place in all parts.
+// What the warpgroups of a cluster have of a tile of rows, merged: first those of a block, then
+// those of its blocks. Each warpgroup has a share of the columns, of which every thread takes what
+// is at its own place in all parts.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -11,9 +12,12 @@ template <class Config, class Arch>
 struct SplitKeysMerge {
   using Element = typename Config::Element;
   using Shared = typename Config::SharedStorage;
+  using Place = typename Config::Place;
   using Quad = typename Config::Quad;
   using Target = typename Shared::Target;
   static constexpr int kRows = Config::kRows;
+  // Blocks of eight columns that a warpgroup has of those of several blocks.
+  static constexpr int kMost = (Config::kShare + 1) / 2;
 
   ClusterSplitsParams const& params;
   Shared& shared;
@@ -31,95 +35,196 @@ struct SplitKeysMerge {
     shared.targets[row] = target;
   }
 
-  // In the order of the parts. blocks: of the cluster; of(x, b): x in block b.
-  template <class Of>
-  CUTE_DEVICE void run(int group, int blocks, Of&& of) const {
-    typename Config::Place const place{Arch::thread() % Config::kGroupThreads};
-    SoftmaxRow rows[kRows];
-    for_parts(blocks, [&](int b, int g) {
-      for (int i = 0; i < kRows; ++i) {
-        rows[i].max = fmaxf(rows[i].max, of(&shared.rows[g][place.row(i)], b)->max);
+  // The two parts of a block: each warpgroup has half of the columns. It keeps those of its own
+  // part in registers, and gives the other one the others.
+  template <class Group>
+  CUTE_DEVICE void run(Group& in) const {
+    Place const place{Arch::thread() % Config::kGroupThreads};
+    int const group = in.group;
+    auto const quad = [&](int d, bool is_first) {
+      Quad quad;
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        quad.values[e] = is_first ? in.acc_o(e, 0, d) : in.acc_o(e, 0, Config::kShare + d);
       }
-    });
-    int const shares = blocks * Config::kGroups;
+      return quad;
+    };
+    in.sync_group();  // V empty
+    CUTE_UNROLL
+    for (int d = 0; d < Config::kShare; ++d) {
+      shared.buffers[group].given[d][place.thread] = quad(d, group != 0);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      if (place.column(0) == 0) shared.rows[group][place.row(i)] = in.softmax.rows[i];
+    }
+    in.finish();
+    Arch::sync();  // parts full
+    SoftmaxRow parts[2][kRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      for (int g = 0; g < 2; ++g) parts[g][i] = shared.rows[g][place.row(i)];
+    }
+    Rows rows(shared, place);
+    float mine[kRows], others[kRows];  // factors of the two parts
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      rows.state[i] = parts[0][i];
+      float second, first = rows.state[i].merge(parts[1][i], 1.0f, second);
+      mine[i] = group == 0 ? first : second;
+      others[i] = group == 0 ? second : first;
+    }
+    bool const is_alone = params.blocks == 1;
+    if (is_alone) {
+      rows.finish(params.forward.problem);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) mine[i] *= rows.factor[i], others[i] *= rows.factor[i];
+    }
+    Quad sums[Config::kShare];
+    CUTE_UNROLL
+    for (int d = 0; d < Config::kShare; ++d) {
+      Quad const own = quad(d, group == 0);
+      Quad const other = shared.buffers[1 - group].given[d][place.thread];
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        sums[d].values[e] = fmaf(other.values[e], others[e / 2], own.values[e] * mine[e / 2]);
+      }
+    }
+    if (is_alone) {
+      store(place, rows, sums, group * Config::kShare, Config::kShare);
+    } else {
+      run_cluster(place, group, rows, sums);
+    }
+  }
+
+ private:
+  // The rows of a thread: softmax state, where they go, and what makes O of their sums.
+  struct Rows {
+    SoftmaxRow state[kRows];
+    Target target[kRows];
+    float factor[kRows];
+
+    CUTE_DEVICE Rows(Shared const& shared, Place const& place) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) target[i] = shared.targets[place.row(i)];
+    }
+    // As finish_row(), of rows that may not be there.
+    CUTE_DEVICE void finish(Problem const& p) {
+      float rescale[kRows] = {1.0f, 1.0f};
+      unpredicated_if(p.logits.sinks != nullptr, [&] {
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) rescale[i] = state[i].add_logit(target[i].sink, 1.0f);
+      });
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) factor[i] = rescale[i] * state[i].inverse_sum();
+    }
+  };
+
+  // The parts of a cluster's blocks, in their order: each warpgroup has its share of the columns.
+  CUTE_DEVICE void run_cluster(Place const& place, int group, Rows& rows,
+                               Quad (&sums)[Config::kShare]) const {
+    CUTE_UNROLL
+    for (int d = 0; d < Config::kShare; ++d) {
+      shared.buffers[group].merged[d][place.thread] = sums[d];
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (group == 0 && place.column(0) == 0) shared.merged_rows[place.row(i)] = rows.state[i];
+    }
+    Arch::cluster_sync();  // parts full
+    int const shares = params.blocks * Config::kGroups;
     int const count = (Config::kColumnBlocks + shares - 1) / shares;
     int const first = (params.rank<Arch>() * Config::kGroups + group) * count;
-    if (first >= Config::kColumnBlocks) return;
-    // As many as there are with one block; with more some are of nobody.
-    constexpr int kMost = Config::kColumnBlocks / Config::kGroups;
-    Quad sums[kMost] = {};
-    for_parts(blocks, [&](int b, int g) {
+    if (first < Config::kColumnBlocks) {
+      add_blocks(place, first, count, rows, sums);
+      store(place, rows, sums, first, count);
+    }
+    Arch::cluster_leave();  // parts empty: no block is gone while another reads
+  }
+
+  CUTE_DEVICE void add_blocks(Place const& place, int first, int count, Rows& rows,
+                              Quad (&sums)[Config::kShare]) const {
+    auto const part_of = [&](int i, int block) {
+      return *Arch::of_block(&shared.merged_rows[place.row(i)], block);
+    };
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows.state[i] = SoftmaxRow();
+    CUTE_NO_UNROLL
+    for (int b = 0; b < params.blocks; ++b) {
+      for (int i = 0; i < kRows; ++i) {
+        rows.state[i].max = fmaxf(rows.state[i].max, part_of(i, b).max);
+      }
+    }
+    auto const& from = shared.buffers[first / Config::kShare].merged;
+    CUTE_UNROLL
+    for (int d = 0; d < kMost; ++d) sums[d] = {};
+    CUTE_NO_UNROLL
+    for (int b = 0; b < params.blocks; ++b) {
       float factors[kRows];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        SoftmaxRow const part = *of(&shared.rows[g][place.row(i)], b);
-        factors[i] = rows[i].weight(part.max, 1.0f);
-        rows[i].sum = fmaf(part.sum, factors[i], rows[i].sum);
+        SoftmaxRow const part = part_of(i, b);
+        factors[i] = rows.state[i].weight(part.max, 1.0f);
+        rows.state[i].sum = fmaf(part.sum, factors[i], rows.state[i].sum);
       }
       CUTE_UNROLL
       for (int d = 0; d < kMost; ++d) {
         if (d >= count) continue;
-        Quad const part = *of(&shared.buffers[g].part[first + d][place.thread], b);
+        Quad const part = *Arch::of_block(&from[first % Config::kShare + d][place.thread], b);
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
           sums[d].values[e] = fmaf(part.values[e], factors[e / 2], sums[d].values[e]);
         }
       }
-    });
+    }
+    rows.finish(params.forward.problem);
+    CUTE_UNROLL
+    for (int d = 0; d < kMost; ++d) {
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) sums[d].values[e] *= rows.factor[e / 2];
+    }
+  }
+
+  // Rounds and stores `count` blocks of eight columns that begin with `first`.
+  CUTE_DEVICE void store(Place const& place, Rows const& rows, Quad const (&sums)[Config::kShare],
+                         int first, int count) const {
+    int const lane = place.thread % 4, columns = params.forward.problem.head_dim_v;
+    uint32_t words[kRows][Config::kShare];
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      Target const target = shared.targets[place.row(i)];
-      float const factor = finish(target, rows[i], first == 0 && place.column(0) == 0);
-      uint32_t words[kMost];
       CUTE_UNROLL
-      for (int d = 0; d < kMost; ++d) {
+      for (int d = 0; d < Config::kShare; ++d) {
         float const* const pair = sums[d].values + 2 * i;
-        words[d] = Arch::template pack<Element>(pair[0] * factor, pair[1] * factor);
+        words[i][d] = Arch::template pack<Element>(pair[0], pair[1]);
       }
-      store(target, words, first, count, place);
     }
-  }
-
- private:
-  template <class Visit>
-  CUTE_DEVICE static void for_parts(int blocks, Visit&& visit) {
-    CUTE_NO_UNROLL
-    for (int b = 0; b < blocks; ++b) {
-      CUTE_UNROLL
-      for (int g = 0; g < Config::kGroups; ++g) visit(b, g);
-    }
-  }
-
-  // As finish_row(), of a row that may not be there.
-  CUTE_DEVICE static float finish(Target const& target, SoftmaxRow& row, bool writes_lse) {
-    float const rescale = target.sink == -kInf ? 1.0f : row.add_logit(target.sink, 1.0f);
-    if (writes_lse && target.lse) *target.lse = row.lse(1.0f);
-    return rescale * row.inverse_sum();
-  }
-
-  // Words of two columns, `count` of them, from blocks of eight columns that begin with `first`.
-  template <int kMost>
-  CUTE_DEVICE void store(Target const& target, uint32_t (&words)[kMost], int first, int count,
-                         typename Config::Place const& place) const {
-    int const lane = place.thread % 4, columns = target.o ? params.forward.problem.head_dim_v : 0;
     if (count % 4 == 0) {
       CUTE_UNROLL
-      for (int d = 0; d < kMost; d += 4) {
-        if (d >= count) continue;
-        auto& four = reinterpret_cast<uint32_t (&)[4]>(words[d]);
-        transpose_quad<Arch>(four, lane);
+      for (int d = 0; d < Config::kShare; d += 4) {
         int const column = (first + d + lane) * 8;
-        if (column >= columns) continue;
-        *reinterpret_cast<uint128_t*>(target.o + column) =
-            *reinterpret_cast<uint128_t const*>(four);
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          auto& four = reinterpret_cast<uint32_t (&)[4]>(words[i][d]);
+          transpose_quad<Arch>(four, lane);
+          if (d >= count || column >= columns || rows.target[i].o == nullptr) continue;
+          *reinterpret_cast<uint128_t*>(rows.target[i].o + column) =
+              *reinterpret_cast<uint128_t const*>(four);
+        }
       }
     } else {
       CUTE_UNROLL
       for (int d = 0; d < kMost; ++d) {
         int const column = (first + d) * 8 + place.column(0);
-        if (d >= count || column >= columns) continue;
-        *reinterpret_cast<uint32_t*>(target.o + column) = words[d];
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          if (d >= count || column >= columns || rows.target[i].o == nullptr) continue;
+          *reinterpret_cast<uint32_t*>(rows.target[i].o + column) = words[i][d];
+        }
       }
+    }
+    if (first != 0 || place.column(0) != 0) return;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (rows.target[i].lse) *rows.target[i].lse = rows.state[i].lse(1.0f);
     }
   }
 };

@@ -98,17 +98,25 @@ struct SoftmaxRows {
   template <class S, class O>
   CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
     using namespace cute;
-    constexpr float kLog2Largest = 8.0f;  // of a weight
     static_assert(decltype(size<1>(s))::value * 256 <= kMaxWeightSum);
+    float largest[kRows];
+    largest_of_thread(s, largest, false_type{});
+    update_max_checked(largest, o, log2_scale);
+  }
+  template <class O>
+  CUTE_DEVICE void update_max_checked(float const (&largest)[kRows], O&& o, float log2_scale) {
+    constexpr float kLog2Largest = 8.0f;  // of a weight
     bool fits[kRows], all_fit = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      fits[i] = fmaf(max_of_thread(s, i), log2_scale, -rows[i].max) <= kLog2Largest;
+      fits[i] = fmaf(largest[i], log2_scale, -rows[i].max) <= kLog2Largest;
       all_fit = all_fit && fits[i];
     }
     unpredicated_if(Arch::any(!all_fit), [&] {
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) rescale(o, block_max(s, i, !fits[i]), i, log2_scale);
+      for (int i = 0; i < kRows; ++i) {
+        rescale(o, {any_of_quad(!fits[i]), max_of_quad(largest[i])}, i, log2_scale);
+      }
     });
   }
 
@@ -123,21 +131,14 @@ struct SoftmaxRows {
     }
   }
 
-  // The same in steps, of scores that come in parts. The largest scores of this thread, with those
-  // that were the largest before:
+  // Steps of that for scores that come in parts. The largest ones of this thread, with those that
+  // were the largest before:
   template <class S, class HasBefore>
   CUTE_DEVICE static void largest_of_thread(S const& s, float (&largest)[kRows], HasBefore) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const max = max_of_thread(s, i);
       largest[i] = HasBefore::value ? fmaxf(largest[i], max) : max;
-    }
-  }
-  CUTE_DEVICE void update_max(float const (&largest)[kRows], float (&factors)[kRows],
-                              float log2_scale) {
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      factors[i] = rows[i].update_max(max_of_quad(largest[i]) * log2_scale, 1.0f);
     }
   }
   template <class S>
@@ -202,6 +203,11 @@ struct SoftmaxRows {
   CUTE_DEVICE void start(S const& s, float log2_scale) {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i) * log2_scale;
+  }
+
+  CUTE_DEVICE void start(float const (&largest)[kRows], float log2_scale) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(largest[i]) * log2_scale;
   }
 
   template <class S, class Units>

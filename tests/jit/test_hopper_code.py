@@ -11,12 +11,12 @@ from cutlass_attn.tools.sass import disassemble as sass
 ARCH = "sm_90a"
 
 
-def forward(head_dim, n, has_half):
-    """HGMMA and waits: the first tile of keys, the one beside the tile of rows before, and the
-    loop's step, masked or not, and of half a tile of keys; the last P V."""
-    steps = 2 + has_half
-    products = (2 + steps) * head_dim // 16 + (1 + steps + 1) * n // 16 - has_half * n // 32
-    return {"HGMMA": products, "WARPGROUP.DEPBAR": 1 + 2 + 2 * steps + 1, "USETMAXREG": 2}
+def forward(head_dim, n, has_half, has_next_q):
+    """HGMMA and waits: the first tile of keys, with two buffers of Q the one beside the tile of
+    rows before, and the loop's step, masked or not, and of half a tile of keys; the last P V."""
+    steps = has_next_q + 2 + has_half
+    products = (1 + steps) * head_dim // 16 + (steps + 1) * n // 16 - has_half * n // 32
+    return {"HGMMA": products, "WARPGROUP.DEPBAR": 1 + 2 * steps + 1, "USETMAXREG": 2}
 
 
 def backward(head_dim, n, roles):
@@ -27,14 +27,14 @@ def backward(head_dim, n, roles):
 
 
 def split_keys(head_dim, n):
-    """A tile of keys: Q K^T of both halves, P V of each."""
-    return {"HGMMA": (2 * head_dim + n) // 16, "WARPGROUP.DEPBAR": 3}
+    """Of both halves of a tile of keys Q K^T of the first, of the next and P V."""
+    return {"HGMMA": (2 * 2 * head_dim + n) // 16, "WARPGROUP.DEPBAR": 4}
 
 
 CODE = {
-    "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True),
-    "sm90/bf16/d64/128x128x8": forward(64, 128, has_half=True),
-    "sm90/bf16/d256/64x64x4": forward(256, 64, has_half=False),
+    "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True, has_next_q=False),
+    "sm90/bf16/d64/128x128x8": forward(64, 128, has_half=True, has_next_q=True),
+    "sm90/bf16/d256/64x64x4": forward(256, 64, has_half=False, has_next_q=False),
     "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128),
     "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
