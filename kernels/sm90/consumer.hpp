@@ -105,6 +105,7 @@ struct Consumer {
     skip(leading(info));
     issue_qk_of_next();
     Arch::template wgmma_wait<0>(s_registers());
+    end_turn();
     begin_softmax(info);
     Step::pack(acc_s[0], p);
   }
@@ -115,6 +116,7 @@ struct Consumer {
     issue_qk_of_next();
     issue_pv();
     Arch::template wgmma_wait<1>(s_registers());
+    end_turn();
     begin_softmax(info);
     Arch::template wgmma_wait<0>(o_registers(), p);
     release_v();
@@ -244,7 +246,19 @@ struct Consumer {
 
   CUTE_DEVICE void issue_qk_of_next() {
     Arch::barrier_wait(&shared.q_full[q.stage][group], q.round);
+    take_turn();
     issue_qk();
+  }
+
+  // Of a tile of rows, the one that was taken last. Warpgroups with later rows begin first, since
+  // their keys under a causal mask are the first.
+  CUTE_DEVICE void take_turn() {
+    if (!Config::kTakesTurns || group == Config::kGroups - 1) return;
+    int const stage = infos.stage ^ 1;
+    Arch::barrier_wait(&shared.has_begun[stage][group + 1], infos.round ^ stage);
+  }
+  CUTE_DEVICE void end_turn() {
+    if (Config::kTakesTurns) release(&shared.has_begun[infos.stage ^ 1][group]);
   }
 
   CUTE_DEVICE void issue_qk() {

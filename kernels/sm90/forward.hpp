@@ -67,6 +67,9 @@ struct Forward {
     }
     for (int i = 0; i < Config::kInfos; ++i) {
       init<Arch>(&shared.info_full[i], &shared.info_empty[i], kReaders);
+      for (int j = 0; j < Config::kGroups; ++j) {
+        Arch::barrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
+      }
     }
     Arch::barrier_init_fence();
   }

@@ -90,11 +90,13 @@ struct Producer {
     return info;
   }
 
-  // The keys of a warpgroup's rows: at least one tile of those that are copied.
+  // The keys of a warpgroup's rows: at least one tile of those that are copied. Without rows it is
+  // the one that is copied first, as others wait for this warpgroup to begin.
   CUTE_DEVICE static void set_range(IntervalMask const& mask, TileRange const& all, int group,
                                     Info& info) {
     Coord const& tile = info.tile;
-    TileRange range = {all.begin, all.begin + 1, 0, 0};
+    int const without = all.end - 1;
+    TileRange range = {without, without + 1, 0, 0};
     int end = 0;  // of the keys that the last row sees, and so any
     int const first = group * Config::kGroupRows;
     if (first < tile.rows) {

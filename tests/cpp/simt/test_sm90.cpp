@@ -17,7 +17,7 @@ namespace {
 
 // Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
-  std::vector<Case> list(11);
+  std::vector<Case> list(12);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
   list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
   list[1].num_heads_q = 4, list[1].num_heads_kv = 2;
@@ -38,6 +38,8 @@ std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   list[9].seqlen_k = 500, list[9].attention_chunk = 70, list[9].causal = true;
   list[10].name = "chunks, several tiles of keys each, softcap", list[10].seqlen_q = 270;
   list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
+  list[11].name = "warpgroups without rows, more tiles of keys than buffers";
+  list[11].seqlen_q = 256, list[11].seqlen_k = 1000;
   return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 
