@@ -1,12 +1,14 @@
 // A warpgroup that has a share of a tile's keys, and makes its part of O of them.
 //
-// Few keys are a chain of latencies. So a tile of keys is two halves, and the products of one run
-// beside softmax of the other:
+// Few keys are a chain of latencies. So a tile of keys is two halves, and the products of one, and
+// of the next tile, run beside softmax of the other:
 //
-//   tensor cores   Q K(a)  Q K(b)                      P V(a)         P V(b)
-//   the rest               row max of a, of b   exp(a)        exp(b)
+//   tensor cores                               P V(a) Q' K'(a)         P V(b) Q' K'(b)
+//   the rest      row max of a, of b   exp(a)                  exp(b)                  ...
 //
-// Where keys are few all copies are on their way from the beginning.
+// The row max is looked for in the first tile, and later where a weight would become too large. The
+// last tile has its Q K^T computed once more, for nothing: under a condition ptxas serializes
+// wgmma. Where keys are few all copies are on their way from the beginning.
 #pragma once
 
 #include "sm80/products.hpp"
@@ -75,7 +77,7 @@ struct SplitKeysGroup {
       weigh(0, log2_scale);
       Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
       issue_pv(0, key != first);
-      if (key + stride < range.end) k.advance();  // else once more, for nothing
+      if (key + stride < range.end) k.advance();  // else once more
       issue_qk(0);
       weigh(1, log2_scale);
       issue_pv(1, true);
