@@ -1,7 +1,7 @@
 // A warpgroup that computes: 64 rows of one tile after the other.
 //
 // While a tile of keys goes through softmax, the tensor cores have the products around it to work
-// on, those of one tile of rows and of the next alike:
+// on, with two buffers of Q those of one tile of rows and of the next alike:
 //
 //   tensor cores   Q K(j)  P V(j-1)            Q K(j+1)  P V(j)
 //   the rest               softmax(j)                    softmax(j+1)

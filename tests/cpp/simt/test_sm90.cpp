@@ -51,6 +51,9 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
 }
 
 TEST(head_dim_64) { check_cases<sm90::Forward<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
+TEST(head_dim_64_two_warpgroups) {
+  check_cases<sm90::Forward<half_t, 64, 64, 128, 128, 8>>(DType::kFloat16, 64);
+}
 TEST(head_dim_128) {
   check_cases<sm90::Forward<bfloat16_t, 128, 128, 128, 128, 8>>(DType::kBFloat16, 128);
 }
