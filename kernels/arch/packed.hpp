@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arch/twins.hpp"
+#include "core/math.hpp"
 
 namespace cutlass_attn::arch {
 
@@ -23,6 +24,24 @@ struct Packed {
         : "r"(x), "r"(end));
     return mask;
   }
+
+  // Pairs of fp16: products, products and sums that are rounded once, and the larger ones, or NaN
+  // where one is.
+  CUTE_DEVICE static uint32_t multiply_halves(uint32_t x, uint32_t y) {
+    uint32_t z;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+  }
+  CUTE_DEVICE static uint32_t multiply_add_halves(uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
+  }
+  CUTE_DEVICE static uint32_t max_halves(uint32_t x, uint32_t y) {
+    uint32_t larger;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+    return larger;
+  }
 };
 
 #else
@@ -40,6 +59,27 @@ struct Packed {
   static uint32_t below_15bit(uint32_t x, uint32_t end) {
     uint32_t const low = (x & 0x7fffu) < (end & 0xffffu) ? 0xffffu : 0;
     return low | ((x >> 16 & 0x7fffu) < end >> 16 ? 0xffff0000u : 0);
+  }
+
+  static uint32_t multiply_halves(uint32_t x, uint32_t y) {
+    return of_halves([](float x, float y, float) { return x * y; }, x, y, 0);
+  }
+  static uint32_t multiply_add_halves(uint32_t x, uint32_t y, uint32_t z) {
+    return of_halves([](float x, float y, float z) { return std::fma(x, y, z); }, x, y, z);
+  }
+  static uint32_t max_halves(uint32_t x, uint32_t y) {
+    return of_halves([](float x, float y, float) { return x > y || x != x ? x : y; }, x, y, 0);
+  }
+
+ private:
+  template <class Function>
+  static uint32_t of_halves(Function const& function, uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t result = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+      auto const half = [&](uint32_t bits) { return half_to_float(uint16_t(bits >> shift)); };
+      result |= uint32_t(cutlass::half_t(function(half(x), half(y), half(z))).raw()) << shift;
+    }
+    return result;
   }
 };
 

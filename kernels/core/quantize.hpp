@@ -121,7 +121,7 @@ struct alignas(16) KeyScales {
 struct alignas(16) KeyValueScales {
   float k[kGroups];
   uint32_t eighths[kTileKeys / 4];  // e
-  float folded[kTileKeys];          // 8 / e
+  uint32_t folded[kTileKeys / 2];   // 8 / e in fp16: word 8 t + n of keys 8 n + 2 t and the next
   float v;                          // of_tile / 127
 };
 

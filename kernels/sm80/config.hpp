@@ -91,7 +91,15 @@ struct Config {
                              quantize::kTileKeys % kScaleKeys == 0));
   static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
                 "weights are rounded with what a row has of a tile");
-  static constexpr int kStages = kKeepsQ ? 2 : 1;
+  // P V in 8 bits leaves room for two buffers in shared memory, too, up to a head_dim of 128.
+  static constexpr bool kHasTwo8BitTiles =
+      kIsInt8V && TileK::kBytes + TileV::kBytes <= 16 * 1024;
+  static constexpr int kStages = kKeepsQ || kHasTwo8BitTiles ? 2 : 1;
+  // Where scales of keys are, of as many tiles as they may be there of.
+  static constexpr int kScalePlaces = kIs8BitV ? kStages : 2 * kScaleTiles;
+  CUTE_DEVICE static int place_of_scales(int key) {
+    return int(unsigned(key) / kScaleKeys % kScalePlaces);
+  }
 
   // Whether O and S of a whole tile leave few registers for anything else. P V in two levels takes
   // some, and so do the scales of int8.
@@ -107,8 +115,10 @@ struct Config {
     if (kIsSplit) return kBlockN / kWarpsN;
     // With 32 keys softcap at d128 has 48 bytes of local memory.
     if (kIsE4m3V && kRowBlocks > 1 && (Score::kIsIdentity || !kIsTight)) return 32;
+    // With 64 keys d128 128x64x4 has a hundred instructions more in the loop, for local memory.
+    if (kIsInt8V && kRowBlocks > 1 && kIsTight && !Score::kIsGeneral) return 32;
     if (kIs8BitV) return kBlockN;
-    if (kIsInt8 && kQAndO > 96) return 16;
+    if (kIsInt8 && kQAndO > (kMinBlocksPerSm == 3 ? 64 : 96)) return 16;
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
 
@@ -118,9 +128,14 @@ struct Config {
   static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, cutlass::half_t> ? 16 : 4096;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers; half as many rows get by with
-  // 168 registers while the head dimension is small.
-  static constexpr int kMinBlocksPerSm =
-      kIsSplit ? 1 : (kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 && !kIsPaged ? 3 : 2);
+  // 168 registers while the head dimension is small. So does Q in int8, which takes half of the
+  // registers: at a head_dim of 128, and with 32 rows a warp in tiles of 128 keys, which are for
+  // GPUs with shared memory for three of them.
+  static constexpr bool kIsSmall =
+      kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 && !kIsPaged;
+  static constexpr bool kIsSmallInInt8 =
+      kIsInt8 && kKeepsQ && kQAndO <= 80 && (kRowBlocks == 1 || kBlockN == 128);
+  static constexpr int kMinBlocksPerSm = kIsSplit ? 1 : kIsSmall || kIsSmallInInt8 ? 3 : 2;
 
   // A warp's rows of S or O, of all warps along M: those along N differ in where their operands
   // are.
@@ -156,7 +171,11 @@ struct Config {
     using OfTile = std::conditional_t<
         kIsInt8V, quantize::KeyValueScales,
         std::conditional_t<kIsE4m3V, quantize::KeyFp8Scales, quantize::KeyScales>>;
-    OfTile scales[kIs8BitV ? 1 : 2 * kScaleTiles];
+    OfTile scales[kScalePlaces];
+    // kMagic, four times for each lane of a quad: what sums begin with. From here it comes to
+    // registers. What the compiler knows to be a constant, or the same for all lanes, it sets the
+    // four of each m16n8 block to anew, which is 64 instructions a tile at d64.
+    alignas(16) uint32_t start[4][4];
     float q_scale[kBlockM];  // of the rows
     float q_shift[kBlockM];  // Q . shift of the rows
     // Of the KV head, in global memory.
@@ -191,14 +210,23 @@ struct Config {
     BlockInfo block;
   };
 
-  // Where Q in int8 has no room in registers: it is written back to half of its place, and V has
-  // the rest. O begins at k.
+  // Where Q in int8 has no room in registers: it is written back to half of its place, and the
+  // rest has V, or the second buffers. O begins at k.
   using TileQ8 = SwizzledTile<kBlockM, kHeadDim / 2>;
   struct HalvedStorage {
     alignas(128) char k[TileK::kBytes];
     alignas(128) char q8[TileQ8::kBytes];  // Q begins here
     alignas(128) char v[larger_of(larger_of(TileV::kBytes, TileQ::kBytes - TileQ8::kBytes),
                                   TileO::kBytes - TileK::kBytes - TileQ8::kBytes)];
+    BlockInfo block;
+  };
+  struct HalvedTwiceStorage {
+    static constexpr int kTiles = TileK::kBytes + TileV::kBytes;
+    alignas(128) char k[TileK::kBytes];
+    alignas(128) char v[TileV::kBytes];
+    alignas(128) char q8[TileQ8::kBytes];  // Q begins here
+    alignas(128) char second[larger_of(larger_of(kTiles, TileQ::kBytes - TileQ8::kBytes),
+                                       TileO::kBytes - kTiles - TileQ8::kBytes)];
     BlockInfo block;
   };
 
@@ -218,20 +246,25 @@ struct Config {
     }
   };
 
-  using Int8Storage = std::conditional_t<kKeepsQ, ReusedStorage, HalvedStorage>;
+  using Int8Storage = std::conditional_t<
+      kKeepsQ, ReusedStorage,
+      std::conditional_t<kHasTwo8BitTiles, HalvedTwiceStorage, HalvedStorage>>;
   using SharedStorage =
       std::conditional_t<kIsSplit, SplitStorage,
                          std::conditional_t<kIsInt8, Int8Storage, WholeRowStorage>>;
-  static constexpr int kQOffset = kIsSplit   ? TileK::kBytes + TileV::kBytes - kMovedBytes
-                                  : !kIsInt8 ? 0
-                                  : kKeepsQ  ? TileK::kBytes + TileV::kBytes
-                                             : TileK::kBytes;
+  static constexpr bool kQIsBehindV = kIsInt8 && kStages == 2;
+  static constexpr int kQOffset = kIsSplit      ? TileK::kBytes + TileV::kBytes - kMovedBytes
+                                  : !kIsInt8    ? 0
+                                  : kQIsBehindV ? TileK::kBytes + TileV::kBytes
+                                                : TileK::kBytes;
   // From a buffer of K, or of V, to the next; from K's first to V's.
-  static constexpr int kKStride = kIsInt8 ? TileK::kBytes + TileV::kBytes : TileK::kBytes;
-  static constexpr int kVStride = kIsInt8 ? TileK::kBytes + TileV::kBytes : TileV::kBytes;
-  static constexpr int kVOffset = !kIsInt8  ? kStages * TileK::kBytes
-                                  : kKeepsQ ? TileK::kBytes
-                                            : TileK::kBytes + TileQ8::kBytes;
+  static constexpr int kInt8Stride =
+      TileK::kBytes + TileV::kBytes + (kHasTwo8BitTiles ? TileQ8::kBytes : 0);
+  static constexpr int kKStride = kIsInt8 ? kInt8Stride : TileK::kBytes;
+  static constexpr int kVStride = kIsInt8 ? kInt8Stride : TileV::kBytes;
+  static constexpr int kVOffset = !kIsInt8      ? kStages * TileK::kBytes
+                                  : kQIsBehindV ? TileK::kBytes
+                                                : TileK::kBytes + TileQ8::kBytes;
   static constexpr int kBufferBytes =
       kIsSplit ? TileK::kBytes + TileV::kBytes
                : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);

@@ -229,9 +229,9 @@ struct Decode {
     CUTE_DEVICE void step(int key, int stage, IsFull is_full) {
       typename Step::S acc_s[1];
       if constexpr (Config::kKeepsQ) {
-        Step::qk(q, Step::k_rows(k_stage(stage), lane), 0, acc_s[0]);
+        Step::qk(q, Step::k_rows(k_stage(stage), lane), 0, {}, acc_s[0]);
       } else {
-        Step::qk_of_tile(q_rows(), Step::k_rows(k_stage(stage), lane), acc_s);
+        Step::qk_of_tile(q_rows(), Step::k_rows(k_stage(stage), lane), {}, acc_s);
       }
       auto&& s = Step::in_fp32(acc_s[0]);
       scores.apply(as_rows(s), key, is_full);

@@ -88,6 +88,9 @@ struct Forward {
         auto const head = params.head_of(tile.seq, tile.head_kv);
         shared.block.all_scales = params.scales_of(head, 0);
         shared.block.shift = params.shift_of(head);
+        for (auto& of_lane : shared.block.start) {
+          for (uint32_t& start : of_lane) start = quantize::kMagicBits;
+        }
       }
       if constexpr (Config::kIsPaged) {
         PagedKv<Kv> const k(p, tile.seq, p.k, tile.head_kv), v(p, tile.seq, p.v, tile.head_kv);

@@ -37,7 +37,7 @@ struct GeneralSchedule {
     typename Step::Q q;
     in.begin_with_q(q);
     typename Step::S next;  // Q K^T of the key block after
-    Step::qk(q, in.k_rows, 0, next);
+    Step::qk(q, in.k_rows, 0, in.start, next);
     if constexpr (Config::kIsInt8) Arch::sync();  // Q empty, where the second buffers are
     in.copy.copy_k(in.range.begin + kN, 1);
     int stage = 0, j = 0;  // of the tile, the key block in it
@@ -57,7 +57,7 @@ struct GeneralSchedule {
         Arch::sync();  // this tile's V full; that of the tile before empty
         in.copy.copy_v(key + kN, stage ^ 1);
       }
-      Step::qk(q, in.k_rows + next_stage * Config::kKStride, next_j, next);
+      Step::qk(q, in.k_rows + next_stage * Config::kKStride, next_j, in.start, next);
       auto const v_rows = in.v_rows + stage * Config::kVStride;
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);

@@ -22,10 +22,9 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
 
   CUTE_DEVICE void run() {
     int key = in.range.end - kN;
-    in.copy.copy_k(key, 0);
-    in.write_q8();
+    Base::begin(key);
     for (; key >= in.range.begin; key -= kN) {
-      if (is_full(key)) {
+      if (Base::is_full(key)) {
         step(key, true_type{});
       } else {
         step(key, false_type{});
@@ -33,26 +32,15 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     }
   }
 
-  // scores.is_full() without a branch of its own, which takes four instructions more.
-  CUTE_DEVICE bool is_full(int key) const {
-    TileRange const& range = in.range;
-    bool const is_behind = key >= range.full_begin, is_before = key < range.full_end;
-    return !Score::kIsGeneral && (is_behind & is_before);
-  }
-
   // A tile of keys. is_full: all queries see all of it.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Arch::template async_copy_wait<0>();
-    Arch::sync();  // K and scales full; V empty
-    in.copy.copy_v(key, 0);
+    Base::begin_tile(key, key - kN);
     typename Weights::P p;
     softmax(key, is_full, p);
-    float const v_scale = in.shared.block.scales[0].v;
-    Arch::template async_copy_wait<0>();
-    Arch::sync();  // V full; K and scales empty
-    in.copy.copy_k(key - kN, 0);
-    Weights::multiply(p, opaque(in.v_rows), v_scale, out.acc_o);
+    float const v_scale = Base::scales(key).v;
+    Base::begin_pv(key - kN);
+    Weights::multiply(p, opaque(Base::v_rows()), v_scale, out.acc_o);
   }
 
   // From Q and K of a tile to P.
@@ -83,7 +71,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
       float max[kRows];
       if constexpr (kKeyBlocks == 1) {
         typename Step::S s;
-        auto const units = scores(key, 0, is_full, s);
+        auto const units = Base::scores(key, 0, is_full, in.units(key), s);
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) max[i] = softmax.max_of_quad(as_rows(s), i, units);
         update(max);
@@ -92,7 +80,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
         CUTE_UNROLL
         for (int j = 0; j < kKeyBlocks; ++j) {
           typename Step::S s;
-          auto const units = scores(key, j, is_full, s);
+          auto const units = Base::scores(key, j, is_full, in.units(key), s);
           CUTE_UNROLL
           for (int i = 0; i < kRows; ++i) {
             float const of_block = softmax.max_of_quad(as_rows(s), i, units);
@@ -121,22 +109,8 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
       // Or the compiler mixes the key blocks, and S takes what it would without them. Where masks
       // have no part in it, registers suffice for that.
       if (!is_full && j > 0) Arch::sync_warp();
-      auto const units = scores(key, j, is_full, s);
+      auto const units = Base::scores(key, j, is_full, in.units(key), s);
       Weights::weigh(as_rows(s), row_max, units, j, p);
-    }
-  }
-
-  // S of key block j, with score_mod and mask; what it is in.
-  template <class IsFull>
-  CUTE_DEVICE auto scores(int key, int j, IsFull is_full, typename Step::S& s) const {
-    // opaque: without, 24 bytes of local memory at d128 128x64x4.
-    Step::qk_from_shared(in.q_rows_of_tile(), opaque(in.k_rows), j, s);
-    auto units = in.units(key);
-    in.apply(as_rows(s), key + j * Step::kKeyBlock, is_full, units);
-    if constexpr (std::is_same_v<decltype(units), float>) {
-      return ScaledUnits{units};
-    } else {
-      return units;
     }
   }
 

@@ -119,9 +119,9 @@ struct Limited {
   static constexpr int kThreads = Narrow::kThreads;
   static constexpr int kSmemBytes =
       Narrow::kSmemBytes > Wide::kSmemBytes ? Narrow::kSmemBytes : Wide::kSmemBytes;
-  static constexpr int kMinBlocksPerSm = Narrow::kMinBlocksPerSm;
+  static constexpr int kMinBlocksPerSm = Wide::kMinBlocksPerSm;
   static constexpr bool kPacksHeads = true;
-  static_assert(kThreads == Wide::kThreads && kMinBlocksPerSm == Wide::kMinBlocksPerSm);
+  static_assert(kThreads == Wide::kThreads && kMinBlocksPerSm <= Narrow::kMinBlocksPerSm);
 
   struct Before {
     static constexpr int kThreads = Params::kAsideThreads;

@@ -30,6 +30,7 @@ struct Operands {
   float const log2_scale;
   KvCopy<Config, Arch, IsAligned> copy;
   Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
+  typename Step::Start start;
 
   // `tile` and `first_key` are what is, or is about to be, in shared memory too.
   CUTE_DEVICE Operands(Problem const& p, typename Config::Coord const& tile, TileRange const& range,
@@ -75,11 +76,11 @@ struct Operands {
     }
   }
 
-  // Q in int8 to half of where Q is, while the copy of the first K is on its way. The other half is
-  // V's, the next barrier's business.
+  // Q in int8 to half of where Q is, while the copy of the first K, or K and V, is on its way. What
+  // the other half is for is the next barrier's business.
   CUTE_DEVICE void write_q8() {
     typename Step::Q q;
-    Arch::template async_copy_wait<1>();
+    Arch::template async_copy_wait<Config::kStages>();
     Arch::sync();  // Q full
     quantize_q(q);
     Arch::sync();  // Q empty
@@ -115,6 +116,7 @@ struct Operands {
       }
     });
     Arch::sync_warp();  // q_scale and q_shift full, for the threads with their rows
+    Arch::load_shared(Arch::smem_address(shared.block.start[scores.place.thread % 4]), start);
   }
 
   // What the scores of the key block that begins at `key` are in, after apply().
@@ -189,9 +191,7 @@ struct Operands {
 
   // Of the group of keys that this thread has of an accumulator.
   CUTE_DEVICE float k_scale_of(int key) const {
-    auto const& scales = shared.block.scales;
-    constexpr int kBuffers = sizeof(scales) / sizeof(scales[0]);
-    return scales[key / Config::kScaleKeys % kBuffers].k[scores.place.thread % 4];
+    return shared.block.scales[Config::place_of_scales(key)].k[scores.place.thread % 4];
   }
 
   CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }

@@ -36,7 +36,7 @@ struct PipelinedSchedule {
   CUTE_DEVICE void run() {
     Step::clear_p(p);
     in.begin_with_q(q);
-    Step::qk(q, in.k_rows, 0, acc_s[0]);
+    Step::qk(q, in.k_rows, 0, in.start, acc_s[0]);
     if (in.range.is_full(in.range.begin)) {
       typename Step::Scores scores = Step::in_fp32(acc_s[0]);
       auto units = in.units(in.range.begin);
@@ -92,7 +92,8 @@ struct PipelinedSchedule {
       Arch::template async_copy_wait<1>();
       Arch::sync();  // the next tile's K full
     }
-    Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, acc_s[(j + 1) % 2]);
+    Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, in.start,
+             acc_s[(j + 1) % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
     auto units = units_of(j, is_full);
     in.apply(as_rows(scores), key + j * kKeyBlock, is_full, units);
@@ -110,7 +111,7 @@ struct PipelinedSchedule {
 
   // Softmax of key block j after the row max is updated, from S once more.
   CUTE_DEVICE void rescale(int j) {
-    Step::qk(q, k_rows(stage), j, acc_s[j % 2]);
+    Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
     auto units = in.units(key + j * kKeyBlock);
     in.apply(as_rows(scores), key + j * kKeyBlock, false_type{}, units);

@@ -17,6 +17,8 @@
 
 namespace cutlass_attn::sm80 {
 
+struct NoStart {};
+
 // K and V of the dtype of Q; products_fp8.hpp has them in 8 bits.
 template <class Config, class Score, class Arch, bool kIsFp8 = Config::kIsFp8>
 struct Products {
@@ -35,6 +37,8 @@ struct Products {
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   using Q = Words[kSteps][kRowBlocks];
+  // What sums of int8 products begin with: kMagic, four times.
+  using Start = std::conditional_t<kIsInt8, Words, NoStart>;
   // Of sums in int32 the bits, as those of a float: sm80/quantized_queries.hpp.
   using S =
       typename Config::template Fragment<Arch, std::conditional_t<kIsInt8, float, QkAccumulator>,
@@ -96,14 +100,15 @@ struct Products {
   }
 
   // S = Q K^T of a key block, Q in registers.
-  CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, S& s) {
+  CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, Start const& start, S& s) {
     if constexpr (!kIsInt8) clear(s);
     CUTE_UNROLL
-    for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, s);
+    for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, start, s);
   }
 
   // The same of all key blocks of a tile, Q read from shared memory once.
-  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, S (&s)[kKeyBlocks]) {
+  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, Start const& start,
+                                     S (&s)[kKeyBlocks]) {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       if constexpr (!kIsInt8) clear(s[j]);
@@ -120,12 +125,13 @@ struct Products {
         }
       }
       CUTE_UNROLL
-      for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, s[j]);
+      for (int j = 0; j < kKeyBlocks; ++j) qk_step(q, k_rows, j, k, start, s[j]);
     }
   }
 
   // S of a key block of int8, Q read from shared memory.
-  CUTE_DEVICE static void qk_from_shared(Address q_rows, Address k_rows, int key_block, S& s) {
+  CUTE_DEVICE static void qk_from_shared(Address q_rows, Address k_rows, int key_block,
+                                         Start const& start, S& s) {
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       Words q[kRowBlocks];
@@ -133,13 +139,13 @@ struct Products {
       for (int m = 0; m < kRowBlocks; ++m) {
         Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
       }
-      qk_step(q, k_rows, key_block, k, s);
+      qk_step(q, k_rows, key_block, k, start, s);
     }
   }
 
   // The head-dim columns [16 k, ...) of that, or 32 k in int8, where the first ones begin S.
   CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
-                                  int k, S& s) {
+                                  int k, Start const& start, S& s) {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;
@@ -149,7 +155,7 @@ struct Products {
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
           if constexpr (kIsInt8) {
-            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, s(_, m, 2 * n + half));
+            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, start, s(_, m, 2 * n + half));
           } else {
             multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
           }
@@ -158,15 +164,15 @@ struct Products {
     }
   }
 
-  // A: of a, int8_t or uint8_t. is_first: sums begin, at kMagic, and not with what is there.
+  // A: of a, int8_t or uint8_t. is_first: sums begin at `start`, and not with what is there.
   template <class A, class Acc>
   CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
-                                        Acc&& acc) {
+                                        Start const& start, Acc&& acc) {
     uint32_t const b_words[2] = {b[0], b[1]};
     int32_t before[4], after[4];
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      before[i] = int32_t(is_first ? quantize::kMagicBits : float_bits(acc(i)));
+      before[i] = int32_t(is_first ? start[i] : float_bits(acc(i)));
     }
     Arch::template mma_int8<A>(after, a, b_words, before);
     CUTE_UNROLL

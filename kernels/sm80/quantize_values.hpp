@@ -123,10 +123,9 @@ struct QuantizeKeysAndValues {
         uint8_t* const eighths = reinterpret_cast<uint8_t*>(scales.eighths);
         int const first = (pair % 4 * 4 + warp) * 4 + pair / 4 * 2;  // word 4 t + b
         CUTE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          scales.folded[first_key + i] = factors[i].folded;
-          eighths[first + i] = uint8_t(factors[i].eighths);
-        }
+        for (int i = 0; i < 2; ++i) eighths[first + i] = uint8_t(factors[i].eighths);
+        scales.folded[pair % 4 * 8 + warp * 2 + pair / 4] =
+            Arch::template pack<cutlass::half_t>(factors[0].folded, factors[1].folded);
       }
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {

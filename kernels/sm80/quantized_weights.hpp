@@ -1,17 +1,20 @@
 // P in 8 bits without a sign, and P V in int8: core/quantize.hpp's kInt8.
 //
-//   w    weights of a tile, relative to a row max that lags (tile/softmax_rows.hpp), times what
-//   they
-//        take over of the scales of V: those of a row that are too large show in their largest
-//   P'   round(255 w / largest w of the row in the tile), the largest being a matter of a quad
+//   w    weights of a tile, in fp16, two keys a word: relative to a row max that lags
+//        (tile/softmax_rows.hpp), 2^kLog2AtMax where it is, times what they take over of the scales
+//        of V. A row max is updated where a weight is kLimit or more: next to never
+//   P'   round(255 w / largest w of the row in the tile), the largest being a matter of a quad.
+//        Added to 1024, an integer of 8 bits is the low byte of an fp16
 //   O    += (sum of P' v8) * largest / 255 * scale of V. Sums begin with the bits of kMagic, as
-//   those
-//        of Q K^T do, and with 64 keys stay below 2^22
+//        those of Q K^T do, and with 64 keys stay below 2^22. O takes kMagic along, which is one
+//        multiply-add for a sum, and not two: `magic` is how many times, and take_off_magic()
+//        takes it off every kMagicTiles tiles. So long O is off by less than a hundredth of what
+//        rounding P does to it
 //
 // The row sum is one of integers, too, by dp4a: of P' times e, over 8.
 //
 // A product of int8 with NaN there is none. NaN of a weight, or of what it takes over, makes the
-// largest NaN, as an integer larger than any other: so is the row then.
+// largest NaN: so is the row then.
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -25,80 +28,112 @@ struct QuantizedWeights {
   using Words = typename Step::Words;
   using Scales = quantize::KeyValueScales;
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
+  static constexpr int kPairs = Config::kBlockN / 8;   // of keys, of a row and thread
   static constexpr int kSteps = Config::kBlockN / 32;  // of P V
+  static constexpr int kMagicTiles = 16;
+  static constexpr float kLog2AtMax = 7.0f;
+  static constexpr uint32_t kLimit = 0x7800;  // 2^15 in fp16
+  static constexpr uint32_t kInteger = 0x64006400u;  // 1024, twice
+  // 255 / largest is a number of fp16.
+  static constexpr float kLeastLargest = 0x1p-7f;
+  using W = uint32_t[kRows][kPairs];
+  using Largest = uint32_t[kRowBlocks];  // of two rows, g the low half and g + 8
   using P = Words[kSteps][kRowBlocks];
 
   CUTE_DEVICE static int thread_in_quad() {
     return (Config::kIsTight ? opaque(Arch::thread()) : Arch::thread()) % 4;
   }
 
-  // w of the scores of a tile; of each row the largest that this thread has, in sums. is_full: no
+  // w of the scores of key block j, and the largest that this thread has of each row. is_full: no
   // key of it is masked.
-  template <class S, class Softmax, class Units, class IsFull>
-  CUTE_DEVICE static void weigh(S&& s, Softmax& softmax, float const (&row_max)[kRows],
-                                Units const& units, Scales const& scales, IsFull) {
-    Address const folded = Arch::smem_address(scales.folded) + thread_in_quad() * 8;
-    uint32_t largest[kRows] = {};
+  template <class S, class Units, class IsFull>
+  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
+                                Scales const& scales, IsFull, int j, W& w,
+                                uint32_t (&of_thread)[kRows]) {
+    int const first = j * (Step::kKeyBlock / 8);
+    Address const folded = Arch::smem_address(scales.folded) + thread_in_quad() * (kPairs * 4);
+    static_assert(Step::kKeyBlock % 32 == 0);
+    uint32_t of_keys[4];  // of 32 keys
     CUTE_UNROLL
-    for (int n = 0; n < Config::kBlockN / 8; ++n) {
-      float of_keys[2];
-      Arch::load_shared(folded + n * 32, of_keys);
+    for (int n = first; n < first + Step::kKeyBlock / 8; ++n) {
+      if (n % 4 == 0) Arch::load_shared(folded + n * 4, of_keys);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const offset = units.offset(i, row_max[i]);
+        float const offset = units.offset(i, row_max[i] - kLog2AtMax);
+        float weights[2];
         CUTE_UNROLL
-        for (int j = 2 * n; j < 2 * n + 2; ++j) {
-          float const weight = fast_exp2(fmaf(s(i, j), units.factor(i), offset));
-          // A masked value may be NaN.
-          bool const is_zero = !IsFull::value && weight == 0.0f;
-          s(i, j) = is_zero ? 0.0f : weight * of_keys[j % 2];
-          uint32_t const bits = float_bits(s(i, j));
-          largest[i] = bits > largest[i] ? bits : largest[i];
+        for (int e = 0; e < 2; ++e) {
+          weights[e] = fast_exp2(fmaf(s(i, 2 * (n - first) + e), units.factor(i), offset));
         }
+        uint32_t const pair = Arch::template pack<cutlass::half_t>(weights[0], weights[1]);
+        uint32_t of_pair = of_keys[n % 4];
+        // What a masked value has may be NaN.
+        if constexpr (!IsFull::value) of_pair &= nonzero_halves(pair);
+        w[i][n] = Arch::multiply_halves(pair, of_pair);
+        of_thread[i] = n == 0 ? w[i][n] : Arch::max_halves(of_thread[i], w[i][n]);
       }
     }
+  }
+
+  // The largest of each row, which its quad has.
+  CUTE_DEVICE static void find_largest(uint32_t const (&of_thread)[kRows], Largest& largest) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) softmax.sums[i] = bits_float(largest[i]);
+    for (int m = 0; m < kRowBlocks; ++m) {
+      uint32_t const low = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x5410);
+      uint32_t const high = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x7632);
+      largest[m] = Arch::max_halves(low, high);
+      CUTE_UNROLL
+      for (int mask = 1; mask < 4; mask *= 2) {
+        largest[m] = Arch::max_halves(largest[m], Arch::shuffle_xor(largest[m], mask));
+      }
+    }
+  }
+
+  // Whether the weights of row i are small enough for its row max to stay.
+  CUTE_DEVICE static bool is_small(Largest const& largest, int i) {
+    return (largest[i / 2] >> i % 2 * 16 & 0xffffu) < kLimit;
+  }
+  CUTE_DEVICE static bool are_small(Largest const& largest) {
+    bool result = true;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) result = result && is_small(largest, i);
+    return result;
   }
 
   // P' of them, and their sums; factors: what the rows' sums of P' v8 are multiplied by.
-  template <class S, class Softmax>
-  CUTE_DEVICE static void round(S const& s, Softmax& softmax, Scales const& scales, P& p,
-                                float (&factors)[kRows]) {
+  template <class Softmax>
+  CUTE_DEVICE static void round(W const& w, Largest const& largest, Softmax& softmax,
+                                Scales const& scales, P& p, float (&factors)[kRows]) {
     uint32_t eighths[4];
     float v_scale[2];
     Arch::load_shared(Arch::smem_address(scales.eighths) + thread_in_quad() * 16, eighths);
     Arch::load_shared(Arch::smem_address(&scales.v), v_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      uint32_t bits = float_bits(softmax.sums[i]);
-      CUTE_UNROLL
-      for (int mask = 1; mask < 4; mask *= 2) {
-        uint32_t const other = Arch::shuffle_xor(bits, mask);
-        bits = other > bits ? other : bits;
-      }
-      float const largest = bits_float(bits);
-      float const inverse = 255.0f * fast_reciprocal(fmaxf(largest, quantize::kLeast));
+      float const of_row = half_to_float(uint16_t(largest[i / 2] >> i % 2 * 16));
+      float const divisor = of_row < kLeastLargest ? kLeastLargest : of_row;
+      float const inverse = 255.0f * fast_reciprocal(divisor);
+      uint32_t const inverses = Arch::template pack<cutlass::half_t>(inverse, inverse);
       uint32_t sum = quantize::kMagicBits;
       CUTE_UNROLL
       for (int b = 0; b < Config::kBlockN / 16; ++b) {
-        uint32_t bytes[4];
-        CUTE_UNROLL
-        for (int e = 0; e < 4; ++e) bytes[e] = quantize::to_int8(s(i, 4 * b + e), inverse);
-        uint32_t const word = Arch::pack_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+        uint32_t const first = Arch::multiply_add_halves(w[i][2 * b], inverses, kInteger);
+        uint32_t const second = Arch::multiply_add_halves(w[i][2 * b + 1], inverses, kInteger);
+        uint32_t const word = Arch::permute_bytes(first, second, 0x6420);
         p[b / 2][i / 2][i % 2 + b % 2 * 2] = word;
         sum = Arch::dot_bytes(word, eighths[b], sum);
       }
-      float const factor = largest * (1.0f / 255.0f);
+      constexpr float kFactor = 1.0f / 128.0f / 255.0f;
       float& row_sum = softmax.rows[i].sum;
-      row_sum = fmaf(bits_float(sum) - quantize::kMagic, factor * 0.125f, row_sum);
-      factors[i] = factor * v_scale[0];
+      row_sum = fmaf(bits_float(sum) - quantize::kMagic, divisor * (kFactor / 8), row_sum);
+      factors[i] = divisor * (kFactor * v_scale[0]);
     }
   }
 
-  // O += P V of a tile.
+  // O += P V of a tile, and kMagic.
   CUTE_DEVICE static void multiply(P const& p, Address v_rows, float const (&factors)[kRows],
-                                   typename Step::O& o) {
+                                   typename Step::Start const& start, typename Step::O& o,
+                                   float (&magic)[kRows]) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
       typename Config::template Fragment<Arch, float, 16> sums;  // (MMA, M, half), as bits
@@ -110,7 +145,7 @@ struct QuantizedWeights {
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
           for (int m = 0; m < kRowBlocks; ++m) {
-            Step::template multiply_int8<uint8_t>(p[n][m], words + 2 * half, n == 0,
+            Step::template multiply_int8<uint8_t>(p[n][m], words + 2 * half, n == 0, start,
                                                   sums(_, m, half));
           }
         }
@@ -122,11 +157,29 @@ struct QuantizedWeights {
           CUTE_UNROLL
           for (int i = 0; i < 4; ++i) {
             float& at = o(i, m, 2 * d + half);
-            at = fmaf(sums(i, m, half) - quantize::kMagic, factors[2 * m + i / 2], at);
+            at = fmaf(sums(i, m, half), factors[2 * m + i / 2], at);
           }
         }
       }
     }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) magic[i] += factors[i];
+  }
+
+  template <class O>
+  CUTE_DEVICE static void take_off_magic(O&& o, float (&magic)[kRows]) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<1>(o); ++j) o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));
+      magic[i] = 0.0f;
+    }
+  }
+
+ private:
+  // 0xffff for each half that is not 0.
+  CUTE_DEVICE static uint32_t nonzero_halves(uint32_t x) {
+    return (x & 0xffffu ? 0xffffu : 0u) | (x >> 16 ? 0xffff0000u : 0u);
   }
 };
 

@@ -37,7 +37,7 @@ struct TiledSchedule {
     Arch::sync();  // K full; V empty
     in.copy.copy_v(key, 0);
     typename Step::S acc_s[kKeyBlocks];
-    Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, acc_s);
+    Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, in.start, acc_s);
     Arch::template async_copy_wait<0>();
     Arch::sync();  // V full; K empty
     typename Step::P p;

@@ -184,7 +184,7 @@ struct Consumer {
     int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
     auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q.stage][group]), warp, lane);
     auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
-    Step::qk_of_tile(q_rows, k_rows, acc_s);
+    Step::qk_of_tile(q_rows, k_rows, {}, acc_s);
     auto s = as_rows(acc_s[0]);
     apply_score(info, s, key, true_type{});
     softmax.softmax_weights_rescaled(s, as_rows(acc_o), log2_scale);

@@ -52,10 +52,10 @@ struct TileCopy {
     }
   }
 
-  // The same, and `source` moved on to the tile behind, or with a negative stride to the one
-  // before. Strides have 32 bits: an address is one multiply-add then. That their sign is not known
-  // keeps their multiples out of registers; without, sm89/int8_fp8 d128 128x64x4 has 8 bytes of
-  // local memory.
+  // The same, and `source` moved on to the tile behind, or before. Strides have 32 bits: an address
+  // is one multiply-add then. On the way back their sign is not known, which keeps their multiples
+  // out of registers; without, sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
+  template <bool kIsReversed>
   CUTE_DEVICE static void load_next(Address target, Element const*& source, int32_t stride,
                                     int columns, int thread) {
     int const vector = int(unsigned(thread) % Tile::kVectors);
@@ -64,7 +64,8 @@ struct TileCopy {
     for (int c = 0; c < Tile::kChunks; ++c) {
       inside[c] = vector + c * Tile::kVectors < columns / (8 * kElements);
     }
-    int32_t const apart = stride < 0 ? -stride : stride;
+    int32_t const on = kIsReversed ? -stride : stride;
+    int32_t const apart = kIsReversed && on < 0 ? -on : on;
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       if (!has_row(i, thread)) break;
@@ -74,7 +75,7 @@ struct TileCopy {
         Arch::async_copy(target + step(i, c), row + c * kChunk, inside[c]);
       }
     }
-    source += int64_t(stride) * Tile::kRows;
+    source += int64_t(on) * Tile::kRows;
   }
 
   // The same where only `rows` rows exist.

@@ -360,6 +360,7 @@ double SolvedCase::round_weights(std::vector<double> const& p, std::vector<doubl
   Case const& c = case_;
   auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
   double rounded_sum = sum;
+  lse_bound += 0x1p-11;  // of 255 / largest, in fp16
   for (int first = 0; first < c.seqlen_k; first += 64) {
     int const keys = std::min(64, c.seqlen_k - first);
     double amax[64] = {}, eighths[64], of_tile = 0, largest = 0, most = 0;
@@ -376,7 +377,8 @@ double SolvedCase::round_weights(std::vector<double> const& p, std::vector<doubl
       most = std::fmax(most, eighths[n] / 8);
     }
     if (largest == 0) continue;
-    lse_bound += 2 * largest / 255 * most / sum;
+    // Weights are fp16 before they are integers: a few become the next one.
+    lse_bound += 4 * largest / 255 * most / sum;
     for (int n = 0; n < keys; ++n) {
       double const unfolded = eighths[n] / 8, integer = p[first + n] / unfolded / largest * 255;
       double const weight = std::nearbyint(integer) * largest / 255 * unfolded;

@@ -105,6 +105,7 @@ std::vector<Case> cases(int head_dim) {
     x.softmax_scale = -0.25f;
   }
   add("large magnitudes", 70, 130).magnitude = 100;
+  add("many tiles of keys", 17, 1100);
   {
     Case& x = add("NaN in a key reaches the rows that see it", 90, 90);
     x.causal = true;
