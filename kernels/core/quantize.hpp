@@ -20,8 +20,8 @@
 //            P' = round(255 w / largest w), w = exp(score) * 8 / e, has 8 bits without a sign. The
 //            row sum is that of P' e / 8, an integer. A value that is much larger than others of
 //            its tile, or much smaller with a far larger weight (an attention sink), costs these no
-//            bits then. On a GPU w, 8 / e and 255 / largest are rounded to fp16 before, which moves a
-//            few P' to the next integer.
+//            bits then. On a GPU w, 8 / e and 255 / largest are rounded to fp16 before, which moves
+//            a few P' to the next integer.
 //   kFp8     v8 is e4m3 with a scale for each tile of 64 keys, the power of 2 with which its
 //            largest magnitude is from 64 on and below 128. P is e4m3, kFp8Weight where the row max
 //            is, which is updated when a row's P of a tile adds up to kFp8Limit, the largest

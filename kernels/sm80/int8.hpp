@@ -129,6 +129,10 @@ struct Int8Schedule {
       weigh(key, is_full, row_max, w, largest);
       bool const ok = Weights::are_small(largest);
       unpredicated_if(Arch::any(!ok), [&] {  // the row max has to be updated: from S once more
+        int large = 0;  // a bit a row
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
+        large = opaque(large);
         float max[kRows];
         CUTE_UNROLL
         for (int j = 0; j < kKeyBlocks; ++j) {
@@ -140,10 +144,13 @@ struct Int8Schedule {
             max[i] = j == 0 ? of_block : fmaxf(max[i], of_block);
           }
         }
-        Weights::take_off_magic(as_rows(out.acc_o), magic);
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) {
-          softmax.rescale(as_rows(out.acc_o), {!Weights::is_small(largest, i), max[i]}, i, 1.0f);
+          // Other rows keep what they have: what they come to must not depend on this one.
+          unpredicated_if(large >> i & 1, [&] {
+            Weights::take_off_magic_of_row(as_rows(out.acc_o), magic, i);
+            softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
+          });
           row_max[i] = softmax.rows[i].row_max_ref();
         }
         weigh(key, is_full, row_max, w, largest);

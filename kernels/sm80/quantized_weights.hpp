@@ -169,11 +169,13 @@ struct QuantizedWeights {
   template <class O>
   CUTE_DEVICE static void take_off_magic(O&& o, float (&magic)[kRows]) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < size<1>(o); ++j) o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));
-      magic[i] = 0.0f;
-    }
+    for (int i = 0; i < kRows; ++i) take_off_magic_of_row(o, magic, i);
+  }
+  template <class O>
+  CUTE_DEVICE static void take_off_magic_of_row(O&& o, float (&magic)[kRows], int i) {
+    CUTE_UNROLL
+    for (int j = 0; j < size<1>(o); ++j) o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));
+    magic[i] = 0.0f;
   }
 
  private:
