@@ -153,6 +153,7 @@ struct Int8Schedule {
           });
           row_max[i] = softmax.rows[i].row_max_ref();
         }
+        Arch::sync_warp();  // quads have gone different ways
         weigh(key, is_full, row_max, w, largest);
       });
     }
@@ -171,8 +172,7 @@ struct Int8Schedule {
       // Or the compiler mixes the key blocks, and S takes the registers of all.
       if (j > 0) Arch::sync_warp();
       auto const units = scores(key, j, is_full, of_tile, s);
-      Weights::weigh(as_rows(s), row_max, units, scales(key), is_full, j, w,
-                     of_thread);
+      Weights::weigh(as_rows(s), row_max, units, scales(key), is_full, j, w, of_thread);
     }
     Weights::find_largest(of_thread, largest);
   }
