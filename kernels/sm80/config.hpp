@@ -92,8 +92,7 @@ struct Config {
   static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
                 "weights are rounded with what a row has of a tile");
   // P V in 8 bits leaves room for two buffers in shared memory, too, up to a head_dim of 128.
-  static constexpr bool kHasTwo8BitTiles =
-      kIsInt8V && TileK::kBytes + TileV::kBytes <= 16 * 1024;
+  static constexpr bool kHasTwo8BitTiles = kIsInt8V && TileK::kBytes + TileV::kBytes <= 16 * 1024;
   static constexpr int kStages = kKeepsQ || kHasTwo8BitTiles ? 2 : 1;
   // Where scales of keys are, of as many tiles as they may be there of.
   static constexpr int kScalePlaces = kIs8BitV ? kStages : 2 * kScaleTiles;
@@ -246,9 +245,9 @@ struct Config {
     }
   };
 
-  using Int8Storage = std::conditional_t<
-      kKeepsQ, ReusedStorage,
-      std::conditional_t<kHasTwo8BitTiles, HalvedTwiceStorage, HalvedStorage>>;
+  using Int8Storage =
+      std::conditional_t<kKeepsQ, ReusedStorage,
+                         std::conditional_t<kHasTwo8BitTiles, HalvedTwiceStorage, HalvedStorage>>;
   using SharedStorage =
       std::conditional_t<kIsSplit, SplitStorage,
                          std::conditional_t<kIsInt8, Int8Storage, WholeRowStorage>>;

@@ -129,7 +129,7 @@ struct Int8Schedule {
       weigh(key, is_full, row_max, w, largest);
       bool const ok = Weights::are_small(largest);
       unpredicated_if(Arch::any(!ok), [&] {  // the row max has to be updated: from S once more
-        int large = 0;  // a bit a row
+        int large = 0;                       // a bit a row
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
         large = opaque(large);

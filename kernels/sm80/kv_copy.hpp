@@ -97,8 +97,8 @@ struct KvCopy {
     Address const target = v_target() + stage * Config::kVStride;
     if constexpr (kCopiesWhole) {
       if (Config::kStages == 1 || has(key)) {  // with one stage the tile's K is there: so is V
-        CopyV::template load_next<Config::kIsReversed>(
-            target, v_source, int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
+        CopyV::template load_next<Config::kIsReversed>(target, v_source, int32_t(p.v.row_stride),
+                                                       p.head_dim_v, opaque(thread));
       }
       return Arch::async_copy_commit();
     }

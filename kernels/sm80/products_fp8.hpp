@@ -76,8 +76,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     CUTE_UNROLL
     for (int k = 0; k < kSteps; k += 2) qk_steps(q[k], q[k + 1], k_rows, key_block, k / 2, s);
   }
-  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, NoStart,
-                                     S (&s)[kKeyBlocks]) {
+  CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, NoStart, S (&s)[kKeyBlocks]) {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) clear(s[j]);
     CUTE_UNROLL

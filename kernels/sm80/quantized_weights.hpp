@@ -32,7 +32,7 @@ struct QuantizedWeights {
   static constexpr int kSteps = Config::kBlockN / 32;  // of P V
   static constexpr int kMagicTiles = 16;
   static constexpr float kLog2AtMax = 7.0f;
-  static constexpr uint32_t kLimit = 0x7800;  // 2^15 in fp16
+  static constexpr uint32_t kLimit = 0x7800;         // 2^15 in fp16
   static constexpr uint32_t kInteger = 0x64006400u;  // 1024, twice
   // 255 / largest is a number of fp16.
   static constexpr float kLeastLargest = 0x1p-7f;

@@ -212,6 +212,21 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
     assert tile.smem_bytes == smem and tile.why_not() == ""
 
 
+@pytest.mark.parametrize(
+    ("key", "smem"),
+    [
+        ("sm80/int8_qk/f16/d64/128x64x4", 29952),
+        ("sm80/int8_qk/f16/d128/64x64x4", 49920),
+        ("sm80/int8/f16/d64/128x64x4", 26368),
+        ("sm80/int8/f16/d128/128x64x4", 50944),
+        ("sm80/int8/f16/d256/64x64x4", 50176),
+    ],
+)
+def test_shared_memory_in_8_bits(key, smem):
+    """As the C++ compiler has it: kSmemBytes."""
+    assert tile_of(key, "identity").smem_bytes == smem
+
+
 @pytest.mark.parametrize(("tile", "smem"), [("d64/128x64x4", 49920), ("d128/128x32x4", 49664)])
 def test_two_blocks_with_pages_fit_an_sm_of_ada(tile, smem):
     shape = tile_of(f"sm80/paged/bf16/{tile}", "identity")

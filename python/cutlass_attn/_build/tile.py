@@ -17,7 +17,7 @@ MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1
 _COORDINATES, _COORDINATES_PAGED, _ROW = 120, 168, 8
 # With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
 # as many of 64; with V in 8 bits scales of one tile, those of its values among them.
-_ADDRESSES, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 16, 352, 32
+_ADDRESSES, _START, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 64, 16, 224, 32
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
@@ -81,6 +81,21 @@ class TileShape:
         return self.is_int8_v or self.is_fp8_v
 
     @property
+    def has_two_8_bit_tiles(self) -> bool:
+        """With P V in int8 K and V have two buffers each: kHasTwo8BitTiles of sm80/config.hpp."""
+        return self.is_int8_v and self.n * (self.head_dim + self.head_dim_v) <= 16 * 1024
+
+    @property
+    def min_blocks(self) -> int:
+        """Blocks an SM has registers for: kMinBlocksPerSm of sm80/config.hpp."""
+        if self.columns > 1:
+            return 1
+        is_small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64
+        is_small_in_int8 = self.is_int8 and self.is_pipelined and self.q_and_o <= 80
+        is_small_in_int8 &= self.rows == 1 or self.n == 128
+        return 3 if (is_small and not self.is_paged) or is_small_in_int8 else 2
+
+    @property
     def q_and_o(self) -> int:
         """Registers of both, of Q in int8."""
         return self.rows * (self.head_dim // 32 * 4 + self.head_dim_v // 2)
@@ -102,10 +117,13 @@ class TileShape:
             tiles = max(v, q - q8, o - k - q8) + k + q8
             if self.is_pipelined:
                 tiles = k + v + max(q, k + v, o - k - v)
+            elif self.has_two_8_bit_tiles:
+                tiles = k + v + q8 + max(k + v, q - q8, o - k - v - q8)
             scales = 2 * max(1, self.n // 64) * _SCALES
-            scales = _SCALES_INT8_V if self.is_int8_v else scales
+            if self.is_int8_v:
+                scales = _SCALES_INT8_V * (2 if self.has_two_8_bit_tiles else 1)
             scales = _SCALES_FP8_V if self.is_fp8_v else scales
-            return tiles + _aligned(scales + _ADDRESSES + 8 * self.m + _COORDINATES)
+            return tiles + _aligned(scales + _START + _ADDRESSES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1
             coordinates = _COORDINATES_PAGED + _ROW * self.n if self.is_paged else _COORDINATES

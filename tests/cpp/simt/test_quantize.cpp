@@ -452,8 +452,8 @@ struct Values {
       // Word 4 t + b, byte e: key 16 b + 2 t + e % 2 + 8 (e / 2).
       int const in_16 = n % 16, byte = in_16 % 2 + in_16 / 8 * 2;
       int const e = found.eighths[in_16 % 8 / 2 * 4 + n / 16] >> (8 * byte) & 0xff;
-      float const folded = half_to_float(uint16_t(
-          found.folded[in_16 % 8 / 2 * 8 + n / 8] >> (16 * (n % 2))));  // word 8 t + n / 8
+      float const folded = half_to_float(
+          uint16_t(found.folded[in_16 % 8 / 2 * 8 + n / 8] >> (16 * (n % 2))));  // word 8 t + n / 8
       CHECK_EQ(std::isnan(folded), !is_finite[n]);
       if (!is_finite[n]) continue;
       CHECK(e >= 8 && e <= 255);

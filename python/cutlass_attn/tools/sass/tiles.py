@@ -28,14 +28,18 @@ class Tile(TileShape):
     def key_block(self) -> int:
         """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
         is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
-        is_short |= self.is_int8 and self.q_and_o > 96
+        is_short |= self.is_int8 and self.q_and_o > (64 if self.min_blocks == 3 else 96)
         return 1 if is_short else 2
 
     @property
     def key_blocks_fp8(self) -> int:
         """With P V in e4m3, of a tile: kKeyBlocks of sm80/products.hpp."""
-        is_tight = self.rows * (self.head_dim_v + self.n) >= 320
-        return 2 if self.rows > 1 and (self.score == "identity" or not is_tight) else 1
+        return 2 if self.rows > 1 and (self.score == "identity" or not self.is_tight) else 1
+
+    @property
+    def is_tight(self) -> bool:
+        """With P V in 8 bits: kIsTight of sm80/config.hpp."""
+        return self.rows * (self.head_dim_v + self.n) >= 320
 
     @property
     def steps_in_registers(self) -> int:
@@ -153,6 +157,13 @@ class Tile(TileShape):
             if self.is_fp8_v or self.score != "general":
                 qk, times = 2 * qk, 2 * times
         sums, key_blocks = times, 1
+        if self.is_int8_v and self.score != "general":
+            # Twice: for the largest scores, and for weights.
+            qk, times = qk // 2 * 3, times // 2 * 3
+            key_blocks = 2 if self.rows > 1 and self.is_tight else 1
+        if self.has_two_8_bit_tiles:
+            # V comes ahead as K does, and tiles of both are whole.
+            copies = COPIES_Q * load_q + (1 + bodies) * (load_k + load_v + 1)
         if self.is_fp8_v:
             # Tiles of K are whole, too. With two key blocks Q K^T comes twice more: for the largest
             # scores, and for weights.
@@ -179,9 +190,7 @@ class Tile(TileShape):
 
     def register_limit(self) -> int:
         """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
-        small = self.rows == 1 and max(self.head_dim, self.head_dim_v) <= 64 and not self.is_paged
-        blocks = 1 if self.columns > 1 else 3 if small else 2
-        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
+        return min(REGISTERS // (self.threads * self.min_blocks) // 8 * 8, 255)
 
 
 @dataclass(frozen=True)
