@@ -45,10 +45,9 @@ struct Consumer {
   int const group;  // this warpgroup
   Score const score;
   float const log2_scale;
-  Ring<Config::kQStages> q;
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
-  Ring<Config::kInfos> infos;
+  uint32_t taken = 0;        // tiles of rows
   bool accumulates = false;  // whether any P V is in O
   Softmax softmax;
   typename Step::S acc_s[1];  // of a tile of keys
@@ -69,9 +68,8 @@ struct Consumer {
       bool is_beside = true;
       while (is_beside) {
         steps(*info);
-        release(&shared.q_empty[q.stage][group]);
-        q.advance();
-        int const stage = infos.stage ^ 1;  // of this tile
+        release(&shared.q_empty[q_stage()][group]);
+        int const stage = info_stage();
         Info* next = nullptr;
         int skipped = trailing(*info);
         // The next one is known once all keys of this one are on their way: not before this
@@ -182,7 +180,7 @@ struct Consumer {
   // Softmax after the row max is updated, from S once more: the warp computes its rows by itself.
   CUTE_DEVICE void rescale(Info const& info, int key) {
     int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
-    auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q.stage][group]), warp, lane);
+    auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q_stage()][group]), warp, lane);
     auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
     Step::qk_of_tile(q_rows, k_rows, {}, acc_s);
     auto s = as_rows(acc_s[0]);
@@ -245,25 +243,26 @@ struct Consumer {
   // --- Products ----------------------------------------------------------------------------------
 
   CUTE_DEVICE void issue_qk_of_next() {
-    Arch::barrier_wait(&shared.q_full[q.stage][group], q.round);
+    int const round = round_of<Config::kQStages>(taken - 1);
+    Arch::barrier_wait(&shared.q_full[q_stage()][group], round);
     take_turn();
     issue_qk();
   }
 
-  // Of a tile of rows, the one that was taken last. Warpgroups with later rows begin first, since
+  // To begin the tile of rows that was taken last. Warpgroups with later rows begin first, since
   // their keys under a causal mask are the first.
   CUTE_DEVICE void take_turn() {
     if (!Config::kTakesTurns || group == Config::kGroups - 1) return;
-    int const stage = infos.stage ^ 1;
-    Arch::barrier_wait(&shared.has_begun[stage][group + 1], infos.round ^ stage);
+    int const round = round_of<Config::kInfos>(taken - 1);
+    Arch::barrier_wait(&shared.has_begun[info_stage()][group + 1], round);
   }
   CUTE_DEVICE void end_turn() {
-    if (Config::kTakesTurns) release(&shared.has_begun[infos.stage ^ 1][group]);
+    if (Config::kTakesTurns) release(&shared.has_begun[info_stage()][group]);
   }
 
   CUTE_DEVICE void issue_qk() {
     Arch::barrier_wait(&shared.k_full[k.stage], k.round);
-    auto const rows = Arch::descriptor(shared.q[q.stage][group], 16, 1024);
+    auto const rows = Arch::descriptor(shared.q[q_stage()][group], 16, 1024);
     auto const tile = Arch::descriptor(shared.k[k.stage], 16, 1024);
     auto& s = s_registers();
     Arch::wgmma_fence(s);
@@ -309,11 +308,14 @@ struct Consumer {
 
   // The next tile of rows, or what says that there is none.
   CUTE_DEVICE Info* take() {
-    Arch::barrier_wait(&shared.info_full[infos.stage], infos.round);
-    Info* const info = &shared.info(infos.stage);
-    infos.advance();
-    return info;
+    int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
+    Arch::barrier_wait(&shared.info_full[stage], round);
+    ++taken;
+    return &shared.info(stage);
   }
+  // Of the tile that was taken last.
+  CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(taken - 1); }
+  CUTE_DEVICE int q_stage() const { return stage_of<Config::kQStages>(taken - 1); }
 
   // Tiles of keys that are copied before and after this warpgroup's own.
   CUTE_DEVICE int leading(Info const& info) const {

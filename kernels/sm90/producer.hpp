@@ -20,8 +20,8 @@ struct Producer {
   Shared& shared;
   Ring<Config::kKStages> k = {};
   Ring<Config::kVStages> v = {};
-  Ring<Config::kInfos> info_ring = {};
-  int taken = 0;  // of the counter
+  uint32_t published = 0;  // tiles of rows
+  int taken = 0;           // of the counter
   bool has_asked = false;
 
   CUTE_DEVICE void run() {
@@ -37,13 +37,12 @@ struct Producer {
       bool const has_rows = Config::kIsDense || tile.rows > 0;
       if (copies && has_rows) {
         copy_tile(publish(tile));
-        info_ring.advance();
+        ++published;
       }
     }
     if (!copies) return;
-    Arch::barrier_wait(&shared.info_empty[info_ring.stage], info_ring.round ^ 1);
-    shared.info(info_ring.stage).is_there = 0;
-    Arch::barrier_arrive(&shared.info_full[info_ring.stage]);
+    next_info().is_there = 0;
+    Arch::barrier_arrive(&shared.info_full[info_stage()]);
   }
 
  private:
@@ -69,9 +68,15 @@ struct Producer {
     return params.blocks + number;
   }
 
+  CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(published); }
+  CUTE_DEVICE Info& next_info() {
+    int const round = round_of<Config::kInfos>(published);
+    Arch::barrier_wait(&shared.info_empty[info_stage()], round ^ 1);
+    return shared.info(info_stage());
+  }
+
   CUTE_DEVICE Info& publish(Coord const& tile) {
-    Arch::barrier_wait(&shared.info_empty[info_ring.stage], info_ring.round ^ 1);
-    Info& info = shared.info(info_ring.stage);
+    Info& info = next_info();
     SeqLens const lens = tile.seq.lens(params.forward.problem);
     IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
     TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
@@ -86,7 +91,7 @@ struct Producer {
     info.interval = mask.near(tile.q_begin);
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
-    Arch::barrier_arrive(&shared.info_full[info_ring.stage]);
+    Arch::barrier_arrive(&shared.info_full[info_stage()]);
     return info;
   }
 
@@ -125,12 +130,9 @@ struct Producer {
     }
   }
 
-  // Into the buffer of the info's number, or the only one: another ring would take registers.
   CUTE_DEVICE void copy_q(Info const& info) {
-    static_assert(Config::kQStages == 1 || Config::kQStages == Config::kInfos);
-    constexpr bool kIsOne = Config::kQStages == 1;
-    int const stage = kIsOne ? 0 : info_ring.stage;
-    int const round = kIsOne ? info_ring.stage : info_ring.round;
+    int const stage = stage_of<Config::kQStages>(published);
+    int const round = round_of<Config::kQStages>(published);
     Coord const& tile = info.tile;
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {

@@ -76,6 +76,12 @@ struct FragmentPlace {
   }
   // Column of the warp's share: a key of its key block, or a head-dim column.
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
+  // A bit for each of a thread's first 32 columns, the j-th for column(j): is it before end?
+  CUTE_DEVICE uint32_t columns_before(int end) const {
+    int const beyond = end - thread % 4 * 2, in_8 = beyond & 7;
+    int const count = beyond < 0 ? 0 : beyond / 8 * 2 + (in_8 < 2 ? in_8 : 2);
+    return count < 32 ? (1u << count) - 1 : ~0u;
+  }
 };
 
 }  // namespace cutlass_attn

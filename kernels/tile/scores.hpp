@@ -84,6 +84,10 @@ struct FragmentScores {
   }
 
  private:
+  // Keys of a row from which on they are masked by bits: less than two instructions a key (R2P
+  // makes predicates of seven bits), where two comparisons are three.
+  static constexpr int kBitsFrom = 16;
+
   // -inf for keys outside [lo(q), hi(q)), q counted from the tile's first query.
   template <class S, class Lo, class Hi>
   CUTE_DEVICE void mask_outside(S&& s, int key, Lo&& lo_of, Hi&& hi_of) const {
@@ -94,10 +98,17 @@ struct FragmentScores {
       at.thread = opaque(at.thread);
       int const q = tile.query(at.row(i)) - tile.q_begin;
       int const lo = lo_of(q) - key, hi = hi_of(q) - key;
-      CUTE_UNROLL
-      for (int j = 0; j < cute::size<1>(s); ++j) {
-        int const n = (kIsTight ? at : place).column(j);
-        s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
+      if constexpr (decltype(cute::size<1>(s))::value >= kBitsFrom) {
+        static_assert(decltype(cute::size<1>(s))::value <= 32);
+        uint32_t const sees = place.columns_before(hi) & ~place.columns_before(lo);
+        CUTE_UNROLL
+        for (int j = 0; j < cute::size<1>(s); ++j) s(i, j) = sees >> j & 1 ? s(i, j) : -kInf;
+      } else {
+        CUTE_UNROLL
+        for (int j = 0; j < cute::size<1>(s); ++j) {
+          int const n = (kIsTight ? at : place).column(j);
+          s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
+        }
       }
     }
   }

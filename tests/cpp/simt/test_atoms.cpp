@@ -11,6 +11,7 @@
 #include "arch/sm80.hpp"
 #include "check.hpp"
 #include "simt/warp_ops.hpp"
+#include "tile/fragment.hpp"
 
 using namespace cutlass_attn::simt;
 using cutlass::bfloat16_t;
@@ -352,6 +353,17 @@ TEST(below_15bit_compares_halves) {
   CHECK_EQ(Sm80::below_15bit(0x80040005u, 0x00050005u), 0xffff0000u);
   CHECK_EQ(Sm80::below_15bit(0x7fff7bffu, 0x7c007c00u), 0x0000ffffu);
   CHECK_EQ(Sm80::below_15bit(0x0000ffffu, 0u), 0u);
+}
+TEST(columns_before_is_a_bit_a_column) {
+  for (int thread = 0; thread < 8; ++thread) {
+    cutlass_attn::FragmentPlace<4, 1> const place{thread};
+    for (int end = -300; end < 300; ++end) {
+      uint32_t const bits = place.columns_before(end);
+      for (int j = 0; j < 32; ++j) CHECK_EQ(bits >> j & 1, uint32_t(place.column(j) < end));
+    }
+    CHECK_EQ(place.columns_before(1 << 30), ~0u);
+    CHECK_EQ(place.columns_before(-(1 << 30)), 0u);
+  }
 }
 TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();

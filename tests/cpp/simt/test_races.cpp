@@ -25,7 +25,7 @@ int words_in(std::string const& name, std::string const& text) {
   for (auto begin = name.begin(); begin != name.end();) {
     begin = std::find_if(begin, name.end(), is_letter);
     auto const end = std::find_if_not(begin, name.end(), is_letter);
-    count += end - begin >= 4 && text.find(std::string(begin, end)) != std::string::npos;
+    count += end - begin >= 3 && text.find(std::string(begin, end)) != std::string::npos;
     begin = end;
   }
   return count;
