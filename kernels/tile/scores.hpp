@@ -84,9 +84,10 @@ struct FragmentScores {
   }
 
  private:
-  // Keys of a row from which on they are masked by bits: less than two instructions a key (R2P
-  // makes predicates of seven bits), where two comparisons are three.
-  static constexpr int kBitsFrom = 16;
+  // Whether so many keys of a row are masked by bits: less than two instructions a key (R2P makes
+  // predicates of seven bits), where two comparisons are three. In tight tiles that takes
+  // registers: sm89/int8_fp8 d128 128x64x4 with softcap has 80 bytes of local memory for it.
+  static constexpr bool uses_bits(int keys) { return keys >= 16 && !kIsTight; }
 
   // -inf for keys outside [lo(q), hi(q)), q counted from the tile's first query.
   template <class S, class Lo, class Hi>
@@ -98,7 +99,7 @@ struct FragmentScores {
       at.thread = opaque(at.thread);
       int const q = tile.query(at.row(i)) - tile.q_begin;
       int const lo = lo_of(q) - key, hi = hi_of(q) - key;
-      if constexpr (decltype(cute::size<1>(s))::value >= kBitsFrom) {
+      if constexpr (uses_bits(decltype(cute::size<1>(s))::value)) {
         static_assert(decltype(cute::size<1>(s))::value <= 32);
         uint32_t const sees = place.columns_before(hi) & ~place.columns_before(lo);
         CUTE_UNROLL
