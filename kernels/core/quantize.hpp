@@ -116,20 +116,29 @@ CA_HOST_DEVICE uint32_t to_int8(float x, float inverse) {
 // What a tile of 64 keys has beside k8.
 struct alignas(16) KeyScales {
   float k[kGroups];
+
+  CA_HOST_DEVICE float& of_group(int t) { return k[t]; }
 };
-// And beside v8. Word 4 t + b of `eighths` is of the keys 2 t, 2 t + 1 and those 8 on, of the 16
-// keys from 16 b on: those that a thread has of a word of P.
+// And beside v8. What lane t of a quad multiplies by is together, so that a thread has one address:
+// group t of keys is 2 t, 2 t + 1 and those 8, 16, ... on.
 struct alignas(16) KeyValueScales {
-  float k[kGroups];
-  uint32_t eighths[kTileKeys / 4];  // e
-  uint32_t folded[kTileKeys / 2];   // 8 / e in fp16: word 8 t + n of keys 8 n + 2 t and the next
-  float v;                          // of_tile / 127
+  struct alignas(16) OfLane {
+    float k;
+    float v;                                       // of_tile / 127
+    alignas(16) uint32_t eighths[kTileKeys / 16];  // e: word b of 16 keys from 16 b on
+    uint32_t folded[kTileKeys / 8];  // 8 / e in fp16: word n of the keys 8 n + 2 t and the next
+  };
+  OfLane lanes[kGroups];
+
+  CA_HOST_DEVICE float& of_group(int t) { return lanes[t].k; }
 };
 
 // And with v8 in e4m3.
 struct alignas(16) KeyFp8Scales {
   float k[kGroups];
   float v;
+
+  CA_HOST_DEVICE float& of_group(int t) { return k[t]; }
 };
 
 // kFp8: of a tile's values, from their largest magnitude.

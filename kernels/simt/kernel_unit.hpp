@@ -9,8 +9,9 @@
 //   template <class Score, class Arch>
 //   static void run(Params const&, char* smem);
 //
-// where arch/sm80.hpp is not enough, `Machine`, the Arch that it asks for, and with asides also
-// their types,
+// where not all scores have as many blocks, `template <class Score> min_blocks_per_sm()`; where
+// arch/sm80.hpp is not enough, `Machine`, the Arch that it asks for; and with asides also their
+// types,
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
@@ -21,13 +22,28 @@
 #include "core/launch.hpp"
 #include "core/score.hpp"
 
+namespace cutlass_attn {
+
+// Blocks of an SM that the entry for Score leaves registers for.
+template <class Kernel, class Score, class = int>
+struct MinBlocksPerSm {
+  static constexpr int value = Kernel::kMinBlocksPerSm;
+};
+template <class Kernel, class Score>
+struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm<Score>())> {
+  static constexpr int value = Kernel::template min_blocks_per_sm<Score>();
+};
+
+}  // namespace cutlass_attn
+
 // The __global__ function <symbol>__<token>, which runs a block of the type Kernel with Score.
-#define CA_KERNEL_ENTRY(symbol, token, Kernel, Score)                                     \
-  extern "C" __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocksPerSm) \
-      symbol##__##token(__grid_constant__ Kernel::Params const params) {                  \
-    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                                \
-    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                     \
-    Kernel::template run<Score, Machine>(params, smem);                                   \
+#define CA_KERNEL_ENTRY(symbol, token, Kernel, Score)                           \
+  extern "C" __global__ void __launch_bounds__(                                 \
+      Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, Score>::value)) \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {        \
+    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                      \
+    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];           \
+    Kernel::template run<Score, Machine>(params, smem);                         \
   }
 
 // The same of an aside, Kernel::Aside.

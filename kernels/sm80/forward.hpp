@@ -65,6 +65,10 @@ struct Forward {
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
+  template <class Score>
+  static constexpr int min_blocks_per_sm() {
+    return Config::template min_blocks_per_sm<Score>();
+  }
   static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>

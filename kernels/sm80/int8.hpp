@@ -23,8 +23,10 @@ template <class Config, class Score, class Arch>
 struct Int8Schedule {
   using Step = Products<Config, Score, Arch>;
   using Weights = QuantizedWeights<Config, Score, Arch>;
+  using QScales = typename Operands<Config, Score, Arch>::QScales;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kKeyBlocks = Step::kKeyBlocks, kStages = Config::kStages;
+  static constexpr float kLeastMax = -3e38f;  // in place of -inf, once a row has seen a tile
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
@@ -37,24 +39,33 @@ struct Int8Schedule {
 
   CUTE_DEVICE void run() {
     int key = in.range.begin;
+    int const end = in.range.end;
     begin(key);
-    for (; key < in.range.end; key += kN) {
-      if (is_full(key)) {
-        step(key, true_type{});
-      } else {
-        step(key, false_type{});
+    while (key < end) {
+      // Tiles that all queries see, without a look at the range, and one that they may not.
+      int const full_end = is_full(key) ? in.range.full_end : key;
+      for (; key < full_end; key += kN) step(key, end, true_type{});
+      if (key < end) {
+        step(key, end, false_type{});
+        key += kN;
       }
     }
     Weights::take_off_magic(as_rows(out.acc_o), magic);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float& max = out.softmax.rows[i].max;
+      if (max <= kLeastMax) max = -kInf;
+    }
   }
 
   // A tile of keys. is_full: all queries see all of it.
   template <class IsFull>
-  CUTE_DEVICE void step(int key, IsFull is_full) {
-    begin_tile(key, key + kN);
+  CUTE_DEVICE void step(int key, int end, IsFull is_full) {
+    auto const q_scales = in.q_scales();
+    begin_tile(key, key + kN, key + kN < end);
     typename Weights::P p;
     float factors[kRows];
-    softmax(key, is_full, p, factors);
+    softmax(key, is_full, q_scales, p, factors);
     begin_pv(key + kN);
     Weights::multiply(p, opaque(v_rows()), factors, in.start, out.acc_o, magic);
     constexpr int kMagicKeys = Weights::kMagicTiles * kN;
@@ -64,19 +75,23 @@ struct Int8Schedule {
 
   // Copies the first tile, and rounds Q, in whose place the second buffers are.
   CUTE_DEVICE void begin(int key) {
-    in.copy.copy_k(key, 0);
-    if constexpr (kStages == 2) in.copy.copy_v(key, 0);
+    if constexpr (kStages == 2) {
+      in.copy.copy_tile(true, key, in.copy.scales_source(key), 0);
+    } else {
+      in.copy.copy_k(key, 0);
+    }
     in.write_q8();
   }
 
   // K and scales of the tile full, with two buffers V, too; those of the tile before, or V, empty.
-  CUTE_DEVICE void begin_tile(int key, int next) {
+  CUTE_DEVICE void begin_tile(int key, int next, bool has_next) {
     stage = kStages == 2 ? stage ^ 1 : 0;
+    char const* next_scales = nullptr;
+    if constexpr (kStages == 2) next_scales = in.copy.scales_source(next);
     Arch::template async_copy_wait<0>();
     Arch::sync();  // K and scales full; V, or the other buffers, empty
     if constexpr (kStages == 2) {
-      in.copy.copy_k(next, stage ^ 1);
-      in.copy.copy_v(next, stage ^ 1);
+      in.copy.copy_tile(has_next, next, next_scales, stage ^ 1);
     } else {
       in.copy.copy_v(key, 0);
     }
@@ -98,19 +113,24 @@ struct Int8Schedule {
     return !Score::kIsGeneral && (is_behind & is_before);
   }
 
-  CUTE_DEVICE auto const& scales(int key) const {
+  CUTE_DEVICE auto& scales(int key) const {
     return in.shared.block.scales[Config::place_of_scales(key)];
+  }
+  // What this thread multiplies by.
+  CUTE_DEVICE auto& own_scales(int key) const {
+    return scales(key).lanes[Weights::thread_in_quad()];
   }
   CUTE_DEVICE auto k_rows() const { return in.k_rows + stage * Config::kKStride; }
   CUTE_DEVICE auto v_rows() const { return in.v_rows + stage * Config::kVStride; }
 
   // From Q and K of a tile to P.
   template <class IsFull>
-  CUTE_DEVICE void softmax(int key, IsFull is_full, typename Weights::P& p,
+  CUTE_DEVICE void softmax(int key, IsFull is_full, QScales const& q_scales, typename Weights::P& p,
                            float (&factors)[kRows]) {
     auto& softmax = out.softmax;
     typename Weights::W w;
     typename Weights::Largest largest;
+    uint32_t of_thread[kRows];
     float row_max[kRows];
     if constexpr (Score::kIsGeneral) {
       typename Step::S acc_s;
@@ -120,61 +140,70 @@ struct Int8Schedule {
       softmax.update_max_checked(s, as_rows(out.acc_o), in.log2_scale);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].row_max_ref();
-      uint32_t of_thread[kRows];
-      Weights::weigh(s, row_max, units, scales(key), is_full, 0, w, of_thread);
-      Weights::find_largest(of_thread, largest);
+      Weights::weigh(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
     } else {
-      CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-      weigh(key, is_full, row_max, w, largest);
-      bool const ok = Weights::are_small(largest);
-      unpredicated_if(Arch::any(!ok), [&] {  // the row max has to be updated: from S once more
-        int large = 0;                       // a bit a row
+      // Once, or where the row max has to be updated, which is next to never, twice.
+      CUTE_NO_UNROLL
+      for (int updates = opaque(0);; ++updates) {
         CUTE_UNROLL
-        for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
-        large = opaque(large);
-        float max[kRows];
-        CUTE_UNROLL
-        for (int j = 0; j < kKeyBlocks; ++j) {
-          typename Step::S s;
-          auto const units = scores(key, j, is_full, in.units(key), s);
-          CUTE_UNROLL
-          for (int i = 0; i < kRows; ++i) {
-            float const of_block = softmax.max_of_quad(as_rows(s), i, units);
-            max[i] = j == 0 ? of_block : fmaxf(max[i], of_block);
-          }
-        }
-        CUTE_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          // Other rows keep what they have: what they come to must not depend on this one.
-          unpredicated_if(large >> i & 1, [&] {
-            Weights::take_off_magic_of_row(as_rows(out.acc_o), magic, i);
-            softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
-          });
-          row_max[i] = softmax.rows[i].row_max_ref();
-        }
-        Arch::sync_warp();  // quads have gone different ways
-        weigh(key, is_full, row_max, w, largest);
-      });
+        for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
+        weigh(key, is_full, q_scales, row_max, w, of_thread);
+        if (!Arch::any(!Weights::are_small(of_thread)) || updates > 0) break;
+        update_row_max(key, is_full, of_thread);
+      }
     }
-    Weights::round(w, largest, softmax, scales(key), p, factors);
+    Weights::find_largest(of_thread, largest);
+    Weights::round(w, largest, softmax, own_scales(key), p, factors);
+  }
+
+  // Of the rows with weights that are not small, from S once more.
+  template <class IsFull>
+  CUTE_DEVICE void update_row_max(int key, IsFull is_full, uint32_t const (&of_thread)[kRows]) {
+    auto& softmax = out.softmax;
+    typename Weights::Largest largest;
+    Weights::find_largest(of_thread, largest);
+    int large = 0;  // a bit a row
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
+    large = opaque(large);
+    float max[kRows];
+    CUTE_UNROLL
+    for (int j = 0; j < kKeyBlocks; ++j) {
+      typename Step::S s;
+      auto const units = scores(key, j, is_full, in.units(key), s);
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float const of_block = softmax.max_of_quad(as_rows(s), i, units);
+        max[i] = j == 0 ? of_block : fmaxf(max[i], of_block);
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      // Other rows keep what they have: what they come to must not depend on this one.
+      unpredicated_if(large >> i & 1, [&] {
+        Weights::take_off_magic_of_row(as_rows(out.acc_o), magic, i);
+        softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
+      });
+      // Of a row that has seen no key yet, so that -inf minus its row max is not NaN.
+      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
+    }
+    Arch::sync_warp();  // quads have gone different ways
   }
 
   // w, a key block at a time.
   template <class IsFull>
-  CUTE_DEVICE void weigh(int key, IsFull is_full, float const (&row_max)[kRows],
-                         typename Weights::W& w, typename Weights::Largest& largest) const {
-    uint32_t of_thread[kRows];
-    auto const of_tile = in.units(key);
+  CUTE_DEVICE void weigh(int key, IsFull is_full, QScales const& q_scales,
+                         float const (&row_max)[kRows], typename Weights::W& w,
+                         uint32_t (&of_thread)[kRows]) const {
+    auto const of_tile = in.units(key, q_scales);
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       typename Step::S s;
       // Or the compiler mixes the key blocks, and S takes the registers of all.
       if (j > 0) Arch::sync_warp();
       auto const units = scores(key, j, is_full, of_tile, s);
-      Weights::weigh(as_rows(s), row_max, units, scales(key), is_full, j, w, of_thread);
+      Weights::weigh(as_rows(s), row_max, units, own_scales(key), is_full, j, w, of_thread);
     }
-    Weights::find_largest(of_thread, largest);
   }
 
   // S of key block j, with score_mod and mask; what it is in: `units`, but for NaN.

@@ -35,7 +35,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
   // A tile of keys. is_full: all queries see all of it.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Base::begin_tile(key, key - kN);
+    Base::begin_tile(key, key - kN, key > in.range.begin);
     typename Weights::P p;
     softmax(key, is_full, p);
     float const v_scale = Base::scales(key).v;

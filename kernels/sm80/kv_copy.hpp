@@ -34,9 +34,9 @@ struct KvCopy {
 
   // With P V in 8 bits tiles are whole: the launch before writes them so. 26 instructions fewer a
   // tile, with V in e4m3 at d128 128x64x4, than with a test for rows beyond the last. With P V in
-  // int8, d256 has 150 bytes of local memory for it.
-  static constexpr bool kCopiesWhole =
-      Config::kIs8BitV && (Config::kIsReversed || Config::kStages == 2);
+  // int8 copy_tile() does so where there are two buffers; d256 has 150 bytes of local memory for
+  // it.
+  static constexpr bool kCopiesWhole = Config::kIsE4m3V;
 
   Problem const& p;
   typename Config::SharedStorage& shared;
@@ -89,6 +89,40 @@ struct KvCopy {
       copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
     }
   }
+  // Where this thread reads its vector of the scales of that tile.
+  CUTE_DEVICE char const* scales_source(int key) const {
+    auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
+    unsigned const of_tile = sizeof(shared.block.scales[0]);
+    return all + (unsigned(key) / quantize::kTileKeys * of_tile + opaque(thread) * 16);
+  }
+
+  // K, V and the scales: whole tiles, in one group. Without a branch, beside what follows; in a
+  // tight tile with one, or that has no registers (4 % at d128 128x64x4 on an H100).
+  CUTE_DEVICE void copy_tile(bool is_there, int key, char const* scales_source, int stage) {
+    static_assert(Config::kHasTwo8BitTiles);
+    if (!is_aligned) {
+      copy_k(key, stage);
+      return copy_v(key, stage);
+    }
+    auto& scales = shared.block.scales[Config::place_of_scales(key)];
+    constexpr int kVectors = sizeof(scales) / 16;
+    int const own = opaque(thread);
+    auto const copy = [&](bool is_there) {
+      if (is_there && own < kVectors) {
+        Arch::async_copy(Arch::smem_address(&scales) + own * 16, scales_source, true);
+      }
+      CopyK::load_next(is_there, k_target + stage * Config::kKStride, k_source,
+                       uint32_t(p.k.row_stride));
+      CopyV::load_next(is_there, v_target() + stage * Config::kVStride, v_source,
+                       uint32_t(p.v.row_stride));
+    };
+    if constexpr (Config::kIsTight) {
+      unpredicated_if(is_there, [&] { copy(true); });
+    } else {
+      copy(is_there);
+    }
+    Arch::async_copy_commit();
+  }
   CUTE_DEVICE void copy_v(int key, int stage) {
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.v);
@@ -96,10 +130,8 @@ struct KvCopy {
     }
     Address const target = v_target() + stage * Config::kVStride;
     if constexpr (kCopiesWhole) {
-      if (Config::kStages == 1 || has(key)) {  // with one stage the tile's K is there: so is V
-        CopyV::template load_next<Config::kIsReversed>(target, v_source, int32_t(p.v.row_stride),
-                                                       p.head_dim_v, opaque(thread));
-      }
+      // The tile's K is there: so is V.
+      CopyV::load_previous(target, v_source, int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
       return Arch::async_copy_commit();
     }
     if constexpr (Config::kIsPaged) {
@@ -132,8 +164,7 @@ struct KvCopy {
         Arch::async_copy(Arch::smem_address(to) + own * 16, all + int64_t(vector) * 16, true);
       }
       Address const target = k_target + stage * Config::kKStride;
-      CopyK::template load_next<Config::kIsReversed>(target, k_source, int32_t(p.k.row_stride),
-                                                     k_columns(), own);
+      CopyK::load_previous(target, k_source, int32_t(p.k.row_stride), k_columns(), own);
     }
     Arch::async_copy_commit();
   }

@@ -23,6 +23,10 @@ struct Operands {
   using IsAligned =
       std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, true_type>;
 
+  struct QScales {
+    float rows[Config::kRows] = {};
+  };
+
   Shared& shared;
   TileRange const& range;  // of the tiles of keys, in keys
   FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
@@ -80,7 +84,7 @@ struct Operands {
   // the other half is for is the next barrier's business.
   CUTE_DEVICE void write_q8() {
     typename Step::Q q;
-    Arch::template async_copy_wait<Config::kStages>();
+    Arch::template async_copy_wait<1>();
     Arch::sync();  // Q full
     quantize_q(q);
     Arch::sync();  // Q empty
@@ -122,16 +126,26 @@ struct Operands {
   // What the scores of the key block that begins at `key` are in, after apply().
   CUTE_DEVICE auto units(int key) const {
     if constexpr (kKeepsSums) {
-      SumUnits<Config::kRows> units;
-      float const k_scale = k_scale_of(key) * log2_scale;
-      CUTE_UNROLL
-      for (int i = 0; i < Config::kRows; ++i) {
-        units.factors[i] = fmaf(q_scale_of(i), k_scale, kLeastFactor);
-      }
-      return units;
+      return units_of(key, [&](int i) { return q_scale_of(i); });
     } else {
       return log2_scale;
     }
+  }
+  CUTE_DEVICE auto units(int key, QScales const& q_scales) const {
+    if constexpr (kKeepsSums) {
+      return units_of(key, [&](int i) { return q_scales.rows[i]; });
+    } else {
+      return log2_scale;
+    }
+  }
+  // What of that is the same in all tiles, and may be read before a tile is full.
+  CUTE_DEVICE QScales q_scales() const {
+    QScales scales;
+    if constexpr (kKeepsSums) {
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) scales.rows[i] = q_scale_of(i);
+    }
+    return scales;
   }
 
   // Score_mod and mask of that key block.
@@ -189,9 +203,20 @@ struct Operands {
   // Which is there beside no other: 0, which a scale may be, times -inf were NaN.
   static constexpr float kLeastFactor = 0x1p-126f;
 
+  template <class QScaleOf>
+  CUTE_DEVICE auto units_of(int key, QScaleOf&& q_scale_of) const {
+    SumUnits<Config::kRows> units;
+    float const k_scale = k_scale_of(key) * log2_scale;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      units.factors[i] = fmaf(q_scale_of(i), k_scale, kLeastFactor);
+    }
+    return units;
+  }
+
   // Of the group of keys that this thread has of an accumulator.
   CUTE_DEVICE float k_scale_of(int key) const {
-    return shared.block.scales[Config::place_of_scales(key)].k[scores.place.thread % 4];
+    return shared.block.scales[Config::place_of_scales(key)].of_group(scores.place.thread % 4);
   }
 
   CUTE_DEVICE float q_scale_of(int i) const { return shared.block.q_scale[scores.place.row(i)]; }

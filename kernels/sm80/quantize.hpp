@@ -160,7 +160,7 @@ struct QuantizeKeys {
       amax = other > amax ? other : amax;
     }
     quantize::Factors const factors = quantize::factors_of(amax);
-    if (lane == 0) params.scales_of(head, tile)->k[group] = factors.scale;
+    if (lane == 0) params.scales_of(head, tile)->of_group(group) = factors.scale;
     CUTE_UNROLL
     for (int i = 0; i < kPieces; ++i) {
       Piece const piece(i, group, lane);

@@ -120,11 +120,11 @@ struct QuantizeKeysAndValues {
       quantize::ValueFactors const factors[2] = {quantize::value_factors_of(bits[0], largest),
                                                  quantize::value_factors_of(bits[1], largest)};
       if (Arch::thread() % 4 == 0) {
-        uint8_t* const eighths = reinterpret_cast<uint8_t*>(scales.eighths);
-        int const first = (pair % 4 * 4 + warp) * 4 + pair / 4 * 2;  // word 4 t + b
+        auto& of_lane = scales.lanes[pair % 4];
+        uint8_t* const eighths = reinterpret_cast<uint8_t*>(of_lane.eighths + warp);
         CUTE_UNROLL
-        for (int i = 0; i < 2; ++i) eighths[first + i] = uint8_t(factors[i].eighths);
-        scales.folded[pair % 4 * 8 + warp * 2 + pair / 4] =
+        for (int i = 0; i < 2; ++i) eighths[pair / 4 * 2 + i] = uint8_t(factors[i].eighths);
+        of_lane.folded[warp * 2 + pair / 4] =
             Arch::template pack<cutlass::half_t>(factors[0].folded, factors[1].folded);
       }
       CUTE_UNROLL
@@ -138,7 +138,8 @@ struct QuantizeKeysAndValues {
           for (uint32_t& word : vector) word = 0;
         }
       }
-      if (Arch::thread() == 0) scales.v = quantize::factors_of(float_bits(largest)).scale;
+      float const v_scale = quantize::factors_of(float_bits(largest)).scale;
+      if (Arch::thread() < quantize::kGroups) scales.lanes[Arch::thread()].v = v_scale;
     }
 
     Operand const& v8 = params.problem.v;  // of elements of two bytes

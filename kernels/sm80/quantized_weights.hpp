@@ -26,7 +26,7 @@ struct QuantizedWeights {
   using Step = Products<Config, Score, Arch>;
   using Address = typename Arch::SmemAddress;
   using Words = typename Step::Words;
-  using Scales = quantize::KeyValueScales;
+  using OfLane = quantize::KeyValueScales::OfLane;
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
   static constexpr int kPairs = Config::kBlockN / 8;   // of keys, of a row and thread
   static constexpr int kSteps = Config::kBlockN / 32;  // of P V
@@ -48,15 +48,14 @@ struct QuantizedWeights {
   // key of it is masked.
   template <class S, class Units, class IsFull>
   CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
-                                Scales const& scales, IsFull, int j, W& w,
+                                OfLane const& scales, IsFull, int j, W& w,
                                 uint32_t (&of_thread)[kRows]) {
     int const first = j * (Step::kKeyBlock / 8);
-    Address const folded = Arch::smem_address(scales.folded) + thread_in_quad() * (kPairs * 4);
     static_assert(Step::kKeyBlock % 32 == 0);
     uint32_t of_keys[4];  // of 32 keys
     CUTE_UNROLL
     for (int n = first; n < first + Step::kKeyBlock / 8; ++n) {
-      if (n % 4 == 0) Arch::load_shared(folded + n * 4, of_keys);
+      if (n % 4 == 0) Arch::load_shared(Arch::smem_address(scales.folded) + n * 4, of_keys);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         float const offset = units.offset(i, row_max[i] - kLog2AtMax);
@@ -93,21 +92,23 @@ struct QuantizedWeights {
   CUTE_DEVICE static bool is_small(Largest const& largest, int i) {
     return (largest[i / 2] >> i % 2 * 16 & 0xffffu) < kLimit;
   }
-  CUTE_DEVICE static bool are_small(Largest const& largest) {
-    bool result = true;
+  // The same of all rows, and this thread's weights alone. A half of kLimit or more has its highest
+  // bit set by what is added.
+  CUTE_DEVICE static bool are_small(uint32_t const (&of_thread)[kRows]) {
+    uint32_t of_all = of_thread[0];
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) result = result && is_small(largest, i);
-    return result;
+    for (int i = 1; i < kRows; ++i) of_all = Arch::max_halves(of_all, of_thread[i]);
+    constexpr uint32_t kToTop = 0x8000 - kLimit;
+    return ((of_all + kToTop * 0x10001u) & 0x80008000u) == 0;
   }
 
   // P' of them, and their sums; factors: what the rows' sums of P' v8 are multiplied by.
   template <class Softmax>
   CUTE_DEVICE static void round(W const& w, Largest const& largest, Softmax& softmax,
-                                Scales const& scales, P& p, float (&factors)[kRows]) {
+                                OfLane const& scales, P& p, float (&factors)[kRows]) {
     uint32_t eighths[4];
-    float v_scale[2];
-    Arch::load_shared(Arch::smem_address(scales.eighths) + thread_in_quad() * 16, eighths);
-    Arch::load_shared(Arch::smem_address(&scales.v), v_scale);
+    Arch::load_shared(Arch::smem_address(scales.eighths), eighths);
+    float const v_scale = scales.v;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float const of_row = half_to_float(uint16_t(largest[i / 2] >> i % 2 * 16));
@@ -126,7 +127,7 @@ struct QuantizedWeights {
       constexpr float kFactor = 1.0f / 128.0f / 255.0f;
       float& row_sum = softmax.rows[i].sum;
       row_sum = fmaf(bits_float(sum) - quantize::kMagic, divisor * (kFactor / 8), row_sum);
-      factors[i] = divisor * (kFactor * v_scale[0]);
+      factors[i] = divisor * (kFactor * v_scale);
     }
   }
 

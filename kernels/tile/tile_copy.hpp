@@ -4,6 +4,7 @@
 
 #include <cute/numeric/int.hpp>
 
+#include "core/opaque.hpp"
 #include "core/scheduler.hpp"
 #include "tile/swizzle.hpp"
 
@@ -52,20 +53,19 @@ struct TileCopy {
     }
   }
 
-  // The same, and `source` moved on to the tile behind, or before. Strides have 32 bits: an address
-  // is one multiply-add then. On the way back their sign is not known, which keeps their multiples
-  // out of registers; without, sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
-  template <bool kIsReversed>
-  CUTE_DEVICE static void load_next(Address target, Element const*& source, int32_t stride,
-                                    int columns, int thread) {
+  // The same, and `source` moved on to the tile before. Strides have 32 bits: an address is one
+  // multiply-add then. That their sign is not known keeps their multiples out of registers;
+  // without, sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
+  CUTE_DEVICE static void load_previous(Address target, Element const*& source, int32_t stride,
+                                        int columns, int thread) {
     int const vector = int(unsigned(thread) % Tile::kVectors);
     bool inside[Tile::kChunks];
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       inside[c] = vector + c * Tile::kVectors < columns / (8 * kElements);
     }
-    int32_t const on = kIsReversed ? -stride : stride;
-    int32_t const apart = kIsReversed && on < 0 ? -on : on;
+    int32_t const on = -stride;
+    int32_t const apart = on < 0 ? -on : on;
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       if (!has_row(i, thread)) break;
@@ -76,6 +76,24 @@ struct TileCopy {
       }
     }
     source += int64_t(on) * Tile::kRows;
+  }
+
+  // The same, and `source` moved on to the tile behind: all columns that the tile has room for, of
+  // whatever is there behind those of a row; if `is_there` does not hold, zeros. Without a branch,
+  // and an address is one multiply-add.
+  CUTE_DEVICE static void load_next(bool is_there, Address target, Element const*& source,
+                                    uint32_t stride) {
+    static_assert(Tile::kRows % kRowsAtOnce == 0);
+    stride = opaque(stride);  // or it is shifted in 64 bits, and cut off after that
+    CUTE_UNROLL
+    for (int i = 0; i < kPasses; ++i) {
+      Element const* const row = source + uint64_t(stride) * (i * kRowsAtOnce);
+      CUTE_UNROLL
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        Arch::async_copy(target + step(i, c), row + c * kChunk, is_there);
+      }
+    }
+    source += uint64_t(stride) * Tile::kRows;
   }
 
   // The same where only `rows` rows exist.

@@ -447,13 +447,15 @@ struct Values {
     }
     quantize::KeyValueScales const& found = scales[head * tiles + tile];
     bool const is_zero = of_tile < 0x1p-100f;
-    CHECK_EQ(found.v, is_zero ? 0 : of_tile * (1.0f / 127));
+    for (auto const& of_lane : found.lanes) {
+      CHECK_EQ(of_lane.v, is_zero ? 0 : of_tile * (1.0f / 127));
+    }
     for (int n = 0; n < 64; ++n) {
-      // Word 4 t + b, byte e: key 16 b + 2 t + e % 2 + 8 (e / 2).
+      // Of lane t word b, byte e: key 16 b + 2 t + e % 2 + 8 (e / 2).
       int const in_16 = n % 16, byte = in_16 % 2 + in_16 / 8 * 2;
-      int const e = found.eighths[in_16 % 8 / 2 * 4 + n / 16] >> (8 * byte) & 0xff;
-      float const folded = half_to_float(
-          uint16_t(found.folded[in_16 % 8 / 2 * 8 + n / 8] >> (16 * (n % 2))));  // word 8 t + n / 8
+      auto const& of_lane = found.lanes[in_16 % 8 / 2];
+      int const e = of_lane.eighths[n / 16] >> (8 * byte) & 0xff;
+      float const folded = half_to_float(uint16_t(of_lane.folded[n / 8] >> (16 * (n % 2))));
       CHECK_EQ(std::isnan(folded), !is_finite[n]);
       if (!is_finite[n]) continue;
       CHECK(e >= 8 && e <= 255);

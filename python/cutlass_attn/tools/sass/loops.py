@@ -118,7 +118,10 @@ def find_loop(blocks: dict[str, Block]) -> tuple[str, frozenset[str]]:
 
 
 def _in_order(blocks: dict[str, Block], head: str, body: frozenset[str]) -> list[str]:
-    """The loop's blocks, each before those that control goes to from there."""
+    """The loop's blocks, each before those that control goes to from there.
+
+    But for ways back of loops within it, which go to blocks that a way has already been through.
+    """
     done: list[str] = []
     under_way: set[str] = set()
 
@@ -127,9 +130,7 @@ def _in_order(blocks: dict[str, Block], head: str, body: frozenset[str]) -> list
         for successor in blocks[at].successors:
             if successor == head or successor not in body:
                 continue
-            if successor in under_way:
-                raise SassError(f"a loop within the loop, at {successor}")
-            if successor not in done:
+            if successor not in under_way and successor not in done:
                 visit(successor)
         under_way.remove(at)
         done.append(at)

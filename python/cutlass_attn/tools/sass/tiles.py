@@ -158,8 +158,6 @@ class Tile(TileShape):
                 qk, times = 2 * qk, 2 * times
         sums, key_blocks = times, 1
         if self.is_int8_v and self.score != "general":
-            # Twice: for the largest scores, and for weights.
-            qk, times = qk // 2 * 3, times // 2 * 3
             key_blocks = 2 if self.rows > 1 and self.is_tight else 1
         if self.has_two_8_bit_tiles:
             # V comes ahead as K does, and tiles of both are whole.
@@ -189,8 +187,11 @@ class Tile(TileShape):
         return counts
 
     def register_limit(self) -> int:
-        """Registers a thread may use: kMinBlocksPerSm of sm80/config.hpp on an SM."""
-        return min(REGISTERS // (self.threads * self.min_blocks) // 8 * 8, 255)
+        """Registers a thread may use: min_blocks_per_sm() of sm80/config.hpp on an SM."""
+        blocks = self.min_blocks
+        if self.is_int8_v and blocks == 3 and self.score != "general":
+            blocks = 4
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
 
 
 @dataclass(frozen=True)
