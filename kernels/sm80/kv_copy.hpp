@@ -89,15 +89,17 @@ struct KvCopy {
       copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
     }
   }
-  // Where this thread reads its vector of the scales of that tile.
+
+  // Where this thread reads its vector of the scales of the tile that begins at `key`.
   CUTE_DEVICE char const* scales_source(int key) const {
     auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
     unsigned const of_tile = sizeof(shared.block.scales[0]);
     return all + (unsigned(key) / quantize::kTileKeys * of_tile + opaque(thread) * 16);
   }
 
-  // K, V and the scales: whole tiles, in one group. Without a branch, beside what follows; in a
-  // tight tile with one, or that has no registers (4 % at d128 128x64x4 on an H100).
+  // K, V and scales of that tile, all whole, in one group; if `is_there` does not hold, none.
+  // Without a branch, beside what follows; in a tight tile with one, or the products wait for their
+  // operands (5 % at d128 128x64x4 on an H100).
   CUTE_DEVICE void copy_tile(bool is_there, int key, char const* scales_source, int stage) {
     static_assert(Config::kHasTwo8BitTiles);
     if (!is_aligned) {
@@ -123,6 +125,7 @@ struct KvCopy {
     }
     Arch::async_copy_commit();
   }
+
   CUTE_DEVICE void copy_v(int key, int stage) {
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.v);

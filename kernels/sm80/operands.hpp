@@ -23,6 +23,7 @@ struct Operands {
   using IsAligned =
       std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, true_type>;
 
+  // Those of Q's rows, of a thread.
   struct QScales {
     float rows[Config::kRows] = {};
   };
