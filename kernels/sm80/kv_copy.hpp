@@ -108,6 +108,8 @@ struct KvCopy {
     }
     auto& scales = shared.block.scales[Config::place_of_scales(key)];
     constexpr int kVectors = sizeof(scales) / 16;
+    // Of a call with fewer columns, its last row of V has less than that behind it.
+    static_assert(sizeof(scales) >= 2 * (Config::kHeadDimV - 8));
     int const own = opaque(thread);
     auto const copy = [&](bool is_there) {
       if (is_there && own < kVectors) {

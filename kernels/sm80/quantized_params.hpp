@@ -10,7 +10,9 @@
 //   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K
 //
-// key_tiles.hpp says where the tiles of a head are: of packed sequences, in slots.
+// key_tiles.hpp says where the tiles of a head are: of packed sequences, in slots. Copies of a tile
+// may read what is behind a row of k8 or v8, as many columns as the kernel has: the last one of v8
+// has scales behind it.
 #pragma once
 
 #include <type_traits>
