@@ -113,11 +113,11 @@ struct Int8Schedule {
     return !Score::kIsGeneral && (is_behind & is_before);
   }
 
-  CUTE_DEVICE auto& scales(int key) const {
+  CUTE_DEVICE auto const& scales(int key) const {
     return in.shared.block.scales[Config::place_of_scales(key)];
   }
   // What this thread multiplies by.
-  CUTE_DEVICE auto& own_scales(int key) const {
+  CUTE_DEVICE auto const& own_scales(int key) const {
     return scales(key).lanes[Weights::thread_in_quad()];
   }
   CUTE_DEVICE auto k_rows() const { return in.k_rows + stage * Config::kKStride; }

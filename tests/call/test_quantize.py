@@ -157,6 +157,18 @@ def test_error_against_what_was_given(variant, bias):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_fewer_columns_than_the_kernel_has(variant):
+    """What lies behind a row in the workspace, and comes into a tile with it, counts for nothing:
+    right, and bitwise the same where another batch entry is behind the last row."""
+    q, k, v = cases.qkv(dtype=variant.dtype, head_dim=variant.head_dim, device=variant.device)
+    q, k = (x[..., : variant.head_dim - 24].contiguous() for x in (q, k))
+    v = v[..., : (variant.head_dim_v or 64) - 40].contiguous()
+    own = cases.own(variant)
+    out = attention(q, k, v, verify=True, **own)
+    assert torch.equal(out[:1], attention(q[:1], k[:1], v[:1], **own))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_bad_key_is_its_groups_business(variant, bad, causal):

@@ -1,4 +1,4 @@
-"""Machine code of the wgmma kernels for sm_90a, as NVRTC makes it, without a GPU.
+"""Machine code of kernels for Hopper, as NVRTC makes it, without a GPU: of wgmma, for sm_90a.
 
 ptxas serializes the wgmma of a kernel that it has too few registers for, which says nothing but a
 message, C75xx, and a wait behind each; and ignores setmaxnreg where it needs more."""
@@ -69,3 +69,18 @@ def test_nothing_is_in_local_memory(compiled):
     _, path, _ = compiled
     used = {score: of for (_, score), of in sass.read_resources(path, ARCH).items()}["identity"]
     assert used["STACK"] == used["LOCAL"] == 0
+
+
+def test_int8_has_registers_for_four_blocks(tmp_path):
+    """Of 128 threads, with any score but that with every option."""
+    if reason := jit.available():
+        pytest.skip(reason)
+    key = "sm80/int8/f16/d64/64x64x4"
+    if key not in jit.units():
+        pytest.skip(f"this build has {key}")
+    code, _ = jit._compiler().compile_with_log(jit.units()[key], "sm_90")
+    path = tmp_path / "code.cubin"
+    path.write_bytes(code)
+    for (_, score), used in sass.read_resources(path, "sm_90").items():
+        assert used["STACK"] == used["LOCAL"] == 0, score
+        assert used["REG"] <= 128, score
