@@ -540,6 +540,37 @@ def test_the_clock_stops_in_time():
     assert len(timing.clock_times_us(lambda: None, 7, limit_s=1e-9)) == 1
 
 
+def test_the_clock_of_the_sms(monkeypatch):
+    """Of a GPU that slows down under load, and takes 5 us to launch anything."""
+    now_us, mhz, calls = [0.0], [1980.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.us = now_us[0]
+
+        def elapsed_time(self, end):
+            return (end.us - self.us) / 1e3
+
+    def sleep(clocks):
+        now_us[0] += 5 + clocks / mhz[0]
+
+    def call():
+        calls.append(1)
+        now_us[0] += 500
+        mhz[0] = 1410.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert timing.sm_clock_mhz(call, 500.0) == pytest.approx(1410)
+    assert len(calls) == 40
+    timing.sm_clock_mhz(call, 1e6)
+    assert len(calls) == 41
+
+
 @cases.needs_gpu
 @pytest.mark.parametrize("kind", ["events", "graph"])
 def test_on_a_gpu(capsys, kind, peers):
@@ -557,6 +588,8 @@ def test_on_a_gpu(capsys, kind, peers):
     )
     for row in (timed["cutlass_attn:auto"], timed["torch:flash"]):
         assert row["status"] == "ok" and 2 < row["us"] < 1000
+        clock, unit = row["sm_clock"].split()
+        assert 200 < int(clock) < 4000 and unit == "MHz"
     assert timed["torch:math"]["us"] > timed["torch:flash"]["us"]
     assert document["environment"]["compute_capability"]
 

@@ -59,11 +59,6 @@ def driver_facts(device: str) -> dict[str, str]:
         return {}
 
 
-def sm_clock(device: str) -> str:
-    """The present clock of a CUDA device's SMs; empty where NVML does not tell."""
-    return driver_facts(device).get("clocks.sm", "")
-
-
 def default_device() -> str:
     """ "cuda" if torch and this build can use a GPU, else "cpu"."""
     return "cpu" if why_no_gpu("cuda") else "cuda"

@@ -15,13 +15,12 @@ from functools import cache, partial
 from typing import Any
 
 from ...testing import Accuracy
-from .environment import sm_clock
 from .gradients import GradientYardstick
 from .impls import Bound, Impl, Unsupported, describe_error
 from .judge import Yardstick
 from .problems import FP8_CACHE, Problem
 from .report import FAILED, OK, UNSUPPORTED, WRONG, Report, Row, rounded
-from .timing import Sampler, Timer, mean_host_us, median_us, timer_for
+from .timing import Sampler, Timer, mean_host_us, median_us, sm_clock_mhz, timer_for
 
 MIN_ROUNDS = 5
 HOST_CALLS = 10_000  # over all rounds
@@ -158,9 +157,8 @@ def _run_problem(
                     _run_round(plan, entrant)
                 except Exception as error:
                     _give_up(entrant.row, error, plan.device)
-        clock = "" if plan.device == "cpu" else sm_clock(plan.device)
         for entrant in entrants:
-            _finish(entrant, clock)
+            _finish(plan, entrant)
         report.fill_speedups(rows)
     finally:
         report.rows += rows
@@ -287,11 +285,14 @@ def _run_round(plan: Plan, entrant: _Entrant) -> None:
             entrant.host_times.append(mean_host_us(entrant.bound.run, calls))
 
 
-def _finish(entrant: _Entrant, clock: str) -> None:
+def _finish(plan: Plan, entrant: _Entrant) -> None:
     if entrant.row.status == FAILED:
         return
-    entrant.row.set_times(entrant.round_times, median_us(entrant.round_times))
-    entrant.row.sm_clock = clock
+    us = median_us(entrant.round_times)
+    entrant.row.set_times(entrant.round_times, us)
+    if plan.device != "cpu":
+        with entrant.bound.context():
+            entrant.row.sm_clock = f"{sm_clock_mhz(entrant.bound.run, us):.0f} MHz"
     if entrant.host_times:
         mean = sum(entrant.host_times) / len(entrant.host_times)
         entrant.row.host_us = rounded(mean)

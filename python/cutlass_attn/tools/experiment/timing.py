@@ -16,6 +16,9 @@ import numpy as np
 GRAPH_CALLS = 50
 # Long enough a sleep, in GPU clocks per timed call, for the host to queue the calls meanwhile.
 _SLEEP_CLOCKS = 1_000_000
+# How long a GPU is busy before its clock is looked at, and how long that takes.
+_BUSY_US = 20_000
+_CLOCK_SLEEPS = (100_000, 600_000)
 
 Run = Callable[[], Any]
 # Takes the number of samples, returns the microseconds of each.
@@ -40,6 +43,27 @@ def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[fl
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) * 1e3 for start, end in marks]
+
+
+def sm_clock_mhz(run: Run, call_us: float) -> float:
+    """The clock of the current CUDA device's SMs just after 20 ms of calls of `call_us` each.
+
+    Two sleeps of so many clocks are timed: what they differ by has no launch in it. A driver tells
+    no more than the clock by the time it is asked, of a GPU that may be idle again.
+    """
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    torch.cuda._sleep(_SLEEP_CLOCKS)
+    for _ in range(max(1, min(1000, int(_BUSY_US / call_us)))):
+        run()
+    marks[0].record()
+    for clocks, mark in zip(_CLOCK_SLEEPS, marks[1:]):
+        torch.cuda._sleep(clocks)
+        mark.record()
+    torch.cuda.synchronize()
+    short_ms, long_ms = marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
+    return (_CLOCK_SLEEPS[1] - _CLOCK_SLEEPS[0]) / (long_ms - short_ms) / 1e3
 
 
 def clock_times_us(run: Run, samples: int, limit_s: float = 2.0) -> list[float]:
