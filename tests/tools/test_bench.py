@@ -540,35 +540,40 @@ def test_the_clock_stops_in_time():
     assert len(timing.clock_times_us(lambda: None, 7, limit_s=1e-9)) == 1
 
 
-def test_the_clock_of_the_sms(monkeypatch):
-    """Of a GPU that slows down under load, and takes 5 us to launch anything."""
-    now_us, mhz, calls = [0.0], [1980.0], []
+@pytest.mark.parametrize("call_us", [500.0, 2.0])
+def test_the_clock_of_the_sms(monkeypatch, call_us):
+    """Of a GPU that slows down under load and starts a kernel after 3 us; for short calls the host,
+    which takes 10 us to launch anything, is behind it.
+    """
+    host_us, gpu_us, mhz, calls = [0.0], [0.0], [1980.0], []
+
+    def launch(us):
+        host_us[0] += 10
+        gpu_us[0] = max(gpu_us[0], host_us[0]) + us
 
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
 
         def record(self):
-            self.us = now_us[0]
+            launch(0.0)
+            self.us = gpu_us[0]
 
         def elapsed_time(self, end):
             return (end.us - self.us) / 1e3
 
-    def sleep(clocks):
-        now_us[0] += 5 + clocks / mhz[0]
-
     def call():
         calls.append(1)
-        now_us[0] += 500
+        launch(3 + call_us)
         mhz[0] = 1410.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: launch(3 + clocks / mhz[0]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert timing.sm_clock_mhz(call, 500.0) == pytest.approx(1410)
-    assert len(calls) == 40
-    timing.sm_clock_mhz(call, 1e6)
-    assert len(calls) == 41
+    assert timing.sm_clock_mhz(call, call_us) == pytest.approx(1410)
+    assert len(calls) == {500.0: 40, 2.0: 1000}[call_us]
+    timing.sm_clock_mhz(call, 1e6)  # a slow one is called nevertheless
+    assert len(calls) == {500.0: 41, 2.0: 1001}[call_us]
 
 
 @cases.needs_gpu

@@ -54,11 +54,10 @@ def sm_clock_mhz(run: Run, call_us: float) -> float:
     import torch
 
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-    torch.cuda._sleep(_SLEEP_CLOCKS)
     for _ in range(max(1, min(1000, int(_BUSY_US / call_us)))):
         run()
-    marks[0].record()
-    for clocks, mark in zip(_CLOCK_SLEEPS, marks[1:]):
+    # The first one is for the host to queue the others meanwhile.
+    for clocks, mark in zip((_CLOCK_SLEEPS[1], *_CLOCK_SLEEPS), marks):
         torch.cuda._sleep(clocks)
         mark.record()
     torch.cuda.synchronize()
