@@ -115,12 +115,12 @@ struct IntervalMask {
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 
-  // The intervals of the queries from `first` on.
-  CA_HOST_DEVICE NearMask near(int32_t first) const {
-    // Offsets within a tile are small, so far ends may come nearer: they stay beyond every key.
-    constexpr int64_t kNear = 1 << 20;
+  // The intervals of the `queries` queries from `first` on: of a tile, or of all, for from().
+  CA_HOST_DEVICE NearMask near(int32_t first, int32_t queries = 1 << 20) const {
+    // Far ends may come nearer, as long as they stay beyond every key.
+    int64_t const least = -int64_t(queries);
     auto const bounded = [&](int64_t x) {
-      return int32_t(x < -kNear ? -kNear : (x > seqlen_k ? seqlen_k : x));
+      return int32_t(x < least ? least : (x > seqlen_k ? seqlen_k : x));
     };
     NearMask near;
     near.first_lo = bounded(first + lo_offset);
@@ -129,7 +129,7 @@ struct IntervalMask {
     near.chunk = chunk;
     if (chunk > 0) {
       int64_t const own = first + diagonal;
-      near.own_key = int32_t(own < -kNear ? -kNear : (own > kBehind ? kBehind : own));
+      near.own_key = int32_t(own < least ? least : (own > kBehind ? kBehind : own));
       near.by_chunk = by_chunk;
     }
     return near;

@@ -14,9 +14,8 @@
 // Quantize::kInt8 and kFp8 have the same S, and round P and V, too:
 //
 //   kInt8    v8 is int8 with a scale for each key: of_tile / 127 * 8 / e, where of_tile is the
-//   largest
-//            magnitude of a tile of 64 keys, and e the largest integer from 8 to 255 for which
-//            nothing is clipped. P takes 8 / e over before it is rounded: of a row and tile,
+//            largest magnitude of a tile of 64 keys, and e the largest integer from 8 to 255 for
+//            which nothing is clipped. P takes 8 / e over before it is rounded: of a row and tile,
 //            P' = round(255 w / largest w), w = exp(score) * 8 / e, has 8 bits without a sign. The
 //            row sum is that of P' e / 8, an integer. A value that is much larger than others of
 //            its tile, or much smaller with a far larger weight (an attention sink), costs these no

@@ -432,11 +432,13 @@ Status check_gradients(Problem const& p, Gradients const& grad) {
     }
     return {};
   };
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    Status status = check_operand(outputs[i]);
-    if (status.ok()) status = check_rows(outputs[i]);
-    if (status.ok()) status = check_overlap(outputs[i], i + 1);
+  for (Memory const& output : outputs) {
+    Status status = check_operand(output);
+    if (status.ok()) status = check_rows(output);
     if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (Status status = check_overlap(outputs[i], i + 1); !status.ok()) return status;
   }
   auto const check_input = [&](Memory const& input) -> Status {
     Status const status = check_operand(input);

@@ -59,7 +59,7 @@ char const* encode_on_gpu(TensorView const& view, TensorMap& map) {
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   };
   if (encoded() || (has_context() && encoded())) return nullptr;
-  return "the driver refuses a tensor map of q, k or v";
+  return "the driver refuses a tensor map of q, k, v, the bias or the gradient of the output";
 }
 
 #else

@@ -50,6 +50,13 @@ struct QuantizeKeysAndValues {
  private:
   using Values = SourceRows<Element>;
 
+  // A magnitude, for the largest of a key. In e4m3 what is not finite stands for itself alone; in
+  // int8 its key has a scale of its own, which it makes NaN.
+  CUTE_DEVICE static uint32_t counted(uint32_t magnitude) {
+    constexpr uint32_t kInfinity = std::is_same_v<Element, cutlass::half_t> ? 0x7c00 : 0x7f80;
+    return kIsFp8 && magnitude >= kInfinity ? 0 : magnitude;
+  }
+
   template <class Arch, bool kIsAligned>
   CUTE_DEVICE static void round(Params const& params, Tiles const& own, Values const& values,
                                 float* of_warps) {
@@ -82,7 +89,8 @@ struct QuantizeKeysAndValues {
       for (auto const& vector : words[i]) {
         CUTE_UNROLL
         for (uint32_t pair_of : vector) {
-          uint32_t const low = pair_of & 0x7fffu, high = pair_of >> 16 & 0x7fffu;
+          uint32_t const low = counted(pair_of & 0x7fffu);
+          uint32_t const high = counted(pair_of >> 16 & 0x7fffu);
           uint32_t const larger = low > high ? low : high;
           amax[i] = larger > amax[i] ? larger : amax[i];
         }

@@ -1,16 +1,16 @@
 // Forward attention on wgmma and TMA (sm_90a: Hopper).
 //
 // Grid:       a block for every SM, which has one tile of kBlockM rows after the other
-// (params.hpp);
-//             tiles are those of core/scheduler.hpp, or of core/varlen_params.hpp with packed
-//             sequences.
-// Block:      a warpgroup that copies, of which one thread does (producer.hpp), and warpgroups that
-//             compute 64 rows each (consumer.hpp); tiles of kBlockN keys.
-// Registers:  of a warpgroup that computes, S and P of a tile of keys, O, softmax state of the
-// rows. Shared:     Q, K and V tiles in a ring each, swizzled by TMA, read by wgmma.
+//             (params.hpp): those of core/scheduler.hpp, or of core/varlen_params.hpp with packed
+//             sequences
+// Block:      a warpgroup that copies, of which one thread does, with packed sequences a warp
+//             (producer.hpp), and warpgroups that compute 64 rows each (consumer.hpp); tiles of
+//             kBlockN keys
+// Registers:  of a warpgroup that computes, S and P of a tile of keys, O, softmax state of the rows
+// Shared:     Q, K and V tiles in a ring each, swizzled by TMA, read by wgmma
 // Pipeline:   Q K^T of a tile of keys beside P V of the one before, across tiles of rows, too. The
 //             row max lags (tile/softmax_rows.hpp); a warp whose row max has to be updated computes
-//             its S once more with mma.sync.
+//             its S once more with mma.sync
 #pragma once
 
 #include "arch/sm90.hpp"

@@ -23,8 +23,9 @@ struct ClusterSplitsParams {
   static ClusterSplitsParams prepare(Problem const& p, Workspace const&, DeviceLimits const& device,
                                      KernelFacts const& facts) {
     IntervalMask const mask(p.mask, {p.seq_q.seqlen, p.seq_k.seqlen});
-    ClusterSplitsParams params = {{},           {}, {}, sm90::tiles_of<ForwardParams>(p, facts),
-                                  mask.near(0), 1,  0,  nullptr};
+    ClusterSplitsParams params = {{}, {}, {}, sm90::tiles_of<ForwardParams>(p, facts),
+                                  {}, 1,  0,  nullptr};
+    params.interval = mask.near(0, p.seq_q.seqlen);
     int64_t const tiles = params.forward.scheduler.blocks;
     if (tiles == 0) return params;
     params.blocks = blocks_of_cluster(p, tiles, device, facts.block_m);

@@ -15,6 +15,7 @@ from cutlass_attn._call import call
 torch = cases.torch
 VARIANTS = cases.all_variants(lambda v: v.quantize and v.head_dim >= 64)
 INT8 = cases.all_variants(lambda v: v.quantize == "int8")
+FP8 = cases.all_variants(lambda v: v.quantize == "fp8")
 on_engine = pytest.mark.skipif(
     not cutlass_attn.build_info().simt, reason="a build without GPU kernels on the CPU"
 )
@@ -238,6 +239,34 @@ def test_a_bad_value_is_its_keys_business(variant, bad, options):
         assert out[0, 0, sees].isnan().all() and lse[0, 0, sees].isnan().all()
         assert torch.equal(out[0, 0, ~sees], expected[0, 0, ~sees])
         assert torch.equal(lse[0, 0, ~sees], expected_lse[0, 0, ~sees])
+
+
+@pytest.mark.parametrize("variant", FP8)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_bad_value_is_its_columns_business(variant, bad):
+    """In e4m3 it makes its column NaN; the others are what they are, the largest of the tile, of
+    the same key, too.
+    """
+    q, k, v = cases.qkv(
+        dtype=variant.dtype,
+        head_dim=variant.head_dim or 64,
+        device=variant.device,
+        batch=1,
+        heads=1,
+        heads_kv=1,
+        seqlen_q=150,
+        seqlen_k=150,
+    )
+    options = {"return_lse": True, **cases.own(variant)}
+    for key in (0, 20, 149):
+        clean, broken = v.clone(), v.clone()
+        clean[0, 0, key, 6] = broken[0, 0, key, 6] = 1000
+        clean[0, 0, key, 5], broken[0, 0, key, 5] = 0, bad
+        expected, expected_lse = attention(q, k, clean, **options)
+        out, lse = attention(q, k, broken, **options)
+        assert out[..., 5].isnan().all()
+        out[..., 5] = expected[..., 5]
+        assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
 
 
 def lse_error(variant):

@@ -176,8 +176,9 @@ TEST(the_largest_sizes_do_not_overflow) {
 }
 
 TEST(near_mask_agrees) {
-  auto const check_from = [](Problem const& p, int first) {
-    NearMask const near = mask_of(p).near(first);
+  auto const check_from = [](Problem const& p, int first, bool is_moved) {
+    IntervalMask const mask = mask_of(p);
+    NearMask const near = is_moved ? mask.near(0, p.seq_q.seqlen).from(first) : mask.near(first);
     for (int q = first; q < p.seq_q.seqlen && q < first + 4; ++q) {
       for (int k = 0; k < p.seq_k.seqlen && k < 12; ++k) {
         for (int key : {k, p.seq_k.seqlen - 1 - k}) {
@@ -188,7 +189,9 @@ TEST(near_mask_agrees) {
     }
   };
   for_small_calls([&](Problem const& p) {
-    for (int first = 0; first < p.seq_q.seqlen; ++first) check_from(p, first);
+    for (int first = 0; first < p.seq_q.seqlen; ++first) {
+      for (bool is_moved : {false, p.mask.attention_chunk == 0}) check_from(p, first, is_moved);
+    }
   });
   int64_t const far = int64_t(1) << 32;
   for (int seqlen_k : {1, 100, int(kMaxSeqlen)}) {
@@ -196,7 +199,9 @@ TEST(near_mask_agrees) {
       for (int64_t shift : {-far, int64_t(-kMaxSeqlen), int64_t(-7), int64_t(kMaxSeqlen), far}) {
         for (int chunk : {0, 3, 1 << 20, kMaxAttentionChunk - 1, kMaxAttentionChunk}) {
           Problem const p = call(kMaxSeqlen, seqlen_k, window, window, false, shift, chunk);
-          for (int first : {0, 1000, kMaxSeqlen / 2, kMaxSeqlen - 4}) check_from(p, first);
+          for (int first : {0, 1000, 3 << 20, kMaxSeqlen / 2, kMaxSeqlen - 4}) {
+            for (bool is_moved : {false, chunk == 0}) check_from(p, first, is_moved);
+          }
         }
       }
     }

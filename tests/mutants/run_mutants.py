@@ -208,7 +208,7 @@ def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]
 def places(report: str) -> list[str]:
     """The innermost line of the kernels in each of the two stacks of a data race report."""
     stacks = report.split("\n\n")[:2]
-    found = [re.search(r"(?:sm80|wmma|scalar|tile|core)/\w+\.hpp:\d+", stack) for stack in stacks]
+    found = [re.search(r"(?:sm80|sm90|wmma|scalar|serving|cpu|tile|core)/\w+\.hpp:\d+", stack) for stack in stacks]
     return [match[0] for match in found if match]
 
 
@@ -278,6 +278,8 @@ class Workshop:
             raise MutantError(f"no verdict after {RUN_LIMIT_S} s") from None
         if done.returncode == 0:
             return ""
+        if done.stdout.startswith("there is no test "):
+            raise MutantError(done.stdout.strip())
         if summary := re.search(r"SUMMARY: ThreadSanitizer: (data race|\S+)", done.stderr):
             return f"{summary[1]}: {' and '.join(places(done.stderr))}"
         lines = done.stdout.splitlines() or [f"exit status {done.returncode}"]

@@ -36,6 +36,7 @@ from cutlass_attn.tools.tune.space import (
     registers_needed,
 )
 from cutlass_attn.tools.tune.state import held, open_state
+from cutlass_attn.variants import variants
 
 SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
 ADA = limits("sm_89", 58, 100 * 1024, "L4")
@@ -51,6 +52,18 @@ FIRST = Tried(START, "time", score=1.0)
 
 def space_of(head_dim=128):
     return Space(Task("sm80", "float16", head_dim, head_dim, (SHAPE,), ADA), AXES)
+
+
+@pytest.mark.parametrize("kernel", sorted(jit.tile_space()))
+def test_the_tiles_of_each_kernel_are_in_its_space(kernel):
+    rows = [row for row in variants() if row.kernel == kernel and row.tile]
+    assert rows
+    for row in rows:
+        dims = (row.head_dim, row.head_dim_v)
+        space = Space(
+            Task(kernel, row.dtype, *dims, (SHAPE,), ADA), jit.tile_space()[kernel]["axes"]
+        )
+        assert space.why_not(parse_tile(row.tile)) == ""
 
 
 def landscape(candidate):

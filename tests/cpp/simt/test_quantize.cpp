@@ -505,6 +505,11 @@ TEST(values_far_apart) {
 TEST(values_that_are_not_finite) {
   for (float bad : {INFINITY, -INFINITY, NAN}) {
     check_values<half_t, 64>(1, 130, 64, [&](half_t* v) { v[70 * 64 + 5] = half_t(bad); });
+    // Beside a value of the same key that is the largest of its tile.
+    check_values<bfloat16_t, 64>(1, 130, 64, [&](bfloat16_t* v) {
+      v[70 * 64 + 5] = bfloat16_t(bad);
+      v[70 * 64 + 6] = v[70 * 64 + 40] = bfloat16_t(1000);
+    });
   }
 }
 
