@@ -419,3 +419,14 @@ def cache(case, dtype, head_dim, device):
 
 def to_numpy(x):
     return x.float().cpu().numpy()
+
+
+def rotated(x, cos, sin, positions, interleaved):
+    """x (B, S, H, D) in float32, by the definition: pairs turn by the angle of their position."""
+    x = x.float().clone()
+    half = cos.shape[1]
+    a = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    b = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
+    x[..., a], x[..., b] = x[..., a] * c - x[..., b] * s, x[..., a] * s + x[..., b] * c
+    return x

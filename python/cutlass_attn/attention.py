@@ -117,7 +117,7 @@ def attention(
             some queries and keys, without masks: docs/eight-bit.md.
         verify: compute the call once more with a scalar kernel, and raise VerificationError if the
             two disagree, or with ``max_error`` if a head in 8 bits is further off than that. Waits
-            for the GPU. Of the forward pass alone: gradients are not verified.
+            for the GPU. Not of float64. Of the forward pass alone: gradients are not verified.
         bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
             (B, Hq, Sq, Sk), in either layout. Any strides; nothing is expanded in memory.
         mask: bool, shaped like a bias: True where a query sees a key, on top of causal and window.

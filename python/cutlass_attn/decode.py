@@ -145,7 +145,7 @@ def attention_decode(
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, in q's dtype; with ``return_lse`` also the log-sum-exp, (B, Hq,
-        Sq) float32, -inf for a query that sees no key.
+        Sq) float32, for float64 queries float64, -inf for a query that sees no key.
 
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
@@ -250,7 +250,8 @@ def append_kv(
     """Writes keys and values into the pages of a cache, in place.
 
     Args:
-        k: (T, Hkv, D), one row for each token. Types, strides and devices are those of `attention`.
+        k: (T, Hkv, D), one row for each token: float16, bfloat16 or float32. Strides and devices
+            are those of `attention`.
         v: (T, Hkv, Dv).
         k_cache: (P, page, Hkv, D): pages, of any size and strides, of k's dtype or, with v_cache,
             of float8_e4m3fn: to nearest even, and to 448 from there on; NaN stays NaN.
@@ -295,7 +296,8 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
         o_a: (B, Sq, Hq, Dv), or (T, Hq, Dv): a result of `attention_decode`, `attention` with
             ``layout="bshd"``, or `attention_varlen`.
         lse_a: its log-sum-exp, natural logarithms as ``return_lse`` gives them: float32, (B, Hq,
-            Sq), or (Hq, T). -inf, and +inf as flash_attn has it, is a query that saw no key.
+            Sq), or (Hq, T); those of float64 queries are not merged. -inf, and +inf as flash_attn
+            has it, is a query that saw no key.
             (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
         o_b: the other result, of the same shape and dtype.
         lse_b: its log-sum-exp.

@@ -26,7 +26,7 @@ class Variant:
     max_rows: int  # queries times query heads of a KV head; 0: any number
     tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
     accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
-    quantize: str | None  # what it multiplies in 8 bits: None, or "qk", q and k
+    quantize: str | None  # what it multiplies in 8 bits: None, "qk", "int8" or "fp8"
     options: tuple[str, ...]  # what it implements of the options that a kernel may lack
     needs: tuple[str, ...]  # what of these a call has to ask for
     tier: str  # "core", "full", or "tuned": of the user's tuning file

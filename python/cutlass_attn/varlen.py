@@ -117,7 +117,8 @@ def attention_varlen(
     Returns:
         (T, Hq, Dv), contiguous, in q's dtype; rows of no entry are zeros. Filling it with them is
         a pass over memory, which ``out`` saves. With ``return_lse`` also the log-sum-exp, (Hq, T)
-        float32, -inf for a query that sees no key and for rows of no entry.
+        float32, for float64 queries float64, -inf for a query that sees no key and for rows of no
+        entry.
 
     Raises:
         TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the

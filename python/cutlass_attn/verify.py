@@ -29,10 +29,19 @@ class VerificationError(RuntimeError):
 
 
 def require_plain(q: Any) -> None:
-    """Raises ValueError where results are not to be had on the host."""
+    """Raises ValueError where results are not to be had on the host, or from no other kernel."""
+    _require_dtype(str(getattr(q, "dtype", "")).removeprefix("torch."))
     library = library_of(q)
     if not isinstance(q, np.ndarray) and isinstance(q, library.ARRAY) and library.must_see(q):
         raise ValueError(library.NO_VERIFY)
+
+
+def _require_dtype(dtype: str) -> None:
+    if dtype == "float64":
+        raise ValueError(
+            f"verify=True: q is {dtype}, which no scalar kernel computes in; allowed: "
+            f"{', '.join(ROUNDING)}"
+        )
 
 
 def verified(call: Call) -> Any:
@@ -74,6 +83,7 @@ def verified(call: Call) -> Any:
     prediction is no bound, so it may be.
     """
     facts = call.facts()
+    _require_dtype(facts.dtype)
     lib = library_of(call.q)
     if facts.dropout_p > 0 and call.options.get("rng_state") is None:
         call = call.with_options(rng_state=lib.random_state(call.q))  # one for both

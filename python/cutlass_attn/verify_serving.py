@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 
 from . import _C
+from ._call.call import NEW_KEYS, OF_APPEND
 from ._call.packed import dense_calls
 from .verify import ROUNDING, SUMMATION, compare, confirm, largest, library_of
 
 Run = Callable[..., Any]
 # Of a sequence: where its rows are in the result, where its log-sum-exp is, its keys, its values.
 Entry = tuple[Any, Any, np.ndarray, np.ndarray]
-
-# Of a step with new keys: what the call that writes them knows of it, and what it leaves out.
-_NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
-_OF_APPEND = (
-    *("cache_seqlens", "block_table", "cache_batch_idx", "causal", "window"),
-    *("k_scale", "v_scale", *_NEW_KEYS),
-)
 
 
 def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
@@ -68,10 +62,10 @@ def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[
     lib = library_of(q)
     options = dict(options)
     if options.get("k_new") is not None:
-        shared = {name: options[name] for name in _OF_APPEND if name in options}
+        shared = {name: options[name] for name in OF_APPEND if name in options}
         rotated, options["cache_seqlens"] = _C.decode_append(q, k, v, shared)
         q = q if rotated is None else rotated
-        for name in _NEW_KEYS:
+        for name in NEW_KEYS:
             options.pop(name, None)
 
     def entries() -> Iterator[Entry]:

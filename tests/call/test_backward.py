@@ -366,7 +366,6 @@ def arguments(dtype=torch.float16, **more):
     return (q, k, v), {**given, **more}
 
 
-READ_ONLY = np.zeros((2, 4, 5, 16), np.float32)
 ERRORS = [
     ({"grad_out": None}, TypeError, r"backward\(\) needs grad_out, got None"),
     ({"out": None}, TypeError, r"needs out, got None"),

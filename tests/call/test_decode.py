@@ -8,7 +8,7 @@ import serving
 from cases import torch
 from cutlass_attn import append_kv, attention_decode, merge_states
 from cutlass_attn._call import serving_operator
-from serving import Batch, int32
+from serving import Batch, int32, rotated
 
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 
@@ -101,17 +101,6 @@ def test_new_keys_join_first(device, new, page, dtype):
     for x, y in zip(before[1:3], args[1:3], strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)  # nothing else is written
     assert torch.equal(before[3], lengths)
-
-
-def rotated(x, cos, sin, positions, interleaved):
-    """x (B, S, H, D) in float32, by the definition: pairs turn by the angle of their position."""
-    x = x.float().clone()
-    half = cos.shape[1]
-    a = slice(0, 2 * half, 2) if interleaved else slice(0, half)
-    b = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
-    c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
-    x[..., a], x[..., b] = x[..., a] * c - x[..., b] * s, x[..., a] * s + x[..., b] * c
-    return x
 
 
 @pytest.mark.parametrize("device", DEVICES)

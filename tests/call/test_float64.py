@@ -128,3 +128,18 @@ def test_no_cache_of_it():
     cache = torch.zeros(1, 4, 1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="k is float64, allowed: float16, bfloat16, float32"):
         cutlass_attn.append_kv(k, k, cache, cache, torch.tensor([0, 1]))
+
+
+def test_no_other_kernel_verifies_it():
+    q = torch.randn(1, 2, 5, 16, dtype=torch.float64)
+    packed, offsets = q[0].transpose(0, 1), torch.tensor([0, 5], dtype=torch.int32)
+    calls = (
+        lambda: attention(q, q, q, verify=True),
+        lambda: cutlass_attn.attention_varlen(
+            packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=offsets, verify=True
+        ),
+        lambda: cutlass_attn.attention_decode(q, q, q, offsets[:1], verify=True),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"verify=True: q is float64, .* allowed: float16"):
+            call()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import needs_gpu, torch
 from cutlass_attn import append_kv, attention, attention_decode, attention_varlen
-from serving import int32
+from serving import int32, rotated
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 FP8 = torch.float8_e4m3fn
@@ -81,8 +81,11 @@ def test_new_keys_join_in_8_bits(device, page):
     now = [caches[0].float() * scales["k_scale"][:, None], caches[1].float() * 0.5]
     torch.testing.assert_close(out, exact, atol=0.1, rtol=0.1)
     assert not torch.equal(out, exact)
-    q_only = attention_decode(q, *now, lengths + 2, **table, return_lse=True)[1]
-    assert lse.shape == q_only.shape
+    places = (lengths[:, None] + torch.arange(2, device=device)).long()
+    turned = rotated(q, angles.cos(), angles.sin(), places, True)
+    stored, stored_lse = attention_decode(turned, *now, lengths + 2, **table, return_lse=True)
+    torch.testing.assert_close(out, stored)
+    torch.testing.assert_close(lse, stored_lse)
 
 
 @pytest.mark.parametrize("device", DEVICES)

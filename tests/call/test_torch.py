@@ -58,6 +58,7 @@ def test_dynamic_sizes_compile_once():
     [
         {"causal": 1},
         {"return_lse": 1},
+        {"deterministic": 1},
         {"window": True},
         {"window": (3, True)},
         {"attention_chunk": True},
@@ -179,6 +180,15 @@ def test_vmap():
     out = torch.vmap(attention)(*stacked)
     assert torch.equal(out[0], attention(q, k, v))
     assert torch.equal(out[1], attention(q / 2, k / 2, v / 2))
+
+
+def test_vmap_over_a_state_that_no_dropout_reads():
+    q, _, _ = qkv()
+    states = torch.zeros(2, 2, dtype=torch.int64)
+    out = torch.vmap(lambda q, state: attention(q, q, q, rng_state=state))(
+        torch.stack([q, q / 2]), states
+    )
+    assert torch.equal(out[0], attention(q, q, q)) and torch.equal(out[1], attention(*[q / 2] * 3))
 
 
 def test_tensor_subclass():

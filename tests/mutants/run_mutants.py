@@ -208,7 +208,10 @@ def compile_command(unit: str, compile_commands: Path) -> tuple[list[str], Path]
 def places(report: str) -> list[str]:
     """The innermost line of the kernels in each of the two stacks of a data race report."""
     stacks = report.split("\n\n")[:2]
-    found = [re.search(r"(?:sm80|sm90|wmma|scalar|serving|cpu|tile|core)/\w+\.hpp:\d+", stack) for stack in stacks]
+    found = [
+        re.search(r"(?:sm80|sm90|wmma|scalar|serving|cpu|tile|core)/\w+\.hpp:\d+", stack)
+        for stack in stacks
+    ]
     return [match[0] for match in found if match]
 
 

@@ -14,6 +14,13 @@ from .. import _C
 # operator's schema follows it.
 SIGNATURES: dict[str, inspect.Signature] = {}
 
+# Of a decoding step: what only one with new keys is given, and all that their writing reads.
+NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
+OF_APPEND = (
+    *("cache_seqlens", "block_table", "cache_batch_idx", "causal", "window"),
+    *("k_scale", "v_scale", *NEW_KEYS),
+)
+
 P = ParamSpec("P")
 
 

@@ -11,23 +11,21 @@ import torch
 from .. import _C
 from . import torch_library
 from .autograd import Differentiable
+from .call import NEW_KEYS, OF_APPEND
 from .schema import Schema
 
-_NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
-_OF_APPEND = (
-    *("q", "k_cache", "v_cache", "cache_seqlens", "block_table", "cache_batch_idx"),
-    *("causal", "window", "k_scale", "v_scale", *_NEW_KEYS),
-)
 _NOT_OF_OPS = ("out", "verify", "validate", "tree_mask", "cache_leftpad")
 
 _VARLEN = Schema("attention_varlen", lambda name: name not in _NOT_OF_OPS)
 _DECODE = Schema(
     "attention_decode",
-    lambda name: name not in (*_NOT_OF_OPS, *_NEW_KEYS),
+    lambda name: name not in (*_NOT_OF_OPS, *NEW_KEYS),
     more={"mask": "Tensor?"},
 )
 _DECODE_APPEND = Schema(
-    "attention_decode", lambda name: name in _OF_APPEND, mutates=("k_cache", "v_cache")
+    "attention_decode",
+    lambda name: name in ("q", "k_cache", "v_cache", *OF_APPEND),
+    mutates=("k_cache", "v_cache"),
 )
 
 
@@ -162,9 +160,9 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
     torch_library.needs_gradient("attention_decode", {**operands, **options})
     out = options.pop("out", None)
     _prepare(q, options)
-    new_keys = {name: options.pop(name) for name in _NEW_KEYS if name in options}
+    new_keys = {name: options.pop(name) for name in NEW_KEYS if name in options}
     if new_keys.get("k_new") is not None:
-        shared = {name: options[name] for name in _OF_APPEND if name in options}
+        shared = {name: options[name] for name in OF_APPEND if name in options}
         rotated, options["cache_seqlens"] = decode_append_op(
             *_DECODE_APPEND.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **shared, **new_keys)
         )

@@ -57,6 +57,7 @@ NO_PREQUANTIZED = (
     'quantize="qk"'
 )
 
+_BOOLS = ("causal", "return_lse", "deterministic", "rotary_interleaved")
 _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 
 # Of any device.
@@ -199,7 +200,7 @@ def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
 
 def _refuse_bools(options: dict[str, Any]) -> None:
     """The operator's schema would take True for 1, and 1 for True. Raises TypeError."""
-    for name in ("causal", "return_lse"):
+    for name in _BOOLS:
         if not isinstance(options.get(name, False), bool):
             raise TypeError(f"{name} must be True or False, got a {type(options[name]).__name__}")
     window = options.get("window")
