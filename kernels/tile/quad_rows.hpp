@@ -4,9 +4,30 @@
 #include <cute/numeric/int.hpp>
 
 #include "core/macros.hpp"
-#include "tile/fragment.hpp"
 
 namespace cutlass_attn {
+
+// The four threads of a quad hold a row of four neighbouring m16n8 blocks, two columns of each
+// block in a word of 16-bit elements. Afterwards each has all eight columns of one block, that of
+// its own number: a transposition of 4 x 4 words.
+template <class Arch>
+CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
+  CUTE_UNROLL
+  for (int bit = 1; bit < 4; bit *= 2) {
+    bool const is_upper = lane & bit;
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      uint32_t const given = is_upper ? words[i] : words[i | bit];
+      uint32_t const taken = Arch::shuffle_xor(given, bit);
+      if (is_upper) {
+        words[i] = taken;
+      } else {
+        words[i | bit] = taken;
+      }
+    }
+  }
+}
 
 // Stores row `row` of blocks [first, first + 4) at `target`, column 0 of the row, which has
 // `columns` columns, a multiple of 8. All lanes of a warp call it together; is_row: false stores
@@ -14,7 +35,7 @@ namespace cutlass_attn {
 template <class Arch, class Element>
 CUTE_DEVICE void store_columns(Element* target, uint32_t (&words)[4], int first, int columns,
                                bool is_row, int lane) {
-  transpose_quad<Arch>(words, lane);
+  gather_columns<Arch>(words, lane);
   int const column = (first + lane % 4) * 8;
   if (is_row && column < columns) {
     *reinterpret_cast<cute::uint128_t*>(target + column) =

@@ -7,6 +7,8 @@ import cases
 import cutlass_attn
 import pytest
 from cases import torch
+from cutlass_attn._call import torch_library
+from cutlass_attn._call.call import SIGNATURES
 from cutlass_attn._call.operator import ATTENTION
 
 attention = cutlass_attn.attention
@@ -75,6 +77,25 @@ def test_compiled_calls_refuse_what_eager_ones_do(options):
     for call in (attention, torch.compile(attention, fullgraph=True, backend="aot_eager")):
         with pytest.raises(Exception, match=f"{name} must be"):
             call(q, k, v, **options)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_is_a_bool_is_one_for_every_function(compiles):
+    run = torch.compile(fullgraph=True, backend="aot_eager") if compiles else lambda f: f
+    x = torch.zeros(1, 1, 2, 8)
+    lengths = torch.tensor([0], dtype=torch.int32)
+    new = dict.fromkeys(("k_new", "v_new"), x)
+    new |= dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(2, 4))
+    with pytest.raises(Exception, match="rotary_interleaved must be"):
+        run(cutlass_attn.attention_decode)(x, x, x, lengths, **new, rotary_interleaved=1)
+    bools = {
+        name
+        for signature in SIGNATURES.values()
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation == "bool"
+    }
+    # Those of no operator's schema are looked at before.
+    assert bools - {"verify", "validate"} == set(torch_library._BOOLS)
 
 
 def test_a_tangent_is_not_lost():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from . import torch_library, vmap
+from .call import OF_FORWARD
 from .schema import Schema
 
 _INPUTS = ("q", "k", "v", "bias", "sinks")  # that have gradients
@@ -28,8 +29,6 @@ _OF_BACKWARD = {
     "softmax_lse": "Tensor",
     "wanted": "bool[]",  # of the inputs
 }
-# Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
-_OF_FORWARD = frozenset(("kernel", "accumulate", "verify"))
 
 Gradients = Sequence[torch.Tensor | None]  # of the inputs
 
@@ -61,7 +60,7 @@ class Differentiable:
         self.run_backward = run_backward
         names = tuple(schema.defaults)
         arrays = (name for name, kind in schema.types.items() if kind.startswith("Tensor"))
-        self.kept_apart = _OF_FORWARD | frozenset(arrays)  # options that `_keep` looks at
+        self.kept_apart = OF_FORWARD | frozenset(arrays)  # options that `_keep` looks at
         self._places = {i: names.index(x) for i, x in enumerate(_INPUTS) if x in names}
         forward.register_autograd(self.differentiate, setup_context=self.save)
         forward.register_vmap(vmap.rule(names, forward))
@@ -323,7 +322,7 @@ def _keep(
 
 
 def _without_forward(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in options.items() if name not in _OF_FORWARD}
+    return {name: x for name, x in options.items() if name not in OF_FORWARD}
 
 
 def _kept(ctx: Any) -> tuple[Any, ...]:

@@ -14,6 +14,8 @@ from .. import _C
 # operator's schema follows it.
 SIGNATURES: dict[str, inspect.Signature] = {}
 
+# Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
+OF_FORWARD = frozenset(("kernel", "accumulate", "verify"))
 # Of a decoding step: what only one with new keys is given, and all that their writing reads.
 NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
 OF_APPEND = (
@@ -58,8 +60,7 @@ class Call:
 
     def gradient_verdicts(self, device: Any = None) -> list[_C.Verdict]:
         """The same of the backward pass, with a gradient of the bias if that needs one."""
-        not_its_own = ("kernel", "accumulate", "verify")
-        options = {name: x for name, x in self.options.items() if name not in not_its_own}
+        options = {name: x for name, x in self.options.items() if name not in OF_FORWARD}
         if getattr(options.get("bias"), "requires_grad", False):
             one = self.q.new_empty((1,))  # which broadcasts
             options["grad_bias"] = one if one.itemsize == 8 else one.float()
