@@ -9,6 +9,19 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Tma {
+  // True in one lane of a warp, of which all lanes call it. Where copies are under this condition,
+  // ptxas knows that one lane asks for them; under another it makes a loop over lanes of each.
+  CUTE_DEVICE static bool elect() {
+    uint32_t is_elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred elected;\n"
+        "elect.sync _|elected, 0xffffffff;\n"
+        "selp.b32 %0, 1, 0, elected;\n"
+        "}\n"
+        : "=r"(is_elected));
+    return is_elected != 0;
+  }
   // Copies the box that begins at the coordinates, to an address of 1024 bytes' alignment for tiles
   // that swizzle; its bytes, those outside the tensor too, count for the barrier's phase.
   CUTE_DEVICE static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y,
@@ -27,6 +40,10 @@ struct Tma {
 #else
 
 struct Tma {
+  static bool elect() {
+    bool const all_came = simt::engine::any(true);
+    return all_came && simt::engine::thread() % 32 == 0;
+  }
   static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y, int z, int u,
                        int w) {
     simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});

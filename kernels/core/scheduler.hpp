@@ -125,6 +125,7 @@ struct BasicTileCoord {
   int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
   FastDivisor by_heads;
 
+  BasicTileCoord() = default;
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m, int block)
       : BasicTileCoord(p, s, block_m, s.order.place(block)) {}
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, TileScheduler const& s, int block_m,

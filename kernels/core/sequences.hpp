@@ -33,6 +33,7 @@ struct SeqLens {
 struct DenseSeqInfo {
   int32_t batch;
 
+  DenseSeqInfo() = default;
   CA_HOST_DEVICE DenseSeqInfo(Problem const&, int32_t batch) : batch(batch) {}
 
   CA_HOST_DEVICE SeqLens lens(Problem const& p) const { return {p.seq_q.seqlen, p.seq_k.seqlen}; }

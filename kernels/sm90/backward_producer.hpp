@@ -35,7 +35,7 @@ struct BackwardProducer {
 
   // Of keys, and of steps for which there is room.
   CUTE_DEVICE void begin() {
-    if (Arch::thread() == 0) {
+    if (Arch::elect()) {
       sm80::RowTile const& tile = shared.block.tile;
       SequenceRows const rows = key_rows(shared.block.seq, params.problem);
       load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head, rows);
@@ -62,7 +62,7 @@ struct BackwardProducer {
     Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
     Arch::sync_warp();
-    if (lane == 0) {
+    if (Arch::elect()) {
       int const first = at.tile * Config::kBlockM;
       SequenceRows const rows = query_rows(shared.block.seq, params.problem);
       load<TileQ>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first, at.head, rows);

@@ -62,8 +62,6 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   static constexpr int kGroupRows = 64;        // rows of each: M of wgmma
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
-  // One copies. Which sequence a tile is of, a warp looks for together.
-  static constexpr int kCopyThreads = kIsDense ? 1 : 32;
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
 
   // Registers of a thread that copies and of one that computes; all together 64 K.

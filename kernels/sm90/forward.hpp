@@ -41,9 +41,7 @@ struct Forward {
     Arch::sync();  // barriers are there
     if (group < 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
-      if (Arch::thread() < Config::kCopyThreads) {
-        Producer<Config, Score, Arch>{params, shared}.run();
-      }
+      if (Arch::thread() < 32) Producer<Config, Score, Arch>{params, shared}.run();
     } else {
       Arch::template registers_increase<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();

@@ -1,5 +1,5 @@
-// The thread that copies: takes tiles from the counter, says what they are, and keeps the buffers
-// of Q, K and V full.
+// The warp of which one lane copies: takes tiles from the counter, says what they are, and keeps
+// the buffers of Q, K and V full. The others help only to find the sequence that a tile is of.
 #pragma once
 
 #include "sm90/config.hpp"
@@ -23,10 +23,15 @@ struct Producer {
   uint32_t published = 0;  // tiles of rows
   int taken = 0;           // of the counter
   bool has_asked = false;
+  bool copies = false;  // this lane
 
   CUTE_DEVICE void run() {
-    bool const copies = is_copying();
-    if (copies) {
+    // Three warpgroups: with elect() NVRTC 13.0 has their loop wait for P V before the
+    // exponentials, which takes 13 % longer.
+    constexpr bool kElects = Config::kGroups < 3;
+    copies = kElects ? Arch::elect() : Arch::thread() == 0;
+    if (Config::kIsDense && !copies) return;
+    if (is_copying()) {
       Arch::tma_prefetch(params.q);
       Arch::tma_prefetch(params.k.map);
       Arch::tma_prefetch(params.v.map);
@@ -35,18 +40,19 @@ struct Producer {
     for (int number = Arch::block(); number < params.tiles; number = next()) {
       Coord const tile = params.template tile_of<Config::kBlockM, Arch>(number);
       bool const has_rows = Config::kIsDense || tile.rows > 0;
-      if (copies && has_rows) {
+      if (is_copying() && has_rows) {
         copy_tile(publish(tile));
         ++published;
       }
     }
-    if (!copies) return;
+    if (!is_copying()) return;
     next_info().is_there = 0;
     Arch::barrier_arrive(&shared.info_full[info_stage()]);
   }
 
  private:
-  CUTE_DEVICE static bool is_copying() { return Config::kIsDense || Arch::thread() == 0; }
+  // Known to the compiler where the others are gone.
+  CUTE_DEVICE bool is_copying() const { return Config::kIsDense || copies; }
 
   // Asks for the number of the next tile: while this one is copied, as the answer takes long.
   CUTE_DEVICE void ask() {

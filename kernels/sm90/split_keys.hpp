@@ -29,23 +29,13 @@ struct SplitKeys {
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Shared& shared = *reinterpret_cast<Shared*>(smem);
-    SplitKeysGroup<Config, Score, Arch> group(
-        params, shared, Arch::uniform(Arch::thread() / Config::kGroupThreads));
-    SplitKeysMerge<Config, Arch> const merge{params, shared};
-
-    using Copy = SplitKeysCopy<Config, Arch>;
-    if (Arch::thread() == 0) Copy::make_barriers(shared);
-    if (Arch::thread() == 32) {
-      TileCoord const tile = params.tile<kBlockM, Arch>();
-      shared.tile() = tile;
-      shared.block.range =
-          params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
-      shared.block.interval = params.interval.from(tile.q_begin);
-    }
     Arch::let_next_grid_begin();
-    Arch::sync();  // shared.block full, barriers are there
-    Copy::begin(params, shared);
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    int const warp = Arch::uniform(Arch::thread() / 32);
+    begin<Arch>(params, shared, warp);
+
+    SplitKeysGroup<Config, Score, Arch> group(params, shared, warp);
+    SplitKeysMerge<Config, Arch> const merge{params, shared};
     constexpr int kFirst = kThreads - kBlockM;  // of threads that copy nothing
     if (Arch::thread() >= kFirst) {
       Arch::wait_for_grids_before();
@@ -54,6 +44,32 @@ struct SplitKeys {
 
     group.run();
     merge.run(group);
+  }
+
+ private:
+  // A block whose SM was not free has this to do when the grid before is done, and all wait for it.
+  // So warps do it side by side: the tile is worked out twice, as the one that copies would wait
+  // longer for another to share it.
+  template <class Arch>
+  CUTE_DEVICE static void begin(Params const& params, Shared& shared, int warp) {
+    using Copy = SplitKeysCopy<Config, Arch>;
+    enum { kCopies, kMakesBarriers, kShares };
+    TileCoord tile = {};
+    TileRange range = {};
+    if (warp == kCopies || warp == kShares) {
+      tile = params.tile<kBlockM, Arch>();
+      range = params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
+    } else if (warp == kMakesBarriers && Arch::elect()) {
+      Copy::make_barriers(params, shared);
+    }
+    Arch::sync();  // barriers are there
+    if (warp == kCopies && Arch::elect()) Copy{params, shared, tile, range}.begin();
+    if (warp == kShares && Arch::elect()) {
+      shared.tile() = tile;
+      shared.block.range = range;
+      shared.block.interval = params.interval.from(tile.q_begin);
+    }
+    Arch::sync();  // shared.block full
   }
 };
 

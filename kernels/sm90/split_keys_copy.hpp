@@ -6,7 +6,6 @@
 
 namespace cutlass_attn::sm90 {
 
-// Of one warpgroup.
 template <class Config, class Arch>
 struct SplitKeysCopy {
   using Shared = typename Config::SharedStorage;
@@ -17,75 +16,86 @@ struct SplitKeysCopy {
 
   ClusterSplitsParams const& params;
   Shared& shared;
-  int const group;  // of the block
+  TileCoord const& tile;
+  TileRange const& range;  // in keys
 
-  // In one thread of the block.
-  CUTE_DEVICE static void make_barriers(Shared& shared) {
+  // In one thread of the block: the barriers, and what those of the first copies wait for. Where
+  // there is no such tile of keys, nobody waits for it.
+  CUTE_DEVICE static void make_barriers(ClusterSplitsParams const& params, Shared& shared) {
+    Arch::tma_prefetch(params.k.map);
+    Arch::tma_prefetch(params.q);
+    Arch::tma_prefetch(params.v.map);
     Arch::barrier_init(&shared.q_full, 1);
     for (int g = 0; g < Config::kGroups; ++g) {
       for (int i = 0; i < Config::kKStages; ++i) Arch::barrier_init(&shared.k_full[g][i], 1);
       for (int i = 0; i < Config::kVStages; ++i) Arch::barrier_init(&shared.v_full[g][i], 1);
     }
     Arch::barrier_init_fence();
+    Arch::barrier_expect(&shared.q_full, TileQ::kBytes);
+    for (int g = 0; g < Config::kGroups; ++g) {
+      Arch::barrier_expect(&shared.k_full[g][0], TileK::kBytes);
+      Arch::barrier_expect(&shared.v_full[g][0], TileV::kBytes);
+    }
   }
 
-  // The first copies of the block, by threads of two warps. What can be done before grids before
-  // are done is. An SM is given some 60 bytes a clock, so what is wanted first is asked for first;
-  // and as the warpgroups then begin one after the other, one multiplies while another has the
-  // exponentials to itself.
-  CUTE_DEVICE static void begin(ClusterSplitsParams const& params, Shared& shared) {
-    if (Arch::thread() == 32) {
-      Arch::tma_prefetch(params.q);
-      copy_q(params, shared);
+  // Q and the first tile of keys of each warpgroup, in one thread. An SM is given some 60 bytes a
+  // clock, so what is wanted first is asked for first; and as the warpgroups then begin one after
+  // the other, one multiplies while another has the exponentials to itself. Where tiles are masked,
+  // blocks have less to do than others, and are all there when the grid before is done: then K of
+  // the last warpgroup would be late behind V of the first.
+  CUTE_DEVICE void begin() const {
+    int const group = tile.by_heads(tile.head_q);  // of heads
+    bool const k_first = range.full_end < range.end;
+    Arch::wait_for_grids_before();
+    CUTE_UNROLL
+    for (int c = 0; c < TileQ::kChunks; ++c) {
+      Arch::tma_load(shared.q + c * TileQ::kChunkBytes, params.q, &shared.q_full, c * 64, 0,
+                     tile.q_begin, group, tile.seq.batch);
     }
-    if (Arch::thread() == 0) {
-      Arch::tma_prefetch(params.k.map);
-      Arch::tma_prefetch(params.v.map);
-      TileRange const range = shared.block.range;
-      Arch::wait_for_grids_before();
-      for (int i = 0; i < Config::kKStages; ++i) {
-        for (int g = 0; g < Config::kGroups; ++g) {
-          SplitKeysCopy const copy{params, shared, g};
-          int const key = copy.first_key(range) + i * copy.stride();
-          copy.k(range, key, i);
-          if (i < Config::kVStages) copy.v(range, key, i);
-        }
+    for (int g = 0; g < Config::kGroups && first_key(g) < range.end; ++g) {
+      load<TileK>(params.k, shared.buffers[g].k[0], &shared.k_full[g][0], first_key(g));
+      if (!k_first) load_v(g);
+    }
+    for (int g = 0; k_first && g < Config::kGroups && first_key(g) < range.end; ++g) load_v(g);
+  }
+
+  // The tiles of keys after those, as far as there are buffers.
+  CUTE_DEVICE void fill() const {
+    CUTE_UNROLL
+    for (int i = 1; i < Config::kKStages; ++i) {
+      for (int g = 0; g < Config::kGroups; ++g) {
+        int const key = first_key(g) + i * stride();
+        k(g, key, i);
+        if (i < Config::kVStages) v(g, key, i);
       }
     }
   }
 
-  // The first tile of keys of this warpgroup, and from one to the next.
-  CUTE_DEVICE int first_key(TileRange const& range) const {
+  // The first tile of keys of a warpgroup, and from one to the next.
+  CUTE_DEVICE int first_key(int group) const {
     return range.begin + (params.rank<Arch>() * Config::kGroups + group) * kN;
   }
   CUTE_DEVICE int stride() const { return params.blocks * Config::kGroups * kN; }
 
   // In one thread: the tile that begins at `key`, if there is one.
-  CUTE_DEVICE void k(TileRange const& range, int key, int stage) const {
+  CUTE_DEVICE void k(int group, int key, int stage) const {
     if (key >= range.end) return;
-    copy<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
+    Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
+    load<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
   }
-  CUTE_DEVICE void v(TileRange const& range, int key, int stage) const {
+  CUTE_DEVICE void v(int group, int key, int stage) const {
     if (key >= range.end) return;
-    copy<TileV>(params.v, shared.buffers[group].v[stage], &shared.v_full[group][stage], key);
+    Arch::barrier_expect(&shared.v_full[group][stage], TileV::kBytes);
+    load<TileV>(params.v, shared.buffers[group].v[stage], &shared.v_full[group][stage], key);
   }
 
  private:
-  CUTE_DEVICE static void copy_q(ClusterSplitsParams const& params, Shared& shared) {
-    Arch::barrier_expect(&shared.q_full, TileQ::kBytes);
-    TileCoord const& tile = shared.tile();
-    int const query = tile.q_begin, head = tile.head_q / tile.heads, batch = tile.seq.batch;
-    Arch::wait_for_grids_before();
-    CUTE_UNROLL
-    for (int c = 0; c < TileQ::kChunks; ++c) {
-      Arch::tma_load(shared.q + c * TileQ::kChunkBytes, params.q, &shared.q_full, c * 64, 0, query,
-                     head, batch);
-    }
+  // The first of a warpgroup.
+  CUTE_DEVICE void load_v(int group) const {
+    load<TileV>(params.v, shared.buffers[group].v[0], &shared.v_full[group][0], first_key(group));
   }
   template <class Tile>
-  CUTE_DEVICE void copy(DenseRows const& from, char* to, arch::Barrier* full, int key) const {
-    TileCoord const& tile = shared.tile();
-    Arch::barrier_expect(full, Tile::kBytes);
+  CUTE_DEVICE void load(DenseRows const& from, char* to, arch::Barrier* full, int key) const {
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       from.load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,

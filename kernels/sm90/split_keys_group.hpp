@@ -32,7 +32,8 @@ struct SplitKeysGroup {
 
   ClusterSplitsParams const& params;
   Shared& shared;
-  int const group;  // of the block
+  int const group;      // of the block
+  bool const is_first;  // whether this is the first warp of the warpgroup
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
   Softmax softmax = {};
@@ -40,8 +41,8 @@ struct SplitKeysGroup {
   typename Step::O acc_o;
   typename Step::P p[2];
 
-  CUTE_DEVICE SplitKeysGroup(ClusterSplitsParams const& params, Shared& shared, int group)
-      : params(params), shared(shared), group(group) {}
+  CUTE_DEVICE SplitKeysGroup(ClusterSplitsParams const& params, Shared& shared, int warp)
+      : params(params), shared(shared), group(warp / 4), is_first(warp % 4 == 0) {}
 
   CUTE_DEVICE void run() {
     TileRange const range = shared.block.range;
@@ -50,8 +51,10 @@ struct SplitKeysGroup {
     Scores const scores{
         params.forward.problem, score, {thread()}, shared.tile(), shared.block.range,
         shared.block.interval};
-    SplitKeysCopy<Config, Arch> const copy{params, shared, group};
-    int const first = copy.first_key(range), stride = copy.stride();
+    SplitKeysCopy<Config, Arch> const copy{params, shared, shared.tile(), range};
+    int const first = copy.first_key(group), stride = copy.stride();
+    // The last warpgroup has its first keys last, and nothing to do until then.
+    if (group == Config::kGroups - 1 && is_first && Arch::elect()) copy.fill();
     Arch::barrier_wait(&shared.q_full, 0);
     if (first >= range.end) {
       clear(acc_o);
@@ -66,7 +69,7 @@ struct SplitKeysGroup {
       apply(scores, range, key, 0);
       softmax.largest_of_thread(as_rows(acc_s[0]), largest, false_type{});
       Arch::template wgmma_wait<0>(s_registers(1));
-      refill(copy, range, key, key != first);
+      refill(copy, key, key != first);
       apply(scores, range, key, 1);
       softmax.largest_of_thread(as_rows(acc_s[1]), largest, true_type{});
       if (key == first) {
@@ -97,15 +100,15 @@ struct SplitKeysGroup {
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) % Config::kGroupThreads; }
 
   // The buffers of this tile's K and of the V before it are empty: copies the next ones into them.
-  CUTE_DEVICE void refill(SplitKeysCopy<Config, Arch> const& copy, TileRange const& range, int key,
-                          bool has_v) {
+  CUTE_DEVICE void refill(SplitKeysCopy<Config, Arch> const& copy, int key, bool has_v) {
+    TileRange const& range = copy.range;
     int const stride = copy.stride(), next_k = key + Config::kKStages * stride;
     int const next_v = has_v ? key + (Config::kVStages - 1) * stride : range.end;
     if (next_k >= range.end && next_v >= range.end) return;
     sync_group();  // K and V empty
-    if (thread() != 0) return;
-    copy.v(range, next_v, (v.stage == 0 ? Config::kVStages : v.stage) - 1);
-    copy.k(range, next_k, k.stage);
+    if (!is_first || !Arch::elect()) return;
+    copy.v(group, next_v, (v.stage == 0 ? Config::kVStages : v.stage) - 1);
+    copy.k(group, next_k, k.stage);
   }
 
   CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int half) {
