@@ -1,6 +1,7 @@
 // The wgmma forward kernel on the engine: right against fp64, whatever the order of its threads and
 // however many tiles a block has; and what the engine says of misuse of wgmma, TMA and mbarriers.
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -360,6 +361,20 @@ TEST(too_many_arrivals) {
               if (thread == 1) Sm90::barrier_arrive(shared.full);
             }),
             "after all 1 arrivals of its phase"));
+}
+
+TEST(one_lane_of_a_warp_is_elected) {
+  std::vector<int> elected(128);
+  CHECK_EQ(run([&](Tiles&, int thread, float (&)[32]) { elected[size_t(thread)] = Sm90::elect(); }),
+           "");
+  for (int warp = 0; warp < 4; ++warp) {
+    auto const first = elected.begin() + 32 * warp;
+    CHECK_EQ(std::accumulate(first, first + 32, 0), 1);
+  }
+  CHECK(has(run([&](Tiles&, int thread, float (&)[32]) {
+              if (thread != 40) Sm90::elect();
+            }),
+            "lanes 8 have exited"));
 }
 
 TEST(barriers_need_a_fence_for_tma) {
