@@ -22,7 +22,7 @@ struct Grid {
 #else
 
 struct Grid {
-  static void wait_for_grids_before() {}
+  static void wait_for_grids_before() { simt::engine::wait_for_grids_before(); }
   static void let_next_grid_begin() {}
 };
 

@@ -42,7 +42,8 @@ struct Block {
   int64_t index = 0;   // in the grid
   int first_warp = 0;  // in the cluster
   int threads = 0;
-  int exited = 0;  // threads
+  int exited = 0;           // threads
+  bool has_waited = false;  // for grids before: a thread of it has
   Barrier barriers[kBarriers];
   std::vector<Warpgroup> warpgroups;
   std::vector<int> registers;  // of a thread of each warp; 0: as many as it began with
@@ -55,6 +56,7 @@ struct Block {
     index = index_;
     threads = grid.threads;
     exited = 0;
+    has_waited = !grid.overlaps;
     for (Barrier& barrier : barriers) barrier = {};
     warpgroups.assign(size_t(threads + kWarpgroupSize - 1) / kWarpgroupSize, {});
     registers.assign(size_t(threads) / kWarpSize, 0);

@@ -19,6 +19,9 @@
 //     copy of TMA over what it reads, before each warp has gone on from its wait;
 //   - a barrier in shared memory that nobody made, that has more arrivals or bytes than its phase,
 //     or whose phase can never end is reported;
+//   - a copy of TMA in a grid that overlaps those before, of which no thread of the block has
+//   waited
+//     for them, is reported;
 //   - shared memory of a block whose threads have exited is NaN to others of its cluster;
 //   - addresses outside shared memory, or not on 16 bytes, are reported by thread.
 #pragma once
@@ -53,7 +56,8 @@ struct Grid {
   int64_t blocks = 0;
   int threads = 0;  // per block, a multiple of kWarpSize
   int smem_bytes = 0;
-  int cluster = 1;  // blocks that run together and see each other's shared memory
+  int cluster = 1;        // blocks that run together and see each other's shared memory
+  bool overlaps = false;  // begins while grids before it may still run (Launch::overlaps)
 };
 
 // Calls body(smem) in every thread of every block, `smem` being the block's shared memory, aligned
@@ -76,6 +80,9 @@ void sync();
 
 // barrier.cluster: all threads of the calling one's cluster.
 void cluster_sync();
+
+// griddepcontrol.wait
+void wait_for_grids_before();
 
 // mapa: where block `rank` of the cluster has what the calling thread's block has at `address`.
 void const* of_block(void const* address, int rank);

@@ -173,6 +173,7 @@ void barrier_init(void* barrier, int arrivals) {
 void barrier_init_fence() { self->worker->units().fence(); }
 void barrier_arrive(void* barrier, int bytes) { self->worker->barrier_arrive(barrier, bytes); }
 void barrier_wait(void* barrier, int parity) { self->worker->barrier_wait(barrier, parity); }
+void wait_for_grids_before() { self->worker->wait_for_grids_before(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {
   self->worker->tma_load(to, map, barrier, at);

@@ -15,7 +15,7 @@ Status run_on_host(void const* params, Launch const& launch, RunOptions const& o
   schedule.num_threads = options.num_threads;
   auto const& arguments = *static_cast<typename Kernel::Params const*>(params);
   return run_grid(
-      {launch.blocks, launch.threads, launch.smem_bytes, launch.cluster}, schedule,
+      {launch.blocks, launch.threads, launch.smem_bytes, launch.cluster, launch.overlaps}, schedule,
       [&](char* smem) { Kernel::template run<Score, arch::Machine<Kernel>>(arguments, smem); });
 }
 

@@ -248,8 +248,16 @@ class Worker {
     race::acquire(&barrier->token);
   }
 
+  void wait_for_grids_before() {
+    race::Unseen const unseen;
+    self->block->has_waited = true;
+  }
+
   void tma_load(void* to, TensorMap const& map, void* barrier, AsyncUnits::Coordinates const& at) {
     race::Unseen const unseen;
+    if (!self->block->has_waited) {
+      fail("has TMA copy what grids before may still write, without a wait_for_grids_before()");
+    }
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
     check(units().copy(view, to, barrier, at, schedule_.poison));

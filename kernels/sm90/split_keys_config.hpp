@@ -20,7 +20,7 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
   // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their
-  // way from the beginning.
+  // way before the first product.
   static constexpr int kKStages = 2, kVStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
   // Columns of O to be merged, as threads of a warpgroup have them: four numbers of an m16n8 block.
   struct alignas(16) Quad {

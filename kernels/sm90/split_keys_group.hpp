@@ -8,7 +8,7 @@
 //
 // The row max is looked for in the first tile, and later where a weight would become too large. The
 // last tile has its Q K^T computed once more, for nothing: under a condition ptxas serializes
-// wgmma. Where keys are few all copies are on their way from the beginning.
+// wgmma. Where keys are few all copies are on their way before the first product.
 #pragma once
 
 #include "sm80/products.hpp"

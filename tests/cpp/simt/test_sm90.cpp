@@ -199,20 +199,22 @@ struct Matrix {
 };
 
 // What body(shared, thread, accumulators) of a warpgroup does, barriers being made.
-std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, bool fences = true) {
+std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, bool fences = true,
+                bool overlaps = false) {
   simt::Schedule const schedule{1, simt::FiberOrder::kForward, 0};
-  Status const status = simt::run_grid({1, 128, sizeof(Tiles)}, schedule, [&](char* smem) {
-    Tiles& shared = *reinterpret_cast<Tiles*>(smem);
-    int const thread = Sm90::thread();
-    if (thread == 0) {
-      Sm90::barrier_init(shared.full, 1);
-      Sm90::barrier_init(shared.empty, 4);
-      if (fences) Sm90::barrier_init_fence();
-    }
-    Sm90::sync();
-    float acc[32] = {};
-    body(shared, thread, acc);
-  });
+  Status const status =
+      simt::run_grid({1, 128, sizeof(Tiles), 1, overlaps}, schedule, [&](char* smem) {
+        Tiles& shared = *reinterpret_cast<Tiles*>(smem);
+        int const thread = Sm90::thread();
+        if (thread == 0) {
+          Sm90::barrier_init(shared.full, 1);
+          Sm90::barrier_init(shared.empty, 4);
+          if (fences) Sm90::barrier_init_fence();
+        }
+        Sm90::sync();
+        float acc[32] = {};
+        body(shared, thread, acc);
+      });
   return status.message;
 }
 
@@ -385,6 +387,23 @@ TEST(barriers_need_a_fence_for_tma) {
                 },
                 false),
             "without a barrier_init_fence()"));
+}
+
+// Of a grid that begins while those before may still run; one thread waits for all of its block.
+TEST(copies_wait_for_grids_before) {
+  Matrix a;
+  auto const copy = [&](bool waits) {
+    return run(
+        [&](Tiles& shared, int thread, float (&)[32]) {
+          if (thread == 0 && waits) Sm90::wait_for_grids_before();
+          Sm90::sync();
+          if (thread == 32) load(shared, a, a);
+          Sm90::barrier_wait(shared.full, 0);
+        },
+        true, true);
+  };
+  CHECK_EQ(copy(true), "");
+  CHECK(has(copy(false), "thread 32 has TMA copy what grids before may still write"));
 }
 
 TEST(wgmma_needs_a_fence) {
