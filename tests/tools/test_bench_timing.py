@@ -1,6 +1,8 @@
 """How `cutlass-attn bench` times a call, and what it makes of the times."""
 
 import math
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -44,9 +46,18 @@ def test_the_clock_of_the_sms(monkeypatch, call_us):
     monkeypatch.setattr(torch.cuda, "_sleep", lambda clocks: launch(3 + clocks / mhz[0]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert timing.sm_clock_mhz(call, call_us) == pytest.approx(1410)
-    assert len(calls) == {500.0: 40, 2.0: 1000}[call_us]
+    assert len(calls) == {500.0: 200, 2.0: 1000}[call_us]
     timing.sm_clock_mhz(call, 1e6)  # a slow one is called nevertheless
-    assert len(calls) == {500.0: 41, 2.0: 1001}[call_us]
+    assert len(calls) == {500.0: 201, 2.0: 1001}[call_us]
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_rounds_follow_every_order_of_two_alike(count):
+    """Who is timed right after whom: each after each other one twice in twice as many rounds."""
+    orders = [stats.round_order(count, number) for number in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    followed = Counter(pair for order in orders for pair in pairwise(order))
+    assert followed == {(a, b): 2 for a in range(count) for b in range(count) if a != b}
 
 
 def test_ratio_cancels_what_moves_a_whole_round():

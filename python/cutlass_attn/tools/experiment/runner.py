@@ -1,7 +1,7 @@
 """Problems x implementations -> judged and timed rows: the one harness of check, bench and tune.
 
 Every implementation is judged first; then all are timed in rounds, each of which calls all of them,
-one after the other.
+in an order of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .impls import Bound, Impl, Unsupported, describe_error
 from .judge import Yardstick
 from .problems import FP8_CACHE, Problem
 from .report import FAILED, OK, UNSUPPORTED, WRONG, Report, Row, rounded
+from .stats import round_order
 from .timing import Sampler, Timer, mean_host_us, median_us, sm_clock_mhz, timer_for
 
 MIN_ROUNDS = 5
@@ -71,6 +72,7 @@ def describe_method(plan: Plan) -> dict[str, Any]:
     return {
         "timing": timer_for(plan.timing, plan.device).name,
         "rounds": plan.rounds,
+        "order": "Williams design",
         "host_calls": HOST_CALLS if _times_host(plan) else 0,
         "inputs": f"standard normal, seed {plan.seed}",
         "num_inputs": plan.inputs,
@@ -147,9 +149,8 @@ def _run_problem(
                 _give_up(row, error, plan.device)
         begun = len(plan.impls) * plan.inputs
         for round_ in range(plan.rounds):
-            # Another one starts each round: none always runs after the same other one.
-            first = round_ % max(1, len(entrants))
-            for i, entrant in enumerate(entrants[first:] + entrants[:first]):
+            for i, place in enumerate(round_order(len(entrants), round_)):
+                entrant = entrants[place]
                 step(entrant.row.requested, begun + round_ * len(plan.impls) + i)
                 if entrant.row.status == FAILED:
                     continue

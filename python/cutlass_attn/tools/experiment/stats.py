@@ -1,4 +1,4 @@
-"""From the times of interleaved rounds to ratios with an interval, and their geometric mean."""
+"""Interleaved rounds: their order, ratios of their times with an interval, the geometric mean."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ class Ratio(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def round_order(count: int, number: int) -> list[int]:
+    """The order of so many implementations in the round of this number, from 0.
+
+    A Williams design: in each round an implementation runs after another one than in the rounds
+    before, and over 2 x `count` rounds about as often after each. A GPU that has been working hard
+    has a lower clock, so that who always runs after a slow one is faster than who never does.
+    """
+    order = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    if count % 2 and number % 2:
+        order.reverse()
+    return [(number + i) % count for i in order]
 
 
 def paired_ratio(baseline_us: Sequence[float], us: Sequence[float]) -> Ratio:

@@ -17,7 +17,7 @@ GRAPH_CALLS = 50
 # Long enough a sleep, in GPU clocks per timed call, for the host to queue the calls meanwhile.
 _SLEEP_CLOCKS = 1_000_000
 # How long a GPU is busy before its clock is looked at, and how long that takes.
-_BUSY_US = 20_000
+_BUSY_US = 100_000
 _CLOCK_SLEEPS = (100_000, 600_000)
 
 Run = Callable[[], Any]
@@ -46,7 +46,7 @@ def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[fl
 
 
 def sm_clock_mhz(run: Run, call_us: float) -> float:
-    """The clock of the current CUDA device's SMs just after 20 ms of calls of `call_us` each.
+    """The clock of the current CUDA device's SMs just after 100 ms of calls of `call_us` each.
 
     Two sleeps of so many clocks are timed: what they differ by has no launch in it. A driver tells
     no more than the clock by the time it is asked, of a GPU that may be idle again.
