@@ -155,6 +155,8 @@ template <int kSize>
 struct Ring {
   int stage = 0, round = 0;  // round: modulo 2, the parity of the barrier's phase
 
+  // The one that was used last.
+  CUTE_DEVICE int last() const { return (stage == 0 ? kSize : stage) - 1; }
   CUTE_DEVICE void advance() {
     if (++stage == kSize) {
       stage = 0;

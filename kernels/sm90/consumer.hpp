@@ -346,14 +346,12 @@ struct Consumer {
   }
 
   // Of the K and the V that were used last.
-  CUTE_DEVICE int k_stage() const { return (k.stage == 0 ? Config::kKStages : k.stage) - 1; }
+  CUTE_DEVICE int k_stage() const { return k.last(); }
   CUTE_DEVICE void release_k() {
     if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their part of it
     release(&shared.k_empty[k_stage()]);
   }
-  CUTE_DEVICE void release_v() {
-    release(&shared.v_empty[(v.stage == 0 ? Config::kVStages : v.stage) - 1]);
-  }
+  CUTE_DEVICE void release_v() { release(&shared.v_empty[v.last()]); }
   // Every warp says for itself that it is done: in rescale() warps go their own ways. All its lanes
   // have to be, which a wgmma_wait() or a sync_warp() before sees to: one that still waited for
   // this round of the buffer would not find it any more after the next.

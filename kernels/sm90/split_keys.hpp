@@ -37,10 +37,7 @@ struct SplitKeys {
     SplitKeysGroup<Config, Score, Arch> group(params, shared, warp);
     SplitKeysMerge<Config, Arch> const merge{params, shared};
     constexpr int kFirst = kThreads - kBlockM;  // of threads that copy nothing
-    if (Arch::thread() >= kFirst) {
-      Arch::wait_for_grids_before();
-      merge.set_target(shared.tile(), Arch::thread() - kFirst);
-    }
+    if (Arch::thread() >= kFirst) merge.set_target(shared.tile(), Arch::thread() - kFirst);
 
     group.run();
     merge.run(group);
@@ -48,28 +45,27 @@ struct SplitKeys {
 
  private:
   // A block whose SM was not free has this to do when the grid before is done, and all wait for it.
-  // So warps do it side by side: the tile is worked out twice, as the one that copies would wait
-  // longer for another to share it.
+  // So warps do it side by side, and they meet once: what the others have to do before their first
+  // product is done while the copies are on their way.
   template <class Arch>
   CUTE_DEVICE static void begin(Params const& params, Shared& shared, int warp) {
     using Copy = SplitKeysCopy<Config, Arch>;
-    enum { kCopies, kMakesBarriers, kShares };
+    constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;  // of the last warpgroup
     TileCoord tile = {};
     TileRange range = {};
-    if (warp == kCopies || warp == kShares) {
+    if (warp == kCopies) {
       tile = params.tile<kBlockM, Arch>();
       range = params.interval.tiles(tile.q_begin, tile.q_end, kBlockN).in_keys(kBlockN);
+      if (Arch::elect()) {
+        shared.tile() = tile;
+        shared.block.range = range;
+        shared.block.interval = params.interval.from(tile.q_begin);
+      }
     } else if (warp == kMakesBarriers && Arch::elect()) {
       Copy::make_barriers(params, shared);
     }
-    Arch::sync();  // barriers are there
+    Arch::sync();  // barriers are there, shared.block full
     if (warp == kCopies && Arch::elect()) Copy{params, shared, tile, range}.begin();
-    if (warp == kShares && Arch::elect()) {
-      shared.tile() = tile;
-      shared.block.range = range;
-      shared.block.interval = params.interval.from(tile.q_begin);
-    }
-    Arch::sync();  // shared.block full
   }
 };
 

@@ -19,9 +19,10 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
-  // Buffers of a warpgroup, as many as there is room for: with fewer keys all copies are on their
-  // way before the first product.
-  static constexpr int kKStages = 2, kVStages = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
+  // Tiles of keys that may be one pass: of wider heads there are no registers for S of two.
+  static constexpr int kPassTiles = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
+  // Buffers of a warpgroup, as many as there is room for.
+  static constexpr int kKStages = 2, kVStages = kPassTiles;
   // Columns of O to be merged, as threads of a warpgroup have them: four numbers of an m16n8 block.
   struct alignas(16) Quad {
     float values[4];

@@ -27,47 +27,35 @@ struct SplitKeysCopy {
     Arch::tma_prefetch(params.v.map);
     Arch::barrier_init(&shared.q_full, 1);
     for (int g = 0; g < Config::kGroups; ++g) {
-      for (int i = 0; i < Config::kKStages; ++i) Arch::barrier_init(&shared.k_full[g][i], 1);
-      for (int i = 0; i < Config::kVStages; ++i) Arch::barrier_init(&shared.v_full[g][i], 1);
+      for (auto& full : shared.k_full[g]) Arch::barrier_init(&full, 1);
+      for (auto& full : shared.v_full[g]) Arch::barrier_init(&full, 1);
     }
     Arch::barrier_init_fence();
     Arch::barrier_expect(&shared.q_full, TileQ::kBytes);
     for (int g = 0; g < Config::kGroups; ++g) {
-      Arch::barrier_expect(&shared.k_full[g][0], TileK::kBytes);
-      Arch::barrier_expect(&shared.v_full[g][0], TileV::kBytes);
+      for (auto& full : shared.k_full[g]) Arch::barrier_expect(&full, TileK::kBytes);
+      for (auto& full : shared.v_full[g]) Arch::barrier_expect(&full, TileV::kBytes);
     }
   }
 
-  // Q and the first tile of keys of each warpgroup, in one thread. An SM is given some 60 bytes a
-  // clock, so what is wanted first is asked for first; and as the warpgroups then begin one after
-  // the other, one multiplies while another has the exponentials to itself. Where tiles are masked,
-  // blocks have less to do than others, and are all there when the grid before is done: then K of
-  // the last warpgroup would be late behind V of the first.
+  // Q and the first tiles of keys, as many as there are buffers, in one thread. An SM is given some
+  // 60 bytes a clock, so what is wanted first is asked for first; and as the warpgroups then begin
+  // one after the other, one multiplies while another has the exponentials to itself.
   CUTE_DEVICE void begin() const {
-    int const group = tile.by_heads(tile.head_q);  // of heads
-    bool const k_first = range.full_end < range.end;
+    int const heads = tile.by_heads(tile.head_q);  // a group of them
     Arch::wait_for_grids_before();
     CUTE_UNROLL
     for (int c = 0; c < TileQ::kChunks; ++c) {
       Arch::tma_load(shared.q + c * TileQ::kChunkBytes, params.q, &shared.q_full, c * 64, 0,
-                     tile.q_begin, group, tile.seq.batch);
+                     tile.q_begin, heads, tile.seq.batch);
     }
-    for (int g = 0; g < Config::kGroups && first_key(g) < range.end; ++g) {
-      load<TileK>(params.k, shared.buffers[g].k[0], &shared.k_full[g][0], first_key(g));
-      if (!k_first) load_v(g);
+    for (int g = 0; g < Config::kGroups; ++g) {
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kKStages; ++i) load_k(g, first_key(g) + i * stride(), i);
     }
-    for (int g = 0; k_first && g < Config::kGroups && first_key(g) < range.end; ++g) load_v(g);
-  }
-
-  // The tiles of keys after those, as far as there are buffers.
-  CUTE_DEVICE void fill() const {
-    CUTE_UNROLL
-    for (int i = 1; i < Config::kKStages; ++i) {
-      for (int g = 0; g < Config::kGroups; ++g) {
-        int const key = first_key(g) + i * stride();
-        k(g, key, i);
-        if (i < Config::kVStages) v(g, key, i);
-      }
+    for (int g = 0; g < Config::kGroups; ++g) {
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kVStages; ++i) load_v(g, first_key(g) + i * stride(), i);
     }
   }
 
@@ -77,25 +65,27 @@ struct SplitKeysCopy {
   }
   CUTE_DEVICE int stride() const { return params.blocks * Config::kGroups * kN; }
 
-  // In one thread: the tile that begins at `key`, if there is one.
+  // In one thread: the tile of K or of V that begins at `key`, if there is one.
   CUTE_DEVICE void k(int group, int key, int stage) const {
-    if (key >= range.end) return;
-    Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
-    load<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
+    if (key < range.end) Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
+    load_k(group, key, stage);
   }
   CUTE_DEVICE void v(int group, int key, int stage) const {
-    if (key >= range.end) return;
-    Arch::barrier_expect(&shared.v_full[group][stage], TileV::kBytes);
-    load<TileV>(params.v, shared.buffers[group].v[stage], &shared.v_full[group][stage], key);
+    if (key < range.end) Arch::barrier_expect(&shared.v_full[group][stage], TileV::kBytes);
+    load_v(group, key, stage);
   }
 
  private:
-  // The first of a warpgroup.
-  CUTE_DEVICE void load_v(int group) const {
-    load<TileV>(params.v, shared.buffers[group].v[0], &shared.v_full[group][0], first_key(group));
+  // The same where the barrier knows of it.
+  CUTE_DEVICE void load_k(int group, int key, int stage) const {
+    load<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
+  }
+  CUTE_DEVICE void load_v(int group, int key, int stage) const {
+    load<TileV>(params.v, shared.buffers[group].v[stage], &shared.v_full[group][stage], key);
   }
   template <class Tile>
   CUTE_DEVICE void load(DenseRows const& from, char* to, arch::Barrier* full, int key) const {
+    if (key >= range.end) return;
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       from.load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,

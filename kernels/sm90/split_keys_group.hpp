@@ -6,9 +6,9 @@
 //   tensor cores                               P V(a) Q' K'(a)         P V(b) Q' K'(b)
 //   the rest      row max of a, of b   exp(a)                  exp(b)                  ...
 //
-// The row max is looked for in the first tile, and later where a weight would become too large. The
-// last tile has its Q K^T computed once more, for nothing: under a condition ptxas serializes
-// wgmma. Where keys are few all copies are on their way before the first product.
+// The row max is looked for in the first tile, and later where a weight would become too large. Two
+// tiles are one pass where there are no more and registers suffice: four halves with one row max.
+// All of their copies are on their way before the first product.
 #pragma once
 
 #include "sm80/products.hpp"
@@ -37,9 +37,9 @@ struct SplitKeysGroup {
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
   Softmax softmax = {};
-  typename Step::S acc_s[2];  // of the halves of a tile of keys
+  typename Step::S acc_s[2 * Config::kPassTiles];  // of the halves of a pass
   typename Step::O acc_o;
-  typename Step::P p[2];
+  typename Step::P p[2 * Config::kPassTiles];
 
   CUTE_DEVICE SplitKeysGroup(ClusterSplitsParams const& params, Shared& shared, int warp)
       : params(params), shared(shared), group(warp / 4), is_first(warp % 4 == 0) {}
@@ -53,105 +53,131 @@ struct SplitKeysGroup {
         shared.block.interval};
     SplitKeysCopy<Config, Arch> const copy{params, shared, shared.tile(), range};
     int const first = copy.first_key(group), stride = copy.stride();
-    // The last warpgroup has its first keys last, and nothing to do until then.
-    if (group == Config::kGroups - 1 && is_first && Arch::elect()) copy.fill();
     Arch::barrier_wait(&shared.q_full, 0);
-    if (first >= range.end) {
-      clear(acc_o);
-      return;
-    }
-    issue_qk(0);
-    issue_qk(1);
-    Arch::template wgmma_wait<1>(s_registers(0));
-    CUTE_NO_UNROLL
-    for (int key = first; key < range.end; key += stride) {
-      float largest[Config::kRows];
-      apply(scores, range, key, 0);
-      softmax.largest_of_thread(as_rows(acc_s[0]), largest, false_type{});
-      Arch::template wgmma_wait<0>(s_registers(1));
-      refill(copy, key, key != first);
-      apply(scores, range, key, 1);
-      softmax.largest_of_thread(as_rows(acc_s[1]), largest, true_type{});
-      if (key == first) {
-        softmax.start(largest, log2_scale);
-      } else {
-        softmax.update_max_checked(largest, as_rows(acc_o), log2_scale);
+    bool const has_two = first + stride < range.end && first + 2 * stride >= range.end;
+    if (Config::kPassTiles == 2 && has_two) {
+      begin_pass<Config::kPassTiles>();
+      pass<Config::kPassTiles>(copy, scores, first, false, log2_scale, true_type{});
+    } else if (first < range.end) {
+      begin_pass<1>();
+      int key = first;
+      CUTE_NO_UNROLL
+      for (; key + stride < range.end; key += stride) {
+        pass<1>(copy, scores, key, key != first, log2_scale, false_type{});
       }
-      weigh(0, log2_scale);
-      Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
-      issue_pv(0, key != first);
-      if (key + stride < range.end) k.advance();  // else once more
-      issue_qk(0);
-      weigh(1, log2_scale);
-      issue_pv(1, true);
-      issue_qk(1);
-      v.advance();
-      Arch::template wgmma_wait<1>(s_registers(0), o_registers(), p[0], p[1]);
+      pass<1>(copy, scores, key, key != first, log2_scale, true_type{});
+    } else {
+      clear(acc_o);
     }
     softmax.complete_sums();
   }
-
-  // K is empty.
-  CUTE_DEVICE void finish() { Arch::template wgmma_wait<0>(s_registers(1)); }
 
   CUTE_DEVICE void sync_group() const { Arch::sync(1 + group, Config::kGroupThreads); }
 
  private:
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) % Config::kGroupThreads; }
 
-  // The buffers of this tile's K and of the V before it are empty: copies the next ones into them.
-  CUTE_DEVICE void refill(SplitKeysCopy<Config, Arch> const& copy, int key, bool has_v) {
-    TileRange const& range = copy.range;
-    int const stride = copy.stride(), next_k = key + Config::kKStages * stride;
-    int const next_v = has_v ? key + (Config::kVStages - 1) * stride : range.end;
-    if (next_k >= range.end && next_v >= range.end) return;
-    sync_group();  // K and V empty
-    if (!is_first || !Arch::elect()) return;
-    copy.v(group, next_v, (v.stage == 0 ? Config::kVStages : v.stage) - 1);
-    copy.k(group, next_k, k.stage);
+  // Q K^T of its tiles of keys; S of the first half is there then.
+  template <int kTiles>
+  CUTE_DEVICE void begin_pass() {
+    CUTE_UNROLL
+    for (int i = 0; i < 2 * kTiles; ++i) issue_qk(i);
+    Arch::template wgmma_wait<2 * kTiles - 1>(s_registers(0));
   }
 
-  CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int half) {
-    auto s = as_rows(acc_s[half]);
-    if (range.is_full(key)) {
-      scores.apply(s, key + half * kHalf, true_type{});
+  // Softmax and P V of tiles of keys of which the first begins at `key`. If they are not the last
+  // ones, Q K^T of those after them is begun.
+  template <int kTiles, class IsLast>
+  CUTE_DEVICE void pass(SplitKeysCopy<Config, Arch> const& copy, Scores const& scores, int key,
+                        bool accumulates, float log2_scale, IsLast is_last) {
+    static_assert(is_last || kTiles == 1);
+    constexpr int kHalves = 2 * kTiles;
+    float largest[Config::kRows];
+    for_each(make_int_sequence<kHalves>{}, [&](auto i) {
+      if constexpr (i > 0) Arch::template wgmma_wait<kHalves - 1 - i>(s_registers(i));
+      apply(scores, copy.range, key + i / 2 * copy.stride(), i);
+      softmax.largest_of_thread(as_rows(acc_s[i]), largest, bool_constant<(i > 0)>{});
+    });
+    if (!is_last) refill_k(copy, key);
+    if (accumulates) {
+      softmax.update_max_checked(largest, as_rows(acc_o), log2_scale);
     } else {
-      scores.apply(s, key + half * kHalf, false_type{});
+      softmax.start(largest, log2_scale);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kHalves; ++i) {
+      weigh(i, log2_scale);
+      issue_pv(i, accumulates || i > 0);
+      if (!is_last) issue_qk(i);
+    }
+    if constexpr (is_last) {
+      Arch::template wgmma_wait<0>(o_registers(), p);
+    } else {
+      Arch::template wgmma_wait<1>(o_registers(), p[0], p[1], s_registers(0));
+      refill_v(copy, key);
     }
   }
 
-  CUTE_DEVICE void weigh(int half, float log2_scale) {
-    softmax.softmax_weights_of_max(as_rows(acc_s[half]), log2_scale);
-    softmax.add_sums();
-    Step::pack(acc_s[half], p[half]);
+  // The buffer of the tile of keys at `key` is empty: the next one is copied into it.
+  CUTE_DEVICE void refill_k(SplitKeysCopy<Config, Arch> const& copy, int key) const {
+    int const next = key + Config::kKStages * copy.stride();
+    if (next >= copy.range.end) return;
+    sync_group();  // K empty
+    if (is_first && Arch::elect()) copy.k(group, next, k.last());
+  }
+  CUTE_DEVICE void refill_v(SplitKeysCopy<Config, Arch> const& copy, int key) const {
+    int const next = key + Config::kVStages * copy.stride();
+    if (next >= copy.range.end) return;
+    sync_group();  // V empty
+    if (is_first && Arch::elect()) copy.v(group, next, v.last());
   }
 
-  CUTE_DEVICE void issue_qk(int half) {
-    if (half == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
+  // Score_mod and mask of the i-th half from the tile at `key`, which has two.
+  CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int i) {
+    auto s = as_rows(acc_s[i]);
+    if (range.is_full(key)) {
+      scores.apply(s, key + i % 2 * kHalf, true_type{});
+    } else {
+      scores.apply(s, key + i % 2 * kHalf, false_type{});
+    }
+  }
+
+  CUTE_DEVICE void weigh(int i, float log2_scale) {
+    softmax.softmax_weights_of_max(as_rows(acc_s[i]), log2_scale);
+    softmax.add_sums();
+    Step::pack(acc_s[i], p[i]);
+  }
+
+  // The i-th half: the first of a tile waits for it, and the second is done with it.
+  CUTE_DEVICE void issue_qk(int i) {
+    if (i % 2 == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
     auto const tile =
-        Arch::descriptor(shared.buffers[group].k[k.stage], 16, 1024) + rows_step<TileK>(half);
-    auto& s = s_registers(half);
+        Arch::descriptor(shared.buffers[group].k[k.stage], 16, 1024) + rows_step<TileK>(i % 2);
+    auto& s = s_registers(i);
     Arch::wgmma_fence(s);
     CUTE_UNROLL
-    for (int i = 0; i < Config::kHeadDim / 16; ++i) {
-      Arch::template wgmma_ss<Element>(s, rows + column_step<TileQ>(i),
-                                       tile + column_step<TileK>(i), i != 0);
+    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
+      Arch::template wgmma_ss<Element>(s, rows + column_step<TileQ>(d),
+                                       tile + column_step<TileK>(d), d != 0);
     }
     Arch::wgmma_commit();
+    if (i % 2 == 1) k.advance();
   }
 
-  CUTE_DEVICE void issue_pv(int half, bool accumulates) {
+  CUTE_DEVICE void issue_pv(int i, bool accumulates) {
+    if (i % 2 == 0) Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
     auto const tile = Arch::descriptor(shared.buffers[group].v[v.stage], TileV::kChunkBytes, 1024) +
-                      rows_step<TileV>(half);
+                      rows_step<TileV>(i % 2);
     auto& o = o_registers();
-    Arch::wgmma_fence(o, p[half]);
+    Arch::wgmma_fence(o, p[i]);
     CUTE_UNROLL
-    for (int i = 0; i < kHalf / 16; ++i) {
-      Arch::template wgmma_rs<Element>(o, p[half][i][0], tile + i * 16 * TileV::kRowBytes / 16,
-                                       i != 0 || accumulates);
+    for (int key = 0; key < kHalf; key += 16) {
+      Arch::template wgmma_rs<Element>(o, p[i][key / 16][0], tile + key * TileV::kRowBytes / 16,
+                                       key != 0 || accumulates);
     }
     Arch::wgmma_commit();
+    if (i % 2 == 1) v.advance();
   }
 
   // From a descriptor's first row of keys to those of a half.
@@ -162,9 +188,7 @@ struct SplitKeysGroup {
 
   using SRegisters = float[kHalf / 2];
   using ORegisters = float[Config::kHeadDimV / 2];
-  CUTE_DEVICE SRegisters& s_registers(int half) {
-    return reinterpret_cast<SRegisters&>(acc_s[half](0));
-  }
+  CUTE_DEVICE SRegisters& s_registers(int i) { return reinterpret_cast<SRegisters&>(acc_s[i](0)); }
   CUTE_DEVICE ORegisters& o_registers() { return reinterpret_cast<ORegisters&>(acc_o(0)); }
 };
 

@@ -30,7 +30,10 @@ struct SplitKeysMerge {
       int const head = tile.head(row), query = tile.query(row);
       target.o = tile.template row_of<Element>(p.o, row);
       if (p.softmax_lse) target.lse = p.softmax_lse + tile.seq.lse(p, head, query);
-      if (p.logits.sinks) target.sink = p.logits.sinks[head];
+      if (p.logits.sinks) {
+        Arch::wait_for_grids_before();
+        target.sink = p.logits.sinks[head];
+      }
     }
     shared.targets[row] = target;
   }
@@ -57,7 +60,6 @@ struct SplitKeysMerge {
     for (int i = 0; i < kRows; ++i) {
       if (place.column(0) == 0) shared.rows[group][place.row(i)] = in.softmax.rows[i];
     }
-    in.finish();
     Arch::sync();  // parts full
     SoftmaxRow parts[2][kRows];
     CUTE_UNROLL

@@ -78,13 +78,16 @@ TEST(few_split_keys) {
   Case rounds = of("buffers used again, packed heads", 64, 9, 620);
   rounds.num_heads_q = 8, rounds.num_heads_kv = 2, rounds.causal = rounds.sinks = true;
   split_keys_case::check<Kernel>(rounds, DType::kFloat16, 1, runs);
-  Case shared = of("two rounds of some, large scores", 64, 90, 900);
+  Case shared = of("three rounds of some, large scores", 64, 90, 1300);
   shared.causal = true, shared.magnitude = 40;
   split_keys_case::check<Kernel>(shared, DType::kFloat16, 2, runs);
   Case none = of("blocks without keys", 64, 40, 600);
   none.window_left = 300;
   split_keys_case::check<Kernel>(none, DType::kFloat16, 4, runs);
-  CHECK_EQ(runs, 3);
+  Case pass = of("two tiles of each warpgroup", 64, 40, 500);
+  pass.causal = true;
+  split_keys_case::check<Kernel>(pass, DType::kFloat16, 1, runs);
+  CHECK_EQ(runs, 4);
 }
 
 }  // namespace

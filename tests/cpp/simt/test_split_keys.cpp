@@ -14,7 +14,7 @@ namespace {
 
 // Sizes against 64 rows and, with two warpgroups, 256 keys of a block at once.
 std::vector<Case> cases(int head_dim, int head_dim_v) {
-  std::vector<Case> list(10);
+  std::vector<Case> list(11);
   auto const set = [&](int i, char const* name, int queries, int keys) -> Case& {
     Case& what = list[size_t(i)];
     what.name = name, what.seqlen_q = queries, what.seqlen_k = keys;
@@ -35,6 +35,8 @@ std::vector<Case> cases(int head_dim, int head_dim_v) {
   Case& soft = set(8, "softcap, several sequences", 40, 520);
   soft.softcap = 3, soft.batch = 2, soft.causal = true;
   set(9, "one key", 1, 1);
+  Case& two = set(10, "two tiles of each warpgroup", 100, 470);
+  two.causal = true, two.magnitude = 40;
   return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 
@@ -44,7 +46,7 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
   for (Case const& what : cases(head_dim, head_dim_v)) {
     for (int const blocks : {1, 2, 4, 8}) split_keys_case::check<Kernel>(what, dtype, blocks, runs);
   }
-  CHECK_EQ(runs, 4 * 10);
+  CHECK_EQ(runs, 4 * 11);
 }
 
 TEST(head_dim_64) { check_cases<sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>>(DType::kFloat16, 64); }
