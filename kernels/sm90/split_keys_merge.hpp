@@ -52,13 +52,13 @@ struct SplitKeysMerge {
       }
       return quad;
     };
+    for (int i = 0; i < kRows; ++i) {
+      if (place.column(0) == 0) shared.rows[group][place.row(i)] = in.softmax.rows[i];
+    }
     in.sync_group();  // V empty
     CUTE_UNROLL
     for (int d = 0; d < Config::kShare; ++d) {
       shared.buffers[group].given[d][place.thread] = quad(d, group != 0);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      if (place.column(0) == 0) shared.rows[group][place.row(i)] = in.softmax.rows[i];
     }
     Arch::sync();  // parts full
     SoftmaxRow parts[2][kRows];

@@ -22,9 +22,9 @@ class Ratio(NamedTuple):
 def round_order(count: int, number: int) -> list[int]:
     """The order of so many implementations in the round of this number, from 0.
 
-    A Williams design: in each round an implementation runs after another one than in the rounds
-    before, and over 2 x `count` rounds about as often after each. A GPU that has been working hard
-    has a lower clock, so that who always runs after a slow one is faster than who never does.
+    A Williams design: over 2 x `count` rounds each implementation runs twice right after each other
+    one. A GPU that has been working hard has a lower clock, so that who always runs after one that
+    leaves it cool is faster than who never does.
     """
     order = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     if count % 2 and number % 2:
