@@ -26,17 +26,23 @@ def backward(head_dim, n, roles):
     return {"HGMMA": products, "WARPGROUP.DEPBAR": 3 + slices, "USETMAXREG": roles}
 
 
-def split_keys(head_dim, n):
-    """Of both halves of a tile of keys Q K^T of the first, of the next and P V."""
-    return {"HGMMA": (2 * 2 * head_dim + n) // 16, "WARPGROUP.DEPBAR": 4}
+def split_keys(head_dim, n, pass_tiles):
+    """Passes of a tile of keys: Q K^T of the first and of the next, P V of one with another after
+    it and of the last; where there is one, a pass of more tiles. In halves, and a wait for each S."""
+    qk, pv = 2 * head_dim // 16, n // 16
+    products, waits = 2 * (qk + pv), 1 + 2 + 2
+    if pass_tiles > 1:
+        products += pass_tiles * (qk + pv)
+        waits += 2 * pass_tiles + 1
+    return {"HGMMA": products, "WARPGROUP.DEPBAR": waits}
 
 
 CODE = {
     "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True, has_next_q=False),
     "sm90/bf16/d64/128x128x8": forward(64, 128, has_half=True, has_next_q=True),
     "sm90/bf16/d256/64x64x4": forward(256, 64, has_half=False, has_next_q=False),
-    "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128),
-    "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128),
+    "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128, pass_tiles=2),
+    "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128, pass_tiles=1),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
     "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
 }
