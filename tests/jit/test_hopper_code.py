@@ -28,7 +28,8 @@ def backward(head_dim, n, roles):
 
 def split_keys(head_dim, n, pass_tiles):
     """Passes of a tile of keys: Q K^T of the first and of the next, P V of one with another after
-    it and of the last; where there is one, a pass of more tiles. In halves, and a wait for each S."""
+    it and of the last; where there is one, a pass of more tiles. In halves, and a wait for each
+    S."""
     qk, pv = 2 * head_dim // 16, n // 16
     products, waits = 2 * (qk + pv), 1 + 2 + 2
     if pass_tiles > 1:
