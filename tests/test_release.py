@@ -73,6 +73,20 @@ def test_cuda(monkeypatch):
     assert ".".join(pinned("cuda-toolkit")[0].split(".")[:2]) in tried
 
 
+def test_build_requirements():
+    """Ranges for who installs, within which constraints.txt pins what nox builds with."""
+    scikit_build = BUILD["tool"]["scikit-build"]
+    assert scikit_build["cmake"]["version"] == ">=3.31"  # the first with unity builds of CUDA
+    for requirement in ("scikit-build-core", "pybind11"):
+        (given,) = (r for r in BUILD["build-system"]["requires"] if r.startswith(requirement))
+        first, below = re.fullmatch(rf"{requirement}>=(\d+\.\d+),<(\d+)", given).groups()
+        (pin,) = pinned(requirement)
+        numbers = [tuple(map(int, version.split("."))) for version in (first, pin, below)]
+        assert numbers[0] <= numbers[1] < numbers[2]
+    lowest = least(BUILD["build-system"]["requires"], "pybind11")
+    assert f"find_package(pybind11 {lowest} " in (ROOT / "CMakeLists.txt").read_text()
+
+
 def test_gpus():
     archs = tomllib.loads((ROOT / "kernels" / "facts.toml").read_text())["archs"]
     lowest = min(first for first, _ in archs.values())
