@@ -47,7 +47,8 @@ def extra_requirements(settings: Settings | None = None) -> list[str]:
     cuda = _define(settings, "CUTLASS_ATTN_CUDA", "ON").upper() not in _FALSE
     simt = _define(settings, "CUTLASS_ATTN_SIMT", "ON").upper() not in _FALSE
     extra = []
-    if cuda and not os.environ.get("CUDACXX") and not toolkit.machine_nvcc()[0]:
+    own_nvcc = _define(settings, "CMAKE_CUDA_COMPILER", os.environ.get("CUDACXX", ""))
+    if cuda and not own_nvcc and not toolkit.machine_nvcc()[0]:
         extra.append(toolkit.WHEELS)
     own_cutlass = _define(settings, "CUTLASS_DIR", os.environ.get("CUTLASS_DIR", ""))
     if (cuda or simt) and not own_cutlass and not importlib.util.find_spec("pip"):

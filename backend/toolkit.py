@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,19 @@ def _run(command: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def command_words(command: str) -> list[str]:
+    """The compiler and the arguments of a variable such as CXX="ccache g++ -m64".
+
+    Launchers are left out: what runs nvcc's host compiler is not nvcc's affair.
+    """
+    if Path(command).is_file():  # a path with spaces in it
+        return [command]
+    words = shlex.split(command)
+    while len(words) > 1 and not words[1].startswith("-"):
+        del words[0]
+    return words
+
+
 def why_unusable(nvcc: Path | str) -> str:
     """Why this nvcc cannot build the kernels; empty if it can.
 
@@ -52,22 +66,25 @@ def why_unusable(nvcc: Path | str) -> str:
         return f"{nvcc} --version fails: {output.strip()}"
     if (int(release[1]), int(release[2])) < MINIMUM:
         return f"{nvcc} is of CUDA {release[1]}.{release[2]}, {MINIMUM[0]}.{MINIMUM[1]} is needed"
-    host = os.environ.get("CUDAHOSTCXX") or os.environ.get("CXX")
+    host = command_words(os.environ.get("CUDAHOSTCXX") or os.environ.get("CXX") or "")
+    flags = ["-ccbin", host[0]] if host else []
+    flags += ["-Xcompiler=" + flag.replace(",", r"\,") for flag in host[1:]]  # nvcc takes a list
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "probe.cu")
         source.write_text(_PROBE)
         command = [str(nvcc), "-std=c++17", "-ptx", "-arch=compute_80", "-o", f"{source}.ptx"]
-        code, output = _run([*command, *(["-ccbin", host] if host else []), str(source)])
+        code, output = _run([*command, *flags, str(source)])
     return "" if code == 0 else f"{nvcc} does not compile a minimal kernel: {output.strip()}"
 
 
 def machine_roots() -> list[Path]:
     """Where a toolkit would be on this machine, in order of preference."""
     roots = [os.environ.get(name) for name in ("CUDA_PATH", "CUDA_HOME")]
-    if nvcc := shutil.which("nvcc"):
-        roots += [str(Path(nvcc).parents[1]), str(Path(nvcc).resolve().parents[1])]
+    if found := shutil.which("nvcc"):
+        nvcc = Path(found).absolute()  # PATH may have a relative folder, or an empty one
+        roots += [str(nvcc.parents[1]), str(nvcc.resolve().parents[1])]
     roots.append("/usr/local/cuda")
-    return [Path(root) for root in dict.fromkeys(roots) if root]
+    return [Path(root).absolute() for root in dict.fromkeys(roots) if root]
 
 
 def machine_nvcc() -> tuple[Path | None, list[str]]:
@@ -75,11 +92,16 @@ def machine_nvcc() -> tuple[Path | None, list[str]]:
 
     CUDACXX, where set, is the only candidate.
     """
-    if chosen := os.environ.get("CUDACXX"):
-        candidates = [Path(shutil.which(chosen) or chosen)]
+    if chosen := os.environ.get("CUDACXX", "").strip():
+        name, *arguments = command_words(chosen)
+        found = shutil.which(name)
+        if arguments or not found:
+            allowed = "allowed: an nvcc; its arguments go into NVCC_APPEND_FLAGS"
+            return None, [f"CUDACXX is {chosen!r}; {allowed}"]
+        candidates = [Path(found).absolute()]
     else:
         candidates = [root / "bin" / "nvcc" for root in machine_roots()]
-        candidates = [nvcc for nvcc in candidates if os.access(nvcc, os.X_OK)]
+        candidates = [nvcc for nvcc in candidates if nvcc.is_file() and os.access(nvcc, os.X_OK)]
     refused: list[str] = []
     for nvcc in candidates:
         if not (reason := why_unusable(nvcc)):

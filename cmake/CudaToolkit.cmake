@@ -9,8 +9,11 @@ macro(cutlass_attn_enable_cuda)
   # A tree of wheels that is already configured is laid out anew: the environment that it linked
   # into may have been a temporary one.
   set(_tree "${CMAKE_BINARY_DIR}/cuda_toolkit")
-  if(NOT CMAKE_CUDA_COMPILER OR "${CMAKE_CUDA_COMPILER}" MATCHES "^${_tree}/")
+  cutlass_attn_host_compiler()
+  cmake_path(IS_PREFIX _tree "${CMAKE_CUDA_COMPILER}" _is_laid_out)
+  if(NOT CMAKE_CUDA_COMPILER OR _is_laid_out)
     execute_process(
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"  # where pip calls backend/ from
       COMMAND "${Python_EXECUTABLE}" "${_tool}" nvcc --tree "${_tree}"
       OUTPUT_VARIABLE _nvcc OUTPUT_STRIP_TRAILING_WHITESPACE
       ERROR_VARIABLE _reason RESULT_VARIABLE _failed)
@@ -19,9 +22,7 @@ macro(cutlass_attn_enable_cuda)
     endif()
     set(CMAKE_CUDA_COMPILER "${_nvcc}")
   endif()
-  if(NOT CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX})
-    set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
-  endif()
+  unset(ENV{CUDAHOSTCXX})  # CMake would prefer it, without its arguments
   # Targets are flags of our own: CMake's list would run the front end once for each.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
@@ -43,6 +44,7 @@ function(cutlass_attn_find_cuda_headers)
     endforeach()
   else()
     execute_process(
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
       COMMAND "${Python_EXECUTABLE}" "${_tool}" headers
       OUTPUT_VARIABLE include OUTPUT_STRIP_TRAILING_WHITESPACE
       ERROR_VARIABLE reason ERROR_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)

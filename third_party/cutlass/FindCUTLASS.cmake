@@ -3,7 +3,8 @@
 #   1. CUTLASS_DIR, as a CMake or environment variable: a CUTLASS checkout, or its include/;
 #   2. the wheel nvidia-cutlass, where the Python environment of the build has it;
 #   3. that wheel, fetched with pip at the version and digest that VERSION pins, without its
-#      dependencies (75 MB that a C++ build has no use for), into the user's cache.
+#      dependencies (75 MB that a C++ build has no use for), into the user's cache. The folder is
+#      not the one of compiled kernels, which nobody but the user may write to, whatever the umask.
 #
 # Needs Python_EXECUTABLE. Sets CUTLASS_INCLUDE_DIR, CUTLASS_VERSION and the target CUTLASS::CUTLASS.
 
@@ -61,12 +62,11 @@ print(d.locate_file('${_subdir}') if d.version == '${_pinned_wheel}' else '')"
   if(_wheel AND EXISTS "${_wheel}/cutlass/version.h")
     set(CUTLASS_INCLUDE_DIR "${_wheel}")
   else()
-    if(DEFINED ENV{XDG_CACHE_HOME})
-      set(_cache "$ENV{XDG_CACHE_HOME}")
-    else()
-      set(_cache "$ENV{HOME}/.cache")
+    set(_cache "$ENV{XDG_CACHE_HOME}")
+    if(NOT IS_ABSOLUTE "${_cache}")  # unset, empty, or to be ignored by the XDG specification
+      file(REAL_PATH "~/.cache" _cache EXPAND_TILDE)
     endif()
-    string(APPEND _cache "/cutlass_attn/nvidia-cutlass-${_pinned_wheel}")
+    string(APPEND _cache "/cutlass_attn-build/nvidia-cutlass-${_pinned_wheel}")
     if(NOT EXISTS "${_cache}/${_subdir}/cutlass/version.h")
       _cutlass_fetch("${_cache}")
     endif()
