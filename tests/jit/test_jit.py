@@ -14,7 +14,7 @@ import pytest
 import torch
 from cutlass_attn import _C, jit, testing
 from cutlass_attn._build.variant_key import symbol_of
-from cutlass_attn.jit import cache, compiler
+from cutlass_attn.jit import cache
 from cutlass_attn.tools import cli
 
 ARCH = "sm_89"
@@ -330,48 +330,6 @@ def test_a_first_use_says_how_to_have_it_before(stub, capsys):
     assert text.count("\n") == 1 and f"cutlass-attn warmup slow/f16 --device {ARCH}" in text
 
 
-def test_without_nvrtc_the_error_says_what_to_install(monkeypatch, tmp_path):
-    (tmp_path / "units.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(
-        jit.CompilerNotFound, match=r"no NVRTC: .*pip install 'cutlass_attn\[jit\]'"
-    ):
-        compiler.find_compiler(tmp_path)
-    monkeypatch.setattr(jit, "TREE", tmp_path)
-    assert "pip install 'cutlass_attn[jit]'" in jit.available()
-
-
-def test_a_build_that_leaves_nothing_out_says_so(tmp_path):
-    with pytest.raises(jit.CompilerNotFound, match="left no kernel to be compiled"):
-        compiler.find_compiler(tmp_path)
-
-
-def test_without_headers_of_the_same_cuda_the_error_names_it(monkeypatch, tmp_path):
-    include = tmp_path / "include"
-    (include / "cuda" / "std").mkdir(parents=True)
-    for name in ("cuda_fp16.h", "cuda/std/cstdint"):
-        (include / name).touch()
-    (include / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  12080\n")
-    monkeypatch.setattr(compiler, "_wheel_folders", lambda: [include])
-    monkeypatch.setattr(compiler, "_toolkit_folders", list)
-    assert compiler._cuda_headers(12) == [include]
-    with pytest.raises(jit.CompilerNotFound, match=r"no headers of CUDA 13 \(runtime and cccl\)"):
-        compiler._cuda_headers(13)
-
-
-def test_headers_of_an_installation_in_two_folders_are_all_found(monkeypatch, tmp_path):
-    """CUDA 13 has CCCL's in a folder of its own, which CUTLASS names, and the others do not."""
-    wheel, toolkit = tmp_path / "wheel", tmp_path / "toolkit" / "include"
-    (toolkit / "cccl" / "cuda" / "std").mkdir(parents=True)
-    (toolkit / "cccl" / "cuda" / "std" / "cstdint").touch()
-    wheel.mkdir()
-    (wheel / "cuda_fp16.h").touch()
-    (wheel / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
-    monkeypatch.setattr(compiler, "_wheel_folders", lambda: [wheel])
-    monkeypatch.setattr(compiler, "_toolkit_folders", lambda: [toolkit])
-    assert compiler._cuda_headers(13) == [wheel, toolkit / "cccl", toolkit]
-
-
 def test_importing_needs_no_compiler():
     code = "import sys, cutlass_attn; assert not {'cuda', 'cutlass_attn.jit'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -495,13 +453,6 @@ def test_nvrtc_compiles_a_row_that_other_processes_read_quickly(kernel, scores):
         if best < 0.05:
             break
     assert best < 0.05
-
-
-def test_nvrtc_quotes_its_messages():
-    key_of("sm80")
-    quoted = r'(?s)cannot compile for sm_89:.*"undeclared" is undefined'
-    with pytest.raises(jit.CompileError, match=quoted):
-        jit._compiler().compile("int x = undeclared;", ARCH)
 
 
 # --- With a GPU -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Kernels that the build left out, compiled for the GPU at hand when a call first wants them.
 
-Needs NVRTC and CUDA's headers: `pip install 'cutlass_attn[jit]'`. What it compiles is kept in a
-cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is imported
+Needs NVRTC and headers of the CUDA runtime, see `compiler.find_compiler`. What it compiles is kept
+in a cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is imported
 before it is needed.
 """
 
@@ -70,7 +70,7 @@ def _compiler() -> Compiler:
 
 
 def _entry(key: str, arch: str) -> cache.Entry:
-    # Not by NVRTC's version: importing cuda-bindings alone takes longer than a hit may.
+    # Not by NVRTC's version: finding NVRTC alone takes longer than a hit may.
     parts = [units()[key], arch, *OPTIONS, digest()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
