@@ -26,7 +26,7 @@ _SIGNATURES = {
 
 
 class CompileError(RuntimeError):
-    """NVRTC refuses a kernel; the message quotes its first errors and says where all of them are."""
+    """NVRTC refuses a kernel; the message quotes its first errors and names the file of all."""
 
 
 class Nvrtc:
