@@ -1,6 +1,7 @@
 """`nox -s test` builds and tests everything that needs no GPU; `nox -s lint` checks the style.
 
-`nox -s docs` builds the site, `nox -s wheels` what a release consists of. All work in environments
+`nox -s docs` builds the site, `nox -s wheels` what a release consists of, `nox -s nvrtc` compiles
+kernels with the lowest and the newest NVRTC. All work in environments
 of their own, with the versions that constraints.txt pins.
 """
 
@@ -127,3 +128,15 @@ def wheels(session: nox.Session) -> None:
             session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
         shutil.copy(made, dist)
+
+
+@nox.session
+@nox.parametrize("cuda", ["12.8.*", "13.*"])
+def nvrtc(session: nox.Session, cuda: str) -> None:
+    """Compiles a kernel of each class with the lowest NVRTC and the newest one of the index."""
+    install_build_requirements(session)
+    build = ["--no-build-isolation", "--config-settings", f"build-dir={BUILD}"]
+    session.install(*CONSTRAINTS, *build, ".[test]")
+    # With nvcc come the headers of `crt`, which CUDA 12 has no wheel of their own for.
+    session.install("--upgrade", f"cuda-toolkit[cudart,nvcc,nvrtc]=={cuda}")
+    session.run("pytest", "-rA", "tests/jit/test_nvrtc.py", *session.posargs)

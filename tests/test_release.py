@@ -6,6 +6,7 @@ from pathlib import Path
 
 import cutlass_attn
 import pytest
+from cutlass_attn.jit import compiler
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,7 +70,8 @@ def test_cuda(monkeypatch):
     given, tried, _ = supported()["NVRTC"]
     jit = PROJECT["optional-dependencies"]["jit"]
     assert given == f"{least(jit, 'cuda-toolkit')} or later"
-    assert least(jit, "cuda-bindings") == least(jit, "cuda-toolkit")
+    assert jit == [compiler.REQUIREMENT]
+    assert least(jit, "cuda-toolkit") == ".".join(map(str, compiler.LEAST))
     assert ".".join(pinned("cuda-toolkit")[0].split(".")[:2]) in tried
 
 

@@ -12,7 +12,8 @@ def user_folder(variable: str, below_home: str) -> Path | None:
     By hand, as platformdirs would be: it takes as long to import as all of this package, and the
     user's tuning file is looked for at every import.
     """
-    if base := os.environ.get(variable):
+    base = os.environ.get(variable, "")
+    if os.path.isabs(base):  # the XDG specification has others ignored
         return Path(base) / "cutlass_attn"
     try:
         return Path.home() / below_home / "cutlass_attn"

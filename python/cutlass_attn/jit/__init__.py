@@ -1,20 +1,21 @@
 """Kernels that the build left out, compiled for the GPU at hand when a call first wants them.
 
-Needs NVRTC and CUDA's headers: `pip install 'cutlass_attn[jit]'`. What it compiles is kept in a
-cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is imported
-before it is needed.
+Needs NVRTC and headers of the CUDA runtime, see `compiler.find_compiler`. What it compiles is kept
+in a cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is
+imported before it is needed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = [
     "warmup",
 ]
 
+logger = logging.getLogger("cutlass_attn")
 TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 
 
@@ -70,7 +72,7 @@ def _compiler() -> Compiler:
 
 
 def _entry(key: str, arch: str) -> cache.Entry:
-    # Not by NVRTC's version: importing cuda-bindings alone takes longer than a hit may.
+    # Not by NVRTC's version: finding NVRTC alone takes longer than a hit may.
     parts = [units()[key], arch, *OPTIONS, digest()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
@@ -148,6 +150,7 @@ def cubin(key: str, arch: str) -> bytes:
     entry = _entry(key, arch)
     if (code := entry.read()) is not None:
         return code
+    cache.size_limit()  # refused before the compilation, not after
     compiler = _compiler()
     with entry.locked():
         if (code := entry.read()) is None:  # or another process made it meanwhile
@@ -224,7 +227,7 @@ def warmup(
     device: int | str = 0,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> None:
-    """Compiles variants ahead of the calls that want them, about 20 s each unless cached.
+    """Compiles variants ahead of the calls that want them, 2 to 20 s each unless cached.
 
     Args:
         names: keys of `cutlass_attn.variants()`, or one of them, or a kernel's name for all it has
@@ -257,27 +260,29 @@ def warmup(
 
 @contextmanager
 def _announced(key: str, arch: str) -> Iterator[None]:
-    """Says on stderr what takes so long, and how to have it before; in a terminal, how long."""
-    text = f"cutlass_attn: compiling {key} for {arch}, about 20 s, once"
-    ahead = f"; ahead: cutlass-attn warmup {key} --device {arch}"
+    """Logs what takes so long, and how to have it before; a terminal shows how long."""
+    text = f"compiling {key} for {arch}, once"
+    logger.info("%s; ahead: cutlass-attn warmup %s --device %s", text, key, arch)
     started, done = time.monotonic(), threading.Event()
+
+    def show(end: str) -> None:
+        with suppress(Exception):  # stderr may be closed, full, or anything
+            sys.stderr.write(f"\rcutlass_attn: {text}: {time.monotonic() - started:.0f} s{end}")
+            sys.stderr.flush()
+
+    def count() -> None:
+        while not done.wait(0.5):
+            show("")
+
     counting = None
-    if sys.stderr.isatty():
-
-        def count() -> None:
-            while not done.wait(0.5):
-                print(f"\r{text}: {time.monotonic() - started:.0f} s", end="", file=sys.stderr)
-                sys.stderr.flush()
-
-        counting = threading.Thread(target=count, daemon=True)
-        counting.start()
-    else:
-        print(f"{text}{ahead}", file=sys.stderr, flush=True)
+    with suppress(Exception):  # as above: None has no isatty()
+        if sys.stderr.isatty():
+            counting = threading.Thread(target=count, daemon=True)
+            counting.start()
     try:
         yield
     finally:
         done.set()
-        seconds = time.monotonic() - started
         if counting:
             counting.join()
-            print(f"\r{text}: {seconds:.0f} s{ahead}", file=sys.stderr, flush=True)
+            show("\n")

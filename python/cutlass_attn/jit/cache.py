@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import stat
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ VARIABLE, SIZE_VARIABLE = "CUTLASS_ATTN_CACHE", "CUTLASS_ATTN_CACHE_SIZE"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DEFAULT_SIZE = "1G"  # some thousand kernels
 _USED_S = 3600.0  # a read is noted once in so many seconds
+_LEFTOVER_S = 3600.0  # a file that is being written is younger
 
 
 class CacheError(RuntimeError):
@@ -46,10 +47,35 @@ def size_limit() -> int:
     Raises CacheError for another text.
     """
     text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
     if match is None:
         raise CacheError(f"{SIZE_VARIABLE} is {text!r}; allowed: bytes, or a size such as 500M, 2G")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _is_shared() -> bool:
+    """Whether other users are to read the kernels: in a folder that was chosen, or of root, such as
+    that of a container's image."""
+    return bool(os.environ.get(VARIABLE)) or os.getuid() == 0
+
+
+def _make_folder(path: Path) -> None:
+    """With a mode that check_folder() accepts, whatever the umask is."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o755 if _is_shared() else 0o700)
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether the group has this user alone, as many systems make one for each user."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and not group.gr_mem
 
 
 def check_folder() -> Path:
@@ -60,7 +86,10 @@ def check_folder() -> Path:
     except OSError:  # nothing is there to read, and writing says why it fails
         return path
     reason = ""
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if writers == stat.S_IWGRP and _is_private_group(found.st_gid):
+        writers = 0
+    if writers:
         reason = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"
         reason += f"; run `chmod go-w {path}`"
     elif found.st_uid not in (os.getuid(), 0):
@@ -91,6 +120,13 @@ class Entry:
             if time.time() - self.path.stat().st_mtime > _USED_S:
                 with contextlib.suppress(OSError):  # of a folder that is read only
                     os.utime(self.path)  # those unused for longest are the first to go
+        except PermissionError as error:
+            warnings.warn(  # shown once: the text is that of the folder
+                f"cutlass_attn cannot read the compiled kernels in {self.path.parent} "
+                f"({error.strerror}), and compiles them again; set {VARIABLE} to a folder of yours",
+                stacklevel=2,
+            )
+            return None
         except OSError:
             return None
         digest, code = data[:32], data[32:]
@@ -99,8 +135,10 @@ class Entry:
     def write(self, code: bytes) -> None:
         """Keeps the code; where the folder takes none, a warning says so and nothing is kept."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_folder(self.path.parent)
             replace_file(self.path, hashlib.sha256(code).digest() + code)
+            if _is_shared():
+                self.path.chmod(0o644)
         except OSError as error:
             warnings.warn(
                 f"cutlass_attn cannot keep a compiled kernel, and compiles it again next time: "
@@ -116,12 +154,13 @@ class Entry:
 
         lock = filelock.FileLock(self.path.with_suffix(".lock"))
         with contextlib.suppress(OSError, NotImplementedError):  # of a folder or a file system
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_folder(self.path.parent)
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
-                text = f"cutlass_attn: waiting for another process to make {self.path}"
-                print(text, file=sys.stderr, flush=True)
+                logging.getLogger("cutlass_attn").info(
+                    "waiting for another process to make %s", self.path
+                )
                 lock.acquire()
         try:
             yield
@@ -145,7 +184,8 @@ def _files() -> list[tuple[Path, os.stat_result]]:
     found = []
     for path in check_folder().glob("*.cubin"):
         with contextlib.suppress(OSError):  # removed meanwhile
-            found.append((path, path.stat()))
+            if stat.S_ISREG((status := path.stat()).st_mode):
+                found.append((path, status))
     return sorted(found, key=lambda item: item[1].st_mtime)
 
 
@@ -166,11 +206,21 @@ def clear() -> int:
         for part in (path, path.with_suffix(".lock")):
             part.unlink(missing_ok=True)
         removed += 1
+    _remove_leftovers(0.0)
     return removed
+
+
+def _remove_leftovers(age: float) -> None:
+    """Files that a process was killed over, older than so many seconds."""
+    for path in check_folder().glob(".new-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime >= age:
+                path.unlink()
 
 
 def _make_room(kept: Path) -> None:
     """Removes what was unused for longest until the rest is within the limit; never `kept`."""
+    _remove_leftovers(_LEFTOVER_S)
     files = _files()
     excess = sum(found.st_size for _, found in files) - size_limit()
     for path, found in files:

@@ -64,7 +64,7 @@ def tune(**given: Any) -> int:
     device, compile, not spill, be right on five inputs and pass the gates, and is then timed
     against the best so far. The best goes to the user's tuning file, which dispatch reads. Without
     a GPU they are ranked by a model of Ada instead, and nothing is written. A run that is
-    interrupted goes on where it stopped. Needs NVRTC: pip install 'cutlass_attn[jit]'.
+    interrupted goes on where it stopped. Needs NVRTC, see docs/jit.md.
     """
     return _run(SimpleNamespace(**given))
 
