@@ -19,7 +19,8 @@ namespace cutlass_attn::cpu {
 
 // Calls run(index, scratch) for every index below `count`, with `bytes` of memory of the thread's
 // own, aligned to 64. work: multiplications and additions of all of them, by which threads are
-// started.
+// started. If one throws, no further item is started, and the first exception reaches the caller
+// once all threads have ended.
 template <class Run>
 Status run_items(int64_t count, double work, size_t bytes, RunOptions const& options,
                  Run const& run) {
@@ -44,11 +45,18 @@ Status run_items(int64_t count, double work, size_t bytes, RunOptions const& opt
   }
 
   std::atomic<int64_t> next{0};
-  auto const run_some = [&](int64_t thread) {
-    while (true) {
-      int64_t const index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count) return;
-      run(index, scratch.get() + size * size_t(thread));
+  std::atomic<bool> has_failed{false};
+  std::exception_ptr failure;  // the first one, written by the thread that sets has_failed
+  // An exception that leaves a thread, or that destroys one not yet joined, ends the process.
+  auto const run_some = [&](int64_t thread) noexcept {
+    try {
+      while (!has_failed.load(std::memory_order_relaxed)) {
+        int64_t const index = next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= count) return;
+        run(index, scratch.get() + size * size_t(thread));
+      }
+    } catch (...) {
+      if (!has_failed.exchange(true)) failure = std::current_exception();
     }
   };
   std::vector<std::thread> others;
@@ -60,6 +68,7 @@ Status run_items(int64_t count, double work, size_t bytes, RunOptions const& opt
   }
   run_some(0);
   for (std::thread& other : others) other.join();
+  if (failure != nullptr) std::rethrow_exception(failure);
   return {};
 }
 
