@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from . import tuning as _tuning
 from ._attention import attention, prequantize
 from ._C import PrequantizedKV
+from ._call import registration as _registration
 from ._explain import Explanation, Verdict, explain
 from ._variants import BuildInfo, Variant, build_info, variants
 from .decode import append_kv, attention_decode, merge_states
@@ -26,6 +27,7 @@ if _TYPE_CHECKING:
 
 __version__ = build_info().version
 _tuning.load()
+_registration.register()
 
 
 def __getattr__(name: str) -> object:
