@@ -8,30 +8,35 @@ Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
 import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import tuning as _tuning
+from ._attention import attention, prequantize
 from ._C import PrequantizedKV
-from ._moved import MOVED as _MOVED
-from .attention import attention, prequantize
+from ._call import registration as _registration
+from ._explain import Explanation, Verdict, explain
+from ._variants import BuildInfo, Variant, build_info, variants
 from .decode import append_kv, attention_decode, merge_states
-from .explain import Explanation, Verdict, explain
-from .variants import BuildInfo, Variant, build_info, variants
-from .variants import accumulate_of as accumulate_of  # which cutlass_attn.info had
 from .varlen import attention_varlen
 from .verify import VerificationError
 
+if _TYPE_CHECKING:
+    from . import compat as compat
+    from . import testing as testing
+    from .jit import warmup as warmup
+
 __version__ = build_info().version
 _tuning.load()
+_registration.register()
 
 
 def __getattr__(name: str) -> object:
-    # Reads files and looks for NVRTC: not on import.
-    if name == "warmup":
+    if name == "warmup":  # reads files and looks for NVRTC: not on import
         from .jit import warmup
 
         return warmup
-    if (old := f"{__name__}.{name}") in _MOVED:
-        return _importlib.import_module(old)
+    if name in ("compat", "testing"):
+        return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import _C
+from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
-from .attention import Array, Window, find_torch
 from .verify import require_plain
 from .verify_serving import verified_decode
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _C
+from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
-from .attention import Array, Window, find_torch
 from .verify import require_plain
 from .verify_serving import verified_varlen
 

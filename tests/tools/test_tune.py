@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, replace
 
 import pytest
-from cutlass_attn import jit
+from cutlass_attn import jit, variants
 from cutlass_attn._build import tuned_toml as tuning_file
 from cutlass_attn.tools.experiment.problems import Shape
 from cutlass_attn.tools.gates.ncu import NcuError, NcuUnavailable
@@ -36,7 +36,6 @@ from cutlass_attn.tools.tune.space import (
     registers_needed,
 )
 from cutlass_attn.tools.tune.state import held, open_state
-from cutlass_attn.variants import variants
 
 SHAPE = Shape(4, 16, 16, 4096, 4096, 128)
 ADA = limits("sm_89", 58, 100 * 1024, "L4")

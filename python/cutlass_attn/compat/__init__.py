@@ -6,5 +6,21 @@
     from cutlass_attn.compat import diffusers      # an attention backend of diffusers
 
 All need torch; the last two need the package that they are named after, and say which versions of
-it they support. docs/drop-in.md is the user's page.
+it they support. docs/drop-in.md is the user's page. Each is imported when first named, so that
+`import cutlass_attn; cutlass_attn.compat.sdpa.route()` works without further imports.
 """
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from . import diffusers as diffusers
+    from . import flash_attn as flash_attn
+    from . import sdpa as sdpa
+    from . import transformers as transformers
+
+
+def __getattr__(name: str) -> object:
+    if name in ("diffusers", "flash_attn", "sdpa", "transformers"):
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

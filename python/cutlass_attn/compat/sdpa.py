@@ -76,7 +76,8 @@ class Call:
         named = [f", {x}" for x in ("causal", "window", "mask", "bias") if x in self.options]
         named += [", dropout"] * (self.options["dropout_p"] > 0)
         dtype = str(q.dtype).removeprefix("torch.")
-        return f"{dtype}, head_dim {q.shape[-1]}{''.join(named)}"
+        head_dim = q.shape[-1] if isinstance(q.shape[-1], int) else "any"  # any: dynamic=True
+        return f"{dtype}, head_dim {head_dim}{''.join(named)}"
 
 
 def scaled_dot_product_attention(
@@ -257,8 +258,9 @@ def _heads(sizes: list[tuple[int, ...]], enable_gqa: bool) -> tuple[int, int, in
         return (q, k, k) if fits else None
     if k == v == 1:  # one head for all queries: nothing is expanded
         return q, 1, 1
-    heads = {x for x in (q, k, v) if x != 1}
-    return (heads.pop(),) * 3 if len(heads) == 1 else None  # type: ignore[return-value]
+    several = [x for x in (q, k, v) if x != 1]  # no set: symbolic sizes have no hash
+    fits = all(x == several[0] for x in several)
+    return (several[0], several[0], several[0]) if fits else None
 
 
 def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> torch.Tensor | None:
@@ -281,8 +283,13 @@ def _order(query: torch.Tensor) -> tuple[int, ...]:
     if any(strides[i] == 0 and query.shape[i] > 1 for i in range(3)):
         return (0, 1, 2, 3)
     real = [i for i in range(3) if query.shape[i] != 1]  # strides of others say nothing
-    by_stride = iter(sorted(real, key=query.stride, reverse=True))
-    return (*(next(by_stride) if i in real else i for i in range(3)), 3)
+    # Insertion sort: torch.compile does not trace sorted() with symbolic keys.
+    by_stride: list[int] = []
+    for i in real:
+        larger = [j for j in by_stride if strides[j] >= strides[i]]
+        by_stride = [*larger, i, *by_stride[len(larger) :]]
+    rest = iter(by_stride)
+    return (*(next(rest) if i in real else i for i in range(3)), 3)
 
 
 @dataclass
@@ -311,7 +318,14 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
     imported early, those of C++ code and those of torch.compile, of all threads. Only the fast
     path of nn.MultiheadAttention in eval mode goes past it. It stands aside where
     `torch.nn.attention.sdpa_kernel` allows neither flash nor memory-efficient attention, as a
-    call that asks for the math backend does, and for calls that `why_not` names.
+    call that asks for the math backend does, within torch.func transforms, and for calls that
+    `why_not` names.
+
+    A compiled function that was compiled outside of the context is compiled once more inside, and
+    the other way round: torch.compile's functions in memory are dropped when a route opens and
+    when it closes, and its caches on disk have keys of their own for calls within a route. What
+    another thread than the one that opened the route compiles stays with torch. A compiled call is
+    counted when it is compiled.
 
     Args:
         devices: of "cuda" and "cpu": whose tensors.
@@ -331,22 +345,48 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
         raise RuntimeError("route() is open already; there is one for the whole process")
     result = Report()
     library = torch.library.Library("aten", "IMPL")
+    tag = _cache_tag()
     try:
-        kernel = _routed(result)
+        if tag is not None:
+            _set_cache_tag(f"{tag}cutlass_attn {cutlass_attn.__version__} route {devices}")
+        kernel = _routed(result, _cache_tag())
         for device in sorted(set(devices)):
             # The first sees tensors of torch.inference_mode(), the second all others, so that what
             # goes on to torch is differentiated by torch.
             for key in (device.upper(), f"Autograd{device.upper()}"):
                 library.impl("scaled_dot_product_attention", kernel, key)
+        _forget_compiled_code()
         yield result
     finally:
         library._destroy()
+        if tag is not None:
+            _set_cache_tag(tag)
+        _forget_compiled_code()
         _route_lock.release()
         if report:
             print(result, file=sys.stderr)
 
 
-def _routed(report: Report) -> Any:
+def _cache_tag() -> str | None:
+    """Part of the keys of torch.compile's caches on disk, in which a routed call looks like one
+    that is not. None before torch 2.6, whose cache of graphs is off by default."""
+    tag: str | None = getattr(getattr(torch.compiler, "config", None), "cache_key_tag", None)
+    return tag
+
+
+def _set_cache_tag(tag: str) -> None:
+    torch.compiler.config.cache_key_tag = tag
+
+
+def _forget_compiled_code() -> None:
+    """No guard knows of the route: code of before would go on running as it was compiled. Nor does
+    what tracing resolved by itself, past the dispatcher, when the operator had another kernel."""
+    torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+        torch.compiler.reset()
+
+
+def _routed(report: Report, cache_tag: str | None) -> Any:
     """The operator's kernel while a route is open."""
     original = torch.ops.aten.scaled_dot_product_attention.default.decompose
     counting = threading.Lock()
@@ -363,9 +403,16 @@ def _routed(report: Report) -> Any:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        call: Call | str = "sdpa_kernel() allows neither flash nor memory-efficient attention"
+        call: Call | str
         cuda = torch.backends.cuda
-        if cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled():
+        if not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled()):
+            call = "sdpa_kernel() allows neither flash nor memory-efficient attention"
+        elif torch._C._functorch.peek_interpreter_stack() is not None:
+            call = "a torch.func transform is active"
+        elif torch.compiler.is_compiling() and _cache_tag() != cache_tag:
+            # From torch 2.12 on the tag is of a thread: here caches would mistake the graph.
+            call = "it is compiled in another thread than the one that opened the route"
+        else:
             call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if isinstance(call, Call):
             try:

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from ..explain import explain
-from ..variants import variants
+from .._explain import explain
+from .._variants import variants
 from .experiment.environment import environment
 from .experiment.impls import OURS, TORCH_BACKENDS, Impl, ours, torchs
 from .experiment.problems import Problem, Shape

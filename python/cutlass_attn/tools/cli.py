@@ -14,9 +14,9 @@ import click
 
 from .. import _C, jit
 from .._build.facts import ACCUMULATE
+from .._variants import build_info, variants
 from ..devices import CUDA
 from ..jit import cache as jit_cache
-from ..variants import build_info, variants
 from . import check as checks
 from . import ladder as ladders
 from .accuracy.command import accuracy

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from ..explain import Explanation, explain
-from ..variants import variants
+from .._explain import Explanation, explain
+from .._variants import variants
 from .check import run_all
 from .experiment.impls import TORCH_BACKENDS, ours
 from .experiment.problems import Problem, Shape

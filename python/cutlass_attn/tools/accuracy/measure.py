@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..._attention import attention
 from ..._build.facts import QUANTIZE
-from ...attention import attention
-from ...explain import explain
+from ..._explain import explain
 from ...quantized import predicted_error
 from . import peer
 from .inputs import Inputs, limit, make

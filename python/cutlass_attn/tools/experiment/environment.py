@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ... import _C
+from ..._variants import build_info
 from ...devices import CUDA
-from ...variants import build_info
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import _C
-from ...attention import attention
+from ..._attention import attention
 from ...testing import Accuracy
 from .problems import Inputs
 

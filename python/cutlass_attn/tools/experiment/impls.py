@@ -20,10 +20,10 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from ...attention import attention
+from ..._attention import attention
+from ..._explain import Explanation, explain
+from ..._variants import accumulate_of, quantize_of, variants
 from ...decode import attention_decode
-from ...explain import Explanation, explain
-from ...variants import accumulate_of, quantize_of, variants
 from ...varlen import attention_varlen
 from .gradients import BackwardPass, KernelPass
 from .problems import FP8_CACHE, OPS, Inputs

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ...attention import attention
-from ...variants import accumulate_of, quantize_of
+from ..._attention import attention
+from ..._variants import accumulate_of, quantize_of
 from ..experiment.problems import Problem, parse_shape
 
 

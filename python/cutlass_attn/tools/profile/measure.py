@@ -14,9 +14,9 @@ from typing import Any
 
 from ... import _C
 from ..._build.variant_key import key_of
+from ..._explain import Explanation, explain
+from ..._variants import Variant, variants
 from ...devices import CUDA, parse_device
-from ...explain import Explanation, explain
-from ...variants import Variant, variants
 from ..document import Document, document
 from ..experiment.environment import environment
 from ..experiment.problems import Shape

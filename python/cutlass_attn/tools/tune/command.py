@@ -85,7 +85,7 @@ def _shapes(args: SimpleNamespace) -> tuple[Shape, ...]:
 
 def _run(args: SimpleNamespace) -> int:
     from ... import jit
-    from ...variants import variants
+    from ..._variants import variants
     from ..experiment.environment import why_no_gpu
     from . import report, static
     from .evaluate import Evaluator, Processes

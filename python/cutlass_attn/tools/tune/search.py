@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ... import _C
 from ..._build.facts import DTYPE_KEYS
 from ..._build.tuned_toml import DEVICE_CLASSES, Rule, Tuning
-from ...variants import variants
+from ..._variants import variants
 from ..experiment.problems import Shape
 from .evaluate import Evaluator
 from .proposers import Context, ProposalError, Proposer, Tried

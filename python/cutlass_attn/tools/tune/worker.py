@@ -122,7 +122,7 @@ def gates(job: dict[str, Any]) -> dict[str, Any]:
 
     "unavailable" is why it can measure no tile at all.
     """
-    from ...variants import variants
+    from ..._variants import variants
     from ..experiment.problems import Shape
     from ..gates.ncu import NcuUnavailable
     from ..profile.measure import measured_rows

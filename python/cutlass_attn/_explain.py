@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized
+from ._attention import Array, find_torch
 from ._call.call import SIGNATURES, Call
 from ._call.packed import dense_calls
-from .attention import Array, find_torch
+from ._variants import Variant, variants
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
-from .variants import Variant, variants
 from .varlen import explained_varlen
 from .verify import beyond, library_of, predicted_errors
 
