@@ -26,6 +26,9 @@ struct View {
   int64_t strides[kMaxDims] = {};
   bool is_writable = true;
   bool is_aligned = true;  // address and strides are whole elements; else strides are wrong
+  // Why the elements cannot be read or written, after the name of the argument; null: they can.
+  char const* fault = nullptr;
+  bool is_lazy = false;  // with a fault: torch's operators run such a call
 
   bool is_contiguous() const;
 };
@@ -85,6 +88,10 @@ class Library {
   // Must the library see the call before its memory is touched?
   virtual bool must_see(Arrays const& arrays) const = 0;
 
+  // Must the array stay as it is? Counts a write to it, for whoever has kept it.
+  virtual bool is_frozen(PyObject*) const { return false; }
+  virtual void count_write(PyObject*) const {}
+
   // Is what is done recorded for a gradient, and does one of them need one? Are arguments cast, as
   // under torch.autocast?
   virtual bool records() const { return false; }
@@ -121,6 +128,9 @@ class Library {
   // `module` has ARRAY, the type of arrays, and functions named as those above that make or convert
   // arrays.
   explicit Library(pybind11::module_ module);
+
+  // Of the type itself, not of a subclass.
+  bool is_plain(PyObject* x) const { return Py_TYPE(x) == type_; }
 
   pybind11::module_ module_;
 

@@ -69,6 +69,9 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
   if (has_value(given.grad_softmax_lse)) {
     grad.softmax_lse = read_lse(call, "grad_softmax_lse", given.grad_softmax_lse, memory);
   }
+  auto const write_to = [&](char const* name, View const& x) {
+    if (!has_value(given.wanted)) call.write_to(name, x);  // else it was made here
+  };
   Wanted const wanted[] = {
       {"grad_q", given.grad_q, &Gradients::q,
        call.operand_shape(p.seq_q, p.num_heads_q, p.head_dim)},
@@ -79,17 +82,17 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
   };
   for (auto const& [name, object, gradient, shape] : wanted) {
     if (!has_value(object)) continue;
-    require_writable(name, call.library->read(object, memory));
+    write_to(name, call.library->read(object, memory));
     grad.*gradient = read_rows(call, name, object, memory, shape);
   }
   if (has_value(given.grad_bias)) {
     View const x = call.read_option("grad_bias", given.grad_bias, memory);
-    require_writable("grad_bias", x);
+    write_to("grad_bias", x);
     call.require_number("grad_bias", x);
     grad.bias = call.read_per_logit("grad_bias", x);
   }
   if (has_value(given.grad_sinks)) {
-    require_writable("grad_sinks", call.library->read(given.grad_sinks, memory));
+    write_to("grad_sinks", call.library->read(given.grad_sinks, memory));
     grad.sinks = const_cast<float*>(call.read_per_head("grad_sinks", given.grad_sinks, memory));
   }
   p.grad = &grad;
@@ -143,6 +146,7 @@ py::object run(char const* function, Call& call, Arguments const& given) {
     status = attention_backward(p, options);
   }
   raise_unless_ok(status);
+  call.count_writes(given);
   return py::none();
 }
 
@@ -156,20 +160,28 @@ bool must_see(Call const& call, Arguments const& given) {
   return call.library->records() || call.library->must_see(arrays);
 }
 
-// The gradients of results in a form that is read: none is zeros.
+// Results and their gradients in a form that is read: no gradient is zeros.
 void prepare(Call& call, Arguments& given) {
   Library const& library = *call.library;
   auto const replace = [&call](PyObject*& x, py::object by) {
     x = call.held.emplace_back(std::move(by)).ptr();
   };
-  if (!has_value(given.grad_out)) {
-    replace(given.grad_out, library.zeros_like(given.out));
-  } else if (!is_dense(library.read(given.grad_out, true))) {  // of a sum, say: one number for all
-    replace(given.grad_out, library.contiguous(given.grad_out));
+  struct {
+    char const* name;
+    PyObject*& object;
+    bool is_lse;
+  } const results[] = {{"out", given.out, false},
+                       {"softmax_lse", given.softmax_lse, true},
+                       {"grad_out", given.grad_out, false},  // of a sum, say: one number for all
+                       {"grad_softmax_lse", given.grad_softmax_lse, true}};
+  for (auto const& [name, object, is_lse] : results) {
+    if (!has_value(object)) continue;
+    View const x = library.read(object, true);
+    require_memory(name, x);
+    bool const is_read = is_lse ? x.is_contiguous() : is_dense(x);
+    if (!is_read) replace(object, library.contiguous(object));
   }
-  if (has_value(given.grad_softmax_lse)) {
-    replace(given.grad_softmax_lse, library.contiguous(given.grad_softmax_lse));
-  }
+  if (!has_value(given.grad_out)) replace(given.grad_out, library.zeros_like(given.out));
 }
 
 // A tuple of gradients, as long as `wanted`.
@@ -198,6 +210,17 @@ py::object run_wanted(char const* function, Call& call, Arguments given) {
   return grads;
 }
 
+// What run() returns, or None where torch's operator has to run the pass.
+template <class Run>
+py::object unless_lazy(Arguments const& given, Run&& run) {
+  try {
+    return run();
+  } catch (NoMemory const&) {
+    if (has_value(given.dispatched)) throw;
+    return py::none();
+  }
+}
+
 py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kBackward, "backward", args, count, names);
   Call call(given);
@@ -206,8 +229,10 @@ py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return run("backward", call, given);
   }
   if (must_see(call, given)) return py::none();
-  call.read_arrays(given, true);
-  return run_wanted("backward", call, given);
+  return unless_lazy(given, [&] {
+    call.read_arrays(given, true);
+    return run_wanted("backward", call, given);
+  });
 }
 
 py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
@@ -221,8 +246,10 @@ py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* na
   if (has_value(given.block_table)) {
     raise(PyExc_NotImplementedError, "attention_varlen has no backward pass with block_table");
   }
-  read_varlen(call, given, true);
-  return run_wanted("backward_varlen", call, given);
+  return unless_lazy(given, [&] {
+    read_varlen(call, given, true);
+    return run_wanted("backward_varlen", call, given);
+  });
 }
 
 // Stands in for arrays that a call lacks or that have no memory, where none overlaps another.

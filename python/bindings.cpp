@@ -39,7 +39,12 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   }
   Recording const recording = dispatched ? Recording::kNone : call.recording(given);
   if (recording == Recording::kCall) return recorder.call(given);
-  call.read_arrays(given, true);
+  try {
+    call.read_arrays(given, true);
+  } catch (NoMemory const&) {
+    if (dispatched) throw;
+    return recorded(given);
+  }
   if (call.q.device.type == dlpack::kOtherDevice) {
     std::string const device = attribute(given.q, "device");
     if (!dispatched && device == "meta") return recorded(given);

@@ -258,6 +258,7 @@ View Call::read_option(char const* name, PyObject* x, bool memory) const {
     raise(PyExc_ValueError, std::string(name) + " must be on " + device_text(q) + " like q, got " +
                                 device_text(view));
   }
+  require_memory(name, view);
   require_whole_elements(view);
   return view;
 }
@@ -351,7 +352,7 @@ void Call::read_options(Arguments const& given, bool memory) {
   }
 }
 
-void Call::read_out(PyObject* out, bool memory) {
+void Call::read_out(PyObject* out, bool memory, bool is_given) {
   View const x = library->read(out, memory);
   Shape const shape = out_shape();
   if (!shape.is_of(x)) {
@@ -363,7 +364,7 @@ void Call::read_out(PyObject* out, bool memory) {
   if (!(x.device == q.device)) {
     raise(PyExc_ValueError, "out must be on " + device_text(q) + " like q, got " + device_text(x));
   }
-  require_writable("out", x);
+  if (is_given) write_to("out", x);
   problem.o = operand("out", x, bshd, problem.q.dtype);
 }
 
@@ -380,6 +381,32 @@ void Call::assume_memory(Arguments const& given) {
     int64_t const place = t == &p.o ? 3 : 1;
     if (t->data == nullptr) t->data = reinterpret_cast<void*>(place << 60);
   }
+}
+
+void Call::write_to(char const* name, View const& x) {
+  require_writable(name, x);
+  if (library->is_frozen(x.object)) {
+    raise(PyExc_RuntimeError, std::string(name) +
+                                  " is an inference tensor, which is written to in inference mode "
+                                  "alone; call .clone() first");
+  }
+  written.push_back(x.object);
+}
+
+void Call::count_writes(Arguments const& given) {
+  if (!has_value(given.dispatched)) {
+    for (PyObject* x : written) library->count_write(x);
+  }
+  written.clear();
+}
+
+void Call::require_kernel(Arguments const& given) const {
+  Call call = *this;
+  if (has_value(given.out)) call.read_out(given.out, true);
+  call.assume_memory(given);
+  Plan chosen;
+  raise_unless_ok(
+      plan(call.problem, Op::kForward, device_info(device(), q.device.index), kernel, chosen));
 }
 
 Shape Call::out_shape() const {
@@ -433,7 +460,7 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   py::object out = has_out     ? py::reinterpret_borrow<py::object>(given.out)
                    : is_packed ? library->zeros(q, out_shape())
                                : library->empty(q, out_shape());
-  read_out(out.ptr(), true);
+  read_out(out.ptr(), true, has_out);
   py::object lse;
   if (return_lse || recorder) {
     lse = is_packed ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
@@ -457,6 +484,7 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
         is_rounded ? attention_prequantized(problem, options) : attention_forward(problem, options);
   }
   raise_unless_ok(status);
+  count_writes(given);
   if (!lse) return out;
   py::object results = py::make_tuple(std::move(out), std::move(lse));
   if (recorder) return recorder->results(given, results);

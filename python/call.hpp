@@ -111,6 +111,9 @@ struct Call {
   // Memory that was made for the call, beside its results.
   std::vector<pybind11::object> held;
 
+  // Arguments that the call writes, borrowed.
+  std::vector<PyObject*> written;
+
   // Reads what does not need arrays: kinds of objects, scalars, strings. Raises TypeError,
   // ValueError.
   explicit Call(Arguments const& given);
@@ -133,7 +136,15 @@ struct Call {
   float const* read_per_head(char const* name, PyObject* x, bool memory) const;
 
   // Reads the result, given or made for this call.
-  void read_out(PyObject* out, bool memory);
+  void read_out(PyObject* out, bool memory, bool is_given = true);
+
+  // Notes an argument that the call writes. Raises ValueError, RuntimeError where it must not.
+  void write_to(char const* name, View const& x);
+  // Once they are written: tells torch, unless it knows from its own operator.
+  void count_writes(Arguments const& given);
+
+  // Raises what run() would before it writes anything. Reads `out` if it is given.
+  void require_kernel(Arguments const& given) const;
 
   // Where the call runs, which must be a CPU or CUDA device, with memory of it on demand, which
   // lives as long as this call.

@@ -6,6 +6,8 @@
 
 #include <exception>
 
+#include "errors.hpp"
+
 namespace cutlass_attn {
 
 using Entry = pybind11::object (*)(PyObject* const* args, Py_ssize_t count, PyObject* names);
@@ -18,6 +20,8 @@ PyObject* entry(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* na
     error.restore();
   } catch (pybind11::cast_error const& error) {
     PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (NoMemory const& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
   } catch (std::exception const& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }

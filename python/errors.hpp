@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "core/status.hpp"
@@ -13,6 +14,12 @@ namespace cutlass_attn {
   PyErr_SetString(type, message.c_str());
   throw pybind11::error_already_set();
 }
+
+// An array has no memory, so that torch's operators have to run the call. ValueError where none is
+// to be had.
+struct NoMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 inline void raise_unless_ok(Status const& status) {
   switch (status.code) {

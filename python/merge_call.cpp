@@ -33,6 +33,14 @@ py::object merge(PyObject* const* args, Py_ssize_t count, PyObject*) {
     int const last = x->ndim - 1;
     is_taken &= x->shape[last] <= kMaxHeadDim && (x->strides[last] == 1 || x->shape[last] <= 1);
   }
+  try {
+    require_memory("o_a", a);
+    require_memory("lse_a", lse_a);
+    require_memory("o_b", b);
+    require_memory("lse_b", lse_b);
+  } catch (NoMemory const&) {
+    return py::none();
+  }
   for (View const* x : {&a, &b, &lse_a, &lse_b}) {
     is_taken &= x->is_aligned && x->device == a.device && x->device.type != dlpack::kOtherDevice;
   }

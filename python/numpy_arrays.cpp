@@ -48,7 +48,8 @@ dlpack::DataType dtype_of(PyObject* x, ArrayStruct const& array) {
 
 class Numpy final : public Library {
  public:
-  explicit Numpy(py::module_ module) : Library(std::move(module)) {}
+  explicit Numpy(py::module_ module)
+      : Library(std::move(module)), is_masked_(module_.attr("is_masked")) {}
 
   View read(PyObject* x, bool) const override {
     py::capsule const capsule = py::handle(x).attr("__array_struct__");
@@ -61,6 +62,11 @@ class Numpy final : public Library {
     view.ndim = array.ndim;
     view.is_writable = (array.flags & kWriteable) != 0;
     view.is_aligned = (array.flags & kAligned) != 0;
+    if (!is_plain(x) && is_masked_(py::handle(x)).cast<bool>()) {
+      view.fault =
+          "is a masked array with masked entries; allowed: none that is masked, so call .filled() "
+          "first";
+    }
     Py_ssize_t const item = std::max(array.item_bytes, 1);
     for (int d = 0; d < view.ndim && view.ndim <= View::kMaxDims; ++d) {
       view.shape[d] = array.shape[d];
@@ -73,6 +79,9 @@ class Numpy final : public Library {
   bool must_see(Arrays const&) const override { return false; }
 
   void place(dlpack::Device, RunOptions&) const override {}  // threads on all cores
+
+ private:
+  py::object is_masked_;
 };
 
 }  // namespace

@@ -193,6 +193,13 @@ void require_writable(char const* name, View const& x) {
   if (!x.is_writable) raise(PyExc_ValueError, std::string(name) + " must be writable");
 }
 
+void require_memory(char const* name, View const& x) {
+  if (x.fault == nullptr) return;
+  std::string const message = std::string(name) + " " + x.fault;
+  if (x.is_lazy) throw NoMemory(message);
+  raise(PyExc_ValueError, message);
+}
+
 void require_whole_elements(View const& x) {
   if (x.is_aligned) return;
   std::string const bytes = attribute(x.object, "itemsize");
@@ -214,6 +221,7 @@ void require_dense(char const* name, View const& x) {
 }
 
 Operand operand(char const* name, View const& x, bool bshd, DType dtype) {
+  require_memory(name, x);
   require_whole_elements(x);
   require_dense(name, x);
   int const first = x.ndim - 3;  // after the batch

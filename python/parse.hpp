@@ -38,7 +38,8 @@ inline constexpr dlpack::DataType kFloat8E4M3 = {dlpack::kFloat8E4M3, 8, 1};
 inline constexpr dlpack::DataType kInt32 = {dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64 = {dlpack::kInt, 64, 1};
 
-// Of an array that a null address would say is not there.
+// Of an array without elements, or without memory on torch's "meta" device, that a null address
+// would say is not there.
 inline void* const kNoMemory = reinterpret_cast<void*>(int64_t(1) << 60);
 
 template <class T>
@@ -62,6 +63,7 @@ bool get_dtype(View const& x, DType& dtype);
 [[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed);
 void require_dtype(char const* name, View const& x, dlpack::DataType dtype, char const* allowed);
 void require_writable(char const* name, View const& x);
+void require_memory(char const* name, View const& x);  // raises NoMemory, too
 void require_whole_elements(View const& x);
 bool is_dense(View const& x);  // in the last dimension
 void require_dense(char const* name, View const& x);

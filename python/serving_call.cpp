@@ -201,7 +201,7 @@ void read_rotary(Call const& call, Arguments const& given, bool memory, AppendPr
 }
 
 // What new keys ask for; a null k.data: there are none.
-AppendProblem read_new_keys(Call const& call, Arguments const& given, bool memory) {
+AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"q", "k_new", "v_new"};
   AppendProblem append;
   Problem const& p = call.problem;
@@ -225,8 +225,8 @@ AppendProblem read_new_keys(Call const& call, Arguments const& given, bool memor
           "v_cache, got " +
               shape_of(given.k_new) + " and " + shape_of(given.v_new));
   }
-  require_writable("k_cache", call.library->read(given.k, memory));
-  require_writable("v_cache", call.library->read(given.v, memory));
+  call.write_to("k_cache", call.library->read(given.k, memory));
+  call.write_to("v_cache", call.library->read(given.v, memory));
   append.k = operand("k_new", k, true, p.q.dtype);
   append.v = operand("v_new", v, true, p.q.dtype);
   append.k_cache = p.k;
@@ -251,8 +251,18 @@ struct Appended {
   py::object q_rotated = py::none(), seqlens_after;
 };
 
+// Before the new keys are written: of a call that is refused nothing is.
+void require_kernel(Call const& call, Arguments const& given, AppendProblem const& append) {
+  if (append.rotary.dim == 0) return call.require_kernel(given);
+  Call rotated = call;  // whose queries have memory of their own, which is still to be made
+  Problem& p = rotated.problem;
+  int64_t const row = int64_t(p.num_heads_q) * p.head_dim;
+  p.q = {nullptr, p.seq_q.seqlen * row, p.head_dim, row, p.q.dtype};
+  rotated.require_kernel(given);
+}
+
 // Writes the new keys; the call then asks for attention over all of them.
-Appended append_step(Call& call, AppendProblem& append) {
+Appended append_step(Call& call, Arguments const& given, AppendProblem& append) {
   Problem& p = call.problem;
   Appended made;
   made.seqlens_after = call.library->scratch(call.q, "int32", {p.batch});
@@ -276,6 +286,7 @@ Appended append_step(Call& call, AppendProblem& append) {
     status = append_kv(append, options);
   }
   raise_unless_ok(status);
+  call.count_writes(given);
   return made;
 }
 
@@ -300,8 +311,8 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
               shape_of(given.q) + " and " + shape_of(given.v_new) + " for " + shape_of(given.k) +
               " and " + shape_of(given.v));
   }
-  require_writable("k_cache", k_cache);
-  require_writable("v_cache", v_cache);
+  call.write_to("k_cache", k_cache);
+  call.write_to("v_cache", v_cache);
   View const slots = call.read_option("slot_mapping", given.slot_mapping, memory);
   if (slots.ndim != 1 || slots.shape[0] > k.shape[0]) {
     raise(PyExc_ValueError, "slot_mapping must have shape (rows,) with at most the " +
@@ -350,6 +361,17 @@ bool must_go(Call const& call, Arguments const& given, bool has_gradient = false
   return call.library->must_see(call.arrays) ||
          (!has_gradient && call.library->needs_gradient(call.arrays));
 }
+// Reads the call: whether it goes there as an array has no memory.
+template <class Read>
+bool is_lazy(Arguments const& given, Read&& read) {
+  try {
+    read();
+    return false;
+  } catch (NoMemory const&) {
+    if (has_value(given.dispatched)) throw;
+    return true;
+  }
+}
 bool has_no_memory(Call const& call, Arguments const& given) {
   if (call.q.device.type != dlpack::kOtherDevice) return false;
   std::string const device = attribute(given.q, "device");
@@ -366,7 +388,9 @@ py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   bool const dispatched = has_value(given.dispatched);
   Recording const recording = dispatched ? Recording::kNone : call.recording(given);
   if (recording == Recording::kCall) return recorder.call(given);
-  read_varlen(call, given, true);
+  if (is_lazy(given, [&] { read_varlen(call, given, true); })) {
+    return through_operator("varlen", given);
+  }
   if (has_no_memory(call, given)) return through_operator("varlen", given);
   return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
@@ -381,12 +405,20 @@ py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given = decode_arguments(args, count, names);
   Call call(given);
   if (must_go(call, given)) return through_operator("decode", given);
-  read_decode(call, given, true);
-  AppendProblem append = read_new_keys(call, given, true);
+  AppendProblem append;
+  if (is_lazy(given, [&] {
+        read_decode(call, given, true);
+        append = read_new_keys(call, given, true);
+      })) {
+    return through_operator("decode", given);
+  }
   if (has_no_memory(call, given)) return through_operator("decode", given);
   check_cache_seqlens(call, given);
   Appended made;  // which lives as long as the call
-  if (has_value(given.k_new)) made = append_step(call, append);
+  if (has_value(given.k_new)) {
+    require_kernel(call, given, append);
+    made = append_step(call, given, append);
+  }
   return call.run(given);
 }
 
@@ -397,7 +429,7 @@ py::object decode_append(PyObject* const* args, Py_ssize_t count, PyObject* name
   AppendProblem append = read_new_keys(call, given, true);
   if (has_no_memory(call, given)) return py::none();
   check_cache_seqlens(call, given);
-  Appended made = append_step(call, append);
+  Appended made = append_step(call, given, append);
   return py::make_tuple(std::move(made.q_rotated), std::move(made.seqlens_after));
 }
 
@@ -405,7 +437,10 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAppend, "append_kv", args, count, names);
   Call call(given);
   if (must_go(call, given)) return through_operator("append", given);
-  AppendProblem const problem = read_append(call, given, true);
+  AppendProblem problem;
+  if (is_lazy(given, [&] { problem = read_append(call, given, true); })) {
+    return through_operator("append", given);
+  }
   if (has_no_memory(call, given)) return through_operator("append", given);
   LaunchOptions const options = call.place();
   Status status;
@@ -414,6 +449,7 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
     status = append_kv(problem, options);
   }
   raise_unless_ok(status);
+  call.count_writes(given);
   return py::none();
 }
 

@@ -48,6 +48,9 @@ class Torch final : public Library {
         is_neg_(module_.attr("is_neg")),
         is_grad_enabled_(module_.attr("is_grad_enabled")),
         is_autocast_(module_.attr("is_autocast_enabled")),
+        is_frozen_(module_.attr("is_frozen")),
+        is_zeros_(module_.attr("is_zerotensor")),
+        increment_version_(module_.attr("increment_version")),
         num_threads_(module_.attr("num_threads")),
         current_stream_(module_.attr("current_stream")) {
     py::object const capsule = module_.attr("exchange_api");
@@ -83,6 +86,14 @@ class Torch final : public Library {
     // The memory of such a view holds the opposite values.
     return arrays.any_of_numbers(
         [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
+  }
+
+  bool is_frozen(PyObject* x) const override {
+    return says(PyObject_CallOneArg(is_frozen_.ptr(), x));
+  }
+
+  void count_write(PyObject* x) const override {
+    checked(PyObject_CallOneArg(increment_version_.ptr(), x));
   }
 
   bool records() const override { return says(PyObject_CallNoArgs(is_grad_enabled_.ptr())); }
@@ -131,11 +142,20 @@ class Torch final : public Library {
     return value != 0;
   }
 
-  bool is_plain(PyObject* x) const {
-    return reinterpret_cast<PyObject*>(Py_TYPE(x)) == tensor_.ptr();
+  // A fault where a tensor that has elements has no address. Storage that was freed leaves the
+  // offset of the tensor's first element; no process has memory below 64 KiB.
+  void find_fault(View& view) const {
+    constexpr uintptr_t kLowest = 1 << 16;
+    if (reinterpret_cast<uintptr_t>(view.data) >= kLowest) return;
+    int const dims = std::min(view.ndim, View::kMaxDims);
+    if (std::count(view.shape, view.shape + dims, 0) > 0) return;
+    view.is_lazy = says(PyObject_CallOneArg(is_zeros_.ptr(), view.object));
+    view.fault = view.is_lazy ? "is an efficient zero tensor, which has no memory; call .clone() "
+                                "first"
+                              : "has elements but no memory: its storage was freed";
   }
 
-  static View view_of(PyObject* x, dlpack::Tensor const& t) {
+  View view_of(PyObject* x, dlpack::Tensor const& t) const {
     View view;
     view.object = x;
     view.data = t.data ? static_cast<char*>(t.data) + t.byte_offset : nullptr;
@@ -146,6 +166,7 @@ class Torch final : public Library {
       std::copy(t.shape, t.shape + t.ndim, view.shape);
       std::copy(t.strides, t.strides + t.ndim, view.strides);
     }
+    find_fault(view);
     return view;
   }
 
@@ -170,7 +191,13 @@ class Torch final : public Library {
     bool const has_memory =
         tensor.attr("__torch_dispatch__").is(tensor_.attr("__torch_dispatch__"));
     if (memory && has_memory && view.device.type != dlpack::kOtherDevice) {
-      view.data = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
+      try {
+        view.data = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
+        find_fault(view);
+      } catch (py::error_already_set const&) {  // of a transform, whose wrapper has no storage
+        view.fault = "is a tensor without storage";
+        view.is_lazy = true;
+      }
     }
     return view;
   }
@@ -217,6 +244,7 @@ class Torch final : public Library {
   py::tuple interceptors_;
   py::object forward_ad_;
   py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_, is_autocast_;
+  py::object is_frozen_, is_zeros_, increment_version_;
   py::object num_threads_, current_stream_;
   py::str requires_grad_{"requires_grad"}, current_level_{"_current_level"};
 };

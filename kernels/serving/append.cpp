@@ -3,12 +3,14 @@
 #include "serving/append.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "cpu/element.hpp"
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
 #include "runtime/options.hpp"
+#include "runtime/overlap.hpp"
 #include "serving/append_kernel.hpp"
 #include "serving/elements.hpp"
 
@@ -81,6 +83,52 @@ Status check(AppendProblem const& p) {
   return {};
 }
 
+// Each stored row has memory of its own, apart from the rows that are read.
+Status check_memory(AppendProblem const& p) {
+  auto const rows = [](Operand const& t, int64_t batch, int64_t heads, int64_t seqlen,
+                       int64_t head_dim) {
+    int64_t const bytes = size_of(t.dtype);
+    return StridedRows{reinterpret_cast<int64_t>(t.data),
+                       {t.batch_stride * bytes, t.head_stride * bytes, t.row_stride * bytes, 0},
+                       {batch, heads, seqlen, 1},
+                       head_dim * bytes};
+  };
+  bool const by_slots = p.slot_mapping != nullptr;
+  auto const cache = [&](Operand const& t, int64_t head_dim) {
+    return rows(t, p.kv.num_pages, p.num_heads_kv, p.kv.page_size, head_dim);
+  };
+  struct {
+    char const* name;
+    StridedRows rows;
+    bool is_written;
+  } const all[] = {
+      {"k_cache", cache(p.k_cache, p.head_dim), true},
+      {"v_cache", cache(p.v_cache, p.head_dim_v), true},
+      {by_slots ? "k" : "k_new", rows(p.k, p.batch, p.num_heads_kv, p.seqlen, p.head_dim), false},
+      {by_slots ? "v" : "v_new", rows(p.v, p.batch, p.num_heads_kv, p.seqlen, p.head_dim_v), false},
+      {"q", rows(p.q, p.q.data ? p.batch : 0, p.num_heads_q, p.seqlen_q, p.head_dim), false}};
+  for (auto const& a : all) {
+    if (!span_is_sane(a.rows)) {
+      return Status::invalid(std::string(a.name) +
+                             "'s strides reach further than any address space");
+    }
+  }
+  for (auto const& a : all) {
+    if (!a.is_written) break;
+    if (overlaps_itself(a.rows)) {
+      return Status::invalid(std::string("the rows of ") + a.name +
+                             " overlap each other, as those of an expanded array do; new keys "
+                             "need memory of their own for every row");
+    }
+    for (auto const* b = &a + 1; b != std::end(all); ++b) {
+      if (!overlap(a.rows, b->rows)) continue;
+      return Status::invalid(std::string(b->name) + " overlaps " + a.name +
+                             ", which is written; allowed: memory apart from it");
+    }
+  }
+  return {};
+}
+
 // What arrays on the host say.
 Status check_on_host(AppendProblem const& p) {
   int64_t const slots = int64_t(p.kv.num_pages) * p.kv.page_size;
@@ -144,6 +192,8 @@ void append_on_host(AppendParams const& params) {
 Status append_kv(AppendProblem const& p, LaunchOptions const& options) {
   Status status = check(p);
   if (!status.ok() || AppendRow<float>::rows(p) == 0) return status;
+  status = check_memory(p);
+  if (!status.ok()) return status;
   AppendParams const params{p, is_aligned(p)};
   if (options.device == Device::kCuda) {
 #if CUTLASS_ATTN_CUDA

@@ -21,7 +21,8 @@ _torch: Any = None  # _call.torch_library, from the moment that there is a torch
 def find_torch() -> Any:
     """The module torch_library, which lets `_C` know of torch, if the program has imported that."""
     global _torch
-    if _torch is None and sys.modules.get("torch"):
+    # A stub of that name, or a torch that is still being imported, has no tensors.
+    if _torch is None and "torch._C" in sys.modules and hasattr(sys.modules["torch"], "Tensor"):
         from ._call import torch_library as _torch  # type: ignore[no-redef]
     return _torch
 

@@ -249,6 +249,8 @@ def append_kv(
 ) -> None:
     """Writes keys and values into the pages of a cache, in place.
 
+    The two caches, k and v share no memory, and a call that is refused writes nothing.
+
     Args:
         k: (T, Hkv, D), one row for each token: float16, bfloat16 or float32. Strides and devices
             are those of `attention`.

@@ -102,6 +102,6 @@ PAGES, ROWS = torch.zeros(2, 4, 2, 16), torch.zeros(3, 2, 16)
     ],
 )
 def test_errors_of_append(given, error, message):
-    good = {"k": ROWS, "v": ROWS, "k_cache": PAGES, "v_cache": PAGES}
+    good = {"k": ROWS, "v": ROWS, "k_cache": PAGES, "v_cache": PAGES.clone()}
     with pytest.raises(error, match=message):
         append_kv(**{**good, "slot_mapping": torch.arange(3), **given})

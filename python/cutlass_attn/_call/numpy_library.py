@@ -11,6 +11,7 @@ from .. import _C
 
 ARRAY = np.ndarray
 broadcast_to = np.broadcast_to
+is_masked = np.ma.is_masked
 
 
 def empty(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

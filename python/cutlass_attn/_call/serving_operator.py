@@ -162,6 +162,8 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
     _prepare(q, options)
     new_keys = {name: options.pop(name) for name in NEW_KEYS if name in options}
     if new_keys.get("k_new") is not None:
+        if out is not None:  # before the cache is written
+            torch_library.check_out(out, q, (*q.shape[:-1], v_cache.shape[-1]))
         shared = {name: options[name] for name in OF_APPEND if name in options}
         rotated, options["cache_seqlens"] = decode_append_op(
             *_DECODE_APPEND.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **shared, **new_keys)

@@ -21,6 +21,8 @@ strided = torch.strided  # the one layout that is read
 is_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_neg = torch.Tensor.is_neg
+is_zerotensor = torch.Tensor._is_zerotensor
+increment_version = torch.autograd.graph.increment_version
 num_threads = torch.get_num_threads
 empty_like = torch.empty_like
 empty_like_contiguous = partial(torch.empty_like, memory_format=torch.contiguous_format)
@@ -63,6 +65,11 @@ _NUMBERS = ("softmax_scale", "softcap", "dropout_p", "max_error")
 # Of any device.
 is_autocast_enabled = torch._C._is_any_autocast_enabled
 is_deterministic = torch._C._get_deterministic_algorithms
+
+
+def is_frozen(x: torch.Tensor) -> bool:
+    """Of inference mode, outside which torch writes to none of its tensors."""
+    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -187,15 +194,20 @@ def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
     """`out`, unless it is None, with an operator's result in it. Raises ValueError."""
     if out is None:
         return result
+    check_out(out, result, tuple(result.shape))
+    copy: torch.Tensor = out.copy_(result)
+    return copy
+
+
+def check_out(out: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless it has that shape and what else `like` has."""
     for name, due, got in (
-        ("have shape", tuple(result.shape), tuple(out.shape)),
-        ("be", result.dtype, out.dtype),
-        ("be on", result.device, out.device),
+        ("have shape", shape, tuple(out.shape)),
+        ("be", like.dtype, out.dtype),
+        ("be on", like.device, out.device),
     ):
         if got != due:
             raise ValueError(f"out must {name} {due} like the result, got {got}")
-    copy: torch.Tensor = out.copy_(result)
-    return copy
 
 
 def _refuse_bools(options: dict[str, Any]) -> None:
