@@ -23,7 +23,7 @@ from .verify import VerificationError
 if _TYPE_CHECKING:
     from . import compat as compat
     from . import testing as testing
-    from .jit import warmup as warmup
+    from ._warmup import warmup as warmup
 
 __version__ = build_info().version
 _tuning.load()
@@ -32,7 +32,7 @@ _registration.register()
 
 def __getattr__(name: str) -> object:
     if name == "warmup":  # reads files and looks for NVRTC: not on import
-        from .jit import warmup
+        from ._warmup import warmup
 
         return warmup
     if name in ("compat", "testing"):

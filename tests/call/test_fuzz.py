@@ -157,7 +157,9 @@ def test_explain():
 def test_warmup():
     draw = random.Random("warmup")
     values = [*SCALARS, ["cpu", 3], ("no such",), ["sm80", None]]
-    calls = [([draw.choice(values)], {"device": draw.choice(SCALARS)}) for _ in range(CALLS)]
+    calls = [
+        ([], {"names": draw.choice(values), "device": draw.choice(SCALARS)}) for _ in range(CALLS)
+    ]
     allowed = (TypeError, ValueError, RuntimeError, jit.CompilerNotFound, jit.CompileError)
     keys = {v.key for v in cutlass_attn.variants()}
 
@@ -165,5 +167,5 @@ def test_warmup():
         return {value} if isinstance(value, str) else set()
 
     # Without what would be compiled: "sm80", for a GPU that need not be there.
-    calls = [c for c in calls if not names(c[0][0]) & {"sm80", *keys}]
+    calls = [c for c in calls if not names(c[1]["names"]) & {"sm80", *keys}]
     check(cutlass_attn.warmup, calls, allowed)

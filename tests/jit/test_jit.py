@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import cases
@@ -26,7 +27,7 @@ ARCH = "sm_89"
 def fresh(monkeypatch, tmp_path):
     """A cache of its own for every test, and nothing known of compilers and rows."""
     monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "cache"))
-    remembered = jit._compiler, jit._load_cached, jit._arch_of_rows
+    remembered = jit._compiler, jit._load_cached, jit._arch_of_rows, jit._warn_once
     for function in remembered:
         function.cache_clear()
     yield
@@ -112,10 +113,13 @@ def test_without_nvrtc_the_dispatcher_is_told_and_gets_what_the_cache_has(
     monkeypatch.setattr(_C, "set_compiler", told.append)
     monkeypatch.setattr(_C, "load_kernel", lambda *args: loaded.append(args))
     jit._entry("slow/f16", ARCH).write(b"kept")
-    jit.provide("fast/f16/d64/64x64x4", 3)
+    with pytest.warns(UserWarning, match=r"slower kernels on cuda:3, .*: no NVRTC$"):
+        jit.provide("fast/f16/d64/64x64x4", 3)
     assert told == ["no NVRTC"]
     assert loaded == [("slow/f16", 3, b"kept")]
-    jit.provide("fast/f16/d64/64x64x4", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jit.provide("fast/f16/d64/64x64x4", 3)
     assert len(loaded) == 1  # once is enough
     monkeypatch.undo()
 
@@ -414,13 +418,13 @@ def test_importing_needs_no_compiler():
 def test_warmup_refuses_unknown_names():
     text = r"'warp/9' is neither a key of variants\(\) nor a kernel; allowed: .*sm80, .*, or a key"
     with pytest.raises(ValueError, match=text):
-        cutlass_attn.warmup(["warp/9"], device=ARCH)
+        cutlass_attn.warmup(names=["warp/9"], device=ARCH)
 
 
-@pytest.mark.parametrize("device", ["cpu", "sm89x", "cuda:", -1, None])
+@pytest.mark.parametrize("device", ["cpu", "sm89x", "cuda:", -1])
 def test_warmup_refuses_devices_that_are_no_gpu(device):
     with pytest.raises(ValueError, match=r"device .*\"cuda\".*\"sm_89\""):
-        cutlass_attn.warmup("sm80", device=device)
+        cutlass_attn.warmup(names="sm80", device=device)
 
 
 def test_warmup_says_which_variants_have_no_source(monkeypatch):
@@ -428,7 +432,7 @@ def test_warmup_says_which_variants_have_no_source(monkeypatch):
     rows = [made_row("fast/f16", "fast", False)]
     monkeypatch.setattr(_C, "variants", lambda: rows)
     with pytest.raises(ValueError, match=r"fast/f16 cannot be compiled at run time: .*CUDA=ON"):
-        cutlass_attn.warmup("fast", device=ARCH)
+        cutlass_attn.warmup(names="fast", device=ARCH)
 
 
 def test_the_command_warmup(stub, monkeypatch, capsys):
@@ -456,7 +460,7 @@ def test_the_command_warmup_without_nvrtc(stub, no_nvrtc, monkeypatch, capsys):
 def test_warmup_of_what_is_compiled_needs_nothing(monkeypatch):
     monkeypatch.setattr(jit, "_compiler", lambda: pytest.fail("asked for a compiler"))
     compiled = [variant.key for variant in cutlass_attn.variants() if variant.compiled]
-    cutlass_attn.warmup(compiled, device=ARCH)
+    cutlass_attn.warmup(names=compiled, device=ARCH)
 
 
 def test_warmup_compiles_each_left_out_variant_once(stub, monkeypatch):
@@ -466,10 +470,55 @@ def test_warmup_compiles_each_left_out_variant_once(stub, monkeypatch):
         made_row("slow/f32", "slow", True),
     ]
     monkeypatch.setattr(_C, "variants", lambda: rows)
-    cutlass_attn.warmup(["slow", "slow/f16", "slow/f32"], device=ARCH)
+    cutlass_attn.warmup(names=["slow", "slow/f16", "slow/f32"], device=ARCH)
     assert stub.calls == 1
-    cutlass_attn.warmup("fast", device=ARCH)
+    cutlass_attn.warmup(names="fast", device=ARCH)
     assert stub.calls == 2
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_warmup_of_a_call_compiles_what_it_would_run(monkeypatch, grad):
+    made = StubCompiler()
+    monkeypatch.setattr(jit, "_compiler", lambda: made)
+    q, k, v = np.zeros((3, 1, 2, 100, 256), np.float16)
+    call = {"causal": True, "device": "sm_90"}
+    wanted = [cutlass_attn.explain(q, k, v, **call).chosen.key]
+    if grad:
+        wanted.append(cutlass_attn.explain(q, k, v, grad=True, **call).chosen.key)
+    assert cutlass_attn.warmup(q, k, v, grad=grad, **call) == wanted
+    assert made.calls == len(wanted)
+
+
+def test_warmup_of_a_call_needs_nvrtc(no_nvrtc):
+    """Or it would make ready what runs without."""
+    q, k, v = np.zeros((3, 1, 2, 100, 256), np.float16)
+    with pytest.raises(jit.CompilerNotFound, match="no NVRTC"):
+        cutlass_attn.warmup(q, k, v, device="sm_90")
+
+
+def test_warmup_of_a_call_that_no_kernel_takes(stub):
+    q, k, v = np.zeros((3, 1, 2, 100, 64), np.float64)
+    with pytest.raises(ValueError, match="no kernel takes this call"):
+        cutlass_attn.warmup(q, k, v, device="sm_90")
+
+
+def test_warmup_takes_a_call_or_names():
+    q = np.zeros((1, 2, 100, 64), np.float16)
+    with pytest.raises(TypeError, match=r"warmup\(q, k, v, causal=True\).*neither is given"):
+        cutlass_attn.warmup()
+    with pytest.raises(TypeError, match=r"names=.*both are"):
+        cutlass_attn.warmup(q, q, q, names="sm80")
+
+
+@pytest.mark.parametrize("command", ["info", "check"])
+def test_commands_end_with_what_is_missing(no_nvrtc, command, capsys):
+    cli.main([command, *(["--kernel", "cpu"] if command == "check" else [])])
+    said = " ".join(capsys.readouterr().out.split())
+    count = len(jit.units())
+    assert said.endswith(
+        f"NVRTC missing: {count} kernels that are compiled at first use are unavailable, among "
+        "them those of scalar, sm80, sm89, sm90, wmma: no NVRTC"
+    )
 
 
 def test_loading_names_what_is_wrong():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from ..devices import CUDA, parse_device
+from ..devices import CUDA
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
 from .sources import space, unit_of
@@ -34,10 +34,11 @@ __all__ = [
     "cubin",
     "digest",
     "left_out",
+    "missing",
+    "prepare",
     "provide",
     "tile_space",
     "units",
-    "warmup",
 ]
 
 logger = logging.getLogger("cutlass_attn")
@@ -116,8 +117,31 @@ def available(device_index: int | None = None) -> str:
         reason = str(error)
         if device_index is not None:
             _load_cached(device_index)
+            _warn_once(device_index, reason)
     _C.set_compiler(reason)
     return reason
+
+
+def missing() -> str:
+    """What this machine lacks for want of NVRTC, and what to install; empty if nothing."""
+    if not units() or not (reason := available()):
+        return ""
+    kernels = {row["kernel"].split("/")[0] for row in _C.variants() if row["key"] in units()}
+    return (
+        f"{len(units())} kernels that are compiled at first use are unavailable, among them those "
+        f"of {', '.join(sorted(kernels))}: {reason}"
+    )
+
+
+@once
+def _warn_once(device_index: int, reason: str) -> None:
+    """A call, or `explain`, has found that a GPU lacks the kernels that it would rather run."""
+    if units():
+        warnings.warn(
+            f"cutlass_attn runs slower kernels on cuda:{device_index}, for some calls many times "
+            f"slower, because it cannot compile those that this build left out: {reason}",
+            stacklevel=2,
+        )
 
 
 @once
@@ -179,8 +203,8 @@ def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
 def provide(key: str, device_index: int) -> None:
     """Loads a variant onto a GPU, for the dispatcher.
 
-    Without a compiler the dispatcher hears of that and takes compiled variants from then on; with
-    one that refuses this code, it passes this variant over.
+    Without a compiler a warning says so once, and the dispatcher takes compiled variants from then
+    on; with one that refuses this code, it passes this variant over.
     """
     try:
         code = cubin(key, _arch(key, device_index))
@@ -221,35 +245,14 @@ def left_out(names: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def warmup(
-    names: str | Iterable[str],
-    *,
-    device: int | str = 0,
+def prepare(
+    keys: list[str],
+    index: int,
+    capability: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> None:
-    """Compiles variants ahead of the calls that want them, 2 to 20 s each unless cached.
-
-    Args:
-        names: keys of `cutlass_attn.variants()`, or one of them, or a kernel's name for all it has
-            that this build left out; those that it compiled are ready as they are.
-        device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which they are loaded as well; or an
-            architecture such as "sm_89", for a GPU that need not be there: they wait in the cache.
-        progress: called with a key, how many are done and of how many, before each of them.
-
-    Raises:
-        ValueError: a name or the device is none of these, or the build has no source for a variant.
-        CompilerNotFound: NVRTC or CUDA's headers are missing; the message says what to install.
-        CompileError: NVRTC refuses the code.
-        RuntimeError: the GPU does not exist or has no driver.
-    """
-    (kind, index, capability), _ = parse_device(
-        f"cuda:{device}" if type(device) is int else str(device)
-    )
-    if kind != CUDA:
-        raise ValueError(f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89" or alike')
-    keys = left_out(names)
-    if not keys:
-        return
+    """Compiles variants for a compute capability, or, where that is 0, for the GPU with this
+    ordinal, onto which they are loaded."""
     for done, key in enumerate(keys):
         progress(key, done, len(keys))
         arch = arch_for(key, capability) if capability else _arch(key, index)

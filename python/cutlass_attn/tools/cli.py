@@ -15,6 +15,7 @@ import click
 from .. import _C, jit
 from .._build.facts import ACCUMULATE
 from .._variants import build_info, variants
+from .._warmup import warmup as make_ready
 from ..devices import CUDA
 from ..jit import cache as jit_cache
 from . import check as checks
@@ -103,9 +104,15 @@ def info(json_file: str | None) -> int:
         rows.append({**asdict(v), "here": here})
     console.print()
     console.print(table)
+    say_what_is_missing(console)
     if json_file:
         write(document("info", True, rows, environment=environment("cpu"), facts=facts), json_file)
     return 0
+
+
+def say_what_is_missing(console: Any) -> None:
+    if lacking := jit.missing():
+        say(console, f"NVRTC missing: {lacking}")
 
 
 def _torch_version() -> str:
@@ -190,6 +197,7 @@ def check(
                 problem, show, kernels=kernels, accumulate=accumulate, **asked
             )
     print_check(console, report)
+    say_what_is_missing(console)
     if ladder and ladders.is_emulated(report):
         say(console, "Emulated on the CPU: their times would mean nothing, so they have none.")
     if json_file:
@@ -384,14 +392,14 @@ def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
     They are those that the build left out.
 
     KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own;
-    `cutlass-attn info` lists them. Each takes about 20 s and is kept on disk, so that no call waits
+    `cutlass-attn info` lists them. Each takes 2 to 20 s and is kept on disk, so that no call waits
     for the compiler.
     """
     console = make_console(stderr=json_file == "-")
     reason = ""
     try:
         with progress_bar() as show:
-            jit.warmup(kernels, device=device, progress=show)
+            make_ready(names=kernels, device=device, progress=show)
     except RuntimeError as error:
         print(f"cutlass-attn warmup: {error}", file=sys.stderr)
         reason = str(error)
