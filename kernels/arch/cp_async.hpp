@@ -27,12 +27,16 @@ struct CpAsync {
         "l"(src), "r"(predicate ? 16 : 0), "l"(policy));
   }
 
-  CUTE_DEVICE static void async_copy_commit() { cute::cp_async_fence(); }
+  CUTE_DEVICE static void async_copy_commit() { asm volatile("cp.async.commit_group;"); }
 
   // Waits until at most `kPending` of this thread's committed groups are still in flight.
   template <int kPending>
   CUTE_DEVICE static void async_copy_wait() {
-    cute::cp_async_wait<kPending>();
+    if constexpr (kPending == 0) {
+      asm volatile("cp.async.wait_all;");
+    } else {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+    }
   }
 };
 

@@ -54,15 +54,14 @@ struct GlobalMemory {
     return kAddsFour ? lane * 4 + i : i * 32 + lane;
   }
   // `to`: of element 0 of this lane.
-  template <class Fragment>
-  CUTE_DEVICE static void add(float* to, Fragment const& x) {
+  CUTE_DEVICE static void add(float* to, float const (&x)[4]) {
     if constexpr (kAddsFour) {
-      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x(0)), "f"(x(1)),
-                   "f"(x(2)), "f"(x(3))
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+                   "f"(x[2]), "f"(x[3])
                    : "memory");
     } else {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) add(to + i * 32, x(i));
+      for (int i = 0; i < 4; ++i) add(to + i * 32, x[i]);
     }
   }
   CUTE_DEVICE static void add(float* to, float x) {
@@ -102,9 +101,8 @@ struct GlobalMemory {
   static void add_acq_rel(int32_t* counter, int32_t value) { add_release(counter, value); }
   static int32_t peek(int32_t const* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
-  template <class Fragment>
-  static void add(float* to, Fragment const& x) {
-    for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x(i));
+  static void add(float* to, float const (&x)[4]) {
+    for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x[i]);
   }
   static void add(float* to, float x) {
     float before, after;

@@ -45,9 +45,7 @@ struct Mbarrier {
   }
 
  private:
-  CUTE_DEVICE static uint32_t address(Barrier* barrier) {
-    return cute::cast_smem_ptr_to_uint(barrier);
-  }
+  CUTE_DEVICE static uint32_t address(Barrier* barrier) { return shared_address(barrier); }
 };
 
 #else

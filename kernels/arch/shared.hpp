@@ -11,9 +11,7 @@ namespace cutlass_attn::arch {
 struct SharedMemory {
   using SmemAddress = uint32_t;  // in the shared window
 
-  CUTE_DEVICE static SmemAddress smem_address(void const* smem) {
-    return cute::cast_smem_ptr_to_uint(smem);
-  }
+  CUTE_DEVICE static SmemAddress smem_address(void const* smem) { return shared_address(smem); }
 
   // st.shared.v4
   CUTE_DEVICE static void store_shared(SmemAddress dst, uint32_t const (&words)[4]) {

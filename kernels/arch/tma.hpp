@@ -28,8 +28,8 @@ struct Tma {
                                    int z, int u, int w) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(cute::cast_smem_ptr_to_uint(to)),
-        "l"(&map), "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
   CUTE_DEVICE static void tma_prefetch(TensorMap const& map) {

@@ -15,7 +15,7 @@
 
 #include <cutlass/numeric_types.h>
 #include <cstdint>
-#include <cute/tensor.hpp>
+#include <cute/config.hpp>
 #include <type_traits>
 
 #if !defined(CA_DEVICE_TWIN)
@@ -29,5 +29,12 @@ namespace cutlass_attn::arch {
 template <class Element>
 inline constexpr bool is_16_bit =
     std::is_same_v<Element, cutlass::half_t> || std::is_same_v<Element, cutlass::bfloat16_t>;
+
+#if defined(CA_DEVICE_TWIN)
+// Address in the shared window, of a generic one.
+CUTE_DEVICE uint32_t shared_address(void const* smem) {
+  return uint32_t(__cvta_generic_to_shared(smem));
+}
+#endif
 
 }  // namespace cutlass_attn::arch

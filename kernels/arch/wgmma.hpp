@@ -6,6 +6,8 @@
 // and its registers of A, and nobody overwrites what it reads in shared memory.
 #pragma once
 
+#include <utility>
+
 #include "arch/twins.hpp"
 
 #if defined(CA_DEVICE_TWIN)
@@ -56,7 +58,7 @@ struct Wgmma {
   // Of an operand whose tile begins at `tile`.
   CUTE_DEVICE static MatrixDescriptor descriptor(void const* tile, int leading_bytes,
                                                  int stride_bytes) {
-    return matrix_descriptor(cute::cast_smem_ptr_to_uint(tile), leading_bytes, stride_bytes);
+    return matrix_descriptor(shared_address(tile), leading_bytes, stride_bytes);
   }
 
   // acc = a b^T, added to acc where `accumulates`: rows of both in shared memory, columns
@@ -65,7 +67,7 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_ss(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::SS;
-    ss<Atom>(acc, a, b, scale(accumulates), cute::make_int_sequence<kSize>{});
+    ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
   // acc = a^T b, added to acc where `accumulates`: rows of both in shared memory, columns
   // contiguous, of which A has 64.
@@ -73,7 +75,7 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_ts(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::TS;
-    ss<Atom>(acc, a, b, scale(accumulates), cute::make_int_sequence<kSize>{});
+    ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
   // acc = a b, added to acc where `accumulates`: A in registers as for mma.m16n8k16, rows of B in
   // shared memory, its columns contiguous.
@@ -81,7 +83,7 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::RS;
-    rs<Atom>(acc, a, b, scale(accumulates), cute::make_int_sequence<kSize>{});
+    rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
 
   // What this thread did to these registers comes before the products that follow.
@@ -134,12 +136,12 @@ struct Wgmma {
   }
   template <class Atom, int kSize, int... kI>
   CUTE_DEVICE static void ss(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
-                             cute::SM90::GMMA::ScaleOut scale, cute::int_sequence<kI...>) {
+                             cute::SM90::GMMA::ScaleOut scale, std::integer_sequence<int, kI...>) {
     Atom::fma(a, b, acc[kI]..., scale);
   }
   template <class Atom, int kSize, int... kI>
   CUTE_DEVICE static void rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
-                             cute::SM90::GMMA::ScaleOut scale, cute::int_sequence<kI...>) {
+                             cute::SM90::GMMA::ScaleOut scale, std::integer_sequence<int, kI...>) {
     Atom::fma(a[0], a[1], a[2], a[3], b, acc[kI]..., scale);
   }
 };

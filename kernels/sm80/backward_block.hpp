@@ -6,8 +6,6 @@
 // kKeyBlocks m16 blocks; its SharedStorage a BackwardBlock `block` and queries_of_key[kBlockN][2].
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "core/opaque.hpp"

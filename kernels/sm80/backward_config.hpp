@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 #include <type_traits>
 
 #include "core/sequences.hpp"
@@ -11,8 +10,6 @@
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {
-
-using namespace cute;
 
 // Padded head dims of Q, K, V and O are the same. A block has kBlockN keys and takes kBlockM
 // queries a step.

@@ -8,6 +8,7 @@
 
 #include "sm80/backward_config.hpp"
 #include "sm80/multiply.hpp"
+#include "tile/fragment.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -23,9 +24,8 @@ struct BackwardProducts {
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   // S or dP of a slice, dK or dV: m16n8 blocks of (key, query) or (key, column).
-  using Slice = decltype(make_tensor<float>(Shape<_4, Int<kKeyBlocks>, Int<kSlice / 8>>{}));
-  using Grad =
-      decltype(make_tensor<float>(Shape<_4, Int<kKeyBlocks>, Int<Config::kHeadDim / 8>>{}));
+  using Slice = Fragment<float, kKeyBlocks, kSlice / 8>;
+  using Grad = Fragment<float, kKeyBlocks, Config::kHeadDim / 8>;
   using Packed = Words[kSlice / 16][kKeyBlocks];  // a slice, rounded
   using Stationary = Words[kStationary > 0 ? kStationary : 1][kKeyBlocks];
 
@@ -76,7 +76,7 @@ struct BackwardProducts {
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
           for (int m = 0; m < kKeyBlocks; ++m)
-            multiply<Arch, Element>(a[m], b + 2 * half, x(_, m, 2 * n + half));
+            multiply<Arch, Element>(a[m], b + 2 * half, x.block(m, 2 * n + half));
         }
       }
     }
@@ -96,7 +96,7 @@ struct BackwardProducts {
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
           for (int m = 0; m < kKeyBlocks; ++m)
-            multiply<Arch, Element>(words[n][m], b + 2 * half, acc(_, m, 2 * d + half));
+            multiply<Arch, Element>(words[n][m], b + 2 * half, acc.block(m, 2 * d + half));
         }
       }
     }
@@ -151,7 +151,7 @@ struct BackwardProducts {
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kColumnBlocks / kAtOnce; ++i, first_column += kAtOnce) {
       Address const rows_k = k + TileKv::offset(lane % 16, first_column * 16 + lane / 16 * 8);
-      auto acc = make_tensor<float>(Shape<_4, Int<kQueryBlocks>, Int<2 * kAtOnce>>{});
+      Fragment<float, kQueryBlocks, 2 * kAtOnce> acc;
       multiply_q(rows_s, rows_k, acc);
       int const end = columns / 16 - first_column;  // of column blocks that there are
       CUTE_UNROLL
@@ -160,8 +160,8 @@ struct BackwardProducts {
         CUTE_UNROLL
         for (int d = 0; d < kAtOnce; ++d) {
           if (d >= end) break;
-          Arch::add(row + d * 256, acc(_, m, 2 * d));
-          Arch::add(row + d * 256 + 128, acc(_, m, 2 * d + 1));
+          Arch::add(row + d * 256, acc.block(m, 2 * d));
+          Arch::add(row + d * 256 + 128, acc.block(m, 2 * d + 1));
         }
       }
     }
@@ -187,7 +187,7 @@ struct BackwardProducts {
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
           for (int m = 0; m < Config::kQueryBlocks; ++m)
-            multiply<Arch, Element>(a[m], b + 2 * half, acc(_, m, 2 * d + half));
+            multiply<Arch, Element>(a[m], b + 2 * half, acc.block(m, 2 * d + half));
         }
       }
     }

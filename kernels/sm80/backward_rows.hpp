@@ -2,8 +2,6 @@
 // queries of a head a block.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "core/dropout.hpp"
 #include "core/math.hpp"
 #include "sm80/backward_params.hpp"
@@ -29,9 +27,9 @@ struct BackwardBefore {
     int const rows = seq.lens(p).q - tile.begin;  // 0 or less: none
 
     if (params.grad_q) {
-      auto* const zeros = reinterpret_cast<cute::uint128_t*>(params.grad_q_at(block, 0));
+      auto* const zeros = reinterpret_cast<Vector16*>(params.grad_q_at(block, 0));
       for (int i = thread; i < kRows * params.columns / 4; i += kThreads) {
-        zeros[i] = cute::uint128_t{};
+        zeros[i] = Vector16{};
       }
     }
     if (thread < Params::kTurns) params.turns[int64_t(block) * Params::kTurns + thread] = 0;
@@ -65,8 +63,8 @@ struct BackwardBefore {
       Element const* const g = seq.template queries<Element const>(params.grad.o, tile.head) +
                                query * params.grad.o.row_stride;
       for (int column = lane * 8; column < p.head_dim_v; column += kLanes * 8) {
-        cute::uint128_t const x = *reinterpret_cast<cute::uint128_t const*>(o + column);
-        cute::uint128_t const y = *reinterpret_cast<cute::uint128_t const*>(g + column);
+        Vector16 const x = *reinterpret_cast<Vector16 const*>(o + column);
+        Vector16 const y = *reinterpret_cast<Vector16 const*>(g + column);
         Element const* const a = reinterpret_cast<Element const*>(&x);
         Element const* const b = reinterpret_cast<Element const*>(&y);
         CUTE_UNROLL

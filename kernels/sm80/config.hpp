@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 #include <type_traits>
 
 #include "core/dropout.hpp"
@@ -14,8 +13,6 @@
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm80 {
-
-using namespace cute;
 
 // kWarpsM warps along M have m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // has a share of a tile's keys for S, and of the head-dim columns for O.
@@ -142,14 +139,9 @@ struct Config {
     return kIsInt8V && kIsSmall && !Score::kIsGeneral ? 4 : kMinBlocksPerSm;
   }
 
-  // A warp's rows of S or O, of all warps along M: those along N differ in where their operands
-  // are.
-  template <class Arch, class Accumulator, int kColumns>
-  using Fragment = decltype(partition_fragment_C(
-      TiledMMA<MMA_Atom<typename Arch::template Mma16816<Element, Accumulator>>,
-               Layout<Shape<Int<kWarpsM>, _1, _1>>,
-               Tile<Int<16 * kWarpsM>, Int<(kIsSplit ? 8 : 16)>, _16>>{},
-      Shape<Int<kBlockM>, Int<kColumns>>{}));
+  // A warp's rows of S or O.
+  template <class Accumulator, int kColumns>
+  using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 
   // How many columns of Q stay in registers where several warps share a row, in steps of 16; only
   // the others are read from shared memory, in every tile. With O they take up to 160 registers;

@@ -166,9 +166,9 @@ struct Decode {
         Arch::async_copy_commit();
         gather.look_up_if(key + kStages * kStep, last);
         if (range.is_full(key)) {
-          step(key, stage, true_type{});
+          step(key, stage, std::true_type{});
         } else {
-          step(key, stage, false_type{});
+          step(key, stage, std::false_type{});
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
@@ -180,12 +180,13 @@ struct Decode {
     // Leaves this warp's share of O, and the softmax state of its rows.
     CUTE_DEVICE void store(WarpResult& result) const {
       Place const place{lane};
-      Tensor o = as_rows(acc_o);  // (row, column)
+      auto const o = as_rows(acc_o);  // (row, column)
       CUTE_UNROLL
       for (int i = 0; i < Config::kRows; ++i) {
         int const row = place.row(i);
         CUTE_UNROLL
-        for (int j = 0; j < size<1>(o); ++j) result.o[row][Step::o_column(place, j)] = o(i, j);
+        for (int j = 0; j < columns_of<decltype(o)>; ++j)
+          result.o[row][Step::o_column(place, j)] = o(i, j);
         if (place.column(0) == 0) {
           result.max[row] = softmax.rows[i].max;
           result.sum[row] = softmax.rows[i].sum;
@@ -200,7 +201,7 @@ struct Decode {
     // All warps do it together.
     CUTE_DEVICE void copy_queries() const {
       using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
-      Copy::load_queries(q_target() + Copy::offset(Arch::thread()), p, tile, true_type{},
+      Copy::load_queries(q_target() + Copy::offset(Arch::thread()), p, tile, std::true_type{},
                          Arch::thread());
     }
     CUTE_DEVICE Address q_target() const {

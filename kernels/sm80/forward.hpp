@@ -163,7 +163,7 @@ struct Forward {
     if constexpr (Score::kIsGeneral && Config::kMayBeUnaligned) {
       return address_bits(p, sizeof(Element)) % 16 == 0;
     } else {
-      return true_type{};  // see manifest.toml
+      return std::true_type{};  // see manifest.toml
     }
   }
 
@@ -208,7 +208,7 @@ struct Forward {
   template <class Result>
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       float o_scale, Result& out) {
-    Tensor o = as_rows(out.acc_o);                                      // (row, column)
+    auto const o = as_rows(out.acc_o);                                  // (row, column)
     bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // of those with this row
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
@@ -224,14 +224,14 @@ struct Forward {
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output(Place const& place, O const& acc_o, char* smem) {
     if constexpr (Config::kIsFp8) return stage_output_fp8<Arch>(place, acc_o, smem);
-    Tensor o = convert_to<Element>(acc_o);
-    Tensor words = as_rows(recast<uint32_t>(o));  // (row, pair of columns)
+    auto const packed = pack_columns<Arch, Element>(acc_o);
+    auto const words = as_rows(packed);  // (row, pair of columns)
     int const first = TileO::offset(place.row(0), place.warp_n() * Config::kWarpColumns) +
                       place.column(0) * int(sizeof(Element));
     CUTE_UNROLL
-    for (int i = 0; i < size<0>(words); ++i) {
+    for (int i = 0; i < words.kRows; ++i) {
       CUTE_UNROLL
-      for (int n = 0; n < size<1>(words); ++n) {
+      for (int n = 0; n < words.kColumns; ++n) {
         int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
         *reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, n)) = words(i, n);
       }
@@ -241,13 +241,13 @@ struct Forward {
   // The same where a thread has four columns next to each other of every 16.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output_fp8(Place const& place, O const& acc_o, char* smem) {
-    Tensor o = as_rows(acc_o);  // (row, column)
+    auto const o = as_rows(acc_o);  // (row, column)
     int const lane = place.thread % 32;
     int const first = TileO::offset(place.row(0), lane % 4 / 2 * 8) + lane % 2 * 8;
     CUTE_UNROLL
-    for (int i = 0; i < size<0>(o); ++i) {
+    for (int i = 0; i < rows_of<decltype(o)>; ++i) {
       CUTE_UNROLL
-      for (int d = 0; d < size<1>(o) / 4; ++d) {
+      for (int d = 0; d < columns_of<decltype(o)> / 4; ++d) {
         int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
         auto* const to = reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, 2 * d));
         to[0] = Arch::template pack<Element>(o(i, 4 * d), o(i, 4 * d + 2));

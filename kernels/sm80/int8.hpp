@@ -44,9 +44,9 @@ struct Int8Schedule {
     while (key < end) {
       // Tiles that all queries see, without a look at the range, and one that they may not.
       int const full_end = is_full(key) ? in.range.full_end : key;
-      for (; key < full_end; key += kN) step(key, end, true_type{});
+      for (; key < full_end; key += kN) step(key, end, std::true_type{});
       if (key < end) {
-        step(key, end, false_type{});
+        step(key, end, std::false_type{});
         key += kN;
       }
     }
@@ -134,7 +134,7 @@ struct Int8Schedule {
     float row_max[kRows];
     if constexpr (Score::kIsGeneral) {
       typename Step::S acc_s;
-      Tensor s = as_rows(acc_s);
+      auto const s = as_rows(acc_s);
       auto const units = scores(key, 0, is_full, in.units(key), acc_s);
       Weights::take_off_magic(as_rows(out.acc_o), magic);
       softmax.update_max_checked(s, as_rows(out.acc_o), in.log2_scale);

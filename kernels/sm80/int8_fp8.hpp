@@ -25,9 +25,9 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     Base::begin(key);
     for (; key >= in.range.begin; key -= kN) {
       if (Base::is_full(key)) {
-        step(key, true_type{});
+        step(key, std::true_type{});
       } else {
-        step(key, false_type{});
+        step(key, std::false_type{});
       }
     }
   }

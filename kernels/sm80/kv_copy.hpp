@@ -10,7 +10,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or true_type.
+// IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or std::true_type.
 template <class Config, class Arch, class IsAligned>
 struct KvCopy {
   using Kv = typename Config::Kv;
@@ -245,9 +245,9 @@ struct KvCopy {
     auto const row = [&](int r) { return shared.block.rows[r] + Copy::column(thread); };
     Arch::sync_warp();  // rows full
     if (rows_left<Copy>(key) >= kN && has(key)) {
-      Copy::load_rows(target, row, true_type{}, kN, columns, thread);
+      Copy::load_rows(target, row, std::true_type{}, kN, columns, thread);
     } else if (has(key)) {
-      Copy::load_rows(target, row, false_type{}, rows_left<Copy>(key), columns, thread);
+      Copy::load_rows(target, row, std::false_type{}, rows_left<Copy>(key), columns, thread);
     }
     Arch::async_copy_commit();
   }

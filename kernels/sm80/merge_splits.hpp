@@ -57,8 +57,8 @@ struct SplitMerge {
 
   CUTE_DEVICE void store(float* partial, Out const& out) const {
     for_quads(partial, [&](int m, int d, Quad& quad) {
-      auto const o = out.acc_o(_, m, d);
-      quad = {{o(0), o(1), o(2), o(3)}};
+      auto const& o = out.acc_o.block(m, d);
+      quad = {{o[0], o[1], o[2], o[3]}};
     });
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -80,9 +80,9 @@ struct SplitMerge {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].merge(*row(partial(n), i), 1.0f, factors[i]);
       for_quads(partial(n), [&](int m, int d, Quad const& quad) {
-        auto o = out.acc_o(_, m, d);
+        auto& o = out.acc_o.block(m, d);
         CUTE_UNROLL
-        for (int e = 0; e < 4; ++e) o(e) = fmaf(quad.values[e], factors[2 * m + e / 2], o(e));
+        for (int e = 0; e < 4; ++e) o[e] = fmaf(quad.values[e], factors[2 * m + e / 2], o[e]);
       });
     }
   }

@@ -21,7 +21,7 @@ struct Operands {
   using Step = Products<Config, Score, Arch>;
   // Other calls than aligned ones are for the general score alone: see manifest.toml.
   using IsAligned =
-      std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, true_type>;
+      std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, std::true_type>;
 
   // Those of Q's rows, of a thread.
   struct QScales {
@@ -61,9 +61,9 @@ struct Operands {
   CUTE_DEVICE void for_each_tile(Step&& step) const {
     for (int key = range.begin; key < range.end; key += Config::kBlockN) {
       if (scores.is_full(key)) {
-        step(key, true_type{});
+        step(key, std::true_type{});
       } else {
-        step(key, false_type{});
+        step(key, std::false_type{});
       }
     }
   }
@@ -167,7 +167,7 @@ struct Operands {
         float const factor = q_scale_of(i) * k_scale;
         float const q_shift = shared.block.q_shift[scores.place.row(i)];
         CUTE_UNROLL
-        for (int j = 0; j < size<1>(s); ++j) {
+        for (int j = 0; j < columns_of<decltype(s)>; ++j) {
           s(i, j) = fmaf(s(i, j) - quantize::kMagic, factor, q_shift);
         }
       }

@@ -40,7 +40,7 @@ struct PipelinedSchedule {
     if (in.range.is_full(in.range.begin)) {
       typename Step::Scores scores = Step::in_fp32(acc_s[0]);
       auto units = in.units(in.range.begin);
-      in.apply(as_rows(scores), in.range.begin, true_type{}, units);
+      in.apply(as_rows(scores), in.range.begin, std::true_type{}, units);
       out.softmax.start(as_rows(scores), units);
     }
     // Before the first key block there is no P V to do; it is done with P = 0, so that all tiles
@@ -62,7 +62,7 @@ struct PipelinedSchedule {
   CUTE_DEVICE int run_fast() {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
-      if (!step(j, true_type{})) return j;
+      if (!step(j, std::true_type{})) return j;
       end_step(j);
     }
     return kKeyBlocks;
@@ -73,7 +73,7 @@ struct PipelinedSchedule {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       bool ok = false;
-      if (from < j) ok = step(j, false_type{});
+      if (from < j) ok = step(j, std::false_type{});
       if (from <= j) {
         if (!ok) rescale(j);
         end_step(j);
@@ -114,7 +114,7 @@ struct PipelinedSchedule {
     Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
     auto units = in.units(key + j * kKeyBlock);
-    in.apply(as_rows(scores), key + j * kKeyBlock, false_type{}, units);
+    in.apply(as_rows(scores), key + j * kKeyBlock, std::false_type{}, units);
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
     drop(j);

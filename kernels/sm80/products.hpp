@@ -40,12 +40,11 @@ struct Products {
   // What sums of int8 products begin with: kMagic, four times.
   using Start = std::conditional_t<kIsInt8, Words, NoStart>;
   // Of sums in int32 the bits, as those of a float: sm80/quantized_queries.hpp.
-  using S =
-      typename Config::template Fragment<Arch, std::conditional_t<kIsInt8, float, QkAccumulator>,
-                                         kKeyBlock>;
-  using Scores = typename Config::template Fragment<Arch, float, kKeyBlock>;  // S in fp32
+  using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
+                                               kKeyBlock>;
+  using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
   using P = Words[kKeyBlock < 16 ? 1 : kKeyBlock / 16][kRowBlocks];
-  using O = typename Config::template Fragment<Arch, float, Config::kWarpColumns>;
+  using O = typename Config::template Fragment<float, Config::kWarpColumns>;
 
   CUTE_DEVICE static Address q_rows(Address q, int warp_m, int lane) {
     return q + TileQ::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
@@ -84,7 +83,7 @@ struct Products {
   }
 
   template <class Acc>
-  CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc&& acc) {
+  CUTE_DEVICE static void multiply(Words const& a, uint32_t const* b, Acc& acc) {
     sm80::multiply<Arch, Element>(a, b, acc);
   }
 
@@ -155,9 +154,9 @@ struct Products {
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
           if constexpr (kIsInt8) {
-            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, start, s(_, m, 2 * n + half));
+            multiply_int8<int8_t>(q[m], words + 2 * half, k == 0, start, s.block(m, 2 * n + half));
           } else {
-            multiply(q[m], words + 2 * half, s(_, m, 2 * n + half));
+            multiply(q[m], words + 2 * half, s.block(m, 2 * n + half));
           }
         }
       }
@@ -167,16 +166,16 @@ struct Products {
   // A: of a, int8_t or uint8_t. is_first: sums begin at `start`, and not with what is there.
   template <class A, class Acc>
   CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
-                                        Start const& start, Acc&& acc) {
+                                        Start const& start, Acc& acc) {
     uint32_t const b_words[2] = {b[0], b[1]};
     int32_t before[4], after[4];
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      before[i] = int32_t(is_first ? start[i] : float_bits(acc(i)));
+      before[i] = int32_t(is_first ? start[i] : float_bits(acc[i]));
     }
     Arch::template mma_int8<A>(after, a, b_words, before);
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) acc(i) = bits_float(uint32_t(after[i]));
+    for (int i = 0; i < 4; ++i) acc[i] = bits_float(uint32_t(after[i]));
   }
 
   // S in fp32: itself, or a copy.
@@ -184,7 +183,7 @@ struct Products {
     if constexpr (!std::is_same_v<QkAccumulator, cutlass::half_t>) {
       return (s);
     } else {
-      return convert_to<float>(s);
+      return to_float(s);
     }
   }
 
@@ -198,8 +197,8 @@ struct Products {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
           // An m16n8 block: rows g and g + 8, two columns.
-          auto const pair = weights(_, m, 2 * n + i / 2);
-          p[n][m][i] = Arch::template pack<PvElement>(pair(i % 2 * 2), pair(i % 2 * 2 + 1));
+          auto const& pair = weights.block(m, 2 * n + i / 2);
+          p[n][m][i] = Arch::template pack<PvElement>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
       }
     }
@@ -245,13 +244,13 @@ struct Products {
                                            Words const& v_first, O& o) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-      typename Config::template Fragment<Arch, PvAccumulator, 16> sums;  // (MMA, M, half)
+      typename Config::template Fragment<PvAccumulator, 16> sums;  // (MMA, M, half)
       clear(sums);
       CUTE_UNROLL
       for (int n = 0; n < kKeyBlock / 16; ++n) {
         pv_step(p, v_rows, key_block, n, d, v_first, sums, 0);
       }
-      auto const wide = convert_to<float>(sums);
+      auto const wide = to_float(sums);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
@@ -263,8 +262,8 @@ struct Products {
     }
   }
 
-  // The keys [16 n, ...) of the key block and the head-dim columns [16 d, ...): into acc(_, m, at)
-  // and acc(_, m, at + 1), 8 columns each.
+  // The keys [16 n, ...) of the key block and the head-dim columns [16 d, ...): into acc.block(m,
+  // at) and acc.block(m, at + 1), 8 columns each.
   template <class Acc>
   CUTE_DEVICE static void pv_step(P const& p, Address v_rows, int key_block, int n, int d,
                                   Words const& v_first, Acc& acc, int at) {
@@ -279,7 +278,7 @@ struct Products {
     for (int half = 0; half < 2; ++half) {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m)
-        multiply(p[n][m], words + 2 * half, acc(_, m, at + half));
+        multiply(p[n][m], words + 2 * half, acc.block(m, at + half));
     }
   }
 };

@@ -131,15 +131,15 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
         Arch::template unpack_e4m3<Element>(words[2 * half + 1], b[1]);
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
-          Base::multiply(q0[m], b[0], s(_, m, 2 * n + half));
-          Base::multiply(q1[m], b[1], s(_, m, 2 * n + half));
+          Base::multiply(q0[m], b[0], s.block(m, 2 * n + half));
+          Base::multiply(q1[m], b[1], s.block(m, 2 * n + half));
         }
       }
     }
   }
 
-  // 16 keys and 16 head-dim columns: into o(_, m, at), those at even places, and o(_, m, at + 1).
-  // words: of keys 0 to 7, and 8 to 15.
+  // 16 keys and 16 head-dim columns: into o.block(m, at), those at even places, and o.block(m, at +
+  // 1). words: of keys 0 to 7, and 8 to 15.
   CUTE_DEVICE static void pv_step(Words const (&p)[kRowBlocks], uint32_t const* words, int at,
                                   O& o) {
     uint32_t b[2][2];  // by place, then 8 keys
@@ -154,7 +154,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     for (int place = 0; place < 2; ++place) {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        sm80::multiply<Arch, PvElement>(p[m], b[place], o(_, m, at + place));
+        sm80::multiply<Arch, PvElement>(p[m], b[place], o.block(m, at + place));
       }
     }
   }

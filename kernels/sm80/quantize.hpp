@@ -12,6 +12,7 @@
 
 #include <cute/config.hpp>
 
+#include "core/vector.hpp"
 #include "sm80/quantized_params.hpp"
 #include "tile/fragment.hpp"
 
@@ -47,7 +48,7 @@ struct SourceRows {
       if (row >= seqlen || column + v * 2 >= head_dim) continue;
       Element const* const from = first + row * row_stride + column + v * 2;
       if constexpr (kIsAligned) {
-        auto const vector = *reinterpret_cast<cute::uint128_t const*>(from);
+        auto const vector = *reinterpret_cast<Vector16 const*>(from);
         __builtin_memcpy(words + v, &vector, sizeof vector);
       } else {
         CUTE_UNROLL
@@ -64,8 +65,8 @@ CUTE_DEVICE float element_of(uint32_t const* words, int i) {
 }
 
 CUTE_DEVICE void store_vector(char* to, uint32_t const (&words)[4]) {
-  *reinterpret_cast<cute::uint128_t*>(to) = cute::uint128_t{
-      uint64_t(words[0]) | uint64_t(words[1]) << 32, uint64_t(words[2]) | uint64_t(words[3]) << 32};
+  *reinterpret_cast<Vector16*>(to) = Vector16{uint64_t(words[0]) | uint64_t(words[1]) << 32,
+                                              uint64_t(words[2]) | uint64_t(words[3]) << 32};
 }
 
 template <class Element, int kHeadDim, class Params_ = QuantizedParams>

@@ -131,7 +131,7 @@ struct SumUnits {
     for (int i = 0; i < kRows; ++i) {
       unpredicated_if(!(factors[i] < kInf), [&] {
         CUTE_UNROLL
-        for (int j = 0; j < cute::size<1>(s); ++j) s(i, j) = factors[i];
+        for (int j = 0; j < columns_of<decltype(s)>; ++j) s(i, j) = factors[i];
         factors[i] = 1.0f;
       });
     }

@@ -137,7 +137,7 @@ struct QuantizedWeights {
                                    float (&magic)[kRows]) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-      typename Config::template Fragment<Arch, float, 16> sums;  // (MMA, M, half), as bits
+      typename Config::template Fragment<float, 16> sums;  // (MMA, M, half), as bits
       CUTE_UNROLL
       for (int n = 0; n < kSteps; ++n) {
         Words words;
@@ -147,7 +147,7 @@ struct QuantizedWeights {
           CUTE_UNROLL
           for (int m = 0; m < kRowBlocks; ++m) {
             Step::template multiply_int8<uint8_t>(p[n][m], words + 2 * half, n == 0, start,
-                                                  sums(_, m, half));
+                                                  sums.block(m, half));
           }
         }
       }
@@ -175,7 +175,8 @@ struct QuantizedWeights {
   template <class O>
   CUTE_DEVICE static void take_off_magic_of_row(O&& o, float (&magic)[kRows], int i) {
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(o); ++j) o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));
+    for (int j = 0; j < columns_of<decltype(o)>; ++j)
+      o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));
     magic[i] = 0.0f;
   }
 

@@ -118,11 +118,11 @@ struct SplitSchedule {
         } else {
           Step::load_q(q_here, m, k, words);
         }
-        Step::multiply(words, k_words + k % 2 * 2, chains[k % kChains](_, m, 0));
+        Step::multiply(words, k_words + k % 2 * 2, chains[k % kChains].block(m, 0));
       }
     }
     CUTE_UNROLL
-    for (int e = 0; e < size(acc_s); ++e) {
+    for (int e = 0; e < acc_s.kSize; ++e) {
       float sum = chains[0](e);
       CUTE_UNROLL
       for (int i = 1; i < kChains; ++i) sum += chains[i](e);
@@ -135,10 +135,10 @@ struct SplitSchedule {
     typename Step::P p;
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
-      auto const block = weights(_, m, 0);  // m16n8: rows g and g + 8, two columns
+      auto const& block = weights.block(m, 0);  // m16n8: rows g and g + 8, two columns
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        p[0][m][half] = Arch::template pack<Element>(block(2 * half), block(2 * half + 1));
+        p[0][m][half] = Arch::template pack<Element>(block[2 * half], block[2 * half + 1]);
       }
     }
     typename Operands<Config, Score, Arch>::Drawn drawn;
@@ -172,7 +172,7 @@ struct SplitSchedule {
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL
           for (int m = 0; m < kRowBlocks; ++m) {
-            Step::multiply(p_words[m], v_words + 2 * half, out.acc_o(_, m, 2 * d + half));
+            Step::multiply(p_words[m], v_words + 2 * half, out.acc_o.block(m, 2 * d + half));
           }
         }
       }
@@ -197,7 +197,7 @@ struct SplitSchedule {
   CUTE_DEVICE void rescale(Scores& acc_s, int key) {
     static_assert(sizeof(BlockMax) * Config::kWarpsN * kWarpRows <= TileP::kBytes);
     BlockMax* const exchange = reinterpret_cast<BlockMax*>(p_tile) + lane / 4;  // (warp, row)
-    Tensor s = as_rows(acc_s);
+    auto const s = as_rows(acc_s);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       BlockMax const mine = out.softmax.block_max(s, i, !out.softmax.is_small(i));

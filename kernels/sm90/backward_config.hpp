@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 
 #include "arch/mbarrier.hpp"
 #include "core/opaque.hpp"
@@ -104,8 +103,7 @@ CUTE_DEVICE void arrive(arch::Barrier* barrier) {
 // An accumulator as wgmma takes it.
 template <class Fragment>
 CUTE_DEVICE auto& registers_of(Fragment& fragment) {
-  using Registers = float[decltype(size(fragment))::value];
-  return reinterpret_cast<Registers&>(fragment(0));
+  return fragment.x;
 }
 
 }  // namespace cutlass_attn::sm90

@@ -21,7 +21,7 @@ struct BackwardGradQ {
   using TileKv = typename Config::TileKv;
   using TileS = typename Config::TileS;
   static constexpr int kM = Config::kBlockM, kColumns = TileKv::kChunk;
-  using Slice = decltype(make_tensor<float>(Shape<_4, Int<kColumns / 8>>{}));
+  using Slice = Fragment<float, 1, kColumns / 8>;
 
   using Params = typename Config::Params;
   using Steps = BackwardSteps<Config>;
@@ -96,7 +96,7 @@ struct BackwardGradQ {
     CUTE_UNROLL
     for (int n = 0; n < kColumns / 8; ++n) {
       if (n >= end) break;
-      Arch::add(to + n * 128, grad_q(_, n));
+      Arch::add(to + n * 128, grad_q.block(0, n));
     }
   }
 

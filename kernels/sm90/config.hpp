@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 #include <type_traits>
 
 #include "arch/mbarrier.hpp"
@@ -13,8 +12,6 @@
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn::sm90 {
-
-using namespace cute;
 
 // What sm80::Products asks for, of a warpgroup that has 64 rows.
 template <int kHeadDimV, int kBlockN>
@@ -29,9 +26,8 @@ struct WarpgroupProducts {
   static constexpr int key_block() {
     return kBlockN;
   }
-  template <class Arch, class Accumulator, int kColumns>
-  using Fragment =
-      decltype(make_tensor<Accumulator>(Layout<Shape<Shape<_2, _2>, _1, Int<kColumns / 8>>>{}));
+  template <class Accumulator, int kColumns>
+  using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 };
 
 // Chunks of 64 columns: TMA fills what is beyond a head dim with zeros.

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/vector.hpp"
 #include "sm80/products.hpp"
 #include "sm90/config.hpp"
 #include "tile/scores.hpp"
@@ -132,16 +133,16 @@ struct Consumer {
     if constexpr (Config::kHalf < kN) {
       bool const is_half = Arch::uniform(info.is_half[group]);
       if (is_half && key >= range.begin && range.is_full(key)) {
-        step<Config::kHalf>(info, key, true_type{});
+        step<Config::kHalf>(info, key, std::true_type{});
         key -= kN;
       }
     }
     CUTE_NO_UNROLL
     for (; key >= range.begin; key -= kN) {
       if (range.is_full(key)) {
-        step(info, key, true_type{});
+        step(info, key, std::true_type{});
       } else {
-        step(info, key, false_type{});
+        step(info, key, std::false_type{});
       }
     }
   }
@@ -184,7 +185,7 @@ struct Consumer {
     auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
     Step::qk_of_tile(q_rows, k_rows, {}, acc_s);
     auto s = as_rows(acc_s[0]);
-    apply_score(info, s, key, true_type{});
+    apply_score(info, s, key, std::true_type{});
     softmax.softmax_weights_rescaled(s, as_rows(acc_o), log2_scale);
   }
 
@@ -194,9 +195,9 @@ struct Consumer {
     if constexpr (!Config::kHasBias) release_k();
     auto s = as_rows(acc_s[0]);
     if (range.is_full(key)) {
-      apply_score(info, s, key, true_type{});
+      apply_score(info, s, key, std::true_type{});
     } else {
-      apply_score(info, s, key, false_type{});
+      apply_score(info, s, key, std::false_type{});
     }
     if constexpr (Config::kHasBias) release_k();
     softmax = Softmax();
@@ -232,8 +233,8 @@ struct Consumer {
       CUTE_UNROLL
       for (int i = 0; i < 8; ++i) {
         uint16_t const bits = uint16_t(words[i / 2] >> i % 2 * 16);
-        float const bias =
-            std::is_same_v<Element, half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
+        float const bias = std::is_same_v<Element, cutlass::half_t> ? half_to_float(bits)
+                                                                    : bfloat16_to_float(bits);
         float& x = s(i / 2 % 2, block * 4 + i / 4 * 2 + i % 2);
         x = score.with_bias(x, bias);
       }
@@ -299,10 +300,8 @@ struct Consumer {
     accumulates = false;
   }
 
-  using SRegisters = float[kN / 2];
-  using ORegisters = float[Config::kHeadDimV / 2];
-  CUTE_DEVICE SRegisters& s_registers() { return reinterpret_cast<SRegisters&>(acc_s[0](0)); }
-  CUTE_DEVICE ORegisters& o_registers() { return reinterpret_cast<ORegisters&>(acc_o(0)); }
+  CUTE_DEVICE auto& s_registers() { return acc_s[0].x; }
+  CUTE_DEVICE auto& o_registers() { return acc_o.x; }
 
   // --- Buffers -----------------------------------------------------------------------------------
 
@@ -384,8 +383,7 @@ struct Consumer {
         }
         transpose_quad<Arch>(words, lane);
         if (is_inside && n * 8 + lane * 8 < problem.head_dim_v) {
-          *reinterpret_cast<uint128_t*>(target + n * 8) =
-              *reinterpret_cast<uint128_t const*>(words);
+          *reinterpret_cast<Vector16*>(target + n * 8) = *reinterpret_cast<Vector16 const*>(words);
         }
       }
     }

@@ -57,15 +57,15 @@ struct SplitKeysGroup {
     bool const has_two = first + stride < range.end && first + 2 * stride >= range.end;
     if (Config::kPassTiles == 2 && has_two) {
       begin_pass<Config::kPassTiles>();
-      pass<Config::kPassTiles>(copy, scores, first, false, log2_scale, true_type{});
+      pass<Config::kPassTiles>(copy, scores, first, false, log2_scale, std::true_type{});
     } else if (first < range.end) {
       begin_pass<1>();
       int key = first;
       CUTE_NO_UNROLL
       for (; key + stride < range.end; key += stride) {
-        pass<1>(copy, scores, key, key != first, log2_scale, false_type{});
+        pass<1>(copy, scores, key, key != first, log2_scale, std::false_type{});
       }
-      pass<1>(copy, scores, key, key != first, log2_scale, true_type{});
+      pass<1>(copy, scores, key, key != first, log2_scale, std::true_type{});
     } else {
       clear(acc_o);
     }
@@ -76,6 +76,15 @@ struct SplitKeysGroup {
 
  private:
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) % Config::kGroupThreads; }
+
+  // Calls visit(std::integral_constant<int, i>()) for i from 0 to kCount - 1.
+  template <int kCount, int kFirst = 0, class Visit>
+  CUTE_DEVICE static void for_each(Visit&& visit) {
+    if constexpr (kFirst < kCount) {
+      visit(std::integral_constant<int, kFirst>{});
+      for_each<kCount, kFirst + 1>(visit);
+    }
+  }
 
   // Q K^T of its tiles of keys; S of the first half is there then.
   template <int kTiles>
@@ -93,10 +102,10 @@ struct SplitKeysGroup {
     static_assert(is_last || kTiles == 1);
     constexpr int kHalves = 2 * kTiles;
     float largest[Config::kRows];
-    for_each(make_int_sequence<kHalves>{}, [&](auto i) {
+    for_each<kHalves>([&](auto i) {
       if constexpr (i > 0) Arch::template wgmma_wait<kHalves - 1 - i>(s_registers(i));
       apply(scores, copy.range, key + i / 2 * copy.stride(), i);
-      softmax.largest_of_thread(as_rows(acc_s[i]), largest, bool_constant<(i > 0)>{});
+      softmax.largest_of_thread(as_rows(acc_s[i]), largest, std::bool_constant<(i > 0)>{});
     });
     if (!is_last) refill_k(copy, key);
     if (accumulates) {
@@ -136,9 +145,9 @@ struct SplitKeysGroup {
   CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int i) {
     auto s = as_rows(acc_s[i]);
     if (range.is_full(key)) {
-      scores.apply(s, key + i % 2 * kHalf, true_type{});
+      scores.apply(s, key + i % 2 * kHalf, std::true_type{});
     } else {
-      scores.apply(s, key + i % 2 * kHalf, false_type{});
+      scores.apply(s, key + i % 2 * kHalf, std::false_type{});
     }
   }
 
@@ -186,10 +195,8 @@ struct SplitKeysGroup {
     return half * kHalf * Tile::kRowBytes / 16;
   }
 
-  using SRegisters = float[kHalf / 2];
-  using ORegisters = float[Config::kHeadDimV / 2];
-  CUTE_DEVICE SRegisters& s_registers(int i) { return reinterpret_cast<SRegisters&>(acc_s[i](0)); }
-  CUTE_DEVICE ORegisters& o_registers() { return reinterpret_cast<ORegisters&>(acc_o(0)); }
+  CUTE_DEVICE auto& s_registers(int i) { return acc_s[i].x; }
+  CUTE_DEVICE auto& o_registers() { return acc_o.x; }
 };
 
 }  // namespace cutlass_attn::sm90

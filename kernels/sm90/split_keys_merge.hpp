@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/epilogue.hpp"
+#include "core/vector.hpp"
 #include "sm90/split_keys_config.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -208,8 +209,8 @@ struct SplitKeysMerge {
           auto& four = reinterpret_cast<uint32_t (&)[4]>(words[i][d]);
           transpose_quad<Arch>(four, lane);
           if (d >= count || column >= columns || rows.target[i].o == nullptr) continue;
-          *reinterpret_cast<uint128_t*>(rows.target[i].o + column) =
-              *reinterpret_cast<uint128_t const*>(four);
+          *reinterpret_cast<Vector16*>(rows.target[i].o + column) =
+              *reinterpret_cast<Vector16 const*>(four);
         }
       }
     } else {

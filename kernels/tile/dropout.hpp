@@ -1,8 +1,6 @@
 // Dropout of a key block between softmax and P V: on rounded weights, two in a word.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "core/dropout.hpp"
 
 namespace cutlass_attn {

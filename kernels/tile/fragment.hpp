@@ -1,25 +1,70 @@
-// Register fragments of m16n8k16: views, conversions, and which rows and columns a thread has.
+// What a thread has of a matrix in m16n8 blocks, as mma.sync and wgmma accumulate it: registers,
+// conversions, and which rows and columns they are.
 #pragma once
 
 #include <cutlass/numeric_types.h>
-#include <cute/tensor.hpp>
 #include <type_traits>
 
 #include "core/math.hpp"
-#include "simt/numeric_conversion.hpp"
 
 namespace cutlass_attn {
 
-// An accumulator ((2, 2), M, N) of m16n8 atoms, seen as a matrix of the thread's rows and columns:
-//
-//   ((column pair, row half), M, N)  ->  ((row half, M), (column pair, N))
-template <class Fragment>
-CUTE_DEVICE auto as_rows(Fragment&& acc) {
-  using namespace cute;
-  auto const l = acc.layout();
-  return make_tensor(acc.data(), make_layout(make_layout(get<0, 1>(l), get<1>(l)),
-                                             make_layout(get<0, 0>(l), get<2>(l))));
+// kM x kN blocks of m16n8. In each of them a thread has rows g and g + 8, and in both of these
+// kWide neighbouring columns: two, or one where an element is a word of two columns.
+template <class T, int kM_, int kN_, int kWide_ = 2>
+struct Fragment {
+  using value_type = T;
+  static constexpr int kM = kM_, kN = kN_, kWide = kWide_;
+  static constexpr int kBlockSize = 2 * kWide;
+  static constexpr int kSize = kBlockSize * kM * kN;
+  using Block = T[kBlockSize];  // (column, row half)
+
+  T x[kSize];  // (column, row half, m, n), the first index fastest
+
+  CUTE_HOST_DEVICE T& operator()(int i) { return x[i]; }
+  CUTE_HOST_DEVICE T const& operator()(int i) const { return x[i]; }
+  CUTE_HOST_DEVICE T& operator()(int i, int m, int n) { return x[index(i, m, n)]; }
+  CUTE_HOST_DEVICE T const& operator()(int i, int m, int n) const { return x[index(i, m, n)]; }
+  CUTE_HOST_DEVICE Block& block(int m, int n) {
+    return reinterpret_cast<Block&>(x[index(0, m, n)]);
+  }
+  CUTE_HOST_DEVICE Block const& block(int m, int n) const {
+    return reinterpret_cast<Block const&>(x[index(0, m, n)]);
+  }
+
+ private:
+  CUTE_HOST_DEVICE static constexpr int index(int i, int m, int n) {
+    return i + kBlockSize * (m + kM * n);
+  }
+};
+
+template <class T, int kM, int kN, int kWide>
+CUTE_DEVICE void clear(Fragment<T, kM, kN, kWide>& fragment) {
+  CUTE_UNROLL
+  for (int i = 0; i < fragment.kSize; ++i) fragment.x[i] = T(0);
 }
+
+// A fragment as a matrix of the thread's own rows and columns. F: Fragment, const or not.
+template <class F>
+struct FragmentRows {
+  static constexpr int kRows = 2 * F::kM, kColumns = F::kWide * F::kN, kSize = F::kSize;
+  F& fragment;
+
+  CUTE_HOST_DEVICE auto& operator()(int row, int column) const {
+    int const i = column % F::kWide + row % 2 * F::kWide;
+    return fragment(i, row / 2, column / F::kWide);
+  }
+  CUTE_HOST_DEVICE auto& operator()(int i) const { return (*this)(i % kRows, i / kRows); }
+};
+template <class F>
+CUTE_DEVICE FragmentRows<F> as_rows(F& fragment) {
+  return {fragment};
+}
+// Of the type of such a matrix, or of a reference to one.
+template <class S>
+inline constexpr int rows_of = std::decay_t<S>::kRows;
+template <class S>
+inline constexpr int columns_of = std::decay_t<S>::kColumns;
 
 // The number whose Element has these bits.
 template <class Element>
@@ -31,16 +76,23 @@ CUTE_DEVICE float element_to_float(uint16_t bits) {
   }
 }
 
-// A fragment of the same layout in another element type, rounded to nearest even.
-template <class Element, class Fragment>
-CUTE_DEVICE auto convert_to(Fragment const& from) {
-  using namespace cute;
-  using From = typename Fragment::value_type;
-  constexpr int kSize = decltype(size(from))::value;
-  auto to = make_tensor_like<Element>(from);
-  cutlass::NumericArrayConverter<Element, From, kSize> convert;
-  auto const& in = *reinterpret_cast<cutlass::Array<From, kSize> const*>(from.data());
-  *reinterpret_cast<cutlass::Array<Element, kSize>*>(raw_pointer_cast(to.data())) = convert(in);
+// A copy in fp32.
+template <class T, int kM, int kN>
+CUTE_DEVICE Fragment<float, kM, kN> to_float(Fragment<T, kM, kN> const& from) {
+  Fragment<float, kM, kN> to;
+  CUTE_UNROLL
+  for (int i = 0; i < to.kSize; ++i) to.x[i] = float(from.x[i]);
+  return to;
+}
+
+// Rounded to nearest even, two neighbouring columns in a word.
+template <class Arch, class Element, int kM, int kN>
+CUTE_DEVICE Fragment<uint32_t, kM, kN, 1> pack_columns(Fragment<float, kM, kN> const& from) {
+  Fragment<uint32_t, kM, kN, 1> to;
+  CUTE_UNROLL
+  for (int i = 0; i < to.kSize; ++i) {
+    to.x[i] = Arch::template pack<Element>(from.x[2 * i], from.x[2 * i + 1]);
+  }
   return to;
 }
 

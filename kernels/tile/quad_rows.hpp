@@ -1,9 +1,10 @@
 // Rows of m16n8 accumulators on their way to memory, 16 bytes at a time.
 #pragma once
 
-#include <cute/numeric/int.hpp>
+#include <cute/config.hpp>
 
 #include "core/macros.hpp"
+#include "core/vector.hpp"
 
 namespace cutlass_attn {
 
@@ -38,9 +39,9 @@ CUTE_DEVICE void store_columns(Element* target, uint32_t (&words)[4], int first,
   gather_columns<Arch>(words, lane);
   int const column = (first + lane % 4) * 8;
   if (is_row && column < columns) {
-    *reinterpret_cast<cute::uint128_t*>(target + column) =
-        cute::uint128_t{uint64_t(words[0]) | uint64_t(words[1]) << 32,
-                        uint64_t(words[2]) | uint64_t(words[3]) << 32};
+    *reinterpret_cast<Vector16*>(target + column) =
+        Vector16{uint64_t(words[0]) | uint64_t(words[1]) << 32,
+                 uint64_t(words[2]) | uint64_t(words[3]) << 32};
   }
 }
 

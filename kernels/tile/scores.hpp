@@ -1,8 +1,6 @@
 // What happens to the fragment of a key block between Q K^T and softmax: score_mod and mask.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "core/mask.hpp"
 #include "core/opaque.hpp"
 #include "core/scheduler.hpp"
@@ -27,7 +25,7 @@ struct FragmentScores {
   // all of it. The general score has none: most of its code is the same for all tiles, and long.
   CUTE_DEVICE auto is_full(int key) const {
     if constexpr (Score::kIsGeneral) {
-      return cute::false_type{};
+      return std::false_type{};
     } else {
       return range.is_full(key);
     }
@@ -44,7 +42,7 @@ struct FragmentScores {
       apply_terms(s, key);
     } else {
       if constexpr (!Score::kIsIdentity) {
-        score.template apply<decltype(cute::size(s))::value>(s);
+        score.template apply<std::decay_t<S>::kSize>(s);
       }
       apply_mask(s, key, is_full);
     }
@@ -53,13 +51,13 @@ struct FragmentScores {
   // The same for the general score in two steps, of which the first has no branch on an option.
   template <class S>
   CUTE_DEVICE void scale(S&& s) const {
-    score.template scale<kRows, decltype(cute::size<1>(s))::value>(s);
+    score.template scale<kRows, columns_of<decltype(s)>>(s);
   }
   template <class S>
   CUTE_DEVICE void apply_terms(S&& s, int key) const {
-    score.template add_terms<kRows, decltype(cute::size<1>(s))::value>(
+    score.template add_terms<kRows, columns_of<decltype(s)>>(
         s, Logits{*this, {opaque(place.thread)}, key});
-    unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, cute::false_type{}); });
+    unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, std::false_type{}); });
   }
 
   // -inf for the keys that are masked: the one place that evaluates a row's interval.
@@ -99,14 +97,14 @@ struct FragmentScores {
       at.thread = opaque(at.thread);
       int const q = tile.query(at.row(i)) - tile.q_begin;
       int const lo = lo_of(q) - key, hi = hi_of(q) - key;
-      if constexpr (uses_bits(decltype(cute::size<1>(s))::value)) {
-        static_assert(decltype(cute::size<1>(s))::value <= 32);
+      if constexpr (uses_bits(columns_of<decltype(s)>)) {
+        static_assert(columns_of<decltype(s)> <= 32);
         uint32_t const sees = place.columns_before(hi) & ~place.columns_before(lo);
         CUTE_UNROLL
-        for (int j = 0; j < cute::size<1>(s); ++j) s(i, j) = sees >> j & 1 ? s(i, j) : -kInf;
+        for (int j = 0; j < columns_of<decltype(s)>; ++j) s(i, j) = sees >> j & 1 ? s(i, j) : -kInf;
       } else {
         CUTE_UNROLL
-        for (int j = 0; j < cute::size<1>(s); ++j) {
+        for (int j = 0; j < columns_of<decltype(s)>; ++j) {
           int const n = (kIsTight ? at : place).column(j);
           s(i, j) = n >= lo && n < hi ? s(i, j) : -kInf;
         }

@@ -1,8 +1,6 @@
 // Online softmax over the rows of an accumulator: core/softmax.hpp for each row a thread holds.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/softmax.hpp"
@@ -53,8 +51,7 @@ struct SoftmaxRows {
   //   units: log2_scale, or units as above
   template <class S, class Units>
   CUTE_DEVICE bool softmax_weights(S&& s, Units const& units) {
-    using namespace cute;
-    static_assert(decltype(size<0>(s))::value == kRows);
+    static_assert(rows_of<decltype(s)> == kRows);
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -97,10 +94,9 @@ struct SoftmaxRows {
   // Updates the row max for scores that would have too large weights, and rescales O.
   template <class S, class O>
   CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
-    using namespace cute;
-    static_assert(decltype(size<1>(s))::value * 256 <= kMaxWeightSum);
+    static_assert(columns_of<decltype(s)> * 256 <= kMaxWeightSum);
     float largest[kRows];
-    largest_of_thread(s, largest, false_type{});
+    largest_of_thread(s, largest, std::false_type{});
     update_max_checked(largest, o, log2_scale);
   }
   template <class O>
@@ -177,8 +173,7 @@ struct SoftmaxRows {
   //   o: (row, column)
   template <class O>
   CUTE_DEVICE void rescale(O&& o, BlockMax const& block, int i, float log2_scale) {
-    using namespace cute;
-    static_assert(decltype(size<0>(o))::value == kRows);
+    static_assert(rows_of<decltype(o)> == kRows);
     // Other rows of the warp keep theirs: what they come to must not depend on this one.
     float const candidate = block.is_too_large ? block.max * log2_scale : -kInf;
     float const factor = rows[i].update_max(candidate, 1.0f);
@@ -228,10 +223,9 @@ struct SoftmaxRows {
   // The largest score of row i: of those that this thread has, and of all.
   template <class S>
   CUTE_DEVICE static float max_of_thread(S const& s, int i) {
-    using namespace cute;
     float max = s(i, 0);
     CUTE_UNROLL
-    for (int j = 1; j < size<1>(s); ++j) max = fmaxf(max, s(i, j));
+    for (int j = 1; j < columns_of<decltype(s)>; ++j) max = fmaxf(max, s(i, j));
     return max;
   }
   template <class S>
@@ -247,9 +241,8 @@ struct SoftmaxRows {
   // Multiplies row i of O.
   template <class O>
   CUTE_DEVICE static void scale(O&& o, int i, float factor) {
-    using namespace cute;
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(o); ++j) o(i, j) *= factor;
+    for (int j = 0; j < columns_of<decltype(o)>; ++j) o(i, j) *= factor;
   }
 
  private:
@@ -265,9 +258,8 @@ struct SoftmaxRows {
   // Weights of row i from its scores, and their sum.
   template <class S>
   CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
-    using namespace cute;
     CUTE_UNROLL
-    for (int j = 0; j < size<1>(s); ++j) {
+    for (int j = 0; j < columns_of<decltype(s)>; ++j) {
       s(i, j) = fast_exp2(fmaf(s(i, j), factor, offset));
       sums[i] = j == 0 ? s(i, 0) : sums[i] + s(i, j);
     }

@@ -2,10 +2,11 @@
 // element by element where a call's rows do not begin at multiples of 16 bytes.
 #pragma once
 
-#include <cute/numeric/int.hpp>
+#include <cute/config.hpp>
 
 #include "core/opaque.hpp"
 #include "core/scheduler.hpp"
+#include "core/vector.hpp"
 #include "tile/swizzle.hpp"
 
 namespace cutlass_attn {
@@ -108,7 +109,7 @@ struct TileCopy {
   }
 
   // The same where row_address(r) is what this thread reads first of row r, asked for any row.
-  // is_whole: true_type where all rows exist.
+  // is_whole: std::true_type where all rows exist.
   template <class RowAddress, class IsWhole>
   CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsWhole is_whole,
                                     int rows, int columns, int thread) {
@@ -136,7 +137,7 @@ struct TileCopy {
   }
 
   // Copies a tile of Q, whose rows may be those of several heads. `Queries`: a BasicTileCoord.
-  // `IsAligned`: bool, or true_type for kernels that are given no other calls.
+  // `IsAligned`: bool, or std::true_type for kernels that are given no other calls.
   template <class Queries, class IsAligned>
   CUTE_DEVICE static void load_queries(Address target, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
@@ -230,7 +231,7 @@ struct TileCopy {
   template <class IsAligned>
   CUTE_DEVICE static void store_vector(Element* target, char const* from, IsAligned is_aligned) {
     if (is_aligned) {
-      *reinterpret_cast<cute::uint128_t*>(target) = *reinterpret_cast<cute::uint128_t const*>(from);
+      *reinterpret_cast<Vector16*>(target) = *reinterpret_cast<Vector16 const*>(from);
     } else {
       CUTE_UNROLL
       for (int i = 0; i < 8; ++i) target[i] = reinterpret_cast<Element const*>(from)[i];

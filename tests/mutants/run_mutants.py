@@ -50,7 +50,6 @@ ARGUMENTS_WITHOUT_BUG = {
 PRECOMPILED = """\
 #include <cstdlib>
 #include "arch/sm80.hpp"
-#include "simt/numeric_conversion.hpp"
 inline int const planted_bug = std::atoi(std::getenv("PLANTED_BUG"));
 """
 # How a bug becomes one that is chosen at run time.

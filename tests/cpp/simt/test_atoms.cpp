@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <cute/arch/mma_sm80.hpp>
+#include <cute/atom/mma_atom.hpp>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -36,14 +38,10 @@ Position position_c(int lane, int i) {
   return {lane / 4 + (i >= 2 ? 8 : 0), lane % 4 * 2 + (i & 1)};
 }
 
-// The layouts that CuTe partitions tensors with put every element where the instruction has it.
-template <class Element, class DeviceAtom>
+// CuTe's layouts of the instruction, a second source, say the same.
+template <class Atom>
 void check_traits() {
-  using Traits = cute::MMA_Traits<typename Sm80::Mma16816<Element>>;
-  using DeviceTraits = cute::MMA_Traits<DeviceAtom>;
-  static_assert(std::is_same_v<typename Traits::ALayout, typename DeviceTraits::ALayout>);
-  static_assert(std::is_same_v<typename Traits::BLayout, typename DeviceTraits::BLayout>);
-  static_assert(std::is_same_v<typename Traits::CLayout, typename DeviceTraits::CLayout>);
+  using Traits = cute::MMA_Traits<Atom>;
   typename Traits::ALayout const a;  // (lane, i) -> m + 16 k
   typename Traits::BLayout const b;  // (lane, i) -> n + 8 k
   typename Traits::CLayout const c;  // (lane, i) -> m + 16 n
@@ -65,13 +63,47 @@ void check_traits() {
   CHECK(wrong == 0);
 }
 
-// c += a b by the atom, every lane in a fiber of its own.
+// A fragment has its elements in the order of CuTe's accumulators of several blocks, and its rows
+// and columns are those of FragmentPlace.
+void check_fragment() {
+  using namespace cute;
+  constexpr int kM = 2, kN = 3;
+  using Atom = MMA_Atom<SM80_16x8x16_F32F16F16F32_TN>;
+  auto const cutes = partition_fragment_C(TiledMMA<Atom, Layout<Shape<_1, _1, _1>>>{},
+                                          Shape<Int<16 * kM>, Int<8 * kN>>{});
+  using Ours = cutlass_attn::Fragment<float, kM, kN>;
+  static_assert(decltype(size(cutes))::value == Ours::kSize);
+  Ours ours;
+  for (int i = 0; i < Ours::kSize; ++i) ours(i) = float(i);
+  auto const rows = cutlass_attn::as_rows(ours);
+  static_assert(rows.kRows == 2 * kM && rows.kColumns == 2 * kN);
+  int wrong = 0;
+  for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kN; ++n) {
+      for (int i = 0; i < 4; ++i) {
+        float const expected = float(cutes.layout()(make_coord(i % 2, i / 2), m, n));
+        wrong += ours(i, m, n) != expected || ours.block(m, n)[i] != expected;
+        wrong += rows(2 * m + i / 2, 2 * n + i % 2) != expected;
+      }
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    cutlass_attn::FragmentPlace<1, 1> const place{lane};
+    for (int i = 0; i < 4; ++i) {
+      auto const [row, column] = position_c(lane, i);
+      wrong += place.row(2 + i / 2) != 16 + row || place.column(2 + i % 2) != 8 + column;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+// c += a b by the instruction, every lane in a fiber of its own.
 template <class Element>
 void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8]) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           int const lane = Sm80::thread();
           Element a_values[8], b_values[4];
-          float c_values[4], d[4];
+          float c_values[4];
           for (int i = 0; i < 8; ++i) {
             a_values[i] = a[position_a(lane, i).row][position_a(lane, i).column];
           }
@@ -82,11 +114,9 @@ void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8
           uint32_t a_words[4], b_words[2];
           std::memcpy(a_words, a_values, sizeof(a_words));
           std::memcpy(b_words, b_values, sizeof(b_words));
-          Sm80::Mma16816<Element>::fma(d[0], d[1], d[2], d[3], a_words[0], a_words[1], a_words[2],
-                                       a_words[3], b_words[0], b_words[1], c_values[0], c_values[1],
-                                       c_values[2], c_values[3]);
+          Sm80::mma_m16n8k16<Element>(c_values, a_words, b_words);
           for (int i = 0; i < 4; ++i) {
-            c[position_c(lane, i).row][position_c(lane, i).column] = d[i];
+            c[position_c(lane, i).row][position_c(lane, i).column] = c_values[i];
           }
         }).ok());
 }
@@ -124,11 +154,6 @@ void check_product() {
 
 // In fp16 the sum of an instruction is rounded once, to nearest even, and overflows to infinity.
 void check_sums_in_fp16() {
-  using Mma = Sm80::Mma16816<half_t, half_t>;
-  using Traits = cute::MMA_Traits<Mma>;
-  using DeviceTraits = cute::MMA_Traits<cute::SM80_16x8x16_F16F16F16F16_TN>;
-  static_assert(std::is_same_v<typename Traits::CLayout, typename DeviceTraits::CLayout>);
-  static_assert(std::is_same_v<typename Traits::ValTypeC, half_t>);
   struct {
     float a, b, c, expected;  // 16 a b + c
   } const sums[] = {{1, 1, 2048, 2064},       {0.0625f, 1, 2048, 2048},
@@ -138,21 +163,22 @@ void check_sums_in_fp16() {
   for (auto const& sum : sums) {
     CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
             auto const pair = [](float x) { return half_t(x).raw() * 0x10001u; };
-            uint32_t const a = pair(sum.a), b = pair(sum.b), c = pair(sum.c);
-            uint32_t d0 = 0, d1 = 0;
-            Mma::fma(d0, d1, a, a, a, a, b, b, c, c);
-            CHECK(d0 == pair(sum.expected) && d1 == pair(sum.expected));
+            uint32_t const a = pair(sum.a), b = pair(sum.b);
+            half_t d[4] = {half_t(sum.c), half_t(sum.c), half_t(sum.c), half_t(sum.c)};
+            Sm80::mma_m16n8k16<half_t>(d, {a, a, a, a}, {b, b});
+            for (half_t x : d) CHECK(x.raw() == half_t(sum.expected).raw());
           }).ok());
   }
   // Which element is where: row 3 and column 5 of C are in lane 14, high half of the first word.
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           int const lane = Sm80::thread();
-          uint32_t const c = lane == 14 ? uint32_t(half_t(7.0f).raw()) << 16 : 0;
+          half_t d[4] = {half_t(0), half_t(lane == 14 ? 7.0f : 0.0f), half_t(0), half_t(0)};
           uint32_t const b = lane / 4 == 5 ? half_t(1.0f).raw() * 0x10001u : 0;
           uint32_t const a = lane / 4 == 3 ? half_t(1.0f).raw() * 0x10001u : 0;
-          uint32_t d0 = 0, d1 = 0;
-          Mma::fma(d0, d1, a, 0, a, 0, b, b, c, 0);
-          CHECK(d0 == (lane == 14 ? uint32_t(half_t(23.0f).raw()) << 16 : 0) && d1 == 0);
+          Sm80::mma_m16n8k16<half_t>(d, {a, 0, a, 0}, {b, b});
+          for (int i = 0; i < 4; ++i) {
+            CHECK(float(d[i]) == (lane == 14 && i == 1 ? 23.0f : 0.0f));
+          }
         }).ok());
 }
 
@@ -315,8 +341,10 @@ TEST(pack_rounds_to_nearest_even) {
 }
 
 TEST(traits_follow_the_isa) {
-  check_traits<half_t, cute::SM80_16x8x16_F32F16F16F32_TN>();
-  check_traits<bfloat16_t, cute::SM80_16x8x16_F32BF16BF16F32_TN>();
+  check_traits<cute::SM80_16x8x16_F32F16F16F32_TN>();
+  check_traits<cute::SM80_16x8x16_F32BF16BF16F32_TN>();
+  check_traits<cute::SM80_16x8x16_F16F16F16F16_TN>();
+  check_fragment();
 }
 TEST(mma_is_a_matrix_product) {
   check_product<half_t>();
