@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -46,12 +47,16 @@ PREDEFINED = (
     *("__CUDA_RUNTIME_H__", "__DEVICE_TYPES_H__", "__DRIVER_TYPES_H__"),
     *("__HOST_DEFINES_H__", "__VECTOR_TYPES_H__"),
 )
+# Variables by which g++ and clang++ search more folders: CPATH, CPLUS_INCLUDE_PATH, ...
+SEARCHED = ("CPATH", "INCLUDE_PATH")
 
 
 def opened(sources: list[str], folders: list[Path], cxx: str) -> list[Path]:
     """The files that NVRTC opens for the sources, by what the C++ preprocessor lists."""
     text = "\n".join(dict.fromkeys(line for x in sources for line in INCLUDE.findall(x)))
     found: dict[Path, None] = {}
+    # Folders of the environment are searched in spite of -nostdinc.
+    env = {name: value for name, value in os.environ.items() if not name.endswith(SEARCHED)}
     for (major, minor), arch in itertools.product(VERSIONS, ARCHS):
         version = (
             f"__CUDACC_VER_MAJOR__={major}",
@@ -62,7 +67,9 @@ def opened(sources: list[str], folders: list[Path], cxx: str) -> list[Path]:
         command = [cxx, "-M", "-nostdinc", "-undef", "-std=c++17", "-x", "c++", "-"]
         command += [f"-D{name}" for name in (*PREDEFINED, *arch, *version)]
         command += [f"-I{folder}" for folder in folders]
-        run = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False, env=env
+        )
         if run.returncode:
             sys.exit(f"{cxx} cannot list the headers that kernels include:\n{run.stderr}")
         rule = run.stdout.split(":", 1)[1].replace("\\\n", " ")

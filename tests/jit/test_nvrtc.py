@@ -232,3 +232,28 @@ def test_the_tree_refuses_a_cccl_that_nvrtc_cannot_compile(monkeypatch, tmp_path
     cutlass.write_text("#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n")
     version.write_text("#define CCCL_VERSION 3001004\n")
     assert nvrtc_tree.find_cccl([tmp_path / "cuda"], tmp_path) == tmp_path / "cuda" / "cccl"
+
+
+@pytest.mark.parametrize("how", ["a wrapper of the compiler", "the environment"])
+def test_the_tree_opens_no_header_of_the_host(monkeypatch, tmp_path, how):
+    """However the compiler comes to search the host's folders."""
+    kernels = Path(__file__).resolve().parents[2] / "kernels"
+    monkeypatch.syspath_prepend(kernels)
+    import nvrtc_tree
+
+    host = tmp_path / "host"
+    host.mkdir()
+    for name in ("version", "cstdint"):
+        (host / name).write_text("#include <features.h>  // not found with -nostdinc\n")
+    cxx = tmp_path / "g++"
+    options = f"-isystem {host}" if how.startswith("a wrapper") else ""
+    cxx.write_text(f'#!/bin/sh\nexec g++ {options} "$@"\n')
+    cxx.chmod(0o755)
+    if not options:
+        monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(host))
+    (tmp_path / "cuda/std").mkdir(parents=True)
+    (tmp_path / "cuda/std/cstdint").touch()
+    source = "#include <cstdint>\n#if __has_include(<version>)\n#include <version>\n#endif\n"
+    found = nvrtc_tree.opened([source], [kernels / "nvrtc", tmp_path], str(cxx))
+    wanted = [kernels / "nvrtc/cstdint", tmp_path / "cuda/std/cstdint", kernels / "nvrtc/version"]
+    assert found == wanted
