@@ -299,7 +299,7 @@ def test_compiles_without_breaks(dynamic, page):
         flat = [x if page else x.flatten(0, 1)[:, None] for x in (k_cache, v_cache)]
         rows = options["k_new"][:, 0]
         append_kv(rows, rows, *flat, lengths.long())
-        return merge_states(out, lse, out, lse)
+        return merge_states(out, lse, out, lse, layout="bshd")
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     _, options, before, new_keys, _ = append_case("cpu", page, 3)
