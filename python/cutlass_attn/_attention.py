@@ -10,6 +10,7 @@ from . import _C
 from ._C import PrequantizedKV
 from ._call import numpy_library  # noqa: F401  numpy registers itself
 from ._call.call import Call, P, computes
+from ._call.keywords import misplaced, refusal
 from .verify import verified
 
 Array = Any  # torch.Tensor or numpy.ndarray
@@ -33,15 +34,22 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
 
     @computes(described)
-    def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    def attention(
+        q: Array = None, k: Array = None, v: Array = None, *more: Any, **options: Any
+    ) -> Any:
+        if more or v is None:
+            raise misplaced("attention", ("q", "k", "v"), more, options)
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
             from ._call import operator
 
             return operator.recorded(q, k, v, options)
-        if options.get("verify"):
-            return verified(Call(q, k, v, options))
-        return _C.forward(q, k, v, options)
+        try:
+            if options.get("verify"):
+                return verified(Call(q, k, v, options))
+            return _C.forward(q, k, v, options)
+        except TypeError as error:
+            raise refusal("attention", options) or error from None
 
     return attention
 

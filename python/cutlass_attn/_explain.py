@@ -12,6 +12,7 @@ import numpy as np
 from . import _C, quantized
 from ._attention import Array, find_torch
 from ._call.call import SIGNATURES, Call
+from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
 from ._variants import Variant, variants
 from .decode import explained_decode
@@ -102,10 +103,10 @@ class Explanation:
 
 
 def explain(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
+    q: Array = None,
+    k: Array = None,
+    v: Array = None,
+    *more: Any,
     device: str | None = None,
     grad: bool = False,
     **options: Any,
@@ -134,6 +135,12 @@ def explain(
         TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
             merely no kernel takes is explained instead.
     """
+    function = _function_of(options)
+    if more or v is None:
+        raise misplaced("explain", ("q", "k", "v"), more, options)
+    known = (*SIGNATURES[function].parameters, "device", "grad")
+    if unknown := refusal("explain", options, known):
+        raise unknown
     find_torch()
     where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
@@ -142,7 +149,6 @@ def explain(
         # The answer depends on it.
         jit.available(where.ordinal if _is_present(where) else None)
     call = Call(q, k, v, options)
-    function = _function_of(options)
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")

@@ -11,6 +11,7 @@ import numpy as np
 from . import _C
 from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
+from ._call.keywords import misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_decode
 
@@ -20,14 +21,25 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
 
     @computes(described)
     def attention_decode(
-        q: Array, k_cache: Array, v_cache: Array, cache_seqlens: Array, **options: Any
+        q: Array = None,
+        k_cache: Array = None,
+        v_cache: Array = None,
+        cache_seqlens: Array = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
+        if more or cache_seqlens is None:
+            names = ("q", "k_cache", "v_cache", "cache_seqlens")
+            raise misplaced("attention_decode", names, more, options)
         options["cache_seqlens"] = cache_seqlens
         torch = find_torch()
         is_compiling = bool(torch and torch.is_compiling())
-        if is_compiling or not _NOT_OF_CPP.isdisjoint(options):
-            return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
-        return _C.decode(q, k_cache, v_cache, options)
+        try:
+            if is_compiling or not _NOT_OF_CPP.isdisjoint(options):
+                return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
+            return _C.decode(q, k_cache, v_cache, options)
+        except TypeError as error:
+            raise refusal("attention_decode", options) or error from None
 
     return attention_decode
 
@@ -280,9 +292,29 @@ def append_kv(
     return None
 
 
+def _of_states(described: Callable[P, Any]) -> Callable[P, Any]:
+    @computes(described)
+    def merge_states(
+        o_a: Array = None,
+        lse_a: Array = None,
+        o_b: Array = None,
+        lse_b: Array = None,
+        *more: Any,
+        **options: Any,
+    ) -> tuple[Array, Array]:
+        if more or lse_b is None:
+            raise misplaced("merge_states", ("o_a", "lse_a", "o_b", "lse_b"), more, options)
+        if unknown := refusal("merge_states", options):
+            raise unknown
+        return _merge(o_a, lse_a, o_b, lse_b, **options)
+
+    return merge_states
+
+
+@_of_states
 def merge_states(
     o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: str = "bhsd"
-) -> tuple[Array, Array]:
+) -> Any:
     """Attention over two disjoint sets of keys, from the results over each of them.
 
     The exact result: with w the softmax of the two log-sum-exps, ``w_a * o_a + w_b * o_b``, in
@@ -313,6 +345,11 @@ def merge_states(
     Raises:
         TypeError, ValueError: shapes, dtypes or libraries differ.
     """
+
+
+def _merge(
+    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, layout: str = "bhsd"
+) -> tuple[Array, Array]:
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
     is_numpy = isinstance(o_a, np.ndarray)
@@ -360,9 +397,7 @@ def _merged_on_gpu(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) ->
     return o.squeeze(2).unflatten(0, sizes), lse.squeeze(1).unflatten(0, sizes)
 
 
-def _merged(
-    xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool
-) -> tuple[Any, Any]:
+def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) -> tuple[Any, Any]:
     """With numpy or torch, which differentiates it."""
     a, b = (xp.where(x == math.inf, -math.inf, x) for x in (lse_a, lse_b))
     top = xp.maximum(a, b)
