@@ -183,6 +183,26 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
         options["rng_state"] = random_state(q)
 
 
+DIMS = ("(batch, heads, seqlen, head_dim)", "(batch, seqlen, heads, head_dim)")  # by bshd
+
+
+def require_dims(name: str, x: torch.Tensor, ndim: int, dims: str) -> None:
+    """Where sizes are symbolic, which `_C` cannot check. Raises ValueError."""
+    if x.dim() != ndim:
+        shape = ", ".join(map(str, x.shape))
+        raise ValueError(f"{name} must have {ndim} dimensions, {dims}, got shape ({shape})")
+
+
+def refuse_nested(given: dict[str, Any]) -> None:
+    """Raises TypeError."""
+    for name, x in given.items():
+        if isinstance(x, ARRAY) and x.is_nested:
+            raise TypeError(
+                f"{name} must not be a nested tensor; allowed: q, k and v of attention() of layout "
+                "torch.jagged, or .values() and .offsets() of one in attention_varlen()"
+            )
+
+
 def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
     """`out`, unless it is None, with an operator's result in it. Raises ValueError."""
     if out is None:
