@@ -170,8 +170,17 @@ def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
-    """Options as an operator's schema has them, in place. Raises TypeError."""
+    """Options as an operator's schema has them, in place. Raises TypeError, and NotImplementedError
+    for a number whose gradient is asked for."""
     _refuse_bools(options)
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        x = options.get(name)
+        # As number() in python/parse.cpp, which no compiled call reaches with the tensor.
+        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} is a tensor that requires a gradient, and has none: pass {name}.item(), "
+                "a number"
+            )
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
         # Beyond every key all numbers say the same, and the operator takes 64 bits.
