@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized
-from ._attention import Array, find_torch
+from ._attention import Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
@@ -149,11 +149,13 @@ def explain(
         # The answer depends on it.
         jit.available(where.ordinal if _is_present(where) else None)
     call = Call(q, k, v, options)
+    if function != "attention_decode":
+        call = cast(call, "cuda" if where.kind == CUDA else "cpu")
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
-        verdicts = _SERVING[function](q, k, v, options, where)
-        dtype, max_error = str(q.dtype).removeprefix("torch."), None
+        verdicts = _SERVING[function](call.q, call.k, call.v, options, where)
+        dtype, max_error = str(call.q.dtype).removeprefix("torch."), None
         quantize = options.get("quantize")
     else:
         verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _C
-from ._attention import Array, Window, find_torch
-from ._call.call import P, computes
+from ._attention import Array, Window, cast, find_torch
+from ._call.call import Call, P, computes
 from ._call.keywords import misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_varlen
@@ -44,7 +44,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             if options.get("verify") is True:
                 require_plain(q)
                 del options["verify"]
-                return verified_varlen(q, k, v, options)
+                call = cast(Call(q, k, v))
+                return verified_varlen(call.q, call.k, call.v, options)
             return _C.varlen(q, k, v, options)
         except TypeError as error:
             raise refusal("attention_varlen", options) or error from None
