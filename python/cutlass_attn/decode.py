@@ -350,7 +350,7 @@ def merge_states(
 def _merge(
     o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, layout: str = "bhsd"
 ) -> tuple[Array, Array]:
-    if layout not in ("bhsd", "bshd"):
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
         raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
     is_numpy = isinstance(o_a, np.ndarray)
     _check_array("o_a", o_a, like=o_a)
@@ -366,6 +366,7 @@ def _merge(
         ("lse_a", lse_a, shape, "float32"),
         ("lse_b", lse_b, shape, "float32"),
     ):
+        _check_array(name, x, like=o_a)
         if tuple(x.shape) != tuple(due) and due is shape:
             raise ValueError(
                 f"{name} must have shape (B, Hq, Sq), or (Hq, T) of packed rows, {tuple(due)} for "
