@@ -56,7 +56,8 @@ def main() -> float:
         )
         own = cutlass_attn.attention_decode(q, own_k, own_v, lengths, return_lse=True)
         lse = lse.view(HEADS, BATCH, 1).transpose(0, 1)
-        merged: torch.Tensor = cutlass_attn.merge_states(out.view(q.shape), lse, *own)[0]
+        merged: torch.Tensor
+        merged, _ = cutlass_attn.merge_states(out.view(q.shape), lse, *own, layout="bshd")
         return merged
 
     difference = float((apart() - shared()).abs().max())

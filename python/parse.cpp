@@ -17,12 +17,28 @@ bool boolean(char const* name, PyObject* x) {
   raise(PyExc_TypeError, std::string(name) + " must be True or False, got " + repr(x));
 }
 
+// A tensor that has one element may stand for a number, but not where its gradient is asked for.
+static void refuse_gradient(char const* name, PyObject* x) {
+  if (PyLong_CheckExact(x)) return;
+  PyObject* const answer = PyObject_GetAttrString(x, "requires_grad");
+  if (answer == nullptr) return PyErr_Clear();
+  if (PyObject_IsTrue(checked(answer).ptr()) != 1) return;
+  if (!py::module_::import("torch").attr("is_grad_enabled")().cast<bool>()) return;
+  raise(PyExc_NotImplementedError,
+        std::string(name) + " is a tensor that requires a gradient, and has none: pass " + name +
+            ".item(), a number" +
+            (std::string(name) == "softmax_scale"
+                 ? "; to learn it, multiply q by it and pass softmax_scale=1.0"
+                 : ""));
+}
+
 float number(char const* name, PyObject* x) {
   if (PyFloat_CheckExact(x)) return float(PyFloat_AS_DOUBLE(x));
   auto const refuse = [&] {
     raise(PyExc_TypeError, std::string(name) + " must be a number, got " + repr(x));
   };
   if (PyUnicode_Check(x) || PyBytes_Check(x) || PyBool_Check(x)) refuse();
+  refuse_gradient(name, x);
   PyObject* const value = PyNumber_Float(x);
   if (value != nullptr) return float(PyFloat_AsDouble(checked(value).ptr()));
   if (PyErr_ExceptionMatches(PyExc_OverflowError)) {

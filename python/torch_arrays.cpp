@@ -173,6 +173,12 @@ class Torch final : public Library {
   // For what the exchange table does not know: subclasses, tensors without memory, older torch.
   View read_attributes(PyObject* x, bool memory) const {
     py::handle const tensor(x);
+    if (tensor.attr("is_nested").cast<bool>()) {
+      raise(PyExc_TypeError,
+            "tensors must not be nested; allowed: q, k and v of attention() of layout torch.jagged "
+            "(torch.nested.nested_tensor(..., layout=torch.jagged)), or .values() and .offsets() "
+            "of one in attention_varlen()");
+    }
     View view;
     view.object = x;
     view.device = device_of(tensor.attr("device"));

@@ -10,6 +10,7 @@ from . import _C
 from ._C import PrequantizedKV
 from ._call import numpy_library  # noqa: F401  numpy registers itself
 from ._call.call import Call, P, computes
+from ._call.keywords import misplaced, refusal
 from .verify import verified
 
 Array = Any  # torch.Tensor or numpy.ndarray
@@ -30,19 +31,37 @@ def find_torch() -> Any:
 find_torch()
 
 
+def cast(call: Call, device: str | None = None) -> Call:
+    """The call with operands as torch.autocast casts them, on a device of this type; None: q's.
+    `_C.forward` does so by itself; this is for calls that are looked at before they run."""
+    torch = find_torch()
+    if not (torch and torch.is_autocast_enabled()):
+        return call
+    operands = (call.q, call.k, call.v, call.options.get("bias"))
+    q, k, v, bias = torch.autocast(*operands, device=device)
+    return Call(q, k, v, call.options if bias is None else {**call.options, "bias": bias})
+
+
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
 
     @computes(described)
-    def attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    def attention(
+        q: Array = None, k: Array = None, v: Array = None, *more: Any, **options: Any
+    ) -> Any:
+        if more or v is None:
+            raise misplaced("attention", ("q", "k", "v"), more, options)
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
             from ._call import operator
 
             return operator.recorded(q, k, v, options)
-        if options.get("verify"):
-            return verified(Call(q, k, v, options))
-        return _C.forward(q, k, v, options)
+        try:
+            if options.get("verify"):
+                return verified(cast(Call(q, k, v, options)))
+            return _C.forward(q, k, v, options)
+        except TypeError as error:
+            raise refusal("attention", options) or error from None
 
     return attention
 
@@ -166,7 +185,8 @@ def prequantize(
         out = attention(q, k, v, quantize=kept)  # bitwise what quantize="int8" gives
 
     k and v stay arguments of these calls, which are free in all others: q with its number of heads,
-    masks, bias, softmax_scale. A call then leaves out the launch that rounds K, and for "int8" and
+    masks, bias, softmax_scale. Under torch.autocast k and v are cast first, once: calls there get
+    ``kept.k`` and ``kept.v``. A call then leaves out the launch that rounds K, and for "int8" and
     "fp8" V. The kernel for CPUs rounds as it goes, in these calls as well: there nothing is kept.
 
     Args:
@@ -196,4 +216,5 @@ def prequantize(
     if torch and torch.is_compiling():
         raise ValueError(torch.NO_PREQUANTIZED)
     options = {"quantize": quantize, "layout": layout, "kernel": kernel}
-    return _C.prequantize(k, k, v, options)
+    call = cast(Call(k, k, v, options))
+    return _C.prequantize(call.k, call.k, call.v, options)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized
-from ._attention import Array, find_torch
+from ._attention import Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
+from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
 from ._variants import Variant, variants
 from .decode import explained_decode
@@ -102,10 +103,10 @@ class Explanation:
 
 
 def explain(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
+    q: Array = None,
+    k: Array = None,
+    v: Array = None,
+    *more: Any,
     device: str | None = None,
     grad: bool = False,
     **options: Any,
@@ -134,6 +135,12 @@ def explain(
         TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
             merely no kernel takes is explained instead.
     """
+    function = _function_of(options)
+    if more or v is None:
+        raise misplaced("explain", ("q", "k", "v"), more, options)
+    known = (*SIGNATURES[function].parameters, "device", "grad")
+    if unknown := refusal("explain", options, known):
+        raise unknown
     find_torch()
     where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
@@ -142,12 +149,13 @@ def explain(
         # The answer depends on it.
         jit.available(where.ordinal if _is_present(where) else None)
     call = Call(q, k, v, options)
-    function = _function_of(options)
+    if function != "attention_decode":
+        call = cast(call, "cuda" if where.kind == CUDA else "cpu")
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
-        verdicts = _SERVING[function](q, k, v, options, where)
-        dtype, max_error = str(q.dtype).removeprefix("torch."), None
+        verdicts = _SERVING[function](call.q, call.k, call.v, options, where)
+        dtype, max_error = str(call.q.dtype).removeprefix("torch."), None
         quantize = options.get("quantize")
     else:
         verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)

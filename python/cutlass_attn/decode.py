@@ -11,6 +11,7 @@ import numpy as np
 from . import _C
 from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
+from ._call.keywords import misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_decode
 
@@ -20,14 +21,25 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
 
     @computes(described)
     def attention_decode(
-        q: Array, k_cache: Array, v_cache: Array, cache_seqlens: Array, **options: Any
+        q: Array = None,
+        k_cache: Array = None,
+        v_cache: Array = None,
+        cache_seqlens: Array = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
+        if more or cache_seqlens is None:
+            names = ("q", "k_cache", "v_cache", "cache_seqlens")
+            raise misplaced("attention_decode", names, more, options)
         options["cache_seqlens"] = cache_seqlens
         torch = find_torch()
         is_compiling = bool(torch and torch.is_compiling())
-        if is_compiling or not _NOT_OF_CPP.isdisjoint(options):
-            return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
-        return _C.decode(q, k_cache, v_cache, options)
+        try:
+            if is_compiling or not _NOT_OF_CPP.isdisjoint(options):
+                return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
+            return _C.decode(q, k_cache, v_cache, options)
+        except TypeError as error:
+            raise refusal("attention_decode", options) or error from None
 
     return attention_decode
 
@@ -282,7 +294,29 @@ def append_kv(
     return None
 
 
-def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Array, Array]:
+def _of_states(described: Callable[P, Any]) -> Callable[P, Any]:
+    @computes(described)
+    def merge_states(
+        o_a: Array = None,
+        lse_a: Array = None,
+        o_b: Array = None,
+        lse_b: Array = None,
+        *more: Any,
+        **options: Any,
+    ) -> tuple[Array, Array]:
+        if more or lse_b is None:
+            raise misplaced("merge_states", ("o_a", "lse_a", "o_b", "lse_b"), more, options)
+        if unknown := refusal("merge_states", options):
+            raise unknown
+        return _merge(o_a, lse_a, o_b, lse_b, **options)
+
+    return merge_states
+
+
+@_of_states
+def merge_states(
+    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: str = "bhsd"
+) -> Any:
     """Attention over two disjoint sets of keys, from the results over each of them.
 
     The exact result: with w the softmax of the two log-sum-exps, ``w_a * o_a + w_b * o_b``, in
@@ -295,14 +329,17 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
     differ.
 
     Args:
-        o_a: (B, Sq, Hq, Dv), or (T, Hq, Dv): a result of `attention_decode`, `attention` with
-            ``layout="bshd"``, or `attention_varlen`.
+        o_a: (B, Hq, Sq, Dv), or (B, Sq, Hq, Dv) with ``layout="bshd"``: a result of `attention` in
+            that layout, or of `attention_decode`, which has "bshd" alone; or (T, Hq, Dv), a result
+            of `attention_varlen`.
         lse_a: its log-sum-exp, natural logarithms as ``return_lse`` gives them: float32, (B, Hq,
             Sq), or (Hq, T); those of float64 queries are not merged. -inf, and +inf as flash_attn
             has it, is a query that saw no key.
             (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
         o_b: the other result, of the same shape and dtype.
         lse_b: its log-sum-exp.
+        layout: order of the dimensions of o_a, o_b and the result, "bhsd" or "bshd", as of the
+            calls that they are from. It says nothing of packed rows, (T, Hq, Dv).
 
     Returns:
         o in the dtype of o_a, and lse: -inf and zeros where both saw no key.
@@ -310,32 +347,60 @@ def merge_states(o_a: Array, lse_a: Array, o_b: Array, lse_b: Array) -> tuple[Ar
     Raises:
         TypeError, ValueError: shapes, dtypes or libraries differ.
     """
+
+
+def _merge(
+    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, layout: str = "bhsd"
+) -> tuple[Array, Array]:
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
+        raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
     is_numpy = isinstance(o_a, np.ndarray)
     _check_array("o_a", o_a, like=o_a)
-    shape = (*o_a.shape[:-3], o_a.shape[-2], o_a.shape[-3]) if o_a.ndim in (3, 4) else None
-    if shape is None:
-        raise ValueError(
-            f"o_a must have shape (B, Sq, Hq, Dv) or (T, Hq, Dv), got {tuple(o_a.shape)}"
-        )
+    if o_a.ndim not in (3, 4):
+        dims = "(B, Hq, Sq, Dv)" if layout == "bhsd" else "(B, Sq, Hq, Dv)"
+        raise ValueError(f"o_a must have shape {dims} or (T, Hq, Dv), got {tuple(o_a.shape)}")
+    is_bhsd = o_a.ndim == 4 and layout == "bhsd"
+    *before, rows, heads, _ = o_a.shape
+    shape = (*before, rows, heads) if is_bhsd else (*before, heads, rows)
     dtype = str(o_a.dtype).removeprefix("torch.")
     for name, x, due, of in (
         ("o_b", o_b, o_a.shape, dtype),
         ("lse_a", lse_a, shape, "float32"),
         ("lse_b", lse_b, shape, "float32"),
     ):
+        _check_array(name, x, like=o_a)
+        if tuple(x.shape) != tuple(due) and due is shape:
+            raise ValueError(
+                f"{name} must have shape (B, Hq, Sq), or (Hq, T) of packed rows, {tuple(due)} for "
+                f"o_a {tuple(o_a.shape)} with layout={layout!r}, got {tuple(x.shape)}"
+            )
         _check(name, x, due, of, like=o_a, is_needed=True)
     if is_numpy:
-        return _merged(np, o_a, lse_a, o_b, lse_b)
+        return _merged(np, o_a, lse_a, o_b, lse_b, is_bhsd)
     import torch
 
     if o_a.is_cuda and not torch.compiler.is_compiling():
-        merged = _C.merge(o_a, lse_a, o_b, lse_b)
+        merged = _merged_on_gpu(o_a, lse_a, o_b, lse_b, is_bhsd)
         if merged is not None:
             return merged
-    return _merged(torch, o_a, lse_a, o_b, lse_b)
+    return _merged(torch, o_a, lse_a, o_b, lse_b, is_bhsd)
 
 
-def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def _merged_on_gpu(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) -> Any:
+    """By one kernel; None where that does not take it."""
+    if not is_bhsd:
+        return _C.merge(o_a, lse_a, o_b, lse_b)
+    # The kernel has rows before heads: here each head is an entry of the batch, with one head.
+    o_a, o_b = (x.flatten(0, 1).unsqueeze(2) for x in (o_a, o_b))
+    sizes = lse_a.shape[:2]
+    merged = _C.merge(o_a, lse_a.flatten(0, 1)[:, None], o_b, lse_b.flatten(0, 1)[:, None])
+    if merged is None:
+        return None
+    o, lse = merged
+    return o.squeeze(2).unflatten(0, sizes), lse.squeeze(1).unflatten(0, sizes)
+
+
+def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, is_bhsd: bool) -> tuple[Any, Any]:
     """With numpy or torch, which differentiates it."""
     a, b = (xp.where(x == math.inf, -math.inf, x) for x in (lse_a, lse_b))
     top = xp.maximum(a, b)
@@ -346,7 +411,8 @@ def _merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, A
 
     def weighted(o: Any, weight: Any) -> Any:
         # What an empty side holds does not count, be it NaN.
-        weight = xp.swapaxes(weight / divisor, -1, -2)[..., None]
+        weight = weight / divisor
+        weight = (weight if is_bhsd else xp.swapaxes(weight, -1, -2))[..., None]
         o = o.astype(np.float32) if xp is np else o.float()
         return xp.where(weight == 0, xp.zeros_like(o), o * weight)
 

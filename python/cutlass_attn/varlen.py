@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _C
-from ._attention import Array, Window, find_torch
-from ._call.call import P, computes
+from ._attention import Array, Window, cast, find_torch
+from ._call.call import Call, P, computes
+from ._call.keywords import misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_varlen
 
@@ -17,8 +18,17 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
 
     @computes(described)
     def attention_varlen(
-        q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Any = None, **options: Any
+        q: Array = None,
+        k: Array = None,
+        v: Array = None,
+        cu_seqlens_q: Array = None,
+        cu_seqlens_k: Any = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
+        if more or cu_seqlens_q is None:
+            names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+            raise misplaced("attention_varlen", names if more else names[:4], more, options)
         options["cu_seqlens_q"] = cu_seqlens_q
         options["cu_seqlens_k"] = cu_seqlens_k
         torch = find_torch()
@@ -30,11 +40,15 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             from ._call import serving_operator
 
             return serving_operator.varlen(q, k, v, **options)
-        if options.get("verify") is True:
-            require_plain(q)
-            del options["verify"]
-            return verified_varlen(q, k, v, options)
-        return _C.varlen(q, k, v, options)
+        try:
+            if options.get("verify") is True:
+                require_plain(q)
+                del options["verify"]
+                call = cast(Call(q, k, v))
+                return verified_varlen(call.q, call.k, call.v, options)
+            return _C.varlen(q, k, v, options)
+        except TypeError as error:
+            raise refusal("attention_varlen", options) or error from None
 
     return attention_varlen
 

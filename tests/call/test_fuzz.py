@@ -90,7 +90,7 @@ def random_calls(names, required, seed):
         if draw.random() < 0.1:
             operands = [draw.choice(pools[library])] * len(required)
         keywords = {}
-        for name in draw.sample(names, draw.choice([0, 1, 1, 2, 3])):
+        for name in draw.sample(names, min(len(names), draw.choice([0, 1, 1, 2, 3]))):
             pool = draw.choice([SCALARS, SCALARS, pools[library], anything])
             keywords[name] = draw.choice(pool)
         if draw.random() < 0.02:

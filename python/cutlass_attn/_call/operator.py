@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from . import torch_library
+from . import nested, torch_library
 from .autograd import Differentiable
 from .call import Call
 from .schema import Schema
@@ -37,6 +37,8 @@ def attention_forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     call = _call_of(args)
     options = call.options
+    for name, x in zip("qkv", args):
+        torch_library.require_dims(name, x, 4, torch_library.DIMS[options["layout"] == "bshd"])
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     # Symbolic sizes are checked when they have become numbers: reading them would fix them here.
     sizes = [size for x in tensors for size in x.shape]
@@ -64,5 +66,8 @@ def recorded(
         raise ValueError(torch_library.NO_VERIFY)
     if isinstance(options.get("quantize"), _C.PrequantizedKV):
         raise ValueError(torch_library.NO_PREQUANTIZED)
+    if any(x.is_nested for x in (q, k, v)):
+        return nested.attention(q, k, v, options)
+    torch_library.refuse_nested(options)
     torch_library.options_for_operator(q, options)
     return ATTENTION.recorded(q, k, v, options)

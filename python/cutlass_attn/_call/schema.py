@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .call import SIGNATURES
+from .keywords import refusal
 
 # By the types of a signature. Of a number or an array the operator gets a tensor.
 _TYPES = {
@@ -51,9 +52,9 @@ class Schema:
 
     def arguments(self, **given: Any) -> tuple[Any, ...]:
         """By position. Raises TypeError for what the function does not know."""
-        for name in given:
-            if name not in self.defaults:
-                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}")
+        if given.keys() - self.defaults.keys():
+            names = [name for name in given if name not in self.defaults]
+            raise refusal(self.function, names, self.defaults) or TypeError(str(names))
         return tuple(given.get(name, default) for name, default in self.defaults.items())
 
     def by_name(self, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def attention_varlen_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = _VARLEN.by_name(args)
     q, v = options["q"], options["v"]
+    torch_library.require_dims("q", q, 3, "(rows, heads, head_dim)")
     rows, heads, _d = q.shape
     lse_shape = (heads, rows) if options["return_lse"] else (0,)
     return torch_library.empty(q, (rows, heads, v.shape[-1])), torch_library.empty_lse(q, lse_shape)
@@ -70,6 +71,7 @@ def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = _DECODE.by_name(args)
     q, v = options["q"], options["v_cache"]
+    torch_library.require_dims("q", q, 4, torch_library.DIMS[True])
     batch, rows, heads, _d = q.shape
     lse_shape = (batch, heads, rows) if options["return_lse"] else (0,)
     return torch_library.empty(q, (batch, rows, heads, v.shape[-1])), torch_library.empty_lse(
@@ -126,6 +128,7 @@ def _(*args: Any) -> None:
 
 
 def _prepare(q: torch.Tensor, options: dict[str, Any]) -> None:
+    torch_library.refuse_nested({"q": q, **options})
     if options.pop("verify", False):
         raise ValueError(torch_library.NO_VERIFY)
     if isinstance(options.get("quantize"), _C.PrequantizedKV):

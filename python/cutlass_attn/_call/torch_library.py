@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from .. import _C
 
@@ -38,13 +40,23 @@ exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 # Triton and torch's own compiled code read the raw handle in this way too.
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent from CPU builds
 
+
+def _has_function_mode() -> bool:
+    """Of any kind but torch.set_default_device and `with torch.device(...)`, which say where new
+    tensors go: those that are made here are on q's device in any case."""
+    if not torch._C._is_torch_function_mode_enabled():
+        return False
+    modes = _get_current_function_mode_stack()
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
 # Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
 # among them), function modes, functorch transforms, tracing. So must it where a forward-mode
 # derivative is taken, and where an input is of a subclass, or lazily negated: Torch::must_see() in
 # python/torch_arrays.cpp asks all of that. docs/notes/host-time.md says what it costs.
 INTERCEPTORS = (
     torch._C._len_torch_dispatch_stack,
-    torch._C._is_torch_function_mode_enabled,
+    _has_function_mode,
     torch._C._functorch.peek_interpreter_stack,
     torch._C._is_tracing,
 )
@@ -162,9 +174,12 @@ def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str]
     return found
 
 
-def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    """As torch's dispatcher casts arguments of its own function under torch.autocast."""
-    device = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else "meta"
+def autocast(*tensors: torch.Tensor | None, device: str | None = None) -> tuple[Any, ...]:
+    """As torch's dispatcher casts arguments of its own function under torch.autocast, on a device
+    of this type; None: that of the first one."""
+    if not isinstance(tensors[0], torch.Tensor):
+        return tensors
+    device = tensors[0].device.type if device is None else device
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
@@ -177,8 +192,17 @@ def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
-    """Options as an operator's schema has them, in place. Raises TypeError."""
+    """Options as an operator's schema has them, in place. Raises TypeError, and NotImplementedError
+    for a number whose gradient is asked for."""
     _refuse_bools(options)
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        x = options.get(name)
+        # As number() in python/parse.cpp, which no compiled call reaches with the tensor.
+        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} is a tensor that requires a gradient, and has none: pass {name}.item(), "
+                "a number"
+            )
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
         # Beyond every key all numbers say the same, and the operator takes 64 bits.
@@ -188,6 +212,26 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
         ]
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
         options["rng_state"] = random_state(q)
+
+
+DIMS = ("(batch, heads, seqlen, head_dim)", "(batch, seqlen, heads, head_dim)")  # by bshd
+
+
+def require_dims(name: str, x: torch.Tensor, ndim: int, dims: str) -> None:
+    """Where sizes are symbolic, which `_C` cannot check. Raises ValueError."""
+    if x.dim() != ndim:
+        shape = ", ".join(map(str, x.shape))
+        raise ValueError(f"{name} must have {ndim} dimensions, {dims}, got shape ({shape})")
+
+
+def refuse_nested(given: dict[str, Any]) -> None:
+    """Raises TypeError."""
+    for name, x in given.items():
+        if isinstance(x, ARRAY) and x.is_nested:
+            raise TypeError(
+                f"{name} must not be a nested tensor; allowed: q, k and v of attention() of layout "
+                "torch.jagged, or .values() and .offsets() of one in attention_varlen()"
+            )
 
 
 def copied(result: torch.Tensor, out: Any) -> torch.Tensor:

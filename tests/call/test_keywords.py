@@ -1,0 +1,85 @@
+"""Wrong keywords are answered with ours, and with what differs from the library they are from."""
+
+import cutlass_attn
+import pytest
+from cases import torch
+
+Q, K = torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 8, 16)
+ROWS, ENDS = torch.zeros(4, 2, 16), torch.tensor([0, 4], dtype=torch.int32)
+CACHE = torch.zeros(1, 8, 2, 16)
+LSE = torch.zeros(1, 2, 3)
+
+CALLS = {
+    "attention": (Q, K, K),
+    "explain": (Q, K, K),
+    "attention_varlen": (ROWS, ROWS, ROWS, ENDS),
+    "attention_decode": (CACHE[:, :3], CACHE, CACHE, ENDS[1:]),
+    "merge_states": (Q, LSE, Q, LSE),
+}
+COMPUTING = ("attention", "attention_varlen", "attention_decode", "explain")
+
+# What other libraries call it, what the answer must say.
+NAMES = {
+    "is_causal": "causal, aligned at the last key.*torch aligns at the first key",
+    "scale": "softmax_scale",
+    "sm_scale": "softmax_scale",
+    "enable_gqa": "nothing to ask for",
+    "window_size": r"window=\(left, right\)",
+    "window_left": r"window=\(left, right\)",
+    "return_attn_probs": "return_lse",
+    "return_softmax_lse": "return_lse",
+    "logits_soft_cap": "softcap",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", COMPUTING)
+def test_names_of_other_libraries_are_answered_with_ours(function, name):
+    message = rf"{function}\(\) has no '{name}': here it is .*{NAMES[name]}"
+    with pytest.raises(TypeError, match=message):
+        getattr(cutlass_attn, function)(*CALLS[function], **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "message"),
+    [
+        ("attention", "attn_mask", "mask if it is bool, and bias"),
+        ("attention", "attn_bias", "bias if it is a tensor.*LowerTriangularFromBottomRightMask"),
+        ("attention", "p", "dropout_p"),
+        ("attention_varlen", "max_seqlen_q", "lengths are read from cu_seqlens_q"),
+        ("attention_varlen", "attn_mask", "masks are of attention"),
+        ("attention_decode", "p", "decoding has no dropout"),
+        ("attention_decode", "kv_layout", "B, S, H, D"),
+        ("merge_states", "v_a", "o_a"),
+        ("merge_states", "s_b", "lse_b, natural logarithms"),
+        ("merge_states", "kv_layout", "layout"),
+        ("attention", "softmax_scal", "did you mean 'softmax_scale'"),
+        ("attention", "zzz", "unexpected keyword argument 'zzz'; allowed: q, k, v, "),
+    ],
+)
+def test_what_one_function_says(function, name, message):
+    with pytest.raises(TypeError, match=rf"{function}\(\) .*{message}"):
+        getattr(cutlass_attn, function)(*CALLS[function], **{name: 1})
+
+
+@pytest.mark.parametrize("function", ["attention", "explain"])
+def test_query_key_value_by_name(function):
+    with pytest.raises(TypeError, match="has no 'query': here it is q"):
+        getattr(cutlass_attn, function)(query=Q, key=K, value=K)
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_options_by_position_are_refused(function):
+    given = CALLS[function] + ((ENDS,) if function == "attention_varlen" else ())
+    message = rf"{function}\(\) takes {len(given)} arguments by position, .*got {len(given) + 1}:"
+    with pytest.raises(TypeError, match=message):
+        getattr(cutlass_attn, function)(*given, None)
+
+
+def test_compiled_calls_are_answered_as_well():
+    @torch.compile(fullgraph=True, backend="eager")
+    def call(q, k):
+        return cutlass_attn.attention(q, k, k, is_causal=True)
+
+    with pytest.raises(Exception, match="has no 'is_causal'"):
+        call(Q, K)
