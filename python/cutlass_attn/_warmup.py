@@ -30,10 +30,10 @@ def warmup(
     A kernel takes 2 to 20 s, unless it is in the cache or the build has compiled it.
 
     Args:
-        q, k, v, options: an example call, as `explain` takes it: of `attention`; with
-            `cu_seqlens_q` of `attention_varlen`, with `cache_seqlens` of `attention_decode`.
-            Shapes, dtypes and strides matter, numbers do not: with `device`, tensors on torch's
-            "meta" device will do.
+        q: queries of an example call. Shapes, dtypes and strides matter, numbers do not: with
+            `device`, tensors on torch's "meta" device serve.
+        k: its keys.
+        v: its values.
         names: in place of a call, keys of `cutlass_attn.variants()`, or one of them, or a kernel's
             name for all it has that this build left out.
         device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which kernels are loaded as well; or
@@ -41,6 +41,8 @@ def warmup(
             cache. None for the device of q, or GPU 0.
         grad: also what computes the gradients of q, k and v.
         progress: called with a key, how many are done and of how many, before each of them.
+        **options: of the example call, as `explain` takes them: those of `attention`; with
+            `cu_seqlens_q` of `attention_varlen`, with `cache_seqlens` of `attention_decode`.
 
     Returns:
         Keys of the variants that are ready now, of those that this build left out.
