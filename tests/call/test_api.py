@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import inspect
-import os
 import subprocess
 import sys
 
