@@ -47,6 +47,7 @@ from manifest_rows import (
     OPS,
     OPTIONS,
     QUANTIZE,
+    TERMS,
     TIERS,
     TILE_FIELDS,
     Build,
@@ -56,6 +57,7 @@ from manifest_rows import (
     ManifestError,
     Row,
     Tile,
+    compositions,
     designated,
     device_source,
     quote,
@@ -95,6 +97,11 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
     where = f'[kernel."{name}"]'
     table = dict(table)
     device = _choose(_take(table, "device", str, where), DEVICES, "device", where)
+    terms = _take(table, "terms", list, where, default=[])
+    for term in terms:
+        _choose(term, TERMS, "terms", where)
+    if terms:
+        all_scores = compositions(terms, table.get("needs", []))
     scores = _take(table, "scores", list, where, default=list(all_scores))
     op = _choose(_take(table, "op", str, where, default="forward"), OPS, "op", where)
     known_options = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
@@ -108,7 +115,8 @@ def _kernel(name: str, table: dict, all_scores: dict[str, str]) -> Kernel:
         for value in values:
             _choose(value, allowed, entry, where)
     for option in options if device == "cuda" else []:
-        if (known := OPTIONS[option]) and not set(known) & set(scores):
+        parts = {part for score in scores for part in score.split("_")}
+        if (known := OPTIONS[option]) and not set(known) & parts:
             raise ManifestError(
                 f"{where}: options has {option!r}, which needs one of the scores {', '.join(known)}"
             )

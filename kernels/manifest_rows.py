@@ -4,6 +4,7 @@ writes the files."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import string
 import sys
 import types
@@ -42,6 +43,7 @@ OPTIONS: dict[str, list[str]] = FACTS["options"]
 BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
+TERMS: dict[str, dict] = FACTS["terms"]
 # What a kernel type may leave to its rows, beside {element}.
 DIM_FIELDS = ("head_dim", "head_dim_v")
 TILE_FIELDS = ("m", "n", "warps", "columns")
@@ -49,6 +51,20 @@ TILE_FIELDS = ("m", "n", "warps", "columns")
 
 class ManifestError(ValueError):
     """The manifest contradicts itself; the message names the row, what it says and what may be."""
+
+
+def compositions(terms: list[str], needs: list[str]) -> dict[str, str]:
+    """The scores of a kernel that takes every set of these terms: {token: C++ type}, smaller sets
+    first. Terms whose option a call has to ask for are in all of them."""
+    required = [term for term in terms if set(TERMS[term]["options"]) & set(needs)]
+    others = [term for term in terms if term not in required]
+    scores = {}
+    for count in range(len(others) + 1):
+        for some in itertools.combinations(others, count):
+            chosen = [term for term in TERMS if term in required or term in some]
+            types = ", ".join(TERMS[term]["type"] for term in chosen)
+            scores["_".join(chosen) or "identity"] = f"Score<{types}>"
+    return scores
 
 
 @dataclass(frozen=True)
@@ -101,7 +117,8 @@ class Kernel:
         if self.device == "cuda":
             arguments = ", ".join([self.params, *self.scores.values()])
             function = "arguments_with_asides_of" if self.asides else "arguments_of"
-            fields["arguments"] = f"{function}<{arguments}>()"
+            tokens = ", ".join(quote(token) for token in self.scores)
+            fields["arguments"] = f"{function}<{arguments}>({{{tokens}}})"
         else:
             fields["function"] = f"&{self.code}"
         return designated(fields)

@@ -1,325 +1,134 @@
-// Score functors: from the raw product q.k to the logit that softmax sees.
+// Scores: from the raw product s = q.k to the logit that softmax sees.
 //
-// A functor turns the product of query `q` with key `k` in (batch, head) into a value x such that
-// the softmax weight is 2^(x * log2_scale()); log2_scale() > 0, so the largest x is the largest
-// logit and scaling folds into the exponential's one fused multiply-add. grad() is d logit / d s,
-// s being the raw product, for the backward pass. Those that are not general look at the product
-// alone, and take it alone.
+// Score<Terms...> is composed of the terms that a call has, one file each in core/terms/. A term
+// that a kernel is compiled without costs nothing. A score turns s into an x such that the softmax
+// weight is 2^(x * log2_scale()), with log2_scale() > 0: the largest x is the largest logit.
 //
-// kHasChunks: whether code with this score is given calls with attention chunks, for which masks
-// cost it registers.
+//   no term     x = s; the scale is left to the exponential's one fused multiply-add
+//   Softcap     x = tanh(s * inner); the cap is left to the exponential
+//   additive    x = (s or tanh) * factor + term, in units of log2. Then the row max is one of the x
+//   terms       and not a rounded product of one: next to a bias of -1e9 a logit keeps its exact
+//               distance from the row max.
 //
-// A functor is made of a call, the lengths of a batch entry, and `factor`, which the products lack
-// where operands have scales: softmax_scale times it is the scale in use.
-//
-// A new score: a functor here, its token in manifest.toml, a keyword in Python.
+// A score is made of a call, and of `factor`, which the products lack where operands have scales:
+// softmax_scale times it is the scale in use. grad() is d logit / d s.
 #pragma once
+
+#include <type_traits>
 
 #include "core/macros.hpp"
 #include "core/math.hpp"
 #include "core/opaque.hpp"
 #include "core/problem.hpp"
 #include "core/sequences.hpp"
+#include "core/terms/alibi.hpp"
+#include "core/terms/bias.hpp"
+#include "core/terms/chunk.hpp"
+#include "core/terms/softcap.hpp"
 
 namespace cutlass_attn {
 
-// Whether anything is added to a logit, or masked beyond the interval: for the general score.
-CA_HOST_DEVICE bool has_terms(Problem const& p) {
-  return p.logits.alibi_slopes != nullptr || p.logits.bias.data != nullptr ||
-         p.mask.elements.data != nullptr;
-}
-// Attention chunks are a matter of the mask, but of a score's code: see kHasChunks.
-CA_HOST_DEVICE bool has_chunks(Problem const& p) { return p.mask.attention_chunk != 0; }
-
-// logit = softmax_scale * s, for any positive scale in use: nothing is left to do per element.
-struct IdentityScore {
-  static constexpr const char* kToken = "identity";
-  static constexpr bool kIsIdentity = true;
+template <class... Terms>
+struct Score {
+  template <class Term>
+  static constexpr bool kHas = (std::is_same_v<Term, Terms> || ...);
+  static constexpr bool kHasSoftcap = kHas<Softcap>, kHasBias = kHas<TileBias>;
+  // Whether anything is added to a logit.
+  static constexpr bool kAdds = kHas<Alibi> || kHasBias;
+  // Whether apply() has nothing to do: a bias is added by with_bias().
+  static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
-  static constexpr bool kHasChunks = false;
-  // Sinks are divided by the scale: below this one they could overflow.
+  static constexpr bool kHasChunks = kHas<Chunk>;
+  // Sinks are divided by the scale where it is left to the exponential. Below this one they could
+  // overflow.
   static constexpr float kLeastScale = 1e-30f;
-  float scale;
 
-  CA_HOST_DEVICE explicit IdentityScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
-      : scale(p.logits.softmax_scale * factor) {}
+  Problem const& p;
+  float inner;  // factor of s, before the softcap
+  float cap;    // 0: none
 
+  CA_HOST_DEVICE explicit Score(Problem const& p, SeqLens = {}, float factor = 1.0f)
+      : p(p), inner(inner_of(p, factor)), cap(kHasSoftcap ? p.logits.softcap : 0.0f) {}
+
+  // Whether the kernel with this score can run the call: it has all of its terms. A kernel with a
+  // bias has to be given one.
   CA_HOST_DEVICE static bool takes(Problem const& p) {
-    return !has_chunks(p) && takes_but_for_chunks(p);
+    return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || !Chunk::is_in(p)) &&
+           (kHas<Alibi> || !Alibi::is_in(p)) && kHasBias == TileBias::is_in(p) &&
+           p.mask.elements.data == nullptr &&
+           (kHasSoftcap || kAdds || p.logits.softmax_scale >= kLeastScale);
   }
-  CA_HOST_DEVICE static bool takes_but_for_chunks(Problem const& p) {
-    return !has_terms(p) && p.logits.softcap == 0.0f && p.logits.softmax_scale >= kLeastScale;
+
+  CA_HOST_DEVICE float log2_scale() const {
+    if constexpr (kAdds) return 1.0f;
+    if constexpr (kHasSoftcap) return outer() * kLog2e;
+    return inner * kLog2e;
   }
-  CA_HOST_DEVICE float log2_scale() const { return scale * kLog2e; }
-  CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const { return s; }
-  CA_HOST_DEVICE float grad(float, int, int, int, int) const { return scale; }
-};
 
-// logit = softcap * tanh(softmax_scale * s / softcap); with softcap = 0, softmax_scale * s for a
-// scale of any sign. The factor in front is left to the exponential.
-struct SoftcapScore {
-  static constexpr const char* kToken = "softcap";
-  static constexpr bool kIsIdentity = false;
-  static constexpr bool kIsGeneral = false;
-  static constexpr bool kHasChunks = false;
-  float cap;
-  float inner;  // scale / cap, or the scale alone without a cap
-
-  CA_HOST_DEVICE explicit SoftcapScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
-      : cap(p.logits.softcap),
-        inner((cap > 0.0f ? p.logits.softmax_scale / cap : p.logits.softmax_scale) * factor) {}
-
-  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p) && !has_chunks(p); }
-  CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
-  CA_HOST_DEVICE float log2_scale() const { return outer() * kLog2e; }
+  // One product, of query q with key k. Not of a score that adds.
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const {
+    static_assert(!kAdds);
+    if constexpr (!kHasSoftcap) return s;
     return cap > 0.0f ? fast_tanh(s * inner) : s * inner;
   }
-  // The same for kCount products x(i), jumping over the softcap where there is none. It takes fewer
-  // registers, but does not mix with the instructions around it.
+  CA_HOST_DEVICE float grad(float s, int, int, int, int) const {
+    static_assert(!kAdds);
+    if (!kHasSoftcap || !(cap > 0.0f)) return inner;
+    float const t = fast_tanh(s * inner);
+    return (1.0f - t * t) * inner * cap;
+  }
+
+  // The products x(i, j) of kRows rows with kKeys keys. place: see the terms.
+  template <int kRows, int kKeys, class X, class Place>
+  CA_HOST_DEVICE void apply(X&& x, Place const& place) const {
+    if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
+    float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
+    if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, x, factor, place);
+  }
+
+  // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes fewer
+  // registers than a select, but does not mix with the instructions around it.
   template <int kCount, class X>
-  CA_HOST_DEVICE void apply(X&& x) const {
+  CA_HOST_DEVICE void apply_softcap(X&& x) const {
     CA_UNROLL
     for (int i = 0; i < kCount; ++i) x(i) *= inner;
     unpredicated_if(cap > 0.0f, [&] {
       CA_UNROLL
-      for (int i = 0; i < kCount; ++i) x(i) = fast_tanh(x(i));
-    });
-  }
-  CA_HOST_DEVICE float grad(float s, int, int, int, int) const {
-    if (!(cap > 0.0f)) return inner;
-    float const t = fast_tanh(s * inner);
-    return (1.0f - t * t) * inner * cap;
-  }
-};
-
-// The same two of calls with attention chunks.
-struct ChunkedScore : IdentityScore {
-  static constexpr const char* kToken = "chunked";
-  static constexpr bool kHasChunks = true;
-  using IdentityScore::IdentityScore;
-
-  CA_HOST_DEVICE static bool takes(Problem const& p) { return takes_but_for_chunks(p); }
-};
-struct ChunkedSoftcapScore : SoftcapScore {
-  static constexpr const char* kToken = "chunked_softcap";
-  static constexpr bool kHasChunks = true;
-  using SoftcapScore::SoftcapScore;
-
-  CA_HOST_DEVICE static bool takes(Problem const& p) { return !has_terms(p); }
-};
-
-// logit = softmax_scale * s + bias, of a bias that the kernel has at hand beside the products, and
-// adds by with_bias(): nothing is left to do per element. In units of log2, as the general score.
-struct BiasScore {
-  static constexpr const char* kToken = "bias";
-  static constexpr bool kIsIdentity = true;
-  static constexpr bool kIsGeneral = false;
-  static constexpr bool kHasChunks = false;
-  float inner;
-
-  CA_HOST_DEVICE explicit BiasScore(Problem const& p, SeqLens = {}, float factor = 1.0f)
-      : inner(p.logits.softmax_scale * factor * kLog2e) {}
-
-  CA_HOST_DEVICE static bool takes(Problem const& p) {
-    return p.logits.bias.data != nullptr && p.logits.alibi_slopes == nullptr &&
-           p.mask.elements.data == nullptr && !has_chunks(p) && p.logits.softcap == 0.0f;
-  }
-  CA_HOST_DEVICE float log2_scale() const { return 1.0f; }
-  CA_HOST_DEVICE float with_bias(float s, float bias) const {
-    return fmaf(bias, kLog2e, s * inner);
-  }
-};
-
-// The above but the last, then - slope * |distance from the diagonal| (ALiBi, arXiv 2108.12409),
-// the bias, and -inf where the mask of bytes masks the key.
-struct GeneralScore {
-  static constexpr const char* kToken = "general";
-  static constexpr bool kIsIdentity = false;
-  static constexpr bool kIsGeneral = true;
-  static constexpr bool kHasChunks = true;
-  Problem const& p;
-  SeqLens seqlens;
-  SoftcapScore capped;
-  float unit;          // what a logit is multiplied by
-  float inner, outer;  // factors before and after the softcap
-  float diagonal;      // of query 0
-
-  CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens, float factor = 1.0f,
-                              float unit = 1.0f)
-      : p(params),
-        seqlens(lens),
-        capped(params, lens, factor),
-        unit(unit),
-        inner(capped.cap > 0.0f ? capped.inner : capped.inner * unit),
-        outer(capped.cap * unit),
-        diagonal(float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift)),
-        terms(terms_of(params, lens)) {}
-
-  CA_HOST_DEVICE static bool takes(Problem const&) { return true; }
-  CA_HOST_DEVICE float log2_scale() const { return kLog2e / unit; }
-  CA_HOST_DEVICE float operator()(float s, int b, int h, int q, int k) const {
-    One const one{s, b, h, q, k};
-    scale<1, 1>(one);
-    add_terms<1, 1>(one, one);
-    return s;
-  }
-  CA_HOST_DEVICE float grad(float s, int b, int h, int q, int k) const {
-    return capped.grad(s, b, h, q, k);
-  }
-
-  // The same in two steps for the products x(i, j) of some rows with some keys. The first has no
-  // branches: it is the same for all calls.
-  template <int kRows, int kKeys, class X>
-  CA_HOST_DEVICE void scale(X&& x) const {
-    for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= inner; });
-  }
-
-  // The second: one term after the other for all products, so that what a call has not is skipped
-  // at once, and loads do not wait for each other. What lies beyond the sequences gets the terms
-  // of some query and key and goes unused.
-  //   place: what the terms depend on; batch(), head(i), query(i), key(j). Keys come in pairs:
-  //          key(0) is even, key(1) is one more.
-  template <int kRows, int kKeys, class X, class Place>
-  CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
-    add_terms<kRows, kKeys>(x, place, [](int, int, float) {});
-  }
-  // The same, which calls set_slope(i, j, .) with d logit / d(scale s) where that is not 1.
-  template <int kRows, int kKeys, class X, class Place, class SetSlope>
-  CA_HOST_DEVICE void add_terms(X&& x, Place const& place, SetSlope&& set_slope) const {
-    unpredicated_if(terms & kSoftcap, [&] {
-      for_all<kRows, kKeys>([&](int i, int j) {
-        float const t = fast_tanh(x(i, j));
-        set_slope(i, j, 1.0f - t * t);
-        x(i, j) = outer * t;
-      });
-    });
-    unpredicated_if(terms & kAlibi, [&] {
-      CA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Logits const& logits = p.logits;
-        float const slope =
-            logits.alibi_slopes[place.batch() * logits.alibi_batch_stride + place.head(i)] * unit;
-        float const first = float(place.key(0) - place.query(i)) - diagonal;
-        CA_UNROLL
-        for (int j = 0; j < kKeys; ++j) {
-          x(i, j) -= slope * fabsf(first + float(place.key(j) - place.key(0)));
-        }
+      for (int i = 0; i < kCount; ++i) {
+        x(i) = kAdds ? fast_tanh(x(i)) * (cap * kLog2e) : fast_tanh(x(i));
       }
     });
-    unpredicated_if(terms & kBias32, [&] {
-      for_entries<kRows, kKeys, float>(
-          p.logits.bias, terms & kBiasPairs, place,
-          [&](int i, int j, float entry) { x(i, j) = fmaf(entry, unit, x(i, j)); });
-    });
-    unpredicated_if(terms & kBias16, [&] {
-      bool const is_half = p.logits.bias_dtype == DType::kFloat16;
-      for_entries<kRows, kKeys, uint16_t>(
-          p.logits.bias, terms & kBiasPairs, place, [&](int i, int j, uint16_t entry) {
-            float const value = is_half ? half_to_float(entry) : bfloat16_to_float(entry);
-            x(i, j) = fmaf(value, unit, x(i, j));
-          });
-    });
-    unpredicated_if(terms & kMask, [&] {
-      for_entries<kRows, kKeys, uint8_t>(
-          p.mask.elements, terms & kMaskPairs, place,
-          [&](int i, int j, uint8_t entry) { x(i, j) = entry == 0 ? -kInf : x(i, j); });
-    });
+  }
+
+  // One product with its bias: all that comes before the other terms.
+  CA_HOST_DEVICE float with_bias(float s, float bias) const {
+    float x = s * inner;
+    if constexpr (kHasSoftcap) {
+      if (cap > 0.0f) x = fast_tanh(x) * (cap * kLog2e);
+    }
+    return fmaf(bias, kLog2e, x);
   }
 
  private:
-  // What a call has; pairs: of keys whose entries one load reads.
-  enum Term {
-    kSoftcap = 1,
-    kAlibi = 2,
-    kBias32 = 4,
-    kBias16 = 8,
-    kBiasPairs = 16,
-    kMask = 32,
-    kMaskPairs = 64
-  };
-  int terms;
-
-  CA_HOST_DEVICE static int terms_of(Problem const& p, SeqLens lens) {
-    bool const is_bias32 = p.logits.bias_dtype == DType::kFloat32;
-    int const bias = (is_bias32 ? kBias32 : kBias16) |
-                     (has_pairs(lens, p.logits.bias, is_bias32 ? 4 : 2) ? kBiasPairs : 0);
-    int const mask = kMask | (has_pairs(lens, p.mask.elements, 1) ? kMaskPairs : 0);
-    return (p.logits.softcap > 0.0f ? kSoftcap : 0) | (p.logits.alibi_slopes ? kAlibi : 0) |
-           (p.logits.bias.data ? bias : 0) | (p.mask.elements.data ? mask : 0);
+  CA_HOST_DEVICE static float inner_of(Problem const& p, float factor) {
+    float const scale = p.logits.softmax_scale;
+    if (kHasSoftcap && p.logits.softcap > 0.0f) return scale / p.logits.softcap * factor;
+    return kAdds ? scale * factor * kLog2e : scale * factor;
   }
-
-  // Whether the entries of an even key and the next lie at a multiple of their size.
-  CA_HOST_DEVICE static bool has_pairs(SeqLens lens, PerLogit const& t, int entry_bytes) {
-    uint64_t const bits =
-        reinterpret_cast<uint64_t>(t.data) |
-        uint64_t(t.batch_stride | t.head_stride | t.row_stride) * uint64_t(entry_bytes);
-    return t.key_stride == 1 && lens.k % 2 == 0 && bits % (2 * uint64_t(entry_bytes)) == 0;
-  }
-
-  // One product, and where it is.
-  struct One {
-    float& x;
-    int b, h, q, k;
-    CA_HOST_DEVICE float& operator()(int, int) const { return x; }
-    CA_HOST_DEVICE int batch() const { return b; }
-    CA_HOST_DEVICE int head(int) const { return h; }
-    CA_HOST_DEVICE int query(int) const { return q; }
-    CA_HOST_DEVICE int key(int) const { return k; }
-  };
-
-  template <int kRows, int kKeys, class Visit>
-  CA_HOST_DEVICE static void for_all(Visit&& visit) {
-    CA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      CA_UNROLL
-      for (int j = 0; j < kKeys; ++j) visit(i, j);
-    }
-  }
-
-  // Calls visit(i, j, entry) for the entries of all rows with all keys.
-  template <int kRows, int kKeys, class Entry, class Place, class Visit>
-  CA_HOST_DEVICE void for_entries(PerLogit const& t, int has_pairs, Place const& place,
-                                  Visit&& visit) const {
-    struct alignas(2 * sizeof(Entry)) Pair {
-      Entry entry[2];
-    };
-    auto const row = [&](int i) {
-      return static_cast<Entry const*>(t.data) + place.batch() * t.batch_stride +
-             place.head(i) * t.head_stride + clamped(place.query(i), seqlens.q) * t.row_stride;
-    };
-    if (kKeys == 1) has_pairs = 0;
-    unpredicated_if(has_pairs, [&] {
-      Pair pairs[kRows][(kKeys + 1) / 2];
-      CA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Entry const* const entries = row(i);
-        CA_UNROLL
-        for (int j = 0; j < kKeys; j += 2) {
-          int const at = place.key(j) < seqlens.k ? place.key(j) : 0;
-          pairs[i][j / 2] = *reinterpret_cast<Pair const*>(entries + at);
-        }
-      }
-      for_all<kRows, kKeys>([&](int i, int j) { visit(i, j, pairs[i][j / 2].entry[j % 2]); });
-    });
-    unpredicated_if(!has_pairs, [&] {
-      CA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Entry const* const entries = row(i);
-        CA_UNROLL
-        for (int j = 0; j < kKeys; ++j) {
-          visit(i, j, entries[clamped(place.key(j), seqlens.k) * t.key_stride]);
-        }
-      }
-    });
-  }
-  CA_HOST_DEVICE static int clamped(int i, int end) { return i < end ? i : end - 1; }
+  CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
 };
 
-// The score for who multiplies by log2_scale() before the row max is subtracted. The general score
-// is in units of log2 then, so that the row max is one of the scores, and not the rounded product
-// of one: with a bias of -1e9 nothing but its distance from the row max is left of a score, and
-// that is exact.
+using IdentityScore = Score<>;
+using SoftcapScore = Score<Softcap>;
+
+}  // namespace cutlass_attn
+
+#include "core/general_score.hpp"
+
+namespace cutlass_attn {
+
+// The score for who multiplies by log2_scale() before the row max is subtracted: a general score is
+// in units of log2 then, for the reason above.
 template <class Score>
 CA_HOST_DEVICE Score score_in_log2(Problem const& p, SeqLens lens, float factor = 1.0f) {
   if constexpr (Score::kIsGeneral) {

@@ -39,18 +39,21 @@ Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant co
   return plan;
 }
 
-// The instance of a variant for this device, compiled now if need be.
-Status provide(Variant const& variant, DeviceInfo const& device, RunOptions const& options,
-               KernelUnit const*& unit) {
-  unit = variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
+// The instance of a variant with a score that takes the call, compiled now if need be.
+Status provide(Variant const& variant, Problem const& problem, DeviceInfo const& device,
+               RunOptions const& options, KernelUnit const*& unit) {
+  unit = variant.unit;
+  if (!variant.can_load) return {};
+  int const score = score_of(variant.kernel->arguments, problem);
+  unit = loaded(variant, score, device.compute_capability);
   if (unit != nullptr) return {};
-  Status status = may_load(variant, options.stream);
-  if (status.ok()) status = compile(variant, options.device_index);
+  Status status = may_load(variant, score, options.stream);
+  if (status.ok()) status = compile(variant, score, options.device_index);
   if (!status.ok()) return status;
-  unit = loaded(variant, device.compute_capability);
+  unit = loaded(variant, score, device.compute_capability);
   if (unit == nullptr) {
     // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
-    std::string const& refusal = why_not_compiled(variant);
+    std::string const& refusal = why_not_compiled(variant, score);
     if (!refusal.empty()) return Status::no_kernel(variant.info.key + ": " + refusal);
     return Status::device_error("the compiler did not provide " + variant.info.key);
   }
@@ -75,7 +78,7 @@ Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const
   if (part == Part::kRest && arguments.has_asides()) arguments.launch_aside[0] = no_launch;
   KernelUnit const* unit = variant.unit;
   if (device.device == Device::kCuda) {
-    Status const status = provide(variant, device, options, unit);
+    Status const status = provide(variant, problem, device, options, unit);
     if (!status.ok()) return status;
   }
   return launch(arguments, *unit, problem, device, options);

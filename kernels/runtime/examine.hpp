@@ -73,8 +73,8 @@ struct Call {
 };
 
 // The instance that would run; null if it has yet to be compiled.
-inline KernelUnit const* unit_of(Variant const& variant, DeviceInfo const& device) {
-  return variant.can_load ? loaded(variant, device.compute_capability) : variant.unit;
+inline KernelUnit const* unit_of(Variant const& variant, int score, DeviceInfo const& device) {
+  return variant.can_load ? loaded(variant, score, device.compute_capability) : variant.unit;
 }
 
 // Calls lacks(reason) for what keeps TMA from reading the bias: 16 bytes at a time, by strides that
@@ -231,7 +231,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              capability(device.compute_capability);
     });
   }
-  KernelUnit const* const unit = unit_of(variant, device);
+  int const score = score_of(variant.kernel->arguments, p);
+  if (!variant.kernel->function && score == variant.kernel->arguments.num_scores) return;  // said above
+  KernelUnit const* const unit = unit_of(variant, score, device);
   if (unit && info.device == Device::kCuda && unit->facts.smem_bytes > device.smem_per_block) {
     lacks(Lack::kEnvironment, [&] {
       return "needs " + std::to_string(unit->facts.smem_bytes) +
@@ -239,7 +241,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              std::to_string(device.smem_per_block);
     });
   }
-  bool const can_be_compiled = variant.can_load && why_not_compiled(variant).empty();
+  bool const can_be_compiled = variant.can_load && why_not_compiled(variant, score).empty();
   if (unit == nullptr && !variant.kernel->function && !can_be_compiled) {
     lacks(Lack::kEnvironment, [&] {
       std::string options;
@@ -251,7 +253,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
         if (!info.arch.empty()) options += " and " + info.arch + " in CUTLASS_ATTN_ARCHS";
       }
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.can_load) text += why_not_compiled(variant) + (can_be_built ? "; or " : "");
+      if (variant.can_load) text += why_not_compiled(variant, score) + (can_be_built ? "; or " : "");
       return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;
     });
   }

@@ -86,8 +86,7 @@ Status launch_on_device(void const*, void*, Launch const&, RunOptions const&) {
 
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
               DeviceLimits const& limits, RunOptions const& options) {
-  int score = 0;
-  while (score < kernel.num_scores && !kernel.scores[score].takes(problem)) ++score;
+  int const score = score_of(kernel, problem);
   if (score == kernel.num_scores) return Status::no_kernel("no score functor takes this call");
   alignas(64) char params[KernelArguments::kMaxBytes];
   Workspace workspace = options.workspace;

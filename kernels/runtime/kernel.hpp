@@ -2,6 +2,7 @@
 // instance, whoever compiled it: nvcc or g++ with the library, or NVRTC when it was needed first.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace cutlass_attn {
 
-inline constexpr int kMaxScores = 4;
+inline constexpr int kMaxScores = 8;
 inline constexpr int kNumAsides = 2;  // launches before and after the kernel itself
 
 // How a kernel's arguments are made, and which score functors it is compiled with. `Params`, the
@@ -62,8 +63,9 @@ constexpr std::nullptr_t splits_of(...) {
 }
 }  // namespace detail
 
+// tokens: names of the scores, which end the names of their entries.
 template <class Params, class... Scores>
-constexpr KernelArguments arguments_of() {
+constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)> tokens = {}) {
   static_assert(sizeof...(Scores) <= kMaxScores);
   static_assert(sizeof(Params) <= KernelArguments::kMaxBytes && alignof(Params) <= 64);
   KernelArguments result;
@@ -76,13 +78,16 @@ constexpr KernelArguments arguments_of() {
   result.launch = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch(facts);
   };
-  ((result.scores[result.num_scores++] = {Scores::kToken, &Scores::takes}), ...);
+  ((result.scores[result.num_scores] = {tokens[size_t(result.num_scores)], &Scores::takes},
+    ++result.num_scores),
+   ...);
   return result;
 }
 
 template <class Params, class... Scores>
-constexpr KernelArguments arguments_with_asides_of() {
-  KernelArguments result = arguments_of<Params, Scores...>();
+constexpr KernelArguments arguments_with_asides_of(
+    std::array<char const*, sizeof...(Scores)> tokens = {}) {
+  KernelArguments result = arguments_of<Params, Scores...>(tokens);
   result.launch_aside[0] = [](void const* params, KernelFacts const& facts) {
     return static_cast<Params const*>(params)->launch_before(facts);
   };
@@ -90,6 +95,13 @@ constexpr KernelArguments arguments_with_asides_of() {
     return static_cast<Params const*>(params)->launch_after(facts);
   };
   return result;
+}
+
+// The first of the kernel's scores that takes the call; num_scores if none does.
+inline int score_of(KernelArguments const& kernel, Problem const& problem) {
+  int score = 0;
+  while (score < kernel.num_scores && !kernel.scores[score].takes(problem)) ++score;
+  return score;
 }
 
 // What the asides' entries are named after the kernel's symbol.

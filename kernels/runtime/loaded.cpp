@@ -44,19 +44,34 @@ std::atomic<Node const*>& head_of(Variant const& variant) {
   return heads[size_t(&variant - registry().data())];
 }
 
-// Why a variant cannot be compiled, or null.
-std::atomic<std::string const*>& refusal_of(Variant const& variant) {
-  static std::vector<std::atomic<std::string const*>> refusals(registry().size());
-  return refusals[size_t(&variant - registry().data())];
+// Why a score of a variant cannot be compiled, or null.
+std::atomic<std::string const*>& refusal_of(Variant const& variant, int score) {
+  static std::vector<std::atomic<std::string const*>> refusals(registry().size() * kMaxScores);
+  return refusals[size_t(&variant - registry().data()) * kMaxScores + size_t(score)];
 }
 
-Variant const* find_left_out(std::string const& key, Status& status) {
+// What a key names.
+struct LeftOut {
+  Variant const* variant = nullptr;  // null: nothing that this build left out
+  int first = 0, last = 0;           // its scores [first, last)
+};
+
+LeftOut find_left_out(std::string const& key, Status& status) {
+  size_t const plus = key.find('+');
   for (Variant const& variant : registry()) {
-    if (variant.info.key == key && variant.can_load) return &variant;
+    if (!variant.can_load || key.compare(0, plus, variant.info.key) != 0) continue;
+    KernelArguments const& arguments = variant.kernel->arguments;
+    if (plus == std::string::npos) return {&variant, 0, arguments.num_scores};
+    for (int i = 0; i < arguments.num_scores; ++i) {
+      if (key.compare(plus + 1, std::string::npos, arguments.scores[i].token) == 0) {
+        return {&variant, i, i + 1};
+      }
+    }
   }
-  status =
-      Status::invalid("key is \"" + key + "\", allowed: a GPU variant that this build left out");
-  return nullptr;
+  status = Status::invalid("key is \"" + key +
+                           "\", allowed: a GPU variant that this build left out, also with \"+\" "
+                           "and one of its scores");
+  return {};
 }
 
 }  // namespace
@@ -84,53 +99,63 @@ Status refuse_kernel(std::string const& key, std::string why_not) {
   static std::mutex mutex;
   static std::vector<std::unique_ptr<std::string const>> all;  // kept: others may be reading
   Status status;
-  Variant const* const variant = find_left_out(key, status);
-  if (variant == nullptr) return status;
+  LeftOut const named = find_left_out(key, status);
+  if (named.variant == nullptr) return status;
   if (why_not.empty()) why_not = "refused";
   std::lock_guard const lock(mutex);
   all.push_back(std::make_unique<std::string const>(std::move(why_not)));
-  refusal_of(*variant).store(all.back().get());
+  for (int score = named.first; score < named.last; ++score) {
+    refusal_of(*named.variant, score).store(all.back().get());
+  }
   return {};
 }
 
-std::string const& why_not_compiled(Variant const& variant) {
-  std::string const* const refusal = refusal_of(variant).load();
+std::string entry_key(Variant const& variant, int score) {
+  KernelArguments const& arguments = variant.kernel->arguments;
+  if (arguments.num_scores == 1) return variant.info.key;
+  return variant.info.key + "+" + arguments.scores[score].token;
+}
+
+std::string const& why_not_compiled(Variant const& variant, int score) {
+  std::string const* const refusal = refusal_of(variant, score).load();
   return refusal != nullptr ? *refusal : compiler_state().load()->why_not;
 }
 
-KernelUnit const* loaded(Variant const& variant, int compute_capability) {
+KernelUnit const* loaded(Variant const& variant, int score, int compute_capability) {
   for (Node const* node = head_of(variant).load(std::memory_order_acquire); node;
        node = node->next) {
-    if (node->compute_capability == compute_capability) return &node->unit;
+    if (node->compute_capability == compute_capability && node->unit.device_code[score]) {
+      return &node->unit;
+    }
   }
   return nullptr;
 }
 
-Status compile(Variant const& variant, int device_index) {
-  std::string const& why_not = why_not_compiled(variant);
+Status compile(Variant const& variant, int score, int device_index) {
+  std::string const& why_not = why_not_compiled(variant, score);
   CompilerState const& state = *compiler_state().load();
   if (!why_not.empty() || state.compile == nullptr) return Status::device_error(why_not);
-  return state.compile(variant.info.key, device_index);
+  return state.compile(entry_key(variant, score), device_index);
 }
 
 #if CUTLASS_ATTN_CUDA
 
-Status may_load(Variant const& variant, void* stream) {
+Status may_load(Variant const& variant, int score, void* stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t const error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
   if (error != cudaSuccess) return cuda_status(error, "cudaStreamIsCapturing");
   if (capture == cudaStreamCaptureStatusNone) return {};
-  std::string const& key = variant.info.key;
+  std::string const key = entry_key(variant, score);
   return Status::device_error(
       "kernel " + key +
       " is compiled at first use, and cannot be loaded while its stream is captured into a CUDA "
-      "graph: before that, make the call once or cutlass_attn.warmup(\"" +
+      "graph: before that, make the call once or cutlass_attn.warmup(names=\"" +
       key + "\")");
 }
 
 #else
 
-Status may_load(Variant const&, void*) { return {}; }
+Status may_load(Variant const&, int, void*) { return {}; }
 
 #endif
 
@@ -138,8 +163,9 @@ Status may_load(Variant const&, void*) { return {}; }
 
 namespace {
 
-// What the code says of itself, and its entries by score functor.
-Status read_unit(Variant const& variant, cudaLibrary_t library, KernelUnit& unit) {
+// What the code says of itself, and its entries by score.
+Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) {
+  Variant const& variant = *named.variant;
   std::string const facts = variant.symbol + "__facts";
   void* address = nullptr;
   size_t bytes = 0;
@@ -153,7 +179,7 @@ Status read_unit(Variant const& variant, cudaLibrary_t library, KernelUnit& unit
   }
   if (error != cudaSuccess) return cuda_status(error, facts.c_str());
   KernelArguments const& arguments = variant.kernel->arguments;
-  for (int i = 0; i < arguments.num_scores; ++i) {
+  for (int i = named.first; i < named.last; ++i) {
     std::string const entry = variant.symbol + "__" + arguments.scores[i].token;
     cudaKernel_t kernel;
     error = cudaLibraryGetKernel(&kernel, library, entry.c_str());
@@ -174,8 +200,8 @@ Status read_unit(Variant const& variant, cudaLibrary_t library, KernelUnit& unit
 
 Status load_kernel(std::string const& key, int device_index, void const* cubin) {
   Status status;
-  Variant const* const variant = find_left_out(key, status);
-  if (variant == nullptr) return status;
+  LeftOut const named = find_left_out(key, status);
+  if (named.variant == nullptr) return status;
   DeviceGuard const guard(device_index);
   if (!guard.status().ok()) return guard.status();
 
@@ -185,12 +211,12 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
   if (error != cudaSuccess) return cuda_status(error, "cudaLibraryLoadData");
   int const capability = device_info(Device::kCuda, device_index).compute_capability;
   std::unique_ptr<Node> node(new Node{capability, {{}, {}, {}}, nullptr});
-  status = read_unit(*variant, library, node->unit);
+  status = read_unit(named, library, node->unit);
   if (!status.ok()) {
     (void)cudaLibraryUnload(library);
     return status;
   }
-  std::atomic<Node const*>& head = head_of(*variant);
+  std::atomic<Node const*>& head = head_of(*named.variant);
   node->next = head.load();
   while (!head.compare_exchange_weak(node->next, node.get(), std::memory_order_release)) {
   }

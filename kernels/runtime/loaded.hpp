@@ -11,17 +11,23 @@
 
 namespace cutlass_attn {
 
-// Why a variant that this build left out cannot be compiled now; empty if it can.
-std::string const& why_not_compiled(Variant const& variant);
+// Every score of a variant is compiled by itself, under the variant's key and its own token: a first
+// call waits for one kernel alone. Where a variant has one score, or all are compiled together, the
+// key stands alone.
+std::string entry_key(Variant const& variant, int score);
 
-// The variant's kernel for GPUs of this compute capability, or null if none has been loaded.
-KernelUnit const* loaded(Variant const& variant, int compute_capability);
+// Why this score of a variant that this build left out cannot be compiled now; empty if it can.
+std::string const& why_not_compiled(Variant const& variant, int score);
 
-// Has the compiler set provide the variant for the device.
-Status compile(Variant const& variant, int device_index);
+// The variant's kernel with this score for GPUs of this compute capability, or null if none has
+// been loaded.
+KernelUnit const* loaded(Variant const& variant, int score, int compute_capability);
+
+// Has the compiler set provide it for the device.
+Status compile(Variant const& variant, int score, int device_index);
 
 // An error while the stream, one of the current device, is captured into a CUDA graph: nothing can
 // be loaded then.
-Status may_load(Variant const& variant, void* stream);
+Status may_load(Variant const& variant, int score, void* stream);
 
 }  // namespace cutlass_attn

@@ -36,14 +36,15 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
 
 }  // namespace cutlass_attn
 
-// The __global__ function <symbol>__<token>, which runs a block of the type Kernel with Score.
-#define CA_KERNEL_ENTRY(symbol, token, Kernel, Score)                           \
-  extern "C" __global__ void __launch_bounds__(                                 \
-      Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, Score>::value)) \
-      symbol##__##token(__grid_constant__ Kernel::Params const params) {        \
-    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                      \
-    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];           \
-    Kernel::template run<Score, Machine>(params, smem);                         \
+// The __global__ function <symbol>__<token>, which runs a block of the type Kernel with the score
+// that is the last argument.
+#define CA_KERNEL_ENTRY(symbol, token, Kernel, ...)                                   \
+  extern "C" __global__ void __launch_bounds__(                                       \
+      Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, __VA_ARGS__>::value)) \
+      symbol##__##token(__grid_constant__ Kernel::Params const params) {              \
+    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                            \
+    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                 \
+    Kernel::template run<__VA_ARGS__, Machine>(params, smem);                         \
   }
 
 // The same of an aside, Kernel::Aside.

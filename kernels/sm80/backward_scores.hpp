@@ -75,7 +75,7 @@ struct BackwardScores {
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
     } else if constexpr (!Score::kIsIdentity) {
-      score.template apply<Slice::kSize>(x);
+      score.template apply_softcap<Slice::kSize>(x);
       for_all([&](int m, int n, int i) {
         slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
       });

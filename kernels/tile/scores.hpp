@@ -42,7 +42,7 @@ struct FragmentScores {
       apply_terms(s, key);
     } else {
       if constexpr (!Score::kIsIdentity) {
-        score.template apply<std::decay_t<S>::kSize>(s);
+        score.template apply<kRows, columns_of<decltype(s)>>(s, logits_at(key));
       }
       apply_mask(s, key, is_full);
     }
@@ -55,8 +55,7 @@ struct FragmentScores {
   }
   template <class S>
   CUTE_DEVICE void apply_terms(S&& s, int key) const {
-    score.template add_terms<kRows, columns_of<decltype(s)>>(
-        s, Logits{*this, {opaque(place.thread)}, key});
+    score.template add_terms<kRows, columns_of<decltype(s)>>(s, logits_at(key));
     unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, std::false_type{}); });
   }
 
@@ -112,7 +111,7 @@ struct FragmentScores {
     }
   }
 
-  // Where the logits of a thread are, as the general score asks for it.
+  // Where the logits of a thread are, as terms ask for it.
   struct Logits {
     FragmentScores const& scores;
     Place place;
@@ -128,7 +127,9 @@ struct FragmentScores {
       return tile.head_q + tile.row_begin + place.row(i) - query(i) * tile.heads;
     }
     CUTE_DEVICE int key(int j) const { return first_key + scores.place.column(j); }
+    CUTE_DEVICE SeqLens lens() const { return scores.tile.seq.lens(scores.p); }
   };
+  CUTE_DEVICE Logits logits_at(int key) const { return {*this, {opaque(place.thread)}, key}; }
 };
 
 }  // namespace cutlass_attn

@@ -68,20 +68,45 @@ TEST(softcap_without_a_cap_scales_by_any_number) {
 
 TEST(chunks_are_for_scores_that_know_them) {
   Problem p = call(0.125f, 0);
-  CHECK(ChunkedScore::takes(p));
+  CHECK(Score<Chunk>::takes(p));
   p.mask.attention_chunk = 7;
   CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
-  CHECK(ChunkedScore::takes(p) && GeneralScore::takes(p));
-  CHECK(ChunkedSoftcapScore::takes(p));
-  agrees_with_the_definition<ChunkedScore>(p);
+  CHECK(Score<Chunk>::takes(p) && GeneralScore::takes(p));
+  CHECK((Score<Softcap, Chunk>::takes(p)));
+  agrees_with_the_definition<Score<Chunk>>(p);
   for (Problem other : {call(0.125f, 30), call(-0.125f, 0), call(0, 0)}) {
     other.mask.attention_chunk = 7;
-    CHECK(!ChunkedScore::takes(other) && ChunkedSoftcapScore::takes(other));
-    agrees_with_the_definition<ChunkedSoftcapScore>(other);
+    CHECK(!Score<Chunk>::takes(other));
+    CHECK((Score<Softcap, Chunk>::takes(other)));
+    agrees_with_the_definition<Score<Softcap, Chunk>>(other);
   }
   float const slope = 1;
   p.logits.alibi_slopes = &slope;
-  CHECK(!ChunkedScore::takes(p) && !ChunkedSoftcapScore::takes(p));
+  CHECK(!Score<Chunk>::takes(p));
+  CHECK(!(Score<Softcap, Chunk>::takes(p)));
+}
+
+TEST(a_score_takes_the_calls_whose_terms_it_has) {
+  float const number = 1;
+  uint8_t const byte = 1;
+  Problem alibi = call(0.125f, 0), bias = call(0.125f, 0);
+  alibi.logits.alibi_slopes = &number;
+  bias.logits.bias.data = &number;
+  CHECK(!Score<Softcap>::takes(alibi) && !Score<TileBias>::takes(alibi));
+  CHECK(Score<Alibi>::takes(alibi));
+  CHECK((Score<Softcap, Alibi>::takes(alibi)));
+  CHECK(Score<TileBias>::takes(bias) && !Score<Alibi>::takes(bias));
+  CHECK(!Score<TileBias>::takes(call(0.125f, 0)));  // such a kernel reads one in any case
+  Problem capped = alibi;
+  capped.logits.softcap = 3;
+  CHECK(!Score<Alibi>::takes(capped));
+  CHECK((Score<Softcap, Alibi>::takes(capped)));
+  Problem negative = alibi;
+  negative.logits.softmax_scale = -1;
+  CHECK(Score<Alibi>::takes(negative));
+  Problem masked = alibi;
+  masked.mask.elements.data = &byte;
+  CHECK(!Score<Alibi>::takes(masked) && GeneralScore::takes(masked));
 }
 
 TEST(identity_takes_only_what_it_can) {
@@ -175,7 +200,7 @@ TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
       CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
       GeneralScore const score(p, lens_of(p));
       SoftcapScore const softcap(p);
-      float const capped = softcap.outer() * softcap(6, 0, 0, 0, 0);
+      float const capped = p.logits.softcap * softcap(6, 0, 0, 0, 0);
       for_each_logit(p, [&](int b, int h, int q, int k) {
         int64_t const at = b * layout.batch_stride + h * layout.head_stride +
                            q * layout.row_stride + k * layout.key_stride;

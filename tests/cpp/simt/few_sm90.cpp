@@ -37,6 +37,13 @@ TEST(few) {
   Case chunks = of("chunks, several in a tile of rows", 64, 300, 430);
   chunks.attention_chunk = 150;
   sm90_case::check_case<Large>(chunks, DType::kFloat16, runs);
+  Case alibi = of("ALiBi, slopes per batch, packed heads", 64, 30, 300);
+  alibi.num_heads_q = 8, alibi.num_heads_kv = alibi.batch = 2, alibi.alibi = "bh";
+  sm90_case::check_case<Large>(alibi, DType::kFloat16, runs);
+  Case to_the_left = of("ALiBi, causal, softcap, large scores", 64, 200, 330);
+  to_the_left.alibi = "h", to_the_left.causal = true, to_the_left.softcap = 30;
+  to_the_left.magnitude = 40;
+  sm90_case::check_case<Large>(to_the_left, DType::kFloat16, runs);
   sm90_case::check_case<Large>(of("a warpgroup without rows", 64, 40, 900), DType::kFloat16, runs);
   Case tight = of("two tiles of a block, large scores", 256, 130, 440);
   tight.magnitude = 40;
@@ -52,7 +59,7 @@ TEST(few) {
     sequences.back().seed = unsigned(queries);
   }
   sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
-  CHECK_EQ(runs, 8);
+  CHECK_EQ(runs, 10);
 }
 
 TEST(few_bias) {
@@ -65,11 +72,14 @@ TEST(few_bias) {
   packed.bias = "bhqk", packed.num_heads_q = 8, packed.num_heads_kv = packed.batch = 2;
   Case of_keys = of("bias that queries share", 64, 130, 200);
   of_keys.bias = "bhk", of_keys.batch = of_keys.num_heads_q = of_keys.num_heads_kv = 2;
-  for (Case what : {shared, packed, of_keys}) {
+  Case others = of("bias, softcap, ALiBi, chunks, grouped heads", 64, 150, 264);
+  others.bias = "hqk", others.alibi = "h", others.softcap = 3, others.attention_chunk = 100;
+  others.num_heads_q = others.num_heads_kv = 2;
+  for (Case what : {shared, packed, of_keys, others}) {
     what.layout = attention_case::Layout::kContiguous;
     sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
   }
-  CHECK_EQ(runs, 3);
+  CHECK_EQ(runs, 4);
 }
 
 TEST(few_split_keys) {

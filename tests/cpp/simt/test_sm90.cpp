@@ -18,7 +18,7 @@ namespace {
 
 // Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
-  std::vector<Case> list(12);
+  std::vector<Case> list(15);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
   list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
   list[1].num_heads_q = 4, list[1].num_heads_kv = 2;
@@ -41,6 +41,16 @@ std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
   list[11].name = "warpgroups without rows, more tiles of keys than buffers";
   list[11].seqlen_q = 256, list[11].seqlen_k = 1000;
+  list[12].name = "ALiBi, causal, grouped heads", list[12].seqlen_q = 200, list[12].causal = true;
+  list[12].seqlen_k = 333, list[12].num_heads_q = 4, list[12].num_heads_kv = 2;
+  list[12].alibi = "h";
+  list[13].name = "ALiBi on both sides, slopes per batch, packed heads, sinks";
+  list[13].seqlen_q = 21, list[13].seqlen_k = 300, list[13].batch = 2;
+  list[13].num_heads_q = 8, list[13].num_heads_kv = 2, list[13].alibi = "bh";
+  list[13].sinks = true;
+  list[14].name = "ALiBi, softcap, chunks, from another diagonal", list[14].seqlen_q = 270;
+  list[14].seqlen_k = 500, list[14].alibi = "h", list[14].softcap = 3;
+  list[14].attention_chunk = 300, list[14].diagonal_shift = -40, list[14].magnitude = 40;
   return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 

@@ -1,0 +1,14 @@
+// Attention chunks (Llama 4). They are part of the interval mask and leave the logit alone. They
+// are a term because masking them costs registers: code without the term does not pay.
+#pragma once
+
+#include "core/macros.hpp"
+#include "core/problem.hpp"
+
+namespace cutlass_attn {
+
+struct Chunk {
+  CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.mask.attention_chunk != 0; }
+};
+
+}  // namespace cutlass_attn
