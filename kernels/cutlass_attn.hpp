@@ -80,6 +80,7 @@ struct Verdict {
   std::string reason;           // why another one runs or none; empty if chosen
   int splits = 1;               // if chosen: how many thread blocks share the keys of a tile
   int64_t workspace_bytes = 0;  // if chosen: as in the plan
+  std::string score;            // if chosen: terms of a GPU kernel's score, as softcap_alibi
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.

@@ -113,7 +113,8 @@ void define_calls(py::module_& m) {
       .def_readonly("chosen", &Verdict::chosen)
       .def_readonly("reason", &Verdict::reason)
       .def_readonly("splits", &Verdict::splits)
-      .def_readonly("workspace_bytes", &Verdict::workspace_bytes);
+      .def_readonly("workspace_bytes", &Verdict::workspace_bytes)
+      .def_readonly("score", &Verdict::score);
 }
 
 py::list variant_list() {

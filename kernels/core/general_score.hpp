@@ -10,8 +10,8 @@
 
 namespace cutlass_attn {
 
-// logit = softcap(softmax_scale * s) - slope * |distance from the diagonal| (ALiBi) + bias, and -inf
-// where the mask of bytes masks the key.
+// logit = softcap(softmax_scale * s) - slope * |distance from the diagonal| (ALiBi) + bias, and
+// -inf where the mask of bytes masks the key.
 struct GeneralScore {
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;

@@ -86,8 +86,8 @@ struct Score {
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, x, factor, place);
   }
 
-  // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes fewer
-  // registers than a select, but does not mix with the instructions around it.
+  // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes
+  // fewer registers than a select, but does not mix with the instructions around it.
   template <int kCount, class X>
   CA_HOST_DEVICE void apply_softcap(X&& x) const {
     CA_UNROLL

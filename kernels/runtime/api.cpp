@@ -284,6 +284,10 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
     if (verdict.chosen) {
       verdict.splits = splits_of(variant, problem, device);
       verdict.workspace_bytes = result.plan.workspace_bytes;
+      KernelArguments const& arguments = variant.kernel->arguments;
+      if (arguments.num_scores > 0) {
+        verdict.score = arguments.scores[score_of(arguments, problem)].token;
+      }
     }
     result.verdicts.push_back(std::move(verdict));
   }

@@ -231,8 +231,11 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              capability(device.compute_capability);
     });
   }
-  int const score = score_of(variant.kernel->arguments, p);
-  if (!variant.kernel->function && score == variant.kernel->arguments.num_scores) return;  // said above
+  KernelArguments const& arguments = variant.kernel->arguments;
+  int const score = score_of(arguments, p);
+  // No score takes the call: its options are among the lacks above, and there is no unit to ask
+  // for.
+  if (arguments.num_scores > 0 && score == arguments.num_scores) return;
   KernelUnit const* const unit = unit_of(variant, score, device);
   if (unit && info.device == Device::kCuda && unit->facts.smem_bytes > device.smem_per_block) {
     lacks(Lack::kEnvironment, [&] {
@@ -253,7 +256,8 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
         if (!info.arch.empty()) options += " and " + info.arch + " in CUTLASS_ATTN_ARCHS";
       }
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
-      if (variant.can_load) text += why_not_compiled(variant, score) + (can_be_built ? "; or " : "");
+      if (variant.can_load)
+        text += why_not_compiled(variant, score) + (can_be_built ? "; or " : "");
       return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;
     });
   }

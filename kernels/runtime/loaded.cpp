@@ -1,6 +1,7 @@
 // CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
 #include "runtime/loaded.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -61,7 +62,7 @@ LeftOut find_left_out(std::string const& key, Status& status) {
   for (Variant const& variant : registry()) {
     if (!variant.can_load || key.compare(0, plus, variant.info.key) != 0) continue;
     KernelArguments const& arguments = variant.kernel->arguments;
-    if (plus == std::string::npos) return {&variant, 0, arguments.num_scores};
+    if (plus == std::string::npos) return {&variant, 0, std::max(1, arguments.num_scores)};
     for (int i = 0; i < arguments.num_scores; ++i) {
       if (key.compare(plus + 1, std::string::npos, arguments.scores[i].token) == 0) {
         return {&variant, i, i + 1};
@@ -112,7 +113,7 @@ Status refuse_kernel(std::string const& key, std::string why_not) {
 
 std::string entry_key(Variant const& variant, int score) {
   KernelArguments const& arguments = variant.kernel->arguments;
-  if (arguments.num_scores == 1) return variant.info.key;
+  if (arguments.num_scores <= 1) return variant.info.key;
   return variant.info.key + "+" + arguments.scores[score].token;
 }
 

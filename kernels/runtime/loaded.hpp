@@ -11,9 +11,9 @@
 
 namespace cutlass_attn {
 
-// Every score of a variant is compiled by itself, under the variant's key and its own token: a first
-// call waits for one kernel alone. Where a variant has one score, or all are compiled together, the
-// key stands alone.
+// Every score of a variant is compiled by itself, under the variant's key and its own token: a
+// first call waits for one kernel alone. Where a variant has one score, or all are compiled
+// together, the key stands alone.
 std::string entry_key(Variant const& variant, int score);
 
 // Why this score of a variant that this build left out cannot be compiled now; empty if it can.

@@ -30,6 +30,7 @@ class Verdict:
     reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
     splits: int = 1  # if chosen: thread blocks that share the keys of a tile
     workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
+    score: str = ""  # if chosen: the terms that its GPU kernel adds to a logit, as softcap_alibi
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Explanation:
     def splits(self) -> int:
         """How many thread blocks would share the keys of a tile; 1 if they are not split."""
         return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
+
+    @property
+    def score(self) -> str:
+        """The terms that the GPU kernel is composed of, such as "softcap_alibi"; "identity" if none
+        is there, "" for kernels of the CPU and for calls that would be refused."""
+        return next((verdict.score for verdict in self.verdicts if verdict.chosen), "")
 
     @property
     def workspace_bytes(self) -> int:
@@ -167,7 +174,7 @@ def explain(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
         tuple(
-            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes)
+            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes, x.score)
             for x in verdicts
         ),
         quantize,

@@ -27,25 +27,27 @@ def warmup(
         warmup(q, k, v, grad=True, device="sm_90")    # and of its gradients, for a GPU elsewhere
         warmup(names="sm80/general", device="sm_89")  # all that this build left out of a kernel
 
-    A kernel takes 2 to 20 s, unless it is in the cache or the build has compiled it.
+    A call runs one entry: a variant with the score that is composed of the call's options, such as
+    "sm90/bf16/d128/128x128x8+softcap_alibi". An entry takes 2 to 20 s, unless it is in the cache or
+    the build has compiled it.
 
     Args:
         q: queries of an example call. Shapes, dtypes and strides matter, numbers do not: with
             `device`, tensors on torch's "meta" device serve.
         k: its keys.
         v: its values.
-        names: in place of a call, keys of `cutlass_attn.variants()`, or one of them, or a kernel's
-            name for all it has that this build left out.
+        names: in place of a call, one or several of: an entry; a key of `cutlass_attn.variants()`,
+            for the variant with every score; a kernel's name, for all of its variants.
         device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which kernels are loaded as well; or
             an architecture such as "sm_89", for a GPU that need not be there: they wait in the
             cache. None for the device of q, or GPU 0.
         grad: also what computes the gradients of q, k and v.
-        progress: called with a key, how many are done and of how many, before each of them.
+        progress: called with an entry, how many are done and of how many, before each of them.
         **options: of the example call, as `explain` takes them: those of `attention`; with
             `cu_seqlens_q` of `attention_varlen`, with `cache_seqlens` of `attention_decode`.
 
     Returns:
-        Keys of the variants that are ready now, of those that this build left out.
+        Names of the entries that are ready now, of those that this build left out.
 
     Raises:
         TypeError: neither a call nor names are given, or both.
@@ -66,16 +68,16 @@ def warmup(
     (kind, index, capability), _ = parse_device(where)
     if kind != CUDA:
         raise ValueError(f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89" or alike')
-    keys = jit.left_out(names) if q is None else _of_call(q, k, v, where, grad, options)
-    jit.prepare(keys, index, capability, progress)
-    return keys
+    entries = jit.left_out(names) if q is None else _of_call(q, k, v, where, grad, options)
+    jit.prepare(entries, index, capability, progress)
+    return entries
 
 
 def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str, Any]) -> list[str]:
-    """Keys of what a call runs, and its gradients, that this build left out."""
+    """Names of the entries that a call and its gradients run, and that this build left out."""
     if reason := jit.available():  # the answer would be another variant
         raise jit.CompilerNotFound(reason)
-    keys = []
+    entries = []
     for of_gradients in (False, True) if grad else (False,):
         found = explain(
             q, k, v, device=device, **options, **({"grad": True} if of_gradients else {})
@@ -83,5 +85,5 @@ def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str,
         if found.chosen is None:
             raise ValueError(f"no kernel takes this call:\n{found}")
         if not found.chosen.compiled:
-            keys.append(found.chosen.key)
-    return keys
+            entries.append(jit.entry_name(found.chosen.key, found.score))
+    return entries

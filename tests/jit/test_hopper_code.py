@@ -58,7 +58,8 @@ def compiled(request, tmp_path_factory):
     assert key in [row.key for row in cutlass_attn.variants(op)]
     if key not in jit.units():
         pytest.skip(f"this build has {key}")
-    code, log = jit._compiler().compile_with_log(jit.units()[key], ARCH)
+    source = jit._source(jit.entry_name(key, "identity"))
+    code, log = jit._compiler().compile_with_log(source, ARCH)
     path = tmp_path_factory.mktemp("code") / "code.cubin"
     path.write_bytes(code)
     return key, path, log
@@ -76,6 +77,32 @@ def test_nothing_is_in_local_memory(compiled):
     _, path, _ = compiled
     used = {score: of for (_, score), of in sass.read_resources(path, ARCH).items()}["identity"]
     assert used["STACK"] == used["LOCAL"] == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm90/bf16/d64/128x128x8+alibi",
+        "sm90/f16/d128/128x128x8+softcap_alibi",
+        "sm90/bias/bf16/d128/128x128x8+softcap_alibi_bias_chunk",
+        "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
+    ],
+)
+def test_composed_scores_do_not_serialize_and_hardly_spill(name, tmp_path):
+    if reason := jit.available():
+        pytest.skip(reason)
+    key, _, score = name.partition("+")
+    if key not in jit.units():
+        pytest.skip(f"this build has {key}")
+    assert name in jit.entries(key)
+    code, log = jit._compiler().compile_with_log(jit._source(name), ARCH)
+    assert "C75" not in log
+    path = tmp_path / "code.cubin"
+    path.write_bytes(code)
+    ((_, found),) = sass.read_counts(path, ARCH)
+    ((_, used),) = sass.read_resources(path, ARCH).items()
+    assert found == score
+    assert used["STACK"] <= 16 and used["LOCAL"] == 0  # bytes; D = 128 is at its last registers
 
 
 def test_int8_has_registers_for_four_blocks(tmp_path):

@@ -482,11 +482,42 @@ def test_warmup_of_a_call_compiles_what_it_would_run(monkeypatch, grad):
     monkeypatch.setattr(jit, "_compiler", lambda: made)
     q, k, v = np.zeros((3, 1, 2, 100, 256), np.float16)
     call = {"causal": True, "device": "sm_90"}
-    wanted = [cutlass_attn.explain(q, k, v, **call).chosen.key]
-    if grad:
-        wanted.append(cutlass_attn.explain(q, k, v, grad=True, **call).chosen.key)
+    found = [cutlass_attn.explain(q, k, v, grad=of, **call) for of in (False, True)[: 1 + grad]]
+    wanted = [f"{one.chosen.key}+{one.score}" for one in found]
     assert cutlass_attn.warmup(q, k, v, grad=grad, **call) == wanted
     assert made.calls == len(wanted)
+
+
+def test_warmup_compiles_the_terms_of_a_call_alone(monkeypatch):
+    made, sources = StubCompiler(), []
+    monkeypatch.setattr(made, "compile", lambda source, arch: sources.append(source) or b"code")
+    monkeypatch.setattr(jit, "_compiler", lambda: made)
+    q = np.zeros((2, 8, 4096, 64), np.float16)
+    slopes = np.ones(8, np.float32)
+    options = {"causal": True, "softcap": 3.0, "alibi_slopes": slopes, "device": "sm_90"}
+    explanation = cutlass_attn.explain(q, q, q, **options)
+    key = explanation.chosen.key
+    if explanation.chosen.compiled:
+        pytest.skip(f"this build has {key}")
+    assert (explanation.chosen.kernel, explanation.score) == ("sm90", "softcap_alibi")
+    assert cutlass_attn.warmup(q, q, q, **options) == [f"{key}+softcap_alibi"]
+    (source,) = sources
+    (entry,) = [line for line in source.splitlines() if line.startswith("CA_KERNEL_ENTRY")]
+    assert entry.endswith("Score<Softcap, Alibi>)")
+
+
+def test_names_of_entries():
+    key = "sm90/f16/d64/128x128x8"
+    if key not in jit.units():
+        pytest.skip(f"this build has {key}")
+    names = jit.entries(key)
+    assert names[0] == f"{key}+identity" and f"{key}+softcap_alibi_chunk" in names
+    assert jit.left_out(key) == names
+    assert jit.left_out([f"{key}+alibi", key]) == sorted(names, key=lambda x: x != f"{key}+alibi")
+    with pytest.raises(ValueError, match=r"d64/128x128x8\+warp' is not compiled; allowed: .*alibi"):
+        jit.left_out(f"{key}+warp")
+    with pytest.raises(ValueError, match=r"d64/128x128x8\+warp'; allowed: .*\+alibi"):
+        jit.cubin(f"{key}+warp", "sm_90a")
 
 
 def test_warmup_of_a_call_needs_nvrtc(no_nvrtc):

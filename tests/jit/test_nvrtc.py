@@ -8,6 +8,7 @@ import pytest
 from cutlass_attn import jit
 from cutlass_attn.jit import compiler
 from cutlass_attn.jit.nvrtc import Nvrtc, _quote
+from pairwise import pairwise
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +36,33 @@ def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, record_property):
     if not keys:
         pytest.skip(f"this build has every row of {kernel}")
     try:
-        code = nvrtc.compile(jit.units()[keys[0]], arch)
+        code = nvrtc.compile(jit._source(jit.entries(keys[0])[0]), arch)
     except jit.CompileError as error:
         if nvrtc.version[0] == 12 and '"crt/mma.h"' in str(error):
             pytest.skip("CUDA 12's runtime wheel has no crt/mma.h, nvcc's has")
         raise
     assert code[:4] == b"\x7fELF"
+
+
+TERMS = {"softcap": (False, True), "alibi": (False, True), "chunk": (False, True)}
+COMPOSED = pairwise(
+    {"kernel": ("sm90", "sm90/varlen", "sm90/bias"), "tail": ("f16/d64", "bf16/d128"), **TERMS},
+    seed=43,
+)
+
+
+@pytest.mark.parametrize("row", COMPOSED, ids=lambda row: "-".join(str(x) for x in row.values()))
+def test_composed_scores_compile(nvrtc, row):
+    terms = [term for term in TERMS if row[term]]
+    if row["kernel"] == "sm90/bias":
+        terms = sorted([*terms, "bias"], key=["softcap", "alibi", "bias", "chunk"].index)
+    wanted = "_".join(terms) or "identity"
+    keys = [key for key in jit.units() if key.startswith(f"{row['kernel']}/{row['tail']}/")]
+    if not keys:
+        pytest.skip(f"this build has every row of {row['kernel']}")
+    name = f"{keys[0]}+{wanted}"
+    assert name in jit.entries(keys[0])
+    assert nvrtc.compile(jit._source(name), "sm_90a")[:4] == b"\x7fELF"
 
 
 def test_cccl_is_shipped(nvrtc):

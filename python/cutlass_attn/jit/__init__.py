@@ -24,7 +24,7 @@ from .. import _C
 from ..devices import CUDA
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .sources import space, unit_of
+from .sources import scores_of, space, unit_of, with_score
 
 __all__ = [
     "CompileError",
@@ -33,6 +33,8 @@ __all__ = [
     "compile_anew",
     "cubin",
     "digest",
+    "entries",
+    "entry_name",
     "left_out",
     "missing",
     "prepare",
@@ -56,6 +58,25 @@ def units() -> dict[str, str]:
     return {**made, **{key: unit_of(TREE, key) for key in added}}
 
 
+def entries(key: str) -> list[str]:
+    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores, or the key
+    alone where it has one."""
+    scores = scores_of(units()[key])
+    return [f"{key}+{score}" for score in scores] if len(scores) > 1 else [key]
+
+
+def entry_name(key: str, score: str) -> str:
+    """The entry that a call runs, for a variant and the score that a verdict names."""
+    name = f"{key}+{score}"
+    return name if name in entries(key) else key
+
+
+def _source(name: str) -> str:
+    """Of an entry; of a variant with all of its scores, if a key is given."""
+    key, _, score = name.partition("+")
+    return with_score(units()[key], score) if score else units()[key]
+
+
 def tile_space() -> dict[str, Any]:
     """{kernel: its "axes", ...} of the kernels that have tiles to choose in this build."""
     return space(TREE)
@@ -72,11 +93,11 @@ def _compiler() -> Compiler:
     return find_compiler(TREE)
 
 
-def _entry(key: str, arch: str) -> cache.Entry:
+def _entry(name: str, arch: str) -> cache.Entry:
     # Not by NVRTC's version: finding NVRTC alone takes longer than a hit may.
-    parts = [units()[key], arch, *OPTIONS, digest()]
+    parts = [_source(name), arch, *OPTIONS, digest()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return cache.Entry(f"{key.replace('/', '_')}-{arch}", identity)
+    return cache.Entry(f"{name.replace('/', '_')}-{arch}", identity)
 
 
 @once
@@ -84,9 +105,10 @@ def _arch_of_rows() -> dict[str, str]:
     return {row["key"]: row["arch"] for row in _C.variants()}
 
 
-def arch_for(key: str, capability: int) -> str:
-    """What a variant is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
+def arch_for(name: str, capability: int) -> str:
+    """What an entry is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
     one of Hopper's own instructions."""
+    key, _, _ = name.partition("+")
     arch = _arch_of_rows().get(key, "")
     if not arch.endswith("a"):
         return f"sm_{capability}"
@@ -95,12 +117,12 @@ def arch_for(key: str, capability: int) -> str:
     return f"sm_{arch}"
 
 
-def _arch(key: str, device_index: int) -> str:
+def _arch(name: str, device_index: int) -> str:
     """The same for a GPU that is there. Raises RuntimeError if it is not."""
     info = _C.device_info(CUDA, device_index)
     if info["unavailable"]:
         raise RuntimeError(info["unavailable"])
-    return arch_for(key, info["compute_capability"])
+    return arch_for(name, info["compute_capability"])
 
 
 def available(device_index: int | None = None) -> str:
@@ -151,17 +173,24 @@ def _load_cached(device_index: int) -> None:
     except cache.CacheError as error:  # compiled variants run all the same
         warnings.warn(str(error), stacklevel=2)
         return
-    for key in units():
-        entry = _entry(key, _arch(key, device_index))
+    for name in [name for key in units() for name in entries(key)]:
+        try:
+            entry = _entry(name, _arch(name, device_index))
+        except ValueError:  # for GPUs of another architecture
+            continue
         if (code := entry.read()) is not None:
             try:
-                _C.load_kernel(key, device_index, code)
+                _C.load_kernel(name, device_index, code)
             except RuntimeError as error:  # other calls can do without it
                 warnings.warn(f"{entry.path} cannot be used: {error}", stacklevel=2)
 
 
-def cubin(key: str, arch: str) -> bytes:
-    """The machine code of a variant for an architecture, such as "sm_89"; cached on disk.
+def cubin(name: str, arch: str) -> bytes:
+    """The machine code of an entry for an architecture, such as "sm_89"; cached on disk.
+
+    Args:
+        name: one of `entries`, or the key of a variant for all of its scores in one.
+        arch: "sm_89", or "sm_90a" for kernels of Hopper's own instructions.
 
     Raises:
         ValueError: this build has no source for such a key.
@@ -169,17 +198,20 @@ def cubin(key: str, arch: str) -> bytes:
         CompileError: NVRTC refuses the code; the message quotes it.
         RuntimeError: the cache's folder is one that other users can write to.
     """
+    key, _, score = name.partition("+")
     if key not in units():
-        raise ValueError(f"key is {key!r}; allowed: {', '.join(units()) or 'none in this build'}")
-    entry = _entry(key, arch)
+        raise ValueError(f"key is {name!r}; allowed: {', '.join(units()) or 'none in this build'}")
+    if score and name not in entries(key):
+        raise ValueError(f"key is {name!r}; allowed: {', '.join([key, *entries(key)])}")
+    entry = _entry(name, arch)
     if (code := entry.read()) is not None:
         return code
     cache.size_limit()  # refused before the compilation, not after
     compiler = _compiler()
     with entry.locked():
         if (code := entry.read()) is None:  # or another process made it meanwhile
-            with _announced(key, arch):
-                code = compiler.compile(units()[key], arch)
+            with _announced(name, arch):
+                code = compiler.compile(_source(name), arch)
             entry.write(code)
     return code
 
@@ -200,35 +232,37 @@ def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
     return code, log
 
 
-def provide(key: str, device_index: int) -> None:
-    """Loads a variant onto a GPU, for the dispatcher.
+def provide(name: str, device_index: int) -> None:
+    """Loads an entry onto a GPU, for the dispatcher.
 
     Without a compiler a warning says so once, and the dispatcher takes compiled variants from then
     on; with one that refuses this code, it passes this variant over.
     """
     try:
-        code = cubin(key, _arch(key, device_index))
+        code = cubin(name, _arch(name, device_index))
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
-        warnings.warn(f"{key} is not compiled, another variant runs: {error}", stacklevel=2)
-        _C.refuse_kernel(key, str(error))
+        warnings.warn(f"{name} is not compiled, another variant runs: {error}", stacklevel=2)
+        _C.refuse_kernel(name, str(error))
     else:
-        _C.load_kernel(key, device_index, code)
+        _C.load_kernel(name, device_index, code)
 
 
 def left_out(names: str | Iterable[str]) -> list[str]:
-    """Keys of the GPU variants that this build left out, of all that `names` stand for.
+    """The entries that this build left out, of all that `names` stand for.
 
     Args:
-        names: keys of `cutlass_attn.variants()` and names of kernels, or one of them.
+        names: keys of `cutlass_attn.variants()`, also with "+" and a score, and kernels' names; or
+            one of them.
 
     Raises:
-        ValueError: a name is neither, or no build can compile it at run time.
+        ValueError: a name is none of these, or no build can compile it at run time.
     """
-    keys: list[str] = []
+    found: list[str] = []
     for name in [names] if isinstance(names, str) else names:
-        rows = [row for row in _C.variants() if name in (row["key"], row["kernel"])]
+        key, _, score = name.partition("+")
+        rows = [row for row in _C.variants() if key in (row["key"], row["kernel"])]
         if not rows:
             kernels = [row["kernel"] for row in _C.variants() if row["device"] == "cuda"]
             raise ValueError(
@@ -241,31 +275,36 @@ def left_out(names: str | Iterable[str]) -> list[str]:
                 f"{missing[0]} cannot be compiled at run time: this build left it out without its "
                 f"source, which only GPU kernels of a build with CUTLASS_ATTN_CUDA=ON have"
             )
-        keys += wanted
-    return list(dict.fromkeys(keys))
+        of_name = [entry for key in wanted for entry in entries(key)]
+        if score:
+            of_name = [entry for entry in of_name if entry.endswith(f"+{score}")]
+            if wanted and not of_name:
+                raise ValueError(f"{name!r} is not compiled; allowed: {', '.join(entries(key))}")
+        found += of_name
+    return list(dict.fromkeys(found))
 
 
 def prepare(
-    keys: list[str],
+    names: list[str],
     index: int,
     capability: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> None:
-    """Compiles variants for a compute capability, or, where that is 0, for the GPU with this
+    """Compiles entries for a compute capability, or, where that is 0, for the GPU with this
     ordinal, onto which they are loaded."""
-    for done, key in enumerate(keys):
-        progress(key, done, len(keys))
-        arch = arch_for(key, capability) if capability else _arch(key, index)
-        code = cubin(key, arch)
+    for done, name in enumerate(names):
+        progress(name, done, len(names))
+        arch = arch_for(name, capability) if capability else _arch(name, index)
+        code = cubin(name, arch)
         if not capability:
-            _C.load_kernel(key, index, code)
+            _C.load_kernel(name, index, code)
 
 
 @contextmanager
-def _announced(key: str, arch: str) -> Iterator[None]:
+def _announced(name: str, arch: str) -> Iterator[None]:
     """Logs what takes so long, and how to have it before; a terminal shows how long."""
-    text = f"compiling {key} for {arch}, once"
-    logger.info("%s; ahead: cutlass-attn warmup %s --device %s", text, key, arch)
+    text = f"compiling {name} for {arch}, once"
+    logger.info("%s; ahead: cutlass-attn warmup %s --device %s", text, name, arch)
     started, done = time.monotonic(), threading.Event()
 
     def show(end: str) -> None:

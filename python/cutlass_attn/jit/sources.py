@@ -1,13 +1,28 @@
-"""Sources of tiles that the manifest does not list."""
+"""Sources of kernels: of one score of a variant, and of tiles that the manifest does not list."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache as once
 from pathlib import Path
 from typing import Any
 
 from .._build.variant_key import parse, symbol_of
+
+_ENTRY = re.compile(r"CA_KERNEL_ENTRY\(\w+, (\w+),")
+
+
+def scores_of(unit: str) -> list[str]:
+    """The scores that a variant's source compiles: compositions of terms, such as softcap_alibi."""
+    return _ENTRY.findall(unit)
+
+
+def with_score(unit: str, score: str) -> str:
+    """A variant's source with the kernel of one of its scores alone."""
+    lines = unit.splitlines(keepends=True)
+    entries = [_ENTRY.match(line) for line in lines]
+    return "".join(x for x, entry in zip(lines, entries) if entry is None or entry[1] == score)
 
 
 @once

@@ -33,11 +33,9 @@ struct ScoreList {};
 template <class Kernel>
 constexpr bool has_bias = std::is_same_v<typename Kernel::Params, BiasTmaParams>;
 template <class Kernel>
-using ScoresOf =
-    std::conditional_t<has_bias<Kernel>,
-                       ScoreList<Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
-                       ScoreList<Score<>, Score<Alibi>, Score<Softcap, Chunk>,
-                                 Score<Softcap, Alibi, Chunk>>>;
+using ScoresOf = std::conditional_t<
+    has_bias<Kernel>, ScoreList<Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
+    ScoreList<Score<>, Score<Alibi>, Score<Softcap, Chunk>, Score<Softcap, Alibi, Chunk>>>;
 
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel, class... Scores>
@@ -65,9 +63,9 @@ Status launch(Problem const& problem, int num_sms) {
 
 template <class Kernel>
 bool takes(Problem const& p) {
-  uint32_t const known =
-      option::negative_scale | option::sinks | option::softcap | option::alibi_slopes |
-      option::attention_chunk | (has_bias<Kernel> ? option::bias : 0);
+  uint32_t const known = option::negative_scale | option::sinks | option::softcap |
+                         option::alibi_slopes | option::attention_chunk |
+                         (has_bias<Kernel> ? option::bias : 0);
   return (options_of(p, Op::kForward) & ~known) == 0 &&
          (p.logits.bias.data != nullptr) == has_bias<Kernel> && address_bits(p, 2) % 16 == 0 &&
          p.head_dim % 8 == 0;

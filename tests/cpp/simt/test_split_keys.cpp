@@ -14,7 +14,7 @@ namespace {
 
 // Sizes against 64 rows and, with two warpgroups, 256 keys of a block at once.
 std::vector<Case> cases(int head_dim, int head_dim_v) {
-  std::vector<Case> list(11);
+  std::vector<Case> list(13);
   auto const set = [&](int i, char const* name, int queries, int keys) -> Case& {
     Case& what = list[size_t(i)];
     what.name = name, what.seqlen_q = queries, what.seqlen_k = keys;
@@ -37,6 +37,10 @@ std::vector<Case> cases(int head_dim, int head_dim_v) {
   set(9, "one key", 1, 1);
   Case& two = set(10, "two tiles of each warpgroup", 100, 470);
   two.causal = true, two.magnitude = 40;
+  Case& alibi = set(11, "ALiBi, slopes per batch, packed heads", 5, 900);
+  alibi.num_heads_q = 8, alibi.num_heads_kv = alibi.batch = 2, alibi.alibi = "bh";
+  Case& all = set(12, "ALiBi, softcap, causal, sinks", 100, 600);
+  all.alibi = "h", all.softcap = 3, all.causal = all.sinks = true;
   return sm90_case::with_head_dims(list, head_dim, head_dim_v);
 }
 
@@ -46,7 +50,7 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
   for (Case const& what : cases(head_dim, head_dim_v)) {
     for (int const blocks : {1, 2, 4, 8}) split_keys_case::check<Kernel>(what, dtype, blocks, runs);
   }
-  CHECK_EQ(runs, 4 * 11);
+  CHECK_EQ(runs, 4 * 13);
 }
 
 TEST(head_dim_64) { check_cases<sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>>(DType::kFloat16, 64); }
