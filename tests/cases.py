@@ -20,10 +20,10 @@ torch = pytest.importorskip("torch", reason="the kernels are tested on torch ten
 # so that a kernel cannot excuse itself.
 ALL_OPTIONS = {"bias", "mask", "attention_chunk", "alibi_slopes", "sinks", "dropout"}
 OPTIONS = {
-    "sm90": {"sinks", "attention_chunk"},
-    "sm90/split_keys": {"sinks"},
-    "sm90/bias": {"bias", "sinks"},
-    "sm90/varlen": {"sinks", "attention_chunk"},
+    "sm90": {"sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/split_keys": {"sinks", "alibi_slopes"},
+    "sm90/bias": {"bias", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/varlen": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks"},
     "sm80": {"sinks"},
     "sm80/dropout": {"sinks", "dropout"},
@@ -101,12 +101,11 @@ def takes(variant, case):
 
 
 def _has_bias_for_tma(case):
-    """Rows that begin at multiples of 16 bytes, of keys side by side, and no softcap."""
+    """Rows that begin at multiples of 16 bytes, of keys side by side."""
     sizes = {"b": case.batch, "h": case.heads, "q": case.seqlen_q}
     has_rows = any(size > 1 and dim in case.bias for dim, size in sizes.items())
     return (
-        case.softcap == 0
-        and case.bias_dtype is None
+        case.bias_dtype is None
         and case.storage not in storage.LOGITS
         and ("k" in case.bias or case.seqlen_k == 1)
         and (not has_rows or case.seqlen_k % 8 == 0)

@@ -16,6 +16,8 @@ struct GeneralScore {
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
   static constexpr bool kHasChunks = true;
+  template <int kRows>
+  using Rows = NoRows;
   Problem const& p;
   SeqLens seqlens;
   Score<Softcap> capped;

@@ -28,6 +28,8 @@
 
 namespace cutlass_attn {
 
+struct NoRows {};
+
 template <class... Terms>
 struct Score {
   template <class Term>
@@ -78,12 +80,20 @@ struct Score {
     return (1.0f - t * t) * inner * cap;
   }
 
+  // What the terms read of kRows rows, whatever the key.
+  template <int kRows>
+  using Rows = std::conditional_t<kHas<Alibi>, Alibi::Rows<kRows>, NoRows>;
+  template <int kRows, class Place>
+  CA_HOST_DEVICE Rows<kRows> rows(Place const& place) const {
+    return Alibi::rows<kRows>(p, place);
+  }
+
   // The products x(i, j) of kRows rows with kKeys keys. place: see the terms.
   template <int kRows, int kKeys, class X, class Place>
-  CA_HOST_DEVICE void apply(X&& x, Place const& place) const {
+  CA_HOST_DEVICE void apply(Rows<kRows> const& rows, X&& x, Place const& place) const {
     if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
-    if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, x, factor, place);
+    if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
   }
 
   // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes

@@ -51,6 +51,7 @@ struct Consumer {
   uint32_t taken = 0;        // tiles of rows
   bool accumulates = false;  // whether any P V is in O
   Softmax softmax;
+  typename Scores::Rows score_rows;
   typename Step::S acc_s[1];  // of a tile of keys
   typename Step::O acc_o;
   typename Step::P p;
@@ -193,6 +194,7 @@ struct Consumer {
     TileRange const& range = info.ranges[group];
     int const key = range.end - kN;
     if constexpr (!Config::kHasBias) release_k();
+    score_rows = scores(info).rows();
     auto s = as_rows(acc_s[0]);
     if (range.is_full(key)) {
       apply_score(info, s, key, std::true_type{});
@@ -206,13 +208,16 @@ struct Consumer {
     softmax.add_sums();
   }
 
+  CUTE_DEVICE Scores scores(Info const& info) const {
+    return {params.forward.problem, score,        Place{thread()}, info.tile,
+            info.ranges[group],     info.interval};
+  }
+
   // Score_mod and mask of a tile of keys.
   template <class S, class IsFull>
   CUTE_DEVICE void apply_score(Info const& info, S&& s, int key, IsFull is_full) const {
     if constexpr (Config::kHasBias) add_bias(s);
-    Scores const scores{params.forward.problem, score,        Place{thread()}, info.tile,
-                        info.ranges[group],     info.interval};
-    scores.apply(s, key, is_full);
+    scores(info).apply(s, key, is_full, score_rows);
   }
 
   // The bias of the tile of keys whose products were the last: ldmatrix hands out 16 x 16 entries

@@ -1,9 +1,12 @@
 // What happens to the fragment of a key block between Q K^T and softmax: score_mod and mask.
 #pragma once
 
+#include <type_traits>
+
 #include "core/mask.hpp"
 #include "core/opaque.hpp"
 #include "core/scheduler.hpp"
+#include "core/score.hpp"
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn {
@@ -31,9 +34,23 @@ struct FragmentScores {
     }
   }
 
+  // What the score needs of the thread's rows: of no key. The general score has nothing of it.
+  using Rows = typename Score::template Rows<kRows>;
+  CUTE_DEVICE Rows rows() const {
+    if constexpr (std::is_same_v<Rows, NoRows>) {
+      return {};
+    } else {
+      return score.template rows<kRows>(logits_at(0));
+    }
+  }
+
   // Score_mod and mask of the key block that begins at `key`. is_full: no key of it is masked.
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
+    apply(s, key, is_full, rows());
+  }
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Rows const& rows) const {
     if constexpr (is_full && Score::kIsIdentity) return;
     // Without, the ends of every row's interval stay in registers between key blocks, and spill.
     forget_memory();
@@ -42,7 +59,7 @@ struct FragmentScores {
       apply_terms(s, key);
     } else {
       if constexpr (!Score::kIsIdentity) {
-        score.template apply<kRows, columns_of<decltype(s)>>(s, logits_at(key));
+        score.template apply<kRows, columns_of<decltype(s)>>(rows, s, logits_at(key));
       }
       apply_mask(s, key, is_full);
     }

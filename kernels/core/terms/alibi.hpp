@@ -12,38 +12,57 @@ namespace cutlass_attn {
 struct Alibi {
   CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.logits.alibi_slopes != nullptr; }
 
+  // What depends on the row alone. A caller with registers for it loads it once for all key blocks.
+  template <int kRows>
+  struct Rows {
+    float slope[kRows];  // in units of log2
+  };
+  template <int kRows, class Place>
+  CA_HOST_DEVICE static Rows<kRows> rows(Problem const& p, Place const& place) {
+    Rows<kRows> rows;
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int64_t const at = place.batch() * p.logits.alibi_batch_stride + place.head(i);
+      rows.slope[i] = kLog2e * p.logits.alibi_slopes[at];
+    }
+    return rows;
+  }
+
   // x(i, j) = x(i, j) * factor - slope * |distance|, in units of log2.
   //   place: where x is: batch(), head(i), query(i), key(j), lens() of the batch entry.
   template <int kRows, int kKeys, class X, class Place>
-  CA_HOST_DEVICE static void add(Problem const& p, X&& x, float factor, Place const& place) {
+  CA_HOST_DEVICE static void add(Problem const& p, Rows<kRows> const& rows, X&& x, float factor,
+                                 Place const& place) {
     SeqLens const lens = place.lens();
     float const diagonal = float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift);
-    auto const slope_of = [&](int i) {
-      return kLog2e *
-             p.logits.alibi_slopes[place.batch() * p.logits.alibi_batch_stride + place.head(i)];
-    };
-    auto const first_of = [&](int i) { return float(place.key(0) - place.query(i)) - diagonal; };
     auto const step = [&](int j) { return float(place.key(j) - place.key(0)); };
-    // Keys right of the diagonal are masked under a causal mask. For the others the distance is
-    // linear in the key, which saves one of three instructions per logit.
-    bool const is_causal = p.mask.causal;
-    unpredicated_if(is_causal, [&] {
+    // On one side of the diagonal the distance is linear in the key, which saves one of three
+    // instructions per logit. Under a causal mask keys right of it are masked.
+    float first[kRows], slope[kRows];
+    bool is_linear = true;
+    CA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      first[i] = float(place.key(0) - place.query(i)) - diagonal;
+      bool const is_left = p.mask.causal || first[i] + step(kKeys - 1) <= 0.0f;
+      slope[i] = is_left ? rows.slope[i] : -rows.slope[i];
+      is_linear = is_linear && (is_left || first[i] >= 0.0f);
+    }
+    unpredicated_if(is_linear, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const slope = slope_of(i), of_first = slope * first_of(i);
+        float const of_first = slope[i] * first[i];
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
-          x(i, j) = fmaf(x(i, j), factor, fmaf(slope, step(j), of_first));
+          x(i, j) = fmaf(x(i, j), factor, fmaf(slope[i], step(j), of_first));
         }
       }
     });
-    unpredicated_if(!is_causal, [&] {
+    unpredicated_if(!is_linear, [&] {
       CA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float const slope = slope_of(i), first = first_of(i);
         CA_UNROLL
         for (int j = 0; j < kKeys; ++j) {
-          x(i, j) = fmaf(x(i, j), factor, -slope * fabsf(first + step(j)));
+          x(i, j) = fmaf(x(i, j), factor, -rows.slope[i] * fabsf(first[i] + step(j)));
         }
       }
     });
