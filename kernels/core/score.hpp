@@ -88,6 +88,12 @@ struct Score {
     return Alibi::rows<kRows>(p, place);
   }
 
+  // The key from which on logits of `query` and later ones grow towards smaller keys: there the row
+  // max of larger keys will not do.
+  CA_HOST_DEVICE int32_t rising_from(SeqLens lens, int32_t query) const {
+    return kHas<Alibi> ? Alibi::rising_from(p, lens, query) : INT32_MAX;
+  }
+
   // The products x(i, j) of kRows rows with kKeys keys. place: see the terms.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE void apply(Rows<kRows> const& rows, X&& x, Place const& place) const {

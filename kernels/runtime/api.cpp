@@ -64,24 +64,17 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
   return {};
 }
 
-// Which launches of a kernel run: prequantize.hpp has calls of one part.
-enum class Part { kAll, kBefore, kRest };
-
-Launch no_launch(void const*, KernelFacts const&) { return {}; }
-
 Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const& device,
                 RunOptions const& options, Part part) {
-  KernelArguments arguments = variant.kernel->arguments;
+  KernelArguments const& arguments = variant.kernel->arguments;
   if (part == Part::kBefore && !arguments.has_asides()) return {};
   if (variant.kernel->function) return variant.kernel->function(problem, options);
-  if (part == Part::kBefore) arguments.launch = arguments.launch_aside[1] = no_launch;
-  if (part == Part::kRest && arguments.has_asides()) arguments.launch_aside[0] = no_launch;
   KernelUnit const* unit = variant.unit;
   if (device.device == Device::kCuda) {
     Status const status = provide(variant, problem, device, options, unit);
     if (!status.ok()) return status;
   }
-  return launch(arguments, *unit, problem, device, options);
+  return launch(arguments, *unit, problem, device, options, part);
 }
 
 // Whether there is nothing to do. A backward pass without queries has gradients of K and V to

@@ -85,7 +85,7 @@ Status launch_on_device(void const*, void*, Launch const&, RunOptions const&) {
 #endif
 
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
-              DeviceLimits const& limits, RunOptions const& options) {
+              DeviceLimits const& limits, RunOptions const& options, Part part) {
   int const score = score_of(kernel, problem);
   if (score == kernel.num_scores) return Status::no_kernel("no score functor takes this call");
   alignas(64) char params[KernelArguments::kMaxBytes];
@@ -120,10 +120,11 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   };
   Launch const main = kernel.launch(params, unit.facts);
   Status status;
-  if (is_on_device && main.smem_bytes > 48 * 1024) {
+  if (is_on_device && main.smem_bytes > 48 * 1024 && part != Part::kBefore) {
     status = allow_smem(unit, score, options.device_index);
   }
-  if (status.ok()) status = run_aside(0);
+  if (status.ok() && part != Part::kRest) status = run_aside(0);
+  if (!status.ok() || part == Part::kBefore) return status;
   // A kernel without asides is only called where it has something to do.
   if (status.ok() && (main.blocks > 0 || !kernel.has_asides())) {
     status = run(main, unit.device_code[score], unit.host_code[score]);

@@ -122,9 +122,13 @@ struct KernelUnit {
   mutable std::atomic<uint64_t> opted_in[kMaxScores] = {};
 };
 
+// Launches of a kernel that run: all, those before the kernel itself, or the others. Calls of one
+// part are in prequantize.hpp.
+enum class Part { kAll, kBefore, kRest };
+
 // Launches the first of the scores that takes the call. The device is current already; `limits` are
 // its own.
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
-              DeviceLimits const& limits, RunOptions const& options);
+              DeviceLimits const& limits, RunOptions const& options, Part part = Part::kAll);
 
 }  // namespace cutlass_attn

@@ -130,17 +130,21 @@ struct Consumer {
     // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
     // of d128 4x4096 on an H200).
     TileRange const range = info.ranges[group];
+    int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
+                                         info.tile.query(info.tile.row_begin));
+    // Whether the step without mask, in which softmax takes the row max of before, will do.
+    auto const is_full = [&](int key) { return range.is_full(key) && key + kN <= rising; };
     int key = range.end - 2 * kN;
     if constexpr (Config::kHalf < kN) {
       bool const is_half = Arch::uniform(info.is_half[group]);
-      if (is_half && key >= range.begin && range.is_full(key)) {
+      if (is_half && key >= range.begin && is_full(key)) {
         step<Config::kHalf>(info, key, std::true_type{});
         key -= kN;
       }
     }
     CUTE_NO_UNROLL
     for (; key >= range.begin; key -= kN) {
-      if (range.is_full(key)) {
+      if (is_full(key)) {
         step(info, key, std::true_type{});
       } else {
         step(info, key, std::false_type{});

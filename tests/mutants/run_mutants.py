@@ -247,7 +247,7 @@ class Workshop:
         folder.mkdir(exist_ok=True)
         for path, text in program.headers(texts).items():
             edited = folder / path
-            edited.parent.mkdir(exist_ok=True)
+            edited.parent.mkdir(parents=True, exist_ok=True)
             edited.write_text(text, encoding="utf-8")
         compiler, *flags = self.command
         unit, binary = folder / "unit.o", folder / "program"

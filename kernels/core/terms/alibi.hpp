@@ -28,6 +28,11 @@ struct Alibi {
     return rows;
   }
 
+  // From this key on, logits of `query` and later ones grow towards smaller keys.
+  CA_HOST_DEVICE static int32_t rising_from(Problem const& p, SeqLens lens, int32_t query) {
+    return p.mask.causal ? INT32_MAX : query + lens.k - lens.q + p.mask.diagonal_shift;
+  }
+
   // x(i, j) = x(i, j) * factor - slope * |distance|, in units of log2.
   //   place: where x is: batch(), head(i), query(i), key(j), lens() of the batch entry.
   template <int kRows, int kKeys, class X, class Place>
