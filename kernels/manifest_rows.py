@@ -1,5 +1,5 @@
-"""What manifest.toml lists: kernels and their rows, and the C++ made of each. generate.py reads and
-writes the files."""
+"""Kernels and rows, as manifest_reader.py makes them of manifest.toml, and the C++ of each, which
+generate.py writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import string
 import sys
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ variant_key = _load("variant_key")
 
 ELEMENTS = {dtype["key"]: dtype["type"] for dtype in FACTS["dtypes"].values()}
 DTYPES = {d["key"]: f"DType::{d['enumerator']}" for d in FACTS["dtypes"].values()}
-DEVICES = ("cuda", "cpu")
 OPS = {"forward": "Op::kForward", "backward": "Op::kBackward"}
 ACCUMULATE = {name: f"Accumulate::{value}" for name, value in FACTS["accumulate"].items()}
 QUANTIZE = {name: f"Quantize::{value}" for name, value in FACTS["quantize"].items()}
@@ -44,13 +44,21 @@ BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
-# What a kernel type may leave to its rows, beside {element}.
+# What a kernel type leaves to its rows.
 DIM_FIELDS = ("head_dim", "head_dim_v")
 TILE_FIELDS = ("m", "n", "warps", "columns")
+ROW_FIELDS = ("element", *DIM_FIELDS, *TILE_FIELDS)
 
 
 class ManifestError(ValueError):
-    """The manifest contradicts itself; the message names the row, what it says and what may be."""
+    """The manifest is wrong; the message says where, what was given and what is allowed."""
+
+
+def choose(value: object, allowed: Iterable[object], name: str, where: str) -> None:
+    """Refuses a value that is none of these."""
+    if value not in (listed := list(allowed)):
+        words = (str(x).lower() if type(x) is bool else str(x) for x in listed)
+        raise ManifestError(f"{where}: {name} is {value!r}; allowed: {', '.join(words)}")
 
 
 def compositions(terms: list[str], needs: list[str]) -> dict[str, str]:
@@ -69,7 +77,7 @@ def compositions(terms: list[str], needs: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A [kernel.<name>] table: a family of kernels and what it asks of a call."""
+    """A kernel with all its tiles, and what it asks of a call."""
 
     name: str
     device: str  # "cuda" or "cpu"

@@ -8,7 +8,7 @@
 
 namespace cutlass_attn {
 
-// A [kernel.<name>] table of the manifest: what it asks of a call, and how it is launched.
+// A kernel of the manifest: what it asks of a call, and how it is launched.
 struct ManifestKernel {
   char const* name;
   Op op = Op::kForward;

@@ -27,7 +27,8 @@ from pathlib import Path
 import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
-import generate
+import manifest_reader
+import manifest_rows
 from cutlass_attn.tools.gates.thresholds import FAIL, PASS, load_gates
 from cutlass_attn.tools.sass import disassemble as sass
 from cutlass_attn.tools.sass.issue_slots import model_of
@@ -42,8 +43,8 @@ def main() -> int:
     parser.add_argument("--tier", default="core")
     options = parser.parse_args()
 
-    rows, _ = generate.load()
-    build = generate.Build(tier=options.tier, simt=False)
+    rows = manifest_reader.load()
+    build = manifest_rows.Build(tier=options.tier, simt=False)
     resources = sass.read_resources(options.library, options.arch)
     loops = {
         (row.symbol, "identity"): tile

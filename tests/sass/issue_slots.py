@@ -20,7 +20,7 @@ from typing import Any
 import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
-import generate
+import manifest_reader
 from cutlass_attn._build.variant_key import key_of
 from cutlass_attn.tools.sass import disassemble as sass
 from cutlass_attn.tools.sass.issue_slots import PARTS, model_of
@@ -57,7 +57,7 @@ def main() -> int:
 
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
-    rows, _ = generate.load()
+    rows = manifest_reader.load()
     kernels = list(dict.fromkeys(row.kernel_name for row in rows))
     for name, graph in sass.control_flow(options.library, options.arch):
         symbol, score = sass.identify(name) or ("", "")
