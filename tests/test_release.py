@@ -21,7 +21,7 @@ PROJECT = BUILD["project"]
 def supported():
     """{what: (supported, tried, not tried)} of the table of docs/install.md."""
     text = (ROOT / "docs" / "install.md").read_text()
-    _, _, section = text.partition("## What is supported\n")
+    _, _, section = text.partition("## Supported and tested versions\n")
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     return {cells[0]: tuple(cells[1:]) for cells in rows[2:]}
 

@@ -93,122 +93,128 @@ def attention(
     quantize: str | PrequantizedKV | None = None,
     max_error: float | None = None,
 ) -> Any:
-    """softmax(score(q @ k^T) + mask) @ v for every batch entry and query head.
+    """softmax(q @ k^T * softmax_scale) @ v with masks and other options, in one fused kernel.
 
-    Fused as in FlashAttention (arXiv 2205.14135, 2307.08691). torch differentiates it in q, k, v,
-    bias and sinks, through the result and the log-sum-exp (docs/training.md). A logit's life:
-    softmax_scale, softcap, ALiBi, bias, masks, softmax (with sink), dropout. docs/attention.md has
-    one line for each and the kernels that take it.
+    GQA and MQA, causal masks, sliding windows, padding masks, bias, ALiBi, softcap, attention sinks
+    and dropout combine. A logit passes through softmax_scale, softcap, ALiBi, bias, masks, softmax
+    (with sink) and dropout, in this order. torch differentiates the call in q, k, v, bias and
+    sinks. After FlashAttention (arXiv 2205.14135, 2307.08691). B is the batch size; Hq and Hkv are
+    query and KV heads, Sq and Sk queries and keys, D and Dv head dims. User guide:
+    docs/attention.md.
 
     Args:
-        q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or
-            CUDA device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a
-            CPU also float64. The last dimension is contiguous; the others may have any stride.
-        k: (B, Hkv, Sk, D). Hkv divides Hq: query head h reads key head ``h // (Hq // Hkv)``.
-        v: (B, Hkv, Sk, Dv). A NaN or infinity in it may reach queries whose mask hides it, and an
-            infinity may come out as NaN: a weight of zero times either is NaN.
-        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
-        window: also limits query i to ``left`` keys before that one and ``right`` keys after it:
-            one int for both, or a pair; None or -1 is no limit. A causal mask has no right side.
-        attention_chunk: query i sees only keys of the chunk that key ``i + Sk - Sq`` is in: chunks
-            are of so many keys, 1 to 2^28, counted from key 0 (Llama 4's chunked attention). On top
-            of causal and window.
-        softmax_scale: factor of q @ k^T; ``1 / sqrt(D)`` by default.
-        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
-        layout: order of the dimensions of q, k, v and of the result, "bhsd" or "bshd".
-        return_lse: also return the natural log of each softmax's denominator.
-        out: where to put the result: shape and dtype of the result, sharing no memory with inputs.
-        kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a whole key of `variants()`.
-            A backward pass chooses its own.
-        accumulate: what products are added up in: "fp32"; "fp16", faster on some GPUs and less
-            exact, for q @ k^T and for the weights times v, or "fp16_qk" or "fp16_pv" for one of
-            them. float16 alone, and only by kernels that have it: docs/accumulation.md.
-        quantize: what is multiplied in 8 bits: None, nothing; "qk", q and k, faster on some GPUs
-            and less exact; "int8" or "fp8", also the weights and v, "fp8" on GPUs from compute
-            capability 8.9 on. float16 and bfloat16 alone, without dropout or gradients, and only by
-            kernels that have it, which "auto" takes for no other call. A NaN or infinity in k then
-            reaches every query that sees one of 16 keys: of its 64 (from a multiple of 64 on) those
-            with the same ``key % 8 // 2``. Or what `prequantize` made of this k and v, for many
-            calls; not under torch.compile or a function transform. docs/eight-bit.md.
-        max_error: with the name of a `quantize`, the largest RMS error that a head's result may be
-            predicted to have, relative to its RMS: 0.02, say. Heads beyond it run in 16 bits, and
-            with them those that share their key head. The device decides in every call, in every
-            replay of a CUDA graph, too; nothing waits for it. A prediction is an estimate, from
-            some queries and keys, without masks: docs/eight-bit.md.
-        verify: compute the call once more with a scalar kernel, and raise VerificationError if the
-            two disagree, or with ``max_error`` if a head in 8 bits is further off than that. Waits
-            for the GPU. Not of float64. Of the forward pass alone: gradients are not verified.
-        bias: added to the logits: q's dtype or float32, of 1 to 4 dimensions that broadcast to
-            (B, Hq, Sq, Sk), in either layout. Any strides; nothing is expanded in memory.
-        mask: bool, shaped like a bias: True where a query sees a key, on top of causal and window.
-        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: the logit of query
-            i and key j loses ``slope * abs(j - (i + Sk - Sq))`` (ALiBi, arXiv 2108.12409).
-        sinks: (Hq,) float32, for float64 queries float64, contiguous: a logit per query head that
-            joins the softmax's denominator, and so the log-sum-exp, without a key or value of its
-            own.
-        dropout_p: probability, 0 to 1, rounded to a multiple of 1/32768, that a weight becomes 0;
-            the others are divided by the probability to stay that this leaves. The log-sum-exp
-            knows nothing of it.
-        rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout's generator. The
-            same two numbers drop the same weights in every kernel; `testing.dropout_mask` tells
-            which. By default both are drawn: for tensors by torch's generator of q's device, so
-            that torch.manual_seed makes them repeatable and every replay of a CUDA graph draws
-            anew; for arrays from numpy.random.default_rng(), which is not repeatable. A backward
-            pass uses those of its forward pass.
-        deterministic: gradients that are bitwise the same in every run. So they are, too, while
-            torch.use_deterministic_algorithms(True) holds; the result always is.
+        q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or CUDA
+            device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU
+            also float64. D is 1 to 512. The last dimension is contiguous; the others may have any
+            stride.
+        k: (B, Hkv, Sk, D) in the same layout, dtype and device. Hkv divides Hq: query head h reads
+            KV head ``h // (Hq // Hkv)``.
+        v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 512. NaN or infinity in
+            V may reach queries whose mask hides it: a weight of 0 times NaN is NaN.
+        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key (aligned
+            bottom-right, as in flash_attn; torch's is_causal is aligned top-left).
+        window: sliding window around key ``i + Sk - Sq``: query i sees `left` keys before it and
+            `right` keys after it. One int for both sides or a pair; None or -1 is unlimited. A
+            causal call has no keys on the right.
+        attention_chunk: chunk length, 1 to 2^28: query i sees only keys in the chunk of key
+            ``i + Sk - Sq``; chunks start at key 0 (Llama 4). Applies on top of causal and window.
+        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
+        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+        layout: order of the dimensions of q, k, v, out and the result: "bhsd" or "bshd".
+        return_lse: also return the log-sum-exp.
+        out: tensor or array for the result, of its shape and dtype; must not overlap an input.
+        kernel: "auto", a kernel such as "sm80" or "scalar/tiled", or a key of `variants()`. A named
+            kernel that cannot run the call is an error. The backward pass chooses its own kernel.
+        accumulate: accumulator of the tensor cores. "fp32"; "fp16" for q @ k^T and for the weights
+            times v; "fp16_qk" or "fp16_pv" for one of the two. fp16 is faster on GeForce and less
+            exact; float16 inputs on a GPU only. docs/accumulation.md.
+        verify: also run a scalar kernel, and raise VerificationError if the two results disagree by
+            more than rounding explains, or with `max_error` if a head in 8 bits has a larger error.
+            Waits for the GPU. Forward pass only; not for float64.
+        bias: added to the logits. q's dtype or float32; 1 to 4 dimensions that broadcast to (B, Hq,
+            Sq, Sk) in either layout; any strides. -inf masks a key. Not expanded in memory.
+        mask: bool, 1 to 4 dimensions that broadcast to (B, Hq, Sq, Sk) in either layout; any
+            strides. True = visible. Applies on top of causal, window and attention_chunk.
+        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
+            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
+            2108.12409).
+        sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
+            per query head that joins the softmax's denominator, and the log-sum-exp, without a key
+            or a value; neither scaled nor capped.
+        dropout_p: probability, 0 to 1, that a softmax weight becomes 0, rounded to a multiple of
+            2^-15; the others are divided by the share that is kept. The log-sum-exp ignores
+            dropout.
+        rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout, read when the
+            kernel runs. The same numbers drop the same weights in every kernel;
+            `testing.dropout_mask` returns them. None draws both: for tensors from torch's generator
+            of q's device, so torch.manual_seed makes them repeatable and each replay of a CUDA
+            graph differs; for arrays from numpy.random.default_rng(), not repeatable. The backward
+            pass reuses them.
+        deterministic: gradients have the same bits in every run, also under
+            torch.use_deterministic_algorithms(True). The forward result always has.
+        quantize: products in 8 bits, for inference: None; "qk" (int8 q @ k^T); "int8" or "fp8"
+            (also the weights times v; "fp8" from compute capability 8.9 on); or what `prequantize`
+            returned for this k and v. float16 and bfloat16 only, without dropout or gradients. NaN
+            or infinity in a key then reaches all queries that see one of the 16 keys with its
+            scale. docs/eight-bit.md.
+        max_error: with a `quantize` name: the largest predicted RMS error of a head, relative to
+            the RMS of its result, such as 0.02. Heads beyond it, and heads that share their KV
+            head, run in 16 bits. Decided on the device in every call. The prediction is an
+            estimate, no bound.
 
     Returns:
-        The result, contiguous, in q's dtype and layout, (B, Hq, Sq, Dv); with ``return_lse`` also
-        the log-sum-exp, (B, Hq, Sq) in either layout, float32 or for float64 queries float64. A
-        query that sees no key gives a row of zeros and -inf (with a sink, the sink). On CUDA the
-        work is enqueued on torch's current stream; on a CPU it is done on return, by as many
-        threads as torch uses, or on all cores for numpy arrays.
+        The result, (B, Hq, Sq, Dv) in q's layout and dtype, contiguous, or `out`. With
+        ``return_lse`` a pair of it and the natural log of each softmax's denominator, (B, Hq, Sq)
+        in either layout, float32 (float64 for float64 queries). A query that sees no key gives
+        zeros and -inf, or the sink. On CUDA the work is enqueued on torch's current stream. On a
+        CPU it is done on return, with as many threads as torch uses; for numpy arrays on all cores.
 
     Raises:
-        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
-            call; `explain` says why for each of them.
-        NotImplementedError: alibi_slopes, or an input with quantize, need a gradient, an input has
-            a tangent of forward-mode differentiation, or a gradient of a gradient is asked for.
+        TypeError: an argument has a wrong type, is missing, or is not known.
+        ValueError: an argument is out of range or contradicts another, or no kernel of this build
+            accepts the call; `explain` shows why.
+        NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize`, of second
+            order, or in forward mode.
         RuntimeError: CUDA reported an error.
-        VerificationError: see ``verify``.
+        VerificationError: see `verify`.
     """
 
 
 def prequantize(
     k: Array, v: Array, *, quantize: str, layout: str = "bhsd", kernel: str = "auto"
 ) -> PrequantizedKV:
-    """k and v rounded to 8 bits once, for any number of calls: cross-attention over one encoder's
-    output, say, or queries in chunks.
+    """Round k and v to 8 bits once, for many calls of `attention` with them.
 
         kept = prequantize(k, v, quantize="int8")
-        out = attention(q, k, v, quantize=kept)  # bitwise what quantize="int8" gives
+        out = attention(q, k, v, quantize=kept)  # bitwise the result of quantize="int8"
 
-    k and v stay arguments of these calls, which are free in all others: q with its number of heads,
-    masks, bias, softmax_scale. Under torch.autocast k and v are cast first, once: calls there get
-    ``kept.k`` and ``kept.v``. A call then leaves out the launch that rounds K, and for "int8" and
-    "fp8" V. The kernel for CPUs rounds as it goes, in these calls as well: there nothing is kept.
+    For cross-attention over one encoder output, or queries in chunks. The calls pass k and v again,
+    and are free in q, its number of heads, masks, bias and softmax_scale. They skip the launch that
+    rounds K, and for "int8" and "fp8" V. Under torch.autocast k and v are cast first; pass
+    ``kept.k`` and ``kept.v`` to the calls then. The CPU kernel rounds in every call, and nothing is
+    kept.
 
     Args:
         k: (B, Hkv, Sk, D), or (B, Sk, Hkv, D) with ``layout="bshd"``: a torch tensor on a CPU or
-            CUDA device, or a numpy array, float16 or bfloat16, of any strides but the last.
-        v: (B, Hkv, Sk, Dv), of the same library, dtype and device.
-        quantize: "qk", "int8" or "fp8", as of `attention`. With "qk" calls read v as it is.
-        layout: order of the dimensions of k and v.
-        kernel: as of `attention`, where "auto" chooses as if k were q. On a GPU it matters to none
-            of the calls: each kernel of a `quantize` reads what any of them has rounded.
+            CUDA device, or a numpy array; float16 or bfloat16; the last dimension is contiguous.
+        v: (B, Hkv, Sk, Dv) in the same layout, library, dtype and device.
+        quantize: "qk" (k alone; calls read v as it is), "int8" or "fp8", as in `attention`.
+        layout: order of the dimensions of k and v: "bhsd" or "bshd".
+        kernel: "auto", or a kernel or key of `variants()` that has this `quantize`. All of them
+            read what any of them has rounded, so the calls may use others.
 
     Returns:
-        A PrequantizedKV, for `attention` and `explain`: ``k``, ``v``, which it keeps alive,
-        ``quantize``, and ``nbytes``, the memory that it has on their device: for a key D bytes, D
-        rounded up to 32, and but for "qk" Dv for a value, and their scales. On CUDA the work is
-        enqueued on torch's current stream; a call on another stream has to wait for that.
+        A PrequantizedKV to pass as ``quantize`` to `attention` and `explain`. It keeps k and v
+        alive (``k``, ``v``), and has ``quantize`` and ``nbytes``, its device memory in bytes: for
+        each key D, rounded up to 32, and except for "qk" Dv for each value, and scales. On CUDA the
+        work is enqueued on torch's current stream; a call on another stream must wait for it.
 
     Raises:
-        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes it.
-            k stands in for q in messages. Later, in calls: k or v is not the same memory with the
-            same sizes and strides, or torch counted a write to it since. Writes that torch does not
-            count, to arrays of numpy or by kernels of others, are not noticed.
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is out of range, or no kernel accepts it (messages name k as q).
+            Later, in calls: k or v is not the same memory with the same sizes and strides, or torch
+            counted a write to it. Writes to numpy arrays, or by kernels that torch does not know,
+            go unnoticed.
         NotImplementedError: k or v needs a gradient.
         RuntimeError: CUDA reported an error.
     """

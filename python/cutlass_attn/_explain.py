@@ -23,7 +23,7 @@ from .verify import beyond, library_of, predicted_errors
 
 @dataclass(frozen=True)
 class Verdict:
-    """What dispatch thinks of one variant for one call."""
+    """Whether one variant runs a call, and if not, why."""
 
     variant: Variant
     chosen: bool
@@ -52,12 +52,12 @@ class Explanation:
 
     @property
     def chosen(self) -> Variant | None:
-        """The variant that would run; None if the call would be refused."""
+        """The variant that would run; None if no kernel accepts the call."""
         return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
 
     @property
     def splits(self) -> int:
-        """How many thread blocks would share the keys of a tile; 1 if they are not split."""
+        """Number of thread blocks that split the keys of a tile (split-KV); 1: not split."""
         return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
 
     @property
@@ -68,7 +68,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of the memory that the call's kernels would use among themselves, beside its operands."""
+        """Device memory in bytes that the kernels use beside the operands and the result."""
         return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -118,29 +118,30 @@ def explain(
     grad: bool = False,
     **options: Any,
 ) -> Explanation:
-    """Which kernel `attention` would run for the same arguments, and why every other one not.
+    """Show which kernel a call would run, and why the kernels preferred to it cannot run it.
 
-    The arguments are those of `attention`, `device` and `grad`. With `cu_seqlens_q` they are those
-    of `attention_varlen`, with `cache_seqlens` those of `attention_decode`, whose caches are k and
-    v: nothing is written into them.
+    Takes the arguments of `attention`, with ``cu_seqlens_q`` those of `attention_varlen`, with
+    ``cache_seqlens`` those of `attention_decode` (its caches are k and v), and `device` and `grad`.
+    Nothing runs and nothing is written. Only shapes, strides, dtypes and addresses matter, so
+    tensors on torch's "meta" device will do. With `quantize` the numbers of q, k and v are read as
+    well, to predict the error: up to 256 queries and 8 tiles of 64 keys per head, of up to 8 packed
+    sequences. That waits for the GPU.
 
     Args:
-        grad: the same of the backward pass: for gradients of q, k, v, sinks, and of a bias that
-            needs one. ``kernel`` and ``accumulate`` are the forward pass's own and say nothing.
-            Of `attention` alone.
-        device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
-            present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
-            takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
-            of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
-            148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
-            so tensors on torch's "meta" device serve as well. Only with `quantize` numbers are
-            looked at, for `Explanation.predicted_error` and, with `max_error`, `in_16_bits`: up to
-            256 queries and 8 tiles of 64 keys of each head, and of up to 8 packed sequences, for
-            which it waits for the GPU.
+        device: where the call would run. None: the device of q. "cpu"; "cuda" or "cuda:1" for a GPU
+            that is present; an architecture such as "sm_89" for one that need not be: tiles are
+            then chosen as for a common GPU of it (sm_80 A100, 108 SMs; sm_86 A40, 84; sm_89 RTX
+            4090, 128; sm_90 H100, 132; sm_100 B200, 148; sm_120 RTX 5090, 170).
+        grad: explain the backward pass of `attention` instead: the gradients of q, k, v, sinks, and
+            of a bias that needs one. ``kernel`` and ``accumulate`` do not affect it.
+
+    Returns:
+        An `Explanation`: print it, or read its ``chosen`` variant.
 
     Raises:
-        TypeError, ValueError: as `attention`, for a call that is wrong on any device. A call that
-            merely no kernel takes is explained instead.
+        TypeError: an argument has a wrong type, is missing, or is not known.
+        ValueError: an argument is out of range or contradicts another, or `grad` is True for packed
+            sequences or decoding. A call that merely no kernel accepts is explained.
     """
     function = _function_of(options)
     if more or v is None:

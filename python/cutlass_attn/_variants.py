@@ -12,7 +12,7 @@ from ._build.facts import ACCUMULATE, DTYPES, QUANTIZE
 
 @dataclass(frozen=True)
 class Variant:
-    """One compiled, or compilable, kernel instance."""
+    """One kernel instance: a kernel for a dtype, a head dim and a tile."""
 
     key: str  # unique: kernel, dtype and, where compiled in, head dim and tile
     kernel: str
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What this build was made of."""
+    """Version, tier, CUDA toolkit, architectures and compiler of a build."""
 
     version: str
     tier: str
@@ -64,9 +64,13 @@ def _variants() -> tuple[Variant, ...]:
 
 
 def variants(op: Literal["forward", "backward"] | None = "forward") -> list[Variant]:
-    """Every variant of the manifest, in order of preference, compiled into this build or not.
+    """Every variant of every kernel in order of preference, in this build or compiled at first use.
 
-    op: what they compute; None for those of both.
+    Args:
+        op: "forward", "backward", or None for both.
+
+    Raises:
+        ValueError: another `op`.
     """
     if op not in ("forward", "backward", None):
         raise ValueError(f'op is {op!r}, allowed: "forward", "backward" or None')
@@ -86,5 +90,5 @@ def quantize_of(kernel: str) -> str | None:
 
 
 def build_info() -> BuildInfo:
-    """Version, tier, toolkit, architectures and compiler of this build."""
+    """Version, tier, CUDA toolkit, architectures and compiler of this build."""
     return BuildInfo(**_C.build_info())

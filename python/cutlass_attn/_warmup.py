@@ -21,38 +21,39 @@ def warmup(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     **options: Any,
 ) -> list[str]:
-    """Compiles ahead what a call would run, so that the first call does not wait for it.
+    """Compile ahead, and load, the kernels that a call needs, so that the first call does not wait.
 
-        warmup(q, k, v, causal=True)                  # of attention(q, k, v, causal=True)
-        warmup(q, k, v, grad=True, device="sm_90")    # and of its gradients, for a GPU elsewhere
-        warmup(names="sm80/general", device="sm_89")  # all that this build left out of a kernel
+        warmup(q, k, v, causal=True)                  # for attention(q, k, v, causal=True)
+        warmup(q, k, v, grad=True, device="sm_90")    # and its gradients, for a GPU elsewhere
+        warmup(names="sm80/general", device="sm_89")  # all JIT variants of a kernel
 
-    A call runs one entry: a variant with the score that is composed of the call's options, such as
-    "sm90/bf16/d128/128x128x8+softcap_alibi". An entry takes 2 to 20 s, unless it is in the cache or
-    the build has compiled it.
+    Do this before a CUDA graph is captured. A call runs one entry: a variant with the terms that
+    the call's options ask for, such as "sm90/bf16/d128/128x128x8+softcap_alibi". An entry compiles
+    in 2 to 20 s, unless it is in the build or in the cache. Needs NVRTC: docs/jit.md.
 
     Args:
         q: queries of an example call. Shapes, dtypes and strides matter, numbers do not: with
-            `device`, tensors on torch's "meta" device serve.
-        k: its keys.
-        v: its values.
-        names: in place of a call, one or several of: an entry; a key of `cutlass_attn.variants()`,
-            for the variant with every score; a kernel's name, for all of its variants.
-        device: CUDA ordinal of a GPU, "cuda" or "cuda:1", onto which kernels are loaded as well; or
-            an architecture such as "sm_89", for a GPU that need not be there: they wait in the
-            cache. None for the device of q, or GPU 0.
-        grad: also what computes the gradients of q, k and v.
-        progress: called with an entry, how many are done and of how many, before each of them.
-        **options: of the example call, as `explain` takes them: those of `attention`; with
-            `cu_seqlens_q` of `attention_varlen`, with `cache_seqlens` of `attention_decode`.
+            `device`, tensors on torch's "meta" device will do.
+        k: keys of the example call.
+        v: values of the example call.
+        names: instead of a call: one or more entries; keys of `cutlass_attn.variants()`, which
+            stand for all their entries; or names of kernels, which stand for all their variants
+            that are not in the build.
+        device: an ordinal, "cuda" or "cuda:1" for a GPU that is present, onto which kernels are
+            also loaded; an architecture such as "sm_89" to compile into the cache only. None: the
+            device of q, or GPU 0.
+        grad: also compile the kernels of the gradients of q, k and v.
+        progress: called before each entry with its name, the number done, and the number in total.
+        **options: keywords of the example call: those of `attention`; with ``cu_seqlens_q`` those
+            of `attention_varlen`, with ``cache_seqlens`` those of `attention_decode`.
 
     Returns:
-        Names of the entries that are ready now, of those that this build left out.
+        Names of the entries, outside the build, that are ready now.
 
     Raises:
         TypeError: neither a call nor names are given, or both.
-        ValueError: a name or the device is none of these, no kernel takes the call, or the build
-            has no source for a variant.
+        ValueError: a name or the device is unknown, no kernel accepts the call, or the build has no
+            source for a variant.
         CompilerNotFound: NVRTC or CUDA's headers are missing; the message says what to install.
         CompileError: NVRTC refuses the code.
         RuntimeError: the GPU does not exist or has no driver.

@@ -102,69 +102,79 @@ def attention_decode(
     verify: bool = False,
     validate: bool = False,
 ) -> Any:
-    """Attention of a few queries per sequence over a cache, which new keys join first.
+    """Attention of a few queries per sequence over a KV cache, contiguous or paged.
 
-    Lengths are read where the kernel runs and nothing waits for them, so that a CUDA graph replays
-    with the lengths that the arrays hold then.
+    Split-KV decoding. New keys, if given, are appended to the cache first. Lengths are read when
+    the kernel runs, nothing waits for them, and a CUDA graph replays with the lengths that the
+    arrays hold then. B is the number of sequences, S the length of a cache entry, P the number of
+    pages, Sk the keys that a sequence has after new ones are appended; Hq and Hkv are query and KV
+    heads. User guide: docs/serving.md.
 
     Args:
-        q: (B, Sq, Hq, D): the last queries of each sequence. Types, strides and devices are those
-            of `attention`.
-        k_cache: (B, S, Hkv, D), of q's dtype or, with v_cache, of float8_e4m3fn; with
-            ``block_table`` pages, (P, page, Hkv, D), of any page size and strides: K and V may be
-            halves of one row.
-        v_cache: shaped as k_cache, but for its head dim Dv.
-        cache_seqlens: (B,) int32: how many keys of a sequence the cache has before this call. It is
-            not changed.
-        block_table: (B, pages of a sequence) int32: key j of sequence b is row ``j % page`` of page
-            ``block_table[b, j // page]``. Pages beyond its length may hold anything.
-        k_new: (B, Snew, Hkv, D): keys that are written into the cache behind those that are there,
-            before attention sees them.
+        q: (B, Sq, Hq, D), the last queries of each sequence. A torch tensor on a CPU or CUDA
+            device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU
+            also float64. The last dimension is contiguous; the others may have any stride.
+        k_cache: (B, S, Hkv, D); with ``block_table`` pages, (P, page, Hkv, D), of any page size and
+            strides (K and V may be halves of one row). q's dtype or, together with v_cache,
+            float8_e4m3fn. Hkv divides Hq.
+        v_cache: (B, S, Hkv, Dv), or pages (P, page, Hkv, Dv), of k_cache's dtype.
+        cache_seqlens: (B,) int32: number of keys of each sequence in the cache before this call.
+            Not changed.
+        block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
+            ``block_table[b, j // page]``. Entries beyond its length may hold anything.
+        k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
         v_new: (B, Snew, Hkv, Dv): their values.
-        rotary_sin: shaped as rotary_cos.
-        rotary_cos: (positions, rotary_dim / 2), of q's dtype: the new keys are rotated
-            (RoPE, arXiv 2104.09864), new key i of sequence b by position ``cache_seqlens[b] + i``;
-            and the queries, query i by that of new key i if the call is causal or has a window,
-            and all by ``cache_seqlens[b]`` otherwise. They need k_new.
-        rotary_interleaved: columns (0, 1), (2, 3), ... are pairs; otherwise column j and
+        rotary_cos: (positions, rotary_dim / 2) in q's dtype: cosines of rotary embeddings (RoPE,
+            arXiv 2104.09864). New key i of sequence b is rotated by position
+            ``cache_seqlens[b] + i``; query i by that of new key i if the call is causal or has a
+            window, else by ``cache_seqlens[b]``. Needs k_new.
+        rotary_sin: sines, shaped as rotary_cos.
+        rotary_interleaved: True rotates columns (0, 1), (2, 3), ...; False columns j and
             ``j + rotary_dim / 2``.
-        cache_batch_idx: (B,) int32: the entry of the cache that a sequence has, which then may have
-            more than B entries. Not with ``block_table``.
-        cache_leftpad: (B,) int32: so many keys at the beginning of a sequence are not seen.
-        tree_mask: (B, Sq, Sq) bool: which of a sequence's last Sq keys a query sees, on top of the
-            other masks; it sees those before them. For drafts that branch (speculative decoding).
-        causal: as of `attention`, with the keys that a sequence has after the new ones joined.
-        window: the same.
-        attention_chunk: the same.
-        softmax_scale: the same.
-        softcap: the same.
-        alibi_slopes: the same.
-        sinks: the same.
-        k_scale: what stored keys are multiplied by, and new ones divided by: a number, or a (Hkv,)
-            float32 array, which costs less on a GPU.
-        v_scale: the same for values.
-        num_splits: how many thread blocks share the keys of a sequence, where a kernel can; 0: as
-            many as suit the GPU. With 1 a sequence gives the same bits in any batch.
-        return_lse: also return the natural log of each softmax's denominator.
-        out: (B, Sq, Hq, Dv): where to put the result, sharing no memory with inputs.
-        kernel: as of `attention`.
-        verify: the same: compute the call once more with a scalar kernel, and raise
-            VerificationError where the two disagree; new keys are written once. Waits for the GPU.
-        validate: check lengths and pages of CUDA tensors, on the GPU: one that is out of range
-            stops the GPU's work, and the next call that waits for it raises. Without it, keys
-            beyond the cache are not written, and wrong pages are read. On a CPU they are always
-            checked.
+        cache_batch_idx: (B,) int32: the cache entry of each sequence; the cache may have more than
+            B entries. Not with ``block_table``.
+        cache_leftpad: (B,) int32: number of keys at the beginning of each sequence to mask.
+        tree_mask: (B, Sq, Sq) bool, for speculative decoding: True where a query sees one of the
+            last Sq keys. It sees all keys before these. Applies on top of the other masks.
+        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
+        window: sliding window around key ``i + Sk - Sq`` of the sequence: query i sees `left` keys
+            before it and `right` keys after it. One int for both sides or a pair; None or -1 is
+            unlimited. A causal call has no keys on the right.
+        attention_chunk: chunk length, 1 to 2^28: query i sees only keys in the chunk of key
+            ``i + Sk - Sq``; chunks start at key 0 of the sequence (Llama 4).
+        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
+        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
+            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
+            2108.12409).
+        sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
+            per query head in the softmax's denominator, without a key or a value.
+        k_scale: factor of stored keys, and divisor of new ones: a float, or (Hkv,) float32, which
+            costs less on a GPU.
+        v_scale: factor of stored values, and divisor of new ones: a float, or (Hkv,) float32.
+        num_splits: number of thread blocks that split the keys of a sequence, for kernels that can;
+            0 chooses it for the GPU. With 1 a sequence gives the same bits in any batch.
+        return_lse: also return the log-sum-exp.
+        out: (B, Sq, Hq, Dv), tensor or array for the result; must not overlap an input.
+        kernel: "auto", a kernel such as "sm80/decode", or a key of `variants()`.
+        verify: also run a scalar kernel, and raise VerificationError if the results disagree by
+            more than rounding explains; new keys are written once. Waits for the GPU.
+        validate: on a GPU, check lengths and pages first, on the device: a wrong one stops the
+            GPU's work, and the next call that waits for it raises. Without it, keys beyond the
+            cache are not written, and wrong pages are read. On a CPU they are always checked.
 
     Returns:
-        (B, Sq, Hq, Dv), contiguous, in q's dtype; with ``return_lse`` also the log-sum-exp, (B, Hq,
-        Sq) float32, for float64 queries float64, -inf for a query that sees no key.
+        (B, Sq, Hq, Dv), contiguous, in q's dtype, or `out`. With ``return_lse`` a pair of it and
+        the log-sum-exp, natural, (B, Hq, Sq) float32 (float64 for float64 queries): -inf for a
+        query that sees no key.
 
     Raises:
-        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
-            call.
+        TypeError: an argument has a wrong type, is missing, or is not known.
+        ValueError: an argument is out of range or contradicts another, or no kernel of this build
+            accepts the call.
         NotImplementedError: an input needs a gradient.
         RuntimeError: CUDA reported an error.
-        VerificationError: see ``verify``.
+        VerificationError: see `verify`.
     """
 
 
@@ -259,28 +269,29 @@ def append_kv(
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
 ) -> None:
-    """Writes keys and values into the pages of a cache, in place.
+    """Write keys and values into the pages of a paged KV cache, in place.
 
-    The two caches, k and v share no memory, and a call that is refused writes nothing.
+    T is the number of tokens, P the number of pages, Hkv the number of KV heads. k, v and the two
+    caches must not overlap. A call that raises TypeError or ValueError writes nothing.
 
     Args:
-        k: (T, Hkv, D), one row for each token: float16, bfloat16 or float32. Strides and devices
-            are those of `attention`.
-        v: (T, Hkv, Dv).
-        k_cache: (P, page, Hkv, D): pages, of any size and strides, of k's dtype or, with v_cache,
-            of float8_e4m3fn: to nearest even, and to 448 from there on; NaN stays NaN.
-        v_cache: the same with Dv.
-        slot_mapping: (T,) int64, or fewer, then the last rows of k and v are left out: token t goes
-            to row ``slot % page`` of page ``slot // page``. A negative slot skips the token. Two
-            tokens with one slot leave either of them there.
-        k_scale: what rows of k are divided by before they are rounded to the cache's dtype: a
-            number, or a (Hkv,) float32 array. `attention_decode` and `attention_varlen` multiply by
-            the same numbers.
-        v_scale: the same for rows of v.
+        k: (T, Hkv, D), one row per token: a torch tensor on a CPU or CUDA device, or a numpy array;
+            float16, bfloat16 or float32. The last dimension is contiguous.
+        v: (T, Hkv, Dv), of k's dtype and device.
+        k_cache: (P, page, Hkv, D), of any page size and strides. k's dtype or, together with
+            v_cache, float8_e4m3fn: rounded to nearest even, saturated at 448; NaN stays NaN.
+        v_cache: (P, page, Hkv, Dv), of k_cache's dtype.
+        slot_mapping: (T,) int64: token t is written to row ``slot % page`` of page
+            ``slot // page``. A negative slot skips the token. With fewer than T entries the last
+            rows of k and v are skipped. If two tokens have one slot, either of them is left there.
+        k_scale: divisor of k before it is rounded to the cache's dtype: a float, or (Hkv,) float32.
+            Pass the same to `attention_decode` and `attention_varlen`, which multiply by it.
+        v_scale: divisor of v: a float, or (Hkv,) float32.
 
     Raises:
-        TypeError, ValueError: an argument contradicts the above; on a CPU also a slot beyond the
-            cache, which a GPU skips.
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is out of range or contradicts another; on a CPU also a slot beyond
+            the cache, which a GPU skips.
         NotImplementedError: an input needs a gradient.
         RuntimeError: CUDA reported an error.
     """
@@ -317,35 +328,32 @@ def _of_states(described: Callable[P, Any]) -> Callable[P, Any]:
 def merge_states(
     o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: str = "bhsd"
 ) -> Any:
-    """Attention over two disjoint sets of keys, from the results over each of them.
+    """Merge attention results over two disjoint sets of keys (split KV, shared prefix) exactly.
 
-    The exact result: with w the softmax of the two log-sum-exps, ``w_a * o_a + w_b * o_b``, in
-    float32. A prompt that many sequences share is then attended to once for all of them.
-
-    Of CUDA tensors it is one kernel, unless an input needs a gradient, dispatch modes look on, rows
-    are not contiguous or torch.compile makes a kernel of its own. Each row is computed by itself
-    and every step rounded once: the same bits in every run, in any batch, and with the two sides
-    exchanged. On a CPU, and in those cases, it is arithmetic of torch or numpy, whose last bits may
-    differ.
+    With w the softmax of the two log-sum-exps, the result is ``w_a * o_a + w_b * o_b``, in float32.
+    On CUDA it is one kernel with the same bits in every run, in any batch, and with the sides
+    exchanged. On a CPU, if an input needs a gradient, under torch.compile or a dispatch mode, or if
+    rows are not contiguous, torch or numpy compute it, with other last bits.
 
     Args:
         o_a: (B, Hq, Sq, Dv), or (B, Sq, Hq, Dv) with ``layout="bshd"``: a result of `attention` in
-            that layout, or of `attention_decode`, which has "bshd" alone; or (T, Hq, Dv), a result
-            of `attention_varlen`.
-        lse_a: its log-sum-exp, natural logarithms as ``return_lse`` gives them: float32, (B, Hq,
-            Sq), or (Hq, T); those of float64 queries are not merged. -inf, and +inf as flash_attn
-            has it, is a query that saw no key.
-            (FlashInfer's ``merge_state`` takes base-2 logarithms, of shape (T, Hq).)
-        o_b: the other result, of the same shape and dtype.
-        lse_b: its log-sum-exp.
-        layout: order of the dimensions of o_a, o_b and the result, "bhsd" or "bshd", as of the
-            calls that they are from. It says nothing of packed rows, (T, Hq, Dv).
+            that layout, or of `attention_decode`, which is always "bshd"; or (T, Hq, Dv), a result
+            of `attention_varlen`. A torch tensor or numpy array.
+        lse_a: its log-sum-exp as ``return_lse`` returns it: natural logarithms, float32, (B, Hq,
+            Sq) or (Hq, T). -inf, and +inf as in flash_attn, mean that a query saw no key.
+            (FlashInfer's ``merge_state`` has base 2 and (T, Hq).) Float64 ones are refused.
+        o_b: the other result, of o_a's shape and dtype.
+        lse_b: its log-sum-exp, of lse_a's shape.
+        layout: order of the dimensions of o_a, o_b and the result: "bhsd" or "bshd". Ignored for
+            packed results (T, Hq, Dv).
 
     Returns:
-        o in the dtype of o_a, and lse: -inf and zeros where both saw no key.
+        A pair: the merged result, of o_a's shape and dtype, and its log-sum-exp, of lse_a's shape.
+        Where neither side saw a key, zeros and -inf.
 
     Raises:
-        TypeError, ValueError: shapes, dtypes or libraries differ.
+        TypeError: an argument is neither a torch tensor nor a numpy array, or they are mixed.
+        ValueError: shapes, dtypes or devices differ, or the layout is unknown.
     """
 
 

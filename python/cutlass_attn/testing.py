@@ -1,30 +1,30 @@
-"""How far a result may be from the exact one, and which weights dropout keeps.
+"""Tolerances for attention kernels, a reference to judge them by, and the mask of dropout.
 
-The yardstick is an unfused reference: attention in exact arithmetic but for two roundings to the
-inputs' dtype, of the weights P and of the output O. A fused kernel keeps at least as much, so it
-must come close to the reference's own error: RMS at most 1.5 times, and the largest at most twice
-(plus one unit in the last place of the output) that of the reference, both measured against fp64.
+The yardstick is an unfused reference: attention in exact arithmetic with two roundings to the
+inputs' dtype, of the weights P and of the output O. A fused kernel keeps at least that precision,
+so its errors must be close to those of the reference, both measured against fp64: the RMS error at
+most 1.5 times, the largest error at most twice plus one unit in the last place of the output.
 Infinities and NaN must be where the reference has them.
 
-A kernel that adds products up in fp16 (``accumulate=``, docs/accumulation.md) keeps less than that,
-and how much less follows from where its sums are rounded. An m16n8k16 instruction adds 16 products
-to an fp16 number and rounds the sum to nearest at the end; that it does not also round after the
-first 8 is not documented, so the yardstick rounds there, too. With u = 2^-11 and s_t the sum after
-8 t products, |error| <= u * sum_t |s_t|, and the errors of different t are as good as independent:
+A kernel with fp16 accumulation (``accumulate=``, docs/accumulation.md) has larger errors, which
+follow from where it rounds sums. An m16n8k16 instruction adds 16 products to an fp16 number and
+rounds the sum to nearest at the end. Whether it also rounds after the first 8 is not documented, so
+the yardstick rounds there too. With u = 2^-11 and s_t the sum after 8 t products, |error| <= u *
+sum_t |s_t|, and the errors of different t are practically independent:
 
-- q.k, of D products, takes D / 8 roundings. Scaled, that is the error e of a logit; it changes the
-  weight by a factor of exp(e), and the log-sum-exp, a weighted mean of the logits' errors, by at
-  most the largest |e| of the row. `Reference.lse_error` is that bound.
-- weights times v takes 4 roundings in each key block of 32. Key blocks are added up in fp32. So a
-  sum is never larger than its key block, and all of them together are off by at most
+- q.k, of D products, has D / 8 roundings. Scaled, that is the error e of a logit. It multiplies the
+  weight by exp(e), and moves the log-sum-exp, by a weighted mean of the logits' errors, by at most
+  the largest |e| of the row. `Reference.lse_error` is that bound.
+- weights times v has 4 roundings in each key block of 32. Key blocks are added in fp32. A sum is
+  never larger than its key block, so all of them together are off by at most
   4 u * sum_j p_j |v_j| <= 4 u * max|v|, as sum_j p_j = 1: for any number of keys.
 
 The reference computes with these roundings, from weights relative to the largest of the row and
-rounded to fp16, as kernels have them. Its own error is the yardstick then: a kernel that rounds
-after 16 products stays at about 0.7 of it, one that adds all keys up in fp16 leaves it behind after
-a few hundred of them. Where the sums of q.k are in fp16, the RMS factor is 2 as well: with large
-logits nearly all the error is in the few rows whose two largest are close, and two sums that round
-elsewhere are off there by amounts that only their distribution makes alike.
+rounded to fp16, as kernels do; its own error is then the yardstick. A kernel that rounds after 16
+products has about 0.7 of it; one that adds all keys in fp16 exceeds it after a few hundred keys. If
+the sums of q.k are in fp16, the RMS factor is 2 too: with large logits nearly all the error is in
+the few rows whose two largest logits are close, and there two correct orders of summation differ
+as much.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BITS = {"float16": (11, -24), "bfloat16": (8, -133), "float32": (24, -149)}
 
 
 class Reference(NamedTuple):
-    """Attention of (B, H, S, D) arrays: in fp64, its log-sum-exp, and the unfused yardstick."""
+    """Attention of (B, H, S, D) arrays in fp64, its log-sum-exp, and the unfused yardstick."""
 
     exact: np.ndarray
     lse: np.ndarray
@@ -53,7 +53,7 @@ class Reference(NamedTuple):
     lse_error: np.ndarray  # what fp16 accumulation may move lse by; 0 in fp32
 
     def confirms_lse(self, lse: np.ndarray) -> bool:
-        """Is a kernel's log-sum-exp right?"""
+        """Is this log-sum-exp of a kernel, (B, H, S), within the tolerance?"""
         close = np.isclose(lse, self.lse, atol=1e-5, rtol=1e-5)
         with np.errstate(invalid="ignore"):  # -inf - -inf
             close |= np.abs(lse - self.lse) <= 1e-5 + 1e-5 * np.abs(self.lse) + self.lse_error
@@ -62,7 +62,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of a result against fp64, what the yardstick allows, and why it fails if it does."""
+    """Errors of a result against fp64, what the yardstick allows, and why it fails, if it does."""
 
     max: float
     mean: float
@@ -78,7 +78,7 @@ class Accuracy:
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Nearest values of `dtype` (ties to even), as float32."""
+    """Round to the nearest values of `dtype`, a name; ties to even. Returns float32."""
     with np.errstate(over="ignore"):
         if dtype == "float16":
             return x.astype(np.float16).astype(np.float32)
@@ -91,27 +91,32 @@ def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Spacing of the numbers of `dtype` around x."""
+    """Spacing of the numbers of `dtype`, a name, at x."""
     bits, smallest = _BITS[dtype]
     _, exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))
     return np.ldexp(1.0, np.maximum(exponent - bits, smallest))
 
 
 def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: float) -> np.ndarray:
-    """Which weights dropout keeps: bool, of `shape` (batch, num_heads_q, seqlen_q, seqlen_k).
+    """Which softmax weights dropout keeps.
 
-    `rng_state` is that of `attention`: seed and offset, as two numbers of 64 bits, signed or not.
-    A weight that is kept is divided by the share that is: `kept_share`.
+    Args:
+        rng_state: the `rng_state` of the call: seed and offset, two 64-bit numbers, signed or not.
+        shape: (B, Hq, Sq, Sk) of the logits.
+        dropout_p: the `dropout_p` of the call.
 
-    Philox of 4 words (Salmon et al., SC 2011) with 10 rounds turns the counter (low and high word
-    of the offset, 0, 0) and the key (low and high word of the seed) into a state. With 7 rounds and
-    key 0 it turns (key without bits 0, 3 and 4, query without bit 3, batch * num_heads_q + head, 0)
-    xor the state into the words of 16 weights. Bit 4 of the key chooses between the words 0, 1 and
-    2, 3 and bit 3 of the query one of the two, bit 0 of the key the lower or the upper half of
-    both. The number of a weight is the lower 15 bits of its half, or, with bit 3 of the key, of its
-    half's low byte followed by the high byte of the other word's half. It is compared with
-    ``2**15 * min(dropout_p, 1 - dropout_p)``, rounded: weights below are dropped for dropout_p up
-    to 1/2, and kept for more.
+    Returns:
+        bool array of `shape`: True = kept. Kept weights are divided by ``kept_share(dropout_p)``.
+
+    The algorithm: Philox of 4 words (Salmon et al., SC 2011) with 10 rounds turns the counter (low
+    and high word of the offset, 0, 0) and the key (low and high word of the seed) into a state.
+    With 7 rounds and key 0 it turns (key without bits 0, 3 and 4, query without bit 3, batch * Hq +
+    head, 0) xor the state into the words of 16 weights. Bit 4 of the key selects words 0, 1 or
+    words 2, 3; bit 3 of the query selects one of the two; bit 0 of the key selects the lower or the
+    upper half of both. The number of a weight is the lower 15 bits of its half or, if bit 3 of the
+    key is set, of the low byte of its half followed by the high byte of the other word's half. It
+    is compared with ``2**15 * min(dropout_p, 1 - dropout_p)``, rounded: weights below it are
+    dropped if dropout_p is at most 1/2, and kept otherwise.
     """
     seed, offset = (int(x) % 2**64 for x in rng_state)
     batch, heads, seqlen_q, seqlen_k = shape
@@ -130,7 +135,7 @@ def dropout_mask(rng_state: Any, shape: tuple[int, int, int, int], dropout_p: fl
 
 
 def kept_share(dropout_p: float) -> float:
-    """The probability of a weight to be kept, a multiple of 2**-15; 1 where none is."""
+    """Share of weights that dropout keeps, a multiple of 2**-15; 1 if it would keep none."""
     rarer = _numbers_below(dropout_p) / 2**15
     return 1.0 - rarer if dropout_p <= 0.5 else rarer or 1.0
 
@@ -142,7 +147,13 @@ def _numbers_below(dropout_p: float) -> int:
 
 
 def philox4x32(counter: tuple[Any, ...], key: tuple[int, int], rounds: int) -> list[np.ndarray]:
-    """The four random words (as uint64) of a counter of four words, each an integer array."""
+    """The four random words of Philox4x32 (Salmon et al., SC 2011), as uint64 arrays below 2**32.
+
+    Args:
+        counter: four words, integers or integer arrays that broadcast.
+        key: two words.
+        rounds: number of rounds; 10 and 7 are used here.
+    """
     low = np.uint64(2**32 - 1)
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
     for i in range(rounds):
@@ -165,14 +176,24 @@ def reference(
     accumulate: str = "fp32",
     rounds_weights: str | None = None,
 ) -> Reference:
-    """Attention of q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D), whose values `dtype` represents.
+    """Exact attention and the unfused yardstick, to judge a kernel by.
 
-    With rounds_weights, "int8" or "fp8", the yardstick rounds P and V to 8 bits, as that does for
-    `quantize`, and the log-sum-exp may be off by twice as much as its own.
+    Args:
+        q: (B, Hq, Sq, D) array whose values `dtype` can represent.
+        k: (B, Hkv, Sk, D); Hkv divides Hq.
+        v: (B, Hkv, Sk, Dv).
+        dtype: "float16", "bfloat16" or "float32": what the yardstick rounds P and O to. For
+            "float32" it computes in float32 throughout, since roundings of P and O alone would ask
+            for more than float32 sums can deliver.
+        causal: query i sees keys up to ``i + Sk - Sq``.
+        softmax_scale: factor of q @ k^T; None is ``1 / sqrt(D)``.
+        accumulate: "fp32", or for float16 and a positive scale "fp16", "fp16_qk" or "fp16_pv": the
+            yardstick rounds its sums likewise.
+        rounds_weights: None, or "int8" or "fp8": the yardstick rounds P and V to 8 bits, as that
+            `quantize` does, and tolerates twice its own error of the log-sum-exp.
 
-    The yardstick is for kernels with such sums as `accumulate` says; others than "fp32" are for
-    float16 and a positive softmax_scale. For float32 it computes in float32 throughout: with
-    roundings of P and O alone it would ask of a kernel what no float32 summation delivers.
+    Returns:
+        A `Reference`.
     """
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
@@ -264,7 +285,18 @@ def judge(
     dtype: str,
     accumulate: str = "fp32",
 ) -> Accuracy:
-    """Applies the rule at the top of this module to a result `actual` in `dtype`."""
+    """Compare a result with `reference`, by the rule at the top of this module.
+
+    Args:
+        actual: the result, (B, H, S, D).
+        exact: `Reference.exact`.
+        unfused: `Reference.unfused`.
+        dtype: of the result: "float16", "bfloat16" or "float32".
+        accumulate: as of `reference`.
+
+    Returns:
+        An `Accuracy`; its ``reason`` is empty if the result passes.
+    """
     actual, unfused = (np.asarray(x, np.float64) for x in (actual, unfused))
     finite = np.isfinite(unfused)
     same = np.where(finite, np.isfinite(actual), (actual == unfused) | np.isnan(actual))

@@ -82,65 +82,77 @@ def attention_varlen(
     verify: bool = False,
     validate: bool = False,
 ) -> Any:
-    """Attention within each of many sequences, whose rows are packed behind each other.
+    """Attention within packed sequences of different lengths, over packed keys or a paged KV cache.
 
-    Entry b has the queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and as many keys as
-    ``cu_seqlens_k`` or ``seqused_k`` says; what `attention` says of Sq and Sk holds for each entry
-    on its own. Lengths are read where the kernel runs, and nothing waits for them: a CUDA graph
-    replays with the lengths that the arrays hold then. An entry may have no queries, no keys, or
-    neither, and the last offset may come before the last row.
+    Sequence b has the queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]``, Sq of them, and Sk keys,
+    given by ``cu_seqlens_k`` or ``seqused_k``. There is no max_seqlen: lengths are read when the
+    kernel runs, nothing waits for them, and a CUDA graph replays with the lengths that the arrays
+    hold then. A sequence may have no queries or no keys, and the last offset may come before the
+    last row. B is the number of sequences, T and Tk the rows of all of them, P the number of pages;
+    Hq and Hkv are query and KV heads. User guide: docs/serving.md.
 
     Args:
-        q: (T, Hq, D): the queries of all entries. Types, strides and devices are those of
-            `attention`.
-        k: (Tk, Hkv, D), the keys of all entries, of q's dtype or, with v, of float8_e4m3fn; with
-            ``block_table`` pages of a cache, (P, page, Hkv, D), of any page size and strides: K and
-            V may be halves of one row.
-        v: shaped as k, but for its head dim Dv.
-        cu_seqlens_q: (B + 1,) int32: the first row of each entry, and the end of the last one.
-        cu_seqlens_k: the same for keys; None: that of the queries.
-        seqused_k: (B,) int32: how many keys of an entry count, from its first on.
-        block_table: (B, pages of an entry) int32: key j of entry b is row ``j % page`` of page
-            ``block_table[b, j // page]``. It needs ``seqused_k``; pages beyond that may hold
-            anything.
-        causal: as of `attention`, within each entry.
-        window: the same.
-        attention_chunk: the same.
-        softmax_scale: the same.
-        softcap: the same.
-        alibi_slopes: the same.
-        sinks: the same.
-        rng_state: the same.
-        dropout_p: as of `attention`; the weights of an entry are those that a dense call
-            drops for batch entry b.
-        deterministic: as of `attention`.
-        k_scale: what stored keys are multiplied by: a number, or a (Hkv,) float32 array, which
-            costs less on a GPU.
-        v_scale: the same for values.
-        return_lse: also return the natural log of each softmax's denominator.
-        out: (T, Hq, Dv): where to put the result. Rows of no entry stay as they are.
-        kernel: as of `attention`.
-        quantize: None, "qk", "int8" or "fp8", as of `attention`: each entry is rounded by itself,
-            its keys in tiles of 64 from its first on. Without ``block_table``, scales, dropout or
-            gradients; K and V of q's dtype.
-        verify: as of `attention`, of each entry by itself.
-        validate: check offsets, lengths and pages of CUDA tensors, on the GPU: one that is out of
-            range stops the GPU's work, and the next call that waits for it raises. Without it such
-            a call reads or writes what it should not. On a CPU they are always checked.
+        q: (T, Hq, D), the queries of all sequences. A torch tensor on a CPU or CUDA device, or a
+            numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU also float64.
+            The last dimension is contiguous; the others may have any stride.
+        k: (Tk, Hkv, D), the keys of all sequences; with ``block_table`` the pages of a cache, (P,
+            page, Hkv, D), of any page size and strides (K and V may be halves of one row). q's
+            dtype or, together with v, float8_e4m3fn. Hkv divides Hq.
+        v: (Tk, Hkv, Dv), or pages (P, page, Hkv, Dv), of k's dtype.
+        cu_seqlens_q: (B + 1,) int32 on q's device: the first row of each sequence, and the end of
+            the last one. These are offsets, not lengths.
+        cu_seqlens_k: (B + 1,) int32: the offsets of the keys; None: those of the queries.
+        seqused_k: (B,) int32: number of keys of each sequence that count, from its first one on.
+        block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
+            ``block_table[b, j // page]``. Needs ``seqused_k``; entries beyond it may hold anything.
+        causal: query i of a sequence sees its keys up to ``i + Sk - Sq``: the last query sees the
+            last key.
+        window: sliding window around key ``i + Sk - Sq`` of the sequence: query i sees `left` keys
+            before it and `right` keys after it. One int for both sides or a pair; None or -1 is
+            unlimited. A causal call has no keys on the right.
+        attention_chunk: chunk length, 1 to 2^28: query i sees only keys in the chunk of key
+            ``i + Sk - Sq``; chunks start at key 0 of the sequence (Llama 4).
+        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
+        softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
+            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
+            2108.12409).
+        sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
+            per query head in the softmax's denominator, without a key or a value.
+        dropout_p: probability, 0 to 1, that a softmax weight becomes 0, rounded to a multiple of
+            2^-15. Sequence b drops the weights that a dense call drops for batch entry b.
+        rng_state: (2,) int64 or uint64 on q's device: seed and offset of dropout; None draws both,
+            as in `attention`.
+        deterministic: gradients have the same bits in every run.
+        k_scale: factor of stored keys: a float, or (Hkv,) float32, which costs less on a GPU.
+        v_scale: factor of stored values: a float, or (Hkv,) float32.
+        return_lse: also return the log-sum-exp.
+        out: (T, Hq, Dv), tensor or array for the result. Rows after the last offset stay as they
+            are.
+        kernel: "auto", a kernel such as "sm80/varlen", or a key of `variants()`.
+        quantize: products in 8 bits: None, "qk", "int8" or "fp8". Each sequence is rounded by
+            itself, its keys in tiles of 64 from its first one on. K and V of q's dtype; without
+            ``block_table``, scales, dropout or gradients.
+        verify: also run a scalar kernel and compare each sequence; raise VerificationError if they
+            disagree by more than rounding explains. Waits for the GPU.
+        validate: on a GPU, check offsets, lengths and pages first, on the device: a wrong one stops
+            the GPU's work, and the next call that waits for it raises. Without it such a call reads
+            or writes wrong memory. On a CPU they are always checked.
 
     Returns:
-        (T, Hq, Dv), contiguous, in q's dtype; rows of no entry are zeros. Filling it with them is
-        a pass over memory, which ``out`` saves. With ``return_lse`` also the log-sum-exp, (Hq, T)
-        float32, for float64 queries float64, -inf for a query that sees no key and for rows of no
-        entry.
+        (T, Hq, Dv), contiguous, in q's dtype, or `out`. Rows after the last offset are zeros; `out`
+        saves the pass over memory that fills them. With ``return_lse`` a pair of it and the
+        log-sum-exp, natural, (Hq, T) float32 (float64 for float64 queries): -inf for a query that
+        sees no key, and for rows after the last offset.
 
     Raises:
-        TypeError, ValueError: an argument contradicts the above, or no compiled kernel takes the
-            call.
-        NotImplementedError: as `attention`, also with ``quantize``; so does the backward pass of a
-            call with ``block_table``, and that of one with a scale ValueError.
+        TypeError: an argument has a wrong type, is missing, or is not known.
+        ValueError: an argument is out of range or contradicts another, no kernel of this build
+            accepts the call, or a gradient is asked for with a scale.
+        NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize` or
+            ``block_table``, of second order, or in forward mode.
         RuntimeError: CUDA reported an error.
-        VerificationError: see ``verify``.
+        VerificationError: see `verify`.
     """
 
 

@@ -25,7 +25,7 @@ _HAIR = 1e-3  # more than a prediction in fp32 is off by, relative to it
 
 
 class VerificationError(RuntimeError):
-    """A kernel and the scalar baseline disagree by more than rounding explains."""
+    """The result of a kernel and that of a scalar kernel differ by more than rounding explains."""
 
 
 def require_plain(q: Any) -> None:
@@ -45,42 +45,40 @@ def _require_dtype(dtype: str) -> None:
 
 
 def verified(call: Call) -> Any:
-    """The call's result; raises VerificationError unless a scalar kernel confirms it. Gradients of
-    it, which the result has if inputs need one, are not looked at.
+    """Run the call, and raise VerificationError unless a scalar kernel confirms the result.
 
-    What two right kernels may differ by, per element, with u the dtype's rounding:
+    Gradients are not verified. Two correct kernels may differ, per element, by the sum of these
+    terms, with u the rounding of the dtype:
 
-    - a weight that is rounded before it meets V moves an output by at most u * max|V|, and each of
-      the two outputs is rounded once: u * max|V| + 2 u * |O|;
-    - a logit is good to a few ulp of what it is summed from, at most scale * |q| * |k| + |ALiBi| +
+    - a weight that is rounded before the product with V moves an output by at most u * max|V|, and
+      each of the two outputs is rounded once: u * max|V| + 2 u * |O|;
+    - a logit is accurate to a few ulp of its summands, at most scale * |q| * |k| + |ALiBi| +
       |bias|, and the exponential turns its absolute error e into a relative one: 2 e * max|V|; LSE
       moves by e;
     - Q.K^T in fp16 is rounded once or twice per 16 products, by 2^-11 of a partial sum of at most
       |q| * |k|: D/8 * 2^-11 * scale * |q| * |k| in a logit;
-    - P.V in fp16 is rounded as often in a key block of up to 32 keys, by 2^-11 of at most
-      its weights times max|V|. All key blocks' weights are 1 together: 4 * 2^-11 * max|V|;
+    - P.V in fp16 is rounded as often in a key block of up to 32 keys, by 2^-11 of at most its
+      weights times max|V|. All key blocks' weights are 1 together: 4 * 2^-11 * max|V|;
     - fp32 sums in another order: 2^-18 relative, in LSE and (below the dtype's u) in O;
-    - with products in 8 bits the other kernel gets q and k as they are after rounding, in float32
+    - with products in 8 bits the scalar kernel gets q and k after rounding, in float32
       (quantized.py). Weights are computed by a multiply-add of integers of 24 bits, which may be
       off by a unit of those of q.k, scale * max|q| * max|k| / 127^2, in a logit, where max|k| is
       that of k without the mean: at most twice that of k;
-    - where the weights and v are rounded, too, up to 64 queries of each head, evenly spread, are
-      held to the rule of testing.py: against weights of the other kernel, which computes them as
-      products with unit vectors, RMS at most 1.5 times what rounding does to those and to v, and
-      the largest at most twice. Heads whose v is not all finite are left out;
-    - dropout multiplies the weights that it keeps, so that |V| counts that many times.
+    - if the weights and v are rounded too, up to 64 queries of each head, evenly spread, must
+      satisfy the rule of testing.py against the scalar kernel's weights, which it computes as
+      products with unit vectors: RMS at most 1.5 times the effect of rounding those and v, the
+      largest at most twice. Heads with a v that is not all finite are left out;
+    - dropout multiplies the weights that it keeps, and so max|V| in these terms.
 
     max|V|, |q| and |k| are taken per batch entry and head, over finite values. Infinities and NaN
     must be in the same places.
 
-    With `quantize` the logger "cutlass_attn" is told, at level INFO, how far the result is from the
-    other kernel's of q, k and v as they were given. That takes a further call, and is not judged.
-
-    With `max_error` heads that run in 16 bits, by predictions in numpy, are held to the rule of a
-    call without `quantize`. Where rounding of a prediction may have made the difference, a head
-    counts as what its result is closer to. The others are judged by that distance from q, k and v
-    as given, too: the RMS of a head's must not be beyond max_error, relative to its result's. A
-    prediction is no bound, so it may be.
+    With `quantize` a further call computes the distance to the scalar kernel's result for q, k and
+    v as given; the logger "cutlass_attn" reports it at level INFO, and it is not judged. With
+    `max_error` heads in 16 bits, by predictions in numpy, must satisfy the bound of a call without
+    `quantize`. Where the rounding of a prediction may have decided, a head counts as what its
+    result is closer to. For the other heads the RMS of that distance must not exceed max_error,
+    relative to the RMS of the result.
     """
     facts = call.facts()
     _require_dtype(facts.dtype)

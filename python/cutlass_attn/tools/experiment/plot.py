@@ -43,6 +43,8 @@ _TIMINGS = {
     WarmGraph.name: "in a CUDA graph",
     HostClock.name: "on the CPU",
 }
+# White behind the number above a bar: that of a bar just below 1 lies on the line.
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "cutlass_attn",  # else the ids in an SVG are random
     "font.size": 10,
@@ -57,8 +59,9 @@ _SETTINGS: dict[Any, Any] = {
 def draw(report: Report, stem: str, folder: Path) -> list[Path]:
     """Writes `<stem>-<figure>.png` and `.svg` into the folder, made if need be; returns them.
 
-    Figures: rate against key length, one per dtype, if there are lengths to compare; the speed-up
-    over the report's baseline. Rows that are wrong are left out.
+    Figures: the mean speed-up over the report's baseline; for each dtype the rate against the
+    number of keys, if there are lengths to compare, or for few queries, where reading K and V takes
+    the time, the speed-up of each shape. Rows that are wrong are left out.
 
     Raises ValueError for a report without a time.
     """
@@ -106,6 +109,10 @@ def _save(figures: dict[str, Figure], folder: Path) -> list[Path]:
 def _figures(report: Report, rows: list[Row]) -> Iterator[tuple[str, Figure]]:
     for dtype in unique(row.dtype for row in rows):
         these = [row for row in rows if row.dtype == dtype]
+        if all(row.gbps is not None for row in these):  # decoding
+            if any(row.ratio for row in these if row.requested != report.baseline):
+                yield f"shapes-{dtype}", _shapes_figure(report, these)
+            continue
         columns = [c for c in unique(map(_column, these)) if len(_lengths(these, c)) > 1]
         if columns:
             shown = [row for row in these if _column(row) in columns]
@@ -146,14 +153,13 @@ def _rate_figure(report: Report, rows: list[Row], columns: list[_Column]) -> Fig
     """Panels: a column per head dim and heads, a row without and one with a causal mask."""
     masks = sorted({row.causal for row in rows})
     styles = _styles(unique(row.requested for row in rows))
-    in_bytes = all(row.gbps is not None for row in rows)
     figure, axes = _panels(len(masks), len(columns))
     for i, causal in enumerate(masks):
         for j, column in enumerate(columns):
             axis = axes[i][j]
             panel = [row for row in rows if (row.causal, _column(row)) == (causal, column)]
             for name, (color, marker) in styles.items():
-                points = _points([row for row in panel if row.requested == name], in_bytes)
+                points = _points([row for row in panel if row.requested == name])
                 if points:
                     axis.plot(
                         *zip(*points), color=color, marker=marker, label=_LABELS.get(name, name)
@@ -165,20 +171,69 @@ def _rate_figure(report: Report, rows: list[Row], columns: list[_Column]) -> Fig
             axis.set_xticks([], minor=True)
             if i == len(masks) - 1:
                 axis.set_xlabel("keys")
-        axes[i][0].set_ylabel("TB/s" if in_bytes else "TFLOP/s")
+        axes[i][0].set_ylabel("TFLOP/s")
     axes[0][0].set_ylim(bottom=0)  # of all, whose limits grow with each other's lines until now
     _finish(figure, axes, _title(report, rows[0].dtype))
     return figure
 
 
-def _points(rows: list[Row], in_bytes: bool) -> list[tuple[int, float]]:
-    """(keys, rate); of several batches with one length the largest."""
+def _points(rows: list[Row]) -> list[tuple[int, float]]:
+    """(keys, TFLOP/s); of several batches with one length the largest."""
     found: dict[int, float] = {}
     for row in sorted(rows, key=lambda row: (row.seqlen_k, row.batch, row.seqlen_q)):
-        rate = row.gbps if in_bytes else row.tflops
-        assert rate is not None  # the caller leaves out rows without a time
-        found[row.seqlen_k] = rate / 1e3 if in_bytes else rate
+        assert row.tflops is not None  # the caller leaves out rows without a time
+        found[row.seqlen_k] = row.tflops
     return list(found.items())
+
+
+def _shapes_figure(report: Report, rows: list[Row]) -> Figure:
+    """A panel per head dim, heads and page size: the speed-up over the baseline of each batch x
+    keys, with this library's time below it. A time, unlike a rate in bytes, also compares caches of
+    different dtypes."""
+    columns = unique(map(_column, rows))
+    shapes = {c: unique((r.batch, r.seqlen_k) for r in rows if _column(r) == c) for c in columns}
+    names = [
+        name
+        for name in unique(row.requested for row in rows)
+        if name != report.baseline and any(row.ratio for row in rows if row.requested == name)
+    ]
+    styles = _styles(names)
+    figure = Figure(
+        figsize=(max(7.0, 0.4 * len(names) * sum(map(len, shapes.values())) + 2.5), 4.4),
+        layout="constrained",
+    )
+    ratios = [len(of_column) for of_column in shapes.values()]
+    axes = figure.subplots(1, len(columns), squeeze=False, sharey=True, width_ratios=ratios)
+    width = 0.85 / len(names)
+    for axis, column in zip(axes[0], columns):
+        found = {(r.requested, r.batch, r.seqlen_k): r for r in rows if _column(r) == column}
+        for n, name in enumerate(names):
+            of_name = [found.get((name, *shape)) for shape in shapes[column]]
+            values = [row.ratio.value if row and row.ratio else 0.0 for row in of_name]
+            bars = axis.bar(
+                [x + (n - (len(names) - 1) / 2) * width for x in range(len(values))],
+                values,
+                width,
+                color=styles[name][0],
+                edgecolor="white",
+                linewidth=0.5,
+                label=_LABELS.get(name, name),
+            )
+            texts = [f"{value:.2f}" if value else "" for value in values]
+            axis.bar_label(bars, texts, rotation=90, fontsize=7, padding=3, bbox=_BEHIND)
+        ticks = []
+        for batch, keys in shapes[column]:
+            row = found.get(("cutlass_attn:auto", batch, keys))
+            ticks.append(f"{batch} x {keys}" + (f"\n{row.us:.0f} us" if row and row.us else ""))
+        axis.set_xticks(range(len(ticks)), ticks, fontsize=8)
+        axis.axhline(1.0, color="black", linewidth=1)
+        axis.margins(y=0.15)
+        axis.grid(visible=False, axis="x")
+        axis.set_title(column.title, fontsize=10)
+    axes[0][0].set_ylabel(f"speed / {_LABELS.get(report.baseline, report.baseline)}")
+    axes[0][0].set_xlabel("batch x keys, and the time of cutlass_attn")
+    _finish(figure, axes, _title(report, rows[0].dtype))
+    return figure
 
 
 def _speedup_figure(report: Report) -> Figure:
@@ -215,9 +270,7 @@ def _speedup_figure(report: Report) -> Figure:
             )
             texts = [f"{m.value:.2f}{'*' * (m.rows < m.of)}" if m else "" for m in means]
             partial |= any(mean.rows < mean.of for mean in means if mean)
-            # White behind the figures: a bar just below 1 has its own on the line.
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-            axis.bar_label(bars, texts, rotation=90, fontsize=7, padding=3, bbox=box)
+            axis.bar_label(bars, texts, rotation=90, fontsize=7, padding=3, bbox=_BEHIND)
         axis.axhline(1.0, color="black", linewidth=1)
         axis.set_xticks(range(len(groups)), groups)
         axis.margins(y=0.15)
