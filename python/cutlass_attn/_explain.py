@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,92 +13,12 @@ from ._attention import Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
-from ._variants import Variant, variants
+from ._explanation import Explanation, PassedOver, Verdict
+from ._variants import variants
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .varlen import explained_varlen
 from .verify import beyond, library_of, predicted_errors
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What dispatch thinks of one variant for one call."""
-
-    variant: Variant
-    chosen: bool
-    reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
-    splits: int = 1  # if chosen: thread blocks that share the keys of a tile
-    workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Which kernel a call would run and why every other one not; prints as a table."""
-
-    call: str
-    device: str
-    verdicts: tuple[Verdict, ...]
-    quantize: str | None = None
-    # Of `quantize`, of the head with the largest: what the result's RMS error is expected to be,
-    # relative to its RMS. None without it, and for tensors without numbers.
-    predicted_error: float | None = None
-    max_error: float | None = None
-    # The same of each head, (B, Hq): what `max_error` decides by.
-    predicted_errors: np.ndarray | None = None
-    # With `max_error`, of each head, (B, Hq): whether it would run in 16 bits.
-    in_16_bits: np.ndarray | None = None
-
-    @property
-    def chosen(self) -> Variant | None:
-        """The variant that would run; None if the call would be refused."""
-        return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
-
-    @property
-    def splits(self) -> int:
-        """How many thread blocks would share the keys of a tile; 1 if they are not split."""
-        return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Of the memory that the call's kernels would use among themselves, beside its operands."""
-        return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.verdicts)
-
-    def __str__(self) -> str:
-        width = max(len(verdict.variant.key) for verdict in self.verdicts)
-        lines = [f"{self.call} on {self.device}"]
-        for verdict in self.verdicts:
-            mark = "->" if verdict.chosen else "  "
-            text = verdict.reason
-            if verdict.chosen:
-                text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
-                if verdict.splits > 1:
-                    text += f", keys in {verdict.splits} splits"
-                if verdict.workspace_bytes > 0:
-                    text += f", {verdict.workspace_bytes} bytes of workspace"
-            lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
-        if self.chosen is None:
-            lines.append("no kernel takes this call")
-        if self.quantize is not None:
-            lines.append(self._error())
-        return "\n".join(lines)
-
-    def _error(self) -> str:
-        error = f"quantize={self.quantize!r}: an RMS error of "
-        if self.predicted_error is not None:
-            error += f"{self.predicted_error:.1%} is predicted from q, k and v"
-            if self.in_16_bits is None:
-                return error
-            return (
-                f"{error}; {self.in_16_bits.sum()} of {self.in_16_bits.size} heads are beyond "
-                f"max_error={self.max_error:g}, or share a key head with one, and run in 16 bits"
-            )
-        of_random, of_others = quantized.ERRORS_FOUND[self.quantize or ""]
-        return (
-            error + f"{of_random:.1%} was found for normal inputs, up to {of_others:.1%} for others"
-        )
 
 
 def explain(
@@ -111,7 +30,9 @@ def explain(
     grad: bool = False,
     **options: Any,
 ) -> Explanation:
-    """Which kernel `attention` would run for the same arguments, and why every other one not.
+    """Which kernel `attention` would run for the same arguments, and why no other one.
+
+    What it returns prints as a few lines; its `table()` has a line for each variant.
 
     The arguments are those of `attention`, `device` and `grad`. With `cu_seqlens_q` they are those
     of `attention_varlen`, with `cache_seqlens` those of `attention_decode`, whose caches are k and
@@ -122,7 +43,8 @@ def explain(
             needs one. ``kernel`` and ``accumulate`` are the forward pass's own and say nothing.
             Of `attention` alone.
         device: None for the device of q, k and v as it is now; "cpu"; "cuda" or "cuda:1" for a GPU
-            present; "sm_89", say, for a GPU that need not be there (the choice of a tile then
+            present; "RTX 4090", say, for a product that need not be there
+            (`devices.PRODUCTS` lists them); "sm_89" for a kind of GPU (the choice of a tile then
             takes it for a common one of its kind: sm_80 for an A100 of 108 SMs, sm_86 for an A40
             of 84, sm_89 for an RTX 4090 of 128, sm_90 for an H100 of 132, sm_100 for a B200 of
             148, sm_120 for an RTX 5090 of 170). Only shapes, strides, dtypes and addresses matter,
@@ -154,11 +76,11 @@ def explain(
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
-        verdicts = _SERVING[function](call.q, call.k, call.v, options, where)
+        found = _SERVING[function](call.q, call.k, call.v, options, where)
         dtype, max_error = str(call.q.dtype).removeprefix("torch."), None
         quantize = options.get("quantize")
     else:
-        verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
+        found = call.explained_gradients(where) if grad else call.explained(where)
         facts = call.facts()
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
     errors = _predicted_errors(call, function) if quantize else None
@@ -167,14 +89,15 @@ def explain(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
         tuple(
-            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes)
-            for x in verdicts
+            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes, x.max_launches)
+            for x in found.verdicts
         ),
         quantize,
         None if errors is None else float(np.max(errors, initial=0.0)),
         max_error,
         errors if function == "attention" else None,
         None if errors is None or max_error is None else beyond(call.facts(), errors),
+        tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
     )
 
 
