@@ -80,7 +80,15 @@ struct Verdict {
   std::string reason;           // why another one runs or none; empty if chosen
   int splits = 1;               // if chosen: how many thread blocks share the keys of a tile
   int64_t workspace_bytes = 0;  // if chosen: as in the plan
+  int max_launches = 0;         // if chosen: of GPU kernels, 0 on a CPU; some may turn out empty
   std::string score;            // if chosen: terms of a GPU kernel's score, as softcap_alibi
+};
+
+// A kernel that dispatch prefers to the one that runs, for calls of this kind.
+struct PassedOver {
+  std::string kernel;
+  std::string reason;  // of the first of its variants that come closest to running the call
+  int count = 0;       // of these variants
 };
 
 // What dispatch looks at; filled from the present device, or by hand to ask about another one.
@@ -107,6 +115,7 @@ struct Plan {
 struct Explanation {
   Plan plan;  // no steps: the problem has none there
   std::vector<Verdict> verdicts;
+  std::vector<PassedOver> passed_over;  // in order of preference
 };
 
 struct BuildInfo {

@@ -281,7 +281,7 @@ py::object explain_backward(PyObject* const* args, Py_ssize_t count, PyObject* n
   Gradients grad;
   read_gradients(call, given, true, grad);
   assume_memory(call, given, grad);
-  return call.verdicts(Op::kBackward, given);
+  return call.explained(Op::kBackward, given);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ py::object describe(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 
 py::object explain_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "explain", args, count, names);
-  return read_call(given, true).verdicts(Op::kForward, given);
+  return read_call(given, true).explained(Op::kForward, given);
 }
 
 void define_calls(py::module_& m) {
@@ -114,7 +114,15 @@ void define_calls(py::module_& m) {
       .def_readonly("reason", &Verdict::reason)
       .def_readonly("splits", &Verdict::splits)
       .def_readonly("workspace_bytes", &Verdict::workspace_bytes)
-      .def_readonly("score", &Verdict::score);
+      .def_readonly("score", &Verdict::score)
+      .def_readonly("max_launches", &Verdict::max_launches);
+  py::class_<PassedOver>(m, "PassedOver", "A kernel that is preferred to the one that runs.")
+      .def_readonly("kernel", &PassedOver::kernel)
+      .def_readonly("reason", &PassedOver::reason)
+      .def_readonly("count", &PassedOver::count);
+  py::class_<Explanation>(m, "Explanation", "Verdicts on a call, and kernels passed over.")
+      .def_readonly("verdicts", &Explanation::verdicts)
+      .def_readonly("passed_over", &Explanation::passed_over);
 }
 
 py::list variant_list() {

@@ -491,7 +491,7 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   return results;
 }
 
-py::object Call::verdicts(Op op, Arguments const& given) const {
+py::object Call::explained(Op op, Arguments const& given) const {
   DeviceInfo where;
   if (has_value(given.device)) {
     py::handle const device(given.device);
@@ -499,6 +499,7 @@ py::object Call::verdicts(Op op, Arguments const& given) const {
     where = capability ? typical_device(capability)
                        : device_info(static_cast<Device>(device.attr("kind").cast<int>()),
                                      device.attr("ordinal").cast<int>());
+    if (int const num_sms = device.attr("num_sms").cast<int>()) where.num_sms = num_sms;
   } else {
     where = device_info(this->device(), q.device.index);
   }
@@ -507,7 +508,7 @@ py::object Call::verdicts(Op op, Arguments const& given) const {
   if (kept && kept->workspace.bytes > 0) {
     for (Verdict& verdict : explanation.verdicts) verdict.workspace_bytes = 0;
   }
-  return py::cast(std::move(explanation.verdicts));
+  return py::cast(std::move(explanation));
 }
 
 py::object Handler::operator()(Arguments const& given, py::object const& results) {

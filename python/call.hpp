@@ -158,7 +158,7 @@ struct Call {
   pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
   // What dispatch says of each variant of the op, on the device that is given or on that of q.
-  pybind11::object verdicts(Op op, Arguments const& given) const;
+  pybind11::object explained(Op op, Arguments const& given) const;
 
   // Stands in for what a call that is not run may lack: a contiguous result, and addresses, which
   // are aligned and overlap nothing.

@@ -457,7 +457,7 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 py::object explained(Call& call, Arguments const& given) {
   if (has_value(given.out)) call.read_out(given.out, true);
   call.assume_memory(given);
-  return call.verdicts(Op::kForward, given);
+  return call.explained(Op::kForward, given);
 }
 
 py::object explain_varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {

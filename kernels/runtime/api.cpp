@@ -13,6 +13,7 @@
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
 #include "runtime/options.hpp"
+#include "runtime/refusal.hpp"
 
 namespace cutlass_attn {
 
@@ -111,6 +112,15 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
 // cannot come between two.
 bool is_one_launch(Plan const& plan) {
   return plan.num_steps == 1 && !plan.steps[0]->kernel->arguments.has_asides();
+}
+
+int max_launches_of(Plan const& plan) {
+  if (plan.device != Device::kCuda) return 0;
+  int launches = 0;
+  for (int i = 0; i < plan.num_steps; ++i) {
+    launches += plan.steps[i]->kernel->arguments.has_asides() ? 1 + kNumAsides : 1;
+  }
+  return launches;
 }
 
 // Memory for a plan: what is kept for its stream, or as the caller allocates it, or the host's own.
@@ -264,6 +274,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
   Status none;
   Variant const* const chosen = select(problem, op, device, kernel, none);
   if (chosen != nullptr) result.plan = plan_of(problem, op, device, *chosen);
+  result.passed_over = passed_over(problem, op, device, kernel, chosen);
   for (Variant const& variant : registry()) {
     if (variant.kernel->op != op) continue;
     Verdict verdict{variant.info.key, &variant == chosen, why_not(variant, problem, device)};
@@ -281,6 +292,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
       if (arguments.num_scores > 0) {
         verdict.score = arguments.scores[score_of(arguments, problem)].token;
       }
+      verdict.max_launches = max_launches_of(result.plan);
     }
     result.verdicts.push_back(std::move(verdict));
   }

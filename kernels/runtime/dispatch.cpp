@@ -8,6 +8,7 @@
 
 #include "core/scheduler.hpp"
 #include "runtime/examine.hpp"
+#include "runtime/refusal.hpp"
 
 namespace cutlass_attn {
 namespace {
@@ -240,58 +241,6 @@ Variant const* first(Call const& call, Op op, DeviceInfo const& device, std::str
     if (best == nullptr || cost < least) best = variant, least = cost;
   }
   return best ? best : fallback;
-}
-
-Status unknown(std::string const& kernel, Op op) {
-  std::string message = "kernel is \"" + kernel + "\", allowed: \"auto\"";
-  std::string last, example;
-  for (Variant const& variant : registry()) {
-    if (variant.kernel->op != op) continue;
-    if (variant.info.kernel != last) message += ", \"" + variant.info.kernel + "\"";
-    last = variant.info.kernel;
-    if (example.empty()) example = variant.info.key;
-  }
-  return Status::invalid(message + ", or a whole key such as \"" + example +
-                         "\" (variants() lists them)");
-}
-
-Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::string const& kernel) {
-  Call const call(problem, op);
-  std::string lines;
-  bool is_named = false, is_request_at_fault = true;
-  for (Variant const& variant : registry()) {
-    if (variant.kernel->op != op || !names(kernel, variant)) continue;
-    is_named = true;
-    // "auto" means one for this device; others would only repeat that they are not.
-    if (kernel == "auto" && variant.info.device != device.device) continue;
-    // Nobody who has not asked for fp16 accumulation, or 8 bits, looks for a kernel that has it.
-    bool const is_fp16 = variant.info.accumulate != Accumulate::kFloat32;
-    bool const is_8_bit = variant.info.quantize != Quantize::kNone;
-    if (kernel == "auto" && op == Op::kForward &&
-        ((is_fp16 && problem.accumulate == Accumulate::kFloat32) ||
-         (is_8_bit && problem.quantize == Quantize::kNone))) {
-      continue;
-    }
-    bool lacks_request = false;
-    examine(variant, call, device,
-            [&](Lack lack, auto&&) { lacks_request |= lack == Lack::kRequest; });
-    is_request_at_fault &= lacks_request;
-    lines += "\n  " + variant.info.key + ": " + why_not(variant, problem, device);
-  }
-  if (!is_named) return unknown(kernel, op);
-  if (!device.unavailable.empty()) {
-    return Status::device_error(std::string("no kernel can run on ") + name_of(device.device) +
-                                ": " + device.unavailable);
-  }
-  if (kernel == "auto") {
-    return Status::no_kernel(std::string("no kernel takes this call on ") + name_of(device.device) +
-                             ":" + lines);
-  }
-  std::string message = "kernel \"" + kernel + "\" does not take this call:" + lines;
-  if (Variant const* other = first(call, op, device, "auto")) {
-    message += "\nkernel \"" + other->info.kernel + "\" would take it";
-  }
-  return is_request_at_fault ? Status::invalid(message) : Status::no_kernel(message);
 }
 
 }  // namespace

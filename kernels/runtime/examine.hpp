@@ -21,9 +21,10 @@ inline std::string capability(int value) {
 // In bytes, what TMA does not take any more.
 inline constexpr int64_t kMostTmaStride = int64_t(1) << 40;
 
-// What a variant can lack. A request is at odds with the kernel; the rest is up to the machine or
-// the build, where the same call could work on another one.
-enum class Lack { kRequest, kEnvironment };
+// What a variant can lack. The kernel is made for calls of another kind: another device, dtype,
+// accumulator or operand precision, more or fewer rows. Or the request is at odds with the kernel.
+// Or the machine or the build lacks something, and another one could run the call.
+enum class Lack { kKind, kRequest, kEnvironment };
 
 // Calls visit(name, operand, heads, rows) for every operand that the op reads or writes.
 template <class Visit>
@@ -121,25 +122,25 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   VariantInfo const& info = variant.info;
   Problem const& p = call.p;
   if (info.device != device.device) {
-    return lacks(Lack::kRequest, [&] {
+    return lacks(Lack::kKind, [&] {
       return std::string("needs operands on ") + name_of(info.device) + ", got them on " +
              name_of(device.device);
     });
   }
   if (info.dtype != p.q.dtype) {
-    lacks(Lack::kRequest, [&] {
+    lacks(Lack::kKind, [&] {
       return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
     });
   }
   // Of a backward pass nothing but fp32 is to be had, whatever the forward call accumulated in.
   if (call.op == Op::kForward && info.accumulate != p.accumulate) {
-    lacks(Lack::kRequest, [&] {
+    lacks(Lack::kKind, [&] {
       return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
              name_of(p.accumulate) + "\"";
     });
   }
   if (call.op == Op::kForward && info.quantize != p.quantize) {
-    lacks(Lack::kRequest, [&] {
+    lacks(Lack::kKind, [&] {
       return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
     });
   }
@@ -170,7 +171,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     });
   }
   if (uint32_t const missing = variant.kernel->needs & ~call.options) {
-    lacks(Lack::kRequest, [&] {
+    lacks(Lack::kKind, [&] {
       std::string text = "is for calls with";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
       text.back() = ' ';
@@ -179,7 +180,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
   if (int const most = info.max_rows; most != 0 && rows > most) {
-    lacks(Lack::kRequest, [&] {
+    lacks(Lack::kKind, [&] {
       return "needs seqlen_q times num_heads_q / num_heads_kv up to " + std::to_string(most) +
              ", got " + std::to_string(rows);
     });

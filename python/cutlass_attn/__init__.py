@@ -14,7 +14,8 @@ from . import tuning as _tuning
 from ._attention import attention, prequantize
 from ._C import PrequantizedKV
 from ._call import registration as _registration
-from ._explain import Explanation, Verdict, explain
+from ._explain import explain
+from ._explanation import Explanation, PassedOver, Verdict
 from ._variants import BuildInfo, Variant, build_info, variants
 from .decode import append_kv, attention_decode, merge_states
 from .varlen import attention_varlen
@@ -43,6 +44,7 @@ def __getattr__(name: str) -> object:
 __all__ = [
     "BuildInfo",
     "Explanation",
+    "PassedOver",
     "PrequantizedKV",
     "Variant",
     "Verdict",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,99 +13,12 @@ from ._attention import Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
-from ._variants import Variant, variants
+from ._explanation import Explanation, PassedOver, Verdict
+from ._variants import variants
 from .decode import explained_decode
 from .devices import CUDA, Device, parse_device
 from .varlen import explained_varlen
 from .verify import beyond, library_of, predicted_errors
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one variant runs a call, and if not, why."""
-
-    variant: Variant
-    chosen: bool
-    reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
-    splits: int = 1  # if chosen: thread blocks that share the keys of a tile
-    workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
-    score: str = ""  # if chosen: the terms that its GPU kernel adds to a logit, as softcap_alibi
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Which kernel a call would run and why every other one not; prints as a table."""
-
-    call: str
-    device: str
-    verdicts: tuple[Verdict, ...]
-    quantize: str | None = None
-    # Of `quantize`, of the head with the largest: what the result's RMS error is expected to be,
-    # relative to its RMS. None without it, and for tensors without numbers.
-    predicted_error: float | None = None
-    max_error: float | None = None
-    # The same of each head, (B, Hq): what `max_error` decides by.
-    predicted_errors: np.ndarray | None = None
-    # With `max_error`, of each head, (B, Hq): whether it would run in 16 bits.
-    in_16_bits: np.ndarray | None = None
-
-    @property
-    def chosen(self) -> Variant | None:
-        """The variant that would run; None if no kernel accepts the call."""
-        return next((verdict.variant for verdict in self.verdicts if verdict.chosen), None)
-
-    @property
-    def splits(self) -> int:
-        """Number of thread blocks that split the keys of a tile (split-KV); 1: not split."""
-        return next((verdict.splits for verdict in self.verdicts if verdict.chosen), 1)
-
-    @property
-    def score(self) -> str:
-        """The terms that the GPU kernel is composed of, such as "softcap_alibi"; "identity" if none
-        is there, "" for kernels of the CPU and for calls that would be refused."""
-        return next((verdict.score for verdict in self.verdicts if verdict.chosen), "")
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory in bytes that the kernels use beside the operands and the result."""
-        return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.verdicts)
-
-    def __str__(self) -> str:
-        width = max(len(verdict.variant.key) for verdict in self.verdicts)
-        lines = [f"{self.call} on {self.device}"]
-        for verdict in self.verdicts:
-            mark = "->" if verdict.chosen else "  "
-            text = verdict.reason
-            if verdict.chosen:
-                text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
-                if verdict.splits > 1:
-                    text += f", keys in {verdict.splits} splits"
-                if verdict.workspace_bytes > 0:
-                    text += f", {verdict.workspace_bytes} bytes of workspace"
-            lines.append(f"{mark} {verdict.variant.key:<{width}}  {text}")
-        if self.chosen is None:
-            lines.append("no kernel takes this call")
-        if self.quantize is not None:
-            lines.append(self._error())
-        return "\n".join(lines)
-
-    def _error(self) -> str:
-        error = f"quantize={self.quantize!r}: an RMS error of "
-        if self.predicted_error is not None:
-            error += f"{self.predicted_error:.1%} is predicted from q, k and v"
-            if self.in_16_bits is None:
-                return error
-            return (
-                f"{error}; {self.in_16_bits.sum()} of {self.in_16_bits.size} heads are beyond "
-                f"max_error={self.max_error:g}, or share a key head with one, and run in 16 bits"
-            )
-        of_random, of_others = quantized.ERRORS_FOUND[self.quantize or ""]
-        return (
-            error + f"{of_random:.1%} was found for normal inputs, up to {of_others:.1%} for others"
-        )
 
 
 def explain(
@@ -129,14 +41,15 @@ def explain(
 
     Args:
         device: where the call would run. None: the device of q. "cpu"; "cuda" or "cuda:1" for a GPU
-            that is present; an architecture such as "sm_89" for one that need not be: tiles are
-            then chosen as for a common GPU of it (sm_80 A100, 108 SMs; sm_86 A40, 84; sm_89 RTX
-            4090, 128; sm_90 H100, 132; sm_100 B200, 148; sm_120 RTX 5090, 170).
+            that is present; a product such as "RTX 4090" (`devices.PRODUCTS` lists them) or an
+            architecture such as "sm_89" for one that need not be: tiles are then chosen as for a
+            common GPU of it (sm_80 A100, 108 SMs; sm_86 A40, 84; sm_89 RTX 4090, 128; sm_90 H100,
+            132; sm_100 B200, 148; sm_120 RTX 5090, 170).
         grad: explain the backward pass of `attention` instead: the gradients of q, k, v, sinks, and
             of a bias that needs one. ``kernel`` and ``accumulate`` do not affect it.
 
     Returns:
-        An `Explanation`: print it, or read its ``chosen`` variant.
+        An `Explanation`: print it for a few lines, or its ``table()`` for a line per variant.
 
     Raises:
         TypeError: an argument has a wrong type, is missing, or is not known.
@@ -162,11 +75,11 @@ def explain(
     if function != "attention":
         if grad:
             raise ValueError(f"grad is True, allowed for {function}: False")
-        verdicts = _SERVING[function](call.q, call.k, call.v, options, where)
+        found = _SERVING[function](call.q, call.k, call.v, options, where)
         dtype, max_error = str(call.q.dtype).removeprefix("torch."), None
         quantize = options.get("quantize")
     else:
-        verdicts = call.gradient_verdicts(where) if grad else call.verdicts(where)
+        found = call.explained_gradients(where) if grad else call.explained(where)
         facts = call.facts()
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
     errors = _predicted_errors(call, function) if quantize else None
@@ -175,14 +88,23 @@ def explain(
         ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
         name,
         tuple(
-            Verdict(by_key[x.key], x.chosen, x.reason, x.splits, x.workspace_bytes, x.score)
-            for x in verdicts
+            Verdict(
+                by_key[x.key],
+                x.chosen,
+                x.reason,
+                x.splits,
+                x.workspace_bytes,
+                x.max_launches,
+                x.score,
+            )
+            for x in found.verdicts
         ),
         quantize,
         None if errors is None else float(np.max(errors, initial=0.0)),
         max_error,
         errors if function == "attention" else None,
         None if errors is None or max_error is None else beyond(call.facts(), errors),
+        tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
     )
 
 

@@ -66,7 +66,7 @@ def warmup(
     if device is None and q is not None and str(getattr(q, "device", "cpu")).startswith("cuda"):
         device = str(q.device)
     where = f"cuda:{device or 0}" if device is None or type(device) is int else str(device)
-    (kind, index, capability), _ = parse_device(where)
+    (kind, index, capability, _sms), _ = parse_device(where)
     if kind != CUDA:
         raise ValueError(f'device is {device!r}; allowed: 0, "cuda", "cuda:0", "sm_89" or alike')
     entries = jit.left_out(names) if q is None else _of_call(q, k, v, where, grad, options)

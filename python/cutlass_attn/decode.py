@@ -178,8 +178,10 @@ def attention_decode(
     """
 
 
-def explained_decode(q: Array, k: Array, v: Array, options: dict[str, Any], device: Any) -> Any:
-    """What dispatch says of a call of `attention_decode`: `_C`'s verdicts."""
+def explained_decode(
+    q: Array, k: Array, v: Array, options: dict[str, Any], device: Any
+) -> _C.Explanation:
+    """What dispatch says of a call of `attention_decode`."""
     options = {name: x for name, x in options.items() if name not in ("verify", "validate")}
     tree_mask, leftpad = options.pop("tree_mask", None), options.pop("cache_leftpad", None)
     more = {}

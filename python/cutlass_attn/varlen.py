@@ -156,7 +156,9 @@ def attention_varlen(
     """
 
 
-def explained_varlen(q: Array, k: Array, v: Array, options: dict[str, Any], device: Any) -> Any:
-    """What dispatch says of a call of `attention_varlen`: `_C`'s verdicts."""
+def explained_varlen(
+    q: Array, k: Array, v: Array, options: dict[str, Any], device: Any
+) -> _C.Explanation:
+    """What dispatch says of a call of `attention_varlen`."""
     options = {name: x for name, x in options.items() if name not in ("verify", "validate")}
     return _C.explain_varlen(q, k, v, options, device=device)

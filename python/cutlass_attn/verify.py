@@ -86,7 +86,8 @@ def verified(call: Call) -> Any:
     if facts.dropout_p > 0 and call.options.get("rng_state") is None:
         call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
     out, lse = call.run(return_lse=True)
-    tested = next(verdict.key for verdict in call.verdicts(out=out) if verdict.chosen)
+    verdicts = call.explained(out=out).verdicts
+    tested = next(verdict.key for verdict in verdicts if verdict.chosen)
     confirm(call, tested, out, lse)
     return (out, lse) if call.options.get("return_lse") else out
 

@@ -49,7 +49,7 @@ def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 def _verified_in_8_bits(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     """The same with `quantize`: each sequence as a dense call of its own is confirmed."""
     out, lse = _C.varlen(q, k, v, {**options, "return_lse": True})
-    verdicts = _C.explain_varlen(q, k, v, {**options, "out": out})
+    verdicts = _C.explain_varlen(q, k, v, {**options, "out": out}).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
     for b, rows, call in dense_calls(q, k, v, options):
         confirm(call, f"sequence {b}: {tested}", out[None, rows], lse[None, :, rows])
@@ -94,7 +94,7 @@ def _verified(
     q, k, v = operands
     with_lse = {**options, "return_lse": True}
     out, lse = run(q, k, v, with_lse, **more)
-    verdicts = explain(q, k, v, {**options, "out": out}, **more)
+    verdicts = explain(q, k, v, {**options, "out": out}, **more).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
     kernel = "scalar/minimal" if getattr(q, "is_cuda", False) else "scalar/minimal-simt"
     given = {**with_lse, **more, "out": None}

@@ -264,7 +264,7 @@ def test_explain_names_the_kernel_and_every_reason():
     assert explanation.chosen.key == "cpu/f16"
     assert [x.variant for x in explanation] == cutlass_attn.variants()
     assert all(bool(x.reason) != x.chosen for x in explanation)
-    text = str(explanation)
+    text = explanation.table()
     assert text.startswith("float16, q (2, 4, 33, 64), k (2, 2, 50, 64), v (2, 2, 50, 64), causal")
     assert "-> cpu/f16" in text and "needs operands on a CUDA device" in text
 
@@ -279,11 +279,11 @@ def test_explain_about_an_absent_gpu():
         assert fp32.chosen.kernel == "scalar/vectorized"
     else:
         assert fp16.chosen is None and "not compiled into this build" in str(fp16)
-    assert "needs float16, got float32" in str(fp32)
+    assert "needs float16, got float32" in fp32.table()
     old = cutlass_attn.explain(*qkv(), device="sm_75")
     assert old.chosen is None
     assert "needs compute capability >= 8.0, the device has 7.5" in str(old)
-    assert str(old).endswith("no kernel takes this call")
+    assert old.table().endswith("no kernel takes this call")
 
 
 def test_explain_takes_tensors_without_memory():

@@ -446,7 +446,7 @@ def test_no_pages_and_no_scales():
 
 
 def chosen(qkv, options, **more):
-    return [v.key for v in _C.explain_backward(*qkv, options, **more) if v.chosen]
+    return [v.key for v in _C.explain_backward(*qkv, options, **more).verdicts if v.chosen]
 
 
 def test_explain():
@@ -458,7 +458,7 @@ def test_explain():
     bias = {"bias": torch.zeros(5, 5, device="meta"), "sinks": torch.zeros(4, device="meta")}
     wanted = {"grad_bias": bias["bias"], "grad_sinks": bias["sinks"]}
     assert chosen(meta, bias, **wanted, device=cpu) == ["cpu/backward/f16"]
-    keys = {v.key for v in _C.explain_backward(*qkv, {})}
+    keys = {v.key for v in _C.explain_backward(*qkv, {}).verdicts}
     assert keys == {v.key for v in cutlass_attn.variants("backward")}
 
 
@@ -469,7 +469,7 @@ def test_a_gradient_of_the_bias_has_a_kernel_of_its_own():
 
     def reasons(**more):
         options = {"bias": torch.zeros(5, 5)}
-        verdicts = _C.explain_backward(*qkv, options, **given, **more, device=device)
+        verdicts = _C.explain_backward(*qkv, options, **given, **more, device=device).verdicts
         return {v.key.partition("/f16/d64/")[0]: v.reason for v in verdicts}
 
     grad_bias = torch.zeros(5, 5)

@@ -1,4 +1,5 @@
 // Dispatch on a table of its own: every reason, every refusal, and the order of preference.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "dispatch_table.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/loaded.hpp"
+#include "runtime/refusal.hpp"
 
 using namespace cutlass_attn;
 
@@ -515,7 +517,6 @@ TEST(refusals_say_what_each_candidate_lacked_and_what_would_do) {
   // The request is fine, the build lacks it.
   CHECK_EQ(refusal(call(kF16, 96), kGpu, "fast", StatusCode::kNoKernel),
            "kernel \"fast\" does not take this call:\n"
-           "  fast/f16/d64: needs head_dim 64, got 96\n"
            "  fast/f16/d96: not compiled into this build (tier full): rebuild with "
            "CUTLASS_ATTN_TIER=full\n"
            "kernel \"slow\" would take it");
@@ -548,6 +549,45 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
         "\"fast/f16/d64\" (variants() lists "
         "them)");
   }
+}
+
+TEST(variants_with_one_reason_are_one_line) {
+  int const count = int(std::count_if(registry().begin(), registry().end(),
+                                      [](Variant const& v) { return v.info.kernel == "tiled"; }));
+  CHECK(count > 1);
+  CHECK_EQ(refusal(call(), kHost, "tiled", StatusCode::kInvalidArgument),
+           "kernel \"tiled\" does not take this call:\n  tiled (" + std::to_string(count) +
+               " variants): needs operands on a CUDA device, got them on the CPU\n"
+               "kernel \"host\" would take it");
+}
+
+TEST(a_misspelt_name_is_answered_by_the_closest_ones) {
+  auto const hint = [](std::string const& name) {
+    std::string const text = refusal(call(), kGpu, name, StatusCode::kInvalidArgument);
+    size_t const at = text.find("; did you mean");
+    return at == std::string::npos ? "" : text.substr(at);
+  };
+  CHECK_EQ(hint("fat"), "; did you mean \"fast\"?");
+  CHECK_EQ(hint("lates"), "; did you mean \"late\" or \"later\"?");
+  CHECK_EQ(hint("slow/f1"), "; did you mean \"slow/f16\"?");
+  CHECK_EQ(hint(""), "");
+  CHECK_EQ(hint(std::string(5000, 'x')), "");
+}
+
+TEST(kernels_passed_over_are_those_for_calls_of_this_kind) {
+  Problem const p = call(kF16, 80);
+  Status status;
+  Variant const* const best = select(p, Op::kForward, kGpu, "auto", status);
+  CHECK_EQ(best->info.key, "slow/f16");
+  std::vector<PassedOver> const found = passed_over(p, Op::kForward, kGpu, "auto", best);
+  CHECK(!found.empty());
+  CHECK_EQ(found[0].kernel, "fast");
+  CHECK_EQ(found[0].reason, "needs head_dim 64, got 80");
+  CHECK_EQ(found[0].count, 2);
+  for (PassedOver const& x : found) {
+    CHECK(x.kernel != "slow" && x.kernel != "host" && x.kernel != "half" && x.kernel != "eight");
+  }
+  CHECK(passed_over(p, Op::kForward, kGpu, "slow", best).empty());
 }
 
 TEST(each_op_has_kernels_of_its_own) {

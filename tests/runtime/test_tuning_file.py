@@ -30,7 +30,7 @@ k = numpy.empty((4, 16, 4096, int(sys.argv[1])), numpy.float16)
 q = k[:, :, : int(sys.argv[3])]
 verdicts = cutlass_attn.explain(q, k, k, kernel="sm80", device=sys.argv[2])
 print(verdicts.chosen.key if verdicts.chosen else "none")
-print(verdicts)
+print(verdicts.table())
 """
 
 

@@ -54,11 +54,11 @@ class Call:
         """What it asks for, checked. Raises TypeError, ValueError."""
         return _C.describe(self.q, self.k, self.v, self.options)
 
-    def verdicts(self, device: Any = None, **instead: Any) -> list[_C.Verdict]:
+    def explained(self, device: Any = None, **instead: Any) -> _C.Explanation:
         """What dispatch says of each variant; `device` is a devices.Device, by default q's."""
         return _C.explain(self.q, self.k, self.v, self.options, device=device, **instead)
 
-    def gradient_verdicts(self, device: Any = None) -> list[_C.Verdict]:
+    def explained_gradients(self, device: Any = None) -> _C.Explanation:
         """The same of the backward pass, with a gradient of the bias if that needs one."""
         options = {name: x for name, x in self.options.items() if name not in OF_FORWARD}
         if getattr(options.get("bias"), "requires_grad", False):

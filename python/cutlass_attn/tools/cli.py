@@ -42,6 +42,7 @@ from .experiment.problems import GRIDS, OPTIONS, Grid, Problem, Shape, grid_for
 from .experiment.report import Report, checkout_commit, default_path, load
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
+from .explain_command import explain
 from .profile.command import profile
 from .tune.command import tune
 
@@ -465,5 +466,5 @@ def completion(shell: str) -> int:
     return 0
 
 
-for _command in (accuracy, bench, cache, check, completion, info, profile, tune, warmup):
+for _command in (accuracy, bench, cache, check, completion, explain, info, profile, tune, warmup):
     cutlass_attn.add_command(_command)

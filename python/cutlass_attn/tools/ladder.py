@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from .._explain import Explanation, explain
+from .._explain import explain
+from .._explanation import Explanation
 from .._variants import variants
 from .check import run_all
 from .experiment.impls import TORCH_BACKENDS, ours

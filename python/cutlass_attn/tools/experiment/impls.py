@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from ..._attention import attention
-from ..._explain import Explanation, explain
+from ..._explain import explain
+from ..._explanation import Explanation
 from ..._variants import accumulate_of, quantize_of, variants
 from ...decode import attention_decode
 from ...varlen import attention_varlen

@@ -14,7 +14,8 @@ from typing import Any
 
 from ... import _C
 from ..._build.variant_key import key_of
-from ..._explain import Explanation, explain
+from ..._explain import explain
+from ..._explanation import Explanation
 from ..._variants import Variant, variants
 from ...devices import CUDA, parse_device
 from ..document import Document, document
@@ -315,7 +316,7 @@ def run_profile(
     One that is interrupted has the rows measured until then.
     Raises ValueError for a wrong name or device, and ToolNotFound without cuobjdump.
     """
-    (kind, index, capability), _ = parse_device(device)
+    (kind, index, capability, _sms), _ = parse_device(device)
     if kind != CUDA:
         raise ValueError(f'--device must be "cuda", "cuda:N" or "sm_89"-like, got {device!r}')
     names = list(names)
