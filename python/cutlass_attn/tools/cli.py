@@ -179,8 +179,10 @@ def check(
         )
     if plot and not ladder:
         raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
-    draw_ladder = _plotting().draw_ladder if plot else None
     device = given["device"] or default_device()
+    if device != "cpu" and (lack := why_no_gpu(device)):
+        raise ValueError(f"{lack}; `cutlass-attn check --device cpu` emulates the GPU kernels")
+    draw_ladder = _plotting().draw_ladder if plot else None
     is_full = given["full"] or device != "cpu"
     shape = checks.FULL_SHAPE if is_full else checks.SHAPE
     if ladder and device == "cpu" and not given["full"]:
