@@ -317,6 +317,15 @@ def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
     assert "Some GPU" in text
 
 
+def test_ladder_of_a_cpu_is_not_drawn(capsys, monkeypatch, tmp_path):
+    """On a busy machine such a figure had a kernel at 246 times the speed of torch:math."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(ladder, "run_ladder", made_ladder)
+    assert cli.main([*LADDER, "--plot", str(tmp_path)]) == 0
+    assert not list(tmp_path.iterdir())
+    assert "No figure: times of a CPU" in capsys.readouterr().out
+
+
 def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "cutlass_attn.tools.experiment.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

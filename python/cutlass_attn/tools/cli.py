@@ -159,7 +159,7 @@ def _torch_version() -> str:
     help="One variant of each kernel, from the plainest to the fastest, and what each gains.",
 )
 @click.option(
-    "--plot", metavar="FOLDER", help="Also draw the ladder: ladder.png and ladder.svg there."
+    "--plot", metavar="FOLDER", help="Also draw a GPU's ladder: ladder.png and ladder.svg there."
 )
 def check(
     *, kernels: tuple[str, ...], json_file: str | None, ladder: bool, plot: str | None, **given: Any
@@ -204,7 +204,9 @@ def check(
         say(console, "Emulated on the CPU: their times would mean nothing, so they have none.")
     if json_file:
         write(report.as_json(), json_file)
-    if draw_ladder and plot:
+    if plot and device == "cpu":
+        say(console, "No figure: times of a CPU depend on what else the machine runs.")
+    elif draw_ladder and plot:
         for path in draw_ladder(report, Path(plot)):
             say(console, f"written to {path}")
     return 0 if report.ok else 1
