@@ -1,7 +1,7 @@
 """Every kernel from the plainest to the fastest: what each step gains, and that each is right.
 
 Run it with `python examples/ladder.py`; options are those of `cutlass-attn check`. Without a GPU
-the kernels are emulated on the CPU. Where matplotlib is installed, it draws ladder.png as well.
+the kernels are emulated on the CPU. On a GPU, with matplotlib, it draws ladder.png as well.
 """
 
 import importlib.util

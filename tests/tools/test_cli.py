@@ -19,7 +19,7 @@ import pytest
 import torch
 from cutlass_attn import _C, explain
 from cutlass_attn.tools import check, cli, ladder
-from cutlass_attn.tools.experiment import report, runner
+from cutlass_attn.tools.experiment import environment, report, runner
 from cutlass_attn.tools.experiment.problems import Shape
 
 SMALL = [
@@ -152,6 +152,15 @@ def test_check_says_when_emulation_was_cut_short(capsys, monkeypatch):
     assert "1/2" in text and "Emulated kernels stop at the first input" in text
 
 
+@pytest.mark.skipif(not cases.no_gpu(), reason="a GPU is there")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_check_without_a_gpu_says_what_is_missing(capsys, device):
+    assert cli.main(["check", "--device", device]) == 2
+    error = capsys.readouterr().err
+    lack = environment.why_no_gpu(device)
+    assert lack and lack in error and "--device cpu" in error and error.count("\n") == 1
+
+
 def test_check_fails_on_a_kernel_that_cannot_run(capsys):
     assert cli.main([*SMALL, "--kernel", "sm80"]) == 1
     assert "needs operands on a CUDA device" in capsys.readouterr().out
@@ -243,6 +252,13 @@ def test_ladder_leaves_out_kernels_for_other_sizes(gpu, heads, top):
     assert all(name.startswith(("scalar/", "wmma")) for name in kernels[: -len(top)])
 
 
+@pytest.fixture
+def gpu_is_there(monkeypatch):
+    """`--device cuda` passes the check that there is a GPU."""
+    monkeypatch.setattr(cli, "why_no_gpu", lambda device: "")
+
+
+@pytest.mark.usefixtures("gpu_is_there")
 def test_ladder_is_smaller_where_it_is_emulated(monkeypatch):
     asked = []
 
@@ -281,6 +297,7 @@ def made_ladder(*_, **__):
     return made
 
 
+@pytest.mark.usefixtures("gpu_is_there")
 def test_ladder_steps(capsys, monkeypatch):
     monkeypatch.setattr(ladder, "run_ladder", made_ladder)
     assert cli.main(["check", "--ladder", "--device", "cuda"]) == 0
@@ -289,6 +306,7 @@ def test_ladder_steps(capsys, monkeypatch):
     assert "over rung before" in text and "480.00" in text and "Emulated" not in text
 
 
+@pytest.mark.usefixtures("gpu_is_there")
 def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(ladder, "run_ladder", made_ladder)
@@ -297,6 +315,15 @@ def test_ladder_is_drawn(capsys, monkeypatch, tmp_path):
     text = (tmp_path / "ladder.svg").read_text()
     assert f"written to {tmp_path / 'ladder.svg'}" in capsys.readouterr().out.replace("\n", "")
     assert "Some GPU" in text
+
+
+def test_ladder_of_a_cpu_is_not_drawn(capsys, monkeypatch, tmp_path):
+    """On a busy machine such a figure had a kernel at 246 times the speed of torch:math."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(ladder, "run_ladder", made_ladder)
+    assert cli.main([*LADDER, "--plot", str(tmp_path)]) == 0
+    assert not list(tmp_path.iterdir())
+    assert "No figure: times of a CPU" in capsys.readouterr().out
 
 
 def test_ladder_without_matplotlib_says_so_first(capsys, monkeypatch):

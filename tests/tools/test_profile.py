@@ -540,3 +540,19 @@ def test_nothing_of_it_is_imported_with_the_package():
     code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
     environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_warnings_of_cuobjdump_are_dropped_and_errors_are_not(monkeypatch, capfd, tmp_path):
+    tool = tmp_path / "cuobjdump"
+    tool.write_text(
+        "#!/bin/sh\necho 'cuobjdump warning : no such function' >&2\n"
+        "echo 'cuobjdump error   : no such file' >&2\necho listing\nexit $STATUS\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(sass, "cuobjdump", lambda: str(tool))
+    monkeypatch.setenv("STATUS", "0")
+    assert sass.dump("-sass", tmp_path, "sm_89") == "listing\n"
+    assert capfd.readouterr().err == "cuobjdump error   : no such file\n"
+    monkeypatch.setenv("STATUS", "1")
+    with pytest.raises(subprocess.CalledProcessError):
+        sass.dump("-sass", tmp_path, "sm_89")

@@ -160,7 +160,7 @@ def _torch_version() -> str:
     help="One variant of each kernel, from the plainest to the fastest, and what each gains.",
 )
 @click.option(
-    "--plot", metavar="FOLDER", help="Also draw the ladder: ladder.png and ladder.svg there."
+    "--plot", metavar="FOLDER", help="Also draw a GPU's ladder: ladder.png and ladder.svg there."
 )
 def check(
     *, kernels: tuple[str, ...], json_file: str | None, ladder: bool, plot: str | None, **given: Any
@@ -180,8 +180,10 @@ def check(
         )
     if plot and not ladder:
         raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
-    draw_ladder = _plotting().draw_ladder if plot else None
     device = given["device"] or default_device()
+    if device != "cpu" and (lack := why_no_gpu(device)):
+        raise ValueError(f"{lack}; `cutlass-attn check --device cpu` emulates the GPU kernels")
+    draw_ladder = _plotting().draw_ladder if plot else None
     is_full = given["full"] or device != "cpu"
     shape = checks.FULL_SHAPE if is_full else checks.SHAPE
     if ladder and device == "cpu" and not given["full"]:
@@ -203,7 +205,9 @@ def check(
         say(console, "Emulated on the CPU: their times would mean nothing, so they have none.")
     if json_file:
         write(report.as_json(), json_file)
-    if draw_ladder and plot:
+    if plot and device == "cpu":
+        say(console, "No figure: times of a CPU depend on what else the machine runs.")
+    elif draw_ladder and plot:
         for path in draw_ladder(report, Path(plot)):
             say(console, f"written to {path}")
     return 0 if report.ok else 1

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,12 +38,19 @@ def _run(*command: str, cwd: str | None = None) -> str:
     search = os.pathsep.join([str(Path(cuobjdump()).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": search}
     try:
-        done = subprocess.run(
-            command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True
-        )
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise ToolNotFound(f"no {command[0]}: {INSTALL}") from error
+    sys.stderr.write(without_warnings(done.stderr))
+    done.check_returncode()
     return done.stdout
+
+
+def without_warnings(text: str) -> str:
+    """What a tool prints on stderr, less cuobjdump's warnings: asked for a few functions, it prints
+    one for every other cubin of the library."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("cuobjdump warning"))
 
 
 def dump(option: str, library: Path, arch: str, functions: Iterable[str] = ()) -> str:
