@@ -109,26 +109,9 @@ struct Score {
     CA_UNROLL
     for (int i = 0; i < kCount; ++i) x(i) *= inner;
     unpredicated_if(cap > 0.0f, [&] {
-      if constexpr (kCount < 32) {
-        CA_UNROLL
-        for (int i = 0; i < kCount; ++i) x(i) = fast_tanh(x(i));
-      } else {
-        float largest = 0.0f;
-        CA_UNROLL
-        for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
-        bool const are_small = largest <= kSmallTanh;
-        unpredicated_if(are_small, [&] {
-          CA_UNROLL
-          for (int i = 0; i < kCount; ++i) x(i) = small_tanh(x(i));
-        });
-        unpredicated_if(!are_small, [&] {
-          CA_UNROLL
-          for (int i = 0; i < kCount; ++i) x(i) = fast_tanh(x(i));
-        });
-      }
-      if constexpr (kAdds) {
-        CA_UNROLL
-        for (int i = 0; i < kCount; ++i) x(i) *= cap * kLog2e;
+      CA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        x(i) = kAdds ? fast_tanh(x(i)) * (cap * kLog2e) : fast_tanh(x(i));
       }
     });
   }

@@ -86,20 +86,6 @@ TEST(chunks_are_for_scores_that_know_them) {
   CHECK(!(Score<Softcap, Chunk>::takes(p)));
 }
 
-TEST(softcap_of_many_products_whatever_their_size) {
-  for (float const factor : {0.1f, 1.0f, 20.0f}) {
-    Problem const p = call(0.125f, 30);
-    Score<Softcap> const score(p);
-    float x[64];
-    for (int i = 0; i < 64; ++i) x[i] = factor * float(3 * i - 90);
-    float const expected[] = {score(x[0]), score(x[31]), score(x[63])};
-    score.apply_softcap<64>([&](int i) -> float& { return x[i]; });
-    CHECK_NEAR(x[0], double(expected[0]), 3e-7);
-    CHECK_NEAR(x[31], double(expected[1]), 3e-7);
-    CHECK_NEAR(x[63], double(expected[2]), 3e-7);
-  }
-}
-
 TEST(a_score_takes_the_calls_whose_terms_it_has) {
   float const number = 1;
   uint8_t const byte = 1;
@@ -350,9 +336,6 @@ TEST(exp2_at_the_edges) {
 TEST(tanh_is_right_to_2e_7) {
   for (double x = -20; x < 20; x += 0.00037) {
     CHECK_NEAR(fast_tanh(float(x)), std::tanh(double(float(x))), 2e-7);
-  }
-  for (double x = -kSmallTanh; x <= kSmallTanh; x += 1e-4) {
-    CHECK_NEAR(small_tanh(float(x)), std::tanh(double(float(x))), 1.5e-7);
   }
   CHECK_EQ(fast_tanh(kInf), 1.0f);
   CHECK_EQ(fast_tanh(-kInf), -1.0f);
