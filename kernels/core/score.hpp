@@ -41,6 +41,8 @@ struct Score {
   static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
   static constexpr bool kHasChunks = kHas<Chunk>;
+  // Whether logits may grow towards smaller keys, as where rising_from() says.
+  static constexpr bool kRises = kHas<Alibi>;
   // Sinks are divided by the scale where it is left to the exponential. Below this one they could
   // overflow.
   static constexpr float kLeastScale = 1e-30f;
@@ -91,7 +93,7 @@ struct Score {
   // The key from which on logits of `query` and later ones grow towards smaller keys: there the row
   // max of larger keys will not do.
   CA_HOST_DEVICE int32_t rising_from(SeqLens lens, int32_t query) const {
-    return kHas<Alibi> ? Alibi::rising_from(p, lens, query) : INT32_MAX;
+    return kRises ? Alibi::rising_from(p, lens, query) : INT32_MAX;
   }
 
   // The products x(i, j) of kRows rows with kKeys keys. place: see the terms.

@@ -129,22 +129,26 @@ struct Consumer {
   CUTE_DEVICE void steps(Info const& info) {
     // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
     // of d128 4x4096 on an H200).
-    TileRange const range = info.ranges[group];
-    int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
-                                         info.tile.query(info.tile.row_begin));
-    // Whether the step without mask, in which softmax takes the row max of before, will do.
-    auto const is_full = [&](int key) { return range.is_full(key) && key + kN <= rising; };
+    TileRange range = info.ranges[group];
+    // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, the row max of
+    // before will not do: the step with a mask finds it first.
+    if constexpr (Score::kRises) {
+      int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
+                                           info.tile.query(info.tile.row_begin));
+      int const end = rising - kN + 1;
+      range.full_end = end < range.full_end ? end : range.full_end;
+    }
     int key = range.end - 2 * kN;
     if constexpr (Config::kHalf < kN) {
       bool const is_half = Arch::uniform(info.is_half[group]);
-      if (is_half && key >= range.begin && is_full(key)) {
+      if (is_half && key >= range.begin && range.is_full(key)) {
         step<Config::kHalf>(info, key, std::true_type{});
         key -= kN;
       }
     }
     CUTE_NO_UNROLL
     for (; key >= range.begin; key -= kN) {
-      if (is_full(key)) {
+      if (range.is_full(key)) {
         step(info, key, std::true_type{});
       } else {
         step(info, key, std::false_type{});
