@@ -138,5 +138,5 @@ def nvrtc(session: nox.Session, cuda: str) -> None:
     build = ["--no-build-isolation", "--config-settings", f"build-dir={BUILD}"]
     session.install(*CONSTRAINTS, *build, ".[test]")
     # With nvcc come the headers of `crt`, which CUDA 12 has no wheel of their own for.
-    session.install("--upgrade", f"cuda-toolkit[cudart,nvcc,nvrtc]=={cuda}")
+    session.install("--upgrade", f"cuda-toolkit[cudart,nvrtc]=={cuda}")
     session.run("pytest", "-rA", "tests/jit/test_nvrtc.py", *session.posargs)
