@@ -1,6 +1,11 @@
 """The NVRTC that is found, and that it compiles a kernel of each class from the headers that the
-package ships: whatever its version, and without CCCL."""
+package ships: whatever its version, and without CCCL.
 
+CUTLASS_ATTN_TEST_NVRTC has folders, separated by colons, with NVIDIA's wheels of other versions
+(`pip install --target`) that are to compile a kernel of each class too.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -29,9 +34,23 @@ CLASSES = [
 ]
 
 
+OTHERS = [x for x in os.environ.get("CUTLASS_ATTN_TEST_NVRTC", "").split(os.pathsep) if x]
+
+
+def of_wheels(folder):
+    """The compiler of the wheels in a folder, with their own headers and nothing else of CUDA."""
+    (library,) = Path(folder).glob("nvidia/*/lib/libnvrtc.so.1?")
+    nvrtc = Nvrtc(library)
+    headers = compiler._runtime_headers(library, nvrtc.version[0])
+    assert headers.is_relative_to(folder)
+    return compiler.Compiler(nvrtc, (jit.TREE / "include", jit.TREE / "include" / "cccl", headers))
+
+
+@pytest.mark.parametrize("folder", [None, *OTHERS], ids=lambda x: Path(x).name if x else "found")
 @pytest.mark.parametrize(("kernel", "arch"), CLASSES)
-def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, record_property):
-    record_property("nvrtc", str(nvrtc.nvrtc))
+def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, folder):
+    if folder:
+        nvrtc = of_wheels(folder)
     keys = [key for key in jit.units() if key.startswith((f"{kernel}/f16/", f"{kernel}/bf16/"))]
     if not keys:
         pytest.skip(f"this build has every row of {kernel}")
