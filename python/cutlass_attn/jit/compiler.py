@@ -15,7 +15,7 @@ from .nvrtc import CompileError, Nvrtc
 __all__ = ["INSTALL", "OPTIONS", "CompileError", "Compiler", "CompilerNotFound", "find_compiler"]
 
 # What the extra `jit` requires. By name of the extra, pip would look for this package on its index.
-REQUIREMENT = "cuda-toolkit[cudart,crt,nvrtc]>=12.8,<14"
+REQUIREMENT = "cuda-toolkit[cudart,nvrtc]>=12.8,<14"
 INSTALL = f"pip install '{REQUIREMENT}'"
 LEAST = (12, 8)
 SYSTEM = "/usr/local/cuda"
@@ -66,7 +66,7 @@ def find_compiler(tree: Path) -> Compiler:
         if nvrtc.version < LEAST:
             faults.append(f"{path} is {nvrtc}, allowed: 12.8 or later")
         elif runtime := _runtime_headers(path, nvrtc.version[0]):
-            return Compiler(nvrtc, (*own, *runtime))
+            return Compiler(nvrtc, (*own, runtime))
         else:
             faults.append(f"no headers of the CUDA {nvrtc.version[0]} runtime for {path}")
     raise CompilerNotFound(f"no NVRTC{': ' * bool(faults)}{'; '.join(faults)}; {INSTALL}")
@@ -106,8 +106,8 @@ def _prefixes() -> list[Path]:
     return list(dict.fromkeys([*prefixes, *(Path(root) for root in roots if root)]))
 
 
-def _runtime_headers(library: Path, major: int) -> list[Path]:
-    """Folders of cuda_fp16.h and alike of a major version: beside NVRTC, else wherever else."""
+def _runtime_headers(library: Path, major: int) -> Path | None:
+    """The folder of cuda_fp16.h and alike of a major version: beside NVRTC, else wherever else."""
     beside = library.parent.parent
     prefixes = [beside, beside.parent / "cuda_runtime"]  # the latter of CUDA 12's wheels
     for prefix in [*prefixes, *_prefixes()]:
@@ -117,6 +117,5 @@ def _runtime_headers(library: Path, major: int) -> list[Path]:
             continue
         version = re.search(r"#define CUDART_VERSION\s+(\d+)", header.read_text(errors="replace"))
         if version and int(version[1]) // 1000 == major:
-            crt = prefix.parent / "cuda_nvcc" / "include"  # of CUDA 12's wheels
-            return [folder, crt] if crt.is_dir() else [folder]
-    return []
+            return folder
+    return None
