@@ -45,7 +45,7 @@ def _define(settings: Settings | None, name: str, default: str) -> str:
 def extra_requirements(settings: Settings | None = None) -> list[str]:
     """What this machine lacks for a build with these config settings."""
     cuda = _define(settings, "CUTLASS_ATTN_CUDA", "ON").upper() not in _FALSE
-    simt = _define(settings, "CUTLASS_ATTN_SIMT", "ON").upper() not in _FALSE
+    simt = _define(settings, "CUTLASS_ATTN_SIMT", "scalar").upper() not in _FALSE
     extra = []
     own_nvcc = _define(settings, "CMAKE_CUDA_COMPILER", os.environ.get("CUDACXX", ""))
     if cuda and not own_nvcc and not toolkit.machine_nvcc()[0]:

@@ -125,7 +125,7 @@ struct BuildInfo {
   std::string architectures;  // "compute_80,sm_89"
   std::string cutlass;        // version of the headers
   std::string compiler;       // host compiler
-  bool simt = false;          // GPU kernel bodies compiled for the CPU
+  std::string simt;           // "all", "scalar" or "none": kernels also compiled for the CPU
 };
 
 // O = softmax(score(Q K^T) + mask) V for every (batch, query head); see Problem for the operands.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns manifest.toml into translation units and the variant registry.
 
-    generate.py --out DIR [--tier core|full] [--cuda] [--simt] [--archs 80]
+    generate.py --out DIR [--tier core|full] [--cuda] [--simt all|scalar|none] [--archs 80]
 
 and runtime/tuned.toml into the table that tiles are chosen by. It writes into DIR
 
@@ -33,6 +33,7 @@ from manifest_rows import (
     ARCHS,
     BANNER,
     ELEMENTS,
+    SIMT,
     TIERS,
     TILE_FIELDS,
     Build,
@@ -168,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
-    parser.add_argument("--simt", action="store_true", help="compile GPU kernels for the CPU")
+    parser.add_argument("--simt", choices=SIMT, default="none", help="GPU kernels for the CPU")
     parser.add_argument("--archs", default="80,89", help="of GPU code; other rows are for NVRTC")
     options = parser.parse_args(arguments)
     source = options.manifest

@@ -39,6 +39,7 @@ OPS = {"forward": "Op::kForward", "backward": "Op::kBackward"}
 ACCUMULATE = {name: f"Accumulate::{value}" for name, value in FACTS["accumulate"].items()}
 QUANTIZE = {name: f"Quantize::{value}" for name, value in FACTS["quantize"].items()}
 TIERS = ("core", "full")
+SIMT = ("all", "scalar", "none")  # GPU kernels to compile for the CPU as well
 OPTIONS: dict[str, list[str]] = FACTS["options"]
 BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
@@ -299,14 +300,15 @@ class Build:
 
     tier: str = "core"
     cuda: bool = True
-    simt: bool = True
+    simt: str = "all"  # one of SIMT
     archs: tuple[str, ...] = ("80", "89")  # of GPU code
 
     def compiles(self, row: Row) -> bool:
         if TIERS.index(row.tier) > TIERS.index(self.tier):
             return False
         if row.simt:
-            return self.simt
+            is_scalar = row.kernel.name.startswith("scalar/")
+            return self.simt == "all" or (self.simt == "scalar" and is_scalar)
         return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
     def leaves_to_nvrtc(self, row: Row) -> bool:

@@ -178,10 +178,11 @@ def test_kernels_of_an_arch_have_units_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("build", "units"),
     [
-        ({"tier": "full", "simt": False, "archs": ("80", "90a")}, 7),
-        ({"tier": "core", "simt": False, "archs": ("80", "90a")}, 3),
+        ({"tier": "full", "simt": "none", "archs": ("80", "90a")}, 7),
+        ({"tier": "core", "simt": "none", "archs": ("80", "90a")}, 3),
         ({"cuda": False}, 4),
-        ({"cuda": False, "simt": False}, 0),
+        ({"cuda": False, "simt": "scalar"}, 0),
+        ({"cuda": False, "simt": "none"}, 0),
     ],
 )
 def test_tier_cuda_and_simt_choose_the_units_but_not_the_rows(tmp_path, build, units):
@@ -217,7 +218,7 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     space = write(tmp_path, "space.toml", "")
     command = ["--manifest", str(manifest), "--tuned", str(tuned), "--out", str(out), "--cuda"]
     command += ["--space", str(space)]
-    assert generate.main([*command, "--simt"]) == 0
+    assert generate.main([*command, "--simt", "all"]) == 0
     unit, table = out / "fast_f16_d64_128x64x8.cu", out / "manifest_table.inc"
     assert (out / "plain_slow_simt_f32.cpp").is_file()
     for path in (unit, table):
@@ -509,6 +510,17 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
     names = hopper | {"sm90/backward_wgmma"}
     assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
+
+
+def test_a_users_build_has_the_scalar_kernels_for_the_cpu():
+    """Those that `verify=True` compares with."""
+    rows = [row for row in generate.load() if row.simt]
+    build = generate.Build(cuda=False, simt="scalar")
+    compiled = {row.kernel_name for row in rows if build.compiles(row)}
+    scalar = ("minimal", "tiled", "vectorized", "backward")
+    assert compiled == {f"scalar/{name}-simt" for name in scalar}
+    build = generate.Build(cuda=False, simt="all")
+    assert all(build.compiles(row) for row in rows)
 
 
 def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():

@@ -28,7 +28,7 @@ class _BuildInfo(TypedDict):
     architectures: str
     cutlass: str
     compiler: str
-    simt: bool
+    simt: str
 
 class _DeviceInfo(TypedDict):
     compute_capability: int  # 0: none is there

@@ -44,7 +44,7 @@ class BuildInfo:
     architectures: str
     cutlass: str
     compiler: str
-    simt: bool  # GPU kernels compiled for the CPU as well
+    simt: str  # GPU kernels compiled for the CPU as well: "all", "scalar" or "none"
 
 
 @cache

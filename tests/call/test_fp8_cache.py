@@ -227,8 +227,8 @@ def test_one_split_gives_the_same_bits():
 @pytest.mark.parametrize("kernel", ["sm80/decode_fp8-simt", "sm80/paged_fp8-simt"])
 def test_rows_narrower_than_the_kernels(kernel, dims):
     """Whole pieces of 16 bytes; others are refused."""
-    if not cutlass_attn.build_info().simt:
-        pytest.skip("this build has no simt kernels")
+    if cutlass_attn.build_info().simt != "all":
+        pytest.skip("this build has few simt kernels")
     q = torch.randn(2, 2 if "decode" in kernel else 40, 4, dims[0]).half()
     k, v = (torch.randn(20, 16, 2, dim).to(FP8) for dim in dims)
     options = {

@@ -245,7 +245,7 @@ def test_a_low_bias_is_a_mask(variant):
 HALVES = torch.zeros(800).half()
 
 
-@pytest.mark.skipif(not cutlass_attn.build_info().simt, reason="this build has no simt kernels")
+@pytest.mark.skipif(cutlass_attn.build_info().simt != "all", reason="it has few simt kernels")
 @pytest.mark.parametrize(
     ("bias", "reason"),
     [
@@ -348,7 +348,7 @@ def test_lazily_negated_bias():
 
 
 def test_verify_takes_options_into_account():
-    if not cutlass_attn.build_info().simt:
+    if cutlass_attn.build_info().simt == "none":
         pytest.skip("on the CPU the scalar baseline is a simt kernel")
     (q, k, v), options = call()
     assert torch.equal(attention(q, k, v, **options, verify=True), attention(q, k, v, **options))

@@ -316,7 +316,7 @@ def test_constant_values(mode):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key)
 def test_verify(variant):
     """The result stands beside a scalar kernel's on operands rounded in numpy."""
-    if not cutlass_attn.build_info().simt:
+    if cutlass_attn.build_info().simt == "none":
         pytest.skip("this build has no scalar kernels for the CPU")
     case = next(case for case in case_list.CASES if case.name == "softcap")
     q, k, v, _ = cases.tensors(case, variant.dtype, 64, "cpu")

@@ -85,7 +85,7 @@ def test_rows_of_no_sequence_are_zero_in_a_new_result(device):
 @pytest.mark.parametrize("kernel", ["cpu", "scalar/minimal-simt"])
 def test_sequences_equal_dense_calls(kernel):
     """Bit by bit: a sequence is computed alike, whatever it is packed with."""
-    if kernel.endswith("-simt") and not cutlass_attn.build_info().simt:
+    if kernel.endswith("-simt") and cutlass_attn.build_info().simt == "none":
         pytest.skip("this build has no simt kernels")
     (q, k, v, cu_q, cu_k), options = call_of(CASE, "float32", 32, "cpu")
     out = attention_varlen(q, k, v, cu_q, cu_k, **options, kernel=kernel)
@@ -141,8 +141,8 @@ def test_dropout_is_drawn_by_the_generator():
 @pytest.mark.parametrize("kernel", ["cpu", "scalar/minimal-simt", "sm80/varlen-simt"])
 def test_rows_before_the_first_sequence(kernel):
     """More of them than a tile has: they are no sequence's, and stay as they are."""
-    if kernel.endswith("-simt") and not cutlass_attn.build_info().simt:
-        pytest.skip("this build has no simt kernels")
+    if kernel.endswith("-simt") and cutlass_attn.build_info().simt != "all":
+        pytest.skip("this build has few simt kernels")
     args, _ = call_of(Batch("late", "", (70, 20), (130, 9)), "float16", 64, "cpu")
     expected = attention_varlen(*args, kernel=kernel)
     spare = (torch.full_like(x[:1], torch.nan).expand(300, -1, -1) for x in args[:3])

@@ -83,7 +83,7 @@ def info(json_file: str | None) -> int:
         "architectures": build.architectures or "-",
         "CUTLASS": build.cutlass or "-",
         "compiler": build.compiler,
-        "simt": "GPU kernels also compiled for the CPU" if build.simt else "off",
+        "simt": f"{build.simt} GPU kernels also compiled for the CPU",
         "GPU": capability["unavailable"] or f"sm_{capability['compute_capability']}",
         "torch": _torch_version(),
         "NVRTC": jit.available() or "compiles kernels at first use",
