@@ -15,7 +15,7 @@ from ._attention import attention, prequantize
 from ._C import PrequantizedKV
 from ._call import registration as _registration
 from ._explain import Explanation, Verdict, explain
-from ._variants import BuildInfo, Variant, build_info, variants
+from ._variants import BuildInfo, Variant, build_info, kept_bytes, variants
 from .decode import append_kv, attention_decode, merge_states
 from .varlen import attention_varlen
 from .verify import VerificationError
@@ -53,6 +53,7 @@ __all__ = [
     "attention_varlen",
     "build_info",
     "explain",
+    "kept_bytes",
     "merge_states",
     "prequantize",
     "variants",
