@@ -41,13 +41,18 @@ struct RunOptions {
   Workspace workspace;     // of the plan's device, unused by others until the run is done
 };
 
+// In bytes, of the address of a workspace.
+inline constexpr int64_t kWorkspaceAlignment = 16;
+
 // The same of a call that is planned and run at once.
 struct LaunchOptions : RunOptions {
   Device device = Device::kCpu;
   std::string kernel = "auto";  // "auto", a kernel ("sm80") or a whole key ("sm80/f16/d64/...")
   // Gives memory to a call whose plan needs more than `workspace` has, and than is kept for the
-  // stream, aligned to 256 bytes; it may throw. Without it a call on the GPU is then refused, one
-  // on the CPU helps itself.
+  // stream, aligned to kWorkspaceAlignment; it may throw. Without it a call on the GPU is then
+  // refused, one on the CPU helps itself. Up to 4 MB are kept for the first 4 streams of a GPU that
+  // need them, 256 bytes for the first 256 streams, none for others: a program that makes streams
+  // as it goes has to allocate.
   std::function<Workspace(int64_t bytes)> allocate;
 };
 
@@ -177,6 +182,10 @@ CUTLASS_ATTN_API DeviceInfo device_info(Device device, int device_index = 0);
 CUTLASS_ATTN_API DeviceInfo typical_device(int compute_capability);
 
 CUTLASS_ATTN_API BuildInfo build_info();
+
+// Bytes of the GPU with this CUDA ordinal that the library keeps for calls, until the process ends:
+// 18 MB at most, however many streams there were. Memory that `allocate` gave is not among them.
+CUTLASS_ATTN_API int64_t kept_bytes(int device_index = 0);
 
 // Provides a GPU variant of variants() that this build left out, for the GPU with this CUDA
 // ordinal: compiles it and calls load_kernel(), or says why it cannot. It may also call

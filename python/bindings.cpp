@@ -160,6 +160,7 @@ PYBIND11_MODULE(_C, m) {
   define_prequantized(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
+  m.def("kept_bytes", &kept_bytes);
   m.def("device_info", [](int device, int index) {
     DeviceInfo const info = device_info(static_cast<Device>(device), index);
     return py::dict("compute_capability"_a = info.compute_capability,

@@ -11,6 +11,7 @@
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
 #include "runtime/dispatch.hpp"
+#include "runtime/kept.hpp"
 #include "runtime/loaded.hpp"
 #include "runtime/options.hpp"
 #include "runtime/refusal.hpp"
@@ -96,6 +97,11 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
     return Status::invalid("workspace has " + std::to_string(options.workspace.bytes) +
                            " bytes, the plan needs " + std::to_string(plan.workspace_bytes));
   }
+  auto const address = reinterpret_cast<uintptr_t>(options.workspace.data);
+  if (plan.workspace_bytes > 0 && address % kWorkspaceAlignment != 0) {
+    return Status::invalid("workspace's address is " + std::to_string(address) +
+                           ", allowed: multiples of " + std::to_string(kWorkspaceAlignment));
+  }
   std::optional<DeviceGuard> guard;
   if (plan.device == Device::kCuda) {
     guard.emplace(options.device_index);
@@ -126,10 +132,11 @@ int max_launches_of(Plan const& plan) {
 // Memory for a plan: what is kept for its stream, or as the caller allocates it, or the host's own.
 Status find_workspace(Plan const& plan, LaunchOptions const& options,
                       std::unique_ptr<char[]>& on_host, Workspace& workspace) {
+  Workspace kept;
   if (plan.device == Device::kCuda && is_one_launch(plan)) {
     DeviceGuard const guard(options.device_index);
     if (!guard.status().ok()) return guard.status();
-    Workspace const kept = kept_workspace(options.device_index, options.stream);
+    kept = kept_workspace(options.device_index, options.stream, plan.workspace_bytes);
     if (kept.bytes >= plan.workspace_bytes) {
       workspace = kept;
       return {};
@@ -137,6 +144,10 @@ Status find_workspace(Plan const& plan, LaunchOptions const& options,
   }
   if (options.allocate) {
     workspace = options.allocate(plan.workspace_bytes);
+    if (workspace.zeros == nullptr) {
+      workspace.zeros = kept.zeros;
+      workspace.zeros_bytes = kept.zeros_bytes;
+    }
     return {};
   }
   if (plan.device == Device::kCuda) {

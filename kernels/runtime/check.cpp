@@ -106,6 +106,9 @@ Status check_dimensions(Problem const& p) {
       {"seqlen_k", p.seq_k.seqlen, 0, kMaxSeqlen},
       {"seq_q.total", p.seq_q.total, 0, kMaxSeqlen},
       {"seq_k.total", p.seq_k.total, 0, kMaxSeqlen},
+      // Kernels number the rows of all heads in 32 bits where sequences are packed.
+      {"seq_q.total x num_heads_q", p.seq_q.cu_seqlens ? int64_t(p.seq_q.total) * p.num_heads_q : 0,
+       0, INT32_MAX},
       {"num_pages", p.kv.num_pages, 0, INT32_MAX},
       {"num_splits", p.num_splits, 0, INT32_MAX},
       {"head_dim", p.head_dim, 1, kMaxHeadDim},

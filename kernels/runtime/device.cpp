@@ -5,10 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <initializer_list>
-#include <map>
-#include <mutex>
-#include <utility>
 #endif
 
 namespace cutlass_attn {
@@ -86,45 +82,21 @@ DeviceGuard::DeviceGuard(int device_index) {
   if (status_.ok()) previous_ = current;
 }
 
-Workspace kept_workspace(int device_index, void* stream_handle) {
-  auto const stream = static_cast<cudaStream_t>(stream_handle);
-  if (stream == cudaStreamPerThread) return {};  // another one in every thread
-  auto const fails = [](cudaError_t error) {
-    if (error != cudaSuccess) (void)cudaGetLastError();
-    return error != cudaSuccess;
-  };
-  auto capture = cudaStreamCaptureStatusNone;
-  if (fails(cudaStreamIsCapturing(stream, &capture)) || capture != cudaStreamCaptureStatusNone) {
-    return {};
-  }
-  unsigned long long id = 0;  // handles are used again, this is not
-  if (fails(cudaStreamGetId(stream, &id))) return {};
-
-  static std::mutex mutex;
-  static std::map<std::pair<int, unsigned long long>, Workspace> known;
-  std::lock_guard<std::mutex> const locked(mutex);
-  Workspace& kept = known[{device_index, id}];
-  if (kept.zeros != nullptr) return kept;
-  // Another thread may capture a stream of its own, which forbids an allocation here by default.
-  auto mode = cudaStreamCaptureModeRelaxed;
-  if (fails(cudaThreadExchangeStreamCaptureMode(&mode))) return {};
-  for (int64_t const bytes : {kKeptBytes, int64_t(0)}) {
-    void* zeros = nullptr;
-    if (fails(cudaMalloc(&zeros, size_t(kZerosBytes + bytes)))) continue;
-    if (fails(cudaMemsetAsync(zeros, 0, size_t(kZerosBytes), stream))) {
-      (void)cudaFree(zeros);
-    } else {
-      kept = {static_cast<char*>(zeros) + kZerosBytes, bytes, zeros, kZerosBytes};
-    }
-    break;
-  }
-  (void)cudaThreadExchangeStreamCaptureMode(&mode);
-  return kept;
-}
-
 DeviceGuard::~DeviceGuard() {
   // Going back to a device that was current before has no failure that a caller could act on.
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
+}
+
+RelaxedCapture::RelaxedCapture() {
+  auto mode = cudaStreamCaptureModeRelaxed;
+  status_ = cuda_status(cudaThreadExchangeStreamCaptureMode(&mode),
+                        "cudaThreadExchangeStreamCaptureMode");
+  previous_ = mode;
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  auto mode = static_cast<cudaStreamCaptureMode>(previous_);
+  if (status_.ok()) (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 #else
@@ -137,8 +109,6 @@ void read_attributes(int, DeviceInfo&) {}
 std::string why_unavailable(int) { return kNoCuda; }
 
 }  // namespace
-
-Workspace kept_workspace(int, void*) { return {}; }
 
 DeviceGuard::DeviceGuard(int) : status_(Status::device_error(kNoCuda)) {}
 DeviceGuard::~DeviceGuard() = default;

@@ -15,13 +15,6 @@ namespace cutlass_attn {
 
 struct Launch;
 
-// A workspace that is kept for kernels of this stream, which run one after the other: as long as
-// the process, for an allocation takes as long as half of a launch. Of kKeptBytes, or of none where
-// the GPU has no room for so many; its zeros are kZerosBytes. Empty where it cannot be had: the
-// stream is being captured, say, and what is captured may run on another one.
-inline constexpr int64_t kKeptBytes = 16 << 20, kZerosBytes = 64 << 10;
-Workspace kept_workspace(int device_index, void* stream);
-
 // A __global__ function with one argument, on the options' stream.
 Status launch_on_device(void const* function, void* params, Launch const& launch,
                         RunOptions const& options);
@@ -39,5 +32,23 @@ class DeviceGuard {
   int previous_ = -1;  // -1: nothing to restore
   Status status_;
 };
+
+#if __has_include(<driver_types.h>)
+// Lets this thread allocate, load code and wait while another thread captures a stream. In the
+// default mode of a capture such a call fails, and invalidates the other thread's capture. The
+// stream of the call itself must not be captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(RelaxedCapture const&) = delete;
+  RelaxedCapture& operator=(RelaxedCapture const&) = delete;
+  Status const& status() const { return status_; }
+
+ private:
+  int previous_ = 0;  // cudaStreamCaptureMode
+  Status status_;
+};
+#endif
 
 }  // namespace cutlass_attn

@@ -9,6 +9,7 @@
 #endif
 
 #include "runtime/device.hpp"
+#include "runtime/kept.hpp"
 
 namespace cutlass_attn {
 namespace {
@@ -20,6 +21,8 @@ Status allow_smem(KernelUnit const& unit, int score, int device_index) {
   std::atomic<uint64_t>& opted_in = unit.opted_in[score];
   uint64_t const bit = uint64_t(1) << (device_index & 63);
   if (device_index < 64 && opted_in.load(std::memory_order_relaxed) & bit) return {};
+  RelaxedCapture const relaxed;  // it may load the code
+  if (!relaxed.status().ok()) return relaxed.status();
   if (auto error =
           cudaFuncSetAttribute(unit.device_code[score], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                unit.facts.smem_bytes);
@@ -93,7 +96,7 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   bool const is_on_device = unit.host_code[score] == nullptr;
 #if CUTLASS_ATTN_CUDA
   if (is_on_device && workspace.bytes > 0 && workspace.zeros == nullptr) {
-    Workspace const kept = kept_workspace(options.device_index, options.stream);
+    Workspace const kept = kept_workspace(options.device_index, options.stream, 0);
     workspace.zeros = kept.zeros;
     workspace.zeros_bytes = kept.zeros_bytes;
   }

@@ -164,6 +164,18 @@ Status may_load(Variant const&, int, void*) { return {}; }
 
 namespace {
 
+// Copies to the host on a stream that waits for no other. cudaMemcpy would use the legacy stream,
+// and so invalidate the capture of any stream that synchronises with that.
+cudaError_t copy_to_host(void* to, void const* from, size_t bytes) {
+  cudaStream_t stream;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error != cudaSuccess) return error;
+  error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  (void)cudaStreamDestroy(stream);
+  return error;
+}
+
 // What the code says of itself, and its entries by score.
 Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) {
   Variant const& variant = *named.variant;
@@ -175,9 +187,7 @@ Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) 
     return Status::device_error(facts + " has " + std::to_string(bytes) +
                                 " bytes, allowed: " + std::to_string(sizeof(KernelFacts)));
   }
-  if (error == cudaSuccess) {
-    error = cudaMemcpy(&unit.facts, address, sizeof(KernelFacts), cudaMemcpyDeviceToHost);
-  }
+  if (error == cudaSuccess) error = copy_to_host(&unit.facts, address, sizeof(KernelFacts));
   if (error != cudaSuccess) return cuda_status(error, facts.c_str());
   KernelArguments const& arguments = variant.kernel->arguments;
   for (int i = named.first; i < named.last; ++i) {
@@ -205,6 +215,8 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
   if (named.variant == nullptr) return status;
   DeviceGuard const guard(device_index);
   if (!guard.status().ok()) return guard.status();
+  RelaxedCapture const relaxed;
+  if (!relaxed.status().ok()) return relaxed.status();
 
   cudaLibrary_t library;
   cudaError_t error =

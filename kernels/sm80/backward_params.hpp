@@ -135,7 +135,14 @@ struct BackwardParams {
   // One tile of queries a block, and then rows of the bias's gradient.
   Launch launch_before(KernelFacts const&) const {
     int64_t const zeros = grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0;
-    return {queries.all + zeros, 1, kAsideThreads, 1024};
+    Launch launch{queries.all + zeros, 1, kAsideThreads, 1024};
+    // BackwardStep::row() numbers the rows of a KV head's queries in 32 bits.
+    if (int64_t(heads_per_kv) * queries.each > (int64_t(1) << 32) / kTileRows) {
+      launch.failure =
+          "seqlen_q, or total + 64 x batch of packed q, times num_heads_q / num_heads_kv is more "
+          "than 4294967296: split the batch or the heads";
+    }
+    return launch;
   }
   Launch launch(KernelFacts const& facts) const {
     return {keys.all, 1, facts.threads, facts.smem_bytes};

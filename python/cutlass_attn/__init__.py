@@ -16,7 +16,7 @@ from ._C import PrequantizedKV
 from ._call import registration as _registration
 from ._explain import explain
 from ._explanation import Explanation, PassedOver, Verdict
-from ._variants import BuildInfo, Variant, build_info, variants
+from ._variants import BuildInfo, Variant, build_info, kept_bytes, variants
 from .decode import append_kv, attention_decode, merge_states
 from .varlen import attention_varlen
 from .verify import VerificationError
@@ -55,6 +55,7 @@ __all__ = [
     "attention_varlen",
     "build_info",
     "explain",
+    "kept_bytes",
     "merge_states",
     "prequantize",
     "variants",

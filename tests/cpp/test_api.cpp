@@ -160,6 +160,17 @@ TEST(a_workspace_comes_from_the_caller_or_the_host) {
   CHECK_EQ(run(planned, brought.p, options).message,
            "workspace has " + std::to_string(planned.workspace_bytes - 1) +
                " bytes, the plan needs " + std::to_string(planned.workspace_bytes));
+
+  // And at an address that vectors can be read from.
+  for (int64_t const shift : {4, 8, 16}) {
+    memory.assign(size_t(planned.workspace_bytes) + 512, 0);
+    auto const address = reinterpret_cast<uintptr_t>(memory.data());
+    options.workspace = {memory.data() + (256 - address % 256) + shift, planned.workspace_bytes};
+    auto const given = reinterpret_cast<uintptr_t>(options.workspace.data);
+    std::string const message = "workspace's address is " + std::to_string(given) +
+                                ", allowed: multiples of " + std::to_string(kWorkspaceAlignment);
+    CHECK_EQ(run(planned, brought.p, options).message, shift % 16 == 0 ? "" : message);
+  }
 }
 
 TEST(k_and_v_are_rounded_once_for_many_calls) {

@@ -340,6 +340,15 @@ TEST(sequences_and_pages) {
            "v is null, but it has 3 x 2 x 16 rows");
   CHECK_EQ(message([](P& p) { p.seq_q.total = -1; }),
            "seq_q.total is -1, allowed: 0 to 1073741824");
+  // Packed rows of all heads are numbered in 32 bits.
+  auto const rows = [=](int32_t total) {
+    return message([=](P& p) {
+      pack(p);
+      p.num_heads_q = 4, p.seq_q.total = total, p.o.data = nullptr;
+    });
+  };
+  CHECK_EQ(rows(1 << 29), "seq_q.total x num_heads_q is 2147483648, allowed: 0 to 2147483647");
+  CHECK_EQ(rows((1 << 29) - 1), "out is null, but it has 1 x 4 x 536870911 rows");
   CHECK_EQ(message([](P& p) { p.num_splits = -1; }), "num_splits is -1, allowed: 0 to 2147483647");
   // Outputs are told from inputs by all rows that there are.
   CHECK_EQ(message([=](P& p) {

@@ -1,0 +1,279 @@
+// What a process that runs for months asks of the library: kept memory with a bound, calls of many
+// threads on one stream, and first uses beside another thread's capture. Over fake_cuda.hpp. The
+// library keeps its state for the program, so each test has a GPU for itself.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "cutlass_attn.hpp"
+#include "fake_cuda.hpp"
+#include "runtime/kept.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+int64_t count(std::vector<fake::Call> const& calls, std::string const& name) {
+  return std::count_if(calls.begin(), calls.end(),
+                       [&](fake::Call const& call) { return call.name == name; });
+}
+
+std::string names(std::vector<fake::Call> const& calls) {
+  std::string text;
+  for (fake::Call const& call : calls) text += call.name + " ";
+  return text;
+}
+
+// A few queries over many keys, which blocks share. Operands are addresses that nothing reads.
+Problem decode(int batch = 1) {
+  Problem p;
+  p.set_dtype(DType::kFloat16);
+  p.batch = batch;
+  p.num_heads_q = p.num_heads_kv = 1;
+  p.seq_q.seqlen = 1;
+  p.seq_k.seqlen = 4096;
+  p.head_dim = p.head_dim_v = 64;
+  p.num_splits = 4;
+  int64_t address = int64_t(1) << 40;
+  for (auto [operand, rows] : {std::pair(&p.q, 1), {&p.k, 4096}, {&p.v, 4096}, {&p.o, 1}}) {
+    operand->data = reinterpret_cast<void*>(address += int64_t(1) << 40);
+    operand->row_stride = 64;
+    operand->batch_stride = operand->head_stride = int64_t(64) * rows;
+  }
+  return p;
+}
+
+LaunchOptions on(int device_index, void* stream) {
+  LaunchOptions options;
+  options.device = Device::kCuda;
+  options.device_index = device_index;
+  options.stream = stream;
+  options.kernel = "sm80/decode";
+  return options;
+}
+
+// As a caller's allocator gives it: nobody else has this memory.
+Workspace allocated(int64_t bytes) {
+  static std::atomic<uintptr_t> next{uintptr_t(1) << 44};
+  fake::record("allocate");
+  return {reinterpret_cast<void*>(next.fetch_add((bytes + 511) / 512 * 512)), bytes};
+}
+
+}  // namespace
+
+TEST(kept_memory_has_a_bound) {
+  constexpr int kGpu = 1;
+  fake::take_calls();
+  CHECK_EQ(kept_bytes(kGpu), 0);
+  std::set<void*> zeros, data;
+  std::vector<fake::Stream*> streams;
+  for (int i = 0; i < 10000; ++i) {
+    streams.push_back(fake::new_stream());
+    Workspace const kept = kept_workspace(kGpu, streams[size_t(i)], 1 << 20);
+    CHECK_EQ(kept.bytes, i < Kept::kDataStreams ? Kept::kDataBytes
+                         : i < Kept::kStreams   ? Kept::kSlotDataBytes
+                                                : 0);
+    CHECK_EQ(kept.zeros_bytes, i < Kept::kStreams ? Kept::kZerosBytes : 0);
+    if (kept.zeros == nullptr) continue;
+    CHECK(zeros.insert(kept.zeros).second && data.insert(kept.data).second);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(kept.data) % 256, 0u);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(kept.zeros) % 256, 0u);
+  }
+  CHECK_EQ(kept_bytes(kGpu), Kept::kMostBytes);
+  CHECK_EQ(Kept::kMostBytes, 18 << 20);
+  // Each stream's counters are made 0 once, on that stream, and nothing else is.
+  std::vector<fake::Call> const calls = fake::take_calls();
+  int64_t bytes = 0;
+  std::set<void*> zeroed;
+  for (fake::Call const& call : calls) {
+    if (call.name == "cudaMalloc") bytes += call.bytes;
+    if (call.name != "cudaMemsetAsync") continue;
+    CHECK(call.stream == streams[zeroed.size()]);
+    CHECK_EQ(call.bytes, Kept::kZerosBytes);
+    zeroed.insert(call.address);
+  }
+  CHECK(zeroed == zeros);
+  CHECK_EQ(bytes, Kept::kMostBytes);
+  CHECK_EQ(count(calls, "cudaFree"), 0);
+  // What a stream has does not overlap what another has.
+  std::vector<std::pair<uintptr_t, int64_t>> parts;
+  for (int i = 0; i < Kept::kStreams; ++i) {
+    Workspace const kept = kept_workspace(kGpu, streams[size_t(i)], 0);
+    parts.push_back({reinterpret_cast<uintptr_t>(kept.zeros), kept.zeros_bytes});
+    parts.push_back({reinterpret_cast<uintptr_t>(kept.data), kept.bytes});
+  }
+  std::sort(parts.begin(), parts.end());
+  for (size_t i = 1; i < parts.size(); ++i) {
+    CHECK(parts[i - 1].first + uintptr_t(parts[i - 1].second) <= parts[i].first);
+  }
+}
+
+TEST(memory_that_is_short_is_not_asked_for_again_and_again) {
+  constexpr int kGpu = 2;
+  fake::Stream* const stream = fake::new_stream();
+  fake::state().has_memory = false;
+  CHECK(kept_workspace(kGpu, stream, 0).zeros == nullptr);
+  CHECK_EQ(kept_bytes(kGpu), 0);
+  fake::state().has_memory = true;
+  CHECK(kept_workspace(kGpu, stream, 0).zeros != nullptr);
+  fake::state().has_memory = false;
+  fake::take_calls();
+  for (int i = 0; i < 100; ++i) {
+    CHECK_EQ(kept_workspace(kGpu, stream, 1 << 20).bytes, Kept::kSlotDataBytes);
+  }
+  CHECK_EQ(count(fake::take_calls(), "cudaMalloc"), Kept::kDataStreams);
+  fake::state().has_memory = true;
+  CHECK_EQ(kept_bytes(kGpu), Kept::kStreams * Kept::kSlotBytes);
+}
+
+TEST(a_captured_stream_gets_nothing) {
+  constexpr int kGpu = 3;
+  fake::Stream* const stream = fake::new_stream();
+  for (bool const is_captured : {false, true, false}) {
+    stream->is_captured = is_captured;
+    CHECK_EQ(kept_workspace(kGpu, stream, 0).zeros == nullptr, is_captured);
+  }
+  // So a call takes memory that the graph owns, and counts in it.
+  stream->is_captured = true;
+  LaunchOptions options = on(kGpu, stream);
+  options.allocate = allocated;
+  fake::take_calls();
+  CHECK_EQ(attention_forward(decode(), options).message, "");
+  std::vector<fake::Call> const calls = fake::take_calls();
+  CHECK_EQ(count(calls, "allocate"), 1);
+  CHECK_EQ(count(calls, "cudaMemsetAsync"), 1);
+  CHECK_EQ(count(calls, "cudaLaunchKernel"), 1);
+}
+
+TEST(a_call_makes_three_driver_calls) {
+  constexpr int kGpu = 4;
+  LaunchOptions options = on(kGpu, fake::new_stream());
+  CHECK_EQ(attention_forward(decode(), options).message, "");
+  fake::take_calls();
+  CHECK_EQ(attention_forward(decode(), options).message, "");
+  CHECK_EQ(names(fake::take_calls()), "cudaStreamIsCapturing cudaStreamGetId cudaLaunchKernel ");
+  // With memory of the caller's, and counters that are kept, no more than these.
+  Problem const large = decode(500);
+  CHECK(attention_forward(large, options).message.find("the call needs a workspace of ") == 0);
+  options.allocate = allocated;
+  fake::take_calls();
+  CHECK_EQ(attention_forward(large, options).message, "");
+  CHECK_EQ(names(fake::take_calls()),
+           "cudaStreamIsCapturing cudaStreamGetId allocate cudaLaunchKernel ");
+}
+
+// A memset and the launch that counts in that memory are two driver calls. Between them another
+// thread may launch on the stream: its call must not use the same memory.
+TEST(two_threads_share_a_stream) {
+  constexpr int kGpu = 5, kCalls = 200;
+  fake::Stream* const stream = fake::new_stream();
+  CHECK_EQ(attention_forward(decode(), on(kGpu, stream)).message, "");
+  fake::take_calls();
+  auto const run = [&](int first) {
+    LaunchOptions options = on(kGpu, stream);
+    options.allocate = [](int64_t bytes) {
+      Workspace const workspace = allocated(bytes);
+      fake::record("given", workspace.data);
+      return workspace;
+    };
+    for (int i = first; i < first + kCalls; ++i) {
+      // In kept memory; counters alone are kept; more tiles than a stream has counters.
+      int const batch = i % 3 == 0 ? 1 : i % 3 == 1 ? 500 : 2000;
+      CHECK_EQ(attention_forward(decode(batch), options).message, "");
+    }
+  };
+  std::thread other(run, 1);
+  run(0);
+  other.join();
+  std::vector<fake::Call> const calls = fake::take_calls();
+  CHECK_EQ(count(calls, "cudaLaunchKernel"), 2 * kCalls);
+  CHECK_EQ(count(calls, "cudaMalloc"), 0);
+  int64_t large = 0;
+  for (int first : {0, 1}) {
+    for (int i = first; i < first + kCalls; ++i) large += i % 3 == 2;
+  }
+  CHECK_EQ(count(calls, "cudaMemsetAsync"), large);
+  std::map<std::thread::id, void*> given;
+  for (fake::Call const& call : calls) {
+    if (call.name == "given") given[call.thread] = call.address;
+    if (call.name == "cudaMemsetAsync") CHECK(call.address == given[call.thread]);
+  }
+}
+
+TEST(first_uses_leave_a_capture_of_another_thread_valid) {
+  constexpr int kGpu = 6;
+  fake::State& state = fake::state();
+  state.has_capture = true;
+  fake::take_calls();
+  CHECK_EQ(attention_forward(decode(), on(kGpu, fake::new_stream())).message, "");
+  CHECK_EQ(count(fake::take_calls(), "cudaMalloc"), 2);
+  CHECK(!state.is_invalidated);
+  CHECK_EQ(int(fake::mode), int(cudaStreamCaptureModeGlobal));
+
+  std::vector<VariantInfo> const all = variants();
+  auto const left_out = std::find_if(all.begin(), all.end(), [](VariantInfo const& info) {
+    return info.device == Device::kCuda && !info.compiled && info.tier == "full";
+  });
+  if (left_out != all.end() && CUDART_VERSION >= 12080) {
+    CHECK_EQ(load_kernel(left_out->key, kGpu, "").message, "");
+    std::vector<fake::Call> const calls = fake::take_calls();
+    CHECK_EQ(count(calls, "cudaLibraryLoadData"), 1);
+    CHECK_EQ(count(calls, "cudaMemcpy"), 0);
+    CHECK(!state.is_invalidated);
+    CHECK_EQ(int(fake::mode), int(cudaStreamCaptureModeGlobal));
+  }
+  // The fake does invalidate the capture where a thread has not relaxed its mode.
+  void* data = nullptr;
+  CHECK(cudaMalloc(&data, 1) != cudaSuccess);
+  CHECK(state.is_invalidated);
+  state.has_capture = state.is_invalidated = false;
+}
+
+TEST(rows_that_a_backward_pass_cannot_number_are_refused) {
+  constexpr int kGpu = 7;
+  std::vector<VariantInfo> const all = variants();
+  auto const variant = std::find_if(all.begin(), all.end(), [](VariantInfo const& info) {
+    return info.kernel == "sm80/backward_varlen" && info.head_dim == 64;
+  });
+  if (!variant->compiled && CUDART_VERSION < 12080) return;
+  if (!variant->compiled) CHECK_EQ(load_kernel(variant->key, kGpu, "").message, "");
+  for (int const batch : {1000000, 1 << 20}) {  // sequences of one token
+    int32_t cu_seqlens = 0;
+    Problem p = decode(batch);
+    Gradients grad;
+    p.num_splits = 0;
+    p.num_heads_q = 64;
+    p.seq_k.seqlen = 1;
+    p.seq_q.total = p.seq_k.total = batch;
+    p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = &cu_seqlens;
+    for (Operand* operand : {&p.q, &p.k, &p.v, &p.o}) {
+      operand->batch_stride = 0;
+      operand->head_stride = 64;
+      operand->row_stride = 64 * (operand == &p.q || operand == &p.o ? 64 : 1);
+    }
+    p.softmax_lse = reinterpret_cast<float*>(int64_t(11) << 40);
+    grad.o = p.o;
+    grad.q = p.q;
+    grad.k = p.k;
+    grad.v = p.v;
+    int64_t address = int64_t(20) << 40;
+    for (Operand* operand : {&grad.o, &grad.q, &grad.k, &grad.v}) {
+      operand->data = reinterpret_cast<void*>(address += int64_t(1) << 40);
+    }
+    p.grad = &grad;
+    LaunchOptions options = on(kGpu, fake::new_stream());
+    options.kernel = variant->key;
+    options.allocate = allocated;
+    CHECK_EQ(attention_backward(p, options).message,
+             batch == 1000000 ? ""
+                              : "seqlen_q, or total + 64 x batch of packed q, times num_heads_q / "
+                                "num_heads_kv is more than 4294967296: split the batch or the "
+                                "heads");
+  }
+}
+
+int main(int argc, char** argv) { return check::run(argc, argv); }
