@@ -8,7 +8,7 @@ Importing needs neither torch, nor a GPU, nor CUDA.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from . import tuning as _tuning
 from ._attention import attention, prequantize
@@ -21,7 +21,7 @@ from .decode import append_kv, attention_decode, merge_states
 from .varlen import attention_varlen
 from .verify import VerificationError
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from . import compat as compat
     from . import testing as testing
     from ._warmup import warmup as warmup
@@ -30,15 +30,16 @@ __version__ = build_info().version
 _tuning.load()
 _registration.register()
 
+if not _typing.TYPE_CHECKING:  # for a checker it would be an attribute of any name
 
-def __getattr__(name: str) -> object:
-    if name == "warmup":  # reads files and looks for NVRTC: not on import
-        from ._warmup import warmup
+    def __getattr__(name: str) -> object:
+        if name == "warmup":  # reads files and looks for NVRTC: not on import
+            from ._warmup import warmup
 
-        return warmup
-    if name in ("compat", "testing"):
-        return _importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return warmup
+        if name in ("compat", "testing"):
+            return _importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

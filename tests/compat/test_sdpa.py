@@ -334,7 +334,8 @@ def test_route_takes_calls_of_every_kind():
 
 
 @pytest.mark.filterwarnings("error")
-def test_route_passes_on(capsys):
+def test_route_passes_on(caplog, capsys):
+    caplog.set_level("INFO", "cutlass_attn")
     q = half(2, 4, 6, 8)
     x = torch.randn(2, 4, 6, 8, requires_grad=True)
     half_x = x.detach().half().requires_grad_()
@@ -353,9 +354,16 @@ def test_route_passes_on(capsys):
         "dtype torch.float32": 1,
         "dtype of attn_mask": 1,
     }
-    printed = capsys.readouterr().err
-    assert "cutlass_attn took 1 of 4 calls" in printed
-    assert "1 left to torch: dtype torch.float32" in printed
+    assert "cutlass_attn took 1 of 4 calls" in caplog.text
+    assert "1 left to torch: dtype torch.float32" in caplog.text
+    assert capsys.readouterr() == ("", "")
+
+
+def test_route_logs_no_report_where_none_is_asked_for(caplog):
+    caplog.set_level("INFO", "cutlass_attn")
+    with sdpa.route(devices=("cpu",), report=False):
+        F.scaled_dot_product_attention(*[half(2, 4, 6, 8)] * 3)
+    assert not caplog.records
 
 
 def test_route_passes_on_what_no_kernel_takes(monkeypatch):

@@ -13,6 +13,7 @@ torch's there; `why_not` says which calls those are.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import sys
 import threading
@@ -31,6 +32,8 @@ from ._flash_impl import register_flash_impl
 from ._translate import mask_or_bias, top_left_causal
 
 __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
+
+_logger = logging.getLogger("cutlass_attn")
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _MASK_DTYPES = (torch.bool, torch.float32)  # beside that of query
@@ -329,7 +332,7 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
 
     Args:
         devices: of "cuda" and "cpu": whose tensors.
-        report: print the report to stderr at the end.
+        report: log the report at the end, at level INFO of the logger "cutlass_attn".
 
     Yields:
         The `Report`, which counts while the context lasts.
@@ -364,7 +367,7 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
         _forget_compiled_code()
         _route_lock.release()
         if report:
-            print(result, file=sys.stderr)
+            _logger.info("%s", result)
 
 
 def _cache_tag() -> str | None:
