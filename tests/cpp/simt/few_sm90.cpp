@@ -37,7 +37,7 @@ TEST(few) {
   Case chunks = of("chunks, several in a tile of rows", 64, 300, 430);
   chunks.attention_chunk = 150;
   sm90_case::check_case<Large>(chunks, DType::kFloat16, runs);
-  Case alibi = of("ALiBi, slopes per batch, packed heads", 64, 30, 300);
+  Case alibi = of("ALiBi, slopes per batch, keys right of the diagonal", 64, 150, 300);
   alibi.num_heads_q = 8, alibi.num_heads_kv = alibi.batch = 2, alibi.alibi = "bh";
   sm90_case::check_case<Large>(alibi, DType::kFloat16, runs);
   Case to_the_left = of("ALiBi, causal, softcap, large scores", 64, 200, 330);
