@@ -261,7 +261,7 @@ def left_out(names: str | Iterable[str]) -> list[str]:
     """
     found: list[str] = []
     for name in [names] if isinstance(names, str) else names:
-        key, _, score = name.partition("+")
+        key, _, score = name.partition("+") if isinstance(name, str) else (name, "", "")
         rows = [row for row in _C.variants() if key in (row["key"], row["kernel"])]
         if not rows:
             kernels = [row["kernel"] for row in _C.variants() if row["device"] == "cuda"]
