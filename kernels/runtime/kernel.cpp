@@ -16,26 +16,34 @@ namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-// Beyond 48 KB a kernel must opt in, once per device.
-Status allow_smem(KernelUnit const& unit, int score, int device_index) {
-  std::atomic<uint64_t>& opted_in = unit.opted_in[score];
+// Loads the code of a score and its asides, once per device, and lets it use its shared memory:
+// beyond 48 KB a kernel must opt in. CUDA would load it lazily, at its first launch, which then
+// invalidates the capture of another thread.
+Status load_code(KernelUnit const& unit, int score, int device_index) {
+  std::atomic<uint64_t>& loaded = unit.loaded[score];
   uint64_t const bit = uint64_t(1) << (device_index & 63);
-  if (device_index < 64 && opted_in.load(std::memory_order_relaxed) & bit) return {};
-  RelaxedCapture const relaxed;  // it may load the code
+  if (device_index < 64 && loaded.load(std::memory_order_relaxed) & bit) return {};
+  RelaxedCapture const relaxed;
   if (!relaxed.status().ok()) return relaxed.status();
-  if (auto error =
-          cudaFuncSetAttribute(unit.device_code[score], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               unit.facts.smem_bytes);
-      error != cudaSuccess) {
-    return cuda_status(error, "cudaFuncSetAttribute");
+  for (void const* code : {unit.device_code[score], unit.device_asides[0], unit.device_asides[1]}) {
+    cudaFuncAttributes attributes;
+    if (code == nullptr) continue;
+    auto const error = cudaFuncGetAttributes(&attributes, code);
+    if (error != cudaSuccess) return cuda_status(error, "cudaFuncGetAttributes");
   }
-  opted_in.fetch_or(bit, std::memory_order_relaxed);
+  if (unit.facts.smem_bytes > 48 * 1024) {
+    auto const error =
+        cudaFuncSetAttribute(unit.device_code[score], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             unit.facts.smem_bytes);
+    if (error != cudaSuccess) return cuda_status(error, "cudaFuncSetAttribute");
+  }
+  loaded.fetch_or(bit, std::memory_order_relaxed);
   return {};
 }
 
 #else
 
-Status allow_smem(KernelUnit const&, int, int) { return {}; }
+Status load_code(KernelUnit const&, int, int) { return {}; }
 
 #endif
 
@@ -123,9 +131,7 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   };
   Launch const main = kernel.launch(params, unit.facts);
   Status status;
-  if (is_on_device && main.smem_bytes > 48 * 1024 && part != Part::kBefore) {
-    status = allow_smem(unit, score, options.device_index);
-  }
+  if (is_on_device) status = load_code(unit, score, options.device_index);
   if (status.ok() && part != Part::kRest) status = run_aside(0);
   if (!status.ok() || part == Part::kBefore) return status;
   // A kernel without asides is only called where it has something to do.

@@ -117,9 +117,9 @@ struct KernelUnit {
   HostCode host_code[kMaxScores];
   void const* device_asides[kNumAsides] = {};
   HostCode host_asides[kNumAsides] = {};
-  // By score, a bit per device on which the code may use facts.smem_bytes, the most that
-  // Params::launch() may ask for.
-  mutable std::atomic<uint64_t> opted_in[kMaxScores] = {};
+  // By score, a bit per device on which the code is loaded and may use facts.smem_bytes, the most
+  // that Params::launch() may ask for.
+  mutable std::atomic<uint64_t> loaded[kMaxScores] = {};
 };
 
 // Launches of a kernel that run: all, those before the kernel itself, or the others. Calls of one

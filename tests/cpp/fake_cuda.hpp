@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -43,6 +44,7 @@ struct State {
   bool has_capture = false;  // another thread captures a stream in the default (global) mode
   bool is_invalidated = false;
   cutlass_attn::KernelFacts facts = {128, 1024, 64, 0, 64};  // of code that is loaded
+  std::set<std::pair<int, void const*>> loaded;              // code, by device
 };
 
 inline State& state() {
@@ -70,6 +72,18 @@ inline cudaError_t unsafe(char const* name, void* address = nullptr, int64_t byt
   if (!state().has_capture || mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   state().is_invalidated = true;
   return cudaErrorStreamCaptureUnsupported;
+}
+
+// CUDA loads code lazily: at its first launch on a device, if it was not asked for its attributes.
+inline cudaError_t load(char const* name, void const* code, void const* stream = nullptr) {
+  bool is_first = false;
+  {
+    std::lock_guard<std::mutex> const locked(state().mutex);
+    is_first = state().loaded.insert({device, code}).second;
+  }
+  if (is_first) return unsafe(name);
+  record(name, nullptr, 0, stream);
+  return cudaSuccess;
 }
 
 // Work on the legacy stream invalidates a capture whatever the mode.
@@ -153,16 +167,18 @@ cudaError_t __wrap_cudaMemsetAsync(void* data, int, size_t bytes, cudaStream_t s
   fake::record("cudaMemsetAsync", data, int64_t(bytes), stream);
   return cudaSuccess;
 }
+cudaError_t __wrap_cudaFuncGetAttributes(cudaFuncAttributes*, void const* code) {
+  return fake::load("cudaFuncGetAttributes", code);
+}
 cudaError_t __wrap_cudaFuncSetAttribute(void const*, cudaFuncAttribute, int) {
   return fake::unsafe("cudaFuncSetAttribute");
 }
-cudaError_t __wrap_cudaLaunchKernel(void const*, dim3, dim3, void**, size_t, cudaStream_t stream) {
-  fake::record("cudaLaunchKernel", nullptr, 0, stream);
-  return cudaSuccess;
+cudaError_t __wrap_cudaLaunchKernel(void const* code, dim3, dim3, void**, size_t,
+                                    cudaStream_t stream) {
+  return fake::load("cudaLaunchKernel", code, stream);
 }
-cudaError_t __wrap_cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const*, void**) {
-  fake::record("cudaLaunchKernel", nullptr, 0, config->stream);
-  return cudaSuccess;
+cudaError_t __wrap_cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* code, void**) {
+  return fake::load("cudaLaunchKernel", code, config->stream);
 }
 cudaError_t __wrap_cudaLibraryLoadData(cudaLibrary_t* library, void const*, cudaJitOption*, void**,
                                        unsigned, cudaLibraryOption*, void**, unsigned) {
@@ -176,7 +192,8 @@ cudaError_t __wrap_cudaLibraryGetGlobal(void** data, size_t* bytes, cudaLibrary_
   return fake::unsafe("cudaLibraryGetGlobal");
 }
 cudaError_t __wrap_cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, char const*) {
-  *kernel = reinterpret_cast<cudaKernel_t>(&fake::state());
+  static std::atomic<uintptr_t> next{uintptr_t(1) << 46};  // never read
+  *kernel = reinterpret_cast<cudaKernel_t>(next++);
   return fake::unsafe("cudaLibraryGetKernel");
 }
 
