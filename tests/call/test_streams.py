@@ -101,8 +101,8 @@ def test_a_first_use_leaves_a_capture_of_another_thread_valid():
         late_out = torch.empty(1, 2, 100, late.head_dim_v, device="cuda", dtype=torch.float16)
         v = x[..., : late.head_dim_v].contiguous()
     other, other_out = Stream(), torch.full_like(due, torch.nan)
-    # PyTorch's own cudaMalloc in the other thread would invalidate the capture. So the stream's pools
-    # for small and for large blocks have memory before.
+    # PyTorch's own cudaMalloc in the other thread would invalidate the capture. So the pools of the
+    # stream, for small and for large blocks, have memory before.
     with torch.cuda.stream(other.torch):
         spare = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (1 << 19, 8 << 20)]
         del spare
