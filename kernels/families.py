@@ -69,6 +69,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
         False: Value(type={"bias": "false"}),
         True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),
     },
+    "mask": {
+        False: Value(type={"mask": "false"}),
+        True: Value("mask", type={"mask": "true"}, params="Mask", needs=("mask",), terms=("mask",)),
+    },
     "bias_grad": {
         False: Value(type={"bias_grad": "false"}),
         True: Value("bias", {"bias_grad": "true"}, options=("bias_grad",), needs=("bias_grad",)),
@@ -153,7 +157,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         options=_options(settings, list(scores), op, where),
         needs=needs,
         op=op,
-        asides=is_cuda and (op == "backward" or settings.axes["quantize"] != "none"),
+        asides=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
         arch=arch,
         params=settings.params.format_map(
             {axis: AXES[axis][value].params for axis, value in settings.axes.items()}
@@ -170,6 +174,10 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         only_split=settings.only_split,
         entry_names=settings.entry_names,
     )
+
+
+def _has_launch_before(axes: dict[str, str | bool]) -> bool:
+    return axes["quantize"] != "none" or bool(axes["mask"])
 
 
 def _scores(

@@ -238,10 +238,6 @@ class Row:
         compiled = build.compiles(self)
         dims = self.head_dims or HeadDims(0, 0)
         is_unit = compiled and self.kernel.device == "cuda"
-        # Of the tile that a block owns: queries, of a backward pass keys.
-        rows = 0
-        if self.tile:
-            rows = self.tile.n if self.kernel.op == "backward" else self.tile.m
         return designated(
             {
                 "kernel": quote(self.kernel.name),
@@ -250,7 +246,6 @@ class Row:
                 "head_dim": str(dims.qk),
                 "head_dim_v": str(dims.v),
                 "tile": quote(str(self.tile or "")),
-                "block_m": str(rows),
                 "cost": self._cost,
                 "tier": quote(self.tier),
                 "is_simt": str(self.simt).lower(),

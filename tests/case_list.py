@@ -35,6 +35,7 @@ class Case:
     bias_dtype: str | None = None  # None: as q
     bias_inf: bool = False  # a third of it is -inf
     mask: str | None = None
+    mask_block: int = 0  # 0: keys at random; or by blocks of so many queries and keys
     alibi: str | None = None  # "h" or "bh"
     sinks: bool = False
     dropout_p: float = 0.0
@@ -247,6 +248,24 @@ CASES = [
     Case("mask_per_query", "whole rows of it", mask="hq1", seqlen_q=70),
     Case("mask_sliced", "strides of its own", mask="bhqk", storage="sliced", seqlen_k=70),
     Case("mask_unaligned", "an odd address", mask="bhqk", storage="unaligned", seqlen_k=70),
+    Case(
+        "mask_blocks",
+        "documents: tiles with all, some and no keys",
+        batch=2,
+        mask="b1qk",
+        mask_block=150,
+        seqlen_q=210,
+        seqlen_k=460,
+    ),
+    Case(
+        "mask_blocks_alibi",
+        "whose logits grow to the left",
+        mask="qk",
+        mask_block=150,
+        alibi="h",
+        seqlen_q=140,
+        seqlen_k=460,
+    ),
     Case("mask_transposed", "keys are not its contiguous ones", mask="bhqk", storage="transposed"),
     Case("alibi", "a slope per head", alibi="h", heads=4, causal=True, seqlen_q=20, seqlen_k=90),
     Case("alibi_per_batch", "a slope per batch entry and head", batch=2, alibi="bh", seqlen_q=90),

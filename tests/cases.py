@@ -23,6 +23,8 @@ OPTIONS = {
     "sm90": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm90/split_keys": {"sinks", "alibi_slopes"},
     "sm90/bias": {"bias", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks"},
     "sm80": {"sinks"},
@@ -104,9 +106,10 @@ def _has_bias_for_tma(case):
     """Rows that begin at multiples of 16 bytes, of keys side by side."""
     sizes = {"b": case.batch, "h": case.heads, "q": case.seqlen_q}
     has_rows = any(size > 1 and dim in case.bias for dim, size in sizes.items())
+    is_row = case.storage == "transposed" and "q" not in case.bias  # which is as it was
     return (
         case.bias_dtype is None
-        and case.storage not in storage.LOGITS
+        and (case.storage not in storage.LOGITS or is_row)
         and ("k" in case.bias or case.seqlen_k == 1)
         and (not has_rows or case.seqlen_k % 8 == 0)
     )
@@ -220,9 +223,7 @@ def arrays(case, dtype):
             bias[rng.random(bias.shape) < 1 / 3] = -np.inf
         found["bias"] = reference.round_to(bias, case.bias_dtype or dtype)
     if case.mask:
-        found["mask"] = mask = rng.random(_shape(case, case.mask)) < 0.6
-        if "q" in case.mask:
-            mask[..., 3::5, :] = False
+        found["mask"] = _mask(case, rng)
     if case.alibi:
         shape = (case.heads,) if case.alibi == "h" else (case.batch, case.heads)
         found["alibi_slopes"] = rng.standard_normal(shape).astype(np.float32) / 4
@@ -231,6 +232,17 @@ def arrays(case, dtype):
     if case.dropout_p:
         found["rng_state"] = rng.integers(-(2**63), 2**63, size=2)
     return found
+
+
+def _mask(case, rng):
+    shape = _shape(case, case.mask)
+    if case.mask_block:
+        b, _, q, k = np.ogrid[tuple(map(slice, (1, 1, *shape)[-4:]))]
+        return ((b + q // case.mask_block + k // case.mask_block) % 3 != 0).reshape(shape)
+    mask = rng.random(shape) < 0.6
+    if "q" in case.mask:
+        mask[..., 3::5, :] = False
+    return mask
 
 
 def _shape(case, dims):

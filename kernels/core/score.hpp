@@ -24,6 +24,7 @@
 #include "core/terms/alibi.hpp"
 #include "core/terms/bias.hpp"
 #include "core/terms/chunk.hpp"
+#include "core/terms/mask_bits.hpp"
 #include "core/terms/softcap.hpp"
 
 namespace cutlass_attn {
@@ -40,7 +41,7 @@ struct Score {
   // Whether apply() has nothing to do: a bias is added by with_bias().
   static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
-  static constexpr bool kHasChunks = kHas<Chunk>;
+  static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
   // Whether logits may grow towards smaller keys, as where rising_from() says.
   static constexpr bool kRises = kHas<Alibi>;
   // Sinks are divided by the scale where it is left to the exponential. Below this one they could
@@ -55,11 +56,11 @@ struct Score {
       : p(p), inner(inner_of(p, factor)), cap(kHasSoftcap ? p.logits.softcap : 0.0f) {}
 
   // Whether the kernel with this score can run the call: it has all of its terms. A kernel with a
-  // bias has to be given one.
+  // bias or a mask has to be given one.
   CA_HOST_DEVICE static bool takes(Problem const& p) {
-    return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || !Chunk::is_in(p)) &&
+    return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
            (kHas<Alibi> || !Alibi::is_in(p)) && kHasBias == TileBias::is_in(p) &&
-           p.mask.elements.data == nullptr &&
+           kHasMask == MaskBits::is_in(p) &&
            (kHasSoftcap || kAdds || p.logits.softmax_scale >= kLeastScale);
   }
 

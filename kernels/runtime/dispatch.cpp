@@ -269,6 +269,7 @@ Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
 KernelFacts facts_of(Variant const& variant) {
   KernelFacts facts;
   facts.block_m = variant.block_m;
+  facts.block_n = variant.block_n;
   if (variant.unit) facts = variant.unit->facts;
   return facts;
 }

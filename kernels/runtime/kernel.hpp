@@ -25,7 +25,7 @@ inline constexpr int kNumAsides = 2;  // launches before and after the kernel it
 //   Launch launch(KernelFacts const&) const;
 //
 // The facts are those of the instance that runs. workspace_bytes() is also asked before that is
-// compiled, when block_m alone is known.
+// compiled, when block_m and block_n alone are known.
 //
 // and perhaps, where blocks share the keys of a tile, how many do:
 //

@@ -38,7 +38,6 @@ struct ManifestRow {
   DType dtype;
   int head_dim = 0, head_dim_v = 0;  // 0: any
   char const* tile = "";
-  int block_m = 0;  // rows of a block's tile; 0: it has no choice of tile
   TileCost cost = {};
   char const* tier;
   bool is_simt = false;

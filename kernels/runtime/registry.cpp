@@ -2,8 +2,7 @@
 #include "runtime/registry.hpp"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -18,16 +17,17 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   __builtin_unreachable();  // generate.py has seen to it
 }
 
-// Rows of a block's tile, as a key has it, "64x128x8": queries, of a backward pass keys.
-int block_m_of(std::string const& tile, Op op) {
-  char const* text = tile.c_str();
-  if (op == Op::kBackward) {
-    text = std::strchr(text, 'x');
-    if (text == nullptr) return 0;
-    ++text;
+// The first numbers of a tile as a key has it, "64x128x8": queries, and keys.
+struct TileSize {
+  int queries = 0, keys = 0;
+
+  explicit TileSize(std::string const& tile) {
+    std::sscanf(tile.c_str(), "%dx%d", &queries, &keys);
   }
-  return std::atoi(text);
-}
+  // Rows of a block's tile, and of the other operand that it goes through.
+  int block_m(Op op) const { return op == Op::kBackward ? keys : queries; }
+  int block_n(Op op) const { return op == Op::kBackward ? queries : keys; }
+};
 
 // What `name` is for another tile: its last part.
 std::string with_tile(std::string const& name, std::string const& old, std::string const& tile) {
@@ -37,7 +37,16 @@ std::string with_tile(std::string const& name, std::string const& old, std::stri
 Variant variant_of(ManifestRow const& row) {
   ManifestKernel const& kernel = kernel_of(row);
   bool const is_gpu = kernel.function == nullptr && !row.is_simt;
-  Variant variant{{}, &kernel, row.block_m, row.cost, row.unit, row.is_simt, false, row.symbol};
+  TileSize const size(row.tile);
+  Variant variant{{},
+                  &kernel,
+                  size.block_m(kernel.op),
+                  size.block_n(kernel.op),
+                  row.cost,
+                  row.unit,
+                  row.is_simt,
+                  false,
+                  row.symbol};
   variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
   VariantInfo& info = variant.info;
   info.key = row.key;
@@ -116,7 +125,7 @@ Status add_tile(AddedTile const& tile) {
   Tables& all = tables();
   std::lock_guard const lock(all.mutex);
   if (all.is_final) return too_late();
-  if (block_m_of(tile.tile, Op::kForward) <= 0) {
+  if (TileSize const size(tile.tile); size.queries <= 0 || size.keys <= 0) {
     return Status::invalid("tile is \"" + tile.tile + "\", allowed: one such as 64x64x4");
   }
   std::vector<Variant> rows;
@@ -134,7 +143,8 @@ Status add_tile(AddedTile const& tile) {
     row.info.tile = tile.tile;
     row.info.tier = "tuned";
     row.info.compiled = false;
-    row.block_m = block_m_of(tile.tile, info.op);
+    row.block_m = TileSize(tile.tile).block_m(info.op);
+    row.block_n = TileSize(tile.tile).block_n(info.op);
     row.cost = {};
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;

@@ -14,7 +14,7 @@ namespace cutlass_attn {
 struct Variant {
   VariantInfo info;
   ManifestKernel const* kernel;
-  int block_m;
+  int block_m, block_n;    // of its tile; 0: it has no choice of tile
   TileCost cost;           // of all that have one and could run the least is chosen
   KernelUnit const* unit;  // null where it is not compiled, and of the CPU's own kernel
   bool is_simt;

@@ -15,6 +15,7 @@
 #include "core/vector.hpp"
 #include "sm80/quantized_params.hpp"
 #include "tile/fragment.hpp"
+#include "tile/no_aside.hpp"
 
 namespace cutlass_attn::sm80 {
 
@@ -242,15 +243,6 @@ struct QuantizeKeys {
     char* const to = static_cast<char*>(k8.data) + row * params.columns + chunk * 16;
     store_vector(to, words);
   }
-};
-
-// For kernels that have a launch before them alone.
-template <class Params_>
-struct NoAside {
-  static constexpr int kThreads = 32;
-  static constexpr int kSmemBytes = 0;
-  template <class Arch>
-  CUTE_DEVICE static void run(Params_ const&, char*) {}
 };
 
 }  // namespace cutlass_attn::sm80

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "arch/mbarrier.hpp"
+#include "core/key_tiles.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
 #include "sm90/params.hpp"
@@ -41,16 +42,17 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
 
 // kWarps warps, in warpgroups of four with 64 rows each, compute; another warpgroup copies.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          RowLayout kLayout, bool kHasBias_ = false>
+          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false>
 struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
   static_assert(kLayout != RowLayout::kPaged);
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
-  static constexpr bool kHasBias = kHasBias_;
-  static_assert(!kHasBias || (kIsDense && kBlockN_ % 64 == 0),
-                "TMA copies 64 keys of it at a time");
-  using Params = std::conditional_t<kHasBias, BiasTmaParams,
-                                    std::conditional_t<kIsDense, TmaParams, VarlenTmaParams>>;
+  static constexpr bool kHasBias = kHasBias_, kHasMask = kHasMask_;
+  static_assert(!kHasBias || kBlockN_ % 64 == 0, "TMA copies 64 keys of it at a time");
+  static_assert(kIsDense || !(kHasBias || kHasMask));
+  using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
+  using Params = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
+                                    std::conditional_t<kIsDense, DenseParams, VarlenTmaParams>>;
   using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -102,18 +104,43 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   // causal mask for every other 64 rows, P V is of so many keys alone, in a copy of the step. Three
   // warpgroups have no registers for it. (With S of so many keys, too, wgmma in flight were
   // serialized: C7511 of NVRTC's ptxas.)
-  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 ? 64 : kBlockN;
+  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 && !kHasMask ? 64 : kBlockN;
+
+  // Tiles of keys: with a mask the same ones for all warpgroups.
+  using Tiles = std::conditional_t<kHasMask, MapTiles<kBlockN>, RangeTiles<kBlockN>>;
+  struct Unmasked {};
+  struct Masked {
+    Tiles tiles;
+    uint32_t const* bits;  // of the mask map, for the tile of rows
+  };
 
   // What those who compute have to know of a tile; its thread that copies works it out.
-  struct TileInfo {
+  struct TileInfo : std::conditional_t<kHasMask, Masked, Unmasked> {
     int32_t is_there;  // 0: there are no more tiles
     Coord tile;
+    // Not set where there is a mask:
     TileRange range;            // of keys, for all rows: what is copied
     TileRange ranges[kGroups];  // and for those of a warpgroup
     int32_t is_half[kGroups];   // whether they see the first half of its last tile alone
     NearMask interval;
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };
+  // Of which tiles of keys those of a warpgroup are made, and those that are copied.
+  CUTE_DEVICE static typename Tiles::Start const& start_of(TileInfo const& info, int group) {
+    if constexpr (kHasMask) {
+      return info.tiles;
+    } else {
+      return info.ranges[group];
+    }
+  }
+  CUTE_DEVICE static typename Tiles::Start const& start_of_copies(TileInfo const& info) {
+    if constexpr (kHasMask) {
+      return info.tiles;
+    } else {
+      return info.range;
+    }
+  }
+
   // Of the tile of rows that is computed, and of the next. With two buffers of Q two more, or the
   // next Q waits until the O before this one is stored (d64 causal 16x1024 on an H100: 5 %).
   static constexpr int kInfos = kQStages > 1 ? 4 : 2;

@@ -28,6 +28,7 @@ struct Consumer {
   using Shared = typename Config::SharedStorage;
   using Info = typename Config::TileInfo;
   using Place = typename Config::Place;
+  using Tiles = typename Config::Tiles;
   using TileQ = typename Config::TileQ;
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
@@ -55,6 +56,7 @@ struct Consumer {
   typename Step::S acc_s[1];  // of a tile of keys
   typename Step::O acc_o;
   typename Step::P p;
+  uint32_t bits[Config::kRows];  // of a tile of keys with a mask: as MaskMap has them
 
   CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
       : params(params),
@@ -104,6 +106,7 @@ struct Consumer {
   CUTE_DEVICE void start(Info const& info) {
     skip(leading(info));
     issue_qk_of_next();
+    if constexpr (Config::kHasMask) load_bits(info, Config::start_of(info, group));
     Arch::template wgmma_wait<0>(s_registers());
     end_turn();
     begin_softmax(info);
@@ -115,6 +118,7 @@ struct Consumer {
     for (int i = 0; i < skipped; ++i) skip_k();
     issue_qk_of_next();
     issue_pv();
+    if constexpr (Config::kHasMask) load_bits(info, Config::start_of(info, group));
     Arch::template wgmma_wait<1>(s_registers());
     end_turn();
     begin_softmax(info);
@@ -129,30 +133,30 @@ struct Consumer {
   CUTE_DEVICE void steps(Info const& info) {
     // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
     // of d128 4x4096 on an H200).
-    TileRange range = info.ranges[group];
+    Tiles tiles(Config::start_of(info, group));
     // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, the row max of
     // before will not do: the step with a mask finds it first.
     if constexpr (Score::kRises) {
       int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
                                            info.tile.query(info.tile.row_begin));
-      int const end = rising - kN + 1;
-      range.full_end = end < range.full_end ? end : range.full_end;
+      tiles.end_full(rising);
     }
-    int key = range.end - 2 * kN;
+    tiles.advance();
     if constexpr (Config::kHalf < kN) {
       bool const is_half = Arch::uniform(info.is_half[group]);
-      if (is_half && key >= range.begin && range.is_full(key)) {
-        step<Config::kHalf>(info, key, std::true_type{});
-        key -= kN;
+      if (is_half && tiles.is_there() && tiles.is_full()) {
+        step<Config::kHalf>(info, tiles, std::true_type{});
+        tiles.advance();
       }
     }
     CUTE_NO_UNROLL
-    for (; key >= range.begin; key -= kN) {
-      if (range.is_full(key)) {
-        step(info, key, std::true_type{});
+    while (tiles.is_there()) {
+      if (tiles.is_full()) {
+        step(info, tiles, std::true_type{});
       } else {
-        step(info, key, std::false_type{});
+        step(info, tiles, std::false_type{});
       }
+      if constexpr (!Tiles::kAdvancesEarly) tiles.advance();
     }
   }
 
@@ -160,9 +164,12 @@ struct Consumer {
   // keys. is_full: no key of it is masked; then the row max is that of before, as long as it will
   // do.
   template <int kKeys = kN, class IsFull>
-  CUTE_DEVICE void step(Info const& info, int key, IsFull is_full) {
+  CUTE_DEVICE void step(Info const& info, Tiles& tiles, IsFull is_full) {
+    int const key = tiles.key();
     issue_qk();
     issue_pv<kKeys>();
+    if constexpr (!is_full) load_bits(info, tiles);
+    if constexpr (Tiles::kAdvancesEarly) tiles.advance();
     Arch::template wgmma_wait<1>(s_registers());
     auto s = as_rows(acc_s[0]);
     apply_score(info, s, key, is_full);
@@ -199,12 +206,12 @@ struct Consumer {
   }
 
   CUTE_DEVICE void begin_softmax(Info const& info) {
-    TileRange const& range = info.ranges[group];
-    int const key = range.end - kN;
+    auto const& first = Config::start_of(info, group);
+    int const key = Tiles::first_key(first);
     if constexpr (!Config::kHasBias) release_k();
     score_rows = scores(info).rows();
     auto s = as_rows(acc_s[0]);
-    if (range.is_full(key)) {
+    if (Tiles::is_full_at(first, key)) {
       apply_score(info, s, key, std::true_type{});
     } else {
       apply_score(info, s, key, std::false_type{});
@@ -225,7 +232,35 @@ struct Consumer {
   template <class S, class IsFull>
   CUTE_DEVICE void apply_score(Info const& info, S&& s, int key, IsFull is_full) const {
     if constexpr (Config::kHasBias) add_bias(s);
-    scores(info).apply(s, key, is_full, score_rows);
+    if constexpr (Config::kHasMask) {
+      scores(info).apply(s, key, std::true_type{}, score_rows);
+      if constexpr (!is_full) apply_bits(s);
+    } else {
+      scores(info).apply(s, key, is_full, score_rows);
+    }
+  }
+
+  // The bits of the tile of keys whose products were issued last: the loads wait beside them.
+  CUTE_DEVICE void load_bits(Info const& info, Tiles const& tiles) {
+    if constexpr (Config::kHasMask) {
+      int64_t const first = int64_t(tiles.tile) * Config::kBlockM;
+      bool const is_partial = !tiles.has_no_bits() && tiles.tile < params.map.key_tiles;
+      int const thread = Consumer::thread();
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        bits[i] = tiles.has_no_bits() ? ~0u : 0;
+        if (!is_partial) continue;
+        bits[i] = info.bits[(first + Place{thread}.row(i)) * MaskMap::kLanes + thread % 4];
+      }
+    }
+  }
+  template <class S>
+  CUTE_DEVICE void apply_bits(S&& s) const {
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < kN / 4; ++j) s(i, j) = bits[i] >> j & 1 ? s(i, j) : -kInf;
+    }
   }
 
   // The bias of the tile of keys whose products were the last: ldmatrix hands out 16 x 16 entries
@@ -331,9 +366,11 @@ struct Consumer {
 
   // Tiles of keys that are copied before and after this warpgroup's own.
   CUTE_DEVICE int leading(Info const& info) const {
+    if constexpr (Config::kHasMask) return 0;
     return (info.range.end - info.ranges[group].end) / kN;
   }
   CUTE_DEVICE int trailing(Info const& info) const {
+    if constexpr (Config::kHasMask) return 0;
     return (info.ranges[group].begin - info.range.begin) / kN;
   }
   CUTE_DEVICE void skip(int tiles) {

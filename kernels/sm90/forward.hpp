@@ -16,16 +16,20 @@
 #include "arch/sm90.hpp"
 #include "sm90/consumer.hpp"
 #include "sm90/producer.hpp"
+#include "tile/mask_map.hpp"
+#include "tile/no_aside.hpp"
 
 namespace cutlass_attn::sm90 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps,
-          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false>
+          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false, bool kHasMask = false>
 struct Forward {
-  using Config =
-      sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout, kHasBias>;
+  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout,
+                              kHasBias, kHasMask>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
+  using Before = MakeMaskMap<Params, kBlockM_, kBlockN_>;  // launched where there is a mask
+  using After = NoAside<Params>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;

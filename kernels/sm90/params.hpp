@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/forward_params.hpp"
+#include "core/mask_map.hpp"
 #include "core/varlen_params.hpp"
 #include "sm90/tma_rows.hpp"
 
@@ -164,5 +165,37 @@ struct BiasTmaParams : TmaParams {
     return TileCoord(forward.problem, scheduler, kBlockM, place);
   }
 };
+
+// Either with a bool mask, which the launch before the kernel makes a map of.
+template <class Base>
+struct MaskedParams : Base {
+  MaskMap map;
+
+  static MaskedParams prepare(Problem const& p, Workspace const& workspace,
+                              DeviceLimits const& device, KernelFacts const& facts) {
+    return {Base::prepare(p, workspace, device, facts),
+            map_of(p, facts, static_cast<char*>(workspace.data) + kBaseBytes)};
+  }
+
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const& facts) {
+    return kBaseBytes + map_of(p, facts, nullptr).bytes();
+  }
+
+  Launch launch_before(KernelFacts const&) const {
+    return {map.rows() * map.num_words * 4, 1, MaskMap::kThreads, map.smem_bytes()};
+  }
+  Launch launch_after(KernelFacts const&) const { return {}; }
+
+ private:
+  static constexpr int64_t kBaseBytes = MaskMap::kAlignment;  // the counter of tiles
+
+  static MaskMap map_of(Problem const& p, KernelFacts facts, void* memory) {
+    facts.packs_heads = 1;  // as all kernels with these arguments do, also those yet to be compiled
+    return MaskMap::prepare(p, sm90::tiles_of<ForwardParams>(p, facts).scheduler, facts.block_m,
+                            facts.block_n, memory);
+  }
+};
+using MaskTmaParams = MaskedParams<TmaParams>;
+using BiasMaskTmaParams = MaskedParams<BiasTmaParams>;
 
 }  // namespace cutlass_attn

@@ -83,20 +83,28 @@ struct Producer {
 
   CUTE_DEVICE Info& publish(Coord const& tile) {
     Info& info = next_info();
-    SeqLens const lens = tile.seq.lens(params.forward.problem);
-    IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
-    TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
-    if (range.begin >= range.end) {
-      // Keys beyond the last, which are zeros: rows without keys go the way of all others.
-      int const beyond = (lens.k + kN - 1) / kN + 1;
-      range = {beyond, beyond + 1, 0, 0};
+    if constexpr (Config::kHasMask) {
+      int64_t const row = params.map.row_of(tile, params.forward.scheduler);
+      info.is_there = 1;
+      info.tile = tile;
+      info.tiles = typename Config::Tiles(params.map, row);
+      info.bits = params.map.bits_of(row);
+    } else {
+      SeqLens const lens = tile.seq.lens(params.forward.problem);
+      IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
+      TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
+      if (range.begin >= range.end) {
+        // Keys beyond the last, which are zeros: rows without keys go the way of all others.
+        int const beyond = (lens.k + kN - 1) / kN + 1;
+        range = {beyond, beyond + 1, 0, 0};
+      }
+      info.is_there = 1;
+      info.tile = tile;
+      info.range = range.in_keys(kN);
+      info.interval = mask.near(tile.q_begin);
+      CUTE_NO_UNROLL
+      for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
-    info.is_there = 1;
-    info.tile = tile;
-    info.range = range.in_keys(kN);
-    info.interval = mask.near(tile.q_begin);
-    CUTE_NO_UNROLL
-    for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     Arch::barrier_arrive(&shared.info_full[info_stage()]);
     return info;
   }
@@ -123,15 +131,17 @@ struct Producer {
   }
 
   CUTE_DEVICE void copy_tile(Info const& info) {
-    int const first = info.range.end - kN;
+    typename Config::Tiles tiles(Config::start_of_copies(info));
     // Two buffers of Q: while others are still at the tile before. One: K does not wait for that.
     if constexpr (Config::kQStages > 1) copy_q(info);
-    copy_k(info, first);
+    copy_k(info, tiles.key());
     if constexpr (Config::kQStages == 1) copy_q(info);
     if constexpr (Config::kAsksEarly) ask();
     CUTE_NO_UNROLL
-    for (int key = first; key >= info.range.begin; key -= kN) {
-      if (key > info.range.begin) copy_k(info, key - kN);
+    while (tiles.is_there()) {
+      int const key = tiles.key();
+      tiles.advance();
+      if (tiles.is_there()) copy_k(info, tiles.key());
       copy_v(info, key);
     }
   }

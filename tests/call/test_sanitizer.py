@@ -20,7 +20,8 @@ VARIANTS = [
     variant
     for op in ("forward", "backward")
     for variant in cases.compiled_variants(op, special=True)
-    if variant.device == "cuda" and set(variant.needs) <= ({"bias"} if op == "forward" else set())
+    if variant.device == "cuda"
+    and set(variant.needs) <= ({"bias", "mask"} if op == "forward" else set())
 ]
 
 
@@ -81,7 +82,8 @@ def run_all_variants(tool):
                 causal=True,
                 out=out,
                 return_lse=True,
-                bias=bias if variant.needs else None,
+                bias=bias if "bias" in variant.needs else None,
+                mask=bias > -1 if "mask" in variant.needs else None,
                 **cases.own(variant),
             )
     cases.torch.cuda.synchronize()

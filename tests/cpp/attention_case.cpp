@@ -109,7 +109,7 @@ void SolvedCase::make_terms() {
         for (int q = 0; q < c.seqlen_q; ++q) {
           for (int k = 0; k < c.seqlen_k; ++k) {
             x.values[b * x.strides[0] + h * x.strides[1] + q * x.strides[2] + k * x.strides[3]] =
-                value(q);
+                value(b, q, k);
           }
         }
       }
@@ -125,13 +125,14 @@ void SolvedCase::make_terms() {
   };
   if (c.bias) {
     bias_ = make_entries(c.bias);
-    fill(bias_, [&](int) { return 2 * normal(random); });
+    fill(bias_, [&](int, int, int) { return 2 * normal(random); });
     store_all(bias_, format(c.bias_is_fp32 ? DType::kFloat32 : dtype_));
   }
   if (c.mask) {
     mask_ = make_entries(c.mask);
     bool const has_queries = mask_.strides[2] != 0;
-    fill(mask_, [&](int q) {
+    fill(mask_, [&](int b, int q, int k) {
+      if (c.mask_block > 0) return (b + q / c.mask_block + k / c.mask_block) % 3 != 0 ? 1 : 0;
       if (has_queries && q % 5 == 2) return 0;
       int const draw = int(random() % 3);
       return draw == 2 ? 255 : draw;  // any byte but 0 shows
@@ -141,7 +142,7 @@ void SolvedCase::make_terms() {
   }
   if (c.alibi) {
     slopes_ = make_entries(c.alibi);
-    fill(slopes_, [&](int) { return std::fabs(0.1 * normal(random)); });
+    fill(slopes_, [&](int, int, int) { return std::fabs(0.1 * normal(random)); });
     store_all(slopes_, format(DType::kFloat32));
   }
   for (int h = 0; h < (c.sinks ? c.num_heads_q : 0); ++h) {

@@ -49,6 +49,7 @@ struct Case {
   char const* bias = nullptr;
   bool bias_is_fp32 = false;    // or of the dtype
   char const* mask = nullptr;   // hides a third of the keys, and every fifth query's all
+  int mask_block = 0;           // or a third of the blocks of so many queries and keys
   char const* alibi = nullptr;  // slopes along "h" or "bh"
   bool sinks = false;           // that of head 1 is -inf
   float dropout_p = 0;

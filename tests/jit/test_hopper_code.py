@@ -85,6 +85,7 @@ def test_nothing_is_in_local_memory(compiled):
         "sm90/bf16/d64/128x128x8+alibi",
         "sm90/f16/d128/128x128x8+softcap_alibi",
         "sm90/bias/bf16/d128/128x128x8+softcap_alibi_bias_chunk",
+        "sm90/mask/bf16/d128/128x128x8+softcap_alibi_mask",
         "sm90/split_keys/f16/d64/64x128x8+softcap_alibi",
     ],
 )

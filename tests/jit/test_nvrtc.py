@@ -58,18 +58,28 @@ def test_a_kernel_of_each_class_compiles(nvrtc, kernel, arch, folder):
     assert code[:4] == b"\x7fELF"
 
 
+def words_of(row):
+    """Of its kernel's name: sm90/bias_mask has a bias and a mask."""
+    return row["kernel"].partition("/")[2].split("_")
+
+
 TERMS = {"softcap": (False, True), "alibi": (False, True), "chunk": (False, True)}
 COMPOSED = pairwise(
-    {"kernel": ("sm90", "sm90/varlen", "sm90/bias"), "tail": ("f16/d64", "bf16/d128"), **TERMS},
+    {
+        "kernel": ("sm90", "sm90/varlen", "sm90/bias", "sm90/bias_mask"),
+        "tail": ("f16/d64", "bf16/d128"),
+        **TERMS,
+    },
     seed=43,
 )
 
 
 @pytest.mark.parametrize("row", COMPOSED, ids=lambda row: "-".join(str(x) for x in row.values()))
 def test_composed_scores_compile(nvrtc, row):
-    terms = [term for term in TERMS if row[term]]
-    if row["kernel"] == "sm90/bias":
-        terms = sorted([*terms, "bias"], key=["softcap", "alibi", "bias", "chunk"].index)
+    terms = {term for term in TERMS if row[term]} | ({"bias", "mask"} & set(words_of(row)))
+    if "mask" in terms:
+        terms.discard("chunk")  # it is part of the mask's map
+    terms = [term for term in ("softcap", "alibi", "bias", "chunk", "mask") if term in terms]
     wanted = "_".join(terms) or "identity"
     keys = [key for key in jit.units() if key.startswith(f"{row['kernel']}/{row['tail']}/")]
     if not keys:

@@ -44,7 +44,7 @@ ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
 # And without a bug.
 ARGUMENTS_WITHOUT_BUG = {
     "backward": ("few", "few_wgmma", "races"),
-    "sm90": ("few", "few_bias", "few_split_keys"),
+    "sm90": ("few", "few_bias", "few_mask", "few_split_keys"),
 }
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\

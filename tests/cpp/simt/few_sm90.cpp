@@ -82,6 +82,41 @@ TEST(few_bias) {
   CHECK_EQ(runs, 4);
 }
 
+TEST(few_mask) {
+  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true>;
+  using Narrow = sm90::Forward<bfloat16_t, 192, 192, 128, 96, 8, RowLayout::kDense, false, true>;
+  using Bias = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, true, true>;
+  int runs = 0;
+  Case shared = of("mask of all heads and entries, rows without keys, ragged", 64, 200, 333);
+  shared.mask = "qk", shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
+  shared.magnitude = 40;
+  Case padding = of("padding, packed heads, causal", 64, 50, 400);
+  padding.mask = "bk", padding.num_heads_q = 8, padding.num_heads_kv = padding.batch = 2;
+  padding.causal = true, padding.layout = attention_case::Layout::kContiguous;
+  Case own = of("mask of each head, packed heads", 64, 40, 256);
+  own.mask = "bhqk", own.num_heads_q = 8, own.num_heads_kv = own.batch = 2;
+  own.layout = attention_case::Layout::kContiguous;
+  Case blocks = of("tiles of which all, some, or no keys are seen", 64, 300, 650);
+  blocks.mask = "bqk", blocks.mask_block = 200, blocks.batch = 2, blocks.magnitude = 40;
+  Case slopes = of("the same with ALiBi, whose logits rise", 64, 300, 650);
+  slopes.mask = "qk", slopes.mask_block = 200, slopes.alibi = "h", slopes.magnitude = 40;
+  Case many = of("33 tiles of keys, window: words of the map without tiles", 64, 130, 4200);
+  many.mask = "qk", many.window_left = 150, many.window_right = 100;
+  Case terms = of("mask, softcap, ALiBi to both sides, chunks", 64, 150, 264);
+  terms.mask = "hqk", terms.alibi = "h", terms.softcap = 3, terms.attention_chunk = 100;
+  terms.num_heads_q = terms.num_heads_kv = 2;
+  for (Case what : {shared, padding, own, blocks, slopes, many, terms}) {
+    sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
+  }
+  Case narrow = of("tiles of 96 keys", 192, 140, 400);
+  narrow.mask = "qk", narrow.layout = attention_case::Layout::kContiguous;
+  sm90_case::check_case<Narrow>(narrow, DType::kBFloat16, runs);
+  terms.bias = "hqk", terms.mask = "bhk";
+  terms.layout = attention_case::Layout::kContiguous;
+  sm90_case::check_case<Bias>(terms, DType::kFloat16, runs);
+  CHECK_EQ(runs, 9);
+}
+
 TEST(few_split_keys) {
   using Kernel = sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>;
   int runs = 0;

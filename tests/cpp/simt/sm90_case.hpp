@@ -8,6 +8,7 @@
 #include "attention_case.hpp"
 #include "check.hpp"
 #include "core/alignment.hpp"
+#include "core/vector.hpp"
 #include "runtime/options.hpp"
 #include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
@@ -30,23 +31,56 @@ inline std::vector<Case> with_head_dims(std::vector<Case> list, int head_dim, in
 
 template <class... Scores>
 struct ScoreList {};
+template <class Kernel, class... Params>
+constexpr bool has_params = (std::is_same_v<typename Kernel::Params, Params> || ...);
 template <class Kernel>
-constexpr bool has_bias = std::is_same_v<typename Kernel::Params, BiasTmaParams>;
+constexpr bool has_bias = has_params<Kernel, BiasTmaParams, BiasMaskTmaParams>;
+template <class Kernel>
+constexpr bool has_mask = has_params<Kernel, MaskTmaParams, BiasMaskTmaParams>;
 template <class Kernel>
 using ScoresOf = std::conditional_t<
-    has_bias<Kernel>, ScoreList<Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
-    ScoreList<Score<>, Score<Alibi>, Score<Softcap, Chunk>, Score<Softcap, Alibi, Chunk>>>;
+    has_bias<Kernel>,
+    std::conditional_t<has_mask<Kernel>, ScoreList<Score<Softcap, Alibi, TileBias, MaskBits>>,
+                       ScoreList<Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>>,
+    std::conditional_t<
+        has_mask<Kernel>, ScoreList<Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
+        ScoreList<Score<>, Score<Alibi>, Score<Softcap, Chunk>, Score<Softcap, Alibi, Chunk>>>>;
+
+template <class Kernel, class... Scores>
+KernelUnit unit_of() {
+  if constexpr (has_mask<Kernel>) {
+    return simt::host_unit_with_asides<Kernel, Scores...>();
+  } else {
+    return simt::host_unit<Kernel, Scores...>();
+  }
+}
+template <class Kernel, class... Scores>
+constexpr KernelArguments arguments() {
+  if constexpr (has_mask<Kernel>) {
+    return arguments_with_asides_of<typename Kernel::Params, Scores...>();
+  } else {
+    return arguments_of<typename Kernel::Params, Scores...>();
+  }
+}
 
 // On so many multiprocessors: 0 has a block for every tile.
 template <class Kernel, class... Scores>
 Status launch(Problem const& problem, int num_sms, ScoreList<Scores...>) {
-  static KernelUnit const unit = simt::host_unit<Kernel, Scores...>();
-  constexpr KernelArguments arguments = arguments_of<typename Kernel::Params, Scores...>();
+  static KernelUnit const unit = unit_of<Kernel, Scores...>();
+  constexpr KernelArguments arguments = sm90_case::arguments<Kernel, Scores...>();
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);
+  // Of garbage, and of the size that is asked for before a kernel is compiled.
+  KernelFacts known;
+  known.block_m = Kernel::kBlockM, known.block_n = Kernel::kBlockN;
+  std::vector<Vector16> workspace(
+      size_t(arguments.workspace_bytes(problem, limits, known) + 15) / 16,
+      Vector16{0xaaaaaaaaaaaaaaaa, 0xaaaaaaaaaaaaaaaa});
   RunOptions options;
   options.num_threads = 1;
+  options.workspace.data = workspace.data();
+  options.workspace.bytes = int64_t(workspace.size()) * 16;
   options.workspace.zeros = zeros.data();
   options.workspace.zeros_bytes = 64;
   Status const status = cutlass_attn::launch(arguments, unit, problem, limits, options);
@@ -65,9 +99,11 @@ template <class Kernel>
 bool takes(Problem const& p) {
   uint32_t const known = option::negative_scale | option::sinks | option::softcap |
                          option::alibi_slopes | option::attention_chunk |
-                         (has_bias<Kernel> ? option::bias : 0);
+                         (has_bias<Kernel> ? option::bias : 0) |
+                         (has_mask<Kernel> ? option::mask : 0);
   return (options_of(p, Op::kForward) & ~known) == 0 &&
-         (p.logits.bias.data != nullptr) == has_bias<Kernel> && address_bits(p, 2) % 16 == 0 &&
+         (p.logits.bias.data != nullptr) == has_bias<Kernel> &&
+         (p.mask.elements.data != nullptr) == has_mask<Kernel> && address_bits(p, 2) % 16 == 0 &&
          p.head_dim % 8 == 0;
 }
 

@@ -1,0 +1,96 @@
+// A bool mask as kernels with tensor cores read it. A launch before the kernel makes it of the
+// mask's bytes (tile/mask_map.hpp): for each tile of rows, which key tiles any row sees and which
+// all rows see completely; for the key tiles in between, a bit for each logit. Causal masks,
+// windows, attention chunks and the end of the keys are part of it, so that the kernel applies
+// nothing else.
+//
+//   words   (unit, row tile, words) MaskWord   bit t of word w is of key tile 32 w + t
+//   bits    (unit, row tile, key tile, row, 4) uint32   one word for each lane of a quad: bit j is
+//           the key FragmentPlace::column(j) of the tile. Only partial tiles have them
+//
+// A unit is a batch entry and a group of heads that shares tiles. Where the mask broadcasts over
+// the batch or the heads, all entries or heads share one.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+#include "core/problem.hpp"
+#include "core/scheduler.hpp"
+
+namespace cutlass_attn {
+
+// 32 key tiles of a tile of rows.
+struct MaskWord {
+  uint32_t any;  // tiles of which some row sees some key
+  uint32_t all;  // tiles of which each row sees each key
+};
+
+struct MaskMap {
+  static constexpr int kLanes = 4;
+  static constexpr int kThreads = 256;  // of a block of the launch that makes the map
+  static constexpr int64_t kAlignment = 256;
+
+  MaskWord* words;
+  uint32_t* bits;
+  int32_t key_tiles, row_tiles, block_m, block_n;
+  int32_t num_words;          // of a tile of rows
+  int32_t num_batch, groups;  // of units; 1: shared
+
+  // On the host, for kernels with tiles of block_m rows and block_n keys.
+  static MaskMap prepare(Problem const& p, TileScheduler const& scheduler, int block_m, int block_n,
+                         void* memory) {
+    MaskMap map = {};
+    map.block_m = block_m;
+    map.block_n = block_n;
+    map.key_tiles = (p.seq_k.seqlen + block_n - 1) / block_n;
+    map.row_tiles = scheduler.rows.tiles;
+    map.num_words = (map.key_tiles + 31) / 32;
+    map.num_batch = p.mask.elements.batch_stride == 0 ? 1 : p.batch;
+    map.groups = p.mask.elements.head_stride == 0 ? 1 : scheduler.groups;
+    map.words = static_cast<MaskWord*>(memory);
+    map.bits = reinterpret_cast<uint32_t*>(static_cast<char*>(memory) + map.words_bytes());
+    return map;
+  }
+  int64_t bytes() const {
+    return words_bytes() + rows() * key_tiles * block_m * kLanes * int64_t(sizeof(uint32_t));
+  }
+  // Of a block of that launch: the bits of a key tile for each warp, and a word.
+  int32_t smem_bytes() const {
+    return kThreads / 32 * (block_m * kLanes + 1) * int32_t(sizeof(uint32_t));
+  }
+
+  // Tiles of rows of all units.
+  CA_HOST_DEVICE int64_t rows() const { return int64_t(num_batch) * groups * row_tiles; }
+
+  // The number of a tile of rows among them.
+  template <class Coord>
+  CA_HOST_DEVICE int64_t row_of(Coord const& tile, TileScheduler const& scheduler) const {
+    int32_t const batch = num_batch == 1 ? 0 : tile.seq.batch;
+    int32_t const group = groups == 1 ? 0 : tile.head_q / tile.heads;
+    int32_t const row_tile = (tile.row_begin + scheduler.rows.lacks) / block_m;
+    return (int64_t(batch) * groups + group) * row_tiles + row_tile;
+  }
+  // And the other way round: the tile of the first batch entry and heads that share it.
+  CA_HOST_DEVICE TileCoord tile_of(int64_t row, Problem const& p,
+                                   TileScheduler const& scheduler) const {
+    int32_t const unit = int32_t(row / row_tiles), row_tile = int32_t(row - unit * row_tiles);
+    int32_t const batch = unit / groups, group = unit - batch * groups;
+    return TileCoord(p, scheduler, block_m,
+                     {batch * scheduler.groups + group, scheduler.rows.tiles - 1 - row_tile});
+  }
+
+  CA_HOST_DEVICE MaskWord* words_of(int64_t row) const { return words + row * num_words; }
+  // Of the first key tile; the next ones follow after block_m rows of kLanes words each.
+  CA_HOST_DEVICE uint32_t* bits_of(int64_t row) const {
+    return bits + row * key_tiles * block_m * kLanes;
+  }
+
+ private:
+  int64_t words_bytes() const {
+    int64_t const bytes = rows() * num_words * int64_t(sizeof(MaskWord));
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+};
+
+}  // namespace cutlass_attn
