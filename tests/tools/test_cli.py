@@ -403,6 +403,14 @@ def test_info_as_json(capsys):
     assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants()]
 
 
+def test_a_result_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
+    path = tmp_path / "file" / "result.json"
+    (tmp_path / "file").touch()
+    assert cli.main([*SMALL, "--kernel", "cpu", "--json", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "cutlass-attn check: " in error and str(path) in error
+
+
 def test_completion(capsys):
     """The shell's script, and what it asks the command for."""
     assert cli.main(["completion", "bash"]) == 0

@@ -44,7 +44,7 @@ from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
 from .explain_command import explain
 from .profile.command import profile
-from .tune.command import tune
+from .tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
