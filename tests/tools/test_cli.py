@@ -411,6 +411,13 @@ def test_a_result_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
     assert "cutlass-attn check: " in error and str(path) in error
 
 
+def test_no_instrument_is_imported_with_the_package():
+    names = {"cutlass_attn.tools"}
+    code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
+    environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 def test_completion(capsys):
     """The shell's script, and what it asks the command for."""
     assert cli.main(["completion", "bash"]) == 0

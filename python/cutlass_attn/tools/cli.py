@@ -20,7 +20,6 @@ from ..devices import CUDA
 from ..jit import cache as jit_cache
 from . import check as checks
 from . import ladder as ladders
-from .accuracy.command import accuracy
 from .console import (
     DTYPE,
     DTYPES,
@@ -35,6 +34,7 @@ from .console import (
     shapes_option,
     with_masks,
 )
+from .console import run as run_command
 from .document import document, write
 from .experiment.environment import default_device, environment, why_no_gpu
 from .experiment.impls import discover, select
@@ -43,25 +43,12 @@ from .experiment.report import Report, checkout_commit, default_path, load
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
 from .explain_command import explain
-from .profile.command import profile
 from .tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = cutlass_attn.main(arguments, prog_name="cutlass-attn", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        return 130
-    except (OSError, ValueError) as error:  # a file that cannot be read or written, too
-        name = next((x for x in arguments if x in cutlass_attn.commands), "")
-        print(f"cutlass-attn {name}: {error}", file=sys.stderr)
-        return 2
-    return int(status or 0)
+    return run_command(cutlass_attn, "cutlass-attn", argv)
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -470,5 +457,5 @@ def completion(shell: str) -> int:
     return 0
 
 
-for _command in (accuracy, bench, cache, check, completion, explain, info, profile, tune, warmup):
+for _command in (bench, cache, check, completion, explain, info, tune, warmup):
     cutlass_attn.add_command(_command)
