@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _C
-from ._build.files import replace_file, user_folder
+from ._build.files import locked, replace_file, user_folder
 
 if TYPE_CHECKING:
     from ._build.tuned_toml import Rule, Tuning
@@ -115,11 +115,9 @@ def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
 @contextmanager
 def _held(file: Path) -> Iterator[Path]:
     """The file that a link leads to, with other processes kept off it."""
-    from filelock import FileLock
-
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(f"{file.name}.lock")):
+    with locked(file.with_name(f"{file.name}.lock")):
         yield file
 
 

@@ -46,9 +46,12 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """
     import fcntl
 
-    with open(path, "a") as file:
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked has the file, too
+    finally:
+        os.close(file)

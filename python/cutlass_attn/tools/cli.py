@@ -279,7 +279,7 @@ def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **g
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise ValueError("torch is not installed; pip install 'cutlass_attn[torch]'") from None
+        raise ValueError("torch is not installed; pip install torch") from None
     if device != "cpu" and (lack := why_no_gpu(device)):
         raise ValueError(f"{lack}; `cutlass-attn bench --device cpu` times the CPU kernel")
     grid = _grid(device, given)
@@ -355,7 +355,7 @@ def _plotting() -> ModuleType:
     try:
         return importlib.import_module(".experiment.plot", __package__)
     except ImportError:
-        raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
+        raise ValueError("--plot needs matplotlib; pip install matplotlib") from None
 
 
 def _plot(file: str, folder: Path) -> int:
