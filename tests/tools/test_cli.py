@@ -74,6 +74,14 @@ def test_check_of_sums_in_fp16(capsys, accumulate):
     assert "accumulation is for float16, not bfloat16" in capsys.readouterr().err
 
 
+def test_check_on_a_busy_machine_compares_no_times(capsys, monkeypatch):
+    monkeypatch.setattr(runner, "waited", lambda *_: 0.4)
+    assert cli.main([*SMALL, "--kernel", "cpu", "--kernel", "scalar/minimal-simt"]) == 0
+    text = capsys.readouterr().out
+    assert "The machine is busy: threads waited for a core 40% of the time" in text
+    assert "pass" in text and "speed-up is over" not in text
+
+
 def test_check_as_json(capsys, tmp_path):
     file = tmp_path / "check.json"
     assert cli.main([*SMALL, "--json", str(file)]) == 0

@@ -364,6 +364,8 @@ def _plot(file: str, folder: Path) -> int:
         report = load(file)
     except OSError as error:
         raise ValueError(f"--plot {file}: {error.strerror}") from None
+    if report.busy:
+        raise ValueError(f"--plot {file}: {report.busy}")
     for path in plotting.draw(report, Path(file).stem, folder):
         print(path)
     return 0
