@@ -77,7 +77,7 @@ def install_nvrtc(session: nox.Session) -> list[Path]:
 def lint(session: nox.Session) -> None:
     """Formatting and static checks: those that pre-commit runs, types, and who imports whom."""
     tools = ("pre-commit", "mypy", "import-linter", "nox")
-    imported = ("click", "filelock", "numpy", "rich", "tomli", "tomlkit")
+    imported = ("click", "numpy", "rich", "tomli", "tomlkit")
     session.install(*CONSTRAINTS, *tools, *imported)
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
     session.run("mypy")
@@ -153,11 +153,11 @@ def wheels(session: nox.Session) -> None:
         plat = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
         session.run("auditwheel", "repair", "--plat", plat, "--wheel-dir", str(repaired), str(made))
         (made,) = repaired.glob("*.whl")
-        session.run(pip, "install", "--quiet", str(made), external=True)
+        session.run(pip, "install", "--quiet", f"{made}[cli]", external=True)
         if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
-            least = [
-                x.replace(">=", "==") for x in PYPROJECT["project"]["dependencies"] if ";" not in x
-            ]
+            project = PYPROJECT["project"]
+            required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+            least = [x.replace(">=", "==") for x in required if ";" not in x]
             session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
         shutil.copy(made, dist)

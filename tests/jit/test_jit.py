@@ -1,5 +1,6 @@
 """cutlass_attn.jit: kernels compiled at first use, and the cache that keeps them."""
 
+import fcntl
 import io
 import json
 import os
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import cases
 import cutlass_attn
-import filelock
 import numpy as np
 import pytest
 import torch
@@ -265,7 +265,7 @@ def test_a_file_system_without_locks_is_no_obstacle(stub, monkeypatch):
     def fail(*args, **options):
         raise OSError("No locks available")
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     assert jit.cubin("slow/f16", ARCH) == stub.code
 
 

@@ -197,7 +197,9 @@ def test_a_toolkit_of_nvcc_on_path(machine, monkeypatch):
     assert found_in(machine) == (Path("toolkit/lib64/libnvrtc.so.12"), ["toolkit/include"])
 
 
-def test_a_toolkit_at_the_usual_place(machine):
+def test_a_toolkit_at_the_usual_place(machine, monkeypatch):
+    """Without pathfinder, too, which the extra `jit` brings."""
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     install(machine / "system", (13, 5))
     assert found_in(machine) == (Path("system/lib64/libnvrtc.so.13"), ["system/include"])
 

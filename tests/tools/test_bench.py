@@ -290,6 +290,26 @@ ROW_KEYS = {
 }
 
 
+def test_times_of_a_busy_machine_are_not_compared(capsys, monkeypatch, tmp_path):
+    """On one, this library's kernel was once drawn at 246 times the speed of torch:math."""
+    parts = iter([0.1, 0.5])  # of the first shape, of the second
+    monkeypatch.setattr(runner, "waited", lambda *_: next(parts))
+    shapes = ["--shape", "1,1,1,40,40,64", "--shape", "1,1,1,40,80,64", "--causal", "no"]
+    command = [*CPU, *shapes, "--json", str(tmp_path / "a.json")]
+    assert cli.main(command) == 0
+    line = "The machine is busy: threads waited for a core 50% of the time."
+    assert line in " ".join(capsys.readouterr().out.split())
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["waited"] == 0.5
+    timed = [row for row in document["rows"] if row["us"]]
+    assert {row["seqlen_k"] for row in timed} == {40, 80}
+    assert all((row["speedup"] is None) == (row["seqlen_k"] == 80) for row in timed)
+
+    pytest.importorskip("matplotlib")
+    assert cli.main(["bench", "--plot", str(tmp_path / "a.json"), "--out", str(tmp_path)]) == 2
+    assert line in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 1
+
+
 def test_document(capsys, peers):
     arguments = [*TINY, "--shape", "1,4,2,1,100,64", "--kernel", "sm80", "--commit", "abc"]
     document, status = bench(capsys, *arguments)
@@ -486,7 +506,7 @@ def test_without_torch_it_says_so():
     code = "import sys; sys.modules['torch'] = None; from cutlass_attn.tools import cli;"
     code += "raise SystemExit(cli.main(['bench', '--device', 'cpu']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and "pip install 'cutlass_attn[torch]'" in done.stderr
+    assert done.returncode == 2 and "pip install torch" in done.stderr
 
 
 @cases.needs_gpu

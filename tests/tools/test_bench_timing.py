@@ -1,6 +1,8 @@
 """How `cutlass-attn bench` times a call, and what it makes of the times."""
 
 import math
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
 
@@ -13,6 +15,24 @@ from cutlass_attn.tools.experiment import stats, timing
 def test_the_clock_stops_in_time():
     assert len(timing.clock_times_us(lambda: None, 7)) == 7
     assert len(timing.clock_times_us(lambda: None, 7, limit_s=1e-9)) == 1
+
+
+def test_time_without_a_core():
+    before = {"1": (100, 50), "2": (0, 0), "ended": (7, 7)}
+    after = {"1": (160, 70), "2": (0, 20), "new": (9, 9)}
+    assert timing.waited(before, after) == pytest.approx(40 / 100)
+    assert timing.waited({}, after) is None  # a system that counts nothing
+    assert timing.waited(before, before) is None
+
+
+@pytest.mark.skipif(not timing.core_times(), reason="this system does not count time on cores")
+def test_time_on_cores_is_counted():
+    before, end = timing.core_times(), time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+    after, thread = timing.core_times(), str(threading.get_native_id())
+    assert after[thread][0] - before[thread][0] >= 0.09e9
+    assert 0 <= timing.waited(before, after) < 1
 
 
 @pytest.mark.parametrize("call_us", [500.0, 2.0])

@@ -74,6 +74,14 @@ def test_check_of_sums_in_fp16(capsys, accumulate):
     assert "accumulation is for float16, not bfloat16" in capsys.readouterr().err
 
 
+def test_check_on_a_busy_machine_compares_no_times(capsys, monkeypatch):
+    monkeypatch.setattr(runner, "waited", lambda *_: 0.4)
+    assert cli.main([*SMALL, "--kernel", "cpu", "--kernel", "scalar/minimal-simt"]) == 0
+    text = capsys.readouterr().out
+    assert "The machine is busy: threads waited for a core 40% of the time" in text
+    assert "pass" in text and "speed-up is over" not in text
+
+
 def test_check_as_json(capsys, tmp_path):
     file = tmp_path / "check.json"
     assert cli.main([*SMALL, "--json", str(file)]) == 0
@@ -401,6 +409,50 @@ def test_info_as_json(capsys):
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["command"], document["ok"]) == (2, "info", True)
     assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants()]
+
+
+def test_a_result_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
+    path = tmp_path / "file" / "result.json"
+    (tmp_path / "file").touch()
+    assert cli.main([*SMALL, "--kernel", "cpu", "--json", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "cutlass-attn check: " in error and str(path) in error
+
+
+def run_without(names, code):
+    """A program in which importing these modules fails."""
+    program = f"import sys; sys.modules.update(dict.fromkeys({names})); {code}"
+    environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.mark.parametrize("name", ["click", "rich", "tomlkit"])
+def test_the_command_without_its_extra_says_what_to_install(name):
+    code = "from cutlass_attn import __main__; "
+    if name == "tomlkit":  # which is imported where a tuning file is written
+        code += "from cutlass_attn.tools import cli; "
+        code += "cli.main = lambda: __import__('tomlkit'); "
+    done = run_without([name], code + "sys.exit(__main__.main())")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{name} is missing; pip install 'click>=8.1'" in done.stderr
+
+
+def test_numpy_is_all_that_a_call_needs():
+    names = ["click", "filelock", "pynvml", "rich", "tomlkit", "matplotlib", "torch", "cuda"]
+    code = "import numpy as np, cutlass_attn as ca; from cutlass_attn import jit; "
+    code += "q = np.ones((1, 1, 8, 64), np.float16); ca.attention(q, q, q, verify=True); "
+    code += "print(ca.explain(q, q, q).chosen.key); jit.available()"
+    done = run_without(names, code)
+    assert (done.returncode, done.stdout) == (0, "cpu/f16\n"), done
+
+
+def test_no_instrument_is_imported_with_the_package():
+    names = {"cutlass_attn.tools"}
+    code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
+    environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_completion(capsys):

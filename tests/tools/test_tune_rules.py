@@ -13,10 +13,9 @@ from cutlass_attn import _C, jit, tuning
 from cutlass_attn._build import tuned_toml as tuning_file
 from cutlass_attn._build.tuned_toml import Failing, Rule, Tuning, TuningError
 from cutlass_attn.tools.experiment.problems import Shape
-from cutlass_attn.tools.tune import search
-from cutlass_attn.tools.tune.space import Candidate, Task, blocks_per_sm, limits, parse_tile
+from cutlass_attn.tools.tune_rules import Task, blocks_per_sm
 
-H100 = limits("sm_90", 132, 228 * 1024)
+SMS = 132
 FORWARD = Shape(4, 16, 16, 4096, 4096, 128)
 SHAPES = {
     "one": (FORWARD,),
@@ -35,7 +34,7 @@ CALLS = [
 
 
 def task_of(shapes):
-    return Task("sm80", "float16", 128, 128, shapes, H100)
+    return Task("sm80", "float16", 128, 128, shapes, "both", "cuda", "sm_90", "smem_228", SMS)
 
 
 def rules_of(*tiles):
@@ -56,7 +55,7 @@ LISTS = {
 def tile_of(rules, shape):
     """What dispatch.cpp takes, in its own precision."""
     for rule in rules:
-        blocks = np.float32(blocks_per_sm(shape, parse_tile(rule.tile).m, H100.num_sms))
+        blocks = np.float32(blocks_per_sm(shape, rule.rows, SMS))
         if blocks >= np.float32(rule.min_blocks_per_sm):
             return rule.tile
     raise AssertionError("the last rule has a condition")
@@ -65,32 +64,37 @@ def tile_of(rules, shape):
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("old", LISTS.values(), ids=LISTS)
 def test_the_tile_found_runs_in_each_tuned_shape_and_other_calls_keep_theirs(old, shapes):
-    ran = {search.rule_for(old, shape, H100.num_sms).tile for shape in shapes}
+    task = task_of(shapes)
+    ran = {task.rule_for(old, shape).rows for shape in shapes}
     for m in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256):
-        found = Candidate(m, 96, 1)
-        new = search.rules_with(task_of(shapes), found, old)
+        found = f"{m}x96x1"
+        new = task.rules_with(found, old)
         tuning_file.parse(Tuning(new).dumps())
-        assert [tile_of(new, shape) for shape in shapes] == [str(found)] * len(shapes)
-        least = min(blocks_per_sm(shape, m, H100.num_sms) for shape in shapes)
+        assert [tile_of(new, shape) for shape in shapes] == [found] * len(shapes)
+        least = min(blocks_per_sm(shape, m, SMS) for shape in shapes)
         for call in CALLS:
             before, after = tile_of(old, call), tile_of(new, call)
-            assert after in (before, str(found))
-            if blocks_per_sm(call, m, H100.num_sms) < 0.99 * least:
+            assert after in (before, found)
+            if blocks_per_sm(call, m, SMS) < 0.99 * least:
                 assert after == before
-            if all(exceeds(call, shapes, parse_tile(tile).m) for tile in {before, *ran}):
+            if all(exceeds(call, shapes, rows) for rows in {int(before.split("x")[0]), *ran}):
                 assert after == before
+
+
+def in_force(decode):
+    return tuning.rules_in_force("smem_228", "sm80", (128, 128), decode)
 
 
 def exceeds(call, shapes, m):
     """Has a call clearly more than twice the blocks of any shape?"""
-    most = max(blocks_per_sm(shape, m, H100.num_sms) for shape in shapes)
-    return blocks_per_sm(call, m, H100.num_sms) > 2.01 * most
+    most = max(blocks_per_sm(shape, m, SMS) for shape in shapes)
+    return blocks_per_sm(call, m, SMS) > 2.01 * most
 
 
 def test_a_threshold_is_never_above_what_was_tuned():
     """8192 blocks of 64 rows on 132 SMs are 62.0606 each: 62.061 would be too many."""
     shape = Shape(8, 16, 16, 4096, 4096, 128)
-    new = search.rules_with(task_of((shape,)), Candidate(64, 48, 2), LISTS["shipped"])
+    new = task_of((shape,)).rules_with("64x48x2", LISTS["shipped"])
     assert [(rule.tile, rule.min_blocks_per_sm) for rule in new] == [
         ("128x64x4", 62.061),
         ("64x48x2", 62.06),
@@ -100,18 +104,17 @@ def test_a_threshold_is_never_above_what_was_tuned():
 
 
 def test_the_same_result_twice_changes_nothing():
-    task, found = task_of((FORWARD,)), Candidate(96, 32, 6)
-    once = search.rules_with(task, found, LISTS["shipped"])
-    assert search.rules_with(task, found, once) == once
+    task, found = task_of((FORWARD,)), "96x32x6"
+    once = task.rules_with(found, LISTS["shipped"])
+    assert task.rules_with(found, once) == once
     # Nothing is left for other calls than what was found.
     only = rules_of(("96x32x6", 0.0))
-    assert search.rules_with(task, found, only) == only
+    assert task.rules_with(found, only) == only
 
 
 def test_decoding_is_tuned_apart(monkeypatch):
     """Its rules begin as those of all calls, which stay as they are."""
     decode = task_of(SHAPES["decode"][:1])
-    assert decode.is_decode and not task_of(SHAPES["one"]).is_decode
     sm80 = {"smem_kb": 228, "kernel": "sm80", "head_dim": 128, "head_dim_v": 128}
     table = [
         {
@@ -123,22 +126,22 @@ def test_decoding_is_tuned_apart(monkeypatch):
         for rule in LISTS["shipped"]
     ]
     monkeypatch.setattr(_C, "tile_rules", lambda: table)
-    rules = search.rules_in_force(decode)
+    rules = in_force(decode=True)
     assert rules == [replace(rule, decode=True) for rule in LISTS["shipped"]]
-    found = search.rules_with(decode, Candidate(64, 96, 4), rules)
+    found = decode.rules_with("64x96x4", rules)
     assert all(rule.decode for rule in found)
-    merged = search.with_rules(Tuning(list(LISTS["shipped"])), found)
+    merged = tuning.with_rules(Tuning(list(LISTS["shipped"])), found)
     assert merged.rules == [*LISTS["shipped"], *found]
     # And from then on they are what is in force for decoding.
     own = {**sm80, "tile": "64x96x4", "min_blocks_per_sm": 0.0, "decode": True}
     monkeypatch.setattr(_C, "tile_rules", lambda: [*table, own])
-    assert [rule.tile for rule in search.rules_in_force(decode)] == ["64x96x4"]
-    assert search.rules_in_force(task_of(SHAPES["one"])) == LISTS["shipped"]
+    assert [rule.tile for rule in in_force(decode=True)] == ["64x96x4"]
+    assert in_force(decode=False) == LISTS["shipped"]
 
 
 def test_rules_of_another_kernel_and_class_stay():
     other = Rule("smem_100", "sm80", "d128", "64x64x4")
-    merged = search.with_rules(Tuning([*LISTS["none"], other]), LISTS["shipped"])
+    merged = tuning.with_rules(Tuning([*LISTS["none"], other]), LISTS["shipped"])
     assert merged.rules == [other, *LISTS["shipped"]]
 
 
@@ -151,7 +154,7 @@ def test_marks_go_with_the_rules_of_their_tiles():
         Failing("smem_228", "sm80/f16/d128/80x96x5", "slow"),  # of a new one
     ]
     present = Tuning([*rules_of(("48x96x3", 0.0)), tuned], [gone, *kept])
-    assert search.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
+    assert tuning.with_rules(present, rules_of(("80x96x5", 0.0))).failing == kept
 
 
 # --- The file -------------------------------------------------------------------------------------

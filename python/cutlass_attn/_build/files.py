@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -33,3 +35,23 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Holds other processes and threads off the same file, which is made if it is not there.
+
+    Raises BlockingIOError if one has it and `wait` is false, another OSError where there can be no
+    lock.
+    """
+    import fcntl
+
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked has the file, too
+    finally:
+        os.close(file)

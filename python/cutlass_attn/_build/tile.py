@@ -1,15 +1,18 @@
 """The tile of an mma.sync kernel: what kernels/sm80/config.hpp asserts of it, in numbers.
 
 It is stated a second time here, so that a tile of the user's tuning file is judged without a
-compiler; tools/sass/tiles.py judges by it what a compiler made of the first.
+compiler; dev/sass/tiles.py judges by it what a compiler made of the first.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .variant_key import parse
 
+REGISTERS = 65536  # of an SM
 MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1 KB beyond its own
 
 # Beside the buffers of Q, K and V: TileCoord, TileRange, NearMask and Dropout; with pages, four
@@ -107,6 +110,15 @@ class TileShape:
         return min(steps, self.head_dim // 16)
 
     @property
+    def spills_surely(self) -> bool:
+        """Whether O, the scores in flight where Q is in shared memory, and what a thread needs for
+        addresses and row maxima are more registers than it may have."""
+        needed = self.rows * self.head_dim_v // self.columns // 2 + 24
+        if self.columns == 1 and not self.is_pipelined:
+            needed += self.rows * self.n // 4  # if they are in fp16; twice as many in fp32
+        return needed > min(255, REGISTERS // (self.threads * self.min_blocks))
+
+    @property
     def smem_bytes(self) -> int:
         """Of a block: SharedStorage of sm80/config.hpp."""
         q = 2 * self.m * self.head_dim
@@ -187,3 +199,20 @@ def shape_of(key: str) -> TileShape | None:
         is_int8_v=kind in _INT8_V,
         is_fp8_v=kind in _FP8_V,
     )
+
+
+def tiles(family: str, axes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Those of kernels/space.toml that the kernel's source takes and that need not spill.
+
+    Args:
+        family: a variant's key without the tile, such as sm80/f16/d64.
+        axes: the kernel's entry of space.toml; its warps share no rows if it has no "columns".
+    """
+    found = []
+    values = (axes.get(name, (1,)) for name in ("m", "n", "warps", "columns"))
+    for m, n, warps, columns in itertools.product(*values):
+        tile = f"{m}x{n}x{warps}" + f"c{columns}" * (columns > 1)
+        shape = shape_of(f"{family}/{tile}")
+        if shape and not shape.why_not() and not shape.spills_surely:
+            found.append(tile)
+    return found

@@ -67,6 +67,11 @@ class Rule:
     def where(self) -> str:
         return f"[{self.table}] {self.head_dims}"
 
+    @property
+    def rows(self) -> int:
+        """Queries of the tile."""
+        return int(self.tile.partition("x")[0])
+
     def dims(self) -> tuple[int, int]:
         """Head dim of Q and K, and of V."""
         qk, _, v = self.head_dims[1:].partition("v")
@@ -134,7 +139,7 @@ class Tuning:
         return found
 
 
-_TITLE = "# Written by `cutlass-attn tune` and `profile`; docs/tuning.md has the format.\n"
+_TITLE = "# Written by `cutlass-attn tune`; docs/tuning.md has the format.\n"
 
 
 def _item(value: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._build.files import replace_file, user_folder
+from .._build.files import locked, replace_file, user_folder
 
 VARIABLE, SIZE_VARIABLE = "CUTLASS_ATTN_CACHE", "CUTLASS_ATTN_CACHE_SIZE"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -150,22 +150,18 @@ class Entry:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Holds other processes off the same entry; without a lock where there can be none."""
-        import filelock
-
-        lock = filelock.FileLock(self.path.with_suffix(".lock"))
-        with contextlib.suppress(OSError, NotImplementedError):  # of a folder or a file system
-            _make_folder(self.path.parent)
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                logging.getLogger("cutlass_attn").info(
-                    "waiting for another process to make %s", self.path
-                )
-                lock.acquire()
-        try:
+        path = self.path.with_suffix(".lock")
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # of a folder or a file system
+                _make_folder(path.parent)
+                try:
+                    held.enter_context(locked(path, wait=False))
+                except BlockingIOError:
+                    logging.getLogger("cutlass_attn").info(
+                        "waiting for another process to make %s", self.path
+                    )
+                    held.enter_context(locked(path))
             yield
-        finally:
-            lock.release()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -74,12 +75,11 @@ def find_compiler(tree: Path) -> Compiler:
 
 def _libraries() -> Iterator[Path]:
     """Files of NVRTC, in the order in which they are tried."""
-    from cuda.pathfinder import load_nvidia_dynamic_lib
+    found = None
+    with contextlib.suppress(ImportError, RuntimeError):  # there is none where it looks
+        from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    try:
         found = load_nvidia_dynamic_lib("nvrtc").abs_path
-    except RuntimeError:  # there is none where it looks
-        found = None
     if found:
         yield Path(found)
     for prefix in _prefixes():
@@ -89,12 +89,13 @@ def _libraries() -> Iterator[Path]:
 
 def _prefixes() -> list[Path]:
     """Folders with lib/ or include/ of CUDA."""
-    from cuda.pathfinder import find_nvidia_header_directory
-
     prefixes = []
-    if found := find_nvidia_header_directory("cudart"):
-        prefixes.append(Path(found).parent)
-    # pathfinder knows site-packages, not the rest of sys.path.
+    with contextlib.suppress(ImportError):
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        if found := find_nvidia_header_directory("cudart"):
+            prefixes.append(Path(found).parent)
+    # pathfinder, where it is installed, knows site-packages, not the rest of sys.path.
     wheels = importlib.util.find_spec("nvidia")
     for place in (wheels and wheels.submodule_search_locations) or ():
         prefixes += [Path(place) / name for name in ("cu13", "cuda_nvrtc", "cuda_runtime")]

@@ -20,7 +20,6 @@ from ..devices import CUDA
 from ..jit import cache as jit_cache
 from . import check as checks
 from . import ladder as ladders
-from .accuracy.command import accuracy
 from .console import (
     DTYPE,
     DTYPES,
@@ -35,6 +34,7 @@ from .console import (
     shapes_option,
     with_masks,
 )
+from .console import run as run_command
 from .document import document, write
 from .experiment.environment import default_device, environment, why_no_gpu
 from .experiment.impls import discover, select
@@ -43,25 +43,12 @@ from .experiment.report import Report, checkout_commit, default_path, load
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
 from .explain_command import explain
-from .profile.command import profile
-from .tune.command import tune
+from .tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = cutlass_attn.main(arguments, prog_name="cutlass-attn", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        return 130
-    except (OSError, ValueError) as error:  # a file that cannot be read or written, too
-        name = next((x for x in arguments if x in cutlass_attn.commands), "")
-        print(f"cutlass-attn {name}: {error}", file=sys.stderr)
-        return 2
-    return int(status or 0)
+    return run_command(cutlass_attn, "cutlass-attn", argv)
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -292,7 +279,7 @@ def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **g
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise ValueError("torch is not installed; pip install 'cutlass_attn[torch]'") from None
+        raise ValueError("torch is not installed; pip install torch") from None
     if device != "cpu" and (lack := why_no_gpu(device)):
         raise ValueError(f"{lack}; `cutlass-attn bench --device cpu` times the CPU kernel")
     grid = _grid(device, given)
@@ -368,7 +355,7 @@ def _plotting() -> ModuleType:
     try:
         return importlib.import_module(".experiment.plot", __package__)
     except ImportError:
-        raise ValueError("--plot needs matplotlib; pip install 'cutlass_attn[bench]'") from None
+        raise ValueError("--plot needs matplotlib; pip install matplotlib") from None
 
 
 def _plot(file: str, folder: Path) -> int:
@@ -377,6 +364,8 @@ def _plot(file: str, folder: Path) -> int:
         report = load(file)
     except OSError as error:
         raise ValueError(f"--plot {file}: {error.strerror}") from None
+    if report.busy:
+        raise ValueError(f"--plot {file}: {report.busy}")
     for path in plotting.draw(report, Path(file).stem, folder):
         print(path)
     return 0
@@ -470,5 +459,5 @@ def completion(shell: str) -> int:
     return 0
 
 
-for _command in (accuracy, bench, cache, check, completion, explain, info, profile, tune, warmup):
+for _command in (bench, cache, check, completion, explain, info, tune, warmup):
     cutlass_attn.add_command(_command)

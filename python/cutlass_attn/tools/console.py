@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +30,24 @@ def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], cli
     return click.command(epilog=epilog, context_settings={"show_default": True})
 
 
+def run(given: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs a command, or one of a group, with sys.argv by default; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = given.main(arguments, prog_name=program, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except (OSError, ValueError) as error:  # a file that cannot be read or written, too
+        commands = given.commands if isinstance(given, click.Group) else {}
+        name = " ".join([program, *[x for x in arguments if x in commands][:1]])
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    return int(status or 0)
+
+
 class _Parsed(click.ParamType):
     """An option's value by a function, whose ValueError main() prints as any other."""
 
@@ -49,7 +68,6 @@ json_option = click.option(
     "--json", "json_file", metavar="FILE", help="Also write the result there as JSON; - is stdout."
 )
 seed_option = click.option("--seed", type=int, default=0, help="Of the random inputs.")
-ncu_option = click.option("--ncu", metavar="PROGRAM", help="Nsight Compute, if not on PATH.")
 shapes_option = click.option(
     "--shape",
     "shapes",

@@ -70,7 +70,7 @@ def explain(
     try:
         import torch
     except ImportError:
-        raise ValueError("torch is not installed; pip install 'cutlass_attn[torch]'") from None
+        raise ValueError("torch is not installed; pip install torch") from None
     batch, heads, queries, head_dim = shape
     of_keys = (batch, kv_heads or heads, keys or queries, head_dim)
     q, k, v = (

@@ -15,6 +15,9 @@ from .problems import FP8_CACHE, Problem, Shape
 from .stats import Ratio, geometric_mean, paired_ratio
 
 OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
+# Of the time that threads can run, the part that they have no core. On two idle cores it was 0.01
+# to 0.12, as a pool's threads spin while others compute; beside one other process 0.21 to 0.70.
+MOST_WAITED = 0.2
 
 
 @dataclass
@@ -103,6 +106,7 @@ class Report:
     commit: str = ""
     date: str = field(default_factory=now)
     aborted: str = ""  # why the rest was not measured
+    waited: float = 0.0  # timing the CPU: the largest part of a problem's time without a core
     command: str = "bench"
     rows: list[Row] = field(default_factory=list)
 
@@ -116,6 +120,16 @@ class Report:
         may_lack = self.command != "check"
         right = all(row.status == OK or (may_lack and row.status == UNSUPPORTED) for row in ours)
         return right and not self.aborted and (may_lack or bool(ours))
+
+    @property
+    def busy(self) -> str:
+        """That other processes had the cores that were timed; empty if they did not."""
+        if self.waited <= MOST_WAITED:
+            return ""
+        return (
+            f"The machine is busy: threads waited for a core {self.waited:.0%} of the time. CPU "
+            "times that are disturbed are not compared."
+        )
 
     def fill_speedups(self, rows: Sequence[Row]) -> None:
         """Compares rows of one problem with the baseline's, where that was timed."""

@@ -40,6 +40,8 @@ def print_check(console: Console, report: Report) -> None:
         if row.status != OK:
             name = row.impl.removeprefix("cutlass_attn:")
             console.print(f"{name}: {row.reason}", highlight=False, markup=False)
+    if report.busy:
+        console.print(report.busy, highlight=False)
     if any(row.ratio for row in report.rows):
         console.print(f"The speed-up is over {report.baseline.removeprefix('cutlass_attn:')}.")
     if any(0 < row.inputs < asked and row.status == OK for row in report.rows):
@@ -58,6 +60,8 @@ def print_report(console: Console, report: Report) -> None:
         console.print(f"{reason}{rows}", highlight=False, markup=False)
     for name, reason in report.absent.items():
         console.print(f"{name}: {reason}", highlight=False, markup=False)
+    if report.busy:
+        console.print(report.busy, highlight=False)
     if report.aborted:
         console.print(f"stopped early: {report.aborted}", highlight=False, markup=False)
 

@@ -5,9 +5,11 @@ torch is imported where a GPU is timed, so that `cutlass-attn check` works witho
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,27 @@ def mean_host_us(run: Run, calls: int) -> float:
             gc.enable()
     synchronize()
     return total / calls / 1e3
+
+
+# {thread: nanoseconds on a core, and waiting for one}
+CoreTimes = dict[str, tuple[int, int]]
+
+
+def core_times() -> CoreTimes:
+    """Of this process's threads, as Linux counts them; empty where it does not."""
+    found = {}
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has ended
+            on_core, waiting, _ = map(int, file.read_text().split())
+            found[file.parent.name] = on_core, waiting
+    return found
+
+
+def waited(before: CoreTimes, after: CoreTimes) -> float | None:
+    """Part of the time in between that threads which could run had no core; None if unknown."""
+    known = after.keys() & before.keys()
+    on_core, waiting = (sum(after[x][i] - before[x][i] for x in known) for i in (0, 1))
+    return waiting / (on_core + waiting) if on_core + waiting else None
 
 
 def median_us(times: list[float]) -> float:

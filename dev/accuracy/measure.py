@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from cutlass_attn._attention import attention
+from cutlass_attn._build.facts import QUANTIZE
+from cutlass_attn._explain import explain
+from cutlass_attn.quantized import predicted_error
 
-from ..._attention import attention
-from ..._build.facts import QUANTIZE
-from ..._explain import explain
-from ...quantized import predicted_error
 from . import peer
 from .inputs import Inputs, limit, make
 

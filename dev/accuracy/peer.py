@@ -13,9 +13,8 @@ What is rounded is written out; all else is fp64.
 from __future__ import annotations
 
 import numpy as np
-
-from ...quantized import round_e4m3
-from ...testing import round_to
+from cutlass_attn.quantized import round_e4m3
+from cutlass_attn.testing import round_to
 
 _TILE, _STEP, _ROWS = 64, 32, 32
 _LARGEST_WEIGHT, _LARGEST_VALUE = 448.0, 2.25

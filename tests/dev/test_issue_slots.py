@@ -4,9 +4,10 @@ import re
 from collections import Counter
 
 import pytest
-from cutlass_attn.tools.sass import issue_slots
-from cutlass_attn.tools.sass.disassemble import parse_graphs
-from cutlass_attn.tools.sass.loops import (
+
+from dev.sass import issue_slots
+from dev.sass.disassemble import parse_graphs
+from dev.sass.loops import (
     Block,
     Instruction,
     SassError,
@@ -15,7 +16,7 @@ from cutlass_attn.tools.sass.loops import (
     reach,
     read_blocks,
 )
-from cutlass_attn.tools.sass.tiles import Tile, backward_tile_of
+from dev.sass.tiles import Tile, backward_tile_of
 
 # A loop from `head` on: one copy of its body with a rare branch, one that tests masks, then maybe a
 # copy of the next tile, in two versions. Of each block its name and where control goes from there.

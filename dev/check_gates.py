@@ -1,18 +1,17 @@
-#!/usr/bin/env python3
 """Gates on the machine code of the GPU kernels, read off the library without a GPU.
 
-    check_gates.py --library libcutlass_attn.so [--arch sm_89] [--tier core]
+    python -m dev.check_gates --library libcutlass_attn.so [--arch sm_89] [--tier core]
 
-For every compiled GPU row of the manifest and every score, what
-python/cutlass_attn/tools/gates/gates.toml says of machine code: registers, local memory, and of
-sm80 rows shared memory, which is no part of the code and follows from the tile. Of sm80 rows also:
+For every compiled GPU row of the manifest and every score, what gates/gates.toml says of machine
+code: registers, local memory, and of sm80 rows shared memory, which is no part of the code and
+follows from the tile. Of sm80 rows also:
 
 - registers few enough for the blocks per SM that the kernel asks for;
 - exactly as many HMMA (and of them those with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the
   tile implies. More of them mean that the compiler duplicated a loop body or that copies got
   narrower, fewer that work was lost;
 - with the identity score, a main loop that does what the tile asks for: its issue slots, which
-  issue_slots.py has a table of.
+  `python -m dev.issue_slots` has a table of.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 """
@@ -24,16 +23,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import repository  # noqa: F401, puts the next ones within reach
+from . import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
 import manifest_reader
 import manifest_rows
-from cutlass_attn.tools.gates.thresholds import FAIL, PASS, load_gates
-from cutlass_attn.tools.sass import disassemble as sass
-from cutlass_attn.tools.sass.issue_slots import model_of
-from cutlass_attn.tools.sass.loops import SassError
-from cutlass_attn.tools.sass.tiles import backward_tile_of, code_of, tile_of
+
+from .gates.thresholds import FAIL, PASS, load_gates
+from .sass import disassemble as sass
+from .sass.issue_slots import model_of
+from .sass.loops import SassError
+from .sass.tiles import backward_tile_of, code_of, tile_of
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
     options = parser.parse_args()
 
     rows = manifest_reader.load()
-    build = manifest_rows.Build(tier=options.tier, simt=False)
+    build = manifest_rows.Build(tier=options.tier, simt="none")
     resources = sass.read_resources(options.library, options.arch)
     loops = {
         (row.symbol, "identity"): tile
@@ -76,8 +76,8 @@ def main() -> int:
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
-            used, tile = resources[kernel], code_of(row.key, score)
-            smem = tile.smem_bytes if tile else None
+            used, code = resources[kernel], code_of(row.key, score)
+            smem = code.smem_bytes if code else None
             figures = sass.static_figures(used, counts[kernel], smem)
             head_dim = row.head_dims.qk if row.head_dims else 0
             for judged in load_gates().judge(row.kernel.name, head_dim, "", figures):
@@ -87,11 +87,11 @@ def main() -> int:
             if kernel in slots:
                 is_found = isinstance(slots[kernel], int)
                 gate("issue slots", slots[kernel], is_found, "a loop that does the tile's work")
-            if tile is None:
+            if code is None:
                 continue
-            limit = tile.register_limit()
+            limit = code.register_limit()
             gate("by blocks", used["REG"], used["REG"] <= limit, f"<= {limit} registers")
-            for operation, count in tile.counts().items():
+            for operation, count in code.counts().items():
                 measured = counts[kernel][operation]
                 gate(operation, measured, measured == count, str(count))
     print(f"{len(checked)} rows, {failures} gates failed")

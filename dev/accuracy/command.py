@@ -1,11 +1,9 @@
-"""The command `cutlass-attn accuracy`."""
+"""The command `python -m dev.accuracy`."""
 
 from __future__ import annotations
 
 import click
-from rich.table import Table
-
-from ..console import (
+from cutlass_attn.tools.console import (
     DTYPE,
     SIZE,
     command,
@@ -15,14 +13,16 @@ from ..console import (
     say,
     seed_option,
 )
-from ..document import document, write
-from ..experiment.environment import default_device, environment
+from cutlass_attn.tools.document import document, write
+from cutlass_attn.tools.experiment.environment import default_device, environment
+from rich.table import Table
+
 from .inputs import KINDS
 from .measure import MODES, PEER, Row, as_json, measure
 
 
 @command(
-    "cutlass-attn accuracy --mode qk --head-dim 128 --json errors.json",
+    "python -m dev.accuracy --mode qk --head-dim 128 --json errors.json",
     "a mode is off by more than its limit",
 )
 @click.option(

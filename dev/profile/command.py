@@ -1,35 +1,34 @@
-"""The command `cutlass-attn profile`."""
+"""The command `python -m dev.profile`."""
 
 from __future__ import annotations
 
 import sys
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from ... import tuning
-from ..._build.tuned_toml import Failing, Tuning, device_class
-from ..console import (
+from cutlass_attn import tuning
+from cutlass_attn._build.tuned_toml import Failing, Tuning, device_class
+from cutlass_attn.tools.console import (
     DTYPES,
     command,
     json_option,
     make_console,
-    ncu_option,
     progress_bar,
     say,
     shapes_option,
 )
-from ..document import write
-from ..experiment.problems import Shape
+from cutlass_attn.tools.document import write
+from cutlass_attn.tools.experiment.problems import Shape
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from ..gates.thresholds import FAIL, PASS
 from ..sass.disassemble import ToolNotFound
 from .measure import Report, run_profile
 
 
 @command(
-    "cutlass-attn profile --kernel sm80 --device sm_89",
+    "python -m dev.profile --kernel sm80 --device sm_89",
     "a gate fails, or cuobjdump is missing",
 )
 @click.option(
@@ -50,7 +49,7 @@ from .measure import Report, run_profile
     is_flag=True,
     help="Note in the tuning file which variants fail here: others are then preferred.",
 )
-@ncu_option
+@click.option("--ncu", metavar="PROGRAM", help="Nsight Compute, if not on PATH.")
 @json_option
 def profile(
     kernels: tuple[str, ...],
@@ -73,7 +72,7 @@ def profile(
         with progress_bar() as show:
             report = run_profile(kernels, dtypes, shapes, device, ncu, show)
     except ToolNotFound as error:
-        print(f"cutlass-attn profile: {error}", file=sys.stderr)
+        print(f"python -m dev.profile: {error}", file=sys.stderr)
         return 1
     _print(make_console(stderr=json_file == "-"), report)
     if json_file:
@@ -81,7 +80,7 @@ def profile(
     if mark:
         _mark(report)
     if report.interrupted:
-        print("cutlass-attn profile: interrupted, not all were measured", file=sys.stderr)
+        print("python -m dev.profile: interrupted, not all were measured", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
 

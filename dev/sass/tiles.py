@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ..._build.tile import FORWARD, TileShape, shape_of
-from ..._build.variant_key import parse
+from cutlass_attn._build.tile import FORWARD, REGISTERS, TileShape, shape_of
+from cutlass_attn._build.variant_key import parse
 
 # The loop's body is compiled for tiles that need the mask's test and for those that do not; that
 # of the general score once, for all. (Where Q stays in registers its loop is another one, over the
@@ -13,8 +13,6 @@ from ..._build.variant_key import parse
 BODIES, BODIES_GENERAL = 2, 1
 # A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
 COPIES, COPIES_Q = 2, 3
-
-REGISTERS = 65536  # of an SM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Issue slots of the mma.sync kernels' main loop on Ada; docs/notes/ada.md is about them.
 
-    issue_slots.py --library libcutlass_attn.so [--arch sm_89] [--json FILE]
+    python -m dev.issue_slots --library libcutlass_attn.so [--arch sm_89] [--json FILE]
 
 For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
 executes for one tile of keys which all its queries see, of a backward row for one step of its loop,
-and what they take of each unit, by the model of python/cutlass_attn/tools/sass/issue_slots.py.
+and what they take of each unit, by the model of sass/issue_slots.py.
 A .cubin of nvcc will do for the library.
 """
 
@@ -17,15 +16,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import repository  # noqa: F401, puts the next ones within reach
+from . import repository  # noqa: F401, puts the next ones within reach
 
 # isort: split
 import manifest_reader
 from cutlass_attn._build.variant_key import key_of
-from cutlass_attn.tools.sass import disassemble as sass
-from cutlass_attn.tools.sass.issue_slots import PARTS, model_of
-from cutlass_attn.tools.sass.loops import KINDS, SassError
-from cutlass_attn.tools.sass.tiles import backward_tile_of, tile_of
+
+from .sass import disassemble as sass
+from .sass.issue_slots import PARTS, model_of
+from .sass.loops import KINDS, SassError
+from .sass.tiles import backward_tile_of, tile_of
 
 
 def print_tables(found: dict[str, dict[str, Any]]) -> None:

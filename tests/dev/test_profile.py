@@ -1,7 +1,6 @@
-"""cutlass_attn.tools.gates and `cutlass-attn profile`, on machine code and figures made by hand."""
+"""dev.gates and `python -m dev.profile`, on machine code and figures made by hand."""
 
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -13,13 +12,15 @@ import pytest
 import torch
 from cutlass_attn import _C, jit, variants
 from cutlass_attn._build.variant_key import PREFIXES, key_of, symbol_of
-from cutlass_attn.tools import cli
+from cutlass_attn.tools import console
 from cutlass_attn.tools.experiment.problems import Shape
-from cutlass_attn.tools.gates import ncu
-from cutlass_attn.tools.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
-from cutlass_attn.tools.profile import measure as profile
-from cutlass_attn.tools.sass import disassemble as sass
-from cutlass_attn.tools.sass.tiles import Tile, tile_of
+
+from dev.gates import ncu
+from dev.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
+from dev.profile import measure as profile
+from dev.profile.command import profile as the_command
+from dev.sass import disassemble as sass
+from dev.sass.tiles import Tile, tile_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -55,6 +56,10 @@ LISTING = """
         /*0010*/                   LDL.64 R4, [R1] ;
         /*0020*/                   EXIT ;
 """
+
+
+def main(arguments):
+    return console.run(the_command, "python -m dev.profile", arguments)
 
 
 def verdicts(kernel, head_dim, op, **figures):
@@ -291,8 +296,8 @@ def fake_ncu(tmp_path, monkeypatch):
 
 def test_a_variant_is_measured_and_judged(fake_ncu, capsys):
     program, _ = fake_ncu
-    command = ["profile", "--ncu", str(program), "--kernel", KEY, "--json", "-"]
-    assert cli.main([*command, "--shape", "4,32,32,4096,4096,64"]) == 0
+    command = ["--ncu", str(program), "--kernel", KEY, "--json", "-"]
+    assert main([*command, "--shape", "4,32,32,4096,4096,64"]) == 0
     report = json.loads(capsys.readouterr().out)
     (row,) = report["rows"]
     assert report["ok"] and report["static_only"] is None and row["kernel"] == KEY
@@ -308,14 +313,12 @@ def test_a_variant_is_measured_and_judged(fake_ncu, capsys):
     log = program.with_suffix(".log").read_text().splitlines()
     assert len(log) == 2
     assert "--clock-control none" in log[1] and CONFLICTS in log[1] and WAVEFRONTS in log[1]
-    assert log[1].endswith(
-        f"cutlass_attn.tools.profile.launch {KEY} float16 4,32,32,4096,4096,64 whole cuda"
-    )
+    assert log[1].endswith(f"launch.py {KEY} float16 4,32,32,4096,4096,64 whole cuda")
 
 
 def test_what_was_measured_before_an_interruption_is_kept(fake_ncu, monkeypatch, capsys):
     program, _ = fake_ncu
-    command = ["profile", "--ncu", str(program), "--kernel", KEY, "--json", "-"]
+    command = ["--ncu", str(program), "--kernel", KEY, "--json", "-"]
     command += ["--shape", "4,32,32,4096,4096,64", "--shape", "2,32,32,4096,4096,64"]
     measure, calls = ncu.measure, []
 
@@ -327,7 +330,7 @@ def test_what_was_measured_before_an_interruption_is_kept(fake_ncu, monkeypatch,
 
     monkeypatch.setattr(ncu, "measure", interrupted)
     at = 2
-    assert cli.main(command) == 130
+    assert main(command) == 130
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert report["interrupted"] and not report["ok"] and "interrupted" in said.err
@@ -341,7 +344,7 @@ def test_what_was_measured_before_an_interruption_is_kept(fake_ncu, monkeypatch,
 def test_a_gate_that_fails_is_an_exit_status(fake_ncu, capsys):
     program, answer = fake_ncu
     answer.write_text(CSV.replace("55.5", "31"))
-    assert cli.main(["profile", "--ncu", str(program), "--kernel", KEY]) == 1
+    assert main(["--ncu", str(program), "--kernel", KEY]) == 1
     text = capsys.readouterr().out
     assert "FAIL" in text and ">= 40" in text and "31 %" in text
 
@@ -382,11 +385,11 @@ def test_variants_of_a_kernel_run_the_shapes_that_they_fit(monkeypatch):
 def test_a_kernel_is_profiled_in_the_shapes_that_it_takes(fake_ncu, monkeypatch, capsys):
     monkeypatch.setattr(profile, "explain", named(lambda v, q: q.shape[-1] <= v.head_dim))
     program, _ = fake_ncu
-    command = ["profile", "--ncu", str(program), "--kernel", "wmma", "--dtype", "fp16"]
-    assert cli.main([*command, "--shape", "1,4,4,1024,1024,128", "--json", "-"]) == 0
+    command = ["--ncu", str(program), "--kernel", "wmma", "--dtype", "fp16"]
+    assert main([*command, "--shape", "1,4,4,1024,1024,128", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["kernel"] for row in rows] == ["wmma/f16/d128/128x64x8"]
-    assert cli.main([*command, "--shape", "1,4,4,1024,1024,256"]) == 2
+    assert main([*command, "--shape", "1,4,4,1024,1024,256"]) == 2
     assert "none of the variants asked for takes" in capsys.readouterr().err
 
 
@@ -411,7 +414,7 @@ def test_reasons_are_printed_as_they_are(monkeypatch, capsys):
     monkeypatch.setattr(profile, "environment", lambda device: {})
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [row])
     monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["profile", "--device", "sm_89", "--kernel", KEY]) == 1
+    assert main(["--device", "sm_89", "--kernel", KEY]) == 1
     assert reason in capsys.readouterr().out
 
 
@@ -423,18 +426,18 @@ def test_variants_that_fail_are_marked_in_the_tuning_file(fake_ncu, monkeypatch,
     monkeypatch.setenv("CUTLASS_ATTN_TUNING", str(file))
     properties = SimpleNamespace(shared_memory_per_multiprocessor=228 * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    command = ["profile", "--ncu", str(program), "--kernel", KEY, "--mark"]
-    assert cli.main(command) == 0
+    command = ["--ncu", str(program), "--kernel", KEY, "--mark"]
+    assert main(command) == 0
     assert other in file.read_text() and KEY not in file.read_text()
     answer.write_text(CSV.replace("55.5", "31"))
-    assert cli.main(command) == 1
+    assert main(command) == 1
     assert f'"{KEY}" = "tensor-pipe utilisation 31 %, >= 40 allowed"' in file.read_text()
     # A call with one query is judged by other gates: it leaves the mark.
-    cli.main([*command, "--shape", "16,32,8,1,8192,64"])
+    main([*command, "--shape", "16,32,8,1,8192,64"])
     assert f'"{KEY}" = "tensor-pipe' in file.read_text()
     assert other in file.read_text()
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [])
-    assert cli.main([*command, "--device", "sm_89"]) == 2
+    assert main([*command, "--device", "sm_89"]) == 2
     assert "--mark is for measured figures" in capsys.readouterr().err
 
 
@@ -449,7 +452,7 @@ def test_a_launch_that_cannot_be_measured_says_why(fake_ncu, monkeypatch, capsys
     program, answer = fake_ncu
     answer.write_text(said)
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [])
-    assert cli.main(["profile", "--ncu", str(program), "--kernel", KEY]) == 1
+    assert main(["--ncu", str(program), "--kernel", KEY]) == 1
     assert message in capsys.readouterr().out
 
 
@@ -457,13 +460,13 @@ def test_without_nsight_compute_the_machine_code_is_judged(monkeypatch, capsys):
     monkeypatch.setattr(_C, "device_info", lambda *_: {"compute_capability": 90, "unavailable": ""})
     monkeypatch.setattr(profile, "environment", lambda device: {})
     monkeypatch.setattr(profile, "static_rows", lambda chosen, arch, show: [profile.Row(KEY, None)])
-    assert cli.main(["profile", "--ncu", "/nowhere/ncu", "--kernel", KEY]) == 0
+    assert main(["--ncu", "/nowhere/ncu", "--kernel", KEY]) == 0
     assert "The machine code alone" in (text := capsys.readouterr().out)
     assert "no Nsight Compute at /nowhere/ncu" in text
 
 
 def test_machine_code_of_this_build():
-    """tests/sass/check_gates.py has them all; other architectures have no code in the library."""
+    """dev/check_gates.py has them all; other architectures have no code in the library."""
     try:
         sass.cuobjdump()
     except sass.ToolNotFound as error:
@@ -486,7 +489,7 @@ def test_without_cuobjdump_the_command_says_so(monkeypatch, capsys):
         raise sass.ToolNotFound("no cuobjdump")
 
     monkeypatch.setattr(profile, "static_rows", fail)
-    assert cli.main(["profile", "--device", "sm_89", "--kernel", KEY]) == 1
+    assert main(["--device", "sm_89", "--kernel", KEY]) == 1
     assert "no cuobjdump" in capsys.readouterr().err
 
 
@@ -497,8 +500,8 @@ def test_a_gpu_kernel_is_measured(tmp_path):
     except ncu.NcuError as error:
         pytest.skip(str(error))
     path = tmp_path / "profile.json"
-    arguments = ["profile", "--kernel", KEY, "--shape", "1,4,4,1024,1024,64", "--json", str(path)]
-    assert cli.main(arguments) in (0, 1)
+    arguments = ["--kernel", KEY, "--shape", "1,4,4,1024,1024,64", "--json", str(path)]
+    assert main(arguments) in (0, 1)
     (row,) = json.loads(path.read_text())["rows"]
     measured = {gate["gate"]: gate["measured"] for gate in row["gates"]}
     assert row["reason"] is None and None not in measured.values()
@@ -526,20 +529,13 @@ def test_which_variants_and_shapes():
     "arguments", [["--device", "cpu"], ["--shape", "1,2"], ["--dtype", "int8"]]
 )
 def test_wrong_arguments_are_refused(arguments, capsys):
-    assert cli.main(["profile", *arguments]) == 2
-    assert capsys.readouterr().err.lstrip().startswith("cutlass-attn profile: ")
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.lstrip().startswith("python -m dev.profile: ")
 
 
 def test_help_names_the_gates(capsys):
-    assert cli.main(["profile", "--help"]) == 0
+    assert main(["--help"]) == 0
     assert "tensor-pipe utilisation" in " ".join(capsys.readouterr().out.split())
-
-
-def test_nothing_of_it_is_imported_with_the_package():
-    names = {"cutlass_attn.tools"}
-    code = f"import sys, cutlass_attn; assert not {names} & set(sys.modules)"
-    environment = {**os.environ, "CUTLASS_ATTN_TUNING": ""}  # a tuning file asks for some of it
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_warnings_of_cuobjdump_are_dropped_and_errors_are_not(monkeypatch, capfd, tmp_path):

@@ -1,4 +1,4 @@
-"""`cutlass-attn profile`: every GPU variant's figures beside its gates.
+"""`python -m dev.profile`: every GPU variant's figures beside its gates.
 
 Measured by Nsight Compute where there is a GPU and the program; else read off the machine code.
 """
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ... import _C
-from ..._build.variant_key import key_of
-from ..._explain import explain
-from ..._explanation import Explanation
-from ..._variants import Variant, variants
-from ...devices import CUDA, parse_device
-from ..document import Document, document
-from ..experiment.environment import environment
-from ..experiment.problems import Shape
+from cutlass_attn import _C
+from cutlass_attn._build.variant_key import key_of
+from cutlass_attn._explain import explain
+from cutlass_attn._explanation import Explanation
+from cutlass_attn._variants import Variant, variants
+from cutlass_attn.devices import CUDA, parse_device
+from cutlass_attn.tools.document import Document, document
+from cutlass_attn.tools.experiment.environment import environment
+from cutlass_attn.tools.experiment.problems import Shape
+
 from ..gates import ncu
 from ..gates.thresholds import FAIL, Judgement, load_gates
 from ..sass import disassemble as sass
@@ -153,7 +154,7 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
 
     Hopper's own kernels have theirs for sm_90a.
     """
-    from ... import jit
+    from cutlass_attn import jit
 
     progress("reading the library", 0, len(chosen))
     library: dict[str, _Library] = {}
@@ -192,7 +193,7 @@ def _compiled_for() -> list[str]:
 
 def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
     """Of a variant that NVRTC compiles."""
-    from ... import jit
+    from cutlass_attn import jit
 
     if variant.key not in jit.units():
         raise ValueError(f"the library has no machine code of it for {arch}")
@@ -281,8 +282,7 @@ def measured_rows(
         causal = "causal" if shape.causal else "whole"
         launch = [
             sys.executable,
-            "-m",
-            "cutlass_attn.tools.profile.launch",
+            str(Path(__file__).with_name("launch.py")),
             variant.key,
             variant.dtype,
         ]

@@ -1,6 +1,6 @@
 """The program that Nsight Compute watches: it launches one kernel while its profiler is on.
 
-python -m cutlass_attn.tools.profile.launch KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
+python dev/profile/launch.py KERNEL DTYPE B,HQ,HKV,SQ,SK,D CAUSAL DEVICE
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import sys
 from typing import Any
 
 import torch
-
-from ..._attention import attention
-from ..._variants import accumulate_of, quantize_of
-from ..experiment.problems import Problem, parse_shape
+from cutlass_attn._attention import attention
+from cutlass_attn._variants import accumulate_of, quantize_of
+from cutlass_attn.tools.experiment.problems import Problem, parse_shape
 
 
 def main(kernel: str, dtype: str, shape: str, causal: str, device: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 sys.path.insert(0, str(ROOT / "kernels"))
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
-from ...testing import round_to
+from cutlass_attn.testing import round_to
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
-"""`cutlass-attn accuracy`: what it prints and writes, and when it fails."""
+"""`python -m dev.accuracy`: what it prints and writes, and when it fails."""
 
 import json
 
 import numpy as np
 import pytest
 from cutlass_attn import quantized
-from cutlass_attn.tools import cli
-from cutlass_attn.tools.accuracy import inputs
+from cutlass_attn.tools import console
+
+from dev.accuracy import inputs
+from dev.accuracy.command import accuracy
 
 SMALL = [
-    "accuracy",
     "--device",
     "cpu",
     "--seqlen",
@@ -23,8 +24,12 @@ SMALL = [
 ]
 
 
+def main(arguments):
+    return console.run(accuracy, "python -m dev.accuracy", arguments)
+
+
 def test_table(capsys):
-    assert cli.main([*SMALL, "--inputs", "sink"]) == 0
+    assert main([*SMALL, "--inputs", "sink"]) == 0
     text = capsys.readouterr().out
     assert "32 queries, 128 keys, float16, on cpu" in text
     for word in ("random", "sink", "none", "qk", "sage2++", "predicted", "SageAttention 2++"):
@@ -33,7 +38,7 @@ def test_table(capsys):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_json(capsys, dtype):
-    assert cli.main([*SMALL, "--json", "-", "--dtype", dtype, "--mode", "qk"]) == 0
+    assert main([*SMALL, "--json", "-", "--dtype", dtype, "--mode", "qk"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert (written["schema"], written["command"], written["ok"]) == (2, "accuracy", True)
     assert written["environment"]["numpy"] == np.__version__
@@ -49,14 +54,14 @@ def test_json(capsys, dtype):
 
 def test_an_error_above_its_limit(monkeypatch, capsys):
     monkeypatch.setitem(inputs.LIMITS, "qk", (0.001, 0.001))
-    assert cli.main(SMALL) == 1
+    assert main(SMALL) == 1
     assert "marked with * is above its limit" in capsys.readouterr().out
 
 
 def test_refusals(capsys):
-    assert cli.main([*SMALL, "--dtype", "fp32"]) == 2
+    assert main([*SMALL, "--dtype", "fp32"]) == 2
     assert "q, k and v are float32" in capsys.readouterr().err
-    assert cli.main([*SMALL, "--seqlen", "33"]) == 2
+    assert main([*SMALL, "--seqlen", "33"]) == 2
     assert "33 queries" in capsys.readouterr().err
 
 

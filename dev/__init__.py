@@ -1,0 +1,9 @@
+"""Instruments for work on the kernels: run from a checkout, not in the wheel.
+
+    python -m dev.check_gates --library libcutlass_attn.so    SASS against gates; ctest runs it
+    python -m dev.issue_slots --library libcutlass_attn.so    what a main loop takes of each unit
+    python -m dev.profile                                     Nsight Compute against gates
+    python -m dev.accuracy                                    errors of products in 8 bits
+
+The package never imports it.
+"""

@@ -1,0 +1,1 @@
+"""`python -m dev.profile`: every GPU variant's figures beside its gates."""

@@ -1,1 +1,0 @@
-"""`cutlass-attn profile`: every GPU variant's figures beside its gates."""
