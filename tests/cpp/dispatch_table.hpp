@@ -1,10 +1,11 @@
-// The table that test_dispatch.cpp chooses from, in place of the generated ones, and the devices
-// and calls that it asks with. For test_dispatch.cpp only.
+// The table that dispatch chooses from in tests, in place of the generated ones, and the devices
+// and calls that they ask with. For one file of a program.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "check.hpp"
 #include "runtime/dispatch.hpp"
 
 using namespace cutlass_attn;
@@ -214,3 +215,35 @@ std::string const& cutlass_attn::why_failing(int smem_kb, std::string const& key
                          (smem_kb == 164 && key.find("tiled/f16/d96v96/") == 0);
   return is_marked ? slow : none;
 }
+
+namespace {
+
+[[maybe_unused]] Variant const& find(std::string const& key) {
+  for (Variant const& v : registry()) {
+    if (v.info.key == key) return v;
+  }
+  std::abort();
+}
+
+[[maybe_unused]] std::string reason(std::string const& key, Problem const& p,
+                                    DeviceInfo const& device) {
+  return why_not(find(key), p, device);
+}
+
+[[maybe_unused]] std::string chosen(Problem const& p, DeviceInfo const& device,
+                                    std::string const& kernel) {
+  Status status;
+  Variant const* const v = select(p, Op::kForward, device, kernel, status);
+  CHECK_EQ(v == nullptr, !status.ok());
+  return v == nullptr ? "" : v->info.key;
+}
+
+[[maybe_unused]] std::string refusal(Problem const& p, DeviceInfo const& device,
+                                     std::string const& kernel, StatusCode code) {
+  Status status;
+  CHECK(select(p, Op::kForward, device, kernel, status) == nullptr);
+  CHECK_EQ(int(status.code), int(code));
+  return status.message;
+}
+
+}  // namespace
