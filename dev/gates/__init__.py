@@ -1,4 +1,4 @@
-"""Gates: what a good kernel's figures have to be, and how Nsight Compute reads them.
+"""Gates: thresholds for a kernel's figures, and how Nsight Compute measures the figures.
 
 gates.toml has the thresholds, per class of kernel. Figures of machine code are read by dev/sass.
 """

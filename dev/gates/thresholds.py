@@ -1,4 +1,4 @@
-"""The gates of gates.toml, and what a kernel's figures are beside them."""
+"""Reads gates.toml and compares the figures of kernels with its thresholds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASS, FAIL, SHOWN, UNKNOWN = "pass", "FAIL", "-", "not measured"
 
 @dataclass(frozen=True)
 class Gate:
-    """A figure: what it is, and the metrics of Nsight Compute that it is read from."""
+    """A figure, and the metrics of Nsight Compute that it is computed from."""
 
     name: str
     what: str
@@ -77,14 +77,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Class:
-    """Kernels that are judged alike: thresholds by kind of call and gate."""
+    """Kernels with common thresholds, by kind of call and gate."""
 
     kernels: tuple[str, ...]
     thresholds: Mapping[str, Mapping[str, Threshold]]  # "always", "forward", "decode"
 
 
 class Gates:
-    """What gates.toml says."""
+    """The content of gates.toml."""
 
     def __init__(self, gates: dict[str, Gate], classes: list[Class]) -> None:
         self.gates = gates

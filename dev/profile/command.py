@@ -60,7 +60,7 @@ def profile(
     ncu: str | None,
     json_file: str | None,
 ) -> int:
-    """Judge the GPU kernels by their gates.
+    """Check GPU kernels against performance thresholds ("gates"), with Nsight Compute.
 
     Runs every GPU variant once under Nsight Compute, by default on 4x4096 queries and keys and on a
     decode call, and judges tensor-pipe utilisation, DRAM throughput, bank conflicts, warps active,

@@ -1,4 +1,4 @@
-"""Machine code of the kernels: what it has and what it should have, read without a GPU.
+"""Reads the machine code of kernels, without a GPU, and knows what it should contain.
 
 Nothing here imports the package but `_build`: ctest reads a library before it is installed.
 """

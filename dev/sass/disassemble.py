@@ -1,5 +1,5 @@
-"""What cuobjdump and nvdisasm say of compiled kernels: registers, local memory, instructions and
-control flow.
+"""Runs cuobjdump and nvdisasm on compiled kernels and parses their output: registers, local memory,
+instructions and control flow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the machine code of an mma.sync kernel has to be, by its tile and score."""
+"""Expected instruction counts, registers and shared memory of mma.sync kernels, by their tile."""
 
 from __future__ import annotations
 

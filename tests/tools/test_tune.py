@@ -140,7 +140,8 @@ def test_nvrtc_compiles_a_tile_that_is_no_row():
     if reason := jit.available():
         pytest.skip(reason)
     found = tune.evaluate(task_of(device="cpu"), "32x32x2", BASE)
-    assert found["rejected"] == "time" and "spill" not in found["reason"]
+    assert found["rejected"] == "time"
+    assert found["reason"].startswith("unsupported: needs operands on a CUDA device")
 
 
 # --- The search -----------------------------------------------------------------------------------

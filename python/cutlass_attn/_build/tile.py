@@ -1,7 +1,7 @@
-"""The tile of an mma.sync kernel: what kernels/sm80/config.hpp asserts of it, in numbers.
+"""The tile of an mma.sync kernel: the assertions of kernels/sm80/config.hpp in Python.
 
-It is stated a second time here, so that a tile of the user's tuning file is judged without a
-compiler; dev/sass/tiles.py judges by it what a compiler made of the first.
+They are repeated here so that a tile of the user's tuning file is checked without a compiler.
+dev/sass/tiles.py compares compiled kernels with them.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from .experiment.problems import Problem, Shape
 from .experiment.report import OK, Report
 from .experiment.runner import MIN_ROUNDS, Plan, Progress, describe_method, run
 
-# What the plainest kernel takes is what others are compared with.
+# Speed-ups are relative to the plainest kernel.
 _PLAINEST = "scalar/minimal"
-# Two tiles of the largest there are, ragged at the end, with shared heads; an emulated kernel takes
-# a second or two for it. The full one is the shape that this library's times are quoted at.
+# Two of the largest tiles, ragged at the end, with GQA; an emulated kernel needs a second or two.
+# FULL_SHAPE is the shape of the times in the documentation.
 SHAPE, INPUTS = Shape(1, 4, 2, 195, 195, 64), 2
 FULL_SHAPE, FULL_INPUTS = Shape(2, 8, 8, 512, 512, 64), 5
 
@@ -32,8 +32,8 @@ def run_check(
     inputs: int = INPUTS,
     seed: int = 0,
 ) -> Report:
-    """Judges and times the kernels asked for, each of which has to run, or all that can and
-    PyTorch's backends beside them.
+    """Compares kernels with fp64 and times them: those in `kernels`, each of which has to run, or
+    all that can run, with PyTorch's backends.
 
     Raises ValueError for a problem that cannot be set up, such as heads that do not divide, and for
     a kernel that is unknown.
@@ -55,7 +55,7 @@ def run_all(
     seed: int,
     timing: str = "events",
 ) -> Report:
-    """A report of these implementations and those of PyTorch's backends that can run."""
+    """A report of these implementations and of the PyTorch backends that can run."""
     impls = [*impls, *(torchs(backends) if importlib.util.find_spec("torch") else [])]
     baseline = next((x.name for x in impls if x.name.startswith(f"{OURS}:{_PLAINEST}/")), "")
     plan = Plan([problem], impls, device, MIN_ROUNDS, timing, inputs=inputs, seed=seed, whole=True)
@@ -72,7 +72,7 @@ def run_all(
 
 
 def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
-    """Of the candidates those that take the problem. Raises ValueError if it contradicts itself."""
+    """The candidates that accept the problem. Raises ValueError for a problem no call can have."""
     sample = problem.inputs(device, 0)
     found = []
     for name in candidates(accumulate, problem.dtype):
@@ -88,8 +88,8 @@ def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
 
 
 def candidates(accumulate: str, dtype: str) -> list[str]:
-    """The compiled variants, and the kernels that have none of them for this dtype: each of these
-    runs its best variant, compiled at first use."""
+    """The compiled variants, and the kernels without one for this dtype: such a kernel compiles its
+    best variant at first use."""
     there = [
         v
         for v in variants()

@@ -1,4 +1,4 @@
-"""The command `cutlass-attn`: what an installation is, if its kernels are right, and how fast."""
+"""The command `cutlass-attn`: inspects an installation, checks its kernels and times them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @click.group(context_settings={"max_content_width": 100})
 @click.version_option(build_info().version)
 def cutlass_attn() -> None:
-    """What this installation is, whether its kernels are right, and how fast they are."""
+    """Inspect this installation, check its kernels and time them."""
 
 
 @command("cutlass-attn info")
@@ -116,12 +116,16 @@ def _torch_version() -> str:
     "cutlass-attn check --full --kernel sm80 --json result.json",
     "one of this library's kernels is wrong, or one that was asked for cannot run",
 )
-@click.option("--full", is_flag=True, help="The shape that times are quoted at, also emulated.")
-@click.option("--batch", type=SIZE, help="By default of the shape that --full or a GPU choose.")
+@click.option("--full", is_flag=True, help="Use the large shape of GPUs for emulated kernels, too.")
+@click.option(
+    "--batch", type=SIZE, help="Default: that of a small shape on the CPU, of a large one on a GPU."
+)
 @click.option("--heads", type=SIZE, help="Query heads.")
-@click.option("--heads-kv", type=SIZE, help="Key and value heads; with --heads as many by default.")
+@click.option(
+    "--heads-kv", type=SIZE, help="Key and value heads; defaults to --heads if that is given."
+)
 @click.option("--seqlen", type=SIZE, help="Queries.")
-@click.option("--seqlen-k", type=SIZE, help="Keys; with --seqlen as many by default.")
+@click.option("--seqlen-k", type=SIZE, help="Keys; defaults to --seqlen if that is given.")
 @click.option("--head-dim", type=SIZE, default=64)
 @click.option("--dtype", type=DTYPE, default="fp16")
 @click.option("--causal", is_flag=True)
@@ -129,7 +133,7 @@ def _torch_version() -> str:
     "--accumulate",
     type=click.Choice(ACCUMULATE),
     default="fp32",
-    help="What the kernels add products up in: docs/accumulation.md.",
+    help="Accumulator precision of the two products: docs/accumulation.md.",
 )
 @click.option("--device", help='"cpu", "cuda" or "cuda:N"; by default a usable GPU, else the CPU.')
 @click.option(
@@ -138,7 +142,7 @@ def _torch_version() -> str:
     multiple=True,
     help="Only this kernel or variant, such as sm80 or scalar/tiled; may be repeated.",
 )
-@click.option("--inputs", type=SIZE, help="Random inputs.")
+@click.option("--inputs", type=SIZE, help="How many random inputs each kernel is checked on.")
 @seed_option
 @json_option
 @click.option(
@@ -201,7 +205,7 @@ def check(
 
 
 def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
-    """The shape that is asked for: what is not given is that of `base`."""
+    """The shape asked for; sizes that are not given are those of `base`."""
     heads, seqlen = given["heads"] or base.heads_q, given["seqlen"] or base.seqlen_q
     return Shape(
         given["batch"] or base.batch,
@@ -235,7 +239,7 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
     "options",
     type=click.Choice(list(OPTIONS)),
     multiple=True,
-    help="What else the calls ask for; may be repeated (none).",
+    help="An option of the calls, such as a mask; may be repeated (none).",
 )
 @click.option(
     "--kernel",
@@ -249,7 +253,10 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
     multiple=True,
     help="Only this one, such as torch:flash, torch, cutlass_attn or xformers; may be repeated.",
 )
-@click.option("--baseline", help="Of the ratios (torch:flash, or the grid's own).")
+@click.option(
+    "--baseline",
+    help="Implementation that ratios are relative to (torch:flash, or the grid's own).",
+)
 @click.option("--device", default="cuda", help='"cpu", "cuda" or "cuda:N".')
 @click.option(
     "--timing",
@@ -265,14 +272,14 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
     help="Where to write the result, - is stdout; by default <device>-<grid>.json, in a checkout "
     "of the sources in benchmarks/results.",
 )
-@click.option("--commit", help="For the record; by default that of the checkout.")
+@click.option("--commit", help="Commit to note in the result; by default that of the checkout.")
 @click.option("--plot", metavar="FILE", help="Measure nothing, draw this result instead.")
 @click.option("--out", metavar="FOLDER", default=".", help="Where --plot writes PNG and SVG files.")
 def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **given: Any) -> int:
-    """Time the kernels beside PyTorch's and other libraries'.
+    """Time the kernels beside PyTorch's and those of other libraries.
 
-    Every attention library that can be imported runs, in interleaved rounds on the same random
-    inputs, and is compared with fp64. The result is written as JSON.
+    Runs every attention library that can be imported, in interleaved rounds on the same random
+    inputs, and compares each result with fp64. Writes the times as JSON.
     """
     if plot:
         return _plot(plot, Path(out))
@@ -326,7 +333,7 @@ def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **g
 
 
 def _grid(device: str, given: dict[str, Any]) -> Grid:
-    """What to time. Raises ValueError for --grid beside --shape, or no shape."""
+    """The problems to time. Raises ValueError for --grid together with --shape, or no shape."""
     if given["shapes"] and given["grid"]:
         raise ValueError("--grid and --shape exclude each other")
     causal = given["causal"]
@@ -351,7 +358,7 @@ def _grid(device: str, given: dict[str, Any]) -> Grid:
 
 
 def _plotting() -> ModuleType:
-    """The module that draws. Raises ValueError without matplotlib."""
+    """The plotting module. Raises ValueError if matplotlib is not installed."""
     try:
         return importlib.import_module(".experiment.plot", __package__)
     except ImportError:
@@ -377,17 +384,17 @@ def _plot(file: str, folder: Path) -> int:
 )
 @click.argument("kernels", nargs=-1, required=True, metavar="KERNEL...")
 @click.option(
-    "--device", default="cuda", help='"cuda" or "cuda:N"; "sm_89", say, for a GPU not here.'
+    "--device",
+    default="cuda",
+    help='"cuda" or "cuda:N"; for a GPU elsewhere its architecture, such as "sm_89".',
 )
 @json_option
 def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
-    """Compile kernels ahead of the calls that want them.
+    """Compile kernels that are not in this build, before a call needs them.
 
-    They are those that the build left out.
-
-    KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80 for all of its own;
-    `cutlass-attn info` lists them. Each takes 2 to 20 s and is kept on disk, so that no call waits
-    for the compiler.
+    KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80, which stands for all
+    its variants; `cutlass-attn info` lists both. A variant compiles in 2 to 20 s and is cached on
+    disk, so that no call waits for the compiler.
     """
     console = make_console(stderr=json_file == "-")
     reason = ""
@@ -410,13 +417,13 @@ def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
 
 
 @command("cutlass-attn cache\ncutlass-attn cache --clear", "the folder is refused")
-@click.option("--clear", is_flag=True, help="Remove all of them.")
+@click.option("--clear", is_flag=True, help="Remove all compiled kernels.")
 @json_option
 def cache(clear: bool, json_file: str | None) -> int:
     """List or remove the kernels compiled at first use.
 
-    They are kept in $CUTLASS_ATTN_CACHE, else in cutlass_attn under $XDG_CACHE_HOME or ~/.cache,
-    and take $CUTLASS_ATTN_CACHE_SIZE at most (1G); those unused for longest go first.
+    The cache is $CUTLASS_ATTN_CACHE, else the folder cutlass_attn under $XDG_CACHE_HOME or
+    ~/.cache. It holds at most $CUTLASS_ATTN_CACHE_SIZE (1G); the least recently used are removed.
     """
     console = make_console(stderr=json_file == "-")
     try:
@@ -450,7 +457,7 @@ def cache(clear: bool, json_file: str | None) -> int:
 @command('eval "$(cutlass-attn completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print what makes a shell complete this command's words."""
+    """Print a shell completion script."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""What the commands share: the terminal, and the options that several of them have."""
+"""What the commands share: terminal output, and options that several commands have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_STATUS = {
 
 
 def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose help ends with an example and its exit statuses; `fails` is what 1 means."""
+    """A command whose help ends with an example and exit statuses; `fails` explains status 1."""
     meant = {code: text.format(fails) for code, text in EXIT_STATUS.items()}
     lines = [f"{code:>3}  {text}" for code, text in meant.items() if text]
     epilog = "\b\nExample:\n  " + example.replace("\n", "\n  ")
@@ -49,7 +49,7 @@ def run(given: click.Command, program: str, arguments: Sequence[str] | None = No
 
 
 class _Parsed(click.ParamType):
-    """An option's value by a function, whose ValueError main() prints as any other."""
+    """An option whose value a function parses; run() prints its ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
@@ -67,7 +67,7 @@ BOTH_MASKS = {"both": (False, True), "no": (False,), "yes": (True,)}
 json_option = click.option(
     "--json", "json_file", metavar="FILE", help="Also write the result there as JSON; - is stdout."
 )
-seed_option = click.option("--seed", type=int, default=0, help="Of the random inputs.")
+seed_option = click.option("--seed", type=int, default=0, help="Seed of the random inputs.")
 shapes_option = click.option(
     "--shape",
     "shapes",
@@ -77,12 +77,15 @@ shapes_option = click.option(
     help="Batch, query heads, key heads, queries, keys, head dim; may be repeated.",
 )
 causal_option = click.option(
-    "--causal", type=click.Choice(list(BOTH_MASKS)), default="both", help="Masks of each shape."
+    "--causal",
+    type=click.Choice(list(BOTH_MASKS)),
+    default="both",
+    help="Whether to use a causal mask, or each shape with and without.",
 )
 
 
 def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
-    """Each shape without and with a causal mask; to one query that shows every key."""
+    """Each shape without and with a causal mask; one query without, as it would see every key."""
     return tuple(
         shape.masked(mask)
         for shape in shapes
@@ -91,20 +94,20 @@ def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Wide enough for the tables: a wrapped line can be read, a shortened number cannot."""
+    """A console wide enough for the tables: rich shortens numbers that do not fit."""
     console = Console(stderr=stderr)
     console.width = max(console.width, 170)
     return console
 
 
 def say(console: Console, text: str) -> None:
-    """A line as it is."""
+    """Prints a line without markup or highlighting."""
     console.print(text, highlight=False, markup=False)
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for as long as the context; it gives show(what, done, total)."""
+    """Shows a progress bar on stderr; yields show(what, done, total)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""The one form in which every command writes its result as JSON."""
+"""The JSON format of all commands' results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypedDict
 
-# 1 was of `bench` alone; a file of it is still read.
+# Schema 1 was that of `bench` alone; its files can still be read.
 SCHEMA = 2
 
 
 class Document(TypedDict, total=False):
-    """What all results have; each command adds its own entries, docs/benchmarking.md has them."""
+    """Entries of all results. Each command adds its own: docs/benchmarking.md."""
 
     schema: int
     command: str  # "check", "bench", "profile", ...
@@ -31,13 +31,13 @@ def now() -> str:
 def document(
     command: str, ok: bool, rows: Iterable[Mapping[str, Any]], date: str = "", **entries: Any
 ) -> Document:
-    """A result as it is written."""
+    """A result in the format that is written."""
     head: Any = {"schema": SCHEMA, "command": command, "ok": ok, "date": date or now()}
     return head | entries | {"rows": [dict(row) for row in rows]}  # type: ignore[no-any-return]
 
 
 def dumps(result: Document) -> str:
-    """As text, a line per row; what is not a number is null, as JSON has no NaN."""
+    """JSON text with a line per row. NaN and infinities become null, as JSON has none."""
     head: dict[str, Any] = dict(_without_nan(result))
     rows = head.pop("rows")
     text = json.dumps(head, indent=1).removesuffix("\n}")
@@ -46,7 +46,7 @@ def dumps(result: Document) -> str:
 
 
 def write(result: Document, file: str) -> None:
-    """Into a file, or on stdout for "-"."""
+    """Writes the result into a file, or to stdout for "-"."""
     if file == "-":
         print(dumps(result), end="")
     else:

@@ -1,4 +1,4 @@
-"""`cutlass-attn explain`: which kernel a call would run, on a GPU that need not be here."""
+"""`cutlass-attn explain`: which kernel a call would run, also on a GPU elsewhere."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ class _Sizes(click.ParamType):
     metavar=SIZES_FORM.upper(),
     help="Batch, query heads, queries, head dim.",
 )
-@click.option("--kv-heads", type=SIZE, help="Key and value heads; as many as of queries otherwise.")
-@click.option("--keys", type=SIZE, help="Keys; as many as queries otherwise.")
+@click.option(
+    "--kv-heads", type=SIZE, help="Key and value heads; by default as many as query heads."
+)
+@click.option("--keys", type=SIZE, help="Keys; by default as many as queries.")
 @click.option("--dtype", type=DTYPE, default="fp16", help="fp16, bf16 or fp32.")
 @click.option("--causal", is_flag=True)
-@click.option("--grad", is_flag=True, help="Of the backward pass.")
+@click.option("--grad", is_flag=True, help="Explain the backward pass.")
 @click.option("--kernel", default="auto", help="Only this kernel or variant, such as sm80.")
 @click.option(
     "--device",
     help='"cpu", "cuda", "cuda:N"; a GPU elsewhere such as "RTX 4090" or "sm_89"; by default a '
     "usable GPU, else the CPU.",
 )
-@click.option("--table", is_flag=True, help="A line for each variant, with all reasons.")
+@click.option("--table", is_flag=True, help="Print a line for each variant, with all reasons.")
 @json_option
 def explain(
     *,
