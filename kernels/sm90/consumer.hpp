@@ -1,7 +1,7 @@
-// A warpgroup that computes: 64 rows of one tile after the other.
+// A consumer warpgroup: 64 rows of one tile after the other.
 //
-// While a tile of keys goes through softmax, the tensor cores have the products around it to work
-// on, with two buffers of Q those of one tile of rows and of the next alike:
+// While a tile of keys goes through softmax, the tensor cores multiply its neighbours; with two
+// buffers of Q also across the end of a tile of rows:
 //
 //   tensor cores   Q K(j)  P V(j-1)            Q K(j+1)  P V(j)
 //   the rest               softmax(j)                    softmax(j+1)
@@ -9,8 +9,8 @@
 //   at the end     Q K(n-1)  P V(n-2)          Q' K'(0)  P V(n-1)               Q' K'(1) ...
 //                            softmax(n-1)                softmax'(0)   store O
 //
-// from the last keys to the first: under a causal mask the tile of which keys are masked then comes
-// first, where the row max has to be looked for in any case.
+// Keys go from last to first. Under a causal mask the partly masked tile then comes first, where
+// the row max has to be found in any case.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -36,10 +36,10 @@ struct Consumer {
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
   static constexpr int kN = Config::kBlockN;
-  // Tiles of keys that a warpgroup may leave to others between two of its own and still have P V of
-  // the first beside Q K^T of the second: for more the buffers of V do not suffice.
+  // Tiles of keys that a warpgroup may skip between two of its own and still overlap P V of the
+  // first with Q K^T of the second. V has too few buffers for more.
   static constexpr int kMostSkipped = 1;
-  // With one buffer of Q the next Q comes too late for it.
+  // With one buffer of Q, the next Q arrives too late to overlap tiles of rows.
   static constexpr bool kCrosses = Config::kQStages > 1;
 
   typename Config::Params const& params;
@@ -50,7 +50,7 @@ struct Consumer {
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
   uint32_t taken = 0;        // tiles of rows
-  bool accumulates = false;  // whether any P V is in O
+  bool accumulates = false;  // whether O already holds a product
   Softmax softmax;
   typename Scores::Rows score_rows;
   typename Step::S acc_s[1];  // of a tile of keys
@@ -76,8 +76,8 @@ struct Consumer {
         int const stage = info_stage();
         Info* next = nullptr;
         int skipped = trailing(*info);
-        // The next one is known once all keys of this one are on their way: not before this
-        // warpgroup has let go of those that are not its own.
+        // The producer publishes the next tile once it has copied all keys of this one, which it
+        // cannot before this warpgroup has released the tiles that it skips.
         if (kCrosses && skipped <= kMostSkipped) {
           next = take();
           if (next->is_there) skipped += leading(*next);
@@ -99,10 +99,10 @@ struct Consumer {
   }
 
  private:
-  // Of those that compute. Asked for where it is needed: kept, it would take a register.
+  // Index among the consumer threads. Recomputed at each use: keeping it would cost a register.
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
 
-  // The first tile of keys of a tile of rows, with nothing beside it.
+  // The first tile of keys of a tile of rows, with no product to overlap.
   CUTE_DEVICE void start(Info const& info) {
     skip(leading(info));
     issue_qk_of_next();
@@ -113,7 +113,7 @@ struct Consumer {
     Step::pack(acc_s[0], p);
   }
 
-  // The same beside P V of the last tile of keys of the tile of rows before.
+  // Likewise, overlapped with the last P V of the previous tile of rows.
   CUTE_DEVICE void cross(Info const& info, int skipped) {
     for (int i = 0; i < skipped; ++i) skip_k();
     issue_qk_of_next();
@@ -129,13 +129,13 @@ struct Consumer {
     Step::pack(acc_s[0], p);
   }
 
-  // The others.
+  // All tiles of keys but the first.
   CUTE_DEVICE void steps(Info const& info) {
-    // In registers: a look into shared memory would come before Q K^T (a read of each end cost 3 %
-    // of d128 4x4096 on an H200).
+    // In registers: reads of shared memory would delay Q K^T (reading both ends of the range cost 3
+    // % of d128 4x4096 on an H200).
     Tiles tiles(Config::start_of(info, group));
-    // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, the row max of
-    // before will not do: the step with a mask finds it first.
+    // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, a lagging row
+    // max is too small. The step for masked tiles finds the row max first.
     if constexpr (Score::kRises) {
       int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
                                            info.tile.query(info.tile.row_begin));
@@ -160,9 +160,8 @@ struct Consumer {
     }
   }
 
-  // Softmax of a tile of keys beside its own Q K^T and P V of the tile before, of its first kKeys
-  // keys. is_full: no key of it is masked; then the row max is that of before, as long as it will
-  // do.
+  // Q K^T and softmax of a tile of keys, overlapped with P V of the previous tile, of its first
+  // kKeys keys. is_full: no key is masked. Then the row max may lag.
   template <int kKeys = kN, class IsFull>
   CUTE_DEVICE void step(Info const& info, Tiles& tiles, IsFull is_full) {
     int const key = tiles.key();
@@ -194,7 +193,7 @@ struct Consumer {
     Step::pack(acc_s[0], p);
   }
 
-  // Softmax after the row max is updated, from S once more: the warp computes its rows by itself.
+  // Updates the row max and repeats softmax. Each warp recomputes S of its rows with mma.sync.
   CUTE_DEVICE void rescale(Info const& info, int key) {
     int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
     auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q_stage()][group]), warp, lane);
@@ -240,7 +239,7 @@ struct Consumer {
     }
   }
 
-  // The bits of the tile of keys whose products were issued last: the loads wait beside them.
+  // Loads the bits of the tile of keys that was issued last, while its products are computed.
   CUTE_DEVICE void load_bits(Info const& info, Tiles const& tiles) {
     if constexpr (Config::kHasMask) {
       int64_t const first = int64_t(tiles.tile) * Config::kBlockM;
@@ -263,8 +262,8 @@ struct Consumer {
     }
   }
 
-  // The bias of the tile of keys whose products were the last: ldmatrix hands out 16 x 16 entries
-  // as mma.sync does its results.
+  // Adds the bias of the tile of keys that was multiplied last. ldmatrix distributes 16 x 16
+  // entries as mma.sync does its accumulators.
   template <class S>
   CUTE_DEVICE void add_bias(S&& s) const {
     using TileBias = typename Config::TileBias;
@@ -298,8 +297,8 @@ struct Consumer {
     issue_qk();
   }
 
-  // To begin the tile of rows that was taken last. Warpgroups with later rows begin first, since
-  // their keys under a causal mask are the first.
+  // Waits for this warpgroup's turn to begin a tile of rows. Warpgroups with later rows begin
+  // first: under a causal mask their keys are copied first.
   CUTE_DEVICE void take_turn() {
     if (!Config::kTakesTurns || group == Config::kGroups - 1) return;
     int const round = round_of<Config::kInfos>(taken - 1);
@@ -340,7 +339,7 @@ struct Consumer {
     v.advance();
   }
 
-  // P V of the last tile of keys.
+  // The last P V of a tile of rows.
   CUTE_DEVICE void finish_products() {
     issue_pv();
     Arch::template wgmma_wait<0>(o_registers(), p);
@@ -353,18 +352,18 @@ struct Consumer {
 
   // --- Buffers -----------------------------------------------------------------------------------
 
-  // The next tile of rows, or what says that there is none.
+  // The next tile of rows; its is_there is 0 if none is left.
   CUTE_DEVICE Info* take() {
     int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
     Arch::barrier_wait(&shared.info_full[stage], round);
     ++taken;
     return &shared.info(stage);
   }
-  // Of the tile that was taken last.
+  // Buffers of the tile that was taken last.
   CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(taken - 1); }
   CUTE_DEVICE int q_stage() const { return stage_of<Config::kQStages>(taken - 1); }
 
-  // Tiles of keys that are copied before and after this warpgroup's own.
+  // Tiles of keys that are copied before and after this warpgroup's own tiles.
   CUTE_DEVICE int leading(Info const& info) const {
     if constexpr (Config::kHasMask) return 0;
     return (info.range.end - info.ranges[group].end) / kN;
@@ -380,7 +379,7 @@ struct Consumer {
       skip_v();
     }
   }
-  // Only a buffer that is full can be said to be empty, or the round before would end too early.
+  // A buffer may only be released once it is full, or its previous round would end too early.
   CUTE_DEVICE void skip_k() {
     Arch::barrier_wait(&shared.k_full[k.stage], k.round);
     k.advance();
@@ -394,16 +393,16 @@ struct Consumer {
     release_v();
   }
 
-  // Of the K and the V that were used last.
+  // Releases the K or V that was used last.
   CUTE_DEVICE int k_stage() const { return k.last(); }
   CUTE_DEVICE void release_k() {
     if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their part of it
     release(&shared.k_empty[k_stage()]);
   }
   CUTE_DEVICE void release_v() { release(&shared.v_empty[v.last()]); }
-  // Every warp says for itself that it is done: in rescale() warps go their own ways. All its lanes
-  // have to be, which a wgmma_wait() or a sync_warp() before sees to: one that still waited for
-  // this round of the buffer would not find it any more after the next.
+  // Each warp arrives for itself, since warps diverge in rescale(). All its lanes must have passed
+  // their wait for this round of the buffer, or a late lane would wait for a round that is over:
+  // callers have a wgmma_wait() or a sync_warp() before.
   CUTE_DEVICE void release(arch::Barrier* empty) {
     if (thread() % 32 == 0) Arch::barrier_arrive(empty);
   }

@@ -1,16 +1,16 @@
 // Forward attention on wgmma and TMA (sm_90a: Hopper).
 //
-// Grid:       a block for every SM, which has one tile of kBlockM rows after the other
-//             (params.hpp): those of core/scheduler.hpp, or of core/varlen_params.hpp with packed
-//             sequences
-// Block:      a warpgroup that copies, of which one thread does, with packed sequences a warp
-//             (producer.hpp), and warpgroups that compute 64 rows each (consumer.hpp); tiles of
-//             kBlockN keys
-// Registers:  of a warpgroup that computes, S and P of a tile of keys, O, softmax state of the rows
-// Shared:     Q, K and V tiles in a ring each, swizzled by TMA, read by wgmma
-// Pipeline:   Q K^T of a tile of keys beside P V of the one before, across tiles of rows, too. The
-//             row max lags (tile/softmax_rows.hpp); a warp whose row max has to be updated computes
-//             its S once more with mma.sync
+// Grid:       persistent, a block per SM (params.hpp). A block has one tile of kBlockM rows after
+// the
+//             other, of core/scheduler.hpp or, with packed sequences, of core/varlen_params.hpp
+// Block:      a producer warpgroup, in which one thread copies, or with packed sequences a warp
+//             (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
+// Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
+// rows Shared:     a ring of tiles each for Q, K and V, swizzled by TMA, read by wgmma Pipeline: Q
+// K^T of a tile of keys overlaps P V of the previous tile, also across tiles of rows. The
+//             row max lags (tile/softmax_rows.hpp). A warp that must update its row max recomputes
+//             S with mma.sync
+// Mask:       of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp)
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -42,7 +42,7 @@ struct Forward {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
     if (Arch::thread() == 0) init<Arch>(shared);
-    Arch::sync();  // barriers are there
+    Arch::sync();  // barriers are initialised
     if (group < 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
       if (Arch::thread() < 32) Producer<Config, Score, Arch>{params, shared}.run();

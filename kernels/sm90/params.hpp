@@ -1,9 +1,9 @@
-// What the wgmma forward kernels are launched with: the tiles of ForwardParams or of VarlenParams,
-// and where TMA finds Q, K and V, and the bias where there is one.
+// Arguments of the wgmma forward kernels: the tiles of ForwardParams or VarlenParams, and tensor
+// maps of Q, K, V and a bias.
 //
-// A block works on one tile after the other, and there is a block for every SM: it begins with the
-// tile of its own number, and takes the next ones from a counter that all blocks share. How many
-// there are the host knows; of packed sequences some have no rows.
+// The grid is persistent, with a block per SM. A block begins with the tile of its own number and
+// takes the next ones from a counter that all blocks share. The host knows the number of tiles;
+// with packed sequences some have no rows.
 #pragma once
 
 #include "core/forward_params.hpp"
@@ -15,13 +15,13 @@ namespace cutlass_attn {
 
 namespace sm90 {
 
-// Rows that one copy of Q brings: those of a warpgroup.
+// Rows of one copy of Q: those of a warpgroup.
 inline constexpr int kBoxRows = 64;
 
 inline int32_t heads_of(ForwardParams const& x) { return x.scheduler.heads; }
 inline int32_t heads_of(VarlenParams const& x) { return x.heads; }
 
-// Tiles of a call, on the host. Heads are packed only in numbers that a copy can bring whole.
+// Tiles of a call, on the host. Heads are packed only if their number divides the rows of a copy.
 template <class Tiles>
 Tiles tiles_of(Problem const& p, KernelFacts facts) {
   Tiles const tiles = Tiles::prepare(p, {}, {}, facts);
@@ -30,8 +30,8 @@ Tiles tiles_of(Problem const& p, KernelFacts facts) {
   return Tiles::prepare(p, {}, {}, facts);
 }
 
-// Q in boxes of 64 columns, whose rows are those of a group of so many heads: column, head in the
-// group, query, group, entry.
+// Q in boxes of 64 columns. Rows are those of a group of `heads` heads: column, head in the group,
+// query, group, batch entry.
 inline TensorView queries_of(Problem const& p, int32_t heads) {
   Operand const& q = p.q;
   int32_t const rows = p.seq_q.rows();
@@ -44,8 +44,8 @@ inline TensorView queries_of(Problem const& p, int32_t heads) {
       {64, uint32_t(heads), uint32_t(kBoxRows / heads), 1, 1}};
 }
 
-// The bias in boxes of 64 keys, whose rows are as those of Q, or the one that all share: key, head
-// in the group, query, group, entry.
+// The bias in boxes of 64 keys, with the rows of Q, or the one row that all share: key, head in the
+// group, query, group, batch entry.
 inline TensorView bias_of(Problem const& p, int32_t heads, bool shares_rows) {
   PerLogit const& bias = p.logits.bias;
   int32_t const queries = p.seq_q.seqlen, groups = p.num_heads_q / heads;
@@ -67,9 +67,9 @@ struct BasicTmaParams {
   Tiles forward;
   int32_t tiles;
   int32_t blocks;          // in the grid
-  int32_t zeroes_counter;  // which lies in the workspace, and holds anything before the launch
-  int32_t* counter;        // of tiles that were taken; null where each block has one
-  char const* failure;     // why there are no maps
+  int32_t zeroes_counter;  // whether the counter lies in the workspace and is cleared by the launch
+  int32_t* counter;        // tiles taken so far; null if each block has one tile
+  char const* failure;     // why the tensor maps could not be made
 
   // In a kernel: the tile with this number.
   template <int kBlockM, class Arch>
@@ -131,13 +131,13 @@ struct BasicTmaParams {
 using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseRows>;
 using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
 
-// The same with a bias, of which TMA copies tiles as well.
+// Dense calls with a bias, whose tiles TMA copies as well.
 struct BiasTmaParams : TmaParams {
   TensorMap bias;
-  int32_t batch_per_head;  // entries whose tiles of a head come before those of the next head: all
-                           // that share its bias, or one
-  int32_t shares_rows;     // whether all rows of a tile have the same bias, of which one is copied
-  int32_t bias_bytes;      // that are copied with a tile of keys
+  int32_t batch_per_head;  // batch entries that run before the next head: all that share the bias
+                           // of a head, or 1
+  int32_t shares_rows;     // whether one row of bias is copied for all rows of a tile
+  int32_t bias_bytes;      // copied with a tile of keys
 
   static BiasTmaParams prepare(Problem const& p, Workspace const& workspace,
                                DeviceLimits const& device, KernelFacts const& facts) {
@@ -166,7 +166,7 @@ struct BiasTmaParams : TmaParams {
   }
 };
 
-// Either with a bool mask, which the launch before the kernel makes a map of.
+// Dense calls with a bool mask, with or without a bias. A launch before the kernel makes its map.
 template <class Base>
 struct MaskedParams : Base {
   MaskMap map;

@@ -1,5 +1,6 @@
-// The warp of which one lane copies: takes tiles from the counter, says what they are, and keeps
-// the buffers of Q, K and V full. The others help only to find the sequence that a tile is of.
+// The producer warp. One lane takes tiles of rows from the counter, publishes them to the consumers
+// and keeps the buffers of Q, K and V full. The other lanes only help to find the sequence of a
+// tile.
 #pragma once
 
 #include "sm90/config.hpp"
@@ -21,13 +22,13 @@ struct Producer {
   Ring<Config::kKStages> k = {};
   Ring<Config::kVStages> v = {};
   uint32_t published = 0;  // tiles of rows
-  int taken = 0;           // of the counter
+  int taken = 0;           // number that the counter gave
   bool has_asked = false;
-  bool copies = false;  // this lane
+  bool copies = false;  // whether this lane does
 
   CUTE_DEVICE void run() {
-    // Three warpgroups: with elect() NVRTC 13.0 has their loop wait for P V before the
-    // exponentials, and an H200 takes 5 to 15 % longer.
+    // With elect(), NVRTC 13.0 makes the consumer loop of three warpgroups wait for P V before the
+    // exponentials, which takes 5 to 15 % longer on an H200.
     constexpr bool kElects = Config::kGroups < 3;
     copies = kElects ? Arch::elect() : Arch::thread() == 0;
     if (Config::kIsDense && !copies) return;
@@ -51,16 +52,16 @@ struct Producer {
   }
 
  private:
-  // Known to the compiler where the others are gone.
+  // Known at compile time where the other lanes have returned.
   CUTE_DEVICE bool is_copying() const { return Config::kIsDense || copies; }
 
-  // Asks for the number of the next tile: while this one is copied, as the answer takes long.
+  // Takes the number of the next tile from the counter, early, because the atomic takes long.
   CUTE_DEVICE void ask() {
     if (params.counter != nullptr && is_copying()) taken = Arch::fetch_add(params.counter, 1);
     has_asked = true;
   }
 
-  // The last of all to ask leaves the counter at 0: every block asks until there is no tile left.
+  // Each block takes numbers until no tile is left. The last one to do so resets the counter to 0.
   CUTE_DEVICE int next() {
     if (params.counter == nullptr) return params.tiles;
     if (!has_asked) ask();
@@ -94,7 +95,7 @@ struct Producer {
       IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
       TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
       if (range.begin >= range.end) {
-        // Keys beyond the last, which are zeros: rows without keys go the way of all others.
+        // No row sees a key: use a tile beyond the last key, which TMA fills with zeros.
         int const beyond = (lens.k + kN - 1) / kN + 1;
         range = {beyond, beyond + 1, 0, 0};
       }
@@ -109,14 +110,14 @@ struct Producer {
     return info;
   }
 
-  // The keys of a warpgroup's rows: at least one tile of those that are copied. Without rows it is
-  // the one that is copied first, as others wait for this warpgroup to begin.
+  // The keys of a warpgroup's rows: at least one of the tiles that are copied. A warpgroup without
+  // rows has the first copied tile, because others wait for it to begin.
   CUTE_DEVICE static void set_range(IntervalMask const& mask, TileRange const& all, int group,
                                     Info& info) {
     Coord const& tile = info.tile;
     int const without = all.end - 1;
     TileRange range = {without, without + 1, 0, 0};
-    int end = 0;  // of the keys that the last row sees, and so any
+    int end = 0;  // one past the last key that any row sees
     int const first = group * Config::kGroupRows;
     if (first < tile.rows) {
       int const last =
@@ -132,7 +133,8 @@ struct Producer {
 
   CUTE_DEVICE void copy_tile(Info const& info) {
     typename Config::Tiles tiles(Config::start_of_copies(info));
-    // Two buffers of Q: while others are still at the tile before. One: K does not wait for that.
+    // With two buffers, Q is copied while consumers are still at the previous tile. With one, K
+    // must not wait for that.
     if constexpr (Config::kQStages > 1) copy_q(info);
     copy_k(info, tiles.key());
     if constexpr (Config::kQStages == 1) copy_q(info);
@@ -156,7 +158,7 @@ struct Producer {
       Arch::barrier_wait(&shared.q_empty[stage][i], round ^ 1);
       Arch::barrier_expect(full, TileQ::kBytes);
       int const query = tile.query(i * Config::kGroupRows), group = tile.head_q / tile.heads;
-      // Rows beyond a sequence are those of the next one, and stay among themselves.
+      // Rows beyond the sequence belong to the next one. Their results are not stored.
       int const row = first_q(tile.seq) + query;
       CUTE_UNROLL
       for (int c = 0; c < TileQ::kChunks; ++c) {
@@ -185,7 +187,7 @@ struct Producer {
     return TileK::kBytes;
   }
 
-  // Of all warpgroups' rows, or the one that they share, behind K.
+  // The bias of all warpgroups' rows, or the one row that they share, goes behind K.
   CUTE_DEVICE void copy_bias(Coord const& tile, int key) const {
     using TileBias = typename Config::TileBias;
     int const group = tile.head_q / tile.heads;
@@ -201,7 +203,7 @@ struct Producer {
     }
   }
 
-  // bytes: that the barrier waits for.
+  // bytes: number that the barrier waits for.
   template <class Tile, class Rows>
   CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
                         int round, Coord const& tile, int key, int bytes) const {

@@ -1,9 +1,8 @@
-// Where TMA finds a tile of rows of Q, dO, K or V, that ends where the sequence does: what is
-// beyond is zeros, as P of masked keys is, so that nothing of another sequence comes into a sum, be
-// it NaN.
+// TMA copies of a tile of rows of Q, dO, K or V. A tile ends where its sequence ends: rows beyond
+// are zeros, so that no number of another sequence, such as a NaN, enters a sum.
 //
-//   DenseRows    of entries of as many rows each, a dimension of their own
-//   RaggedRows   of packed sequences, or of entries of which the first rows count; dense calls, too
+//   DenseRows    batch entries of equal length
+//   RaggedRows   packed sequences, or batch entries with lengths of their own; dense calls as well
 #pragma once
 
 #include <type_traits>
@@ -15,15 +14,15 @@
 
 namespace cutlass_attn::sm90 {
 
-// A stride in bytes. One along which no step is taken may be anything; TMA looks at it.
+// A stride in bytes. TMA checks strides even of dimensions of size 1, whose stride may be anything.
 inline int64_t stride_bytes(int64_t extent, int64_t stride) { return extent > 1 ? stride * 2 : 16; }
 
-// Of no keys there may be no address either; none of them is read.
+// An operand without rows may have a null address. Nothing is read from the address given here.
 inline void const* address_of(Operand const& t, Problem const& p) {
   return t.data ? t.data : p.q.data;
 }
 
-// Rows of entries of as many each, in boxes of 64 columns and so many rows: column, row, head,
+// Batch entries of equal length, in boxes of 64 columns and box_rows rows: column, row, head,
 // entry.
 inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
                              Sequences const& sequences, int heads, int box_rows) {
@@ -35,7 +34,7 @@ inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
           {64, uint32_t(box_rows), 1, 1, 1}};
 }
 
-// Of which rows a tile is.
+// The rows of a sequence.
 struct SequenceRows {
   int32_t batch;
   int32_t first;  // packed rows before those of this entry
@@ -61,7 +60,7 @@ CA_HOST_DEVICE SequenceRows key_rows(SeqInfo const& seq, Problem const& p) {
 struct DenseRows {
   TensorMap map;
 
-  // On the host, for tiles of so many rows. Returns why there is no map, or null.
+  // On the host, for tiles of box_rows rows. Returns why there is no map, or null.
   char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
                       int heads, int box_rows, bool is_on_gpu) {
     return encode(dense_view(p, t, columns, sequences, heads, box_rows), is_on_gpu, map);

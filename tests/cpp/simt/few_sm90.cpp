@@ -98,6 +98,8 @@ TEST(few_mask) {
   own.layout = attention_case::Layout::kContiguous;
   Case blocks = of("tiles of which all, some, or no keys are seen", 64, 300, 650);
   blocks.mask = "bqk", blocks.mask_block = 200, blocks.batch = 2, blocks.magnitude = 40;
+  Case corner = of("three rows that see a tile of keys; an entry without keys", 64, 128, 131);
+  corner.mask = "bqk", corner.mask_block = 1000, corner.batch = 2, corner.causal = true;
   Case slopes = of("the same with ALiBi, whose logits rise", 64, 300, 650);
   slopes.mask = "qk", slopes.mask_block = 200, slopes.alibi = "h", slopes.magnitude = 40;
   Case many = of("33 tiles of keys, window: words of the map without tiles", 64, 130, 4200);
@@ -105,7 +107,7 @@ TEST(few_mask) {
   Case terms = of("mask, softcap, ALiBi to both sides, chunks", 64, 150, 264);
   terms.mask = "hqk", terms.alibi = "h", terms.softcap = 3, terms.attention_chunk = 100;
   terms.num_heads_q = terms.num_heads_kv = 2;
-  for (Case what : {shared, padding, own, blocks, slopes, many, terms}) {
+  for (Case what : {shared, padding, own, blocks, corner, slopes, many, terms}) {
     sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
   }
   Case narrow = of("tiles of 96 keys", 192, 140, 400);
@@ -114,7 +116,7 @@ TEST(few_mask) {
   terms.bias = "hqk", terms.mask = "bhk";
   terms.layout = attention_case::Layout::kContiguous;
   sm90_case::check_case<Bias>(terms, DType::kFloat16, runs);
-  CHECK_EQ(runs, 9);
+  CHECK_EQ(runs, 10);
 }
 
 TEST(few_split_keys) {
