@@ -17,14 +17,15 @@ namespace cutlass_attn {
 
 namespace {
 
-// Two threads may use one stream. A launch is one driver call, and launches that share kept memory
-// run one after the other. A memset and a launch are two, between which another thread's launch may
-// come: a call with more tiles than a stream has counters must have its memory for itself. It has,
-// since what its splits leave for each other does not fit into kept data.
+// Two threads may use one stream. Launches that share kept memory run one after the other. A memset
+// and a launch are two driver calls, and another thread's launch may come between them. So a call
+// with more tiles than a stream has counters needs memory of its own. It has that, because its
+// partial results do not fit into kept data.
 static_assert((Kept::kZerosBytes / 4 + 1) * 2 * 4 * KeySplits::partial_floats(8, 64) >
               Kept::kDataBytes);
 
-// What one GPU keeps. Nothing is evicted or freed, so that no work in flight can lose its memory:
+// Kept memory of one GPU. Nothing is evicted or freed, so that no work in flight can lose its
+// memory:
 //
 // - A kernel that was enqueued long ago may not have run yet. Only an event could tell, which every
 //   call would have to record: one more driver call. The stream itself cannot be asked, since its

@@ -1,5 +1,5 @@
-// What the host knows of kernels: of one of the manifest, whatever its tile, and of one compiled
-// instance, whoever compiled it: nvcc or g++ with the library, or NVRTC when it was needed first.
+// Kernels as the host sees them: a kernel of the manifest, whatever its tile (KernelArguments), and
+// a compiled instance (KernelUnit), made by nvcc or g++ with the library, or by NVRTC at first use.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ namespace cutlass_attn {
 inline constexpr int kMaxScores = 8;
 inline constexpr int kNumAsides = 2;  // launches before and after the kernel itself
 
-// How a kernel's arguments are made, and which score functors it is compiled with. `Params`, the
-// kernel's own struct of arguments, supplies
+// How a kernel's arguments are made, and which scores it is compiled with. `Params`, the kernel's
+// struct of arguments, supplies
 //
 //   static Params prepare(Problem const&, Workspace const&, DeviceLimits const&,
 //                         KernelFacts const&);
@@ -27,7 +27,7 @@ inline constexpr int kNumAsides = 2;  // launches before and after the kernel it
 // The facts are those of the instance that runs. workspace_bytes() is also asked before that is
 // compiled, when block_m and block_n alone are known.
 //
-// and perhaps, where blocks share the keys of a tile, how many do:
+// and, if the keys of a tile are split over blocks, their number:
 //
 //   static int32_t splits_of_keys(Problem const&, DeviceLimits const&, KernelFacts const&);
 //
@@ -63,7 +63,7 @@ constexpr std::nullptr_t splits_of(...) {
 }
 }  // namespace detail
 
-// tokens: names of the scores, which end the names of their entries.
+// tokens: names of the scores. The name of an entry ends with its token.
 template <class Params, class... Scores>
 constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)> tokens = {}) {
   static_assert(sizeof...(Scores) <= kMaxScores);
@@ -104,10 +104,10 @@ inline int score_of(KernelArguments const& kernel, Problem const& problem) {
   return score;
 }
 
-// What the asides' entries are named after the kernel's symbol.
+// The names of the asides' entries end with these tokens.
 inline constexpr char const* kAsideTokens[kNumAsides] = {"before", "after"};
 
-// A compiled instance: what it says of itself, and its code by score functor.
+// A compiled instance: its facts, and its code for each score.
 struct KernelUnit {
   // Runs a grid on the CPU, through simt.
   using HostCode = Status (*)(void const* params, Launch const&, RunOptions const&);
@@ -122,12 +122,12 @@ struct KernelUnit {
   mutable std::atomic<uint64_t> loaded[kMaxScores] = {};
 };
 
-// Launches of a kernel that run: all, those before the kernel itself, or the others. Calls of one
+// Which launches of a call to run: all, those before the kernel itself, or the others. Callers of a
 // part are in prequantize.hpp.
 enum class Part { kAll, kBefore, kRest };
 
-// Launches the first of the scores that takes the call. The device is current already; `limits` are
-// its own.
+// Launches the kernel with the first score that takes the call. The device is current already;
+// `limits` are its limits.
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
               DeviceLimits const& limits, RunOptions const& options, Part part = Part::kAll);
 

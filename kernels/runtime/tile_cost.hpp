@@ -1,5 +1,4 @@
-// How long a call takes with tiles of some shape, by two numbers that were fitted to what a GPU
-// took.
+// Predicts the time of a call with tiles of some shape, by two numbers fitted to measured times.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +10,15 @@
 
 namespace cutlass_attn {
 
-// Of a variant in manifest.toml; only ratios between variants count.
+// The cost of a variant, from manifest.toml. Only ratios between variants matter.
 struct TileCost {
   int block_n = 0;                       // keys of a step; 0: not known
   float tile_us = 0.0f, step_us = 0.0f;  // of a tile of rows, and of each of its steps
 
   bool is_known() const { return block_n > 0; }
 
-  // Of all tiles of block_m rows, which num_sms SMs take one after the other. Tiles that are alike
-  // come in whole waves; others, of a causal mask say, fill the SMs evenly, if none of them takes
-  // longer than that.
+  // Time of all tiles of block_m rows on num_sms SMs. Equal tiles run in whole waves. Unequal ones,
+  // as under a causal mask, fill the SMs evenly, unless the longest tile alone takes longer.
   float of_call(Problem const& p, int block_m, int num_sms) const {
     int const heads = TileScheduler::heads_of_tile(p, block_m);
     int64_t const tiles = TileScheduler::blocks_of(p, block_m, heads);
@@ -38,8 +36,8 @@ struct TileCost {
     float mean, most;
   };
 
-  // Of tiles of so many queries: by the first, the middle two and the last of a head, between which
-  // they are taken to lie on a line.
+  // Steps of tiles of `queries` queries, interpolated between the first, the middle two and the
+  // last tile of a head.
   Steps steps_of(Problem const& p, int queries) const {
     IntervalMask const mask(p.mask, {p.seq_q.seqlen, p.seq_k.seqlen});
     int const last = (p.seq_q.seqlen - 1) / queries;

@@ -12,8 +12,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// kWarps warps, in warpgroups of four, have 64 keys each; another warpgroup multiplies dQ, and
-// copies, where registers are too short for one that does nothing else.
+// kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
+// dQ; it is also the producer if registers do not suffice for a separate one.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
           bool kIsOrdered_>
 struct BackwardConfig {
@@ -34,7 +34,7 @@ struct BackwardConfig {
                 kBlockM == BackwardParams::kBlockM);
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
-  // What sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
+  // Traits that sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
   static constexpr bool kIsGeneral = false, kHasBiasGrad = false;
   static constexpr bool kDrops = false, kMayDrop = false;
   static constexpr int kWarpsN = kWarps_, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
@@ -52,18 +52,18 @@ struct BackwardConfig {
     char grad_o[kStages][TileQ::kBytes];
     char grad_s[kStages][TileS::kBytes];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
-    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see it: from, to
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: from, to
     sm80::BackwardBlock<SeqInfo, kWarpsN> block;
-    // Full: the copy has landed, that of Q with the statistics; dS is stored. Empty: read by none
-    // any more, of Q, dO and the statistics, or of dS.
+    // Full: the copy has landed (Q with the statistics), or dS is stored. Empty: all readers have
+    // released Q, dO and the statistics, or dS.
     arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages],
         grad_s_full[kStages], grad_s_empty[kStages];
   };
 };
 
-// Tiles of queries of the query heads that read a KV head, one after the other. Where dQ is added
-// in order, from the last to the first: under a causal mask those see the keys of most blocks, and
-// would be waited for at the beginning.
+// Iterates over the tiles of queries of all query heads that read a KV head. Where dQ is added in
+// order, it goes from the last tile to the first: under a causal mask the last queries see the keys
+// of most blocks, and blocks would wait for each other at the beginning.
 template <class Config>
 struct BackwardSteps {
   int head, tile, number = 0;
@@ -93,7 +93,7 @@ struct BackwardSteps {
   }
 };
 
-// Says that a warp is done with a buffer, or has filled it. By all its lanes.
+// Arrives at a barrier for a warp, once all its lanes are done. Called by all lanes.
 template <class Arch>
 CUTE_DEVICE void arrive(arch::Barrier* barrier) {
   Arch::sync_warp();

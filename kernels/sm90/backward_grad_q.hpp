@@ -1,13 +1,13 @@
-// The warpgroup that multiplies dQ of every step, over all keys of the block, and adds it to
+// The warpgroup that multiplies dQ of each step, over all keys of the block, and adds it to global
 // memory.
 //
-// Blocks add to a tile of queries in any order; or each warp waits, for its 16 queries, until all
-// tiles of earlier keys that they see have added theirs, so that the sum is always the same. By the
-// time that they are asked about the product is on its way, and the turn before is passed on
-// beside it.
+// By default blocks add to a tile of queries in any order. In a deterministic backward pass each
+// warp waits, for its 16 queries, until all earlier tiles of keys that they see have added theirs,
+// so that the sum is always the same. The wait and the release of the previous turn overlap the
+// product.
 //
-// dS, which those with the keys have stored as (key, query), is A by columns. dQ is multiplied in
-// slices of columns, because registers are short.
+// dS, which the consumers store as (key, query), is A by columns. dQ is multiplied in slices of
+// columns, because registers are short.
 #pragma once
 
 #include "sm90/backward_producer.hpp"
@@ -38,20 +38,20 @@ struct BackwardGradQ {
     Steps at(params, shared.block);
     Ring<Config::kStages> ring;
     Arch::barrier_wait(&shared.k_full, 0);
-    int64_t before = 0;  // the tile of the step before
+    int64_t before = 0;  // the tile of the previous step
     CUTE_NO_UNROLL
     do {
       int64_t const tile = at.number_of(params, shared.block.tile.batch);
-      // In order the turns leave no time to wait for memory once this step is done. Out of order it
-      // costs 1 to 2 % to ask so early.
+      // With turns, there is no time to wait for memory at the end of the step. Without turns,
+      // loading so early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
       Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
-      int32_t done = 0;  // tiles of keys that have added to this tile
+      int32_t done = 0;  // tiles of keys that have added to this tile of queries
       CUTE_UNROLL
       for (int column = 0; column < Config::kHeadDim; column += kColumns) {
         Slice grad_q;
         issue(ring.stage, column, registers_of(grad_q));
-        if (column == 0) {  // beside the product, as each takes a way to L2 and back
+        if (column == 0) {  // overlaps the product, as each is a round trip to L2
           done = peek(tile);
           if (at.number > 0) pass_turn(before);
         }
@@ -85,7 +85,7 @@ struct BackwardGradQ {
     Arch::wgmma_commit();
   }
 
-  // Of this warp in a tile.
+  // First query of this warp in a tile.
   CUTE_DEVICE static int first_query() { return Arch::thread() / 32 % 4 * 16; }
 
   CUTE_DEVICE void add(int64_t tile, int column, Slice const& grad_q) const {
@@ -108,8 +108,8 @@ struct BackwardGradQ {
   CUTE_DEVICE int32_t peek(int64_t tile) const {
     return takes_turns() ? Arch::peek(turn(tile)) : 0;
   }
-  // Until all tiles of earlier keys have added. What was seen to be done counts since the turn
-  // before was passed on.
+  // Waits until all earlier tiles of keys have added. `done` is valid because the previous turn was
+  // released after it was read.
   CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile, int32_t done) const {
     if constexpr (Config::kIsOrdered) {
       if (takes_turns()) {

@@ -1,5 +1,5 @@
-// What the wgmma backward kernels are launched with: what those on mma.sync are, and where TMA
-// finds Q, dO, K and V.
+// Arguments of the wgmma backward kernels: those of the mma.sync kernels, and tensor maps of Q, dO,
+// K and V.
 #pragma once
 
 #include "sm80/backward_params.hpp"
@@ -12,15 +12,15 @@ struct BasicBackwardParams : sm80::BackwardParams {
   static constexpr int kBlockM = kTileRows;  // queries of a step
 
   Rows q, grad_o, k, v;
-  char const* failure = nullptr;  // why there are no maps
+  char const* failure = nullptr;  // why the tensor maps could not be made
 
   static BasicBackwardParams prepare(Problem const& p, Workspace const& workspace,
                                      DeviceLimits const& device, KernelFacts const& facts) {
     BasicBackwardParams params;
     static_cast<sm80::BackwardParams&>(params) =
         sm80::BackwardParams::prepare(p, workspace, device, facts);
-    // An eighth as many as SMs of an H200. D = 128, 4 x 4096: 2566 us instead of 3150 with 64;
-    // D = 64, 16 x 1024 3 to 4 % less, and causal as much more.
+    // An eighth of the SMs of an H200. D = 128, 4 x 4096 takes 2566 us, and 3150 with 64. D = 64,
+    // 16 x 1024 takes 3 to 4 % less, and causal as much more.
     params.begin_together(16);
     if (params.keys.all == 0 || params.queries.all == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;

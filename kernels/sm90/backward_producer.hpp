@@ -1,4 +1,4 @@
-// The warp that copies: K and V once, and Q, dO and the statistics of one step after the other.
+// The producer warp: copies K and V once, then Q, dO and the statistics of each step.
 #pragma once
 
 #include "sm90/backward_config.hpp"
@@ -21,7 +21,7 @@ struct BackwardProducer {
   int const steps;
   BackwardSteps<Config> at;
   Ring<Config::kStages> ring;
-  Stats stats;  // of the next step, of this lane's queries
+  Stats stats;  // of this lane's queries in the next step
 
   CUTE_DEVICE BackwardProducer(Params const& params, Shared& shared, int steps)
       : params(params), shared(shared), steps(steps), at(params, shared.block) {}
@@ -33,7 +33,7 @@ struct BackwardProducer {
     while (at.number < steps) next();
   }
 
-  // Of keys, and of steps for which there is room.
+  // Copies K and V, and as many steps as there are buffers.
   CUTE_DEVICE void begin() {
     if (Arch::elect()) {
       sm80::RowTile const& tile = shared.block.tile;
@@ -45,14 +45,14 @@ struct BackwardProducer {
     for (int i = 0; i < Config::kStages; ++i) next();
   }
 
-  // Of the next step, if there is one, once nobody reads its stage any more.
+  // Copies the next step, if there is one, once its stage is empty.
   CUTE_DEVICE void next() {
     load_stats();
     copy();
   }
 
-  // The two halves of it: what comes from memory through registers, while the stage may still be
-  // read, and the rest.
+  // The two halves of next(): statistics pass through registers, and are loaded while the stage may
+  // still be in use; then the rest.
   CUTE_DEVICE void load_stats() {
     if (at.number < steps) stats = stats_of_step(Arch::thread());
   }

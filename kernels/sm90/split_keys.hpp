@@ -1,5 +1,5 @@
-// Forward attention on wgmma and TMA for few tiles of rows: the warpgroups of a block share a
-// tile's keys, and so do the blocks of a cluster.
+// Forward attention on wgmma and TMA for few tiles of rows: the keys of a tile are split over the
+// warpgroups of a block and over the blocks of a cluster.
 //
 // Grid:       a cluster of blocks for every 64 rows of a head, or of the heads of one KV head
 //             together where there are fewer queries (core/scheduler.hpp)
@@ -36,7 +36,7 @@ struct SplitKeys {
 
     SplitKeysGroup<Config, Score, Arch> group(params, shared, warp);
     SplitKeysMerge<Config, Arch> const merge{params, shared};
-    constexpr int kFirst = kThreads - kBlockM;  // of threads that copy nothing
+    constexpr int kFirst = kThreads - kBlockM;  // the first thread that copies nothing
     if (Arch::thread() >= kFirst) merge.set_target(shared.tile(), Arch::thread() - kFirst);
 
     group.run();
@@ -44,13 +44,13 @@ struct SplitKeys {
   }
 
  private:
-  // A block whose SM was not free has this to do when the grid before is done, and all wait for it.
-  // So warps do it side by side, and they meet once: what the others have to do before their first
-  // product is done while the copies are on their way.
+  // A block whose SM was busy does this after the previous grid has ended, while all others wait
+  // for it. So warps do it in parallel and meet once, and the work before the first product
+  // overlaps the copies.
   template <class Arch>
   CUTE_DEVICE static void begin(Params const& params, Shared& shared, int warp) {
     using Copy = SplitKeysCopy<Config, Arch>;
-    constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;  // of the last warpgroup
+    constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;  // a warp of the last warpgroup
     TileCoord tile = {};
     TileRange range = {};
     if (warp == kCopies) {
@@ -64,7 +64,7 @@ struct SplitKeys {
     } else if (warp == kMakesBarriers && Arch::elect()) {
       Copy::make_barriers(params, shared);
     }
-    Arch::sync();  // barriers are there, shared.block full
+    Arch::sync();  // barriers initialised, shared.block full
     if (warp == kCopies && Arch::elect()) Copy{params, shared, tile, range}.begin();
   }
 };

@@ -19,11 +19,11 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
-  // Tiles of keys that may be one pass: of wider heads there are no registers for S of two.
+  // Tiles of keys of a pass. Wider heads leave no registers for S of two tiles.
   static constexpr int kPassTiles = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
-  // Buffers of a warpgroup, as many as there is room for.
+  // Buffers of a warpgroup: as many as fit.
   static constexpr int kKStages = 2, kVStages = kPassTiles;
-  // Columns of O to be merged, as threads of a warpgroup have them: four numbers of an m16n8 block.
+  // Columns of O to merge, in the layout of a thread: four numbers of an m16n8 block.
   struct alignas(16) Quad {
     float values[4];
   };
@@ -33,8 +33,8 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
 
   struct SharedStorage {
     alignas(1024) char q[TileQ::kBytes];
-    // Of a warpgroup: tiles of K and V; at the end, in place of V, what it gives the other one of
-    // its block, and what it has for other blocks.
+    // Tiles of K and V of a warpgroup. At the end, V's place holds its partial O for the other
+    // warpgroup of the block and for other blocks.
     struct Buffers {
       char k[kKStages][TileK::kBytes];
       union {
@@ -45,11 +45,11 @@ struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
       };
     } buffers[kGroups];
     SoftmaxRow rows[kGroups][kBlockM], merged_rows[kBlockM];
-    // Where a row goes. It takes long to ask for, so that is done while copies are on their way.
+    // Addresses of a row's results. They take long to find, so this overlaps the copies.
     struct Target {
-      Element* o;  // null: there is no such row
+      Element* o;  // null: no such row
       float* lse;  // null: not wanted
-      float sink;  // -inf: none
+      float sink;  // -inf: no sink
     } targets[kBlockM];
     struct {
       alignas(16) char tile[sizeof(TileCoord)];

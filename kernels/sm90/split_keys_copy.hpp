@@ -1,5 +1,5 @@
-// What is copied for the warpgroups that share a tile's keys: Q once, and of K and V each of them
-// has tiles and buffers of its own.
+// Copies for warpgroups that split a tile's keys: Q once for all, K and V into the buffers of each
+// warpgroup.
 #pragma once
 
 #include "sm90/split_keys_config.hpp"
@@ -19,8 +19,8 @@ struct SplitKeysCopy {
   TileCoord const& tile;
   TileRange const& range;  // in keys
 
-  // In one thread of the block: the barriers, and what those of the first copies wait for. Where
-  // there is no such tile of keys, nobody waits for it.
+  // In one thread of the block: initialises the barriers, and expects the bytes of the first
+  // copies. No warp waits for a tile of keys that does not exist.
   CUTE_DEVICE static void make_barriers(ClusterSplitsParams const& params, Shared& shared) {
     Arch::tma_prefetch(params.k.map);
     Arch::tma_prefetch(params.q);
@@ -38,11 +38,11 @@ struct SplitKeysCopy {
     }
   }
 
-  // Q and the first tiles of keys, as many as there are buffers, in one thread. An SM is given some
-  // 60 bytes a clock, so what is wanted first is asked for first; and as the warpgroups then begin
-  // one after the other, one multiplies while another has the exponentials to itself.
+  // In one thread: copies Q and as many tiles of keys as there are buffers. An SM receives some 60
+  // bytes a clock, so the data that is needed first is copied first. Warpgroups then begin one
+  // after the other, and one multiplies while another computes exponentials.
   CUTE_DEVICE void begin() const {
-    int const heads = tile.by_heads(tile.head_q);  // a group of them
+    int const heads = tile.by_heads(tile.head_q);  // the group of heads
     Arch::wait_for_grids_before();
     CUTE_UNROLL
     for (int c = 0; c < TileQ::kChunks; ++c) {
@@ -59,13 +59,13 @@ struct SplitKeysCopy {
     }
   }
 
-  // The first tile of keys of a warpgroup, and from one to the next.
+  // The first tile of keys of a warpgroup, and the distance to its next one.
   CUTE_DEVICE int first_key(int group) const {
     return range.begin + (params.rank<Arch>() * Config::kGroups + group) * kN;
   }
   CUTE_DEVICE int stride() const { return params.blocks * Config::kGroups * kN; }
 
-  // In one thread: the tile of K or of V that begins at `key`, if there is one.
+  // In one thread: copies the tile of K or V that begins at `key`, if there is one.
   CUTE_DEVICE void k(int group, int key, int stage) const {
     if (key < range.end) Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
     load_k(group, key, stage);
@@ -76,7 +76,7 @@ struct SplitKeysCopy {
   }
 
  private:
-  // The same where the barrier knows of it.
+  // Likewise, where the barrier already expects the bytes.
   CUTE_DEVICE void load_k(int group, int key, int stage) const {
     load<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
   }

@@ -1,14 +1,14 @@
-// A warpgroup that has a share of a tile's keys, and makes its part of O of them.
+// A warpgroup with a share of a tile's keys, which computes a partial O.
 //
-// Few keys are a chain of latencies. So a tile of keys is two halves, and the products of one, and
-// of the next tile, run beside softmax of the other:
+// With few keys, time is a chain of latencies. So each tile of keys is processed in halves, and
+// softmax of one half overlaps products of the other half and of the next tile:
 //
 //   tensor cores                               P V(a) Q' K'(a)         P V(b) Q' K'(b)
 //   the rest      row max of a, of b   exp(a)                  exp(b)                  ...
 //
-// The row max is looked for in the first tile, and later where a weight would become too large. Two
-// tiles are one pass where there are no more and registers suffice: four halves with one row max.
-// All of their copies are on their way before the first product.
+// The row max is found in the first tile, and again if a weight would become too large. If a
+// warpgroup has only two tiles and enough registers, they are one pass: four halves with one row
+// max. All copies are issued before the first product.
 #pragma once
 
 #include "sm80/products.hpp"
@@ -86,7 +86,7 @@ struct SplitKeysGroup {
     }
   }
 
-  // Q K^T of its tiles of keys; S of the first half is there then.
+  // Issues Q K^T of the pass and waits for S of the first half.
   template <int kTiles>
   CUTE_DEVICE void begin_pass() {
     CUTE_UNROLL
@@ -94,8 +94,8 @@ struct SplitKeysGroup {
     Arch::template wgmma_wait<2 * kTiles - 1>(s_registers(0));
   }
 
-  // Softmax and P V of tiles of keys of which the first begins at `key`. If they are not the last
-  // ones, Q K^T of those after them is begun.
+  // Softmax and P V of the tiles of a pass, which begins at `key`. Issues Q K^T of the next pass if
+  // there is one.
   template <int kTiles, class IsLast>
   CUTE_DEVICE void pass(SplitKeysCopy<Config, Arch> const& copy, Scores const& scores, int key,
                         bool accumulates, float log2_scale, IsLast is_last) {
@@ -127,7 +127,7 @@ struct SplitKeysGroup {
     }
   }
 
-  // The buffer of the tile of keys at `key` is empty: the next one is copied into it.
+  // Copies the next tile of keys into the buffer of the tile at `key`, which is empty.
   CUTE_DEVICE void refill_k(SplitKeysCopy<Config, Arch> const& copy, int key) const {
     int const next = key + Config::kKStages * copy.stride();
     if (next >= copy.range.end) return;
@@ -141,7 +141,7 @@ struct SplitKeysGroup {
     if (is_first && Arch::elect()) copy.v(group, next, v.last());
   }
 
-  // Score_mod and mask of the i-th half from the tile at `key`, which has two.
+  // Applies score_mod and mask to the i-th half, counted from the tile at `key`.
   CUTE_DEVICE void apply(Scores const& scores, TileRange const& range, int key, int i) {
     auto s = as_rows(acc_s[i]);
     if (range.is_full(key)) {
@@ -157,7 +157,8 @@ struct SplitKeysGroup {
     Step::pack(acc_s[i], p[i]);
   }
 
-  // The i-th half: the first of a tile waits for it, and the second is done with it.
+  // Issue products of the i-th half. The first half of a tile waits for its buffer, the second
+  // moves on to the next buffer.
   CUTE_DEVICE void issue_qk(int i) {
     if (i % 2 == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
@@ -189,7 +190,7 @@ struct SplitKeysGroup {
     if (i % 2 == 1) v.advance();
   }
 
-  // From a descriptor's first row of keys to those of a half.
+  // Offset of a half's keys in a descriptor.
   template <class Tile>
   CUTE_DEVICE static constexpr int rows_step(int half) {
     return half * kHalf * Tile::kRowBytes / 16;

@@ -1,6 +1,6 @@
-// What the warpgroups of a cluster have of a tile of rows, merged: first those of a block, then
-// those of its blocks. Each warpgroup has a share of the columns, of which every thread takes what
-// is at its own place in all parts.
+// Merges the partial results of a cluster's warpgroups: first within each block, then across
+// blocks. Each warpgroup merges a share of the columns, and each thread the same place of all
+// parts.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -17,13 +17,13 @@ struct SplitKeysMerge {
   using Quad = typename Config::Quad;
   using Target = typename Shared::Target;
   static constexpr int kRows = Config::kRows;
-  // Blocks of eight columns that a warpgroup has of those of several blocks.
+  // Blocks of eight columns that a warpgroup merges across thread blocks.
   static constexpr int kMost = (Config::kShare + 1) / 2;
 
   ClusterSplitsParams const& params;
   Shared& shared;
 
-  // Before there is anything to merge: where a row of the tile goes.
+  // Finds the addresses of a row's results, before there is anything to merge.
   CUTE_DEVICE void set_target(TileCoord const& tile, int row) const {
     Problem const& p = params.forward.problem;
     Target target = {nullptr, nullptr, -kInf};
@@ -39,8 +39,8 @@ struct SplitKeysMerge {
     shared.targets[row] = target;
   }
 
-  // The two parts of a block: each warpgroup has half of the columns. It keeps those of its own
-  // part in registers, and gives the other one the others.
+  // Merges the two parts of a block. Each warpgroup keeps half of its columns in registers and
+  // gives the other half to the other warpgroup.
   template <class Group>
   CUTE_DEVICE void run(Group& in) const {
     Place const place{Arch::thread() % Config::kGroupThreads};
@@ -100,7 +100,7 @@ struct SplitKeysMerge {
   }
 
  private:
-  // The rows of a thread: softmax state, where they go, and what makes O of their sums.
+  // The rows of a thread: softmax state, addresses of the results, and factors that normalise O.
   struct Rows {
     SoftmaxRow state[kRows];
     Target target[kRows];
@@ -110,7 +110,7 @@ struct SplitKeysMerge {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) target[i] = shared.targets[place.row(i)];
     }
-    // As finish_row(), of rows that may not be there.
+    // As finish_row(), for rows that may not exist.
     CUTE_DEVICE void finish(Problem const& p) {
       float rescale[kRows] = {1.0f, 1.0f};
       unpredicated_if(p.logits.sinks != nullptr, [&] {
@@ -122,7 +122,7 @@ struct SplitKeysMerge {
     }
   };
 
-  // The parts of a cluster's blocks, in their order: each warpgroup has its share of the columns.
+  // Merges the parts of a cluster's blocks in the order of blocks.
   CUTE_DEVICE void run_cluster(Place const& place, int group, Rows& rows,
                                Quad (&sums)[Config::kShare]) const {
     CUTE_UNROLL
@@ -141,7 +141,7 @@ struct SplitKeysMerge {
       add_blocks(place, first, count, rows, sums);
       store(place, rows, sums, first, count);
     }
-    Arch::cluster_leave();  // parts empty: no block is gone while another reads
+    Arch::cluster_leave();  // parts empty: no block exits while another reads its part
   }
 
   CUTE_DEVICE void add_blocks(Place const& place, int first, int count, Rows& rows,
@@ -187,7 +187,7 @@ struct SplitKeysMerge {
     }
   }
 
-  // Rounds and stores `count` blocks of eight columns that begin with `first`.
+  // Rounds and stores `count` blocks of eight columns from `first` on.
   CUTE_DEVICE void store(Place const& place, Rows const& rows, Quad const (&sums)[Config::kShare],
                          int first, int count) const {
     int const lane = place.thread % 4, columns = params.forward.problem.head_dim_v;

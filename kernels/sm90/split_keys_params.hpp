@@ -1,5 +1,5 @@
-// What the wgmma kernel is launched with whose warpgroups, and blocks of a cluster, share the keys
-// of a tile of rows.
+// Arguments of the wgmma kernel that splits the keys of a tile of rows over warpgroups and the
+// blocks of a cluster.
 #pragma once
 
 #include "core/forward_params.hpp"
@@ -15,9 +15,9 @@ struct ClusterSplitsParams {
   sm90::DenseRows k, v;
   ForwardParams forward;
   NearMask interval;  // counted from query 0
-  int32_t blocks;     // of a cluster: a power of 2
+  int32_t blocks;     // in a cluster: a power of 2
   int32_t log2_blocks;
-  char const* failure;  // why there are no maps
+  char const* failure;  // why the tensor maps could not be made
 
   // On the host.
   static ClusterSplitsParams prepare(Problem const& p, Workspace const&, DeviceLimits const& device,
@@ -44,10 +44,9 @@ struct ClusterSplitsParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
-  // 1 where another kernel is to run: for few rows of which there are more tiles than SMs, or that
-  // have many keys and few tiles, since tiles of 16 rows are faster then; and where the call says
-  // how many splits there are to be: others know any number. Of many rows the manifest's costs
-  // decide.
+  // 1 if another kernel shall run: for few rows with more tiles than SMs, or with many keys and few
+  // tiles, where tiles of 16 rows are faster; and if the call gives the number of splits, since
+  // other kernels take any number. For many rows the manifest's costs decide.
   static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
                                 KernelFacts const& facts) {
     constexpr int64_t kFewRows = 16, kManyKeys = 2048;
@@ -66,7 +65,7 @@ struct ClusterSplitsParams {
     return launch;
   }
 
-  // In a kernel. The tile of rows of this block, and its place in the cluster.
+  // In a kernel: the tile of rows of this block, and its rank in the cluster.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
     return forward.template tile_of<kBlockM, Arch>(Arch::block() >> log2_blocks);
@@ -77,17 +76,17 @@ struct ClusterSplitsParams {
   }
 
  private:
-  // Those that are done soonest, by what an H200 took (docs/notes/hopper.md), in units of the time
-  // that a block takes for 256 keys. A cluster begins and merges later than a block.
+  // The number of blocks with the least time, by a model fitted on an H200 (docs/notes/hopper.md),
+  // in units of a block's time for 256 keys. A cluster begins and merges later than a single block.
   static int32_t blocks_of_cluster(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                    int block_m) {
     constexpr int64_t kKeys = 128 * kGroups;
-    // Of large clusters not as many run at once as there are SMs for them: an H200 has no room for
-    // 32 of four blocks. And where each tile has K and V of its own, memory is the limit earlier
-    // the wider they are.
+    // Fewer large clusters run at once than the number of SMs allows: an H200 has no room for 32
+    // clusters of four blocks. If each tile has its own K and V, wider heads reach the memory limit
+    // earlier.
     constexpr struct {
       int32_t blocks;
-      int64_t sms;  // that have to be there for a tile
+      int64_t sms;  // needed for a tile
       double merge;
     } clusters[] = {{1, 0, 0.0}, {2, 2, 1.2}, {4, 6, 2.3}, {8, 10, 3.7}};
     bool const shares_keys = tiles > int64_t(p.batch) * p.num_heads_kv;
