@@ -88,6 +88,14 @@ def test_creation_and_conversion():
     assert value(graph, score=1.0, h=1, q=2).item() == 9.0
 
 
+def test_the_device_is_that_of_the_call():
+    def where_it_is(s, b, h, q, k):
+        assert s.device == q.device == torch.device("meta")
+        return s
+
+    trace(where_it_is, "score_mod", torch.device("meta"))
+
+
 def test_branches():
     def branches(b, h, q, k):
         return q >= k if h == 0 else k >= q

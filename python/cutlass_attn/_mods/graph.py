@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +36,7 @@ class Node:
 class Graph:
     """A mod: the result and the tensors that it reads. New nodes may be added to it."""
 
+    device: torch.device  # of the call
     captures: list[torch.Tensor] = field(default_factory=list)
     root: Node | None = None
     _nodes: dict[Any, Node] = field(default_factory=dict, repr=False)
@@ -170,7 +170,3 @@ def _element(
         return capture.reshape(())
     wrapped = [torch.where(i < 0, i + n, i) for i, n in zip(index, capture.shape)]
     return capture[tuple(i.clamp(0, n - 1) for i, n in zip(wrapped, capture.shape))]
-
-
-def is_finite_number(node: Node) -> bool:
-    return node.is_number and math.isfinite(node.value)

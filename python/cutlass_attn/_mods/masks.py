@@ -172,7 +172,7 @@ def dense(graph: Graph, root: Node, lengths: Lengths, device: torch.device) -> t
 
 def dense_interval(interval: Interval, lengths: Lengths, device: torch.device) -> torch.Tensor:
     """The (1, 1, q, k) mask of an interval that no option of `attention` is."""
-    graph = Graph()
+    graph = Graph(device)
     q, k = graph.variable("q"), graph.variable("k")
     distance = graph.apply("sub", k, q)
     root = graph.number(True)

@@ -26,7 +26,7 @@ WAY_OUT = (
 _OURS = tuple(os.path.dirname(os.path.abspath(x)) + os.sep for x in (__file__, torch.__file__))
 
 
-class _NoSuchMethod(UnsupportedModError, AttributeError):
+class UnsupportedMethodError(UnsupportedModError, AttributeError):
     """A method of tensors that symbols lack; an AttributeError, so that hasattr() is False."""
 
 
@@ -46,13 +46,16 @@ class Symbol:
     __slots__ = ("graph", "node")
     __array_ufunc__ = None  # numpy's numbers leave operators to this class
     __hash__ = object.__hash__
-    device = torch.device("cpu")  # of what a mod creates; scalars are moved where they are needed
     shape = torch.Size(())
     ndim = 0
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph = graph
         self.node = node
+
+    @property
+    def device(self) -> torch.device:
+        return self.graph.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,7 +97,7 @@ class Symbol:
             return functools.partial(called, name, self)
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse(f"Tensor.{name} is not supported", _NoSuchMethod)
+        refuse(f"Tensor.{name} is not supported", UnsupportedMethodError)
 
     @classmethod
     def __torch_function__(
@@ -136,7 +139,7 @@ class Row:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse(f"{name} of a row of a captured tensor is not supported", _NoSuchMethod)
+        refuse(f"{name} of a row of a captured tensor is not supported", UnsupportedMethodError)
 
     def __iter__(self) -> Any:
         size = next(n for n, i in zip(self.tensor.shape, self.index) if i is None)

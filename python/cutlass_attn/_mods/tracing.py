@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import torch
+
 from . import functions  # noqa: F401  fills what symbols know
 from .graph import Graph, UnsupportedModError
 from .symbols import Symbol, Tracing, lifted
@@ -16,13 +18,14 @@ from .symbols import Symbol, Tracing, lifted
 _ARGUMENTS = {"score_mod": ("score", "b", "h", "q", "k"), "mask_mod": ("b", "h", "q", "k")}
 
 
-def trace(function: Callable[..., Any], argument: str) -> Graph:
+def trace(function: Callable[..., Any], argument: str, device: torch.device | None = None) -> Graph:
     """The graph of a function with FlexAttention's signature.
 
     Args:
         function: ``score_mod(score, b, h, q_idx, kv_idx)`` or ``mask_mod(b, h, q_idx, kv_idx)``.
             It may read tensors and numbers of its surroundings; `h` is the query head.
         argument: "score_mod" or "mask_mod": what it is.
+        device: of the call, as `score.device` says it; None: a CPU.
 
     Raises:
         TypeError: it is no function of 5 (4) arguments, or its result has the wrong type.
@@ -39,7 +42,7 @@ def trace(function: Callable[..., Any], argument: str) -> Graph:
         raise UnsupportedModError(
             f"{argument} has a side effect, which would happen once for all logits: {effect}"
         )
-    graph = Graph()
+    graph = Graph(device or torch.device("cpu"))
     with Tracing():
         result = function(*(Symbol(graph, graph.variable(x)) for x in names))
         if result is None:

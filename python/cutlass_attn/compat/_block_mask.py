@@ -44,7 +44,7 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
     known = entries.get(lengths)
     if known is not None and _is_current(known, block_mask):
         return known.mask
-    graph = trace(block_mask.mask_mod, "mask_mod")
+    graph = trace(block_mask.mask_mod, "mask_mod", block_mask.kv_num_blocks.device)
     # Outside of inference mode, so that a call with gradients can keep the mask for backward.
     with torch.no_grad(), torch.inference_mode(False):
         mask = _read(block_mask, graph, lengths)

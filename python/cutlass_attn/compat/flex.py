@@ -167,7 +167,7 @@ def _translate(
     visible: list[torch.Tensor] = []  # bool masks, all of which count
     score = scores.Score()
     if score_mod is not None:
-        graph = trace(score_mod, "score_mod")
+        graph = trace(score_mod, "score_mod", device)
         score = scores.split(graph)
         for node in score.masks:
             own, rest = masks.split(graph, node)
