@@ -1,0 +1,185 @@
+"""The C++ of a mod: a struct with its captured tensors and numbers, and a function of one logit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from .graph import Graph, Node, UnsupportedModError, ordered
+from .operations import OPERATIONS
+
+# What the text below stands on. Integers are int32; a division by 0 gives 0.
+PRELUDE = """\
+template <class T, int kRank>
+struct Captured {
+  T const* data;
+  int64_t stride[kRank > 0 ? kRank : 1];  // in elements
+  int32_t size[kRank > 0 ? kRank : 1];
+
+  // Negative indices wrap around, others beyond the end read the last entry.
+  template <class... Index>
+  CA_HOST_DEVICE T operator()(Index... index) const {
+    int32_t const at[] = {index..., 0};
+    int64_t offset = 0;
+    for (int r = 0; r < kRank; ++r) {
+      int32_t i = at[r] < 0 ? at[r] + size[r] : at[r];
+      i = i < 0 ? 0 : i < size[r] ? i : size[r] - 1;
+      offset += i * stride[r];
+    }
+    return data[offset];
+  }
+};
+
+CA_HOST_DEVICE inline int floor_div(int a, int b) {
+  if (b == 0) return 0;
+  int const quotient = a / b;
+  return quotient - (a % b != 0 && (a < 0) != (b < 0));
+}
+CA_HOST_DEVICE inline int floor_mod(int a, int b) {
+  if (b == 0) return 0;
+  int const rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+CA_HOST_DEVICE inline float floor_mod(float a, float b) {
+  float const rest = fmodf(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+CA_HOST_DEVICE inline float floor_div(float a, float b) {
+  if (b == 0) return a / b;
+  float const quotient = (a - floor_mod(a, b)) / b;
+  if (quotient == 0) return copysignf(0.0f, a / b);
+  float const down = floorf(quotient);
+  return quotient - down > 0.5f ? down + 1 : down;
+}
+template <class T>
+CA_HOST_DEVICE T absolute(T x) {
+  return x < 0 ? -x : x;
+}
+CA_HOST_DEVICE inline int sign(int x) { return (x > 0) - (x < 0); }
+CA_HOST_DEVICE inline float sign(float x) { return float((x > 0) - (x < 0)); }
+// NaN if one of the two is, as in torch.
+template <class T>
+CA_HOST_DEVICE T minimum(T a, T b) {
+  return a < b || a != a ? a : b;
+}
+template <class T>
+CA_HOST_DEVICE T maximum(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+CA_HOST_DEVICE inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+"""
+
+_TYPES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.float16: "half_t",
+    torch.bfloat16: "bfloat16_t",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+_NAMES = {"bool": "bool", "int": "int", "float": "float"}
+_ARGUMENTS = {"score": "float score", "b": "int b", "h": "int h", "q": "int q", "k": "int k"}
+# Numbers that are part of the text: compilers have shorter code for them.
+_LITERALS = (0, 1, math.inf, -math.inf)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text, which says nothing of sizes, strides and numbers, and what fills its members."""
+
+    text: str
+    captures: tuple[torch.Tensor, ...]  # members t0, t1, ...
+    ints: tuple[int, ...]  # members i[0], i[1], ...
+    floats: tuple[float, ...]  # members f[0], f[1], ...
+
+
+def source(graph: Graph, functions: Mapping[str, Node], name: str = "Mod") -> Source:
+    """The struct `name`, with a member function for each of the nodes.
+
+    All take (score, b, h, q, k), those of masks (b, h, q, k). Two mods with one graph have one
+    text, whatever their numbers are, so one compiled kernel serves both.
+    """
+    captures: list[torch.Tensor] = []
+    ints: list[int] = []
+    floats: list[float] = []
+    body = "".join(
+        _function(graph, key, root, captures, ints, floats) for key, root in functions.items()
+    )
+    members = [f"  Captured<{_TYPES[x.dtype]}, {x.dim()}> t{j};\n" for j, x in enumerate(captures)]
+    members += [f"  int32_t i[{len(ints)}];\n"] if ints else []
+    members += [f"  float f[{len(floats)}];\n"] if floats else []
+    text = f"struct {name} {{\n{''.join(members)}{body}}};\n"
+    return Source(text, tuple(captures), tuple(ints), tuple(floats))
+
+
+def _function(
+    graph: Graph,
+    key: str,
+    root: Node,
+    captures: list[torch.Tensor],
+    ints: list[int],
+    floats: list[float],
+) -> str:
+    order = ordered(root)
+    # Exponents and shifts are part of the text, too.
+    constant = {x.args[1] for x in order if x.op in ("pow", "shl", "shr")}
+    text: dict[Node, str] = {}
+    lines: list[str] = []
+    for node in order:
+        if node.op == "variable":
+            text[node] = node.value
+            continue
+        if node.is_number:
+            text[node] = _number(node, node in constant, ints, floats)
+            continue
+        args = [text[x] for x in node.args]
+        if node.op == "load":
+            tensor = graph.captures[node.value]
+            if tensor.dtype not in _TYPES:
+                raise UnsupportedModError(f"a captured tensor has dtype {tensor.dtype}")
+            slot = next((j for j, x in enumerate(captures) if x is tensor), len(captures))
+            if slot == len(captures):
+                captures.append(tensor)
+            expression = f"{_NAMES[node.kind]}(t{slot}({', '.join(args)}))"
+        else:
+            expression = OPERATIONS[node.op].cpp.format(*args)
+        text[node] = f"v{len(lines)}"
+        lines.append(f"    {_NAMES[node.kind]} const {text[node]} = {expression};\n")
+    names = ("score", "b", "h", "q", "k") if root.kind == "float" else ("b", "h", "q", "k")
+    arguments = ", ".join(_ARGUMENTS[x] for x in names)
+    return (
+        f"  CA_HOST_DEVICE {_NAMES[root.kind]} {key}({arguments}) const {{\n"
+        f"{''.join(lines)}    return {text[root]};\n  }}\n"
+    )
+
+
+def _number(node: Node, is_constant: bool, ints: list[int], floats: list[float]) -> str:
+    value = node.value
+    if node.kind == "bool":
+        return str(value).lower()
+    if node.kind == "int":
+        if not -(2**31) <= value < 2**31:
+            raise UnsupportedModError(f"the integer {value} is beyond 32 bits")
+        if is_constant or value in _LITERALS:
+            return f"({value})"
+        return f"i[{_slot(ints, value)}]"
+    if math.isinf(value):
+        return "(-INFINITY)" if value < 0 else "INFINITY"
+    if value in _LITERALS or is_constant:
+        return f"({float(value)!r}f)"
+    return f"f[{_slot(floats, value)}]"
+
+
+def _slot(numbers: list[int] | list[float], value: int | float) -> int:
+    text = [repr(x) for x in numbers]
+    if repr(value) not in text:
+        numbers.append(value)  # type: ignore[arg-type]
+        return len(text)
+    return text.index(repr(value))

@@ -1,0 +1,237 @@
+"""Symbols, with which a mod is run once: Python's operators and torch's functions make nodes.
+
+torch hands functions of symbols over by `__torch_function__`. It does not look at the index of
+`tensor[symbol]`; for that, and to see side effects, `Tracing` is a mode for all torch functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import numbers
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .graph import Graph, Node, UnsupportedModError
+
+WAY_OUT = (
+    "Compute it before the call: a tensor that the function reads by index, or the whole term as "
+    "bias= or mask= of cutlass_attn.attention."
+)
+_OURS = tuple(os.path.dirname(os.path.abspath(x)) + os.sep for x in (__file__, torch.__file__))
+
+
+class UnsupportedMethodError(UnsupportedModError, AttributeError):
+    """A method of tensors that symbols lack; an AttributeError, so that hasattr() is False."""
+
+
+def refuse(what: str, kind: type[UnsupportedModError] = UnsupportedModError) -> NoReturn:
+    """Raises, with the line of the mod that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(name, line).strip()
+    raise kind(f"{os.path.basename(name)}:{line}: {what}\n    {text}\n{WAY_OUT}")
+
+
+class Symbol:
+    """A traced value, a tensor of no dimensions as far as the mod can tell."""
+
+    __slots__ = ("graph", "node")
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+    __hash__ = object.__hash__
+    shape = torch.Size(())
+    ndim = 0
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph = graph
+        self.node = node
+
+    @property
+    def device(self) -> torch.device:
+        return self.graph.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.node.kind]
+
+    def dim(self) -> int:
+        return 0
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def numel(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return f"<traced {self.node.kind} {self.node.value or self.node.op}>"
+
+    def __bool__(self) -> NoReturn:
+        refuse(
+            "the function branches on a traced value. Use torch.where for if, & | ~ for and, or, "
+            "not and chained comparisons, and torch.minimum and torch.maximum for min and max"
+        )
+
+    def _no_number(self, *_: Any) -> NoReturn:
+        refuse("a traced value is used as a Python number. Use torch's functions, not math's")
+
+    __int__ = __index__ = __float__ = __complex__ = item = tolist = _no_number
+
+    def _no_sequence(self, *_: Any) -> NoReturn:
+        refuse("a traced value has no elements: it stands for one number")
+
+    __len__ = __iter__ = __getitem__ = _no_sequence
+
+    def __setitem__(self, *_: Any) -> NoReturn:
+        refuse("side effect: a traced value is written to")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FUNCTIONS or is_in_place(name):
+            return functools.partial(called, name, self)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"Tensor.{name} is not supported", UnsupportedMethodError)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return called(_name(function), *args, **(kwargs or {}))
+
+
+class Row:
+    """A captured tensor with some of its dimensions indexed, as in `starts[b]` of (B, 2)."""
+
+    def __init__(self, graph: Graph, tensor: torch.Tensor, index: tuple[Symbol | None, ...]):
+        self.graph, self.tensor, self.index = graph, tensor, index
+
+    def __getitem__(self, index: Any) -> Any:
+        entries = iter(index if isinstance(index, tuple) else (index,))
+        result: list[Symbol | None] = []
+        for known in self.index:
+            entry = known if known is not None else next(entries, None)
+            if entry is None or (isinstance(entry, slice) and entry == slice(None)):
+                result.append(None)
+            else:
+                result.append(self._checked(entry))
+        if next(entries, None) is not None:
+            refuse(f"too many indices for a captured tensor of shape {tuple(self.tensor.shape)}")
+        if any(x is None for x in result):
+            return Row(self.graph, self.tensor, tuple(result))
+        return Symbol(
+            self.graph, self.graph.load(self.tensor, [x.node for x in result if x is not None])
+        )
+
+    def _checked(self, entry: Any) -> Symbol:
+        if not isinstance(entry, slice) and entry is not Ellipsis:
+            symbol = lifted(self.graph, entry)
+            if symbol.node.kind == "int":
+                return symbol
+        refuse("a captured tensor is indexed by traced values and by something else than integers")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"{name} of a row of a captured tensor is not supported", UnsupportedMethodError)
+
+    def __iter__(self) -> Any:
+        size = next(n for n, i in zip(self.tensor.shape, self.index) if i is None)
+        return (self[j] for j in range(size))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return called(_name(function), *args, **(kwargs or {}))
+
+
+def lifted(graph: Graph, x: Any) -> Symbol:
+    """Anything that an expression of symbols may have in it."""
+    if isinstance(x, Symbol):
+        return x
+    if isinstance(x, torch.Tensor):
+        if x.numel() != 1:
+            refuse(f"a captured tensor of shape {tuple(x.shape)} is used without an index")
+        return Symbol(graph, graph.load(x.reshape(()) if x.dim() else x, ()))
+    if isinstance(x, Row):
+        refuse(f"a row of a captured tensor of shape {tuple(x.tensor.shape)} is used as one value")
+    if isinstance(x, (bool, int, float)):
+        return Symbol(graph, graph.number(x))
+    if isinstance(x, numbers.Real):  # numpy's
+        return Symbol(graph, graph.number(int(x) if isinstance(x, numbers.Integral) else float(x)))
+    refuse(f"{type(x).__name__} in an expression of traced values")
+
+
+def _name(function: Any) -> str:
+    """The name of a function of torch; that of an operator's method without its underscores."""
+    return getattr(function, "__name__", str(function))
+
+
+def is_in_place(name: str) -> bool:
+    """Does the torch function of this name write to a tensor?"""
+    if name.startswith("__"):
+        return name == "__setitem__" or (
+            name[2:3] == "i" and name not in ("__invert__", "__index__", "__int__", "__iter__")
+        )
+    return name.endswith("_") and not name.startswith("_")
+
+
+def called(name: str, *args: Any, **kwargs: Any) -> Any:
+    """A function of torch, or an operator, of symbols."""
+    found = [x for x in (*args, *kwargs.values()) if isinstance(x, (Symbol, Row))]
+    if name == "__getitem__":
+        if isinstance(args[0], torch.Tensor):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            graph = next(x.graph for x in index if isinstance(x, (Symbol, Row)))
+            if Ellipsis in [x for x in index if not isinstance(x, (Symbol, Row, torch.Tensor))]:
+                refuse("a captured tensor is indexed by traced values and `...`")
+            return Row(graph, args[0], (None,) * args[0].dim())[index]
+        return args[0][args[1]]
+    if is_in_place(name):
+        refuse(f"side effect: {name} writes to a tensor")
+    if name not in FUNCTIONS or not found:
+        refuse(f"torch.{name} is not supported")
+    graph = found[0].graph
+    try:
+        result = FUNCTIONS[name](
+            *(lifted(graph, x) if isinstance(x, (torch.Tensor, Row)) else x for x in args), **kwargs
+        )
+    except TypeError:
+        refuse(f"torch.{name} is not supported with these arguments")
+    except UnsupportedModError as error:
+        if WAY_OUT in str(error):
+            raise
+        refuse(str(error))
+    return result
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # by the names that torch and Python call them
+
+
+def apply(op: str, *args: Any) -> Any:
+    graph = next(x.graph for x in args if isinstance(x, Symbol))
+    return Symbol(graph, graph.apply(op, *(lifted(graph, x).node for x in args)))
+
+
+class Tracing(TorchFunctionMode):
+    """While a mod runs: functions of symbols make nodes, all others run, if they only read."""
+
+    _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal")
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+        name, kwargs = _name(function), kwargs or {}
+        flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
+        if any(isinstance(x, (Symbol, Row)) for x in (*flat, *kwargs.values())):
+            return called(name, *args, **kwargs)
+        if is_in_place(name):
+            refuse(f"side effect: {name} writes to a tensor")
+        if name in self._RANDOM:
+            refuse(f"torch.{name} would be drawn once for all logits")
+        return function(*args, **kwargs)

@@ -1,0 +1,92 @@
+"""A mod, run once on symbols."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from . import functions  # noqa: F401  fills what symbols know
+from .graph import Graph, UnsupportedModError
+from .symbols import Symbol, Tracing, lifted
+
+_ARGUMENTS = {"score_mod": ("score", "b", "h", "q", "k"), "mask_mod": ("b", "h", "q", "k")}
+
+
+def trace(function: Callable[..., Any], argument: str, device: torch.device | None = None) -> Graph:
+    """The graph of a function with FlexAttention's signature.
+
+    Args:
+        function: ``score_mod(score, b, h, q_idx, kv_idx)`` or ``mask_mod(b, h, q_idx, kv_idx)``.
+            It may read tensors and numbers of its surroundings; `h` is the query head.
+        argument: "score_mod" or "mask_mod": what it is.
+        device: of the call, as `score.device` says it; None: a CPU.
+
+    Raises:
+        TypeError: it is no function of 5 (4) arguments, or its result has the wrong type.
+        UnsupportedModError: an operation, a branch on a traced value or a side effect; with its
+            line.
+    """
+    names = _ARGUMENTS[argument]
+    if not callable(function):
+        raise TypeError(f"{argument} must be a function, got {type(function).__name__}")
+    count = _positional(function)
+    if count not in (None, len(names)):
+        raise TypeError(f"{argument} must have {len(names)} positional arguments, got {count}")
+    if (code := _code(function)) and (effect := _side_effect(code)):
+        raise UnsupportedModError(
+            f"{argument} has a side effect, which would happen once for all logits: {effect}"
+        )
+    graph = Graph(device or torch.device("cpu"))
+    with Tracing():
+        result = function(*(Symbol(graph, graph.variable(x)) for x in names))
+        if result is None:
+            raise TypeError(f"{argument} returned None")
+        root = lifted(graph, result).node
+    if argument == "score_mod":
+        root = graph.converted(root, "float")
+    elif root.kind != "bool":
+        raise TypeError(f"mask_mod must return bool, got {root.kind}")
+    graph.root = root
+    return graph
+
+
+def _positional(function: Callable[..., Any]) -> int | None:
+    """How many arguments are given by position and have no default; None if there is no telling."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    if any(x.kind is x.VAR_POSITIONAL for x in parameters):
+        return None
+    by_position = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    return sum(x.default is x.empty for x in by_position)
+
+
+def _code(function: Any) -> CodeType | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _side_effect(code: CodeType) -> str | None:
+    """The first statement that writes to something outside of the function."""
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None:
+            line = getattr(instruction, "line_number", None) or int(instruction.starts_line)
+        name = instruction.argval
+        writes = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR") or (
+            instruction.opname == "STORE_DEREF" and name in code.co_freevars
+        )
+        if writes:
+            return f"line {line} of {code.co_filename} writes to {name}"
+    return None

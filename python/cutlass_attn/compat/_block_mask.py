@@ -1,0 +1,173 @@
+"""torch's BlockMask, read once for all calls with it: an interval of keys, and a bool mask."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from cutlass_attn._mods.graph import Graph, Node, evaluate, ordered
+from cutlass_attn._mods.masks import Interval, Lengths, dense, in_rows, split
+from cutlass_attn._mods.tracing import trace
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A key is visible where both allow it."""
+
+    interval: Interval
+    dense: torch.Tensor | None  # bool, broadcasts to (B, Hq, Sq, Sk)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    mask: Mask
+    function: weakref.ref[Any]  # the mask_mod
+    versions: list[tuple[torch.Tensor, int]]  # of what was read
+
+
+_kept: weakref.WeakKeyDictionary[BlockMask, dict[Lengths, _Kept]] = weakref.WeakKeyDictionary()
+
+
+def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
+    """The mask of a BlockMask for a call of these sizes.
+
+    It is kept for as long as the BlockMask lives, and read again if its mask_mod is another one, or
+    if torch counted a write to its lists or to a tensor that mask_mod captured.
+    """
+    entries = _kept.setdefault(block_mask, {})
+    known = entries.get(lengths)
+    if known is not None and _is_current(known, block_mask):
+        return known.mask
+    graph = trace(block_mask.mask_mod, "mask_mod", block_mask.kv_num_blocks.device)
+    # Outside of inference mode, so that a call with gradients can keep the mask for backward.
+    with torch.no_grad(), torch.inference_mode(False):
+        mask = _read(block_mask, graph, lengths)
+    read_tensors = [*_lists(block_mask), *graph.captures]
+    function = _weak(block_mask.mask_mod)
+    if function is not None:
+        entries[lengths] = _Kept(mask, function, [(x, _version(x)) for x in read_tensors])
+    return mask
+
+
+def _is_current(known: _Kept, block_mask: BlockMask) -> bool:
+    function, lists = known.function(), _lists(block_mask)
+    return (
+        function is not None
+        and (function is block_mask.mask_mod or function == block_mask.mask_mod)
+        and all(x is y for x, (y, _) in zip(lists, known.versions))
+        and all(_version(x) == version for x, version in known.versions)
+    )
+
+
+def _weak(function: Callable[..., Any]) -> weakref.ref[Any] | None:
+    """Weakly, because the function may know the BlockMask, which would live forever then."""
+    try:
+        return (weakref.WeakMethod if inspect.ismethod(function) else weakref.ref)(function)
+    except TypeError:
+        return None
+
+
+def _version(x: torch.Tensor) -> int:
+    """How often torch has written to it; inference tensors do not count."""
+    return -1 if x.is_inference() else x._version
+
+
+def _lists(block_mask: BlockMask) -> list[torch.Tensor]:
+    lists = (
+        block_mask.kv_num_blocks,
+        block_mask.kv_indices,
+        block_mask.full_kv_num_blocks,
+        block_mask.full_kv_indices,
+    )
+    return [x for x in lists if x is not None]
+
+
+def _read(block_mask: BlockMask, graph: Graph, lengths: Lengths) -> Mask:
+    interval, rest = split(graph, graph.result)
+    lists = _Lists(block_mask, lengths)
+    if rest is None and interval.chunk is None:
+        follows = lists.follow_interval(interval)
+    else:
+        follows = lists.follow(graph, graph.result)
+    if not follows:  # lists that say more than mask_mod does
+        return Mask(Interval(), lists.dense(graph, graph.result))
+    if rest is None:
+        return Mask(interval, None)
+    return Mask(interval, dense(graph, rest, lengths, lists.device))
+
+
+class _Lists:
+    """A BlockMask's lists as maps of blocks: mask_mod applies in `partial`, all keys of `full` are
+    visible, those of all other blocks are not."""
+
+    def __init__(self, block_mask: BlockMask, lengths: Lengths) -> None:
+        self.lengths = lengths
+        self.size_q, self.size_k = block_mask.BLOCK_SIZE
+        self.columns = -(-lengths.k // self.size_k)
+        self.device = block_mask.kv_num_blocks.device
+        self.partial = self._map(block_mask.kv_num_blocks, block_mask.kv_indices)
+        self.full = torch.zeros_like(self.partial)
+        if block_mask.full_kv_num_blocks is not None:
+            self.full = self._map(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+
+    def _map(self, counts: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """(B or 1, H or 1, blocks of rows, blocks of keys); entries beyond a count are not read."""
+        assert indices is not None
+        position = torch.arange(indices.shape[-1], device=self.device)
+        beyond = torch.full_like(indices, self.columns)
+        index = torch.where(position < counts[..., None], indices, beyond).long()
+        shape = (*counts.shape, self.columns + 1)
+        found = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        return found.scatter_(-1, index, True)[..., : self.columns]
+
+    def follow_interval(self, interval: Interval) -> bool:
+        """Do the lists say what a mask_mod says by itself, where it is an interval?"""
+        first_q = torch.arange(self.partial.shape[-2], device=self.device)[:, None] * self.size_q
+        first_k = torch.arange(self.columns, device=self.device) * self.size_k
+        last_q = (first_q + self.size_q).clamp(max=self.lengths.q) - 1
+        last_k = (first_k + self.size_k).clamp(max=self.lengths.k) - 1
+        lowest, highest = first_k - last_q, last_k - first_q  # of k - q in a block
+        some = every = torch.ones_like(lowest, dtype=torch.bool)
+        if interval.low is not None:
+            some, every = some & (highest >= interval.low), every & (lowest >= interval.low)
+        if interval.high is not None:
+            some, every = some & (lowest <= interval.high), every & (highest <= interval.high)
+        wrong = (some & ~(self.partial | self.full)) | (self.full & ~every)
+        return not wrong.any()
+
+    def follow(self, graph: Graph, root: Node) -> bool:
+        """Do they, whatever mask_mod is?"""
+        wrong = torch.zeros((), dtype=torch.bool, device=self.device)
+        for rows, visible in self._blocks(graph, root):
+            partial, full = self._rows(rows)
+            wrong |= ((visible & ~(partial | full)) | (full & ~visible)).any()
+        return not wrong
+
+    def dense(self, graph: Graph, root: Node) -> torch.Tensor:
+        lengths = self.lengths
+        own = lengths.shape(root.depends)
+        b, h = (max(own[i], self.partial.shape[i], self.full.shape[i]) for i in (0, 1))
+        shape = b, h, lengths.q, lengths.k
+        result = torch.empty(shape, dtype=torch.bool, device=self.device)
+        for rows, visible in self._blocks(graph, root):
+            partial, full = self._rows(rows)
+            result[:, :, rows] = (visible & partial) | full
+        return result
+
+    def _blocks(self, graph: Graph, root: Node) -> Any:
+        b, h, _, _ = self.lengths.shape(root.depends)
+        width = max(b, self.partial.shape[0]) * max(h, self.partial.shape[1]) * self.lengths.k
+        for rows in in_rows(self.lengths, width, len(ordered(root)) + 4):
+            yield rows, evaluate(graph, root, self.lengths.variables(self.device, rows))
+
+    def _rows(self, rows: slice) -> list[torch.Tensor]:
+        """The maps of some rows of the mask, one entry for each key."""
+        q = torch.arange(rows.start, rows.stop, device=self.device) // self.size_q
+        k = torch.arange(self.lengths.k, device=self.device) // self.size_k
+        return [x[:, :, q[:, None], k] for x in (self.partial, self.full)]

@@ -1,0 +1,453 @@
+"""compat.flex against torch's flex_attention, which computes eagerly on the CPU."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.9")
+
+from cutlass_attn._mods.masks import Interval, Lengths  # noqa: E402
+from cutlass_attn.compat import _block_mask, flex  # noqa: E402
+from torch.nn.attention import flex_attention as torchs  # noqa: E402
+
+B, HQ, HKV, D, DV = 2, 4, 2, 16, 24
+LENGTHS = [(37, 37), (37, 53), (53, 37), (1, 40)]
+MOST = 64
+BLOCK = 16
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def operands(lengths, dtype=torch.float32, batch=B):
+    seqlen_q, seqlen_k = lengths
+    q = random(batch, HQ, seqlen_q, D, seed=1).to(dtype)
+    k = random(B, HKV, seqlen_k, D, seed=2).to(dtype)
+    return q, k, random(B, HKV, seqlen_k, DV, seed=3).to(dtype)
+
+
+SLOPES = random(HQ, seed=4).abs()
+TABLE = random(B, HQ, MOST, MOST, seed=5)
+DOCUMENT = torch.arange(MOST) // 11
+LENGTH = torch.tensor([9, 31])
+GLOBAL = torch.arange(MOST) % 9 == 0
+KEYS = random(B, MOST, seed=6) > 0
+
+SCORES = {
+    "identity": lambda s, b, h, q, k: s,
+    "scale": lambda s, b, h, q, k: -(s * 3) / 2,
+    "softcap": lambda s, b, h, q, k: 2 * torch.tanh(s / 2),
+    "softcap by steps": lambda s, b, h, q, k: torch.tanh(s * 0.25).mul(5.0),
+    "alibi": lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
+    "alibi, ratio": lambda s, b, h, q, k: s + (k - q) * torch.exp2(-((h + 1) * 8.0 / HQ)),
+    "alibi, split": lambda s, b, h, q, k: s + SLOPES[h] * k - SLOPES[h] * q,
+    "alibi, negated": lambda s, b, h, q, k: s - 0.5 * (q - k),
+    "alibi, symmetric": lambda s, b, h, q, k: s - SLOPES[h] * abs(q - k),
+    "softcap and alibi": lambda s, b, h, q, k: 2 * torch.tanh(s / 2) + SLOPES[h] * (k - q),
+    "bias": lambda s, b, h, q, k: s + TABLE[b, h, q, k],
+    "bias of heads": lambda s, b, h, q, k: TABLE[0, h, q, k] + s,
+    "bias, transposed": lambda s, b, h, q, k: s + TABLE[1, 2, k, q],
+    "bias of rows": lambda s, b, h, q, k: s + TABLE[b, 0, q, 3],
+    "biases": lambda s, b, h, q, k: 2 * (s + TABLE[b, h, q, k] - 3 * TABLE[0, h, 2, k]) + 1,
+    "bias times slope": lambda s, b, h, q, k: s + SLOPES[h] * TABLE[0, 0, q, k],
+    "of keys": lambda s, b, h, q, k: s + torch.sin(k * 0.1) * SLOPES[h] + torch.where(h > 1, 2, k),
+    "of rows": lambda s, b, h, q, k: s + torch.cos(q * 1.0) + 0.1 * q + 4,
+    "masked": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")) + TABLE[b, 0, 0, k],
+    "masked otherwise": lambda s, b, h, q, k: s.masked_fill(KEYS[b, k] & (k > 2), -float("inf")),
+}
+
+MASKS = {
+    "causal": lambda b, h, q, k: q >= k,
+    "window": lambda b, h, q, k: (q >= k) & (q - k <= 7),
+    "two-sided": lambda b, h, q, k: abs(q - k) <= 5,
+    "strictly below": lambda b, h, q, k: k < q - 2,
+    "above": lambda b, h, q, k: k >= q + 3,
+    "bottom-right": lambda b, h, q, k: q + 16 >= k,
+    "chunk": lambda b, h, q, k: (q // 8 == k // 8) & (q >= k),
+    "chunks": lambda b, h, q, k: (q // 8 == k // 8) & (q // 12 == k // 12),
+    "documents": lambda b, h, q, k: (DOCUMENT[q] == DOCUMENT[k]) & (q >= k),
+    "prefix": lambda b, h, q, k: (q >= k) | (k < LENGTH[b]),
+    "padding": lambda b, h, q, k: k < LENGTH[b],
+    "padding, causal": lambda b, h, q, k: (k < LENGTH[b]) & (k <= q),
+    "key padding": lambda b, h, q, k: KEYS[b, k],
+    "of heads": lambda b, h, q, k: torch.where(h == 1, q >= k, (q - k) % 3 == 0),
+    "global": lambda b, h, q, k: (abs(q - k) < 3) | GLOBAL[q] | GLOBAL[k],
+    "empty rows": lambda b, h, q, k: (q % 5 != 2) & (q + 2 >= k),
+    "nothing": lambda b, h, q, k: q < 0,
+    "everything": torchs.noop_mask,
+}
+
+
+def block_mask(name, lengths, b=B, h=HQ):
+    return torchs.create_block_mask(MASKS[name], b, h, *lengths, device="cpu", BLOCK_SIZE=BLOCK)
+
+
+def both(q, k, v, score_mod, mask, **options):
+    """(out, lse) of ours and of torch's."""
+    options |= {"enable_gqa": True, "return_aux": flex.AuxRequest(lse=True)}
+    return [
+        (out, aux.lse)
+        for out, aux in (
+            flex.flex_attention(q, k, v, score_mod, mask, **options),
+            torchs.flex_attention(q, k, v, score_mod, mask, **options),
+        )
+    ]
+
+
+def assert_equal(ours, due, tolerance=2e-5):
+    for x, y in zip(ours, due):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name, lengths):
+    assert_equal(*both(*operands(lengths), None, block_mask(name, lengths)))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("mask", [None, "causal", "padding, causal", "strictly below"])
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name, mask, lengths):
+    if mask is not None:
+        mask = block_mask(mask, lengths)
+    elif name == "alibi, symmetric" and lengths[0] != lengths[1]:
+        with pytest.raises(flex.UnsupportedModError, match="depends on both"):  # cuts diagonals
+            both(*operands(lengths), SCORES[name], mask)
+        return
+    assert_equal(*both(*operands(lengths), SCORES[name], mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(dtype):
+    mask = block_mask("documents", (37, 37))
+    # torch rounds the weights to 16 bits before it multiplies them with V.
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-5)
+    for name in ("softcap and alibi", "bias", "of keys"):
+        q, k, v = operands((37, 37), dtype)
+        ours, due = both(q, k, v, SCORES[name], mask, scale=0.3)
+        assert_equal(ours[:1], due[:1], tolerance)
+        assert_equal((ours[1].double(),), (due[1].double(),), 1e-2 if dtype.itemsize == 2 else 1e-5)
+
+
+def reference(q, k, v, score_mod, mask_mod):
+    """By autograd: mods are functions of whole tensors, too, where they use nothing else."""
+    k, v = (x.repeat_interleave(HQ // HKV, dim=1) for x in (k, v))
+    score = q @ k.mT / D**0.5
+    index = torch.meshgrid(*map(torch.arange, score.shape), indexing="ij")
+    if score_mod is not None:
+        score = score_mod(score, *index)
+    if mask_mod is not None:
+        score = score.masked_fill(~mask_mod(*index), -torch.inf)
+    return torch.softmax(score, -1) @ v, torch.logsumexp(score, -1)
+
+
+@pytest.mark.parametrize(
+    ("score", "mask"),
+    [
+        ("identity", "documents"),
+        ("softcap and alibi", "causal"),
+        ("alibi", "two-sided"),
+        ("bias", "window"),
+        ("biases", "prefix"),
+        ("bias times slope", "causal"),
+        ("of keys", None),
+        ("of rows", "chunk"),
+        ("masked", None),
+    ],
+)
+def test_gradients(score, mask):
+    lengths = 37, 37
+    leaves = [x.requires_grad_() for x in (*operands(lengths), TABLE)]
+    weights = random(B, HQ, 37, DV, seed=7), random(B, HQ, 37, seed=8)
+
+    def gradients(out, lse):
+        total = (out * weights[0]).sum() + (lse * weights[1]).sum()
+        return torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
+
+    try:
+        bm = None if mask is None else block_mask(mask, lengths)
+        out, aux = flex.flex_attention(
+            *leaves[:3],
+            SCORES[score],
+            bm,
+            enable_gqa=True,
+            return_aux=flex.AuxRequest(lse=True),
+        )
+        due = reference(*leaves[:3], SCORES[score], MASKS.get(mask))
+        for x, y in zip(gradients(out, aux.lse), gradients(*due)):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+    finally:
+        TABLE.requires_grad_(False)
+
+
+def test_gradients_of_slopes():
+    """Slopes that require one become a bias of the keys, where the term is linear."""
+    slopes = SLOPES.clone().requires_grad_()
+
+    def alibi(s, b, h, q, k):
+        return s + slopes[h] * (k - q)
+
+    q, k, v = operands((37, 37))
+    mask = block_mask("causal", (37, 37))
+    out = flex.flex_attention(q, k, v, alibi, mask, enable_gqa=True)
+    due, _ = reference(q, k, v, alibi, MASKS["causal"])
+    weight = random(*out.shape)
+    ours, theirs = (torch.autograd.grad((x * weight).sum(), slopes)[0] for x in (out, due))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    with pytest.raises(flex.UnsupportedModError, match="requires a gradient"):
+        flex.flex_attention(
+            q, k, v, lambda s, b, h, q, k: s - slopes[h] * abs(q - k), enable_gqa=True
+        )
+
+
+def options(score=None, mask=None, lengths=(37, 37)):
+    """What `attention` is called with."""
+    mask = None if mask is None else block_mask(mask, lengths)
+    mod = None if score is None else SCORES[score]
+    return flex._translate(operands(lengths)[0], mod, mask, Lengths(B, HQ, *lengths))
+
+
+@pytest.mark.parametrize(
+    ("mask", "due"),
+    [
+        ("causal", {"causal": True}),
+        ("window", {"causal": True, "window": (7, None)}),
+        ("two-sided", {"window": (5, 5)}),
+        ("bottom-right", {"window": (None, 16)}),
+        ("chunk", {"causal": True, "attention_chunk": 8}),
+        ("documents", {"causal": True, "mask": (1, 1, 37, 37)}),
+        ("prefix", {"mask": (B, 1, 37, 37)}),
+        ("padding", {"mask": (B, 1, 1, 37)}),
+        ("padding, causal", {"causal": True, "mask": (B, 1, 1, 37)}),
+        ("of heads", {"mask": (1, HQ, 37, 37)}),
+        ("strictly below", {"causal": True}),
+        ("everything", {}),
+    ],
+)
+def test_recognised_masks(mask, due):
+    found = options(mask=mask)
+    shapes = {x: tuple(y.shape) if x == "mask" else y for x, y in found.options.items()}
+    assert shapes == due
+    assert found.keys == (34 if mask == "strictly below" else 37)
+
+
+@pytest.mark.parametrize(
+    ("score", "mask", "due"),
+    [
+        ("softcap", None, {"softcap"}),
+        ("alibi", "causal", {"causal", "alibi_slopes"}),
+        ("alibi, split", "causal", {"causal", "alibi_slopes"}),
+        ("alibi, negated", "window", {"causal", "window", "alibi_slopes"}),
+        ("alibi", "two-sided", {"window", "bias"}),  # of the keys: (1, Hq, 1, Sk)
+        ("alibi, symmetric", None, {"alibi_slopes"}),
+        ("bias", "causal", {"causal", "bias"}),
+        ("masked", None, {"causal", "bias"}),
+        ("of rows", None, {"bias"}),
+    ],
+)
+def test_recognised_scores(score, mask, due):
+    assert options(score, mask).options.keys() == due
+
+
+@pytest.mark.parametrize("score", ["alibi", "alibi, symmetric"])
+def test_alibi_of_other_lengths(score):
+    """Slopes of `attention` count from key q + Sk - Sq, which the mask may go beyond."""
+    assert options(score, "causal", (37, 53)).options.keys() == {"causal", "alibi_slopes"}
+    assert options(score, "causal", (53, 37)).options.keys() == {"window", "bias"}
+
+
+def test_a_bias_is_not_copied():
+    assert options("bias").options["bias"].data_ptr() == TABLE.data_ptr()
+    assert options("bias of heads").options["bias"].shape == (1, HQ, 37, 37)
+    assert options("alibi", "two-sided").options["bias"].shape == (1, HQ, 1, 37)
+
+
+def test_lists_say_more_than_the_function():
+    """Of from_kv_blocks: only listed blocks are visible, and full ones whatever mask_mod says."""
+    q, k, v = operands((40, 53))
+    counts = torch.tensor([[[2, 0, 1]]])
+    indices = torch.tensor([[[[0, 2, 1, 1], [9, 9, 9, 9], [1, 7, 7, 7]]]])  # some are not read
+    full = torch.tensor([[[1, 0, 1]]]), torch.tensor([[[[3, 0, 0, 0], [0] * 4, [0, 0, 0, 0]]]])
+    visible = torch.zeros(40, 53, dtype=torch.bool)
+    for mask_mod in (None, MASKS["causal"], MASKS["global"]):
+        for row, columns in ((0, (0, 2)), (2, (1,))):
+            for column in columns:
+                block = slice(row * 16, row * 16 + 16), slice(column * 16, column * 16 + 16)
+                index = torch.arange(40)[block[0], None], torch.arange(53)[block[1]]
+                visible[block] = True if mask_mod is None else mask_mod(0, 0, *index)
+        visible[:16, 48:] = visible[32:, :16] = True
+        bm = torchs.BlockMask.from_kv_blocks(
+            counts.int(),
+            indices.int(),
+            *(x.int() for x in full),
+            BLOCK_SIZE=16,
+            mask_mod=mask_mod,
+            seq_lengths=(40, 53),
+            compute_q_blocks=False,
+        )
+        out, lse = flex.flex_attention(q, k, v, None, bm, enable_gqa=True, return_lse=True)
+        due, due_lse = reference(q, k, v, None, lambda *_, seen=visible: seen)
+        assert_equal((out, lse), (due.nan_to_num(0.0), due_lse))
+        assert not out[:, :, 16:32].any()
+
+
+def test_batch_of_one_key():
+    q, k, v = operands((37, 37))
+    mask = block_mask("prefix", (37, 37))
+    assert_equal(*both(q, k[:1], v[:1], None, mask))
+
+
+def test_strides():
+    q, k, v = (x.mT.contiguous().mT for x in operands((37, 37)))
+    assert_equal(*both(q, k, v, SCORES["softcap"], block_mask("causal", (37, 37))))
+
+
+def test_a_mask_is_kept_with_its_block_mask():
+    lengths = Lengths(B, HQ, 37, 37)
+    document = DOCUMENT.clone()
+    bm = torchs.create_block_mask(
+        lambda b, h, q, k: document[q] == document[k], None, None, 37, 37, "cpu", BLOCK
+    )
+    first = _block_mask.read(bm, lengths)
+    assert _block_mask.read(bm, lengths) is first
+    document[20:] = 100  # counted by torch: read again
+    second = _block_mask.read(bm, lengths)
+    assert not torch.equal(first.dense, second.dense)
+    bm.mask_mod = MASKS["two-sided"]
+    assert _block_mask.read(bm, lengths).interval == Interval(-5, 5)
+    gone = weakref.ref(bm)
+    del bm
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_method_as_mask_mod_keeps_nothing_alive():
+    class Model:
+        def __init__(self):
+            self.block_mask = block_mask("everything", (37, 37))
+            self.block_mask.mask_mod = self.visible
+
+        def visible(self, b, h, q, k):
+            return (DOCUMENT[q] == DOCUMENT[k]) | (k == 0)
+
+    model = Model()
+    lengths = Lengths(B, HQ, 37, 37)
+    first = _block_mask.read(model.block_mask, lengths)
+    assert _block_mask.read(model.block_mask, lengths) is first
+    gone = weakref.ref(model)
+    del model, first
+    gc.collect()
+    assert gone() is None
+
+
+def test_inference_mode_and_gradients_share_a_mask():
+    mask = block_mask("prefix", (37, 37))
+    q, k, v = operands((37, 37))
+    with torch.inference_mode():
+        flex.flex_attention(q, k, v, None, mask, enable_gqa=True)
+    flex.flex_attention(q.requires_grad_(), k, v, None, mask, enable_gqa=True).sum().backward()
+    assert q.grad is not None
+
+
+def test_masks_are_evaluated_in_small_blocks(monkeypatch):
+    """Temporaries take less than the mask."""
+    mask = block_mask("prefix", (37, 37))
+    widest = []
+    monkeypatch.setattr(_block_mask, "in_rows", lambda *_: (slice(i, i + 1) for i in range(37)))
+    original = _block_mask.evaluate
+    monkeypatch.setattr(
+        _block_mask, "evaluate", lambda *a: widest.append(original(*a)) or widest[-1]
+    )
+    _block_mask.read(mask, Lengths(B, HQ, 37, 37))
+    assert len(widest) == 37
+    assert max(x.numel() for x in widest) == B * 37
+
+
+def test_compiled():
+    mask = block_mask("causal", (37, 37))
+    q, k, v = operands((37, 37))
+
+    def layer(q, k, v):
+        return flex.flex_attention(q * 2, k, v, SCORES["softcap"], mask, enable_gqa=True) + 1
+
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(q, k, v), layer(q, k, v))
+    compiled = torch.compile(flex.flex_attention, backend="eager")
+    due = flex.flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+    assert torch.equal(compiled(q, k, v, block_mask=mask, enable_gqa=True), due)
+
+
+def test_results():
+    q, k, v = operands((37, 37))
+    gqa = {"enable_gqa": True}
+    out = flex.flex_attention(q, k, v, **gqa)
+    assert isinstance(out, torch.Tensor)
+    pair = flex.flex_attention(q, k, v, return_lse=True, **gqa)
+    assert [tuple(x.shape) for x in pair] == [(B, HQ, 37, DV), (B, HQ, 37)]
+    out, aux = flex.flex_attention(q, k, v, return_aux=flex.AuxRequest(), **gqa)
+    assert aux == flex.AuxOutput(None, None)
+    flex.flex_attention(q, k, v, kernel_options={"BLOCK_M": 64, "bwd_BLOCK_N1": 32}, **gqa)
+
+
+def wrong(**changes):
+    q, k, v = operands((37, 37))
+    call = {"query": q, "key": k, "value": v, "enable_gqa": True} | changes
+    return flex.flex_attention(**call)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"enable_gqa": False}, ValueError, "query has 4 heads and key 2: that needs enable_gqa"),
+        ({"query": torch.ones(2, 37, D)}, NotImplementedError, "query must have 4 dimensions"),
+        ({"query": torch.ones(2, 3, 37, D)}, ValueError, "3 heads, which 2 of key do not divide"),
+        ({"query": torch.ones(2, 4, 37, 8)}, ValueError, "head dims of query and key differ"),
+        ({"query": torch.ones(1, 4, 37, D)}, ValueError, "without a block_mask"),
+        ({"return_lse": True, "return_aux": flex.AuxRequest()}, ValueError, "both given"),
+        ({"return_aux": flex.AuxRequest(max_scores=True)}, NotImplementedError, "maxima"),
+        ({"kernel_options": {"BLOCKM": 1}}, ValueError, "kernel_options has no 'BLOCKM'"),
+        ({"block_mask": torch.ones(37, 37)}, TypeError, "must be a BlockMask, got Tensor"),
+        ({"block_mask": block_mask("causal", (36, 37))}, ValueError, r"lengths \(36, 37\)"),
+        ({"block_mask": block_mask("causal", (37, 37), b=3)}, ValueError, "batch size 3"),
+        ({"block_mask": block_mask("causal", (37, 37), h=2)}, ValueError, "number of heads 2"),
+        ({"block_mask": block_mask("causal", (37, 37))[:1]}, RuntimeError, "sliced BlockMask"),
+    ],
+)
+def test_errors(changes, error, said):
+    with pytest.raises(error, match=said):
+        wrong(**changes)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "said"),
+    [
+        (lambda s, b, h, q, k: torch.relu(s), "used more than once"),
+        (lambda s, b, h, q, k: torch.sigmoid(s), "sigmoid of the score"),
+        (lambda s, b, h, q, k: s * SLOPES[h], "mul of the score and something else than a Python"),
+        (lambda s, b, h, q, k: s + SLOPES[(q - k) % 4], "depends on both q_idx and kv_idx"),
+        (lambda s, b, h, q, k: 2 * torch.tanh(s / 2 + TABLE[b, h, q, k]), "add within tanh"),
+        (lambda s, b, h, q, k: torch.where(q >= k, s, -1e9), "something else than -inf"),
+        (lambda s, b, h, q, k: -torch.where(q >= k, s, -float("inf")), "masked score is negated"),
+        (lambda s, b, h, q, k: k * 1.0, "does not depend on score"),
+        (lambda s, b, h, q, k: s * 0, "multiplied by 0"),
+    ],
+)
+def test_scores_that_no_kernel_computes(score_mod, said):
+    """No unfused path: the error says what there is."""
+    with pytest.raises(flex.UnsupportedModError, match=said) as caught:
+        wrong(score_mod=score_mod)
+    assert "score + bias[h, q_idx, kv_idx]" in str(caught.value)
+
+
+def test_captured_tensors_of_other_sizes():
+    small = torch.ones(HQ, 20, 37)
+    with pytest.raises(ValueError, match=r"\(4, 20, 37\) has 20 entries .* of q; the call has 37"):
+        wrong(score_mod=lambda s, b, h, q, k: s + small[h, q, k])

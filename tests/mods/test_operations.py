@@ -1,0 +1,250 @@
+"""The table of operations: C++ by g++ and derivatives, each against torch."""
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cutlass_attn._mods import cpp  # noqa: E402
+from cutlass_attn._mods.derivative import derivative  # noqa: E402
+from cutlass_attn._mods.graph import evaluate  # noqa: E402
+from cutlass_attn._mods.operations import OPERATIONS  # noqa: E402
+from cutlass_attn._mods.tracing import trace  # noqa: E402
+
+B, H, SQ, SK = 2, 3, 6, 7
+TABLE = torch.randn(H, SQ, SK, generator=torch.Generator().manual_seed(1))
+POSITIVE = TABLE.abs() + 0.1
+IDS = torch.tensor([[3, -2, 0, 5, 1, 1, 4], [2, 2, -7, 0, 1, 9, 3]])
+SEEN = IDS > 1
+
+
+# Each operation of the table, in floats and integers where it takes both.
+SCORES = {
+    "add": lambda s, b, h, q, k: s + TABLE[h, q, k],
+    "sub": lambda s, b, h, q, k: 2.5 - s - q,
+    "mul": lambda s, b, h, q, k: s * TABLE[h, q, k] * s,
+    "div": lambda s, b, h, q, k: s / POSITIVE[h, q, k] + 1.0 / (s * s + 1),
+    "div of ints": lambda s, b, h, q, k: s + (q - k) / (k + 2),
+    "floordiv": lambda s, b, h, q, k: s * 2 + s // 0.3 + (q - k) // 3 + (q - k) // -2,
+    "mod": lambda s, b, h, q, k: s % 0.7 + s % -0.7 + (q - k) % 3 + (q - k) % -2,
+    "neg": lambda s, b, h, q, k: -s + -(q - k),
+    "abs": lambda s, b, h, q, k: abs(s) + torch.abs(q - k),
+    "sign": lambda s, b, h, q, k: s * torch.sign(s) + torch.sign(q - k),
+    "min": lambda s, b, h, q, k: torch.minimum(s, TABLE[h, q, k]) + torch.minimum(q, k),
+    "max": lambda s, b, h, q, k: torch.maximum(s * s, TABLE[h, q, k]) + torch.maximum(q, k),
+    "pow": lambda s, b, h, q, k: POSITIVE[h, q, k] ** s + s**2 + (s * s) ** 1.5 + 2.0**s,
+    "where": lambda s, b, h, q, k: torch.where(q > k, s * s, torch.where(SEEN[b, k], 3, -s)),
+    "exp": lambda s, b, h, q, k: torch.exp(s),
+    "exp2": lambda s, b, h, q, k: torch.exp2(s) + torch.exp2(-((h + 1) * 8.0 / 4)),
+    "expm1": lambda s, b, h, q, k: torch.expm1(s),
+    "log": lambda s, b, h, q, k: torch.log(s * s + 1) * TABLE[h, q, k],
+    "log2": lambda s, b, h, q, k: torch.log2(abs(s) + 1),
+    "log1p": lambda s, b, h, q, k: torch.log1p(s * s),
+    "sqrt": lambda s, b, h, q, k: torch.sqrt(s * s + POSITIVE[h, q, k]),
+    "rsqrt": lambda s, b, h, q, k: torch.rsqrt(s * s + 1),
+    "sigmoid": lambda s, b, h, q, k: torch.sigmoid(3 * s),
+    "tanh": lambda s, b, h, q, k: 20 * torch.tanh(s / 20),
+    "sin": lambda s, b, h, q, k: torch.sin(s),
+    "cos": lambda s, b, h, q, k: torch.cos(s),
+    "atan": lambda s, b, h, q, k: torch.atan(2 * s),
+    "erf": lambda s, b, h, q, k: torch.erf(s),
+    "floor": lambda s, b, h, q, k: s + torch.floor(2 * s),
+    "ceil": lambda s, b, h, q, k: s + torch.ceil(2 * s),
+    "round": lambda s, b, h, q, k: s + torch.round((q - k) / 2),
+    "trunc": lambda s, b, h, q, k: s + torch.trunc(2 * s),
+    "to_float": lambda s, b, h, q, k: s * (q + SEEN[b, k]),
+    "to_int": lambda s, b, h, q, k: s + (3 * s).int() % 2,
+    "to_bool": lambda s, b, h, q, k: s * torch.logical_and(q - k, s).float(),
+    "and": lambda s, b, h, q, k: s + (q & k) + ((q > 2) & (k > 2)),
+    "or": lambda s, b, h, q, k: s + (q | 5) + ((q > 2) | SEEN[b, k]),
+    "xor": lambda s, b, h, q, k: s + (q ^ k) + ((q > 2) ^ (k > 2)),
+    "not": lambda s, b, h, q, k: s + ~SEEN[b, k],
+    "invert": lambda s, b, h, q, k: s + ~q,
+    "shl": lambda s, b, h, q, k: s + (q << 3),
+    "shr": lambda s, b, h, q, k: s + ((q - k) >> 1),
+    "lt": lambda s, b, h, q, k: s + (q < k) * s,
+    "le": lambda s, b, h, q, k: s + (q <= k) * s,
+    "gt": lambda s, b, h, q, k: s + (s > TABLE[h, q, k]) * s,
+    "ge": lambda s, b, h, q, k: s + (k <= 3) * s,
+    "eq": lambda s, b, h, q, k: s + (IDS[b, q] == IDS[b, k]) * s,
+    "ne": lambda s, b, h, q, k: s + (IDS[b, q] != 1) * s,
+    "gelu": lambda s, b, h, q, k: torch.nn.functional.gelu(s),
+    "gelu tanh": lambda s, b, h, q, k: torch.nn.functional.gelu(s, approximate="tanh"),
+    "relu": lambda s, b, h, q, k: torch.relu(s) + torch.nn.functional.silu(s),
+    "clamp": lambda s, b, h, q, k: torch.clamp(s, -0.5, 0.5) + s.clamp(min=0.1) + s.clamp_max(q),
+    "wrap": lambda s, b, h, q, k: s + TABLE[h, -q - 1, k],
+}
+
+
+def test_every_operation_is_tested():
+    assert not OPERATIONS.keys() - SCORES.keys()
+
+
+def operands():
+    score = torch.randn(B, H, SQ, SK, generator=torch.Generator().manual_seed(2))
+    return score, *torch.meshgrid(*map(torch.arange, (B, H, SQ, SK)), indexing="ij")
+
+
+def by_torch(function, score, *index):
+    """The function of all logits at once: torch's operations are those of one element."""
+    return function(score, *index).expand(score.shape)
+
+
+def variables(score, *index):
+    return dict(zip(("score", "b", "h", "q", "k"), (score, *index)))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_evaluation(name):
+    due = by_torch(SCORES[name], *operands())
+    graph = trace(SCORES[name], "score_mod")
+    result = evaluate(graph, graph.result, variables(*operands()))
+    torch.testing.assert_close(result.expand(due.shape), due, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_derivative(name):
+    score, *index = operands()
+    table = [x.requires_grad_() for x in (score, TABLE)]
+    # torch has no derivative of //, which is 0 almost everywhere.
+    function = {"floordiv": lambda s, b, h, q, k: s * 2}.get(name, SCORES[name])
+    due = torch.autograd.grad(
+        by_torch(function, score, *index).sum(), table, materialize_grads=True
+    )
+    graph = trace(SCORES[name], "score_mod")
+    captures = [i for i, x in enumerate(graph.captures) if x is TABLE]
+    found = derivative(graph, captures)
+    with torch.no_grad():
+        of_score = evaluate(graph, found.score, variables(score, *index)).expand(score.shape)
+        torch.testing.assert_close(of_score, due[0], rtol=1e-4, atol=1e-4)
+        of_table = torch.zeros_like(TABLE)
+        for load, gradient in found.loads:
+            at = [
+                evaluate(graph, x, variables(score, *index)).expand(score.shape) for x in load.args
+            ]
+            value = evaluate(graph, gradient, variables(score, *index)).expand(score.shape)
+            of_table.index_put_(tuple(at), value.contiguous(), accumulate=True)
+        torch.testing.assert_close(of_table, due[1], rtol=1e-4, atol=1e-4)
+    TABLE.requires_grad_(False)
+
+
+def test_derivative_at_ties_is_torchs():
+    score = torch.tensor([-1.0, 0.0, 0.5, 1.0], requires_grad=True)
+    zero = torch.zeros((), dtype=torch.long)
+    for function in (
+        lambda s, b, h, q, k: torch.maximum(s, 0.0 * s),
+        lambda s, b, h, q, k: torch.relu(s) + s.clamp(0, 1) + abs(s),
+    ):
+        (due,) = torch.autograd.grad(function(score, *[zero] * 4).sum(), score)
+        graph = trace(function, "score_mod")
+        found = derivative(graph)
+        result = evaluate(graph, found.score, {"score": score.detach()})
+        torch.testing.assert_close(result, due)
+
+
+RUN = """
+#include <cmath>
+#include <cstdint>
+#define CA_HOST_DEVICE
+%s
+%s
+extern "C" void run(%s* out, %s* gradient, float const* score, Mod const* mod, int B, int H, int Q,
+                    int K) {
+  int64_t n = 0;
+  for (int b = 0; b < B; ++b)
+    for (int h = 0; h < H; ++h)
+      for (int q = 0; q < Q; ++q)
+        for (int k = 0; k < K; ++k, ++n) {
+          %s
+        }
+}
+"""
+
+
+def compiled(text, is_score, folder):
+    call = (
+        "out[n] = mod->apply(score[n], b, h, q, k); gradient[n] = mod->grad(score[n], b, h, q, k);"
+        if is_score
+        else "out[n] = mod->apply(b, h, q, k);"
+    )
+    result = "float" if is_score else "bool"
+    (folder / "mod.cpp").write_text(RUN % (cpp.PRELUDE, text, result, result, call))
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
+    subprocess.run([*command, folder / "mod.so", folder / "mod.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "mod.so")).run
+
+
+def packed(source):
+    """The members of the struct, in order."""
+    members = []
+    for i, x in enumerate(source.captures):
+        rank = max(x.dim(), 1)
+
+        class Captured(ctypes.Structure):
+            _fields_ = [
+                ("data", ctypes.c_void_p),
+                ("stride", ctypes.c_int64 * rank),
+                ("size", ctypes.c_int32 * rank),
+            ]
+
+        value = Captured(x.data_ptr(), (*x.stride(),) or (0,), (*x.shape,) or (1,))
+        members.append((f"t{i}", Captured, value))
+    for name, kind, values in (
+        ("i", ctypes.c_int32, source.ints),
+        ("f", ctypes.c_float, source.floats),
+    ):
+        if values:
+            members.append((name, kind * len(values), (kind * len(values))(*values)))
+    mod = type("Mod", (ctypes.Structure,), {"_fields_": [x[:2] for x in members]})
+    return mod(*(x[2] for x in members))
+
+
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", SCORES)
+def test_cpp(name, tmp_path):
+    score, *index = operands()
+    graph = trace(SCORES[name], "score_mod")
+    found = derivative(graph)
+    source = cpp.source(graph, {"apply": graph.result, "grad": found.score})
+    run = compiled(source.text, True, tmp_path)
+    out, gradient = torch.empty(2, *score.shape)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
+    run(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
+    due = by_torch(SCORES[name], score, *index).float()
+    torch.testing.assert_close(out, due, rtol=1e-5, atol=1e-5)
+    of_score = evaluate(graph, found.score, variables(score, *index)).expand(score.shape)
+    torch.testing.assert_close(gradient, of_score, rtol=1e-4, atol=1e-4)
+
+
+@needs_gxx
+def test_cpp_of_a_mask(tmp_path):
+    graph = trace(lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3), "mask_mod")
+    source = cpp.source(graph, {"apply": graph.result})
+    out = torch.empty(B, H, SQ, SK, dtype=torch.bool)
+    pointers = ctypes.c_void_p(out.data_ptr()), None, None
+    compiled(source.text, False, tmp_path)(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
+    _, b, _, q, k = operands()
+    assert torch.equal(out, (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3))
+
+
+def test_numbers_are_no_part_of_the_text():
+    def text(window, offset):
+        graph = trace(lambda b, h, q, k: (q - k < window) & (k + offset <= q), "mask_mod")
+        return cpp.source(graph, {"apply": graph.result})
+
+    first, second = text(5, 300), text(1000, 7)
+    assert first.text == second.text
+    assert (first.ints, second.ints) == ((5, 300), (1000, 7))
+
+
+def test_equal_expressions_are_computed_once():
+    graph = trace(
+        lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (IDS[b, q] > 0) & (IDS[b, k] > 0), "mask_mod"
+    )
+    assert cpp.source(graph, {"apply": graph.result}).text.count("t0(") == 2
