@@ -79,8 +79,15 @@ def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
         kernel = kernels[name]
         if set(axes) != kernel.placeholders.intersection(TILE_FIELDS):
             raise ManifestError(f"space: {name} has {sorted(axes)}, not the axes of its tile")
-        source = device_source(kernel, kernel.code, "{symbol}", kernel.scores)
-        space[name] = {"axes": axes, "elements": ELEMENTS, "source": source}
+        source = device_source(
+            kernel, kernel.code, "{symbol}", dict.fromkeys(kernel.scores, "{symbol}")
+        )
+        space[name] = {
+            "axes": axes,
+            "elements": ELEMENTS,
+            "core_scores": list(kernel.core_scores),
+            "source": source,
+        }
     return space
 
 

@@ -21,6 +21,7 @@ from manifest_rows import (
     DIM_FIELDS,
     ELEMENTS,
     MAX_HEAD_DIM,
+    TERMS,
     TIERS,
     TILE_FIELDS,
     Cost,
@@ -46,6 +47,7 @@ class RowSettings:
     tier: str = "full"
     simt: list = dataclasses.field(default_factory=list)
     entry_names: str = ""
+    plain_terms: list = dataclasses.field(default_factory=list)
     cost: dict = dataclasses.field(default_factory=dict)
 
 
@@ -129,6 +131,8 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
     choose(given.tier, TIERS, "tier", where)
     names = given.entry_names or kernel.entry_names
     choose(names, variant_key.PREFIXES, "entry_names", where)
+    for term in given.plain_terms:
+        choose(term, TERMS, "plain_terms", where)
     for name, value, placeholders in (
         ("head_dims", given.head_dims, DIM_FIELDS),
         ("tile", given.tile, TILE_FIELDS),
@@ -151,7 +155,10 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
     if given.head_dims:
         head_dims = [_head_dims(dims, kernel, where) for dims in given.head_dims]
     rows = [
-        Row(kernel, dtype, dims, tile, given.tier, names, cost)
+        Row(
+            *(kernel, dtype, dims, tile, given.tier, names, cost),
+            plain_terms=tuple(given.plain_terms),
+        )
         for dtype in given.dtypes
         for dims in head_dims
     ]

@@ -181,6 +181,7 @@ class Row:
     entry_names: str = "cutlass"
     cost: Cost | None = None
     simt: bool = False  # the kernel of a GPU, compiled for the CPU
+    plain_terms: tuple[str, ...] = ()  # whose scores have plain entry names
 
     @property
     def kernel_name(self) -> str:
@@ -203,6 +204,12 @@ class Row:
     def symbol(self) -> str:
         """The row as a C++ identifier, such as cutlass_attn_sm80_f16_d64_64x64x4."""
         return str(variant_key.symbol_of(self.key, self.entry_names))
+
+    def entry_symbol(self, score: str) -> str:
+        """What the name of a score's entry begins with."""
+        is_plain = not set(self.plain_terms).isdisjoint(score.split("_"))
+        names = "plain" if is_plain else self.entry_names
+        return str(variant_key.symbol_of(self.key, names))
 
     @property
     def type(self) -> str:
@@ -228,7 +235,8 @@ class Row:
                 f"KernelUnit const {self.symbol}__unit = simt::{unit}<{arguments}>();\n\n"
                 "}  // namespace cutlass_attn\n"
             )
-        return device_source(self.kernel, self.type, self.symbol, scores)
+        symbols = {score: self.entry_symbol(score) for score in scores}
+        return device_source(self.kernel, self.type, self.symbol, symbols)
 
     @property
     def file_name(self) -> str:
@@ -257,9 +265,16 @@ class Row:
                 "is_simt": str(self.simt).lower(),
                 "compiled": str(compiled).lower(),
                 "symbol": quote(self.symbol),
+                "plain_scores": str(self._plain_scores),
                 "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
             }
         )
+
+    @property
+    def _plain_scores(self) -> int:
+        """A bit for each score whose entry has a name that begins otherwise than the symbol."""
+        scores = enumerate(self.kernel.scores)
+        return sum(1 << i for i, score in scores if self.entry_symbol(score) != self.symbol)
 
     @property
     def _cost(self) -> str:
@@ -268,28 +283,28 @@ class Row:
         return f"{{{self.tile.n}, {self.cost.tile_us}f, {self.cost.step_us}f}}"
 
 
-def device_source(kernel: Kernel, kernel_type: str, symbol: str, scores: Iterable[str]) -> str:
-    """A kernel per score, <symbol>__<token>, and what the host reads of them.
+def device_source(kernel: Kernel, kernel_type: str, symbol: str, entries: dict[str, str]) -> str:
+    """A kernel per score, <its symbol in entries>__<token>, and what the host reads of them.
 
     All it declares has the symbol in its name: CMake compiles several such sources as one.
     """
     alias = f"{symbol}__kernel"
-    tokens = list(scores)
-    entries = "".join(
-        f"CA_KERNEL_ENTRY({symbol}, {token}, {alias}, {kernel.scores[token]})\n" for token in tokens
+    code = "".join(
+        f"CA_KERNEL_ENTRY({of_entry}, {token}, {alias}, {kernel.scores[token]})\n"
+        for token, of_entry in entries.items()
     )
     unit = "CA_KERNEL_UNIT"
     if kernel.asides:
         unit += "_WITH_ASIDES"
         for token, aside in (("before", "Before"), ("after", "After")):
-            entries += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
-    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in tokens)
+            code += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
+    listed = ", ".join(f"CA_ENTRY({of_entry}, {token})" for token, of_entry in entries.items())
     return (
         f'{BANNER}#include "{kernel.include}"\n'
         '#include "simt/kernel_unit.hpp"\n\n'
         "namespace cutlass_attn {\n\n"
         f"using {alias} = {kernel_type};\n"
-        f"{entries}"
+        f"{code}"
         f"{unit}({symbol}, {alias}, {listed})\n\n"
         "}  // namespace cutlass_attn\n"
     )

@@ -229,6 +229,20 @@ def test_a_build_of_tier_core_leaves_scores_to_nvrtc(tmp_path):
     assert full["sm80_f16_d64_64x64x4.cu"].count("CA_KERNEL_ENTRY") == 4
 
 
+def test_plain_terms_have_entries_without_cutlass_in_their_names(tmp_path):
+    axes = 'terms = ["softcap", "alibi"]'
+    text = ONE.replace("TYPE", FORWARD).replace("AXES", axes)
+    files = made(tmp_path, text.replace("[{ t", '[{ plain_terms = ["alibi"], t'), tier="full")
+    unit = files["sm80_f16_d64_64x64x4.cu"]
+    entries = re.findall(r"CA_KERNEL_ENTRY\((\w+), (\w+),", unit)
+    names = {"identity": "cutlass_attn", "softcap": "cutlass_attn"}
+    names |= {"alibi": "attn", "softcap_alibi": "attn"}
+    assert entries == [(f"{name}_sm80_f16_d64_64x64x4", score) for score, name in names.items()]
+    assert entries == re.findall(r"CA_ENTRY\((\w+), (\w+)\)", unit)
+    (row,) = table(files, "kRows")
+    assert row["plain_scores"] == str(0b1100)
+
+
 def test_scores_of_a_kernel_take_the_place_of_its_familys_terms(tmp_path):
     axes = 'scores = ["general"]\n'
     text = ONE.replace("TYPE", FORWARD).replace("AXES", axes)
@@ -404,6 +418,11 @@ def test_axes_have_the_values_of_the_facts():
             'scores = ["identity"]',
             'terms = ["softcap", "alibi"]\ncore_scores = ["alibi"]',
             r"core_scores is \['alibi'\]; allowed: the first of identity, softcap, alibi, softcap",
+        ),
+        (
+            '[64], tier = "core"',
+            '[64], plain_terms = ["alib"]',
+            "plain_terms is 'alib'; allowed: so",
         ),
         ('scores = ["identity"]', 'terms = ["alib"]', "terms is 'alib'; allowed: softcap, alibi"),
         ('["dropout"]', '["softcap"]', "options is 'softcap'; allowed: dropout, varlen, paged_kv"),

@@ -193,7 +193,8 @@ Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) 
   if (error != cudaSuccess) return cuda_status(error, facts.c_str());
   KernelArguments const& arguments = variant.kernel->arguments;
   for (int i = named.first; i < named.last; ++i) {
-    std::string const entry = variant.symbol + "__" + arguments.scores[i].token;
+    std::string entry = variant.symbol + "__" + arguments.scores[i].token;
+    if (variant.plain_scores >> i & 1) entry.erase(0, std::string("cutlass_").size());
     cudaKernel_t kernel;
     error = cudaLibraryGetKernel(&kernel, library, entry.c_str());
     if (error != cudaSuccess) return cuda_status(error, entry.c_str());

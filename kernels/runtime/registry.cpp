@@ -42,7 +42,8 @@ std::string with_tile(std::string const& name, std::string const& old, std::stri
 Variant variant_of(ManifestRow const& row) {
   ManifestKernel const& kernel = kernel_of(row);
   bool const is_gpu = kernel.function == nullptr && !row.is_simt;
-  Variant variant{{}, &kernel, row.block_m, row.cost, row.unit, row.is_simt, false, row.symbol};
+  Variant variant{{},          &kernel, row.block_m, row.cost,        row.unit,
+                  row.is_simt, false,   row.symbol,  row.plain_scores};
   variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !has_all_scores(kernel, row.unit);
   VariantInfo& info = variant.info;
   info.key = row.key;
@@ -144,6 +145,7 @@ Status add_tile(AddedTile const& tile) {
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;
     row.symbol = with_tile(like.symbol, info.tile, tile.tile);
+    row.plain_scores = 0;
     rows.push_back(std::move(row));
   }
   if (!is_known) return Status::invalid("no variant is of " + name_of(tile));

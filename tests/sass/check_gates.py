@@ -72,7 +72,7 @@ def main() -> int:
     for row in checked:
         for score in build.scores(row):
             print(f"{row.key} {score}")
-            kernel = (row.symbol, score)
+            kernel = (row.entry_symbol(score), score)
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue
