@@ -24,7 +24,7 @@ from .. import _C
 from ..devices import CUDA
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .sources import scores_of, space, unit_of, with_score
+from .sources import core_unit_of, scores_of, space, unit_of, with_scores
 
 __all__ = [
     "CompileError",
@@ -76,7 +76,7 @@ def entry_name(key: str, score: str) -> str:
 def _source(name: str) -> str:
     """Of an entry; of a variant with all of its scores, if a key is given."""
     key, _, score = name.partition("+")
-    return with_score(units()[key], score) if score else units()[key]
+    return with_scores(units()[key], score) if score else units()[key]
 
 
 def tile_space() -> dict[str, Any]:
@@ -219,17 +219,19 @@ def cubin(name: str, arch: str) -> bytes:
 
 
 def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
-    """Machine code of any tile that can be chosen, and what NVRTC and ptxas say of it.
+    """Machine code of any tile that can be chosen, with the scores that builds compile ahead, and
+    what NVRTC and ptxas say of it.
 
-    Nothing is read from the cache; a variant that this process knows is kept there.
+    Nothing is read from the cache; a variant that this process knows, and that has no other scores,
+    is kept there.
 
     Raises:
         ValueError: the key is not of a kernel with tiles to choose.
         CompilerNotFound, CompileError: as `cubin`.
     """
-    source = unit_of(TREE, key)
+    source = core_unit_of(TREE, key)
     code, log = _compiler().compile_with_log(source, arch)
-    if key in units():
+    if units().get(key) == source:
         _entry(key, arch).write(code)
     return code, log
 
