@@ -70,9 +70,9 @@ def main() -> int:
 
     checked = [row for row in rows if row.device == "cuda" and build.compiles(row)]
     for row in checked:
-        for score in row.kernel.scores:
+        for score in build.scores(row):
             print(f"{row.key} {score}")
-            kernel = (row.symbol, score)
+            kernel = (row.entry_symbol(score), score)
             if kernel not in resources or kernel not in counts:
                 gate("code", "none", False, f"one kernel for {options.arch}")
                 continue

@@ -21,6 +21,7 @@ from manifest_rows import (
     DIM_FIELDS,
     ELEMENTS,
     MAX_HEAD_DIM,
+    TERMS,
     TIERS,
     TILE_FIELDS,
     Cost,
@@ -46,6 +47,7 @@ class RowSettings:
     tier: str = "full"
     simt: list = dataclasses.field(default_factory=list)
     entry_names: str = ""
+    plain_terms: list = dataclasses.field(default_factory=list)
     cost: dict = dataclasses.field(default_factory=dict)
 
 
@@ -54,6 +56,7 @@ KERNEL_ENTRIES = {name: value for name, value in vars(Settings()).items() if nam
 ROW_ENTRIES = vars(RowSettings())
 AXIS_ENTRIES = [axis for axis in AXES if axis != "general"]
 SHARED_ROW_ENTRIES = ("dtypes", "tier")
+OF_TERMS = ("terms", "core_scores")  # in place of `scores`
 
 
 def _check_type(name: str, value: Any, kind: type, where: str) -> None:
@@ -96,7 +99,8 @@ def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:
         here = f"{where} kernel {number}"
         entries = _tables(own, "rows", here)
         _check_names(own, allowed, here)
-        table = shared | own
+        replaced = OF_TERMS if "scores" in own else ()
+        table = {entry: value for entry, value in shared.items() if entry not in replaced} | own
         kernel = kernel_of(_settings(table, here), scores, here)
         of_rows = {entry: table[entry] for entry in SHARED_ROW_ENTRIES if entry in table}
         for index, entry in enumerate(entries, start=1):
@@ -127,6 +131,8 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
     choose(given.tier, TIERS, "tier", where)
     names = given.entry_names or kernel.entry_names
     choose(names, variant_key.PREFIXES, "entry_names", where)
+    for term in given.plain_terms:
+        choose(term, TERMS, "plain_terms", where)
     for name, value, placeholders in (
         ("head_dims", given.head_dims, DIM_FIELDS),
         ("tile", given.tile, TILE_FIELDS),
@@ -149,7 +155,10 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
     if given.head_dims:
         head_dims = [_head_dims(dims, kernel, where) for dims in given.head_dims]
     rows = [
-        Row(kernel, dtype, dims, tile, given.tier, names, cost)
+        Row(
+            *(kernel, dtype, dims, tile, given.tier, names, cost),
+            plain_terms=tuple(given.plain_terms),
+        )
         for dtype in given.dtypes
         for dims in head_dims
     ]

@@ -85,6 +85,7 @@ class Kernel:
     include: str
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
     scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
+    core_scores: tuple[str, ...] = ()  # the first of them, all that a build of tier core compiles
     options: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # of these, what a call has to ask for
     op: str = "forward"
@@ -180,6 +181,7 @@ class Row:
     entry_names: str = "cutlass"
     cost: Cost | None = None
     simt: bool = False  # the kernel of a GPU, compiled for the CPU
+    plain_terms: tuple[str, ...] = ()  # whose scores have plain entry names
 
     @property
     def kernel_name(self) -> str:
@@ -203,6 +205,12 @@ class Row:
         """The row as a C++ identifier, such as cutlass_attn_sm80_f16_d64_64x64x4."""
         return str(variant_key.symbol_of(self.key, self.entry_names))
 
+    def entry_symbol(self, score: str) -> str:
+        """What the name of a score's entry begins with."""
+        is_plain = not set(self.plain_terms).isdisjoint(score.split("_"))
+        names = "plain" if is_plain else self.entry_names
+        return str(variant_key.symbol_of(self.key, names))
+
     @property
     def type(self) -> str:
         """The C++ kernel type of a GPU kernel."""
@@ -212,11 +220,11 @@ class Row:
             element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
         )
 
-    def source(self) -> str:
-        """The translation unit of a GPU kernel: for the GPU by nvcc or NVRTC, or for the CPU."""
-        scores = self.kernel.scores
+    def source(self, scores: Iterable[str]) -> str:
+        """The translation unit of a GPU kernel with some of its scores: for the GPU by nvcc or
+        NVRTC; or for the CPU, with all."""
         if self.simt:
-            arguments = ", ".join([self.type, *scores.values()])
+            arguments = ", ".join([self.type, *self.kernel.scores.values()])
             unit = "host_unit_with_asides" if self.kernel.asides else "host_unit"
             return (
                 f"{BANNER}"
@@ -227,7 +235,8 @@ class Row:
                 f"KernelUnit const {self.symbol}__unit = simt::{unit}<{arguments}>();\n\n"
                 "}  // namespace cutlass_attn\n"
             )
-        return device_source(self.kernel, self.type, self.symbol)
+        symbols = {score: self.entry_symbol(score) for score in scores}
+        return device_source(self.kernel, self.type, self.symbol, symbols)
 
     @property
     def file_name(self) -> str:
@@ -251,9 +260,16 @@ class Row:
                 "is_simt": str(self.simt).lower(),
                 "compiled": str(compiled).lower(),
                 "symbol": quote(self.symbol),
+                "plain_scores": str(self._plain_scores),
                 "unit": f"&{self.symbol}__unit" if is_unit else "nullptr",
             }
         )
+
+    @property
+    def _plain_scores(self) -> int:
+        """A bit for each score whose entry has a name that begins otherwise than the symbol."""
+        scores = enumerate(self.kernel.scores)
+        return sum(1 << i for i, score in scores if self.entry_symbol(score) != self.symbol)
 
     @property
     def _cost(self) -> str:
@@ -262,28 +278,28 @@ class Row:
         return f"{{{self.tile.n}, {self.cost.tile_us}f, {self.cost.step_us}f}}"
 
 
-def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
-    """A kernel per score, <symbol>__<token>, and what the host reads of them.
+def device_source(kernel: Kernel, kernel_type: str, symbol: str, entries: dict[str, str]) -> str:
+    """A kernel per score, <its symbol in entries>__<token>, and what the host reads of them.
 
     All it declares has the symbol in its name: CMake compiles several such sources as one.
     """
     alias = f"{symbol}__kernel"
-    entries = "".join(
-        f"CA_KERNEL_ENTRY({symbol}, {token}, {alias}, {functor})\n"
-        for token, functor in kernel.scores.items()
+    code = "".join(
+        f"CA_KERNEL_ENTRY({of_entry}, {token}, {alias}, {kernel.scores[token]})\n"
+        for token, of_entry in entries.items()
     )
     unit = "CA_KERNEL_UNIT"
     if kernel.asides:
         unit += "_WITH_ASIDES"
         for token, aside in (("before", "Before"), ("after", "After")):
-            entries += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
-    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
+            code += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
+    listed = ", ".join(f"CA_ENTRY({of_entry}, {token})" for token, of_entry in entries.items())
     return (
         f'{BANNER}#include "{kernel.include}"\n'
         '#include "simt/kernel_unit.hpp"\n\n'
         "namespace cutlass_attn {\n\n"
         f"using {alias} = {kernel_type};\n"
-        f"{entries}"
+        f"{code}"
         f"{unit}({symbol}, {alias}, {listed})\n\n"
         "}  // namespace cutlass_attn\n"
     )
@@ -306,9 +322,19 @@ class Build:
             return self.simt == "all" or (self.simt == "scalar" and is_scalar)
         return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
-    def leaves_to_nvrtc(self, row: Row) -> bool:
-        """Is it a GPU kernel that this build does not compile, but can load?"""
-        return self.cuda and row.device == "cuda" and not self.compiles(row)
+    def scores(self, row: Row) -> list[str]:
+        """The scores that it compiles of a row's."""
+        if not self.compiles(row):
+            return []
+        is_core = self.tier == "core" and not row.simt
+        return list(row.kernel.core_scores if is_core else row.kernel.scores)
+
+    def scores_for_nvrtc(self, row: Row) -> list[str]:
+        """Those of a GPU kernel that it does not compile, but can load."""
+        if not self.cuda or row.device != "cuda":
+            return []
+        compiled = self.scores(row)
+        return [score for score in row.kernel.scores if score not in compiled]
 
 
 def _bits(options: tuple[str, ...]) -> str:

@@ -25,7 +25,7 @@ class Tile(TileShape):
     @property
     def key_block(self) -> int:
         """Keys that go through softmax together: key_block() of sm80/config.hpp, in units of 16."""
-        is_short = not self.is_pipelined or self.n % 64 or self.score == "softcap"
+        is_short = not self.is_pipelined or self.n % 64 or self.score not in ("identity", "general")
         is_short |= self.is_int8 and self.q_and_o > (64 if self.min_blocks == 3 else 96)
         return 1 if is_short else 2
 

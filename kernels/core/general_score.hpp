@@ -16,6 +16,7 @@ struct GeneralScore {
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
   static constexpr bool kHasChunks = true;
+  static constexpr bool kHasAlibi = false;  // it has, but none of the term's code
   template <int kRows>
   using Rows = NoRows;
   Problem const& p;

@@ -36,8 +36,9 @@ struct Score {
   template <class Term>
   static constexpr bool kHas = (std::is_same_v<Term, Terms> || ...);
   static constexpr bool kHasSoftcap = kHas<Softcap>, kHasBias = kHas<TileBias>;
+  static constexpr bool kHasAlibi = kHas<Alibi>;
   // Whether anything is added to a logit.
-  static constexpr bool kAdds = kHas<Alibi> || kHasBias;
+  static constexpr bool kAdds = kHasAlibi || kHasBias;
   // Whether apply() has nothing to do: a bias is added by with_bias().
   static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
@@ -97,9 +98,10 @@ struct Score {
     return kRises ? Alibi::rising_from(p, lens, query) : INT32_MAX;
   }
 
-  // The products x(i, j) of kRows rows with kKeys keys. place: see the terms.
-  template <int kRows, int kKeys, class X, class Place>
-  CA_HOST_DEVICE void apply(Rows<kRows> const& rows, X&& x, Place const& place) const {
+  // The products x(i, j) of kRows rows with kKeys keys. rows: Rows<kRows>, or an Alibi::KeyBlock of
+  // a score with ALiBi. place: see the terms.
+  template <int kRows, int kKeys, class Read, class X, class Place>
+  CA_HOST_DEVICE void apply(Read const& rows, X&& x, Place const& place) const {
     if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);

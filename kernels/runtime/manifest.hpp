@@ -42,7 +42,8 @@ struct ManifestRow {
   char const* tier;
   bool is_simt = false;
   bool compiled = false;
-  char const* symbol;                // what the names of its entries begin with
+  char const* symbol;    // what the names of its entries begin with
+  int plain_scores = 0;  // bits of the scores whose entries' names lack "cutlass_" there
   KernelUnit const* unit = nullptr;  // of a compiled GPU kernel
 };
 

@@ -17,6 +17,11 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   __builtin_unreachable();  // generate.py has seen to it
 }
 
+bool has_all_scores(ManifestKernel const& kernel, KernelUnit const* unit) {
+  // Those that a unit lacks are the last: see core_scores in manifest.toml.
+  return unit != nullptr && unit->device_code[kernel.arguments.num_scores - 1] != nullptr;
+}
+
 // The first numbers of a tile as a key has it, "64x128x8": queries, and keys.
 struct TileSize {
   int queries = 0, keys = 0;
@@ -46,8 +51,9 @@ Variant variant_of(ManifestRow const& row) {
                   row.unit,
                   row.is_simt,
                   false,
-                  row.symbol};
-  variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
+                  row.symbol,
+                  row.plain_scores};
+  variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !has_all_scores(kernel, row.unit);
   VariantInfo& info = variant.info;
   info.key = row.key;
   info.kernel = std::string(kernel.name) + (row.is_simt ? "-simt" : "");
@@ -149,6 +155,7 @@ Status add_tile(AddedTile const& tile) {
     row.unit = nullptr;
     row.can_load = CUTLASS_ATTN_CUDA;
     row.symbol = with_tile(like.symbol, info.tile, tile.tile);
+    row.plain_scores = 0;
     rows.push_back(std::move(row));
   }
   if (!is_known) return Status::invalid("no variant is of " + name_of(tile));

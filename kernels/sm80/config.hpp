@@ -9,6 +9,7 @@
 #include "core/mask.hpp"
 #include "core/quantize.hpp"
 #include "core/scheduler.hpp"
+#include "core/terms/alibi.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
 
@@ -44,8 +45,13 @@ struct Config {
   static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
   // Whether, with the general score, there are calls whose operands 16 bytes at a time do not suit.
   static constexpr bool kMayBeUnaligned = kIsDense || kIsInt8;
-  // Tiles of keys come last to first (core/quantize.hpp).
-  static constexpr bool kIsReversed = kIsE4m3V;
+  // Whether tiles of keys come last to first: with P V in e4m3 (core/quantize.hpp), and with ALiBi,
+  // which has the largest logits of a causal call in its last keys. First to last, steep slopes
+  // would have the row max updated in every key block.
+  template <class Score>
+  static constexpr bool is_reversed() {
+    return kIsE4m3V || Score::kHasAlibi;
+  }
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
@@ -183,9 +189,12 @@ struct Config {
   struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages>,
                      std::conditional_t<kIsInt8, Scales, NoScales> {
     Coord tile;
-    TileRange range;      // of the tiles of keys that its queries touch, in keys
-    NearMask interval;    // of the queries from the tile's first on
-    DropoutMask dropout;  // with the general score, or kDrops
+    TileRange range;    // of the tiles of keys that its queries touch, in keys
+    NearMask interval;  // of the queries from the tile's first on
+    union {
+      DropoutMask dropout;  // with the general score, or kDrops
+      Alibi::Tile alibi;    // with a score that has ALiBi
+    };
   };
 
   // O of the block takes the place of Q, and then of K and V, once nobody reads them any more.

@@ -88,6 +88,7 @@ struct Forward {
       shared.block.range = tiles;
       shared.block.interval = mask.near(tile.q_begin);
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
+      if constexpr (Score::kHasAlibi) shared.block.alibi = Alibi::Tile::of(p, tile, kBlockM);
       if constexpr (Config::kIsInt8) {
         auto const head = params.head_of(tile.seq, tile.head_kv);
         shared.block.all_scales = params.scales_of(head, 0);
@@ -105,8 +106,9 @@ struct Forward {
       }
     }
     auto const is_aligned = all_aligned<Score>(p);
-    int const first_key = Config::kIsReversed ? tiles.end - kBlockN : tiles.begin;
-    Operands<Config, Score, Arch> in(p, tile, range, first_key, is_aligned, shared);
+    using In = Operands<Config, Score, Arch>;
+    int const first_key = In::first_key(tiles);
+    In in(p, tile, range, first_key, is_aligned, shared);
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
     bool const has_keys = tiles.begin < tiles.end;  // that these queries see

@@ -11,7 +11,8 @@
 namespace cutlass_attn::sm80 {
 
 // IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or std::true_type.
-template <class Config, class Arch, class IsAligned>
+// kIsReversed: whether tiles come last to first.
+template <class Config, class Arch, class IsAligned, bool kIsReversed>
 struct KvCopy {
   using Kv = typename Config::Kv;
   using Address = typename Arch::SmemAddress;
@@ -26,6 +27,7 @@ struct KvCopy {
   using CopyK = TileCopy<Arch, Kv, TileK, Config::kThreads>;
   using CopyV = TileCopy<Arch, Kv, TileV, Config::kThreads>;
   static constexpr int kN = Config::kBlockN;
+  static constexpr int kStep = kIsReversed ? -kN : kN;  // to the next tile
   static_assert(!Config::kIsPaged || int(TileK::kVectors) == int(TileV::kVectors),
                 "so that a warp copies the same rows of both");
   // Of a row: two of V in 8 bits, whose tiles are whole, with rows in an order of their own.
@@ -45,8 +47,8 @@ struct KvCopy {
   int const thread;
   Kv const* k_source;  // what this thread copies first of the next tile to be copied
   Kv const* v_source;
-  Address const k_target;                     // where it copies to in K's buffer 0
-  PagedRows<Config, Arch, CopyK> paged_rows;  // with pages
+  Address const k_target;                                  // where it copies to in K's buffer 0
+  PagedRows<Config, Arch, CopyK, kIsReversed> paged_rows;  // with pages
 
   // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
   CUTE_DEVICE KvCopy(Problem const& p, Coord const& tile, TileRange const& range, int first_key,
@@ -84,7 +86,7 @@ struct KvCopy {
     if constexpr (Config::kIsPaged) {
       gather<CopyK>(target, key, p.head_dim);
       paged_rows.place(shared.block.v, p.v, key, seqlen_k());
-      paged_rows.look_up(key + kN, seqlen_k());
+      paged_rows.look_up(key + kStep, seqlen_k());
     } else {
       copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
     }
@@ -141,7 +143,7 @@ struct KvCopy {
     }
     if constexpr (Config::kIsPaged) {
       gather<CopyV>(target, key, p.head_dim_v);
-      paged_rows.place(shared.block.k, p.k, key + kN, seqlen_k());
+      paged_rows.place(shared.block.k, p.k, key + kStep, seqlen_k());
     } else {
       copy<CopyV>(target, v_source, p.v.row_stride, key, p.head_dim_v);
     }
@@ -204,9 +206,7 @@ struct KvCopy {
   }
 
   // Whether there is a tile that begins at `key`: they come one after the other.
-  CUTE_DEVICE bool has(int key) const {
-    return Config::kIsReversed ? key >= range.begin : key < range.end;
-  }
+  CUTE_DEVICE bool has(int key) const { return kIsReversed ? key >= range.begin : key < range.end; }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
@@ -236,7 +236,7 @@ struct KvCopy {
       Copy::load(target, source, row_stride, rows_left<Copy>(key), columns, own);
     }
     Arch::async_copy_commit();
-    source += (Config::kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
+    source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
 
   // A row from wherever the block table says it is.

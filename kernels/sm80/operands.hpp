@@ -23,6 +23,10 @@ struct Operands {
   using IsAligned =
       std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, std::true_type>;
 
+  static constexpr bool kIsReversed = Config::template is_reversed<Score>();
+  static constexpr int kN = Config::kBlockN;
+  static constexpr int kStep = kIsReversed ? -kN : kN;  // from a tile of keys to the next
+
   // Those of Q's rows, of a thread.
   struct QScales {
     float rows[Config::kRows] = {};
@@ -33,7 +37,7 @@ struct Operands {
   FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
                  typename Config::Coord> const scores;
   float const log2_scale;
-  KvCopy<Config, Arch, IsAligned> copy;
+  KvCopy<Config, Arch, IsAligned, kIsReversed> copy;
   Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
   typename Step::Start start;
 
@@ -55,12 +59,28 @@ struct Operands {
         k_rows(Step::k_rows(Arch::smem_address(shared.k), Arch::thread() % 32)),
         v_rows(Step::v_rows(Arch::smem_address(shared.v), Arch::thread() % 32)) {}
 
+  // Where the first tile of keys to be computed begins.
+  CUTE_DEVICE static int first_key(TileRange const& range) {
+    return kIsReversed ? range.end - kN : range.begin;
+  }
+
+  // Whether all queries see all of the tile that begins at `key`; with ALiBi also, from one side of
+  // the diagonal.
+  CUTE_DEVICE auto is_full(int key) const {
+    if constexpr (Score::kHasAlibi) {
+      return scores.is_full(key) && shared.block.alibi.is_on_one_side(key, kN);
+    } else {
+      return scores.is_full(key);
+    }
+  }
+
   // Calls step(key, is_full) for one tile of keys after the other. is_full: all queries see all of
-  // it; there are two copies of a step's code, unless scores.is_full() is a constant.
+  // it; there are two copies of a step's code, unless is_full() is a constant.
   template <class Step>
   CUTE_DEVICE void for_each_tile(Step&& step) const {
-    for (int key = range.begin; key < range.end; key += Config::kBlockN) {
-      if (scores.is_full(key)) {
+    for (int key = first_key(range); kIsReversed ? key >= range.begin : key < range.end;
+         key += kStep) {
+      if (is_full(key)) {
         step(key, std::true_type{});
       } else {
         step(key, std::false_type{});
@@ -70,8 +90,8 @@ struct Operands {
 
   // Starts to copy the first tile; Q to registers once it and K have landed.
   CUTE_DEVICE void begin_with_q(typename Step::Q& q) {
-    copy.copy_k(range.begin, 0);
-    copy.copy_v(range.begin, 0);
+    copy.copy_k(first_key(range), 0);
+    copy.copy_v(first_key(range), 0);
     Arch::template async_copy_wait<1>();
     Arch::sync();  // Q and K full
     if constexpr (Config::kIsInt8) {
@@ -154,7 +174,16 @@ struct Operands {
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units& units) const {
     if constexpr (kKeepsSums && !is_full) units.move_nan(s);
     if constexpr (!kKeepsSums) to_products(s, key);
-    scores.apply(s, key, is_full);
+    apply(s, key, is_full);
+  }
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
+    if constexpr (Score::kHasAlibi) {
+      constexpr int kKeys = 4 * columns_of<decltype(s)>;  // of a quad
+      scores.apply(s, key, is_full, Alibi::KeyBlock<is_full>{shared.block.alibi, key, kKeys});
+    } else {
+      scores.apply(s, key, is_full);
+    }
   }
 
   // From sums in int32 to products of Q and K, which others are already.

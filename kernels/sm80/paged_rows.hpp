@@ -15,7 +15,7 @@
 namespace cutlass_attn::sm80 {
 
 // Copy: the TileCopy of K. V's has the same rows for a warp.
-template <class Config, class Arch, class Copy>
+template <class Config, class Arch, class Copy, bool kIsReversed>
 struct PagedRows {
   using Kv = typename Config::Kv;
   static constexpr int kLanes = Copy::Tile::kVectors;                     // that copy a row
@@ -54,8 +54,9 @@ struct PagedRows {
   CUTE_DEVICE int row(int i) const {
     return (thread % kLanes + i * kLanes) * Copy::kRowsAtOnce + Copy::row(thread);
   }
-  // Rows beyond the last stand for the last, which is there.
+  // Rows beyond the last stand for the last, which is there, and those before the first for it.
   CUTE_DEVICE static int key_of(int wanted, int seqlen_k) {
+    if (kIsReversed && wanted < 0) return 0;
     return wanted < seqlen_k ? wanted : seqlen_k - 1;
   }
 };

@@ -37,19 +37,20 @@ struct PipelinedSchedule {
     Step::clear_p(p);
     in.begin_with_q(q);
     Step::qk(q, in.k_rows, 0, in.start, acc_s[0]);
-    if (in.range.is_full(in.range.begin)) {
+    key = in.first_key(in.range);
+    if (in.is_full(key)) {
       typename Step::Scores scores = Step::in_fp32(acc_s[0]);
-      auto units = in.units(in.range.begin);
-      in.apply(as_rows(scores), in.range.begin, std::true_type{}, units);
+      auto units = in.units(key);
+      in.apply(as_rows(scores), key, std::true_type{}, units);
       out.softmax.start(as_rows(scores), units);
     }
     // Before the first key block there is no P V to do; it is done with P = 0, so that all tiles
     // run the same code, on the first V, which therefore has to be there.
     Arch::template async_copy_wait<0>();
     Arch::sync();
-    for (key = in.range.begin; key < in.range.end; key += kN) {
+    for (; in.kIsReversed ? key >= in.range.begin : key < in.range.end; key += in.kStep) {
       int from = -1;
-      if (in.range.is_full(key)) from = run_fast();
+      if (in.is_full(key)) from = run_fast();
       if (from < kKeyBlocks) run_slow(from);
       v_stage = stage;
       stage ^= 1;
@@ -140,8 +141,8 @@ struct PipelinedSchedule {
   CUTE_DEVICE void end_step(int j) {
     out.softmax.add_sums();
     if (j == 0) {  // copies have branches: they come where one is
-      in.copy.copy_k(key + kN, stage ^ 1);
-      in.copy.copy_v(key + kN, stage ^ 1);
+      in.copy.copy_k(key + in.kStep, stage ^ 1);
+      in.copy.copy_v(key + in.kStep, stage ^ 1);
     }
   }
 

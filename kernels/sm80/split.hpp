@@ -64,7 +64,7 @@ struct SplitSchedule {
       : in(in), out(out) {}
 
   CUTE_DEVICE void run() {
-    in.copy.copy_k(in.range.begin, 0);
+    in.copy.copy_k(in.first_key(in.range), 0);
     if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
     Arch::template async_copy_wait<1>();
     Arch::sync();  // Q full
@@ -85,7 +85,7 @@ struct SplitSchedule {
     Scores acc_s;
     qk(acc_s);
     int const own_key = opaque(key + warp_n * kKeyBlock);
-    in.scores.apply(as_rows(acc_s), own_key, is_full);
+    in.apply(as_rows(acc_s), own_key, is_full);
     Scores weights = acc_s;
     bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
     write_p(weights, own_key);
@@ -94,7 +94,7 @@ struct SplitSchedule {
     Arch::sync();  // P and V full; K empty
     if (is_large(key)) rescale(acc_s, own_key);
     out.softmax.add_sums();
-    in.copy.copy_k(key + kN, 0);
+    in.copy.copy_k(key + in.kStep, 0);
     pv();
   }
 

@@ -25,7 +25,7 @@ struct TiledSchedule {
       : in(in), out(out) {}
 
   CUTE_DEVICE void run() {
-    in.copy.copy_k(in.range.begin, 0);
+    in.copy.copy_k(in.first_key(in.range), 0);
     if constexpr (Config::kIsInt8) in.write_q8();
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
@@ -47,7 +47,7 @@ struct TiledSchedule {
       in.draw(key + j * kKeyBlock, at(j), drawn);
       softmax(acc_s[j], key, j, is_full, drawn, p);
       out.softmax.add_sums();
-      if (j == 0) in.copy.copy_k(key + kN, 0);
+      if (j == 0) in.copy.copy_k(key + in.kStep, 0);
       // opaque: or d128 128x64x4 with softcap has 8 bytes of local memory.
       auto const v_rows = opaque(in.v_rows);
       typename Step::Words v_first;

@@ -49,8 +49,8 @@ struct FragmentScores {
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
     apply(s, key, is_full, rows());
   }
-  template <class S, class IsFull>
-  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Rows const& rows) const {
+  template <class S, class IsFull, class Read>
+  CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Read const& rows) const {
     if constexpr (is_full && Score::kIsIdentity) return;
     // Without, the ends of every row's interval stay in registers between key blocks, and spill.
     forget_memory();
@@ -143,6 +143,8 @@ struct FragmentScores {
       Coord const& tile = scores.tile;
       return tile.head_q + tile.row_begin + place.row(i) - query(i) * tile.heads;
     }
+    CUTE_DEVICE int row(int i) const { return place.row(i); }
+    CUTE_DEVICE Logits again() const { return {scores, {opaque(place.thread)}, first_key}; }
     CUTE_DEVICE int key(int j) const { return first_key + scores.place.column(j); }
     CUTE_DEVICE SeqLens lens() const { return scores.tile.seq.lens(scores.p); }
   };

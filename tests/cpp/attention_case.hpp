@@ -72,6 +72,7 @@ std::vector<Case> option_cases(int head_dim);
 
 // A handful of these, for slow builds.
 std::vector<Case> few_option_cases(int head_dim);
+std::vector<Case> few_alibi_cases(int head_dim);  // of several tiles of keys
 std::vector<Case> few_dropout_cases(int head_dim);
 
 // Few queries with many keys, which kernels for decoding split; the first reach every line of one.

@@ -206,6 +206,27 @@ std::vector<Case> few_option_cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> few_alibi_cases(int head_dim) {
+  Case left{"ALiBi, causal, groups, four tiles left of the diagonal", 150, 330};
+  left.num_heads_q = 4;
+  left.num_heads_kv = left.batch = 2;
+  left.alibi = "bh";
+  left.causal = true;
+  Case both{"ALiBi on both sides of the diagonal, softcap, sinks", 70, 400};
+  both.num_heads_q = both.num_heads_kv = 2;
+  both.alibi = "h";
+  both.diagonal_shift = -170;
+  both.softcap = 30;
+  both.sinks = true;
+  Case heads = left;
+  heads.name = "ALiBi, heads in one tile, window";
+  heads.seqlen_q = 20;
+  heads.window_left = 180;
+  std::vector<Case> list{left, both, heads};
+  for (Case& x : list) x.head_dim = head_dim;
+  return list;
+}
+
 std::vector<Case> few_dropout_cases(int head_dim) {
   Case some{"dropout of some, causal, groups", 70, 90};
   some.num_heads_q = 4;
@@ -261,6 +282,7 @@ std::vector<Case> option_cases(int head_dim) {
   list.back().diagonal_shift = -13;
   add("ALiBi, negative scale", 40, 70).alibi = "h";
   list.back().softmax_scale = -0.125f;
+  for (Case const& x : few_alibi_cases(head_dim)) list.push_back(x);
   add("sinks", 40, 70).sinks = true;
   add("sinks and no key", 5, 0).sinks = true;
   add("sinks and rows hidden by a mask", 40, 70).sinks = true;

@@ -9,7 +9,7 @@ from stubs import StubCompiler
 def fresh(monkeypatch, tmp_path):
     """A cache of its own for every test, and nothing known of compilers and rows."""
     monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "cache"))
-    remembered = jit._compiler, jit._load_cached, jit._arch_of_rows, jit._warn_once
+    remembered = jit._compiler, jit._load_cached, jit._rows, jit._warn_once
     for function in remembered:
         function.cache_clear()
     yield

@@ -183,6 +183,31 @@ def test_names_of_entries():
         jit.cubin(f"{key}+warp", "sm_90a")
 
 
+def test_names_of_the_scores_that_a_build_left_out():
+    key = "sm80/f16/d64/128x64x4"
+    (row,) = [row for row in cutlass_attn.variants() if row.key == key]
+    if not row.compiled or key not in jit.units():
+        pytest.skip(f"this build has all of {key}, or nothing")
+    names = [f"{key}+alibi", f"{key}+softcap_alibi"]
+    assert jit.entries(key) == jit.left_out(key) == names
+    assert jit.left_out(names[0]) == names[:1]
+    assert jit.left_out(f"{key}+identity") == []
+
+
+def test_without_nvrtc_the_general_kernel_has_terms_that_a_build_left_out(no_nvrtc):
+    q = np.zeros((2, 8, 4096, 64), np.float16)
+    found = cutlass_attn.explain(q, q, q, alibi_slopes=np.ones(8, np.float32), device="sm_89")
+    key = "sm80/f16/d64/128x64x4"
+    if f"{key}+alibi" not in jit.entries(key):
+        pytest.skip(f"this build has all of {key}")
+    assert found.chosen.kernel == "sm80/general"
+    (reason,) = [x.reason for x in found.verdicts if x.variant.key == key]
+    assert reason.startswith("+alibi is not compiled into this build (tier core): no NVRTC; or")
+    plain = cutlass_attn.explain(q, q, q, device="sm_89")
+    assert (plain.chosen.kernel, plain.score) == ("sm80", "identity")
+    assert "at first use" not in str(plain)
+
+
 @pytest.mark.parametrize("command", ["info", "check"])
 def test_commands_end_with_what_is_missing(no_nvrtc, command, capsys):
     cli.main([command, *(["--kernel", "cpu"] if command == "check" else [])])
@@ -229,7 +254,7 @@ print(time.perf_counter() - started, len(code))
 @pytest.mark.parametrize(
     ("kernel", "scores"),
     [
-        ("sm80", ["identity", "softcap"]),
+        ("sm80", ["alibi", "softcap_alibi"]),
         ("sm80/general", ["general"]),
         ("wmma", ["identity", "softcap"]),
     ],

@@ -22,11 +22,39 @@ struct Alibi {
     Rows<kRows> rows;
     CA_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      int64_t const at = place.batch() * p.logits.alibi_batch_stride + place.head(i);
-      rows.slope[i] = kLog2e * p.logits.alibi_slopes[at];
+      rows.slope[i] = slope(p, place, i);
     }
     return rows;
   }
+
+  // The same of a tile of rows, for kernels that keep it in shared memory. Rows of one head have
+  // one slope, and their distances from a key differ by constants.
+  struct Tile {
+    float slope;  // in units of log2
+    // The keys on the diagonal of the first and of the last row. With rows of several heads they
+    // are so far apart that every key is between them.
+    int32_t first_key, last_key;
+
+    template <class Coord>
+    CA_HOST_DEVICE static Tile of(Problem const& p, Coord const& tile, int rows) {
+      int64_t const at = tile.seq.batch * p.logits.alibi_batch_stride + tile.head(0);
+      SeqLens const lens = tile.seq.lens(p);
+      int64_t const key = int64_t(tile.q_begin) + lens.k - lens.q + p.mask.diagonal_shift;
+      bool const has_line = tile.heads == 1 && key >= -kMaxSeqlen && key <= kMaxSeqlen;
+      return {kLog2e * p.logits.alibi_slopes[at], has_line ? int32_t(key) : INT32_MIN,
+              has_line ? int32_t(key) + rows - 1 : INT32_MAX};
+    }
+    // Whether all of these keys are on one side of the diagonal, whatever the row.
+    CA_HOST_DEVICE bool is_on_one_side(int32_t key, int32_t keys) const {
+      return key + keys - 1 <= first_key || key >= last_key;
+    }
+  };
+  // A key block of such a tile. kIsOnOneSide: whether it is known to be on one side.
+  template <bool kIsOnOneSide>
+  struct KeyBlock {
+    Tile const& tile;
+    int32_t key, keys;
+  };
 
   // From this key on, logits of `query` and later ones grow towards smaller keys.
   CA_HOST_DEVICE static int32_t rising_from(Problem const& p, SeqLens lens, int32_t query) {
@@ -38,8 +66,7 @@ struct Alibi {
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE static void add(Problem const& p, Rows<kRows> const& rows, X&& x, float factor,
                                  Place const& place) {
-    SeqLens const lens = place.lens();
-    float const diagonal = float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift);
+    float const diagonal = Alibi::diagonal(p, place.lens());
     auto const step = [&](int j) { return float(place.key(j) - place.key(0)); };
     // On one side of the diagonal the distance is linear in the key, which saves one of three
     // instructions per logit. Under a causal mask keys right of it are masked.
@@ -71,6 +98,56 @@ struct Alibi {
         }
       }
     });
+  }
+
+  // The same for a key block. Its place alone decides which way it is computed, so that the logits
+  // of a row do not depend on the other rows of its warp.
+  //   place: also row(i), of the tile, and again(): the place, of which the compiler keeps nothing.
+  template <int kRows, int kKeys, bool kIsOnOneSide, class X, class Place>
+  CA_HOST_DEVICE static void add(Problem const& p, KeyBlock<kIsOnOneSide> const& block, X&& x,
+                                 float factor, Place const& place) {
+    auto const step = [&](int j) { return float(place.key(j) - place.key(0)); };
+    auto const add_line = [&] {
+      int32_t const first_key = block.tile.first_key;
+      float const slope = block.key > first_key ? -block.tile.slope : block.tile.slope;
+      float const of_first = slope * float(place.key(0) - first_key - place.row(0));
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float const of_row = fmaf(slope, float(place.row(0) - place.row(i)), of_first);
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          x(i, j) = fmaf(x(i, j), factor, of_row);
+          if (j > 0) x(i, j) = fmaf(slope, step(j), x(i, j));
+        }
+      }
+    };
+    if constexpr (kIsOnOneSide) return add_line();
+    bool const is_on_one_side = block.tile.is_on_one_side(block.key, block.keys);
+    unpredicated_if(is_on_one_side, add_line);
+    unpredicated_if(!is_on_one_side, [&] {
+      float const diagonal = Alibi::diagonal(p, place.lens());
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Place const at = place.again();
+        float const slope = -Alibi::slope(p, at, i);
+        float const first = float(at.key(0) - at.query(i)) - diagonal;
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          x(i, j) = fmaf(x(i, j), factor, slope * fabsf(first + step(j)));
+        }
+      }
+    });
+  }
+
+ private:
+  // Of query 0.
+  CA_HOST_DEVICE static float diagonal(Problem const& p, SeqLens lens) {
+    return float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift);
+  }
+  template <class Place>
+  CA_HOST_DEVICE static float slope(Problem const& p, Place const& place, int i) {
+    int64_t const at = place.batch() * p.logits.alibi_batch_stride + place.head(i);
+    return kLog2e * p.logits.alibi_slopes[at];
   }
 };
 

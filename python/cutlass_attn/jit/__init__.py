@@ -24,7 +24,7 @@ from .. import _C
 from ..devices import CUDA
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .sources import scores_of, space, unit_of, with_score
+from .sources import core_unit_of, scores_of, space, unit_of, with_scores
 
 __all__ = [
     "CompileError",
@@ -49,7 +49,8 @@ TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 
 @once
 def units() -> dict[str, str]:
-    """{key of a variant: its source} of all that this build can compile at run time."""
+    """{key of a variant: its source, with the scores that are not in this build} of all that can be
+    compiled at run time."""
     path = TREE / "units.json"
     if not path.is_file():
         return {}
@@ -59,10 +60,11 @@ def units() -> dict[str, str]:
 
 
 def entries(key: str) -> list[str]:
-    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores, or the key
-    alone where it has one."""
+    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores that is left
+    out, or the key alone where it has one score."""
     scores = scores_of(units()[key])
-    return [f"{key}+{score}" for score in scores] if len(scores) > 1 else [key]
+    has_several = len(scores) > 1 or _rows().get(key, {}).get("compiled")
+    return [f"{key}+{score}" for score in scores] if has_several else [key]
 
 
 def entry_name(key: str, score: str) -> str:
@@ -74,7 +76,7 @@ def entry_name(key: str, score: str) -> str:
 def _source(name: str) -> str:
     """Of an entry; of a variant with all of its scores, if a key is given."""
     key, _, score = name.partition("+")
-    return with_score(units()[key], score) if score else units()[key]
+    return with_scores(units()[key], score) if score else units()[key]
 
 
 def tile_space() -> dict[str, Any]:
@@ -101,15 +103,15 @@ def _entry(name: str, arch: str) -> cache.Entry:
 
 
 @once
-def _arch_of_rows() -> dict[str, str]:
-    return {row["key"]: row["arch"] for row in _C.variants()}
+def _rows() -> dict[str, Any]:
+    return {row["key"]: row for row in _C.variants()}
 
 
 def arch_for(name: str, capability: int) -> str:
     """What an entry is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
     one of Hopper's own instructions."""
     key, _, _ = name.partition("+")
-    arch = _arch_of_rows().get(key, "")
+    arch = _rows().get(key, {}).get("arch", "")
     if not arch.endswith("a"):
         return f"sm_{capability}"
     if arch != f"{capability}a":
@@ -217,17 +219,19 @@ def cubin(name: str, arch: str) -> bytes:
 
 
 def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
-    """Machine code of any tile that can be chosen, and what NVRTC and ptxas say of it.
+    """Machine code of any tile that can be chosen, with the scores that builds compile ahead, and
+    what NVRTC and ptxas say of it.
 
-    Nothing is read from the cache; a variant that this process knows is kept there.
+    Nothing is read from the cache; a variant that this process knows, and that has no other scores,
+    is kept there.
 
     Raises:
         ValueError: the key is not of a kernel with tiles to choose.
         CompilerNotFound, CompileError: as `cubin`.
     """
-    source = unit_of(TREE, key)
+    source = core_unit_of(TREE, key)
     code, log = _compiler().compile_with_log(source, arch)
-    if key in units():
+    if units().get(key) == source:
         _entry(key, arch).write(code)
     return code, log
 
@@ -269,7 +273,7 @@ def left_out(names: str | Iterable[str]) -> list[str]:
                 f"{name!r} is neither a key of variants() nor a kernel; allowed: "
                 f"{', '.join(dict.fromkeys(kernels))}, or a key such as {_C.variants()[0]['key']!r}"
             )
-        wanted = [row["key"] for row in rows if not row["compiled"]]
+        wanted = [row["key"] for row in rows if not row["compiled"] or row["key"] in units()]
         if missing := [key for key in wanted if key not in units()]:
             raise ValueError(
                 f"{missing[0]} cannot be compiled at run time: this build left it out without its "
@@ -278,8 +282,9 @@ def left_out(names: str | Iterable[str]) -> list[str]:
         of_name = [entry for key in wanted for entry in entries(key)]
         if score:
             of_name = [entry for entry in of_name if entry.endswith(f"+{score}")]
-            if wanted and not of_name:
-                raise ValueError(f"{name!r} is not compiled; allowed: {', '.join(entries(key))}")
+            if not of_name and not all(row["compiled"] for row in rows):
+                allowed = ", ".join(entries(wanted[0]))
+                raise ValueError(f"{name!r} is not compiled; allowed: {allowed}")
         found += of_name
     return list(dict.fromkeys(found))
 

@@ -18,16 +18,17 @@ def scores_of(unit: str) -> list[str]:
     return _ENTRY.findall(unit)
 
 
-def with_score(unit: str, score: str) -> str:
-    """A variant's source with the kernel of one of its scores alone."""
+def with_scores(unit: str, *scores: str) -> str:
+    """A variant's source with the kernels of some of its scores alone."""
     lines = unit.splitlines(keepends=True)
     entries = [_ENTRY.match(line) for line in lines]
-    return "".join(x for x, entry in zip(lines, entries) if entry is None or entry[1] == score)
+    return "".join(x for x, entry in zip(lines, entries) if entry is None or entry[1] in scores)
 
 
 @once
 def space(tree: Path) -> dict[str, Any]:
-    """{kernel: "axes" of its tile, "elements", and "source" to fill in}: kernels/space.toml."""
+    """{kernel: "axes" of its tile, "elements", "core_scores", and "source" to fill in}: of
+    kernels/space.toml."""
     path = tree / "space.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -54,3 +55,10 @@ def unit_of(tree: Path, key: str) -> str:
     for name, value in fields.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text
+
+
+def core_unit_of(tree: Path, key: str) -> str:
+    """The same with the scores that builds compile ahead."""
+    unit, parts = unit_of(tree, key), parse(key)
+    assert parts is not None  # or unit_of() had raised
+    return with_scores(unit, *space(tree)[parts.kernel]["core_scores"])

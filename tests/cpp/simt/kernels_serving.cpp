@@ -82,10 +82,11 @@ struct Dense {
   explicit Dense(Problem const& p) : problem(p) {}
 };
 
-template <class Kernel, class Pages = Paged>
+template <class Kernel, class Pages = Paged, class Score = IdentityScore,
+          class OtherScore = GeneralScore>
 Status run_paged(Problem const& p, RunOptions const& options) {
   Pages paged(p);
-  return simt::launch_on_host<Kernel, IdentityScore, GeneralScore>(paged.problem, options);
+  return simt::launch_on_host<Kernel, Score, OtherScore>(paged.problem, options);
 }
 
 template <class Kernel>
@@ -132,6 +133,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
                              &run_split<DecodeFp8, PagedFp8>};
   KernelUnderTest paged_fp8{"sm80/paged_fp8/f16/d64/64x64x4, converted", DType::kFloat16,
                             &run_paged<PagedForwardFp8, PagedFp8>};
+  KernelUnderTest alibi{"sm80/paged/f16/d64/64x64x4, ALiBi, pages last to first", DType::kFloat16,
+                        &run_paged<PagedForward, Paged, Score<Alibi>, Score<Softcap, Alibi>>};
+  alibi.has_alibi = true;
   decode.is_decode = decode_fp8.is_decode = true;
   decode_fp8.fp8_kv = paged_fp8.fp8_kv = true;
   return {decode,
@@ -140,5 +144,6 @@ std::vector<KernelUnderTest> kernels_under_test() {
           {"sm80/split_keys/f16/d64/64x64x4, tiles of rows merged", DType::kFloat16,
            &run_split<SplitKeys, Dense, SoftcapScore>},
           decode_fp8,
-          paged_fp8};
+          paged_fp8,
+          alibi};
 }

@@ -6,8 +6,8 @@
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop, one with fp16 accumulation, and two with dropout
-// (simt_kernels has others).
+// One for each schedule of the main loop, one with fp16 accumulation, two with dropout and two with
+// ALiBi (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
   using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
@@ -30,7 +30,14 @@ std::vector<KernelUnderTest> kernels_under_test() {
       {"sm80/dropout/f16/d64/128x64x4, pipelined", DType::kFloat16,
        &simt::launch_on_host<PipelinedDropout, IdentityScore>},
       {"sm80/dropout/f16/d128/128x32x4, tiled", DType::kFloat16,
-       &simt::launch_on_host<TiledDropout, IdentityScore>, false, 128}};
-  for (auto& kernel : kernels) kernel.drops = std::strstr(kernel.name, "dropout");
+       &simt::launch_on_host<TiledDropout, IdentityScore>, false, 128},
+      {"sm80/f16/d64/64x64x4, pipelined, ALiBi", DType::kFloat16,
+       &simt::launch_on_host<Pipelined, Score<Alibi>, Score<Softcap, Alibi>>},
+      {"sm80/f16/d160/64x32x4, tiled, ALiBi", DType::kFloat16,
+       &simt::launch_on_host<Tiled, Score<Alibi>, Score<Softcap, Alibi>>}};
+  for (auto& kernel : kernels) {
+    kernel.drops = std::strstr(kernel.name, "dropout");
+    kernel.has_alibi = std::strstr(kernel.name, "ALiBi");
+  }
   return kernels;
 }

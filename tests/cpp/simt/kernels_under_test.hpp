@@ -15,8 +15,9 @@ struct KernelUnderTest {
   bool is_decode = false;  // its cases have few queries
   cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
   cutlass_attn::Quantize quantize = cutlass_attn::Quantize::kNone;
-  bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
-  bool drops = false;   // its cases have dropout
+  bool fp8_kv = false;     // K and V are numbers of float8_e4m3fn
+  bool drops = false;      // its cases have dropout
+  bool has_alibi = false;  // its cases have ALiBi
 };
 
 std::vector<KernelUnderTest> kernels_under_test();
