@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _C
 from ._C import PrequantizedKV
@@ -13,6 +13,11 @@ from ._call.call import Call, P, computes
 from ._call.foreign import converted, retried
 from ._call.keywords import answered, misplaced
 from .verify import verified
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, AttentionOptions, Foreign, Layout, Quantized
 
 Array = Any  # torch.Tensor or numpy.ndarray
 Window = int | tuple[int | None, int | None] | None
@@ -68,6 +73,33 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     return attention
 
 
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> A: ...
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention(
+    q: Foreign,
+    k: Foreign,
+    v: Foreign,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...
 @_in_cpp
 def attention(
     q: Array,
@@ -187,7 +219,7 @@ def attention(
 
 @answered
 def prequantize(
-    k: Array, v: Array, *, quantize: str, layout: str = "bhsd", kernel: str = "auto"
+    k: Array, v: Array, *, quantize: Quantized, layout: Layout = "bhsd", kernel: str = "auto"
 ) -> PrequantizedKV:
     """Round k and v to 8 bits once, for many calls of `attention` with them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -15,6 +15,11 @@ from ._call.foreign import converted, retried
 from ._call.keywords import answered, misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_decode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, DecodeOptions, Foreign, Layout, Lengths
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -97,6 +102,36 @@ def _transposed(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, **transposed, "layout": "bshd"}
 
 
+@overload
+def attention_decode(
+    q: A,
+    k_cache: A,
+    v_cache: A,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DecodeOptions],
+) -> A: ...
+@overload
+def attention_decode(
+    q: A,
+    k_cache: A,
+    v_cache: A,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention_decode(
+    q: Foreign,
+    k_cache: Foreign,
+    v_cache: Foreign,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Any: ...
 @_in_cpp
 def attention_decode(
     q: Array,
@@ -388,7 +423,7 @@ def _of_states(described: Callable[P, Any]) -> Callable[P, Any]:
 
 @_of_states
 def merge_states(
-    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: str = "bhsd"
+    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: Layout = "bhsd"
 ) -> Any:
     """Merge attention results over two disjoint sets of keys (split KV, shared prefix) exactly.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _C
 from ._attention import Array, Window, cast, find_torch
@@ -12,6 +12,11 @@ from ._call.foreign import converted, retried
 from ._call.keywords import misplaced
 from .verify import require_plain
 from .verify_serving import verified_varlen
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, Foreign, Lengths, VarlenOptions
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -61,6 +66,39 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     return attention_varlen
 
 
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> A: ...
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention_varlen(
+    q: Foreign,
+    k: Foreign,
+    v: Foreign,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[VarlenOptions],
+) -> Any: ...
 @_in_cpp
 def attention_varlen(
     q: Array,
