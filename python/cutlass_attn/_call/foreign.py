@@ -32,12 +32,10 @@ _PACKED = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 def retried(function: Callable[..., Any], given: Mapping[str, Any], refused: TypeError) -> Any:
     """A call that was refused, with arrays for what is none. Raises TypeError: a keyword that the
     function lacks, or `refused` if everything is an array."""
-    known = inspect.signature(function).parameters
-    if unknown := refusal(function.__name__, given, known):
-        raise unknown
     arrays = converted(given)
     if arrays is None:
-        raise refused
+        known = inspect.signature(function).parameters
+        raise refusal(function.__name__, given, known) or refused
     return function(**{**given, **arrays})
 
 
