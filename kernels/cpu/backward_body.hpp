@@ -164,7 +164,7 @@ CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* s
   DropoutMask const dropout(p);
   PagedKv<Element> const k_source(p, rows.seq, p.k, kv_head);
   PagedKv<Element> const v_source(p, rows.seq, p.v, kv_head);
-  Real const scale = p.logits.softmax_scale;
+  Real const scale = softmax_scale_of<Real>(p);
   int const group = p.num_heads_q / p.num_heads_kv;
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     double sink = 0;

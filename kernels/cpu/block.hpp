@@ -54,6 +54,17 @@ Real with_entry(Real logit, Bias bias) {
 inline float tanh_of(float x) { return fast_tanh(x); }
 inline double tanh_of(double x) { return std::tanh(x); }
 
+// A Problem has the scale in float32. Of a call in float64 one that is the default, rounded, stands
+// for the default.
+template <class Real>
+Real softmax_scale_of(Problem const& p) {
+  if constexpr (std::is_same_v<Real, double>) {
+    double const usual = 1.0 / std::sqrt(double(p.head_dim));
+    if (p.logits.softmax_scale == float(usual)) return usual;
+  }
+  return Real(p.logits.softmax_scale);
+}
+
 // exp(x)
 inline float exp_of(float x) { return fast_exp2(x * kLog2e); }
 inline double exp_of(double x) { return std::exp(x); }

@@ -135,7 +135,7 @@ template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int key, int keys,
                              Real* s, typename VectorOf<Real>::Scalar* slope) {
   constexpr int kWidth = kVectors * kLanesOf<Real>;
-  Real const scale = p.logits.softmax_scale, cap = p.logits.softcap;
+  Real const scale = softmax_scale_of<Real>(p), cap = p.logits.softcap;
   if (cap > 0) {
     Real const inner = scale / cap;
     for (int i = 0; i < keys * kWidth; ++i) s[i] = tanh_of(s[i] * inner);

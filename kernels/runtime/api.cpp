@@ -88,11 +88,12 @@ bool is_empty(Problem const& p, Op op) {
 
 Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
            RunOptions const& options, Part part = Part::kAll) {
-  if (is_empty(problem, plan.op)) return {};
+  // Before anything else: one length in place of two offsets is a call without sequences.
   if (plan.device == Device::kCpu) {
     Status const status = check_lengths(problem);
     if (!status.ok()) return status;
   }
+  if (is_empty(problem, plan.op)) return {};
   if (options.workspace.bytes < plan.workspace_bytes) {
     return Status::invalid("workspace has " + std::to_string(options.workspace.bytes) +
                            " bytes, the plan needs " + std::to_string(plan.workspace_bytes));

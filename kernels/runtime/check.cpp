@@ -193,6 +193,13 @@ Status check_options(Problem const& p, Op op) {
     return Status::invalid("softcap is " + value_of(p.logits.softcap) +
                            ", allowed: a finite number > 0, or 0 for no cap");
   }
+  // Of what is computed in float32, tanh has an error of 1e-7, which the cap multiplies.
+  constexpr float kMaxSoftcap = 4096.0f;
+  if (p.logits.softcap > kMaxSoftcap && p.q.dtype != DType::kFloat64) {
+    return Status::invalid("softcap is " + value_of(p.logits.softcap) + ", allowed: up to " +
+                           value_of(kMaxSoftcap) +
+                           ", as logits have an error of 1e-7 of it, or 0 for no cap");
+  }
   for (auto [name, window] : {std::pair("window_left", p.mask.window_left),
                               std::pair("window_right", p.mask.window_right)}) {
     if (window < 0 && window != kUnbounded) {

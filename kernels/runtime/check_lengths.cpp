@@ -1,6 +1,7 @@
 // What a call says in arrays that lie on the host: offsets, lengths and pages. On a GPU nobody
 // reads them before its kernels do.
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "core/sequences.hpp"
@@ -13,10 +14,21 @@ std::string entry(std::string const& name, int64_t at) {
   return name + "[" + std::to_string(at) + "]";
 }
 
+// Whether what stands for offsets is lengths, whose first one is not 0 and whose sum is all rows.
+bool are_lengths(Sequences const& s, int32_t batch) {
+  if (s.cu_seqlens[0] <= 0) return false;
+  return std::accumulate(s.cu_seqlens, s.cu_seqlens + batch + 1, int64_t(0)) == s.total;
+}
+
 // `operand` is "q" or "k". An entry may have up to `most` rows, which are those of `holder`.
 Status check(std::string const& operand, Sequences const& s, int32_t batch, int64_t most,
              char const* holder) {
   std::string const cu_seqlens = "cu_seqlens_" + operand, seqused = "seqused_" + operand;
+  if (s.cu_seqlens && are_lengths(s, batch)) {
+    return Status::invalid(cu_seqlens + " has lengths, which sum up to the " +
+                           std::to_string(s.total) + " rows of " + operand +
+                           "; allowed: offsets, 0 and after each sequence the sum so far");
+  }
   if (s.cu_seqlens && batch > 0 && s.cu_seqlens[0] < 0) {
     return Status::invalid(entry(cu_seqlens, 0) + " is " + std::to_string(s.cu_seqlens[0]) +
                            ", allowed: 0 or more");

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _C
 from ._C import PrequantizedKV
 from ._call import numpy_library  # noqa: F401  numpy registers itself
 from ._call.call import Call, P, computes
-from ._call.keywords import misplaced, refusal
+from ._call.foreign import converted, retried
+from ._call.keywords import answered, misplaced
 from .verify import verified
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, AttentionOptions, Foreign, Layout, Quantized
 
 Array = Any  # torch.Tensor or numpy.ndarray
 Window = int | tuple[int | None, int | None] | None
@@ -61,11 +67,39 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
                 return verified(cast(Call(q, k, v, options)))
             return _C.forward(q, k, v, options)
         except TypeError as error:
-            raise refusal("attention", options) or error from None
+            refused = error.with_traceback(None)  # which holds this frame
+        return retried(attention, {"q": q, "k": k, "v": v, **options}, refused)
 
     return attention
 
 
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> A: ...
+@overload
+def attention(
+    q: A,
+    k: A,
+    v: A,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention(
+    q: Foreign,
+    k: Foreign,
+    v: Foreign,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...
 @_in_cpp
 def attention(
     q: Array,
@@ -105,8 +139,9 @@ def attention(
     Args:
         q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or CUDA
             device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU
-            also float64. D is 1 to 512. The last dimension is contiguous; the others may have any
-            stride.
+            also float64. Arrays of CuPy, JAX and others with ``__dlpack__`` are read, without a
+            copy, as torch tensors, which results are then. D is 1 to 512. The last dimension is
+            contiguous; the others may have any stride.
         k: (B, Hkv, Sk, D) in the same layout, dtype and device. Hkv divides Hq: query head h reads
             KV head ``h // (Hq // Hkv)``.
         v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 512. NaN or infinity in
@@ -118,8 +153,10 @@ def attention(
             causal call has no keys on the right.
         attention_chunk: chunk length, 1 to 2^28: query i sees only keys in the chunk of key
             ``i + Sk - Sq``; chunks start at key 0 (Llama 4). Applies on top of causal and window.
-        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
+        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``. A number that is
+            given is rounded to float32, also for float64 queries.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+            Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
         layout: order of the dimensions of q, k, v, out and the result: "bhsd" or "bshd".
         return_lse: also return the log-sum-exp.
         out: tensor or array for the result, of its shape and dtype; must not overlap an input.
@@ -180,8 +217,9 @@ def attention(
     """
 
 
+@answered
 def prequantize(
-    k: Array, v: Array, *, quantize: str, layout: str = "bhsd", kernel: str = "auto"
+    k: Array, v: Array, *, quantize: Quantized, layout: Layout = "bhsd", kernel: str = "auto"
 ) -> PrequantizedKV:
     """Round k and v to 8 bits once, for many calls of `attention` with them.
 
@@ -221,6 +259,10 @@ def prequantize(
     torch = _torch or find_torch()
     if torch and torch.is_compiling():
         raise ValueError(torch.NO_PREQUANTIZED)
+    given = {"k": k, "v": v}
+    if arrays := converted(given):
+        k, v = {**given, **arrays}.values()
+        find_torch()
     options = {"quantize": quantize, "layout": layout, "kernel": kernel}
     call = cast(Call(k, k, v, options))
     return _C.prequantize(call.k, call.k, call.v, options)

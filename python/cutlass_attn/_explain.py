@@ -11,6 +11,7 @@ import numpy as np
 from . import _C, quantized
 from ._attention import Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
+from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
 from ._call.packed import dense_calls
 from ._explanation import Explanation, PassedOver, Verdict
@@ -59,9 +60,12 @@ def explain(
     function = _function_of(options)
     if more or v is None:
         raise misplaced("explain", ("q", "k", "v"), more, options)
-    known = (*SIGNATURES[function].parameters, "device", "grad")
-    if unknown := refusal("explain", options, known):
+    if unknown := refusal("explain", options, parameters_of(options)):
         raise unknown
+    given = {"q": q, "k": k, "v": v}
+    if arrays := converted({**given, **options}):
+        names = {"device": device, "grad": grad}
+        return explain(**{**given, **options, **names, **arrays})
     find_torch()
     where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
@@ -130,6 +134,11 @@ def _function_of(options: dict[str, Any]) -> str:
     if "cache_seqlens" in options:
         return "attention_decode"
     return "attention_varlen" if "cu_seqlens_q" in options else "attention"
+
+
+def parameters_of(options: dict[str, Any]) -> tuple[str, ...]:
+    """Names of what `explain` takes of a call with these keywords."""
+    return (*SIGNATURES[_function_of(options)].parameters, "device", "grad")
 
 
 # What help() and inspect show: the signature of `attention`, and what is explain's own.

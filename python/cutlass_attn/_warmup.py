@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import jit
-from ._explain import explain
+from ._call.keywords import refusal
+from ._explain import explain, parameters_of
 from .devices import CUDA, parse_device
 
 
@@ -63,6 +64,8 @@ def warmup(
             "warmup() takes an example call, warmup(q, k, v, causal=True), or names of kernels, "
             'warmup(names="sm80/general"); ' + ("neither is given" if q is None else "both are")
         )
+    if unknown := refusal("warmup", options, parameters_of(options)):
+        raise unknown
     if device is None and q is not None and str(getattr(q, "device", "cpu")).startswith("cuda"):
         device = str(q.device)
     where = f"cuda:{device or 0}" if device is None or type(device) is int else str(device)

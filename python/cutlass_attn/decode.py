@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import _C
 from ._attention import Array, Window, find_torch
 from ._call.call import P, computes
-from ._call.keywords import misplaced, refusal
+from ._call.foreign import converted, retried
+from ._call.keywords import answered, misplaced, refusal
 from .verify import require_plain
 from .verify_serving import verified_decode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, DecodeOptions, Foreign, Layout, Lengths
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -39,17 +45,28 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
                 return _more_than_cpp(q, k_cache, v_cache, options, is_compiling)
             return _C.decode(q, k_cache, v_cache, options)
         except TypeError as error:
-            raise refusal("attention_decode", options) or error from None
+            refused = error.with_traceback(None)  # which holds this frame
+        given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **options}
+        return retried(attention_decode, given, refused)
 
     return attention_decode
 
 
-_NOT_OF_CPP = frozenset(("tree_mask", "cache_leftpad", "validate", "verify"))
+_NOT_OF_CPP = frozenset(("tree_mask", "cache_leftpad", "validate", "verify", "layout"))
 
 
 def _more_than_cpp(
     q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], is_compiling: bool
 ) -> Any:
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **options}
+    if arrays := converted(given):
+        return attention_decode(**{**given, **arrays})
+    if layout_of(options) == "bhsd":
+        result = attention_decode(**_transposed(given))
+        out = result[0] if isinstance(result, tuple) else result
+        out = options["out"] if options.get("out") is not None else out.swapaxes(1, 2)
+        return (out, result[1]) if isinstance(result, tuple) else out
+    options = {name: x for name, x in options.items() if name != "layout"}
     tree_mask = options.pop("tree_mask", None)
     leftpad = options.pop("cache_leftpad", None)
     if options.pop("validate", False) and getattr(q, "is_cuda", False):
@@ -70,6 +87,51 @@ def _more_than_cpp(
     return _C.decode(q, k_cache, v_cache, options, **more)
 
 
+def _transposed(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with rows before heads, of a call that has them in the other order."""
+    names = ("q", "k_cache", "v_cache", "k_new", "v_new", "out")
+    arrays = {name: given[name] for name in names if given.get(name) is not None}
+    for name, x in arrays.items():
+        _check_array(name, x, like=given["q"])
+        if x.ndim != 4:
+            dims = "(pages, heads, page_size, head_dim)"
+            if given.get("block_table") is None or name not in ("k_cache", "v_cache"):
+                dims = "(batch, heads, seqlen, head_dim)"
+            raise ValueError(f"{name} must have 4 dimensions, {dims}, got shape {tuple(x.shape)}")
+    transposed = {name: x.swapaxes(1, 2) for name, x in arrays.items()}
+    return {**given, **transposed, "layout": "bshd"}
+
+
+@overload
+def attention_decode(
+    q: A,
+    k_cache: A,
+    v_cache: A,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DecodeOptions],
+) -> A: ...
+@overload
+def attention_decode(
+    q: A,
+    k_cache: A,
+    v_cache: A,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention_decode(
+    q: Foreign,
+    k_cache: Foreign,
+    v_cache: Foreign,
+    cache_seqlens: int | Lengths,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[DecodeOptions],
+) -> Any: ...
 @_in_cpp
 def attention_decode(
     q: Array,
@@ -91,6 +153,7 @@ def attention_decode(
     attention_chunk: int | None = None,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
+    layout: str = "bshd",
     alibi_slopes: Array | None = None,
     sinks: Array | None = None,
     k_scale: float | Array | None = None,
@@ -119,7 +182,8 @@ def attention_decode(
             float8_e4m3fn. Hkv divides Hq.
         v_cache: (B, S, Hkv, Dv), or pages (P, page, Hkv, Dv), of k_cache's dtype.
         cache_seqlens: (B,) int32: number of keys of each sequence in the cache before this call.
-            Not changed.
+            Not changed. An int stands for all sequences. Like a list, it is copied to the device
+            in each call.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Entries beyond its length may hold anything.
         k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
@@ -136,7 +200,9 @@ def attention_decode(
         cache_leftpad: (B,) int32: number of keys at the beginning of each sequence to mask.
         tree_mask: (B, Sq, Sq) bool, for speculative decoding: True where a query sees one of the
             last Sq keys. It sees all keys before these. Applies on top of the other masks.
-        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key.
+        causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key. The
+            default differs from `attention`'s, as queries are the newest tokens of a sequence
+            here. With one query it changes nothing.
         window: sliding window around key ``i + Sk - Sq`` of the sequence: query i sees `left` keys
             before it and `right` keys after it. One int for both sides or a pair; None or -1 is
             unlimited. A causal call has no keys on the right.
@@ -144,6 +210,11 @@ def attention_decode(
             ``i + Sk - Sq``; chunks start at key 0 of the sequence (Llama 4).
         softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+            Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
+        layout: order of the dimensions of q, caches, new keys and values, ``out`` and the result:
+            "bshd", in which programs store caches, or "bhsd", (B, H, S, D), with pages (P, Hkv,
+            page, D) (FlashInfer's HND). Views are made, nothing is copied; a result of "bhsd" is
+            a view of one in the other order.
         alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
             ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
             2108.12409).
@@ -182,7 +253,12 @@ def explained_decode(
     q: Array, k: Array, v: Array, options: dict[str, Any], device: Any
 ) -> _C.Explanation:
     """What dispatch says of a call of `attention_decode`."""
-    options = {name: x for name, x in options.items() if name not in ("verify", "validate")}
+    if layout_of(options) == "bhsd":
+        given = _transposed({"q": q, "k_cache": k, "v_cache": v, **options})
+        q, k, v = (given.pop(name) for name in ("q", "k_cache", "v_cache"))
+        options = given
+    not_read = ("verify", "validate", "layout")
+    options = {name: x for name, x in options.items() if name not in not_read}
     tree_mask, leftpad = options.pop("tree_mask", None), options.pop("cache_leftpad", None)
     more = {}
     if tree_mask is not None or leftpad is not None:
@@ -234,6 +310,14 @@ def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[
     return visible
 
 
+def layout_of(options: dict[str, Any], default: str = "bshd") -> str:
+    """Raises ValueError."""
+    layout = options.get("layout", default)
+    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
+        raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
+    return layout
+
+
 def _check_array(name: str, x: Any, like: Any) -> None:
     """Raises TypeError unless both are numpy arrays, or both torch tensors."""
     if not isinstance(x, np.ndarray):
@@ -261,6 +345,7 @@ def _check(
         raise ValueError(f"{name} must be on {like.device} like q, got {x.device}")
 
 
+@answered
 def append_kv(
     k: Array,
     v: Array,
@@ -303,7 +388,14 @@ def append_kv(
         from ._call import serving_operator
 
         return serving_operator.append(k, k_cache, v_cache, **options)
-    _C.append(k, k_cache, v_cache, options)
+    try:
+        _C.append(k, k_cache, v_cache, options)
+        return None
+    except TypeError as error:
+        refused = error.with_traceback(None)  # which holds this frame
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **options}
+    del given["v_new"]
+    retried(append_kv, given, refused)
     return None
 
 
@@ -321,14 +413,17 @@ def _of_states(described: Callable[P, Any]) -> Callable[P, Any]:
             raise misplaced("merge_states", ("o_a", "lse_a", "o_b", "lse_b"), more, options)
         if unknown := refusal("merge_states", options):
             raise unknown
-        return _merge(o_a, lse_a, o_b, lse_b, **options)
+        given = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
+        if arrays := converted(given):
+            given |= arrays
+        return _merge(**given, **options)
 
     return merge_states
 
 
 @_of_states
 def merge_states(
-    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: str = "bhsd"
+    o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, *, layout: Layout = "bhsd"
 ) -> Any:
     """Merge attention results over two disjoint sets of keys (split KV, shared prefix) exactly.
 
@@ -339,7 +434,7 @@ def merge_states(
 
     Args:
         o_a: (B, Hq, Sq, Dv), or (B, Sq, Hq, Dv) with ``layout="bshd"``: a result of `attention` in
-            that layout, or of `attention_decode`, which is always "bshd"; or (T, Hq, Dv), a result
+            that layout, or of `attention_decode`, whose own is "bshd"; or (T, Hq, Dv), a result
             of `attention_varlen`. A torch tensor or numpy array.
         lse_a: its log-sum-exp as ``return_lse`` returns it: natural logarithms, float32, (B, Hq,
             Sq) or (Hq, T). -inf, and +inf as in flash_attn, mean that a query saw no key.
@@ -362,8 +457,7 @@ def merge_states(
 def _merge(
     o_a: Array, lse_a: Array, o_b: Array, lse_b: Array, layout: str = "bhsd"
 ) -> tuple[Array, Array]:
-    if not isinstance(layout, str) or layout not in ("bhsd", "bshd"):
-        raise ValueError(f'layout must be "bhsd" or "bshd", got {layout!r}')
+    layout_of({"layout": layout})
     is_numpy = isinstance(o_a, np.ndarray)
     _check_array("o_a", o_a, like=o_a)
     if o_a.ndim not in (3, 4):

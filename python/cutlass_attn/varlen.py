@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _C
 from ._attention import Array, Window, cast, find_torch
 from ._call.call import Call, P, computes
-from ._call.keywords import misplaced, refusal
+from ._call.foreign import converted, retried
+from ._call.keywords import misplaced
 from .verify import require_plain
 from .verify_serving import verified_varlen
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import A, Foreign, Lengths, VarlenOptions
 
 
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
@@ -32,27 +38,67 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         options["cu_seqlens_q"] = cu_seqlens_q
         options["cu_seqlens_k"] = cu_seqlens_k
         torch = find_torch()
+        is_compiling = bool(torch and torch.is_compiling())
+        if is_compiling or "validate" in options:
+            again: Callable[..., Any] = attention_varlen
+            given = {"q": q, "k": k, "v": v, **options}
+            if arrays := converted(given):
+                return again(**{**given, **arrays})
         if options.pop("validate", False) and getattr(q, "is_cuda", False):
             from ._call import serving_operator
 
             serving_operator.validate_varlen(q, k, **options)
-        if torch and torch.is_compiling():
+        if is_compiling:
             from ._call import serving_operator
 
             return serving_operator.varlen(q, k, v, **options)
         try:
             if options.get("verify") is True:
                 require_plain(q)
-                del options["verify"]
                 call = cast(Call(q, k, v))
-                return verified_varlen(call.q, call.k, call.v, options)
+                rest = {name: x for name, x in options.items() if name != "verify"}
+                return verified_varlen(call.q, call.k, call.v, rest)
             return _C.varlen(q, k, v, options)
         except TypeError as error:
-            raise refusal("attention_varlen", options) or error from None
+            refused = error.with_traceback(None)  # which holds this frame
+        return retried(attention_varlen, {"q": q, "k": k, "v": v, **options}, refused)
 
     return attention_varlen
 
 
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> A: ...
+@overload
+def attention_varlen(
+    q: A,
+    k: A,
+    v: A,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[A, A]: ...
+@overload
+def attention_varlen(
+    q: Foreign,
+    k: Foreign,
+    v: Foreign,
+    cu_seqlens_q: Lengths,
+    cu_seqlens_k: Lengths | None = None,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[VarlenOptions],
+) -> Any: ...
 @_in_cpp
 def attention_varlen(
     q: Array,
@@ -100,7 +146,8 @@ def attention_varlen(
             dtype or, together with v, float8_e4m3fn. Hkv divides Hq.
         v: (Tk, Hkv, Dv), or pages (P, page, Hkv, Dv), of k's dtype.
         cu_seqlens_q: (B + 1,) int32 on q's device: the first row of each sequence, and the end of
-            the last one. These are offsets, not lengths.
+            the last one. These are offsets, not lengths. Lists of int do as well here and below;
+            they are copied to the device in each call.
         cu_seqlens_k: (B + 1,) int32: the offsets of the keys; None: those of the queries.
         seqused_k: (B,) int32: number of keys of each sequence that count, from its first one on.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
@@ -114,6 +161,7 @@ def attention_varlen(
             ``i + Sk - Sq``; chunks start at key 0 of the sequence (Llama 4).
         softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
+            Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
         alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
             ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
             2108.12409).

@@ -386,7 +386,7 @@ def new(**options):
             r"cache_seqlens\[1\] is 12 and there are 1 new keys, but the cache covers 12 keys",
         ),
         (lambda: call(lengths=(5,)), ValueError, r"cache_seqlens must have shape \(batch,\) = \(2"),
-        (lambda: attention_decode(Q, CACHE, CACHE, 5), TypeError, "cache_seqlens must be an array"),
+        (lambda: attention_decode(Q, CACHE, CACHE, 5.0), TypeError, "cache_seqlens must be an arr"),
         (lambda: call(q=Q[0]), ValueError, "q must have 4 dimensions"),
         (
             lambda: call(k=CACHE[:1], v=CACHE[:1]),
@@ -490,3 +490,43 @@ def test_validate_lets_good_calls_pass():
     out = attention_decode(*before, **options, **new_keys, validate=True)
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+@pytest.mark.parametrize("more", ["", "k_new", "tree_mask", "verify", "return_lse", "out"])
+def test_heads_before_rows(is_paged, more):
+    """layout="bhsd" is the same call with views, whose caches are written."""
+    q, k, v = torch.randn(2, 3, 4, 16), torch.randn(2, 16, 2, 16), torch.randn(2, 16, 2, 16)
+    new = {name: torch.randn(2, 3, 2, 16) for name in ("k_new", "v_new") if more == "k_new"}
+    options = {"causal": False}
+    if is_paged:
+        options["block_table"] = torch.tensor([[1], [0]], dtype=torch.int32)
+    if more == "tree_mask":
+        options[more] = torch.rand(2, 3, 3) < 0.5
+    elif more in ("verify", "return_lse"):
+        options[more] = True
+    lengths = int32((4, 11), "cpu")
+    theirs = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    expected = attention_decode(q, k, v, lengths, **new, **options)
+    new = {name: x.transpose(1, 2) for name, x in new.items()}
+    if more == "out":
+        options["out"] = torch.empty_like(theirs[0])
+    actual = attention_decode(*theirs, lengths, layout="bhsd", **new, **options)
+    if more == "out":
+        assert actual is options["out"]
+    if more == "return_lse":
+        (actual, lse), (expected, expected_lse) = actual, expected
+        assert torch.equal(lse, expected_lse)
+    assert torch.equal(actual.transpose(1, 2), expected)
+    assert torch.equal(theirs[1].transpose(1, 2), k)
+    if more != "k_new":
+        found = cutlass_attn.explain(*theirs, cache_seqlens=lengths, layout="bhsd", **options)
+        assert found.chosen.kernel == "cpu"
+
+
+def test_what_a_layout_is_told():
+    x = torch.zeros(1, 4, 2, 16)
+    with pytest.raises(ValueError, match='layout must be "bhsd" or "bshd", got \'nhd\''):
+        attention_decode(x, x, x, 1, layout="nhd")
+    with pytest.raises(ValueError, match=r"q must have 4 dimensions, \(batch, heads, seqlen, "):
+        attention_decode(x[0], x, x, 1, layout="bhsd")

@@ -9,7 +9,7 @@ import reference
 from cases import torch
 from cutlass_attn import _C, attention, testing
 
-# The scale is a float32 number, and so are slopes.
+# A scale that is given is read as a float32 number, and so are slopes.
 TOLERANCE = 3e-7
 
 
@@ -41,6 +41,20 @@ def test_forward(case):
     size = 1 + np.abs(due.lse[np.isfinite(due.lse)]).max(initial=0.0)
     np.testing.assert_allclose(actual.numpy(), due.exact, rtol=0, atol=5 * size * TOLERANCE)
     np.testing.assert_allclose(lse.numpy(), due.lse, rtol=0, atol=size * TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 1e8}], ids=str)
+def test_the_default_scale_is_a_float64_number(options):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 2, 5, 24), (1, 2, 70, 24), (1, 2, 70, 24))
+    q, k, v = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(q, k, v, **options)
+    due = torch.softmax(q @ k.transpose(2, 3) / 24**0.5, -1) @ v
+    torch.testing.assert_close(out, due, rtol=0, atol=1e-13)
+    grads = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, due))
+    for found, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 class Attention(torch.autograd.Function):

@@ -15,6 +15,8 @@ CALLS = {
     "attention_varlen": (ROWS, ROWS, ROWS, ENDS),
     "attention_decode": (CACHE[:, :3], CACHE, CACHE, ENDS[1:]),
     "merge_states": (Q, LSE, Q, LSE),
+    "append_kv": (ROWS, ROWS, CACHE, CACHE.clone(), torch.arange(4)),
+    "prequantize": (Q, Q),
 }
 COMPUTING = ("attention", "attention_varlen", "attention_decode", "explain")
 
@@ -49,10 +51,38 @@ def test_names_of_other_libraries_are_answered_with_ours(function, name):
         ("attention_varlen", "max_seqlen_q", "lengths are read from cu_seqlens_q"),
         ("attention_varlen", "attn_mask", "masks are of attention"),
         ("attention_decode", "p", "decoding has no dropout"),
-        ("attention_decode", "kv_layout", "B, S, H, D"),
+        ("attention_decode", "kv_layout", 'layout.*HND is "bhsd"'),
         ("merge_states", "v_a", "o_a"),
         ("merge_states", "s_b", "lse_b, natural logarithms"),
-        ("merge_states", "kv_layout", "layout"),
+        ("merge_states", "kv_layout", 'layout.*NHD is "bshd"'),
+        ("attention", "op", "kernel"),
+        ("attention", "custom_mask", "mask, bool.*FlashInfer's is flattened"),
+        ("attention", "s_aux", "sinks"),
+        ("attention", "cu_seqlens_k", "packed sequences are of attention_varlen"),
+        ("attention", "seqlens_k", "padding is a mask"),
+        ("attention_varlen", "qo_indptr", "cu_seqlens_q"),
+        ("attention_varlen", "seqused_q", "lengths are read from cu_seqlens_q"),
+        ("attention_varlen", "page_table", "block_table"),
+        ("attention_varlen", "paged_kv_cache", "k and v, each .* with block_table"),
+        ("attention_varlen", "cache_seqlens", "seqused_k, with the keys of this call"),
+        ("attention_varlen", "leftpad_k", "begin each sequence at its first key"),
+        ("attention_varlen", "k_descale", "k_scale"),
+        ("attention_decode", "k", "k_new, keys to append"),
+        ("attention_decode", "v", "v_new, values to append"),
+        ("attention_decode", "key", "k_cache, or k_new"),
+        ("attention_decode", "block_tables", "block_table"),
+        ("attention_decode", "seqused_k", "cache_seqlens, keys .* before k_new"),
+        ("attention_decode", "attn_mask", "tree_mask"),
+        ("attention_decode", "cu_seqlens_q", "attention_varlen.*block_table"),
+        ("append_kv", "key", "k"),
+        ("append_kv", "append_value", "v"),
+        ("append_kv", "paged_kv_cache", "k_cache and v_cache"),
+        ("append_kv", "positions", r"slot_mapping: page \* page_size \+ row"),
+        ("append_kv", "kv_layout", "pages"),
+        ("append_kv", "zzz", "unexpected keyword argument 'zzz'; allowed: k, v, k_cache"),
+        ("prequantize", "kv_layout", "layout"),
+        ("prequantize", "mode", "quantize"),
+        ("prequantize", "key", "k"),
         ("attention", "softmax_scal", "did you mean 'softmax_scale'"),
         ("attention", "zzz", "unexpected keyword argument 'zzz'; allowed: q, k, v, "),
     ],
@@ -60,6 +90,19 @@ def test_names_of_other_libraries_are_answered_with_ours(function, name):
 def test_what_one_function_says(function, name, message):
     with pytest.raises(TypeError, match=rf"{function}\(\) .*{message}"):
         getattr(cutlass_attn, function)(*CALLS[function], **{name: 1})
+
+
+def test_warmup_is_named_in_its_own_errors():
+    with pytest.raises(TypeError, match=r"warmup\(\) has no 'is_causal': here it is causal"):
+        cutlass_attn.warmup(Q, K, K, is_causal=True)
+    with pytest.raises(TypeError, match=r"warmup\(\) has no 'page_table': here it is block_table"):
+        cutlass_attn.warmup(ROWS, ROWS, ROWS, cu_seqlens_q=ENDS, page_table=ENDS)
+
+
+@pytest.mark.parametrize("function", ["append_kv", "prequantize"])
+def test_what_is_missing_is_said_as_python_says_it(function):
+    with pytest.raises(TypeError, match="missing"):
+        getattr(cutlass_attn, function)(*CALLS[function][:1])
 
 
 @pytest.mark.parametrize("function", ["attention", "explain"])

@@ -75,9 +75,9 @@ def test_merge_refuses_other_shapes():
         merge_states(o[0, 0], lse, o, lse)
     with pytest.raises(
         TypeError,
-        match="lse_a must be a torch tensor or a numpy array, as the others are, got ndarray",
+        match="lse_a must be a torch tensor or a numpy array, as the others are, got list",
     ):
-        merge_states(o, lse.numpy(), o, lse)
+        merge_states(o, lse.tolist(), o, lse)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

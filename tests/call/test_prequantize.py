@@ -121,7 +121,7 @@ def test_prequantize_names_what_is_wrong():
     with pytest.raises(ValueError, match="k and v must be as long, got 50 and 40 keys"):
         prequantize(k, v[:, :, :40], quantize="qk")
     with pytest.raises(TypeError, match="must all be torch tensors or all numpy arrays"):
-        prequantize(k, v.numpy(), quantize="qk")
+        prequantize(k, v.tolist(), quantize="qk")
     with pytest.raises(ValueError, match='needs quantize=None, got "qk"'):
         prequantize(k, v, quantize="qk", kernel="cpu")
     with pytest.raises(ValueError, match="k and v must be on a CPU or CUDA device, got meta"):

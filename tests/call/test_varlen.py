@@ -242,7 +242,7 @@ def paged(used=(9, 12), table=TABLE, k=PAGES, **options):
         (lambda: call(cu_q=None), TypeError, "needs q, k, v, cu_seqlens_q"),
         (lambda: call(cu_q=torch.tensor([0, 8])), ValueError, "cu_seqlens_q must be int32"),
         (lambda: call(cu_q=int32([0, 1] * 3)[::2]), ValueError, "cu_seqlens_q must be contiguous"),
-        (lambda: call(cu_q=[0, 3, 8]), TypeError, "cu_seqlens_q must be an array.*list"),
+        (lambda: call(cu_q={0, 3, 8}), TypeError, "cu_seqlens_q must be an array.*set"),
         (
             lambda: call(seqused_k=int32([7, 6])),
             ValueError,

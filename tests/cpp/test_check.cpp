@@ -95,6 +95,9 @@ TEST(options) {
            "softcap is -1, allowed: a finite number > 0, or 0 for no cap");
   CHECK_EQ(message([=](P& p) { p.logits.softcap = nan; }),
            "softcap is nan, allowed: a finite number > 0, or 0 for no cap");
+  CHECK_EQ(message([](P& p) { p.logits.softcap = 5000; }),
+           "softcap is 5000, allowed: up to 4096, as logits have an error of 1e-7 of it, or 0 for "
+           "no cap");
   CHECK_EQ(message([](P& p) { p.mask.window_left = -2; }),
            "window_left is -2, allowed: a number of keys >= 0, or -1 for no limit");
   CHECK_EQ(message([](P& p) { p.mask.window_right = -9; }),

@@ -14,7 +14,7 @@ from .autograd import Differentiable
 from .call import NEW_KEYS, OF_APPEND
 from .schema import Schema
 
-_NOT_OF_OPS = ("out", "verify", "validate", "tree_mask", "cache_leftpad")
+_NOT_OF_OPS = ("out", "verify", "validate", "tree_mask", "cache_leftpad", "layout")
 
 _VARLEN = Schema("attention_varlen", lambda name: name not in _NOT_OF_OPS)
 _DECODE = Schema(

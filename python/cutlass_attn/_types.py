@@ -1,0 +1,88 @@
+"""Types of the public calls, for type checkers. Keywords are written a second time here, for all
+overloads of a function; a test compares them with the signatures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
+
+from ._C import PrequantizedKV
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+# The library of the operands and of the result. To mypy numpy's arrays, which have an Any in their
+# type, match several overloads: their results are Any.
+A = TypeVar("A", "torch.Tensor", "np.ndarray[Any, Any]")
+Array = Any  # an option: of that library, or with __dlpack__
+Lengths = Any  # an int32 array, or a list of int
+Layout = Literal["bhsd", "bshd"]
+Quantized = Literal["qk", "int8", "fp8"]
+Accumulator = Literal["fp32", "fp16", "fp16_qk", "fp16_pv"]
+
+
+class Foreign(Protocol):
+    """An array of another library, such as CuPy or JAX; results are torch tensors."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+
+class _Common(TypedDict, total=False):
+    causal: bool
+    window: int | tuple[int | None, int | None] | None
+    attention_chunk: int | None
+    softmax_scale: float | None
+    softcap: float
+    out: Array | None
+    kernel: str
+    verify: bool
+    alibi_slopes: Array | None
+    sinks: Array | None
+
+
+class AttentionOptions(_Common, total=False):
+    """Keywords of `attention` but return_lse."""
+
+    layout: Layout
+    accumulate: Accumulator
+    bias: Array | None
+    mask: Array | None
+    dropout_p: float
+    rng_state: Array | None
+    deterministic: bool
+    quantize: Quantized | PrequantizedKV | None
+    max_error: float | None
+
+
+class VarlenOptions(_Common, total=False):
+    """Keywords of `attention_varlen` but return_lse."""
+
+    seqused_k: Lengths | None
+    block_table: Array | None
+    dropout_p: float
+    rng_state: Array | None
+    deterministic: bool
+    k_scale: float | Array | None
+    v_scale: float | Array | None
+    quantize: Quantized | None
+    validate: bool
+
+
+class DecodeOptions(_Common, total=False):
+    """Keywords of `attention_decode` but return_lse."""
+
+    layout: Layout
+    block_table: Array | None
+    k_new: Array | None
+    v_new: Array | None
+    rotary_cos: Array | None
+    rotary_sin: Array | None
+    rotary_interleaved: bool
+    cache_batch_idx: Lengths | None
+    cache_leftpad: Lengths | None
+    tree_mask: Array | None
+    k_scale: float | Array | None
+    v_scale: float | Array | None
+    num_splits: int
+    validate: bool
