@@ -223,6 +223,17 @@ def test_cpp(name, tmp_path):
 
 
 @needs_gxx
+def test_cpp_reads_nothing_beyond_a_tensor(tmp_path):
+    graph = trace(lambda s, b, h, q, k: s + TABLE[h, q * 3 - 9, k - 20], "score_mod")
+    source = cpp.source(graph, {"apply": graph.result, "grad": derivative(graph).score})
+    score, *index = operands()
+    out, gradient = torch.empty(2, *score.shape)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
+    compiled(source.text, True, tmp_path)(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
+    assert torch.equal(out, evaluate(graph, graph.result, variables(score, *index)))
+
+
+@needs_gxx
 def test_cpp_of_a_mask(tmp_path):
     graph = trace(lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3), "mask_mod")
     source = cpp.source(graph, {"apply": graph.result})
