@@ -331,6 +331,13 @@ def test_a_mask_is_kept_with_its_block_mask():
     assert gone() is None
 
 
+def test_masks_are_kept_for_few_batch_sizes():
+    mask = block_mask("documents", (37, 37), None, None)
+    for batch in range(1, 12):
+        _block_mask.read(mask, Lengths(batch, HQ, 37, 37))
+    assert len(_block_mask._kept[mask]) <= _block_mask._MOST
+
+
 def test_a_method_as_mask_mod_keeps_nothing_alive():
     class Model:
         def __init__(self):
