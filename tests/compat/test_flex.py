@@ -43,6 +43,7 @@ KEYS = random(B, MOST, seed=6) > 0
 SCORES = {
     "identity": lambda s, b, h, q, k: s,
     "scale": lambda s, b, h, q, k: -(s * 3) / 2,
+    "subtracted": lambda s, b, h, q, k: TABLE[b, h, q, k] - 2 * s,
     "softcap": lambda s, b, h, q, k: 2 * torch.tanh(s / 2),
     "softcap by steps": lambda s, b, h, q, k: torch.tanh(s * 0.25).mul(5.0),
     "alibi": lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
@@ -330,6 +331,13 @@ def test_a_mask_is_kept_with_its_block_mask():
     assert gone() is None
 
 
+def test_masks_are_kept_for_few_batch_sizes():
+    mask = block_mask("documents", (37, 37), None, None)
+    for batch in range(1, 12):
+        _block_mask.read(mask, Lengths(batch, HQ, 37, 37))
+    assert len(_block_mask._kept[mask]) <= _block_mask._MOST
+
+
 def test_a_method_as_mask_mod_keeps_nothing_alive():
     class Model:
         def __init__(self):
@@ -383,6 +391,19 @@ def test_compiled():
     compiled = torch.compile(flex.flex_attention, backend="eager")
     due = flex.flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
     assert torch.equal(compiled(q, k, v, block_mask=mask, enable_gqa=True), due)
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        torch.compile(layer, backend="eager", fullgraph=True)(q, k, v)
+
+
+def test_autocast():
+    mask = block_mask("documents", (37, 37))
+    q, k, v = operands((37, 37))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flex.flex_attention(q, k, v, SCORES["biases"], mask, enable_gqa=True)
+    due, _ = reference(q, k, v, SCORES["biases"], MASKS["documents"])
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), due, rtol=5e-2, atol=5e-2)
 
 
 def test_results():

@@ -146,35 +146,67 @@ def test_derivative_at_ties_is_torchs():
 
 
 RUN = """
-#include <cmath>
-#include <cstdint>
-#define CA_HOST_DEVICE
-%s
-%s
-extern "C" void run(%s* out, %s* gradient, float const* score, Mod const* mod, int B, int H, int Q,
-                    int K) {
-  int64_t n = 0;
+extern "C" void run{n}({type}* out, float* gradient, float const* score, Mod{n} const* mod, int B,
+                       int H, int Q, int K) {{
+  int64_t i = 0;
   for (int b = 0; b < B; ++b)
     for (int h = 0; h < H; ++h)
       for (int q = 0; q < Q; ++q)
-        for (int k = 0; k < K; ++k, ++n) {
-          %s
-        }
-}
+        for (int k = 0; k < K; ++k, ++i) {{ {call} }}
+}}
 """
+SCORE = "out[i] = mod->apply(score[i], b, h, q, k); gradient[i] = mod->grad(score[i], b, h, q, k);"
+MASK = "out[i] = mod->apply(b, h, q, k);"
+HEAD = "#include <cmath>\n#include <cstdint>\n#define CA_HOST_DEVICE\n"
 
 
-def compiled(text, is_score, folder):
-    call = (
-        "out[n] = mod->apply(score[n], b, h, q, k); gradient[n] = mod->grad(score[n], b, h, q, k);"
-        if is_score
-        else "out[n] = mod->apply(b, h, q, k);"
-    )
-    result = "float" if is_score else "bool"
-    (folder / "mod.cpp").write_text(RUN % (cpp.PRELUDE, text, result, result, call))
+def masked(b, h, q, k):
+    return (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3)
+
+
+def beyond(s, b, h, q, k):
+    return s + TABLE[h, q * 3 - 9, k - 20]
+
+
+MODS = {**SCORES, "beyond": beyond, "masked": masked}
+
+
+def graph_and_source(name):
+    number = list(MODS).index(name)
+    graph = trace(MODS[name], "mask_mod" if name == "masked" else "score_mod")
+    functions = {"apply": graph.result}
+    if name != "masked":
+        functions["grad"] = derivative(graph).score
+    return graph, cpp.source(graph, functions, f"Mod{number}"), functions
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """All of them, compiled by one call of g++."""
+    folder = tmp_path_factory.mktemp("mods")
+    text = [HEAD, cpp.PRELUDE]
+    for n, name in enumerate(MODS):
+        is_mask = name == "masked"
+        call, kind = (MASK, "bool") if is_mask else (SCORE, "float")
+        text += [graph_and_source(name)[1].text, RUN.format(n=n, type=kind, call=call)]
+    (folder / "mods.cpp").write_text("".join(text))
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, folder / "mod.so", folder / "mod.cpp"], check=True)
-    return ctypes.CDLL(str(folder / "mod.so")).run
+    subprocess.run([*command, folder / "mods.so", folder / "mods.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "mods.so"))
+
+
+def run(library, name, dtype=torch.float32):
+    """(result, gradient) by C++ and by torch's evaluation of the graph."""
+    graph, source, functions = graph_and_source(name)
+    score, *index = operands()
+    out, gradient = torch.empty_like(score, dtype=dtype), torch.zeros_like(score)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
+    function = getattr(library, f"run{list(MODS).index(name)}")
+    function(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
+    due = [
+        evaluate(graph, x, variables(score, *index)).expand(score.shape) for x in functions.values()
+    ]
+    return (out, gradient), due
 
 
 def packed(source):
@@ -207,30 +239,25 @@ needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no 
 
 @needs_gxx
 @pytest.mark.parametrize("name", SCORES)
-def test_cpp(name, tmp_path):
-    score, *index = operands()
-    graph = trace(SCORES[name], "score_mod")
-    found = derivative(graph)
-    source = cpp.source(graph, {"apply": graph.result, "grad": found.score})
-    run = compiled(source.text, True, tmp_path)
-    out, gradient = torch.empty(2, *score.shape)
-    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (out, gradient, score))
-    run(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
-    due = by_torch(SCORES[name], score, *index).float()
+def test_cpp(name, library):
+    (out, gradient), (_, of_score) = run(library, name)
+    due = by_torch(SCORES[name], *operands()).float()
     torch.testing.assert_close(out, due, rtol=1e-5, atol=1e-5)
-    of_score = evaluate(graph, found.score, variables(score, *index)).expand(score.shape)
     torch.testing.assert_close(gradient, of_score, rtol=1e-4, atol=1e-4)
 
 
 @needs_gxx
-def test_cpp_of_a_mask(tmp_path):
-    graph = trace(lambda b, h, q, k: (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3), "mask_mod")
-    source = cpp.source(graph, {"apply": graph.result})
-    out = torch.empty(B, H, SQ, SK, dtype=torch.bool)
-    pointers = ctypes.c_void_p(out.data_ptr()), None, None
-    compiled(source.text, False, tmp_path)(*pointers, ctypes.byref(packed(source)), B, H, SQ, SK)
-    _, b, _, q, k = operands()
-    assert torch.equal(out, (IDS[b, q] == IDS[b, k]) & (q // 3 >= k // 3))
+def test_cpp_reads_nothing_beyond_a_tensor(library):
+    (out, _), (due, _) = run(library, "beyond")
+    assert torch.equal(out, due)
+
+
+@needs_gxx
+def test_cpp_of_a_mask(library):
+    (out, _), (due,) = run(library, "masked", torch.bool)
+    assert torch.equal(out, due)
+    _, b, h, q, k = operands()
+    assert torch.equal(out, masked(b, h, q, k))
 
 
 def test_numbers_are_no_part_of_the_text():

@@ -31,6 +31,7 @@ class _Kept:
     versions: list[tuple[torch.Tensor, int]]  # of what was read
 
 
+_MOST = 4  # sizes of calls for which one BlockMask keeps masks
 _kept: weakref.WeakKeyDictionary[BlockMask, dict[Lengths, _Kept]] = weakref.WeakKeyDictionary()
 
 
@@ -51,6 +52,8 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
     read_tensors = [*_lists(block_mask), *graph.captures]
     function = _weak(block_mask.mask_mod)
     if function is not None:
+        if len(entries) >= _MOST and lengths not in entries:
+            entries.clear()
         entries[lengths] = _Kept(mask, function, [(x, _version(x)) for x in read_tensors])
     return mask
 
