@@ -230,6 +230,7 @@ def options(score=None, mask=None, lengths=(37, 37)):
         ("padding", {"mask": (B, 1, 1, 37)}),
         ("padding, causal", {"causal": True, "mask": (B, 1, 1, 37)}),
         ("of heads", {"mask": (1, HQ, 37, 37)}),
+        ("above", {"mask": (1, 1, 37, 37)}),
         ("strictly below", {"causal": True}),
         ("everything", {}),
     ],
@@ -329,6 +330,13 @@ def test_a_mask_is_kept_with_its_block_mask():
     del bm
     gc.collect()
     assert gone() is None
+
+
+def test_an_interval_that_no_kernel_has_is_kept_as_a_mask():
+    mask = block_mask("above", (37, 37))
+    first = _block_mask.read(mask, Lengths(B, HQ, 37, 37))
+    assert torch.equal(first.dense[0, 0], torch.ones(37, 37).triu(3).bool())
+    assert _block_mask.read(mask, Lengths(B, HQ, 37, 37)) is first
 
 
 def test_masks_are_kept_for_few_batch_sizes():

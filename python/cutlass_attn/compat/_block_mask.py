@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from cutlass_attn._mods.graph import Graph, Node, evaluate, ordered
-from cutlass_attn._mods.masks import Interval, Lengths, dense, in_rows, split
+from cutlass_attn._mods.masks import Interval, Lengths, dense, in_rows, options, split
 from cutlass_attn._mods.tracing import trace
 
 
@@ -22,6 +22,7 @@ class Mask:
 
     interval: Interval
     dense: torch.Tensor | None  # bool, broadcasts to (B, Hq, Sq, Sk)
+    has_interval: bool = False  # `dense` allows no more than the interval
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def _read(block_mask: BlockMask, graph: Graph, lengths: Lengths) -> Mask:
         follows = lists.follow(graph, graph.result)
     if not follows:  # lists that say more than mask_mod does
         return Mask(Interval(), lists.dense(graph, graph.result))
+    if options(interval, lengths) is None:  # an interval that no kernel has
+        return Mask(interval, dense(graph, graph.result, lengths, lists.device), True)
     if rest is None:
         return Mask(interval, None)
     return Mask(interval, dense(graph, rest, lengths, lists.device))

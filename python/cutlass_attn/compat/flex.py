@@ -175,6 +175,7 @@ def _translate(
             if rest is not None:
                 with torch.no_grad(), torch.inference_mode(False):
                     visible.append(masks.dense(graph, rest, lengths, device))
+    mask = None
     if block_mask is not None:
         mask = _block_mask.read(block_mask, lengths)
         interval = _joined(interval, mask.interval, visible, lengths, device)
@@ -182,7 +183,8 @@ def _translate(
             visible.append(mask.dense)
     found = masks.options(interval, lengths)
     if found is None:
-        visible.append(masks.dense_interval(interval, lengths, device))
+        if mask is None or not (mask.has_interval and mask.interval == interval):
+            visible.append(masks.dense_interval(interval, lengths, device))
         found = lengths.k, {}
     keys, options = found
     if score.softcap:
