@@ -75,7 +75,8 @@ struct VariantInfo {
   std::vector<std::string> options;  // what it implements of the options that a kernel may lack
   std::vector<std::string> needs;    // what of these a call has to ask for
   std::string tier;                  // "core", "full", or "tuned": added by add_tile()
-  bool compiled = false;             // false: named by the manifest, left out of this build
+  bool compiled = false;             // false: named by the manifest, left out of this build; true:
+                                     // in it, perhaps with some of its scores alone
   bool automatic = false;            // false: runs only when asked for by name
 };
 
@@ -87,6 +88,7 @@ struct Verdict {
   int64_t workspace_bytes = 0;  // if chosen: as in the plan
   int max_launches = 0;         // if chosen: of GPU kernels, 0 on a CPU; some may turn out empty
   std::string score;            // if chosen: terms of a GPU kernel's score, as softcap_alibi
+  bool at_first_use = false;    // if chosen: whether this build left its kernel with that score out
 };
 
 // A kernel that dispatch prefers to the one that runs, for calls of this kind.

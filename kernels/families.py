@@ -15,6 +15,7 @@ from manifest_rows import (
     ROW_FIELDS,
     TERMS,
     Kernel,
+    ManifestError,
     choose,
     compositions,
 )
@@ -110,6 +111,7 @@ class Settings:
     arch: str = ""
     scores: list = field(default_factory=list)
     terms: list = field(default_factory=list)
+    core_scores: list = field(default_factory=list)
     options: list = field(default_factory=list)
     entry_names: str = "cutlass"
     alignment: int = 0
@@ -150,6 +152,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         include=settings.include or f"{settings.namespace}/{settings.class_name}.hpp",
         code=_code(settings, where),
         scores=scores if is_cuda else {},
+        core_scores=_core_scores(settings, list(scores), where),
         options=_options(settings, list(scores), op, where),
         needs=needs,
         op=op,
@@ -183,6 +186,15 @@ def _scores(
     for score in settings.scores:
         choose(score, all_scores, "scores", where)
     return {score: all_scores[score] for score in settings.scores or all_scores}
+
+
+def _core_scores(settings: Settings, scores: list[str], where: str) -> tuple[str, ...]:
+    given = settings.core_scores
+    if given != scores[: len(given)]:
+        raise ManifestError(
+            f"{where}: core_scores is {given!r}; allowed: the first of {', '.join(scores)}"
+        )
+    return tuple(given or scores)
 
 
 def _needs(settings: Settings) -> tuple[str, ...]:

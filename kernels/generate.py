@@ -7,7 +7,8 @@ and runtime/tuned.toml into the table that tiles are chosen by. It writes into D
 
     <row>.cu, <row>.cpp       one unit per compiled kernel x dtype x head dim x tile
     facts.hpp, facts.py       what facts.toml says
-    units.json                sources of the GPU kernels left out, for NVRTC: compiled at first use
+    units.json                sources of the GPU kernels left out, or of the scores left out of one,
+                              for NVRTC: compiled at first use
     manifest_units.inc        what manifest.cpp must see declared
     manifest_table.inc        kKernels, kRows (compiled or not) and kTuned, for manifest.cpp
     space.json                what the tuner may choose, by space.toml, and the source to fill in
@@ -78,7 +79,7 @@ def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
         kernel = kernels[name]
         if set(axes) != kernel.placeholders.intersection(TILE_FIELDS):
             raise ManifestError(f"space: {name} has {sorted(axes)}, not the axes of its tile")
-        source = device_source(kernel, kernel.code, "{symbol}")
+        source = device_source(kernel, kernel.code, "{symbol}", kernel.scores)
         space[name] = {"axes": axes, "elements": ELEMENTS, "source": source}
     return space
 
@@ -109,8 +110,10 @@ def outputs(
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
     kernels = list({row.kernel.name: row.kernel for row in rows}.values())
-    files = {row.file_name: row.source() for row in units}
-    left_out = {row.key: row.source() for row in rows if build.leaves_to_nvrtc(row)}
+    files = {row.file_name: row.source(build.scores(row)) for row in units}
+    left_out = {
+        row.key: row.source(scores) for row in rows if (scores := build.scores_for_nvrtc(row))
+    }
     files["units.json"] = json.dumps(left_out, indent=1)
     files["space.json"] = json.dumps(space or {}, indent=1)
     headers = {k.include for k in kernels if k.device == "cpu"}

@@ -54,6 +54,7 @@ KERNEL_ENTRIES = {name: value for name, value in vars(Settings()).items() if nam
 ROW_ENTRIES = vars(RowSettings())
 AXIS_ENTRIES = [axis for axis in AXES if axis != "general"]
 SHARED_ROW_ENTRIES = ("dtypes", "tier")
+OF_TERMS = ("terms", "core_scores")  # in place of `scores`
 
 
 def _check_type(name: str, value: Any, kind: type, where: str) -> None:
@@ -96,7 +97,8 @@ def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:
         here = f"{where} kernel {number}"
         entries = _tables(own, "rows", here)
         _check_names(own, allowed, here)
-        table = shared | own
+        replaced = OF_TERMS if "scores" in own else ()
+        table = {entry: value for entry, value in shared.items() if entry not in replaced} | own
         kernel = kernel_of(_settings(table, here), scores, here)
         of_rows = {entry: table[entry] for entry in SHARED_ROW_ENTRIES if entry in table}
         for index, entry in enumerate(entries, start=1):

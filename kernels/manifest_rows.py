@@ -85,6 +85,7 @@ class Kernel:
     include: str
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
     scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
+    core_scores: tuple[str, ...] = ()  # the first of them, all that a build of tier core compiles
     options: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # of these, what a call has to ask for
     op: str = "forward"
@@ -212,11 +213,11 @@ class Row:
             element=ELEMENTS[self.dtype], head_dim=dims.qk, head_dim_v=dims.v, **tile
         )
 
-    def source(self) -> str:
-        """The translation unit of a GPU kernel: for the GPU by nvcc or NVRTC, or for the CPU."""
-        scores = self.kernel.scores
+    def source(self, scores: Iterable[str]) -> str:
+        """The translation unit of a GPU kernel with some of its scores: for the GPU by nvcc or
+        NVRTC; or for the CPU, with all."""
         if self.simt:
-            arguments = ", ".join([self.type, *scores.values()])
+            arguments = ", ".join([self.type, *self.kernel.scores.values()])
             unit = "host_unit_with_asides" if self.kernel.asides else "host_unit"
             return (
                 f"{BANNER}"
@@ -227,7 +228,7 @@ class Row:
                 f"KernelUnit const {self.symbol}__unit = simt::{unit}<{arguments}>();\n\n"
                 "}  // namespace cutlass_attn\n"
             )
-        return device_source(self.kernel, self.type, self.symbol)
+        return device_source(self.kernel, self.type, self.symbol, scores)
 
     @property
     def file_name(self) -> str:
@@ -267,22 +268,22 @@ class Row:
         return f"{{{self.tile.n}, {self.cost.tile_us}f, {self.cost.step_us}f}}"
 
 
-def device_source(kernel: Kernel, kernel_type: str, symbol: str) -> str:
+def device_source(kernel: Kernel, kernel_type: str, symbol: str, scores: Iterable[str]) -> str:
     """A kernel per score, <symbol>__<token>, and what the host reads of them.
 
     All it declares has the symbol in its name: CMake compiles several such sources as one.
     """
     alias = f"{symbol}__kernel"
+    tokens = list(scores)
     entries = "".join(
-        f"CA_KERNEL_ENTRY({symbol}, {token}, {alias}, {functor})\n"
-        for token, functor in kernel.scores.items()
+        f"CA_KERNEL_ENTRY({symbol}, {token}, {alias}, {kernel.scores[token]})\n" for token in tokens
     )
     unit = "CA_KERNEL_UNIT"
     if kernel.asides:
         unit += "_WITH_ASIDES"
         for token, aside in (("before", "Before"), ("after", "After")):
             entries += f"CA_ASIDE_ENTRY({symbol}, {token}, {alias}, {aside})\n"
-    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in kernel.scores)
+    listed = ", ".join(f"CA_ENTRY({symbol}, {token})" for token in tokens)
     return (
         f'{BANNER}#include "{kernel.include}"\n'
         '#include "simt/kernel_unit.hpp"\n\n'
@@ -311,9 +312,19 @@ class Build:
             return self.simt == "all" or (self.simt == "scalar" and is_scalar)
         return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
-    def leaves_to_nvrtc(self, row: Row) -> bool:
-        """Is it a GPU kernel that this build does not compile, but can load?"""
-        return self.cuda and row.device == "cuda" and not self.compiles(row)
+    def scores(self, row: Row) -> list[str]:
+        """The scores that it compiles of a row's."""
+        if not self.compiles(row):
+            return []
+        is_core = self.tier == "core" and not row.simt
+        return list(row.kernel.core_scores if is_core else row.kernel.scores)
+
+    def scores_for_nvrtc(self, row: Row) -> list[str]:
+        """Those of a GPU kernel that it does not compile, but can load."""
+        if not self.cuda or row.device != "cuda":
+            return []
+        compiled = self.scores(row)
+        return [score for score in row.kernel.scores if score not in compiled]
 
 
 def _bits(options: tuple[str, ...]) -> str:

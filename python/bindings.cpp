@@ -115,6 +115,7 @@ void define_calls(py::module_& m) {
       .def_readonly("splits", &Verdict::splits)
       .def_readonly("workspace_bytes", &Verdict::workspace_bytes)
       .def_readonly("score", &Verdict::score)
+      .def_readonly("at_first_use", &Verdict::at_first_use)
       .def_readonly("max_launches", &Verdict::max_launches);
   py::class_<PassedOver>(m, "PassedOver", "A kernel that is preferred to the one that runs.")
       .def_readonly("kernel", &PassedOver::kernel)

@@ -211,6 +211,32 @@ def test_gpu_rows_left_out_can_be_compiled_later(tmp_path):
         assert json.loads(files["units.json"]) == {}
 
 
+def test_a_build_of_tier_core_leaves_scores_to_nvrtc(tmp_path):
+    axes = 'terms = ["softcap", "alibi"]\ncore_scores = ["identity", "softcap"]\ntier = "core"'
+    text = (
+        ONE.replace("TYPE", FORWARD).replace("AXES", axes).replace("[{ t", '[{ simt = ["f16"], t')
+    )
+    files = made(tmp_path, text)
+    (left_out,) = json.loads(files["units.json"]).values()
+    unit, simt = files["sm80_f16_d64_64x64x4.cu"], files["sm80_simt_f16_d64_64x64x4.cpp"]
+    for token in ("identity", "softcap", "alibi", "softcap_alibi"):
+        entry = f"{token}, cutlass_attn_sm80_f16_d64_64x64x4__kernel, "
+        is_core = "alibi" not in token
+        assert (entry in unit, entry in left_out) == (is_core, not is_core)
+    assert "Score<>, Score<Softcap>, Score<Alibi>, Score<Softcap, Alibi>>()" in simt
+    full = made(tmp_path, text, tier="full")
+    assert full["units.json"] == "{}"
+    assert full["sm80_f16_d64_64x64x4.cu"].count("CA_KERNEL_ENTRY") == 4
+
+
+def test_scores_of_a_kernel_take_the_place_of_its_familys_terms(tmp_path):
+    axes = 'scores = ["general"]\n'
+    text = ONE.replace("TYPE", FORWARD).replace("AXES", axes)
+    family = 'terms = ["softcap", "alibi"]\ncore_scores = ["identity"]\n\n[[family.one.kernel]]'
+    (row,) = load(tmp_path, text.replace("\n[[family.one.kernel]]", family))
+    assert list(row.kernel.scores) == ["general"] == list(row.kernel.core_scores)
+
+
 def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     manifest, out = tmp_path / "manifest.toml", tmp_path / "gen"
     manifest.write_text(MANIFEST)
@@ -374,6 +400,11 @@ def test_axes_have_the_values_of_the_facts():
         ('arch = "90a"', 'arch = "90"', r"kernel 1: arch is '90'; allowed: 80, 89, 90a$"),
         ('arch = "90a"', "arch = 90", "arch is 90; it must be a str"),
         ('scores = ["identity"]', 'scores = ["alibi"]', "scores is 'alibi'; allowed: identity, so"),
+        (
+            'scores = ["identity"]',
+            'terms = ["softcap", "alibi"]\ncore_scores = ["alibi"]',
+            r"core_scores is \['alibi'\]; allowed: the first of identity, softcap, alibi, softcap",
+        ),
         ('scores = ["identity"]', 'terms = ["alib"]', "terms is 'alib'; allowed: softcap, alibi"),
         ('["dropout"]', '["softcap"]', "options is 'softcap'; allowed: dropout, varlen, paged_kv"),
         ('["dropout"]', '["bias_grad"]', "options is 'bias_grad'; allowed: dropout, varlen"),

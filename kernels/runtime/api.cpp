@@ -44,9 +44,9 @@ Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant co
 // The instance of a variant with a score that takes the call, compiled now if need be.
 Status provide(Variant const& variant, Problem const& problem, DeviceInfo const& device,
                RunOptions const& options, KernelUnit const*& unit) {
-  unit = variant.unit;
-  if (!variant.can_load) return {};
   int const score = score_of(variant.kernel->arguments, problem);
+  unit = variant.unit;
+  if (!is_left_out(variant, score)) return {};
   unit = loaded(variant, score, device.compute_capability);
   if (unit != nullptr) return {};
   Status status = may_load(variant, score, options.stream);
@@ -56,8 +56,8 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
   if (unit == nullptr) {
     // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
     std::string const& refusal = why_not_compiled(variant, score);
-    if (!refusal.empty()) return Status::no_kernel(variant.info.key + ": " + refusal);
-    return Status::device_error("the compiler did not provide " + variant.info.key);
+    if (!refusal.empty()) return Status::no_kernel(entry_key(variant, score) + ": " + refusal);
+    return Status::device_error("the compiler did not provide " + entry_key(variant, score));
   }
   if (unit->facts.smem_bytes > device.smem_per_block) {
     return Status::no_kernel(variant.info.key + ": " + std::to_string(unit->facts.smem_bytes) +
@@ -301,7 +301,9 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
       verdict.workspace_bytes = result.plan.workspace_bytes;
       KernelArguments const& arguments = variant.kernel->arguments;
       if (arguments.num_scores > 0) {
-        verdict.score = arguments.scores[score_of(arguments, problem)].token;
+        int const score = score_of(arguments, problem);
+        verdict.score = arguments.scores[score].token;
+        verdict.at_first_use = is_left_out(variant, score);
       }
       verdict.max_launches = max_launches_of(result.plan);
     }

@@ -75,7 +75,8 @@ struct Call {
 
 // The instance that would run; null if it has yet to be compiled.
 inline KernelUnit const* unit_of(Variant const& variant, int score, DeviceInfo const& device) {
-  return variant.can_load ? loaded(variant, score, device.compute_capability) : variant.unit;
+  return is_left_out(variant, score) ? loaded(variant, score, device.compute_capability)
+                                     : variant.unit;
 }
 
 // Calls lacks(reason) for what keeps TMA from reading the bias: 16 bytes at a time, by strides that
@@ -245,11 +246,13 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              std::to_string(device.smem_per_block);
     });
   }
-  bool const can_be_compiled = variant.can_load && why_not_compiled(variant, score).empty();
+  bool const can_be_compiled =
+      is_left_out(variant, score) && why_not_compiled(variant, score).empty();
   if (unit == nullptr && !variant.kernel->function && !can_be_compiled) {
     lacks(Lack::kEnvironment, [&] {
       std::string options;
-      if (info.tier == "full") options += " CUTLASS_ATTN_TIER=full";
+      bool const lacks_score = variant.unit != nullptr;  // and nothing else
+      if (info.tier == "full" || lacks_score) options += " CUTLASS_ATTN_TIER=full";
       bool const can_be_built = info.tier != "tuned";
       if (variant.is_simt) options += " CUTLASS_ATTN_SIMT=ON";
       if (options.empty()) {
@@ -257,6 +260,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
         if (!info.arch.empty()) options += " and " + info.arch + " in CUTLASS_ATTN_ARCHS";
       }
       std::string text = "not compiled into this build (tier " + info.tier + "): ";
+      if (lacks_score) text = "+" + std::string(arguments.scores[score].token) + " is " + text;
       if (variant.can_load)
         text += why_not_compiled(variant, score) + (can_be_built ? "; or " : "");
       return can_be_built || !variant.can_load ? text + "rebuild with" + options : text;

@@ -62,8 +62,10 @@ LeftOut find_left_out(std::string const& key, Status& status) {
   for (Variant const& variant : registry()) {
     if (!variant.can_load || key.compare(0, plus, variant.info.key) != 0) continue;
     KernelArguments const& arguments = variant.kernel->arguments;
-    if (plus == std::string::npos) return {&variant, 0, std::max(1, arguments.num_scores)};
-    for (int i = 0; i < arguments.num_scores; ++i) {
+    int first = 0;
+    while (!is_left_out(variant, first)) ++first;
+    if (plus == std::string::npos) return {&variant, first, std::max(1, arguments.num_scores)};
+    for (int i = first; i < arguments.num_scores; ++i) {
       if (key.compare(plus + 1, std::string::npos, arguments.scores[i].token) == 0) {
         return {&variant, i, i + 1};
       }
@@ -71,7 +73,7 @@ LeftOut find_left_out(std::string const& key, Status& status) {
   }
   status = Status::invalid("key is \"" + key +
                            "\", allowed: a GPU variant that this build left out, also with \"+\" "
-                           "and one of its scores");
+                           "and one of its scores, or one of which it left out this score");
   return {};
 }
 

@@ -1,8 +1,8 @@
 // Kernels that were compiled at run time.
 //
 // The library compiles nothing itself. A program that can, sets a compiler: it is called by the
-// first call that wants a kernel which this build left out, and hands the machine code back through
-// load_kernel().
+// first call that wants a kernel which this build left out, or the score of one, and hands the
+// machine code back through load_kernel().
 #pragma once
 
 #include <string>

@@ -18,6 +18,11 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   __builtin_unreachable();  // generate.py has seen to it
 }
 
+bool has_all_scores(ManifestKernel const& kernel, KernelUnit const* unit) {
+  // Those that a unit lacks are the last: see core_scores in manifest.toml.
+  return unit != nullptr && unit->device_code[kernel.arguments.num_scores - 1] != nullptr;
+}
+
 // Rows of a block's tile, as a key has it, "64x128x8": queries, of a backward pass keys.
 int block_m_of(std::string const& tile, Op op) {
   char const* text = tile.c_str();
@@ -38,7 +43,7 @@ Variant variant_of(ManifestRow const& row) {
   ManifestKernel const& kernel = kernel_of(row);
   bool const is_gpu = kernel.function == nullptr && !row.is_simt;
   Variant variant{{}, &kernel, row.block_m, row.cost, row.unit, row.is_simt, false, row.symbol};
-  variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !row.compiled;
+  variant.can_load = CUTLASS_ATTN_CUDA && is_gpu && !has_all_scores(kernel, row.unit);
   VariantInfo& info = variant.info;
   info.key = row.key;
   info.kernel = std::string(kernel.name) + (row.is_simt ? "-simt" : "");

@@ -18,9 +18,14 @@ struct Variant {
   TileCost cost;           // of all that have one and could run the least is chosen
   KernelUnit const* unit;  // null where it is not compiled, and of the CPU's own kernel
   bool is_simt;
-  bool can_load;       // a GPU kernel that may be compiled at run time: see loaded.hpp
+  bool can_load;       // a GPU kernel of which scores may be compiled at run time: see loaded.hpp
   std::string symbol;  // what the names of its entries begin with
 };
+
+// Whether this build has a variant without the code of this score, which may be loaded.
+inline bool is_left_out(Variant const& variant, int score) {
+  return variant.can_load && !(variant.unit && variant.unit->device_code[score]);
+}
 
 // In order of preference. The first call ends what can be added.
 std::vector<Variant> const& registry();

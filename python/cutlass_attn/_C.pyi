@@ -68,6 +68,7 @@ class Verdict:
     workspace_bytes: int
     max_launches: int
     score: str
+    at_first_use: bool
 
 class PassedOver:
     kernel: str

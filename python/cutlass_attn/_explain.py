@@ -96,6 +96,7 @@ def explain(
                 x.workspace_bytes,
                 x.max_launches,
                 x.score,
+                x.at_first_use,
             )
             for x in found.verdicts
         ),

@@ -24,6 +24,7 @@ class Verdict:
     workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
     max_launches: int = 0  # if chosen: of GPU kernels, 0 on a CPU; some may turn out empty
     score: str = ""  # if chosen: the terms that its GPU kernel adds to a logit, as softcap_alibi
+    at_first_use: bool = False  # if chosen: whether the build left its kernel with that score out
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ _REFUSED = "no kernel takes this call"
 
 
 def _what_runs(verdict: Verdict) -> str:
-    text = "runs" if verdict.variant.compiled else "runs, compiled at first use"
+    text = "runs, compiled at first use" if verdict.at_first_use else "runs"
     if verdict.variant.tile:
         text += f", tile {verdict.variant.tile}"
     if verdict.score not in ("", "identity", "general"):

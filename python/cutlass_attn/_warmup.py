@@ -85,6 +85,6 @@ def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str,
         )
         if found.chosen is None:
             raise ValueError(f"no kernel takes this call:\n{found}")
-        if not found.chosen.compiled:
+        if any(verdict.at_first_use for verdict in found.verdicts):
             entries.append(jit.entry_name(found.chosen.key, found.score))
     return entries

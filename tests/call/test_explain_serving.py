@@ -130,9 +130,10 @@ def test_splits_of_dense_calls(shape, splits, options, dtype):
 
 def test_splits_are_for_calls_without_other_options():
     q = torch.empty(1, 4, 512, 64, device="meta", dtype=torch.float16)
-    explanation = explain(q, q, q, alibi_slopes=torch.empty(4, device="meta"), device="sm_89")
+    bias = torch.empty(512, 512, device="meta", dtype=torch.float16)
+    explanation = explain(q, q, q, bias=bias, device="sm_89")
     reasons = {x.variant.kernel: x.reason for x in explanation}
-    assert "does not implement alibi_slopes" in reasons["sm80/split_keys"]
+    assert "does not implement bias" in reasons["sm80/split_keys"]
 
 
 @pytest.mark.parametrize(("queries", "kernel"), [(1, "sm80/decode"), (40, "sm80/varlen")])

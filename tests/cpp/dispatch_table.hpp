@@ -15,6 +15,7 @@ constexpr Device kCuda = Device::kCuda, kCpu = Device::kCpu;
 constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16, kF32 = DType::kFloat32;
 
 KernelUnit const kUnit{{128, 48 * 1024, 64, 0}, {}, {}};
+KernelUnit const kUnitInPart{{128, 48 * 1024, 64, 0}, {&kUnit}, {}};
 KernelUnit const kLargeUnit{{128, 160 * 1024, 64, 0}, {}, {}};
 
 // Of a kernel with these needs; kept for as long as the program runs.
@@ -50,6 +51,20 @@ Variant variant(std::string const& key, std::string const& kernel_name, Device d
 Variant left_out(std::string const& key, std::string const& kernel, int head_dim) {
   Variant v =
       variant(key, kernel, Device::kCuda, DType::kFloat16, head_dim, "full", false, true, 80, 16);
+  v.can_load = true;
+  return v;
+}
+
+// A row with two scores, of which the build has the first.
+Variant in_part() {
+  Variant v = variant("part/f16/d104", "part", kCuda, kF16, 104, "core", true, true, 80, 16);
+  ManifestKernel made = *v.kernel;
+  KernelArguments& arguments = made.arguments;
+  arguments.num_scores = 2;
+  arguments.scores[0] = {"identity", [](Problem const& p) { return p.logits.softcap == 0; }};
+  arguments.scores[1] = {"softcap", [](Problem const&) { return true; }};
+  v.kernel = new ManifestKernel(made);
+  v.unit = &kUnitInPart;
   v.can_load = true;
   return v;
 }
@@ -167,6 +182,7 @@ std::vector<Variant> const& cutlass_attn::registry() {
       of_many_blocks(),
       of_splits(),
       of_cost("narrow", 64, 2.0f, 1.0f),
+      in_part(),
       variant("slow/f16", "slow", kCuda, kF16, 0, "core", true, true, 0, 1),
       variant("slow/f32", "slow", kCuda, kF32, 0, "core", true, true, 0, 1),
       variant("gone/f16", "gone", kCuda, kF16, 0, "core", false, false, 0, 1),

@@ -491,11 +491,35 @@ TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
   CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
   CHECK_EQ(refuse_kernel("fast/f16/d64", "no").message,
            "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out, also with "
-           "\"+\" and one of its scores");
+           "\"+\" and one of its scores, or one of which it left out this score");
   set_compiler(nullptr, "no NVRTC");
   CHECK_EQ(reason("late/f16/d48", other, kGpu),
            "not compiled into this build (tier full): no NVRTC; or rebuild with "
            "CUTLASS_ATTN_TIER=full");
+}
+
+TEST(a_score_left_out_counts_while_there_is_a_compiler) {
+  Problem const p = call(kF16, 104);
+  Problem capped = p;
+  capped.logits.softcap = 3;
+  Variant const& part = find("part/f16/d104");
+  CHECK(!is_left_out(part, 0) && is_left_out(part, 1));
+  set_compiler(nullptr, "no NVRTC");
+  CHECK_EQ(chosen(p, kGpu, "auto"), "part/f16/d104");
+  CHECK_EQ(chosen(capped, kGpu, "auto"), "slow/f16");
+  CHECK_EQ(reason("part/f16/d104", capped, kGpu),
+           "+softcap is not compiled into this build (tier core): no NVRTC; or rebuild with "
+           "CUTLASS_ATTN_TIER=full");
+  set_compiler([](std::string const& key, int) { return Status::device_error(key); });
+  CHECK_EQ(chosen(capped, kGpu, "auto"), "part/f16/d104");
+  CHECK_EQ(compile(part, 1, 0).message, "part/f16/d104+softcap");
+  CHECK_EQ(int(refuse_kernel("part/f16/d104+identity", "no").code),
+           int(StatusCode::kInvalidArgument));
+  CHECK_EQ(chosen(capped, kGpu, "auto"), "part/f16/d104");
+  CHECK(refuse_kernel("part/f16/d104", "error: no").ok());
+  CHECK_EQ(chosen(capped, kGpu, "auto"), "slow/f16");
+  CHECK_EQ(chosen(p, kGpu, "auto"), "part/f16/d104");
+  set_compiler(nullptr, "no NVRTC");
 }
 
 TEST(all_reasons_are_given) {
@@ -542,8 +566,7 @@ TEST(unknown_names_are_refused_with_the_known_ones) {
     CHECK_EQ(
         refusal(call(), device, "quick", StatusCode::kInvalidArgument),
         "kernel is \"quick\", allowed: \"auto\", \"fast\", \"many\", \"split\", \"narrow\", "
-        "\"slow\", "
-        "\"gone\", "
+        "\"part\", \"slow\", \"gone\", "
         "\"host\", \"fast-simt\", \"half\", \"eight\", \"tiled\", \"late\", \"later\", \"hopper\", "
         "\"tma\", \"wide\", or a whole key such as "
         "\"fast/f16/d64\" (variants() lists "

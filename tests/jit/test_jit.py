@@ -27,7 +27,7 @@ ARCH = "sm_89"
 def fresh(monkeypatch, tmp_path):
     """A cache of its own for every test, and nothing known of compilers and rows."""
     monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "cache"))
-    remembered = jit._compiler, jit._load_cached, jit._arch_of_rows, jit._warn_once
+    remembered = jit._compiler, jit._load_cached, jit._rows, jit._warn_once
     for function in remembered:
         function.cache_clear()
     yield
@@ -459,7 +459,11 @@ def test_the_command_warmup_without_nvrtc(stub, no_nvrtc, monkeypatch, capsys):
 
 def test_warmup_of_what_is_compiled_needs_nothing(monkeypatch):
     monkeypatch.setattr(jit, "_compiler", lambda: pytest.fail("asked for a compiler"))
-    compiled = [variant.key for variant in cutlass_attn.variants() if variant.compiled]
+    compiled = [
+        variant.key
+        for variant in cutlass_attn.variants()
+        if variant.compiled and variant.key not in jit.units()
+    ]
     cutlass_attn.warmup(names=compiled, device=ARCH)
 
 
@@ -488,18 +492,20 @@ def test_warmup_of_a_call_compiles_what_it_would_run(monkeypatch, grad):
     assert made.calls == len(wanted)
 
 
-def test_warmup_compiles_the_terms_of_a_call_alone(monkeypatch):
+@pytest.mark.parametrize(("kernel", "arch"), [("sm80", "sm_89"), ("sm90", "sm_90")])
+def test_warmup_compiles_the_terms_of_a_call_alone(monkeypatch, kernel, arch):
     made, sources = StubCompiler(), []
     monkeypatch.setattr(made, "compile", lambda source, arch: sources.append(source) or b"code")
     monkeypatch.setattr(jit, "_compiler", lambda: made)
     q = np.zeros((2, 8, 4096, 64), np.float16)
     slopes = np.ones(8, np.float32)
-    options = {"causal": True, "softcap": 3.0, "alibi_slopes": slopes, "device": "sm_90"}
+    options = {"causal": True, "softcap": 3.0, "alibi_slopes": slopes, "device": arch}
     explanation = cutlass_attn.explain(q, q, q, **options)
     key = explanation.chosen.key
-    if explanation.chosen.compiled:
+    if f"{key}+softcap_alibi" not in jit.entries(key):
         pytest.skip(f"this build has {key}")
-    assert (explanation.chosen.kernel, explanation.score) == ("sm90", "softcap_alibi")
+    assert (explanation.chosen.kernel, explanation.score) == (kernel, "softcap_alibi")
+    assert "runs, compiled at first use" in str(explanation)
     assert cutlass_attn.warmup(q, q, q, **options) == [f"{key}+softcap_alibi"]
     (source,) = sources
     (entry,) = [line for line in source.splitlines() if line.startswith("CA_KERNEL_ENTRY")]
@@ -518,6 +524,31 @@ def test_names_of_entries():
         jit.left_out(f"{key}+warp")
     with pytest.raises(ValueError, match=r"d64/128x128x8\+warp'; allowed: .*\+alibi"):
         jit.cubin(f"{key}+warp", "sm_90a")
+
+
+def test_names_of_the_scores_that_a_build_left_out():
+    key = "sm80/f16/d64/128x64x4"
+    (row,) = [row for row in cutlass_attn.variants() if row.key == key]
+    if not row.compiled or key not in jit.units():
+        pytest.skip(f"this build has all of {key}, or nothing")
+    names = [f"{key}+alibi", f"{key}+softcap_alibi"]
+    assert jit.entries(key) == jit.left_out(key) == names
+    assert jit.left_out(names[0]) == names[:1]
+    assert jit.left_out(f"{key}+identity") == []
+
+
+def test_without_nvrtc_the_general_kernel_has_terms_that_a_build_left_out(no_nvrtc):
+    q = np.zeros((2, 8, 4096, 64), np.float16)
+    found = cutlass_attn.explain(q, q, q, alibi_slopes=np.ones(8, np.float32), device="sm_89")
+    key = "sm80/f16/d64/128x64x4"
+    if f"{key}+alibi" not in jit.entries(key):
+        pytest.skip(f"this build has all of {key}")
+    assert found.chosen.kernel == "sm80/general"
+    (reason,) = [x.reason for x in found.verdicts if x.variant.key == key]
+    assert reason.startswith("+alibi is not compiled into this build (tier core): no NVRTC; or")
+    plain = cutlass_attn.explain(q, q, q, device="sm_89")
+    assert (plain.chosen.kernel, plain.score) == ("sm80", "identity")
+    assert "at first use" not in str(plain)
 
 
 def test_warmup_of_a_call_needs_nvrtc(no_nvrtc):
@@ -587,7 +618,7 @@ print(time.perf_counter() - started, len(code))
 @pytest.mark.parametrize(
     ("kernel", "scores"),
     [
-        ("sm80", ["identity", "softcap"]),
+        ("sm80", ["alibi", "softcap_alibi"]),
         ("sm80/general", ["general"]),
         ("wmma", ["identity", "softcap"]),
     ],

@@ -70,7 +70,7 @@ def main() -> int:
 
     checked = [row for row in rows if row.device == "cuda" and build.compiles(row)]
     for row in checked:
-        for score in row.kernel.scores:
+        for score in build.scores(row):
             print(f"{row.key} {score}")
             kernel = (row.symbol, score)
             if kernel not in resources or kernel not in counts:

@@ -49,7 +49,8 @@ TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 
 @once
 def units() -> dict[str, str]:
-    """{key of a variant: its source} of all that this build can compile at run time."""
+    """{key of a variant: its source, with the scores that are not in this build} of all that can be
+    compiled at run time."""
     path = TREE / "units.json"
     if not path.is_file():
         return {}
@@ -59,10 +60,11 @@ def units() -> dict[str, str]:
 
 
 def entries(key: str) -> list[str]:
-    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores, or the key
-    alone where it has one."""
+    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores that is left
+    out, or the key alone where it has one score."""
     scores = scores_of(units()[key])
-    return [f"{key}+{score}" for score in scores] if len(scores) > 1 else [key]
+    has_several = len(scores) > 1 or _rows().get(key, {}).get("compiled")
+    return [f"{key}+{score}" for score in scores] if has_several else [key]
 
 
 def entry_name(key: str, score: str) -> str:
@@ -101,15 +103,15 @@ def _entry(name: str, arch: str) -> cache.Entry:
 
 
 @once
-def _arch_of_rows() -> dict[str, str]:
-    return {row["key"]: row["arch"] for row in _C.variants()}
+def _rows() -> dict[str, Any]:
+    return {row["key"]: row for row in _C.variants()}
 
 
 def arch_for(name: str, capability: int) -> str:
     """What an entry is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
     one of Hopper's own instructions."""
     key, _, _ = name.partition("+")
-    arch = _arch_of_rows().get(key, "")
+    arch = _rows().get(key, {}).get("arch", "")
     if not arch.endswith("a"):
         return f"sm_{capability}"
     if arch != f"{capability}a":
@@ -269,7 +271,7 @@ def left_out(names: str | Iterable[str]) -> list[str]:
                 f"{name!r} is neither a key of variants() nor a kernel; allowed: "
                 f"{', '.join(dict.fromkeys(kernels))}, or a key such as {_C.variants()[0]['key']!r}"
             )
-        wanted = [row["key"] for row in rows if not row["compiled"]]
+        wanted = [row["key"] for row in rows if not row["compiled"] or row["key"] in units()]
         if missing := [key for key in wanted if key not in units()]:
             raise ValueError(
                 f"{missing[0]} cannot be compiled at run time: this build left it out without its "
@@ -278,8 +280,9 @@ def left_out(names: str | Iterable[str]) -> list[str]:
         of_name = [entry for key in wanted for entry in entries(key)]
         if score:
             of_name = [entry for entry in of_name if entry.endswith(f"+{score}")]
-            if wanted and not of_name:
-                raise ValueError(f"{name!r} is not compiled; allowed: {', '.join(entries(key))}")
+            if not of_name and not all(row["compiled"] for row in rows):
+                allowed = ", ".join(entries(wanted[0]))
+                raise ValueError(f"{name!r} is not compiled; allowed: {allowed}")
         found += of_name
     return list(dict.fromkeys(found))
 

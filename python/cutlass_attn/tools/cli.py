@@ -97,7 +97,7 @@ def info(json_file: str | None) -> int:
     for v in variants():
         here = "compiled" if v.compiled else "left out"
         if v.key in jit.units():
-            here = "at first use"
+            here = "compiled, some scores at first use" if v.compiled else "at first use"
         if v.compiled and not v.automatic:
             here += ", by name only"
         head_dim = str(v.head_dim or "any")
