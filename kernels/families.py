@@ -69,6 +69,11 @@ AXES: dict[str, dict[str | bool, Value]] = {
     "bias": {
         False: Value(type={"bias": "false"}),
         True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),
+        "pairs": Value("with_bias", needs=("bias",), terms=("pairbias",)),
+    },
+    "mask": {
+        False: Value(),
+        "pairs": Value("mask", needs=("mask",), terms=("pairmask",)),
     },
     "bias_grad": {
         False: Value(type={"bias_grad": "false"}),
