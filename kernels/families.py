@@ -69,10 +69,12 @@ AXES: dict[str, dict[str | bool, Value]] = {
     "bias": {
         False: Value(type={"bias": "false"}),
         True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),
+        "pairs": Value("with_bias", needs=("bias",), terms=("pairbias",)),
     },
     "mask": {
         False: Value(type={"mask": "false"}),
         True: Value("mask", type={"mask": "true"}, params="Mask", needs=("mask",), terms=("mask",)),
+        "pairs": Value("mask", needs=("mask",), terms=("pairmask",)),
     },
     "bias_grad": {
         False: Value(type={"bias_grad": "false"}),
@@ -180,7 +182,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
 
 
 def _has_launch_before(axes: dict[str, str | bool]) -> bool:
-    return axes["quantize"] != "none" or bool(axes["mask"])
+    return axes["quantize"] != "none" or axes["mask"] is True
 
 
 def _scores(

@@ -55,15 +55,18 @@ OPTIONS = {
     "sm90/backward_wgmma": {"sinks"},
     "sm90/backward_wgmma_varlen": {"sinks"},
     "sm90/backward_wgmma_ordered": {"sinks"},
-    "sm90/backward": {"sinks"},
+    "sm90/backward": {"sinks", "alibi_slopes"},
     "sm90/backward_dropout": {"sinks", "dropout"},
-    "sm80/backward": {"sinks"},
+    "sm80/backward": {"sinks", "alibi_slopes"},
+    "sm80/backward_with_bias": {"sinks", "alibi_slopes", "bias"},
+    "sm80/backward_mask": {"sinks", "alibi_slopes", "mask"},
+    "sm80/backward_with_bias_mask": {"sinks", "alibi_slopes", "bias", "mask"},
     "sm80/backward_dropout": {"sinks", "dropout"},
     "sm80/backward_general": ALL_OPTIONS,
     "sm80/backward_bias": ALL_OPTIONS,
-    "sm80/backward_varlen": {"sinks"},
+    "sm80/backward_varlen": {"sinks", "alibi_slopes"},
     "sm80/backward_varlen_general": ALL_OPTIONS,
-    "sm80/backward_ordered": {"sinks"},
+    "sm80/backward_ordered": {"sinks", "alibi_slopes"},
     "sm80/backward_general_ordered": ALL_OPTIONS,
     "scalar/backward": ALL_OPTIONS,
     "cpu/backward": ALL_OPTIONS,
@@ -85,6 +88,8 @@ def takes(variant, case):
         return False
     if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False
+    if variant.kernel.startswith(PAIRS) and not _has_pairs(case):
+        return False
     of_identity = variant.accumulate != "fp32" or variant.kernel.startswith("sm90/backward_wgmma")
     if of_identity and not case.is_identity:
         return False
@@ -100,6 +105,20 @@ def takes(variant, case):
         ("sm80/general", "sm80/int8_qk_general", "sm80/int8_general", "sm89/int8_fp8_general")
     )
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
+
+
+PAIRS = ("sm80/backward_with_bias", "sm80/backward_mask")
+
+
+def _has_pairs(case):
+    """Bias and mask with keys side by side, of which two lie at a multiple of their bytes."""
+    given = [shape for shape in (case.bias, case.mask) if shape]
+    return (
+        case.bias_dtype is None
+        and case.storage not in storage.LOGITS
+        and all("k" in shape for shape in given)
+        and case.seqlen_k % 2 == 0
+    )
 
 
 def _has_bias_for_tma(case):

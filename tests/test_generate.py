@@ -537,6 +537,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     at_first_use = {row.kernel_name for row in rows} - core
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
     names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
+    names += ("with_bias", "mask", "with_bias_mask")
     backward = {
         "sm90/backward",
         "sm90/backward_dropout",

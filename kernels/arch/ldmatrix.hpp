@@ -1,4 +1,5 @@
-// ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory, in the layout of mma.
+// ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory, in the layout of mma;
+// movmatrix: one of them transposed.
 #pragma once
 
 #include "arch/shared.hpp"
@@ -19,6 +20,12 @@ struct LdMatrix {
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(row));
   }
+  // movmatrix.trans: lane l has columns l % 4 * 2 and the next of row l / 4, and gets these rows of
+  // that column.
+  CUTE_DEVICE static uint32_t transpose(uint32_t x) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+  }
 };
 
 #else
@@ -30,6 +37,7 @@ struct LdMatrix {
   static void load_matrix_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
     simt::engine::load_matrix(true, reinterpret_cast<void const*>(row), d);
   }
+  static uint32_t transpose(uint32_t x) { return simt::engine::transpose_matrix(x); }
 };
 
 #endif

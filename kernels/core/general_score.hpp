@@ -15,6 +15,7 @@ namespace cutlass_attn {
 struct GeneralScore {
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
+  static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
   static constexpr bool kHasAlibi = false;  // it has, but none of the term's code
   template <int kRows>

@@ -25,6 +25,7 @@
 #include "core/terms/bias.hpp"
 #include "core/terms/chunk.hpp"
 #include "core/terms/mask_bits.hpp"
+#include "core/terms/pairs.hpp"
 #include "core/terms/softcap.hpp"
 
 namespace cutlass_attn {
@@ -38,10 +39,12 @@ struct Score {
   static constexpr bool kHasSoftcap = kHas<Softcap>, kHasBias = kHas<TileBias>;
   static constexpr bool kHasAlibi = kHas<Alibi>;
   // Whether anything is added to a logit.
-  static constexpr bool kAdds = kHasAlibi || kHasBias;
+  static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias>;
   // Whether apply() has nothing to do: a bias is added by with_bias().
   static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
+  // Whether d logit / d(softmax_scale s) is 1.
+  static constexpr bool kIsLinear = !kHasSoftcap;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
   // Whether logits may grow towards smaller keys, as where rising_from() says.
   static constexpr bool kRises = kHas<Alibi>;
@@ -60,8 +63,9 @@ struct Score {
   // bias or a mask has to be given one.
   CA_HOST_DEVICE static bool takes(Problem const& p) {
     return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
-           (kHas<Alibi> || !Alibi::is_in(p)) && kHasBias == TileBias::is_in(p) &&
-           kHasMask == MaskBits::is_in(p) &&
+           (kHas<Alibi> || !Alibi::is_in(p)) &&
+           (kHasBias || kHas<PairBias>) == TileBias::is_in(p) &&
+           (kHasMask || kHas<PairMask>) == MaskBits::is_in(p) &&
            (kHasSoftcap || kAdds || p.logits.softmax_scale >= kLeastScale);
   }
 
@@ -107,16 +111,35 @@ struct Score {
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
   }
 
+  // What the terms read of a query head, whatever the row and key.
+  using Head = std::conditional_t<kHas<Alibi>, Alibi::Head, NoRows>;
+  CA_HOST_DEVICE Head head(SeqLens lens, int batch, int head) const {
+    if constexpr (kHas<Alibi>) return Alibi::head_of(p, lens, batch, head);
+    return Head{};
+  }
+  // What a backward pass does in steps, each of which leaves x to the next:
+  //   apply_softcap<., false>()  x = tanh(s * inner), of which 1 - x^2 is d logit / d(scale s)
+  //   add_alibi()                x(i, j) of kRows rows of one head with kKeys keys
+  //   add_bias()                 one x
+  template <int kRows, int kKeys, class X, class Place>
+  CA_HOST_DEVICE void add_alibi(Head const& head, X&& x, Place const& place) const {
+    Alibi::add_of_head<kRows, kKeys>(p, head, x, factor_of_terms(), place);
+  }
+  CA_HOST_DEVICE float add_bias(float x, float bias) const {
+    return fmaf(bias, kLog2e, kHas<Alibi> ? x : x * factor_of_terms());
+  }
+
   // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes
   // fewer registers than a select, but does not mix with the instructions around it.
-  template <int kCount, class X>
+  // kScales: whether x is in the units of the terms after it.
+  template <int kCount, bool kScales = kAdds, class X>
   CA_HOST_DEVICE void apply_softcap(X&& x) const {
     CA_UNROLL
     for (int i = 0; i < kCount; ++i) x(i) *= inner;
     unpredicated_if(cap > 0.0f, [&] {
       CA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        x(i) = kAdds ? fast_tanh(x(i)) * (cap * kLog2e) : fast_tanh(x(i));
+        x(i) = kScales ? fast_tanh(x(i)) * (cap * kLog2e) : fast_tanh(x(i));
       }
     });
   }
@@ -131,6 +154,10 @@ struct Score {
   }
 
  private:
+  // From what apply_softcap<., false>() leaves to units of log2, of a score that adds.
+  CA_HOST_DEVICE float factor_of_terms() const {
+    return !kHasSoftcap ? inner : cap > 0.0f ? cap * kLog2e : 1.0f;
+  }
   CA_HOST_DEVICE static float inner_of(Problem const& p, float factor) {
     float const scale = p.logits.softmax_scale;
     if (kHasSoftcap && p.logits.softcap > 0.0f) return scale / p.logits.softcap * factor;

@@ -116,6 +116,41 @@ void examine_bias(Problem const& p, Lacks&& lacks) {
   }
 }
 
+// The same for what keeps a kernel from reading a bias or a mask for two keys at a time.
+template <class Lacks>
+void examine_pairs(Problem const& p, std::string const& name, PerLogit const& entries, int bytes,
+                   Lacks&& lacks) {
+  if (reinterpret_cast<uint64_t>(entries.data) % unsigned(2 * bytes) != 0) {
+    lacks([&] {
+      return name + "'s address is not a multiple of " + std::to_string(2 * bytes) + " bytes";
+    });
+  }
+  if (p.seq_k.seqlen % 2 != 0) {
+    lacks([&] {
+      return "needs an even seqlen_k for its " + name + ", got " + std::to_string(p.seq_k.seqlen);
+    });
+  }
+  if (entries.key_stride != 1) {
+    lacks([&] {
+      return name + "'s key stride is " + std::to_string(entries.key_stride) +
+             " elements, allowed: 1";
+    });
+  }
+  struct {
+    char const* name;
+    int64_t count, stride;
+  } const dims[] = {{"batch", p.batch, entries.batch_stride},
+                    {"head", p.num_heads_q, entries.head_stride},
+                    {"query", p.seq_q.seqlen, entries.row_stride}};
+  for (auto const& [dim, count, stride] : dims) {
+    if (count <= 1 || stride % 2 == 0) continue;
+    lacks([&, dim = dim, stride = stride] {
+      return name + "'s " + dim + " stride is " + std::to_string(stride) +
+             " elements, allowed: multiples of 2";
+    });
+  }
+}
+
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
 // a function that makes the text: on the way to a kernel that runs, none is made.
 template <class Lacks>
@@ -220,6 +255,22 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
+  }
+  // Those of a kernel without TMA that is for calls with one.
+  uint32_t const in_pairs = variant.kernel->tma ? 0 : call.options & variant.kernel->needs;
+  if (in_pairs & option::bias) {
+    examine_pairs(p, "bias", p.logits.bias, 2,
+                  [&](auto&& reason) { lacks(Lack::kRequest, reason); });
+    if (p.logits.bias_dtype != p.q.dtype) {
+      lacks(Lack::kRequest, [&] {
+        return std::string("needs a bias of ") + name_of(p.q.dtype) + ", got " +
+               name_of(p.logits.bias_dtype);
+      });
+    }
+  }
+  if (in_pairs & option::mask) {
+    examine_pairs(p, "mask", p.mask.elements, 1,
+                  [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
   if (!device.unavailable.empty()) {
     return lacks(Lack::kEnvironment, [&] { return device.unavailable; });

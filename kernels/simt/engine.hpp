@@ -127,6 +127,9 @@ void check_matrix(char const* what, void const* matrix, int ld, int lines, int l
 // ldmatrix.x4[.trans]: `row` is the 16-byte row this lane supplies.
 void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
 
+// movmatrix.trans: a pair of the matrix's row, and of the transposed matrix's.
+uint32_t transpose_matrix(uint32_t pair);
+
 // st.shared and ld.shared of 1, 2 or 4 words.
 void store_shared(void* smem, uint32_t const* words, int count);
 void load_shared(void const* smem, uint32_t* words, int count);

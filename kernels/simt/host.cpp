@@ -129,6 +129,12 @@ void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
                            [transposed](auto const& all) { warp_load_matrix(transposed, all); });
 }
 
+uint32_t transpose_matrix(uint32_t pair) {
+  self->worker->collective(WaitFor{Wait::kTransposeMatrix}, pair,
+                           [](auto const& all) { warp_transpose_matrix(all); });
+  return pair;
+}
+
 void store_shared(void* smem, uint32_t const* words, int count) {
   self->worker->check_shared("st.shared", smem, size_t(count) * 4);
   race::write(smem, count * 4, __builtin_return_address(0));

@@ -20,6 +20,7 @@ enum class Wait : uint8_t {
   kMmaE4m3,
   kLoadMatrix,
   kLoadMatrixTrans,
+  kTransposeMatrix,
   kWmma,
   kSyncWarp,
   kShuffle,
@@ -68,6 +69,8 @@ inline std::string describe(WaitFor wait) {
       return "wait in ldmatrix.x4";
     case Wait::kLoadMatrixTrans:
       return "wait in ldmatrix.x4.trans";
+    case Wait::kTransposeMatrix:
+      return "wait in movmatrix.trans";
     case Wait::kWmma:
       return "wait in wmma of " + std::to_string(wait.argument) + " rows";
     case Wait::kSyncWarp:

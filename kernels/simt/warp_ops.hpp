@@ -240,6 +240,16 @@ inline void warp_load_matrix(bool transposed, LoadMatrixOperands* const (&lanes)
   }
 }
 
+inline void warp_transpose_matrix(uint32_t* const (&lanes)[kWarpSize]) {
+  uint16_t x[8][8];
+  for (int lane = 0; lane < kWarpSize; ++lane)
+    std::memcpy(&x[lane / 4][lane % 4 * 2], lanes[lane], 4);
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    int const group = lane / 4, pair = lane % 4 * 2;
+    *lanes[lane] = uint32_t(x[pair][group]) | uint32_t(x[pair + 1][group]) << 16;
+  }
+}
+
 inline void warp_shuffle_xor(int lane_mask, uint64_t* const (&lanes)[kWarpSize]) {
   uint64_t before[kWarpSize];
   for (int lane = 0; lane < kWarpSize; ++lane) before[lane] = *lanes[lane];

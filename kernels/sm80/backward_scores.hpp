@@ -26,6 +26,57 @@ struct StepPlace {
   int first_query;  // of the step
 };
 
+// Entries of a bias, or of a mask, for a slice: two to a word, of neighbouring keys, as they lie in
+// memory, and then of neighbouring queries.
+template <int kQueryColumns, int kKeyBlocks>
+struct PairEntries {
+  uint32_t words[kQueryColumns][kKeyBlocks][2];
+
+  // Of the rows from `query` and the keys from `key` on, which are a lane's. What lies beyond the
+  // sequences gets the entries of some query and key.
+  template <class Entry>
+  CUTE_DEVICE void read(PerLogit const& t, int batch, int head, int query, int key, SeqLens lens) {
+    struct alignas(2 * sizeof(Entry)) Pair {
+      Entry entry[2];
+    };
+    Entry const* const of_head =
+        static_cast<Entry const*>(t.data) + batch * t.batch_stride + head * t.head_stride;
+    CUTE_UNROLL
+    for (int n = 0; n < kQueryColumns; ++n) {
+      int const row = query + n * 8 < lens.q ? query + n * 8 : lens.q - 1;
+      Entry const* const of_row = of_head + row * t.row_stride;
+      CUTE_UNROLL
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          int const at = key + m * 16 + half * 8;
+          Pair const pair = *reinterpret_cast<Pair const*>(of_row + (at < lens.k ? at : 0));
+          words[n][m][half] = pair.entry[0] | uint32_t(pair.entry[1]) << 16;
+        }
+      }
+    }
+  }
+  template <class Arch>
+  CUTE_DEVICE void transpose() {
+    CUTE_UNROLL
+    for (int n = 0; n < kQueryColumns; ++n) {
+      CUTE_UNROLL
+      for (int m = 0; m < kKeyBlocks; ++m) {
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) words[n][m][half] = Arch::transpose(words[n][m][half]);
+      }
+    }
+  }
+  CUTE_DEVICE uint16_t operator()(int m, int n, int i) const {
+    return uint16_t(words[n][m][i / 2] >> i % 2 * 16);
+  }
+};
+
+template <class Score, class Term>
+constexpr bool kHasTerm = false;
+template <class Term, class... Terms>
+constexpr bool kHasTerm<Score<Terms...>, Term> = Score<Terms...>::template kHas<Term>;
+
 template <class Config, class Score, class Arch>
 struct BackwardScores {
   using Machine = Arch;
@@ -46,6 +97,20 @@ struct BackwardScores {
   };
   using Given = std::conditional_t<Config::kHasBiasGrad, OfLogits, OfProducts>;
 
+  // What is read of memory for the logits of a slice.
+  static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
+  using Pairs = PairEntries<kQueryColumns, kKeyBlocks>;
+  struct NoPairs {};
+  struct Entries {
+    std::conditional_t<kHasBias, Pairs, NoPairs> bias;
+    std::conditional_t<kHasMask, Pairs, NoPairs> mask;
+
+    CUTE_DEVICE void transpose() {
+      if constexpr (kHasBias) bias.template transpose<Arch>();
+      if constexpr (kHasMask) mask.template transpose<Arch>();
+    }
+  };
+
   Problem const& p;
   Score const score;
   float const log2_scale;
@@ -64,27 +129,48 @@ struct BackwardScores {
     }
   }
 
+  // Begins to read what weights() wants: before the products, because it takes long.
+  CUTE_DEVICE Entries read_entries(StepPlace const& at, SeqLens lens, int slice, int lane) const {
+    Entries entries;
+    int const query = at.first_query + slice * Config::kSlice + lane / 4;
+    int const key = at.first_key + lane % 4 * 2;
+    if constexpr (kHasBias) {
+      entries.bias.template read<uint16_t>(p.logits.bias, at.batch, at.head, query, key, lens);
+    }
+    if constexpr (kHasMask) {
+      entries.mask.template read<uint8_t>(p.mask.elements, at.batch, at.head, query, key, lens);
+    }
+    return entries;
+  }
+
   // Products of a slice to P = exp(logit - LSE), rounded.
+  //   lens:     of the batch entry
+  //   entries:  what read_entries() gave
   //   words:    P, with dropout what is left of it, for dV: the factor of the kept comes later
   //   given:    for gradient()
   //   stats:    of the slice's first query in shared memory
   //   queries:  those that see the warp's first key, and so on; is_masked: whether any is masked
-  CUTE_DEVICE void weights(Slice& x, StepPlace const& at, int slice, Address stats, Address queries,
-                           bool is_masked, int lane, Packed& words, Given& given) const {
+  CUTE_DEVICE void weights(Slice& x, StepPlace const& at, SeqLens lens, int slice, Entries entries,
+                           Address stats, Address queries, bool is_masked, int lane, Packed& words,
+                           Given& given) const {
     Slice slope;
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
-    } else if constexpr (!Score::kIsIdentity) {
-      score.template apply_softcap<Slice::kSize>(x);
-      for_all([&](int m, int n, int i) {
-        slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
-      });
+    } else {
+      if constexpr (!Score::kIsLinear) {
+        score.template apply_softcap<Slice::kSize, false>(x);
+        for_all([&](int m, int n, int i) {
+          slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
+        });
+      }
+      entries.transpose();
+      apply_terms(x, at, lens, slice, entries, lane);
     }
     unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
       x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
     });
-    if constexpr (Score::kIsIdentity) {
+    if constexpr (Score::kIsLinear) {
       Products::pack(x, words);
       Products::pack(x, given.products);
     } else {
@@ -214,6 +300,39 @@ struct BackwardScores {
     }
     CUTE_DEVICE int key(int) const { return at.first_key + place.key(m, 2 * half); }
   };
+
+  // All queries and keys of a thread, likewise.
+  struct SliceLogits {
+    StepPlace const& at;
+    SlicePlace place;
+    int slice;
+    CUTE_DEVICE int query(int i) const {
+      return at.first_query + slice * Config::kSlice + place.query(i / 2, i % 2);
+    }
+    CUTE_DEVICE int key(int j) const { return at.first_key + place.key(j / 2, j % 2 * 2); }
+  };
+
+  // What comes after the softcap, but for the mask's interval.
+  CUTE_DEVICE void apply_terms(Slice& x, StepPlace const& at, SeqLens lens, int slice,
+                               Entries const& entries, int lane) const {
+    if constexpr (kHasTerm<Score, Alibi>) {
+      auto const logits = [&](int i, int j) -> float& {
+        return x(j % 2 * 2 + i % 2, j / 2, i / 2);
+      };
+      score.template add_alibi<2 * kQueryColumns, 2 * kKeyBlocks>(
+          score.head(lens, at.batch, at.head), logits, SliceLogits{at, {opaque(lane)}, slice});
+    }
+    if constexpr (kHasBias) {
+      for_all([&](int m, int n, int i) {
+        x(i, m, n) = score.add_bias(x(i, m, n), to_float(entries.bias(m, n, i)));
+      });
+    }
+    if constexpr (kHasMask) {
+      for_all([&](int m, int n, int i) {
+        x(i, m, n) = entries.mask(m, n, i) == 0 ? -kInf : x(i, m, n);
+      });
+    }
+  }
 
   CUTE_DEVICE void apply_general(Slice& x, Slice& slope, StepPlace const& at, int slice,
                                  int lane) const {

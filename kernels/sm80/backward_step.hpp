@@ -291,8 +291,10 @@ struct BackwardStep {
     Slice x;
     Packed words;
     Given given;
+    auto const entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
-    scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
+    scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
+                   words, given);
     Products::second(words, rows.query_rows, Config::kGradODistance, slice, grad[0]);
     Products::first(stationary[Config::kChains - 1], rows.keys, Config::kVDistance,
                     rows.query_columns, Config::kGradODistance, slice, x);
@@ -315,9 +317,12 @@ struct BackwardStep {
     Slice x;
     Packed words;
     Given given;
+    typename Scores::Entries entries;
+    if (role == 0) entries = scores.read_entries(place, block.seq.lens(p), slice, lane);
     Products::first(stationary[0], rows.keys, 0, rows.query_columns, 0, slice, x);
     if (role == 0) {
-      scores.weights(x, place, slice, stats, queries, is_masked, lane, words, given);
+      scores.weights(x, place, block.seq.lens(p), slice, entries, stats, queries, is_masked, lane,
+                     words, given);
       give(given, handover);
       Arch::arrive(barrier, 64);  // P full
       wait_for_grad_o(slice);

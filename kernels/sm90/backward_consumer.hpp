@@ -98,7 +98,7 @@ struct BackwardConsumer {
     sm80::StepPlace const place{shared.block.tile.batch, at.head,
                                 shared.block.tile.begin + first_key, first};
     Address const queries = Arch::smem_address(shared.queries_of_key[first_key]);
-    scores.weights(x, place, 0, stats(), queries, is_masked, thread % 32, weights.products,
+    scores.weights(x, place, {}, 0, {}, stats(), queries, is_masked, thread % 32, weights.products,
                    weights);
   }
 

@@ -136,10 +136,10 @@ def pairs(which):
     return [
         pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
         for variant in cases.compiled_variants("backward", special=True)
-        if variant.needs in ((), ("bias_grad",))
+        if set(variant.needs) <= {"bias_grad", "bias", "mask"}
         for case in which
         if cases.takes(variant, case)
-        and (case.bias or not variant.needs)
+        and (case.bias or "bias_grad" not in variant.needs)
         and not (variant.kernel.endswith("-simt") and _is_slow(variant, case))
     ]
 
@@ -159,7 +159,7 @@ def _is_slow(variant, case):
 def test_case(variant, case):
     head_dim = case.head_dim or variant.head_dim or 64
     solved = solved_for(variant, case, head_dim)
-    solved.judge(solved.run(kernel=variant.key), rounds_weights=bool(variant.needs))
+    solved.judge(solved.run(kernel=variant.key), rounds_weights="bias_grad" in variant.needs)
 
 
 def all_variants(*options):
@@ -479,3 +479,32 @@ def test_a_gradient_of_the_bias_has_a_kernel_of_its_own():
     assert "bias_grad" not in wanted["sm80/backward_bias"]
     fixed = reasons(grad_bias=grad_bias, deterministic=True)
     assert "does not implement deterministic" in fixed["sm80/backward_bias"]
+
+
+def test_what_keeps_a_bias_and_a_mask_from_being_read_in_pairs():
+    qkv = [torch.zeros(1, 2, 6, 64, dtype=torch.float16) for _ in range(3)]
+    device = cutlass_attn.devices.parse_device("sm_89")[0]
+
+    def reason(kernel, **options):
+        verdicts = _C.explain_backward(*qkv, options, device=device).verdicts
+        (found,) = {v.reason for v in verdicts if v.key.startswith(f"{kernel}/f16/d64/")}
+        return found
+
+    bias, mask = torch.zeros(6, 7, dtype=torch.float16), torch.ones(6, 7, dtype=torch.bool)
+    names = [f"sm80/backward_{name}" for name in ("with_bias", "mask", "with_bias_mask")]
+    assert "is for calls with bias alone" in reason(names[0])
+    assert "does not implement mask" in reason(names[0], bias=bias[:, :6], mask=mask[:, :6])
+    odd = "query stride is 7 elements, allowed: multiples of 2"
+    assert f"bias's {odd}" in reason(names[0], bias=bias[:, :6])
+    assert f"mask's {odd}" in reason(names[1], mask=mask[:, :6])
+    whole = {"bias": bias[:, :6].contiguous(), "mask": mask[:, :6].contiguous()}
+    assert f"bias's {odd}" in reason(names[2], **{**whole, "bias": bias[:, :6]})
+    assert "key stride is 6 elements, allowed: 1" in reason(names[1], mask=whole["mask"].mT)
+    other = torch.zeros(6, 6)
+    assert "needs a bias of float16, got float32" in reason(names[0], bias=other)
+    for x in (bias.flatten()[1:37].view(6, 6), mask.flatten()[1:37].view(6, 6)):
+        name = "mask" if x.dtype == torch.bool else "bias"
+        text = f"{name}'s address is not a multiple of {2 * x.element_size()} bytes"
+        assert text in reason(names[name == "mask"], **{name: x})
+    qkv[1:] = [x[:, :, :5] for x in qkv[1:]]
+    assert "needs an even seqlen_k for its mask, got 5" in reason(names[1], mask=mask[:, :5])

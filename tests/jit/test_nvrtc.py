@@ -100,6 +100,40 @@ def test_composed_scores_compile(nvrtc, row):
     assert nvrtc.compile(jit._source(name), arch)[:4] == b"\x7fELF"
 
 
+BACKWARD = [
+    row
+    for kernels, seed in (
+        (("sm90/backward", "sm80/backward_varlen", "sm80/backward_ordered"), 44),
+        (("sm80/backward_with_bias", "sm80/backward_mask", "sm80/backward_with_bias_mask"), 45),
+    )
+    for row in pairwise(
+        {
+            "kernel": kernels,
+            "tail": ("f16/d64", "bf16/d128"),
+            "arch": ("sm_89", "sm_90a"),
+            "softcap": (False, True),
+            "alibi": (False, True),
+        },
+        seed=seed,
+    )
+]
+
+
+@pytest.mark.parametrize("row", BACKWARD, ids=lambda row: "-".join(str(x) for x in row.values()))
+def test_composed_scores_of_backward_passes_compile(nvrtc, row):
+    kernel, arch = row["kernel"], row["arch"]
+    terms = [term for term in ("softcap", "alibi") if row[term]]
+    terms += [f"pair{term}" for term in ("bias", "mask") if term in kernel.split("_")]
+    keys = [key for key in jit.units() if key.startswith(f"{kernel}/{row['tail']}/")]
+    if not keys:
+        pytest.skip(f"this build has every row of {kernel}")
+    name = f"{keys[0]}+{'_'.join(terms) or 'identity'}"
+    assert name in jit.entries(keys[0])
+    if kernel.startswith("sm90"):
+        arch = "sm_90a"
+    assert nvrtc.compile(jit._source(name), arch)[:4] == b"\x7fELF"
+
+
 def test_cccl_is_shipped(nvrtc):
     """And its licence."""
     own, cccl = nvrtc.includes[:2]

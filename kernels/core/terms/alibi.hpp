@@ -61,6 +61,47 @@ struct Alibi {
     return p.mask.causal ? INT32_MAX : query + lens.k - lens.q + p.mask.diagonal_shift;
   }
 
+  // What all rows of a query head have in common, for kernels whose rows are of one head.
+  struct Head {
+    float slope;     // in units of log2
+    float diagonal;  // the key on the diagonal of query 0
+  };
+  CA_HOST_DEVICE static Head head_of(Problem const& p, SeqLens lens, int batch, int head) {
+    return {kLog2e * p.logits.alibi_slopes[batch * p.logits.alibi_batch_stride + head],
+            float(p.mask.diagonal_shift + lens.k - lens.q)};
+  }
+  // As add() below, for rows of one head. place: query(i) and key(j), which grow with i and j.
+  template <int kRows, int kKeys, class X, class Place>
+  CA_HOST_DEVICE static void add_of_head(Problem const& p, Head const& head, X&& x, float factor,
+                                         Place const& place) {
+    float const first = float(place.key(0) - place.query(0)) - head.diagonal;
+    auto const step = [&](int i, int j) {
+      return float(place.key(j) - place.key(0) - (place.query(i) - place.query(0)));
+    };
+    bool const is_left = p.mask.causal || first + step(0, kKeys - 1) <= 0.0f;
+    bool const is_linear = is_left || first + step(kRows - 1, 0) >= 0.0f;
+    unpredicated_if(is_linear, [&] {
+      float const slope = is_left ? head.slope : -head.slope;
+      float const of_first = slope * first;
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          x(i, j) = fmaf(x(i, j), factor, fmaf(slope, step(i, j), of_first));
+        }
+      }
+    });
+    unpredicated_if(!is_linear, [&] {
+      CA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        CA_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          x(i, j) = fmaf(x(i, j), factor, -head.slope * fabsf(first + step(i, j)));
+        }
+      }
+    });
+  }
+
   // x(i, j) = x(i, j) * factor - slope * |distance|, in units of log2.
   //   place: where x is: batch(), head(i), query(i), key(j), lens() of the batch entry.
   template <int kRows, int kKeys, class X, class Place>

@@ -397,6 +397,17 @@ TEST(load_matrix_distributes_rows) {
   check_load_matrix<false>();
   check_load_matrix<true>();
 }
+TEST(transpose_swaps_rows_and_columns) {
+  int wrong = 0;
+  CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
+          int const row = Sm80::thread() / 4, column = Sm80::thread() % 4 * 2;
+          uint32_t const x =
+              Sm80::transpose(uint32_t(row * 8 + column) | uint32_t(row * 8 + column + 1) << 16);
+          wrong += (x & 0xffff) != uint32_t(column * 8 + row);
+          wrong += x >> 16 != uint32_t((column + 1) * 8 + row);
+        }).ok());
+  CHECK(wrong == 0);
+}
 TEST(shuffle_carries_any_type) {
   check_shuffle<float>(0.5f);
   check_shuffle<double>(0.5);

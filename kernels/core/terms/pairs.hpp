@@ -1,0 +1,19 @@
+// A bias and a bool mask that the kernel reads from memory where it wants them, the entries of two
+// neighbouring keys at a time: of its rows keys lie side by side, and pairs begin at multiples of
+// their size.
+#pragma once
+
+#include "core/macros.hpp"
+#include "core/problem.hpp"
+
+namespace cutlass_attn {
+
+struct PairBias {  // of q's dtype
+  CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.logits.bias.data != nullptr; }
+};
+
+struct PairMask {
+  CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.mask.elements.data != nullptr; }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,329 @@
+// A call of a backward kernel on the CPU, its gradients in fp64, worked out here from the
+// definition, and whether a kernel gives them.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "core/dropout.hpp"
+#include "core/mask.hpp"
+#include "core/score.hpp"
+#include "simt/host_unit.hpp"
+
+namespace backward_case {
+
+using namespace cutlass_attn;
+
+struct Case {
+  std::string name;
+  int batch = 1, heads_q = 2, heads_kv = 1, seqlen_q = 70, seqlen_k = 70, head_dim = 64;
+  int head_dim_v = 0;  // 0: as head_dim
+  Mask mask = {};
+  float softcap = 0.0f, scale = 0.25f, dropout = 0.0f, magnitude = 1.0f;
+  bool has_bias = false, has_mask = false, has_alibi = false, has_sinks = false;
+  bool has_grad_lse = false;
+  bool has_short_bias = false;  // of the operands' dtype
+  double slack = 1.0;           // more of the tolerance, where what is due nearly cancels
+  std::array<bool, 4> bias_of = {false, true, true, true};    // what is not broadcast: as its shape
+  std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
+};
+
+// A call, its gradients in fp64, and what a kernel makes of it.
+template <class Element>
+struct Solved {
+  Case c;
+  Problem p;
+  Gradients grad;
+  std::vector<Element> q, k, v, o, grad_o, grad_q, grad_k, grad_v;
+  std::vector<Element> short_bias;
+  std::vector<float> lse, grad_lse, bias, alibi, sinks, grad_sinks, grad_bias;
+  std::vector<uint8_t> visible;
+  std::vector<double> exact_q, exact_k, exact_v, exact_sinks, exact_bias;
+  uint64_t rng_state[2] = {7, 11};
+
+  Solved(Case const& what, bool has_grad_bias) : c(what), has_grad_bias(has_grad_bias) {
+    if (c.head_dim_v == 0) c.head_dim_v = c.head_dim;
+    bool const is_packed = !c.cu_seqlens_q.empty();
+    rows_q = is_packed ? c.cu_seqlens_q.back() + 3 : c.batch * c.seqlen_q;
+    rows_k = is_packed ? c.cu_seqlens_k.back() + 3 : c.batch * c.seqlen_k;
+    std::mt19937 random(5);
+    std::normal_distribution<float> draw;
+    auto const fill = [&](auto& x, size_t count, float magnitude) {
+      x.resize(count);
+      for (auto& value : x) value = std::decay_t<decltype(value)>(draw(random) * magnitude);
+    };
+    fill(q, size_t(rows_q) * c.heads_q * c.head_dim, c.magnitude);
+    fill(k, size_t(rows_k) * c.heads_kv * c.head_dim, c.magnitude);
+    fill(v, size_t(rows_k) * c.heads_kv * c.head_dim_v, c.magnitude);
+    fill(grad_o, size_t(rows_q) * c.heads_q * c.head_dim_v, 1.0f);
+    o.resize(grad_o.size());
+    lse.assign(size_t(rows_q) * c.heads_q, -kInf);
+    fill(grad_lse, lse.size(), 1.0f);
+    int const sizes[] = {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k};
+    int64_t entries = 1;
+    for (int d = 3; d >= 0; --d) {
+      strides[d] = c.bias_of[d] ? entries : 0;
+      if (c.bias_of[d]) entries *= sizes[d];
+    }
+    fill(bias, size_t(entries), 1.0f);
+    if (c.has_short_bias) {
+      for (float& x : bias) {
+        short_bias.push_back(Element(x));
+        x = float(short_bias.back());
+      }
+    }
+    fill(alibi, size_t(c.heads_q), 0.1f);
+    fill(sinks, size_t(c.heads_q), 1.0f);
+    visible.resize(size_t(c.heads_q) * c.seqlen_q * c.seqlen_k);
+    for (auto& x : visible) x = draw(random) > -1.0f;
+    auto const poison = [](auto& x, size_t count) {
+      x.resize(count);
+      std::memset(static_cast<void*>(x.data()), 0xff, count * sizeof x[0]);
+    };
+    poison(grad_q, q.size());
+    poison(grad_k, k.size());
+    poison(grad_v, v.size());
+    poison(grad_sinks, sinks.size());
+    poison(grad_bias, bias.size());
+    exact_q.resize(q.size());
+    exact_k.resize(k.size());
+    exact_v.resize(v.size());
+    exact_sinks.resize(sinks.size());
+    exact_bias.resize(bias.size());
+    state();
+    for (int b = 0; b < c.batch; ++b) {
+      for (int h = 0; h < c.heads_q; ++h) solve(b, h);
+    }
+  }
+
+  // Rows of all heads lie next to each other: (row, head, column).
+  Operand rows(std::vector<Element>& x, int heads, int seqlen, int dim) const {
+    int64_t const row = int64_t(heads) * dim;
+    DType const dtype =
+        std::is_same_v<Element, cutlass::half_t> ? DType::kFloat16 : DType::kBFloat16;
+    return {x.data(), c.cu_seqlens_q.empty() ? seqlen * row : 0, dim, row, dtype};
+  }
+
+  void state() {
+    p.batch = c.batch;
+    p.num_heads_q = c.heads_q;
+    p.num_heads_kv = c.heads_kv;
+    p.head_dim = c.head_dim;
+    p.head_dim_v = c.head_dim_v;
+    p.seq_q.seqlen = c.seqlen_q;
+    p.seq_k.seqlen = c.seqlen_k;
+    if (!c.cu_seqlens_q.empty()) {
+      p.seq_q.cu_seqlens = c.cu_seqlens_q.data();
+      p.seq_k.cu_seqlens = c.cu_seqlens_k.data();
+      p.seq_q.total = rows_q;
+      p.seq_k.total = rows_k;
+    }
+    p.q = rows(q, c.heads_q, c.seqlen_q, c.head_dim);
+    p.k = rows(k, c.heads_kv, c.seqlen_k, c.head_dim);
+    p.v = rows(v, c.heads_kv, c.seqlen_k, c.head_dim_v);
+    p.o = rows(o, c.heads_q, c.seqlen_q, c.head_dim_v);
+    p.softmax_lse = lse.data();
+    p.logits.softmax_scale = c.scale;
+    p.logits.softcap = c.softcap;
+    p.mask = c.mask;
+    int64_t const row = c.seqlen_k, head = row * c.seqlen_q;
+    if (c.has_bias) p.logits.bias = per_logit(bias);
+    p.logits.bias_dtype = DType::kFloat32;
+    if (c.has_short_bias) p.logits.bias.data = short_bias.data(), p.logits.bias_dtype = p.q.dtype;
+    if (c.has_mask) p.mask.elements = {visible.data(), 0, head, row, 1};
+    if (c.has_alibi) p.logits.alibi_slopes = alibi.data();
+    if (c.has_sinks) p.logits.sinks = sinks.data();
+    p.dropout = {c.dropout, rng_state};
+    grad.o = rows(grad_o, c.heads_q, c.seqlen_q, c.head_dim_v);
+    grad.q = rows(grad_q, c.heads_q, c.seqlen_q, c.head_dim);
+    grad.k = rows(grad_k, c.heads_kv, c.seqlen_k, c.head_dim);
+    grad.v = rows(grad_v, c.heads_kv, c.seqlen_k, c.head_dim_v);
+    if (c.has_grad_lse) grad.softmax_lse = grad_lse.data();
+    if (c.has_sinks) grad.sinks = grad_sinks.data();
+    if (has_grad_bias) grad.bias = per_logit(grad_bias);
+    p.grad = &grad;
+  }
+
+  PerLogit per_logit(std::vector<float> const& x) const {
+    return {x.data(), strides[0], strides[1], strides[2], strides[3]};
+  }
+
+  // One head's forward call and gradients. Of a row's weights the gradient is that of the softmax,
+  // dS = P (dP - sum of P dP) + dLSE P, with the output rounded to what a forward call returns.
+  void solve(int b, int h) {
+    bool const is_packed = !c.cu_seqlens_q.empty();
+    int const first_q = is_packed ? c.cu_seqlens_q[b] : b * c.seqlen_q;
+    int const first_k = is_packed ? c.cu_seqlens_k[b] : b * c.seqlen_k;
+    int const queries = is_packed ? c.cu_seqlens_q[b + 1] - first_q : c.seqlen_q;
+    int const keys = is_packed ? c.cu_seqlens_k[b + 1] - first_k : c.seqlen_k;
+    int const kv = h / (c.heads_q / c.heads_kv), dim = c.head_dim, dim_v = c.head_dim_v;
+    IntervalMask const interval(c.mask, {queries, keys});
+    DropoutMask const dropout(p);
+    auto const bias_at = [&](int i, int j) {
+      return b * strides[0] + h * strides[1] + i * strides[2] + j * strides[3];
+    };
+    auto const at = [](int row, int heads, int head, int d) {
+      return (int64_t(row) * heads + head) * d;
+    };
+    for (int i = 0; i < queries; ++i) {
+      int64_t const q_at = at(first_q + i, c.heads_q, h, dim);
+      int64_t const o_at = at(first_q + i, c.heads_q, h, dim_v);
+      std::vector<double> logit(keys, -INFINITY), slope(keys, 1.0), weight(keys), factor(keys, 1.0);
+      double most = c.has_sinks ? sinks[h] : -INFINITY;
+      for (int j = 0; j < keys; ++j) {
+        int64_t const entry = (int64_t(h) * c.seqlen_q + i) * c.seqlen_k + j;
+        if (!interval.visible(i, j) || (c.has_mask && !visible[entry])) continue;
+        double s = 0.0;
+        for (int d = 0; d < dim; ++d) {
+          s += double(float(q[q_at + d])) *
+               double(float(k[at(first_k + j, c.heads_kv, kv, dim) + d]));
+        }
+        s *= c.scale;
+        if (c.softcap > 0.0f) {
+          double const t = std::tanh(s / c.softcap);
+          s = c.softcap * t;
+          slope[j] = 1.0 - t * t;
+        }
+        if (c.has_alibi) s -= alibi[h] * std::fabs(double(j) - i - (keys - queries));
+        if (c.has_bias) s += bias[bias_at(i, j)];
+        logit[j] = s;
+        most = std::max(most, s);
+      }
+      int64_t const row = is_packed ? int64_t(h) * rows_q + first_q + i
+                                    : (int64_t(b) * c.heads_q + h) * c.seqlen_q + i;
+      double sum = c.has_sinks ? std::exp(sinks[h] - most) : 0.0;
+      for (int j = 0; j < keys; ++j) {
+        if (logit[j] > -INFINITY) sum += std::exp(logit[j] - most);
+      }
+      double const norm = sum > 0.0 ? most + std::log(sum) : -INFINITY;
+      lse[row] = float(norm);
+      std::vector<double> out(dim_v);
+      for (int j = 0; j < keys; ++j) {
+        if (c.dropout > 0.0f) factor[j] = dropout.factor(b, h, i, j);
+        weight[j] = logit[j] > -INFINITY ? std::exp(logit[j] - norm) : 0.0;
+        for (int d = 0; d < dim_v; ++d) {
+          out[d] +=
+              weight[j] * factor[j] * double(float(v[at(first_k + j, c.heads_kv, kv, dim_v) + d]));
+        }
+      }
+      double delta = 0.0;
+      for (int d = 0; d < dim_v; ++d) {
+        o[o_at + d] = Element(float(out[d]));
+        delta += out[d] * double(float(grad_o[o_at + d]));
+      }
+      if (c.has_grad_lse) delta -= grad_lse[row];
+      if (c.has_sinks && sum > 0.0) exact_sinks[h] -= std::exp(sinks[h] - norm) * delta;
+      for (int j = 0; j < keys; ++j) {
+        if (weight[j] == 0.0) continue;
+        int64_t const k_at = at(first_k + j, c.heads_kv, kv, dim);
+        int64_t const v_at = at(first_k + j, c.heads_kv, kv, dim_v);
+        double dp = 0.0;
+        for (int d = 0; d < dim_v; ++d) {
+          double const g = double(float(grad_o[o_at + d]));
+          dp += g * double(float(v[v_at + d]));
+          exact_v[v_at + d] += weight[j] * factor[j] * g;
+        }
+        double const grad_logit = weight[j] * (dp * factor[j] - delta);
+        exact_bias[bias_at(i, j)] += grad_logit;
+        double const ds = grad_logit * slope[j] * c.scale;
+        for (int d = 0; d < dim; ++d) {
+          exact_q[q_at + d] += ds * double(float(k[k_at + d]));
+          exact_k[k_at + d] += ds * double(float(q[q_at + d]));
+        }
+      }
+    }
+  }
+
+  // Empty, or which gradient is off and by how much.
+  std::string verdict() const {
+    double const tolerance = c.slack * (std::is_same_v<Element, cutlass::half_t> ? 2e-3 : 1.2e-2);
+    std::string text;
+    auto const judge = [&](char const* name, auto const& got, std::vector<double> const& exact,
+                           double limit) {
+      double error = 0.0, size = 0.0;
+      for (size_t i = 0; i < exact.size(); ++i) {
+        double const x = double(float(got[i]));
+        if (exact[i] == 0.0 && untouched(name, i)) continue;
+        error += (x - exact[i]) * (x - exact[i]);
+        size += exact[i] * exact[i];
+        if (std::isnan(x)) error = NAN;
+      }
+      double const relative = std::sqrt(error / (size > 0.0 ? size : 1.0));
+      if (!(relative <= limit)) text += std::string(" ") + name + " " + std::to_string(relative);
+    };
+    judge("grad_q", grad_q, exact_q, tolerance);
+    judge("grad_k", grad_k, exact_k, tolerance);
+    judge("grad_v", grad_v, exact_v, tolerance);
+    if (c.has_sinks) judge("grad_sinks", grad_sinks, exact_sinks, tolerance);
+    // Of the sums over a row's keys most cancels.
+    if (has_grad_bias)
+      judge("grad_bias", grad_bias, exact_bias, c.bias_of[3] ? tolerance : 2 * tolerance);
+    return text;
+  }
+
+ private:
+  bool has_grad_bias;
+  int rows_q = 0, rows_k = 0;
+  int64_t strides[4] = {};  // of the bias
+
+  // Packed rows of no sequence are not written.
+  bool untouched(char const* name, size_t i) const {
+    if (c.cu_seqlens_q.empty()) return false;
+    for (char const* whole : {"grad_sinks", "grad_bias"}) {
+      if (std::strcmp(name, whole) == 0) return false;
+    }
+    bool const is_q = std::strcmp(name, "grad_q") == 0;
+    int const dim = std::strcmp(name, "grad_v") == 0 ? c.head_dim_v : c.head_dim;
+    size_t const row = size_t(is_q ? c.heads_q : c.heads_kv) * dim;
+    return i / row >= size_t(is_q ? c.cu_seqlens_q.back() : c.cu_seqlens_k.back());
+  }
+};
+
+// crowded: further runs, with so many blocks at a time that they overtake each other.
+template <class Kernel, class... Scores>
+void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, int crowded = 0) {
+  Solved<typename Kernel::Config::Element> solved(what, Kernel::Config::kHasBiasGrad);
+  solved.grad.deterministic = Kernel::Config::kIsOrdered;
+  std::vector<char> first;
+  int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, {});
+  std::vector<simt::Schedule> schedules(2);
+  schedules[0].order = simt::FiberOrder::kForward, schedules[1].order = other;
+  for (int i = 0; i < crowded; ++i)
+    schedules.push_back({6, simt::FiberOrder::kRandom, uint64_t(i)});
+  for (simt::Schedule const& schedule : schedules) {
+    std::vector<char> workspace(size_t(bytes) + 256, char(0xff));
+    simt::launch_schedule() = schedule;
+    RunOptions options;
+    auto const address = reinterpret_cast<uintptr_t>(workspace.data());
+    options.workspace = {workspace.data() + (256 - address % 256), bytes};
+    Status const status = simt::launch_with_asides_on_host<Kernel, Scores...>(solved.p, options);
+    std::string error = status.ok() ? solved.verdict() : status.message;
+    if (Kernel::Config::kIsOrdered) {
+      // The workspace: dQ in fp32 shows an order that rounding to 16 bits would hide.
+      auto const* const begin = static_cast<char const*>(options.workspace.data);
+      std::vector<char> const given(begin, begin + bytes);
+      if (first.empty()) first = given;
+      if (given != first) error += " grad_q depends on the order of blocks";
+    }
+    if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
+  }
+}
+
+inline Mask causal() {
+  Mask mask;
+  mask.causal = true;
+  return mask;
+}
+inline Mask window(int left, int right) {
+  Mask mask;
+  mask.window_left = left;
+  mask.window_right = right;
+  return mask;
+}
+
+}  // namespace backward_case
