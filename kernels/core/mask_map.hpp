@@ -55,8 +55,8 @@ struct MaskMap {
   int64_t bytes() const {
     return words_bytes() + rows() * key_tiles * block_m * kLanes * int64_t(sizeof(uint32_t));
   }
-  // Of a block of that launch: the bits of a key tile for each warp, and a word.
-  int32_t smem_bytes() const {
+  // Shared memory of a block of that launch: for each warp the bits of a key tile, and its class.
+  CA_HOST_DEVICE static constexpr int32_t smem_bytes(int32_t block_m) {
     return kThreads / 32 * (block_m * kLanes + 1) * int32_t(sizeof(uint32_t));
   }
 

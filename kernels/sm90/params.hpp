@@ -182,7 +182,7 @@ struct MaskedParams : Base {
   }
 
   Launch launch_before(KernelFacts const&) const {
-    return {map.rows() * map.num_words * 4, 1, MaskMap::kThreads, map.smem_bytes()};
+    return {map.rows() * map.num_words * 4, 1, MaskMap::kThreads, MaskMap::smem_bytes(map.block_m)};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 

@@ -28,7 +28,7 @@ struct MakeMaskMap {
   static constexpr int kRows = 32 / kLanes;          // of a warp at a time
   static constexpr int kBatch = 8;                   // loads that are issued together
   static constexpr int kTileWords = kBlockM * MaskMap::kLanes;
-  static constexpr int kSmemBytes = kWarps * (kTileWords + 1) * int(sizeof(uint32_t));
+  static constexpr int kSmemBytes = MaskMap::smem_bytes(kBlockM);
   // A row that sees every key: of the columns that a lane of a quad has.
   static constexpr uint32_t kAll = kBlockN == 128 ? ~0u : (1u << kBlockN / 4 % 32) - 1;
   static_assert(kBlockN % kKeys == 0 && kBlockN <= 128 && kBlockM % (kBatch * kRows) == 0);
