@@ -15,6 +15,7 @@ from ._call.keywords import answered, misplaced
 from .verify import verified
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
     from typing_extensions import Unpack
 
     from ._types import A, AttentionOptions, Foreign, Layout, Quantized
@@ -48,6 +49,21 @@ def cast(call: Call, device: str | None = None) -> Call:
     return Call(q, k, v, call.options if bias is None else {**call.options, "bias": bias})
 
 
+# Options that become others, or a part of a kernel: see _modified.
+MODS = frozenset(("score_mod", "mask_mod", "block_mask"))
+
+
+def _with_mods(
+    function: Callable[..., Any], q: Any, k: Any, v: Any, options: dict[str, Any]
+) -> Any:
+    if find_torch() is None:
+        named = next(name for name in options if name in MODS)
+        raise TypeError(f"{named} needs torch tensors, got a q of {type(q).__name__}")
+    from . import _modified
+
+    return _modified.attention(function, q, k, v, options)
+
+
 def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     """A function that `_C.forward` computes; keywords that a caller leaves out never reach it."""
 
@@ -59,6 +75,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             raise misplaced("attention", ("q", "k", "v"), more, options)
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
+            if not MODS.isdisjoint(options):
+                return _with_mods(attention, q, k, v, options)
             from ._call import operator
 
             return operator.recorded(q, k, v, options)
@@ -68,6 +86,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return _C.forward(q, k, v, options)
         except TypeError as error:
             refused = error.with_traceback(None)  # which holds this frame
+        if not MODS.isdisjoint(options):  # looked at where it costs others nothing
+            return _with_mods(attention, q, k, v, options)
         return retried(attention, {"q": q, "k": k, "v": v, **options}, refused)
 
     return attention
@@ -126,6 +146,9 @@ def attention(
     deterministic: bool = False,
     quantize: str | PrequantizedKV | None = None,
     max_error: float | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
 ) -> Any:
     """softmax(q @ k^T * softmax_scale) @ v with masks and other options, in one fused kernel.
 
@@ -198,6 +221,12 @@ def attention(
             the RMS of its result, such as 0.02. Heads beyond it, and heads that share their KV
             head, run in 16 bits. Decided on the device in every call. The prediction is an
             estimate, no bound.
+        score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, FlexAttention's: the logit in place of
+            softmax_scale * q.k, instead of softcap, alibi_slopes and bias. docs/flex.md says what
+            it may do.
+        mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``: True = visible. Applies on top of the masks
+            above. Unlike causal, it counts queries and keys from 0.
+        block_mask: torch's BlockMask of Sq and Sk; applies likewise.
 
     Returns:
         The result, (B, Hq, Sq, Dv) in q's layout and dtype, contiguous, or `out`. With
@@ -211,7 +240,7 @@ def attention(
         ValueError: an argument is out of range or contradicts another, or no kernel of this build
             accepts the call; `explain` shows why.
         NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize`, of second
-            order, or in forward mode.
+            order, or in forward mode; or a score_mod or mask_mod does what cannot be traced.
         RuntimeError: CUDA reported an error.
         VerificationError: see `verify`.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized
-from ._attention import Array, cast, find_torch
+from ._attention import MODS, Array, cast, find_torch
 from ._call.call import SIGNATURES, Call
 from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
@@ -66,7 +66,11 @@ def explain(
     if arrays := converted({**given, **options}):
         names = {"device": device, "grad": grad}
         return explain(**{**given, **options, **names, **arrays})
-    find_torch()
+    if find_torch() and not MODS.isdisjoint(options):
+        from . import _modified
+
+        call = _modified.explained(q, k, v, options)
+        return explain(call.q, call.k, call.v, device=device, grad=grad, **call.options)
     where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
         from . import jit

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 from ._C import PrequantizedKV
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
 # The library of the operands and of the result. To mypy numpy's arrays, which have an Any in their
 # type, match several overloads: their results are Any.
@@ -53,6 +56,9 @@ class AttentionOptions(_Common, total=False):
     deterministic: bool
     quantize: Quantized | PrequantizedKV | None
     max_error: float | None
+    score_mod: Callable[..., Any] | None
+    mask_mod: Callable[..., Any] | None
+    block_mask: BlockMask | None
 
 
 class VarlenOptions(_Common, total=False):

@@ -7,8 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.9")
 
+from cutlass_attn._mods import block_mask as _block_mask  # noqa: E402
 from cutlass_attn._mods.masks import Interval, Lengths  # noqa: E402
-from cutlass_attn.compat import _block_mask, flex  # noqa: E402
+from cutlass_attn._mods.translate import Mods, translate  # noqa: E402
+from cutlass_attn.compat import flex  # noqa: E402
 from torch.nn.attention import flex_attention as torchs  # noqa: E402
 
 B, HQ, HKV, D, DV = 2, 4, 2, 16, 24
@@ -120,10 +122,6 @@ def test_masks(name, lengths):
 def test_scores(name, mask, lengths):
     if mask is not None:
         mask = block_mask(mask, lengths)
-    elif name == "alibi, symmetric" and lengths[0] != lengths[1]:
-        with pytest.raises(flex.UnsupportedModError, match="depends on both"):  # cuts diagonals
-            both(*operands(lengths), SCORES[name], mask)
-        return
     assert_equal(*both(*operands(lengths), SCORES[name], mask))
 
 
@@ -204,17 +202,14 @@ def test_gradients_of_slopes():
     weight = random(*out.shape)
     ours, theirs = (torch.autograd.grad((x * weight).sum(), slopes)[0] for x in (out, due))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    with pytest.raises(flex.UnsupportedModError, match="requires a gradient"):
-        flex.flex_attention(
-            q, k, v, lambda s, b, h, q, k: s - slopes[h] * abs(q - k), enable_gqa=True
-        )
 
 
 def options(score=None, mask=None, lengths=(37, 37)):
     """What `attention` is called with."""
     mask = None if mask is None else block_mask(mask, lengths)
     mod = None if score is None else SCORES[score]
-    return flex._translate(operands(lengths)[0], mod, mask, Lengths(B, HQ, *lengths))
+    mods = Mods(mod, None, mask)
+    return translate(operands(lengths)[0], Lengths(B, HQ, *lengths), mods)
 
 
 @pytest.mark.parametrize(
@@ -453,27 +448,6 @@ def wrong(**changes):
 def test_errors(changes, error, said):
     with pytest.raises(error, match=said):
         wrong(**changes)
-
-
-@pytest.mark.parametrize(
-    ("score_mod", "said"),
-    [
-        (lambda s, b, h, q, k: torch.relu(s), "used more than once"),
-        (lambda s, b, h, q, k: torch.sigmoid(s), "sigmoid of the score"),
-        (lambda s, b, h, q, k: s * SLOPES[h], "mul of the score and something else than a Python"),
-        (lambda s, b, h, q, k: s + SLOPES[(q - k) % 4], "depends on both q_idx and kv_idx"),
-        (lambda s, b, h, q, k: 2 * torch.tanh(s / 2 + TABLE[b, h, q, k]), "add within tanh"),
-        (lambda s, b, h, q, k: torch.where(q >= k, s, -1e9), "something else than -inf"),
-        (lambda s, b, h, q, k: -torch.where(q >= k, s, -float("inf")), "masked score is negated"),
-        (lambda s, b, h, q, k: k * 1.0, "does not depend on score"),
-        (lambda s, b, h, q, k: s * 0, "multiplied by 0"),
-    ],
-)
-def test_scores_that_no_kernel_computes(score_mod, said):
-    """No unfused path: the error says what there is."""
-    with pytest.raises(flex.UnsupportedModError, match=said) as caught:
-        wrong(score_mod=score_mod)
-    assert "score + bias[h, q_idx, kv_idx]" in str(caught.value)
 
 
 def test_captured_tensors_of_other_sizes():

@@ -14,7 +14,9 @@ from .autograd import Differentiable
 from .call import Call
 from .schema import Schema
 
-_SCHEMA = Schema("attention", lambda name: name not in ("out", "verify"))
+# Mods are no arguments of an operator: they become others before.
+_NOT_ITS = ("out", "verify", "score_mod", "mask_mod", "block_mask")
+_SCHEMA = Schema("attention", lambda name: name not in _NOT_ITS)
 
 
 def _call_of(args: tuple[Any, ...]) -> Call:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,11 +24,12 @@ from torch.nn.attention.flex_attention import (
 )
 
 import cutlass_attn
-from cutlass_attn._mods import masks, scores
+from cutlass_attn._call.call import Call
+from cutlass_attn._modified import computed
+from cutlass_attn._mods import block_mask as _block_mask
+from cutlass_attn._mods import masks
 from cutlass_attn._mods.graph import UnsupportedModError
-from cutlass_attn._mods.tracing import trace
-
-from . import _block_mask
+from cutlass_attn._mods.translate import Mods, translate
 
 __all__ = [
     "AuxOutput",
@@ -43,8 +43,6 @@ __all__ = [
 ]
 
 ScoreMod = Callable[..., torch.Tensor]
-
-_NO_MASK = 1 << 30  # BLOCK_SIZE of a BlockMask that stands for none
 
 # Tuning of the Triton kernels, which says nothing here.
 _KERNEL_OPTIONS = {
@@ -127,8 +125,8 @@ def _compute(
 ) -> Any:
     _check_options(kernel_options)
     lengths = _check_operands(query, key, value, enable_gqa)
-    _check_block_mask(query, key, block_mask)
-    call = _translate(query, score_mod, block_mask, lengths)
+    _check_block_mask(query, key, block_mask, lengths)
+    call = translate(query, lengths, Mods(score_mod, None, block_mask))
     q, k, v = (
         x if x.stride(-1) == 1 else x.contiguous()
         for x in (query, key[:, :, : call.keys], value[:, :, : call.keys])
@@ -136,88 +134,16 @@ def _compute(
     if k.shape[0] != q.shape[0]:
         k, v = k.expand(len(q), -1, -1, -1), v.expand(len(q), -1, -1, -1)
     softmax_scale = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * call.scale
-    result = cutlass_attn.attention(
-        q, k, v, softmax_scale=softmax_scale, return_lse=wants_lse, **call.options
-    )
+    options = {"softmax_scale": softmax_scale, "return_lse": wants_lse, **call.options}
+    if call.score is not None:
+        result = computed(Call(q, k, v, options), call.score)
+    else:
+        result = cutlass_attn.attention(q, k, v, **options)
     if not wants_lse:
         return (result, AuxOutput()) if has_aux else result
     out, lse = result
     lse = lse + call.lse_shift
     return (out, AuxOutput(lse=lse)) if has_aux else (out, lse)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a call of `attention` gets for score_mod and block_mask."""
-
-    scale: float  # of softmax_scale
-    keys: int  # those beyond are seen by no query
-    options: dict[str, Any]
-    lse_shift: torch.Tensor | float
-
-
-def _translate(
-    query: torch.Tensor,
-    score_mod: ScoreMod | None,
-    block_mask: BlockMask | None,
-    lengths: masks.Lengths,
-) -> _Call:
-    device = query.device
-    interval = masks.Interval()
-    visible: list[torch.Tensor] = []  # bool masks, all of which count
-    score = scores.Score()
-    if score_mod is not None:
-        graph = trace(score_mod, "score_mod", device)
-        score = scores.split(graph)
-        for node in score.masks:
-            own, rest = masks.split(graph, node)
-            interval = _joined(interval, own, visible, lengths, device)
-            if rest is not None:
-                with torch.no_grad(), torch.inference_mode(False):
-                    visible.append(masks.dense(graph, rest, lengths, device))
-    mask = None
-    if block_mask is not None:
-        mask = _block_mask.read(block_mask, lengths)
-        interval = _joined(interval, mask.interval, visible, lengths, device)
-        if mask.dense is not None:
-            visible.append(mask.dense)
-    found = masks.options(interval, lengths)
-    if found is None:
-        if mask is None or not (mask.has_interval and mask.interval == interval):
-            visible.append(masks.dense_interval(interval, lengths, device))
-        found = lengths.k, {}
-    keys, options = found
-    if score.softcap:
-        options["softcap"] = score.softcap
-    if visible:
-        dense = visible[0]
-        for x in visible[1:]:
-            dense = dense & x
-        options["mask"] = dense[..., :keys]
-    lse_shift: torch.Tensor | float = 0.0
-    if score.terms:
-        of_call = masks.Lengths(lengths.b, lengths.h, lengths.q, keys)
-        operands = scores.operands(graph, score.terms, of_call, interval.high, query)
-        lse_shift = operands.lse_shift
-        if operands.bias is not None:
-            options["bias"] = operands.bias
-        if operands.alibi_slopes is not None:
-            options["alibi_slopes"] = operands.alibi_slopes
-    return _Call(score.scale, keys, options, lse_shift)
-
-
-def _joined(
-    first: masks.Interval,
-    second: masks.Interval,
-    visible: list[torch.Tensor],
-    lengths: masks.Lengths,
-    device: torch.device,
-) -> masks.Interval:
-    both = first & second
-    if both is None:  # two chunk lengths
-        visible.append(masks.dense_interval(second, lengths, device))
-        return first
-    return both
 
 
 def _wants_lse(return_lse: bool, return_aux: AuxRequest | None) -> bool:
@@ -258,7 +184,12 @@ def _check_operands(
     return masks.Lengths(len(query), heads_q, query.shape[2], key.shape[2])
 
 
-def _check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockMask | None) -> None:
+def _check_block_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    block_mask: BlockMask | None,
+    lengths: masks.Lengths,
+) -> None:
     batch, batch_kv = len(query), len(key)
     if block_mask is None:
         if batch != batch_kv:
@@ -266,31 +197,10 @@ def _check_block_mask(query: torch.Tensor, key: torch.Tensor, block_mask: BlockM
                 f"batch sizes of query and key differ, {batch} and {batch_kv}, without a block_mask"
             )
         return
-    if not isinstance(block_mask, BlockMask):
-        raise TypeError(f"block_mask must be a BlockMask, got {type(block_mask).__name__}")
+    _block_mask.check(block_mask, lengths, query.device)
     counts = block_mask.kv_num_blocks
-    if counts.device != query.device:
-        raise RuntimeError(f"block_mask is on {counts.device}; query is on {query.device}")
-    if counts.dim() != 3:
-        raise ValueError(
-            f"block_mask.kv_num_blocks must have 3 dimensions, got {tuple(counts.shape)}"
-        )
     if batch != batch_kv and (batch_kv != 1 or len(counts) != batch):
         raise ValueError(
             f"batch sizes of query, key and block_mask are {batch}, {batch_kv} and {len(counts)}; "
             "key may have 1 where block_mask has that of query"
-        )
-    for name, size, due in (
-        ("batch size", counts.shape[0], batch),
-        ("number of heads", counts.shape[1], query.shape[1]),
-    ):
-        if size not in (1, due):
-            raise ValueError(f"block_mask has {name} {size}; query has {due}, and 1 is allowed")
-    if block_mask.BLOCK_SIZE == (_NO_MASK, _NO_MASK):
-        return
-    lengths, of_call = tuple(block_mask.seq_lengths), (query.shape[2], key.shape[2])
-    if lengths != of_call:
-        raise ValueError(
-            f"block_mask is of lengths {lengths}; query and key have {of_call}. Create it for "
-            "these lengths"
         )

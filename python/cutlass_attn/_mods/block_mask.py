@@ -1,4 +1,4 @@
-"""torch's BlockMask, read once for all calls with it: an interval of keys, and a bool mask."""
+"""mask_mod and torch's BlockMask, read once for calls that share one: an interval and a bool mask."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask
 
-from cutlass_attn._mods.graph import Graph, Node, evaluate, ordered
-from cutlass_attn._mods.masks import Interval, Lengths, dense, in_rows, options, split
-from cutlass_attn._mods.tracing import trace
+from .graph import Graph, Node, evaluate, ordered
+from .masks import Interval, Lengths, dense, in_rows, options, split
+from .tracing import trace
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,40 @@ class _Kept:
     versions: list[tuple[torch.Tensor, int]]  # of what was read
 
 
-_MOST = 4  # sizes of calls for which one BlockMask keeps masks
+_MOST = 4  # sizes of calls for which one BlockMask, or mask_mod, keeps masks
 _kept: weakref.WeakKeyDictionary[BlockMask, dict[Lengths, _Kept]] = weakref.WeakKeyDictionary()
+
+
+_NO_MASK = 1 << 30  # BLOCK_SIZE of a BlockMask that stands for none
+
+
+def check(block_mask: Any, lengths: Lengths, device: torch.device) -> None:
+    """Raises TypeError, RuntimeError, ValueError for what is no BlockMask of a call."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask must be a BlockMask, got {type(block_mask).__name__}")
+    counts = block_mask.kv_num_blocks
+    if counts.device != device:
+        raise RuntimeError(f"block_mask is on {counts.device}; query is on {device}")
+    if counts.dim() != 3:
+        raise ValueError(
+            f"block_mask.kv_num_blocks must have 3 dimensions, got {tuple(counts.shape)}"
+        )
+    for name, size, due in (
+        ("batch size", counts.shape[0], lengths.b),
+        ("number of heads", counts.shape[1], lengths.h),
+    ):
+        if size not in (1, due):
+            raise ValueError(f"block_mask has {name} {size}; query has {due}, and 1 is allowed")
+    if block_mask.BLOCK_SIZE == (_NO_MASK, _NO_MASK):
+        return
+    own, of_call = tuple(block_mask.seq_lengths), (lengths.q, lengths.k)
+    if own != of_call:
+        raise ValueError(
+            f"block_mask is of lengths {own}; query and key have {of_call}. Create it for these "
+            "lengths"
+        )
 
 
 def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
@@ -57,6 +91,53 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
             entries.clear()
         entries[lengths] = _Kept(mask, function, [(x, _version(x)) for x in read_tensors])
     return mask
+
+
+@dataclass(frozen=True)
+class _KeptFunction:
+    mask: Mask
+    nodes: tuple[Any, ...]  # what the function computed
+    captures: list[tuple[weakref.ref[torch.Tensor], int]]  # of what was read, and versions
+
+
+_functions: weakref.WeakKeyDictionary[Any, dict[Any, _KeptFunction]] = weakref.WeakKeyDictionary()
+
+
+def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.device) -> Mask:
+    """The mask of a mask_mod for a call of these sizes.
+
+    The function is traced in every call. Its mask is kept for as long as the function lives, and
+    used again where the trace is the same: numbers, and captured tensors that are the same objects
+    and that torch counted no write to. Tensors of inference mode count none, so theirs is not kept.
+    """
+    graph = trace(mask_mod, "mask_mod", device)
+    nodes, key = _identity(graph), (lengths, str(device))
+    captures = [(weakref.ref(x), _version(x)) for x in graph.captures]
+    try:
+        entries = _functions.setdefault(mask_mod, {})
+    except TypeError:  # no weak reference to it, or no hash
+        entries = {}
+    known = entries.get(key)
+    if known is not None and known.nodes == nodes and known.captures == captures:
+        return known.mask
+    with torch.no_grad(), torch.inference_mode(False):
+        interval, rest = split(graph, graph.result)
+        if rest is None:
+            mask = Mask(interval, None)
+        else:
+            mask = Mask(interval, dense(graph, rest, lengths, device))
+    if all(version >= 0 for _, version in captures):
+        if len(entries) >= _MOST and key not in entries:
+            entries.clear()
+        entries[key] = _KeptFunction(mask, nodes, captures)
+    return mask
+
+
+def _identity(graph: Graph) -> tuple[Any, ...]:
+    """Equal for graphs that compute the same of the same captures."""
+    order = ordered(graph.result)
+    place = {node: i for i, node in enumerate(order)}
+    return tuple((x.op, x.kind, repr(x.value), *(place[y] for y in x.args)) for x in order)
 
 
 def _is_current(known: _Kept, block_mask: BlockMask) -> bool:

@@ -1,0 +1,188 @@
+"""`attention` with score_mod, mask_mod or block_mask: as options where they are some, else with a
+score that is computed as the function says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._call.call import Call
+from ._call.foreign import converted
+from ._call.keywords import refusal
+from ._mods import interpreter
+from ._mods.block_mask import check
+from ._mods.graph import Graph, UnsupportedModError
+from ._mods.masks import Lengths
+from ._mods.translate import Mods, Translated, translate
+
+NAMES = ("score_mod", "mask_mod", "block_mask")
+_OF_LOGITS = ("softcap", "alibi_slopes", "bias")
+_OF_KEYS = ("bias", "alibi_slopes", "quantize")  # depend on how many keys there are
+_INTERVALS = ("causal", "window", "attention_chunk")
+# What a score_mod that is none of the other options has beside it, where torch evaluates it.
+_INTERPRETED = {
+    *("softmax_scale", "causal", "window", "attention_chunk", "mask", "sinks"),
+    *("layout", "return_lse", "out", "deterministic", "kernel", "accumulate", "verify"),
+}
+
+
+def are_in(options: dict[str, Any]) -> bool:
+    return any(options.get(name) is not None for name in NAMES)
+
+
+def without(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in options.items() if name not in NAMES}
+
+
+def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """`function`, which is attention(), with these mods among its options."""
+    if unknown := refusal("attention", options):
+        raise unknown
+    given = {"q": q, "k": k, "v": v, **without(options)}
+    if arrays := converted(given):
+        given |= arrays
+    mods = {name: options.get(name) for name in NAMES}
+    if not are_in(options):
+        return function(**given)
+    return _compute(function, given, mods)
+
+
+def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call:
+    """The call that `explain` is about, for one with these mods. Raises what `options_of` does."""
+    mods = {name: options.get(name) for name in NAMES}
+    call = Call(q, k, v, without(options))
+    if not are_in(options):
+        return call
+    call, found = options_of(call, mods)
+    if found.score is not None:
+        raise _no_kernel(call)
+    return call
+
+
+def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
+    """The call with options for its mods, and how they were translated.
+
+    Raises:
+        TypeError: an operand is no torch tensor, or a function has wrong arguments.
+        ValueError: a mod contradicts an option, or does not suit the sizes of the call.
+    """
+    if not isinstance(call.q, torch.Tensor):
+        named = " and ".join(name for name, x in mods.items() if x is not None)
+        raise TypeError(f"{named} need torch tensors, got a q of {type(call.q).__name__}")
+    options = dict(call.options)
+    facts = call.facts()  # refuses what does not fit together
+    if mods["score_mod"] is not None:
+        for name in _OF_LOGITS:
+            x = options.get(name)
+            if x is not None and not (isinstance(x, (int, float)) and x == 0):
+                raise ValueError(
+                    f"score_mod is given, and {name}: allowed: one of them. A score_mod gets "
+                    "softmax_scale * q.k, and can do what the other does"
+                )
+    batch, heads = call.q.shape[0], facts.num_heads_q
+    lengths = Lengths(batch, heads, facts.seqlen_q, facts.seqlen_k)
+    if mods["block_mask"] is not None:
+        check(mods["block_mask"], lengths, call.q.device)
+    own = [x for x in _INTERVALS if options.get(x) not in (None, False)]
+    found = translate(
+        call.q,
+        lengths,
+        Mods(**mods),
+        has_interval=bool(own),
+        has_sinks=options.get("sinks") is not None,
+        may_cut=all(options.get(x) is None for x in _OF_KEYS),
+    )
+    if found.scale != 1.0:
+        options["softmax_scale"] = _scale(call) * found.scale
+    of_mods = dict(found.options)
+    if options.get("mask") is not None and "mask" in of_mods:
+        of_mods["mask"] = of_mods["mask"] & options["mask"][..., : found.keys]
+    elif options.get("mask") is not None and options["mask"].shape[-1] > found.keys:
+        of_mods["mask"] = options["mask"][..., : found.keys]
+    rows = 1 if facts.bshd else 2
+    k, v = (x.narrow(rows, 0, found.keys) for x in (call.k, call.v))
+    return Call(call.q, k, v, {**options, **of_mods}), found
+
+
+def _scale(call: Call) -> float:
+    scale = call.options.get("softmax_scale")
+    return 1 / math.sqrt(call.q.shape[-1]) if scale is None else float(scale)
+
+
+# torch.compile breaks its graph here: it would trace the tracer.
+@torch.compiler.disable
+def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str, Any]) -> Any:
+    q, k, v = (given.pop(name) for name in "qkv")
+    call, found = options_of(Call(q, k, v, given), mods)
+    if found.score is not None:
+        return computed(call, found.score)
+    result = function(call.q, call.k, call.v, **call.options)
+    if not call.options.get("return_lse"):
+        return result
+    out, lse = result
+    return out, lse + found.lse_shift
+
+
+def computed(call: Call, score: Graph) -> Any:
+    """A call with a score_mod that no other options are."""
+    if call.q.device.type != "cpu":
+        raise _no_kernel(call)
+    return _interpreted(call, score)
+
+
+def _no_kernel(call: Call) -> UnsupportedModError:
+    said = "score_mod is none of softcap, ALiBi, bias and mask"
+    if call.q.device.type == "cpu":
+        return UnsupportedModError(f"{said}: torch evaluates it on a CPU, and no kernel runs")
+    return UnsupportedModError(
+        f"{said}, and is evaluated on a CPU alone: evaluate its term to a tensor, and pass that as "
+        "bias="
+    )
+
+
+def _interpreted(call: Call, score: Graph) -> Any:
+    options = call.options
+    for name, x in options.items():
+        if name not in _INTERPRETED and x not in (None, False, 0, 0.0):
+            raise ValueError(
+                f"{name} is {x!r}: with a score_mod that is none of the other options, a CPU has "
+                f"no {name}"
+            )
+    if options.get("kernel", "auto") not in ("auto", "cpu"):
+        raise ValueError(
+            f"kernel is {options['kernel']!r}, allowed for a score_mod that torch evaluates: "
+            '"auto", "cpu"'
+        )
+    if options.get("verify"):
+        raise ValueError(
+            "verify=True: a score_mod that is none of the other options is evaluated by torch on a "
+            "CPU, and there is no second kernel"
+        )
+    facts = call.facts()
+    is_bshd = facts.bshd
+    q, k, v = (x.transpose(1, 2) if is_bshd else x for x in (call.q, call.k, call.v))
+    mask = options.get("mask")
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    window = options.get("window")
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    left, right = (None if x is None or x == -1 else int(x) for x in sides)
+    sinks = options.get("sinks")
+    own = interpreter.Options(
+        softmax_scale=_scale(call),
+        offset=k.shape[2] - q.shape[2],
+        causal=bool(options.get("causal", False)),
+        window=(left, right),
+        attention_chunk=options.get("attention_chunk"),
+        mask=mask,
+    )
+    out, lse = interpreter.attention(q, k, v, score, own, sinks)
+    out = out.transpose(1, 2) if is_bshd else out
+    if options.get("out") is not None:
+        out = options["out"].copy_(out)
+    elif not out.is_contiguous():
+        out = out.contiguous()
+    return (out, lse) if options.get("return_lse") else out
