@@ -33,12 +33,22 @@ enum class Device : int32_t { kCpu, kCuda };
 enum class Op : int32_t { kForward, kBackward };
 inline constexpr int kNumOps = 2;
 
+// A user's function of a logit: what a kernel is compiled with, and what that reads.
+struct UserScoreMod {
+  std::string name;                // by which the compiler knows its source
+  void const* operands = nullptr;  // a struct Mod as core/terms/score_mod.hpp has it
+  int32_t bytes = 0;               // of that, up to kMaxBytes
+
+  static constexpr int32_t kMaxBytes = 1024;
+};
+
 // Where and how to run a plan.
 struct RunOptions {
   int device_index = 0;    // CUDA ordinal; the caller's current device is left as it was
   void* stream = nullptr;  // cudaStream_t; null is the legacy default stream
   int num_threads = 0;     // CPU kernels: 0 means all cores this process may use
   Workspace workspace;     // of the plan's device, unused by others until the run is done
+  UserScoreMod const* score_mod = nullptr;  // of a problem that has one
 };
 
 // In bytes, of the address of a workspace.
@@ -195,6 +205,9 @@ CUTLASS_ATTN_API int64_t kept_bytes(int device_index = 0);
 // whatever thread first wants it.
 using Compiler = Status (*)(std::string const& key, int device_index);
 
+// Of a score_mod the key is that of the variant, "+", the name of a score, "+", and the name of the
+// function.
+//
 // Null: nothing is compiled at run time, and `why_not` is what dispatch answers. That is also how a
 // program starts; cutlass_attn's Python package sets a compiler.
 CUTLASS_ATTN_API void set_compiler(Compiler compiler, std::string why_not = "");

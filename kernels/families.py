@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from manifest_rows import (
     ARCHS,
     BACKWARD_OPTIONS,
+    COMPILED_OPTIONS,
     OPTIONS,
     ROW_FIELDS,
     TERMS,
@@ -219,7 +220,7 @@ def _options(settings: Settings, scores: list[str], op: str, where: str) -> tupl
     """The options that its scores and axes imply, and those that the manifest adds."""
     known = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
     if settings.options == ALL_OPTIONS:
-        return tuple(known)
+        return tuple(x for x in known if x not in COMPILED_OPTIONS)
     # Scores decide about the options that change a logit; every kernel implements sinks.
     of_scores = [option for option in known if OPTIONS[option]]
     others = [x for x in known if x not in (*of_scores, "sinks")]

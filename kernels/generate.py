@@ -11,6 +11,7 @@ and runtime/tuned.toml into the table that tiles are chosen by. It writes into D
                               for NVRTC: compiled at first use
     manifest_units.inc        what manifest.cpp must see declared
     manifest_table.inc        kKernels, kRows (compiled or not) and kTuned, for manifest.cpp
+    score_mods.json           those of kernels that a score_mod is compiled with, with all their scores
     space.json                what the tuner may choose, by space.toml, and the source to fill in
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS_<arch>, CUTLASS_ATTN_SIMT_UNITS
 
@@ -121,6 +122,14 @@ def outputs(
     left_out = {
         row.key: row.source(scores) for row in rows if (scores := build.scores_for_nvrtc(row))
     }
+    files["score_mods.json"] = json.dumps(
+        {
+            row.key: row.source(list(row.kernel.scores))
+            for row in rows
+            if build.cuda and row.device == "cuda" and "score_mod" in row.kernel.options
+        },
+        indent=1,
+    )
     files["units.json"] = json.dumps(left_out, indent=1)
     files["space.json"] = json.dumps(space or {}, indent=1)
     headers = {k.include for k in kernels if k.device == "cpu"}

@@ -42,6 +42,7 @@ TIERS = ("core", "full")
 SIMT = ("all", "scalar", "none")  # GPU kernels to compile for the CPU as well
 OPTIONS: dict[str, list[str]] = FACTS["options"]
 BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
+COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]

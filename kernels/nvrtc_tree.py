@@ -7,6 +7,7 @@
 writes into DIR
 
     units.json        the source of every kernel that this build leaves out
+    score_mods.json   and of every kernel that a score_mod can be compiled with
     space.json        sources of other tiles, to be filled in
     include/          the headers that a compilation opens, and no others
     include/cccl/     those of CCCL
@@ -117,7 +118,10 @@ def licence(cutlass: Path) -> Path:
 
 
 def write(out: Path, units: Path, space: Path, cutlass: Path, cuda: list[Path], cxx: str) -> None:
-    sources: list[str] = list(json.loads(units.read_text(encoding="utf-8")).values())
+    score_mods = units.parent / "score_mods.json"
+    sources: list[str] = []
+    for path in (units, score_mods):
+        sources += json.loads(path.read_text(encoding="utf-8")).values()
     sources += [entry["source"] for entry in json.loads(space.read_text(encoding="utf-8")).values()]
     shutil.rmtree(out, ignore_errors=True)
     (out / "include").mkdir(parents=True)
@@ -135,6 +139,7 @@ def write(out: Path, units: Path, space: Path, cutlass: Path, cuda: list[Path], 
         shutil.copyfile(path, target)
         digest.update(name.encode() + b"\0" + path.read_bytes())
     shutil.copyfile(units, out / "units.json")
+    shutil.copyfile(score_mods, out / "score_mods.json")
     shutil.copyfile(space, out / "space.json")
     (out / "digest").write_text(digest.hexdigest(), encoding="utf-8")
     shutil.copyfile(licence(cutlass), out / "CUTLASS_LICENSE.txt")

@@ -80,6 +80,7 @@ constexpr Keyword kKeywords[] = {
     {"grad_sinks", &Arguments::grad_sinks, kGradients, 0, Keyword::kArray},
     {"deterministic", &Arguments::deterministic, kDense | kPacked},
     {"wanted", &Arguments::wanted, kGradients, kGradients},
+    {"score_mod", &Arguments::score_mod, kDense, kDense},
     {"dispatched", &Arguments::dispatched, kAll | kAppend, kAll | kAppend},
     {"is_cast", &Arguments::is_cast, kAttention | kVarlen, kAttention | kVarlen},
     {"device", &Arguments::device, kDense | kServing, kDense | kServing},
@@ -212,6 +213,19 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
       raise(PyExc_ValueError, "max_error is " + repr(given.max_error) + ", but quantize is " +
                                   (kept ? "a PrequantizedKV" : "None") + "; allowed: a name");
     }
+  }
+  if (has_value(given.score_mod)) {
+    auto const [name, operands] = py::cast<std::pair<std::string, py::bytes>>(given.score_mod);
+    char* data = nullptr;
+    Py_ssize_t bytes = 0;
+    if (PyBytes_AsStringAndSize(operands.ptr(), &data, &bytes) != 0) throw py::error_already_set();
+    if (bytes > UserScoreMod::kMaxBytes) {
+      raise(PyExc_ValueError, "score_mod reads tensors and numbers of " + std::to_string(bytes) +
+                                  " bytes of sizes, strides and numbers; allowed: up to " +
+                                  std::to_string(UserScoreMod::kMaxBytes));
+    }
+    score_mod = {name, data, int32_t(bytes)};
+    p.logits.has_score_mod = true;
   }
   if (given.kernel) kernel = string("kernel", "auto", given.kernel);
 }
@@ -428,6 +442,7 @@ LaunchOptions Call::place() {
   options.device = device();
   options.device_index = q.device.index;
   options.kernel = kernel;
+  if (problem.logits.has_score_mod) options.score_mod = &score_mod;
   library->place(q.device, options);
   // Freed when the call has been enqueued: torch gives it only to later work of the same stream.
   options.allocate = [this](int64_t bytes) -> Workspace {

@@ -36,6 +36,7 @@ struct Arguments {
   PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
   PyObject *accumulate = nullptr, *quantize = nullptr, *max_error = nullptr;
   PyObject* verify = nullptr;
+  PyObject* score_mod = nullptr;  // (name, operands): of _modified.py
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
 
@@ -106,6 +107,7 @@ struct Call {
   std::string kernel = "auto";
   View q;
   Problem problem;
+  UserScoreMod score_mod;              // of a problem that has one; its operands are borrowed
   Prequantized const* kept = nullptr;  // borrowed: K and V, rounded before
 
   // Memory that was made for the call, beside its results.

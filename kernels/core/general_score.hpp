@@ -17,6 +17,7 @@ struct GeneralScore {
   static constexpr bool kIsGeneral = true;
   static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
+  static constexpr bool kHasMod = false;
   static constexpr bool kHasAlibi = false;  // it has, but none of the term's code
   template <int kRows>
   using Rows = NoRows;

@@ -70,6 +70,8 @@ struct Logits {
   int64_t alibi_batch_stride = 0;
   PerLogit bias;  // of bias_dtype: that of q, or float32
   DType bias_dtype = DType::kFloat16;
+  // A user's function of what comes of that, which RunOptions name.
+  bool has_score_mod = false;
   // A logit per query head that joins the softmax's denominator, with no key or value of its own.
   float const* sinks = nullptr;  // (num_heads_q)
 };

@@ -26,6 +26,7 @@
 #include "core/terms/chunk.hpp"
 #include "core/terms/mask_bits.hpp"
 #include "core/terms/pairs.hpp"
+#include "core/terms/score_mod.hpp"
 #include "core/terms/softcap.hpp"
 
 namespace cutlass_attn {
@@ -38,13 +39,16 @@ struct Score {
   static constexpr bool kHas = (std::is_same_v<Term, Terms> || ...);
   static constexpr bool kHasSoftcap = kHas<Softcap>, kHasBias = kHas<TileBias>;
   static constexpr bool kHasAlibi = kHas<Alibi>;
+  // A user's function, which gets what the terms before it make; void if there is none.
+  using Mod = typename ScoreModOf<Terms...>::type;
+  static constexpr bool kHasMod = !std::is_same_v<Mod, void>;
   // Whether anything is added to a logit.
-  static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias>;
+  static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias> || kHasMod;
   // Whether apply() has nothing to do: a bias is added by with_bias().
-  static constexpr bool kIsIdentity = !kHas<Alibi> && (kHasBias || !kHasSoftcap);
+  static constexpr bool kIsIdentity = !kHas<Alibi> && !kHasMod && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
   // Whether d logit / d(softmax_scale s) is 1.
-  static constexpr bool kIsLinear = !kHasSoftcap;
+  static constexpr bool kIsLinear = !kHasSoftcap && !kHasMod;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
   // Whether logits may grow towards smaller keys, as where rising_from() says.
   static constexpr bool kRises = kHas<Alibi>;
@@ -109,6 +113,7 @@ struct Score {
     if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
+    if constexpr (kHasMod) Mod::template apply<kRows, kKeys>(p, x, unit_of_mod(), place);
   }
 
   // What the terms read of a query head, whatever the row and key.
@@ -153,6 +158,11 @@ struct Score {
     return fmaf(bias, kLog2e, x);
   }
 
+  // What a user's function gets is x times this.
+  CA_HOST_DEVICE float unit_of_mod() const {
+    return kHasSoftcap || kHasBias || kHasAlibi ? kLn2 : inner * kLn2;
+  }
+
  private:
   // From what apply_softcap<., false>() leaves to units of log2, of a score that adds.
   CA_HOST_DEVICE float factor_of_terms() const {
@@ -164,6 +174,14 @@ struct Score {
     return kAdds ? scale * factor * kLog2e : scale * factor;
   }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
+};
+
+// A score with one term more.
+template <class Score, class Term>
+struct WithTerm;
+template <class... Terms, class Term>
+struct WithTerm<Score<Terms...>, Term> {
+  using type = Score<Terms..., Term>;
 };
 
 using IdentityScore = Score<>;

@@ -45,14 +45,19 @@ Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant co
 Status provide(Variant const& variant, Problem const& problem, DeviceInfo const& device,
                RunOptions const& options, KernelUnit const*& unit) {
   int const score = score_of(variant.kernel->arguments, problem);
+  std::string const mod = options.score_mod != nullptr ? options.score_mod->name : "";
+  auto const find = [&] {
+    return mod.empty() ? loaded(variant, score, device.compute_capability)
+                       : loaded_with(variant, score, mod, device.compute_capability);
+  };
   unit = variant.unit;
-  if (!is_left_out(variant, score)) return {};
-  unit = loaded(variant, score, device.compute_capability);
+  if (mod.empty() && !is_left_out(variant, score)) return {};
+  unit = find();
   if (unit != nullptr) return {};
   Status status = may_load(variant, score, options.stream);
-  if (status.ok()) status = compile(variant, score, options.device_index);
+  if (status.ok()) status = compile(variant, score, mod, options.device_index);
   if (!status.ok()) return status;
-  unit = loaded(variant, score, device.compute_capability);
+  unit = find();
   if (unit == nullptr) {
     // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
     std::string const& refusal = why_not_compiled(variant, score);
@@ -60,8 +65,10 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
     return Status::device_error("the compiler did not provide " + entry_key(variant, score));
   }
   if (unit->facts.smem_bytes > device.smem_per_block) {
-    return Status::no_kernel(variant.info.key + ": " + std::to_string(unit->facts.smem_bytes) +
-                             " bytes of shared memory are too many for this device");
+    std::string const why_not = std::to_string(unit->facts.smem_bytes) +
+                                " bytes of shared memory are too many for this device";
+    if (!mod.empty()) refuse(variant, score, why_not);
+    return Status::no_kernel(variant.info.key + ": " + why_not);
   }
   return {};
 }
@@ -304,7 +311,7 @@ Status explain(Problem const& problem, Op op, DeviceInfo const& device, std::str
       if (arguments.num_scores > 0) {
         int const score = score_of(arguments, problem);
         verdict.score = arguments.scores[score].token;
-        verdict.at_first_use = is_left_out(variant, score);
+        verdict.at_first_use = is_left_out(variant, score) || problem.logits.has_score_mod;
       }
       verdict.max_launches = max_launches_of(result.plan);
     }

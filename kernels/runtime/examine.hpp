@@ -297,6 +297,12 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
              std::to_string(device.smem_per_block);
     });
   }
+  if (p.logits.has_score_mod) {
+    std::string const why_not =
+        variant.is_simt ? "compiles a score_mod for GPUs alone" : why_not_compiled(variant, score);
+    if (!why_not.empty()) lacks(Lack::kEnvironment, [&] { return "score_mod: " + why_not; });
+    return;
+  }
   bool const can_be_compiled =
       is_left_out(variant, score) && why_not_compiled(variant, score).empty();
   if (unit == nullptr && !variant.kernel->function && !can_be_compiled) {

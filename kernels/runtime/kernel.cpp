@@ -99,7 +99,14 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
               DeviceLimits const& limits, RunOptions const& options, Part part) {
   int const score = score_of(kernel, problem);
   if (score == kernel.num_scores) return Status::no_kernel("no score functor takes this call");
-  alignas(64) char params[KernelArguments::kMaxBytes];
+  UserScoreMod const* const mod = options.score_mod;
+  if (problem.logits.has_score_mod != (mod != nullptr) ||
+      (mod != nullptr && (mod->bytes < 0 || mod->bytes > UserScoreMod::kMaxBytes))) {
+    return Status::invalid(
+        "score_mod: the problem has one where the options name one, of at most " +
+        std::to_string(UserScoreMod::kMaxBytes) + " bytes");
+  }
+  alignas(64) char params[KernelArguments::kMaxBytes + UserScoreMod::kMaxBytes];
   Workspace workspace = options.workspace;
   bool const is_on_device = unit.host_code[score] == nullptr;
 #if CUTLASS_ATTN_CUDA
@@ -110,6 +117,7 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   }
 #endif
   kernel.prepare(problem, workspace, limits, unit.facts, params);
+  if (mod != nullptr) std::memcpy(params + kernel.params_bytes, mod->operands, size_t(mod->bytes));
   auto const run = [&](Launch const& launch, void const* device_code,
                        KernelUnit::HostCode host_code) -> Status {
     if (launch.failure != nullptr) return Status::device_error(launch.failure);

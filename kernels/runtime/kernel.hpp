@@ -36,6 +36,7 @@ inline constexpr int kNumAsides = 2;  // launches before and after the kernel it
 struct KernelArguments {
   static constexpr int kMaxBytes = 2048;  // of Params
 
+  int params_bytes = 0;
   void (*prepare)(Problem const&, Workspace const&, DeviceLimits const&, KernelFacts const&,
                   void* params) = nullptr;
   int64_t (*workspace_bytes)(Problem const&, DeviceLimits const&, KernelFacts const&) = nullptr;
@@ -69,6 +70,7 @@ constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)
   static_assert(sizeof...(Scores) <= kMaxScores);
   static_assert(sizeof(Params) <= KernelArguments::kMaxBytes && alignof(Params) <= 64);
   KernelArguments result;
+  result.params_bytes = int(sizeof(Params));
   result.prepare = [](Problem const& p, Workspace const& workspace, DeviceLimits const& device,
                       KernelFacts const& facts, void* params) {
     new (params) Params(Params::prepare(p, workspace, device, facts));

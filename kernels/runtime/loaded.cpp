@@ -55,13 +55,35 @@ std::atomic<std::string const*>& refusal_of(Variant const& variant, int score) {
 struct LeftOut {
   Variant const* variant = nullptr;  // null: nothing that this build left out
   int first = 0, last = 0;           // its scores [first, last)
+  std::string score_mod = {};        // with this score_mod; empty: without one
 };
+
+// Kernels with a user's score_mod, the newest first; as the nodes above.
+struct ModNode {
+  Variant const* variant;
+  int score;
+  std::string score_mod;
+  Node node;
+  ModNode const* next;
+};
+
+std::atomic<ModNode const*>& mods() {
+  static std::atomic<ModNode const*> head{nullptr};
+  return head;
+}
 
 LeftOut find_left_out(std::string const& key, Status& status) {
   size_t const plus = key.find('+');
   for (Variant const& variant : registry()) {
-    if (!variant.can_load || key.compare(0, plus, variant.info.key) != 0) continue;
+    if (key.compare(0, plus, variant.info.key) != 0) continue;
     KernelArguments const& arguments = variant.kernel->arguments;
+    size_t const second = plus == std::string::npos ? plus : key.find('+', plus + 1);
+    for (int i = 0; second != std::string::npos && i < arguments.num_scores; ++i) {
+      if (key.compare(plus + 1, second - plus - 1, arguments.scores[i].token) == 0) {
+        return {&variant, i, i + 1, key.substr(second + 1)};
+      }
+    }
+    if (!variant.can_load || second != std::string::npos) continue;
     int first = 0;
     while (!is_left_out(variant, first)) ++first;
     if (plus == std::string::npos) return {&variant, first, std::max(1, arguments.num_scores)};
@@ -98,17 +120,21 @@ void set_compiler(Compiler compiler, std::string why_not) {
   compiler_state().store(all.back().get());
 }
 
-Status refuse_kernel(std::string const& key, std::string why_not) {
+void refuse(Variant const& variant, int score, std::string why_not) {
   static std::mutex mutex;
   static std::vector<std::unique_ptr<std::string const>> all;  // kept: others may be reading
-  Status status;
-  LeftOut const named = find_left_out(key, status);
-  if (named.variant == nullptr) return status;
   if (why_not.empty()) why_not = "refused";
   std::lock_guard const lock(mutex);
   all.push_back(std::make_unique<std::string const>(std::move(why_not)));
+  refusal_of(variant, score).store(all.back().get());
+}
+
+Status refuse_kernel(std::string const& key, std::string why_not) {
+  Status status;
+  LeftOut const named = find_left_out(key, status);
+  if (named.variant == nullptr) return status;
   for (int score = named.first; score < named.last; ++score) {
-    refusal_of(*named.variant, score).store(all.back().get());
+    refuse(*named.variant, score, why_not);
   }
   return {};
 }
@@ -134,11 +160,24 @@ KernelUnit const* loaded(Variant const& variant, int score, int compute_capabili
   return nullptr;
 }
 
-Status compile(Variant const& variant, int score, int device_index) {
+KernelUnit const* loaded_with(Variant const& variant, int score, std::string const& score_mod,
+                              int compute_capability) {
+  for (ModNode const* mod = mods().load(std::memory_order_acquire); mod; mod = mod->next) {
+    if (mod->variant == &variant && mod->score == score && mod->score_mod == score_mod &&
+        mod->node.compute_capability == compute_capability) {
+      return &mod->node.unit;
+    }
+  }
+  return nullptr;
+}
+
+Status compile(Variant const& variant, int score, std::string const& score_mod, int device_index) {
   std::string const& why_not = why_not_compiled(variant, score);
   CompilerState const& state = *compiler_state().load();
   if (!why_not.empty() || state.compile == nullptr) return Status::device_error(why_not);
-  return state.compile(entry_key(variant, score), device_index);
+  if (score_mod.empty()) return state.compile(entry_key(variant, score), device_index);
+  std::string const token = variant.kernel->arguments.scores[score].token;
+  return state.compile(variant.info.key + "+" + token + "+" + score_mod, device_index);
 }
 
 #if CUTLASS_ATTN_CUDA
@@ -226,6 +265,20 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
       cudaLibraryLoadData(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (error != cudaSuccess) return cuda_status(error, "cudaLibraryLoadData");
   int const capability = device_info(Device::kCuda, device_index).compute_capability;
+  if (!named.score_mod.empty()) {
+    std::unique_ptr<ModNode> mod(new ModNode{
+        named.variant, named.first, named.score_mod, {capability, {{}, {}, {}}, nullptr}, nullptr});
+    status = read_unit(named, library, mod->node.unit);
+    if (!status.ok()) {
+      (void)cudaLibraryUnload(library);
+      return status;
+    }
+    mod->next = mods().load();
+    while (!mods().compare_exchange_weak(mod->next, mod.get(), std::memory_order_release)) {
+    }
+    (void)mod.release();
+    return {};
+  }
   std::unique_ptr<Node> node(new Node{capability, {{}, {}, {}}, nullptr});
   status = read_unit(named, library, node->unit);
   if (!status.ok()) {

@@ -23,8 +23,15 @@ std::string const& why_not_compiled(Variant const& variant, int score);
 // been loaded.
 KernelUnit const* loaded(Variant const& variant, int score, int compute_capability);
 
-// Has the compiler set provide it for the device.
-Status compile(Variant const& variant, int score, int device_index);
+// The same of its kernel with this score and a user's score_mod.
+KernelUnit const* loaded_with(Variant const& variant, int score, std::string const& score_mod,
+                              int compute_capability);
+
+// Has the compiler set provide it for the device. score_mod: its name; empty: without one.
+Status compile(Variant const& variant, int score, std::string const& score_mod, int device_index);
+
+// What refuse_kernel() does.
+void refuse(Variant const& variant, int score, std::string why_not);
 
 // An error while the stream, one of the current device, is captured into a CUDA graph: nothing can
 // be loaded then.

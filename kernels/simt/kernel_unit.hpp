@@ -47,6 +47,22 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
     Kernel::template run<__VA_ARGS__, Machine>(params, smem);                         \
   }
 
+// The same with a score of these terms and a user's function, Mod.
+#define CA_SCORE_MOD_ENTRY(symbol, token, Kernel, Mod, ...)                               \
+  namespace symbol##__##token##_mod {                                                     \
+    using Term = ::cutlass_attn::ScoreMod<Mod, Kernel::Params>;                           \
+    using Mine = ::cutlass_attn::WithTerm<__VA_ARGS__, Term>::type;                       \
+  }                                                                                       \
+  extern "C" __global__ void __launch_bounds__(                                           \
+      Kernel::kThreads,                                                                   \
+      (::cutlass_attn::MinBlocksPerSm<Kernel, symbol##__##token##_mod::Mine>::value))     \
+      symbol##__##token(                                                                  \
+          __grid_constant__::cutlass_attn::WithScoreMod<Kernel::Params, Mod> const all) { \
+    using Machine = ::cutlass_attn::arch::Machine<Kernel>;                                \
+    extern __shared__ __align__(Machine::kSmemAlignment) char smem[];                     \
+    Kernel::template run<symbol##__##token##_mod::Mine, Machine>(all.params, smem);       \
+  }
+
 // The same of an aside, Kernel::Aside.
 #define CA_ASIDE_ENTRY(symbol, token, Kernel, Aside)                       \
   extern "C" __global__ void __launch_bounds__(Kernel::Aside::kThreads)    \

@@ -157,7 +157,7 @@ struct BackwardScores {
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
     } else {
-      if constexpr (!Score::kIsLinear) {
+      if constexpr (Score::kHasSoftcap) {
         score.template apply_softcap<Slice::kSize, false>(x);
         for_all([&](int m, int n, int i) {
           slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
@@ -165,6 +165,7 @@ struct BackwardScores {
       }
       entries.transpose();
       apply_terms(x, at, lens, slice, entries, lane);
+      if constexpr (Score::kHasMod) apply_mod(x, slope, at, slice, lane);
     }
     unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
@@ -174,7 +175,11 @@ struct BackwardScores {
       Products::pack(x, words);
       Products::pack(x, given.products);
     } else {
-      for_all([&](int m, int n, int i) { slope(i, m, n) *= x(i, m, n); });
+      for_all([&](int m, int n, int i) {
+        // Where a weight is 0, a user's function may have a derivative that is infinite.
+        bool const is_none = Score::kHasMod && x(i, m, n) == 0.0f;
+        slope(i, m, n) = is_none ? 0.0f : slope(i, m, n) * x(i, m, n);
+      });
       Products::pack(x, words);
       Products::pack(slope, given.products);
       if constexpr (Config::kHasBiasGrad) Products::pack(x, given.logits);
@@ -311,6 +316,22 @@ struct BackwardScores {
     }
     CUTE_DEVICE int key(int j) const { return at.first_key + place.key(j / 2, j % 2 * 2); }
   };
+
+  // A user's function, of queries of one key at a time.
+  CUTE_DEVICE void apply_mod(Slice& x, Slice& slope, StepPlace const& at, int slice,
+                             int lane) const {
+    static_assert(!Score::kHasSoftcap && !Score::kHasAlibi, "the product is all that it gets");
+    CUTE_UNROLL
+    for (int m = 0; m < kKeyBlocks; ++m) {
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        auto const of_key = [&](int i, int) -> float& { return x(2 * half + i % 2, m, i / 2); };
+        auto const set_slope = [&](int i, int, float x) { slope(2 * half + i % 2, m, i / 2) = x; };
+        Score::Mod::template apply<2 * kQueryColumns, 1>(
+            p, of_key, score.unit_of_mod(), Logits{at, {opaque(lane)}, slice, m, half}, set_slope);
+      }
+    }
+  }
 
   // What comes after the softcap, but for the mask's interval.
   CUTE_DEVICE void apply_terms(Slice& x, StepPlace const& at, SeqLens lens, int slice,

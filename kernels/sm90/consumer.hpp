@@ -142,7 +142,8 @@ struct Consumer {
       tiles.end_full(rising);
     }
     tiles.advance();
-    if constexpr (Config::kHalf < kN) {
+    // The code of a user's function, for 64 logits, is in each step: there are no more than needed.
+    if constexpr (Config::kHalf < kN && !Score::kHasMod) {
       bool const is_half = Arch::uniform(info.is_half[group]);
       if (is_half && tiles.is_there() && tiles.is_full()) {
         step<Config::kHalf>(info, tiles, std::true_type{});
@@ -210,7 +211,7 @@ struct Consumer {
     if constexpr (!Config::kHasBias) release_k();
     score_rows = scores(info).rows();
     auto s = as_rows(acc_s[0]);
-    if (Tiles::is_full_at(first, key)) {
+    if (!Score::kHasMod && Tiles::is_full_at(first, key)) {
       apply_score(info, s, key, std::true_type{});
     } else {
       apply_score(info, s, key, std::false_type{});

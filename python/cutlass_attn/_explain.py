@@ -66,11 +66,12 @@ def explain(
     if arrays := converted({**given, **options}):
         names = {"device": device, "grad": grad}
         return explain(**{**given, **options, **names, **arrays})
+    score_mod, mod_name = None, None
     if find_torch() and not MODS.isdisjoint(options):
         from . import _modified
 
-        call = _modified.explained(q, k, v, options)
-        return explain(call.q, call.k, call.v, device=device, grad=grad, **call.options)
+        call, score_mod = _modified.explained(q, k, v, options)
+        q, k, v, options = call.q, call.k, call.v, call.options
     where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
     if where.kind == CUDA:
         from . import jit
@@ -87,13 +88,24 @@ def explain(
         dtype, max_error = str(call.q.dtype).removeprefix("torch."), None
         quantize = options.get("quantize")
     else:
-        found = call.explained_gradients(where) if grad else call.explained(where)
+        if score_mod is not None:
+            from . import _compiled
+
+            if where.kind != CUDA:
+                raise ValueError(
+                    "score_mod is none of softcap, ALiBi, bias and mask: torch evaluates it on a "
+                    "CPU, and no kernel runs"
+                )
+            found, mod_name = _compiled.explained(call, score_mod, where, grad)
+        else:
+            found = call.explained_gradients(where) if grad else call.explained(where)
         facts = call.facts()
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
     errors = _predicted_errors(call, function) if quantize else None
     by_key = {variant.key: variant for variant in variants(None)}
+    of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
     return Explanation(
-        ", ".join(["gradients of " * grad + dtype, *_words(call, function)]),
+        ", ".join(["gradients of " * grad + dtype, *_words(call, function), *of_mod]),
         name,
         tuple(
             Verdict(
@@ -114,6 +126,7 @@ def explain(
         errors if function == "attention" else None,
         None if errors is None or max_error is None else beyond(call.facts(), errors),
         tuple(PassedOver(x.kernel, x.reason, x.count) for x in found.passed_over),
+        mod_name,
     )
 
 

@@ -54,6 +54,8 @@ class Explanation:
     in_16_bits: np.ndarray | None = None
     # In order of preference; if no kernel takes the call, all kernels for calls of this kind.
     passed_over: tuple[PassedOver, ...] = ()
+    # What a score_mod that is none of the other options is compiled as.
+    score_mod: str | None = None
 
     @property
     def chosen(self) -> Variant | None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from ._call import torch_library
 from ._call.call import Call
 from ._call.foreign import converted
 from ._call.keywords import refusal
 from ._mods import interpreter
 from ._mods.block_mask import check
-from ._mods.graph import Graph, UnsupportedModError
+from ._mods.graph import Graph
 from ._mods.masks import Lengths
 from ._mods.translate import Mods, Translated, translate
 
@@ -50,16 +51,15 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     return _compute(function, given, mods)
 
 
-def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call:
-    """The call that `explain` is about, for one with these mods. Raises what `options_of` does."""
+def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Call, Graph | None]:
+    """The call that `explain` is about, for one with these mods, and a score_mod that is none of
+    the other options. Raises what `options_of` does."""
     mods = {name: options.get(name) for name in NAMES}
     call = Call(q, k, v, without(options))
     if not are_in(options):
-        return call
+        return call, None
     call, found = options_of(call, mods)
-    if found.score is not None:
-        raise _no_kernel(call)
-    return call
+    return call, found.score
 
 
 def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
@@ -128,22 +128,27 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
 
 def computed(call: Call, score: Graph) -> Any:
     """A call with a score_mod that no other options are."""
-    if call.q.device.type != "cpu":
-        raise _no_kernel(call)
-    return _interpreted(call, score)
+    q, k, v = torch_library.autocast(call.q, call.k, call.v)
+    call = Call(q, k, v, call.options)
+    compute = _interpreted if q.device.type == "cpu" else _on_gpu
+    out, lse = compute(call, score)
+    if call.options.get("out") is not None:
+        out = torch_library.copied(out, call.options["out"])
+    return (out, lse) if call.options.get("return_lse") else out
 
 
-def _no_kernel(call: Call) -> UnsupportedModError:
-    said = "score_mod is none of softcap, ALiBi, bias and mask"
-    if call.q.device.type == "cpu":
-        return UnsupportedModError(f"{said}: torch evaluates it on a CPU, and no kernel runs")
-    return UnsupportedModError(
-        f"{said}, and is evaluated on a CPU alone: evaluate its term to a tensor, and pass that as "
-        "bias="
-    )
+def _on_gpu(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
+    if call.options.get("verify"):
+        raise ValueError(
+            "verify=True: no scalar kernel has a score_mod that is none of the other options; "
+            "compare with the same call on a CPU, which torch evaluates"
+        )
+    from . import _compiled  # and jit with it
+
+    return _compiled.attention(call, score)
 
 
-def _interpreted(call: Call, score: Graph) -> Any:
+def _interpreted(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     options = call.options
     for name, x in options.items():
         if name not in _INTERPRETED and x not in (None, False, 0, 0.0):
@@ -180,9 +185,4 @@ def _interpreted(call: Call, score: Graph) -> Any:
         mask=mask,
     )
     out, lse = interpreter.attention(q, k, v, score, own, sinks)
-    out = out.transpose(1, 2) if is_bshd else out
-    if options.get("out") is not None:
-        out = options["out"].copy_(out)
-    elif not out.is_contiguous():
-        out = out.contiguous()
-    return (out, lse) if options.get("return_lse") else out
+    return (out.transpose(1, 2).contiguous() if is_bshd else out), lse

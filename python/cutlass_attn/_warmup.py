@@ -89,5 +89,8 @@ def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str,
         if found.chosen is None:
             raise ValueError(f"no kernel takes this call:\n{found}")
         if any(verdict.at_first_use for verdict in found.verdicts):
-            entries.append(jit.entry_name(found.chosen.key, found.score))
+            if found.score_mod is not None:
+                entries.append(f"{found.chosen.key}+{found.score}+{found.score_mod}")
+            else:
+                entries.append(jit.entry_name(found.chosen.key, found.score))
     return entries

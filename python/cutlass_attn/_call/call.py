@@ -58,13 +58,13 @@ class Call:
         """What dispatch says of each variant; `device` is a devices.Device, by default q's."""
         return _C.explain(self.q, self.k, self.v, self.options, device=device, **instead)
 
-    def explained_gradients(self, device: Any = None) -> _C.Explanation:
+    def explained_gradients(self, device: Any = None, **instead: Any) -> _C.Explanation:
         """The same of the backward pass, with a gradient of the bias if that needs one."""
         options = {name: x for name, x in self.options.items() if name not in OF_FORWARD}
         if getattr(options.get("bias"), "requires_grad", False):
             one = self.q.new_empty((1,))  # which broadcasts
             options["grad_bias"] = one if one.itemsize == 8 else one.float()
-        return _C.explain_backward(self.q, self.k, self.v, options, device=device)
+        return _C.explain_backward(self.q, self.k, self.v, options, device=device, **instead)
 
     def with_options(self, **more: Any) -> Call:
         """The same operands, with further options or others."""

@@ -1,4 +1,4 @@
-"""mask_mod and BlockMask, read once for all calls with one: an interval of keys, and a bool mask."""
+"""mask_mod and BlockMask, read once for all calls with one: an interval and a bool mask."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,21 +34,21 @@ struct Captured {
   }
 };
 
-CA_HOST_DEVICE inline int floor_div(int a, int b) {
+CA_HOST_DEVICE int floor_div(int a, int b) {
   if (b == 0) return 0;
   int const quotient = a / b;
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
-CA_HOST_DEVICE inline int floor_mod(int a, int b) {
+CA_HOST_DEVICE int floor_mod(int a, int b) {
   if (b == 0) return 0;
   int const rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-CA_HOST_DEVICE inline float floor_mod(float a, float b) {
+CA_HOST_DEVICE float floor_mod(float a, float b) {
   float const rest = fmodf(a, b);
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-CA_HOST_DEVICE inline float floor_div(float a, float b) {
+CA_HOST_DEVICE float floor_div(float a, float b) {
   if (b == 0) return a / b;
   float const quotient = (a - floor_mod(a, b)) / b;
   if (quotient == 0) return copysignf(0.0f, a / b);
@@ -58,8 +59,8 @@ template <class T>
 CA_HOST_DEVICE T absolute(T x) {
   return x < 0 ? -x : x;
 }
-CA_HOST_DEVICE inline int sign(int x) { return (x > 0) - (x < 0); }
-CA_HOST_DEVICE inline float sign(float x) { return float((x > 0) - (x < 0)); }
+CA_HOST_DEVICE int sign(int x) { return (x > 0) - (x < 0); }
+CA_HOST_DEVICE float sign(float x) { return float((x > 0) - (x < 0)); }
 // NaN if one of the two is, as in torch.
 template <class T>
 CA_HOST_DEVICE T minimum(T a, T b) {
@@ -69,7 +70,7 @@ template <class T>
 CA_HOST_DEVICE T maximum(T a, T b) {
   return a > b || a != a ? a : b;
 }
-CA_HOST_DEVICE inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+CA_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 """
 
 _TYPES = {
@@ -119,6 +120,25 @@ def source(graph: Graph, functions: Mapping[str, Node], name: str = "Mod") -> So
     return Source(text, tuple(captures), tuple(ints), tuple(floats))
 
 
+def packed(source: Source) -> bytes:
+    """The struct's members as they lie in memory."""
+    result = b""
+    for x in source.captures:
+        if max(x.shape, default=0) >= 2**31:
+            raise UnsupportedModError(f"a captured tensor has shape {tuple(x.shape)}")
+        rank = max(x.dim(), 1)
+        own = struct.pack(
+            f"=Q{rank}q{rank}i",
+            x.data_ptr(),
+            *(tuple(x.stride()) or (0,)),
+            *(tuple(x.shape) or (1,)),
+        )
+        result += own + b"\0" * (-len(own) % 8)
+    return result + struct.pack(
+        f"={len(source.ints)}i{len(source.floats)}f", *source.ints, *source.floats
+    )
+
+
 def _function(
     graph: Graph,
     key: str,
@@ -128,8 +148,10 @@ def _function(
     floats: list[float],
 ) -> str:
     order = ordered(root)
-    # Exponents and shifts are part of the text, too.
+    # Exponents, shifts and integer divisors are part of the text, too: a division by a number that
+    # the compiler does not know is 20 instructions.
     constant = {x.args[1] for x in order if x.op in ("pow", "shl", "shr")}
+    constant |= {x.args[1] for x in order if x.op in ("floordiv", "mod") and x.kind == "int"}
     text: dict[Node, str] = {}
     lines: list[str] = []
     for node in order:
@@ -153,7 +175,8 @@ def _function(
         text[node] = f"v{len(lines)}"
         lines.append(f"    {_NAMES[node.kind]} const {text[node]} = {expression};\n")
     names = ("score", "b", "h", "q", "k") if root.kind == "float" else ("b", "h", "q", "k")
-    arguments = ", ".join(_ARGUMENTS[x] for x in names)
+    read = {x.value for x in order if x.op == "variable"}
+    arguments = ", ".join(_ARGUMENTS[x] if x in read else _ARGUMENTS[x].split()[0] for x in names)
     return (
         f"  CA_HOST_DEVICE {_NAMES[root.kind]} {key}({arguments}) const {{\n"
         f"{''.join(lines)}    return {text[root]};\n  }}\n"
@@ -171,7 +194,7 @@ def _number(node: Node, is_constant: bool, ints: list[int], floats: list[float])
             return f"({value})"
         return f"i[{_slot(ints, value)}]"
     if math.isinf(value):
-        return "(-INFINITY)" if value < 0 else "INFINITY"
+        return "(-__builtin_huge_valf())" if value < 0 else "__builtin_huge_valf()"
     if value in _LITERALS or is_constant:
         return f"({float(value)!r}f)"
     return f"f[{_slot(floats, value)}]"

@@ -24,7 +24,7 @@ from .. import _C
 from ..devices import CUDA
 from . import cache
 from .compiler import OPTIONS, CompileError, Compiler, CompilerNotFound, find_compiler
-from .sources import core_unit_of, scores_of, space, unit_of, with_scores
+from .sources import core_unit_of, scores_of, space, unit_of, with_score_mod, with_scores
 
 __all__ = [
     "CompileError",
@@ -39,6 +39,7 @@ __all__ = [
     "missing",
     "prepare",
     "provide",
+    "score_mod",
     "tile_space",
     "units",
 ]
@@ -73,9 +74,31 @@ def entry_name(key: str, score: str) -> str:
     return name if name in entries(key) else key
 
 
+@once
+def _units_for_score_mods() -> dict[str, str]:
+    """As `units`, of the kernels that a score_mod can be compiled with, with all their scores."""
+    path = TREE / "score_mods.json"
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+_score_mods: dict[str, str] = {}  # C++ by name
+
+
+def score_mod(text: str) -> str:
+    """The name of a score_mod's C++, in which it is a struct Mod, with all that this needs. Entries
+    are called "<key>+<score>+<name>"."""
+    name = f"mod_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    _score_mods.setdefault(name, text)
+    return name
+
+
 def _source(name: str) -> str:
     """Of an entry; of a variant with all of its scores, if a key is given."""
     key, _, score = name.partition("+")
+    score, _, mod = score.partition("+")
+    if mod:
+        return with_score_mod(_units_for_score_mods()[key], score, _score_mods[mod])
     return with_scores(units()[key], score) if score else units()[key]
 
 
@@ -201,9 +224,11 @@ def cubin(name: str, arch: str) -> bytes:
         RuntimeError: the cache's folder is one that other users can write to.
     """
     key, _, score = name.partition("+")
-    if key not in units():
-        raise ValueError(f"key is {name!r}; allowed: {', '.join(units()) or 'none in this build'}")
-    if score and name not in entries(key):
+    has_mod = "+" in score
+    known = _units_for_score_mods() if has_mod else units()
+    if key not in known:
+        raise ValueError(f"key is {name!r}; allowed: {', '.join(known) or 'none in this build'}")
+    if score and not has_mod and name not in entries(key):
         raise ValueError(f"key is {name!r}; allowed: {', '.join([key, *entries(key)])}")
     entry = _entry(name, arch)
     if (code := entry.read()) is not None:
@@ -247,6 +272,8 @@ def provide(name: str, device_index: int) -> None:
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
+        if name.count("+") > 1:  # no other kernel has this score_mod
+            raise
         warnings.warn(f"{name} is not compiled, another variant runs: {error}", stacklevel=2)
         _C.refuse_kernel(name, str(error))
     else:
@@ -309,7 +336,10 @@ def prepare(
 def _announced(name: str, arch: str) -> Iterator[None]:
     """Logs what takes so long, and how to have it before; a terminal shows how long."""
     text = f"compiling {name} for {arch}, once"
-    logger.info("%s; ahead: cutlass-attn warmup %s --device %s", text, name, arch)
+    if name.count("+") > 1:
+        logger.info("%s; ahead: cutlass_attn.warmup() of the same call", text)
+    else:
+        logger.info("%s; ahead: cutlass-attn warmup %s --device %s", text, name, arch)
     started, done = time.monotonic(), threading.Event()
 
     def show(end: str) -> None:

@@ -25,6 +25,23 @@ def with_scores(unit: str, *scores: str) -> str:
     return "".join(x for x, entry in zip(lines, entries) if entry is None or entry[1] in scores)
 
 
+def with_score_mod(unit: str, score: str, mod: str) -> str:
+    """A variant's source with the kernel of one score alone, and in it a user's score_mod.
+
+    Args:
+        unit: the variant's source.
+        score: one of `scores_of`.
+        mod: C++ of a struct Mod: see core/terms/score_mod.hpp.
+    """
+    source = with_scores(unit, score)
+    call = re.compile(rf"^CA_KERNEL_ENTRY\((\w+), {score}, (\w+), (.*)\)$", re.MULTILINE)
+    source, count = call.subn(rf"CA_SCORE_MOD_ENTRY(\1, {score}, \2, score_mod::Mod, \3)", source)
+    begin = "namespace cutlass_attn {\n"
+    if count != 1 or begin not in source:
+        raise ValueError(f"the source has no score {score!r}")
+    return source.replace(begin, f"{begin}\nnamespace score_mod {{\n{mod}}}\n", 1)
+
+
 @once
 def space(tree: Path) -> dict[str, Any]:
     """{kernel: "axes" of its tile, "elements", "core_scores", and "source" to fill in}: of

@@ -1,0 +1,204 @@
+// Kernels with a user's score_mod, whose C++ is what cutlass_attn/_mods writes: results and
+// gradients are those of the terms that the functions repeat.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/score.hpp"
+#include "core/vector.hpp"
+#include "simt/backward_case.hpp"
+#include "sm80/backward.hpp"
+#include "sm80/forward.hpp"
+#include "sm90/forward.hpp"
+
+using namespace cutlass_attn;
+using backward_case::Case;
+using backward_case::Solved;
+using cutlass::half_t;
+
+namespace mods {
+#include "score_mods.inc"
+}
+
+namespace {
+
+constexpr float kCap = 2.5f;
+constexpr int kOffset = 3;
+
+template <class T, size_t kRank>
+auto captured(std::vector<T> const& x, int32_t const (&size)[kRank]) {
+  mods::Captured<T, kRank> result{x.data(), {}, {}};
+  int64_t stride = 1;
+  for (int d = kRank - 1; d >= 0; --d) {
+    result.size[d] = size[d], result.stride[d] = stride;
+    stride *= size[d];
+  }
+  return result;
+}
+
+// A call with terms, and the same with a function in their place.
+struct WithMod : Solved<half_t> {
+  // keeps_mask: for a kernel that has both.
+  explicit WithMod(Case const& what, bool keeps_mask = false) : Solved(what, false) {
+    p.logits.softcap = 0.0f;
+    p.logits.alibi_slopes = nullptr;
+    p.logits.bias = {};
+    if (!keeps_mask) p.mask.elements = {};
+    p.logits.has_score_mod = true;
+  }
+  auto slopes() const { return captured(alibi, {int32_t(c.heads_q)}); }
+  auto table() const {
+    return captured(bias, {int32_t(c.heads_q), int32_t(c.seqlen_q), int32_t(c.seqlen_k)});
+  }
+  auto seen() const {
+    auto const bytes =
+        captured(visible, {int32_t(c.heads_q), int32_t(c.seqlen_q), int32_t(c.seqlen_k)});
+    mods::Captured<bool, 3> result{reinterpret_cast<bool const*>(bytes.data), {}, {}};
+    std::memcpy(result.stride, bytes.stride, sizeof result.stride);
+    std::memcpy(result.size, bytes.size, sizeof result.size);
+    return result;
+  }
+};
+
+mods::Capped make(WithMod const&, mods::Capped*) { return {{kCap}}; }
+mods::Slopes make(WithMod const& s, mods::Slopes*) { return {s.slopes(), {kOffset}}; }
+mods::Table make(WithMod const& s, mods::Table*) { return {s.table()}; }
+mods::Steep make(WithMod const& s, mods::Steep*) { return {{kOffset, int32_t(s.c.seqlen_q)}}; }
+mods::All make(WithMod const& s, mods::All*) {
+  return {s.seen(), s.slopes(), s.table(), {kOffset}, {kCap}};
+}
+
+Case case_of(mods::Capped*, Case c) { return c.softcap = kCap, c; }
+Case case_of(mods::Slopes*, Case c) { return c.has_alibi = true, c; }
+Case case_of(mods::Table*, Case c) { return c.has_bias = true, c; }
+Case case_of(mods::Steep*, Case c) { return c; }
+Case case_of(mods::All*, Case c) {
+  c.softcap = kCap, c.has_alibi = c.has_bias = c.has_mask = true;
+  return c;
+}
+
+template <class Kernel, class Mod, class... Terms>
+using ScoreOf = Score<Terms..., ScoreMod<Mod, typename Kernel::Params>>;
+
+struct Memory {
+  std::vector<Vector16> words;
+  RunOptions options;
+  UserScoreMod mod;
+
+  template <class Mod>
+  Memory(int64_t bytes, Mod const& of)
+      : words(size_t(bytes) / 16 + 17, Vector16{0xaaaaaaaaaaaaaaaa, 0xaaaaaaaaaaaaaaaa}),
+        mod{"test", &of, int32_t(sizeof of)} {
+    auto const address = reinterpret_cast<uintptr_t>(words.data());
+    options.workspace = {reinterpret_cast<char*>(words.data()) + (256 - address % 256), bytes};
+    options.score_mod = &mod;
+  }
+};
+
+template <class Kernel, class Mod, class... Terms>
+void check_forward(Case const& what) {
+  constexpr bool kHasMask = sizeof...(Terms) > 0;
+  WithMod solved(case_of(static_cast<Mod*>(nullptr), what), kHasMask);
+  std::vector<half_t> const due = solved.o;
+  std::vector<float> const due_lse = solved.lse;
+  std::memset(static_cast<void*>(solved.o.data()), 0xff, solved.o.size() * sizeof(half_t));
+  std::fill(solved.lse.begin(), solved.lse.end(), NAN);
+  Mod const mod = make(solved, static_cast<Mod*>(nullptr));
+  using Mine = ScoreOf<Kernel, Mod, Terms...>;
+  Memory memory(1 << 16, mod);
+  Status status;
+  if constexpr (kHasMask) {
+    status = simt::launch_with_asides_on_host<Kernel, Mine>(solved.p, memory.options);
+  } else {
+    status = simt::launch_on_host<Kernel, Mine>(solved.p, memory.options);
+  }
+  if (!status.ok()) check::fail(__FILE__, __LINE__, what.name + ": " + status.message);
+  double error = 0.0, size = 0.0;
+  for (size_t i = 0; i < due.size(); ++i) {
+    double const x = double(float(solved.o[i])), y = double(float(due[i]));
+    error += (x - y) * (x - y), size += y * y;
+  }
+  double const relative = std::sqrt(error / size);
+  if (!(relative < 1e-3)) check::fail(__FILE__, __LINE__, what.name + std::to_string(relative));
+  for (size_t i = 0; i < due_lse.size(); ++i) CHECK_NEAR(solved.lse[i], due_lse[i], 1e-3);
+}
+
+template <class Kernel, class Mod>
+void check_backward(Case const& what) {
+  WithMod solved(case_of(static_cast<Mod*>(nullptr), what));
+  Mod const mod = make(solved, static_cast<Mod*>(nullptr));
+  Memory memory(Kernel::Params::workspace_bytes(solved.p, {}, {}), mod);
+  Status const status =
+      simt::launch_with_asides_on_host<Kernel, ScoreOf<Kernel, Mod>>(solved.p, memory.options);
+  std::string const error = status.ok() ? solved.verdict() : status.message;
+  if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
+}
+
+// seqlen_k - seqlen_q is kOffset: where ALiBi has its diagonal.
+Case plain() {
+  Case c;
+  c.name = "ragged, grouped heads", c.seqlen_q = 70, c.seqlen_k = 70 + kOffset, c.batch = 2;
+  return c;
+}
+Case masked() {
+  Case c = plain();
+  c.name = "causal, sinks, gradient of LSE", c.mask = backward_case::causal();
+  c.has_sinks = c.has_grad_lse = true;
+  return c;
+}
+Case rows_without_keys() {
+  Case c = masked();
+  c.name = "rows without keys, large scores", c.seqlen_q = 100, c.seqlen_k = 60;
+  c.has_sinks = false, c.magnitude = 4;
+  return c;
+}
+
+using Sm80 = sm80::Forward<half_t, 64, 64, 64, 64, 4>;
+using Sm90 = sm90::Forward<half_t, 64, 64, 128, 128, 8>;
+using Masked = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true>;
+using Backward = sm80::Backward<half_t, 64, 64, 128, 4>;
+
+template <class Mod>
+void check_all() {
+  for (Case const& what : {plain(), masked()}) {
+    check_forward<Sm80, Mod>(what);
+    check_forward<Sm90, Mod>(what);
+    check_backward<Backward, Mod>(what);
+  }
+}
+
+}  // namespace
+
+TEST(capped) { check_all<mods::Capped>(); }
+TEST(slopes) { check_all<mods::Slopes>(); }
+TEST(table) { check_all<mods::Table>(); }
+TEST(all) { check_all<mods::All>(); }
+
+TEST(infinite_where_masked) {
+  check_forward<Sm80, mods::Steep>(masked());
+  check_forward<Sm90, mods::Steep>(masked());
+  check_backward<Backward, mods::Steep>(masked());
+}
+
+TEST(no_keys) {
+  check_forward<Sm80, mods::Capped>(rows_without_keys());
+  check_forward<Sm90, mods::Capped>(rows_without_keys());
+  check_backward<Backward, mods::Capped>(rows_without_keys());
+}
+
+TEST(beside_a_mask) {
+  Case what = masked();
+  what.has_mask = true, what.seqlen_q = 200, what.seqlen_k = 200 + kOffset;
+  check_forward<Masked, mods::Capped, MaskBits>(what);
+  check_forward<Masked, mods::Slopes, MaskBits>(what);
+}
+
+TEST(problem_and_options_agree) {
+  WithMod solved(plain());
+  mods::Capped const mod{{kCap}};
+  Memory memory(4096, mod);
+  memory.options.score_mod = nullptr;
+  CHECK(!(simt::launch_on_host<Sm80, ScoreOf<Sm80, mods::Capped>>(solved.p, memory.options).ok()));
+}
+
+int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -1,0 +1,96 @@
+"""Kernels with a user's score_mod, as NVRTC makes them, without a GPU."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cutlass_attn  # noqa: E402
+from cutlass_attn import _compiled, jit  # noqa: E402
+from cutlass_attn._mods.tracing import trace  # noqa: E402
+from cutlass_attn.jit import sources  # noqa: E402
+
+SLOPES = torch.ones(8)
+KERNELS = {
+    "sm90/bf16/d64/128x128x8": "sm_90a",
+    "sm80/f16/d64/64x64x4": "sm_80",
+    "sm80/backward/f16/d64/64x128x4": "sm_80",
+}
+
+
+def mod_of(function):
+    return _compiled.made(trace(function, "score_mod"))
+
+
+def alibi(s, b, h, q, k):
+    return s - SLOPES[h] * abs(q - k)
+
+
+needs_nvrtc = pytest.mark.skipif(bool(jit.available()), reason=jit.available() or "-")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("key", KERNELS)
+def test_nvrtc_takes_it(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path))
+    assert len(jit.cubin(f"{key}+identity+{mod_of(alibi).name}", KERNELS[key])) > 10_000
+
+
+def test_numbers_and_tensors_are_no_part_of_the_name():
+    other = torch.zeros(3)
+    first = mod_of(lambda s, b, h, q, k: s + other[h] * 0.5)
+    second = mod_of(lambda s, b, h, q, k: s + SLOPES[h] * 0.25)
+    assert first.name == second.name and first.operands != second.operands
+    assert mod_of(lambda s, b, h, q, k: s + other.half()[h] * 0.5).name != first.name
+
+
+def test_a_source_without_the_score_is_an_error():
+    with pytest.raises(ValueError, match="the source has no score 'alibi'"):
+        sources.with_score_mod("namespace cutlass_attn {\n}", "alibi", "struct Mod {};")
+
+
+def operands(seqlen=256, dtype=torch.float16):
+    q = torch.zeros(2, 8, seqlen, 64, dtype=dtype)
+    return q, q[:, :4], q[:, :4]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("device", "grad", "options", "kernel"),
+    [
+        ("sm_90", False, {}, "sm90"),
+        ("sm_90", False, {"causal": True, "attention_chunk": 64}, "sm90"),
+        ("sm_90", False, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm90/mask"),
+        ("sm_90", True, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm90/backward"),
+        ("sm_80", False, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm80"),
+        ("sm_80", True, {"causal": True}, "sm80/backward"),
+        ("sm_80", True, {"deterministic": True}, "sm80/backward_ordered"),
+        ("sm_89", False, {"attention_chunk": 64}, "sm80"),
+    ],
+)
+def test_explain(device, grad, options, kernel):
+    found = cutlass_attn.explain(
+        *operands(), score_mod=lambda s, b, h, q, k: s * s, device=device, grad=grad, **options
+    )
+    assert found.chosen is not None, found.table()
+    assert found.chosen.kernel == kernel
+    assert found.score_mod.startswith("mod_") and found.score_mod in str(found)
+    assert next(x for x in found.verdicts if x.chosen).at_first_use
+
+
+@needs_nvrtc
+def test_warmup(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path))
+    made = cutlass_attn.warmup(*operands(), score_mod=alibi, device="sm_80")
+    assert len(made) == 1 and made[0].endswith(mod_of(alibi).name)
+    assert len(list(tmp_path.glob("*.cubin"))) == 1
+
+
+def test_what_no_kernel_has_is_named():
+    found = cutlass_attn.explain(
+        *operands(), score_mod=lambda s, b, h, q, k: s * s, dropout_p=0.5, device="sm_80"
+    )
+    assert found.chosen is None
+    found = cutlass_attn.explain(
+        *operands(dtype=torch.float32), score_mod=lambda s, b, h, q, k: s * s, device="sm_80"
+    )
+    assert "score_mod" in str(found)

@@ -1,0 +1,44 @@
+"""score_mods whose C++ the tests of kernels compile: tests/cpp/simt/score_mods.inc is this module's
+output.
+
+    python tests/mods/seeded.py > tests/cpp/simt/score_mods.inc
+"""
+
+import torch
+from cutlass_attn._mods import cpp
+from cutlass_attn._mods.derivative import derivative
+from cutlass_attn._mods.tracing import trace
+
+H, SQ, SK = 2, 70, 70
+SLOPES = torch.ones(H)
+TABLE = torch.ones(H, SQ, SK)
+VISIBLE = torch.ones(H, SQ, SK, dtype=torch.bool)
+CAP, OFFSET = 2.5, 3
+
+SCORE_MODS = {
+    "Squared": lambda s, b, h, q, k: s * s * 0.5,
+    "Capped": lambda s, b, h, q, k: CAP * torch.tanh(s / CAP),
+    "Slopes": lambda s, b, h, q, k: s - SLOPES[h] * abs(k - q - OFFSET),
+    "Table": lambda s, b, h, q, k: s + TABLE[h, q, k],
+    # Infinite, as its derivative is, where causal masks a key, and for queries beyond the last.
+    "Steep": lambda s, b, h, q, k: s * torch.where((k <= q + OFFSET) & (q < SQ), 1.0, float("inf")),
+    "All": lambda s, b, h, q, k: torch.where(
+        VISIBLE[h, q, k],
+        CAP * torch.tanh(s / CAP) - SLOPES[h] * abs(k - q - OFFSET) + TABLE[h, q, k],
+        -float("inf"),
+    ),
+}
+
+
+def text():
+    banner = "// Written by tests/mods/seeded.py; a test compares it with what that writes."
+    result = f"{banner}\n\n{cpp.PRELUDE}"
+    for name, function in SCORE_MODS.items():
+        graph = trace(function, "score_mod")
+        roots = {"score": graph.result, "grad": derivative(graph).score}
+        result += "\n" + cpp.source(graph, roots, name).text
+    return result
+
+
+if __name__ == "__main__":
+    print(text(), end="")
