@@ -3,8 +3,8 @@
     from cutlass_attn.compat.flex import flex_attention, create_block_mask
 
 score_mod and mask_mod are read: what they say is handed to `attention` as softcap, ALiBi slopes,
-bias, causal mask, window, chunk or bool mask. Any other score_mod runs as `attention` runs it, where
-it can. Needs torch 2.9.
+bias, causal mask, window, chunk or bool mask. Any other score_mod runs as it does in `attention`.
+Needs torch 2.9.
 """
 
 from __future__ import annotations
