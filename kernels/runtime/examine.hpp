@@ -301,6 +301,11 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     std::string const why_not =
         variant.is_simt ? "compiles a score_mod for GPUs alone" : why_not_compiled(variant, score);
     if (!why_not.empty()) lacks(Lack::kEnvironment, [&] { return "score_mod: " + why_not; });
+    // Three warpgroups have too few registers for a function: at head dim 64, T5's table has 208
+    // bytes of local memory with 192x128x12, and 40 with 128x128x8.
+    if (call.op == Op::kForward && variant.block_m > 128) {
+      lacks(Lack::kRequest, [] { return std::string("has no registers left for a score_mod"); });
+    }
     return;
   }
   bool const can_be_compiled =
