@@ -11,7 +11,7 @@ namespace cutlass_attn::arch {
 struct Packed {
   // prmt: byte i of the result is byte n of x (n = 0 to 3) or of y (n = 4 to 7), where n is hex
   // digit i of `order`, from the right.
-  CUTE_DEVICE static uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t order) {
+  CUTE_DEVICE static uint32_t prmt(uint32_t x, uint32_t y, uint32_t order) {
     return __byte_perm(x, y, order);
   }
 
@@ -46,7 +46,7 @@ struct Packed {
 #else
 
 struct Packed {
-  static uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t order) {
+  static uint32_t prmt(uint32_t x, uint32_t y, uint32_t order) {
     uint64_t const bytes = uint64_t(y) << 32 | x;
     uint32_t result = 0;
     for (int i = 0; i < 4; ++i) {

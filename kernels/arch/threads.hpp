@@ -60,9 +60,7 @@ struct Threads {
   }
 
   // dp4a: c plus the dot product of the unsigned bytes of a and b.
-  CUTE_DEVICE static uint32_t dot_bytes(uint32_t a, uint32_t b, uint32_t c) {
-    return __dp4a(a, b, c);
-  }
+  CUTE_DEVICE static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) { return __dp4a(a, b, c); }
 };
 
 #else
@@ -100,7 +98,7 @@ struct Threads {
     return (x0 & 0xff) | (x1 & 0xff) << 8 | (x2 & 0xff) << 16 | x3 << 24;
   }
 
-  static uint32_t dot_bytes(uint32_t a, uint32_t b, uint32_t c) {
+  static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
     for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
     return c;
   }

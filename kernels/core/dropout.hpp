@@ -38,8 +38,7 @@ template <int kRounds>
 CA_HOST_DEVICE PhiloxWords philox4x32(PhiloxWords counter, uint32_t key0, uint32_t key1) {
   auto const multiply = [](uint32_t x, uint32_t y, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__)
-    // Written as a C++ product, nvcc 13.0 adds a 0 to the high half: one more instruction than
-    // these four.
+    // For a C++ product, nvcc 13.0 adds a 0 to the high half: one extra instruction of four.
     asm("{\n.reg .b64 t;\nmul.wide.u32 t, %2, %3;\nmov.b64 {%0, %1}, t;\n}"
         : "=r"(low), "=r"(high)
         : "r"(x), "r"(y));

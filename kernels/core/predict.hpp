@@ -21,7 +21,7 @@
 namespace cutlass_attn::quantize {
 
 inline constexpr int kPredictedTiles = 8, kPredictedQueries = 256;
-inline constexpr int kWeighedQueries = 16, kWeighedAtOnce = 4;
+inline constexpr int kSoftmaxQueries = 16, kSoftmaxAtOnce = 4;
 inline constexpr float kE4m3Error = 0.026f;  // RMS, of a number rounded to e4m3
 
 // Element i of a sample of at most `most` of `all` numbers, evenly spread; and the sample's size.
@@ -96,10 +96,10 @@ struct Prediction {
     }
     if constexpr (kMode == Quantize::kInt8) {
       Lanes::sync();  // of_tile, folded and values full
-      int const weighed = spread_count(kWeighedQueries, queries);
-      for (int i = Lanes::warp() * kWeighedAtOnce; i < weighed;
-           i += Lanes::kWarps * kWeighedAtOnce) {
-        add_weights(i, weighed, sums);
+      int const softmax_queries = spread_count(kSoftmaxQueries, queries);
+      for (int i = Lanes::warp() * kSoftmaxAtOnce; i < softmax_queries;
+           i += Lanes::kWarps * kSoftmaxAtOnce) {
+        add_weights(i, softmax_queries, sums);
       }
     }
     for (int i = 0; i < 6; ++i) sums[i] = Lanes::sum(sums[i]);
@@ -175,36 +175,36 @@ struct Prediction {
     }
   }
 
-  // kInt8: adds the errors of kWeighedAtOnce queries, from sampled query `first` on, with weights
+  // kInt8: adds the errors of kSoftmaxAtOnce queries, from sampled query `first` on, with weights
   // relative to the largest score of their row so far.
-  CA_HOST_DEVICE void add_weights(int first, int weighed, float (&sums)[6]) const {
-    float row_max[kWeighedAtOnce], error[kWeighedAtOnce] = {}, size[kWeighedAtOnce] = {};
+  CA_HOST_DEVICE void add_weights(int first, int softmax_queries, float (&sums)[6]) const {
+    float row_max[kSoftmaxAtOnce], error[kSoftmaxAtOnce] = {}, size[kSoftmaxAtOnce] = {};
     CA_UNROLL
     for (float& max : row_max) max = -kInf;
     for (int t = 0; t < tiles; ++t) {
-      float s[kWeighedAtOnce][kLaneKeys] = {};
-      add_products(first, weighed, t, s);
+      float s[kSoftmaxAtOnce][kLaneKeys] = {};
+      add_products(first, softmax_queries, t, s);
       CA_UNROLL
-      for (int i = 0; i < kWeighedAtOnce; ++i) weigh(t, s[i], row_max[i], error[i], size[i]);
+      for (int i = 0; i < kSoftmaxAtOnce; ++i) add_errors(t, s[i], row_max[i], error[i], size[i]);
     }
     CA_UNROLL
-    for (int i = 0; i < kWeighedAtOnce; ++i) {
-      if (first + i >= weighed) continue;
+    for (int i = 0; i < kSoftmaxAtOnce; ++i) {
+      if (first + i >= softmax_queries) continue;
       sums[4] += error[i];
       sums[5] += size[i];
     }
   }
 
   // q . k for this lane's keys of a tile.
-  CA_HOST_DEVICE void add_products(int first, int weighed, int t,
-                                   float (&s)[kWeighedAtOnce][kLaneKeys]) const {
+  CA_HOST_DEVICE void add_products(int first, int softmax_queries, int t,
+                                   float (&s)[kSoftmaxAtOnce][kLaneKeys]) const {
     int const key = first_key(t) + Lanes::lane();
     for (int column = 0; column < shape.head_dim; column += 8) {
-      float x[kWeighedAtOnce][8];
+      float x[kSoftmaxAtOnce][8];
       CA_UNROLL
-      for (int i = 0; i < kWeighedAtOnce; ++i) {
-        int const number = first + i < weighed ? first + i : weighed - 1;
-        int const query = spread(number, kWeighedQueries, queries);
+      for (int i = 0; i < kSoftmaxAtOnce; ++i) {
+        int const number = first + i < softmax_queries ? first + i : softmax_queries - 1;
+        int const query = spread(number, kSoftmaxQueries, queries);
         q.load(spread(query, kPredictedQueries, shape.seqlen_q), column, x[i]);
       }
       CA_UNROLL
@@ -212,7 +212,7 @@ struct Prediction {
         float y[8];
         k.load(key + m * Lanes::kLanes, column, y);
         CA_UNROLL
-        for (int i = 0; i < kWeighedAtOnce; ++i) {
+        for (int i = 0; i < kSoftmaxAtOnce; ++i) {
           CA_UNROLL
           for (int d = 0; d < 8; ++d) s[i][m] = fmaf(x[i][d], y[d], s[i][m]);
         }
@@ -221,8 +221,8 @@ struct Prediction {
   }
 
   // Adds a tile to the squares of a query's error and of its result.
-  CA_HOST_DEVICE void weigh(int t, float (&s)[kLaneKeys], float& row_max, float& error,
-                            float& size) const {
+  CA_HOST_DEVICE void add_errors(int t, float (&s)[kLaneKeys], float& row_max, float& error,
+                                 float& size) const {
     int const count = keys_of(t);
     float max = row_max;
     CA_UNROLL

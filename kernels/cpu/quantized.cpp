@@ -70,7 +70,7 @@ TileFunction quantized_tile_function(Problem const& params, Isa isa) {
 
 Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors) {
   int64_t const looked_at =
-      quantize::kWeighedQueries * quantize::kTileKeys * quantize::kPredictedTiles;
+      quantize::kSoftmaxQueries * quantize::kTileKeys * quantize::kPredictedTiles;
   int64_t const heads = int64_t(params.batch) * params.num_heads_q;
   double const work = double(heads) * double(looked_at) * params.head_dim;
   return run_items(heads, work, 0, options, [&](int64_t i, char*) {

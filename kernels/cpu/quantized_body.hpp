@@ -150,7 +150,8 @@ CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
 
 // From scores of a tile, in units of log2, to weights for V, and to the factors that rescale O.
 template <Quantize kMode, int kVectors>
-CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best, float* rescale) {
+CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, float* best,
+                                   float* rescale) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) float row_max[kWidth], sum[kWidth];
   int const keys = tile.keys;
@@ -218,7 +219,7 @@ CA_CPU_TARGET void attend(Problem const& p, QuantizedState& state, int row, KeyT
   add_terms<kVectors>(p, state, row, tile.key, keys, s, static_cast<float*>(nullptr));
   for (int i = 0; i < keys * kWidth; ++i) s[i] *= kLog2e;
   apply_scores<kVectors>(IdentityScore(p), state, row, tile.key, keys, tile.is_full, s, best);
-  weigh<kMode, kVectors>(state, row, tile, best, rescale);
+  softmax_weights<kMode, kVectors>(state, row, tile, best, rescale);
   products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(tile.v.data, tile.v.stride, p.head_dim_v,
                                                        keys, s, rescale,
                                                        state.o + int64_t(row) * p.head_dim_v);

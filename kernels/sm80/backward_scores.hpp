@@ -191,12 +191,12 @@ struct BackwardScores {
   // From dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
   CUTE_DEVICE void gradient(Slice& dp, Given const& given, Address stats, int lane,
                             Packed& words) const {
-    weigh(dp, given.products, stats, lane);
+    softmax_grad(dp, given.products, stats, lane);
     Products::pack(dp, words);
   }
 
   // From dP of a slice to P (dP - delta), with either P of `given`.
-  CUTE_DEVICE void weigh(Slice& dp, Packed const& given, Address stats, int lane) const {
+  CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& given, Address stats, int lane) const {
     auto const bits = [&](int m, int n, int i) {
       uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
       return uint16_t(i % 2 ? word >> 16 : word);
@@ -251,7 +251,7 @@ struct BackwardScores {
       CUTE_UNROLL
       for (int w = 0; w < 4; ++w) {
         uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
-        drawn.word[w] = Arch::permute_bytes(drawn.word[w], other, selector);
+        drawn.word[w] = Arch::prmt(drawn.word[w], other, selector);
       }
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m) {

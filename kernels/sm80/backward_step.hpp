@@ -346,7 +346,7 @@ struct BackwardStep {
                             Address stats, int lane) const {
     if constexpr (Config::kHasBiasGrad) {
       Slice x = dp;
-      scores.weigh(x, given.logits, stats, lane);
+      scores.softmax_grad(x, given.logits, stats, lane);
       add_to_bias<Scores>(params.grad.bias, x, at, slice, scores, lane);
     }
   }

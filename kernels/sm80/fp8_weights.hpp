@@ -21,8 +21,8 @@ struct Fp8Weights {
 
   // P of the scores of key block j.
   template <class S, class Units>
-  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
-                                int j, P& p) {
+  CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
+                                          Units const& units, int j, P& p) {
     int const first = j * (Step::kKeyBlock / 32);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {

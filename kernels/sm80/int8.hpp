@@ -50,7 +50,7 @@ struct Int8Schedule {
         key += kN;
       }
     }
-    Weights::take_off_magic(as_rows(out.acc_o), magic);
+    Weights::subtract_magic(as_rows(out.acc_o), magic);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = out.softmax.rows[i].max;
@@ -70,7 +70,7 @@ struct Int8Schedule {
     Weights::multiply(p, opaque(v_rows()), factors, in.start, out.acc_o, magic);
     constexpr int kMagicKeys = Weights::kMagicTiles * kN;
     unpredicated_if((key & (kMagicKeys - 1)) == kMagicKeys - kN,
-                    [&] { Weights::take_off_magic(as_rows(out.acc_o), magic); });
+                    [&] { Weights::subtract_magic(as_rows(out.acc_o), magic); });
   }
 
   // Copies the first tile and rounds Q. The second buffers overwrite Q.
@@ -137,11 +137,11 @@ struct Int8Schedule {
       typename Step::S acc_s;
       auto const s = as_rows(acc_s);
       auto const units = scores(key, 0, is_full, in.units(key), acc_s);
-      Weights::take_off_magic(as_rows(out.acc_o), magic);
+      Weights::subtract_magic(as_rows(out.acc_o), magic);
       softmax.update_max_checked(s, as_rows(out.acc_o), in.log2_scale);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].row_max_ref();
-      Weights::weigh(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
+      Weights::softmax_weights(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
     } else {
       // Computes the weights once, or, if the row max has to be updated (almost never), twice.
       // opaque: a loop whose count the compiler cannot know keeps one copy of the body.
@@ -149,7 +149,7 @@ struct Int8Schedule {
       for (int updates = opaque(0);; ++updates) {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-        weigh(key, is_full, q_scales, row_max, w, of_thread);
+        softmax_weights(key, is_full, q_scales, row_max, w, of_thread);
         if (!Arch::any(!Weights::are_small(of_thread)) || updates > 0) break;
         update_row_max(key, is_full, of_thread);
       }
@@ -183,7 +183,7 @@ struct Int8Schedule {
     for (int i = 0; i < kRows; ++i) {
       // Other rows keep their row max: their results must not depend on this row.
       unpredicated_if(large >> i & 1, [&] {
-        Weights::take_off_magic_of_row(as_rows(out.acc_o), magic, i);
+        Weights::subtract_magic_of_row(as_rows(out.acc_o), magic, i);
         softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
       });
       // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
@@ -194,9 +194,9 @@ struct Int8Schedule {
 
   // Computes w, a key block at a time.
   template <class IsFull>
-  CUTE_DEVICE void weigh(int key, IsFull is_full, QScales const& q_scales,
-                         float const (&row_max)[kRows], typename Weights::W& w,
-                         uint32_t (&of_thread)[kRows]) const {
+  CUTE_DEVICE void softmax_weights(int key, IsFull is_full, QScales const& q_scales,
+                                   float const (&row_max)[kRows], typename Weights::W& w,
+                                   uint32_t (&of_thread)[kRows]) const {
     auto const of_tile = in.units(key, q_scales);
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
@@ -204,7 +204,8 @@ struct Int8Schedule {
       // Otherwise the compiler interleaves the key blocks, and S of all of them takes registers.
       if (j > 0) Arch::sync_warp();
       auto const units = scores(key, j, is_full, of_tile, s);
-      Weights::weigh(as_rows(s), row_max, units, own_scales(key), is_full, j, w, of_thread);
+      Weights::softmax_weights(as_rows(s), row_max, units, own_scales(key), is_full, j, w,
+                               of_thread);
     }
   }
 

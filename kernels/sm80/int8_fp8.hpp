@@ -50,7 +50,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     float row_max[kRows], sums[kRows];
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-    weigh(key, is_full, row_max, p);
+    softmax_weights(key, is_full, row_max, p);
     Weights::add_up(p, sums);
     bool ok = true;
     CUTE_UNROLL
@@ -75,7 +75,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) max[i] = softmax.max_of_quad(as_rows(s), i, units);
         update(max);
-        Weights::weigh(as_rows(s), row_max, units, 0, p);
+        Weights::softmax_weights(as_rows(s), row_max, units, 0, p);
       } else {
         CUTE_UNROLL
         for (int j = 0; j < kKeyBlocks; ++j) {
@@ -88,7 +88,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
           }
         }
         update(max);
-        weigh(key, is_full, row_max, p);
+        softmax_weights(key, is_full, row_max, p);
       }
       Weights::add_up(p, sums);
     });
@@ -101,8 +101,8 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
 
   // Computes P, a key block at a time.
   template <class IsFull>
-  CUTE_DEVICE void weigh(int key, IsFull is_full, float const (&row_max)[kRows],
-                         typename Weights::P& p) const {
+  CUTE_DEVICE void softmax_weights(int key, IsFull is_full, float const (&row_max)[kRows],
+                                   typename Weights::P& p) const {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       typename Step::S s;
@@ -110,7 +110,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
       // Without masks there are enough registers for that.
       if (!is_full && j > 0) Arch::sync_warp();
       auto const units = Base::scores(key, j, is_full, in.units(key), s);
-      Weights::weigh(as_rows(s), row_max, units, j, p);
+      Weights::softmax_weights(as_rows(s), row_max, units, j, p);
     }
   }
 

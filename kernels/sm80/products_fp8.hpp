@@ -146,7 +146,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
       uint32_t pairs[2];
-      Arch::template unpack_e4m3<PvElement>(Arch::permute_bytes(words[i], 0, 0x3120), pairs);
+      Arch::template unpack_e4m3<PvElement>(Arch::prmt(words[i], 0, 0x3120), pairs);
       b[0][i] = pairs[0];
       b[1][i] = pairs[1];
     }

@@ -9,7 +9,7 @@
 //   O    += (sum of P' v8) * largest / 255 * scale of V. Like those of Q K^T, sums begin with the
 //   bits
 //        of kMagic, and with 64 keys they stay below 2^22. kMagic is added to O as well, so that a
-//        sum takes one multiply-add instead of two. `magic` counts how often, and take_off_magic()
+//        sum takes one multiply-add instead of two. `magic` counts how often, and subtract_magic()
 //        subtracts it every kMagicTiles tiles. Until then the error of O is less than a hundredth
 //        of that of rounding P
 //
@@ -49,9 +49,9 @@ struct QuantizedWeights {
   // Computes w of the scores of key block j, and the largest w of each row in this thread. is_full:
   // no key is masked.
   template <class S, class Units, class IsFull>
-  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
-                                OfLane const& scales, IsFull, int j, W& w,
-                                uint32_t (&of_thread)[kRows]) {
+  CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
+                                          Units const& units, OfLane const& scales, IsFull, int j,
+                                          W& w, uint32_t (&of_thread)[kRows]) {
     int const first = j * (Step::kKeyBlock / 8);
     static_assert(Step::kKeyBlock % 32 == 0);
     uint32_t of_keys[4];  // for 32 keys
@@ -80,8 +80,8 @@ struct QuantizedWeights {
   CUTE_DEVICE static void find_largest(uint32_t const (&of_thread)[kRows], Largest& largest) {
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
-      uint32_t const low = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x5410);
-      uint32_t const high = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x7632);
+      uint32_t const low = Arch::prmt(of_thread[2 * m], of_thread[2 * m + 1], 0x5410);
+      uint32_t const high = Arch::prmt(of_thread[2 * m], of_thread[2 * m + 1], 0x7632);
       largest[m] = Arch::max_halves(low, high);
       CUTE_UNROLL
       for (int mask = 1; mask < 4; mask *= 2) {
@@ -122,9 +122,9 @@ struct QuantizedWeights {
       for (int b = 0; b < Config::kBlockN / 16; ++b) {
         uint32_t const first = Arch::multiply_add_halves(w[i][2 * b], inverses, kInteger);
         uint32_t const second = Arch::multiply_add_halves(w[i][2 * b + 1], inverses, kInteger);
-        uint32_t const word = Arch::permute_bytes(first, second, 0x6420);
+        uint32_t const word = Arch::prmt(first, second, 0x6420);
         p[b / 2][i / 2][i % 2 + b % 2 * 2] = word;
-        sum = Arch::dot_bytes(word, eighths[b], sum);
+        sum = Arch::dp4a(word, eighths[b], sum);
       }
       constexpr float kFactor = 1.0f / 128.0f / 255.0f;
       float& row_sum = softmax.rows[i].sum;
@@ -170,12 +170,12 @@ struct QuantizedWeights {
   }
 
   template <class O>
-  CUTE_DEVICE static void take_off_magic(O&& o, float (&magic)[kRows]) {
+  CUTE_DEVICE static void subtract_magic(O&& o, float (&magic)[kRows]) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) take_off_magic_of_row(o, magic, i);
+    for (int i = 0; i < kRows; ++i) subtract_magic_of_row(o, magic, i);
   }
   template <class O>
-  CUTE_DEVICE static void take_off_magic_of_row(O&& o, float (&magic)[kRows], int i) {
+  CUTE_DEVICE static void subtract_magic_of_row(O&& o, float (&magic)[kRows], int i) {
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(o)>; ++j)
       o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));

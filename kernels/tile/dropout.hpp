@@ -15,7 +15,7 @@ CUTE_DEVICE uint32_t kept_weights(DropoutMask const& dropout, PhiloxWords const&
   uint32_t const(&w)[4] = words.word;
   uint32_t number = at >= 16 ? w[2 + second] : w[second];
   uint32_t const other = at >= 16 ? w[3 - second] : w[1 - second];
-  if (at % 16 >= 8) number = Arch::permute_bytes(number, other, 0x2705);
+  if (at % 16 >= 8) number = Arch::prmt(number, other, 0x2705);
   return Arch::below_15bit(number, dropout.thresholds) ^ dropout.flip;
 }
 
