@@ -56,8 +56,8 @@ inline constexpr float kLeast = 0x1p-100f;
 inline constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 inline constexpr uint32_t kMagicBits = 0x4B400000u;
 
-inline constexpr float kLeastOfTile =
-    1.0f / 32.0f;  // lower bound for a key's largest value, relative to that of the tile
+// Lower bound for a key's largest value, relative to that of the tile.
+inline constexpr float kLeastOfTile = 1.0f / 32.0f;
 // The sum of 64 weights of kFp8Weight is below the limit: after an update it need not be checked
 // again.
 inline constexpr float kFp8Weight = 6.5f, kFp8Log2Weight = 2.7004397f, kFp8Limit = 448.0f;

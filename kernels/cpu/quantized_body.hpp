@@ -181,10 +181,7 @@ CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, f
       float& x = s[n * kWidth + r];
       float const weight = SoftmaxRow::weight(x, row_max[r], 1.0f);
       if constexpr (kMode == Quantize::kInt8) {
-        x = weight == 0.0f
-                ? 0.0f
-                : weight *
-                      tile.folded[n];  // folded is NaN for a key with a value that is not finite
+        x = weight == 0.0f ? 0.0f : weight * tile.folded[n];  // NaN if a value is not finite
       } else if constexpr (kMode == Quantize::kFp8) {
         x = rounded_e4m3(quantize::kFp8Weight * weight) * (1.0f / quantize::kFp8Weight);
         sum[r] += x;

@@ -33,8 +33,8 @@ enum class Wait : uint8_t {
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  uint8_t argument =
-      0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma, a parity
+  // A shuffle's lane mask, a named barrier's number, rows of a wmma, or a parity.
+  uint8_t argument = 0;
   uint16_t threads = 0;  // of a named barrier; of an mbarrier its offset in units of 8 bytes
 
   bool operator==(WaitFor const& x) const {

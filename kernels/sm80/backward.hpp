@@ -14,13 +14,14 @@
 //                                     | (smem)
 //     all warps    dQ = dS K of the previous step, added to memory
 //
-// With dropout, P is multiplied by 1 where a weight is kept, not by 1 / (1 - p): delta is divided
-// by that factor in advance, and dQ, dK and dV are multiplied by it when they are rounded.
+// With dropout, P is multiplied by 1 where a weight is kept, not by the factor of kept weights.
+// delta is divided by that factor in advance, and dQ, dK and dV are multiplied by it when they are
+// rounded.
 //
 // Address arithmetic is what a step can save. Addresses that depend on batch and head are computed
 // once a block (Config::Rows), the warps of a role copy one operand each, and a lane's offset is
-// known not to be negative (opaque_index). With 32 queries a step instead of 16 that takes 44 %
-// fewer instructions for each product at d256, and 21 % fewer at d128 (docs/notes/ada.md).
+// known not to be negative (opaque_index). Together with 32 queries a step instead of 16 that takes
+// 44 % fewer instructions for each product at d256, and 21 % fewer at d128 (docs/notes/ada.md).
 //
 // Registers: dK or dV (both without roles), and as much of K or V as BackwardConfig says. Shared
 // memory: K, the tiles of Q and dO of this step and of the next one (dO of this step alone where

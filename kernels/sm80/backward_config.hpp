@@ -34,7 +34,6 @@ struct BackwardConfig {
   // dO; and dP = V dO^T, dS, dK += dS Q. Beyond, accumulators and stationary operands of one chain
   // fill the registers, so two warps share the keys: the first role computes the former chain, the
   // second the latter.
-  // latter.
   static constexpr bool kHasRoles = kHeadDim > 64;
   static constexpr int kChains = kHasRoles ? 1 : 2;  // chains of a warp
   static constexpr int kWarpsN = kHasRoles ? kWarps / 2 : kWarps;

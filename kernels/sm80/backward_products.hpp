@@ -154,8 +154,7 @@ struct BackwardProducts {
       Address const rows_k = k + TileKv::offset(lane % 16, first_column * 16 + lane / 16 * 8);
       Fragment<float, kQueryBlocks, 2 * kAtOnce> acc;
       multiply_q(rows_s, rows_k, acc);
-      int const end =
-          columns / 16 - first_column;  // number of column blocks that exist from here on
+      int const end = columns / 16 - first_column;  // column blocks that exist from here on
       CUTE_UNROLL
       for (int m = 0; m < kQueryBlocks; ++m) {
         float* const row = to + m * 16 * columns + first_column * 256;

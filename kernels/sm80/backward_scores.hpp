@@ -147,7 +147,7 @@ struct BackwardScores {
   // From products of a slice to P = exp(logit - LSE), rounded.
   //   lens:     of the batch entry
   //   entries:  the result of read_entries()
-  //   words:    P for dV, after dropout; the factor 1 / (1 - p) is applied later
+  //   words:    P for dV, after dropout; the factor of kept weights is applied later
   //   given:    the result for gradient()
   //   stats:    statistics of the slice's first query in shared memory
   //   queries:  queries_of_key from the warp's first key on; is_masked: whether any element is

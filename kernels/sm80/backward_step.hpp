@@ -148,8 +148,7 @@ struct BackwardStep {
   CUTE_DEVICE void pass_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      Arch::add_release(turn(at),
-                        1);  // releases the additions of all threads, ordered by the barrier before
+      Arch::add_release(turn(at), 1);  // releases what all threads added before the barrier
     }
   }
   CUTE_DEVICE int32_t* turn(Position const& at) const {

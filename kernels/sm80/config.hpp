@@ -126,8 +126,7 @@ struct Config {
 
   // Bound for the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
   // block has to stay below 65504. Four threads share a row, so with a bound of 16 each it does as
-  // long as no
-  // V| exceeds 1023. (A bound below 8 is impossible: 8 weights of a thread may be 1.)
+  // long as no |V| exceeds 1023. (A bound below 8 is impossible: 8 weights of a thread may be 1.)
   static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, cutlass::half_t> ? 16 : 4096;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers. 16 rows a warp need at most 168

@@ -158,7 +158,7 @@ struct Int8Schedule {
     Weights::round(w, largest, softmax, own_scales(key), p, factors);
   }
 
-  // Updates the row max of rows with too large weights, from S recomputed.
+  // Updates the row max of rows with weights that are too large, from S recomputed.
   template <class IsFull>
   CUTE_DEVICE void update_row_max(int key, IsFull is_full, uint32_t const (&of_thread)[kRows]) {
     auto& softmax = out.softmax;

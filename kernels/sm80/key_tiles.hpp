@@ -94,10 +94,9 @@ struct VarlenKeyTiles {
   };
   static constexpr bool kMayBeNone = true;
 
-  int32_t slots;  // slots of a KV head, for tiles of all sequences
-  int32_t heads;  // KV heads
-  int32_t block_tiles,
-      head_blocks;  // tiles of a block that rounds; slots for such blocks of a head
+  int32_t slots;                     // slots of a KV head, for tiles of all sequences
+  int32_t heads;                     // KV heads
+  int32_t block_tiles, head_blocks;  // tiles of a block that rounds; slots for its blocks in a head
   FastDivisor by_blocks, by_blocks_each;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }

@@ -27,7 +27,7 @@ struct Operands {
   static constexpr int kN = Config::kBlockN;
   static constexpr int kStep = kIsReversed ? -kN : kN;  // from a tile of keys to the next
 
-  // Scales of Q's rows of a thread.
+  // Scales of a thread's rows of Q.
   struct QScales {
     float rows[Config::kRows] = {};
   };

@@ -24,8 +24,7 @@ struct PipelinedSchedule {
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
-  int key = 0, stage = 0,
-      v_stage = 0;  // the tile; its buffers; buffers of the previous key block's V
+  int key = 0, stage = 0, v_stage = 0;  // the tile, its buffers, those of the previous key block
   typename Step::Q q;
   typename Step::S acc_s[2];  // of key block j, and of the next, by j % 2
   typename Step::P p;

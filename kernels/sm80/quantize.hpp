@@ -80,8 +80,7 @@ struct QuantizeKeys {
   static constexpr int kSmemBytes = Params::kAsideSmemBytes;
   static constexpr int kChunks = kHeadDim / 16;  // of 16 columns of a key
   static constexpr int kWarpKeys = quantize::kTileKeys / quantize::kGroups;
-  static constexpr int kPieces =
-      kWarpKeys * kChunks / 32;  // pieces of a thread: 16 columns of a key each
+  static constexpr int kPieces = kWarpKeys * kChunks / 32;  // of a thread: 16 columns of a key
   static constexpr int kPartialSums = quantize::kPartialSums;
   static_assert(kThreads == 32 * quantize::kGroups && kWarpKeys * kChunks % 32 == 0);
   static_assert((kPartialSums + 1) * kHeadDim * int(sizeof(float)) <= kSmemBytes);

@@ -6,12 +6,11 @@
 //        almost never happens
 //   P'   round(255 w / largest w of the row in the tile). A quad shares the largest. Added to 1024,
 //        an 8-bit integer is the low byte of an fp16
-//   O    += (sum of P' v8) * largest / 255 * scale of V. Like those of Q K^T, sums begin with the
-//   bits
-//        of kMagic, and with 64 keys they stay below 2^22. kMagic is added to O as well, so that a
-//        sum takes one multiply-add instead of two. `magic` counts how often, and subtract_magic()
-//        subtracts it every kMagicTiles tiles. Until then the error of O is less than a hundredth
-//        of that of rounding P
+//   O    += (sum of P' v8) * largest / 255 * scale of V. Like those of Q K^T, sums begin with
+//        the bits of kMagic, and with 64 keys they stay below 2^22. kMagic is added to O as well,
+//        so that a sum takes one multiply-add instead of two. `magic` counts how often, and
+//        subtract_magic() subtracts it every kMagicTiles tiles. Until then the error of O is less
+//        than a hundredth of that of rounding P
 //
 // The row sum is a sum of integers, too, by dp4a: of P' times e, divided by 8.
 //

@@ -14,9 +14,9 @@
 //           ^ K(n) landed, P empty      ^ V(n) landed, P full
 //
 // All warps of a row must subtract an equal row max (tile/softmax_rows.hpp), because P V combines
-// their weights. A warp with too large weights sets a flag next to P, which all warps (m, .) see
-// after the barrier that P needs anyway. Only then do they exchange the largest scores, through P's
-// buffer, update the row max and write P again.
+// their weights. A warp whose weights are too large sets a flag next to P, which all warps (m, .)
+// see after the barrier that P needs anyway. Only then do they exchange the largest scores, through
+// P's buffer, update the row max and write P again.
 #pragma once
 
 #include "core/opaque.hpp"

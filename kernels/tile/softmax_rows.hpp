@@ -37,7 +37,6 @@ struct ScaledUnits {
 // of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. The
 // general score is not affected: it is in units of log2 itself, so its row max equals one of the
 // scores. (To subtract first, as core/softmax.hpp does, takes one more instruction a score.)
-// subtract first, as core/softmax.hpp does, is one more instruction a score.)
 template <class Arch, int kRows, int kMaxWeightSum = 4096>
 struct SoftmaxRows {
   // Bound for the sum of one thread's weights in a key block: fp16 can hold 16 times 4096.

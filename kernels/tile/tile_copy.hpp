@@ -112,8 +112,7 @@ struct TileCopy {
   template <class RowAddress, class IsWhole>
   CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsWhole is_whole,
                                     int rows, int columns, int thread) {
-    Element const*
-        sources[kPasses];  // all known before the first copy, because they are read from memory
+    Element const* sources[kPasses];  // all loaded before the first copy: they come from memory
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
     CUTE_UNROLL

@@ -5,9 +5,8 @@
 // Warp:   16 queries, all keys of a tile, the whole head dimension, in fragments of
 //         kFragM x kFragN x 16.
 // Fragments: Q and O for the whole call; S of a tile until it is stored.
-// Shared: two cp.async buffers, one for K and one for V of a tile; a strip for each warp, which
-// holds
-//         its queries, then S in fp32, then P and row factors:
+// Shared: two cp.async buffers, one for K and one for V of a tile; for each warp a strip with its
+//         queries, then S in fp32, then P and row factors:
 //
 //           cp.async   V(n) --+   K(n+1) -----------+
 //           compute    S      |   softmax, O += P V |   S ...
