@@ -1,4 +1,4 @@
-// What compute capability 9.0 has beside: kernels on it are compiled for sm_90a.
+// The machine of compute capability 9.0; its kernels are compiled for sm_90a.
 #pragma once
 
 #include "arch/cluster.hpp"
