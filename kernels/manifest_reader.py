@@ -18,6 +18,7 @@ else:
 from families import AXES, Settings, kernel_of
 from manifest_rows import (
     ARCHS,
+    COUNTS,
     DIM_FIELDS,
     ELEMENTS,
     MAX_HEAD_DIM,
@@ -83,6 +84,14 @@ def _settings(table: dict[str, Any], where: str) -> Settings:
         raise ManifestError(f"{where}: one of type and function must be given")
     if settings.arch:
         choose(settings.arch, ARCHS, "arch", where)
+    for calls in settings.avoids:
+        _check_type("an entry of avoids", calls, dict, where)
+        for name, bounds in calls.items():
+            choose(name, COUNTS, "avoids", where)
+            if not (type(bounds) is list and len(bounds) == 2 and 0 <= bounds[0] < bounds[1]):
+                raise ManifestError(
+                    f"{where}: {name} of avoids is {bounds!r}; allowed: [from, below], from 0 on"
+                )
     choose(settings.entry_names, variant_key.PREFIXES, "entry_names", where)
     return settings
 

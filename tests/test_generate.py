@@ -585,7 +585,7 @@ def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
             row.kernel_name
             for row in rows
             if "sm80::Forward" in row.kernel.code
-            and not (row.simt or row.kernel.needs or row.kernel.only_split)
+            and not (row.simt or row.kernel.needs or row.kernel.avoids)
         )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]

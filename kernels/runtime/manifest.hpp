@@ -8,6 +8,16 @@
 
 namespace cutlass_attn {
 
+inline constexpr float kUnlimited = __builtin_huge_valf();
+
+// Ranges [from, below) of what dispatch counts in a call: manifest.toml has their meaning.
+struct CallRanges {
+  struct Range {
+    float from = 0.0f, below = kUnlimited;
+  };
+  Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
+};
+
 // A kernel of the manifest: what it asks of a call, and how it is launched.
 struct ManifestKernel {
   char const* name;
@@ -21,10 +31,11 @@ struct ManifestKernel {
   int compute_capability[2] = {0, 0};  // the least and the last that it runs on
   int alignment = 1;                   // bytes: of every operand address and stride
   bool automatic = true;
-  int max_rows = 0;                // as VariantInfo's
-  float min_blocks_per_sm = 0.0f;  // for fewer a kernel after it is preferred that can run
-  bool only_split = false;         // so for calls whose keys it would not split
-  bool tma = false;                // reads operands through TMA, which takes no negative strides
+  int max_rows = 0;            // as VariantInfo's
+  bool tma = false;            // reads operands through TMA, which takes no negative strides
+  bool scalar = false;         // a GPU kernel without tensor cores
+  CallRanges avoids[3] = {};   // calls for which a later kernel is preferred that can run
+  int num_avoids = 0;          // of these
   KernelArguments arguments = {};  // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.
