@@ -46,6 +46,7 @@ BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
 # Of a call, which a kernel can avoid: manifest.toml explains each.
 COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
+MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
 # What a kernel type leaves to its rows.

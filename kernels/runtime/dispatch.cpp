@@ -45,7 +45,7 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
 
 // A number of a call of which `avoids` of manifest.toml has ranges.
 struct Counted {
-  CallRanges::Range CallRanges::*range;
+  CallRanges::Range CallRanges::* range;
   char const* format;  // of the number, with what is counted
   float (*count)(Variant const&, Problem const&, DeviceInfo const&);
 };

@@ -20,6 +20,8 @@ struct CallRanges {
 
 // A kernel of the manifest: what it asks of a call, and how it is launched.
 struct ManifestKernel {
+  static constexpr int kMaxAvoids = 3;
+
   char const* name;
   Op op = Op::kForward;
   char const* arch = "";      // as VariantInfo's
@@ -31,12 +33,12 @@ struct ManifestKernel {
   int compute_capability[2] = {0, 0};  // the least and the last that it runs on
   int alignment = 1;                   // bytes: of every operand address and stride
   bool automatic = true;
-  int max_rows = 0;            // as VariantInfo's
-  bool tma = false;            // reads operands through TMA, which takes no negative strides
-  bool scalar = false;         // a GPU kernel without tensor cores
-  CallRanges avoids[3] = {};   // calls for which a later kernel is preferred that can run
-  int num_avoids = 0;          // of these
-  KernelArguments arguments = {};  // of a GPU kernel
+  int max_rows = 0;     // as VariantInfo's
+  bool tma = false;     // reads operands through TMA, which takes no negative strides
+  bool scalar = false;  // a GPU kernel without tensor cores
+  CallRanges avoids[kMaxAvoids] = {};  // calls for which a later kernel is preferred that can run
+  int num_avoids = 0;                  // of these
+  KernelArguments arguments = {};      // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.
   Status (*function)(Problem const&, RunOptions const&) = nullptr;
