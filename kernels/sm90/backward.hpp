@@ -24,8 +24,8 @@ namespace cutlass_attn::sm90 {
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
           class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false>
 struct Backward {
-  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered,
-                                kHasMask>;
+  using Config =
+      BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered, kHasMask>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;

@@ -43,10 +43,10 @@ struct QueryMapTile {
   CUTE_DEVICE void run() const {
     Problem const& p = params.problem;
     IntervalMask const interval = params.template mask<true>({p.seq_q.seqlen, p.seq_k.seqlen});
-    bool const has_keys = interval.hi(last_query) > first_key &&
-                          interval.lo(first_query) < first_key + kBlockN;
-    bool const has_all = interval.lo(last_query) <= first_key &&
-                         interval.hi(first_query) >= first_key + kBlockN;
+    bool const has_keys =
+        interval.hi(last_query) > first_key && interval.lo(first_query) < first_key + kBlockN;
+    bool const has_all =
+        interval.lo(last_query) <= first_key && interval.hi(first_query) >= first_key + kBlockN;
     auto found = TileClass::kEmpty;
     if (has_keys) {
       Bits bits[kGroups];

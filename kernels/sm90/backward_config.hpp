@@ -29,9 +29,9 @@ struct BackwardConfig {
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr bool kIsOrdered = kIsOrdered_, kHasMask = kHasMask_;
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
-  using Params = std::conditional_t<
-      kHasMask, MaskBackwardParams,
-      std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>>;
+  using Params =
+      std::conditional_t<kHasMask, MaskBackwardParams,
+                         std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>>;
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4, kGroupThreads = 128;
   static constexpr int kComputeThreads = kGroups * kGroupThreads;

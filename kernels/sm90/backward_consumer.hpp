@@ -97,7 +97,8 @@ struct BackwardConsumer {
     if constexpr (Config::kHasMask) {
       int const tile = at.present().bits;
       if (tile >= 0) {
-        return params.map.bits[int64_t(tile) * Config::kComputeThreads + BackwardConsumer::thread()];
+        return params.map
+            .bits[int64_t(tile) * Config::kComputeThreads + BackwardConsumer::thread()];
       }
     }
     return ~0u;

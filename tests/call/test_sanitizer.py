@@ -21,8 +21,7 @@ VARIANTS = [
     variant
     for op in ("forward", "backward")
     for variant in cases.compiled_variants(op, special=True)
-    if variant.device == "cuda"
-    and set(variant.needs) <= {"bias", "mask"}
+    if variant.device == "cuda" and set(variant.needs) <= {"bias", "mask"}
 ]
 
 

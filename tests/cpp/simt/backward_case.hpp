@@ -89,7 +89,8 @@ struct Solved {
     if (c.sees) {
       for (int64_t at = 0; at < int64_t(sizes[0]) * sizes[1] * sizes[2] * sizes[3]; ++at) {
         int const j = int(at % sizes[3]), i = int(at / sizes[3] % sizes[2]);
-        int const h = int(at / sizes[3] / sizes[2] % sizes[1]), b = int(at / sizes[3] / sizes[2] / sizes[1]);
+        int const h = int(at / sizes[3] / sizes[2] % sizes[1]),
+                  b = int(at / sizes[3] / sizes[2] / sizes[1]);
         visible[mask_at(b, h, i, j)] = c.sees(b, h, i, j) ? 1 + j % 255 : 0;
       }
     }
