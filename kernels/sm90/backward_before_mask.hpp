@@ -19,9 +19,10 @@ namespace cutlass_attn::sm90 {
 template <int kBlockN, class Arch>
 struct QueryMapTile {
   static constexpr int kGroups = kBlockN / 64, kQueries = QueryMap::kQueries;
-  // Bits of four keys, a byte for each: bit 2 n + r of [c][h] is query (4 h + n) 8 + 2 c + r, where
-  // c counts from the half warp's own first.
-  using Bits = uint32_t[2][2];
+  // Of four keys of each group, a byte for each: bit 2 n + r of [2 group + h][c] is query
+  // (4 h + n) 8 + 2 c + r, where c counts from the half warp's own first.
+  static constexpr int kParts = 2 * kGroups;
+  using Bits = uint32_t[kParts][2];
 
   MaskBackwardParams const& params;
   PerLogit const& mask;
@@ -49,9 +50,8 @@ struct QueryMapTile {
         interval.lo(last_query) <= first_key && interval.hi(first_query) >= first_key + kBlockN;
     auto found = TileClass::kEmpty;
     if (has_keys) {
-      Bits bits[kGroups];
-      gather(bits);
-      if (!has_all) apply_interval(interval, bits);
+      Bits bits = {};
+      gather(interval, has_all, bits);
       found = classify(bits);
       if (found == TileClass::kPartial) store(bits);
     }
@@ -64,16 +64,18 @@ struct QueryMapTile {
   // The first of this lane's keys of a group of 64.
   CUTE_DEVICE int key(int group) const { return first_key + group * 64 + lane() % 16 * 4; }
 
-  CUTE_DEVICE void gather(Bits (&bits)[kGroups]) const {
+  // In a loop, whose body is a fraction of the code: unrolled, warps would wait for instructions.
+  CUTE_DEVICE void gather(IntervalMask const& interval, bool has_all, Bits& bits) const {
     int const seqlen_k = params.problem.seq_k.seqlen;
     uint64_t const places = reinterpret_cast<uint64_t>(mask.data) |
                             uint64_t(mask.batch_stride | mask.head_stride | mask.row_stride);
     bool const is_vector =
         mask.key_stride == 1 && places % 4 == 0 && first_key + kBlockN <= seqlen_k;
-    CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
+    CUTE_NO_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      int const key = this->key(part / 2), first = first_query + part % 2 * 32 + half() * 4;
       auto const* const from = static_cast<uint8_t const*>(mask.data) + batch * mask.batch_stride +
-                               head * mask.head_stride + key(g) * mask.key_stride;
+                               head * mask.head_stride + key * mask.key_stride;
       auto const load = [&](int query) {
         return *reinterpret_cast<uint32_t const*>(from + query * mask.row_stride);
       };
@@ -82,41 +84,46 @@ struct QueryMapTile {
         CUTE_UNROLL
         for (int j = 0; j < 4; ++j) {
           uint8_t const* const at = from + query * mask.row_stride + j * mask.key_stride;
-          if (key(g) + j < seqlen_k) word |= uint32_t(*at) << 8 * j;
+          if (key + j < seqlen_k) word |= uint32_t(*at) << 8 * j;
         }
         return word;
       };
+      uint32_t found[2];
       if (!is_vector) {
-        gather(load_bytes, bits[g]);
+        gather(load_bytes, first, found);
       } else if (mask.row_stride == 0) {
         uint32_t const all_rows = load(0);
-        gather([&](int) { return all_rows; }, bits[g]);
+        gather([&](int) { return all_rows; }, first, found);
       } else {
-        gather(load, bits[g]);
+        gather(load, first, found);
+      }
+      if (!has_all) apply_interval(interval, key, part % 2, found);
+      // Moves all others on, so that registers are enough.
+      CUTE_UNROLL
+      for (int i = 0; i < kParts; ++i) {
+        CUTE_UNROLL
+        for (int c = 0; c < 2; ++c)
+          bits[i][c] = i + 1 < kParts ? bits[(i + 1) % kParts][c] : found[c];
       }
     }
   }
   // load(query): four bytes. Queries beyond the last are as the last.
   template <class Load>
-  CUTE_DEVICE void gather(Load const& load, Bits& bits) const {
-    int const first = first_query + half() * 4;
+  CUTE_DEVICE void gather(Load const& load, int first, uint32_t (&found)[2]) const {
+    uint32_t bytes[2][8];
     CUTE_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      uint32_t bytes[2][8];
+    for (int c = 0; c < 2; ++c) {
       CUTE_UNROLL
-      for (int c = 0; c < 2; ++c) {
-        CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          int const query = first + (4 * h + i / 2) * 8 + c * 2 + i % 2;
-          bytes[c][i] = load(query < last_query ? query : last_query);
-        }
+      for (int i = 0; i < 8; ++i) {
+        int const query = first + i / 2 * 8 + c * 2 + i % 2;
+        bytes[c][i] = load(query < last_query ? query : last_query);
       }
+    }
+    CUTE_UNROLL
+    for (int c = 0; c < 2; ++c) {
+      found[c] = 0;
       CUTE_UNROLL
-      for (int c = 0; c < 2; ++c) {
-        bits[c][h] = 0;
-        CUTE_UNROLL
-        for (int i = 0; i < 8; ++i) bits[c][h] |= high_bits(bytes[c][i]) >> (7 - i);
-      }
+      for (int i = 0; i < 8; ++i) found[c] |= high_bits(bytes[c][i]) >> (7 - i);
     }
   }
   // The high bit of each byte: whether it is not 0.
@@ -124,35 +131,28 @@ struct QueryMapTile {
     return (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
   }
 
-  CUTE_DEVICE void apply_interval(IntervalMask const& interval, Bits (&bits)[kGroups]) const {
-    CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
+  CUTE_DEVICE void apply_interval(IntervalMask const& interval, int key, int h,
+                                  uint32_t (&found)[2]) const {
+    CUTE_NO_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      bool const is_key = key + j < interval.seqlen_k;
+      int const begin = is_key ? interval.q_lo(key + j) - first_query : 0;
+      int const end = is_key ? interval.q_hi(key + j) - first_query : 0;
       CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        int const k = key(g) + j;
-        bool const is_key = k < interval.seqlen_k;
-        int const begin = is_key ? interval.q_lo(k) - first_query : 0;
-        int const end = is_key ? interval.q_hi(k) - first_query : 0;
-        CUTE_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          FragmentPlace<1, 1> const place{half() * 2 + c};
-          uint32_t const seen_by = place.columns_before(end) & ~place.columns_before(begin);
-          CUTE_UNROLL
-          for (int h = 0; h < 2; ++h) bits[g][c][h] &= ~(~(seen_by >> 8 * h) << 24 >> (24 - 8 * j));
-        }
+      for (int c = 0; c < 2; ++c) {
+        FragmentPlace<1, 1> const place{half() * 2 + c};
+        uint32_t const seen_by = place.columns_before(end) & ~place.columns_before(begin);
+        found[c] &= ~((~(seen_by >> 8 * h) & 0xff) << 8 * j);
       }
     }
   }
 
-  CUTE_DEVICE static TileClass classify(Bits const (&bits)[kGroups]) {
+  CUTE_DEVICE static TileClass classify(Bits const& bits) {
     uint32_t any = 0, all = ~0u;
     CUTE_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        any |= bits[g][i / 2][i % 2];
-        all &= bits[g][i / 2][i % 2];
-      }
+    for (auto const& part : bits) {
+      any |= part[0] | part[1];
+      all &= part[0] & part[1];
     }
     if (!Arch::any(any != 0)) return TileClass::kEmpty;
     return Arch::any(all != ~0u) ? TileClass::kPartial : TileClass::kFull;
@@ -160,7 +160,7 @@ struct QueryMapTile {
 
   // A thread's S has keys g and g + 8 of its warp's 16, which lanes two apart have: of two pairs of
   // queries each of these lanes makes the words of one.
-  CUTE_DEVICE void store(Bits const (&bits)[kGroups]) const {
+  CUTE_DEVICE void store(Bits const& bits) const {
     bool const is_upper = lane() & 2;
     int const pair = half() * 2 + is_upper;  // queries 2 pair and 2 pair + 1 of each 8
     uint32_t* const to = params.map.bits + int64_t(number) * (kBlockN * 2) + lane() % 16 / 4 * 32 +
@@ -170,8 +170,9 @@ struct QueryMapTile {
       uint32_t low[2], high[2];  // of keys g, of keys g + 8
       CUTE_UNROLL
       for (int h = 0; h < 2; ++h) {
-        uint32_t const keep = is_upper ? bits[g][1][h] : bits[g][0][h];
-        uint32_t const got = Arch::shuffle_xor(is_upper ? bits[g][0][h] : bits[g][1][h], 2);
+        uint32_t const(&part)[2] = bits[2 * g + h];
+        uint32_t const keep = is_upper ? part[1] : part[0];
+        uint32_t const got = Arch::shuffle_xor(is_upper ? part[0] : part[1], 2);
         low[h] = is_upper ? got : keep;
         high[h] = is_upper ? keep : got;
       }
