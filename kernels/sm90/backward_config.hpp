@@ -12,12 +12,12 @@
 
 namespace cutlass_attn::sm90 {
 
-// A step of a kernel with a mask. The producer, which reads the map, tells the others.
+// A step of a kernel with a mask. The producer, which reads the map, publishes it in shared memory.
 struct MapStep {
   int32_t tile;  // by which the workspace is ordered
   int32_t bits;  // the number of its tile in the map; -1: each query sees each key
 };
-inline constexpr int kMapSteps = 8;  // those of the latest steps
+inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
 
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
 // dQ; it is also the producer if registers do not suffice for a separate one.
@@ -111,13 +111,13 @@ struct BackwardSteps {
   }
 };
 
-// The steps of a kernel with a mask, as the producer has told them.
-struct ToldSteps {
+// The steps of a kernel with a mask, as the producer has published them.
+struct PublishedSteps {
   MapStep const* steps;
   int number = 0;
 
   template <class Params, class Block>
-  CUTE_DEVICE ToldSteps(Params const&, Block const& block) : steps(block.steps) {}
+  CUTE_DEVICE PublishedSteps(Params const&, Block const& block) : steps(block.steps) {}
   CUTE_DEVICE void advance(TileRange const&) { ++number; }
   CUTE_DEVICE MapStep const& present() const { return steps[number % kMapSteps]; }
   template <class Params>
@@ -126,9 +126,9 @@ struct ToldSteps {
   }
 };
 
-// As consumers and dQ iterate.
+// What the consumers and the warpgroup of dQ iterate with.
 template <class Config>
-using StepsOf = std::conditional_t<Config::kHasMask, ToldSteps, BackwardSteps<Config>>;
+using StepsOf = std::conditional_t<Config::kHasMask, PublishedSteps, BackwardSteps<Config>>;
 
 // Arrives at a barrier for a warp, once all its lanes are done. Called by all lanes.
 template <class Arch>

@@ -47,7 +47,7 @@ struct BackwardGradQ {
       // loading so early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
       Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
-      if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // told by now
+      if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // published by now
       int32_t done = 0;  // tiles of keys that have added to this tile of queries
       CUTE_UNROLL
       for (int column = 0; column < Config::kHeadDim; column += kColumns) {

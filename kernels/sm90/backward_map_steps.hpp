@@ -14,9 +14,9 @@ struct MapSteps {
   Params const& params;
   sm80::RowTile const& keys;
   int head, tile = 0, number = 0;
-  int word = -1;      // 32 tiles
-  uint32_t left = 0;  // of the present word, tiles that come after the present one
-  uint32_t full = 0;
+  int word = -1;      // of the map: the present 32 tiles
+  uint32_t left = 0;  // its tiles that are not empty and come after the present one
+  uint32_t full = 0;  // its full tiles
 
   template <class Block>
   CUTE_DEVICE MapSteps(Params const& params, Block const& block)
@@ -49,7 +49,7 @@ struct MapSteps {
     return params.queries.template number<Config::kBlockM, false>(
         params.problem.seq_q, {batch, head, tile * Config::kBlockM});
   }
-  CUTE_DEVICE MapStep told() const {
+  CUTE_DEVICE MapStep published() const {
     bool const is_full = full >> tile % 32 & 1;
     return {int32_t(number_of(params, keys.batch)), is_full ? -1 : int32_t(first_tile()) + tile};
   }

@@ -63,7 +63,7 @@ struct BackwardProducer {
     Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
     if constexpr (Config::kHasMask) {
-      if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.told();
+      if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
     }
     Arch::sync_warp();
     if (Arch::elect()) {
