@@ -32,6 +32,7 @@ struct Case {
   std::array<bool, 4> bias_of = {false, true, true, true};    // what is not broadcast: as its shape
   std::array<bool, 4> mask_of = {false, true, true, true};    // likewise
   std::function<bool(int b, int h, int i, int j)> sees = {};  // the mask; or one at random
+  int nan_keys = 0;  // so many last keys, which nobody sees, are NaN, and their values
   std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
 };
 
@@ -111,6 +112,15 @@ struct Solved {
     state();
     for (int b = 0; b < c.batch; ++b) {
       for (int h = 0; h < c.heads_q; ++h) solve(b, h);
+    }
+    for (int row = 0; row < rows_k; ++row) {
+      if (row % c.seqlen_k < c.seqlen_k - c.nan_keys) continue;
+      for (int i = 0; i < c.heads_kv * c.head_dim; ++i) {
+        k[size_t(row) * c.heads_kv * c.head_dim + i] = Element(NAN);
+      }
+      for (int i = 0; i < c.heads_kv * c.head_dim_v; ++i) {
+        v[size_t(row) * c.heads_kv * c.head_dim_v + i] = Element(NAN);
+      }
     }
   }
 

@@ -220,6 +220,13 @@ std::vector<Case> mask_cases(int head_dim) {
        .seqlen_q = 130,
        .seqlen_k = 390,
        .sees = [](int, int, int, int) { return true; }},
+      {.name = "NaN in tiles that nobody sees",
+       .batch = 2,
+       .seqlen_q = 130,
+       .seqlen_k = 600,
+       .mask_of = {true, false, false, true},
+       .sees = [](int, int, int, int j) { return j < 384; },
+       .nan_keys = 216},
       {.name = "nothing seen", .sees = [](int, int, int, int) { return false; }},
       {.name = "heads that see nothing",
        .heads_q = 6,
@@ -246,7 +253,7 @@ std::vector<Case> mask_cases(int head_dim) {
       {.name = "chunks", .seqlen_q = 250, .seqlen_k = 250, .mask = causal()},
       {.name = "large logits", .seqlen_q = 90, .seqlen_k = 211, .scale = 1.0f, .magnitude = 4.0f},
   };
-  cases[13].mask.attention_chunk = 90;
+  cases[14].mask.attention_chunk = 90;
   for (Case& c : cases) {
     c.head_dim = head_dim;
     c.has_mask = true;
