@@ -558,6 +558,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
         "sm90/backward",
         "sm90/backward_dropout",
         "sm90/backward_wgmma",
+        "sm90/backward_wgmma_mask",
         "sm90/backward_wgmma_varlen",
         "sm90/backward_wgmma_ordered",
         *(f"sm80/backward_{name}" for name in names),
@@ -576,7 +577,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
-    names = hopper | {"sm90/backward_wgmma"}
+    names = hopper | {"sm90/backward_wgmma", "sm90/backward_wgmma_mask"}
     assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
 
 

@@ -168,7 +168,9 @@ struct BackwardScores {
       entries.transpose();
       apply_terms(x, at, lens, slice, entries, lane);
     }
-    unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
+    if constexpr (!kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too
+      unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
+    }
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
       x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
     });
