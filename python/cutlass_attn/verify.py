@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized, testing
-from ._call.call import Call
+from ._call.call import PADDING, Call
 
 LOG = logging.getLogger("cutlass_attn")
 
@@ -99,6 +99,12 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
         raise ValueError(
             f"verify=True with quantize: head_dim is {facts.head_dim}, and the baseline's columns "
             f"are twice as many; allowed: up to {_MAX_ROUNDED_HEAD_DIM}"
+        )
+    padding = [name for name in PADDING if call.options.get(name) is not None]
+    if facts.quantize is not None and padding:
+        raise ValueError(
+            f"verify=True with quantize and padding: {padding[0]} is given, and the baseline "
+            "rounds whole batch entries; allowed: attention_varlen, or one of the two"
         )
     lib = library_of(call.q)
     baseline = _baseline(facts.device, tested)
