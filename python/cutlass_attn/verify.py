@@ -257,10 +257,11 @@ def _require_within(
 
 
 def predicted_errors(call: Call) -> np.ndarray | None:
-    """Of the result of each head, (B, Hq), as kernels predict it for `max_error`; None where there
-    are no numbers on the host to be had."""
+    """Of the result of each head, (B, Hq), as kernels predict it for `max_error`, with which there
+    is no padding; None where there is some, or no numbers are to be had on the host."""
     library = library_of(call.q)
-    if not library.has_numbers(call.q):
+    has_padding = any(call.options.get(name) is not None for name in PADDING)
+    if has_padding or not library.has_numbers(call.q):
         return None
     facts = call.facts()
     rows = 1 if facts.bshd else 2

@@ -180,6 +180,28 @@ def test_backward(variant, case, side):
         assert np.abs(got - exact).max() <= 0.02 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, id=variant.key, marks=cases.needs(variant))
+        for variant in cases.compiled_variants("backward")
+        if "varlen" in variant.options
+    ],
+)
+def test_entries_without_queries_or_keys_have_gradients_of_zero(variant):
+    """Which kernels write: where only one side of a call has lengths nothing else does."""
+    cu_q, cu_k = (int32(x, variant.device) for x in ([0, 5, 5, 9], [0, 70, 140, 140]))
+    like = {"device": variant.device, "dtype": getattr(torch, variant.dtype)}
+    q, k = (torch.randn(rows, 2, variant.head_dim or 64, **like) for rows in (9, 140))
+    out, lse = cutlass_attn.attention_varlen(q, k, k, cu_q, cu_k, return_lse=True)
+    grads = {f"grad_{n}": torch.full_like(x, 7.0) for n, x in zip("qkv", (q, k, k), strict=True)}
+    options = {"kernel": variant.key, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    _C.backward_varlen(q, k, k, options, grad_out=q, out=out, softmax_lse=lse, **grads)
+    assert (grads["grad_q"][5:] == 0).all()
+    assert (grads["grad_k"][70:] == 0).all()
+    assert (grads["grad_v"][70:] == 0).all()
+
+
 def check(name, actual, exact, unfused, dtype):
     """Errors up to twice those of the yardstick, and what is left to the last roundings."""
     assert np.isfinite(actual).all(), name
@@ -334,6 +356,10 @@ def test_quantized_entries_are_those_of_dense_calls(mode, device):
         keys = slice(first[b], end[b])
         parts = q[b : b + 1], k[b : b + 1, :, keys], v[b : b + 1, :, keys]
         torch.testing.assert_close(out[b : b + 1], attention(*parts, quantize=mode))
+    padding = {"leftpad_k": first, "seqused_k": end}
+    assert cutlass_attn.explain(q, k, v, **padding, quantize=mode).predicted_error is None
+    with pytest.raises(ValueError, match=r"max_error is 0\.1 with sequences that are packed"):
+        attention(q, k, v, **padding, quantize=mode, max_error=0.1)
 
 
 def test_explain_names_a_kernel():

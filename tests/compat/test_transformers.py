@@ -273,9 +273,29 @@ def test_what_reads_a_mask_of_padding_gets_its_numbers():
         out, _ = compat.attention_forward(Layer(), q[:, :, :rows], k, v, part, **more)
         dense, _ = compat.attention_forward(Layer(), q[:, :, :rows], k, v, due[:, :, :rows], **more)
         torch.testing.assert_close(out, dense)
-    assert (
-        compat.mask_function(**{**given, "allow_is_causal_skip": False}).__class__ is torch.Tensor
-    )
+    whole = compat.mask_function(**{**given, "allow_is_causal_skip": False})
+    assert type(whole) is torch.Tensor
+    assert torch.equal(whole, due)
+
+
+KEYS = torch.arange(9)
+
+
+def test_what_is_written_to_a_mask_of_padding_counts(calls):
+    """By a model that hides one more key, in a part of the mask or in the mask itself."""
+    from transformers.masking_utils import causal_mask_function
+
+    _, mask = padded((9, 3), 9)
+    q, k, v = operands(9, 9)
+    for write in (lambda x: x[:, :, :, 7].fill_(False), lambda x: x.logical_and_(KEYS != 7)):
+        found = compat.mask_function(
+            batch_size=2, q_length=9, kv_length=9, q_offset=0, kv_offset=0,
+            mask_function=causal_mask_function, attention_mask=mask.bool(),
+        )  # fmt: skip
+        write(found)
+        compat.attention_forward(Layer(), q, k, v, found)
+        seen = (mask[:, None, None] == 1) & (KEYS[:, None] >= KEYS) & (KEYS != 7)
+        assert torch.equal(calls[-1]["mask"], seen)
 
 
 @pytest.mark.parametrize("decoder", ["Llama"], indirect=True)

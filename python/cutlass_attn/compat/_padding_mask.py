@@ -19,15 +19,17 @@ class PaddingMask(torch.Tensor):
     """A mask as transformers hands it to layers, (B, 1, Sq, Sk) bool, without its numbers.
 
     Whatever else than `attention_forward` reads it, such as a model that takes a part of it, gets
-    those of `dense()`.
+    those of `dense()`. It may write to them: from then on they are the mask, and not `options`.
 
     Attributes:
         options: of `cutlass_attn.attention`: causal or window, seqused_q, seqused_k, leftpad_k.
-        dense: makes the mask; once, however often it is asked.
+        make: makes the numbers.
+        numbers: None until something reads them.
     """
 
     options: dict[str, Any]
-    dense: Callable[[], torch.Tensor]
+    make: Callable[[], torch.Tensor]
+    numbers: torch.Tensor | None
 
     @staticmethod
     def __new__(
@@ -35,12 +37,17 @@ class PaddingMask(torch.Tensor):
         shape: tuple[int, ...],
         device: Any,
         options: dict[str, Any],
-        dense: Callable[[], torch.Tensor],
+        make: Callable[[], torch.Tensor],
     ) -> Any:
-        make: Any = torch.Tensor._make_wrapper_subclass
-        mask = make(cls, shape, dtype=torch.bool, device=device)
-        mask.options, mask.dense = options, functools.cache(dense)
+        wrapper: Any = torch.Tensor._make_wrapper_subclass
+        mask = wrapper(cls, shape, dtype=torch.bool, device=device)
+        mask.options, mask.make, mask.numbers = options, make, None
         return mask
+
+    def dense(self) -> torch.Tensor:
+        if self.numbers is None:
+            self.numbers = self.make()
+        return self.numbers
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -71,6 +78,7 @@ def mask_function(*args: Any, **kwargs: Any) -> torch.Tensor | None:
 
 
 def _intervals(
+    batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: Any,
@@ -89,6 +97,8 @@ def _intervals(
     if pattern is None or _is_traced(attention_mask):
         return None
     visible = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    if visible.shape[0] != batch_size or visible.shape[1] == 0:
+        return None
     places = torch.arange(visible.shape[1], device=visible.device)
     first = places.where(visible, kv_length).amin(1)
     end = (places + 1).where(visible, 0).amax(1)

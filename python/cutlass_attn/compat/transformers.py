@@ -164,7 +164,9 @@ def _mask_options(
     if not isinstance(mask, PaddingMask):
         return mask_or_bias(mask)
     is_whole = mask.shape == (query.shape[0], 1, query.shape[2], key.shape[2])
-    return dict(mask.options) if is_whole and may_be_interval else mask_or_bias(mask.dense())
+    if is_whole and may_be_interval and mask.numbers is None:
+        return dict(mask.options)
+    return mask_or_bias(mask.dense())
 
 
 def _check_keywords(kwargs: dict[str, Any]) -> None:
