@@ -147,7 +147,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
     scores = _scores(settings, all_scores, needs, where)
     settings.axes["general"] = list(scores) == ["general"]
     is_cuda = bool(settings.type)
-    op = "backward" if settings.class_name == "backward" else "forward"
+    op = "backward" if settings.class_name.startswith("backward") else "forward"
     _check_placeholders("params", settings.params, list(AXES), where)
     alignment = _alignment(settings, op)
     arch = _arch(settings)

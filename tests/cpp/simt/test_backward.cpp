@@ -8,6 +8,7 @@
 #include "check.hpp"
 #include "sm80/backward.hpp"
 #include "sm90/backward.hpp"
+#include "sm90/backward_two_pass.hpp"
 
 using namespace backward_case;
 
@@ -327,6 +328,25 @@ TEST(few_mask) {
     run<Masked<Half, 128, 64, 128, 8>, Score<MaskBits>>(c, simt::FiberOrder::kRandom);
   }
 }
+
+template <class Element, int kHeadDim, int kHeadDimV, class SeqInfo = DenseSeqInfo>
+using TwoPass = sm90::BackwardTwoPass<Element, kHeadDim, kHeadDimV, 64, 64, 8, SeqInfo>;
+
+TEST(few_two_pass) {
+  Case c{.name = "window", .heads_q = 2, .seqlen_q = 330, .seqlen_k = 270, .mask = window(150, 0)};
+  c.head_dim = 64, c.has_sinks = c.has_grad_lse = true;
+  run<TwoPass<Half, 64, 64>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.head_dim = 128, c.head_dim_v = 64, c.mask = causal();
+  run<TwoPass<Half, 128, 64>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.name = "one stage of V", c.head_dim = c.head_dim_v = 256, c.heads_q = 1, c.seqlen_q = 150;
+  run<TwoPass<Half, 256, 256>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.name = "chunks", c.head_dim = c.head_dim_v = 64, c.mask.attention_chunk = 48;
+  run<TwoPass<Half, 64, 64>, Score<Chunk>>(c);
+  Case packed{.name = "packed", .batch = 3, .heads_q = 2, .seqlen_q = 70, .seqlen_k = 80};
+  packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
+  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(packed);
+}
+
 // And without one: roles that hand over, and blocks that wait for each other.
 TEST(races) {
   Case c{.name = "causal groups", .seqlen_q = 90, .seqlen_k = 139, .mask = causal()};
@@ -375,6 +395,20 @@ TEST(wgmma) {
 TEST(wgmma_mask) {
   run_masked<Masked<Half, 64, 64, 192, 12>>();
   run_masked<Masked<BFloat, 128, 64, 128, 8>>();
+}
+
+TEST(two_pass) {
+  run_plain<TwoPass<Half, 256, 256>, IdentityScore>();
+  run_plain<TwoPass<BFloat, 192, 192>, IdentityScore>();
+  for (Case c : common_cases(192, 64)) {
+    c.head_dim_v = 128 - (c.head_dim % 16);
+    run<TwoPass<BFloat, 192, 128>, IdentityScore>(c);
+  }
+}
+TEST(two_pass_chunks) {
+  for (Case c : general_cases(192)) {
+    if (c.mask.attention_chunk != 0) run<TwoPass<Half, 192, 192>, IdentityScore, Score<Chunk>>(c);
+  }
 }
 
 TEST(alibi_one_role) { run_alibi<sm80::Backward<Half, 64, 64, 128, 4>>(); }
@@ -456,9 +490,14 @@ TEST(packed_sequences) {
   c.head_dim = 128;
   run<Roles, IdentityScore>(c);
   run<sm90::Backward<Half, 128, 64, 128, 8, VarlenSeqInfo>, IdentityScore>(c);
+  c.head_dim = 256;
+  run<TwoPass<Half, 256, 256, VarlenSeqInfo>, IdentityScore>(c);
+  c.head_dim = 192, c.head_dim_v = 128;
+  run<TwoPass<BFloat, 192, 128, VarlenSeqInfo>, IdentityScore>(c);
   Case dense{.name = "dense in a varlen kernel", .batch = 2, .mask = causal()};
   run<Kernel, IdentityScore>(dense);
   run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(dense);
+  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(dense);
 }
 
 }  // namespace
