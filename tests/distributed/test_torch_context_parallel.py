@@ -1,6 +1,6 @@
-"""PyTorch's context parallelism with the kernels of register_flash_impl: a ring of torch's own, whose
-steps call aten operators. On CPUs it knows no attention, so that here the operators are called
-on DTensors, as scaled_dot_product_attention does on GPUs."""
+"""PyTorch's context parallelism with the kernels of register_flash_impl: a ring of torch's own,
+whose steps call aten operators. On CPUs it knows no attention, so that here the operators are
+called on DTensors, as scaled_dot_product_attention does on GPUs."""
 
 import pytest
 

@@ -61,9 +61,9 @@ def register_flash_impl() -> None:
 
     Activating it replaces torch's flash kernels for CUDA tensors: SDPA calls for which torch
     chooses flash attention (no mask, D up to 256, float16 or bfloat16) and
-    `torch.nn.attention.varlen.varlen_attn` then run here, with their backward passes, and so do the
-    steps of torch's `context_parallel`. `restore_flash_attention_impl` undoes it. Calls with dropout
-    stay with torch's own kernels, forward and backward.
+    `torch.nn.attention.varlen.varlen_attn` then run here, with their backward passes, and so do
+    the steps of torch's `context_parallel`. `restore_flash_attention_impl` undoes it. Calls with
+    dropout stay with torch's own kernels, forward and backward.
 
     Raises:
         RuntimeError: torch is older than 2.10; when activated: an operator of this torch has

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ._collectives import all_gather
+
 _ERRORS = {kind.__name__: kind for kind in (TypeError, ValueError, NotImplementedError)}
 
 
@@ -30,8 +32,8 @@ def agree(
     checksum = zlib.crc32(repr(sorted(fields.items())).encode())
     row = torch.tensor([error is not None, checksum], dtype=torch.int64, device=device)
     for group in groups:
-        rows = row.new_empty((dist.get_world_size(group), 2))
-        dist.all_gather_into_tensor(rows, row[None], group=group)
+        rows, work = all_gather(row, group)
+        work.wait()
         row[0] = (rows[:, 0] != 0).any() | (rows[:, 1] != row[1]).any()
     if not int(row[0]):
         return

@@ -55,8 +55,13 @@ def context_attention(
         k: (B, Hkv, plan.local_rows, D), the same way. Hkv divides Hq.
         v: (B, Hkv, plan.local_rows, Dv).
         plan: who has which rows, and how they come together.
-        causal, window, attention_chunk, softmax_scale, softcap, layout, return_lse, deterministic:
-            as in `attention`; positions are those of the whole sequence, or of its document.
+        causal: as in `attention`; positions are those of the whole sequence, or of its document.
+        window: as in `attention`.
+        attention_chunk: as in `attention`; chunks start where the sequence, or its document, does.
+        softmax_scale: as in `attention`.
+        softcap: as in `attention`.
+        layout: order of the dimensions of q, k, v and the result: "bhsd" or "bshd".
+        return_lse: also return the log-sum-exp.
         bias: as in `attention`, with this rank's rows and all of plan.padded_seqlen keys; either
             may be 1. scheme="gather", or another with one for all rows ("ulysses"). Not packed.
         mask: bool, the same way.
@@ -65,6 +70,7 @@ def context_attention(
             like that of every weight under context parallelism: the sum over ranks is the whole.
         dropout_p: 0 where there are several ranks: which weights are dropped depends on positions
             of one device so far.
+        deterministic: as in `attention`.
 
     Returns:
         The result, in q's dtype and layout, contiguous but for "bhsd", which is a view of "bshd".

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import _kernels
+from ._collectives import all_gather
 from ._kernels import Terms
 from ._plan import ContextPlan
 from ._schedule import KernelCall, Span
@@ -142,10 +143,7 @@ def _start_gather(
     plan: ContextPlan, k: torch.Tensor, v: torch.Tensor, heads: Span
 ) -> tuple[torch.Tensor, Any]:
     span = slice(*heads)
-    kv = torch.cat([k[:, :, span], v[:, :, span]], dim=-1)
-    received = kv.new_empty((plan.outer_size, *kv.shape))
-    work = dist.all_gather_into_tensor(received, kv[None], group=plan.outer, async_op=True)
-    return received, work
+    return all_gather(torch.cat([k[:, :, span], v[:, :, span]], dim=-1), plan.outer)
 
 
 def _by_position(plan: ContextPlan, received: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _schedule
+from ._collectives import all_gather
 from ._schedule import Band, Chunk, KernelCall, Span
 
 SCHEMES = ("gather", "ring", "ulysses", "gather+ulysses", "ring+ulysses")
@@ -117,9 +118,9 @@ class ContextPlan:
         `shard`. A collective call, without a gradient."""
         x = x.detach().movedim(dim, 0)
         for group in self.groups:
-            whole = x.new_empty((x.shape[0] * dist.get_world_size(group), *x.shape[1:]))
-            dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
-            x = whole
+            whole, work = all_gather(x, group)
+            work.wait()
+            x = whole.flatten(0, 1)
         at = torch.cat(
             [
                 self._positions(outer, inner)
