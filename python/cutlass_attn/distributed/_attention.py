@@ -187,7 +187,7 @@ def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: 
     if call.error is not None:
         raise call.error
     q, k, v = call.q, call.k, call.v
-    for name, x, like in (("k", k, q), ("v", v, k)):
+    for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(
                 f"{name} must be {q.dtype} on {q.device} like q, got {x.dtype} on {x.device}"
@@ -211,12 +211,13 @@ def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: 
             f"dropout_p must be 0 with several ranks, got {dropout_p}: kernels count rows and "
             "heads of one device to choose the weights that are dropped"
         )
-    if terms.alibi_slopes is not None:
-        if plan.outer_size > 1 and (plan.scheme.startswith("ring") or terms.band.right != 0):
-            raise NotImplementedError(
-                f"alibi_slopes need scheme='gather' with causal=True, or 'ulysses', got "
-                f"scheme={plan.scheme!r}"
-            )
+    is_ring = plan.scheme.startswith("ring")
+    is_aligned = plan.outer_size == 1 or (not is_ring and terms.band.right == 0)
+    if terms.alibi_slopes is not None and not is_aligned:
+        raise NotImplementedError(
+            f"alibi_slopes need scheme='gather' with causal=True, or 'ulysses', got "
+            f"scheme={plan.scheme!r}"
+        )
     _check_biases(plan, call, terms)
 
 

@@ -39,7 +39,7 @@ class Gather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = _kernels.empty_results(q, v.shape[-1])
         calls = _calls(plan, terms, q)
-        for heads, heads_q, keys, values in _groups(plan, q, k, v):
+        for _, heads_q, keys, values in _groups(plan, q, k, v):
             mine = terms.of_heads(heads_q)
             span = slice(*heads_q)
             for call in calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class ContextPlan:
         self.padded_seqlen = -(-self.seqlen // multiple) * multiple
         self.local_rows = self.padded_seqlen // size
         ends = self.cu_seqlens or (0, self.seqlen)
-        self.documents = [Span(a, b) for a, b in zip(ends, ends[1:]) if a < b]
+        self.documents = [Span(a, b) for a, b in pairwise(ends) if a < b]
         self.agreed: set[Any] = set()
         self._schedules: dict[Any, Any] = {}
 

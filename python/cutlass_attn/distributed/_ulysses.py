@@ -1,4 +1,4 @@
-"""The all-to-all of Ulysses (arXiv 2309.14509): from rows of all heads to all rows of some heads."""
+"""The all-to-all of Ulysses (arXiv 2309.14509): rows of all heads, or all rows of some heads."""
 
 from __future__ import annotations
 
