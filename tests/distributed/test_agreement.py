@@ -53,6 +53,8 @@ def disagreements(rank, size):
         "ring ALiBi": message(
             q, k, v, ContextPlan(seqlen=S, scheme="ring"), causal=True, alibi_slopes=torch.ones(H)
         ),
+        "window": message(q, k, v, plan, window="wide" if odd else 3),
+        "negative window": message(q, k, v, plan, window=(-2, 0)),
         "seqlen": message(q, k, v, ContextPlan(seqlen=S - odd)),
     }
     known = ContextPlan(seqlen=S, check="always")
@@ -119,6 +121,8 @@ def found(tmp_path_factory):
         ("ulysses", "q has 1 heads, which 2 ranks cannot share equally"),
         ("ring mask", "mask needs scheme='gather' or 'ulysses'"),
         ("ring ALiBi", "alibi_slopes need scheme='gather' with causal=True"),
+        ("window", "TypeError: rank 1: window must be an int, a pair of int, or None, got 'wide'"),
+        ("negative window", r"window must not be below -1, got \(-2, 0\)"),
         ("seqlen", "plan.seqlen is 16 on rank 0 and 15 on rank 1"),
         ("later", "softcap is 0.0 on rank 0 and 1.0 on rank 1"),
         ("placements", r"q must be placed as S\(2\) over the ranks of the plan"),

@@ -82,11 +82,12 @@ def context_attention(
             a rank show raises on all ranks, and names the rank.
     """
     call = _layouts.Call(plan, layout, q, k, v, sinks)
-    if isinstance(window, int) or window is None:
-        window = (window, window)
-    left, right = (None if x is None or x < 0 else x for x in window)
+    try:
+        band = _band(window, causal)
+    except (TypeError, ValueError) as error:  # to be raised on all ranks
+        call.error, band = error, Band(None, None)
     terms = Terms(
-        band=Band(left, 0 if causal else right),
+        band=band,
         attention_chunk=attention_chunk,
         softmax_scale=softmax_scale,
         softcap=softcap,
@@ -100,6 +101,16 @@ def context_attention(
     with torch.autocast(call.q.device.type, enabled=False):
         out, lse = _run(plan, call, terms, return_lse)
     return call.results(out, lse) if return_lse else call.results(out, None)
+
+
+def _band(window: Window, causal: bool) -> Band:
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2 or any(type(x) is not int for x in sides if x is not None):
+        raise TypeError(f"window must be an int, a pair of int, or None, got {window!r}")
+    if any(x is not None and x < -1 for x in sides):
+        raise ValueError(f"window must not be below -1, got {window!r}")
+    left, right = (None if x == -1 else x for x in sides)
+    return Band(left, 0 if causal else right)
 
 
 def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool) -> Any:
@@ -130,7 +141,7 @@ def _check(
     plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
 ) -> None:
     """Raises on all ranks what any of them finds wrong, and where their calls differ."""
-    fields = _fields(plan, call, terms, dropout_p, return_lse)
+    fields = _fields(call, terms, dropout_p, return_lse)
     key = tuple(fields.values())
     if plan.check == "first" and key in plan.agreed:
         return
@@ -143,6 +154,8 @@ def _check(
         if error is not None:
             raise error
     else:
+        names = ("scheme", "seqlen", "cu_seqlens", "placement", "head_groups")
+        fields |= {f"plan.{name}": getattr(plan, name) for name in names}
         agree(plan.groups, _collective_device(plan.groups[0]), fields, error)
     plan.agreed.add(key)
 
@@ -154,15 +167,12 @@ def _collective_device(group: Any) -> torch.device:
 
 
 def _fields(
-    plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+    call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
 ) -> dict[str, Any]:
-    """Everything on which collectives, or errors, depend."""
+    """Everything of a call on which collectives, or errors, depend."""
     given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
     given |= {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
-    fields: dict[str, Any] = {
-        f"plan.{name}": getattr(plan, name)
-        for name in ("scheme", "seqlen", "cu_seqlens", "placement", "head_groups")
-    }
+    fields: dict[str, Any] = {}
     for name, x in given.items():
         if not isinstance(x, torch.Tensor):
             fields[name] = None if x is None else type(x).__name__

@@ -37,7 +37,7 @@ class Gather(torch.autograd.Function):
         bias: torch.Tensor | None,
         sinks: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = _kernels.empty_results(q, v.shape[-1])
+        out, lse = _kernels.empty_results(q, v.shape[-1], q.dtype)
         calls = _calls(plan, terms, q)
         for _, heads_q, keys, values in _groups(plan, q, k, v):
             mine = terms.of_heads(heads_q)

@@ -81,10 +81,12 @@ def lse_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
-def empty_results(q: torch.Tensor, head_dim_v: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp (B, heads, rows) of queries that see no key."""
+def empty_results(
+    q: torch.Tensor, head_dim_v: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output, of that dtype, and log-sum-exp (B, heads, rows) of queries that see no key."""
     batch, rows, heads, _ = q.shape
-    out = q.new_zeros((batch, rows, heads, head_dim_v))
+    out = q.new_zeros((batch, rows, heads, head_dim_v), dtype=dtype)
     return out, q.new_full((batch, heads, rows), -torch.inf, dtype=lse_dtype(q))
 
 

@@ -31,7 +31,7 @@ class Ring(torch.autograd.Function):
         sinks: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = _kernels.lse_dtype(q)
-        out, lse = _kernels.empty_results(q.detach().to(dtype), v.shape[-1])
+        out, lse = _kernels.empty_results(q, v.shape[-1], dtype)
         written = 0  # rows before it have a result
         for _, calls, keys, values in _steps(plan, terms, q, k, v):
             for call in calls:
