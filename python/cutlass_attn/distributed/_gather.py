@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from . import _kernels
 from ._collectives import all_gather
@@ -53,6 +54,7 @@ class Gather(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         plan, terms = ctx.call
         q, k, v, bias, sinks, out, lse = ctx.saved_tensors

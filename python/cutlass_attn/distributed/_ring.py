@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from . import _kernels
 from ._kernels import Terms
@@ -45,6 +46,7 @@ class Ring(torch.autograd.Function):
                 written = max(written, call.q.stop)
         if sinks is not None:  # once, in the end
             with_sink = torch.logaddexp(lse, sinks.to(dtype)[:, None])
+            with_sink.masked_fill_(lse == -torch.inf, -torch.inf)  # rows of padding
             out *= _weight(lse, with_sink)
             lse = with_sink
         out = out.to(q.dtype)
@@ -54,6 +56,7 @@ class Ring(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         plan, terms = ctx.call
         q, k, v, sinks, out, lse = ctx.saved_tensors
@@ -172,7 +175,7 @@ def _grad_sinks(
         sums -= (out.to(lse.dtype) * grad_out).sum(-1).transpose(1, 2)
     if grad_lse is not None:
         sums += grad_lse
-    weight = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    weight = torch.exp(sinks.to(lse.dtype)[:, None] - lse).masked_fill_(lse == -torch.inf, 0)
     return (weight * sums).sum((0, 2)).to(sinks.dtype)
 
 
