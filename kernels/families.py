@@ -124,8 +124,7 @@ class Settings:
     alignment: int = 0
     automatic: bool = True
     max_rows: int = 0
-    min_blocks_per_sm: float = 0.0
-    only_split: bool = False
+    avoids: list = field(default_factory=list)
     axes: dict[str, str | bool] = field(default_factory=DEFAULTS.copy)
 
     @property
@@ -149,7 +148,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
     scores = _scores(settings, all_scores, needs, where)
     settings.axes["general"] = list(scores) == ["general"]
     is_cuda = bool(settings.type)
-    op = "backward" if settings.class_name == "backward" else "forward"
+    op = "backward" if settings.class_name.startswith("backward") else "forward"
     _check_placeholders("params", settings.params, list(AXES), where)
     alignment = _alignment(settings, op)
     arch = _arch(settings)
@@ -176,8 +175,8 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         accumulate=str(settings.axes["accumulate"]),
         quantize=str(settings.axes["quantize"]),
         tma=settings.namespace == "sm90",
-        min_blocks_per_sm=settings.min_blocks_per_sm,
-        only_split=settings.only_split,
+        scalar=settings.namespace == "scalar",
+        avoids=tuple(settings.avoids),
         entry_names=settings.entry_names,
     )
 

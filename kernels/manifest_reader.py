@@ -18,8 +18,10 @@ else:
 from families import AXES, Settings, kernel_of
 from manifest_rows import (
     ARCHS,
+    COUNTS,
     DIM_FIELDS,
     ELEMENTS,
+    MAX_AVOIDS,
     MAX_HEAD_DIM,
     TERMS,
     TIERS,
@@ -83,8 +85,24 @@ def _settings(table: dict[str, Any], where: str) -> Settings:
         raise ManifestError(f"{where}: one of type and function must be given")
     if settings.arch:
         choose(settings.arch, ARCHS, "arch", where)
+    _check_avoids(settings.avoids, where)
     choose(settings.entry_names, variant_key.PREFIXES, "entry_names", where)
     return settings
+
+
+def _check_avoids(avoids: list, where: str) -> None:
+    if len(avoids) > MAX_AVOIDS:
+        raise ManifestError(f"{where}: avoids has {len(avoids)} entries; allowed: {MAX_AVOIDS}")
+    for calls in avoids:
+        _check_type("an entry of avoids", calls, dict, where)
+        for name, bounds in calls.items():
+            choose(name, COUNTS, "avoids", where)
+            _check_type(f"{name} of avoids", bounds, list, where)
+            are_numbers = all(type(bound) in (int, float) for bound in bounds)
+            if not (are_numbers and len(bounds) == 2 and 0 <= bounds[0] < bounds[1]):
+                raise ManifestError(
+                    f"{where}: {name} of avoids is {bounds!r}; allowed: [from, below], from 0 on"
+                )
 
 
 def _family(name: str, family: Any, scores: dict[str, str]) -> list[Row]:

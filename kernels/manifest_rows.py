@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import string
 import sys
 import types
@@ -44,6 +45,9 @@ OPTIONS: dict[str, list[str]] = FACTS["options"]
 BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
+# Of a call, which a kernel can avoid: manifest.toml explains each.
+COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
+MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
 # What a kernel type leaves to its rows.
@@ -101,8 +105,8 @@ class Kernel:
     accumulate: str = "fp32"
     quantize: str = "none"
     tma: bool = False  # reads operands through TMA
-    min_blocks_per_sm: float = 0.0  # for fewer a kernel after it is preferred
-    only_split: bool = False  # and for calls whose keys it would not split
+    scalar: bool = False  # a GPU kernel without tensor cores
+    avoids: tuple[dict, ...] = ()  # calls that it leaves to a later kernel: {COUNTS: [from, below]}
     entry_names: str = "cutlass"  # or "plain", see variant_key.PREFIXES
 
     @property
@@ -121,10 +125,12 @@ class Kernel:
             "alignment": str(self.alignment),
             "automatic": str(self.automatic).lower(),
             "max_rows": str(self.max_rows),
-            "min_blocks_per_sm": f"{self.min_blocks_per_sm}f",
-            "only_split": str(self.only_split).lower(),
             "tma": str(self.tma).lower(),
+            "scalar": str(self.scalar).lower(),
         }
+        if self.avoids:
+            fields["avoids"] = f"{{{', '.join(map(_ranges, self.avoids))}}}"
+            fields["num_avoids"] = str(len(self.avoids))
         if self.device == "cuda":
             arguments = ", ".join([self.params, *self.scores.values()])
             function = "arguments_with_asides_of" if self.asides else "arguments_of"
@@ -319,8 +325,7 @@ class Build:
         if TIERS.index(row.tier) > TIERS.index(self.tier):
             return False
         if row.simt:
-            is_scalar = row.kernel.name.startswith("scalar/")
-            return self.simt == "all" or (self.simt == "scalar" and is_scalar)
+            return self.simt == "all" or (self.simt == "scalar" and row.kernel.scalar)
         return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
     def scores(self, row: Row) -> list[str]:
@@ -336,6 +341,21 @@ class Build:
             return []
         compiled = self.scores(row)
         return [score for score in row.kernel.scores if score not in compiled]
+
+
+def _ranges(calls: dict[str, list[float]]) -> str:
+    """The calls as CallRanges of kernels/runtime/manifest.hpp."""
+
+    def bound(value: float) -> str:
+        return "kUnlimited" if value == math.inf else f"{float(value)}f"
+
+    return designated(
+        {
+            name: f"{{{bound(first)}, {bound(below)}}}"
+            for name in COUNTS
+            for first, below in filter(None, [calls.get(name)])
+        }
+    )
 
 
 def _bits(options: tuple[str, ...]) -> str:

@@ -112,12 +112,9 @@ void require_given(char const* function, Arguments const& given) {
 
 // A call without queries runs nothing, and has gradients of zero.
 void clear(Arguments const& given) {
-  py::int_ const zero(0);
   for (Input const& input : kInputs) {
     PyObject* const x = given.*input.grad;
-    if (has_value(x) && PyObject_SetItem(x, Py_Ellipsis, zero.ptr()) != 0) {
-      throw py::error_already_set();
-    }
+    if (has_value(x)) cutlass_attn::clear(x);
   }
 }
 
@@ -139,6 +136,8 @@ py::object run(char const* function, Call& call, Arguments const& given) {
     clear(given);
     return py::none();
   }
+  bool const is_padded = p.seq_q.is_padded() || p.seq_k.is_padded();
+  if (is_padded && !has_value(given.wanted)) clear(given);
   LaunchOptions const options = call.place();
   Status status;
   {
@@ -188,11 +187,12 @@ void prepare(Call& call, Arguments& given) {
 py::object run_wanted(char const* function, Call& call, Arguments given) {
   Library const& library = *call.library;
   auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
-  // Sums over all that a bias is broadcast over are not rounded. Rows of no entry are not written.
+  // Sums over all that a bias is broadcast over are not rounded. Rows left out are not written.
   auto const make = [&](Input const& input) {
     PyObject* const x = given.*input.value;
     if (is_bias(input)) return library.empty_lse(call.q, Shape(library.read(x, true)));
-    return call.is_packed ? library.zeros_like(x) : library.empty_like(x);
+    Sequences const& rows = input.value == &Arguments::q ? call.problem.seq_q : call.problem.seq_k;
+    return call.leaves_out(rows) ? library.zeros_like(x) : library.empty_like(x);
   };
   py::sequence const wanted = py::reinterpret_borrow<py::sequence>(given.wanted);
   py::tuple grads(std::min(wanted.size(), std::size(kInputs)));

@@ -19,7 +19,7 @@ namespace cutlass_attn {
 //   deterministic                    the same bits every time
 //
 // backward and backward_varlen return None. Rows of packed operands that no entry has, and those
-// beyond seqused_k, are not written.
+// beyond seqused_k, are not written; those of padding of backward's are zeros.
 //
 // With `wanted`, up to five bools of q, k, v, bias and sinks, they make the gradients, and return a
 // tuple as long as that: None where not wanted, of the dtype of the input where it is. grad_out may

@@ -13,6 +13,7 @@
 #include "prequantize.hpp"
 #include "prequantized.hpp"
 #include "runtime/options.hpp"
+#include "serving_arrays.hpp"
 
 namespace py = pybind11;
 
@@ -57,7 +58,10 @@ constexpr Keyword kKeywords[] = {
     {"rng_state", &Arguments::rng_state, kDense | kPacked, 0, Keyword::kIntegers},
     {"cu_seqlens_q", &Arguments::cu_seqlens_q, kPacked, 0, Keyword::kIntegers},
     {"cu_seqlens_k", &Arguments::cu_seqlens_k, kPacked, 0, Keyword::kIntegers},
-    {"seqused_k", &Arguments::seqused_k, kPacked, 0, Keyword::kIntegers},
+    {"seqused_q", &Arguments::seqused_q, kDense, 0, Keyword::kIntegers},
+    {"seqused_k", &Arguments::seqused_k, kDense | kPacked, 0, Keyword::kIntegers},
+    {"leftpad_q", &Arguments::leftpad_q, kDense, 0, Keyword::kIntegers},
+    {"leftpad_k", &Arguments::leftpad_k, kDense, 0, Keyword::kIntegers},
     {"block_table", &Arguments::block_table, kServing | kVarlenBackward, 0, Keyword::kIntegers},
     {"k_scale", &Arguments::k_scale, kServing | kVarlenBackward | kAppend},
     {"v_scale", &Arguments::v_scale, kServing | kVarlenBackward | kAppend},
@@ -136,6 +140,11 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
 }
 
 }  // namespace
+
+void clear(PyObject* array) {
+  py::int_ const zero(0);
+  if (PyObject_SetItem(array, Py_Ellipsis, zero.ptr()) != 0) throw py::error_already_set();
+}
 
 void Arguments::prepare() {
   for (size_t i = 0; i < kNumKeywords; ++i) {
@@ -263,7 +272,29 @@ void Call::read_arrays(Arguments const& given, bool memory) {
     p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
   }
   p.logits.bias_dtype = dtype;
+  if (arrays.count > 3) read_padding(given, memory);
   if (arrays.count > 3 || p.dropout.p != 0.0f) read_options(given, memory);
+}
+
+void Call::read_padding(Arguments const& given, bool memory) {
+  struct {
+    char const* name;
+    PyObject* object;
+    int32_t const*& rows;
+  } const all[] = {{"seqused_q", given.seqused_q, problem.seq_q.seqused},
+                   {"seqused_k", given.seqused_k, problem.seq_k.seqused},
+                   {"leftpad_q", given.leftpad_q, problem.seq_q.leftpad},
+                   {"leftpad_k", given.leftpad_k, problem.seq_k.leftpad}};
+  for (auto const& [name, object, rows] : all) {
+    if (!has_value(object)) continue;
+    for (auto const& [other, x] : {std::pair("mask", given.mask), std::pair("bias", given.bias)}) {
+      if (!has_value(x)) continue;
+      raise(PyExc_ValueError, std::string(name) + " and " + other +
+                                  " are both given; allowed: one of them, padding in a mask");
+    }
+    rows = address<int32_t>(
+        serving_arrays::read_int32(*this, name, object, memory, {problem.batch}, "(batch,)"));
+  }
 }
 
 View Call::read_option(char const* name, PyObject* x, bool memory) const {
@@ -471,15 +502,17 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   LaunchOptions options = place();
   if (kept) options.workspace = kept->workspace;
   bool const has_out = has_value(given.out);
-  // Of packed operands no entry need have all rows: those of none are zero in a result made here.
-  py::object out = has_out     ? py::reinterpret_borrow<py::object>(given.out)
-                   : is_packed ? library->zeros(q, out_shape())
-                               : library->empty(q, out_shape());
+  // Rows that kernels leave out are zero in a result made here, and padding in any.
+  bool const has_gaps = leaves_out(problem.seq_q);
+  py::object out = has_out    ? py::reinterpret_borrow<py::object>(given.out)
+                   : has_gaps ? library->zeros(q, out_shape())
+                              : library->empty(q, out_shape());
   read_out(out.ptr(), true, has_out);
+  if (has_out && problem.seq_q.is_padded()) clear(out.ptr());
   py::object lse;
   if (return_lse || recorder) {
-    lse = is_packed ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
-                    : library->empty_lse(q, lse_shape());
+    lse = has_gaps ? library->filled(q, number_dtype(), lse_shape(), -INFINITY)
+                   : library->empty_lse(q, lse_shape());
     problem.softmax_lse = static_cast<float*>(library->read(lse.ptr(), true).data);
   }
   if (problem.dropout.p != 0.0f && !has_value(given.rng_state)) {

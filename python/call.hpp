@@ -40,7 +40,8 @@ struct Arguments {
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
 
-  PyObject *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *seqused_k = nullptr;
+  PyObject *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;
+  PyObject *seqused_q = nullptr, *seqused_k = nullptr, *leftpad_q = nullptr, *leftpad_k = nullptr;
   PyObject *block_table = nullptr, *k_scale = nullptr, *v_scale = nullptr;
   PyObject *cache_seqlens = nullptr, *cache_batch_idx = nullptr;
   PyObject *k_new = nullptr, *v_new = nullptr;
@@ -124,6 +125,9 @@ struct Call {
   // `memory`. Raises TypeError, ValueError.
   void read_arrays(Arguments const& given, bool memory);
 
+  // Reads which rows of batch entries count, of a call that is not packed.
+  void read_padding(Arguments const& given, bool memory);
+
   // Reads alibi_slopes, sinks and all else that depends on sizes, which the Problem has by now.
   void read_options(Arguments const& given, bool memory);
 
@@ -171,6 +175,8 @@ struct Call {
   Shape out_shape() const;
   Shape operand_shape(Sequences const& rows, int64_t heads, int64_t head_dim) const;
   Shape lse_shape() const;
+  // Whether kernels leave out rows: of packed operands no entry need have all of them.
+  bool leaves_out(Sequences const& rows) const { return is_packed || rows.is_padded(); }
 
   // Raises ValueError unless an array has the dtype of the LSE, sinks and the gradients of sinks
   // and bias.
@@ -182,5 +188,8 @@ struct Call {
 
 // Whether an argument that may be None has a value.
 inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }
+
+// Sets all elements of an array to zero.
+void clear(PyObject* array);
 
 }  // namespace cutlass_attn

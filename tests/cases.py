@@ -54,6 +54,7 @@ OPTIONS = {
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
     "sm90/backward_wgmma": {"sinks"},
     "sm90/backward_wgmma_varlen": {"sinks"},
+    "sm90/backward_wgmma_mask": {"mask", "sinks", "attention_chunk"},
     "sm90/backward_wgmma_ordered": {"sinks"},
     "sm90/backward": {"sinks", "alibi_slopes"},
     "sm90/backward_dropout": {"sinks", "dropout"},
@@ -84,7 +85,10 @@ ALIGNED = ("sm90", "sm89", "sm80", "wmma", "scalar/vectorized")
 
 def takes(variant, case):
     """Should the variant run the case?"""
-    if not set(variant.needs) <= case.asks_for <= options_of(variant):
+    asks_for = case.asks_for
+    if variant.op == "backward" and case.bias:
+        asks_for = asks_for | {"bias_grad"}  # the bias has a gradient where the kernel gives it
+    if not (set(variant.needs) <= asks_for and case.asks_for <= options_of(variant)):
         return False
     if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False

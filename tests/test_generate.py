@@ -270,6 +270,14 @@ def test_the_command_writes_only_what_changed_and_removes_stale_units(tmp_path):
     assert table.stat().st_mtime != 1
 
 
+def test_calls_that_a_kernel_avoids_are_ranges(tmp_path):
+    axes = "avoids = [{ rows = [0, 17], blocks_per_sm = [1.5, inf] }, { splits = [1, 2] }]"
+    text = ONE.replace("TYPE", FORWARD).replace("AXES", axes)
+    text = made(tmp_path, text)["manifest_table.inc"]
+    first = "{.blocks_per_sm = {1.5f, kUnlimited}, .rows = {0.0f, 17.0f}}"
+    assert f".avoids = {{{first}, {{.splits = {{1.0f, 2.0f}}}}}}, .num_avoids = 2" in text
+
+
 # A manifest of one kernel of this type, scores and axes.
 ONE = """
 scores = { identity = "IdentityScore", softcap = "SoftcapScore", general = "GeneralScore" }
@@ -434,6 +442,14 @@ def test_axes_have_the_values_of_the_facts():
             "",
             r"\[family.cpu\] kernel 1: one of type and function must be given",
         ),
+        (
+            'arch = "90a"',
+            "avoids = [{ tiles = [0, 1] }]",
+            "avoids is 'tiles'; allowed: blocks_per_",
+        ),
+        ('arch = "90a"', "avoids = [{ rows = [2, 2] }]", r"rows of avoids is \[2, 2\]; allowed: "),
+        ('arch = "90a"', "avoids = [{ rows = 2 }]", "rows of avoids is 2; it must be a list"),
+        ('arch = "90a"', "avoids = [{}, {}, {}, {}]", "avoids has 4 entries; allowed: 3"),
         # Of a row.
         ('tier = "core", simt = ["f16"', 'teir = 1, simt = ["f16"', "fast row 1: entry is 'teir'"),
         (
@@ -542,6 +558,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
         "sm90/backward",
         "sm90/backward_dropout",
         "sm90/backward_wgmma",
+        "sm90/backward_wgmma_mask",
         "sm90/backward_wgmma_varlen",
         "sm90/backward_wgmma_ordered",
         *(f"sm80/backward_{name}" for name in names),
@@ -560,7 +577,7 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
-    names = hopper | {"sm90/backward_wgmma"}
+    names = hopper | {"sm90/backward_wgmma", "sm90/backward_wgmma_mask"}
     assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
 
 
@@ -585,7 +602,7 @@ def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
             row.kernel_name
             for row in rows
             if "sm80::Forward" in row.kernel.code
-            and not (row.simt or row.kernel.needs or row.kernel.only_split)
+            and not (row.simt or row.kernel.needs or row.kernel.avoids)
         )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]

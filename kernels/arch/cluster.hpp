@@ -1,4 +1,4 @@
-// Blocks of a cluster, which run at the same time and read each other's shared memory.
+// Thread block clusters: blocks that run at the same time and read each other's shared memory.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -8,14 +8,14 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Cluster {
-  // Among all threads of the cluster; it orders their accesses to shared memory.
+  // Barrier among all threads of the cluster. It orders their accesses to shared memory.
   CUTE_DEVICE static void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n"
         "barrier.cluster.wait.acquire.aligned;" ::
             : "memory");
   }
-  // The same without waiting for what they wrote: a block that others have read from may go.
+  // Cluster barrier that orders no writes: afterwards a block that others have read from may exit.
   CUTE_DEVICE static void cluster_leave() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned;\n"
@@ -23,7 +23,7 @@ struct Cluster {
             : "memory");
   }
 
-  // Where block `rank` of the cluster has what this one has at `address`.
+  // mapa: the address in block `rank` of the cluster that corresponds to `address` in this block.
   template <class T>
   CUTE_DEVICE static T const* of_block(T const* address, int rank) {
     uint64_t there;

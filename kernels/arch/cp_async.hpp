@@ -1,4 +1,4 @@
-// cp.async: copies from global to shared memory that land at a wait.
+// cp.async: asynchronous copies from global to shared memory.
 #pragma once
 
 #include "arch/shared.hpp"
@@ -8,16 +8,16 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct CpAsync {
-  // 16 bytes past L1; without `predicate` zeros, and nothing is read.
+  // cp.async of 16 bytes, bypassing L1; without `predicate` it zero-fills and reads nothing.
   CUTE_DEVICE static void async_copy(SharedMemory::SmemAddress dst, void const* src,
                                      bool predicate) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                  "r"(predicate ? 16 : 0));
   }
 
-  // The same of lines that go from L2 before others do: they make room for each other, and the rest
-  // of L2 stays as it is. For others there is no policy at all: evict_normal took 146 us where none
-  // took 137 (H200, sm80/decode, 64x2048 keys of 8 heads).
+  // cp.async with the L2 policy evict_first: these lines evict each other, and the rest of L2
+  // stays. The other copies have no policy at all: evict_normal took 146 us, no policy 137 us
+  // (H200, sm80/decode, 64x2048 keys of 8 heads).
   CUTE_DEVICE static void async_copy_evict_first(SharedMemory::SmemAddress dst, void const* src,
                                                  bool predicate) {
     uint64_t policy;
@@ -29,7 +29,8 @@ struct CpAsync {
 
   CUTE_DEVICE static void async_copy_commit() { asm volatile("cp.async.commit_group;"); }
 
-  // Waits until at most `kPending` of this thread's committed groups are still in flight.
+  // cp.async.wait_group: waits until at most `kPending` of this thread's committed groups are in
+  // flight.
   template <int kPending>
   CUTE_DEVICE static void async_copy_wait() {
     if constexpr (kPending == 0) {

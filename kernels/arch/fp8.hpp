@@ -9,8 +9,8 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Fp8 {
-  // Four floats, rounded to nearest even, that of `x0` the lowest byte; beyond 448 it is that.
-  // Compute capability 8.9 and later.
+  // cvt.rn.satfinite.e4m3x2: four floats, rounded to nearest even and saturated at 448, `x0` in the
+  // lowest byte. Compute capability 8.9 and later.
   CUTE_DEVICE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     uint32_t packed;
     // PTX names the high byte first.
@@ -25,7 +25,7 @@ struct Fp8 {
     return packed;
   }
 
-  // The four e4m3 numbers of a word as two pairs of Element, exactly.
+  // Converts the four e4m3 numbers of a word to two pairs of Element, exactly.
   template <class Element>
   CUTE_DEVICE static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
     static_assert(is_16_bit<Element>);

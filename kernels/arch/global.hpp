@@ -1,4 +1,4 @@
-// Global memory that blocks of one grid share.
+// Global memory that blocks of a grid share: atomics and their orders.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -12,13 +12,14 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct GlobalMemory {
-  // What was there before; the addition is atomic, and orders nothing by itself.
+  // atom.add, relaxed: returns the previous value.
   CUTE_DEVICE static int32_t fetch_add(int32_t* counter, int32_t value) {
     return atomicAdd(counter, value);
   }
 
-  // The same, which also orders: what this thread wrote before, or others did before a barrier of
-  // theirs, is there for whoever adds later, and for those who meet that thread at a barrier then.
+  // atom.add.acq_rel: returns the previous value. Writes that this thread made before, or other
+  // threads before a barrier with it, are visible to threads that add later, and to threads that
+  // then pass a barrier with those.
   CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
     int32_t before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -28,32 +29,33 @@ struct GlobalMemory {
     return before;
   }
 
-  // An addition for wait_until(): what this thread wrote before, or others did before a barrier of
-  // theirs, is there then.
+  // red.add.release: writes that this thread made before, or other threads before a barrier with
+  // it, are visible after wait_until() has seen the new value.
   CUTE_DEVICE static void add_release(int32_t* counter, int32_t value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
-  // The same, which also orders what follows: what others did before a value that peek() has seen
-  // is there then.
+  // red.add after a fence.acq_rel: add_release() that also orders what follows: writes that other
+  // blocks released before a value that peek() has seen are visible afterwards.
   CUTE_DEVICE static void add_acq_rel(int32_t* counter, int32_t value) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
-  // What a counter that other blocks raise is now. Orders nothing before add_acq_rel().
+  // ld.relaxed: the present value of a counter that other blocks increase. Orders nothing before
+  // add_acq_rel().
   CUTE_DEVICE static int32_t peek(int32_t const* counter) {
     int32_t now;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     return now;
   }
 
-  // An m16n8 accumulator of the whole warp joins 128 floats, which begin on 16 bytes: element i of
-  // this lane the one at place_of(lane, i). One instruction where there is one for four.
+  // red.add of a warp's m16n8 accumulator to 128 floats aligned to 16 bytes. Element i of this lane
+  // is added at place_of(lane, i). One instruction adds four elements where the hardware has it.
   CUTE_DEVICE static constexpr int place_of(int lane, int i) {
     return kAddsFour ? lane * 4 + i : i * 32 + lane;
   }
-  // `to`: of element 0 of this lane.
+  // `to`: the address of this lane's element 0.
   CUTE_DEVICE static void add(float* to, float const (&x)[4]) {
     if constexpr (kAddsFour) {
       asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
@@ -68,8 +70,8 @@ struct GlobalMemory {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
   }
 
-  // Waits until a counter that other blocks raise is `value` or more. What they did before is there
-  // then.
+  // ld.acquire in a loop: waits until a counter that other blocks increase is at least `value`.
+  // Writes that they released before are then visible.
   CUTE_DEVICE static void wait_until(int32_t const* counter, int32_t value) {
     int32_t now;
     do {
@@ -97,7 +99,7 @@ struct GlobalMemory {
   static void add_release(int32_t* counter, int32_t value) {
     __atomic_fetch_add(counter, value, __ATOMIC_RELEASE);
   }
-  // ThreadSanitizer knows no fences: here each of the two orders by itself.
+  // ThreadSanitizer does not model fences: here each of the two functions orders by itself.
   static void add_acq_rel(int32_t* counter, int32_t value) { add_release(counter, value); }
   static int32_t peek(int32_t const* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
@@ -112,8 +114,8 @@ struct GlobalMemory {
     } while (
         !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   }
-  // Blocks on other threads of the OS raise it: on one thread, a kernel's blocks must not wait for
-  // later ones.
+  // Blocks on other OS threads increase the counter. On one OS thread, a kernel's blocks must not
+  // wait for later blocks.
   static void wait_until(int32_t const* counter, int32_t value) {
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) std::this_thread::yield();
   }

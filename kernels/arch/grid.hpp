@@ -8,12 +8,14 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Grid {
-  // What grids before have written is there, and they read nothing any more. Where a grid was
-  // launched to begin before they are done, nothing but its parameters may be read until then.
+  // griddepcontrol.wait: afterwards previous grids of the stream are complete, and their writes are
+  // visible. In a grid that overlaps previous ones, a kernel may read only its parameters before
+  // this.
   CUTE_DEVICE static void wait_for_grids_before() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
   }
-  // The next grid may begin, once all blocks have said so, as far as there is room.
+  // griddepcontrol.launch_dependents: the next grid may begin, once all blocks have called this, as
+  // far as resources allow.
   CUTE_DEVICE static void let_next_grid_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }

@@ -1,5 +1,5 @@
-// ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory, in the layout of mma;
-// movmatrix: one of them transposed.
+// ldmatrix: loads four 8 x 8 matrices of 16-bit elements from shared memory in the layout of mma.
+// movmatrix: transposes one such matrix.
 #pragma once
 
 #include "arch/shared.hpp"
@@ -9,7 +9,7 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct LdMatrix {
-  // ldmatrix.x4: lane l supplies the 16 bytes of row l % 8 of matrix l / 8; d[i] is of matrix i.
+  // ldmatrix.x4: lane l supplies the 16-byte row l % 8 of matrix l / 8; d[i] belongs to matrix i.
   CUTE_DEVICE static void load_matrix(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -20,8 +20,8 @@ struct LdMatrix {
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(row));
   }
-  // movmatrix.trans: lane l has columns l % 4 * 2 and the next of row l / 4, and gets these rows of
-  // that column.
+  // movmatrix.trans: lane l passes columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, and receives
+  // these rows of column l / 4.
   CUTE_DEVICE static uint32_t transpose(uint32_t x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
     return x;

@@ -1,8 +1,8 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies.
 //
-// A barrier is in phase 0, 1, 2 ...; a phase ends when all its arrivals have come and as many bytes
-// as they said. wait(parity) returns once the phase of that parity, 0 or 1, has ended: the parity
-// of the phase before the first counts as ended.
+// A barrier is in phase 0, 1, 2 ... A phase ends when all its arrivals and all expected bytes have
+// come. wait(parity) returns once the phase of that parity, 0 or 1, has ended; the phase before the
+// first counts as ended.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -17,14 +17,15 @@ struct Mbarrier {
   CUTE_DEVICE static void barrier_init(Barrier* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals));
   }
-  // Barriers made before are there for TMA; other threads need a barrier of the block, too.
+  // fence.mbarrier_init: makes initialised barriers visible to TMA. Other threads need a barrier of
+  // the block, too.
   CUTE_DEVICE static void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   CUTE_DEVICE static void barrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
   }
-  // Arrives, and adds bytes to what the phase waits for.
+  // mbarrier.arrive.expect_tx: arrives, and adds `bytes` to the transaction count of the phase.
   CUTE_DEVICE static void barrier_expect(Barrier* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(bytes)

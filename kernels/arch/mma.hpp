@@ -8,7 +8,7 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Mma {
-  // m16n8k16 of Element with accumulators in fp32: d += a b.
+  // mma.sync m16n8k16 of Element with fp32 accumulators: d += a b.
   template <class Element>
   CUTE_DEVICE static void mma_m16n8k16(float (&d)[4], uint32_t const (&a)[4],
                                        uint32_t const (&b)[2]) {
@@ -27,7 +27,7 @@ struct Mma {
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
   }
-  // The same with accumulators in fp16.
+  // mma.sync m16n8k16 of fp16 with fp16 accumulators: d += a b.
   template <class Element>
   CUTE_DEVICE static void mma_m16n8k16(cutlass::half_t (&d)[4], uint32_t const (&a)[4],
                                        uint32_t const (&b)[2]) {
@@ -40,7 +40,8 @@ struct Mma {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 
-  // m16n8k32 of int8 with int32 accumulators: d = a b + c. A: of a, int8_t or uint8_t.
+  // mma.sync m16n8k32 of int8 with int32 accumulators: d = a b + c. A: int8_t or uint8_t, the type
+  // of a.
   template <class A>
   CUTE_DEVICE static void mma_int8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
                                    int32_t const (&c)[4]) {
@@ -60,8 +61,8 @@ struct Mma {
     }
   }
 
-  // m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Compute capability 8.9 and later; CUDA
-  // 12.8 and later.
+  // mma.sync m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Compute capability 8.9 and
+  // later; CUDA 12.8 and later.
   CUTE_DEVICE static void mma_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
                                    uint32_t const (&c)[2]) {
     asm("mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, "
@@ -82,9 +83,9 @@ struct Mma {
         std::is_same_v<Element, cutlass::half_t> ? MmaInput::kFloat16 : MmaInput::kBFloat16;
     simt::engine::mma_m16n8k16(kInput, d, a, b);
   }
-  // With fp16 accumulators: the accumulator and the 16 products are added up in fp32, and the sum
-  // is rounded to fp16, to nearest even, once. Hardware may round after the first eight products
-  // too: judge results by a rule that allows for both (python/cutlass_attn/testing.py).
+  // With fp16 accumulators: the sum of the accumulator and the 16 products is computed in fp32 and
+  // rounded once to fp16, to nearest even. Hardware may also round after the first eight products:
+  // compare results by a rule that allows for both (python/cutlass_attn/testing.py).
   template <class Element>
   static void mma_m16n8k16(cutlass::half_t (&d)[4], uint32_t const (&a)[4],
                            uint32_t const (&b)[2]) {

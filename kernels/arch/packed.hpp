@@ -1,4 +1,4 @@
-// Words of two numbers of 16 bits, or of four bytes.
+// Operations on words of two 16-bit numbers, or of four bytes.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -9,14 +9,14 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Packed {
-  // prmt: byte i of the result is the byte of x (0 to 3) or y (4 to 7) whose number is digit i of
-  // `order`, from the right.
-  CUTE_DEVICE static uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t order) {
+  // prmt: byte i of the result is byte n of x (n = 0 to 3) or of y (n = 4 to 7), where n is hex
+  // digit i of `order`, from the right.
+  CUTE_DEVICE static uint32_t prmt(uint32_t x, uint32_t y, uint32_t order) {
     return __byte_perm(x, y, order);
   }
 
-  // 0xffff in each half whose 15 lower bits are below those of `end`, which are at most 0x7c00: so
-  // far fp16 has the order of its bits, and beyond are infinity and NaN.
+  // 0xffff in each half of x whose lower 15 bits are less than those of `end`, which are at most
+  // 0x7c00: up to there fp16 is ordered like its bits; beyond are infinity and NaN.
   CUTE_DEVICE static uint32_t below_15bit(uint32_t x, uint32_t end) {
     uint32_t mask;
     asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nset.lt.u32.f16x2 %0, t, %2;\n}"
@@ -25,8 +25,7 @@ struct Packed {
     return mask;
   }
 
-  // Pairs of fp16: products, products and sums that are rounded once, and the larger ones, or NaN
-  // where one is.
+  // On pairs of fp16: mul, fma (rounded once), and max that propagates NaN.
   CUTE_DEVICE static uint32_t multiply_halves(uint32_t x, uint32_t y) {
     uint32_t z;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
@@ -47,7 +46,7 @@ struct Packed {
 #else
 
 struct Packed {
-  static uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t order) {
+  static uint32_t prmt(uint32_t x, uint32_t y, uint32_t order) {
     uint64_t const bytes = uint64_t(y) << 32 | x;
     uint32_t result = 0;
     for (int i = 0; i < 4; ++i) {

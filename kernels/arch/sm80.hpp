@@ -1,4 +1,4 @@
-// What every GPU from compute capability 8.0 on has.
+// The machine of compute capability 8.0 and later.
 #pragma once
 
 #include "arch/cp_async.hpp"
@@ -16,7 +16,7 @@ struct Sm80 : Threads, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mm
   static constexpr int kSmemAlignment = 128;
 };
 
-// The architecture that a kernel asks for, `Kernel::Machine`, or this one.
+// The machine that a kernel needs: `Kernel::Machine`, or by default Sm80.
 namespace detail {
 template <class Kernel, class = void>
 struct MachineOf {

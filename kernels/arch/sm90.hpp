@@ -1,4 +1,4 @@
-// What compute capability 9.0 has beside: kernels on it are compiled for sm_90a.
+// The machine of compute capability 9.0; its kernels are compiled for sm_90a.
 #pragma once
 
 #include "arch/cluster.hpp"
@@ -6,11 +6,12 @@
 #include "arch/mbarrier.hpp"
 #include "arch/sm80.hpp"
 #include "arch/tma.hpp"
+#include "arch/votes.hpp"
 #include "arch/wgmma.hpp"
 
 namespace cutlass_attn::arch {
 
-struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Wgmma {
+struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Votes, Wgmma {
   static constexpr int kSmemAlignment = 1024;  // the swizzle's period
 };
 

@@ -1,4 +1,4 @@
-// Threads of a block: who they are, barriers, shuffles, votes, and conversions of pairs.
+// Threads of a block: indices, barriers, shuffles, votes, and conversions of pairs.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -11,24 +11,25 @@ struct Threads {
   CUTE_DEVICE static int thread() { return int(threadIdx.x); }
   CUTE_DEVICE static int block() { return int(blockIdx.x); }
 
-  // x, which is the same in all lanes of the warp, as the compiler then knows.
+  // Returns x, which must be equal in all lanes of the warp, in a form that the compiler knows as
+  // uniform.
   CUTE_DEVICE static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
   CUTE_DEVICE static void sync() { __syncthreads(); }
 
-  // Barrier 1 to 15 among `threads` threads, whole warps, that all name the same count. Until the
-  // next barrier of all the block's threads, a barrier serves the same warps only.
+  // bar.sync: barrier 1 to 15 among `threads` threads, in whole warps, which all pass an equal
+  // count. Until the next barrier of all the block's threads, a barrier serves one set of warps.
   CUTE_DEVICE static void sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
 
-  // The same without waiting: what this thread did before is there for those that wait. A thread
-  // comes to a barrier once for every time that it brings all `threads` together.
+  // bar.arrive: sync() without waiting. Writes of this thread are visible to the threads that wait.
+  // A thread arrives once for every time that the barrier brings all `threads` together.
   CUTE_DEVICE static void arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
 
-  // Among the lanes of a warp; it orders their accesses to memory.
+  // __syncwarp: barrier of the lanes of a warp; it orders their accesses to memory.
   CUTE_DEVICE static void sync_warp() { __syncwarp(); }
 
   template <class T>
@@ -36,10 +37,10 @@ struct Threads {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
   }
 
-  // Whether `predicate` holds in any lane of the warp.
+  // vote.any: whether `predicate` holds in any lane of the warp.
   CUTE_DEVICE static bool any(bool predicate) { return __any_sync(0xffffffffu, predicate); }
 
-  // Two floats, rounded to nearest even, `low` in the low 16 bits.
+  // cvt.rn: two floats, rounded to nearest even, `low` in the low 16 bits.
   template <class Element>
   CUTE_DEVICE static uint32_t pack(float low, float high) {
     static_assert(is_16_bit<Element>);
@@ -53,15 +54,13 @@ struct Threads {
     return packed;
   }
 
-  // The low bytes of four words, that of `x0` the lowest.
+  // The low bytes of four words; x0 gives the lowest byte.
   CUTE_DEVICE static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
     return __byte_perm(__byte_perm(x0, x1, 0x0040), __byte_perm(x2, x3, 0x0040), 0x5410);
   }
 
-  // c plus the products of the bytes of a and b, without signs.
-  CUTE_DEVICE static uint32_t dot_bytes(uint32_t a, uint32_t b, uint32_t c) {
-    return __dp4a(a, b, c);
-  }
+  // dp4a: c plus the dot product of the unsigned bytes of a and b.
+  CUTE_DEVICE static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) { return __dp4a(a, b, c); }
 };
 
 #else
@@ -99,7 +98,7 @@ struct Threads {
     return (x0 & 0xff) | (x1 & 0xff) << 8 | (x2 & 0xff) << 16 | x3 << 24;
   }
 
-  static uint32_t dot_bytes(uint32_t a, uint32_t b, uint32_t c) {
+  static uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
     for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
     return c;
   }

@@ -1,4 +1,4 @@
-// TMA: bulk copies of boxes of a tensor into shared memory, which one thread starts.
+// TMA: bulk copies of boxes of a tensor into shared memory, started by one thread.
 #pragma once
 
 #include "arch/mbarrier.hpp"
@@ -9,8 +9,8 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Tma {
-  // True in one lane of a warp, of which all lanes call it. Where copies are under this condition,
-  // ptxas knows that one lane asks for them; under another it makes a loop over lanes of each.
+  // elect.sync: true in one lane of a warp; all lanes call it. ptxas knows that one lane starts
+  // copies under this condition. Under any other condition it makes each copy a loop over lanes.
   CUTE_DEVICE static bool elect() {
     uint32_t is_elected;
     asm volatile(
@@ -22,8 +22,9 @@ struct Tma {
         : "=r"(is_elected));
     return is_elected != 0;
   }
-  // Copies the box that begins at the coordinates, to an address of 1024 bytes' alignment for tiles
-  // that swizzle; its bytes, those outside the tensor too, count for the barrier's phase.
+  // cp.async.bulk.tensor: copies the box that begins at the coordinates. For swizzled tiles the
+  // address is aligned to 1024 bytes. All bytes of the box, even those outside the tensor, count
+  // for the barrier's phase.
   CUTE_DEVICE static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y,
                                    int z, int u, int w) {
     asm volatile(

@@ -1,12 +1,12 @@
-// The machine as a kernel body sees it: one header for each family of instructions, thin wrappers
-// that a kernel calls through its template parameter Arch, and through nothing else but a family
-// that few kernels want (arch/wmma.hpp).
+// The machine that a kernel body sees: one header for each family of instructions, with thin
+// wrappers. A kernel calls them through its template parameter Arch; the only exception is a family
+// that few kernels need (arch/wmma.hpp).
 //
-// Each family has two forms of one name and one interface. The device twin is the instruction. The
-// host twin does what the instruction promises on the engine of simt/engine.hpp, and reports what
-// it does not promise. Which one a translation unit gets depends on its compiler: nvcc and NVRTC
-// get the device's, a C++ compiler the host's. sm80.hpp puts the families of an architecture
-// together.
+// Each family has two forms with one name and one interface. The device twin is the instruction.
+// The host twin emulates what the instruction guarantees, on the engine of simt/engine.hpp, and
+// reports uses that go beyond that. The compiler of a translation unit selects the twin: nvcc and
+// NVRTC get the device's, a C++ compiler the host's. sm80.hpp combines the families of an
+// architecture.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -31,7 +31,7 @@ inline constexpr bool is_16_bit =
     std::is_same_v<Element, cutlass::half_t> || std::is_same_v<Element, cutlass::bfloat16_t>;
 
 #if defined(CA_DEVICE_TWIN)
-// Address in the shared window, of a generic one.
+// The address in the shared window of a generic address.
 CUTE_DEVICE uint32_t shared_address(void const* smem) {
   return uint32_t(__cvta_generic_to_shared(smem));
 }

@@ -1,9 +1,8 @@
-// wgmma: products of a warpgroup, 64 x N x 16, which run beside it; B in shared memory, A there or
-// in registers. Accumulators are those of m16n8 side by side: warp w has the rows [16 w, 16 w +
-// 16).
+// wgmma: asynchronous products of a warpgroup, 64 x N x 16. B is in shared memory, A there or in
+// registers. An accumulator is a row of m16n8 blocks; warp w has the rows [16 w, 16 w + 16).
 //
-// Between wgmma_fence() and the wgmma_wait() that covers a product, nobody touches its accumulators
-// and its registers of A, and nobody overwrites what it reads in shared memory.
+// Between wgmma_fence() and the wgmma_wait() that covers a product, no thread may access its
+// accumulators or A registers, or overwrite its operands in shared memory.
 #pragma once
 
 #include <utility>
@@ -16,9 +15,9 @@
 
 namespace cutlass_attn::arch {
 
-// Where wgmma finds an operand in shared memory, in tiles that TMA swizzled by 128 bytes. In fields
-// of 16 bytes: an address, the leading and the stride byte offset. Adding n adds 16 n bytes to the
-// address.
+// Descriptor of an operand in shared memory, in tiles that TMA swizzled by 128 bytes. Its fields
+// are in units of 16 bytes: the address, and the leading and the stride byte offset. Adding n to a
+// descriptor adds 16 n bytes to the address.
 using MatrixDescriptor = uint64_t;
 
 CUTE_HOST_DEVICE constexpr MatrixDescriptor matrix_descriptor(uint32_t address, int leading_bytes,
@@ -55,30 +54,29 @@ CA_GMMA_OF_TYPES(256)
 }  // namespace detail
 
 struct Wgmma {
-  // Of an operand whose tile begins at `tile`.
+  // The descriptor of an operand whose tile begins at `tile`.
   CUTE_DEVICE static MatrixDescriptor descriptor(void const* tile, int leading_bytes,
                                                  int stride_bytes) {
     return matrix_descriptor(shared_address(tile), leading_bytes, stride_bytes);
   }
 
-  // acc = a b^T, added to acc where `accumulates`: rows of both in shared memory, columns
-  // contiguous.
+  // acc = a b^T, or acc += a b^T if `accumulates`. Both operands are in shared memory, row-major.
   template <class Element, int kSize>
   CUTE_DEVICE static void wgmma_ss(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::SS;
     ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
-  // acc = a^T b, added to acc where `accumulates`: rows of both in shared memory, columns
-  // contiguous, of which A has 64.
+  // acc = a^T b, or acc += a^T b if `accumulates`. Both operands are in shared memory, row-major; A
+  // has 64 columns.
   template <class Element, int kSize>
   CUTE_DEVICE static void wgmma_ts(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::TS;
     ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
-  // acc = a b, added to acc where `accumulates`: A in registers as for mma.m16n8k16, rows of B in
-  // shared memory, its columns contiguous.
+  // acc = a b, or acc += a b if `accumulates`. A is in registers, as for mma.m16n8k16; B is in
+  // shared memory, row-major.
   template <class Element, int kSize>
   CUTE_DEVICE static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                                    bool accumulates) {
@@ -86,7 +84,7 @@ struct Wgmma {
     rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
 
-  // What this thread did to these registers comes before the products that follow.
+  // wgmma.fence: orders this thread's accesses to these registers before the products that follow.
   template <class... Arrays>
   CUTE_DEVICE static void wgmma_fence(Arrays&... arrays) {
     (pin(arrays), ...);
@@ -95,19 +93,21 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   }
-  // All but the newest `kPending` committed groups are done, and these registers are theirs.
+  // wgmma.wait_group: all but the newest `kPending` committed groups are complete; they have
+  // written these registers.
   template <int kPending, class... Arrays>
   CUTE_DEVICE static void wgmma_wait(Arrays&... arrays) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
     (pin(arrays), ...);
   }
 
-  // What this thread stored in shared memory is there for products that come after a barrier.
+  // fence.proxy.async: this thread's stores to shared memory are visible to products after a
+  // barrier.
   CUTE_DEVICE static void async_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
 
-  // Gives registers of every thread of the warpgroup back, or takes some.
+  // setmaxnreg.dec and .inc: release registers of every thread of the warpgroup, or acquire some.
   template <int kRegisters>
   CUTE_DEVICE static void registers_decrease() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -118,7 +118,7 @@ struct Wgmma {
   }
 
  private:
-  // The compiler moves nothing that concerns them across.
+  // Keeps the compiler from moving accesses to x across.
   template <class T>
   CUTE_DEVICE static void pin(T& x) {
     if constexpr (std::is_same_v<T, float>) {

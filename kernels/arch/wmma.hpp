@@ -1,14 +1,13 @@
-// wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments whose elements
-// are in lanes that nobody may name. Fragments of one type have theirs in the same.
+// wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments with an
+// unspecified mapping of elements to lanes. Fragments of one type have one mapping.
 //
-// Which lane of a warp holds which element of a fragment is documented nowhere, and differs between
-// GPUs. The host twin scatters elements over the lanes like none of them does, so that a kernel
-// that relies on where one is gets wrong numbers. A load or a store is each lane's own accesses to
-// shared memory, at the lane's own time: what another lane wrote before has to be ordered by a
-// barrier.
+// The mapping is documented nowhere and differs between GPUs. The host twin uses a mapping like
+// none of them, so that a kernel that relies on the position of an element gets wrong numbers. A
+// load or a store consists of each lane's own accesses to shared memory, at the lane's own time: a
+// barrier has to order them after another lane's writes.
 //
-// The device twin is PTX and not <mma.h>, which includes crt/mma.h: CUDA's wheels for NVRTC and for
-// the runtime bring no folder crt.
+// The device twin is PTX instead of <mma.h>, which includes crt/mma.h: CUDA's wheels for NVRTC and
+// for the runtime have no crt folder.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -28,8 +27,8 @@ struct WmmaShape<8, 32> {
   static constexpr char kName[] = "m8n32k16";
 };
 
-// The constraint "C" puts a string into the instruction. "memory" because kernels access by C++ too
-// what is loaded and stored here.
+// The constraint "C" inserts a string into the instruction. "memory", because kernels also access
+// the loaded and stored matrices by C++.
 template <int kM, int kN>
 struct Wmma {
   using Shape = WmmaShape<kM, kN>;
@@ -39,7 +38,7 @@ struct Wmma {
   struct ColMajor {
     static constexpr char kName[] = "col";
   };
-  // Pairs of fp16. In m8n32k16, A has half as many elements, and every one twice.
+  // Pairs of fp16. In m8n32k16, A has half as many elements, each held twice.
   struct A {
     uint32_t x[8];
   };
@@ -57,7 +56,8 @@ struct Wmma {
     for (float& x : c.x) x = value;
   }
 
-  // wmma.load.a, .b and .c, wmma.store.d: `ld` is the distance of rows, or columns, in elements.
+  // wmma.load.a, .b and .c, wmma.store.d: `ld` is the distance between rows, or columns, in
+  // elements.
   CUTE_DEVICE static void load(A& a, cutlass::half_t const* from, int ld) {
     asm volatile(
         "wmma.load.a.sync.aligned.row.%10.shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
@@ -128,7 +128,7 @@ struct Wmma {
       int const row = at / kColumns, column = at % kColumns;
       return std::is_same_v<Order, RowMajor> ? row * ld + column : column * ld + row;
     }
-    // Reports addresses and leading dimensions that the instruction does not take.
+    // Reports addresses and leading dimensions that the instruction does not support.
     static void check(char const* what, T const* matrix, int ld) {
       constexpr bool kByRows = std::is_same_v<Order, RowMajor>;
       simt::engine::check_matrix(what, matrix, ld, kByRows ? kRows : kColumns,

@@ -1,4 +1,4 @@
-// Where in memory the operands of a call begin, which says how many bytes can be copied at a time.
+// The alignment of a call's operands, which determines how many bytes can be copied at a time.
 #pragma once
 
 #include "core/macros.hpp"
@@ -6,8 +6,8 @@
 
 namespace cutlass_attn {
 
-// The bits that are set in an operand's address, or in a stride of it in bytes. Strides along which
-// no step is taken do not count.
+// The bitwise OR of an operand's address and its strides in bytes. Strides of dimensions of size 1
+// do not count.
 CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int heads, int rows,
                                      int element_bytes) {
   int64_t const strides = (has_batches ? t.batch_stride : 0) | (heads > 1 ? t.head_stride : 0) |
@@ -15,8 +15,8 @@ CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int hea
   return reinterpret_cast<uint64_t>(t.data) | uint64_t(strides) * uint64_t(element_bytes);
 }
 
-// Those of any operand: all rows of q, k, v and o begin at multiples of the lowest of these bits.
-// `kv_element_bytes` is of k and v.
+// The bitwise OR over all operands: all rows of q, k, v and o begin at multiples of its lowest set
+// bit. `kv_element_bytes` is the element size of k and v.
 CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes, int kv_element_bytes) {
   bool const has_batches = p.batch > 1, has_pages = p.kv.block_table || has_batches;
   return address_bits(has_batches, p.q, p.num_heads_q, p.seq_q.rows(), element_bytes) |

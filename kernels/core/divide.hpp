@@ -1,5 +1,5 @@
-// Division by a number that is known at launch, as a multiplication and a shift: an integer
-// division takes a GPU some 20 instructions.
+// Division by a number that is known at launch, as a multiplication and a shift. An integer
+// division takes some 20 instructions on a GPU.
 #pragma once
 
 #include <cstdint>

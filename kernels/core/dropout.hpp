@@ -1,4 +1,4 @@
-// Dropout of softmax weights: which ones, and what the others are multiplied by.
+// Dropout of softmax weights: which weights are dropped, and the factor of the others.
 //
 // Whether a weight is kept depends on the seed, the offset and its (batch, head, query, key) alone,
 // by Philox4x32 (Salmon et al., SC 2011), so that every kernel and every tile shape draws the same
@@ -10,18 +10,19 @@
 //
 // The key of draws is a constant so that those of its rounds are immediate operands.
 //
-// A draw is for the 16 weights of queries q and q + 8 with keys k, k + 1, and 8, 16 and 24 more:
-// those that a thread has of four m16n8 accumulators next to each other. Query q and keys k and
-// k + 16 have own words 0 and 2, query q + 8 words 1 and 3; k has the low half of the word, k + 1
-// the high one. Keys 8 more have the low byte of that half and, behind it, the high byte of the
-// same half of the other query's word. (So four numbers are the four rotations by whole bytes of 32
-// bits: the 7 bits that decide all but one in 128 weights are nobody else's. Numbers next to each
-// other share a byte, by which the correlation of their weights is at most 1 / 128, and none where
-// p is a multiple of that.)
+// One draw covers the 16 weights of queries q and q + 8 with keys k, k + 1, and the keys 8, 16 and
+// 24 further on: the elements that a thread has of four neighbouring m16n8 accumulators. Words 0
+// and 2 belong to query q with keys k and k + 16, words 1 and 3 to query q + 8; k has the low half
+// of the word, k + 1 the high half. Keys 8 further on have the low byte of that half and, below it,
+// the high byte of that half of the other query's word. (So four numbers are the four rotations by
+// whole bytes of 32 bits. No other number has the 7 bits that decide all but one in 128 weights.
+// Neighbouring numbers share a byte; the correlation of their weights is at most 1 / 128, and 0
+// where p is a multiple of 1 / 128.)
 //
-// A number is 15 bits. Below 2^15 min(p, 1 - p), rounded, is the rarer outcome: dropped, for p up
-// to 1/2, or kept. Kept weights are divided by the share that this keeps, not by 1 - p: so the
-// expectation is exact, whatever p, and p is rounded to a multiple of 2^-15.
+// A number has 15 bits. If it is less than 2^15 min(p, 1 - p), rounded, the outcome is the rarer
+// one: dropped, for p up to 1/2, or kept. Kept weights are divided by the share that is really
+// kept, not by 1 - p: so the expectation is exact, whatever p, and p is rounded to a multiple of
+// 2^-15.
 #pragma once
 
 #include "core/macros.hpp"
@@ -37,7 +38,7 @@ template <int kRounds>
 CA_HOST_DEVICE PhiloxWords philox4x32(PhiloxWords counter, uint32_t key0, uint32_t key1) {
   auto const multiply = [](uint32_t x, uint32_t y, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__)
-    // As a product of C++, nvcc 13.0 adds a 0 to the high half: one instruction more of four.
+    // For a C++ product, nvcc 13.0 adds a 0 to the high half: one extra instruction of four.
     asm("{\n.reg .b64 t;\nmul.wide.u32 t, %2, %3;\nmov.b64 {%0, %1}, t;\n}"
         : "=r"(low), "=r"(high)
         : "r"(x), "r"(y));
@@ -59,23 +60,23 @@ CA_HOST_DEVICE PhiloxWords philox4x32(PhiloxWords counter, uint32_t key0, uint32
   return counter;
 }
 
-// How many of 2^15 numbers are the rarer outcome.
+// How many of 2^15 numbers give the rarer outcome.
 CA_HOST_DEVICE uint32_t dropout_threshold(float p) {
   return uint32_t((p > 0.5f ? 1.0f - p : p) * 32768.0f + 0.5f);
 }
 
-// The share of weights that are kept; 1 where none is, so that it can be divided by.
+// The share of weights that are kept; 1 if no weight is, so that it can be a divisor.
 CA_HOST_DEVICE float kept_share(float p) {
   float const rarer = float(dropout_threshold(p)) * (1.0f / 32768.0f);
   if (p <= 0.5f) return 1.0f - rarer;
   return rarer > 0.0f ? rarer : 1.0f;
 }
 
-// What a kernel asks of a call's dropout.
+// A call's dropout, for kernels.
 struct DropoutMask {
   PhiloxWords state = {};
-  uint32_t thresholds = 0;  // of both halves of a word
-  uint32_t flip = ~0u;      // all bits: what is below the threshold is dropped; none: kept
+  uint32_t thresholds = 0;  // for both halves of a word
+  uint32_t flip = ~0u;      // all bits: numbers below the threshold are dropped; none: kept
   float kept_scale = 1.0f;
   int32_t num_heads = 0;
 
@@ -92,7 +93,7 @@ struct DropoutMask {
 
   CA_HOST_DEVICE bool is_active() const { return thresholds != 0 || flip == 0; }
 
-  // The draw that has the weight of this query and key.
+  // The draw that contains the weight of this query and key.
   CA_HOST_DEVICE PhiloxWords draw(int b, int h, int q, int key) const {
     uint32_t const head = uint32_t(b) * uint32_t(num_heads) + uint32_t(h);
     uint32_t const(&s)[4] = state.word;
@@ -100,13 +101,14 @@ struct DropoutMask {
         {{(uint32_t(key) & ~25u) ^ s[0], (uint32_t(q) & ~8u) ^ s[1], head ^ s[2], s[3]}}, 0, 0);
   }
 
-  // The number of a weight, with the words of its draw that are its query's and the other query's.
+  // The number of a weight, from the words of its draw that belong to its query and to the other
+  // query.
   CA_HOST_DEVICE static uint32_t number(uint32_t own, uint32_t other, int key) {
     own >>= key % 2 * 16, other >>= key % 2 * 16;
     return (key / 8 % 2 ? own << 8 | (other >> 8 & 0xffu) : own) & 0x7fffu;
   }
 
-  // The factor of a weight by its number.
+  // The factor of the weight with this number.
   CA_HOST_DEVICE float factor(uint32_t number) const {
     return (number < (thresholds & 0xffffu)) == (flip == 0) ? kept_scale : 0.0f;
   }

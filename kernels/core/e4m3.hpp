@@ -1,5 +1,5 @@
-// float8_e4m3fn: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa. There are no
-// infinities; all ones is NaN, and 448 the largest number (OCP 8-bit floating point, 2023).
+// float8_e4m3fn: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa. It has no
+// infinities; all ones is NaN, and the largest number is 448 (OCP 8-bit floating point, 2023).
 #pragma once
 
 #include "core/macros.hpp"
@@ -15,22 +15,23 @@ struct E4M3 {
 };
 
 CA_HOST_DEVICE E4M3::operator float() const {
-  // Exponent and mantissa in the places of a half's, whose bias is 8 more; so are those of numbers
-  // that are subnormal. NaN becomes a half's.
+  // Puts exponent and mantissa where fp16 has them. The bias of fp16 is 8 more, even for subnormal
+  // numbers. NaN becomes an fp16 NaN.
   uint32_t const magnitude = bits & 0x7fu;
   uint32_t const half =
       uint32_t(bits & 0x80u) << 8 | (magnitude == 0x7fu ? 0x7e00u : magnitude << 7);
   return half_to_float(uint16_t(half)) * 256.0f;
 }
 
-// Two of them in the high bytes of 16 bits each, as halves that are 256 times too small: exponent
-// and mantissa move by one bit, past a zero, and NaN alone carries into that, which makes it a NaN.
+// Converts two e4m3 in the high bytes of 16 bits each to fp16 that are 256 times too small:
+// exponent and mantissa move by one bit, behind a zero. Only NaN carries into that bit, which makes
+// it an fp16 NaN.
 CA_HOST_DEVICE uint32_t small_halves_of(uint32_t two_e4m3) {
   uint32_t const halves = (two_e4m3 & 0x80008000u) | (two_e4m3 >> 1 & 0x3f803f80u);
   return halves | ((halves + 0x00800080u) & 0x40004000u);
 }
 
-// To nearest even. Beyond 448 the nearest is 448; NaN stays NaN.
+// Rounds to nearest even. Beyond 448 the result is 448; NaN stays NaN.
 CA_HOST_DEVICE E4M3 to_e4m3(float x) {
   auto const bits_of = [](float y) {
     uint32_t bits;

@@ -1,5 +1,4 @@
-// What is left to do for a query row once all its keys are in the softmax state: the same for every
-// kernel.
+// The epilogue of a query row, once all its keys are in the softmax state; shared by all kernels.
 #pragma once
 
 #include "core/macros.hpp"
@@ -8,11 +7,10 @@
 
 namespace cutlass_attn {
 
-// Joins the sink of query head `head`, writes LSE and returns what the row of O is multiplied by.
+// Adds the sink of query head `head`, writes the LSE, and returns the factor of the row of O.
 //   seq:         of the batch entry (core/sequences.hpp)
-//   row:         all keys are in it; log2_scale is of its units
-//   writes_lse:  false for all but one of the threads that share the row, and for a row beyond the
-//                last
+//   row:         includes all keys; log2_scale belongs to its units
+//   writes_lse:  true in one of the threads that share the row; false for rows beyond the last
 template <class SeqInfo>
 CA_HOST_DEVICE float finish_row(Problem const& p, SeqInfo const& seq, int head, int query,
                                 SoftmaxRow& row, float log2_scale, bool writes_lse) {

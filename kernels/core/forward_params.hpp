@@ -1,5 +1,5 @@
-// What the forward kernels are launched with: the problem, and which block has which tile of
-// queries. A kernel with other arguments states a struct of this form.
+// Launch parameters of the forward kernels: the problem, and the assignment of tiles of queries to
+// blocks. A kernel with other parameters defines a struct with this interface.
 #pragma once
 
 #include "core/launch.hpp"
@@ -14,7 +14,7 @@ struct ForwardParams {
   TileScheduler scheduler;
   FastDivisor by_chunk;  // by keys of an attention chunk
 
-  // On the host, for any kernel with these facts, whoever compiled it.
+  // Called on the host, for any kernel with these facts, whoever compiled it.
   static ForwardParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
                                KernelFacts const& facts) {
     return {p, TileScheduler(p, facts.block_m, facts.packs_heads),
@@ -23,7 +23,7 @@ struct ForwardParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
-  // In a kernel. kHasChunks: whether it is given calls with attention chunks.
+  // Called in a kernel. kHasChunks: whether the kernel takes calls with attention chunks.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
@@ -33,7 +33,7 @@ struct ForwardParams {
   CA_HOST_DEVICE TileCoord tile() const {
     return tile_of<kBlockM, Arch>(Arch::block());
   }
-  // And of any block of the grid.
+  // The tile of any block of the grid.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile_of(int block) const {
     return TileCoord(problem, scheduler, kBlockM, block);

@@ -7,14 +7,15 @@
 #define CA_HOST_DEVICE inline
 #endif
 
-// Before a loop whose counter has to be a constant in every round: what it indexes is in registers.
+// Before a loop whose counter has to be a constant, so that the arrays that it indexes are in
+// registers.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CA_UNROLL _Pragma("unroll")
 #else
 #define CA_UNROLL
 #endif
 
-// Before a loop of unknown length whose loads are to be on their way eight rounds at a time.
+// Before a loop of unknown length, to have the loads of eight iterations in flight.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CA_UNROLL_8 _Pragma("unroll 8")
 #else

@@ -1,9 +1,9 @@
 // The mask of dense attention: for every query row one interval of visible keys.
 //
-// Query q sees the keys [lo(q), hi(q)). Both ends grow with q, so for a tile of queries the first
-// and the last row alone tell which key tiles are touched and which need no per-element test.
-// Causal masks, sliding windows, attention chunks and the ragged end of the keys are all this one
-// interval.
+// Query q sees the keys [lo(q), hi(q)). Both ends grow with q. So the first and the last row of a
+// tile of queries determine the key tiles to visit and the full tiles, which need no test per
+// element. Causal masks, sliding windows, attention chunks and the ragged end of the keys are all
+// such intervals.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,26 @@
 
 namespace cutlass_attn {
 
-// Key tiles that a tile of queries touches: [begin, end). Those in [full_begin, full_end) are
-// visible to every row; full_begin may exceed full_end, then there is none. Of a tile of keys the
-// same: the tiles of queries that see any of them, and those whose every row sees all of them.
+// Key tiles that a tile of queries visits: [begin, end). Those in [full_begin, full_end) are
+// visible to every row; the range is empty if full_begin >= full_end. For a tile of keys, likewise:
+// the tiles of queries that see any of its keys, and those whose every row sees all of them.
 struct TileRange {
   int32_t begin, end, full_begin, full_end;
 
   CA_HOST_DEVICE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
 
-  // The same counted in keys.
+  // The range counted in keys.
   CA_HOST_DEVICE TileRange in_keys(int32_t block_n) const {
     return {begin * block_n, end * block_n, full_begin * block_n, full_end * block_n};
   }
 };
 
 // The intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees the keys
-// [lo(q), hi(q)), of which some may be below 0.
+// [lo(q), hi(q)); keys below 0 do not exist.
 struct NearMask {
   int32_t first_lo, first_hi, seqlen_k;
-  int32_t chunk;    // keys of an attention chunk; 0: there are none, and what follows is not set
-  int32_t own_key;  // of query `first`
+  int32_t chunk;  // keys of an attention chunk; 0: no chunks, and own_key and by_chunk are not set
+  int32_t own_key;  // the key on which query `first` sits
   FastDivisor by_chunk;
 
   CA_HOST_DEVICE int32_t lo(int32_t q) const {
@@ -46,7 +46,8 @@ struct NearMask {
     return window_hi(q) < chunk_hi(q) ? window_hi(q) : chunk_hi(q);
   }
 
-  // The two intervals that this is the intersection of; the latter only where there are chunks.
+  // The window and the chunk, whose intersection is the interval; the chunk only if there are
+  // chunks.
   CA_HOST_DEVICE int32_t window_lo(int32_t q) const { return first_lo + q; }
   CA_HOST_DEVICE int32_t window_hi(int32_t q) const {
     return first_hi + q < seqlen_k ? first_hi + q : seqlen_k;
@@ -57,8 +58,8 @@ struct NearMask {
   }
   CA_HOST_DEVICE int32_t chunk_hi(int32_t q) const { return chunk_lo(q) + chunk; }
 
-  // Without chunks: the same counted from query `first` + q, and key tiles of block_n keys for the
-  // queries [q_begin, q_end).
+  // Without chunks: the mask counted from query `first` + q, and the key tiles of block_n keys for
+  // the queries [q_begin, q_end).
   CA_HOST_DEVICE NearMask from(int32_t q) const {
     NearMask moved = *this;
     moved.first_lo += q;
@@ -82,14 +83,14 @@ struct IntervalMask {
   int32_t chunk;      // keys of an attention chunk; 0: there are none
   FastDivisor by_chunk;
 
-  // On the host.
+  // Called on the host.
   IntervalMask(Mask const& mask, SeqLens const& seqlens)
       : IntervalMask(mask, seqlens, divisor_of(mask), true) {}
 
-  // In a kernel, with what divisor_of() gave on the host: a division there is a call, for which the
-  // compiler keeps convergence barriers in every main loop. has_chunks: false in code that is given
-  // no calls with chunks. What a kernel merely might do costs it time: on an H200, 7 % of d64
-  // causal 16x1024, and as much of the reference shape.
+  // Called in a kernel, with the result of divisor_of() on the host: a division in the kernel is a
+  // call, for which the compiler keeps convergence barriers in every main loop. has_chunks: false
+  // in code that takes no calls with chunks. Even an untaken branch costs time: on an H200, 7 % of
+  // d64 causal 16x1024, and 7 % of the reference shape.
   CA_HOST_DEVICE IntervalMask(Mask const& mask, SeqLens const& seqlens, FastDivisor by_chunk,
                               bool has_chunks)
       : seqlen_q(seqlens.q),
@@ -115,9 +116,10 @@ struct IntervalMask {
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 
-  // The intervals of the `queries` queries from `first` on: of a tile, or of all, for from().
+  // The intervals of `queries` queries from `first` on: those of a tile, or of all queries, for
+  // from().
   CA_HOST_DEVICE NearMask near(int32_t first, int32_t queries = 1 << 20) const {
-    // Far ends may come nearer, as long as they stay beyond every key.
+    // Far ends may be moved closer, as long as they stay beyond every key.
     int64_t const least = -int64_t(queries);
     auto const bounded = [&](int64_t x) {
       return int32_t(x < least ? least : (x > seqlen_k ? seqlen_k : x));
@@ -146,8 +148,8 @@ struct IntervalMask {
             first.hi / block_n};
   }
 
-  // The other way round: both ends of a query's interval grow with the query, so the queries that
-  // see a key are an interval, too. The key is in [0, seqlen_k).
+  // The inverse: both ends of a query's interval grow with the query, so the queries that see a key
+  // are an interval, too. The key is in [0, seqlen_k).
   CA_HOST_DEVICE int32_t q_lo(int32_t key) const {
     int64_t lo = key - hi_offset + 1;
     if (chunk > 0 && lo < chunk_begin(key) - diagonal) lo = chunk_begin(key) - diagonal;
@@ -170,7 +172,7 @@ struct IntervalMask {
 
  private:
   static constexpr int64_t kFar = int64_t(1) << 32;
-  // So far behind all keys that no chunk reaches back to them.
+  // A key so far behind all keys that its chunk contains none of them.
   static constexpr int64_t kBehind = int64_t(kMaxSeqlen) + kMaxAttentionChunk;
 
   struct Ends {
@@ -184,7 +186,7 @@ struct IntervalMask {
     int32_t const hi = clamp(q + hi_offset, seqlen_k);
     return {clamp(q + lo_offset, hi), hi};
   }
-  // Of a query's window, what is in its chunk.
+  // The intersection of a query's window with its chunk.
   CA_HOST_DEVICE Ends in_chunk(Ends ends, int32_t q) const {
     int32_t const begin = chunk_begin(q + diagonal);
     if (ends.hi > begin + chunk) ends.hi = begin + chunk;
@@ -192,7 +194,7 @@ struct IntervalMask {
     return {ends.lo < ends.hi ? ends.lo : ends.hi, ends.hi};
   }
 
-  // First key of the chunk that a key is in; all places before key 0 are in one that ends there.
+  // First key of the chunk that contains `key`; negative keys are in a chunk that ends at key 0.
   CA_HOST_DEVICE int32_t chunk_begin(int64_t key) const {
     return key < 0 ? -chunk : by_chunk(int32_t(key > kBehind ? kBehind : key)) * chunk;
   }

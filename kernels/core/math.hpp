@@ -1,4 +1,4 @@
-// The few transcendental functions attention needs, with one meaning on GPU and CPU.
+// The transcendental functions that attention needs, with one definition for GPU and CPU.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ CA_HOST_DEVICE float bits_float(uint32_t bits) {
   return x;
 }
 
-// The number whose float16, or bfloat16, has these bits.
+// Converts the bits of a bfloat16, or of a float16, to float.
 CA_HOST_DEVICE float bfloat16_to_float(uint16_t bits) {
   uint32_t const wide = uint32_t(bits) << 16;
   float x;
@@ -36,9 +36,9 @@ CA_HOST_DEVICE float half_to_float(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 #else
-  // Exponent and mantissa are in place, the exponent's bias is 112 too small: a multiplication,
-  // which makes subnormal numbers normal. Infinities and NaNs get the exponent of theirs. Without
-  // branches, so that compilers vectorise loops over it.
+  // Exponent and mantissa are in place, but the exponent's bias is 112 too small: a multiplication
+  // corrects that, and normalises subnormal numbers. Infinities and NaNs get the largest exponent.
+  // Branchless, so that compilers vectorise loops over it.
   uint32_t const magnitude = uint32_t(bits & 0x7fffu) << 13;
   float x;
   __builtin_memcpy(&x, &magnitude, sizeof x);
@@ -59,8 +59,8 @@ CA_HOST_DEVICE float fast_exp2(float x) {
   return y;
 #else
   // Without calls, so that compilers vectorise loops over it. 2^x = 2^n * 2^f with n an integer and
-  // |f| <= 1/2; 2^f by its minimax polynomial (relative error 2e-9), which is kept twice as large
-  // so that the scale 2^(n-1) is finite wherever the result is.
+  // |f| <= 1/2. 2^f is a minimax polynomial (relative error 2e-9), computed twice as large so that
+  // the scale 2^(n-1) is finite wherever the result is.
   float const bounded = x > 129.0f ? 129.0f : x;  // NaN stays NaN
   constexpr float kRounder = 12582912.0f;         // 1.5 * 2^23: adding it leaves n in the low bits
   float const rounded = bounded + kRounder;

@@ -1,5 +1,5 @@
-// Results of attention over two disjoint sets of keys, as plain data: what merge_states() is asked
-// to make one of.
+// The problem of merge_states() as plain data: results of attention over two disjoint sets of keys,
+// to be merged.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace cutlass_attn {
 
-// A natural log-sum-exp per query head and row, of any strides in elements.
+// A natural log-sum-exp per query head and row, with any strides in elements.
 struct PerRow {
   float* data = nullptr;
   int64_t batch_stride = 0;
@@ -16,8 +16,8 @@ struct PerRow {
   int64_t row_stride = 0;
 };
 
-// With w the softmax of the two log-sum-exps of a row: o = w_a a + w_b b. -inf and +inf both say
-// that a row saw no key; what its result holds does not count then, be it NaN.
+// With w the softmax of the two log-sum-exps of a row: o = w_a a + w_b b. -inf and +inf both mean
+// that a row saw no key; its values are then ignored, even NaN.
 struct MergeProblem {
   Operand a, b, o;  // (batch, num_heads, seqlen, head_dim) of one dtype
   PerRow lse_a, lse_b, lse;

@@ -1,8 +1,9 @@
-// Tiles of packed sequences, of which only the device knows the lengths.
+// Tiles of packed sequences, whose lengths only the device knows.
 //
-// A grid has slots for tiles. Of packed entries the rows before one tell its first slot: from a to
-// b rows it is b / m - a / m + 1 slots to the next entry, which is never fewer than the (b - a) / m
-// tiles, rounded up, that it has, and at most one more. So no sum over the entries is needed.
+// The grid has slots for tiles. A sequence whose rows are [a, b) of all packed rows has b / m - a /
+// m + 1 slots for tiles of m rows. That is at least the ceil((b - a) / m) tiles that it has, and at
+// most one more. So the first slot of a sequence depends on `a` alone, and no prefix sum over the
+// batch is needed.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,13 @@
 
 namespace cutlass_attn {
 
-// Tiles of `rows` rows, with so many rows to every row of the sequence (heads that share a tile).
+// Tiles of `rows` rows. Each row of a sequence has `heads` rows in the tiles (heads that share a
+// tile).
 struct PackedTiles {
   int32_t const* cu_seqlens;
   int32_t heads, rows;
 
-  // Of all entries together.
+  // The number of slots for all entries.
   static int64_t slots(int64_t total, int32_t heads, int32_t rows, int32_t batch) {
     return total * heads / rows + batch;
   }
@@ -26,8 +28,8 @@ struct PackedTiles {
     return cu_seqlens[batch] * heads / rows + batch;
   }
 
-  // Which of `count` entries a slot is of: the last whose first slot is not beyond it. All lanes of
-  // a warp look together, at 32 entries at a time.
+  // The entry, of `count` entries, that a slot belongs to: the last one whose first slot is not
+  // beyond it. Called by all lanes of a warp, which compare 32 entries at a time.
   template <class Arch>
   CA_HOST_DEVICE int entry_of(int slot, int count) const {
     int first = 0;

@@ -1,16 +1,17 @@
-// What products in 8 bits are expected to do to the result of a head: the RMS of the error relative
-// to that of the result, from some of its queries, keys and values. cutlass_attn/quantized.py has
-// the same in numpy, and says why; docs/eight-bit.md, how well it holds.
+// Predicts the error of a head's result from products in 8 bits: the RMS of the error relative to
+// the RMS of the result, from a sample of queries, keys and values. cutlass_attn/quantized.py has
+// the formula in numpy and derives it; docs/eight-bit.md says how accurate it is.
 //
 //   keys      up to 8 tiles of 64, evenly spread, less the shift of core/quantize.hpp
 //   queries   up to 256, evenly spread; without a mask
-//   logit     is off by softmax_scale * sqrt((|q|^2 dk^2 + |k|^2 dq^2) / 12), each square the mean
-//             of those looked at, with the steps dq = amax / 127 of a query and dk of a tile
-//   kInt8     to that, squared, what rounding does to V and to the weights of up to 16 of the
-//             queries; kFp8: twice kE4m3Error^2
+//   logit     has the error softmax_scale * sqrt((|q|^2 dk^2 + |k|^2 dq^2) / 12), where each square
+//             is a mean over the sample, dq = amax / 127 is the step of a query, and dk that of a
+//             tile
+//   kInt8     adds the squared error of rounding V and the weights of up to 16 of the queries; kFp8
+//             adds twice kE4m3Error^2
 //
-// All in fp32, in an order that depends on the lanes alone: results are bitwise repeatable. What is
-// not finite makes the prediction so, too: is_within() is false of it.
+// All in fp32, in an order that depends on the lanes alone: results are bitwise repeatable. Inf or
+// NaN in the sample makes the prediction Inf or NaN, for which is_within() is false.
 #pragma once
 
 #include "core/macros.hpp"
@@ -20,50 +21,50 @@
 namespace cutlass_attn::quantize {
 
 inline constexpr int kPredictedTiles = 8, kPredictedQueries = 256;
-inline constexpr int kWeighedQueries = 16, kWeighedAtOnce = 4;
+inline constexpr int kSoftmaxQueries = 16, kSoftmaxAtOnce = 4;
 inline constexpr float kE4m3Error = 0.026f;  // RMS, of a number rounded to e4m3
 
-// Number i of at most `most` numbers below `all`, evenly spread, and how many these are.
+// Element i of a sample of at most `most` of `all` numbers, evenly spread; and the sample's size.
 CA_HOST_DEVICE constexpr int spread_count(int most, int all) { return all < most ? all : most; }
 CA_HOST_DEVICE constexpr int spread(int i, int most, int all) {
   return all < most ? i : int(int64_t(i) * all / most);
 }
 
-// Whether a head with this prediction runs in 8 bits. NaN does not.
+// Whether a head with this prediction runs in 8 bits. False for NaN.
 CA_HOST_DEVICE bool is_within(float error, float max_error) { return error <= max_error; }
 
 CA_HOST_DEVICE float square(float x) { return x * x; }
 
-// Of a head.
+// The shape of a head.
 struct PredictedShape {
   int seqlen_q, seqlen_k, head_dim, head_dim_v;
   float softmax_scale;
 };
 
-// What the lanes of a prediction share: sums of each warp, and of each key looked at.
+// Scratch that the lanes of a prediction share: sums of each warp, and values of each sampled key.
 template <int kWarps>
 struct PredictedScratch {
   static constexpr int kKeys = kPredictedTiles * kTileKeys;
   float sums[kWarps][6];
-  float of_tile[kPredictedTiles];  // the largest value
-  float folded[kKeys];             // 8 / e of a key, as a number that is not rounded
+  float of_tile[kPredictedTiles];  // largest magnitudes
+  float folded[kKeys];             // 8 / e of a key, not rounded
   float values[kKeys];             // |v|^2
 };
 
-// Lanes say who computes together:
+// Lanes defines the threads that compute a prediction together:
 //
 //   static constexpr int kWarps, kLanes;
 //   static int warp(), lane();
-//   static void sync();                         // of all warps
-//   static float largest(float), sum(float);    // of a warp's lanes, for all of them
+//   static void sync();                         // barrier of all warps
+//   static float largest(float), sum(float);    // reduction over a warp's lanes, returned to all
 //
-// Rows are those of one head, of K without the shift: load(row, column, float (&)[8]) has eight
-// columns from a multiple of eight on, and zeros where there are none: it is asked for all keys of
-// a tile, those beyond the last among them.
+// Q, K and V are rows of one head; K without the shift. load(row, column, float (&)[8]) loads eight
+// columns from a multiple of eight on, with zeros beyond the operand. It is called for all keys of
+// a tile, even those beyond the last.
 template <class Lanes, Quantize kMode, class Q, class K, class V>
 struct Prediction {
   using Scratch = PredictedScratch<Lanes::kWarps>;
-  static constexpr int kLaneKeys = kTileKeys / Lanes::kLanes;  // of a tile, of a lane
+  static constexpr int kLaneKeys = kTileKeys / Lanes::kLanes;  // keys of a tile in a lane
 
   PredictedShape const& shape;
   Q const& q;
@@ -82,7 +83,7 @@ struct Prediction {
         tiles(spread_count(kPredictedTiles, all_tiles())),
         queries(spread_count(kPredictedQueries, shape.seqlen_q)) {}
 
-  // The same in all lanes.
+  // Returns the prediction, equal in all lanes.
   CA_HOST_DEVICE float run() {
     if (tiles == 0 || queries == 0) return 0.0f;
     float sums[6] = {};  // of |q|^2, dq^2, |k|^2, dk^2; with kInt8 of the error and of the result
@@ -95,10 +96,10 @@ struct Prediction {
     }
     if constexpr (kMode == Quantize::kInt8) {
       Lanes::sync();  // of_tile, folded and values full
-      int const weighed = spread_count(kWeighedQueries, queries);
-      for (int i = Lanes::warp() * kWeighedAtOnce; i < weighed;
-           i += Lanes::kWarps * kWeighedAtOnce) {
-        add_weights(i, weighed, sums);
+      int const softmax_queries = spread_count(kSoftmaxQueries, queries);
+      for (int i = Lanes::warp() * kSoftmaxAtOnce; i < softmax_queries;
+           i += Lanes::kWarps * kSoftmaxAtOnce) {
+        add_weights(i, softmax_queries, sums);
       }
     }
     for (int i = 0; i < 6; ++i) sums[i] = Lanes::sum(sums[i]);
@@ -149,7 +150,7 @@ struct Prediction {
     return sum;
   }
 
-  // Of the keys of a tile, and with kInt8 of their values.
+  // Adds the keys of a tile, and with kInt8 their values.
   CA_HOST_DEVICE void add_keys(int t, float (&sums)[6]) const {
     int const first = first_key(t), count = keys_of(t);
     float of_keys = 0.0f, of_values = 0.0f;
@@ -174,36 +175,36 @@ struct Prediction {
     }
   }
 
-  // kInt8: of queries from number `first` of those weighed on, by weights relative to the largest
-  // of their row so far.
-  CA_HOST_DEVICE void add_weights(int first, int weighed, float (&sums)[6]) const {
-    float row_max[kWeighedAtOnce], error[kWeighedAtOnce] = {}, size[kWeighedAtOnce] = {};
+  // kInt8: adds the errors of kSoftmaxAtOnce queries, from sampled query `first` on, with weights
+  // relative to the largest score of their row so far.
+  CA_HOST_DEVICE void add_weights(int first, int softmax_queries, float (&sums)[6]) const {
+    float row_max[kSoftmaxAtOnce], error[kSoftmaxAtOnce] = {}, size[kSoftmaxAtOnce] = {};
     CA_UNROLL
     for (float& max : row_max) max = -kInf;
     for (int t = 0; t < tiles; ++t) {
-      float s[kWeighedAtOnce][kLaneKeys] = {};
-      add_products(first, weighed, t, s);
+      float s[kSoftmaxAtOnce][kLaneKeys] = {};
+      add_products(first, softmax_queries, t, s);
       CA_UNROLL
-      for (int i = 0; i < kWeighedAtOnce; ++i) weigh(t, s[i], row_max[i], error[i], size[i]);
+      for (int i = 0; i < kSoftmaxAtOnce; ++i) add_errors(t, s[i], row_max[i], error[i], size[i]);
     }
     CA_UNROLL
-    for (int i = 0; i < kWeighedAtOnce; ++i) {
-      if (first + i >= weighed) continue;
+    for (int i = 0; i < kSoftmaxAtOnce; ++i) {
+      if (first + i >= softmax_queries) continue;
       sums[4] += error[i];
       sums[5] += size[i];
     }
   }
 
-  // q . k of this lane's keys of a tile.
-  CA_HOST_DEVICE void add_products(int first, int weighed, int t,
-                                   float (&s)[kWeighedAtOnce][kLaneKeys]) const {
+  // q . k for this lane's keys of a tile.
+  CA_HOST_DEVICE void add_products(int first, int softmax_queries, int t,
+                                   float (&s)[kSoftmaxAtOnce][kLaneKeys]) const {
     int const key = first_key(t) + Lanes::lane();
     for (int column = 0; column < shape.head_dim; column += 8) {
-      float x[kWeighedAtOnce][8];
+      float x[kSoftmaxAtOnce][8];
       CA_UNROLL
-      for (int i = 0; i < kWeighedAtOnce; ++i) {
-        int const number = first + i < weighed ? first + i : weighed - 1;
-        int const query = spread(number, kWeighedQueries, queries);
+      for (int i = 0; i < kSoftmaxAtOnce; ++i) {
+        int const number = first + i < softmax_queries ? first + i : softmax_queries - 1;
+        int const query = spread(number, kSoftmaxQueries, queries);
         q.load(spread(query, kPredictedQueries, shape.seqlen_q), column, x[i]);
       }
       CA_UNROLL
@@ -211,7 +212,7 @@ struct Prediction {
         float y[8];
         k.load(key + m * Lanes::kLanes, column, y);
         CA_UNROLL
-        for (int i = 0; i < kWeighedAtOnce; ++i) {
+        for (int i = 0; i < kSoftmaxAtOnce; ++i) {
           CA_UNROLL
           for (int d = 0; d < 8; ++d) s[i][m] = fmaf(x[i][d], y[d], s[i][m]);
         }
@@ -219,9 +220,9 @@ struct Prediction {
     }
   }
 
-  // What a tile adds to the squares of a query's error and of its result.
-  CA_HOST_DEVICE void weigh(int t, float (&s)[kLaneKeys], float& row_max, float& error,
-                            float& size) const {
+  // Adds a tile to the squares of a query's error and of its result.
+  CA_HOST_DEVICE void add_errors(int t, float (&s)[kLaneKeys], float& row_max, float& error,
+                                 float& size) const {
     int const count = keys_of(t);
     float max = row_max;
     CA_UNROLL

@@ -40,13 +40,17 @@ struct PerLogit {
   explicit operator bool() const { return data != nullptr; }
 };
 
-// How many rows each batch entry has, and where they are. Both addresses are of the device that
-// runs the call.
+// How many rows each batch entry has, and where they are. All addresses are of the device that runs
+// the call. Row 0 of an entry is its first one that counts, for masks, ALiBi and dropout.
 struct Sequences {
   int32_t seqlen = 0;                   // of every entry; the most of any, with one of these:
   int32_t const* cu_seqlens = nullptr;  // (batch + 1): packed, the first row of each entry
-  int32_t const* seqused = nullptr;     // (batch): rows of an entry that count, from its first on
+  int32_t const* seqused = nullptr;     // (batch): one past the last row of an entry that counts
+  int32_t const* leftpad = nullptr;     // (batch): rows of an entry before the first that counts
   int32_t total = 0;  // rows of the packed operand: as many as cu_seqlens says, or more
+
+  // Whether entries of a batch of equal lengths have rows that do not count.
+  CA_HOST_DEVICE bool is_padded() const { return !cu_seqlens && (seqused || leftpad); }
 
   // Of the operand, in each of its batch entries.
   CA_HOST_DEVICE int32_t rows() const { return cu_seqlens ? total : seqlen; }

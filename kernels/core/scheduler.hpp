@@ -10,15 +10,15 @@
 
 namespace cutlass_attn {
 
-// In which order blocks take the tiles of all heads.
+// The order in which blocks take the tiles of all heads.
 struct TileOrder {
   int32_t tiles;   // of a head
-  int32_t tail;    // the last heads, whose tiles take turns
-  int32_t before;  // the others
+  int32_t tail;    // the number of last heads, whose tiles are interleaved
+  int32_t before;  // the number of other heads
   FastDivisor by_tiles, by_tail;
 
   struct Place {
-    int32_t head, turn;  // which of its tiles, counted from that with most to do
+    int32_t head, turn;  // index of the tile in its head; the tile with the most work is 0
   };
 
   TileOrder() = default;
@@ -30,8 +30,8 @@ struct TileOrder {
         by_tail(this->tail > 0 ? this->tail : 1) {}
 
   // Blocks run through the tiles of one head before the next, so that neighbours share operands in
-  // L2. Under a causal mask those with most to do start first; of the last heads first the longest
-  // tiles of all, so that the short ones are there to make the ends meet.
+  // L2. Under a causal mask the tiles of a head with the most work start first. For the last `tail`
+  // heads, tiles run longest first across heads, so that short tiles fill the last wave.
   CA_HOST_DEVICE Place place(int block) const {
     int const at = block - before * tiles;
     int const head = by_tiles(block), turn = by_tail(at < 0 ? 0 : at);
@@ -39,8 +39,7 @@ struct TileOrder {
     return {before + at - turn * tail, turn};
   }
 
-  // How many heads of so many bytes fit L2 together; none where all tiles have as much to do, or
-  // nearly.
+  // Number of heads with head_bytes each that fit L2 together; 0 if all tiles do about equal work.
   static int32_t tail_of(Mask const& mask, int64_t head_bytes) {
     constexpr int64_t kBytes = 32 << 20;  // Ada's and Hopper's L2 have more
     bool const has_end = mask.causal || mask.window_right != kUnbounded;
@@ -50,37 +49,38 @@ struct TileOrder {
   }
 };
 
-// Rows of a head group, cut into tiles of block_m. Where they do not fill them all, the first tile
-// has fewer, in steps of kStep: under a causal mask the last one, full or nearly so, has most keys.
+// Rows of a head group, cut into tiles of block_m. If they do not fill all tiles, the first tile is
+// shorter, in steps of kStep: under a causal mask the last tile has the most keys, and is full or
+// nearly full.
 struct TileRows {
   static constexpr int kStep = 64;
   int32_t tiles;  // at least one
-  int32_t lacks;  // rows of the first tile
+  int32_t lacks;  // rows that the first tile lacks
 
   TileRows() = default;
   CA_HOST_DEVICE TileRows(int32_t rows, int block_m)
       : tiles(rows > 0 ? int32_t((int64_t(rows) + block_m - 1) / block_m) : 1),
         lacks(int32_t(int64_t(tiles) * block_m - rows) / kStep * kStep) {}
 
-  // Where a tile begins: before row 0 by what it lacks, if it is the first.
+  // The first row of a tile; negative for a first tile that lacks rows.
   CA_HOST_DEVICE int begin(int tile, int block_m) const { return tile * block_m - lacks; }
 };
 
-// The grid of a call, one block a tile of queries, worked out on the host: a kernel gets it beside
-// the call's parameters.
+// The grid of a call, one block for each tile of queries, computed on the host. A kernel gets it
+// next to the call's parameters.
 struct TileScheduler {
-  // Query heads that share a tile. With fewer queries than a tile has rows, as in decoding, the
-  // heads of one KV head fill the rest of it: K and V are then read once for all of them. Row r of
-  // such a group of heads is query r / heads, head r % heads.
+  // Query heads that share a tile. If there are fewer queries than a tile has rows, as in decoding,
+  // the heads of one KV head are packed into a tile: K and V are then read once for all of them.
+  // Row r of such a group of heads is query r / heads, head r % heads.
   int32_t heads;
-  TileRows rows;    // of a head group
-  int32_t groups;   // of heads, in a batch entry
+  TileRows rows;    // rows of a head group
+  int32_t groups;   // head groups of a batch entry
   int64_t blocks;   // in the grid
-  TileOrder order;  // of head groups, and tiles from the last queries to the first
+  TileOrder order;  // order of head groups, with tiles from the last queries to the first
   FastDivisor by_groups, by_heads;
   FastDivisor by_heads_per_kv;  // query heads that read one KV head
 
-  // For kernels whose tiles have block_m rows; `pack`: they can take rows of several heads.
+  // For kernels whose tiles have block_m rows. `pack`: a tile may have rows of several heads.
   TileScheduler(Problem const& p, int block_m, bool pack)
       : heads(pack ? heads_of_tile(p, block_m) : 1),
         rows(p.seq_q.seqlen * heads, block_m),
@@ -97,7 +97,8 @@ struct TileScheduler {
     return int64_t(p.batch) * (p.num_heads_q / heads) * tiles;
   }
 
-  // `heads` where they may be packed. Dropout draws for queries of one head, 8 rows apart.
+  // The number of heads to pack. Dropout draws for queries of one head, 8 rows apart, so it
+  // excludes packing.
   static int32_t heads_of_tile(Problem const& p, int block_m) {
     int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
     bool const packs = p.seq_q.seqlen < block_m && heads <= 1024 && p.dropout.p == 0.0f;
@@ -107,21 +108,21 @@ struct TileScheduler {
  private:
   static int32_t at_least_1(int64_t x) { return x < 1 ? 1 : int32_t(x); }
 
-  // Of K and V that it does not share with another.
+  // Bytes of K and V per head group; head groups that share a KV head divide its bytes.
   static int64_t bytes_of_group(Problem const& p, int32_t heads) {
     int64_t const of_kv_head = int64_t(p.seq_k.seqlen) * (p.head_dim + p.head_dim_v) * 2;
     return of_kv_head * heads / at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
   }
 };
 
-// Which rows a block's tile has.
+// The rows of a block's tile.
 template <class SeqInfo>
 struct BasicTileCoord {
   SeqInfo seq;              // the batch entry
   int32_t heads;            // query heads in this tile
-  int32_t head_q, head_kv;  // the first of them, and the KV head they share
-  int32_t row_begin;        // of the tile, in the head group
-  int32_t rows;             // inside the head group, counted from row_begin; 0 or less: none
+  int32_t head_q, head_kv;  // the first query head, and the KV head that they share
+  int32_t row_begin;        // first row of the tile in the head group
+  int32_t rows;             // rows of the tile inside the head group; not positive: none
   int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
   FastDivisor by_heads;
 
@@ -136,7 +137,7 @@ struct BasicTileCoord {
     set_rows(p, s.rows, s.rows.tiles - 1 - place.turn, block_m);
   }
 
-  // The same from its parts: a tile of the heads from head_q on.
+  // From its parts: a tile of the heads from head_q on.
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, SeqInfo const& seq, int heads,
                                 FastDivisor by_heads, int head_q, int head_kv, int tile,
                                 int block_m)
@@ -157,7 +158,7 @@ struct BasicTileCoord {
   }
 
  private:
-  // Of what was cut into tiles this sequence may have only the first rows.
+  // This sequence may have only the first of the rows that were cut into tiles.
   CA_HOST_DEVICE void set_rows(Problem const& p, TileRows const& all, int tile, int block_m) {
     int const begin = all.begin(tile, block_m);
     row_begin = begin > 0 ? begin : 0;

@@ -2,8 +2,8 @@
 // no sequence length of the problem itself.
 //
 //   DenseSeqInfo    every entry has as many rows; nothing is read from memory
-//   VarlenSeqInfo   packed rows (cu_seqlens), or entries of which only the first rows count
-//                   (seqused); dense calls, too
+//   VarlenSeqInfo   packed rows (cu_seqlens), or entries of which not all rows count (seqused,
+//                   leftpad); dense calls, too
 //   DenseKv         rows of a head of K or V at a constant stride
 //   PagedKv         rows in pages that a block table names; dense calls, too
 //   StoredKv        the same, of Element or of E4M3, as the call has them
@@ -57,7 +57,7 @@ struct DenseSeqInfo {
 // Packed operands have no batch stride; their softmax_lse is (num_heads_q, seq_q.total).
 struct VarlenSeqInfo {
   int32_t batch;
-  int32_t first_q, first_k;  // packed rows before this entry's
+  int32_t first_q, first_k;  // rows before this entry's: of others if packed, and its leftpad
   SeqLens seqlens;
 
   CA_HOST_DEVICE VarlenSeqInfo(Problem const& p, int32_t batch)
@@ -78,7 +78,7 @@ struct VarlenSeqInfo {
   }
 
   CA_HOST_DEVICE int64_t lse(Problem const& p, int head, int query) const {
-    if (p.seq_q.cu_seqlens == nullptr) return DenseSeqInfo(p, batch).lse(p, head, query);
+    if (p.seq_q.cu_seqlens == nullptr) return DenseSeqInfo(p, batch).lse(p, head, first_q + query);
     return int64_t(head) * p.seq_q.total + first_q + query;
   }
 
@@ -90,11 +90,17 @@ struct VarlenSeqInfo {
   }
 
   CA_HOST_DEVICE static int32_t first_of(Sequences const& s, int32_t batch) {
-    return s.cu_seqlens ? s.cu_seqlens[batch] : 0;
+    return (s.cu_seqlens ? s.cu_seqlens[batch] : 0) + padding_of(s, batch);
   }
+  // 0 where numbers of a GPU's call, which nobody checks, would say less.
   CA_HOST_DEVICE static int32_t length_of(Sequences const& s, int32_t batch) {
     int32_t const all = s.cu_seqlens ? s.cu_seqlens[batch + 1] - s.cu_seqlens[batch] : s.seqlen;
-    return s.seqused && s.seqused[batch] < all ? s.seqused[batch] : all;
+    int32_t const end = s.seqused && s.seqused[batch] < all ? s.seqused[batch] : all;
+    int32_t const length = end - padding_of(s, batch);
+    return length > 0 ? length : 0;
+  }
+  CA_HOST_DEVICE static int32_t padding_of(Sequences const& s, int32_t batch) {
+    return s.leftpad && s.leftpad[batch] > 0 ? s.leftpad[batch] : 0;
   }
 };
 

@@ -17,11 +17,11 @@
 namespace cutlass_attn {
 
 struct SoftmaxRow {
-  float max = -kInf;  // largest score so far; -inf: none, or all of them -inf
+  float max = -kInf;  // largest score so far; -inf: no score, or all of them -inf
   float sum = 0.0f;   // of the weights, relative to max
 
-  // Raises the row max to at least `candidate`; returns the factor for everything accumulated so
-  // far, which `sum` has received already.
+  // Updates the row max to at least `candidate`. Returns the factor for everything accumulated so
+  // far; `sum` has already been multiplied by it.
   CA_HOST_DEVICE float update_max(float candidate, float log2_scale) {
     float const previous = max;
     max = fmaxf(previous, candidate);
@@ -33,12 +33,12 @@ struct SoftmaxRow {
     return rescale;
   }
 
-  // What is subtracted from scores. A row without any finite score gets 0, so that its weights are
-  // 2^-inf = 0 and not 2^(-inf + inf) = NaN.
+  // The row max to subtract from scores. 0 for a row without a finite score, so that its weights
+  // are 2^-inf = 0 and not 2^(-inf + inf) = NaN.
   CA_HOST_DEVICE float row_max_ref() const { return max == -kInf ? 0.0f : max; }
 
   // exp(score - row max). The difference comes first here, too: score * log2_scale minus a rounded
-  // product is off by that rounding, and with logits beyond 1e9 that is all there is.
+  // product has the rounding error of that product, which dominates for logits beyond 1e9.
   CA_HOST_DEVICE float weight(float score, float log2_scale) const {
     return weight(score, row_max_ref(), log2_scale);
   }
@@ -46,8 +46,8 @@ struct SoftmaxRow {
     return fast_exp2((score - row_max_ref) * log2_scale);
   }
 
-  // Joins the state of a disjoint set of keys. Returns this side's factor for its O; the other
-  // side's comes back in `other_factor`.
+  // Merges the state of a disjoint set of keys. Returns the factor for this side's O, and in
+  // `other_factor` that for the other side's.
   CA_HOST_DEVICE float merge(SoftmaxRow const& other, float log2_scale, float& other_factor) {
     float const mine = update_max(other.max, log2_scale);
     other_factor = fast_exp2((other.max - row_max_ref()) * log2_scale);
@@ -55,7 +55,7 @@ struct SoftmaxRow {
     return mine;
   }
 
-  // Adds the weight of a logit that has no value, an attention sink. Returns the factor for O.
+  // Adds the weight of a logit that has no value row, an attention sink. Returns the factor for O.
   CA_HOST_DEVICE float add_logit(float logit, float log2_scale) {
     float const score = logit * (kLog2e / log2_scale);
     float const rescale = update_max(score, log2_scale);

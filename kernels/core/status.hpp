@@ -9,8 +9,8 @@ namespace cutlass_attn {
 enum class StatusCode {
   kOk,
   kInvalidArgument,  // the request contradicts itself or the contract
-  kNoKernel,         // a valid request that no compiled kernel takes on this device
-  kDeviceError,      // the CUDA runtime, or the engine that stands in for it, reported an error
+  kNoKernel,         // a valid request that no compiled kernel supports on this device
+  kDeviceError,      // the CUDA runtime, or simt in its place, reported an error
 };
 
 struct [[nodiscard]] Status {

@@ -1,5 +1,5 @@
-// What a copy of TMA knows of an operand: its shape and strides in memory, and the box of it that
-// one instruction copies.
+// The description of an operand for TMA: its shape and strides in memory, and the box that one
+// instruction copies.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace cutlass_attn {
 
 // A 5-d view of 16-bit elements, the first dimension contiguous. A box is copied into shared memory
-// in the order of the dimensions, 128 bytes a row, which TMA swizzles (tile/swizzle.hpp); what of
-// it is outside the view becomes zeros.
+// in the order of the dimensions, 128 bytes a row, which TMA swizzles (tile/swizzle.hpp). Elements
+// of the box outside the view become zeros.
 struct TensorView {
   static constexpr int kDims = 5;
   void const* data;
@@ -17,14 +17,14 @@ struct TensorView {
   uint32_t box[kDims];        // box[0] * 2 is 128 bytes
 };
 
-// The same as hardware has it, or on the CPU the view itself. Nobody but encode() and the copy
-// looks inside.
+// The view in the hardware's format, or on the CPU the TensorView itself. Only encode() and the
+// copies read it.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 static_assert(sizeof(TensorView) <= sizeof(TensorMap));
 
-// On the host, for a GPU or for simt. Returns why there is no map, or null.
+// Called on the host, for a GPU or for simt. Returns the reason for a failure, or null.
 char const* encode(TensorView const& view, bool is_on_gpu, TensorMap& map);
 
 }  // namespace cutlass_attn

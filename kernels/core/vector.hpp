@@ -1,4 +1,4 @@
-// What one instruction moves between registers and memory at most.
+// The widest access of one instruction: 16 bytes.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,8 @@
 namespace cutlass_attn::cpu {
 namespace {
 
-// All tiles of a call, in the order of their numbers. It depends on the call alone, so results do
-// not depend on the number of threads.
+// All tiles of a call, numbered. The numbering depends on the call alone, so results do not depend
+// on the number of threads.
 class Tiles {
  public:
   explicit Tiles(Problem const& p)
@@ -43,8 +43,8 @@ class Tiles {
   int max_rows() const { return heads_ * queries_; }
   double work() const { return work_; }  // multiplications and additions, without a mask
 
-  // Neighbours share K and V. Under a causal mask the last queries have the most work, so they come
-  // first and the threads finish together.
+  // Neighbouring tiles share K and V. Under a causal mask the last queries have the most work, so
+  // they come first, and the threads finish together.
   Tile operator[](int64_t index) const {
     int batch = 0, seqlen_q = p_.seq_q.seqlen;
     if (first_.empty()) {
@@ -76,10 +76,10 @@ class Tiles {
   Problem const& p_;
   int group_, heads_, queries_, head_tiles_;
   int64_t count_;
-  std::vector<int64_t> first_;  // of batch entries of their own lengths: the first tile of each
+  std::vector<int64_t> first_;  // first tile of each batch entry, where lengths differ
   double work_;
 
-  // Of a batch entry with so many queries.
+  // Tiles of a batch entry with seqlen_q queries.
   int64_t tiles_of(int32_t seqlen_q) const {
     return (int64_t(seqlen_q) + queries_ - 1) / queries_ * head_tiles_ * p_.num_heads_kv;
   }
@@ -106,7 +106,7 @@ Status attention_forward(Problem const& params, RunOptions const& options, Isa i
     Status const status = predict_errors(params, isa, options, errors.data());
     if (!status.ok()) return status;
   }
-  // Of all query heads that share a KV head, as on a GPU.
+  // Decided for all query heads that share a KV head, as on a GPU.
   int const group = params.num_heads_q / params.num_heads_kv;
   auto const is_within = [&](Tile const& tile) {
     if (errors.empty()) return true;

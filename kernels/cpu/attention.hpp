@@ -1,4 +1,4 @@
-// Multi-threaded attention on the CPU: what CPU tensors use.
+// Multi-threaded attention for CPU tensors.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -6,13 +6,12 @@
 
 namespace cutlass_attn::cpu {
 
-// Any valid call (see check()) with at least one query row, computed in fp32, or in
-// fp64 of float64 operands. Returns when done.
-// Uses at most options.num_threads threads; the result is the same for any number of them, down to
-// the last bit.
+// Computes any valid call (see check()) with at least one query row, in fp32, or in fp64 if
+// operands are float64. Returns when done. Uses at most options.num_threads threads; the result is
+// bitwise independent of their number.
 Status attention_forward(Problem const& params, RunOptions const& options);
 
-// The same with a given instruction set, which the processor must have.
+// With a given instruction set, which the processor must have.
 Status attention_forward(Problem const& params, RunOptions const& options, Isa isa);
 
 }  // namespace cutlass_attn::cpu

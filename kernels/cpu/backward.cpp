@@ -1,4 +1,4 @@
-// As tile.cpp has it: vectorised loops, and neither option changes a result.
+// See tile.cpp: vectorised loops; neither option changes a result.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3,no-trapping-math,no-math-errno")
 #endif
@@ -19,8 +19,8 @@
 namespace cutlass_attn::cpu {
 namespace {
 
-// What operands of a dtype are computed in. The LSE, sinks and their gradients, and that of the
-// bias are such numbers, too.
+// The type in which operands of a dtype are computed. The LSE, sinks, and the gradients of sinks
+// and bias have this type, too.
 template <class Element>
 using RealOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
@@ -28,10 +28,10 @@ using RealOf = std::conditional_t<std::is_same_v<Element, double>, double, float
 template <class Real>
 struct Rows {
   VarlenSeqInfo seq;  // of the batch entry
-  int count = 0;      // those beyond are padding, which sees no key
+  int count = 0;      // rows beyond are padding, with all keys masked
   int32_t head[kMaxBlock], query[kMaxBlock], lo[kMaxBlock], hi[kMaxBlock];
   Real lse[kMaxBlock];
-  Real delta[kMaxBlock];  // what dP is compared with: dO.O less the gradient of the LSE
+  Real delta[kMaxBlock];  // subtracted from dP: dO.O less the gradient of the LSE
 
   explicit Rows(VarlenSeqInfo const& seq) : seq(seq) {}
 
@@ -58,7 +58,7 @@ template <class Real>
 struct Buffers {
   Real *q, *grad_o, *grad_q;         // [column][row]
   Real *q_columns, *grad_o_columns;  // in blocks of columns
-  Real *p, *ds, *slope, *factor;     // [key][row] of a tile; slope null: there is no softcap
+  Real *p, *ds, *slope, *factor;     // [key][row] of a tile; slope is null without a softcap
   Real *k_panel, *v_panel;           // [key][column] of a tile
   Real *grad_k = nullptr, *grad_v = nullptr;  // [tile of keys], each in blocks of columns
   double* grad_bias = nullptr;                // [key][row]
@@ -68,7 +68,7 @@ struct Buffers {
   static size_t bytes(Problem const& p) { return size_t(Buffers(p, nullptr).place(p, nullptr)); }
 
  private:
-  // Returns how much it takes.
+  // Returns the number of bytes used.
   int64_t place(Problem const& problem, char* scratch) {
     int64_t used = 0;
     auto const take = [&](auto*& array, int64_t count) {
@@ -87,7 +87,7 @@ struct Buffers {
     take(k_panel, kTileKeys * d);
     take(v_panel, kTileKeys * dv);
     if (problem.grad == nullptr) return used;
-    // The gradient of a bias is computed apart from the others, in the same memory.
+    // The gradient of a bias is computed in a separate pass, in the memory of dK and dV.
     int64_t const tiles = (int64_t(problem.seq_k.seqlen) + kTileKeys - 1) / kTileKeys;
     int64_t const before = used;
     take(grad_k, tiles * kTileKeys * d);
@@ -103,7 +103,7 @@ struct Interval {
   int begin, end;
 };
 
-// Entries of a bias that one thread adds up, by what they are for.
+// Entries of a bias that one thread adds up: ranges of batch entries, heads and queries.
 struct BiasItem {
   Interval batch, head, query;
 };
@@ -124,7 +124,7 @@ size_t scratch_bytes(Problem const& p) {
 Status run_biases(Problem const& p, RunOptions const& options, Isa isa) {
   PerLogit const& t = p.grad->bias;
   int const block = CA_CPU_CALL(isa, block_rows(p.q.dtype));
-  // Of each dimension as many parts, of so many, as have entries of their own.
+  // The number of parts of a dimension: ceil(size / step), or 1 if it is broadcast.
   auto const parts = [](int64_t stride, int size, int step) {
     return stride == 0 ? 1 : (size + step - 1) / step;
   };

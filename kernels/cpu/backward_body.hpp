@@ -1,18 +1,18 @@
-// The backward pass for one instruction set, see each_isa.hpp, and the forward pass of float64.
+// The backward pass for one instruction set (see each_isa.hpp), and the forward pass in float64.
 //
-// A block of queries, of one head, meets one tile of keys after the other, with rows along lanes:
+// A block of queries of one head loops over tiles of keys. With rows along lanes:
 //
 //   scores    S[key][row]    = sum over d     K[key][d] * Q[d][row]
 //   grad P   dP[key][row]    = sum over d     V[key][d] * dO[d][row]
 //   grad Q   dQ[d][row]     += sum over key   K[key][d] * dS[key][row]
 //
-// and with columns along lanes, where Q and dO are kept a second time, row by row:
+// With columns along lanes, from row-major copies of Q and dO:
 //
 //   grad K   dK[key][d]     += sum over row   dS[key][row] * Q[row][d]
 //   grad V   dV[key][d]     += sum over row    P[key][row] * dO[row][d]
 //
-// Arrays of rows with columns along lanes are cut into blocks of columns: the one from column c on
-// begins at c * rows, and has rows of width_at(c) numbers.
+// Arrays with columns along lanes are cut into blocks of columns. The block from column c on begins
+// at c * rows, and its rows have width_at(c) numbers.
 
 #include "cpu/block_body.hpp"
 
@@ -22,7 +22,7 @@ CA_CPU_TARGET int width_at(int column, int columns) {
   return std::min(kBlockOf<Real>, (columns - column + kLanes - 1) / kLanes * kLanes);
 }
 
-// C += A X for such arrays C and X: A(key, row) is a[key * kBlock + row].
+// C += A X for such arrays C and X. A(key, row) is a[key * kBlock + row].
 template <int kVectors, class Real>
 CA_CPU_TARGET void add_product(int width, int keys, int rows, Real const* a, Real const* x,
                                Real const* ones, Real* c) {
@@ -41,8 +41,8 @@ CA_CPU_TARGET void add_product(int columns, int keys, int rows, Real const* a, R
   }
 }
 
-// Rows of q, o or a gradient of theirs as numbers to compute with, transposed and, unless that is
-// null, in blocks of columns. Those beyond the last are 0.
+// Loads rows of q, o or a gradient of them as Real: transposed, and in blocks of columns, if
+// by_columns is not null. Columns beyond the last are 0.
 template <class Element, class Real>
 CA_CPU_TARGET void load_rows(Operand const& t, Rows<Real> const& rows, int columns,
                              Real* transposed, Real* by_columns) {
@@ -63,8 +63,8 @@ CA_CPU_TARGET void load_rows(Operand const& t, Rows<Real> const& rows, int colum
   }
 }
 
-// What is to be known of a block's rows before it meets keys. Returns the sum of what they add to
-// the gradient of their head's sink.
+// Loads a block's rows before the loop over keys. Returns the sum of what they add to the gradient
+// of their head's sink.
 template <class Element, class Real>
 CA_CPU_TARGET Real load_block(Problem const& p, IntervalMask const& mask, int head, int q_begin,
                               Rows<Real>& rows, Buffers<Real> const& to) {
@@ -79,7 +79,7 @@ CA_CPU_TARGET Real load_block(Problem const& p, IntervalMask const& mask, int he
     if (r >= rows.count) continue;
     int64_t const at = rows.seq.lse(p, head, rows.query[r]);
     Real const lse = reinterpret_cast<Real const*>(p.softmax_lse)[at];
-    if (lse == Real(-kInf)) continue;  // neither key nor sink
+    if (lse == Real(-kInf)) continue;  // no visible key and no sink
     Element const* const o = rows.template row_of<Element>(p.o, r);
     Real delta = 0;
     for (int d = 0; d < p.head_dim_v; ++d) {
@@ -97,8 +97,8 @@ CA_CPU_TARGET Real load_block(Problem const& p, IntervalMask const& mask, int he
   return sink;
 }
 
-// Logits of a block with a tile of keys, masked, in to.p, and in to.slope what the softcap has them
-// change by.
+// Computes masked logits of a block with a tile of keys into to.p, and the derivative of the
+// softcap into to.slope.
 template <class Real>
 CA_CPU_TARGET void compute_logits(Problem const& p, Rows<Real> const& rows, int key, int keys,
                                   bool is_full, Panel<Real> k, Buffers<Real> const& to) {
@@ -114,7 +114,7 @@ CA_CPU_TARGET void compute_logits(Problem const& p, Rows<Real> const& rows, int 
   }
 }
 
-// The weights with dropout in to.p and the gradients of the logits in to.ds.
+// Computes the weights, after dropout, into to.p, and the gradients of the logits into to.ds.
 template <class Real>
 CA_CPU_TARGET void compute_gradients(Problem const& p, Rows<Real> const& rows,
                                      DropoutMask const& dropout, int key, int keys, bool is_full,
@@ -143,8 +143,8 @@ CA_CPU_TARGET void compute_gradients(Problem const& p, Rows<Real> const& rows,
   }
 }
 
-// Gradients of all that share a KV head, but of the bias: rows of dQ, dK and dV, and what each
-// query head adds to its sink's.
+// Computes dQ, dK and dV of all heads that share a KV head, and each query head's part of its
+// sink's gradient. run_bias() computes the gradient of the bias.
 template <class Element, class Real = RealOf<Element>>
 CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* scratch,
                                double* sinks) {
@@ -229,8 +229,8 @@ CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* s
   }
 }
 
-// The gradient of a bias, of the entries of one block of queries, or where they are broadcast of
-// all of them: the sum of what every (batch, head, query, key) that has an entry adds to it.
+// The gradient of a bias, for the entries of one block of queries, or for all queries if they are
+// broadcast: sums over every (batch, head, query, key) that reads the entry.
 template <class Element, class Real = RealOf<Element>>
 CA_CPU_TARGET void run_bias(Problem const& p, BiasItem const& item, char* scratch) {
   constexpr int kBlock = kBlockOf<Real>;
@@ -280,7 +280,7 @@ CA_CPU_TARGET void run_bias(Problem const& p, BiasItem const& item, char* scratc
   }
 }
 
-// Rows of the output, of float64: a block of queries of one head.
+// Computes rows of the output in float64: a block of queries of one head.
 CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int q_begin,
                                       char* scratch) {
   constexpr int kBlock = kBlockOf<double>;
@@ -370,7 +370,7 @@ CA_CPU_TARGET inline void run_bias(DType dtype, Problem const& p, BiasItem const
   }
 }
 
-// Rows of a block.
+// Rows in a block.
 CA_CPU_TARGET inline int block_rows(DType dtype) {
   return dtype == DType::kFloat64 ? kBlockOf<double> : kBlockOf<float>;
 }

@@ -1,4 +1,4 @@
-// What block_body.hpp needs once, whatever the instruction set.
+// The part of block_body.hpp that does not depend on the instruction set.
 #pragma once
 
 #include <algorithm>
@@ -16,17 +16,17 @@ namespace cutlass_attn::cpu {
 inline constexpr int kMaxLanes = 16;
 inline constexpr int kMaxBlock = 48;
 
-// Rows of K or V as numbers to compute with.
+// Rows of K or V, as Real.
 template <class Real>
 struct Panel {
   Real const* data;
   int64_t stride;
 };
 
-// The rows of a block as an operand with one entry per logit sees them.
+// A block's rows in an operand with one entry per logit.
 struct Entries {
   int64_t offset[kMaxBlock];  // of key 0, in elements
-  bool is_same;               // for all rows
+  bool is_same;               // all rows share their entries
 
   template <class Rows>
   Entries(PerLogit const& t, Rows const& rows, int row, int width) : is_same(true) {
@@ -38,7 +38,7 @@ struct Entries {
   }
 };
 
-// How a bias and a mask of bytes change a logit.
+// How a bias, and a mask of bytes, change a logit.
 struct MaskByte {
   uint8_t is_visible;
 };
@@ -54,8 +54,8 @@ Real with_entry(Real logit, Bias bias) {
 inline float tanh_of(float x) { return fast_tanh(x); }
 inline double tanh_of(double x) { return std::tanh(x); }
 
-// A Problem has the scale in float32. Of a call in float64 one that is the default, rounded, stands
-// for the default.
+// A Problem has the scale in float32. If a float64 call passes the default, rounded to float32, the
+// exact default is used.
 template <class Real>
 Real softmax_scale_of(Problem const& p) {
   if constexpr (std::is_same_v<Real, double>) {

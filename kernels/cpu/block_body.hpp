@@ -1,16 +1,17 @@
-// What bodies for one instruction set (see each_isa.hpp) do with a block of query rows and a tile
-// of keys: products, and from those to logits. `Real` is float, or double for operands of float64.
+// Operations of the per-instruction-set bodies (see each_isa.hpp) on a block of query rows and a
+// tile of keys: products, and logits from products. `Real` is float, or double for float64
+// operands.
 //
-// Query rows lie along the lanes of vectors. `Rows` has, of each row, what a logit depends on: its
-// query head and query in head[] and query[], and `seq` of the batch entry.
+// Query rows lie along the lanes of vectors. `Rows` has what a logit depends on: each row's query
+// head in head[], its query in query[], and the batch entry's `seq`.
 
 template <class Real>
 struct VectorOf {
   typedef Real Type __attribute__((vector_size(4 * CA_CPU_LANES), may_alias));
-  using Scalar = Real;  // not to be deduced from
+  using Scalar = Real;  // not deduced
 };
 
-// Numbers in a vector register, and rows of a block: of fp32, and of either.
+// Numbers in a vector register, and rows of a block: in fp32, and for Real.
 inline constexpr int kLanes = CA_CPU_LANES;
 inline constexpr int kBlock = CA_CPU_LANES * CA_CPU_VECTORS;
 template <class Real>
@@ -21,9 +22,9 @@ static_assert(kLanes <= kMaxLanes && kBlock <= kMaxBlock);
 
 enum class Broadcast { kRow, kColumn };
 
-// C[i][row] (+)= sum over t < steps of A(i, t) * X[t][row] for i < kCount and kVectors vectors of
-// rows; A(i, t) is a[i * stride + t] for kRow, a[t * stride + i] for kColumn. With `factor`, C is
-// first multiplied by factor[row]; without, it is overwritten.
+// C[i][row] (+)= sum over t < steps of A(i, t) * X[t][row], for i < kCount and kVectors vectors of
+// rows. A(i, t) is a[i * stride + t] for kRow and a[t * stride + i] for kColumn. With `factor`, C
+// is first multiplied by factor[row]; without it, C is overwritten.
 template <Broadcast kA, int kCount, int kVectors, class Real>
 CA_CPU_TARGET void product(Real const* a, int64_t stride, int steps, Real const* x,
                            typename VectorOf<Real>::Scalar const* factor, Real* c) {
@@ -64,7 +65,7 @@ CA_CPU_TARGET void product(Real const* a, int64_t stride, int steps, Real const*
   }
 }
 
-// The same for any number of i.
+// product() for any number `count` of i.
 template <Broadcast kA, int kCount, int kVectors, class Real>
 CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps, Real const* x,
                             typename VectorOf<Real>::Scalar const* factor, Real* c) {
@@ -81,7 +82,7 @@ CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps,
   }
 }
 
-// Rows [first, first + count) of K or V: where they are, or converted in `scratch`.
+// Rows [first, first + count) of K or V: in place, or converted into `scratch`.
 template <class Element, class Real>
 CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, int count,
                                      int head_dim, Real* scratch) {
@@ -96,7 +97,7 @@ CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, 
   return {scratch, head_dim};
 }
 
-// The same of rows in what the call has them in.
+// load_panel() for rows in the type in which the call stores them.
 template <class Element>
 CA_CPU_TARGET Panel<float> load_panel(StoredKv<Element> const& source, int first, int count,
                                       int head_dim, float* scratch) {
@@ -105,8 +106,8 @@ CA_CPU_TARGET Panel<float> load_panel(StoredKv<Element> const& source, int first
   return load_panel<Element, float>(source.rows, first, count, head_dim, scratch);
 }
 
-// The logits of a block, in place, changed by an operand with one entry for each. Rows that share
-// their entries, as those of a padding mask do, read each of them once.
+// Adds an operand with one entry per logit to the logits of a block, in place. Rows that share
+// their entries, as with a padding mask, read each entry once.
 template <class Element, int kVectors, class Real, class Rows>
 CA_CPU_TARGET void add_entries(PerLogit const& t, Rows const& state, int row, int key, int keys,
                                Real* s) {
@@ -129,8 +130,8 @@ CA_CPU_TARGET void add_entries(PerLogit const& t, Rows const& state, int row, in
   }
 }
 
-// From products to logits, in place, as GeneralScore does it, a term at a time. With `slope`, what
-// the softcap makes d logit / d product comes there; without a softcap it is softmax_scale.
+// From products to logits, in place, with the terms of GeneralScore one after the other. If `slope`
+// is not null, it receives d logit / d product; without a softcap that is softmax_scale.
 template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int key, int keys,
                              Real* s, typename VectorOf<Real>::Scalar* slope) {
@@ -175,7 +176,8 @@ CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int k
   add_entries<MaskByte, kVectors>(p.mask.elements, state, row, key, keys, s);
 }
 
-// Drops weights of a block, in place, and scales the others. `key` is a multiple of 32.
+// Applies dropout to the weights of a block, in place, and scales the kept ones. `key` is a
+// multiple of 32.
 template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void drop(DropoutMask const& dropout, Rows const& state, int row, int key, int keys,
                         Real* s) {

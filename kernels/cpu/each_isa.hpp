@@ -1,12 +1,13 @@
-// Includes the file that CA_CPU_BODY names once for each instruction set, inside a namespace of its
-// own, with these defined:
+// Includes the file CA_CPU_BODY once for each instruction set, in a namespace for each, with these
+// macros:
 //
 //   CA_CPU_TARGET    the attribute that selects the instruction set
 //   CA_CPU_LANES     fp32 numbers in a vector register
-//   CA_CPU_VECTORS   vectors of query rows and
-//   CA_CPU_COUNT     keys or output columns that one product keeps in registers, as vectors x count
+//   CA_CPU_VECTORS   vectors of query rows in a block
+//   CA_CPU_COUNT     keys or output columns of one product; VECTORS x COUNT vectors stay in
+//                    registers
 //
-// CA_CPU_CALL(isa, call) is then that call in the namespace of an Isa.
+// CA_CPU_CALL(isa, call) is `call` in the namespace of that Isa.
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define CA_CPU_HAS_X86 1

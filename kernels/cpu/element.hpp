@@ -1,5 +1,5 @@
-// fp16 and bf16 on the CPU: exact conversion to fp32, and back with rounding to nearest even. NaN
-// stays NaN, infinities and subnormals keep their values. Without branches where that lets
+// fp16 and bf16 on the CPU: exact conversion to fp32, and conversion back with rounding to nearest
+// even. NaN stays NaN; infinities and subnormals keep their values. Branchless where that lets
 // compilers vectorise a loop of conversions.
 #pragma once
 
@@ -32,7 +32,7 @@ inline float float_of(uint32_t bits) {
 }
 
 inline float to_float(float x) { return x; }
-inline double to_float(double x) { return x; }  // double is computed with as it is
+inline double to_float(double x) { return x; }  // double needs no conversion
 
 inline float to_float(BFloat16 x) { return bfloat16_to_float(x.bits); }
 
@@ -67,7 +67,7 @@ inline void from_float(float x, Float16& out) {
   out.bits = uint16_t(sign | value);
 }
 
-// All of them, for templates.
+// All conversions as one type, for templates.
 struct Convert {
   template <class Element>
   static float load(Element x) {

@@ -1,4 +1,4 @@
-// As tile.cpp has it: vectorised loops, and neither option changes a result.
+// See tile.cpp: vectorised loops; neither option changes a result.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3,no-trapping-math,no-math-errno")
 #endif
@@ -30,15 +30,15 @@ struct QuantizedState : State {
   explicit QuantizedState(VarlenSeqInfo const& seq) : State(seq) {}
 };
 
-// The integer next to x * inverse, as to_int8() rounds it. The product of two floats is exact in
-// double, and so is the sum rounded once, which takes no fused multiply-add.
+// The integer nearest to x * inverse, rounded like to_int8(). The product of two floats is exact in
+// double, so the sum is rounded once, without a fused multiply-add.
 inline float rounded(float x, float inverse) {
   constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
   return float(double(x) * double(inverse) + kRounder - kRounder);
 }
 
-// The nearest number of e4m3, ties to even: 3 bits of mantissa, from 2^-6 down steps of 2^-9;
-// beyond 448 it is that. NaN stays NaN.
+// The nearest e4m3 number, ties to even: 3 bits of mantissa; steps of 2^-9 below 2^-6; larger
+// magnitudes saturate at 448. NaN stays NaN.
 inline float rounded_e4m3(float x) {
   constexpr float kSubnormal = 16384.0f;  // 2^14, which has steps of 2^-9
   uint32_t const bits = bits_of(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
@@ -49,7 +49,7 @@ inline float rounded_e4m3(float x) {
   return float_of(bits_of(magnitude > 0x7f800000u ? x : clipped) | sign);
 }
 
-// Lanes of core/predict.hpp: there is one.
+// The lanes of core/predict.hpp: one.
 struct OneLane {
   static constexpr int kWarps = 1, kLanes = 1;
   static int warp() { return 0; }
@@ -70,7 +70,7 @@ TileFunction quantized_tile_function(Problem const& params, Isa isa) {
 
 Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors) {
   int64_t const looked_at =
-      quantize::kWeighedQueries * quantize::kTileKeys * quantize::kPredictedTiles;
+      quantize::kSoftmaxQueries * quantize::kTileKeys * quantize::kPredictedTiles;
   int64_t const heads = int64_t(params.batch) * params.num_heads_q;
   double const work = double(heads) * double(looked_at) * params.head_dim;
   return run_items(heads, work, 0, options, [&](int64_t i, char*) {

@@ -9,10 +9,10 @@ namespace cutlass_attn::cpu {
 
 TileFunction quantized_tile_function(Problem const& params, Isa isa);
 
-// How many fp32 numbers of scratch memory a tile of up to `rows` rows needs.
+// Number of fp32 numbers of scratch memory that a tile of up to `rows` rows needs.
 size_t quantized_scratch_size(Problem const& params, int rows);
 
-// What core/predict.hpp predicts of each query head: errors (batch, num_heads_q).
+// Predicts the error of each query head (core/predict.hpp) into errors (batch, num_heads_q).
 Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors);
 
 }  // namespace cutlass_attn::cpu

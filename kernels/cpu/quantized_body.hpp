@@ -1,11 +1,11 @@
 // Attention of one tile in 8 bits, for one instruction set: see each_isa.hpp.
 //
-// As tile_body.hpp, with q8 and k8 for Q and K, as fp32 numbers: their products are integers below
-// 2^24, so that sums of them are exact. P and V stay as they are (kQk), or are rounded, too.
+// Like tile_body.hpp, with q8 and k8 for Q and K, as fp32 numbers: their products are integers
+// below 2^24, so sums of them are exact. P and V are unrounded (kQk), or rounded, too.
 
 #include "cpu/rows_body.hpp"
 
-// The mean of sampled keys.
+// Computes the mean of sampled keys.
 template <class Element>
 CA_CPU_TARGET void load_shift(PagedKv<Element> const& k, int seqlen_k, int head_dim, float* shift) {
   constexpr int kSums = quantize::kPartialSums;
@@ -35,7 +35,8 @@ CA_CPU_TARGET inline uint32_t largest_bits(float const* x, int count) {
   return largest;
 }
 
-// q8, transposed, and of each row its scale and product with the shift; padded with zeros.
+// Computes q8, transposed, and for each row its scale and its product with the shift; padded with
+// zeros.
 template <class Element>
 CA_CPU_TARGET void quantize_queries(Problem const& p, QuantizedState& state, int rows) {
   for (int row = 0; row < rows; row += kBlock) {
@@ -57,7 +58,7 @@ CA_CPU_TARGET void quantize_queries(Problem const& p, QuantizedState& state, int
   }
 }
 
-// k8 of a tile, in place of its keys, and the scales of its groups.
+// Rounds a tile of keys to k8 in place, and returns the scales of its groups.
 CA_CPU_TARGET inline void quantize_keys(float* k, int keys, int head_dim, float const* shift,
                                         float (&scale)[quantize::kGroups]) {
   uint32_t largest[quantize::kGroups] = {};
@@ -80,17 +81,18 @@ CA_CPU_TARGET inline void quantize_keys(float* k, int keys, int head_dim, float 
   }
 }
 
-// A tile of keys: k8, and V or what V is rounded to.
+// A tile of keys: k8, and V or rounded V.
 struct KeyTile {
   int key, keys;
   bool is_full;
   Panel<float> k, v;
   float scale[quantize::kGroups];
-  // kInt8: of a key, what its weight takes over, and what that counts for in the row sum.
+  // kInt8: for each key, the factor folded into its weight, and the one that undoes it in the row
+  // sum.
   float folded[kTileKeys], unfolded[kTileKeys];
 };
 
-// kInt8: v8 of a tile, times the largest scale, in place of its values.
+// kInt8: replaces a tile's values by v8 times the largest scale.
 CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, KeyTile& tile) {
   uint32_t amax[kTileKeys];
   float of_tile = 0.0f;
@@ -110,7 +112,7 @@ CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, Ke
   }
 }
 
-// kFp8: v8 of a tile, times its scale, in place of its values; NaN for an infinity.
+// kFp8: replaces a tile's values by v8 times its scale; an infinity becomes NaN.
 CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
   float of_tile = 0.0f;
   for (int i = 0; i < keys * head_dim_v; ++i) {
@@ -123,7 +125,7 @@ CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
   }
 }
 
-// kInt8: the weights of a tile to 8 bits of the largest of their row, and their sums.
+// kInt8: rounds the weights of a tile to 8 bits of the largest of their row, and sums them.
 template <int kWidth>
 CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
   alignas(64) float largest[kWidth] = {}, inverse[kWidth];
@@ -146,16 +148,18 @@ CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
   }
 }
 
-// Scores of a tile, in units of log2, to weights for V; what O is multiplied by before they join.
+// From scores of a tile, in units of log2, to weights for V, and to the factors that rescale O.
 template <Quantize kMode, int kVectors>
-CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best, float* rescale) {
+CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, float* best,
+                                   float* rescale) {
   constexpr int kWidth = kVectors * kLanes;
   alignas(64) float row_max[kWidth], sum[kWidth];
   int const keys = tile.keys;
   float* const s = state.s;
   SoftmaxRow* const rows = state.softmax + row;
   if constexpr (kMode == Quantize::kFp8) {
-    // Whether weights by the row max so far are too large; the first has none to go by.
+    // Whether weights relative to the lagging row max are too large. The first tile has no row max
+    // yet.
     alignas(64) float of_tile[kWidth] = {};
     for (int n = 0; n < keys; ++n) {
       for (int r = 0; r < kWidth; ++r) {
@@ -177,7 +181,7 @@ CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best
       float& x = s[n * kWidth + r];
       float const weight = SoftmaxRow::weight(x, row_max[r], 1.0f);
       if constexpr (kMode == Quantize::kInt8) {
-        x = weight == 0.0f ? 0.0f : weight * tile.folded[n];  // which is NaN of a bad value
+        x = weight == 0.0f ? 0.0f : weight * tile.folded[n];  // NaN if a value is not finite
       } else if constexpr (kMode == Quantize::kFp8) {
         x = rounded_e4m3(quantize::kFp8Weight * weight) * (1.0f / quantize::kFp8Weight);
         sum[r] += x;
@@ -191,7 +195,7 @@ CA_CPU_TARGET void weigh(State& state, int row, KeyTile const& tile, float* best
   for (int r = 0; r < kWidth; ++r) rows[r].sum += sum[r];
 }
 
-// A block of rows meets a tile of keys.
+// Processes a block of rows with a tile of keys.
 template <Quantize kMode, int kVectors>
 CA_CPU_TARGET void attend(Problem const& p, QuantizedState& state, int row, KeyTile const& tile) {
   constexpr int kWidth = kVectors * kLanes;
@@ -212,7 +216,7 @@ CA_CPU_TARGET void attend(Problem const& p, QuantizedState& state, int row, KeyT
   add_terms<kVectors>(p, state, row, tile.key, keys, s, static_cast<float*>(nullptr));
   for (int i = 0; i < keys * kWidth; ++i) s[i] *= kLog2e;
   apply_scores<kVectors>(IdentityScore(p), state, row, tile.key, keys, tile.is_full, s, best);
-  weigh<kMode, kVectors>(state, row, tile, best, rescale);
+  softmax_weights<kMode, kVectors>(state, row, tile, best, rescale);
   products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(tile.v.data, tile.v.stride, p.head_dim_v,
                                                        keys, s, rescale,
                                                        state.o + int64_t(row) * p.head_dim_v);
@@ -272,7 +276,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   store_output<Element>(p, state, rows);
 }
 
-// Rows of a head for core/predict.hpp: K without the shift.
+// Rows of a head for core/predict.hpp; K without the shift.
 template <class Element>
 struct PredictedRows {
   Element const* first;
@@ -289,7 +293,7 @@ struct PredictedRows {
   }
 };
 
-// Of a query head of a batch entry.
+// Predicts the error of a query head of a batch entry.
 template <class Element, Quantize kMode>
 CA_CPU_TARGET float predict(Problem const& p, int batch, int head, float const* shift) {
   DenseSeqInfo const seq(p, batch);

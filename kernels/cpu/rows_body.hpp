@@ -1,14 +1,14 @@
-// What bodies for one instruction set (see each_isa.hpp) do with the rows of a tile: where they
-// are, their scores with a tile of keys, and how their output is stored.
+// Operations of the per-instruction-set bodies (see each_isa.hpp) on the rows of a tile: their
+// addresses, their scores with a tile of keys, and storing their output.
 
 #include "cpu/block_body.hpp"
 
-// Rows of the block that starts at `row`.
+// Number of rows in the block that starts at `row`.
 CA_CPU_TARGET inline int block_width(int row, int rows) {
   return std::min(kBlock, (rows - row + kLanes - 1) / kLanes * kLanes);
 }
 
-// Which rows a tile has; those up to `padded` are of no query and see no key.
+// Sets the rows of a tile. Rows up to `padded` beyond the last query have all keys masked.
 CA_CPU_TARGET inline void place_rows(State& state, IntervalMask const& mask, Tile const& tile,
                                      int padded) {
   for (int r = 0; r < padded; ++r) state.softmax[r] = {};
@@ -45,7 +45,7 @@ CA_CPU_TARGET void store_output(Problem const& p, State const& state, int rows) 
   }
 }
 
-// The scores of the keys [key, key + keys) for a block of rows, masked, in place in `s`; the
+// Computes the masked scores of keys [key, key + keys) for a block of rows in place in `s`, and the
 // largest of each row in `best`.
 template <int kVectors, bool kMasked, class Score>
 CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row, int key, int keys,
@@ -58,7 +58,7 @@ CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row,
     for (int r = 0; r < kWidth; ++r) {
       float x = score(s[r], state.seq.batch, state.head[row + r], state.query[row + r], k);
       if (kMasked) x = (k >= lo[r]) & (k < hi[r]) ? x : -kInf;
-      best[r] = x > best[r] ? x : best[r];  // passes over NaN; the weights will show it
+      best[r] = x > best[r] ? x : best[r];  // ignores NaN; the weights will show it
       s[r] = x;
     }
   }

@@ -1,4 +1,4 @@
-// A call's work, in items that do not depend on each other, on several threads.
+// Runs the independent items of a call on several threads.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +17,15 @@
 
 namespace cutlass_attn::cpu {
 
-// Calls run(index, scratch) for every index below `count`, with `bytes` of memory of the thread's
-// own, aligned to 64. work: multiplications and additions of all of them, by which threads are
-// started. If one throws, no further item is started, and the first exception reaches the caller
-// once all threads have ended.
+// Calls run(index, scratch) for every index below `count`. `scratch` is `bytes` of memory private
+// to the thread, aligned to 64. work: multiplications and additions of all items, which determine
+// the number of threads. If an item throws, no further item is started, and the first exception
+// reaches the caller once all threads have ended.
 template <class Run>
 Status run_items(int64_t count, double work, size_t bytes, RunOptions const& options,
                  Run const& run) {
   if (count == 0) return {};
-  // A thread costs about as much to start as this many multiplications and additions.
+  // Starting a thread costs about as much as this many multiplications and additions.
   constexpr double kWorkPerThread = 1 << 21;
   static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
   int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
@@ -47,7 +47,7 @@ Status run_items(int64_t count, double work, size_t bytes, RunOptions const& opt
   std::atomic<int64_t> next{0};
   std::atomic<bool> has_failed{false};
   std::exception_ptr failure;  // the first one, written by the thread that sets has_failed
-  // An exception that leaves a thread, or that destroys one not yet joined, ends the process.
+  // An exception that leaves a thread, or that destroys a thread not yet joined, ends the process.
   auto const run_some = [&](int64_t thread) noexcept {
     try {
       while (!has_failed.load(std::memory_order_relaxed)) {
@@ -64,7 +64,7 @@ Status run_items(int64_t count, double work, size_t bytes, RunOptions const& opt
     others.reserve(size_t(threads - 1));
     for (int64_t t = 1; t < threads; ++t) others.emplace_back(run_some, t);
   } catch (std::exception const&) {
-    // The system has no more threads to give: those that started do the work.
+    // The system refuses more threads; the ones that started do the work.
   }
   run_some(0);
   for (std::thread& other : others) other.join();

@@ -1,5 +1,5 @@
-// g++ vectorises the loops of conversions and of the softmax only at -O3, and where no mask
-// registers exist only if it may evaluate both sides of a condition. Neither changes a result.
+// g++ vectorises the loops of conversions and of the softmax only at -O3, and, without mask
+// registers, only if it may evaluate both sides of a condition. Neither option changes a result.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3,no-trapping-math,no-math-errno")
 #endif

@@ -1,4 +1,4 @@
-// One work item of the CPU path: all that a tile of query rows needs, on one thread.
+// One work item of the CPU path: a tile of query rows, computed by one thread.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@ namespace cutlass_attn::cpu {
 inline constexpr int kTileRows = 144;
 inline constexpr int kTileKeys = 64;
 
-// A tile's rows are the pairs of a query in [q_begin, q_end) and one of `heads` query heads, from
-// head_begin on, that share a KV head: at most kTileRows, the queries in ascending order.
+// A tile's rows are pairs of a query in [q_begin, q_end) and one of `heads` query heads, from
+// head_begin on, that share a KV head. At most kTileRows, with queries in ascending order.
 struct Tile {
   int batch, kv_head, head_begin, heads, q_begin, q_end;
 
   int rows() const { return heads * (q_end - q_begin); }
 };
 
-// Instruction sets with a compiled tile function, from the slowest on.
+// Instruction sets with a compiled tile function, slowest first.
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// The fastest one that this processor executes.
+// The fastest instruction set that this processor executes.
 Isa best_isa();
 
 // Computes one tile. `scratch` is aligned to 64 bytes.
@@ -31,7 +31,7 @@ using TileFunction = void (*)(Problem const& params, Tile const& tile, float* sc
 
 TileFunction tile_function(Problem const& params, Isa isa);
 
-// How many fp32 numbers of scratch memory a tile of up to `rows` rows needs.
+// Number of fp32 numbers of scratch memory that a tile of up to `rows` rows needs.
 size_t scratch_size(Problem const& params, int rows);
 
 }  // namespace cutlass_attn::cpu

@@ -1,14 +1,14 @@
 // Attention of one tile, for one instruction set: see each_isa.hpp.
 //
-// Query rows lie along the lanes of vectors. With the queries transposed to [head_dim][row], both
-// products read K and V as they are, one number at a time for all lanes, and the softmax is lane by
+// Query rows lie along the lanes of vectors. The queries are transposed to [head_dim][row]. Then
+// both products read K and V in place, broadcasting one number to all lanes, and softmax is lane by
 // lane:
 //
 //   scores   S[key][row]  = sum over d    K[key][d] * Q[d][row]
 //   output   O[d][row]   += sum over key  V[key][d] * P[key][row]
 //
-// A block is what the products take at a time: kBlock rows, or for the last one of a tile what is
-// left, padded to whole vectors.
+// A block is kBlock rows, which the products process at a time. The last block of a tile has the
+// remaining rows, padded to whole vectors.
 
 #include "cpu/rows_body.hpp"
 
@@ -32,7 +32,7 @@ CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows, 
   }
 }
 
-// A block of rows meets a tile of keys.
+// Processes a block of rows with a tile of keys.
 template <class Score, int kVectors>
 CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask const& dropout,
                           State& state, int row, int key, int keys, bool is_full, Panel<float> k,

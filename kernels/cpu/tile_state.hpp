@@ -1,4 +1,4 @@
-// What tile_body.hpp and quantized_body.hpp need once, whatever the instruction set.
+// The part of tile_body.hpp and quantized_body.hpp that does not depend on the instruction set.
 #pragma once
 
 #include "core/softmax.hpp"
@@ -7,21 +7,21 @@
 
 namespace cutlass_attn::cpu {
 
-// What a tile keeps from one tile of keys to the next. Rows are padded to whole vectors.
+// The state of a tile of rows between tiles of keys. Rows are padded to whole vectors.
 struct State {
   static constexpr int kRows = kTileRows + kMaxLanes;
   VarlenSeqInfo seq;  // the batch entry
   int32_t head[kRows], query[kRows], lo[kRows], hi[kRows];
   SoftmaxRow softmax[kRows];
-  float scale[kRows];  // what finishes a row of O
+  float scale[kRows];  // the final factor of a row of O
   float* q;            // [block][head_dim][row]
   float* o;            // [block][head_dim_v][row], not yet divided by the sum
   float* s;            // [key][row] of one block: scores, then weights
 
   explicit State(VarlenSeqInfo const& seq) : seq(seq) {}
 
-  // Puts q and o of so many rows, and s of those of a block, into the scratch memory. Returns what
-  // comes behind them.
+  // Places q and o of padded_rows rows, and s of a block, in the scratch memory. Returns the
+  // address behind them.
   float* place(float* scratch, int padded_rows, int block, Problem const& p) {
     q = scratch;
     o = q + int64_t(padded_rows) * p.head_dim;

@@ -262,9 +262,7 @@ Status attention_backward(Problem const& problem, LaunchOptions const& options) 
     Status status = plan(problem, Op::kBackward, device_info(options.device, options.device_index),
                          options.kernel, of_all);
     if (!status.ok()) return status;
-    if (key_of(*of_all.steps[0]).rfind("scalar/", 0) != 0) {
-      return plan_and_run(problem, Op::kBackward, options);
-    }
+    if (!of_all.steps[0]->kernel->scalar) return plan_and_run(problem, Op::kBackward, options);
     Gradients others = *grad, of_bias = *grad;
     others.bias = {};
     of_bias.q.data = of_bias.k.data = of_bias.v.data = nullptr;

@@ -272,7 +272,7 @@ Status check_quantize(Problem const& p, Op op) {
         "which pages may be of float8_e4m3fn");
   }
   bool const is_dense =
-      !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.seqused && !p.seq_k.seqused;
+      !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.is_padded() && !p.seq_k.is_padded();
   if (p.max_error != 0.0f && !is_dense) {
     return with("max_error is " + value_of(p.max_error) +
                 " with sequences that are packed or of lengths of their own; allowed: dense ones");
@@ -292,6 +292,8 @@ Status check_sequences(Problem const& p) {
                       {"cu_seqlens_k", p.seq_k.cu_seqlens},
                       {"seqused_q", p.seq_q.seqused},
                       {"seqused_k", p.seq_k.seqused},
+                      {"leftpad_q", p.seq_q.leftpad},
+                      {"leftpad_k", p.seq_k.leftpad},
                       {"block_table", p.kv.block_table},
                       {"q.scale", p.q.scale},
                       {"k.scale", p.k.scale},
@@ -306,6 +308,21 @@ Status check_sequences(Problem const& p) {
   if (p.kv.block_table && p.kv.page_size < 1) {
     return Status::invalid("page_size is " + std::to_string(p.kv.page_size) +
                            ", allowed: a number of keys >= 1");
+  }
+  for (auto const& [name, sequences] :
+       {std::pair("leftpad_q", &p.seq_q), std::pair("leftpad_k", &p.seq_k)}) {
+    if (sequences->leftpad == nullptr) continue;
+    // Whose entries have numbers of rows from row 0 of the operands on.
+    if (p.logits.bias || p.mask.elements) {
+      return Status::invalid(std::string(name) + " is set, but there is a " +
+                             (p.mask.elements ? "mask" : "bias") +
+                             "; allowed: padding in the mask, or without mask and bias");
+    }
+    if (p.kv.block_table || sequences->cu_seqlens) {
+      return Status::invalid(std::string(name) +
+                             " is set, but sequences are packed or in pages; allowed: batch "
+                             "entries of equal lengths");
+    }
   }
   if (p.kv.block_table && p.seq_k.cu_seqlens) {
     return Status::invalid(

@@ -24,6 +24,7 @@ bool are_lengths(Sequences const& s, int32_t batch) {
 Status check(std::string const& operand, Sequences const& s, int32_t batch, int64_t most,
              char const* holder) {
   std::string const cu_seqlens = "cu_seqlens_" + operand, seqused = "seqused_" + operand;
+  std::string const leftpad = "leftpad_" + operand;
   if (s.cu_seqlens && are_lengths(s, batch)) {
     return Status::invalid(cu_seqlens + " has lengths, which sum up to the " +
                            std::to_string(s.total) + " rows of " + operand +
@@ -57,6 +58,12 @@ Status check(std::string const& operand, Sequences const& s, int32_t batch, int6
       return Status::invalid(entry(seqused, b) + " is " + std::to_string(s.seqused[b]) + ", but " +
                              (s.cu_seqlens ? cu_seqlens.c_str() : holder) + " has " +
                              std::to_string(rows) + " rows for that entry");
+    }
+    int64_t const end = s.seqused ? s.seqused[b] : rows;
+    if (s.leftpad && (s.leftpad[b] < 0 || s.leftpad[b] > end)) {
+      return Status::invalid(entry(leftpad, b) + " is " + std::to_string(s.leftpad[b]) +
+                             ", allowed: 0 to " + std::to_string(end) + ", where the rows of " +
+                             operand + " that count end in that entry");
     }
   }
   return {};

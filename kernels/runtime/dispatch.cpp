@@ -4,7 +4,9 @@
 #include <climits>
 #include <cstdio>
 #include <iterator>
+#include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include "core/scheduler.hpp"
 #include "runtime/examine.hpp"
@@ -41,11 +43,45 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
-// For the variant's kernel to be better than those after it in the manifest.
-bool has_enough_blocks(Variant const& variant, Problem const& p, DeviceInfo const& device) {
-  if (variant.kernel->only_split && splits_of(variant, p, device) == 1) return false;
-  float const least = variant.kernel->min_blocks_per_sm;
-  return least <= 0.0f || blocks_per_sm(p, variant.kernel->op, variant.block_m, device) >= least;
+// A number of a call of which `avoids` of manifest.toml has ranges.
+struct Counted {
+  CallRanges::Range CallRanges::* range;
+  char const* format;  // of the number, with what is counted
+  float (*count)(Variant const&, Problem const&, DeviceInfo const&);
+};
+
+constexpr Counted kCounts[] = {
+    {&CallRanges::rows, "%s rows",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(rows_of(p)); }},
+    {&CallRanges::keys, "%s keys",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.seq_k.seqlen); }},
+    {&CallRanges::num_splits, "num_splits=%s",
+     [](Variant const&, Problem const& p, DeviceInfo const&) { return float(p.num_splits); }},
+    {&CallRanges::blocks_per_sm, "%s blocks an SM",
+     [](Variant const& v, Problem const& p, DeviceInfo const& device) {
+       return blocks_per_sm(p, v.kernel->op, v.block_m, device);
+     }},
+    {&CallRanges::splits, "keys in %s split(s)",
+     [](Variant const& v, Problem const& p, DeviceInfo const& device) {
+       return float(splits_of(v, p, device));
+     }},
+};
+
+bool is_any(CallRanges::Range const& range) { return range.from <= 0 && range.below == kUnlimited; }
+
+// The entry of the kernel's `avoids` that holds; null if it is not to leave the call to others.
+CallRanges const* avoided(Variant const& variant, Problem const& p, DeviceInfo const& device) {
+  for (int i = 0; i < variant.kernel->num_avoids; ++i) {
+    CallRanges const& ranges = variant.kernel->avoids[i];
+    auto const holds = [&](Counted const& counted) {
+      CallRanges::Range const& range = ranges.*counted.range;
+      if (is_any(range)) return true;
+      float const count = counted.count(variant, p, device);
+      return range.from <= count && count < range.below;
+    };
+    if (std::all_of(std::begin(kCounts), std::end(kCounts), holds)) return &ranges;
+  }
+  return nullptr;
 }
 
 float cost_of(Variant const& variant, Problem const& p, DeviceInfo const& device) {
@@ -56,18 +92,53 @@ bool is_decode(Problem const& p, Op op) {
   return op == Op::kForward && p.seq_q.seqlen <= kMaxDecodeQueries;
 }
 
-// A variant and when it is wanted among those of its group.
+// A variant at its place in the order of preference.
 struct Choice {
   Variant const* variant;
-  float min_blocks_per_sm;  // infinite: only if no other can run
+  bool has_cost;            // predicted times decide between its kernel and others that have some
+  int rivals;               // number of the choices of its kernel between which they decide
+  float min_blocks_per_sm;  // that a call has to have for it to be here
+};
+
+// The order in which variants are tried, on GPUs of a class, for decoding or other calls.
+struct Order {
+  std::vector<Choice> choices;
+
+  // Of the choices that can run, the first; from the first with a cost on, the one with the least
+  // cost. A kernel's choices with more padding count only if none with less can run, and what
+  // kernels avoid only if nothing else can.
+  Variant const* best(Call const& call, DeviceInfo const& device) const {
+    struct {
+      Variant const* variant = nullptr;
+      float cost = 0.0f;
+    } wanted, left;
+    Choice const* last = nullptr;  // that could run
+    for (Choice const& choice : choices) {
+      Variant const& variant = *choice.variant;
+      bool const has_variant = last && last->variant->kernel == variant.kernel;
+      if (has_variant && !(choice.has_cost && choice.rivals == last->rivals)) continue;
+      if (wanted.variant && !choice.has_cost) continue;
+      if (choice.min_blocks_per_sm > 0.0f &&
+          blocks_per_sm(call.p, call.op, variant.block_m, device) < choice.min_blocks_per_sm) {
+        continue;
+      }
+      if (!can_run(variant, call, device)) continue;
+      last = &choice;
+      bool const is_left = avoided(variant, call.p, device) != nullptr;
+      if (!is_left && !variant.cost.is_known()) return &variant;
+      auto& found = is_left ? left : wanted;
+      if (is_left && left.variant && left.variant->kernel != variant.kernel) continue;
+      float const cost = variant.cost.is_known() ? cost_of(variant, call.p, device) : 0.0f;
+      if (!found.variant || cost < found.cost) found = {&variant, cost};
+    }
+    return wanted.variant ? wanted.variant : left.variant;
+  }
 };
 
 // Variants of one kernel, dtype and head dims. They differ in their tile, and in whether they are
 // compiled.
 struct Group {
   std::vector<Variant const*> variants;
-  std::vector<Choice> by_class[std::size(kClasses)][2];  // the second for decoding
-  bool has_costs[std::size(kClasses)] = {};  // by which tiles are chosen, for want of rules
 
   bool is_like(Variant const& v) const {
     VariantInfo const &a = variants[0]->info, &b = v.info;
@@ -80,29 +151,30 @@ struct Group {
     return info.head_dim ? info.head_dim + info.head_dim_v : INT_MAX;
   }
 
-  // The tuned tiles first, then all in the order of the manifest, then those that fail a gate.
-  void choose_tiles() {
-    for (size_t i = 0; i < std::size(kClasses); ++i) {
-      for (bool const decode : {false, true}) {
-        std::vector<Choice>& choices = by_class[i][decode];
-        choices = choices_of(kClasses[i], decode);
-        if (decode && choices.empty()) choices = choices_of(kClasses[i], false);
-        bool const is_tuned = !choices.empty();
-        has_costs[i] = !is_tuned && variants[0]->cost.is_known();
-        for (Variant const* v : variants) choices.push_back({v, is_tuned ? kNever : 0.0f});
-        auto const passes = [&](Choice const& choice) {
-          return why_failing(kClasses[i], choice.variant->info.key).empty();
-        };
-        auto const failing = std::stable_partition(choices.begin(), choices.end(), passes);
-        for (auto choice = failing; choice != choices.end(); ++choice) {
-          choice->min_blocks_per_sm = kNever;
-        }
-      }
+  // Its variants at the end of an order: tiles as the rules say, then in the order of the manifest,
+  // then those that fail a gate.
+  void append_to(Order& order, int smem_kb, bool decode) const {
+    int const last = order.choices.empty() ? 0 : order.choices.back().rivals;
+    std::vector<Choice> choices = choices_of(last, smem_kb, decode);
+    if (decode && choices.empty()) choices = choices_of(last, smem_kb, false);
+    int const untuned = last + int(choices.size()) + 1;
+    for (Variant const* v : variants) choices.push_back({v, has_cost(), untuned, 0.0f});
+    auto const passes = [&](Choice const& choice) {
+      return why_failing(smem_kb, choice.variant->info.key).empty();
+    };
+    auto const failing = std::stable_partition(choices.begin(), choices.end(), passes);
+    for (auto choice = failing; choice != choices.end(); ++choice) {
+      *choice = {choice->variant, has_cost(), untuned + 1, 0.0f};
     }
+    order.choices.insert(order.choices.end(), choices.begin(), choices.end());
   }
 
-  // What the rules say, in their order.
-  std::vector<Choice> choices_of(int smem_kb, bool decode) const {
+ private:
+  bool has_cost() const { return variants[0]->cost.is_known(); }
+
+  // What the rules say, in their order; and once more without conditions, for want of others. Each
+  // is without rivals, whose numbers begin after `last`.
+  std::vector<Choice> choices_of(int last, int smem_kb, bool decode) const {
     VariantInfo const& info = variants[0]->info;
     std::vector<Choice> choices;
     for (TileRule const& rule : rules_in_force()) {
@@ -111,83 +183,60 @@ struct Group {
         continue;
       }
       for (Variant const* v : variants) {
-        if (v->info.tile == rule.tile) choices.push_back({v, rule.min_blocks_per_sm});
+        if (v->info.tile != rule.tile) continue;
+        choices.push_back({v, has_cost(), ++last, rule.min_blocks_per_sm});
       }
     }
+    for (size_t i = 0, size = choices.size(); i < size; ++i) {
+      choices.push_back({choices[i].variant, has_cost(), ++last, 0.0f});
+    }
     return choices;
-  }
-
-  Variant const* select(Call const& call, DeviceInfo const& device) const {
-    int const device_class = class_of(device);
-    auto const& choices = by_class[device_class][is_decode(call.p, call.op)];
-    if (has_costs[device_class]) return least_cost(choices, call, device);
-    Variant const* fallback = nullptr;
-    for (Choice const& choice : choices) {
-      bool const is_wanted = choice.min_blocks_per_sm <= 0.0f ||
-                             (choice.min_blocks_per_sm < kNever &&
-                              blocks_per_sm(call.p, call.op, choice.variant->block_m, device) >=
-                                  choice.min_blocks_per_sm);
-      if (!is_wanted && fallback != nullptr) continue;
-      if (!can_run(*choice.variant, call, device)) continue;
-      if (is_wanted) return choice.variant;
-      fallback = choice.variant;
-    }
-    return fallback;
-  }
-
-  static constexpr float kNever = __builtin_huge_valf();
-
- private:
-  // One that fails a gate if no other can run.
-  static Variant const* least_cost(std::vector<Choice> const& choices, Call const& call,
-                                   DeviceInfo const& device) {
-    Variant const* best = nullptr;
-    float least = 0.0f;
-    for (Choice const& choice : choices) {
-      if (best && choice.min_blocks_per_sm == kNever) break;
-      float const cost = cost_of(*choice.variant, call.p, device);
-      if ((best && cost >= least) || !can_run(*choice.variant, call, device)) continue;
-      best = choice.variant, least = cost;
-    }
-    return best;
   }
 };
 
 constexpr int kDevices = 2;
 
-// Groups of what a name stands for, in order of preference.
-struct Shortlist {
-  std::vector<Group> groups[kNumOps][kDevices][kNumDTypes];
+// What a name stands for, of one op, device and dtype.
+struct Candidates {
+  std::vector<Group> groups;
+  Order orders[std::size(kClasses)][2];  // by class of GPUs; the second for decoding
 
   void add(Variant const& v) {
-    auto& list = groups[int(v.kernel->op)][int(v.info.device)][int(v.info.dtype)];
-    for (Group& group : list) {
-      if (group.is_like(v)) {
-        group.variants.push_back(&v);
-        return;
-      }
+    auto const is_like = [&](Group const& group) { return group.is_like(v); };
+    auto const found = std::find_if(groups.begin(), groups.end(), is_like);
+    if (found == groups.end()) {
+      groups.push_back({{&v}});
+    } else {
+      found->variants.push_back(&v);
     }
-    list.push_back({{&v}, {}});
   }
 
-  void finish() {
-    for (auto& of_op : groups) {
-      for (auto& of_device : of_op) {
-        for (auto& list : of_device) {
-          for (auto begin = list.begin(); begin != list.end();) {
-            std::string const& kernel = begin->variants[0]->info.kernel;
-            auto const end = std::find_if(begin, list.end(), [&](Group const& group) {
-              return group.variants[0]->info.kernel != kernel;
-            });
-            std::stable_sort(begin, end, [](Group const& a, Group const& b) {
-              return a.padded_dims() < b.padded_dims();
-            });
-            begin = end;
-          }
-          for (Group& group : list) group.choose_tiles();
-        }
+  void make_orders() {
+    for (auto begin = groups.begin(); begin != groups.end();) {
+      std::string const& kernel = begin->variants[0]->info.kernel;
+      auto const end = std::find_if(begin, groups.end(), [&](Group const& group) {
+        return group.variants[0]->info.kernel != kernel;
+      });
+      std::stable_sort(begin, end, [](Group const& a, Group const& b) {
+        return a.padded_dims() < b.padded_dims();
+      });
+      begin = end;
+    }
+    for (size_t i = 0; i < std::size(kClasses); ++i) {
+      for (bool const decode : {false, true}) {
+        for (Group const& group : groups) group.append_to(orders[i][decode], kClasses[i], decode);
       }
     }
+  }
+};
+
+struct Shortlist {
+  std::unique_ptr<Candidates> candidates[kNumOps][kDevices][kNumDTypes];
+
+  void add(Variant const& v) {
+    auto& place = candidates[int(v.kernel->op)][int(v.info.device)][int(v.info.dtype)];
+    if (place == nullptr) place = std::make_unique<Candidates>();
+    place->add(v);
   }
 };
 
@@ -202,45 +251,27 @@ Shortlists const& shortlists() {
       made[v.info.kernel].add(v);
       made[v.info.key].add(v);
     }
-    for (auto& [name, list] : made) list.finish();
+    for (auto& [name, list] : made) {
+      for (auto& of_op : list.candidates) {
+        for (auto& of_device : of_op) {
+          for (auto& candidates : of_device) {
+            if (candidates) candidates->make_orders();
+          }
+        }
+      }
+    }
     return made;
   }();
   return lists;
 }
 
 Shortlist const* shortlist(std::string const& kernel) {
-  static Shortlist const* const of_auto = [] {
-    auto const found = shortlists().find("auto");
+  auto const find = [](std::string const& name) {
+    auto const found = shortlists().find(name);
     return found == shortlists().end() ? nullptr : &found->second;
-  }();
-  if (kernel == "auto") return of_auto;
-  auto const found = shortlists().find(kernel);
-  return found == shortlists().end() ? nullptr : &found->second;
-}
-
-Variant const* first(Call const& call, Op op, DeviceInfo const& device, std::string const& kernel) {
-  Shortlist const* const list = shortlist(kernel);
-  if (list == nullptr) return nullptr;
-  Variant const *best = nullptr, *fallback = nullptr;
-  ManifestKernel const* looked_at = nullptr;  // the last kernel that could run
-  float least = 0.0f;
-  for (Group const& group : list->groups[int(op)][int(device.device)][int(call.p.q.dtype)]) {
-    Variant const& like = *group.variants[0];
-    // More padding makes neither more blocks nor less work. Once a kernel with a cost can run, it
-    // is a matter of costs.
-    if (looked_at == like.kernel || (best && !like.cost.is_known())) continue;
-    Variant const* const variant = group.select(call, device);
-    if (variant == nullptr) continue;
-    looked_at = variant->kernel;
-    if (!has_enough_blocks(*variant, call.p, device)) {
-      if (fallback == nullptr) fallback = variant;
-      continue;
-    }
-    if (!variant->cost.is_known()) return variant;
-    float const cost = cost_of(*variant, call.p, device);
-    if (best == nullptr || cost < least) best = variant, least = cost;
-  }
-  return best ? best : fallback;
+  };
+  static Shortlist const* const of_auto = find("auto");
+  return kernel == "auto" ? of_auto : find(kernel);
 }
 
 }  // namespace
@@ -250,6 +281,7 @@ std::string why_not(Variant const& variant, Problem const& problem, DeviceInfo c
   examine(variant, Call(problem, variant.kernel->op), device, [&](Lack, auto&& reason) {
     if (!reasons.empty()) reasons += "; ";
     reasons += reason();
+    return false;
   });
   return reasons;
 }
@@ -261,7 +293,14 @@ bool names(std::string const& kernel, Variant const& variant) {
 
 Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
                       std::string const& kernel, Status& status) {
-  Variant const* const variant = first(Call(problem, op), op, device, kernel);
+  Shortlist const* const list = shortlist(kernel);
+  Candidates const* const candidates =
+      list ? list->candidates[int(op)][int(device.device)][int(problem.q.dtype)].get() : nullptr;
+  Variant const* variant = nullptr;
+  if (candidates) {
+    Order const& order = candidates->orders[class_of(device)][is_decode(problem, op)];
+    variant = order.best(Call(problem, op), device);
+  }
   if (variant == nullptr) status = refusal(problem, op, device, kernel);
   return variant;
 }
@@ -283,26 +322,28 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
                           DeviceInfo const& device) {
   VariantInfo const &a = chosen.info, &b = other.info;
   Op const op = chosen.kernel->op;
-  auto const blocks = [&](Variant const& variant) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.3g",
-                  double(blocks_per_sm(problem, op, variant.block_m, device)));
-    return number + std::string(" blocks an SM");
+  auto const number = [](float value) {
+    char text[32];
+    std::snprintf(text, sizeof text, value >= 1000.0f ? "%.0f" : "%.3g", double(value));
+    return std::string(text);
   };
-  if (chosen.cost.is_known() && other.cost.is_known() &&
-      has_enough_blocks(other, problem, device)) {
+  CallRanges const* const avoids = avoided(other, problem, device);
+  if (chosen.cost.is_known() && other.cost.is_known() && !avoids) {
     float const ratio = cost_of(other, problem, device) / cost_of(chosen, problem, device);
     if (ratio > 1.0f) {
-      char number[32];
-      std::snprintf(number, sizeof number, "%.3g", double(ratio));
-      return "could run; predicted to take " + std::string(number) + " times as long as " + a.key;
+      return "could run; predicted to take " + number(ratio) + " times as long as " + a.key;
     }
   }
   if (a.kernel != b.kernel) {
-    std::string const text = "could run; " + a.kernel + " is preferred";
-    if (has_enough_blocks(other, problem, device)) return text;
-    if (other.kernel->only_split) return text + " where " + b.kernel + " would not split the keys";
-    return text + " for " + blocks(other);
+    std::string text = "could run; " + a.kernel + " is preferred", before = " for ";
+    for (Counted const& counted : kCounts) {
+      if (!avoids || is_any(avoids->*counted.range)) continue;
+      char what[64];
+      std::snprintf(what, sizeof what, counted.format,
+                    number(counted.count(other, problem, device)).c_str());
+      text += std::exchange(before, " and ") + what;
+    }
+    return text;
   }
   if (a.head_dim != b.head_dim || a.head_dim_v != b.head_dim_v) {
     return "could run; " + a.key + " pads the head dims less";
@@ -313,7 +354,8 @@ std::string why_preferred(Variant const& chosen, Variant const& other, Problem c
     return "could run; fails a gate that " + a.tile + " does not: " + failing;
   }
   std::string const call = is_decode(problem, op) ? "decoding with " : "";
-  return "could run; tile " + a.tile + " is preferred for " + call + blocks(chosen);
+  return "could run; tile " + a.tile + " is preferred for " + call +
+         number(blocks_per_sm(problem, op, chosen.block_m, device)) + " blocks an SM";
 }
 
 }  // namespace cutlass_attn

@@ -13,9 +13,11 @@ std::string why_not(Variant const& variant, Problem const& problem, DeviceInfo c
 // Does `kernel` name this variant: "auto" (the automatic ones), its kernel, or its whole key?
 bool names(std::string const& kernel, Variant const& variant);
 
-// The variant to run of those that `kernel` names and that can run: of the first kernel in the
-// manifest, with the least padding of the head dims, with the tile that tuned.toml prefers. Null if
-// none can, and then `status` says what each candidate lacked. Allocates nothing on success, once
+// The variant to run: of those that `kernel` names, the first in one order that can run the call.
+// The order is that of the kernels in the manifest, then of their tiles, with the least padding of
+// head dims first, then as tuned.toml prefers them. A kernel that `avoids` the call comes last, and
+// from the first variant with a cost on, the least predicted time counts. Null if none can run, and
+// then `status` says what each candidate lacked. Allocates nothing on success, once
 // the first call has prepared its lists.
 Variant const* select(Problem const& problem, Op op, DeviceInfo const& device,
                       std::string const& kernel, Status& status);

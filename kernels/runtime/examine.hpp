@@ -49,6 +49,11 @@ void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visi
   if (rows > 1) visit("row", ref.row_stride);
 }
 
+// Query rows that share K and V.
+inline int64_t rows_of(Problem const& p) {
+  return int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
+}
+
 // What variants look at of a call, found out once for all of them.
 struct Call {
   Problem const& p;
@@ -151,34 +156,43 @@ void examine_pairs(Problem const& p, std::string const& name, PerLogit const& en
   }
 }
 
+inline bool has_capability(Variant const& variant, DeviceInfo const& device) {
+  auto const& [least, last] = variant.kernel->compute_capability;
+  int const given = device.compute_capability;
+  return variant.info.device != Device::kCuda || (least <= given && given <= last);
+}
+
 // Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
-// a function that makes the text: on the way to a kernel that runs, none is made.
+// a function that makes the text: on the way to a kernel that runs, none is made. A result of true
+// ends the examination early.
 template <class Lacks>
 void examine(Variant const& variant, Call const& call, DeviceInfo const& device, Lacks&& lacks) {
   VariantInfo const& info = variant.info;
   Problem const& p = call.p;
   if (info.device != device.device) {
-    return lacks(Lack::kKind, [&] {
+    lacks(Lack::kKind, [&] {
       return std::string("needs operands on ") + name_of(info.device) + ", got them on " +
              name_of(device.device);
     });
+    return;
   }
-  if (info.dtype != p.q.dtype) {
-    lacks(Lack::kKind, [&] {
-      return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
-    });
+  if (info.dtype != p.q.dtype && lacks(Lack::kKind, [&] {
+        return std::string("needs ") + name_of(info.dtype) + ", got " + name_of(p.q.dtype);
+      })) {
+    return;
   }
   // Of a backward pass nothing but fp32 is to be had, whatever the forward call accumulated in.
-  if (call.op == Op::kForward && info.accumulate != p.accumulate) {
-    lacks(Lack::kKind, [&] {
-      return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
-             name_of(p.accumulate) + "\"";
-    });
+  bool const is_forward = call.op == Op::kForward;
+  if (is_forward && info.accumulate != p.accumulate && lacks(Lack::kKind, [&] {
+        return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
+               name_of(p.accumulate) + "\"";
+      })) {
+    return;
   }
-  if (call.op == Op::kForward && info.quantize != p.quantize) {
-    lacks(Lack::kKind, [&] {
-      return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
-    });
+  if (is_forward && info.quantize != p.quantize && lacks(Lack::kKind, [&] {
+        return "needs quantize=" + value_of(info.quantize) + ", got " + value_of(p.quantize);
+      })) {
+    return;
   }
   if (info.head_dim != 0) {
     struct {
@@ -189,37 +203,41 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     for (auto const& [name, needed, given] : dims) {
       int const multiple = info.head_dim_multiple;
       if (given == needed || (multiple && given < needed && given % multiple == 0)) continue;
-      lacks(Lack::kRequest, [&, name = name, needed = needed, given = given] {
+      auto const reason = [&, name = name, needed = needed, given = given] {
         std::string text = std::string("needs ") + name;
         if (multiple > 1) text += " a multiple of " + std::to_string(multiple);
         if (multiple) text += " up to";
         return text + " " + std::to_string(needed) + ", got " + std::to_string(given);
-      });
+      };
+      if (lacks(Lack::kRequest, reason)) return;
       break;  // a wrong head_dim alone says it
     }
   }
   if (uint32_t const missing = call.options & ~variant.kernel->options) {
-    lacks(Lack::kRequest, [&] {
+    auto const reason = [&] {
       std::string text = "does not implement";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
       text.pop_back();
       return text;
-    });
+    };
+    if (lacks(Lack::kRequest, reason)) return;
   }
   if (uint32_t const missing = variant.kernel->needs & ~call.options) {
-    lacks(Lack::kKind, [&] {
+    auto const reason = [&] {
       std::string text = "is for calls with";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
       text.back() = ' ';
       return text + "alone";
-    });
+    };
+    if (lacks(Lack::kKind, reason)) return;
   }
-  int64_t const rows = int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
+  int64_t const rows = rows_of(p);
   if (int const most = info.max_rows; most != 0 && rows > most) {
-    lacks(Lack::kKind, [&] {
+    auto const reason = [&] {
       return "needs seqlen_q times num_heads_q / num_heads_kv up to " + std::to_string(most) +
              ", got " + std::to_string(rows);
-    });
+    };
+    if (lacks(Lack::kKind, reason)) return;
   }
   unsigned const alignment = unsigned(variant.kernel->alignment);
   if (call.addresses % alignment != 0) {
@@ -273,11 +291,11 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
                   [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
   if (!device.unavailable.empty()) {
-    return lacks(Lack::kEnvironment, [&] { return device.unavailable; });
+    lacks(Lack::kEnvironment, [&] { return device.unavailable; });
+    return;
   }
-  auto const& [least, last] = variant.kernel->compute_capability;
-  if (info.device == Device::kCuda &&
-      (device.compute_capability < least || device.compute_capability > last)) {
+  if (!has_capability(variant, device)) {
+    auto const& [least, last] = variant.kernel->compute_capability;
     lacks(Lack::kEnvironment, [&, least = least, last = last] {
       std::string const allowed = least == last ? capability(least) : ">= " + capability(least);
       return "needs compute capability " + allowed + ", the device has " +
@@ -331,8 +349,8 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
 }
 
 inline bool can_run(Variant const& variant, Call const& call, DeviceInfo const& device) {
-  bool result = true;
-  examine(variant, call, device, [&](Lack, auto&&) { result = false; });
+  bool result = has_capability(variant, device);
+  if (result) examine(variant, call, device, [&](Lack, auto&&) { return !(result = false); });
   return result;
 }
 

@@ -8,8 +8,20 @@
 
 namespace cutlass_attn {
 
+inline constexpr float kUnlimited = __builtin_huge_valf();
+
+// Ranges [from, below) of what dispatch counts in a call: manifest.toml has their meaning.
+struct CallRanges {
+  struct Range {
+    float from = 0.0f, below = kUnlimited;
+  };
+  Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
+};
+
 // A kernel of the manifest: what it asks of a call, and how it is launched.
 struct ManifestKernel {
+  static constexpr int kMaxAvoids = 3;
+
   char const* name;
   Op op = Op::kForward;
   char const* arch = "";      // as VariantInfo's
@@ -21,11 +33,12 @@ struct ManifestKernel {
   int compute_capability[2] = {0, 0};  // the least and the last that it runs on
   int alignment = 1;                   // bytes: of every operand address and stride
   bool automatic = true;
-  int max_rows = 0;                // as VariantInfo's
-  float min_blocks_per_sm = 0.0f;  // for fewer a kernel after it is preferred that can run
-  bool only_split = false;         // so for calls whose keys it would not split
-  bool tma = false;                // reads operands through TMA, which takes no negative strides
-  KernelArguments arguments = {};  // of a GPU kernel
+  int max_rows = 0;     // as VariantInfo's
+  bool tma = false;     // reads operands through TMA, which takes no negative strides
+  bool scalar = false;  // a GPU kernel without tensor cores
+  CallRanges avoids[kMaxAvoids] = {};  // calls for which a later kernel is preferred that can run
+  int num_avoids = 0;                  // of these
+  KernelArguments arguments = {};      // of a GPU kernel
   // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
   // least one query row.
   Status (*function)(Problem const&, RunOptions const&) = nullptr;

@@ -30,7 +30,7 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (p.logits.sinks) bits |= option::sinks;
   if (p.dropout.p != 0.0f) bits |= option::dropout;
   for (Sequences const* s : {&p.seq_q, &p.seq_k}) {
-    if (s->cu_seqlens || s->seqused) bits |= option::varlen;
+    if (s->cu_seqlens || s->seqused || s->leftpad) bits |= option::varlen;
   }
   if (p.kv.block_table) bits |= option::paged_kv;
   if (p.q.scale || p.o.scale) bits |= option::scales;

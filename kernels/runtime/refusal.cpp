@@ -29,6 +29,7 @@ Distance distance_of(Variant const& variant, Call const& call, DeviceInfo const&
   examine(variant, call, device, [&](Lack lack, auto&&) {
     distance.kinds += lack == Lack::kKind;
     distance.requests += lack == Lack::kRequest;
+    return false;
   });
   return distance;
 }

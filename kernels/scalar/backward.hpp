@@ -1,17 +1,17 @@
-// The backward pass on CUDA cores: what faster kernels are checked against, and what runs where
-// none of them does. Everything is added up in fp32, in one order: it is deterministic.
+// The backward pass on CUDA cores: the reference for faster kernels, and the fallback where none of
+// them applies. All sums are in fp32 in a fixed order, so results are deterministic.
 //
 // Three launches of blocks of 256 threads, each of which recomputes P from the LSE:
 //
-//   before   32 queries of a head: delta, into the workspace, and dQ
-//   itself   32 keys of a KV head, all query heads that share it: dK and dV
-//   after    one head: its sink's gradient; or entries of the bias's, a few lanes each
+//   before   32 queries of a head: delta, stored in the workspace, and dQ
+//   kernel   32 keys of a KV head, all query heads that share it: dK and dV
+//   after    one head: its sink's gradient; or entries of the bias's gradient, a few lanes each
 //
-// Before and itself are one scheme. A block owns 32 rows, and tiles of 32 columns pass by; warp w
-// owns rows 4w .. 4w+3, and a lane the column of its number. Head dimensions pass through shared
-// memory in chunks of 64, whose rows are 65 floats apart. Products of rows and columns give weights
-// to shared memory, by which rows of the passing operand are added up: there a lane owns the
-// columns lane and lane + 32 of each chunk.
+// The first two launches are symmetric. A block owns 32 rows and loops over tiles of 32 columns.
+// Warp w owns rows 4w .. 4w+3, and lane l owns column l. Head dimensions go through shared memory
+// in chunks of 64, with rows 65 floats apart. Products of rows and columns give weights in shared
+// memory. The rows of the other operand are summed with these weights: there lane l owns columns l
+// and l + 32 of each chunk.
 #pragma once
 
 #include <cute/config.hpp>
@@ -37,25 +37,25 @@ struct Backward {
   static constexpr int kOwn = kTile / (kThreads / 32);  // rows of a warp
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
-  static constexpr int kCols = kChunk / 32;  // of a chunk, of a lane
+  static constexpr int kCols = kChunk / 32;  // columns of a chunk in a lane
   static_assert(kHeadDim % kChunk == 0);
 
   struct SharedStorage {
-    float rows[kTile][kChunk + 1];            // a chunk of what the block owns
-    float columns[kTile][kChunk + 1];         // a chunk of what passes by
+    float rows[kTile][kChunk + 1];            // a chunk of the rows that the block owns
+    float columns[kTile][kChunk + 1];         // a chunk of the rows that it loops over
     float p[kTile][kTile], ds[kTile][kTile];  // weights by row and column
     float sums[kThreads / 32];
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  // A tile of an operand's rows: those from `begin` on; rows from `end` on are zeros.
+  // A tile of an operand's rows, from `begin` on; rows from `end` on are zeros.
   struct Rows {
     Element const* first;
     int64_t stride;
     int begin, end, columns;
   };
 
-  // What a warp adds up for its rows: column lane + 32 j of chunk c in [c * kCols + j].
+  // The sums of a warp for its rows: column lane + 32 j of chunk c in [c * kCols + j].
   using Sums = float[kOwn][kChunks * kCols];
 
   template <class Arch>
@@ -80,7 +80,7 @@ struct Backward {
     CUTE_UNROLL
     for (int i = 0; i < kOwn; ++i) s[i] = 0.0f;
     for (int d0 = 0; d0 < rows.columns; d0 += kChunk) {
-      Arch::sync();  // the chunk before is no longer being read
+      Arch::sync();  // previous chunk empty
       load_chunk<Arch>(shared.rows, rows, d0);
       load_chunk<Arch>(shared.columns, columns, d0);
       Arch::sync();
@@ -93,14 +93,14 @@ struct Backward {
     }
   }
 
-  // Adds the passing rows, times the weights that this warp has stored for them, to its sums.
+  // Adds the rows of `columns`, times this warp's weights for them, to the warp's sums.
   template <class Arch>
   CUTE_DEVICE static void add_up(SharedStorage& shared, float const (&weights)[kTile][kTile],
                                  Rows const& columns, Sums& sums) {
     CUTE_UNROLL
     for (int c = 0; c < kChunks; ++c) {
       if (c * kChunk >= columns.columns) break;
-      Arch::sync();  // the weights are there, the chunk before is no longer being read
+      Arch::sync();  // weights full, previous chunk empty
       load_chunk<Arch>(shared.columns, columns, c * kChunk);
       Arch::sync();
 #pragma unroll 4
@@ -132,7 +132,8 @@ struct Backward {
     }
   }
 
-  // A logit's life backwards, from the products q k and dO v, of a query with its LSE and delta.
+  // Recomputes a logit and its gradient from the products q k and dO v, given the query's LSE and
+  // delta.
   struct Logits {
     Problem const& p;
     VarlenSeqInfo seq;
@@ -142,17 +143,17 @@ struct Backward {
     CUTE_DEVICE Logits(Problem const& p, VarlenSeqInfo const& seq)
         : p(p), seq(seq), score(p, seq.lens(p)), dropout(p) {}
 
-    // weight: with dropout. Returns the gradient of the logit.
+    // weight: after dropout. Returns the gradient of the logit.
     CUTE_DEVICE float grad(float s, float dp, int head, int q, int key, float lse, float delta,
                            float& weight) const {
       weight = 0.0f;
-      if (lse == -kInf) return 0.0f;  // a row that has neither key nor sink
+      if (lse == -kInf) return 0.0f;  // a row with no visible key and no sink
       float const exact = fast_exp2((score(s, seq.batch, head, q, key) - lse) * kLog2e);
       float const factor = dropout.is_active() ? dropout.factor(seq.batch, head, q, key) : 1.0f;
       weight = exact * factor;
       return exact * (dp * factor - delta);
     }
-    // From there to the product's.
+    // d logit / d product.
     CUTE_DEVICE float slope(float s, int head, int q, int key) const {
       return score.grad(s, seq.batch, head, q, key);
     }

@@ -1,4 +1,4 @@
-// What the scalar backward kernel and its asides are launched with.
+// Launch parameters of the scalar backward kernel, and of the launches before and after it.
 #pragma once
 
 #include "core/divide.hpp"
@@ -9,8 +9,8 @@
 namespace cutlass_attn::scalar {
 
 struct BackwardParams {
-  // Entries of a bias's gradient: of each dimension as many as there are, or 1 where it is
-  // broadcast; `each` times as many logits add up to an entry.
+  // Entries of a bias's gradient: `count` of each dimension, 1 if it is broadcast. `each` times as
+  // many logits are summed into one entry.
   struct Entries {
     int32_t count[4], each[4];
 
@@ -21,13 +21,13 @@ struct BackwardParams {
   Gradients grad;
   float* delta;  // workspace, in the layout of the LSE: rowsum(dO O) - dLSE
   Entries entries;
-  int32_t lanes;  // of a warp that share an entry of the bias: 1 to 32, a power of 2
+  int32_t lanes;  // lanes of a warp that share an entry of the bias: 1 to 32, a power of 2
   int32_t tiles_q, tiles_k;
   FastDivisor by_tiles_q, by_tiles_k, by_heads_q, by_heads_kv, by_heads_per_kv, by_lanes;
   FastDivisor by_chunk;
 
-  // On the host, for any kernel with these facts, whoever compiled it. Tiles have as many queries
-  // as keys.
+  // Called on the host, for any kernel with these facts, whoever compiled it. Tiles of queries and
+  // of keys have an equal number of rows.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
                                 KernelFacts const& facts) {
     auto const at_least_1 = [](int32_t x) { return x < 1 ? 1 : x; };
@@ -40,7 +40,7 @@ struct BackwardParams {
     int32_t const sizes[] = {p.batch, p.num_heads_q, p.seq_q.seqlen, p.seq_k.seqlen};
     int64_t const strides[] = {bias.batch_stride, bias.head_stride, bias.row_stride,
                                bias.key_stride};
-    int64_t logits = 1;  // of an entry
+    int64_t logits = 1;  // in an entry
     for (int d = 0; d < 4; ++d) {
       bool const is_broadcast = bias && strides[d] == 0;
       params.entries.count[d] = is_broadcast ? 1 : sizes[d];
@@ -66,17 +66,17 @@ struct BackwardParams {
     return rows * p.num_heads_q * int64_t(sizeof(float));
   }
 
-  // A tile of queries of a head each: delta, and the gradient of q.
+  // One block per tile of queries of a head: delta, and the gradient of q.
   Launch launch_before(KernelFacts const& facts) const {
     return of_blocks(int64_t(problem.batch) * problem.num_heads_q * tiles_q, facts);
   }
-  // A tile of keys of a KV head each: the gradients of k and v.
+  // One block per tile of keys of a KV head: the gradients of k and v.
   Launch launch(KernelFacts const& facts) const {
     bool const is_wanted = grad.k.data != nullptr || grad.v.data != nullptr;
     return of_blocks(is_wanted ? int64_t(problem.batch) * problem.num_heads_kv * tiles_k : 0,
                      facts);
   }
-  // The gradient of a head's sink each, then entries of the bias's.
+  // One block per sink, then blocks for entries of the bias's gradient.
   Launch launch_after(KernelFacts const& facts) const {
     int64_t const threads = grad.bias ? entries.all() * lanes : 0;
     return of_blocks(sinks() + (threads + facts.threads - 1) / facts.threads, facts);

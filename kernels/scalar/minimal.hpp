@@ -1,9 +1,9 @@
 // The first rung of the ladder: attention as written in a textbook, one thread a query row.
 //
 // Grid:  batch * num_heads_q * ceil(seqlen_q / 128) blocks of 128 threads.
-// Each thread walks its visible keys once with an online softmax and keeps its row of O in local
-// memory. Nothing is shared, nothing is staged: this is what the faster kernels are checked
-// against, and it takes every view of a problem: packed sequences, pages, scales.
+// Each thread loops over its visible keys once with an online softmax and keeps its row of O in
+// local memory. It uses no shared memory. This kernel is the reference for faster ones. It takes
+// every kind of problem: packed sequences, pages, scales.
 #pragma once
 
 #include <cute/config.hpp>

@@ -2,9 +2,9 @@
 //
 // Grid:   batch * num_heads_q * ceil(seqlen_q / 32) blocks of 256 threads.
 // Tile:   32 queries x 64 keys; the head dimension passes through in chunks of 64.
-// Warps:  warp w owns queries 4w .. 4w+3. In Q K^T a lane owns keys lane and lane + 32, in P V the
-//         columns lane and lane + 32 of each chunk, so softmax needs shuffles but no barrier and P
-//         travels between lanes of one warp only.
+// Warps:  warp w owns queries 4w .. 4w+3. In Q K^T lane l owns keys l and l + 32; in P V it owns
+//         columns l and l + 32 of each chunk. So softmax needs shuffles but no barrier, and P is
+//         exchanged only between lanes of one warp.
 // Shared: Q of the tile (room for kHeadDim columns), one chunk of K or V in fp32, P in fp32.
 //         Rows of the chunk are 65 floats apart: lanes that read one column hit 32 banks.
 #pragma once
@@ -28,16 +28,16 @@ struct Tiled {
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocksPerSm = kHeadDim <= 256 ? 2 : 1;  // shared memory holds no more
+  static constexpr int kMinBlocksPerSm = kHeadDim <= 256 ? 2 : 1;  // limited by shared memory
   static constexpr int kRows = kBlockM / (kThreads / 32);          // queries of a warp
-  static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, of a lane
+  static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, in a lane
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPitch = kChunk + 1;
   static_assert(kHeadDim % kChunk == 0);
 
   struct SharedStorage {
     Element q[kBlockM][kHeadDim];
-    float kv[kBlockN][kPitch];  // a chunk of K while S is built, a chunk of V while O is
+    float kv[kBlockN][kPitch];  // a chunk of K in Q K^T, a chunk of V in P V
     float p[kBlockM][kBlockN];
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
@@ -92,7 +92,7 @@ struct Tiled {
 
       float s[kRows][kCols] = {};
       for (int d0 = 0; d0 < p.head_dim; d0 += kChunk) {
-        Arch::sync();  // the chunk is no longer being read
+        Arch::sync();  // chunk empty
         load_chunk<Arch>(shared, k, key0, seqlens.k, d0, p.head_dim);
         Arch::sync();
         int const width = p.head_dim - d0 < kChunk ? p.head_dim - d0 : kChunk;
@@ -128,7 +128,7 @@ struct Tiled {
         CUTE_UNROLL
         for (int j = 0; j < kCols; ++j) {
           float weight = softmax[i].weight(s[i][j], log2_scale);
-          softmax[i].sum += weight;  // of this lane's keys; lanes meet after the loop
+          softmax[i].sum += weight;  // sum of this lane's keys; reduced over lanes after the loop
           if (dropout.is_active()) {
             weight *= dropout.factor(tile.seq.batch, tile.head_q, tile.q_begin + row0 + i,
                                      key0 + lane + 32 * j);
@@ -143,7 +143,7 @@ struct Tiled {
       for (int c = 0; c < kChunks; ++c) {
         int const d0 = c * kChunk;
         if (d0 >= p.head_dim_v) break;
-        Arch::sync();  // K, or the chunk before, is no longer being read; P is complete
+        Arch::sync();  // K, or the previous chunk, empty; P full
         load_chunk<Arch>(shared, v, key0, seqlens.k, d0, p.head_dim_v);
         Arch::sync();
 #pragma unroll 4

@@ -1,37 +1,37 @@
 // The third rung: register tiles, 16-byte accesses, and a copy that runs ahead of the arithmetic.
 //
-// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 256 threads, of 128 for head
+// Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 256 threads, or of 128 for head
 //           dimensions beyond 64.
-// Tile:     64 queries x 64 keys. K and V pass through one buffer in chunks of 64 columns: K's
+// Tile:     64 queries x 64 keys. K and V go through one buffer in chunks of 64 columns: K's
 //           chunks, then V's.
-// Groups:   where kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with
-//           buffers, softmax state and an O of its own; they meet at the end. So each of an SM's
-//           schedulers has two warps; for more head dimensions Ada has no shared memory.
-// Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, as many by 8 columns of each chunk.
-//           The 8 threads that share queries are in one warp: softmax needs three shuffles, and P
-//           never leaves the warp.
-// Pipeline: the next chunk is on its way into registers, in 16-byte loads, while one is computed
-//           with; it is converted to fp32 once, as it is put down.
+// Groups:   if kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with its
+//           buffers, softmax state and O. They merge at the end. This gives each scheduler of an SM
+//           two warps. For more head dimensions Ada has too little shared memory.
+// Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, kRows queries by 8 columns of each
+//           chunk. The 8 threads that share queries are in one warp: softmax needs three shuffles,
+//           and P never leaves the warp.
+// Pipeline: 16-byte loads bring the next chunk into registers while the present one is computed.
+//           The chunk is converted to fp32 once, when it is stored to shared memory.
 //
-// Shared memory, all fp32. A row of a chunk is 64 + 4 floats long; thread c of the 8 that copy it
-// brings 8 columns as two quads, 32 floats apart:
+// Shared memory is all fp32. A row of a chunk is 64 + 4 floats long. Thread c of the 8 that copy a
+// row stores 8 columns as two quads, 32 floats apart:
 //
 //   float     0    4    8   ...  28   32   36  ...  60   64
 //   thread    0    1    2   ...   7    0    1  ...   7   (padding)
 //
-// In fp16 the two are one 16-byte vector, so the order of columns is not that of memory. Q K^T does
-// not care, Q being permuted alike; in P V it gives a thread 8 neighbouring columns of O, which it
-// stores as one vector. No access has a bank conflict. 8 threads, a phase of a 128-bit access,
-// store 128 bytes of one row; they read one quad of Q or P, or of K the quads of 8 neighbouring
-// rows, 68 floats and so 4 banks apart, or of V 128 bytes of one row. P's rows are 72 floats apart:
-// the 4 x 8 weights that a warp stores at a time are in 32 banks.
+// In fp16 the two quads are one 16-byte vector in global memory, so columns are permuted in shared
+// memory. Q K^T is unaffected, because Q is permuted alike. In P V a thread gets 8 neighbouring
+// columns of O, which it stores as one vector. No access has a bank conflict. 8 threads, a phase of
+// a 128-bit access, store 128 bytes of one row; they read one quad of Q or P, or the quads of 8
+// neighbouring rows of K, which are 68 floats and so 4 banks apart, or 128 bytes of one row of V.
+// P's rows are 72 floats apart: the 4 x 8 weights that a warp stores at a time are in 32 banks.
 //
-// How fast it can be. The reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M
-// FFMA. Its 128 blocks go to as many of an H200's 132 SMs; each executes 4.2 M, 128 a clock: 32,768
-// clocks, 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA, which an LDS.128 that merges
-// two quarters of a warp lets through in 96 of 128 clocks. What it waits for is latency, with two
-// warps a scheduler: docs/notes/ladder.md has what was tried. scalar/tiled executes six loads for
-// eight FFMA.
+// Speed limit: the reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M FFMA. Its
+// 128 blocks run on 128 of an H200's 132 SMs. Each executes 4.2 M FFMA, 128 a clock: 32,768 clocks,
+// 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA; an LDS.128 that merges two quarters of
+// a warp takes 96 of the 128 clocks for that. The kernel is bound by latency, with two warps a
+// scheduler: docs/notes/ladder.md lists what was tried. scalar/tiled executes six loads for eight
+// FFMA.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -49,8 +49,8 @@
 
 namespace cutlass_attn::scalar {
 
-// Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands are multiples of 16 bytes
-// long and apart, and begin at such addresses.
+// Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands begin at multiples of 16
+// bytes, and their lengths are multiples of 16 bytes.
 template <class Element, int kHeadDim>
 struct Vectorized {
   using Params = ForwardParams;
@@ -59,8 +59,8 @@ struct Vectorized {
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
-  static constexpr int kCols = 8;  // keys, or columns of a chunk, of a thread
-  // Queries of a thread. 8 would read less shared memory for an FFMA, but leave half as many warps.
+  static constexpr int kCols = 8;  // keys, or columns of a chunk, in a thread
+  // Queries of a thread. 8 would read less shared memory per FFMA, but halve the number of warps.
   static constexpr int kRows = 4;
   static constexpr int kGroups = kChunks == 1 ? 2 : 1;
   static constexpr int kGroupThreads = kBlockM / kRows * 8;
@@ -75,14 +75,14 @@ struct Vectorized {
     uint32_t x[4];
   };
 
-  // Which of a group's threads this is, and what of a tile is its own: the queries row(i) and the
-  // keys lane + 8 j. Lanes of a warp that differ in bit 0 alone share keys, in bit 1 alone queries:
-  // either lets LDS.128 merge two quarters of a warp into one phase.
+  // This thread's position in its group, and its part of a tile: queries row(i) and keys lane + 8
+  // j. Lanes of a warp that differ only in bit 0 share keys, those that differ only in bit 1 share
+  // queries: either lets LDS.128 merge two quarters of a warp into one phase.
   struct Place {
     int group, thread, lane, row0;
 
     CUTE_DEVICE explicit Place(int number) {
-      // Without, the compiler keeps all that it makes of the number through the loop.
+      // Without opaque, the compiler keeps all values derived from the number through the loop.
       number = opaque(number);
       group = number / kGroupThreads;
       thread = number % kGroupThreads;
@@ -101,13 +101,13 @@ struct Vectorized {
     float at[kBlockM][kBlockN + 8];
 
     CUTE_DEVICE Quad& quad(int row, int key) { return reinterpret_cast<Quad&>(at[row][key]); }
-    // Behind the weights of a row, of each of its 8 threads the sum of those that were its own.
+    // Behind the weights of a row: for each of its 8 threads, the sum of that thread's weights.
     CUTE_DEVICE float& sum(Place const& place, int i) {
       return at[place.row(i)][kBlockN + place.lane];
     }
   };
 
-  // Of one group.
+  // Shared memory of one group.
   struct GroupStorage {
     union {
       Chunk kv;                                         // the present chunk
@@ -119,7 +119,7 @@ struct Vectorized {
   struct SharedStorage {
     Chunk q[kChunks];
     GroupStorage groups[kGroups];
-    // Here and not in registers, of which none is left.
+    // In shared memory, because no registers are left.
     TileCoord tile;
     TileRange range;
     NearMask mask;
@@ -127,8 +127,7 @@ struct Vectorized {
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
   // A thread's share of a chunk on its way from global to shared memory, if kCopiers threads copy
-  // it: 8 columns of every kStep-th row. Kept in words: as elements, fp16 would take a register
-  // each.
+  // it: 8 columns of every kStep-th row. Kept as words: fp16 elements would take a register each.
   template <int kCopiers>
   struct Copy {
     static constexpr int kStep = kCopiers / 8;
@@ -136,7 +135,7 @@ struct Vectorized {
     static constexpr int kVectors = sizeof(Element) / 2;  // for 8 columns
     Words words[kPasses][kVectors];
 
-    // From where `base` points at; zeros where there are not so many rows and columns.
+    // Loads from `base` on; zeros beyond `rows` and `columns`.
     CUTE_DEVICE void fetch(Element const* base, int64_t row_stride, int rows, int columns,
                            int thread) {
       int row = thread / 8;
@@ -167,7 +166,7 @@ struct Vectorized {
     }
   };
 
-  // Half of 8 columns in fp32.
+  // Half of 8 columns, in fp32.
   CUTE_DEVICE static Quad quad_of(Words const* words, int half) {
     Quad quad;
     CUTE_UNROLL
@@ -185,7 +184,7 @@ struct Vectorized {
     return quad;
   }
 
-  // Column of a chunk that vector n of the `lane`-th of 8 threads begins with.
+  // The column of a chunk at which vector n of thread `lane` (of 8) begins.
   CUTE_DEVICE static constexpr int column_of(int lane, int n) {
     return sizeof(Element) == 2 ? lane * 8 : n * 32 + lane * 4;
   }
@@ -245,7 +244,7 @@ struct Vectorized {
     Arch::sync();  // Q full
 
     int const end = shared.range.end;
-    Copy<kGroupThreads> copy;  // the chunk after the present one
+    Copy<kGroupThreads> copy;  // the next chunk
     auto const fetch = [&](Operand const& from, int columns, int n, int c) {
       Place const at(Arch::thread());
       int const key0 = n * kBlockN;
@@ -255,7 +254,7 @@ struct Vectorized {
     };
     auto const put_down = [&] {
       Place const at(Arch::thread());
-      Arch::sync(1 + at.group, kGroupThreads);  // the chunk before is no longer being read
+      Arch::sync(1 + at.group, kGroupThreads);  // previous chunk empty
       copy.put_down(shared.groups[at.group].kv, at.thread);
       Arch::sync(1 + at.group, kGroupThreads);
     };
@@ -325,7 +324,7 @@ struct Vectorized {
     }
   }
 
-  // Turns the scores of tile n into weights, in shared memory, and scales O to the new maximum.
+  // Turns the scores of tile n into weights, in shared memory, and rescales O.
   template <class Score, class Arch>
   CUTE_DEVICE static void softmax_weights(Problem const& p, SharedStorage& shared, int n, Scores& s,
                                           float (&max)[kRows],
@@ -376,7 +375,7 @@ struct Vectorized {
     }
     if (p.dropout.p == 0.0f) return;
     DropoutMask const dropout(p);
-    // From memory, so that Philox is there once, not 32 times.
+    // A loop over shared memory, so that the code of Philox appears once, not 32 times.
     for (int i = 0; i < kRows * kCols; ++i) {
       int const row = at.row(i / kCols), key = i % kCols * 8;
       weights.at[row][at.lane + key] *=
@@ -384,12 +383,13 @@ struct Vectorized {
     }
   }
 
-  // Adds what the other groups have to what the first has: a thread finds its own elements there.
+  // Adds the results of the other groups to those of the first. Each thread reads the elements of
+  // its counterparts.
   template <class Arch>
   CUTE_DEVICE static void merge_groups(SharedStorage& shared, Place const& at, float log2_scale,
                                        SoftmaxRow (&rows)[kRows],
                                        float (&acc)[kChunks][kRows][kCols]) {
-    Arch::sync(1 + at.group, kGroupThreads);  // V is no longer being read
+    Arch::sync(1 + at.group, kGroupThreads);  // V empty
     if (at.group > 0) {
       GroupStorage& own = shared.groups[at.group];
       CUTE_UNROLL
@@ -401,7 +401,7 @@ struct Vectorized {
         }
       }
     }
-    Arch::sync();  // what the other groups have is there
+    Arch::sync();  // results of the other groups full
     if (at.group > 0) return;
     for (int g = 1; g < kGroups; ++g) {
       GroupStorage const& other = shared.groups[g];

@@ -1,5 +1,5 @@
-// append_kv(): its checks, the CPU's loop, and the way to the GPU's kernel. CUTLASS_ATTN_CUDA, 0 or
-// 1, comes from CMake.
+// append_kv(): checks, the CPU loop, and the call of the GPU kernel. CMake defines
+// CUTLASS_ATTN_CUDA as 0 or 1.
 #include "serving/append.hpp"
 
 #include <algorithm>
@@ -83,7 +83,7 @@ Status check(AppendProblem const& p) {
   return {};
 }
 
-// Each stored row has memory of its own, apart from the rows that are read.
+// Checks that stored rows overlap neither each other nor the rows that are read.
 Status check_memory(AppendProblem const& p) {
   auto const rows = [](Operand const& t, int64_t batch, int64_t heads, int64_t seqlen,
                        int64_t head_dim) {
@@ -129,7 +129,7 @@ Status check_memory(AppendProblem const& p) {
   return {};
 }
 
-// What arrays on the host say.
+// Checks the contents of arrays that are on the host.
 Status check_on_host(AppendProblem const& p) {
   int64_t const slots = int64_t(p.kv.num_pages) * p.kv.page_size;
   for (int64_t i = 0; p.slot_mapping && i < int64_t(p.batch) * p.seqlen; ++i) {
@@ -158,7 +158,7 @@ Status check_on_host(AppendProblem const& p) {
   return {};
 }
 
-// Do all rows lie at multiples of 16 bytes, and have as many?
+// Whether all rows begin at multiples of 16 bytes and have lengths that are multiples of 16 bytes.
 bool is_aligned(AppendProblem const& p) {
   int64_t const bytes = size_of(p.k.dtype);
   bool result = p.head_dim * bytes % 16 == 0 && p.head_dim_v * bytes % 16 == 0;

@@ -1,4 +1,4 @@
-// What append.cpp launches on a GPU.
+// The launch on a GPU, which append.cpp calls.
 #pragma once
 
 #include "cutlass_attn.hpp"
@@ -7,7 +7,7 @@ namespace cutlass_attn::serving {
 
 struct AppendParams;
 
-// The device is current; the problem has rows.
+// The device is already current, and the problem has at least one row.
 Status append_on_device(AppendParams const& params, RunOptions const& options);
 
 }  // namespace cutlass_attn::serving

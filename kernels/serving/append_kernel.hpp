@@ -1,9 +1,9 @@
-// Writes new rows of K and V into a cache, with rotary positions, and rotates their queries: one
-// launch in front of a decoding step.
+// Writes new rows of K and V into a cache, with rotary positions, and rotates the queries: one
+// launch before a decoding step.
 //
-// Grid: 8 rows a block of 128 threads. A row is one head of one token of K, V or Q; 16 threads
-// share it, each of which copies 16 bytes at a time where all rows lie at multiples of that, and an
-// element or a pair otherwise. Behind them come the lengths, one entry a row. Nothing is shared.
+// Grid: 8 rows a block of 128 threads. A row is one head of one token of K, V or Q. 16 threads
+// share a row. Each copies 16 bytes at a time if all rows are aligned to that, and otherwise an
+// element or a pair. The last rows are the lengths, one batch entry a row. No shared memory.
 #pragma once
 
 #include "core/append.hpp"
@@ -13,24 +13,24 @@
 
 namespace cutlass_attn::serving {
 
-// Whether the cache is of E4M3, whatever the new rows are.
+// Whether the cache is stored as E4M3, whatever the dtype of the new rows.
 inline bool is_stored_as_fp8(AppendProblem const& p) {
   return p.k_cache.dtype == DType::kFloat8E4M3 && p.v_cache.dtype == DType::kFloat8E4M3;
 }
 
 struct AppendParams {
   AppendProblem problem;
-  bool is_aligned;  // rows are whole pieces of 16 bytes, at multiples of them
+  bool is_aligned;  // addresses and lengths of rows are multiples of 16 bytes
 };
 
-// Stored: what the cache is of.
+// Stored: the type in which the cache is stored.
 template <class Element, class Stored = Element, class Convert = ByConstructor>
 struct AppendRow {
   AppendProblem const& p;
   bool is_aligned;
   int lane, lanes;  // threads that share the row
 
-  // Rows of K and V, then of Q, then lengths.
+  // Number of rows of K and V; then follow rows of Q, then lengths.
   CA_HOST_DEVICE static int64_t rows_kv(AppendProblem const& p) {
     return int64_t(p.batch) * p.seqlen * p.num_heads_kv * 2;
   }
@@ -53,7 +53,7 @@ struct AppendRow {
   }
 
  private:
-  // Where the new row of a token goes; page -1: nowhere.
+  // The destination of a token's new row; page -1: none.
   struct Place {
     int32_t page;
     int32_t row;
@@ -146,7 +146,7 @@ struct AppendRow {
   }
 };
 
-// On a GPU, and by the same steps under simt.
+// The kernel on a GPU, and under simt.
 template <class Element, class Stored = Element>
 struct AppendKernel {
   static constexpr int kThreads = 128;

@@ -1,5 +1,5 @@
-// How elements become numbers and back, by their own conversions; cpu/element.hpp has those of the
-// CPU.
+// Conversion of elements to floats and back by their constructors; cpu/element.hpp has the
+// conversions for the CPU.
 #pragma once
 
 #include "core/e4m3.hpp"

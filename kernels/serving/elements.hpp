@@ -1,11 +1,11 @@
-// A dtype of a cache or a result as a C++ type.
+// Maps the dtype of a cache or a result to a C++ type.
 #pragma once
 
 #include "core/problem.hpp"
 
 namespace cutlass_attn::serving {
 
-// Calls visit() with a value of Half, BFloat or float, and returns what it does.
+// Calls visit() with a value of Half, BFloat or float, and returns its result.
 template <class Half, class BFloat, class Visit>
 auto by_element(DType dtype, Visit&& visit) {
   switch (dtype) {

@@ -1,5 +1,5 @@
-// merge_states(): its checks, the CPU's loop, and the way to the GPU's kernel. CUTLASS_ATTN_CUDA, 0
-// or 1, comes from CMake.
+// merge_states(): checks, the CPU loop, and the call of the GPU kernel. CMake defines
+// CUTLASS_ATTN_CUDA as 0 or 1.
 #include "serving/merge.hpp"
 
 #include <string>
@@ -62,7 +62,7 @@ Status check(MergeProblem const& p) {
   return {};
 }
 
-// Do all rows lie at multiples of 16 bytes, and have as many?
+// Whether all rows begin at multiples of 16 bytes and have lengths that are multiples of 16 bytes.
 bool is_aligned(MergeProblem const& p) {
   int64_t const bytes = size_of(p.a.dtype);
   bool result = p.head_dim * bytes % 16 == 0;

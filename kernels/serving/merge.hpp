@@ -1,4 +1,4 @@
-// What merge.cpp launches on a GPU.
+// The launch on a GPU, which merge.cpp calls.
 #pragma once
 
 #include "cutlass_attn.hpp"
@@ -7,7 +7,7 @@ namespace cutlass_attn::serving {
 
 struct MergeParams;
 
-// The device is current; the problem has rows.
+// The device is already current, and the problem has at least one row.
 Status merge_on_device(MergeParams const& params, RunOptions const& options);
 
 }  // namespace cutlass_attn::serving

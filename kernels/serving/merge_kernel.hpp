@@ -1,9 +1,9 @@
 // Merges results over two sets of keys, in one launch.
 //
-// Grid: 8 rows a block of 128 threads. A row is one head of one query; 16 threads share it, each of
-// which takes 16 bytes at a time where all rows lie at multiples of that, and an element otherwise.
-// Nothing is shared. Numbers are added up in one order and rounded once each, so that the same bits
-// come out whichever of the two comes first.
+// Grid: 8 rows a block of 128 threads. A row is one head of one query. 16 threads share a row. Each
+// takes 16 bytes at a time if all rows are aligned to that, and otherwise an element. No shared
+// memory. Every operation is commutative in the two inputs and rounded once, so that swapping them
+// gives bitwise equal results.
 #pragma once
 
 #include "core/launch.hpp"
@@ -16,10 +16,10 @@ namespace cutlass_attn::serving {
 
 struct MergeParams {
   MergeProblem problem;
-  bool is_aligned;  // rows are whole pieces of 16 bytes, at multiples of them
+  bool is_aligned;  // addresses and lengths of rows are multiples of 16 bytes
 };
 
-// a b, rounded, however it is used.
+// a * b, rounded, and never contracted into a fused multiply-add.
 CA_HOST_DEVICE float rounded_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -63,7 +63,7 @@ struct MergeKernel {
     Element const* const from_a = row_of(p.a, batch, head, i);
     Element const* const from_b = row_of(p.b, batch, head, i);
     Element* const to = row_of(p.o, batch, head, i);
-    // What an empty side holds does not count.
+    // The values of a side without visible keys are ignored.
     auto const merged = [&](Element x, Element y) {
       float const part_a = of_a == 0.0f ? 0.0f : rounded_product(Convert::load(x), of_a);
       float const part_b = of_b == 0.0f ? 0.0f : rounded_product(Convert::load(y), of_b);

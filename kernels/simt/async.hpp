@@ -1,5 +1,5 @@
-// mbarriers, and the copies of TMA that they count, of one thread block on the CPU. For host.cpp,
-// which knows the threads: functions return an error, or an empty text.
+// mbarriers of a thread block on the CPU, and the TMA copies that they count. For host.cpp, which
+// knows the threads: functions return an error message, or an empty string.
 #pragma once
 
 #include <cstring>
@@ -11,8 +11,8 @@
 
 namespace cutlass_attn::simt {
 
-// Where a tile swizzled by 128 bytes has the byte that would be at `linear` without; both count
-// from an address of 1024 bytes' alignment.
+// Maps the linear offset of a byte to its offset in a tile swizzled by 128 bytes. Both count from
+// an address aligned to 1024 bytes.
 inline uint32_t swizzle128(uint32_t linear) { return linear ^ (linear >> 7 & 7) << 4; }
 
 class AsyncUnits {
@@ -21,9 +21,9 @@ class AsyncUnits {
   enum class Stored : uint8_t { kNot, kUnseen, kSeen };  // by a thread
 
   struct Barrier {
-    int arrivals, pending;  // of a phase, and that the present one lacks
-    int64_t bytes = 0;      // that it lacks
-    unsigned phase = 0;     // the present one
+    int arrivals, pending;  // arrivals of a phase; those that the present phase still lacks
+    int64_t bytes = 0;      // that the present phase still lacks
+    unsigned phase = 0;     // the number of the present phase
     bool is_fenced = false;
     std::vector<int> waiters;  // threads
     char token = 0;            // stands for an order of events to the race detector
@@ -40,10 +40,10 @@ class AsyncUnits {
     stores_.clear();
   }
 
-  // What a thread stores, the asynchronous proxy, through which wgmma reads, need not see before
+  // The asynchronous proxy, through which wgmma reads, need not see what a thread stores before
   // that thread's proxy_fence().
   void store(void const* to, int bytes, int thread) {
-    if (barriers_.empty()) return;  // a kernel without
+    if (barriers_.empty()) return;  // a kernel without mbarriers
     stored_.resize(size_t(smem_bytes_) / kWord);
     if (size_t(thread) >= stores_.size()) stores_.resize(size_t(thread) + 1);
     for (uint32_t at = offset(to) / kWord; at < (offset(to) + bytes) / kWord; ++at) {
@@ -63,7 +63,7 @@ class AsyncUnits {
   uint32_t offset(void const* address) const {
     return uint32_t(static_cast<char const*>(address) - smem_);
   }
-  // Null: none was made there.
+  // Null if the address holds no mbarrier.
   Barrier* find(void const* address) {
     auto const found = barriers_.find(offset(address));
     return found == barriers_.end() ? nullptr : &found->second;
@@ -85,7 +85,8 @@ class AsyncUnits {
     for (auto& [at, barrier] : barriers_) barrier.is_fenced = true;
   }
 
-  // An arrival that adds `bytes` to what the phase waits for. Threads to wake are put into `woken`.
+  // An arrival that also adds `bytes` to the transaction count of the phase. Puts the threads to
+  // wake into `woken`.
   std::string arrive(void const* address, int bytes, std::vector<int>& woken) {
     Barrier* const barrier = find(address);
     if (barrier == nullptr) return "arrives at " + name(offset(address)) + ", which nobody made";
@@ -103,7 +104,7 @@ class AsyncUnits {
     return int(barrier.phase & 1) != parity;
   }
 
-  // Starts a copy: its target is NaN until it lands.
+  // Starts a copy. Its target is NaN until it lands.
   std::string copy(TensorView const& view, void* to, void const* barrier, Coordinates const& at,
                    bool poison) {
     Barrier* const counts = find(barrier);
@@ -125,14 +126,14 @@ class AsyncUnits {
     return "";
   }
 
-  // That a copy brings.
+  // The number of bytes of a copy.
   static int64_t bytes_of(TensorView const& view) {
     int64_t bytes = 2;
     for (uint32_t const n : view.box) bytes *= n;
     return bytes;
   }
 
-  // Lands the copies that count at this barrier.
+  // Lands the copies that this barrier counts.
   std::string land(void const* barrier, std::vector<int>& woken) {
     std::vector<Copy> others;
     std::string wrong;
@@ -156,7 +157,7 @@ class AsyncUnits {
 
   size_t copies_in_flight() const { return copies_.size(); }
 
-  // What barriers that somebody waits at lack.
+  // Describes what the barriers with waiting threads lack.
   std::string describe() const {
     std::string text;
     for (auto const& [at, barrier] : barriers_) {
@@ -184,7 +185,7 @@ class AsyncUnits {
     barrier.waiters.clear();
   }
 
-  // What cuTensorMapEncodeTiled would refuse.
+  // The reason for which cuTensorMapEncodeTiled would refuse the view.
   static std::string why_not(TensorView const& view) {
     if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
       return "has TMA read a tensor whose address is not aligned to 16 bytes";

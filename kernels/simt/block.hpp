@@ -1,5 +1,5 @@
-// What the threads of a GPU block on the CPU share: its memory, its barriers, and what else counts
-// them. For worker.hpp only.
+// State that the threads of a GPU block on the CPU share: memory, barriers, and asynchronous units.
+// For worker.hpp only.
 #pragma once
 
 #include <algorithm>
@@ -16,21 +16,21 @@
 namespace cutlass_attn::simt {
 namespace {
 
-// The warps of a warpgroup that wait for their products.
+// The warps of a warpgroup that wait for their wgmma.
 struct Warpgroup {
   int arrived = 0;  // threads
   int pending = 0;  // groups that may stay in flight
-  // Warps that have not gone on since: a GPU may still be at their part of the products. What those
-  // read, in lines of shared memory.
+  // Warps that have not resumed since: a GPU may still be executing their part of the products. The
+  // products' operands, as lines of shared memory.
   uint32_t waiting = 0;
   WgmmaLines lines;
 };
 
 struct Barrier {
-  int threads = 0;     // that it brings together; 0: nobody has come to it yet
-  uint32_t warps = 0;  // the warps that they are of
+  int threads = 0;     // threads that make up the barrier; 0: no thread has come to it yet
+  uint32_t warps = 0;  // their warps
   int arrived = 0;
-  uint32_t lanes[kWarpSize] = {};  // that have arrived, by warp
+  uint32_t lanes[kWarpSize] = {};  // arrived lanes, by warp
   unsigned generation = 0;
   char tokens[2] = {};  // addresses that stand for an order of events to the race detector
 };
@@ -43,10 +43,10 @@ struct Block {
   int first_warp = 0;  // in the cluster
   int threads = 0;
   int exited = 0;           // threads
-  bool has_waited = false;  // for grids before: a thread of it has
+  bool has_waited = false;  // whether a thread has executed griddepcontrol.wait
   Barrier barriers[kBarriers];
   std::vector<Warpgroup> warpgroups;
-  std::vector<int> registers;  // of a thread of each warp; 0: as many as it began with
+  std::vector<int> registers;  // registers per thread of each warp; 0: the initial number
   AsyncUnits units;
   std::unique_ptr<Pages> pages;
   char* smem = nullptr;
@@ -61,7 +61,8 @@ struct Block {
     warpgroups.assign(size_t(threads + kWarpgroupSize - 1) / kWarpgroupSize, {});
     registers.assign(size_t(threads) / kWarpSize, 0);
     smem_bytes = grid.smem_bytes;
-    // New pages for each block, so that the race detector forgets the accesses of the one before.
+    // New pages for each block, so that the race detector forgets the accesses of the previous
+    // block.
     pages = std::make_unique<Pages>(smem_bytes + 2 * kGuardBytes);
     std::memset(pages->data(), 0xff, smem_bytes + 2 * kGuardBytes);
     smem = pages->data() + kGuardBytes;
@@ -70,14 +71,14 @@ struct Block {
     units.reset(smem, smem_bytes);
   }
 
-  // With its last thread its memory is gone.
+  // When the last thread exits, the block's memory becomes NaN.
   void exit_thread(bool poison) {
     if (++exited < threads || !poison) return;
     race::Unseen const unseen;
     std::memset(smem, 0xff, smem_bytes);
   }
 
-  // What it must not leave behind.
+  // Describes unfinished operations, which a block must not end with.
   std::string what_is_left() const {
     if (units.copies_in_flight() > 0) {
       return "ends with " + std::to_string(units.copies_in_flight()) +

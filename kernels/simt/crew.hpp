@@ -1,4 +1,4 @@
-// The threads of a cluster on the CPU, as fibers, and what their warps wait at. For worker.hpp
+// The threads of a cluster on the CPU, as fibers, and the barriers of their warps. For worker.hpp
 // only.
 #pragma once
 
@@ -43,20 +43,20 @@ struct Warp {
   int arrived = 0;     // lanes at a collective
   void* operands[kWarpSize];
   unsigned generation = 0;  // of sync_warp()
-  char tokens[2] = {};      // as those of Barrier
+  char tokens[2] = {};      // like those of Barrier
 };
 
-// That of cluster_sync(), at which all threads wait.
+// The barrier of cluster_sync(), for all threads of the cluster.
 struct ClusterBarrier {
   int arrived = 0;
   unsigned generation = 0;
-  char tokens[2] = {};  // as those of Barrier
+  char tokens[2] = {};  // like those of Barrier
 };
 
 thread_local Fiber* self = nullptr;
 
-// The threads of a cluster. A launch leaves those it had to the next one of as many threads: to
-// make them takes longer than a small grid does, under ThreadSanitizer most of all.
+// The threads of a cluster. A launch hands its threads on to the next launch with an equal number:
+// creating them takes longer than a small grid does, especially under ThreadSanitizer.
 struct Crew {
   explicit Crew(int threads) : stacks(threads) {
     for (int i = 0; i < threads; ++i) {
@@ -85,7 +85,7 @@ class IdleCrews {
     return crew;
   }
 
-  // All of its fibers have to be at the end of a block.
+  // All of the crew's fibers have to be at the end of a block.
   void leave(std::unique_ptr<Crew> crew) {
     constexpr size_t kMost = 8;
     std::lock_guard<std::mutex> const lock(mutex_);

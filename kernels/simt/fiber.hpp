@@ -1,11 +1,11 @@
-// Fibers: stacks of execution that take turns on one OS thread, and what ThreadSanitizer has to be
-// told about them. For host.cpp only.
+// Fibers: stacks of execution that take turns on one OS thread, and their annotations for
+// ThreadSanitizer. For host.cpp only.
 //
-// A switch is the compiler's own setjmp and longjmp, a handful of instructions. swapcontext makes a
-// system call each time, and the C library's longjmp is not for a change of stacks: _FORTIFY_SOURCE
-// takes it for an attack, and ThreadSanitizer wraps it in its own bookkeeping. In a build for that
-// (CUTLASS_ATTN_SIMT_TSAN) every fiber is a thread of its own to the sanitizer, and a switch orders
-// nothing between them.
+// A switch is the compiler's builtin setjmp and longjmp, a handful of instructions. swapcontext
+// makes a system call each time. The C library's longjmp does not support a change of stacks:
+// _FORTIFY_SOURCE reports it as an attack, and ThreadSanitizer wraps it in its own bookkeeping. In
+// a ThreadSanitizer build (CUTLASS_ATTN_SIMT_TSAN) every fiber is a separate thread to the
+// sanitizer, and a switch orders nothing between them.
 #pragma once
 
 #include <sys/mman.h>
@@ -39,9 +39,9 @@ void AnnotateIgnoreWritesEnd(char const* file, int line);
 
 namespace cutlass_attn::simt {
 
-// What the race detector sees. host.cpp itself is compiled without instrumentation, so that its
-// reads and writes on behalf of other fibers stay invisible; the ones that a GPU thread is
-// answerable for are announced here, with the place in the kernel that they come from.
+// What the race detector sees. host.cpp itself is compiled without instrumentation, so its reads
+// and writes on behalf of other fibers are invisible. Accesses that a GPU thread makes are
+// announced here, with their place in the kernel.
 namespace race {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
 inline void acquire(void* token) { __tsan_acquire(token); }
@@ -62,8 +62,7 @@ inline void write(void* address, int bytes, void* place) {
                                      : &__tsan_write16_pc;
   function(address, place);
 }
-// As long as there is one, the present fiber's calls of malloc, free and memcpy are not seen
-// either.
+// While an Unseen exists, calls of malloc, free and memcpy by the present fiber are invisible, too.
 struct Unseen {
   Unseen() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -108,7 +107,7 @@ class Pages {
   size_t bytes_;
 };
 
-// Stacks of kBytes each, with an inaccessible page below every one.
+// Stacks of kBytes each, with an inaccessible guard page below each.
 class Stacks {
  public:
   static constexpr size_t kBytes = 256 * 1024;
@@ -125,8 +124,8 @@ class Stacks {
   Pages pages_;
 };
 
-// A stack of execution: the caller's own (default constructed), or a fiber that is to run `entry`,
-// which never returns.
+// A stack of execution: the caller's own (default constructed), or a fiber that runs `entry`, which
+// never returns.
 class Context {
  public:
   Context() {
@@ -155,8 +154,8 @@ class Context {
   Context(Context const&) = delete;
   Context& operator=(Context const&) = delete;
 
-  // For the race detector: what `other` has done comes before what this one, which is running, does
-  // from now on.
+  // For the race detector: everything that `other` has done happens before what the present context
+  // does from now on.
   void join(Context& other) {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
     constexpr unsigned kSync = 0;
@@ -167,7 +166,7 @@ class Context {
 #endif
   }
 
-  // Leaves this one, which is running, for `to`; returns when somebody switches back.
+  // Switches from the present context to `to`; returns when some context switches back.
   void switch_to(Context& to) {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
     constexpr unsigned kNoSync = 1;
@@ -180,7 +179,7 @@ class Context {
   }
 
  private:
-  // The compiler wants its longjmp in another function than its setjmp.
+  // The compiler requires its longjmp to be in another function than its setjmp.
   [[noreturn, gnu::noinline]] void resume() { __builtin_longjmp(resume_, 1); }
 
   ucontext_t start_;

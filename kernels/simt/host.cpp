@@ -1,4 +1,4 @@
-// Grids on the CPU, and what a kernel's body calls: see engine.hpp for what it promises.
+// Runs grids on the CPU, and defines the functions that a kernel's body calls: see engine.hpp.
 //
 // Compile this file without -fsanitize=thread, with CUTLASS_ATTN_SIMT_TSAN defined, to link it into
 // a ThreadSanitizer build: see fiber.hpp.
@@ -58,7 +58,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
   try {
     while (int64_t(helpers.size()) + 1 < std::min(wanted, clusters)) helpers.emplace_back(work);
   } catch (std::system_error const&) {
-    // The system grants no more threads: those there are do all the work.
+    // The system refuses more threads: the existing ones do all the work.
   }
   if (clusters > 0) work();
   for (std::thread& helper : helpers) helper.join();

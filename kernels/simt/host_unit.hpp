@@ -1,5 +1,5 @@
-// A translation unit of a GPU kernel for the CPU: the same type that kernel_unit.hpp compiles for
-// the GPU, run by simt.
+// A translation unit of a GPU kernel for the CPU: the type that kernel_unit.hpp compiles for the
+// GPU, run by simt.
 #pragma once
 
 #include "arch/sm80.hpp"
@@ -43,7 +43,7 @@ KernelUnit host_unit_with_asides() {
            &run_aside_on_host<Kernel, typename Kernel::After>}};
 }
 
-// For tests: runs a kernel type that no manifest names.
+// For tests: runs a kernel type that is not in the manifest.
 template <class Kernel, class... Scores>
 Status launch_on_host(Problem const& problem, RunOptions const& options) {
   static KernelUnit const unit = host_unit<Kernel, Scores...>();

@@ -1,17 +1,16 @@
-// A translation unit of a GPU kernel: its entries, one per score functor, and what it says of
-// itself. The same source is compiled by nvcc with the library and by NVRTC at first use. The
-// kernel type supplies
+// A translation unit of a GPU kernel: its entries, one per score functor, and its facts. nvcc
+// compiles this source with the library, and NVRTC at first use. The kernel type supplies
 //
 //   using Params;                    // its arguments, see runtime/kernel.hpp
 //   static constexpr int kThreads, kMinBlocksPerSm, kSmemBytes;
 //   static constexpr int kBlockM;        // rows of a block's tile
-//   static constexpr bool kPacksHeads;   // which may be of several heads
+//   static constexpr bool kPacksHeads;   // whether a tile may have rows of several heads
 //   template <class Score, class Arch>
 //   static void run(Params const&, char* smem);
 //
-// where not all scores have as many blocks, `template <class Score> min_blocks_per_sm()`; where
-// arch/sm80.hpp is not enough, `Machine`, the Arch that it asks for; and with asides also their
-// types,
+// and optionally `template <class Score> min_blocks_per_sm()`, if it differs between scores;
+// `Machine`, the Arch that it needs, if arch/sm80.hpp is not enough; and the types of the launches
+// before and after it (asides),
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
@@ -24,7 +23,7 @@
 
 namespace cutlass_attn {
 
-// Blocks of an SM that the entry for Score leaves registers for.
+// Blocks per SM that the registers of the entry for Score allow.
 template <class Kernel, class Score, class = int>
 struct MinBlocksPerSm {
   static constexpr int value = Kernel::kMinBlocksPerSm;
@@ -36,8 +35,8 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
 
 }  // namespace cutlass_attn
 
-// The __global__ function <symbol>__<token>, which runs a block of the type Kernel with the score
-// that is the last argument.
+// The __global__ function <symbol>__<token>: runs a block of the type Kernel with the score given
+// by the last argument.
 #define CA_KERNEL_ENTRY(symbol, token, Kernel, ...)                                   \
   extern "C" __global__ void __launch_bounds__(                                       \
       Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, __VA_ARGS__>::value)) \
@@ -47,7 +46,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
     Kernel::template run<__VA_ARGS__, Machine>(params, smem);                         \
   }
 
-// The same with a score of these terms and a user's function, Mod.
+// The __global__ function of a kernel whose score has these terms and a user's function, Mod.
 #define CA_SCORE_MOD_ENTRY(symbol, token, Kernel, Mod, ...)                               \
   namespace symbol##__##token##_mod {                                                     \
     using Term = ::cutlass_attn::ScoreMod<Mod, Kernel::Params>;                           \
@@ -63,7 +62,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
     Kernel::template run<symbol##__##token##_mod::Mine, Machine>(all.params, smem);       \
   }
 
-// The same of an aside, Kernel::Aside.
+// The __global__ function of an aside, Kernel::Aside.
 #define CA_ASIDE_ENTRY(symbol, token, Kernel, Aside)                       \
   extern "C" __global__ void __launch_bounds__(Kernel::Aside::kThreads)    \
       symbol##__##token(__grid_constant__ Kernel::Params const params) {   \
@@ -71,7 +70,7 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
     Kernel::Aside::template run<::cutlass_attn::arch::Sm80>(params, smem); \
   }
 
-// What the host reads: of nvcc's code a KernelUnit with the given entries, of NVRTC's the facts.
+// For the host: from nvcc a KernelUnit with the given entries, from NVRTC the facts.
 #if defined(__CUDACC_RTC__)
 #define CA_KERNEL_UNIT(symbol, Kernel, ...)                                \
   extern "C" __device__::cutlass_attn::KernelFacts const symbol##__facts = \
@@ -90,5 +89,5 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
                                   {CA_ENTRY(symbol, before), CA_ENTRY(symbol, after)}};
 #endif
 
-// An entry as an element of that list.
+// An entry in the list of a CA_KERNEL_UNIT.
 #define CA_ENTRY(symbol, token) reinterpret_cast<void const*>(&symbol##__##token)

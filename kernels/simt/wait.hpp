@@ -1,4 +1,4 @@
-// What the threads of a block wait for on the CPU, and how an error says it.
+// The operations that threads of a block on the CPU wait for, and their text in errors.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace cutlass_attn::simt {
 
-// What a thread waits for: the kind, and the arguments that all who wait have to agree on.
+// The operation that a thread waits for, and the arguments that all waiting threads have to agree
+// on.
 enum class Wait : uint8_t {
   kNothing,
   kBarrier,
@@ -32,9 +33,9 @@ enum class Wait : uint8_t {
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  uint8_t argument =
-      0;  // a shuffle's lane mask, a named barrier's number, rows of a wmma, a parity
-  uint16_t threads = 0;  // of a named barrier; where an mbarrier is, in units of 8 bytes
+  // A shuffle's lane mask, a named barrier's number, rows of a wmma, or a parity.
+  uint8_t argument = 0;
+  uint16_t threads = 0;  // of a named barrier; of an mbarrier its offset in units of 8 bytes
 
   bool operator==(WaitFor const& x) const {
     return what == x.what && argument == x.argument && threads == x.threads;

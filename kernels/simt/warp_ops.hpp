@@ -12,7 +12,7 @@
 
 namespace cutlass_attn::simt {
 
-// The SIMD width that every 64-bit machine has.
+// The SIMD width of every 64-bit machine.
 using Floats = float __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(16)));
 inline constexpr int kVectorLanes = 4;
@@ -52,9 +52,9 @@ inline void widen(engine::MmaInput input, uint16_t const* from, float* to, int c
 }
 
 struct MmaOperands {
-  uint32_t const* a;  // (4) pairs of the row-major 16 x 16 matrix A
-  uint32_t const* b;  // (2) pairs of the column-major 16 x 8 matrix B
-  float* c;           // (4) of the 16 x 8 matrix C
+  uint32_t const* a;  // (4) pairs of elements of the row-major 16 x 16 matrix A
+  uint32_t const* b;  // (2) pairs of elements of the column-major 16 x 8 matrix B
+  float* c;           // (4) elements of the 16 x 8 matrix C
 };
 
 inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSize]) {
@@ -96,13 +96,13 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
 }
 
 struct Mma8Operands {
-  uint32_t const* a;  // (4) four int8, or uint8, each of the row-major 16 x 32 matrix A
+  uint32_t const* a;  // (4) four int8 or uint8 in each, of the row-major 16 x 32 matrix A
   uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
-  int32_t const* c;   // (4) of the 16 x 8 matrix C
+  int32_t const* c;   // (4) elements of the 16 x 8 matrix C
   int32_t* d;         // (4)
 };
 
-// "Matrix Fragments for mma.m16n8k32" of the PTX ISA. False: a sum is beyond an int32.
+// "Matrix Fragments for mma.m16n8k32" of the PTX ISA. Returns false if a sum overflows an int32.
 inline bool warp_mma_int8(bool is_signed, Mma8Operands* const (&lanes)[kWarpSize]) {
   uint8_t a[16][32];  // (m, k)
   int8_t b[8][32];    // (n, k)
@@ -134,20 +134,20 @@ inline uint16_t half_of(double x) {
   if (std::isnan(x)) return sign | 0x7e00;
   if (size >= 65520) return sign | 0x7c00;
   int const exponent = size < 0x1p-14 ? -14 : std::ilogb(size);
-  // A significand of 11 bits carries into the exponent by itself.
+  // The carry of an 11-bit significand increments the exponent.
   int const significand = int(std::nearbyint(std::ldexp(size, 10 - exponent)));
   return uint16_t(sign | (((exponent + 14) << 10) + significand));
 }
 
 struct MmaE4m3Operands {
-  uint32_t const* a;  // (4) four e4m3 each of the row-major 16 x 32 matrix A
+  uint32_t const* a;  // (4) four e4m3 in each, of the row-major 16 x 32 matrix A
   uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
   uint32_t const* c;  // (2) pairs of fp16 of the 16 x 8 matrix C
   uint32_t* d;        // (2)
 };
 
-// The same fragments, of a product's bytes; pairs of C as those of m16n8k16. Products of two 4-bit
-// significands, and 32 of them and a half, are exact in fp64.
+// The fragments of int8 m16n8k32 for A and B, and those of m16n8k16 for pairs of C. Products of two
+// 4-bit significands, and sums of 32 of them and an fp16, are exact in fp64.
 inline void warp_mma_e4m3(bool halves, MmaE4m3Operands* const (&lanes)[kWarpSize]) {
   float numbers[256];
   for (int bits = 0; bits < 256; ++bits) numbers[bits] = float(E4M3{uint8_t(bits)});
@@ -184,7 +184,7 @@ inline void warp_mma_e4m3(bool halves, MmaE4m3Operands* const (&lanes)[kWarpSize
   }
 }
 
-// The index that a kernel cannot know: an odd factor makes it one of each.
+// An index that a kernel cannot know; the odd factor makes it a permutation.
 inline int wmma_element_of(int lane, int i, int size) { return (lane + i * kWarpSize) * 77 % size; }
 
 struct WmmaOperands {

@@ -1,7 +1,7 @@
 // wgmma of one thread block on the CPU. For host.cpp, which knows the threads.
 //
-// A product is done when the wait that covers it is: until then its accumulators are NaN, and what
-// it reads, in shared memory and in registers, is read only then.
+// A product is executed by the wait that covers it: until then its accumulators are NaN, and its
+// operands, in shared memory and in registers, are read only then.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace cutlass_attn::simt {
 
 inline constexpr int kWarpgroupSize = 128;
 
-// A thread's part of the products in flight.
+// A thread's part of the wgmma calls in flight.
 class ThreadWgmma {
  public:
   void reset() {
@@ -48,9 +48,9 @@ class ThreadWgmma {
     engine::WgmmaCall call;
     float* accumulator;
     int64_t group;
-    uint32_t a[4];  // as they were when it was called
+    uint32_t a[4];  // the registers at the time of the call
   };
-  // Those that no wait for all but `pending` groups leaves in flight, oldest first.
+  // The number of calls, oldest first, that a wait for all but `pending` groups covers.
   size_t covered(int pending) const {
     size_t n = 0;
     while (n < calls_.size() && calls_[n].group < groups_ - pending) ++n;
@@ -60,7 +60,7 @@ class ThreadWgmma {
   size_t in_flight() const { return calls_.size(); }
   float* values(float* accumulator) { return find(accumulator)->values.data(); }
 
-  // The first `count` calls are done. Gives accumulators back that no call is left for.
+  // Marks the first `count` calls as done. Releases accumulators that no other call uses.
   std::string finish(size_t count) {
     std::string wrong;
     for (size_t i = 0; i < count; ++i) {
@@ -116,7 +116,7 @@ class ThreadWgmma {
   bool is_fenced_ = false;
 };
 
-// Which lines of shared memory products read.
+// The lines of shared memory that products read.
 class WgmmaLines {
  public:
   static constexpr uint32_t kLine = 128;  // bytes
@@ -132,7 +132,7 @@ class WgmmaLines {
   std::vector<uint8_t> are_read_;
 };
 
-// An operand in shared memory, as its descriptor says.
+// An operand in shared memory, decoded from its descriptor.
 struct WgmmaMatrix {
   uint32_t start, leading, stride;
   bool is_swizzled;
@@ -143,15 +143,17 @@ struct WgmmaMatrix {
         stride(uint32_t(descriptor >> 32 & 0x3fff) * 16),
         is_swizzled(descriptor >> 62 == 1) {}
 
-  // Element `column` of row `row`, columns being contiguous, in groups of 8 rows and 64 columns.
+  // The offset of element (row, column). Columns are contiguous, in groups of 8 rows and 64
+  // columns.
   uint32_t offset(int row, int column) const {
     return swizzle128(start + uint32_t(column) / 64 * leading + uint32_t(row) / 8 * stride +
                       uint32_t(row) % 8 * 128 + uint32_t(column) % 64 * 2);
   }
 };
 
-// D = A B, or D += A B, of the same call of a warpgroup's threads: 64 x n x 16. Adds what threads
-// stored of A and B to `of_threads`, words of shared memory, and to `lines` what is read of it.
+// D = A B, or D += A B, 64 x n x 16, for one call by all threads of a warpgroup. Adds to
+// `of_threads` the words of A and B in shared memory that threads stored, and to `lines` all lines
+// that are read.
 inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits const& units,
                                  std::vector<uint32_t>& of_threads, WgmmaLines& lines,
                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
@@ -201,7 +203,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
   for (int k = 0; k < kK; ++k) {
     for (int j = 0; j < n; ++j) {
-      // Of an A and a B in shared memory one is transposed there.
+      // With both A and B in shared memory, one is transposed there.
       bool const has_rows = first.a != nullptr || first.is_transposed;
       b16[k * n + j] = has_rows ? read(matrix, k, j) : read(matrix, j, k);
     }

@@ -1,5 +1,5 @@
-// Runs the clusters of a grid one after the other: which fiber goes on, what each waits for, and
-// what it may not do. See engine.hpp for what it promises. For host.cpp only.
+// Runs the clusters of a grid one after the other: chooses the fiber that runs next, tracks what
+// each waits for, and reports errors. See engine.hpp for what is reported. For host.cpp only.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kCopyBytes = 16;
 
-// Runs one cluster after the other on one OS thread; its blocks take turns as their threads do.
+// Runs clusters on one OS thread, one after the other. The blocks of a cluster take turns, as their
+// threads do.
 class Worker {
  public:
   Worker(Grid const& grid, Schedule const& schedule, std::function<void(char*)> const& body)
@@ -44,7 +45,8 @@ class Worker {
     if (error_.empty()) IdleCrews::instance().leave(std::move(crew_));
   }
 
-  // Empty, or what went wrong; then this worker can run no further cluster.
+  // Returns an error message or an empty string. After an error, this worker can run no further
+  // cluster.
   std::string run_cluster(int64_t cluster) {
     random_ = (schedule_.seed + 1) * 0x9e3779b97f4a7c15u ^ uint64_t(cluster + 1) << 20;
     for (int i = 0; i < int(warps_.size()); ++i) wake(i);
@@ -73,7 +75,7 @@ class Worker {
     return error_;
   }
 
-  // The life of every fiber: one run of the body for each block, of whatever worker.
+  // The main loop of every fiber: runs the body once for each block, for any worker.
   static void fiber_main() {
     for (;;) run_body();
   }
@@ -122,7 +124,7 @@ class Worker {
            {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
   }
 
-  // The calling thread is about to come to it.
+  // Finds a named barrier to which the calling thread is about to come.
   Barrier& named_barrier(int number, int threads) {
     if (number < 1 || number >= kBarriers || threads < kWarpSize || threads % kWarpSize != 0 ||
         threads > grid_.threads) {
@@ -136,7 +138,8 @@ class Worker {
            call_of_sync(number, barrier.threads));
     }
     uint32_t const warp = uint32_t(1) << self->thread / kWarpSize;
-    // The warps of the barrier's earlier rounds count, so that no schedule hides one too many.
+    // Warps of earlier rounds of the barrier count, too: otherwise some schedules would hide that
+    // there is one warp too many.
     if (__builtin_popcount(barrier.warps | warp) * kWarpSize > threads) {
       std::string others;
       for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
@@ -178,7 +181,7 @@ class Worker {
     bool const together =
         ++warp.arrived == kWarpSize &&
         std::all_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
-    if (!together) return leave(wait);  // for good, where a warp has diverged
+    if (!together) return leave(wait);  // forever, if the warp has diverged
     Operands* all[kWarpSize];
     for (int i = 0; i < kWarpSize; ++i) all[i] = static_cast<Operands*>(warp.operands[i]);
     complete(all);
@@ -267,7 +270,7 @@ class Worker {
       fail("has TMA copy to byte " + std::to_string(begin) +
            " of shared memory, which wgmma reads for a warp that has yet to go on");
     }
-    // Who waits already gets it at once.
+    // Threads that already wait get the data at once.
     AsyncUnits::Barrier* const counts = units().find(barrier);
     if (counts->waiters.empty()) return;
     std::vector<int> woken;
@@ -277,7 +280,7 @@ class Worker {
 
   // --- wgmma -------------------------------------------------------------------------------------
 
-  // Brings the warpgroup together; the last thread to arrive does the products.
+  // Waits for all threads of the warpgroup; the last thread to arrive executes the products.
   void wgmma_wait(int pending) {
     int const index = self->thread / kWarpgroupSize;
     if ((index + 1) * kWarpgroupSize > grid_.threads) {
@@ -311,7 +314,8 @@ class Worker {
     all_registers[size_t(self->thread) / kWarpSize] = registers;
     int total = 0;
     for (int const of_warp : all_registers) total += of_warp * kWarpSize;
-    // A block begins with as many for each thread, a multiple of 8, and gets no others.
+    // The register file of a block: 64 K divided by its threads, rounded down to a multiple of 8
+    // each.
     int const all = 64 * 1024 / grid_.threads / 8 * 8 * grid_.threads;
     if (total > all) {
       fail("calls setmaxnreg with " + std::to_string(registers) + " registers, which makes " +
@@ -320,7 +324,7 @@ class Worker {
     }
   }
 
-  // An access to shared memory.
+  // Checks an access to shared memory.
   void check_shared(char const* what, void const* address, size_t bytes = kCopyBytes) {
     uintptr_t const offset = uintptr_t(address) - uintptr_t(self->block->smem);
     if (offset >= uintptr_t(grid_.smem_bytes) || offset + bytes > uintptr_t(grid_.smem_bytes)) {
@@ -383,7 +387,7 @@ class Worker {
     worker.leave({Wait::kExited});
   }
 
-  // The last thread to wait reads, for all of them, what others stored.
+  // The last thread to wait reads the operands, on behalf of all threads, from what others stored.
   void multiply(int first, int pending, WgmmaLines& lines) {
     of_threads_.clear();
     do_products(first, pending, lines);
@@ -414,12 +418,12 @@ class Worker {
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }
 
-  // To the race detector: all that the fibers did comes before what follows here.
+  // For the race detector: all that the fibers did happens before what follows.
   void join() {
     for (auto const& fiber : fibers_) root_.join(fiber->context);
   }
 
-  // The calling fiber has to wait: runs another, or ends the block where none is ready.
+  // Suspends the calling fiber: runs another one, or ends the block with an error if none is ready.
   void leave(WaitFor wait) {
     int const id = self->id;
     waits_[id] = wait;
@@ -439,18 +443,19 @@ class Worker {
     from->context.switch_to(self->context);
   }
 
-  // Whether the calling thread was the last to come; then the others can go on.
+  // Returns whether the calling thread was the last to arrive; if so, wakes the others.
   bool arrive(Barrier& barrier, WaitFor wait) {
     race::release(&barrier.tokens[barrier.generation & 1]);
     if (++barrier.arrived != barrier.threads) return false;
     barrier.arrived = 0;
     std::fill_n(barrier.lanes, kWarpSize, 0u);
-    // Tokens alternate, or an early thread's next arrival would order more than this barrier.
+    // Tokens alternate: otherwise an early thread's next arrival would order more than this
+    // barrier.
     ++barrier.generation;
     int const first_warp = self->block->first_warp;
     for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
       WaitFor const* const waits = &waits_[(first_warp + i) * kWarpSize];
-      // Those that merely arrived are elsewhere.
+      // Threads that called arrive() are not waiting here.
       bool const has_waiting =
           std::any_of(waits, waits + kWarpSize, [&](WaitFor x) { return x == wait; });
       if (barrier.warps >> i & 1 && has_waiting) wake(first_warp + i);
@@ -469,14 +474,14 @@ class Worker {
     race::acquire(token);
   }
 
-  // For any warps to use: at this point nobody waits at one.
+  // Frees named barriers for any warps to use. No thread waits at one when this is called.
   void free_named_barriers() {
     for (Barrier& barrier : self->block->barriers) {
       if (barrier.arrived == 0) barrier.threads = barrier.warps = 0;
     }
   }
 
-  // These threads can go on, each by itself.
+  // Makes these threads ready, each by itself.
   void wake(std::vector<int> const& threads) {
     for (int const id : threads) {
       warps_[id / kWarpSize].ready |= uint32_t(1) << id % kWarpSize;
@@ -484,21 +489,21 @@ class Worker {
     }
   }
 
-  // All lanes of the warp can go on.
+  // Makes all lanes of the warp ready.
   void wake(int warp) {
     warps_[warp].ready = ~uint32_t(0);
     warps_[warp].arrived = 0;
     std::fill_n(&waits_[warp * kWarpSize], kWarpSize, WaitFor{});
   }
 
-  // Where the order begins when every thread is ready.
+  // The first thread in the order of the schedule, when every thread is ready.
   int first() {
     bool const reverse = schedule_.order == FiberOrder::kReverse;
     return next_ready(reverse ? int(warps_.size()) - 1 : 0, reverse ? 0 : kWarpSize - 1);
   }
 
-  // The ready thread after (warp, lane) in the order of the schedule, -1 if there is none: a warp
-  // runs as far as it can before the next one does.
+  // The next ready thread after (warp, lane) in the order of the schedule; -1 if there is none. A
+  // warp runs as far as it can before the next warp runs.
   int next_ready(int warp, int lane) {
     int const warps = int(warps_.size());
     bool const reverse = schedule_.order == FiberOrder::kReverse;
@@ -509,7 +514,7 @@ class Worker {
     }
     for (int i = 0; i < warps; ++i) {
       if (uint32_t const ready = warps_[warp].ready) {
-        // Rotated so that the nearest candidate is the lowest, or the highest, bit.
+        // Rotated so that the nearest candidate is the lowest bit, or in reverse the highest bit.
         uint64_t const twice = uint64_t(ready) << 32 | ready;
         int const next = reverse ? lane - 1 - __builtin_clz(uint32_t(twice >> lane))
                                  : lane + 1 + __builtin_ctz(uint32_t(twice >> (lane + 1)));
@@ -524,7 +529,7 @@ class Worker {
   std::string describe_stuck() const {
     for (int warp = 0; warp < int(warps_.size()); ++warp) {
       WaitFor const* const waits = &waits_[warp * kWarpSize];
-      // Lanes may wait for a phase by themselves.
+      // Lanes may wait for a phase individually.
       if (std::any_of(waits, waits + kWarpSize, [](WaitFor x) { return x.what == Wait::kPhase; })) {
         continue;
       }

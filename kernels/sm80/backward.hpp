@@ -1,9 +1,10 @@
-// Backward on mma.sync: dK and dV of a tile of keys a block, dQ added to memory; P is recomputed.
+// Backward on mma.sync. A block computes dK and dV of a tile of keys and adds dQ to memory. P is
+// recomputed.
 //
 //   grid    one block per (batch, KV head, tile of kBlockN keys)
-//   block   warps along the keys; beyond head dim 64 two of them share keys, in two roles
-//   loop    over tiles of kBlockM queries of all query heads that read the KV head, so dK and dV of
-//           grouped heads add up in registers
+//   block   warps along the keys; beyond head dim 64 two warps share keys, in two roles
+//   loop    over tiles of kBlockM queries of all query heads that read the KV head, so that dK and
+//           dV of grouped heads accumulate in registers
 //
 //   a step, for a slice of queries at a time:
 //
@@ -11,20 +12,21 @@
 //                                     | (smem)
 //     second role  dP = V dO^T --> dS = P (dP - delta) --> dK += dS Q
 //                                     | (smem)
-//     all warps    dQ = dS K, of the step before, added to memory
+//     all warps    dQ = dS K of the previous step, added to memory
 //
-// With dropout P is multiplied by 1 where a weight is kept, not by the kept weights' factor: delta
-// is divided by it in advance, and dQ, dK and dV are multiplied by it when they are rounded.
+// With dropout, P is multiplied by 1 where a weight is kept, not by the factor of kept weights.
+// delta is divided by that factor in advance, and dQ, dK and dV are multiplied by it when they are
+// rounded.
 //
-// Of a step's instructions addresses are what can be saved: those that follow batch and head are
-// made once a block (Config::Rows), the warps of a role copy one operand each, and what a lane adds
-// is known not to be negative (opaque_index). At d256 that and 32 queries a step instead of 16 are
-// 44 % fewer for each product, at d128 21 % (docs/notes/ada.md).
+// Address arithmetic is what a step can save. Addresses that depend on batch and head are computed
+// once a block (Config::Rows), the warps of a role copy one operand each, and a lane's offset is
+// known not to be negative (opaque_index). Together with 32 queries a step instead of 16 that takes
+// 44 % fewer instructions for each product at d256, and 21 % fewer at d128 (docs/notes/ada.md).
 //
-// In registers: dK or dV (both without roles), and as much of K or V as BackwardConfig says. In
-// shared memory: K, the tiles of Q and dO of this step and of the next one (of dO of this step
-// alone where two do not fit), dS of this step and of the one before. One barrier a step. What
-// comes before and after is backward_rows.hpp.
+// Registers: dK or dV (both without roles), and as much of K or V as BackwardConfig says. Shared
+// memory: K, the tiles of Q and dO of this step and of the next one (dO of this step alone where
+// two do not fit), dS of this step and of the previous one. One barrier a step. backward_rows.hpp
+// has the launches before and after.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -52,7 +54,7 @@ struct Backward {
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = Config::kMinBlocksPerSm;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockM = kBlockN;  // a tile of keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -103,7 +105,7 @@ struct Backward {
       store_grad<Config, Arch>(to, columns, factor, block, p, grad, opaque_index(Arch::thread()));
     };
     if constexpr (Config::kHasRoles) {
-      // Not step.role(), which would be in local memory until here: 8 bytes of packed sequences.
+      // Not step.role(): it would stay in local memory until here (8 bytes with packed sequences).
       if (Arch::thread() < Config::kThreads / 2) {
         store_rows(params.grad.v, p.head_dim_v, v_scale, step.grad[0]);
       } else {

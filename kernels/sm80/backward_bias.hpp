@@ -1,5 +1,5 @@
-// The gradient of a bias: that of its logits, added up in fp32 where it will be read, in whatever
-// order blocks come. BackwardBeforeBias has made zeros of it.
+// The gradient of a bias: the gradient of its logits, added up in fp32 by atomics, in any order of
+// the blocks. BackwardBeforeBias has zeroed it.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -7,9 +7,9 @@
 
 namespace cutlass_attn::sm80 {
 
-// Adds x = P (dP - delta) of a slice. Where queries or keys share an entry, a warp's are summed up
-// first: of a thread, then of the four lanes that have the same keys, or the eight with the same
-// queries.
+// Adds x = P (dP - delta) of a slice. Where queries or keys share an entry (a broadcast dimension),
+// the sum is reduced within the warp first: within a thread, then over the four lanes with equal
+// keys, or the eight lanes with equal queries.
 template <class Scores>
 CUTE_DEVICE void add_to_bias(PerLogit const& to, typename Scores::Slice& x, StepPlace const& at,
                              int slice, Scores const& scores, int lane) {

@@ -1,9 +1,9 @@
-// What the blocks of a backward kernel have in common beside the operands, on mma.sync and on
-// wgmma: which tile of keys is whose, which queries see its keys, and dK and dV on their way to
-// memory.
+// What the backward kernels on mma.sync and on wgmma share: which tile of keys a block has, which
+// queries see its keys, and how dK and dV are stored.
 //
-// A Config has kHeadDim, kBlockN keys of a block, kWarpsN warps with kWarpKeys keys each, which are
-// kKeyBlocks m16 blocks; its SharedStorage a BackwardBlock `block` and queries_of_key[kBlockN][2].
+// A Config has kHeadDim, kBlockN keys of a block, and kWarpsN warps with kWarpKeys keys each, which
+// are kKeyBlocks m16 blocks. Its SharedStorage has a BackwardBlock `block` and
+// queries_of_key[kBlockN][2].
 #pragma once
 
 #include "core/dropout.hpp"
@@ -14,25 +14,26 @@
 
 namespace cutlass_attn::sm80 {
 
-// Queries that see keys of a warp: any of them from some_begin to some_end, all of them from
-// all_begin to all_end; every one is empty where begin >= end.
+// Queries that see keys of a warp: [some_begin, some_end) see at least one key, [all_begin,
+// all_end) see all of them. A range is empty if begin >= end.
 struct alignas(16) VisibleQueries {
   int32_t some_begin, some_end, all_begin, all_end;
 };
 
-// In shared memory, because registers are what the loop is short of.
+// In shared memory, because the loop is short of registers.
 template <class SeqInfo, int kWarpsN>
 struct BackwardBlock {
   SeqInfo seq;      // the batch entry
   RowTile tile;     // of keys
-  int32_t ticket;   // where dQ is added in order: how many blocks began before this one
-  TileRange range;  // of the tiles of queries that see any of them
+  int32_t ticket;   // where dQ is added in order: the number of blocks that began before this one
+  TileRange range;  // of tiles of queries that see any key of this tile
   DropoutMask dropout;
   VisibleQueries visible[kWarpsN];
 };
 
-// Of this block's tile of keys. In order, blocks wait for those of earlier keys: which those are is
-// up to when blocks begin, so that all that one waits for have begun. By all threads of the block.
+// The number of this block's tile of keys. Where dQ is added in order, blocks wait for blocks of
+// earlier keys. Tiles are therefore assigned in the order in which blocks begin, so that every
+// block that one waits for has begun. Called by all threads of the block.
 template <class Config, class Arch>
 CUTE_DEVICE int number_of_tile(BackwardParams const& params,
                                typename Config::SharedStorage& shared) {
@@ -45,7 +46,8 @@ CUTE_DEVICE int number_of_tile(BackwardParams const& params,
   }
 }
 
-// Which queries see each key, and each warp's. By all threads of the block.
+// Finds the queries that see each key, and those that see the keys of each warp. Called by all
+// threads of the block.
 template <class Config, class Arch>
 CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
                                typename Config::SharedStorage& shared) {
@@ -69,7 +71,7 @@ CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
   }
 }
 
-// dK or dV, rounded; `thread` counts those that compute.
+// Rounds and stores dK or dV. `thread` is the index among the threads that compute.
 template <class Config, class Arch, class Block, class Grad>
 CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block const& block,
                             Problem const& p, Grad const& grad, int thread) {

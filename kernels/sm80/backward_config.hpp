@@ -11,11 +11,11 @@
 
 namespace cutlass_attn::sm80 {
 
-// Padded head dims of Q, K, V and O are the same. A block has kBlockN keys and takes kBlockM
+// The padded head dim is one for Q, K, V and O. A block has kBlockN keys and goes through kBlockM
 // queries a step.
-// kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
-// kDrops: whether weights are dropped, with another score than the general one, which may always.
-// kHasBiasGrad: whether the bias has a gradient.
+// kIsOrdered: blocks add to dQ in the order of their keys, so that results repeat bitwise.
+// kDrops: dropout with a score other than the general one, which always supports it.
+// kHasBiasGrad: the bias has a gradient.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, bool kIsGeneral_,
           class SeqInfo_, bool kIsOrdered_, bool kDrops_, bool kHasBiasGrad_>
 struct BackwardConfig {
@@ -28,34 +28,35 @@ struct BackwardConfig {
   static constexpr bool kDrops = kDrops_, kMayDrop = kDrops || kIsGeneral;
   static constexpr bool kHasBiasGrad = kHasBiasGrad_;
   static_assert(!kHasBiasGrad || (kIsGeneral && !kIsOrdered), "adds to it in any order");
-  static constexpr int kSteps = kHeadDim / 16;  // of a product over head-dim columns
+  static constexpr int kSteps = kHeadDim / 16;  // k-steps of a product over head-dim columns
 
-  // Up to head dim 64 a warp has both chains of products of its keys: S = K Q^T, P, dV += P dO; and
-  // dP = V dO^T, dS, dK += dS Q. Beyond, accumulators and stationary operands of one chain fill the
-  // registers: two warps share the keys, the first role has the former chain, the second the
-  // latter.
+  // Up to head dim 64 a warp computes both chains of products of its keys: S = K Q^T, P, dV += P
+  // dO; and dP = V dO^T, dS, dK += dS Q. Beyond, accumulators and stationary operands of one chain
+  // fill the registers, so two warps share the keys: the first role computes the former chain, the
+  // second the latter.
   static constexpr bool kHasRoles = kHeadDim > 64;
-  static constexpr int kChains = kHasRoles ? 1 : 2;  // of a warp
+  static constexpr int kChains = kHasRoles ? 1 : 2;  // chains of a warp
   static constexpr int kWarpsN = kHasRoles ? kWarps / 2 : kWarps;
   static constexpr int kWarpKeys = kBlockN / kWarpsN;
   static constexpr int kKeyBlocks = kWarpKeys / 16;  // m16 blocks of a warp
 
-  // Queries that go through softmax at a time. Draws of dropout leave registers for few, of which
-  // there are as many as named barriers for the hand-over of P.
+  // Queries that go through softmax at a time. Dropout's random numbers leave registers for few
+  // queries. Each slice needs a named barrier to pass P on, which limits the number of slices.
   static constexpr int kNamedBarriers = 15;
   static constexpr bool kHasSmallSlices =
       kMayDrop && (!kHasRoles || kWarpsN * kBlockM / 16 <= kNamedBarriers);
   static constexpr int kSlice = kBlockM < 32 || kHasSmallSlices ? 16 : 32;
   static constexpr int kSlices = kBlockM / kSlice;
-  // Code of its own for each slice wins 2 % at head dim 64; with roles it spills, but not with the
+  // Separate code for each slice gains 2 % at head dim 64. With roles it spills, except for the
   // small slices of dropout.
   static constexpr int kUnrolledSlices =
       kIsGeneral || (kHasRoles && !(kDrops && kHasSmallSlices)) ? 1 : kSlices;
 
-  // Steps of a chain's K or V that stay in registers; the others are read by every query tile. With
-  // all of them V leaves its shared memory to the first tiles of Q, which is what lets tiles of
-  // head dims from 128 on into the 99 KB of Ada. As many as do not spill: on an H200 two more cost
-  // 9 % at head dim 128 and 5 % at 256.
+  // k-steps of a chain's K or V that stay in registers. The other k-steps are read from shared
+  // memory for every tile of queries. If all of V stays in registers, its shared memory goes to the
+  // first tiles of Q; without that, tiles of head dims from 128 on do not fit the 99 KB of Ada. The
+  // number is the largest that does not spill: on an H200 two more cost 9 % at head dim 128 and 5 %
+  // at 256.
   static constexpr int stationary_steps() {
     if (kIsGeneral) return kKeyBlocks == 1 ? kSteps : 0;
     if (kHeadDim == 64) return kKeyBlocks == 1 ? kSteps : 0;
@@ -68,11 +69,12 @@ struct BackwardConfig {
   static constexpr int kMinBlocksPerSm = kHasRoles ? 1 : 2;
 
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;
-  using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
-  using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
+  using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // Q and dO
+  using TileS = SwizzledTile<kBlockN, kBlockM>;   // dS: (key, query)
   static constexpr int kStages = 2;
-  // Of dO. One where two do not fit the 99 KB of Ada: a step's dO is then copied at its beginning,
-  // while the second role adds the dQ before and the first multiplies K Q^T.
+  // Buffers of dO. One where two do not fit the 99 KB of Ada: dO of a step is then copied at the
+  // beginning of the step, while the second role adds the previous dQ and the first multiplies K
+  // Q^T.
   static constexpr int kGradOStages = kHeadDim == 256 && kBlockM == 32 ? 1 : kStages;
   static_assert(kGradOStages == kStages || kHasRoles);
 
@@ -87,8 +89,8 @@ struct BackwardConfig {
   static constexpr int kWarpsM = warps_of_dq();
   static_assert(kWarpsM > 0, "no way to share out dQ");
   static constexpr int kQueryBlocks = kBlockM / 16 / kWarpsM;
-  static constexpr int kColumnBlocks = kSteps / (kWarps / kWarpsM);  // of 16 columns
-  // Those that a warp adds up at a time: beside dK and dV there are few registers.
+  static constexpr int kColumnBlocks = kSteps / (kWarps / kWarpsM);  // 16 columns each
+  // Column blocks that a warp accumulates at a time: dK and dV leave few registers.
   static constexpr int kColumnsAtOnce = kColumnBlocks % 2 == 0 ? 2 : 1;
   static_assert(kQueryBlocks == 1 || kBlockM % 32 == 0);
 
@@ -103,8 +105,9 @@ struct BackwardConfig {
     alignas(128) char grad_s[kStages][TileS::kBytes];
   };
   using BlockInfo = BackwardBlock<SeqInfo, kWarpsN>;
-  // Row 0 of the block's first query head, of what is copied and of what is added to. Here, because
-  // to follow batch and head anew in every step takes four 64-bit products, of 13 instructions.
+  // Row 0 of the block's first query head, of the operands that are copied and of those that are
+  // added to. Kept here, because recomputing them from batch and head in every step takes four
+  // 64-bit products, of 13 instructions each.
   struct Rows {
     void const *q, *grad_o;
     float const* stats;
@@ -116,18 +119,18 @@ struct BackwardConfig {
   struct KeysAndValues : Keys {
     alignas(128) char v[TileKv::kBytes];
   };
-  // V comes after K: where it does not stay, in the place of the stages until it is in registers.
+  // V comes after K. If V moves to registers, it first lies where the stages are.
   struct SharedStorage : std::conditional_t<kKeepsV, KeysAndValues, Keys> {
     Stages stages;
-    // P on its way to the second role, as BackwardScores::Given has it.
+    // P on its way to the second role, laid out as BackwardScores::Given.
     alignas(128) char p[kHasRoles ? TileS::kBytes * (kHasBiasGrad ? 2 : 1) : 128];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
-    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see it: from, to
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // queries that see a key: begin, end
     BlockInfo block;
     Rows from;
   };
   static_assert(kKeepsV || sizeof(Stages) >= TileKv::kBytes);
-  // From K to V, and from Q to dO of a step.
+  // Distance in bytes from K to V, and from Q to dO of a step.
   static constexpr int kVDistance = TileKv::kBytes;
   static constexpr int kGradODistance = kStages * TileQ::kBytes;
 };

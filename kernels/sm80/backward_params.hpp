@@ -1,17 +1,17 @@
-// What the mma.sync backward kernel and its asides are launched with, and their workspace.
+// Launch parameters and workspace of the mma.sync backward kernel, and of the launches before and
+// after it.
 //
-// A block of the kernel has a tile of keys of a KV head, one of the asides a tile of 64 queries of
-// a query head. By those the workspace is ordered:
+// A block of the kernel has a tile of keys of a KV head. A block of the launches before and after
+// has a tile of 64 queries of a query head. The workspace is ordered by tiles of 64 queries:
 //
-//   stats    (tile, query, 2) fp32                   -LSE in units of log2, -inf for a query that
-//   is
-//                                                    not there or sees no key; and
+//   stats    (tile, query, 2) fp32                   -LSE in units of log2, -inf if the query does
+//                                                    not exist or all its keys are masked; and
 //                                                    delta = rowsum(dO O) - dLSE
 //   grad_q   (tile, m16 block, n8 block, 128) fp32   dQ before softmax_scale, as accumulators
-//   sinks    (tile) fp32                             the sum of exp(sink - LSE) delta over its rows
-//   turns    (tile, m16 block) int32                 of a kernel that adds dQ in order: how many
-//   key
-//                                                    tiles have; and how many blocks have begun
+//   sinks    (tile) fp32                             sum of exp(sink - LSE) delta over the rows
+//   turns    (tile, m16 block) int32                 of a kernel that adds dQ in order: the number
+//                                                    of key tiles that have added theirs; and, at
+//                                                    the end, the number of blocks that have begun
 #pragma once
 
 #include "core/divide.hpp"
@@ -24,15 +24,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// A tile of rows of a head, those of its sequence from row `begin` on.
+// A tile of rows of a head: the rows of its sequence from row `begin` on.
 struct RowTile {
-  static constexpr int32_t kNone = 1 << 30;  // a `begin`, of rows of no sequence
+  static constexpr int32_t kNone = 1 << 30;  // `begin` of a tile without rows
   int32_t batch, head, begin;
 };
 
-// All tiles of so many rows, by number. A kernel knows how many at compile time.
+// All tiles of `rows` rows, by number. `rows` is a constant in a kernel.
 struct RowTiles {
-  int32_t each;  // of a head of one sequence, or, where sequences are packed, of all of them
+  int32_t each;  // tiles of a head: of one sequence, or of all sequences if they are packed
   int32_t heads;
   int64_t all;
   FastDivisor by_each, by_heads;
@@ -57,7 +57,7 @@ struct RowTiles {
     return (int64_t(tile.batch) * heads + tile.head) * each + index;
   }
 
-  // All threads of a warp ask together.
+  // Called by all threads of a warp.
   template <int kRows, bool kIsVarlen, class Arch>
   CA_HOST_DEVICE RowTile tile(Sequences const& s, int32_t batches, int32_t number) const {
     int32_t const group = by_each(number), index = number - group * each;
@@ -73,10 +73,10 @@ struct RowTiles {
 };
 
 struct BackwardParams {
-  static constexpr int kTileRows = 64;  // queries of a tile of the workspace
+  static constexpr int kTileRows = 64;  // queries of a tile in the workspace
   static constexpr int kAsideThreads = 128;
   static constexpr int kTurns = kTileRows / 16;  // of a tile
-  static constexpr int kBiasRows = 16;           // of the bias's gradient that a block makes zeros
+  static constexpr int kBiasRows = 16;           // rows of the bias's gradient that a block zeroes
 
   Problem problem;
   Gradients grad;
@@ -85,17 +85,17 @@ struct BackwardParams {
   int32_t heads_per_kv;
   int32_t columns;  // of grad_q in the workspace: the head dim, rounded up to 32
   float* stats;
-  float* grad_q;  // null: not wanted
-  float* sinks;   // null: not wanted
+  float* grad_q;  // null: not requested
+  float* sinks;   // null: not requested
   int32_t* turns;
-  // Heads that begin a tile of keys before any of them begins its next one, where dQ is added in
-  // order. With many of them the few tiles of a head that run at a time wait for each other once,
-  // at their beginning; with few of them Q, dO and dQ are in L2 when the next tile wants them.
+  // Where dQ is added in order: heads that begin a tile of keys before any of them begins its next
+  // one. With many heads, the few tiles of a head that run at a time wait for each other once, at
+  // their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile reads them.
   int32_t group;
   FastDivisor by_group;
-  TileOrder order;  // where dQ is added in any order, of sequences that are not packed
+  TileOrder order;  // where dQ is added in any order and sequences are not packed
 
-  // The tile of keys is facts.block_m.
+  // facts.block_m is the number of keys in a tile.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
                                 KernelFacts const& facts) {
     BackwardParams params;
@@ -132,7 +132,7 @@ struct BackwardParams {
     return (floats + queries.all * kTurns + 1) * int64_t(sizeof(float));
   }
 
-  // One tile of queries a block, and then rows of the bias's gradient.
+  // One block per tile of queries, then blocks that zero the bias's gradient.
   Launch launch_before(KernelFacts const&) const {
     int64_t const zeros = grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0;
     Launch launch{queries.all + zeros, 1, kAsideThreads, 1024};
@@ -147,19 +147,19 @@ struct BackwardParams {
   Launch launch(KernelFacts const& facts) const {
     return {keys.all, 1, facts.threads, facts.smem_bytes};
   }
-  // One tile of queries a block, and then one query head's sink.
+  // One block per tile of queries, then one per query head for its sink.
   Launch launch_after(KernelFacts const&) const {
     int64_t const tiles = grad_q ? queries.all : 0, heads = sinks ? queries.heads : 0;
     return {tiles + heads, 1, kAsideThreads, 1024};
   }
 
-  // In a kernel.
+  // Called in a kernel.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The number of the tile of keys that a block has. kBatchFirst: the same head of all batch
-  // entries before the next.
+  // The number of the tile of keys of a block. kBatchFirst: a head's tiles of all batch entries
+  // come before those of the next head.
   template <bool kBatchFirst>
   CA_HOST_DEVICE int32_t tile_of_block(int32_t block) const {
     if (problem.seq_k.cu_seqlens) return block;
@@ -170,7 +170,7 @@ struct BackwardParams {
     }
     return place.head * order.tiles + place.turn;
   }
-  // The same of the block with this ticket.
+  // The number of the tile of keys of the block with this ticket.
   CA_HOST_DEVICE int32_t tile_of(int32_t ticket) const {
     int32_t const first = by_group(ticket) * group;
     int32_t const heads = int32_t(keys.all / tiles_of_head());
@@ -179,13 +179,13 @@ struct BackwardParams {
     return (first + place - tile * size) * keys.each + tile;
   }
   CA_HOST_DEVICE int32_t tiles_of_head() const { return keys.each > 0 ? keys.each : 1; }
-  // Counts the blocks that have begun.
+  // The counter of blocks that have begun.
   CA_HOST_DEVICE int32_t* tickets() const { return turns + queries.all * kTurns; }
   CA_HOST_DEVICE int32_t* turn_at(int64_t tile, int query) const {
     return turns + tile * kTurns + unsigned(query) % kTileRows / 16;
   }
 
-  // Rows of keys of the bias's gradient: of each dimension that is not broadcast.
+  // Rows of keys in the bias's gradient: the product of the dimensions that are not broadcast.
   CA_HOST_DEVICE int64_t bias_rows() const {
     PerLogit const& t = grad.bias;
     return int64_t(t.batch_stride == 0 ? 1 : problem.batch) *
@@ -193,7 +193,7 @@ struct BackwardParams {
            (t.row_stride == 0 ? 1 : problem.seq_q.seqlen);
   }
 
-  // Where the m16 block of dQ that begins at a query begins, of a tile with this number.
+  // The address of the m16 block of dQ that begins at `query`, in tile number `tile`.
   CA_HOST_DEVICE float* grad_q_at(int64_t tile, int query) const {
     return grad_q + (tile * kTileRows + unsigned(query) % kTileRows / 16 * 16) * columns;
   }

@@ -1,9 +1,9 @@
-// The products of the backward kernel, of a warp or of all warps of a block.
+// The products of the backward kernel, by one warp or by all warps of a block.
 //
-// Keys go down the warps. A chain's first product, stationary operand times a tile's rows
-// transposed, K Q^T or V dO^T, leaves keys in rows, and its words, rounded, are the A operand of
-// the second, P^T dO or dS^T Q: neither goes through shared memory. Only dQ = dS K adds up over all
-// keys of the block, so dS does.
+// Warps are along the keys. A chain's first product multiplies the stationary operand by a tile's
+// rows transposed: K Q^T or V dO^T. Keys are then the rows of the accumulator, which, rounded, is
+// the A operand of the second product, P^T dO or dS^T Q. Neither goes through shared memory. dQ =
+// dS K sums over all keys of the block, so dS does go through shared memory.
 #pragma once
 
 #include "sm80/backward_config.hpp"
@@ -23,15 +23,15 @@ struct BackwardProducts {
   static constexpr int kStationary = Config::kStationary;
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
-  // S or dP of a slice, dK or dV: m16n8 blocks of (key, query) or (key, column).
+  // S or dP of a slice, in m16n8 blocks of (key, query); dK or dV, in blocks of (key, column).
   using Slice = Fragment<float, kKeyBlocks, kSlice / 8>;
   using Grad = Fragment<float, kKeyBlocks, Config::kHeadDim / 8>;
   using Packed = Words[kSlice / 16][kKeyBlocks];  // a slice, rounded
   using Stationary = Words[kStationary > 0 ? kStationary : 1][kKeyBlocks];
 
-  // This lane's address in block (0, 0) of a warp's keys in K; of a tile of Q as B of the first
-  // product, and of the second. V and dO are at a fixed distance, which what takes such an address
-  // gets beside it: their addresses then need no registers of their own.
+  // This lane's ldmatrix addresses in block (0, 0): the warp's keys in K; Q as B of S = K Q^T; Q as
+  // B of dK = dS^T Q. V and dO lie at a constant distance, which is passed as a second argument, so
+  // that their addresses need no registers.
   CUTE_DEVICE static Address key_rows(Address tile, int warp_n, int lane) {
     return tile + TileKv::offset(warp_n * Config::kWarpKeys + lane % 16, lane / 16 * 8);
   }
@@ -51,7 +51,7 @@ struct BackwardProducts {
     }
   }
 
-  // x = (K or V) (Q or dO)^T of a slice.
+  // x = (K or V) (Q or dO)^T for a slice of queries.
   CUTE_DEVICE static void first(Stationary const& stationary, Address key_rows, int key_distance,
                                 Address query_columns, int query_distance, int slice, Slice& x) {
     clear(x);
@@ -82,7 +82,7 @@ struct BackwardProducts {
     }
   }
 
-  // acc += (P or dS)^T (dO or Q) of a slice.
+  // acc += (P or dS)^T (dO or Q) for a slice of queries.
   CUTE_DEVICE static void second(Packed const& words, Address query_rows, int query_distance,
                                  int slice, Grad& acc) {
     CUTE_UNROLL
@@ -117,7 +117,8 @@ struct BackwardProducts {
     }
   }
 
-  // dS of a slice to shared memory, (key, query); `tile` is this lane's place of key 0 of the warp.
+  // Stores dS of a slice to shared memory, (key, query). `tile` is this lane's address in the row
+  // of the warp's key 0.
   CUTE_DEVICE static void store_s(Packed const& words, int slice, Address tile) {
     constexpr int kVectors = TileS::kVectors;
     static_assert(kVectors % (kSlice / 8) == 0);
@@ -137,9 +138,9 @@ struct BackwardProducts {
     }
   }
 
-  // dQ += dS K of a step, added to memory by all warps of the block: each has a part of the m16
-  // rows and of the columns.
-  //   to: of the step's first m16 block; columns: of a row there
+  // Adds dQ = dS K of a step to memory. All warps of the block take part: each has some of the m16
+  // blocks of rows, and some of the columns.
+  //   to: the address of the step's first m16 block; columns: the length of a row there
   CUTE_DEVICE static void add_q(Address s, Address k, float* to, int columns, int thread) {
     constexpr int kQueryBlocks = Config::kQueryBlocks, kAtOnce = Config::kColumnsAtOnce;
     int const lane = thread % 32, warp = thread / 32;
@@ -153,7 +154,7 @@ struct BackwardProducts {
       Address const rows_k = k + TileKv::offset(lane % 16, first_column * 16 + lane / 16 * 8);
       Fragment<float, kQueryBlocks, 2 * kAtOnce> acc;
       multiply_q(rows_s, rows_k, acc);
-      int const end = columns / 16 - first_column;  // of column blocks that there are
+      int const end = columns / 16 - first_column;  // column blocks that exist from here on
       CUTE_UNROLL
       for (int m = 0; m < kQueryBlocks; ++m) {
         float* const row = to + m * 16 * columns + first_column * 256;

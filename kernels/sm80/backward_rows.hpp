@@ -1,5 +1,5 @@
-// What is done for rows of queries before the backward kernel and after it: grids of a tile of 64
-// queries of a head a block.
+// The launches before and after the backward kernel, for the rows of queries: one block per tile of
+// 64 queries of a head.
 #pragma once
 
 #include "core/dropout.hpp"
@@ -9,13 +9,13 @@
 
 namespace cutlass_attn::sm80 {
 
-// Statistics of the rows, and zeros for dQ.
+// Computes the statistics of the rows, and zeroes dQ.
 template <class Element, class SeqInfo>
 struct BackwardBefore {
   using Params = BackwardParams;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr int kThreads = Params::kAsideThreads, kRows = Params::kTileRows;
-  static constexpr int kLanes = 8;  // of a row
+  static constexpr int kLanes = 8;  // lanes that share a row
   static constexpr int kRowsAtOnce = kThreads / kLanes, kPasses = kRows / kRowsAtOnce;
 
   template <class Arch>
@@ -24,7 +24,7 @@ struct BackwardBefore {
     int const block = Arch::block(), thread = Arch::thread();
     RowTile const tile = params.queries.tile<kRows, kIsVarlen, Arch>(p.seq_q, p.batch, block);
     SeqInfo const seq(p, tile.batch);
-    int const rows = seq.lens(p).q - tile.begin;  // 0 or less: none
+    int const rows = seq.lens(p).q - tile.begin;  // none if not positive
 
     if (params.grad_q) {
       auto* const zeros = reinterpret_cast<Vector16*>(params.grad_q_at(block, 0));
@@ -50,7 +50,7 @@ struct BackwardBefore {
   }
 
  private:
-  // A row of dO times that of O, in all its lanes; row < 0: 0.
+  // The dot product of a row of dO and of O, in all lanes of the row; 0 if row < 0.
   template <class Arch>
   CUTE_DEVICE static float dot(Params const& params, SeqInfo const& seq, RowTile const& tile,
                                int row, int lane) {
@@ -88,7 +88,7 @@ struct BackwardBefore {
     if (params.sinks) sink_sum += fast_exp2(p.logits.sinks[tile.head] * kLog2e - lse) * delta;
   }
 
-  // The block's sum, in a fixed order.
+  // Adds up x over the block, in a fixed order.
   template <class Arch>
   CUTE_DEVICE static void add_up(float x, char* smem, float* to) {
     CUTE_UNROLL
@@ -105,7 +105,7 @@ struct BackwardBefore {
   }
 };
 
-// As BackwardBefore, and zeros for the gradient of the bias.
+// BackwardBefore, which also zeroes the gradient of the bias.
 template <class Element, class SeqInfo>
 struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
   using Before = BackwardBefore<Element, SeqInfo>;
@@ -133,7 +133,7 @@ struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
   }
 };
 
-// dQ, scaled and rounded; sinks' gradients.
+// Scales and rounds dQ; computes the gradients of sinks.
 template <class Element, class SeqInfo>
 struct BackwardAfter {
   using Params = BackwardParams;
@@ -152,7 +152,7 @@ struct BackwardAfter {
   }
 
  private:
-  // A warp takes one m16 block of the tile, 32 columns at a time.
+  // A warp converts one m16 block of the tile, 32 columns at a time.
   template <class Arch>
   CUTE_DEVICE static void convert(Params const& params) {
     Problem const& p = params.problem;
@@ -166,7 +166,7 @@ struct BackwardAfter {
     float const* const from = params.grad_q_at(block, warp * 16);
     float const scale = p.logits.softmax_scale * (1.0f / kept_share(p.dropout.p));
     for (int first = 0; first < params.columns / 8; first += 4) {
-      uint32_t words[2][4];  // of rows 8 apart
+      uint32_t words[2][4];  // two rows, 8 apart
       CUTE_UNROLL
       for (int n = 0; n < 4; ++n) {
         float x[4];
@@ -185,7 +185,8 @@ struct BackwardAfter {
     }
   }
 
-  // - sum of exp(sink - LSE) delta over all rows of a query head, in a fixed order.
+  // The gradient of a query head's sink, in a fixed order: minus the sum of exp(sink - LSE) delta
+  // over all rows.
   template <class Arch>
   CUTE_DEVICE static void add_sinks(Params const& params, int head, char* smem) {
     Problem const& p = params.problem;

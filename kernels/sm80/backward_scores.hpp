@@ -1,5 +1,5 @@
-// From the products of a slice to P and to dS: score_mod, mask and dropout of fragments with keys
-// in rows.
+// From the products of a slice to P and to dS: score_mod, mask and dropout, on fragments whose rows
+// are keys.
 #pragma once
 
 #include "core/dropout.hpp"
@@ -11,29 +11,29 @@
 
 namespace cutlass_attn::sm80 {
 
-// Which key and query element i of block (m, n) of a slice is: relative to the warp's first key and
-// the slice's first query.
+// The key and the query of element i of block (m, n) of a slice, relative to the warp's first key
+// and to the slice's first query.
 struct SlicePlace {
   int lane;
   CUTE_DEVICE int key(int m, int i) const { return m * 16 + i / 2 * 8 + lane / 4; }
   CUTE_DEVICE int query(int n, int i) const { return n * 8 + lane % 4 * 2 + i % 2; }
 };
 
-// What the scores of a step depend on.
+// The position of a step, which its scores depend on.
 struct StepPlace {
   int batch, head;
   int first_key;    // of the warp
   int first_query;  // of the step
 };
 
-// Entries of a bias, or of a mask, for a slice: two to a word, of neighbouring keys, as they lie in
-// memory, and then of neighbouring queries.
+// Entries of a bias, or of a mask, for a slice. A word has two entries: neighbouring keys, as they
+// lie in memory, and after read() neighbouring queries.
 template <int kQueryColumns, int kKeyBlocks>
 struct PairEntries {
   uint32_t words[kQueryColumns][kKeyBlocks][2];
 
-  // Of the rows from `query` and the keys from `key` on, which are a lane's. What lies beyond the
-  // sequences gets the entries of some query and key.
+  // Reads this lane's rows from `query` on and keys from `key` on. Positions beyond the sequences
+  // are clamped, and get the entries of another query or key.
   template <class Entry>
   CUTE_DEVICE void read(PerLogit const& t, int batch, int head, int query, int key, SeqLens lens) {
     struct alignas(2 * sizeof(Entry)) Pair {
@@ -87,8 +87,8 @@ struct BackwardScores {
   using Element = typename Config::Element;
   static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
 
-  // What gradient() is given of P: P d logit / d(scale s), and P itself where logits have gradients
-  // of their own. The sign says that dropout dropped it.
+  // What weights() passes to gradient(): P d logit / d(scale s), and, where the logits have
+  // gradients themselves (a bias), P. The sign bit says that dropout dropped the weight.
   struct OfProducts {
     Packed products;
   };
@@ -97,7 +97,7 @@ struct BackwardScores {
   };
   using Given = std::conditional_t<Config::kHasBiasGrad, OfLogits, OfProducts>;
 
-  // What is read of memory for the logits of a slice.
+  // Entries read from memory for the logits of a slice.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
   using Pairs = PairEntries<kQueryColumns, kKeyBlocks>;
   struct NoPairs {};
@@ -129,7 +129,8 @@ struct BackwardScores {
     }
   }
 
-  // Begins to read what weights() wants: before the products, because it takes long.
+  // Starts to read the entries that weights() uses. Called before the products, because of the
+  // latency.
   CUTE_DEVICE Entries read_entries(StepPlace const& at, SeqLens lens, int slice, int lane) const {
     Entries entries;
     int const query = at.first_query + slice * Config::kSlice + lane / 4;
@@ -143,13 +144,14 @@ struct BackwardScores {
     return entries;
   }
 
-  // Products of a slice to P = exp(logit - LSE), rounded.
+  // From products of a slice to P = exp(logit - LSE), rounded.
   //   lens:     of the batch entry
-  //   entries:  what read_entries() gave
-  //   words:    P, with dropout what is left of it, for dV: the factor of the kept comes later
-  //   given:    for gradient()
-  //   stats:    of the slice's first query in shared memory
-  //   queries:  those that see the warp's first key, and so on; is_masked: whether any is masked
+  //   entries:  the result of read_entries()
+  //   words:    P for dV, after dropout; the factor of kept weights is applied later
+  //   given:    the result for gradient()
+  //   stats:    statistics of the slice's first query in shared memory
+  //   queries:  queries_of_key from the warp's first key on; is_masked: whether any element is
+  //             masked
   CUTE_DEVICE void weights(Slice& x, StepPlace const& at, SeqLens lens, int slice, Entries entries,
                            Address stats, Address queries, bool is_masked, int lane, Packed& words,
                            Given& given) const {
@@ -167,7 +169,9 @@ struct BackwardScores {
       apply_terms(x, at, lens, slice, entries, lane);
       if constexpr (Score::kHasMod) apply_mod(x, slope, at, slice, lane);
     }
-    unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
+    if constexpr (!kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too
+      unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
+    }
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
       x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
     });
@@ -191,15 +195,15 @@ struct BackwardScores {
     }
   }
 
-  // dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
+  // From dP of a slice to dS / scale = P d logit / d(scale s) (dP - delta), rounded.
   CUTE_DEVICE void gradient(Slice& dp, Given const& given, Address stats, int lane,
                             Packed& words) const {
-    weigh(dp, given.products, stats, lane);
+    softmax_grad(dp, given.products, stats, lane);
     Products::pack(dp, words);
   }
 
-  // dP of a slice to P (dP - delta), with either P of what gradient() is given.
-  CUTE_DEVICE void weigh(Slice& dp, Packed const& given, Address stats, int lane) const {
+  // From dP of a slice to P (dP - delta), with either P of `given`.
+  CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& given, Address stats, int lane) const {
     auto const bits = [&](int m, int n, int i) {
       uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
       return uint16_t(i % 2 ? word >> 16 : word);
@@ -238,13 +242,14 @@ struct BackwardScores {
     }
   }
 
-  // Drops weights of a slice: 0 in `words`, the sign in `given`. A draw is for keys of two
-  // neighbouring lanes and one of the queries that they share: each draws for one, and they swap.
+  // Dropout of the weights of a slice: sets them to 0 in `words`, and sets the sign bit in `given`.
+  // One draw covers the keys of two neighbouring lanes and one of the queries that they share: each
+  // lane draws for one query, and they swap.
   CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, Packed& words,
                         Given& given) const {
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
-    // Halves: of this lane's keys and an even query, and an odd one.
+    // Halves: this lane's keys for the even query, and for the odd one.
     uint32_t const selector = is_odd ? 0x3276 : 0x5410;
     CUTE_UNROLL
     for (int n = 0; n < Config::kSlice / 16; ++n) {
@@ -253,7 +258,7 @@ struct BackwardScores {
       CUTE_UNROLL
       for (int w = 0; w < 4; ++w) {
         uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
-        drawn.word[w] = Arch::permute_bytes(drawn.word[w], other, selector);
+        drawn.word[w] = Arch::prmt(drawn.word[w], other, selector);
       }
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m) {
@@ -269,7 +274,7 @@ struct BackwardScores {
     }
   }
 
-  // -inf for keys that a query does not see.
+  // Sets to -inf the keys that a query does not see.
   CUTE_DEVICE void apply_mask(Slice& x, StepPlace const& at, int slice, Address queries,
                               int lane) const {
     SlicePlace const place{opaque(lane)};
@@ -293,7 +298,7 @@ struct BackwardScores {
     }
   }
 
-  // The queries of a thread, for one of its keys, as the general score asks for them.
+  // The queries of a thread for one of its keys, with the interface of the general score.
   struct Logits {
     StepPlace const& at;
     SlicePlace place;
@@ -306,7 +311,7 @@ struct BackwardScores {
     CUTE_DEVICE int key(int) const { return at.first_key + place.key(m, 2 * half); }
   };
 
-  // All queries and keys of a thread, likewise.
+  // All queries and keys of a thread, with that interface.
   struct SliceLogits {
     StepPlace const& at;
     SlicePlace place;
@@ -333,7 +338,7 @@ struct BackwardScores {
     }
   }
 
-  // What comes after the softcap, but for the mask's interval.
+  // Applies the terms after the softcap, except for the mask's interval.
   CUTE_DEVICE void apply_terms(Slice& x, StepPlace const& at, SeqLens lens, int slice,
                                Entries const& entries, int lane) const {
     if constexpr (kHasTerm<Score, Alibi>) {

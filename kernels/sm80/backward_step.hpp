@@ -26,8 +26,8 @@ struct BackwardStep {
   static constexpr int kSlice = Config::kSlice, kBlockM = Config::kBlockM;
   static constexpr bool kGradOIsLate = Config::kGradOStages < Config::kStages;
 
-  // A tile of queries of a query head; `head` counts those of the KV head. `left`: how many steps
-  // there are from this one on. They have the stages by turns.
+  // A tile of queries of a query head. `head` counts the query heads of the KV head. `left` counts
+  // the steps from this one to the last. Steps alternate between the stages.
   struct Position {
     int head, tile, left;
     CUTE_DEVICE int stage() const { return unsigned(left) % Config::kStages; }
@@ -38,10 +38,10 @@ struct BackwardStep {
   Shared& shared;
   typename Config::BlockInfo const& block;
   Scores const scores;
-  int const warp;  // of the block
+  int const warp;  // its index in the block
 
-  typename Products::Grad grad[Config::kChains];              // dV, dK, or the role's
-  typename Products::Stationary stationary[Config::kChains];  // K, V, or the role's
+  typename Products::Grad grad[Config::kChains];              // dV and dK, or that of the role
+  typename Products::Stationary stationary[Config::kChains];  // K and V, or that of the role
 
   CUTE_DEVICE BackwardStep(BackwardParams const& params, SeqLens const& lens, Shared& shared)
       : params(params),
@@ -76,15 +76,16 @@ struct BackwardStep {
   CUTE_DEVICE void run() {
     load_stationary();
     if (block.range.begin >= block.range.end) return;
-    // In order, from the last queries to the first: under a causal mask those see the keys of most
-    // blocks, and would be waited for at the beginning.
+    // Where dQ is added in order, tiles go from the last queries to the first. Under a causal mask
+    // the last queries see the keys of most blocks, and waiting for their turns at the beginning
+    // would stall.
     Position now = {0, kStep > 0 ? block.range.begin : block.range.end - 1, steps()};
     constexpr uint32_t kNone = ~0u;
-    uint32_t row_before = kNone;  // of the step before
+    uint32_t row_before = kNone;  // row() of the previous step
     if (!kGradOIsLate || role() == 0) copy(now);
     for (; now.left > 0; now = next(now)) {
       Arch::template async_copy_wait<0>();
-      Arch::sync();  // Q, dO and stats of this step full, of the next empty; dS before full
+      Arch::sync();  // Q, dO and stats of this step full, of the next empty; previous dS full
       if (kGradOIsLate && role() == 1) {
         copy(now);
       } else {
@@ -95,7 +96,7 @@ struct BackwardStep {
       if (row_before != kNone && adds_first) add_q(before(now), row_before);
       if (kGradOIsLate && role() == 1) pass_grad_o();
       run_chain(now);
-      // Here little is on its way to memory that a release would wait for.
+      // Few writes are in flight here, so the release has little to wait for.
       if (Config::kIsOrdered && steps() - now.left > 1) pass_turn(before(before(now)));
       if (row_before != kNone && !adds_first) add_q(before(now), row_before);
       row_before = row(now);
@@ -108,7 +109,7 @@ struct BackwardStep {
   }
 
  private:
-  static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // from a tile to the next
+  static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // from a tile of queries to the next
 
   CUTE_DEVICE int steps() const {
     return params.heads_per_kv * (block.range.end - block.range.begin);
@@ -128,9 +129,9 @@ struct BackwardStep {
     return at;
   }
 
-  // Where dQ is added in order: until all tiles of earlier keys that a step's queries see have
-  // added theirs; and that this one has. Warps wait for themselves, so that while one reads memory
-  // others compute.
+  // Where dQ is added in order: waits until all tiles of earlier keys that the step's queries see
+  // have added their dQ. pass_turn() says that this tile has. Each warp waits by itself, so that
+  // the other warps compute while one polls memory.
   CUTE_DEVICE void wait_for_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() % 32 == 0) {
@@ -147,7 +148,7 @@ struct BackwardStep {
   CUTE_DEVICE void pass_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      Arch::add_release(turn(at), 1);  // what all threads have added, by the barrier before
+      Arch::add_release(turn(at), 1);  // releases what all threads added before the barrier
     }
   }
   CUTE_DEVICE int32_t* turn(Position const& at) const {
@@ -165,11 +166,12 @@ struct BackwardStep {
       Products::load_stationary(rows, 0, stationary[0]);
       Products::load_stationary(rows, Config::kVDistance, stationary[Config::kChains - 1]);
     }
-    if constexpr (!Config::kKeepsV) Arch::sync();  // where V was is empty
+    if constexpr (!Config::kKeepsV) Arch::sync();  // the buffer of V empty
   }
 
-  // Starts the copies of Q, dO and the statistics of a step, if there is one. With roles, the warps
-  // of the first copy Q, those of the second dO: each makes addresses of one of them.
+  // Starts the copies of Q, dO and the statistics of a step, if the step exists. With roles, the
+  // warps of the first copy Q and those of the second dO, so that a warp computes addresses of one
+  // operand.
   CUTE_DEVICE void copy(Position const& at) const {
     if (at.left > 0) {
       constexpr int kThreads = kHasRoles ? Config::kThreads / 2 : Config::kThreads;
@@ -178,7 +180,7 @@ struct BackwardStep {
       int const stage = at.stage(), first = at.tile * kBlockM;
       int const queries = block.seq.lens(p).q - first;
       auto const load = [&](Operand const& from, void const* rows, Address to, int columns) {
-        // Neither is negative: half of a 64-bit product is then not needed.
+        // Neither is negative, which saves half of a 64-bit product.
         Element const* const source =
             static_cast<Element const*>(rows) + int64_t(unsigned(at.head)) * from.head_stride +
             int64_t(unsigned(first + Copy::row(of_copy))) * from.row_stride + Copy::column(of_copy);
@@ -199,30 +201,31 @@ struct BackwardStep {
     Arch::async_copy_commit();
   }
 
-  // Where dO is copied at the beginning of its step: waits until it is there for the second role,
-  // whose warps have copied it, and says so to the first, which asks when it needs it.
+  // Where dO is copied at the beginning of its step: the warps of the second role, which have
+  // copied it, wait until it has landed, and then signal the first role, which waits when it needs
+  // dO.
   static constexpr int kGradOBarrier = 1 + Config::kWarpsN * Config::kSlices;
   CUTE_DEVICE static void pass_grad_o() {
     Arch::template async_copy_wait<0>();
     Arch::sync(kGradOBarrier, Config::kThreads / 2);    // dO full
-    Arch::arrive(kGradOBarrier + 1, Config::kThreads);  // the same
+    Arch::arrive(kGradOBarrier + 1, Config::kThreads);  // dO full, for the first role
   }
   CUTE_DEVICE static void wait_for_grad_o(int slice) {
     if (kGradOIsLate && slice == 0) Arch::sync(kGradOBarrier + 1, Config::kThreads);
   }
 
-  // Where buffer `stage` of an array of them is; of one, which all stages have.
+  // The address of buffer `stage` in an array of buffers; an array of one is shared by all stages.
   template <class T, int kCount>
   CUTE_DEVICE Address stage_of(T const (&buffers)[kCount], int stage) const {
     return Arch::smem_address(buffers) + (kCount > 1 ? Address(stage * int(sizeof(T))) : 0);
   }
 
-  // Number of the workspace's tile that a step's queries are in.
+  // The number of the workspace tile that holds a step's queries.
   CUTE_DEVICE int64_t query_tile(Position const& at) const {
     return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
         p.seq_q, {block.tile.batch, head(at), at.tile * kBlockM});
   }
-  // And of its rows the first of them, counted from the block's first query head on.
+  // The number of the step's first row, counted from the block's first query head.
   CUTE_DEVICE uint32_t row(Position const& at) const {
     return unsigned(at.head) * unsigned(params.queries.each) * BackwardParams::kTileRows +
            unsigned(at.tile) * kBlockM;
@@ -234,7 +237,7 @@ struct BackwardStep {
   CUTE_DEVICE void add_q(Position const& at, uint32_t row) const {
     if (params.grad_q == nullptr) return;
     wait_for_turn(at);
-    // opaque: or the upper half, of zeros, is kept in a register as well
+    // opaque: otherwise the compiler keeps the upper half, which is 0, in a register.
     float* const to = shared.from.grad_q + uint64_t(opaque(row)) * unsigned(params.columns);
     Products::add_q(stage_of(shared.stages.grad_s, at.stage()), Arch::smem_address(shared.k), to,
                     params.columns, opaque_index(Arch::thread()));
@@ -280,8 +283,9 @@ struct BackwardStep {
     }
   }
 
-  // This lane's addresses in K and in the step's Q, as BackwardProducts wants them; of the second
-  // role those in V and dO, and the other way round for the second product.
+  // This lane's addresses, as BackwardProducts takes them: in K, in Q for the first product, and in
+  // Q for the second. In the first role the last one is in dO. In the second role they are in V, dO
+  // and Q.
   struct Rows {
     Address keys, query_columns, query_rows;
   };
@@ -304,12 +308,12 @@ struct BackwardStep {
     Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
   }
 
-  // The products are the same code for both roles.
+  // One copy of the code of the products serves both roles.
   CUTE_DEVICE void run_role(int role, StepPlace const& place, int slice, Rows const& rows,
                             Address stats, Address s, Address queries, bool is_masked, int lane,
                             int warp_n) {
-    // What is handed over has a place and a barrier of its own for every slice of a step, so that
-    // the first role never waits.
+    // Every slice of a step has its own buffer and barrier to pass P on, so that the first role
+    // never waits.
     Address const handover =
         Arch::smem_address(shared.p) +
         Address((warp_n * kBlockM + slice * kSlice) * Config::kWarpKeys * 2 + lane * 16);
@@ -336,12 +340,12 @@ struct BackwardStep {
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
   }
 
-  // What a slice adds to the gradient of the bias, from dP.
+  // Adds dP of a slice to the gradient of the bias.
   CUTE_DEVICE void add_bias(Slice const& dp, Given const& given, StepPlace const& at, int slice,
                             Address stats, int lane) const {
     if constexpr (Config::kHasBiasGrad) {
       Slice x = dp;
-      scores.weigh(x, given.logits, stats, lane);
+      scores.softmax_grad(x, given.logits, stats, lane);
       add_to_bias<Scores>(params.grad.bias, x, at, slice, scores, lane);
     }
   }

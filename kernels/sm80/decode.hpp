@@ -1,20 +1,19 @@
-// Forward attention of few queries with many keys on mma.sync: decoding, with or without pages.
+// Forward attention of few queries with many keys on mma.sync: decoding, with or without pages. It
+// is bound by reading K and V from memory once.
 //
-// What bounds it is the reading of K and V: once, as fast as memory gives them.
-//
-// Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
-//             scheduler.hpp), times the splits of their keys (key_splits.hpp).
-// Block:      kWarps warps. They share the rows and take tiles of kBlockN keys in turn.
-// Warp:       all rows, its own tiles of keys, its own softmax and its own O: between warps there
-// is
-//             no barrier before the end.
-// Registers:  Q up to a head dim of 128, S and P of a tile, O.
-// Shared:     of each warp kStages tiles of K and V, filled by cp.async, and where the rows are of
-//             the tile that it copies next; Q in the place of the last tile of warp 0, until it is
-//             in registers; at the end O of each warp.
-// Pipeline:   kStages - 1 tiles of a warp are on their way while it works on one.
-// Merge:      of the warps through shared memory; of the splits through global memory, in the block
-//             that is done last. Both in the order of the keys, so that results repeat.
+//   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
+//               scheduler.hpp), times the splits of their keys (key_splits.hpp).
+//   Block:      kWarps warps. They share the rows and take tiles of kBlockN keys in turn.
+//   Warp:       all rows, its own tiles of keys, its own softmax and its own O. Warps have no
+//               barrier between them before the end.
+//   Registers:  Q up to a head dim of 128, S and P of a tile, O.
+//   Shared:     for each warp kStages tiles of K and V, filled by cp.async, and the row addresses
+//               of the tile that it copies next; Q in the last stage of warp 0, until it is in
+//               registers; at the end O of each warp.
+//   Pipeline:   kStages - 1 tiles of a warp are in flight while it computes one.
+//   Merge:      of the warps through shared memory; of the splits through global memory, by the
+//               block that finishes last. Both in the order of the keys, so that results repeat
+//               bitwise.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -30,7 +29,7 @@ namespace cutlass_attn::sm80 {
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
           class Kv = Element>
 struct Decode {
-  // A warp is to its tiles what a block of one warp would be.
+  // Each warp processes its tiles like a block of one warp.
   using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1, 1, float, float,
                               RowLayout::kPaged, Kv>;
   using Coord = typename Config::Coord;
@@ -40,8 +39,8 @@ struct Decode {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
   static constexpr bool kPacksHeads = true;
-  // As many as Ada's 99 KB hold. H200, 16x8192 keys at D = 128: 134 us; with 2 stages 151, with 4
-  // (which Ada has no room for) 136.
+  // The most stages that fit Ada's 99 KB. H200, 16x8192 keys at D = 128: 134 us; 151 us with 2
+  // stages, 136 us with 4 (too large for Ada).
   static constexpr int kStages = kHeadDim + kHeadDimV <= 256 ? 3 : 2;
   static_assert(kBlockM == 16 && kBlockN == 16);
 
@@ -49,8 +48,8 @@ struct Decode {
     alignas(128) char k[Config::TileK::kBytes];
     alignas(128) char v[Config::TileV::kBytes];
   };
-  // O of a warp, once nobody copies or reads tiles any more. Eight floats more to a row: the
-  // threads of an m16n8 fragment then write to different banks.
+  // O of a warp, once nobody copies or reads tiles any more. Eight floats of padding a row make the
+  // threads of an m16n8 fragment write to different banks.
   struct WarpResult {
     float o[kBlockM][kHeadDimV + 8];
     float max[kBlockM], sum[kBlockM];
@@ -61,10 +60,10 @@ struct Decode {
   };
   struct Shared {
     WarpStorage warps[kWarps];
-    KvRow<Kv> rows[kWarps][kBlockN];  // of the tile that a warp copies next
-    // Where Q has no room in registers it stays here.
+    KvRow<Kv> rows[kWarps][kBlockN];  // rows of the tile that a warp copies next
+    // Q, where it does not fit in registers.
     alignas(128) char q[Config::kKeepsQ ? 128 : Config::TileQ::kBytes];
-    int32_t ticket;  // how many splits were done before this one
+    int32_t ticket;  // the number of splits that finished before this one
   };
   static constexpr int kSmemBytes = sizeof(Shared);
   static_assert(!Config::kKeepsQ || Config::TileQ::kBytes <= sizeof(Stage));
@@ -76,7 +75,7 @@ struct Decode {
     int const unit = params.splits.unit(Arch::block());  // tile of rows
     int const split = params.splits.split(Arch::block());
     Coord const tile(p, params.scheduler, kBlockM, unit);
-    if (tile.rows <= 0) return;  // all splits alike
+    if (tile.rows <= 0) return;  // also in all other splits of this tile
     SeqLens const lens = tile.seq.lens(p);
     KvGather<Config, Arch> const gather(p, params.by_page, tile, Arch::thread() % 32,
                                         shared.rows[Arch::thread() / 32]);
@@ -102,11 +101,11 @@ struct Decode {
 
  private:
   struct Masks {
-    TileRange const& range;  // of the tiles of keys, in keys
+    TileRange const& range;  // tiles of keys, in keys
     NearMask const& interval;
   };
 
-  // A warp and its tiles of keys.
+  // A warp, and its share of the tiles of keys.
   template <class Score, class Arch>
   struct WarpKeys {
     using Step = Products<Config, Score, Arch>;
@@ -139,14 +138,14 @@ struct Decode {
       gather.set_length(lens.k);
     }
 
-    // Takes every kWarps-th of the tiles [begin, end).
+    // Computes every kWarps-th of the tiles [begin, end).
     CUTE_DEVICE void run(int begin, int end) {
       int const first = (begin + warp) * kN, last = end * kN;
       clear(acc_o);
       CUTE_UNROLL
       for (int i = 0; i < kStages - 1; ++i) {
         copy(first + i * kStep, last, i);
-        if (i == 0 && begin < end) copy_queries();  // keys take longer, so theirs go first
+        if (i == 0 && begin < end) copy_queries();  // after the keys, which take longer
         Arch::async_copy_commit();
       }
       gather.look_up_if(first + (kStages - 1) * kStep, last);
@@ -172,12 +171,12 @@ struct Decode {
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
-      Arch::template async_copy_wait<0>();  // of tiles beyond the last
+      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
       Arch::sync_warp();
       softmax.complete_sums();
     }
 
-    // Leaves this warp's share of O, and the softmax state of its rows.
+    // Stores this warp's O and the softmax state of its rows.
     CUTE_DEVICE void store(WarpResult& result) const {
       Place const place{lane};
       auto const o = as_rows(acc_o);  // (row, column)
@@ -198,7 +197,7 @@ struct Decode {
     static constexpr int kStep = kWarps * kN;  // from one tile of the warp to its next
     static constexpr int kStageBytes = sizeof(Stage);
 
-    // All warps do it together.
+    // Called by all warps.
     CUTE_DEVICE void copy_queries() const {
       using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
       Copy::load_queries(q_target() + Copy::offset(Arch::thread()), p, tile, std::true_type{},
@@ -215,7 +214,7 @@ struct Decode {
       return k_stage(stage) + int(offsetof(Stage, v));
     }
 
-    // Of a tile beyond the last nothing.
+    // Starts no copy for a tile beyond the last.
     CUTE_DEVICE void copy(int key, int end, int stage) {
       gather.look_up_if(key, end);
       gather.place();
@@ -252,7 +251,7 @@ struct Decode {
     }
   };
 
-  // What the warps of this block have.
+  // The results of the warps of this block.
   struct WarpResults {
     Shared const& shared;
     CUTE_DEVICE int count() const { return kWarps; }
@@ -265,7 +264,7 @@ struct Decode {
     }
   };
 
-  // What the splits of a tile of rows have.
+  // The results of the splits of a tile of rows.
   struct Partials {
     static constexpr int64_t kFloats = KeySplits::partial_floats(kBlockM, kHeadDimV);
     float* first;
@@ -295,8 +294,8 @@ struct Decode {
     float values[4];
   };
 
-  // Calls visit(row, column, softmax, o) with what all parts come to, for 4 head-dim columns of a
-  // row at a time.
+  // Merges all parts and calls visit(row, column, softmax, o) with the result, for 4 head-dim
+  // columns of a row at a time.
   template <class Arch, class Parts, class Visit>
   CUTE_DEVICE static void merge(Coord const& tile, Parts const& parts, Visit&& visit) {
     constexpr int kQuads = kHeadDimV / 4;
@@ -304,9 +303,9 @@ struct Decode {
       int const row = item / kQuads, column = item % kQuads * 4;
       SoftmaxRow softmax;
       float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      // So many parts are on their way at a time: with 8 of them 16 splits took 0.4 us more. At
-      // head dim 64 as many take 144 registers, which leave an SM one block for a cache in 8 bits,
-      // not two.
+      // Parts whose loads are in flight at a time: with 8 of them, 16 splits took 0.4 us more. At
+      // head dim 64, 16 parts take 144 registers; an SM then has one block instead of two, for a
+      // cache in 8 bits.
       constexpr int kAtOnce = kHeadDim <= 64 ? 8 : 16;
       CUTE_NO_UNROLL
       for (int first = 0; first < parts.count(); first += kAtOnce) {

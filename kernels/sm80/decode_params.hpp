@@ -1,27 +1,27 @@
-// What the decode kernel is launched with.
+// Launch parameters of the decode kernel.
 #pragma once
 
 #include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 
-// As few splits as fill the GPU's SMs, of which each needs one block for as many bytes in flight
-// as memory can use, nearly as well as any number would. How nearly: with 1x32768 keys of 8 heads
-// 16 splits leave 4 of an H200's 132 SMs without a block and take 45.5 us; 33, two blocks for each
-// SM, take 46.8. With small pages a large SM has two blocks, as rows that lie anywhere take longer
-// to come: 16x8192 keys in pages of 1, 8, 16 and 32 take 140, 143, 139 and 138 us so, instead of
+// Chooses the fewest splits that fill the GPU's SMs to within 5 % of the best number of splits. One
+// block per SM has enough bytes in flight to saturate memory. With 1x32768 keys of 8 heads, 16
+// splits leave 4 of an H200's 132 SMs without a block and take 45.5 us; 33, two blocks for each SM,
+// take 46.8. With small pages a large SM gets two blocks, because scattered rows have a longer
+// latency: 16x8192 keys in pages of 1, 8, 16 and 32 then take 140, 143, 139 and 138 us, instead of
 // 156, 148, 141 and 137.
 struct DecodeSplits {
-  // A split has at least so many keys: less is not worth another block's prologue and its part of
-  // the merge. 1x1024 keys took 12.5 us with 256, 11.2 with 128, 11.6 with 64.
+  // The fewest keys of a split: with fewer, another block's prologue and its part of the merge cost
+  // more than they save. 1x1024 keys took 12.5 us with 256, 11.2 with 128, 11.6 with 64.
   static constexpr int kMinKeys = 128;
   static constexpr int kSmallPage = 16;
   static constexpr int kMaxHeadDim = 256;
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
     if (tiles < 1 || device.num_sms < 1) return 1;
-    // At head dim 128 a block has 98 KB of shared memory; of a cache in 8 bits two have too many
-    // registers.
+    // At head dim 128 a block has 98 KB of shared memory. With a cache in 8 bits, two blocks have
+    // too many registers.
     bool const has_room = device.smem_per_sm >= 2 * (98 << 10) && p.k.dtype == p.q.dtype;
     bool const has_small_pages = p.kv.block_table && p.kv.page_size <= kSmallPage;
     int64_t const blocks = int64_t(device.num_sms) * (has_small_pages && has_room ? 2 : 1);
@@ -38,10 +38,10 @@ struct DecodeSplits {
   }
 
  private:
-  // How often so many splits of all tiles fill the GPU, the last time perhaps in part. Each call
-  // asks for many numbers of splits, so no division.
+  // The number of waves that a number of splits of all tiles takes; the last wave may be partial.
+  // Each call compares many numbers of splits, so they are computed without a division.
   struct Waves {
-    int64_t blocks, whole, rest;  // whole waves of a split, and what it has beyond them
+    int64_t blocks, whole, rest;  // full waves of one split, and its tiles beyond them
     int64_t splits = 1, waves, spare;
 
     Waves(int64_t tiles, int64_t blocks)
@@ -56,7 +56,7 @@ struct DecodeSplits {
       spare -= rest;
       if (spare < 0) ++waves, spare += blocks;
     }
-    // Whether it has at least so many percent of the other's splits for a wave.
+    // Whether splits per wave are at least `percent` % of the other's.
     bool is_fuller(Waves const& other, int percent) const {
       return splits * other.waves * 100 >= other.splits * waves * percent;
     }
@@ -64,9 +64,9 @@ struct DecodeSplits {
 };
 
 struct DecodeParams : SplitParams<DecodeSplits> {
-  FastDivisor by_page;  // keys of a page; by 1 without pages
+  FastDivisor by_page;  // divides by the page size; by 1 without pages
 
-  // On the host.
+  // Called on the host.
   static DecodeParams prepare(Problem const& p, Workspace const& workspace,
                               DeviceLimits const& device, KernelFacts const& facts) {
     return {{p, workspace, device, facts}, FastDivisor(p.kv.page_size > 0 ? p.kv.page_size : 1)};

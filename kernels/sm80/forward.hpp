@@ -1,22 +1,21 @@
 // Forward attention on mma.sync (sm_80 and later; what Ada runs).
 //
-// Grid:         a block for every kBlockM rows of a head, or of the heads of one KV head together
-//               where there are fewer queries than that (core/scheduler.hpp); with kSplitsKeys
-//               times the splits of their keys (key_splits.hpp).
-// Block:        kWarpsM warps along M, and kWarpsN along N; tiles of kBlockN keys one after the
-//               other.
+// Grid:         one block for every kBlockM rows of a head, or, with fewer queries than that, of
+//               all heads of one KV head together (core/scheduler.hpp); with kSplitsKeys times the
+//               splits of their keys (key_splits.hpp).
+// Block:        kWarpsM warps along M, and kWarpsN along N; a loop over tiles of kBlockN keys.
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
 //               warps along N a share of the keys for S, and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               With QkAccumulator = int32_t, Q K^T is one of int8 (quantized_queries.hpp); with
-//               PvAccumulator = int32_t P V, too (quantized_weights.hpp), with half_t it is one of
-//               e4m3 then (fp8_weights.hpp).
+//               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp). Then
+//               PvAccumulator = int32_t multiplies P V in int8 too (quantized_weights.hpp), and
+//               half_t in e4m3 (fp8_weights.hpp).
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
-//               where it has room.
+//               if it fits.
 // Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of six schedules, each in a file: pipelined.hpp where Q has room in registers,
-//               general.hpp for the general score there; tiled.hpp where it has none; split.hpp
+// Pipeline:     one of six schedules, each in a file: pipelined.hpp if Q fits in registers, or
+//               general.hpp there with the general score; tiled.hpp if Q does not fit; split.hpp
 //               with several warps along N; int8.hpp and int8_fp8.hpp with P V in 8 bits.
 #pragma once
 
@@ -56,7 +55,7 @@ struct Forward {
   using KeyTiles = std::conditional_t<Config::kIsDense, DenseKeyTiles, VarlenKeyTiles>;
   using QuantizedParams = BasicQuantizedParams<typename Config::Scales::OfTile, KeyTiles>;
   using Params = std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>;
-  // With int8, the launches around it.
+  // With int8: the launches before and after the kernel.
   using Before = std::conditional_t<Config::kIs8BitV,
                                     QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
                                     QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
@@ -80,8 +79,8 @@ struct Forward {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
     TileRange const tiles = own_tiles<Arch>(params, all).in_keys(kBlockN);
-    // Where Q stays in registers, so does the range; other loops are shorter of registers, and long
-    // enough for a look into shared memory.
+    // Where Q stays in registers, the range of keys does too. The other loops have fewer free
+    // registers, and are long enough to hide a read of shared memory.
     TileRange const& range = Config::kKeepsQ ? tiles : shared.block.range;
     if (Arch::thread() == 0) {
       shared.block.tile = tile;
@@ -111,23 +110,23 @@ struct Forward {
     In in(p, tile, range, first_key, is_aligned, shared);
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
-    bool const has_keys = tiles.begin < tiles.end;  // that these queries see
+    bool const has_keys = tiles.begin < tiles.end;  // visible keys
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
-    // Where Q stays in registers, the first copies of aligned, dense K and V need nothing of
-    // shared.block, and begin before the barrier that they have to wait for.
+    // Where Q stays in registers, the first copies of aligned, dense K and V need nothing from
+    // shared.block, so they start before the barrier that fills it.
     if (!Config::kKeepsQ || !Config::kIsDense || !is_aligned || !has_keys) {
       Arch::sync();  // shared.block full
     }
     if (has_keys) {
       in.copy.begin(first_key);
       run_schedule(in, out);
-      Arch::template async_copy_wait<0>();  // of tiles beyond the last
+      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
       if constexpr (Config::kIsSplit)
         merge_sums<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
     }
 
-    // opaque: or the compiler keeps the thread's place from before the loop, through it.
+    // opaque: otherwise the compiler keeps the thread's place in registers through the loop.
     Place const place{opaque(Arch::thread())};
     if constexpr (kSplitsKeys) {
       SplitMerge<Config, Score, Arch> const splits{params.splits, place};
@@ -149,7 +148,7 @@ struct Forward {
   template <class Score>
   static constexpr bool kMayDrop = kDrops || Score::kIsGeneral;
 
-  // What this block has of the tiles of keys that its rows see.
+  // This block's share of the tiles of keys that its rows see.
   template <class Arch>
   CUTE_DEVICE static TileRange own_tiles(Params const& params, TileRange const& all) {
     if constexpr (kSplitsKeys) {
@@ -159,7 +158,7 @@ struct Forward {
     }
   }
 
-  // Whether 16 bytes of any operand can be copied at a time.
+  // Whether all operands can be copied 16 bytes at a time.
   template <class Score>
   CUTE_DEVICE static auto all_aligned(Problem const& p) {
     if constexpr (Score::kIsGeneral && Config::kMayBeUnaligned) {
@@ -196,7 +195,7 @@ struct Forward {
     }
   }
 
-  // What all logits of a row lack, to its row max, which is in units of log2.
+  // Adds to each row max, in units of log2, the constant Q . shift that all logits of the row lack.
   template <class Result>
   CUTE_DEVICE static void add_q_shift(Shared const& shared, Place const& place, float log2_scale,
                                       Result& out) {
@@ -211,7 +210,7 @@ struct Forward {
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       float o_scale, Result& out) {
     auto const o = as_rows(out.acc_o);                                  // (row, column)
-    bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // of those with this row
+    bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // one thread of each row
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = place.row(i);
@@ -222,7 +221,7 @@ struct Forward {
     }
   }
 
-  // Writes O, rounded, to where Q was.
+  // Writes O, rounded, over Q.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output(Place const& place, O const& acc_o, char* smem) {
     if constexpr (Config::kIsFp8) return stage_output_fp8<Arch>(place, acc_o, smem);
@@ -234,13 +233,13 @@ struct Forward {
     for (int i = 0; i < words.kRows; ++i) {
       CUTE_UNROLL
       for (int n = 0; n < words.kColumns; ++n) {
-        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
+        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // in 8 x 8 blocks
         *reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, n)) = words(i, n);
       }
     }
   }
 
-  // The same where a thread has four columns next to each other of every 16.
+  // stage_output() where a thread has four neighbouring columns of every 16.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output_fp8(Place const& place, O const& acc_o, char* smem) {
     auto const o = as_rows(acc_o);  // (row, column)
@@ -250,7 +249,7 @@ struct Forward {
     for (int i = 0; i < rows_of<decltype(o)>; ++i) {
       CUTE_UNROLL
       for (int d = 0; d < columns_of<decltype(o)> / 4; ++d) {
-        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // of 8 x 8 blocks
+        int const row = i % 2 + i / 2 * (2 * Config::kWarpsM);  // in 8 x 8 blocks
         auto* const to = reinterpret_cast<uint32_t*>(smem + TileO::block8(first, row, 2 * d));
         to[0] = Arch::template pack<Element>(o(i, 4 * d), o(i, 4 * d + 2));
         to[1] = Arch::template pack<Element>(o(i, 4 * d + 1), o(i, 4 * d + 3));

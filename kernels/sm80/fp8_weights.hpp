@@ -1,9 +1,9 @@
 // P in e4m3, and P V: core/quantize.hpp's kFp8.
 //
-//   P    e4m3, of weights relative to a row max that lags, kFp8Weight where it is. The row sum of a
-//        tile is one more product, of P and ones: below kFp8Limit no weight is clipped, and no row
-//        max has to be looked for
-//   O    += (P v8) * scale of V. The sum over a tile is one of fp16, that over tiles of fp32
+//   P    weights in e4m3, relative to a lagging row max: kFp8Weight is the weight of a logit that
+//        equals the row max. The row sum of a tile is one more product, of P and ones. While it is
+//        below kFp8Limit no weight is clipped, so no row max has to be found
+//   O    += (P v8) * scale of V. Sums within a tile are in fp16, sums over tiles in fp32
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -16,13 +16,13 @@ struct Fp8Weights {
   using Address = typename Arch::SmemAddress;
   using Words = typename Step::Words;
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
-  static constexpr int kSteps = Config::kBlockN / 32;  // of P V
+  static constexpr int kSteps = Config::kBlockN / 32;  // k-steps of P V
   using P = Words[kSteps][kRowBlocks];
 
   // P of the scores of key block j.
   template <class S, class Units>
-  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
-                                int j, P& p) {
+  CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
+                                          Units const& units, int j, P& p) {
     int const first = j * (Step::kKeyBlock / 32);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -38,7 +38,7 @@ struct Fp8Weights {
     }
   }
 
-  // The sums of P of a tile: all threads of a quad have those of a row.
+  // The sums of P of a tile: all threads of a quad get the sum of their row.
   CUTE_DEVICE static void add_up(P const& p, float (&sums)[kRows]) {
     constexpr uint32_t kOnes = 0x38383838u;
     CUTE_UNROLL
@@ -51,7 +51,7 @@ struct Fp8Weights {
     }
   }
 
-  // O += P V of a tile.
+  // O += P V for a tile.
   CUTE_DEVICE static void multiply(P const& p, Address v_rows, float v_scale, typename Step::O& o) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {

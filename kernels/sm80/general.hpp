@@ -1,15 +1,15 @@
-// The general schedule of the mma.sync forward kernel: the code of one key block for all of them.
+// The general schedule of the mma.sync forward kernel: one copy of the code serves all key blocks.
 //
 // The general score is a thousand instructions a key block, nearly all of which a call jumps over.
-// The key blocks of a tile cannot each have a copy of them, as in pipelined.hpp: the code would not
-// fit the instruction cache, and what is left to execute would wait for its instructions. So the
-// loop is one over key blocks. In iteration j:
+// If each key block of a tile had its own copy of the code, as in pipelined.hpp, the code would not
+// fit the instruction cache, and the instructions that do execute would wait for fetches. So the
+// loop runs over key blocks. In iteration j:
 //
 //   tensor cores   P V(j-1)  Q K(j+1)        P V(j)  Q K(j+2)
 //   the rest            score, softmax(j)         score, softmax(j+1)
 //
 // K and V have two buffers each. A tile's copy begins as soon as its buffer is empty, and has the
-// time of a tile:
+// time of one tile to land:
 //
 //   cp.async   V(n+1), once P V(n-1) is done        K(n+2), once Q K(n) is done
 //   compute    first key block of tile n       ...  last key block of tile n
@@ -36,11 +36,11 @@ struct GeneralSchedule {
   CUTE_DEVICE void run() {
     typename Step::Q q;
     in.begin_with_q(q);
-    typename Step::S next;  // Q K^T of the key block after
+    typename Step::S next;  // Q K^T of the next key block
     Step::qk(q, in.k_rows, 0, in.start, next);
-    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty, where the second buffers are
+    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty: its buffer becomes the second buffers
     in.copy.copy_k(in.range.begin + kN, 1);
-    int stage = 0, j = 0;  // of the tile, the key block in it
+    int stage = 0, j = 0;  // of the tile; key block in the tile
     for (int key = in.range.begin; key < in.range.end; key += kKeyBlock) {
       int const next_j = j + 1 == kKeyBlocks ? 0 : j + 1;
       int const next_stage = next_j == 0 ? stage ^ 1 : stage;
@@ -54,7 +54,7 @@ struct GeneralSchedule {
       }
       if (j == 0) {
         Arch::template async_copy_wait<1>();
-        Arch::sync();  // this tile's V full; that of the tile before empty
+        Arch::sync();  // this tile's V full; the previous tile's empty
         in.copy.copy_v(key + kN, stage ^ 1);
       }
       Step::qk(q, in.k_rows + next_stage * Config::kKStride, next_j, in.start, next);

@@ -1,14 +1,14 @@
 // The schedule of the mma.sync forward kernel with P V in int8.
 //
-// Weights are rounded relative to the largest of their row in a tile: S of the whole tile comes
-// first, and all of P before P V. K and its scales, and V, have two buffers each, and a tile one
-// barrier:
+// Weights are rounded relative to the largest weight of their row in a tile. So S of the whole tile
+// comes first, and all of P before P V. K with its scales, and V, have two buffers each, and a tile
+// has one barrier:
 //
 //   cp.async   K, V(n+1) -----------------+   K, V(n+2) ---
 //   compute    Q K(n), softmax, P' V(n)   |   Q K(n+1) ...
 //           ^ K, V(n) landed                ^ K, V(n+1) landed
 //
-// Beyond a head_dim of 128 they have one each, and a tile two barriers:
+// Beyond a head_dim of 128 they have one buffer each, and a tile has two barriers:
 //
 //   cp.async   V(n) -----------------+   K(n+1) ---+
 //   compute    Q K(n), softmax, P'   |   P' V(n)   |   Q K(n+1) ...
@@ -26,13 +26,13 @@ struct Int8Schedule {
   using QScales = typename Operands<Config, Score, Arch>::QScales;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kKeyBlocks = Step::kKeyBlocks, kStages = Config::kStages;
-  static constexpr float kLeastMax = -3e38f;  // in place of -inf, once a row has seen a tile
+  static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a tile
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
 
-  float magic[kRows] = {};  // how many times O has kMagic in it
-  int stage = 1;            // of the buffers of the tile before, and then of the tile's own
+  float magic[kRows] = {};  // how many times O contains kMagic
+  int stage = 1;            // buffers of the previous tile, and then of this one
 
   CUTE_DEVICE Int8Schedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
       : in(in), out(out) {}
@@ -42,7 +42,7 @@ struct Int8Schedule {
     int const end = in.range.end;
     begin(key);
     while (key < end) {
-      // Tiles that all queries see, without a look at the range, and one that they may not.
+      // Full tiles, which need no look at the range, and then one tile that may be masked.
       int const full_end = is_full(key) ? in.range.full_end : key;
       for (; key < full_end; key += kN) step(key, end, std::true_type{});
       if (key < end) {
@@ -50,7 +50,7 @@ struct Int8Schedule {
         key += kN;
       }
     }
-    Weights::take_off_magic(as_rows(out.acc_o), magic);
+    Weights::subtract_magic(as_rows(out.acc_o), magic);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = out.softmax.rows[i].max;
@@ -58,7 +58,7 @@ struct Int8Schedule {
     }
   }
 
-  // A tile of keys. is_full: all queries see all of it.
+  // A tile of keys. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, int end, IsFull is_full) {
     auto const q_scales = in.q_scales();
@@ -70,10 +70,10 @@ struct Int8Schedule {
     Weights::multiply(p, opaque(v_rows()), factors, in.start, out.acc_o, magic);
     constexpr int kMagicKeys = Weights::kMagicTiles * kN;
     unpredicated_if((key & (kMagicKeys - 1)) == kMagicKeys - kN,
-                    [&] { Weights::take_off_magic(as_rows(out.acc_o), magic); });
+                    [&] { Weights::subtract_magic(as_rows(out.acc_o), magic); });
   }
 
-  // Copies the first tile, and rounds Q, in whose place the second buffers are.
+  // Copies the first tile and rounds Q. The second buffers overwrite Q.
   CUTE_DEVICE void begin(int key) {
     if constexpr (kStages == 2) {
       in.copy.copy_tile(true, key, in.copy.scales_source(key), 0);
@@ -83,7 +83,8 @@ struct Int8Schedule {
     in.write_q8();
   }
 
-  // K and scales of the tile full, with two buffers V, too; those of the tile before, or V, empty.
+  // Afterwards K and scales of the tile are full, with two buffers V, too. The buffers of the
+  // previous tile, or of V, are empty.
   CUTE_DEVICE void begin_tile(int key, int next, bool has_next) {
     stage = kStages == 2 ? stage ^ 1 : 0;
     char const* next_scales = nullptr;
@@ -97,7 +98,7 @@ struct Int8Schedule {
     }
   }
 
-  // V full.
+  // Afterwards V is full.
   CUTE_DEVICE void begin_pv(int next) {
     if constexpr (kStages == 1) {
       Arch::template async_copy_wait<0>();
@@ -106,7 +107,7 @@ struct Int8Schedule {
     }
   }
 
-  // scores.is_full() without a branch of its own, which takes four instructions more.
+  // scores.is_full() without a separate branch, which takes four more instructions.
   CUTE_DEVICE bool is_full(int key) const {
     TileRange const& range = in.range;
     bool const is_behind = key >= range.full_begin, is_before = key < range.full_end;
@@ -116,7 +117,7 @@ struct Int8Schedule {
   CUTE_DEVICE auto const& scales(int key) const {
     return in.shared.block.scales[Config::place_of_scales(key)];
   }
-  // What this thread multiplies by.
+  // The scales that this thread multiplies by.
   CUTE_DEVICE auto const& own_scales(int key) const {
     return scales(key).lanes[Weights::thread_in_quad()];
   }
@@ -136,18 +137,19 @@ struct Int8Schedule {
       typename Step::S acc_s;
       auto const s = as_rows(acc_s);
       auto const units = scores(key, 0, is_full, in.units(key), acc_s);
-      Weights::take_off_magic(as_rows(out.acc_o), magic);
+      Weights::subtract_magic(as_rows(out.acc_o), magic);
       softmax.update_max_checked(s, as_rows(out.acc_o), in.log2_scale);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].row_max_ref();
-      Weights::weigh(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
+      Weights::softmax_weights(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
     } else {
-      // Once, or where the row max has to be updated, which is next to never, twice.
+      // Computes the weights once, or, if the row max has to be updated (almost never), twice.
+      // opaque: a loop whose count the compiler cannot know keeps one copy of the body.
       CUTE_NO_UNROLL
       for (int updates = opaque(0);; ++updates) {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-        weigh(key, is_full, q_scales, row_max, w, of_thread);
+        softmax_weights(key, is_full, q_scales, row_max, w, of_thread);
         if (!Arch::any(!Weights::are_small(of_thread)) || updates > 0) break;
         update_row_max(key, is_full, of_thread);
       }
@@ -156,13 +158,13 @@ struct Int8Schedule {
     Weights::round(w, largest, softmax, own_scales(key), p, factors);
   }
 
-  // Of the rows with weights that are not small, from S once more.
+  // Updates the row max of rows with weights that are too large, from S recomputed.
   template <class IsFull>
   CUTE_DEVICE void update_row_max(int key, IsFull is_full, uint32_t const (&of_thread)[kRows]) {
     auto& softmax = out.softmax;
     typename Weights::Largest largest;
     Weights::find_largest(of_thread, largest);
-    int large = 0;  // a bit a row
+    int large = 0;  // one bit per row
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
     large = opaque(large);
@@ -179,37 +181,38 @@ struct Int8Schedule {
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      // Other rows keep what they have: what they come to must not depend on this one.
+      // Other rows keep their row max: their results must not depend on this row.
       unpredicated_if(large >> i & 1, [&] {
-        Weights::take_off_magic_of_row(as_rows(out.acc_o), magic, i);
+        Weights::subtract_magic_of_row(as_rows(out.acc_o), magic, i);
         softmax.rescale(as_rows(out.acc_o), {true, max[i]}, i, 1.0f);
       });
-      // Of a row that has seen no key yet, so that -inf minus its row max is not NaN.
+      // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
       softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
     }
-    Arch::sync_warp();  // quads have gone different ways
+    Arch::sync_warp();  // quads have diverged
   }
 
-  // w, a key block at a time.
+  // Computes w, a key block at a time.
   template <class IsFull>
-  CUTE_DEVICE void weigh(int key, IsFull is_full, QScales const& q_scales,
-                         float const (&row_max)[kRows], typename Weights::W& w,
-                         uint32_t (&of_thread)[kRows]) const {
+  CUTE_DEVICE void softmax_weights(int key, IsFull is_full, QScales const& q_scales,
+                                   float const (&row_max)[kRows], typename Weights::W& w,
+                                   uint32_t (&of_thread)[kRows]) const {
     auto const of_tile = in.units(key, q_scales);
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       typename Step::S s;
-      // Or the compiler mixes the key blocks, and S takes the registers of all.
+      // Otherwise the compiler interleaves the key blocks, and S of all of them takes registers.
       if (j > 0) Arch::sync_warp();
       auto const units = scores(key, j, is_full, of_tile, s);
-      Weights::weigh(as_rows(s), row_max, units, own_scales(key), is_full, j, w, of_thread);
+      Weights::softmax_weights(as_rows(s), row_max, units, own_scales(key), is_full, j, w,
+                               of_thread);
     }
   }
 
-  // S of key block j, with score_mod and mask; what it is in: `units`, but for NaN.
+  // S of key block j, with score_mod and mask applied. Returns its units: `units`, except for NaN.
   template <class IsFull, class Units>
   CUTE_DEVICE auto scores(int key, int j, IsFull is_full, Units units, typename Step::S& s) const {
-    // opaque: without, sm89/int8_fp8 d128 128x64x4 has 24 bytes of local memory.
+    // opaque: without it, sm89/int8_fp8 d128 128x64x4 has 24 bytes of local memory.
     Step::qk_from_shared(in.q_rows_of_tile(), opaque(k_rows()), j, in.start, s);
     in.apply(as_rows(s), key + j * Step::kKeyBlock, is_full, units);
     if constexpr (std::is_same_v<decltype(units), float>) {

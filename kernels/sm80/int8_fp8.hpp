@@ -1,8 +1,8 @@
-// The schedule of the mma.sync forward kernel with P V in e4m3: that of int8.hpp from the last tile
-// to the first. Of a tile all of P comes first, so that its sums tell whether the row max has to be
-// updated before anything joins O. With 32 rows a warp S is there a key block of 32 keys at a time,
-// which reads Q twice for half the registers: at d128 a tile of keys is 753 instructions without
-// local memory, with S of 64 keys it was 812 and had 48 bytes of it.
+// The schedule of the mma.sync forward kernel with P V in e4m3: that of int8.hpp, from the last
+// tile to the first. All of P of a tile comes first, because its sums tell whether the row max has
+// to be updated before P V is added to O. With 32 rows a warp, S is computed for 32 keys at a time:
+// Q is read twice, but S takes half of the registers. At d128 a tile of keys is 753 instructions
+// without local memory; with S of 64 keys it was 812, with 48 bytes of local memory.
 #pragma once
 
 #include "sm80/fp8_weights.hpp"
@@ -32,7 +32,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     }
   }
 
-  // A tile of keys. is_full: all queries see all of it.
+  // A tile of keys. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
     Base::begin_tile(key, key - kN, key > in.range.begin);
@@ -50,13 +50,13 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
     float row_max[kRows], sums[kRows];
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
-    weigh(key, is_full, row_max, p);
+    softmax_weights(key, is_full, row_max, p);
     Weights::add_up(p, sums);
     bool ok = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) ok = ok && is_small(sums[i]);
-    unpredicated_if(Arch::any(!ok), [&] {  // the row max has to be updated: from S once more
-      int large = 0;  // a bit a row; without, sums of rows take 16 bytes of local memory
+    unpredicated_if(Arch::any(!ok), [&] {  // update the row max, from S recomputed
+      int large = 0;  // one bit per row; without it, sums of rows take 16 bytes of local memory
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) large |= is_small(sums[i]) ? 0 : 1 << i;
       large = opaque(large);
@@ -75,7 +75,7 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) max[i] = softmax.max_of_quad(as_rows(s), i, units);
         update(max);
-        Weights::weigh(as_rows(s), row_max, units, 0, p);
+        Weights::softmax_weights(as_rows(s), row_max, units, 0, p);
       } else {
         CUTE_UNROLL
         for (int j = 0; j < kKeyBlocks; ++j) {
@@ -88,29 +88,29 @@ struct Int8Fp8Schedule : Int8Schedule<Config, Score, Arch> {
           }
         }
         update(max);
-        weigh(key, is_full, row_max, p);
+        softmax_weights(key, is_full, row_max, p);
       }
       Weights::add_up(p, sums);
     });
-    // All threads of a quad have the sum, which complete_sums() adds up.
+    // All threads of a quad have the whole sum, and complete_sums() will add up four of them.
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       softmax.rows[i].sum = fmaf(sums[i], 0.25f, softmax.rows[i].sum);
     }
   }
 
-  // P, a key block at a time.
+  // Computes P, a key block at a time.
   template <class IsFull>
-  CUTE_DEVICE void weigh(int key, IsFull is_full, float const (&row_max)[kRows],
-                         typename Weights::P& p) const {
+  CUTE_DEVICE void softmax_weights(int key, IsFull is_full, float const (&row_max)[kRows],
+                                   typename Weights::P& p) const {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       typename Step::S s;
-      // Or the compiler mixes the key blocks, and S takes what it would without them. Where masks
-      // have no part in it, registers suffice for that.
+      // Otherwise the compiler interleaves the key blocks, and keeps S of several of them live.
+      // Without masks there are enough registers for that.
       if (!is_full && j > 0) Arch::sync_warp();
       auto const units = Base::scores(key, j, is_full, in.units(key), s);
-      Weights::weigh(as_rows(s), row_max, units, j, p);
+      Weights::softmax_weights(as_rows(s), row_max, units, j, p);
     }
   }
 

@@ -1,5 +1,5 @@
-// Blocks that share the keys of a tile of rows: which has which, and where each leaves what it has
-// for the last of them to merge.
+// Splits: blocks that share the keys of a tile of rows. Which keys a split has, and where it stores
+// its partial result for the last block to merge.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,30 @@ struct KeySplits {
 
   int32_t count;  // blocks that share the keys of a tile of rows
   FastDivisor by_count;
-  bool zeroes_counters;  // which lie in the workspace, and hold anything before the launch
-  int32_t* counters;     // (tiles of rows) of the splits that are done
+  bool zeroes_counters;  // the counters are in the workspace, which is uninitialised before the
+                         // launch
+  int32_t* counters;     // (tiles of rows): splits that have finished
   float* partials;       // (tiles of rows, splits, partial_floats)
 
-  // Of a split: O, not normalised, (block_m, head_dim_v) fp32, then row max and row sum of each
+  // Floats of a split: O, not normalised, (block_m, head_dim_v), then row max and row sum of each
   // row.
   static constexpr CA_HOST_DEVICE int64_t partial_floats(int block_m, int head_dim_v) {
     return int64_t(block_m) * (head_dim_v + 2);
   }
 
-  // What the host allocates for.
+  // What determines the size of the workspace.
   struct Size {
     int64_t tiles;  // of rows
     int32_t count;
     int64_t partial;  // floats of a split
 
-    // In units of 4 bytes, so many that what follows begins at 16.
+    // In units of 4 bytes, rounded up to 16 bytes, so that `partials` is aligned.
     int64_t counters() const { return (tiles + 3) / 4 * 4; }
     int64_t bytes() const { return count == 1 ? 0 : 4 * (counters() + tiles * count * partial); }
   };
 
-  // The workspace was asked for before the kernel was compiled, perhaps, and by what was known
-  // then: no more splits than it has room for.
+  // The workspace may have been allocated before the kernel was compiled, with less information. So
+  // the number of splits is limited to what fits.
   KeySplits(Size size, Workspace const& workspace) {
     while (size.count > 1 && size.bytes() > workspace.bytes) --size.count;
     count = size.count;
@@ -46,11 +47,11 @@ struct KeySplits {
     partials = static_cast<float*>(workspace.data) + size.counters();
   }
 
-  // In a kernel. Tile of rows and split of a block of the grid.
+  // Called in a kernel: the tile of rows, and the split, of a block of the grid.
   CA_HOST_DEVICE int unit(int block) const { return by_count(block); }
   CA_HOST_DEVICE int split(int block) const { return block - unit(block) * count; }
 
-  // What a split has of these tiles of keys.
+  // The share of these tiles of keys that a split has.
   CA_HOST_DEVICE TileRange share(TileRange const& all, int split) const {
     int const tiles = all.end > all.begin ? all.end - all.begin : 0;
     return {all.begin + first(tiles, split), all.begin + first(tiles, split + 1), all.full_begin,
@@ -61,34 +62,34 @@ struct KeySplits {
     return partials + (int64_t(unit) * count + split) * floats;
   }
 
-  // Whether this block is the last of its tile of rows, all of which have stored what they have.
-  // ticket: in shared memory that nobody uses otherwise.
+  // Whether this block is the last of its tile of rows to finish. All of the tile's blocks have
+  // then stored their results. ticket: unused shared memory.
   template <class Arch>
   CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
-    Arch::sync();  // all threads have written theirs
+    Arch::sync();  // results of all threads stored
     if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(counters + unit, 1);
     Arch::sync();  // ticket full
     if (ticket != count - 1) return false;
-    if (Arch::thread() == 0) counters[unit] = 0;  // as the next call wants it
+    if (Arch::thread() == 0) counters[unit] = 0;  // 0 for the next call
     return true;
   }
 
  private:
-  // The first of `tiles` tiles of keys that is of split i.
+  // The first of `tiles` tiles of keys that split i has.
   CA_HOST_DEVICE int first(int tiles, int i) const {
     int const each = by_count(tiles), more = tiles - each * count;
     return each * i + (i < more ? i : more);
   }
 };
 
-// What a kernel is launched with whose blocks share keys. Choice says how many do:
+// Launch parameters of a kernel with splits. Choice determines their number:
 //   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
 //   static constexpr int kMaxHeadDim;  // of its kernels
 template <class Choice>
 struct SplitParams : ForwardParams {
   KeySplits splits;
 
-  // On the host.
+  // Called on the host.
   SplitParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
               KernelFacts const& facts)
       : ForwardParams(ForwardParams::prepare(p, workspace, device, facts)),
@@ -113,15 +114,15 @@ struct SplitParams : ForwardParams {
     return launch;
   }
 
-  // In a kernel. The tile of rows of this block.
+  // Called in a kernel: the tile of rows of this block.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
     return this->template tile_of<kBlockM, Arch>(splits.unit(Arch::block()));
   }
 
  private:
-  // Asked by dispatch in each call, without the divisors of a TileScheduler. All kernels with
-  // splits pack heads, which one that has yet to be compiled does not say.
+  // Called by dispatch in each call, so without the divisors of a TileScheduler. All kernels with
+  // splits pack heads; the facts of a kernel that is not compiled yet do not say so.
   static int64_t tiles_of(Problem const& p, KernelFacts const& facts) {
     return TileScheduler::blocks_of(p, facts.block_m,
                                     TileScheduler::heads_of_tile(p, facts.block_m));
@@ -131,15 +132,14 @@ struct SplitParams : ForwardParams {
     int32_t count = p.num_splits;
     if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
     if (count > KeySplits::kMax) count = KeySplits::kMax;
-    // No kernel has a head dim that is further from that of the call.
+    // The largest padded head dim of a kernel that can take the call.
     int const padded =
         (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
     return {tiles, count, KeySplits::partial_floats(facts.block_m, padded)};
   }
 };
 
-// The most keys that any of so many queries in a row sees, or its neighbours, as far as the host
-// knows.
+// Upper bound, computed on the host, on the keys that any `queries` consecutive rows see together.
 inline int64_t most_keys(Problem const& p, int queries) {
   int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
   int64_t keys = p.seq_k.seqlen;

@@ -1,10 +1,10 @@
 // Tiles of 64 keys that are rounded to 8 bits: where they are in the workspace, and which block
 // rounds them.
 //
-//   DenseKeyTiles    every batch entry has as many
-//   VarlenKeyTiles   packed keys, or entries of which only the first count. There are slots for
-//                    tiles, as many as the host can know of (core/packed_tiles.hpp), and tiles are
-//                    counted from the first key of each sequence on
+//   DenseKeyTiles    every batch entry has an equal number of tiles
+//   VarlenKeyTiles   packed keys, or entries of which only the first keys count. The workspace has
+//                    slots for tiles, for an upper bound that the host can compute (core/
+//                    packed_tiles.hpp). Tiles are counted from the first key of each sequence
 #pragma once
 
 #include "core/divide.hpp"
@@ -14,15 +14,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// What a block rounds: tiles from `first` on, before `end`, of one KV head of a batch entry.
+// The tiles that a block rounds: tiles [first, end) of one KV head of a batch entry.
 template <class Head>
 struct QuantizedTiles {
   Head head;
   int32_t first, end;
 };
 
-// Each block works out the shift of its head, and the first of its tiles is waited for: up to
-// eight tiles, as long as there are 16 blocks for an SM.
+// Each block computes the shift of its head, and waits for the first of its tiles. So a block takes
+// up to eight tiles, as long as there are 16 blocks for each SM.
 inline int32_t tiles_of_a_block(int64_t all_tiles, DeviceLimits const& device) {
   int64_t const blocks = 16 * int64_t(device.num_sms), each = 8;
   return int32_t(all_tiles < blocks * each ? 1 + (all_tiles - 1) / blocks : each);
@@ -39,7 +39,7 @@ struct DenseKeyTiles {
 
   int32_t tiles;  // of a head
   int32_t heads;
-  int32_t block_tiles, head_blocks;  // of a block that rounds, and such blocks of a head
+  int32_t block_tiles, head_blocks;  // tiles of a block that rounds; such blocks of a head
   FastDivisor by_blocks, by_heads_kv;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }
@@ -54,13 +54,13 @@ struct DenseKeyTiles {
         by_blocks(head_blocks > 0 ? head_blocks : 1),
         by_heads_kv(p.num_heads_kv > 0 ? p.num_heads_kv : 1) {}
 
-  // An operand in the workspace, of so many elements a tile and a row.
+  // An operand in the workspace, with of_tile elements a tile and of_row elements a row.
   Operand placed(Problem const& p, void* data, DType dtype, int64_t of_tile, int64_t of_row) const {
     int64_t const of_head = tiles * of_tile;
     return {data, p.num_heads_kv * of_head, of_head, of_row, dtype};
   }
 
-  // In a kernel.
+  // Called in a kernel.
   CA_HOST_DEVICE Head head_of(Problem const& p, DenseSeqInfo const& seq, int32_t head_kv) const {
     return seq.batch * p.num_heads_kv + head_kv;
   }
@@ -70,12 +70,12 @@ struct DenseKeyTiles {
     int32_t const end = first + block_tiles;
     return {head, first, end < tiles ? end : tiles};
   }
-  // Of a tile among those in the workspace, and of a head among those that have a shift.
+  // The number of a tile in the workspace, and of a head among those with a shift.
   CA_HOST_DEVICE int64_t number(Head head, int32_t tile) const {
     return int64_t(head) * tiles + tile;
   }
   CA_HOST_DEVICE int64_t number(Problem const&, Head head) const { return head; }
-  // The rows that are rounded: of an operand as the call has it.
+  // The rows to be rounded: those of the call's operand.
   template <class Element>
   CA_HOST_DEVICE Element const* source(Problem const& p, Operand const& t, Head head) const {
     int const batch = by_heads_kv(head);
@@ -90,13 +90,13 @@ struct VarlenKeyTiles {
   struct Head {
     VarlenSeqInfo seq;
     int32_t head_kv;
-    int32_t slot;  // of the sequence's first tile
+    int32_t slot;  // the slot of the sequence's first tile
   };
   static constexpr bool kMayBeNone = true;
 
-  int32_t slots;                     // of a KV head, for tiles of all sequences
+  int32_t slots;                     // slots of a KV head, for tiles of all sequences
   int32_t heads;                     // KV heads
-  int32_t block_tiles, head_blocks;  // of a block that rounds, and slots for such blocks of a head
+  int32_t block_tiles, head_blocks;  // tiles of a block that rounds; slots for its blocks in a head
   FastDivisor by_blocks, by_blocks_each;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }
@@ -111,7 +111,7 @@ struct VarlenKeyTiles {
         by_blocks(head_blocks > 0 ? head_blocks : 1),
         by_blocks_each(blocks_each(p) > 0 ? blocks_each(p) : 1) {}
 
-  // A tile is a batch entry to its strides.
+  // Strides as if each tile were a batch entry.
   Operand placed(Problem const&, void* data, DType dtype, int64_t of_tile, int64_t of_row) const {
     return {data, of_tile, slots * of_tile, of_row, dtype};
   }
@@ -122,7 +122,7 @@ struct VarlenKeyTiles {
     return seq.batch * tiles_of_keys(p.seq_k.seqlen);
   }
 
-  // In a kernel; of_block() is for all lanes of a warp together.
+  // Called in a kernel; of_block() by all lanes of a warp.
   CA_HOST_DEVICE Head head_of(Problem const& p, VarlenSeqInfo const& seq, int32_t head_kv) const {
     return {seq, head_kv, first_slot(p, seq)};
   }
@@ -157,7 +157,7 @@ struct VarlenKeyTiles {
   }
 
  private:
-  // Of so many tiles of 64 keys each.
+  // Groups of `tiles` tiles of 64 keys.
   CA_HOST_DEVICE static PackedTiles packed(Problem const& p, int32_t tiles) {
     return {p.seq_k.cu_seqlens, 1, tiles * quantize::kTileKeys};
   }
@@ -172,7 +172,7 @@ struct VarlenKeyTiles {
   }
 };
 
-// Rows of K or V in 8 bits, as VarlenKeyTiles has placed them.
+// Rows of K or V in 8 bits, where VarlenKeyTiles has placed them.
 template <class Element>
 struct TiledKv {
   Element const* first;

@@ -1,4 +1,4 @@
-// Copies of the tiles of K and V into their buffers, one tile after the other.
+// Copies tiles of K and V into their buffers, in the order of the loop.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -10,8 +10,8 @@
 
 namespace cutlass_attn::sm80 {
 
-// IsAligned: bool, whether 16 bytes of an operand can be copied at a time, or std::true_type.
-// kIsReversed: whether tiles come last to first.
+// IsAligned: bool, whether all operands can be copied 16 bytes at a time, or std::true_type.
+// kIsReversed: tiles go from last to first.
 template <class Config, class Arch, class IsAligned, bool kIsReversed>
 struct KvCopy {
   using Kv = typename Config::Kv;
@@ -19,7 +19,7 @@ struct KvCopy {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Coord = typename Config::Coord;
-  // Where rows are: those in 8 bits of packed sequences in tiles of their own.
+  // Where rows are: 8-bit rows of packed sequences lie in tiles of the workspace.
   template <bool kIs8Bit>
   using RowsOf = std::conditional_t<kIs8Bit && !Config::kIsDense, TiledKv<Kv>, DenseKv<Kv>>;
   using RowsK = RowsOf<Config::kIsInt8>;
@@ -30,14 +30,14 @@ struct KvCopy {
   static constexpr int kStep = kIsReversed ? -kN : kN;  // to the next tile
   static_assert(!Config::kIsPaged || int(TileK::kVectors) == int(TileV::kVectors),
                 "so that a warp copies the same rows of both");
-  // Of a row: two of V in 8 bits, whose tiles are whole, with rows in an order of their own.
+  // Keys in a row of the tile: 2 for V in 8 bits, whose tiles are always full, with permuted keys.
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
-  // With P V in 8 bits tiles are whole: the launch before writes them so. 26 instructions fewer a
-  // tile, with V in e4m3 at d128 128x64x4, than with a test for rows beyond the last. With P V in
-  // int8 copy_tile() does so where there are two buffers; d256 has 150 bytes of local memory for
-  // it.
+  // With P V in 8 bits, tiles are always full: the launch before the kernel pads them. So no test
+  // for rows beyond the last is needed, which saves 26 instructions a tile with V in e4m3 at d128
+  // 128x64x4. With P V in int8 and two buffers, copy_tile() does without the test; at d256 that
+  // costs 150 bytes of local memory.
   static constexpr bool kCopiesWhole = Config::kIsE4m3V;
 
   Problem const& p;
@@ -45,12 +45,12 @@ struct KvCopy {
   TileRange const& range;
   IsAligned const is_aligned;
   int const thread;
-  Kv const* k_source;  // what this thread copies first of the next tile to be copied
+  Kv const* k_source;  // this thread's first address in the next tile to be copied
   Kv const* v_source;
-  Address const k_target;                                  // where it copies to in K's buffer 0
+  Address const k_target;  // this thread's first address in K's buffer 0
   PagedRows<Config, Arch, CopyK, kIsReversed> paged_rows;  // with pages
 
-  // `tile` is what shared.block.tile will be, once all threads have met at a barrier.
+  // `tile` will be stored in shared.block.tile before the next barrier.
   CUTE_DEVICE KvCopy(Problem const& p, Coord const& tile, TileRange const& range, int first_key,
                      IsAligned is_aligned, typename Config::SharedStorage& shared)
       : p(p),
@@ -63,7 +63,7 @@ struct KvCopy {
         k_target(Arch::smem_address(shared.k) + CopyK::offset(thread)),
         paged_rows{p, shared.block, thread} {}
 
-  // Before the first copy, once shared.block is full.
+  // Called before the first copy, once shared.block is full.
   CUTE_DEVICE void begin(int first_key) {
     if constexpr (Config::kIsPaged) {
       paged_rows.look_up(first_key, seqlen_k());
@@ -71,8 +71,9 @@ struct KvCopy {
     }
   }
 
-  // Starts to copy the tile that begins at `key`, maybe beyond the last: the one after that of the
-  // call before. One committed group each; where rows are not aligned, the copy is done on return.
+  // Starts the copy of the tile that begins at `key`, which follows the tile of the previous call
+  // and may be beyond the last. Commits one group. If rows are not aligned, the copy is done on
+  // return.
   CUTE_DEVICE void copy_k(int key, int stage) {
     if constexpr (kCopiesWhole) {
       if (is_aligned) return copy_whole_k(key, stage);
@@ -92,16 +93,16 @@ struct KvCopy {
     }
   }
 
-  // Where this thread reads its vector of the scales of the tile that begins at `key`.
+  // Where this thread reads its vector of the tile's scales.
   CUTE_DEVICE char const* scales_source(int key) const {
     auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
     unsigned const of_tile = sizeof(shared.block.scales[0]);
     return all + (unsigned(key) / quantize::kTileKeys * of_tile + opaque(thread) * 16);
   }
 
-  // K, V and scales of that tile, all whole, in one group; if `is_there` does not hold, none.
-  // Without a branch, beside what follows; in a tight tile with one, or the products wait for their
-  // operands (5 % at d128 128x64x4 on an H100).
+  // Starts the copies of K, V and scales of a full tile in one group, if `is_there`. The copies are
+  // predicated, so that they mix with the instructions that follow. In a tight tile they are behind
+  // a branch: otherwise products wait for their operands (5 % at d128 128x64x4 on an H100).
   CUTE_DEVICE void copy_tile(bool is_there, int key, char const* scales_source, int stage) {
     static_assert(Config::kHasTwo8BitTiles);
     if (!is_aligned) {
@@ -110,7 +111,8 @@ struct KvCopy {
     }
     auto& scales = shared.block.scales[Config::place_of_scales(key)];
     constexpr int kVectors = sizeof(scales) / 16;
-    // Of a call with fewer columns, its last row of V has less than that behind it.
+    // With fewer columns than kHeadDimV, a copy of V's last row reads beyond its end, into the
+    // scales, which have to cover that.
     static_assert(sizeof(scales) >= 2 * (Config::kHeadDimV - 8));
     int const own = opaque(thread);
     auto const copy = [&](bool is_there) {
@@ -137,7 +139,7 @@ struct KvCopy {
     }
     Address const target = v_target() + stage * Config::kVStride;
     if constexpr (kCopiesWhole) {
-      // The tile's K is there: so is V.
+      // The caller has copied the tile's K, so its V exists.
       CopyV::load_previous(target, v_source, int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
       return Arch::async_copy_commit();
     }
@@ -150,7 +152,7 @@ struct KvCopy {
   }
 
  private:
-  // Where rows are as long as K's, so is this thread's place in them.
+  // If rows are as long as K's, this thread's offset is that in K.
   CUTE_DEVICE Address v_target() const {
     Address target = k_target + Config::kVOffset;
     if constexpr (TileK::kColumns != TileV::kColumns) {
@@ -159,7 +161,7 @@ struct KvCopy {
     return target;
   }
 
-  // A whole tile of K, and its scales.
+  // Starts the copies of a full tile of K and of its scales.
   CUTE_DEVICE void copy_whole_k(int key, int stage) {
     if (has(key)) {
       constexpr int kVectors = sizeof(shared.block.scales[0]) / 16;
@@ -176,12 +178,12 @@ struct KvCopy {
     Arch::async_copy_commit();
   }
 
-  // Of a row of K, which in int8 has 32 or a multiple, two to an element.
+  // Columns of a row of K. In int8 they are rounded up to 32, and two of them are one element.
   CUTE_DEVICE int k_columns() const {
     return Config::kIsInt8 ? (p.head_dim + 31) / 32 * 16 : p.head_dim;
   }
 
-  // The scales of K's tile, in its group of copies.
+  // Starts the copy of the scales of K's tile, in K's group.
   CUTE_DEVICE void copy_scales(int key) const {
     auto& scales = shared.block.scales;
     constexpr int kVectors = sizeof(scales[0]) / 16;
@@ -205,12 +207,12 @@ struct KvCopy {
     }
   }
 
-  // Whether there is a tile that begins at `key`: they come one after the other.
+  // Whether the tile that begins at `key` exists; tiles are asked for in the order of the loop.
   CUTE_DEVICE bool has(int key) const { return kIsReversed ? key >= range.begin : key < range.end; }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
-  // From the tile that begins at `key` on.
+  // Rows from the tile that begins at `key` to the end.
   template <class Copy>
   CUTE_DEVICE int rows_left(int key) const {
     return kKeysOfRow<Copy> == 1 ? seqlen_k() - key : Copy::Tile::kRows;
@@ -224,8 +226,8 @@ struct KvCopy {
     return Rows(p, tile.seq, t, tile.head_kv).row(row) + Copy::column(thread);
   }
 
-  // Moves `source` on to the next tile. opaque: d128 128x64x4 has 8 bytes of local memory for this
-  // thread's place in a tile, which elsewhere saves instructions.
+  // Copies a tile and advances `source`. opaque: otherwise d128 128x64x4 has 8 bytes of local
+  // memory for this thread's place in a tile, which elsewhere saves instructions.
   template <class Copy>
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
@@ -239,7 +241,7 @@ struct KvCopy {
     source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
 
-  // A row from wherever the block table says it is.
+  // Copies rows from the addresses that paged_rows has stored.
   template <class Copy>
   CUTE_DEVICE void gather(Address target, int key, int columns) const {
     auto const row = [&](int r) { return shared.block.rows[r] + Copy::column(thread); };
@@ -252,8 +254,8 @@ struct KvCopy {
     Arch::async_copy_commit();
   }
 
-  // Element by element, to the tile at `smem`. opaque: or the compiler keeps this thread's place
-  // through the loop, and spills for it.
+  // Copies element by element to the tile at `smem`. opaque: otherwise the compiler keeps this
+  // thread's place in registers through the loop, and spills.
   template <class Copy, class Rows>
   CUTE_DEVICE void copy_elements(char const* smem, Operand const& t, int key, int columns) const {
     if (!has(key)) return;

@@ -1,4 +1,4 @@
-// Copies of a warp's own tiles of K and V, a row from wherever a block table says it is.
+// Copies a warp's tiles of K and V from pages.
 #pragma once
 
 #include "core/divide.hpp"
@@ -7,16 +7,16 @@
 
 namespace cutlass_attn::sm80 {
 
-// Where the rows of a key begin.
+// The addresses of a key's rows.
 template <class Kv>
 struct alignas(16) KvRow {
   Kv const *k, *v;
 };
 
-// The lanes of a warp copy kRowsAtOnce rows side by side. Where a row is one lane finds out, and
-// leaves it in shared memory for those that copy it: to divide and to multiply in 64 bits takes
-// more instructions than to copy. Which page a row is in is looked up a tile before: the table lies
-// in memory that is far away, too.
+// The lanes of a warp copy kRowsAtOnce rows side by side. One lane computes the address of a row
+// and stores it in shared memory for the lanes that copy the row: a 64-bit division and
+// multiplication in every lane would take more instructions than the copies. The page of a row is
+// looked up one tile ahead, because the block table is in global memory, too.
 template <class Config, class Arch>
 struct KvGather {
   using Kv = typename Config::Kv;
@@ -24,7 +24,7 @@ struct KvGather {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   static constexpr int kVectors = TileK::kVectors;
-  static constexpr int kElements = 2 / int(sizeof(Kv));  // of a column of the tiles
+  static constexpr int kElements = 2 / int(sizeof(Kv));  // in a column of the tiles
   static constexpr int kRowsAtOnce = 32 / kVectors;
   static constexpr int kPasses = Config::kBlockN / kRowsAtOnce;
   static_assert(TileV::kVectors == kVectors, "so that a lane copies the same rows of both");
@@ -35,13 +35,13 @@ struct KvGather {
   Problem const& p;
   FastDivisor const by_page;
   int const lane;
-  Row* const rows;  // of the next tile of this warp, in shared memory
+  Row* const rows;  // of this warp's next tile, in shared memory
   int seqlen_k = 0;
-  Kv const *k, *v;       // row 0 of the head, or of its part of page 0
-  int32_t const* pages;  // of the batch entry; null: there are none
+  Kv const *k, *v;       // row 0 of the head, or the head's part of page 0
+  int32_t const* pages;  // pages of the batch entry; null: not paged
   bool const is_read_once;
   bool evict_first = false;
-  int page = 0, row = 0;  // of this lane's key of the tile that was looked up
+  int page = 0, row = 0;  // of this lane's key in the tile that was looked up
 
   template <class Tile>
   CUTE_DEVICE KvGather(Problem const& p, FastDivisor by_page, Tile const& tile, int lane,
@@ -56,16 +56,16 @@ struct KvGather {
         is_read_once(tile.heads * p.num_heads_kv == p.num_heads_q &&
                      p.seq_q.seqlen * tile.heads <= Config::kBlockM) {}
 
-  // Keys of the sequence, before anything else.
+  // Sets the number of keys of the sequence. Called first.
   CUTE_DEVICE void set_length(int keys) {
     seqlen_k = keys;
     evict_first = leaves_l2();
   }
 
-  // Finds the pages of the tile that begins at `key`, which place() and copy() are for then.
+  // Looks up the pages of the tile that begins at `key`. place() and copy() then work on that tile.
   CUTE_DEVICE void look_up(int key) {
     int const wanted = key + lane % Config::kBlockN;
-    int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // any that is there
+    int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // clamped to a key that exists
     int const index = pages ? by_page(at) : 0;
     page = pages ? pages[index] : 0;
     row = at - index * p.kv.page_size;
@@ -75,13 +75,13 @@ struct KvGather {
     if (key < end) look_up(key);
   }
 
-  // Says where the rows of that tile are. All lanes see it after a sync_warp().
+  // Stores the row addresses of that tile in shared memory. All lanes see them after a sync_warp().
   CUTE_DEVICE void place() const {
-    Arch::sync_warp();  // rows of the tile before read by none any more
+    Arch::sync_warp();  // rows of the previous tile empty
     if (lane < Config::kBlockN) rows[lane] = {k + offset(p.k), v + offset(p.v)};
   }
 
-  // Starts to copy it to a stage's buffers; rows beyond the last are zeros.
+  // Starts the copy of that tile to a stage's buffers; rows beyond the last are zeros.
   CUTE_DEVICE void copy(int key, Address k_stage, Address v_stage) const {
     if constexpr (kElements == 1) {
       if (evict_first) return copy_rows<true>(key, k_stage, v_stage);
@@ -90,15 +90,17 @@ struct KvGather {
   }
 
  private:
-  // Whether what is read is to leave the rest of L2 in its place. With most of L2 full of what
-  // others wrote, H200, 1x32768 keys of 8 heads (134 MB) took 48.0 us instead of 51.5, and 8x1024
-  // (34 MB) 19.2 instead of 20.6. Not
-  //   of less, as all layers of a small model may fit L2 together;
-  //   of more: lines that make room for each other come in at 4.3 TB/s where others have 4.8, and
-  //   16x8192 (537 MB) take 141 us instead of 135;
-  //   of keys that another tile of rows reads, too;
-  //   of a cache in 8 bits: instructions are the limit there, and the choice costs 2 %.
-  // How many bytes there are is judged by this sequence.
+  // Whether to copy with evict_first, so that K and V do not push other data out of L2. With most
+  // of L2 full of other writes, H200, 1x32768 keys of 8 heads (134 MB) took 48.0 us instead of
+  // 51.5, and 8x1024 (34 MB) 19.2 instead of 20.6. Not used
+  //
+  //   for less data: all layers of a small model may fit L2 together;
+  //   for more data: lines that evict each other arrive at 4.3 TB/s instead of 4.8, and 16x8192
+  //   (537 MB) takes 141 us instead of 135;
+  //   for keys that another tile of rows reads, too;
+  //   for a cache in 8 bits, which is bound by instructions: the choice costs 2 %.
+  //
+  // The number of bytes is estimated from this sequence.
   CUTE_DEVICE bool leaves_l2() const {
     constexpr int64_t kLeast = 32 << 20, kMost = 192 << 20;
     int64_t const columns = int64_t(p.head_dim + p.head_dim_v) * int(sizeof(Kv));

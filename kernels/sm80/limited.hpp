@@ -1,15 +1,15 @@
-// Products in 8 bits for the heads whose predicted error is within Problem::max_error, and in 16
-// bits for the others.
+// Multiplies in 8 bits for heads whose predicted error is within Problem::max_error, and in 16 bits
+// for the others.
 //
-// Before:   the launch that rounds K, or K and V, has a block more for every query head, which
-//           predicts its error (core/predict.hpp) and leaves it in the workspace. They are first:
-//           each takes longer than one that rounds.
-// Grid:     that of either kernel, whose tiles of queries are the same.
-// Block:    looks up the predictions for its KV head, and does what a block of the one kernel does,
-//           or of the other. A KV head has one answer, as tiles may have rows of all heads that
-//           share it.
+// Before:   the launch that rounds K, or K and V, has one more block for every query head. It
+//           predicts the head's error (core/predict.hpp) and stores it in the workspace. These
+//           blocks come first, because each takes longer than a block that rounds.
+// Grid:     that of either kernel; both have equal tiles of queries.
+// Block:    reads the predictions for its KV head, and runs the body of one kernel or of the other.
+//           All heads that share a KV head get one answer, because a tile may have rows of all of
+//           them.
 //
-// Nobody but the device knows the answer: a CUDA graph finds it anew in every replay.
+// The choice is made on the device, so a replay of a CUDA graph makes it again.
 #pragma once
 
 #include "sm80/forward.hpp"
@@ -17,7 +17,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// Lanes of core/predict.hpp: the warps of a block.
+// The lanes of core/predict.hpp are the warps of a block.
 template <class Arch, int kThreads>
 struct WarpLanes {
   static constexpr int kWarps = kThreads / 32, kLanes = 32;
@@ -45,7 +45,7 @@ struct PredictError {
                                     : std::is_same_v<Narrow, Fp8ValuesParams> ? Quantize::kFp8
                                                                               : Quantize::kInt8;
 
-  // head: of all batch entries.
+  // head: counted over all batch entries.
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, int head, char* smem) {
     Problem const& p = params.wide.problem;
@@ -68,7 +68,7 @@ struct PredictError {
  private:
   using Rows = SourceRows<Element>;
 
-  // Rows of core/predict.hpp, in fp32.
+  // The rows for core/predict.hpp, in fp32.
   template <bool kIsAligned>
   struct Loaded {
     Rows const& rows;

@@ -1,8 +1,8 @@
-// What the kernel with a limit for the error is launched with (sm80/limited.hpp): the arguments of
-// the kernels that it is made of, for the same tiles of queries. Its workspace is that of products
-// in 8 bits (sm80/quantized_params.hpp), and
+// Launch parameters of the kernel with a limit for the error (sm80/limited.hpp): those of the
+// kernels that it combines, for equal tiles of queries. The workspace is that of products in 8 bits
+// (sm80/quantized_params.hpp), and
 //
-//   errors   (batch, num_heads_q) fp32     what core/predict.hpp predicts
+//   errors   (batch, num_heads_q) fp32     predictions of core/predict.hpp
 #pragma once
 
 #include "core/predict.hpp"
@@ -14,7 +14,8 @@ template <class Narrow_>
 struct LimitedParams {
   using Narrow = Narrow_;
   static constexpr int kAsideThreads = Narrow::kAsideThreads;
-  // The shift of a head, as its tiles are rounded with; what lanes share of a prediction.
+  // The shift of a head, computed as for rounding its tiles; and scratch that lanes of a prediction
+  // share.
   using Scratch = quantize::PredictedScratch<kAsideThreads / 32>;
   static constexpr int kShiftBytes = Narrow::kAsideSmemBytes;
   static constexpr int kAsideSmemBytes = kShiftBytes + int(sizeof(Scratch));
@@ -50,7 +51,8 @@ struct LimitedParams {
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
-  // In a kernel: whether all query heads that share a KV head, of all batch entries, are within.
+  // Called in a kernel: whether the predictions of all query heads that share KV head `head`,
+  // counted over all batch entries, are within the limit.
   CA_HOST_DEVICE bool is_within(int32_t head) const {
     float const* const of_group = errors + int64_t(head) * heads_per_kv;
     bool result = true;

@@ -1,5 +1,5 @@
-// What blocks of the forward kernel that share the keys of a tile of rows leave for the last of
-// them, and how it merges that.
+// Partial results of forward blocks that share the keys of a tile of rows, and their merge by the
+// last block.
 #pragma once
 
 #include "sm80/key_splits.hpp"
@@ -7,8 +7,9 @@
 
 namespace cutlass_attn::sm80 {
 
-// Thread t of the last block has the same rows and columns as thread t of any other: fragments of O
-// go through global memory as they are, 16 bytes of neighbouring threads next to each other.
+// Thread t of the last block has the rows and columns of thread t of every other block. So
+// fragments of O go through global memory unchanged, in vectors of 16 bytes that neighbouring
+// threads write to neighbouring addresses.
 template <class Config, class Score, class Arch>
 struct SplitMerge {
   using Out = Result<Config, Score, Arch>;
@@ -23,8 +24,9 @@ struct SplitMerge {
   typename Config::Place const& place;
   int const unit = splits.unit(Arch::block());
 
-  // Leaves what this block has. True in the last block of its tile of rows, which then has all,
-  // merged in the order of the keys. ticket: in shared memory, whatever the main loop had there.
+  // Stores this block's result. Returns true in the last block of its tile of rows, which then has
+  // the result of all, merged in the order of the keys. ticket: shared memory that the main loop no
+  // longer uses.
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
     store(partial(splits.split(Arch::block())), out);
     if (!splits.template is_last<Arch>(unit, ticket)) return false;
@@ -73,7 +75,7 @@ struct SplitMerge {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].max = fmaxf(rows[i].max, row(partial(n), i)->max);
     }
-    // Once the row max is known, no part waits for another one.
+    // The row max is known, so that no part waits for another one.
     clear(out.acc_o);
     for (int n = 0; n < splits.count; ++n) {
       float factors[kRows];

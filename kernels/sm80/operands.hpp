@@ -1,4 +1,4 @@
-// What every schedule of the mma.sync forward kernel works on, and what it leaves behind.
+// The inputs of every schedule of the mma.sync forward kernel, and their result.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +19,7 @@ struct Operands {
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using Step = Products<Config, Score, Arch>;
-  // Other calls than aligned ones are for the general score alone: see manifest.toml.
+  // Only the general score takes calls that are not aligned: see manifest.toml.
   using IsAligned =
       std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, std::true_type>;
 
@@ -27,13 +27,13 @@ struct Operands {
   static constexpr int kN = Config::kBlockN;
   static constexpr int kStep = kIsReversed ? -kN : kN;  // from a tile of keys to the next
 
-  // Those of Q's rows, of a thread.
+  // Scales of a thread's rows of Q.
   struct QScales {
     float rows[Config::kRows] = {};
   };
 
   Shared& shared;
-  TileRange const& range;  // of the tiles of keys, in keys
+  TileRange const& range;  // tiles of keys, in keys
   FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
                  typename Config::Coord> const scores;
   float const log2_scale;
@@ -41,7 +41,7 @@ struct Operands {
   Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
   typename Step::Start start;
 
-  // `tile` and `first_key` are what is, or is about to be, in shared memory too.
+  // `tile` and `first_key` are stored in shared memory before the next barrier, too.
   CUTE_DEVICE Operands(Problem const& p, typename Config::Coord const& tile, TileRange const& range,
                        int first_key, IsAligned is_aligned, Shared& shared)
       : shared(shared),
@@ -64,8 +64,8 @@ struct Operands {
     return kIsReversed ? range.end - kN : range.begin;
   }
 
-  // Whether all queries see all of the tile that begins at `key`; with ALiBi also, from one side of
-  // the diagonal.
+  // Whether no key of the tile that begins at `key` is masked, and, with ALiBi, whether the tile
+  // lies on one side of the diagonal.
   CUTE_DEVICE auto is_full(int key) const {
     if constexpr (Score::kHasAlibi) {
       return scores.is_full(key) && shared.block.alibi.is_on_one_side(key, kN);
@@ -74,8 +74,8 @@ struct Operands {
     }
   }
 
-  // Calls step(key, is_full) for one tile of keys after the other. is_full: all queries see all of
-  // it; there are two copies of a step's code, unless is_full() is a constant.
+  // Calls step(key, is_full) for all tiles of keys in order. is_full: no key of the tile is masked.
+  // The code of a step is compiled twice, unless is_full() is a constant.
   template <class Step>
   CUTE_DEVICE void for_each_tile(Step&& step) const {
     for (int key = first_key(range); kIsReversed ? key >= range.begin : key < range.end;
@@ -88,7 +88,7 @@ struct Operands {
     }
   }
 
-  // Starts to copy the first tile; Q to registers once it and K have landed.
+  // Starts the copies of the first tile. Loads Q to registers once Q and K have landed.
   CUTE_DEVICE void begin_with_q(typename Step::Q& q) {
     copy.copy_k(first_key(range), 0);
     copy.copy_v(first_key(range), 0);
@@ -101,8 +101,8 @@ struct Operands {
     }
   }
 
-  // Q in int8 to half of where Q is, while the copy of the first K, or K and V, is on its way. What
-  // the other half is for is the next barrier's business.
+  // Rounds Q to int8 in half of Q's buffer, while the first K, or K and V, are being copied. The
+  // next barrier lets the other half be overwritten.
   CUTE_DEVICE void write_q8() {
     typename Step::Q q;
     Arch::template async_copy_wait<1>();
@@ -112,7 +112,7 @@ struct Operands {
     Step::store_q8(q, shared, scores.place);
   }
 
-  // Where qk_of_tile() reads Q.
+  // The address from which qk_of_tile() reads Q.
   CUTE_DEVICE Address q_rows_of_tile() const {
     if constexpr (Config::kIsInt8) {
       return Step::q8_rows(Arch::smem_address(shared.q8), scores.place.warp_m(),
@@ -122,12 +122,12 @@ struct Operands {
     }
   }
 
-  // Q in int8 to registers, its scales to shared memory. Q is full.
+  // Rounds Q to int8 into registers, and stores its scales in shared memory. Q is full.
   CUTE_DEVICE void quantize_q(typename Step::Q& q) {
     using Queries = QuantizedQueries<Config, Score, Arch>;
     float scale[Config::kRows];
     Queries::load(q_rows, q, scale);
-    bool const is_first = scores.place.thread % 4 == 0;  // of those with a row
+    bool const is_first = scores.place.thread % 4 == 0;  // one thread of each row
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       if (is_first) shared.block.q_scale[scores.place.row(i)] = scale[i];
@@ -140,11 +140,11 @@ struct Operands {
         if (is_first) shared.block.q_shift[scores.place.row(i)] = sum;
       }
     });
-    Arch::sync_warp();  // q_scale and q_shift full, for the threads with their rows
+    Arch::sync_warp();  // q_scale and q_shift full, for the threads that have their rows
     Arch::load_shared(Arch::smem_address(shared.block.start[scores.place.thread % 4]), start);
   }
 
-  // What the scores of the key block that begins at `key` are in, after apply().
+  // The units of the scores of the key block that begins at `key`, after apply().
   CUTE_DEVICE auto units(int key) const {
     if constexpr (kKeepsSums) {
       return units_of(key, [&](int i) { return q_scale_of(i); });
@@ -159,7 +159,7 @@ struct Operands {
       return log2_scale;
     }
   }
-  // What of that is the same in all tiles, and may be read before a tile is full.
+  // The part of units() that is constant over tiles, and can be read before a tile is full.
   CUTE_DEVICE QScales q_scales() const {
     QScales scales;
     if constexpr (kKeepsSums) {
@@ -169,7 +169,7 @@ struct Operands {
     return scales;
   }
 
-  // Score_mod and mask of that key block.
+  // Applies score_mod and mask to that key block.
   template <class S, class IsFull, class Units>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Units& units) const {
     if constexpr (kKeepsSums && !is_full) units.move_nan(s);
@@ -186,7 +186,8 @@ struct Operands {
     }
   }
 
-  // From sums in int32 to products of Q and K, which others are already.
+  // Converts sums in int32 to products of Q and K. With other accumulators scores are products
+  // already.
   template <class S>
   CUTE_DEVICE void to_products(S&& s, int key) const {
     if constexpr (Config::kIsInt8) {
@@ -203,9 +204,9 @@ struct Operands {
     }
   }
 
-  // Dropout of the key block that begins at `key`, `at` behind a multiple of 32. Two of 16 keys
-  // have one draw, which stays from the first to the second, or is drawn again where it may be
-  // none.
+  // Draws dropout for the key block that begins at `key`, `at` keys after a multiple of 32. One
+  // draw serves two key blocks of 16 keys: the second uses the draw of the first, or, with the
+  // general score, where a call may have no dropout, draws again.
   using Drawn = DrawnRows<Arch, Config::kRowBlocks>;
   CUTE_DEVICE void draw(int key, int at, Drawn& drawn) const {
     if (Config::kDrops && at == 0) drawn.draw(shared.block.dropout, scores.place, scores.tile, key);
@@ -222,15 +223,16 @@ struct Operands {
     }
   }
 
-  // Whether the logits need Q . shift: where sums are kept, the LSE and sinks do.
+  // Whether the logits need Q . shift. Where int32 sums go to softmax, only the LSE and sinks need
+  // it.
   CUTE_DEVICE static bool needs_q_shift(Problem const& p) {
     return !kKeepsSums || p.softmax_lse || p.logits.sinks;
   }
 
  private:
-  // Sums in int32 go to softmax as they are.
+  // Whether sums in int32 go to softmax unconverted.
   static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
-  // Which is there beside no other: 0, which a scale may be, times -inf were NaN.
+  // Lower bound for a factor: a scale may be 0, and 0 times -inf would be NaN.
   static constexpr float kLeastFactor = 0x1p-126f;
 
   template <class QScaleOf>
@@ -244,7 +246,7 @@ struct Operands {
     return units;
   }
 
-  // Of the group of keys that this thread has of an accumulator.
+  // The scale of the group of keys that this thread has in an accumulator.
   CUTE_DEVICE float k_scale_of(int key) const {
     return shared.block.scales[Config::place_of_scales(key)].of_group(scores.place.thread % 4);
   }

@@ -1,12 +1,12 @@
-// Where the rows are of the tiles of keys that a block copies from pages, one tile after the other.
+// Row addresses of the tiles of keys that a block copies from pages, in the order of the loop.
 //
 //   K(n) copied   place V(n)     look up tile n+1
 //   V(n) copied   place K(n+1)
 //
-// Lanes that copy a row side by side share out the rows that they copy one after the other: each
-// looks up the page of its own, and leaves the row's address in shared memory for the others. So
-// one of them divides and multiplies in 64 bits, and a copy begins with an address, not with a wait
-// for the block table and what follows from it.
+// Several lanes copy a row side by side, and copy several rows one after the other. They divide
+// these rows among them: each lane looks up the page of its rows and stores their addresses in
+// shared memory for the other lanes. So one lane does the 64-bit division and multiplication, and a
+// copy begins with an address, not with a wait for the block table.
 #pragma once
 
 #include "core/divide.hpp"
@@ -14,7 +14,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// Copy: the TileCopy of K. V's has the same rows for a warp.
+// Copy: the TileCopy of K. A warp copies the rows of V that it copies of K.
 template <class Config, class Arch, class Copy, bool kIsReversed>
 struct PagedRows {
   using Kv = typename Config::Kv;
@@ -24,9 +24,9 @@ struct PagedRows {
   Problem const& p;
   typename Config::BlockInfo& shared;
   int const thread;
-  uint32_t page[kLookUps] = {};  // in which this lane's rows are of the tile that was looked up
+  uint32_t page[kLookUps] = {};  // pages of this lane's rows in the tile that was looked up
 
-  // For the tile that begins at `key`, perhaps beyond the last.
+  // Looks up the tile that begins at `key`, which may be beyond the last.
   CUTE_DEVICE void look_up(int key, int seqlen_k) {
     if (p.kv.block_table == nullptr) return;
     CUTE_UNROLL
@@ -35,10 +35,10 @@ struct PagedRows {
     }
   }
 
-  // Addresses of that tile's rows, in shared.rows for this warp, which has copied from those
-  // before. `t` is K or V, `first` where row 0 of page 0 is.
+  // Stores the addresses of that tile's rows in shared.rows, for this warp, whose copies from the
+  // previous addresses have started. `t` is K or V, `first` the address of row 0 of page 0.
   CUTE_DEVICE void place(Kv const* first, Operand const& t, int key, int seqlen_k) const {
-    Arch::sync_warp();  // rows read by none any more
+    Arch::sync_warp();  // rows empty
     CUTE_UNROLL
     for (int i = 0; i < kLookUps; ++i) {
       int const at = key_of(key + row(i), seqlen_k);
@@ -50,11 +50,11 @@ struct PagedRows {
   }
 
  private:
-  // Of the tile, the row of this lane in look-up i; of some lanes beyond it.
+  // The row of the tile that this lane handles in look-up i; may be beyond the tile.
   CUTE_DEVICE int row(int i) const {
     return (thread % kLanes + i * kLanes) * Copy::kRowsAtOnce + Copy::row(thread);
   }
-  // Rows beyond the last stand for the last, which is there, and those before the first for it.
+  // Clamps a key to the sequence.
   CUTE_DEVICE static int key_of(int wanted, int seqlen_k) {
     if (kIsReversed && wanted < 0) return 0;
     return wanted < seqlen_k ? wanted : seqlen_k - 1;

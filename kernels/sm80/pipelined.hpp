@@ -1,12 +1,12 @@
-// The pipelined schedule of the mma.sync forward kernel, where Q has room in registers.
+// The pipelined schedule of the mma.sync forward kernel, where Q fits in registers.
 //
-// While a key block goes through softmax, the tensor cores have the products around it to work on,
-// in one straight stretch of code:
+// While a key block goes through softmax, the tensor cores compute the products around it, in
+// straight-line code:
 //
 //   tensor cores   P V(j-1)  Q K(j+1)      P V(j)  Q K(j+2)
 //   the rest          softmax(j)              softmax(j+1)
 //
-// K and V have two buffers each: the i-th tile is in buffer i % 2.
+// K and V have two buffers each: tile i is in buffer i % 2.
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -18,14 +18,15 @@ struct PipelinedSchedule {
   using Step = Products<Config, Score, Arch>;
   static constexpr int kN = Config::kBlockN;
   static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
-  // So that S of a tile's last key block is not where that of the next tile's first goes.
+  // So that S of a tile's last key block and S of the next tile's first one use different
+  // registers.
   static_assert(kKeyBlocks % 2 == 0);
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
-  int key = 0, stage = 0, v_stage = 0;  // the tile, its buffers, those of the key block before it
+  int key = 0, stage = 0, v_stage = 0;  // the tile, its buffers, those of the previous key block
   typename Step::Q q;
-  typename Step::S acc_s[2];  // of key block j and of the next, by j % 2
+  typename Step::S acc_s[2];  // of key block j, and of the next, by j % 2
   typename Step::P p;
   typename Step::Words v_first = {0, 0, 0, 0};
   decltype(in.units(0)) units;
@@ -44,8 +45,8 @@ struct PipelinedSchedule {
       in.apply(as_rows(scores), key, std::true_type{}, units);
       out.softmax.start(as_rows(scores), units);
     }
-    // Before the first key block there is no P V to do; it is done with P = 0, so that all tiles
-    // run the same code, on the first V, which therefore has to be there.
+    // The first key block has no P V before it. It multiplies the first V by P = 0, so that all
+    // tiles run the same code. So the first V has to be in shared memory here.
     Arch::template async_copy_wait<0>();
     Arch::sync();
     for (; in.kIsReversed ? key >= in.range.begin : key < in.range.end; key += in.kStep) {
@@ -58,8 +59,8 @@ struct PipelinedSchedule {
     Step::pv(p, v_rows(v_stage), kKeyBlocks - 1, v_first, out.acc_o);
   }
 
-  // The fast path: a tile of which no key is masked. Stops at a key block for which the row max has
-  // to be updated, and returns its number.
+  // The fast path: a tile without masked keys. Stops at a key block for which the row max has to be
+  // updated, and returns its number.
   CUTE_DEVICE int run_fast() {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
@@ -82,8 +83,8 @@ struct PipelinedSchedule {
     }
   }
 
-  // Softmax of key block j beside P V of the one before and Q K^T of the one after. False: some
-  // weights are too large.
+  // Softmax of key block j, overlapped with P V of the previous key block and Q K^T of the next.
+  // Returns false if some weights are too large.
   template <class IsFull>
   CUTE_DEVICE bool step(int j, IsFull is_full) {
     bool const is_first = j == 0, is_last = j + 1 == kKeyBlocks;
@@ -101,16 +102,17 @@ struct PipelinedSchedule {
     bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
     drop(j);
-    // What needs no weights comes before the vote: instructions do not mix across a branch.
+    // Instructions that need no weights come before the vote: instructions do not mix across a
+    // branch.
     if (is_first) {
       Arch::template async_copy_wait<0>();
-      Arch::sync();  // this tile's V full; the buffers of the tile before empty
+      Arch::sync();  // this tile's V full; the previous tile's buffers empty
     }
     Step::load_v(v_rows(stage), j, v_first);
     return !Arch::any(!ok);
   }
 
-  // Softmax of key block j after the row max is updated, from S once more.
+  // Updates the row max and repeats softmax of key block j, from S recomputed.
   CUTE_DEVICE void rescale(int j) {
     Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
@@ -121,7 +123,8 @@ struct PipelinedSchedule {
     drop(j);
   }
 
-  // What the scores of key block j are in: in the fast path once for keys with the same scales.
+  // The units of the scores of key block j. In the fast path they are read once for all keys that
+  // share scales.
   template <class IsFull>
   CUTE_DEVICE auto units_of(int j, IsFull is_full) {
     bool const is_kept = Config::kIsInt8 && is_full && j % (Config::kScaleKeys / kKeyBlock) != 0;
@@ -140,7 +143,7 @@ struct PipelinedSchedule {
 
   CUTE_DEVICE void end_step(int j) {
     out.softmax.add_sums();
-    if (j == 0) {  // copies have branches: they come where one is
+    if (j == 0) {  // copies have branches, so they come where a branch is already
       in.copy.copy_k(key + in.kStep, stage ^ 1);
       in.copy.copy_v(key + in.kStep, stage ^ 1);
     }

@@ -1,12 +1,11 @@
-// The steps of Q K^T and P V of a warp, on fragments that the caller owns. Nothing here has a
-// state.
+// The steps of Q K^T and P V of a warp, on fragments that the caller owns. Stateless.
 //
-// Operands come from shared memory by ldmatrix, a 16 x 16 block at a time; `rows` is this lane's
-// address in block (0, 0) of a tile, as q_rows(), k_rows() and v_rows() say.
+// Operands come from shared memory by ldmatrix, a 16 x 16 block at a time. `rows` is this lane's
+// address in block (0, 0) of a tile, from q_rows(), k_rows() or v_rows().
 //
-// Products are accumulated in fp32, or in what Config says. With fp16 accumulation, Q K^T is
-// converted before softmax; P V is accumulated over one key block alone and then joins O, which
-// stays in fp32: the error does not grow with the number of keys.
+// Products are accumulated in fp32, or in the types of Config. With fp16 accumulation, Q K^T is
+// converted before softmax. P V is accumulated in fp16 over one key block only and then added to O,
+// which is in fp32, so that the error does not grow with the number of keys.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +18,7 @@ namespace cutlass_attn::sm80 {
 
 struct NoStart {};
 
-// K and V of the dtype of Q; products_fp8.hpp has them in 8 bits.
+// K and V in the dtype of Q; products_fp8.hpp specialises this for K and V in 8 bits.
 template <class Config, class Score, class Arch, bool kIsFp8 = Config::kIsFp8>
 struct Products {
   using Element = typename Config::Element;
@@ -37,9 +36,9 @@ struct Products {
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   using Q = Words[kSteps][kRowBlocks];
-  // What sums of int8 products begin with: kMagic, four times.
+  // The initial value of accumulators of int8 products: kMagic, four times.
   using Start = std::conditional_t<kIsInt8, Words, NoStart>;
-  // Of sums in int32 the bits, as those of a float: sm80/quantized_queries.hpp.
+  // Sums in int32 are kept as the bits of floats: sm80/quantized_queries.hpp.
   using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
                                                kKeyBlock>;
   using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
@@ -56,13 +55,13 @@ struct Products {
     return v + TileV::offset(lane % 16, lane / 16 * 8);
   }
 
-  // Head-dim column of element j of a row of O: see FragmentPlace.
+  // The head-dim column of element j of a row of O: see FragmentPlace.
   template <class Place>
   CUTE_DEVICE static int o_column(Place const& place, int j) {
     return place.column(j);
   }
 
-  // Of Q in int8, where it is written back.
+  // This lane's address in Q in int8, where Q was written back.
   CUTE_DEVICE static Address q8_rows(Address q8, int warp_m, int lane) {
     return q8 + Config::TileQ8::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
   }
@@ -98,14 +97,14 @@ struct Products {
     }
   }
 
-  // S = Q K^T of a key block, Q in registers.
+  // S = Q K^T of a key block, with Q in registers.
   CUTE_DEVICE static void qk(Q const& q, Address k_rows, int key_block, Start const& start, S& s) {
     if constexpr (!kIsInt8) clear(s);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) qk_step(q[k], k_rows, key_block, k, start, s);
   }
 
-  // The same of all key blocks of a tile, Q read from shared memory once.
+  // S of all key blocks of a tile; reads Q from shared memory once.
   CUTE_DEVICE static void qk_of_tile(Address q_rows, Address k_rows, Start const& start,
                                      S (&s)[kKeyBlocks]) {
     CUTE_UNROLL
@@ -128,7 +127,7 @@ struct Products {
     }
   }
 
-  // S of a key block of int8, Q read from shared memory.
+  // S of a key block in int8; reads Q from shared memory.
   CUTE_DEVICE static void qk_from_shared(Address q_rows, Address k_rows, int key_block,
                                          Start const& start, S& s) {
     CUTE_UNROLL
@@ -142,7 +141,8 @@ struct Products {
     }
   }
 
-  // The head-dim columns [16 k, ...) of that, or 32 k in int8, where the first ones begin S.
+  // One k-step of S: head-dim columns [16 k, 16 k + 16), or [32 k, 32 k + 32) in int8. The first
+  // k-step initialises S.
   CUTE_DEVICE static void qk_step(Words const (&q)[kRowBlocks], Address k_rows, int key_block,
                                   int k, Start const& start, S& s) {
     CUTE_UNROLL
@@ -163,7 +163,7 @@ struct Products {
     }
   }
 
-  // A: of a, int8_t or uint8_t. is_first: sums begin at `start`, and not with what is there.
+  // A: int8_t or uint8_t, the type of a. is_first: the sum begins with `start`, not with acc.
   template <class A, class Acc>
   CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
                                         Start const& start, Acc& acc) {
@@ -178,7 +178,7 @@ struct Products {
     for (int i = 0; i < 4; ++i) acc[i] = bits_float(uint32_t(after[i]));
   }
 
-  // S in fp32: itself, or a copy.
+  // S in fp32: S itself, or a copy.
   CUTE_DEVICE static decltype(auto) in_fp32(S& s) {
     if constexpr (!std::is_same_v<QkAccumulator, cutlass::half_t>) {
       return (s);
@@ -187,7 +187,7 @@ struct Products {
     }
   }
 
-  // Weights of a key block, rounded, as the A operand of P V.
+  // Rounds the weights of a key block to the A operand of P V.
   template <class PvElement = Element>
   CUTE_DEVICE static void pack(Scores const& weights, P& p) {
     CUTE_UNROLL
@@ -214,7 +214,7 @@ struct Products {
     }
   }
 
-  // The first block of V that pv() needs: 16 keys of the key block, 16 head-dim columns.
+  // Loads the first block of V that pv() needs: 16 keys of the key block, 16 head-dim columns.
   CUTE_DEVICE static void load_v(Address v_rows, int key_block, Words& words) {
     load_v(v_rows, key_block * (kKeyBlock / 16), 0, words);
   }
@@ -222,7 +222,7 @@ struct Products {
     Arch::load_matrix_trans(TileV::block(v_rows, n, d), words);
   }
 
-  // O += P V of a key block, whose load_v() is done.
+  // O += P V of a key block, after its load_v().
   CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first,
                              O& o) {
     if constexpr (std::is_same_v<PvAccumulator, float>) {
@@ -239,7 +239,8 @@ struct Products {
   }
 
  private:
-  // The key block's sum in PvAccumulator, 16 head-dim columns at a time, and then O += that.
+  // Accumulates the key block in PvAccumulator, 16 head-dim columns at a time, and adds the sum to
+  // O.
   CUTE_DEVICE static void pv_in_two_levels(P const& p, Address v_rows, int key_block,
                                            Words const& v_first, O& o) {
     CUTE_UNROLL
@@ -262,8 +263,8 @@ struct Products {
     }
   }
 
-  // The keys [16 n, ...) of the key block and the head-dim columns [16 d, ...): into acc.block(m,
-  // at) and acc.block(m, at + 1), 8 columns each.
+  // Multiplies keys [16 n, 16 n + 16) of the key block and head-dim columns [16 d, 16 d + 16) into
+  // acc.block(m, at) and acc.block(m, at + 1), 8 columns each.
   template <class Acc>
   CUTE_DEVICE static void pv_step(P const& p, Address v_rows, int key_block, int n, int d,
                                   Words const& v_first, Acc& acc, int at) {

@@ -1,19 +1,19 @@
-// The steps of Q K^T and P V of a warp where K and V are float8_e4m3fn: what products.hpp says,
-// with conversions in registers.
+// The steps of Q K^T and P V of a warp where K and V are float8_e4m3fn: the interface of
+// products.hpp, with conversions in registers.
 //
-// Rows are copied as they are stored, half as many bytes, and ldmatrix takes two neighbouring
-// columns for one. So one ldmatrix brings 32 columns, and nothing has to change lanes:
+// Rows are copied as stored, half as many bytes, and ldmatrix sees two neighbouring columns as one
+// 16-bit element. So one ldmatrix loads 32 columns, and no data changes lanes:
 //
 //   K   thread t of a quad gets columns 4t .. 4t + 3 of every 16 of a key, where B of Q K^T has 2t,
-//       2t + 1, 2t + 8 and 2t + 9. The order in which columns are added up does not matter: Q comes
-//       from shared memory in the same one.
-//   V   ldmatrix.trans brings columns 2g and 2g + 1 of keys 2t and 2t + 1 together, of which B of
-//       P V has one column at a time. Those at even places are one n8 block, those at odd places
-//       the next: of every 16 columns of O a thread has 4t and 4t + 2 in the one, 4t + 1 and 4t + 3
-//       in the other.
+//       2t + 1, 2t + 8 and 2t + 9. The order in which columns are summed does not matter, if Q is
+//       loaded in the same order.
+//   V   ldmatrix.trans loads columns 2g and 2g + 1 of keys 2t and 2t + 1 together, but B of P V has
+//       one column at a time. Even columns form one n8 block, odd columns the next: of every 16
+//       columns of O a thread has 4t and 4t + 2 in the first, 4t + 1 and 4t + 3 in the second.
 //
-// Weights meet V in fp16, whatever Q is: they are at most 4096, e4m3 numbers are exact in either,
-// and from bits to fp16 it is the fewest instructions. K is converted to the dtype of Q.
+// P and V are multiplied in fp16, whatever type Q has: weights are at most 4096, e4m3 numbers are
+// exact in fp16 and bf16, and the conversion to fp16 takes the fewest instructions. K is converted
+// to the dtype of Q.
 #pragma once
 
 #include "sm80/products.hpp"
@@ -49,7 +49,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     return j / 4 * 16 + place.thread % 4 * 4 + j % 2 * 2 + j / 2 % 2;
   }
 
-  // This lane's row and columns of Q, in its own order.
+  // This lane's row and columns of Q, in the order of K's columns.
   CUTE_DEVICE static Address q_rows(Address q, int warp_m, int lane) {
     return q + TileQ::offset(warp_m * 16 + lane / 4, lane % 4 / 2 * 8) + lane % 2 * 8;
   }
@@ -92,7 +92,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     }
   }
 
-  // Weights of a key block, in fp16.
+  // Rounds the weights of a key block to fp16.
   CUTE_DEVICE static void pack(Scores const& weights, P& p) {
     Base::template pack<PvElement>(weights, p);
   }
@@ -117,7 +117,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
   }
 
  private:
-  // The head-dim columns [32 k, ...) of Q K^T.
+  // One step of Q K^T: head-dim columns [32 k, 32 k + 32).
   CUTE_DEVICE static void qk_steps(Words const (&q0)[kRowBlocks], Words const (&q1)[kRowBlocks],
                                    Address k_rows, int key_block, int k, S& s) {
     CUTE_UNROLL
@@ -138,15 +138,15 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     }
   }
 
-  // 16 keys and 16 head-dim columns: into o.block(m, at), those at even places, and o.block(m, at +
-  // 1). words: of keys 0 to 7, and 8 to 15.
+  // Multiplies 16 keys and 16 head-dim columns into o.block(m, at), the even columns, and
+  // o.block(m, at + 1), the odd ones. words: keys 0 to 7, and 8 to 15.
   CUTE_DEVICE static void pv_step(Words const (&p)[kRowBlocks], uint32_t const* words, int at,
                                   O& o) {
-    uint32_t b[2][2];  // by place, then 8 keys
+    uint32_t b[2][2];  // by column parity, then 8 keys
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
       uint32_t pairs[2];
-      Arch::template unpack_e4m3<PvElement>(Arch::permute_bytes(words[i], 0, 0x3120), pairs);
+      Arch::template unpack_e4m3<PvElement>(Arch::prmt(words[i], 0, 0x3120), pairs);
       b[0][i] = pairs[0];
       b[1][i] = pairs[1];
     }

@@ -1,11 +1,11 @@
-// Rounds K to int8, before the kernel that multiplies in 8 bits: core/quantize.hpp says how, and
-// sm80/quantized_params.hpp where it goes.
+// Rounds K to int8, before the kernel that multiplies in 8 bits. core/quantize.hpp defines the
+// rounding, and sm80/quantized_params.hpp the destination.
 //
-// Grid:      a block for some tiles of 64 keys next to each other, of one KV head.
-// Block:     four warps. First the shift of the head, from 64 of its keys, which all blocks of the
-//            head work out for themselves: those rows come from L2.
-// Warp:      group t of a tile is warp t's: 16 keys, in pairs next to each other, whose largest
-//            value is a matter of shuffles: no barriers from there on.
+// Grid:      a block for several neighbouring tiles of 64 keys of one KV head.
+// Block:     four warps. First the shift of the head, from 64 of its keys. Every block of the head
+//            computes it: those rows come from L2.
+// Warp:      warp t has group t of a tile: 16 keys, in neighbouring pairs. Their largest value is
+//            found by shuffles, so there are no barriers from here on.
 // Thread:    16 columns of a key at a time: two loads of 16 bytes, and later one store.
 // Shared:    partial sums of the shift, and the shift.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// The rows of K or V of a head, as the call has them.
+// The rows of K or V of a head in the call's operand.
 template <class Element>
 struct SourceRows {
   Element const* first;
@@ -38,8 +38,8 @@ struct SourceRows {
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
-  // 16 or 8 columns of a row, from a multiple of 8 on; zeros where there are none. kIsAligned is a
-  // constant, or each load would be in a branch, and waited for before the next.
+  // Loads 16 or 8 columns of a row, from a multiple of 8 on; zeros beyond the operand. kIsAligned
+  // is a constant: otherwise each load would be in a branch, and the next would wait for it.
   template <bool kIsAligned, int kWords>
   CUTE_DEVICE void load(int row, int column, uint32_t (&words)[kWords]) const {
     CUTE_UNROLL
@@ -59,7 +59,7 @@ struct SourceRows {
   }
 };
 
-// Element i of what load() brought.
+// Element i of the words from load().
 template <class Element>
 CUTE_DEVICE float element_of(uint32_t const* words, int i) {
   return element_to_float<Element>(uint16_t(words[i / 2] >> i % 2 * 16));
@@ -78,7 +78,7 @@ struct QuantizeKeys {
   using Keys = SourceRows<Element>;
   static constexpr int kThreads = Params::kAsideThreads;
   static constexpr int kSmemBytes = Params::kAsideSmemBytes;
-  static constexpr int kChunks = kHeadDim / 16;  // of 16 columns, of a key
+  static constexpr int kChunks = kHeadDim / 16;  // of 16 columns of a key
   static constexpr int kWarpKeys = quantize::kTileKeys / quantize::kGroups;
   static constexpr int kPieces = kWarpKeys * kChunks / 32;  // of a thread: 16 columns of a key
   static constexpr int kPartialSums = quantize::kPartialSums;
@@ -89,7 +89,7 @@ struct QuantizeKeys {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     run<Arch>(params, smem, Arch::block());
   }
-  // As that block of the grid.
+  // Runs block `block` of the grid.
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem, int block) {
     Tiles const own = params.template tiles_of_block<Arch>(block);
@@ -102,7 +102,7 @@ struct QuantizeKeys {
     }
   }
 
-  // The shift, in shared memory behind the partial sums, at shift_place(); of all threads.
+  // The shift, in shared memory behind the partial sums, at shift_place(). Called by all threads.
   template <class Arch, bool kIsAligned>
   CUTE_DEVICE static float* shift_of(Params const& params, Tiles const& own, Keys const& keys,
                                      float* partial) {
@@ -114,7 +114,7 @@ struct QuantizeKeys {
     return shift;
   }
 
-  // Lanes read four columns at a time of chunks next to each other, from different banks.
+  // Lanes read four columns at a time of neighbouring chunks, from different banks.
   CUTE_DEVICE static int shift_place(int chunk, int column) {
     return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
@@ -183,8 +183,8 @@ struct QuantizeKeys {
     }
   }
 
-  // Which key of the tile, and which columns, piece i of a thread is. Lanes next to each other have
-  // columns next to each other.
+  // The key of the tile, and the columns, of piece i of a thread. Neighbouring lanes have
+  // neighbouring columns.
   struct Piece {
     int key, chunk;
     CUTE_DEVICE Piece(int i, int group, int lane) {
@@ -194,7 +194,7 @@ struct QuantizeKeys {
     }
   };
 
-  // Eight sums of up to eight samples, of all columns.
+  // Eight partial sums of up to eight samples each, for all columns.
   template <class Arch, bool kIsAligned>
   CUTE_DEVICE static void add_up_samples(Keys const& keys, float* partial) {
     constexpr int kVectors = kHeadDim / 8, kEach = quantize::kSamples / kPartialSums;
@@ -205,7 +205,7 @@ struct QuantizeKeys {
       CUTE_UNROLL
       for (int i = 0; i < kEach; ++i) {
         int const sample = sum + i * kPartialSums;
-        // Beyond the last key there are zeros.
+        // Rows beyond the last key read as zeros.
         int const key = sample < samples ? quantize::sampled_key(sample, keys.seqlen) : keys.seqlen;
         keys.template load<kIsAligned>(key, column, words[i]);
       }

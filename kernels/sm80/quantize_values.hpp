@@ -1,11 +1,11 @@
 // Rounds K to int8 and V to int8 or e4m3 in one launch, before the kernel that multiplies both in 8
 // bits.
 //
-// Grid:      that of QuantizeKeys, and as many blocks again for V.
-// Block:     four warps; some tiles of 64 values next to each other.
+// Grid:      that of QuantizeKeys, and an equal number of blocks for V.
+// Block:     four warps; several neighbouring tiles of 64 values.
 // Warp:      16 of the tile's keys.
-// Thread:    two keys next to each other, of which a quad has every fourth 8 columns each: two
-//            loads of 16 bytes, and later one store of both together.
+// Thread:    two neighbouring keys. Each lane of a quad has every fourth group of 8 columns: two
+//            loads of 16 bytes, and later one store for both keys.
 // Shared:    the largest value that each warp has seen, of two tiles.
 #pragma once
 
@@ -22,14 +22,14 @@ struct QuantizeKeysAndValues {
       std::is_same_v<typename Params::TileScales, quantize::KeyFp8Scales>;
   using Keys = QuantizeKeys<Element, kHeadDim, Params>;
   static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
-  static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns, of a key
+  static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns of a key
   static_assert(16 * kWarps == quantize::kTileKeys && kHeadDimV % 32 == 0);
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     run<Arch>(params, smem, Arch::block());
   }
-  // As that block of the grid.
+  // Runs block `of_both` of the grid.
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem, int of_both) {
     int const block = of_both - params.key_tiles.heads * params.key_tiles.head_blocks;
@@ -50,8 +50,8 @@ struct QuantizeKeysAndValues {
  private:
   using Values = SourceRows<Element>;
 
-  // A magnitude, for the largest of a key. In e4m3 what is not finite stands for itself alone; in
-  // int8 its key has a scale of its own, which it makes NaN.
+  // A magnitude that counts for the largest of a key. In e4m3, Inf and NaN are stored as such and
+  // do not count. In int8 they make the scale of their key NaN.
   CUTE_DEVICE static uint32_t counted(uint32_t magnitude) {
     constexpr uint32_t kInfinity = std::is_same_v<Element, cutlass::half_t> ? 0x7c00 : 0x7f80;
     return kIsFp8 && magnitude >= kInfinity ? 0 : magnitude;
@@ -62,7 +62,7 @@ struct QuantizeKeysAndValues {
                                 float* of_warps) {
     CUTE_NO_UNROLL
     for (int tile = own.first; tile < own.end; ++tile) {
-      // One barrier a tile: what it is for is not written again before the next.
+      // One barrier a tile suffices: of_warps is double-buffered.
       round_tile<Arch, kIsAligned>(params, own.head, tile, values, of_warps + tile % 2 * kWarps);
     }
   }
@@ -139,7 +139,7 @@ struct QuantizeKeysAndValues {
       for (int i = 0; i < 2; ++i) {
         inverse[i] = factors[i].inverse;
         if (bits[i] < 0x7f800000u) continue;
-        // It is 0, whose product with what is not finite is not 0.
+        // The key's scale is not finite. Its values become 0, and 0 times that scale is NaN.
         CUTE_UNROLL
         for (auto& vector : words[i]) {
           CUTE_UNROLL

@@ -1,18 +1,18 @@
-// What the mma.sync forward kernel with Q K^T in int8 is launched with, and its workspace:
+// Launch parameters of the mma.sync forward kernel with Q K^T in int8, and its workspace:
 //
-//   k8       (head, key, columns) int8     K as core/quantize.hpp rounds it: a head is a KV head of
-//                                          a batch entry, keys are rounded up to 64, columns to 32,
-//                                          with zeros. Within 16 columns they are in the order of
+//   k8       (head, key, columns) int8     K rounded as core/quantize.hpp says. A head is a KV head
+//                                          of a batch entry. Keys are padded to 64 and columns to
+//                                          32, with zeros. Each 16 columns are in the order of
 //                                          permuted_column()
-//   v8       (head, pair, columns, 2)      with P V in 8 bits, V: the two keys of a pair are side
-//                                          by side. Within 16 keys, pairs are in the order of
-//                                          pair_row()
+//   v8       (head, pair, columns, 2)      V, with P V in 8 bits. The two keys of a pair are
+//                                          neighbours. The pairs of each 16 keys are in the order
+//                                          of pair_row()
 //   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K
 //
-// key_tiles.hpp says where the tiles of a head are: of packed sequences, in slots. Copies of a tile
-// may read what is behind a row of k8 or v8, as many columns as the kernel has: the last one of v8
-// has scales behind it.
+// key_tiles.hpp defines where the tiles of a head are; packed sequences have slots. Copies of a
+// tile may read beyond a row of k8 or v8, up to the number of columns that the kernel has. The
+// scales follow v8 and cover that for its last row.
 #pragma once
 
 #include <type_traits>
@@ -21,15 +21,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// Which of 16 columns is at place p of them in k8. A word of the A operand of mma.m16n8k32 is four
-// places, 4 t + e of lane t of a quad; what ldmatrix brings of Q, for m16n8k16, are the columns 2
-// t, 2 t + 1 and those 8 on. A product does not care in which order it adds up, as long as Q and K
-// have the same.
+// The column, of 16, that is at place p in k8. A word of the A operand of mma.m16n8k32 holds places
+// 4 t .. 4 t + 3 of lane t of a quad. ldmatrix for m16n8k16 brings that lane columns 2 t, 2 t + 1,
+// 2 t + 8 and 2 t + 9 of Q. The order in which columns are summed does not matter, if Q and K have
+// the same order.
 CA_HOST_DEVICE constexpr int permuted_column(int p) { return p / 4 * 2 + p % 2 + p % 4 / 2 * 8; }
 
-// In which row of the eight of 16 keys a pair of them is, of P V the same: a word of P is of the
-// keys 2 t, 2 t + 1 and those 8 on, the pairs t and t + 4; ldmatrix.trans brings lane t of V the
-// rows 2 t and 2 t + 1 together.
+// The row, of the eight of 16 keys, that holds a pair. A word of P holds keys 2 t, 2 t + 1, 2 t + 8
+// and 2 t + 9, which are pairs t and t + 4. ldmatrix.trans brings lane t rows 2 t and 2 t + 1 of V
+// together.
 CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4; }
 
 template <class TileScales_, class KeyTiles_ = DenseKeyTiles>
@@ -43,7 +43,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
-  // As the call has them; those of `problem` are k8 and v8, two int8 being an element.
+  // The call's operands. K and V of `problem` are k8 and v8, with two int8 in an element.
   Operand source_k, source_v;
   TileScales* scales;
   float* shift;
@@ -74,19 +74,19 @@ struct BasicQuantizedParams : KeyTiles_::Params {
     return KeyTiles::tiles_of(p) * of_tile + KeyTiles::heads_of(p) * columns * 4;
   }
 
-  // Blocks that round V, where there are, come after those that round K.
+  // Blocks that round V, if any, come after those that round K.
   Launch launch_before(KernelFacts const&) const {
     int64_t const blocks = int64_t(key_tiles.heads) * key_tiles.head_blocks;
     return {blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
-  // In a kernel: of block `block` of those that round K, or V.
+  // Called in a kernel: the tiles of block `block` among those that round K, or V.
   template <class Arch>
   CA_HOST_DEVICE QuantizedTiles<Head> tiles_of_block(int32_t block) const {
     return key_tiles.template of_block<Arch>(problem, block);
   }
-  // Of the KV head of a batch entry.
+  // The head of the workspace for a KV head of a batch entry.
   template <class SeqInfo>
   CA_HOST_DEVICE Head head_of(SeqInfo const& seq, int32_t head_kv) const {
     return key_tiles.head_of(problem, seq, head_kv);
@@ -101,7 +101,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
  private:
   explicit BasicQuantizedParams(Base const& params) : Base(params) {}
 
-  // An operand of so many rows a tile, and elements of two bytes a row, at `next`, which moves on.
+  // Places an operand with `rows` rows a tile and two-byte elements at `next`, and advances `next`.
   Operand place(char*& next, Operand const& from, int64_t rows, int64_t row_elements) const {
     int64_t const of_tile = rows * row_elements;
     Operand const placed = key_tiles.placed(problem, next, from.dtype, of_tile, row_elements);

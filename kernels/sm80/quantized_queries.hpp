@@ -1,14 +1,15 @@
-// Q in int8, in registers: from the fragments that ldmatrix brings for m16n8k16 to those of
-// m16n8k32, a scale a row (core/quantize.hpp). And from the sums of products to scores.
+// Q in int8, in registers: converts the fragments that ldmatrix loads for m16n8k16 to those of
+// m16n8k32, with a scale for each row (core/quantize.hpp). Also converts sums of products to
+// scores.
 //
-// The int32 accumulators begin with the bits of kMagic, 1.5 * 2^23, so that their bits are those of
-// the float kMagic + sum: no conversion. Where nothing but softmax is done to a score, that is all:
-// its exponent is one multiply-add, as in 16 bits,
+// The int32 accumulators begin with the bits of kMagic, 1.5 * 2^23. Their bits are then those of
+// the float kMagic + sum, so no conversion is needed. If a score goes to softmax unmodified, its
+// exponent is one multiply-add, as in 16 bits:
 //
 //   (kMagic + sum) * factor - (kMagic * factor + row max),    factor = scales and log2_scale
 //
-// whose rounding is that of one unit of the sum at most: a hundredth of what rounding Q and K
-// changes. Where there is a softcap, or terms, kMagic is subtracted first.
+// The rounding error is at most one unit of the sum: a hundredth of the error of rounding Q and K.
+// Softcap and other terms first subtract kMagic.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -26,7 +27,7 @@ struct QuantizedQueries {
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
   static constexpr int kSteps16 = Config::kHeadDim / 16;
 
-  // From shared memory, of the warp's rows, with their scales.
+  // Loads the warp's rows from shared memory, and finds their scales.
   CUTE_DEVICE static void load(Address q_rows, typename Step::Q& q, float (&scale)[kRows]) {
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
@@ -47,7 +48,7 @@ struct QuantizedQueries {
     }
   }
 
-  // q . shift of this thread's row i, which its quad has together.
+  // q . shift of this thread's row i, summed over its quad.
   CUTE_DEVICE static float dot(Address q_rows, int i, float const* shift, int columns) {
     float sum = 0.0f;
     int const first = Arch::thread() % 4 * 2;
@@ -74,14 +75,15 @@ struct QuantizedQueries {
     return element_to_float<Element>(uint16_t(pair >> 16));
   }
 
-  // Two columns and those 8 on.
+  // Rounds two columns and those 8 further on.
   CUTE_DEVICE static uint32_t to_int8(uint32_t pair, uint32_t pair8, float inverse) {
     return Arch::pack_bytes(
         quantize::to_int8(low(pair), inverse), quantize::to_int8(high(pair), inverse),
         quantize::to_int8(low(pair8), inverse), quantize::to_int8(high(pair8), inverse));
   }
 
-  // Of the rows g and g + 8 of an m16 block: the scale, and what they are multiplied by.
+  // For rows g and g + 8 of an m16 block: the scale, and the factor by which elements are
+  // multiplied.
   CUTE_DEVICE static void find_factors(Address q_rows, int m, float& scale, float& scale8,
                                        float (&inverse)[2]) {
     uint32_t amax[2] = {0, 0};  // as bits of Element, without the sign
@@ -110,8 +112,8 @@ struct QuantizedQueries {
   }
 };
 
-// What turns sums, as they are, into exponents of 2: see SoftmaxRows::softmax_weights(). Factors
-// are positive, so that what a mask makes -inf stays it, or NaN.
+// Converts unconverted sums to exponents of 2: see SoftmaxRows::softmax_weights(). Factors are
+// positive, so that a masked -inf stays -inf, or NaN.
 template <int kRows>
 struct SumUnits {
   float factors[kRows];
@@ -124,7 +126,8 @@ struct SumUnits {
     return (sum - quantize::kMagic) * factors[i];
   }
 
-  // Before a mask, which NaN times -inf would not hide: NaN moves from the factors to the sums.
+  // Called before a mask is applied: moves NaN from the factors to the sums, where the mask
+  // replaces it. A NaN factor times -inf would stay NaN.
   template <class S>
   CUTE_DEVICE void move_nan(S&& s) {
     CUTE_UNROLL

@@ -1,20 +1,21 @@
-// P in 8 bits without a sign, and P V in int8: core/quantize.hpp's kInt8.
+// P in uint8, and P V in int8: core/quantize.hpp's kInt8.
 //
-//   w    weights of a tile, in fp16, two keys a word: relative to a row max that lags
-//        (tile/softmax_rows.hpp), 2^kLog2AtMax where it is, times what they take over of the scales
-//        of V. A row max is updated where a weight is kLimit or more: next to never
-//   P'   round(255 w / largest w of the row in the tile), the largest being a matter of a quad.
-//        Added to 1024, an integer of 8 bits is the low byte of an fp16
-//   O    += (sum of P' v8) * largest / 255 * scale of V. Sums begin with the bits of kMagic, as
-//        those of Q K^T do, and with 64 keys stay below 2^22. O takes kMagic along, which is one
-//        multiply-add for a sum, and not two: `magic` is how many times, and take_off_magic()
-//        takes it off every kMagicTiles tiles. So long O is off by less than a hundredth of what
-//        rounding P does to it
+//   w    weights of a tile, in fp16, two keys a word, relative to a lagging row max
+//        (tile/softmax_rows.hpp): 2^kLog2AtMax for a logit that equals the row max. They are
+//        multiplied by V's folded scales. A weight of kLimit or more updates the row max, which
+//        almost never happens
+//   P'   round(255 w / largest w of the row in the tile). A quad shares the largest. Added to 1024,
+//        an 8-bit integer is the low byte of an fp16
+//   O    += (sum of P' v8) * largest / 255 * scale of V. Like those of Q K^T, sums begin with
+//        the bits of kMagic, and with 64 keys they stay below 2^22. kMagic is added to O as well,
+//        so that a sum takes one multiply-add instead of two. `magic` counts how often, and
+//        subtract_magic() subtracts it every kMagicTiles tiles. Until then the error of O is less
+//        than a hundredth of that of rounding P
 //
-// The row sum is one of integers, too, by dp4a: of P' times e, over 8.
+// The row sum is a sum of integers, too, by dp4a: of P' times e, divided by 8.
 //
-// A product of int8 with NaN there is none. NaN of a weight, or of what it takes over, makes the
-// largest NaN: so is the row then.
+// int8 cannot hold NaN. If a weight or a folded scale is NaN, the largest of the row becomes NaN,
+// and so does the row.
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -28,31 +29,31 @@ struct QuantizedWeights {
   using Words = typename Step::Words;
   using OfLane = quantize::KeyValueScales::OfLane;
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
-  static constexpr int kPairs = Config::kBlockN / 8;   // of keys, of a row and thread
-  static constexpr int kSteps = Config::kBlockN / 32;  // of P V
+  static constexpr int kPairs = Config::kBlockN / 8;   // pairs of keys, in a row of a thread
+  static constexpr int kSteps = Config::kBlockN / 32;  // k-steps of P V
   static constexpr int kMagicTiles = 16;
   static constexpr float kLog2AtMax = 7.0f;
   static constexpr uint32_t kLimit = 0x7800;         // 2^15 in fp16
   static constexpr uint32_t kInteger = 0x64006400u;  // 1024, twice
-  // 255 / largest is a number of fp16.
+  // Keeps 255 / largest finite in fp16.
   static constexpr float kLeastLargest = 0x1p-7f;
   using W = uint32_t[kRows][kPairs];
-  using Largest = uint32_t[kRowBlocks];  // of two rows, g the low half and g + 8
+  using Largest = uint32_t[kRowBlocks];  // of two rows: g in the low half, g + 8 in the high half
   using P = Words[kSteps][kRowBlocks];
 
   CUTE_DEVICE static int thread_in_quad() {
     return (Config::kIsTight ? opaque(Arch::thread()) : Arch::thread()) % 4;
   }
 
-  // w of the scores of key block j, and the largest that this thread has of each row. is_full: no
-  // key of it is masked.
+  // Computes w of the scores of key block j, and the largest w of each row in this thread. is_full:
+  // no key is masked.
   template <class S, class Units, class IsFull>
-  CUTE_DEVICE static void weigh(S const& s, float const (&row_max)[kRows], Units const& units,
-                                OfLane const& scales, IsFull, int j, W& w,
-                                uint32_t (&of_thread)[kRows]) {
+  CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
+                                          Units const& units, OfLane const& scales, IsFull, int j,
+                                          W& w, uint32_t (&of_thread)[kRows]) {
     int const first = j * (Step::kKeyBlock / 8);
     static_assert(Step::kKeyBlock % 32 == 0);
-    uint32_t of_keys[4];  // of 32 keys
+    uint32_t of_keys[4];  // for 32 keys
     CUTE_UNROLL
     for (int n = first; n < first + Step::kKeyBlock / 8; ++n) {
       if (n % 4 == 0) Arch::load_shared(Arch::smem_address(scales.folded) + n * 4, of_keys);
@@ -66,7 +67,7 @@ struct QuantizedWeights {
         }
         uint32_t const pair = Arch::template pack<cutlass::half_t>(weights[0], weights[1]);
         uint32_t of_pair = of_keys[n % 4];
-        // What a masked value has may be NaN.
+        // The scale of a masked key may be NaN.
         if constexpr (!IsFull::value) of_pair &= nonzero_halves(pair);
         w[i][n] = Arch::multiply_halves(pair, of_pair);
         of_thread[i] = n == 0 ? w[i][n] : Arch::max_halves(of_thread[i], w[i][n]);
@@ -74,12 +75,12 @@ struct QuantizedWeights {
     }
   }
 
-  // The largest of each row, which its quad has.
+  // The largest of each row, over its quad.
   CUTE_DEVICE static void find_largest(uint32_t const (&of_thread)[kRows], Largest& largest) {
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
-      uint32_t const low = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x5410);
-      uint32_t const high = Arch::permute_bytes(of_thread[2 * m], of_thread[2 * m + 1], 0x7632);
+      uint32_t const low = Arch::prmt(of_thread[2 * m], of_thread[2 * m + 1], 0x5410);
+      uint32_t const high = Arch::prmt(of_thread[2 * m], of_thread[2 * m + 1], 0x7632);
       largest[m] = Arch::max_halves(low, high);
       CUTE_UNROLL
       for (int mask = 1; mask < 4; mask *= 2) {
@@ -92,8 +93,8 @@ struct QuantizedWeights {
   CUTE_DEVICE static bool is_small(Largest const& largest, int i) {
     return (largest[i / 2] >> i % 2 * 16 & 0xffffu) < kLimit;
   }
-  // The same of all rows, and this thread's weights alone. A half of kLimit or more has its highest
-  // bit set by what is added.
+  // Whether this thread's weights of all rows are small enough. The addition sets the highest bit
+  // of a half that is kLimit or more.
   CUTE_DEVICE static bool are_small(uint32_t const (&of_thread)[kRows]) {
     uint32_t of_all = of_thread[0];
     CUTE_UNROLL
@@ -102,7 +103,7 @@ struct QuantizedWeights {
     return ((of_all + kToTop * 0x10001u) & 0x80008000u) == 0;
   }
 
-  // P' of them, and their sums; factors: what the rows' sums of P' v8 are multiplied by.
+  // Computes P' and the row sums. factors: factors of the rows' sums of P' v8.
   template <class Softmax>
   CUTE_DEVICE static void round(W const& w, Largest const& largest, Softmax& softmax,
                                 OfLane const& scales, P& p, float (&factors)[kRows]) {
@@ -120,9 +121,9 @@ struct QuantizedWeights {
       for (int b = 0; b < Config::kBlockN / 16; ++b) {
         uint32_t const first = Arch::multiply_add_halves(w[i][2 * b], inverses, kInteger);
         uint32_t const second = Arch::multiply_add_halves(w[i][2 * b + 1], inverses, kInteger);
-        uint32_t const word = Arch::permute_bytes(first, second, 0x6420);
+        uint32_t const word = Arch::prmt(first, second, 0x6420);
         p[b / 2][i / 2][i % 2 + b % 2 * 2] = word;
-        sum = Arch::dot_bytes(word, eighths[b], sum);
+        sum = Arch::dp4a(word, eighths[b], sum);
       }
       constexpr float kFactor = 1.0f / 128.0f / 255.0f;
       float& row_sum = softmax.rows[i].sum;
@@ -131,7 +132,7 @@ struct QuantizedWeights {
     }
   }
 
-  // O += P V of a tile, and kMagic.
+  // O += P V for a tile, plus kMagic.
   CUTE_DEVICE static void multiply(P const& p, Address v_rows, float const (&factors)[kRows],
                                    typename Step::Start const& start, typename Step::O& o,
                                    float (&magic)[kRows]) {
@@ -168,12 +169,12 @@ struct QuantizedWeights {
   }
 
   template <class O>
-  CUTE_DEVICE static void take_off_magic(O&& o, float (&magic)[kRows]) {
+  CUTE_DEVICE static void subtract_magic(O&& o, float (&magic)[kRows]) {
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) take_off_magic_of_row(o, magic, i);
+    for (int i = 0; i < kRows; ++i) subtract_magic_of_row(o, magic, i);
   }
   template <class O>
-  CUTE_DEVICE static void take_off_magic_of_row(O&& o, float (&magic)[kRows], int i) {
+  CUTE_DEVICE static void subtract_magic_of_row(O&& o, float (&magic)[kRows], int i) {
     CUTE_UNROLL
     for (int j = 0; j < columns_of<decltype(o)>; ++j)
       o(i, j) = fmaf(magic[i], -quantize::kMagic, o(i, j));

@@ -1,17 +1,17 @@
-// What the forward kernel is launched with where blocks share the keys of a tile of rows.
+// Launch parameters of the forward kernel with splits of the keys.
 #pragma once
 
 #include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 
-// The number of splits that a block is done with soonest, by a model whose unit is the time that a
-// block alone on its SM takes for a key. A split has its share of the keys; the last one waits for
-// the others' results, and then reads as many of them as there are splits (docs/notes/decode.md).
-// All splits of all tiles run at once, each on an SM.
+// Chooses the number of splits with the least modelled latency. The unit is the time for one key in
+// a block that is alone on its SM. A split has its share of the keys. The last block waits for the
+// others' results, and then reads one result for each split (docs/notes/decode.md). All splits of
+// all tiles run at once, each on an SM.
 struct DenseSplits {
   static constexpr int64_t kMergeKeys = 120;  // for results to reach the last block
-  static constexpr int64_t kPartKeys = 20;    // for it to read those of a split
+  static constexpr int64_t kPartKeys = 20;    // for it to read the result of one split
   static constexpr int kMaxHeadDim = 128;
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {

@@ -1,7 +1,7 @@
-// The tiled schedule of the mma.sync forward kernel, where Q has no room in registers.
+// The tiled schedule of the mma.sync forward kernel, where Q does not fit in registers.
 //
-// Q K^T of a whole tile comes first, so that Q is read from shared memory once a tile; then
-// softmax(j+1) of a key block beside P V(j) of the one before. K and V have one buffer each:
+// Q K^T of a whole tile comes first, so that Q is read from shared memory once a tile. Then softmax
+// of key block j + 1 overlaps with P V of key block j. K and V have one buffer each:
 //
 //   cp.async   V(n) ------+   K(n+1) ----------+
 //   compute    Q K(n)     |   softmax, P V(n)  |   Q K(n+1) ...
@@ -30,7 +30,7 @@ struct TiledSchedule {
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 
-  // A tile of keys. is_full: all queries see all of it.
+  // A tile of keys. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
     Arch::template async_copy_wait<0>();
@@ -48,7 +48,7 @@ struct TiledSchedule {
       softmax(acc_s[j], key, j, is_full, drawn, p);
       out.softmax.add_sums();
       if (j == 0) in.copy.copy_k(key + in.kStep, 0);
-      // opaque: or d128 128x64x4 with softcap has 8 bytes of local memory.
+      // opaque: without it, d128 128x64x4 with softcap has 8 bytes of local memory.
       auto const v_rows = opaque(in.v_rows);
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
@@ -56,7 +56,7 @@ struct TiledSchedule {
     }
   }
 
-  // Where key block j begins, behind a multiple of 32.
+  // The offset of key block j from a multiple of 32.
   CUTE_DEVICE static int at(int j) {
     static_assert(kN % 32 == 0 && 32 % kKeyBlock == 0);
     return j * kKeyBlock % 32;
@@ -70,7 +70,7 @@ struct TiledSchedule {
     auto&& scores = Step::in_fp32(acc_s);
     auto units = in.units(key);
     in.apply(as_rows(scores), key, is_full, units);
-    typename Step::Scores weights = scores;  // which stay: their K is overwritten by now
+    typename Step::Scores weights = scores;  // S stays: its K is overwritten by now
     bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
     Step::pack(weights, p);
     in.drop(key, at(j), drawn, p);

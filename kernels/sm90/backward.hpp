@@ -9,11 +9,16 @@
 // Registers:  dK, dV and S or dP of a warpgroup's keys; dQ of a step
 // Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma
 //
+// Mask:       of a bool mask, the launch before makes a map (backward_before_mask.hpp), and the
+// loop
+//             leaves out tiles of queries that see none of the keys (backward_map_steps.hpp)
+//
 // What comes before and after is sm80/backward_rows.hpp, scores and masks sm80/backward_scores.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
 #include "sm80/backward_rows.hpp"
+#include "sm90/backward_before_mask.hpp"
 #include "sm90/backward_consumer.hpp"
 #include "sm90/backward_grad_q.hpp"
 
@@ -21,13 +26,15 @@ namespace cutlass_attn::sm90 {
 
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
-          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false>
+          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false>
 struct Backward {
-  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered>;
+  using Config =
+      BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered, kHasMask>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;
-  using Before = sm80::BackwardBefore<Element, SeqInfo>;
+  using Before = std::conditional_t<kHasMask, BackwardBeforeMask<Element, kBlockN>,
+                                    sm80::BackwardBefore<Element, SeqInfo>>;
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -54,10 +61,14 @@ struct Backward {
       shared.block.range = range;
       init<Arch>(shared);
     }
-    sm80::share_visible<Config, Arch>(mask, tile.begin, shared);
+    if constexpr (kHasMask) {
+      MapSteps<Config, Arch>::share_count(params, tile, shared.block);
+    } else {
+      sm80::share_visible<Config, Arch>(mask, tile.begin, shared);
+    }
     Arch::sync();  // shared.block full, barriers are there
 
-    int const steps = params.heads_per_kv * tiles;
+    int const steps = count_steps(params, shared.block, tiles);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (Config::kCopiesApart && group == 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
@@ -80,6 +91,15 @@ struct Backward {
   }
 
  private:
+  template <class Block>
+  CUTE_DEVICE static int count_steps(Params const& params, Block const& block, int tiles) {
+    if constexpr (kHasMask) {
+      return block.num_steps;
+    } else {
+      return params.heads_per_kv * tiles;
+    }
+  }
+
   template <class Arch>
   CUTE_DEVICE static void init(Shared& shared) {
     Arch::barrier_init(&shared.k_full, 1);

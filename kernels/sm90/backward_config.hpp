@@ -12,16 +12,26 @@
 
 namespace cutlass_attn::sm90 {
 
+// A step of a kernel with a mask. The producer, which reads the map, publishes it in shared memory.
+struct MapStep {
+  int32_t tile;  // by which the workspace is ordered
+  int32_t bits;  // the number of its tile in the map; -1: each query sees each key
+};
+inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
+
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
 // dQ; it is also the producer if registers do not suffice for a separate one.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
-          bool kIsOrdered_>
+          bool kIsOrdered_, bool kHasMask_>
 struct BackwardConfig {
   using Element = Element_;
   using SeqInfo = SeqInfo_;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr bool kIsOrdered = kIsOrdered_;
-  using Params = std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>;
+  static constexpr bool kIsOrdered = kIsOrdered_, kHasMask = kHasMask_;
+  static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
+  using Params =
+      std::conditional_t<kHasMask, MaskBackwardParams,
+                         std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>>;
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4, kGroupThreads = 128;
   static constexpr int kComputeThreads = kGroups * kGroupThreads;
@@ -45,6 +55,14 @@ struct BackwardConfig {
   using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
   static constexpr int kStages = kCopiesApart ? 2 : 3;
 
+  using Block = sm80::BackwardBlock<SeqInfo, kWarpsN>;
+  struct MaskedBlock : Block {
+    int32_t num_steps;
+    MapStep steps[kMapSteps];
+  };
+  // The consumers are at most kStages steps ahead of dQ, and the copies kStages ahead of them.
+  static_assert(kMapSteps >= 2 * kStages);
+
   struct SharedStorage {
     alignas(1024) char k[TileKv::kBytes];
     char v[TileKv::kBytes];
@@ -53,7 +71,7 @@ struct BackwardConfig {
     char grad_s[kStages][TileS::kBytes];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
     alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: from, to
-    sm80::BackwardBlock<SeqInfo, kWarpsN> block;
+    std::conditional_t<kHasMask, MaskedBlock, Block> block;
     // Full: the copy has landed (Q with the statistics), or dS is stored. Empty: all readers have
     // released Q, dO and the statistics, or dS.
     arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages],
@@ -92,6 +110,25 @@ struct BackwardSteps {
     return Config::kIsOrdered ? range.end - 1 : range.begin;
   }
 };
+
+// The steps of a kernel with a mask, as the producer has published them.
+struct PublishedSteps {
+  MapStep const* steps;
+  int number = 0;
+
+  template <class Params, class Block>
+  CUTE_DEVICE PublishedSteps(Params const&, Block const& block) : steps(block.steps) {}
+  CUTE_DEVICE void advance(TileRange const&) { ++number; }
+  CUTE_DEVICE MapStep const& present() const { return steps[number % kMapSteps]; }
+  template <class Params>
+  CUTE_DEVICE int64_t number_of(Params const&, int) const {
+    return present().tile;
+  }
+};
+
+// What the consumers and the warpgroup of dQ iterate with.
+template <class Config>
+using StepsOf = std::conditional_t<Config::kHasMask, PublishedSteps, BackwardSteps<Config>>;
 
 // Arrives at a barrier for a warp, once all its lanes are done. Called by all lanes.
 template <class Arch>

@@ -30,7 +30,7 @@ struct BackwardConsumer {
   static_assert(Score::kIsIdentity);
 
   using Params = typename Config::Params;
-  using Steps = BackwardSteps<Config>;
+  using Steps = StepsOf<Config>;
 
   Params const& params;
   Problem const& p;
@@ -73,8 +73,10 @@ struct BackwardConsumer {
  private:
   CUTE_DEVICE void step(Steps const& at) {
     Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    uint32_t const bits = load_bits(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
+    if constexpr (Config::kHasMask) apply_bits(bits);
     to_weights(at);
 
     Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
@@ -90,16 +92,39 @@ struct BackwardConsumer {
     ring.advance();
   }
 
+  // What the mask leaves of this thread's S, loaded while S is computed.
+  CUTE_DEVICE uint32_t load_bits(Steps const& at) const {
+    if constexpr (Config::kHasMask) {
+      int const tile = at.present().bits;
+      if (tile >= 0) {
+        return params.map
+            .bits[int64_t(tile) * Config::kComputeThreads + BackwardConsumer::thread()];
+      }
+    }
+    return ~0u;
+  }
+  CUTE_DEVICE void apply_bits(uint32_t bits) {
+    static_assert(Products::Slice::kSize == 32);
+    unpredicated_if(Arch::any(bits != ~0u), [&] {
+      CUTE_UNROLL
+      for (int i = 0; i < 32; ++i) x.x[i] = bits >> i & 1 ? x.x[i] : -kInf;
+    });
+  }
+
   CUTE_DEVICE void to_weights(Steps const& at) {
     int const thread = BackwardConsumer::thread(), warp = thread / 32;
-    sm80::VisibleQueries const visible = shared.block.visible[warp];
-    int const first = at.tile * kM, first_key = warp * Config::kWarpKeys;
-    bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
-    sm80::StepPlace const place{shared.block.tile.batch, at.head,
-                                shared.block.tile.begin + first_key, first};
-    Address const queries = Arch::smem_address(shared.queries_of_key[first_key]);
-    scores.weights(x, place, {}, 0, {}, stats(), queries, is_masked, thread % 32, weights.products,
-                   weights);
+    if constexpr (Config::kHasMask) {
+      scores.weights(x, {}, {}, 0, {}, stats(), {}, false, thread % 32, weights.products, weights);
+    } else {
+      sm80::VisibleQueries const visible = shared.block.visible[warp];
+      int const first = at.tile * kM, first_key = warp * Config::kWarpKeys;
+      bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
+      sm80::StepPlace const place{shared.block.tile.batch, at.head,
+                                  shared.block.tile.begin + first_key, first};
+      Address const queries = Arch::smem_address(shared.queries_of_key[first_key]);
+      scores.weights(x, place, {}, 0, {}, stats(), queries, is_masked, thread % 32,
+                     weights.products, weights);
+    }
   }
 
   // In registers and, for dQ, in shared memory.

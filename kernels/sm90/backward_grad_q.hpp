@@ -24,7 +24,7 @@ struct BackwardGradQ {
   using Slice = Fragment<float, 1, kColumns / 8>;
 
   using Params = typename Config::Params;
-  using Steps = BackwardSteps<Config>;
+  using Steps = StepsOf<Config>;
 
   Params const& params;
   Shared& shared;
@@ -41,11 +41,13 @@ struct BackwardGradQ {
     int64_t before = 0;  // the tile of the previous step
     CUTE_NO_UNROLL
     do {
-      int64_t const tile = at.number_of(params, shared.block.tile.batch);
+      int64_t tile = 0;
+      if constexpr (!Config::kHasMask) tile = at.number_of(params, shared.block.tile.batch);
       // With turns, there is no time to wait for memory at the end of the step. Without turns,
       // loading so early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
       Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
+      if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // published by now
       int32_t done = 0;  // tiles of keys that have added to this tile of queries
       CUTE_UNROLL
       for (int column = 0; column < Config::kHeadDim; column += kColumns) {

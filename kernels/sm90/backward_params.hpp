@@ -1,7 +1,8 @@
-// Arguments of the wgmma backward kernels: those of the mma.sync kernels, and tensor maps of Q, dO,
-// K and V.
+// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K
+// and V, and the map of a mask.
 #pragma once
 
+#include "core/query_map.hpp"
 #include "sm80/backward_params.hpp"
 #include "sm90/tma_rows.hpp"
 
@@ -46,5 +47,39 @@ struct BasicBackwardParams : sm80::BackwardParams {
 
 using BackwardParams = BasicBackwardParams<DenseRows>;
 using VarlenBackwardParams = BasicBackwardParams<RaggedRows>;
+
+// Dense calls with a bool mask. The launch before the kernel makes its map.
+struct MaskBackwardParams : BackwardParams {
+  using Base = BasicBackwardParams<DenseRows>;
+  static constexpr int kTilesOfBlock = kAsideThreads / 32;  // of the map
+  static_assert(kBlockM == QueryMap::kQueries);
+
+  QueryMap map;
+
+  static MaskBackwardParams prepare(Problem const& p, Workspace const& workspace,
+                                    DeviceLimits const& device, KernelFacts const& facts) {
+    void* const memory = static_cast<char*>(workspace.data) + base_bytes(p, device, facts);
+    return {Base::prepare(p, workspace, device, facts),
+            QueryMap::prepare(p, facts.block_m, memory)};
+  }
+
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    return base_bytes(p, device, facts) + QueryMap::prepare(p, facts.block_m, nullptr).bytes();
+  }
+
+  Launch launch_before(KernelFacts const& facts) const {
+    Launch launch = Base::launch_before(facts);
+    launch.blocks += (map.tiles() + kTilesOfBlock - 1) / kTilesOfBlock;
+    return launch;
+  }
+
+ private:
+  static int64_t base_bytes(Problem const& p, DeviceLimits const& device,
+                            KernelFacts const& facts) {
+    int64_t const bytes = Base::workspace_bytes(p, device, facts);
+    return (bytes + QueryMap::kAlignment - 1) / QueryMap::kAlignment * QueryMap::kAlignment;
+  }
+};
 
 }  // namespace cutlass_attn::sm90

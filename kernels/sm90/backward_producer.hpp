@@ -1,7 +1,7 @@
 // The producer warp: copies K and V once, then Q, dO and the statistics of each step.
 #pragma once
 
-#include "sm90/backward_config.hpp"
+#include "sm90/backward_map_steps.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -19,7 +19,7 @@ struct BackwardProducer {
   Params const& params;
   Shared& shared;
   int const steps;
-  BackwardSteps<Config> at;
+  std::conditional_t<Config::kHasMask, MapSteps<Config, Arch>, BackwardSteps<Config>> at;
   Ring<Config::kStages> ring;
   Stats stats;  // of this lane's queries in the next step
 
@@ -41,6 +41,7 @@ struct BackwardProducer {
       load<TileKv>(params.k, shared.k, &shared.k_full, tile.begin, tile.head, rows);
       load<TileKv>(params.v, shared.v, &shared.v_full, tile.begin, tile.head, rows);
     }
+    if constexpr (Config::kHasMask) at.begin();
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kStages; ++i) next();
   }
@@ -61,6 +62,9 @@ struct BackwardProducer {
     int const lane = Arch::thread();
     Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
+    if constexpr (Config::kHasMask) {
+      if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
+    }
     Arch::sync_warp();
     if (Arch::elect()) {
       int const first = at.tile * Config::kBlockM;
@@ -69,11 +73,19 @@ struct BackwardProducer {
       load<TileQ>(params.grad_o, shared.grad_o[ring.stage], &shared.grad_o_full[ring.stage], first,
                   at.head, rows);
     }
-    at.advance(shared.block.range);
+    advance();
     ring.advance();
   }
 
  private:
+  CUTE_DEVICE void advance() {
+    if constexpr (Config::kHasMask) {
+      at.advance(steps);
+    } else {
+      at.advance(shared.block.range);
+    }
+  }
+
   static_assert(sizeof(Stats) * 32 == sizeof(Shared::stats[0]), "a lane has those of two queries");
 
   CUTE_DEVICE Stats stats_of_step(int lane) const {

@@ -44,18 +44,10 @@ struct ClusterSplitsParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
-  // 1 if another kernel shall run: for few rows with more tiles than SMs, or with many keys and few
-  // tiles, where tiles of 16 rows are faster; and if the call gives the number of splits, since
-  // other kernels take any number. For many rows the manifest's costs decide.
   static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
                                 KernelFacts const& facts) {
-    constexpr int64_t kFewRows = 16, kManyKeys = 2048;
-    if (p.num_splits > 0) return 1;
     int64_t const heads = TileScheduler::heads_of_tile(p, facts.block_m);
     int64_t const tiles = TileScheduler::blocks_of(p, facts.block_m, int32_t(heads));
-    bool const has_few_rows = p.seq_q.seqlen * heads <= kFewRows;
-    bool const has_many_keys = 8 * tiles <= device.num_sms && p.seq_k.seqlen >= kManyKeys;
-    if (has_few_rows && (tiles > device.num_sms || has_many_keys)) return 1;
     return kGroups * blocks_of_cluster(p, tiles, device, facts.block_m);
   }
   Launch launch(KernelFacts const& facts) const {

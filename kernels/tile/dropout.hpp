@@ -1,25 +1,25 @@
-// Dropout of a key block between softmax and P V: on rounded weights, two in a word.
+// Dropout of a key block between softmax and P V, on rounded weights, two in a word.
 #pragma once
 
 #include "core/dropout.hpp"
 
 namespace cutlass_attn {
 
-// 0xffff in the halves of a word of weights that are kept: those of keys that are `at` and more
-// behind a multiple of 32, a multiple of 8.
+// A mask with 0xffff in the halves of a word of weights that are kept. The keys are `at`, a
+// multiple of 8, and more after a multiple of 32.
 //   second: 0 for query q of the draw, 1 for q + 8
-//   words:  of the draw; or of two, as long as both halves of a word are of the same row or key
+//   words:  of one draw; or of two draws, if both halves of a word belong to one row or key
 template <class Arch>
 CUTE_DEVICE uint32_t kept_weights(DropoutMask const& dropout, PhiloxWords const& words, int second,
                                   int at) {
   uint32_t const(&w)[4] = words.word;
   uint32_t number = at >= 16 ? w[2 + second] : w[second];
   uint32_t const other = at >= 16 ? w[3 - second] : w[1 - second];
-  if (at % 16 >= 8) number = Arch::permute_bytes(number, other, 0x2705);
+  if (at % 16 >= 8) number = Arch::prmt(number, other, 0x2705);
   return Arch::below_15bit(number, dropout.thresholds) ^ dropout.flip;
 }
 
-// The draws of a thread's rows for 32 keys. Rows are queries of one head: core/scheduler.hpp.
+// The draws of a thread's rows for 32 keys. All rows are queries of one head: core/scheduler.hpp.
 template <class Arch, int kRowBlocks>
 struct DrawnRows {
   PhiloxWords words[kRowBlocks];
@@ -34,8 +34,8 @@ struct DrawnRows {
     }
   }
 
-  // Drops weights of a key block of kKeys, `at` behind a multiple of 32.
-  //   p: A operand, words of rows g and g + 8 with keys of n8 blocks in turn
+  // Applies dropout to the weights of a key block of kKeys keys, `at` keys after a multiple of 32.
+  //   p: A operand; words of rows g and g + 8, for keys of n8 blocks in turn
   template <int kKeys, class P>
   CUTE_DEVICE void drop(DropoutMask const& dropout, int at, P& p) const {
     CUTE_UNROLL

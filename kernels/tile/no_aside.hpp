@@ -1,4 +1,4 @@
-// An aside of a kernel (simt/kernel_unit.hpp) that is never launched.
+// A launch before or after a kernel (aside, simt/kernel_unit.hpp) that is never launched.
 #pragma once
 
 #include <cute/config.hpp>

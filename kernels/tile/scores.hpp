@@ -1,4 +1,4 @@
-// What happens to the fragment of a key block between Q K^T and softmax: score_mod and mask.
+// Score_mod and mask of a key block's fragment, between Q K^T and softmax.
 #pragma once
 
 #include <type_traits>
@@ -11,21 +11,22 @@
 
 namespace cutlass_attn {
 
-// Fragments are seen through as_rows(): (row, key), of kRows rows of a thread.
+// Fragments are accessed through as_rows(): (row, key), with kRows rows of a thread.
 //   Place:     FragmentPlace of the kernel's warps
-//   kIsTight:  whether registers are so short that one is worth a few instructions
+//   kIsTight:  whether saving one register is worth a few instructions
 template <class Arch, class Score, class Place, int kRows, bool kIsTight, class Coord = TileCoord>
 struct FragmentScores {
   Problem const& p;
   Score const score;
   Place const place;
-  // In shared memory, most of them: registers are what main loops are short of.
+  // References to shared memory, mostly: main loops are short of registers.
   Coord const& tile;
   TileRange const& range;  // in keys
   NearMask const& interval;
 
-  // Whether code of its own is for the tile of keys that begins at `key`, because every query sees
-  // all of it. The general score has none: most of its code is the same for all tiles, and long.
+  // Whether the tile of keys that begins at `key` takes the code for full tiles, because none of
+  // its keys is masked. The general score has no such code: most of its code would be repeated, and
+  // it is long.
   CUTE_DEVICE auto is_full(int key) const {
     if constexpr (Score::kIsGeneral) {
       return std::false_type{};
@@ -34,7 +35,8 @@ struct FragmentScores {
     }
   }
 
-  // What the score needs of the thread's rows: of no key. The general score has nothing of it.
+  // Values of the thread's rows that a score needs and that do not depend on the key. None for the
+  // general score.
   using Rows = typename Score::template Rows<kRows>;
   CUTE_DEVICE Rows rows() const {
     if constexpr (std::is_same_v<Rows, NoRows>) {
@@ -44,7 +46,8 @@ struct FragmentScores {
     }
   }
 
-  // Score_mod and mask of the key block that begins at `key`. is_full: no key of it is masked.
+  // Applies score_mod and mask to the key block that begins at `key`. is_full: no key of it is
+  // masked.
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
     apply(s, key, is_full, rows());
@@ -52,7 +55,8 @@ struct FragmentScores {
   template <class S, class IsFull, class Read>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Read const& rows) const {
     if constexpr (is_full && Score::kIsIdentity) return;
-    // Without, the ends of every row's interval stay in registers between key blocks, and spill.
+    // Without this, the ends of every row's interval stay in registers between key blocks, and
+    // spill.
     forget_memory();
     if constexpr (Score::kIsGeneral) {
       scale(s);
@@ -65,7 +69,7 @@ struct FragmentScores {
     }
   }
 
-  // The same for the general score in two steps, of which the first has no branch on an option.
+  // apply() for the general score in two steps; the first has no branch on an option.
   template <class S>
   CUTE_DEVICE void scale(S&& s) const {
     score.template scale<kRows, columns_of<decltype(s)>>(s);
@@ -76,17 +80,17 @@ struct FragmentScores {
     unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, std::false_type{}); });
   }
 
-  // -inf for the keys that are masked: the one place that evaluates a row's interval.
+  // Sets masked keys to -inf. The only place that evaluates a row's interval.
   template <class S, class IsFull>
   CUTE_DEVICE void apply_mask(S&& s, int key, IsFull is_full) const {
     if constexpr (is_full) return;
     mask_outside(
         s, key, [&](int q) { return interval.window_lo(q); },
         [&](int q) { return interval.window_hi(q); });
-    // Calls without chunks jump over this. But with it ptxas finds registers in a tight tile that
-    // it does not find without: on sm_89, 8 bytes of local memory for d128 128x64x4 and d512 with
-    // softcap, 16 for d256 with P V in fp16. Not so for the identity and 32 rows a warp, whose
-    // masked tiles would be slower for the branch.
+    // Calls without chunks jump over this. In a tight tile, ptxas nevertheless allocates fewer
+    // registers with this code than without: on sm_89 it saves 8 bytes of local memory in d128
+    // 128x64x4 and d512 with softcap, and 16 in d256 with P V in fp16. The exception is the
+    // identity with 32 rows a warp, whose masked tiles would be slower for the branch.
     constexpr bool kHelps = kIsTight && (!Score::kIsIdentity || kRows == 2);
     if constexpr (Score::kHasChunks || kHelps) {
       unpredicated_if(interval.chunk, [&] {
@@ -98,18 +102,18 @@ struct FragmentScores {
   }
 
  private:
-  // Whether so many keys of a row are masked by bits: less than two instructions a key (R2P makes
-  // predicates of seven bits), where two comparisons are three. In tight tiles that takes
+  // Whether `keys` keys of a row are masked by a bit mask: less than two instructions a key (R2P
+  // makes predicates of seven bits), where two comparisons take three. In tight tiles that takes
   // registers: sm89/int8_fp8 d128 128x64x4 with softcap has 80 bytes of local memory for it.
   static constexpr bool uses_bits(int keys) { return keys >= 16 && !kIsTight; }
 
-  // -inf for keys outside [lo(q), hi(q)), q counted from the tile's first query.
+  // Sets keys outside [lo(q), hi(q)) to -inf, with q counted from the tile's first query.
   template <class S, class Lo, class Hi>
   CUTE_DEVICE void mask_outside(S&& s, int key, Lo&& lo_of, Hi&& hi_of) const {
     Place at = place;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      // Without, the numbers of all rows stay in registers from one key block to the next.
+      // Without opaque, the indices of all rows stay in registers from one key block to the next.
       at.thread = opaque(at.thread);
       int const q = tile.query(at.row(i)) - tile.q_begin;
       int const lo = lo_of(q) - key, hi = hi_of(q) - key;
@@ -128,14 +132,15 @@ struct FragmentScores {
     }
   }
 
-  // Where the logits of a thread are, as terms ask for it.
+  // The positions of a thread's logits, with the interface that terms use.
   struct Logits {
     FragmentScores const& scores;
     Place place;
     int first_key;
     CUTE_DEVICE int batch() const { return scores.tile.seq.batch; }
-    // As tile.query() and tile.head(), without a branch for tiles of one head: with it the compiler
-    // has the code of all terms twice, 4776 instructions at d64 instead of 3960.
+    // Like tile.query() and tile.head(), but without a branch for tiles of one head: with the
+    // branch the compiler duplicates the code of all terms, 4776 instructions at d64 instead of
+    // 3960.
     CUTE_DEVICE int query(int i) const {
       return scores.tile.by_heads(scores.tile.row_begin + place.row(i));
     }

@@ -1,4 +1,4 @@
-// Online softmax over the rows of an accumulator: core/softmax.hpp for each row a thread holds.
+// Online softmax over the rows of an accumulator: core/softmax.hpp for each row of a thread.
 #pragma once
 
 #include "core/math.hpp"
@@ -7,10 +7,11 @@
 
 namespace cutlass_attn {
 
-// Scores are in units of their own: factor(i) and offset(i, row max), of the multiply-add that
-// makes a score of row i the exponent of 2 of its weight, and in_log2(i, score).
+// Units of scores: factor(i) and offset(i, row max) are those of the multiply-add that turns a
+// score of row i into the base-2 exponent of its weight. in_log2(i, score) converts a score to
+// units of log2.
 //
-// These: scores times log2_scale.
+// ScaledUnits: the exponent is score times log2_scale, minus the row max.
 struct ScaledUnits {
   float log2_scale;
   CUTE_DEVICE float factor(int) const { return log2_scale; }
@@ -18,35 +19,36 @@ struct ScaledUnits {
   CUTE_DEVICE float in_log2(int, float score) const { return score * log2_scale; }
 };
 
-// The four threads of a quad hold one row of an m16n8 accumulator together; every thread keeps the
-// row max (in units of log2: its log2_scale is 1) and the sum of its own columns.
+// The four threads of a quad share a row of an m16n8 accumulator. Every thread keeps the row max
+// (in units of log2: its log2_scale is 1) and the sum over its columns.
 //
-// The row max lags: softmax is the same whatever is subtracted from the scores, as long as no
+// The row max lags. Softmax does not depend on what is subtracted from the scores, as long as no
 // weight overflows and the largest does not vanish. So P = exp(S - row max) is first computed with
-// the row max of the key blocks before, and the exponentials need not wait for a reduction over the
-// row. Next to always that was it. Only where the sum of a thread's weights shows that one grew
+// the row max of the previous key blocks, and the exponentials need not wait for a reduction over
+// the row. This almost always suffices. Only if the sum of a thread's weights shows that one is too
 // large, the row max is updated and O rescaled, as in the textbook. A row without a row max (-inf)
-// has infinite weights, or NaN, and gets its first one in the same way.
+// has infinite weights, or NaN, and gets its first row max in this way.
 //
-// That is code for P twice. Where scores cost more code than P, softmax_weights_checked() looks at
-// the scores before: a thread's own ones, which needs no reduction either.
+// This needs the code of P twice. If scores cost more code than P, softmax_weights_checked()
+// compares the scores before it computes weights: a thread's own scores, so again without a
+// reduction.
 //
-// The row max has 24 bits: beyond scores of 2^24 it is off by whole units of log2, and the weights
-// of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. Not so
-// for the general score, which is in units of log2 itself: its row max is one of the scores. (To
-// subtract first, as core/softmax.hpp does, is one more instruction a score.)
+// The row max has 24 bits. For scores beyond 2^24 it is off by whole units of log2, and the weights
+// of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. The
+// general score is not affected: it is in units of log2 itself, so its row max equals one of the
+// scores. (To subtract first, as core/softmax.hpp does, takes one more instruction a score.)
 template <class Arch, int kRows, int kMaxWeightSum = 4096>
 struct SoftmaxRows {
-  // Bound for the sum of one thread's weights in a key block: fp16 is good for 16 times 4096.
+  // Bound for the sum of one thread's weights in a key block: fp16 can hold 16 times 4096.
   static constexpr float kLimit = float(kMaxWeightSum);
 
   SoftmaxRow rows[kRows];
-  // Of this thread's weights of the present key block, until add_sums(); where they are rounded to
-  // 8 bits the largest instead.
+  // This thread's sum of weights in the present key block, until add_sums(); if weights are rounded
+  // to 8 bits, the largest weight instead.
   float sums[kRows];
 
-  // Turns the scores of a key block into weights, without looking for their maximum. False: some
-  // are too large.
+  // Turns the scores of a key block into weights, with the lagging row max. Returns false if some
+  // weights are too large.
   //   s: (row, key)
   //   units: log2_scale, or units as above
   template <class S, class Units>
@@ -68,7 +70,8 @@ struct SoftmaxRows {
   // Whether softmax_weights() found the weights of row i small enough.
   CUTE_DEVICE bool is_small(int i) const { return sums[i] <= kLimit; }
 
-  // The same after updating the row max where it has to be, from the scores once more.
+  // Turns scores, recomputed by the caller, into weights; first updates the row max where it has to
+  // be.
   //   s: (row, key), all keys of the key block in this quad
   //   o: (row, column)
   template <class S, class O>
@@ -79,19 +82,19 @@ struct SoftmaxRows {
     }
   }
 
-  // Both in one, for scores that take much code: looks at them before there are weights.
+  // Both in one, for scores with much code: checks the scores before it computes weights.
   template <class S, class O>
   CUTE_DEVICE void softmax_weights_checked(S&& s, O&& o, float log2_scale) {
     update_max_checked(s, o, log2_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       weights_of_row(s, i, log2_scale, -rows[i].row_max_ref());
-      // Without, the sum is computed after dropout, from copies of the weights.
+      // Without opaque, the sum is computed after dropout, from copies of the weights.
       sums[i] = opaque(sums[i]);
     }
   }
 
-  // Updates the row max for scores that would have too large weights, and rescales O.
+  // Updates the row max if the scores would give too large weights, and rescales O.
   template <class S, class O>
   CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
     static_assert(columns_of<decltype(s)> * 256 <= kMaxWeightSum);
@@ -116,8 +119,8 @@ struct SoftmaxRows {
     });
   }
 
-  // The same with the row max brought up to date first, while O is still being accumulated: it has
-  // to be multiplied by `factors` later.
+  // Turns scores into weights after updating the row max. O is still being accumulated: the caller
+  // has to multiply it by `factors` later.
   template <class S>
   CUTE_DEVICE void softmax_weights_after_max(S&& s, float (&factors)[kRows], float log2_scale) {
     CUTE_UNROLL
@@ -127,8 +130,8 @@ struct SoftmaxRows {
     }
   }
 
-  // Steps of that for scores that come in parts. The largest ones of this thread, with those that
-  // were the largest before:
+  // The steps of that, for scores that come in parts. The largest scores of this thread, combined
+  // with those of the previous parts:
   template <class S, class HasBefore>
   CUTE_DEVICE static void largest_of_thread(S const& s, float (&largest)[kRows], HasBefore) {
     CUTE_UNROLL
@@ -158,7 +161,7 @@ struct SoftmaxRows {
     rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
   }
 
-  // What a quad knows of a row of a key block.
+  // The maximum over a quad of a row of a key block.
   struct BlockMax {
     int is_too_large;  // whether the sum of its weights is
     float max;         // of its scores
@@ -174,13 +177,13 @@ struct SoftmaxRows {
   template <class O>
   CUTE_DEVICE void rescale(O&& o, BlockMax const& block, int i, float log2_scale) {
     static_assert(rows_of<decltype(o)> == kRows);
-    // Other rows of the warp keep theirs: what they come to must not depend on this one.
+    // Other rows of the warp keep their row max: their results must not depend on this row.
     float const candidate = block.is_too_large ? block.max * log2_scale : -kInf;
     float const factor = rows[i].update_max(candidate, 1.0f);
     scale(o, i, factor);
   }
 
-  // Turns the scores of row i into weights after that.
+  // rescale(), and then turns the scores of row i into weights.
   template <class S, class O>
   CUTE_DEVICE void weights_of_row_rescaled(S&& s, O&& o, BlockMax const& block, int i,
                                            float log2_scale) {
@@ -193,7 +196,7 @@ struct SoftmaxRows {
     for (int i = 0; i < kRows; ++i) rows[i].sum += sums[i];
   }
 
-  // The row max of the first key block, in advance.
+  // Sets the row max to that of the first key block.
   template <class S>
   CUTE_DEVICE void start(S const& s, float log2_scale) {
     CUTE_UNROLL
@@ -211,7 +214,7 @@ struct SoftmaxRows {
     for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i, units);
   }
 
-  // Completes the sums of the rows, of which each thread has its own columns.
+  // Completes the sums of the rows: adds up the partial sums of the quad's threads.
   CUTE_DEVICE void complete_sums() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -220,7 +223,7 @@ struct SoftmaxRows {
     }
   }
 
-  // The largest score of row i: of those that this thread has, and of all.
+  // The largest score of row i: in this thread, and in its quad.
   template <class S>
   CUTE_DEVICE static float max_of_thread(S const& s, int i) {
     float max = s(i, 0);
@@ -232,13 +235,13 @@ struct SoftmaxRows {
   CUTE_DEVICE static float max_of_quad(S const& s, int i) {
     return max_of_quad(max_of_thread(s, i));
   }
-  // The same in units of log2, where the threads of a quad have scores of different ones.
+  // The largest in units of log2, if the threads of a quad have scores of different units.
   template <class S, class Units>
   CUTE_DEVICE static float max_of_quad(S const& s, int i, Units const& units) {
     return max_of_quad(units.in_log2(i, max_of_thread(s, i)));
   }
 
-  // Multiplies row i of O.
+  // Multiplies row i of O by `factor`.
   template <class O>
   CUTE_DEVICE static void scale(O&& o, int i, float factor) {
     CUTE_UNROLL
@@ -255,7 +258,7 @@ struct SoftmaxRows {
     return x | Arch::shuffle_xor(x, 2);
   }
 
-  // Weights of row i from its scores, and their sum.
+  // Computes the weights of row i from its scores, and their sum.
   template <class S>
   CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
     CUTE_UNROLL

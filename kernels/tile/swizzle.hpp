@@ -1,17 +1,17 @@
-// Where a tile of 16-bit elements lies in shared memory.
+// The layout of a tile of 16-bit elements in shared memory.
 //
-// Rows are cut into chunks of 64 elements (128 bytes), or of 32 or 16 where the width is no
-// multiple of more; the chunks of all rows follow each other. The 16-byte vectors of a chunk are
-// permuted by the row, so that the 8 rows an ldmatrix reads at one column, and the vectors one
-// cp.async phase writes, fall into different banks:
+// Rows are cut into chunks of 64 elements (128 bytes), or of 32 or 16 if the width is not a
+// multiple of more. The chunks of all rows follow each other. The 16-byte vectors of a chunk are
+// permuted by the row, so that the 8 rows that an ldmatrix reads at one column, and the vectors
+// that one cp.async phase writes, fall into different banks:
 //
 //   vector v of row r is at v ^ (r % 8) in a chunk of 8 vectors, at v ^ (r / 2 % 4) in one of 4, at
 //   v ^ (r / 4 % 2) in one of 2
 //
-// Addresses are made by hand and not by CuTe's swizzled layouts, because the permutation then costs
-// one XOR per ldmatrix: what a lane adds to its row is fixed, and 16 columns on are a bit flipped.
-// (With CuTe's copies and two stages the compiler recomputed every address in every tile: a sixth
-// of all instructions at head_dim 64.)
+// Addresses are computed by hand instead of by CuTe's swizzled layouts, because the permutation
+// then costs one XOR per ldmatrix: a lane's offset from its row is constant, and 16 columns further
+// on is one flipped bit. (With CuTe's copies and two stages the compiler recomputed every address
+// in every tile: a sixth of all instructions at head_dim 64.)
 #pragma once
 
 #include <cute/config.hpp>
@@ -36,8 +36,8 @@ struct SwizzledTile {
     return column / kChunk * kChunkBytes + row * kRowBytes + permuted * 16;
   }
 
-  // From an address in the 16 x 16 block (0, 0) to the same place of block (row, column), counted
-  // in blocks. Rows 8 apart are permuted alike.
+  // From an address in the 16 x 16 block (0, 0) to the corresponding address in block (row,
+  // column). Rows 8 apart are permuted alike.
   template <class Address>
   CUTE_HOST_DEVICE static constexpr Address block(Address first, int row, int column) {
     constexpr int kBlocks = kChunk / 16;
@@ -45,7 +45,7 @@ struct SwizzledTile {
            Address(column / kBlocks * kChunkBytes + row * 16 * kRowBytes);
   }
 
-  // The same for blocks of 8 x 8, and offsets instead of addresses.
+  // block() for blocks of 8 x 8, and for offsets instead of addresses.
   CUTE_HOST_DEVICE static constexpr int block8(int first, int row, int column) {
     return (first ^ (column % kVectors * 16)) + column / kVectors * kChunkBytes +
            row * 8 * kRowBytes;

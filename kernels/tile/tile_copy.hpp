@@ -1,5 +1,5 @@
-// Copies of tiles from global to shared memory, and of O back: asynchronous ones of 16 bytes;
-// element by element where a call's rows do not begin at multiples of 16 bytes.
+// Copies of tiles from global to shared memory, and of O back: cp.async of 16 bytes, or element by
+// element if a call's rows do not begin at multiples of 16 bytes.
 #pragma once
 
 #include <cute/config.hpp>
@@ -11,14 +11,13 @@
 
 namespace cutlass_attn {
 
-// How the threads of a block share out the 16-byte vectors of a tile: rows are
-// taken by 8 or 4 threads side by side, kRowsAtOnce of them at a time. Elements of 8 bits are two
-// to a column of the tile.
+// The threads of a block divide the 16-byte vectors of a tile: 8 or 4 threads copy a row side by
+// side, kRowsAtOnce rows at a time. Two 8-bit elements are one column of the tile.
 template <class Arch, class Element, class Tile_, int kThreads>
 struct TileCopy {
   using Tile = Tile_;
   using Address = typename Arch::SmemAddress;
-  static constexpr int kElements = 2 / int(sizeof(Element));  // of a column of the tile
+  static constexpr int kElements = 2 / int(sizeof(Element));  // in a column of the tile
   static constexpr int kChunk = Tile::kChunk * kElements;
   static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
   static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
@@ -27,24 +26,24 @@ struct TileCopy {
   CUTE_DEVICE static int row(int thread) { return thread / Tile::kVectors; }
   CUTE_DEVICE static int column(int thread) { return thread % Tile::kVectors * (8 * kElements); }
 
-  // Byte offset in a tile of the thread's first vector.
+  // Byte offset of the thread's first vector in a tile.
   CUTE_DEVICE static int offset(int thread) {
     return Tile::offset(row(thread), column(thread) / kElements);
   }
 
-  // From the thread's first vector to the one in chunk c of the row of pass i.
+  // Byte offset from the thread's first vector to its vector in chunk c, in the row of pass i.
   CUTE_DEVICE static constexpr int step(int i, int c) {
     return i * kRowsAtOnce * Tile::kRowBytes + c * Tile::kChunkBytes;
   }
 
-  // Whether the thread has a row in pass i at all.
+  // Whether the thread has a row in pass i.
   CUTE_DEVICE static bool has_row(int i, int thread) {
     return Tile::kRows % kRowsAtOnce == 0 || i * kRowsAtOnce + row(thread) < Tile::kRows;
   }
 
-  // Starts the copy of a tile, of which `columns` columns exist; the others are filled with zeros
-  // and not read. `target` is the tile's address plus offset(); `source` is where the thread's
-  // first vector is read.
+  // Starts the copy of a full tile. Its first `columns` columns exist; the others are zero-filled
+  // and not read. `target` is the tile's address plus offset(); `source` is the address of the
+  // thread's first vector.
   CUTE_DEVICE static void load_whole(Address target, Element const* source, int64_t row_stride,
                                      int columns, int thread) {
     CUTE_UNROLL
@@ -54,9 +53,9 @@ struct TileCopy {
     }
   }
 
-  // The same, and `source` moved on to the tile before. Strides have 32 bits: an address is one
-  // multiply-add then. That their sign is not known keeps their multiples out of registers;
-  // without, sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
+  // Starts the copy of a full tile, and moves `source` to the previous tile. With 32-bit strides an
+  // address is one multiply-add. The stride is signed, which keeps its multiples out of registers:
+  // otherwise sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
   CUTE_DEVICE static void load_previous(Address target, Element const*& source, int32_t stride,
                                         int columns, int thread) {
     int const vector = int(unsigned(thread) % Tile::kVectors);
@@ -79,13 +78,13 @@ struct TileCopy {
     source += int64_t(on) * Tile::kRows;
   }
 
-  // The same, and `source` moved on to the tile behind: all columns that the tile has room for, of
-  // whatever is there behind those of a row; if `is_there` does not hold, zeros. Without a branch,
-  // and an address is one multiply-add.
+  // Starts the copy of a full tile, and moves `source` to the next tile. Reads all columns of the
+  // tile: memory beyond the end of a row must be readable. Zero-fills unless `is_there`. Without a
+  // branch, and with one multiply-add for an address.
   CUTE_DEVICE static void load_next(bool is_there, Address target, Element const*& source,
                                     uint32_t stride) {
     static_assert(Tile::kRows % kRowsAtOnce == 0);
-    stride = opaque(stride);  // or it is shifted in 64 bits, and cut off after that
+    stride = opaque(stride);  // otherwise it is shifted in 64 bits, and then truncated
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       Element const* const row = source + uint64_t(stride) * (i * kRowsAtOnce);
@@ -97,7 +96,7 @@ struct TileCopy {
     source += uint64_t(stride) * Tile::kRows;
   }
 
-  // The same where only `rows` rows exist.
+  // Starts the copy of a tile of which only the first `rows` rows exist.
   CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
                                int columns, int thread) {
     CUTE_UNROLL
@@ -108,12 +107,12 @@ struct TileCopy {
     }
   }
 
-  // The same where row_address(r) is what this thread reads first of row r, asked for any row.
-  // is_whole: std::true_type where all rows exist.
+  // Starts the copy of a tile whose row r begins, for this thread, at row_address(r), which is
+  // called for all rows. is_whole: std::true_type if all rows exist.
   template <class RowAddress, class IsWhole>
   CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsWhole is_whole,
                                     int rows, int columns, int thread) {
-    Element const* sources[kPasses];  // all known before the first copy: they come from memory
+    Element const* sources[kPasses];  // all loaded before the first copy: they come from memory
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
     CUTE_UNROLL
@@ -123,8 +122,8 @@ struct TileCopy {
     }
   }
 
-  // The same for a source at any address; the tile is written when it returns. Loops stay loops:
-  // for what is unrolled the main loop would have no registers.
+  // Copies a tile from any address; it is written on return. The loops are not unrolled: unrolled
+  // ones take registers from the main loop.
   CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
                                         int rows, int columns, int thread) {
     CUTE_NO_UNROLL
@@ -136,8 +135,8 @@ struct TileCopy {
     }
   }
 
-  // Copies a tile of Q, whose rows may be those of several heads. `Queries`: a BasicTileCoord.
-  // `IsAligned`: bool, or std::true_type for kernels that are given no other calls.
+  // Copies a tile of Q, with rows of several heads if these are packed. `Queries`: a
+  // BasicTileCoord. `IsAligned`: bool, or std::true_type for kernels that take only aligned calls.
   template <class Queries, class IsAligned>
   CUTE_DEVICE static void load_queries(Address target, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
@@ -170,7 +169,7 @@ struct TileCopy {
     }
   }
 
-  // Stores a tile of O that lies at `smem`.
+  // Stores the tile of O at `smem`.
   template <class Queries, class IsAligned>
   CUTE_DEVICE static void store_output(char const* smem, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
@@ -203,7 +202,7 @@ struct TileCopy {
     }
   }
 
-  // `columns`: 0 of a row beyond the last.
+  // `columns`: 0 for a row beyond the last.
   CUTE_DEVICE static void load_row_elements(Address target, Element const* source, int columns,
                                             int thread) {
     CUTE_NO_UNROLL
@@ -221,7 +220,7 @@ struct TileCopy {
     }
   }
 
-  // Where the thread reads its first vector of a row of Q.
+  // The address of the thread's first vector in a row of Q.
   template <class Queries>
   CUTE_DEVICE static Element const* query_source(Problem const& p, Queries const& tile, int r,
                                                  int thread) {

@@ -1,26 +1,26 @@
 // Forward attention in nvcuda::wmma fragments: the rung between the scalar kernels and mma.sync.
 //
 // Grid:   a block for every 16 * kWarps queries of a head.
-// Block:  kWarps warps along M; tiles of kBlockN keys one after the other.
+// Block:  kWarps warps along M; a loop over tiles of kBlockN keys.
 // Warp:   16 queries, all keys of a tile, the whole head dimension, in fragments of
 //         kFragM x kFragN x 16.
 // Fragments: Q and O for the whole call; S of a tile until it is stored.
-// Shared: two buffers of cp.async, of which one has K and the other V of a tile; a strip for each
-//         warp, which holds its queries, then S in fp32, then P and factors for rows:
+// Shared: two cp.async buffers, one for K and one for V of a tile; for each warp a strip with its
+//         queries, then S in fp32, then P and row factors:
 //
 //           cp.async   V(n) --+   K(n+1) -----------+
 //           compute    S      |   softmax, O += P V |   S ...
 //                    ^ K(n) landed  ^ V(n) landed
 //
-// Nobody may know which element of a fragment a lane has. So softmax happens in the strip, where a
-// pair of lanes shares a row: between S being stored and P being loaded as a fragment. O stays in
-// fragments all the same: a factor for each of its rows goes into the strip as a matrix with equal
-// columns, comes back as a fragment of O's type, and multiplies element by element, since fragments
-// of one type have their elements in the same places.
+// The mapping of fragment elements to lanes is unspecified. So softmax works on the strip, where a
+// pair of lanes shares a row: after S is stored and before P is loaded as a fragment. O stays in
+// fragments nevertheless: a factor for each row is stored to the strip as a matrix with equal
+// columns, loaded as a fragment of O's type, and multiplied element by element, because fragments
+// of one type have one mapping.
 //
-// Rows in shared memory are 16 bytes (of S: 32) longer than what is in them, so that the accesses
-// of a warp hit different banks. A swizzle would need no such gap, but a fragment is loaded from
-// rows that are a constant distance apart.
+// Rows in shared memory are padded by 16 bytes (S: by 32), so that the accesses of a warp hit
+// different banks. A swizzle would need no padding, but a fragment is loaded from rows at a
+// constant distance.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -50,15 +50,16 @@ struct Forward {
   static_assert(kHeadDim % kFragN == 0 && kHeadDim % kK == 0);
   static_assert(kBlockN % kFragN == 0 && kBlockN % kK == 0);
 
-  // Distances of rows, in elements: the leading dimensions that fragments are loaded with.
+  // Distances between rows, in elements: the leading dimensions of the fragment loads.
   static constexpr int kPitch = kHeadDim + 8;                                // of Q, K and V
   static constexpr int kPitchS = kBlockN + 8;                                // of S, in fp32
   static constexpr int kPitchP = kBlockN + 8;                                // of P
   static constexpr int kPitchFactor = kFragN + 8;                            // of factors, in fp32
   static constexpr int kColumnsO = kBlockN < kHeadDim ? kBlockN : kHeadDim;  // staged at a time
 
-  // Of one warp. Q is loaded into fragments before there is an S; all of S is in registers before P
-  // and the factors take its place; O takes it, kColumnsO columns at a time, after the last tile.
+  // The strip of one warp. Q is loaded into fragments before there is an S. All of S is in
+  // registers before P and the factors overwrite it. After the last tile O overwrites them,
+  // kColumnsO columns at a time.
   union Strip {
     uint16_t q[kRows * kPitch];
     float s[kRows * kPitchS];
@@ -81,7 +82,7 @@ struct Forward {
   }
 
  private:
-  // What a thread of a block does.
+  // The work of one thread of a block.
   template <class Score, class Arch>
   struct Tile {
     using Wmma = arch::Wmma<kFragM, kFragN>;
@@ -91,25 +92,25 @@ struct Forward {
     using Values = typename Wmma::template B<typename Wmma::RowMajor>;
     using Accumulator = typename Wmma::Accumulator;
     static constexpr int kRowBlocks = kRows / kFragM;
-    static constexpr int kSteps = kHeadDim / kK;        // of the depth of Q K^T
-    static constexpr int kBlocksS = kBlockN / kFragN;   // of S along N
-    static constexpr int kBlocksO = kHeadDim / kFragN;  // and in O
-    static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, of one row
+    static constexpr int kSteps = kHeadDim / kK;        // of Q K^T along the head dim
+    static constexpr int kBlocksS = kBlockN / kFragN;   // blocks of S along N
+    static constexpr int kBlocksO = kHeadDim / kFragN;  // blocks of O along N
+    static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, in one row
 
     Problem const& p;
     SharedStorage& shared;
     TileCoord const tile;
     IntervalMask const mask;
-    TileRange const range;  // of the tiles of keys that its queries touch
+    TileRange const range;  // tiles of keys that its queries see
     Score const score;
     float const log2_scale;
     int const lane;
     int const row0;  // the warp's first query within the tile
     Strip& strip;
-    // Row lane / 2 of the warp; of every eight keys the first or the last four.
+    // This lane has row lane / 2 of the warp, and of every eight keys the first or the last four.
     int const query;
     int const first_key;
-    int lo, hi;  // the keys that it sees
+    int lo, hi;  // the row's visible keys
     SoftmaxRow softmax;
 
     Queries q[kRowBlocks][kSteps];
@@ -137,12 +138,12 @@ struct Forward {
       if (range.begin < range.end) load_keys(shared.k, p.k, range.begin, p.head_dim);
       Arch::async_copy_commit();
       Arch::template async_copy_wait<1>();
-      Arch::sync_warp();  // the warp's Q is there
+      Arch::sync_warp();  // the warp's Q full
       read_queries();
       clear_output();
       for (int n = range.begin; n < range.end; ++n) {
         Arch::template async_copy_wait<0>();
-        Arch::sync();  // K full; the V before, and the strip, empty
+        Arch::sync();  // K full; previous V, and the strip, empty
         load_keys(shared.v, p.v, n, p.head_dim_v);
         Arch::async_copy_commit();
         product_qk();
@@ -157,7 +158,7 @@ struct Forward {
       finish();
     }
 
-    // Starts copying 8 elements; without `inside` they become zeros, and nothing is read.
+    // Starts copying 8 elements; without `inside` it zero-fills and reads nothing.
     CUTE_DEVICE static void load_vector(uint16_t* to, Element const* from, bool inside) {
       Arch::async_copy(Arch::smem_address(to), from, inside);
     }
@@ -174,7 +175,7 @@ struct Forward {
       }
     }
 
-    // Tile n of K or V.
+    // Starts the copy of tile n of K or V.
     CUTE_DEVICE void load_keys(uint16_t* to, Operand const& operand, int n, int columns) {
       constexpr int kVectors = kHeadDim / 8;
       DenseKv<Element> const source(p, tile.seq, operand, tile.head_kv);
@@ -208,7 +209,8 @@ struct Forward {
       }
     }
 
-    // S = Q K^T into the strip. K has a row for each key: read by columns, that is its transpose.
+    // S = Q K^T into the strip. K is row-major with a row for each key: read column-major, that is
+    // K^T.
     CUTE_DEVICE void product_qk() {
       CUTE_UNROLL
       for (int n = 0; n < kBlocksS; ++n) {
@@ -229,7 +231,7 @@ struct Forward {
       }
     }
 
-    // Turns S of tile n into P. Returns the factor for O that this lane's row asks for.
+    // Turns S of tile n into P. Returns the factor of O for this lane's row.
     CUTE_DEVICE float softmax_weights(int n) {
       int const row = lane / 2;
       float x[kRowKeys];
@@ -251,7 +253,7 @@ struct Forward {
       CUTE_UNROLL
       for (int i = 0; i < kRowKeys; ++i) {
         x[i] = softmax.weight(x[i], log2_scale);
-        softmax.sum += x[i];  // of this lane's keys; the pair meets after the loop
+        softmax.sum += x[i];  // this lane's keys; the pair of lanes is summed after the loop
       }
       Arch::sync_warp();  // all lanes have read their part of S
       CUTE_UNROLL
@@ -263,7 +265,7 @@ struct Forward {
       return rescale;
     }
 
-    // Multiplies the row of O that this lane shares. P becomes visible to the warp as well.
+    // Multiplies this lane's row of O by `factor`. Also makes P visible to the warp.
     CUTE_DEVICE void scale_output(float factor) {
       constexpr int kShare = kFragN / 2;
       float* const mine = strip.weights.factor + lane / 2 * kPitchFactor + lane % 2 * kShare;
@@ -271,7 +273,7 @@ struct Forward {
       for (int i = 0; i < kShare; i += 4) {
         *reinterpret_cast<float4*>(mine + i) = float4{factor, factor, factor, factor};
       }
-      Arch::sync_warp();  // all factors are there
+      Arch::sync_warp();  // factors full
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         Accumulator factors;
@@ -286,7 +288,7 @@ struct Forward {
 
     // O += P V
     CUTE_DEVICE void product_pv() {
-      Arch::sync_warp();  // P is there
+      Arch::sync_warp();  // P full
       CUTE_UNROLL
       for (int k = 0; k < kBlockN; k += kK) {
         Weights weights[kRowBlocks];
@@ -304,7 +306,7 @@ struct Forward {
       }
     }
 
-    // Takes in the sinks, writes LSE, normalises O and writes it.
+    // The epilogue: adds sinks, writes LSE, normalises O and stores it.
     CUTE_DEVICE void finish() {
       int const row = row0 + lane / 2;
       softmax.sum += Arch::shuffle_xor(softmax.sum, 1);
@@ -314,7 +316,7 @@ struct Forward {
       scale_output(factor);
       CUTE_UNROLL
       for (int d = 0; d < kHeadDim; d += kColumnsO) {
-        Arch::sync_warp();  // the factors, or the columns before, empty
+        Arch::sync_warp();  // the factors, or the previous columns, empty
         CUTE_UNROLL
         for (int m = 0; m < kRowBlocks; ++m) {
           CUTE_UNROLL
@@ -322,12 +324,12 @@ struct Forward {
             Wmma::store(strip.s + m * kFragM * kPitchS + c, o[m][(d + c) / kFragN], kPitchS);
           }
         }
-        Arch::sync_warp();  // these columns are there
+        Arch::sync_warp();  // these columns full
         store_columns(d);
       }
     }
 
-    // Columns [d, d + kColumnsO) of O from the strip.
+    // Stores columns [d, d + kColumnsO) of O from the strip.
     CUTE_DEVICE void store_columns(int d) {
       constexpr int kVectors = kColumnsO / 8;
       Element* const base = tile.seq.template queries<Element>(p.o, tile.head_q);

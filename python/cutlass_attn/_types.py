@@ -51,6 +51,10 @@ class AttentionOptions(_Common, total=False):
     accumulate: Accumulator
     bias: Array | None
     mask: Array | None
+    seqused_q: Lengths | None
+    seqused_k: Lengths | None
+    leftpad_q: Lengths | None
+    leftpad_k: Lengths | None
     dropout_p: float
     rng_state: Array | None
     deterministic: bool

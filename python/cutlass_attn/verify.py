@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _C, quantized, testing
-from ._call.call import Call
+from ._call.call import PADDING, Call
 
 LOG = logging.getLogger("cutlass_attn")
 
@@ -99,6 +99,12 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
         raise ValueError(
             f"verify=True with quantize: head_dim is {facts.head_dim}, and the baseline's columns "
             f"are twice as many; allowed: up to {_MAX_ROUNDED_HEAD_DIM}"
+        )
+    padding = [name for name in PADDING if call.options.get(name) is not None]
+    if facts.quantize is not None and padding:
+        raise ValueError(
+            f"verify=True with quantize and padding: {padding[0]} is given, and the baseline "
+            "rounds whole batch entries; allowed: attention_varlen, or one of the two"
         )
     lib = library_of(call.q)
     baseline = _baseline(facts.device, tested)
@@ -251,10 +257,11 @@ def _require_within(
 
 
 def predicted_errors(call: Call) -> np.ndarray | None:
-    """Of the result of each head, (B, Hq), as kernels predict it for `max_error`; None where there
-    are no numbers on the host to be had."""
+    """Of the result of each head, (B, Hq), as kernels predict it for `max_error`, with which there
+    is no padding; None where there is some, or no numbers are to be had on the host."""
     library = library_of(call.q)
-    if not library.has_numbers(call.q):
+    has_padding = any(call.options.get(name) is not None for name in PADDING)
+    if has_padding or not library.has_numbers(call.q):
         return None
     facts = call.facts()
     rows = 1 if facts.bshd else 2

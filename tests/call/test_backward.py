@@ -139,7 +139,6 @@ def pairs(which):
         if set(variant.needs) <= {"bias_grad", "bias", "mask"}
         for case in which
         if cases.takes(variant, case)
-        and (case.bias or "bias_grad" not in variant.needs)
         and not (variant.kernel.endswith("-simt") and _is_slow(variant, case))
     ]
 

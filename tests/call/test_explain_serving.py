@@ -123,9 +123,28 @@ def test_splits_of_dense_calls(shape, splits, options, dtype):
     assert explanation.chosen.kernel == ("sm80/split_keys" if splits > 1 else "sm80")
     if splits == 1:
         reasons = {x.variant.kernel: x.reason for x in explanation if "could run" in x.reason}
-        assert (
-            "preferred where sm80/split_keys would not split the keys" in reasons["sm80/split_keys"]
-        )
+        assert "sm80 is preferred for keys in 1 split(s)" in reasons["sm80/split_keys"]
+
+
+# (batch, heads, queries, keys), and the kernel on the 132 SMs of an H100.
+FEW_ROWS = [
+    ((32, 8, 16, 1024), "sm80/decode"),  # more tiles than SMs
+    ((1, 8, 16, 1024), "sm90/split_keys"),
+    ((1, 8, 16, 2048), "sm80/decode"),  # many keys and few tiles
+    ((1, 8, 17, 2048), "sm90/split_keys"),
+    ((3, 8, 1, 8192), "sm90/split_keys"),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel"), FEW_ROWS)
+def test_which_kernel_splits_the_keys_of_few_rows(shape, kernel):
+    batch, heads, queries, keys = shape
+    q, k = (torch.empty(batch, heads, n, 64, device="meta") for n in (queries, keys))
+    explanation = explain(q.half(), k.half(), k.half(), device="sm_90")
+    kernels = {x.variant.kernel: x.reason for x in explanation}
+    if "compiled" in kernels["sm90/split_keys"]:
+        pytest.skip("this build has no kernels for Hopper, nor NVRTC")
+    assert explanation.chosen.kernel == kernel
 
 
 def test_splits_are_for_calls_without_other_options():

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,8 +99,15 @@ def test_gradients(name):
 
 def test_refuses():
     query, key, value = operands()
-    with pytest.raises(NotImplementedError, match="context parallelism"):
-        compat.attention(query, key, value, _parallel_config=object())
+    degrees = SimpleNamespace(ring_degree=2, ulysses_degree=1)
+    ring = SimpleNamespace(context_parallel_config=degrees)
+    for options, why in (
+        ({"dropout_p": 0.1}, "dropout"),
+        ({"attn_mask": masks()["keys"]}, "an attn_mask under ring attention"),
+        ({"window": (2, 2)}, "a window_size under ring attention"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"no context parallelism with {why}"):
+            compat._forward(None, query, key, value, **options, _parallel_config=ring)
     with pytest.raises(ValueError, match=r"return_lse or window_size here: dtype torch.float32"):
         compat.attention(query.float(), key.float(), value.float(), return_lse=True)
     with pytest.raises(ValueError, match="window_size or is_causal, not both"):

@@ -107,6 +107,227 @@ def test_generation(decoder, cache, lengths):
     assert len(set(due.sequences[0, 6:].tolist())) > 2  # tokens that depend on something
 
 
+# --- Padding, which is handed over as lengths
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Keywords of each call of attention()."""
+    seen = []
+
+    def spy(*args, **options):
+        seen.append(options)
+        return cutlass_attn.attention(*args, **options)
+
+    monkeypatch.setattr(compat, "cutlass_attn", type("Spy", (), {"attention": staticmethod(spy)}))
+    return seen
+
+
+def padded_on(side, lengths=(9, 3, 1), seqlen=9):
+    tokens, mask = padded(lengths, seqlen)
+    return (tokens, mask) if side == "left" else (tokens.flip(1), mask.flip(1))
+
+
+LENGTHS = {"left": {"leftpad_k"}, "right": {"seqused_q", "seqused_k"}}
+
+
+@pytest.mark.parametrize("decoder", MODELS, indirect=True)
+@pytest.mark.parametrize("side", LENGTHS)
+def test_padding_never_becomes_a_mask(decoder, side, calls):
+    tokens, mask = padded_on(side)
+    due, result = with_each(
+        decoder, lambda: decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+    assert len(calls) == 2  # layers
+    for options in calls:
+        assert options.keys().isdisjoint({"mask", "bias"})
+        assert LENGTHS[side] == {x for x in options if x.startswith(("leftpad", "seqused"))}
+        assert options.get("causal") or options["window"] == (3, 0)
+    assert any("window" in x for x in calls) == ("sliding_window" in decoder.config.to_dict())
+
+
+def test_lengths_of_padding(calls):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    model.set_attn_implementation("cutlass_attn")
+    for side, due in (
+        ("left", {"leftpad_k": [0, 6, 8]}),
+        ("right", {"seqused_q": [9, 3, 1], "seqused_k": [9, 3, 1]}),
+    ):
+        tokens, mask = padded_on(side)
+        model(input_ids=tokens, attention_mask=mask)
+        assert {name: calls[-1][name].tolist() for name in due} == due
+
+
+@pytest.mark.parametrize("decoder", ["Llama", "Mistral"], indirect=True)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_padding_of_a_cache(decoder, cache, calls):
+    """Prompts that are padded on the left, and a chunk of keys that comes behind them."""
+    tokens, mask = padded_on("left", seqlen=6, lengths=(6, 2, 1))
+
+    def generate():
+        return decoder.generate(
+            tokens, attention_mask=mask, max_new_tokens=6, do_sample=False,
+            cache_implementation=cache, disable_compile=True,
+        )  # fmt: skip
+
+    due, result = with_each(decoder, generate)
+    assert torch.equal(result, due)
+    # A static cache has a mask for each new token, of one row.
+    masks = [x["mask"] for x in calls if "mask" in x]
+    assert all(x.shape[2] == 1 for x in masks)
+    assert (cache == "dynamic") == (not masks)
+
+
+@pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
+def test_chunks_of_a_padded_prompt(decoder, calls):
+    """Queries that are not the first ones: they begin behind the padding, or within it."""
+    tokens, mask = padded_on("left", lengths=(9, 6, 2))
+
+    def run():
+        cache = transformers.DynamicCache(config=decoder.config)
+        parts = []
+        for rows in (slice(0, 4), slice(4, 9)):
+            parts.append(
+                decoder(
+                    input_ids=tokens[:, rows],
+                    attention_mask=mask[:, : rows.stop],
+                    past_key_values=cache,
+                ).logits
+            )
+        return torch.cat(parts, 1)[mask.bool()]
+
+    due, result = with_each(decoder, run)
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+    assert all("mask" not in x for x in calls)
+
+
+@pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
+def test_holes_stay_a_mask(decoder, calls):
+    tokens, mask = padded((9, 9), 9)
+    mask[0, 3] = 0
+    due, result = with_each(
+        decoder, lambda: decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+    assert all(x["mask"].shape == (2, 1, 9, 9) for x in calls)
+
+
+@pytest.mark.parametrize("name", ["Bert", "ModernBert"])
+@pytest.mark.parametrize("side", LENGTHS)
+def test_padding_of_an_encoder(name, side, calls):
+    """Of keys alone: queries of padding have results as before."""
+    torch.manual_seed(0)
+    sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    if name == "ModernBert":
+        sizes |= {"local_attention": 4, "cls_token_id": 1, "sep_token_id": 2}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    tokens, mask = padded_on(side)
+    with torch.no_grad():
+        due, result = with_each(
+            model,
+            lambda: model(input_ids=tokens, attention_mask=mask).last_hidden_state[mask.bool()],
+        )
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+    assert calls
+    assert all("mask" not in x for x in calls)
+
+
+@pytest.mark.parametrize("side", LENGTHS)
+def test_training_of_a_padded_batch(side, calls):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    tokens, mask = padded_on(side)
+    labels = tokens.masked_fill((mask == 0) | (mask.cumsum(-1) <= 1), -100)
+
+    def step():
+        model.zero_grad()
+        model(tokens, attention_mask=mask, labels=labels).loss.backward()
+        return {n: x.grad.clone() for n, x in model.named_parameters() if x.grad is not None}
+
+    due, got = with_each(model.train(), step)
+    for parameter, x in due.items():
+        torch.testing.assert_close(got[parameter], x, rtol=1e-3, atol=1e-5)
+    assert all("mask" not in x for x in calls)
+
+
+def test_what_reads_a_mask_of_padding_gets_its_numbers():
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    _, mask = padded((9, 3), 9)
+    given = {
+        "batch_size": 2, "q_length": 9, "kv_length": 9, "q_offset": 0, "kv_offset": 0,
+        "mask_function": causal_mask_function, "attention_mask": mask.bool(),
+    }  # fmt: skip
+    found, due = compat.mask_function(**given), sdpa_mask(**given)
+    assert type(found) is compat.PaddingMask
+    assert (found.shape, found.dtype, found.device) == (due.shape, due.dtype, due.device)
+    for read in (lambda x: x[:, :, :4], lambda x: ~x, lambda x: torch.cat([x, x]), lambda x: x * 1):
+        assert type(read(found)) is torch.Tensor
+        assert torch.equal(read(found), read(due))
+    q, k, v = (x[:, :, :1].expand(-1, -1, 9, -1) for x in operands())
+    # With what has a place for every key, and of other operands than it was made for.
+    for more, rows in (({"position_bias": torch.zeros(1, 4, 9, 9)}, 9), ({}, 4)):
+        part = found if rows == 9 else found[:, :, :rows]
+        out, _ = compat.attention_forward(Layer(), q[:, :, :rows], k, v, part, **more)
+        dense, _ = compat.attention_forward(Layer(), q[:, :, :rows], k, v, due[:, :, :rows], **more)
+        torch.testing.assert_close(out, dense)
+    whole = compat.mask_function(**{**given, "allow_is_causal_skip": False})
+    assert type(whole) is torch.Tensor
+    assert torch.equal(whole, due)
+
+
+KEYS = torch.arange(9)
+
+
+def test_what_is_written_to_a_mask_of_padding_counts(calls):
+    """By a model that hides one more key, in a part of the mask or in the mask itself."""
+    from transformers.masking_utils import causal_mask_function
+
+    _, mask = padded((9, 3), 9)
+    q, k, v = operands(9, 9)
+    for write in (lambda x: x[:, :, :, 7].fill_(False), lambda x: x.logical_and_(KEYS != 7)):
+        found = compat.mask_function(
+            batch_size=2, q_length=9, kv_length=9, q_offset=0, kv_offset=0,
+            mask_function=causal_mask_function, attention_mask=mask.bool(),
+        )  # fmt: skip
+        write(found)
+        compat.attention_forward(Layer(), q, k, v, found)
+        seen = (mask[:, None, None] == 1) & (KEYS[:, None] >= KEYS) & (KEYS != 7)
+        assert torch.equal(calls[-1]["mask"], seen)
+
+
+@pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
+def test_compiled_model_with_padding(decoder):
+    """Which has a mask: lengths are numbers that are looked at."""
+    torch.compiler.reset()
+    tokens, mask = padded_on("left")
+    decoder.set_attn_implementation("cutlass_attn")
+    due = decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    compiled = torch.compile(decoder, backend="aot_eager")
+    result = compiled(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
+def test_compiled_layers_with_padding(decoder):
+    """Layers that torch compiles one by one are given the mask."""
+    torch.compiler.reset()
+    tokens, mask = padded_on("left")
+    decoder.set_attn_implementation("cutlass_attn")
+    due = decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    layers = list(decoder.model.layers)
+    for i, layer in enumerate(layers):
+        decoder.model.layers[i] = torch.compile(layer, backend="aot_eager")
+    try:
+        result = decoder(input_ids=tokens, attention_mask=mask).logits[mask.bool()]
+    finally:
+        for i, layer in enumerate(layers):
+            decoder.model.layers[i] = layer
+    torch.testing.assert_close(result, due, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("decoder", ["Llama"], indirect=True)
 def test_packed_by_positions(decoder):
     tokens, _ = padded((9,), 9)

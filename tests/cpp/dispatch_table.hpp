@@ -107,7 +107,7 @@ Variant of_many_blocks() {
   Variant v = variant("many/f16/d48", "many", kCuda, kF16, 48, "core", true, true, 90, 16);
   v.block_m = 64;
   ManifestKernel made = *v.kernel;
-  made.min_blocks_per_sm = 0.5f;
+  made.avoids[made.num_avoids++].blocks_per_sm = {0.0f, 0.5f};
   v.kernel = new ManifestKernel(made);
   return v;
 }
@@ -116,7 +116,7 @@ Variant of_many_blocks() {
 Variant of_splits() {
   Variant v = variant("split/f16/d72", "split", kCuda, kF16, 72, "core", true, true, 80, 16);
   ManifestKernel made = *v.kernel;
-  made.only_split = true;
+  made.avoids[made.num_avoids++].splits = {1.0f, 2.0f};
   made.arguments.splits = [](Problem const& p, DeviceLimits const&, KernelFacts const&) {
     return p.seq_k.seqlen >= 512 ? 4 : 1;
   };

@@ -327,6 +327,17 @@ TEST(sequences_and_pages) {
   CHECK_EQ(message([=](P& p) { p.k.scale = reinterpret_cast<float const*>(odd); }),
            "k.scale's address is not a multiple of the 4 bytes of an element");
   CHECK_EQ(message([](P& p) { p.seq_k.seqused = numbers; }), "");
+  CHECK_EQ(message([](P& p) { p.seq_k.leftpad = numbers; }), "");
+  CHECK_EQ(message([](P& p) {
+             p.seq_q.leftpad = numbers;
+             p.mask.elements.data = numbers;
+           }),
+           "leftpad_q is set, but there is a mask; allowed: padding in the mask, or without mask "
+           "and bias");
+  CHECK_EQ(
+      message([](P& p) { p.kv = {numbers, 4, 16}, p.seq_k.leftpad = numbers; }),
+      "leftpad_k is set, but sequences are packed or in pages; allowed: batch entries of equal "
+      "lengths");
   CHECK_EQ(message([](P& p) { p.kv = {numbers, 4, 16}; }), "");
   CHECK_EQ(message([=](P& p) { p.seq_q.cu_seqlens = odd; }),
            "cu_seqlens_q's address is not a multiple of the 4 bytes of an element");
@@ -400,6 +411,17 @@ TEST(lengths_and_pages) {
   CHECK_EQ(used({8, 0}), "");
   CHECK_EQ(used({8, 9}), "seqused_k[1] is 9, but k has 8 rows for that entry");
   CHECK_EQ(used({-1, 9}), "seqused_k[0] is -1, but k has 8 rows for that entry");
+  auto const padded = [&](int32_t const(&left)[2], int32_t const(&k)[2]) {
+    return run([&](P& p) {
+      p.o.batch_stride = 8;
+      p.seq_k.seqused = k, p.seq_k.leftpad = left;
+    });
+  };
+  CHECK_EQ(padded({8, 0}, {8, 0}), "");
+  CHECK_EQ(padded({8, 1}, {8, 0}),
+           "leftpad_k[1] is 1, allowed: 0 to 0, where the rows of k that count end in that entry");
+  CHECK_EQ(padded({-1, 1}, {8, 0}),
+           "leftpad_k[0] is -1, allowed: 0 to 8, where the rows of k that count end in that entry");
   auto const pages = [&](int32_t const(&table)[4], int32_t const(&k)[2]) {
     return run([&](P& p) {
       p.o.batch_stride = 8;

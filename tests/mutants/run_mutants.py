@@ -43,7 +43,7 @@ SOURCES |= {"backward": "test_backward.cpp", "limit": "test_limit.cpp", "sm90": 
 ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
 # And without a bug.
 ARGUMENTS_WITHOUT_BUG = {
-    "backward": ("few", "few_terms", "few_wgmma", "races"),
+    "backward": ("few", "few_terms", "few_wgmma", "few_mask", "races"),
     "sm90": ("few", "few_bias", "few_mask", "few_split_keys"),
 }
 # Must include nothing that a mutant edits.

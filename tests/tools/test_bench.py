@@ -16,7 +16,14 @@ from cutlass_attn import _C
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import environment, impls, report, runner, stats, timing
 from cutlass_attn.tools.experiment import judge as accuracy
-from cutlass_attn.tools.experiment.problems import GRIDS, Inputs, Problem, Shape, parse_shape
+from cutlass_attn.tools.experiment.problems import (
+    GRIDS,
+    OPTIONS,
+    Inputs,
+    Problem,
+    Shape,
+    parse_shape,
+)
 from test_cli import wrong_kernel
 
 torch = cases.torch
@@ -145,9 +152,16 @@ def install_all(peers):
     )
 
 
+@pytest.fixture
+def eager_flex(monkeypatch):
+    """FlexAttention on the CPU, not compiled."""
+    monkeypatch.setattr(impls, "_is_cuda", lambda x: True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 4, 40, 40, 64), (2, 4, 2, 40, 40, 64)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_library_computes_the_same(peers, sizes, causal):
+def test_every_library_computes_the_same(peers, eager_flex, sizes, causal):
     install_all(peers)
     found, absent = impls.discover()
     assert absent == {}
@@ -162,6 +176,37 @@ def test_every_library_computes_the_same(peers, sizes, causal):
         with call.context():
             verdict = yardstick.judge(call.to_bhsd(call.run()))
         assert verdict.ok, (impl.name, verdict)
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS.keys() - {"none", "dropout"}))
+@pytest.mark.parametrize("sizes", [(3, 4, 4, 72, 72, 64), (2, 4, 2, 40, 100, 64)])
+def test_every_library_gets_the_same_option(eager_flex, option, sizes):
+    """FlexAttention's functions, PyTorch's mask and ours agree, and what is visible is counted."""
+    problem = Problem(Shape(*sizes), "float32", option)
+    inputs = problem.inputs("cpu", 0)
+    mask = inputs.keywords.ours.get("mask")
+    if option in ("padding", "documents"):
+        visible = mask.float().mean().item()
+        assert problem.flops == pytest.approx(visible * problem.shape.flops, rel=1e-6)
+        assert visible < 0.7
+    found = {impl.name: impl for impl in impls.discover()[0]}
+    expected = found["cutlass_attn:auto"].prepare(inputs).run()
+    for name in ("torch:flex", "torch:math"):
+        if name == "torch:math" and inputs.keywords.torch is None:
+            continue
+        torch.testing.assert_close(found[name].prepare(inputs).run(), expected)
+
+
+def test_flex_says_what_it_is_timed_without(peers):
+    flex = {impl.name: impl for impl in impls.discover()[0]}["torch:flex"]
+    with pytest.raises(impls.Unsupported, match="is timed on CUDA tensors alone"):
+        flex.prepare(inputs_of(1, 1, 1, 40, 40, 64))
+
+
+def test_flex_has_no_dropout(peers, eager_flex):
+    flex = {impl.name: impl for impl in impls.discover()[0]}["torch:flex"]
+    with pytest.raises(impls.Unsupported, match="has no dropout"):
+        flex.prepare(Problem(Shape(1, 1, 1, 40, 40, 64), option="dropout").inputs("cpu", 0))
 
 
 def test_what_cannot_be_imported_is_named(peers, monkeypatch):
@@ -179,7 +224,7 @@ def test_what_cannot_be_imported_is_named(peers, monkeypatch):
     found, absent = impls.discover()
     assert [impl.name for impl in found] == [
         "cutlass_attn:auto",
-        *(f"torch:{name}" for name in ("flash", "cudnn", "efficient", "math")),
+        *(f"torch:{name}" for name in ("flash", "cudnn", "efficient", "math", "flex")),
     ]
     assert absent["flash_attn"] == "flash_attn has no flash_attn_func"
     assert absent["flash_attn.cute"] == "not installed"
@@ -328,7 +373,7 @@ def test_document(capsys, peers):
     assert document["absent"]["xformers"] == "not installed"
 
     rows = document["rows"]
-    assert len(rows) == 3 * 6  # a shape of one query has no causal row
+    assert len(rows) == 3 * 7  # a shape of one query has no causal row
     for row in rows:
         has_bandwidth = row["seqlen_q"] == 1 and row["us"] is not None
         assert set(row) == ROW_KEYS | ({"gbps"} if has_bandwidth else set())

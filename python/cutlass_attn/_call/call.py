@@ -16,6 +16,8 @@ SIGNATURES: dict[str, inspect.Signature] = {}
 
 # Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
 OF_FORWARD = frozenset(("kernel", "accumulate", "verify"))
+# Which rows of a dense call's batch entries count.
+PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
 # Of a decoding step: what only one with new keys is given, and all that their writing reads.
 NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
 OF_APPEND = (

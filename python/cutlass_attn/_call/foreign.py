@@ -20,7 +20,10 @@ from .keywords import refusal
 _PER_SEQUENCE = {
     "cu_seqlens_q": ("", 0),
     "cu_seqlens_k": ("", 0),
+    "seqused_q": ("q", 0),
     "seqused_k": ("cu_seqlens_q", 1),
+    "leftpad_q": ("q", 0),
+    "leftpad_k": ("q", 0),
     "cache_seqlens": ("q", 0),
     "cache_batch_idx": ("", 0),
     "cache_leftpad": ("q", 0),

@@ -85,6 +85,7 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "max_seqlen_q": (("cu_seqlens_q", _QUERIES),),
     "max_seqlen_k": (("cu_seqlens_q", _KEYS),),
     "seqused_q": (("cu_seqlens_q", _QUERIES),),
+    "seqlens_q": (("seqused_q", "seqused_q"),),
     "seqlens_k": (
         ("seqused_k", "seqused_k"),
         ("cache_seqlens", "cache_seqlens, keys in the cache before k_new are appended"),
@@ -102,6 +103,7 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "positions": (("slot_mapping", _SLOTS),),
     "slots": (("slot_mapping", _SLOTS),),
     "leftpad_k": (("cache_leftpad", "cache_leftpad"),),
+    "cache_leftpad": (("leftpad_k", "leftpad_k"),),
     "kv_cache_dtype": (("k_cache", "nothing to give: caches of float8_e4m3fn say so"),),
     "mode": (("quantize", "quantize"),),
     "v_a": (("o_a", "o_a"),),
@@ -128,7 +130,6 @@ _LACKS = {
     ("attention", "cu_seqlens_q"): "packed sequences are of attention_varlen()",
     ("attention", "cu_seqlens_k"): "packed sequences are of attention_varlen()",
     ("attention", "block_table"): "pages are of attention_varlen() and attention_decode()",
-    ("attention", "seqused_k"): "padding is a mask here; lengths are of attention_varlen()",
 }
 
 

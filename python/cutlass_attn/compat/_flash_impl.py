@@ -10,6 +10,8 @@ import torch.nn.attention
 
 import cutlass_attn
 
+from .. import _C
+
 NAME = "cutlass_attn"
 
 # Names of the arguments that the kernels below know, by operator. The registry is private in all
@@ -28,14 +30,27 @@ _KNOWN = {
         "return_debug_mask "
         "scale window_size_left window_size_right seqused_k alibi_slopes block_table num_splits"
     ),
+    "_scaled_dot_product_flash_attention_backward": (
+        "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
+        "is_causal philox_seed philox_offset scale"
+    ),
+    "_flash_attention_backward": (
+        "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
+        "is_causal rng_state unused scale window_size_left window_size_right"
+    ),
 }
 _RETURNS = {
+    "_scaled_dot_product_flash_attention_backward": 3,
+    "_flash_attention_backward": 3,
     "_scaled_dot_product_flash_attention": 9,
     "_flash_attention_forward": 5,
     "_flash_attention_forward_no_dropout_inplace": 1,
 }
 # In every version of the operators; the rest came with time.
-_ALWAYS = {"query", "key", "value", "dropout_p", "is_causal", "return_debug_mask", "scale"}
+_ALWAYS = {"query", "key", "value", "dropout_p", "is_causal", "scale"}
+_HAVE_BACKWARD = {
+    (x.device, getattr(torch, x.dtype)) for x in cutlass_attn.variants("backward") if x.automatic
+}
 
 
 def register_flash_impl() -> None:
@@ -46,8 +61,9 @@ def register_flash_impl() -> None:
 
     Activating it replaces torch's flash kernels for CUDA tensors: SDPA calls for which torch
     chooses flash attention (no mask, D up to 256, float16 or bfloat16) and
-    `torch.nn.attention.varlen.varlen_attn` then run here. `restore_flash_attention_impl` undoes
-    it. Calls that need a gradient or dropout stay with torch's own kernels, as do backward passes.
+    `torch.nn.attention.varlen.varlen_attn` then run here, with their backward passes, and so do
+    the steps of torch's `context_parallel`. `restore_flash_attention_impl` undoes it. Calls with
+    dropout stay with torch's own kernels, forward and backward.
 
     Raises:
         RuntimeError: torch is older than 2.10; when activated: an operator of this torch has
@@ -83,6 +99,8 @@ def _activate(device: str = "CUDA") -> _Handle:
         ("_scaled_dot_product_flash_attention", kernels.dense),
         ("_flash_attention_forward", kernels.forward),
         ("_flash_attention_forward_no_dropout_inplace", kernels.forward_into),
+        ("_scaled_dot_product_flash_attention_backward", kernels.dense_backward),
+        ("_flash_attention_backward", kernels.backward),
     ):
         if name in operators:
             library.impl(name, kernel, device, with_keyset=True)
@@ -204,6 +222,72 @@ class _Kernels:
         _, lse = _run(query, key, value, cum_seq_q, cum_seq_k, is_causal, options, out=out)
         return lse
 
+    def dense_backward(
+        self,
+        keys: Any,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        cum_seq_q: torch.Tensor | None,
+        cum_seq_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: torch.Tensor,
+        philox_offset: torch.Tensor,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        """aten::_scaled_dot_product_flash_attention_backward: operands are (B, H, S, D). In
+        context_parallel `out` and `logsumexp` are those of all ranks' keys."""
+        if why := _why_no_backward(query, dropout_p):
+            args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
+            rest = (dropout_p, is_causal, philox_seed, philox_offset)
+            name = "_scaled_dot_product_flash_attention_backward"
+            return self._leave(name, why, keys, *args, *rest, scale=scale)
+        options = {"causal": is_causal, "softmax_scale": scale}
+        given = (grad_out, query, key, value, out, logsumexp)
+        return _run_backward(_C.backward, given, options)
+
+    def backward(
+        self,
+        keys: Any,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        cum_seq_q: torch.Tensor | None,
+        cum_seq_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        rng_state: torch.Tensor,
+        unused: torch.Tensor,
+        **given: Any,
+    ) -> Any:
+        """aten::_flash_attention_backward: (B, S, H, D), or with cum_seq_q packed (T, H, D)."""
+        if why := _why_no_backward(query, dropout_p):
+            args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
+            rest = (dropout_p, is_causal, rng_state, unused)
+            return self._leave("_flash_attention_backward", why, keys, *args, *rest, **given)
+        options = {
+            "causal": is_causal,
+            "softmax_scale": given.get("scale"),
+            "window": (given.get("window_size_left"), given.get("window_size_right")),
+        }
+        operands = (grad_out, query, key, value, out, logsumexp)
+        if cum_seq_q is None:
+            return _run_backward(_C.backward, operands, options | {"layout": "bshd"})
+        options |= {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
+        return _run_backward(_C.backward_varlen, operands, options)
+
     def _leave(self, name: str, why: str, keys: Any, *args: Any, **kwargs: Any) -> Any:
         original = self.originals[name]
         if original is None:
@@ -220,9 +304,41 @@ def _why_not(tensors: tuple[torch.Tensor, ...], dropout_p: float, debug: bool) -
         return "dropout"  # torch's backward pass has to draw the same numbers
     if debug:
         return "return_debug_mask"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if needs_gradient and not _has_backward(tensors[0]):
         return "an input that requires a gradient"
     return None
+
+
+def _has_backward(query: torch.Tensor) -> bool:
+    return (query.device.type, query.dtype) in _HAVE_BACKWARD
+
+
+def _why_no_backward(query: torch.Tensor, dropout_p: float) -> str | None:
+    """Why torch's own kernel has to do it."""
+    if dropout_p != 0:
+        return "dropout"
+    return None if _has_backward(query) else f"a gradient of {query.dtype}"
+
+
+def _run_backward(
+    function: Any, given: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key and value."""
+    grad_out, query, key, value, out, lse = given
+    grads: tuple[torch.Tensor, ...] = function(
+        query,
+        key,
+        value,
+        options | {"deterministic": torch.are_deterministic_algorithms_enabled()},
+        grad_out=grad_out,
+        out=out,
+        softmax_lse=lse.contiguous(),
+        grad_softmax_lse=None,
+        wanted=[True] * 3,
+        dispatched=True,
+    )
+    return grads
 
 
 def _run(

@@ -22,6 +22,7 @@ import torch
 import cutlass_attn
 from cutlass_attn._call.torch_library import autocast
 
+from ._padding_mask import PaddingMask, mask_function
 from ._translate import bounded_bias, mask_or_bias, top_left_causal
 from ._versions import check_version
 
@@ -63,7 +64,7 @@ def register(
         ValueError: such a name; max_error without quantize.
     """
     import transformers
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     check_version(transformers, *SUPPORTED)
     for word in _RESERVED:
@@ -76,7 +77,7 @@ def register(
         function = functools.partial(attention_forward, quantize=quantize, max_error=max_error)
     transformers.AttentionInterface.register(name, function)
     # Without a function for masks a model would get none at all, not even that of its padding.
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, mask_function)
 
 
 def attention_forward(
@@ -102,9 +103,10 @@ def attention_forward(
         query: (B, Hq, Sq, D).
         key: (B, Hkv, Sk, D); Hkv divides Hq.
         value: (B, Hkv, Sk, Dv).
-        attention_mask: bool or additive, broadcasts to (B, Hq, Sq, Sk). A sliding window is in it:
-            the keys of a cache need not lie in order. Without it a causal layer's query i sees
-            keys 0 to i: that is how a static cache, longer than the prompt, is filled.
+        attention_mask: bool or additive, broadcasts to (B, Hq, Sq, Sk), or a `PaddingMask`. A
+            sliding window is in it: the keys of a cache need not lie in order. Without it a causal
+            layer's query i sees keys 0 to i: that is how a static cache, longer than the prompt, is
+            filled.
         dropout: probability that a weight becomes 0.
         scaling: factor of the products, ``1 / sqrt(D)`` by default.
         softcap: if not None, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
@@ -138,7 +140,9 @@ def attention_forward(
     if query.shape[0] != key.shape[0]:  # learned queries: one for all entries of the batch
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
-    options |= mask_or_bias(attention_mask)
+    # What has a place for every query and key, and predictions, know no intervals.
+    may_be_interval = position_bias is None and max_error is None
+    options |= _mask_options(attention_mask, query, key, may_be_interval)
     if causal and attention_mask is None and query.shape[2] > 1:
         keys, top_left = top_left_causal(query.shape[2], key.shape[2])
         key, value = key[:, :, :keys], value[:, :, :keys]
@@ -152,6 +156,17 @@ def attention_forward(
     )
     out = cutlass_attn.attention(*operands, layout="bshd", dropout_p=dropout, **options)
     return out, None
+
+
+def _mask_options(
+    mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, may_be_interval: bool
+) -> dict[str, Any]:
+    if not isinstance(mask, PaddingMask):
+        return mask_or_bias(mask)
+    is_whole = mask.shape == (query.shape[0], 1, query.shape[2], key.shape[2])
+    if is_whole and may_be_interval and mask.numbers is None:
+        return dict(mask.options)
+    return mask_or_bias(mask.dense())
 
 
 def _check_keywords(kwargs: dict[str, Any]) -> None:

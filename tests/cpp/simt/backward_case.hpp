@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ struct Case {
   bool has_grad_lse = false;
   bool has_short_bias = false;                                // of the operands' dtype
   std::array<bool, 4> bias_of = {false, true, true, true};    // what is not broadcast: as its shape
+  std::array<bool, 4> mask_of = {false, true, true, true};    // likewise
+  std::function<bool(int b, int h, int i, int j)> sees = {};  // the mask; or one at random
+  int nan_keys = 0;  // so many last keys, which nobody sees, are NaN, and their values
   std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
 };
 
@@ -64,12 +68,15 @@ struct Solved {
     lse.assign(size_t(rows_q) * c.heads_q, -kInf);
     fill(grad_lse, lse.size(), 1.0f);
     int const sizes[] = {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k};
-    int64_t entries = 1;
-    for (int d = 3; d >= 0; --d) {
-      strides[d] = c.bias_of[d] ? entries : 0;
-      if (c.bias_of[d]) entries *= sizes[d];
-    }
-    fill(bias, size_t(entries), 1.0f);
+    auto const entries_of = [&](std::array<bool, 4> const& of, int64_t (&strides)[4]) {
+      int64_t entries = 1;
+      for (int d = 3; d >= 0; --d) {
+        strides[d] = of[d] ? entries : 0;
+        if (of[d]) entries *= sizes[d];
+      }
+      return size_t(entries);
+    };
+    fill(bias, entries_of(c.bias_of, strides), 1.0f);
     if (c.has_short_bias) {
       for (float& x : bias) {
         short_bias.push_back(Element(x));
@@ -78,8 +85,16 @@ struct Solved {
     }
     fill(alibi, size_t(c.heads_q), 0.1f);
     fill(sinks, size_t(c.heads_q), 1.0f);
-    visible.resize(size_t(c.heads_q) * c.seqlen_q * c.seqlen_k);
+    visible.resize(entries_of(c.mask_of, mask_strides));
     for (auto& x : visible) x = draw(random) > -1.0f;
+    if (c.sees) {
+      for (int64_t at = 0; at < int64_t(sizes[0]) * sizes[1] * sizes[2] * sizes[3]; ++at) {
+        int const j = int(at % sizes[3]), i = int(at / sizes[3] % sizes[2]);
+        int const h = int(at / sizes[3] / sizes[2] % sizes[1]),
+                  b = int(at / sizes[3] / sizes[2] / sizes[1]);
+        visible[mask_at(b, h, i, j)] = c.sees(b, h, i, j) ? 1 + j % 255 : 0;
+      }
+    }
     auto const poison = [](auto& x, size_t count) {
       x.resize(count);
       std::memset(static_cast<void*>(x.data()), 0xff, count * sizeof x[0]);
@@ -97,6 +112,15 @@ struct Solved {
     state();
     for (int b = 0; b < c.batch; ++b) {
       for (int h = 0; h < c.heads_q; ++h) solve(b, h);
+    }
+    for (int row = 0; row < rows_k; ++row) {
+      if (row % c.seqlen_k < c.seqlen_k - c.nan_keys) continue;
+      for (int i = 0; i < c.heads_kv * c.head_dim; ++i) {
+        k[size_t(row) * c.heads_kv * c.head_dim + i] = Element(NAN);
+      }
+      for (int i = 0; i < c.heads_kv * c.head_dim_v; ++i) {
+        v[size_t(row) * c.heads_kv * c.head_dim_v + i] = Element(NAN);
+      }
     }
   }
 
@@ -130,11 +154,13 @@ struct Solved {
     p.logits.softmax_scale = c.scale;
     p.logits.softcap = c.softcap;
     p.mask = c.mask;
-    int64_t const row = c.seqlen_k, head = row * c.seqlen_q;
     if (c.has_bias) p.logits.bias = per_logit(bias);
     p.logits.bias_dtype = DType::kFloat32;
     if (c.has_short_bias) p.logits.bias.data = short_bias.data(), p.logits.bias_dtype = p.q.dtype;
-    if (c.has_mask) p.mask.elements = {visible.data(), 0, head, row, 1};
+    if (c.has_mask) {
+      p.mask.elements = {visible.data(), mask_strides[0], mask_strides[1], mask_strides[2],
+                         mask_strides[3]};
+    }
     if (c.has_alibi) p.logits.alibi_slopes = alibi.data();
     if (c.has_sinks) p.logits.sinks = sinks.data();
     p.dropout = {c.dropout, rng_state};
@@ -175,8 +201,7 @@ struct Solved {
       std::vector<double> logit(keys, -INFINITY), slope(keys, 1.0), weight(keys), factor(keys, 1.0);
       double most = c.has_sinks ? sinks[h] : -INFINITY;
       for (int j = 0; j < keys; ++j) {
-        int64_t const entry = (int64_t(h) * c.seqlen_q + i) * c.seqlen_k + j;
-        if (!interval.visible(i, j) || (c.has_mask && !visible[entry])) continue;
+        if (!interval.visible(i, j) || (c.has_mask && !visible[mask_at(b, h, i, j)])) continue;
         double s = 0.0;
         for (int d = 0; d < dim; ++d) {
           s += double(float(q[q_at + d])) *
@@ -268,7 +293,12 @@ struct Solved {
  private:
   bool has_grad_bias;
   int rows_q = 0, rows_k = 0;
-  int64_t strides[4] = {};  // of the bias
+  int64_t strides[4] = {}, mask_strides[4] = {};  // of the bias, of the mask
+
+  size_t mask_at(int b, int h, int i, int j) const {
+    return size_t(b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2] +
+                  j * mask_strides[3]);
+  }
 
   // Packed rows of no sequence are not written.
   bool untouched(char const* name, size_t i) const {
@@ -289,7 +319,7 @@ void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, 
   Solved<typename Kernel::Config::Element> solved(what, Kernel::Config::kHasBiasGrad);
   solved.grad.deterministic = Kernel::Config::kIsOrdered;
   std::vector<char> first;
-  int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, {});
+  int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, facts_of<Kernel>());
   std::vector<simt::Schedule> schedules(2);
   schedules[0].order = simt::FiberOrder::kForward, schedules[1].order = other;
   for (int i = 0; i < crowded; ++i)

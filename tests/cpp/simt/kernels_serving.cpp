@@ -76,6 +76,66 @@ struct PagedFp8 : Paged {
   }
 };
 
+// The same batch entries in longer ones: rows before and behind those that count are NaN.
+struct Padded {
+  static constexpr int kLeft = 2, kRight = 3;
+  Problem problem;
+  std::vector<int32_t> left, end_q, end_k;
+  Rows q, k, v, o;
+  std::vector<float> lse;
+
+  explicit Padded(Problem const& p)
+      : problem(p),
+        left(size_t(p.batch), kLeft),
+        end_q(size_t(p.batch), kLeft + p.seq_q.seqlen),
+        end_k(size_t(p.batch), kLeft + p.seq_k.seqlen),
+        q(elements(p, p.seq_q, p.num_heads_q, p.head_dim)),
+        k(elements(p, p.seq_k, p.num_heads_kv, p.head_dim)),
+        v(elements(p, p.seq_k, p.num_heads_kv, p.head_dim_v)),
+        o(elements(p, p.seq_q, p.num_heads_q, p.head_dim_v)),
+        lse(size_t(p.batch) * size_t(p.num_heads_q) * size_t(length(p.seq_q))),
+        given_(p) {
+    put(q, problem.q, p.q, p.seq_q, p.num_heads_q, p.head_dim);
+    put(k, problem.k, p.k, p.seq_k, p.num_heads_kv, p.head_dim);
+    put(v, problem.v, p.v, p.seq_k, p.num_heads_kv, p.head_dim_v);
+    put(o, problem.o, p.o, p.seq_q, p.num_heads_q, p.head_dim_v);
+    problem.softmax_lse = lse.data();
+    problem.seq_q = {length(p.seq_q), nullptr, end_q.data(), left.data()};
+    problem.seq_k = {length(p.seq_k), nullptr, end_k.data(), left.data()};
+  }
+  Padded(Padded const&) = delete;
+
+  // The results, to where the call has them.
+  void give_back() {
+    Problem const& p = given_;
+    move(o, p.o, p.seq_q, p.num_heads_q, p.head_dim_v, true);
+    int64_t const rows = p.seq_q.seqlen;
+    for (int64_t head = 0; head < int64_t(p.batch) * p.num_heads_q; ++head) {
+      std::copy_n(lse.begin() + head * length(p.seq_q) + kLeft, rows, p.softmax_lse + head * rows);
+    }
+  }
+
+ private:
+  Problem given_;
+
+  static int32_t length(Sequences const& s) { return s.seqlen + kLeft + kRight; }
+  static int64_t elements(Problem const& p, Sequences const& s, int heads, int columns) {
+    return int64_t(p.batch) * heads * length(s) * columns;
+  }
+  void move(Rows& rows, Operand const& there, Sequences const& s, int heads, int columns,
+            bool back) {
+    rows.move(there, given_.batch, heads, s.seqlen, columns, back, [&](int b, int h, int r) {
+      return ((int64_t(b) * heads + h) * length(s) + kLeft + r) * columns;
+    });
+  }
+  void put(Rows& rows, Operand& here, Operand const& there, Sequences const& s, int heads,
+           int columns) {
+    move(rows, there, s, heads, columns, false);
+    int64_t const head = int64_t(length(s)) * columns;
+    here = {rows.memory.data(), heads * head, head, columns, there.dtype};
+  }
+};
+
 // As it is.
 struct Dense {
   Problem problem;
@@ -95,6 +155,15 @@ Status run_packed(Problem const& p, RunOptions const& options) {
   Status const status =
       simt::launch_on_host<Kernel, IdentityScore, SoftcapScore>(packed.problem, options);
   packed.give_back();
+  return status;
+}
+
+template <class Kernel>
+Status run_padded(Problem const& p, RunOptions const& options) {
+  Padded padded(p);
+  Status const status =
+      simt::launch_on_host<Kernel, IdentityScore, SoftcapScore>(padded.problem, options);
+  padded.give_back();
   return status;
 }
 
@@ -140,6 +209,7 @@ std::vector<KernelUnderTest> kernels_under_test() {
   decode_fp8.fp8_kv = paged_fp8.fp8_kv = true;
   return {decode,
           {"sm80/varlen/f16/d64/64x64x4, packed", DType::kFloat16, &run_packed<Varlen>},
+          {"sm80/varlen/f16/d64/64x64x4, padded", DType::kFloat16, &run_padded<Varlen>},
           {"sm80/paged/f16/d64/64x64x4, pages", DType::kFloat16, &run_paged<PagedForward>},
           {"sm80/split_keys/f16/d64/64x64x4, tiles of rows merged", DType::kFloat16,
            &run_split<SplitKeys, Dense, SoftcapScore>},

@@ -374,8 +374,8 @@ TEST(e4m3_is_unpacked_in_order) {
       CHECK_NEAR(float(bfloat), expected[i], 0);
     }
   }
-  CHECK_EQ(Sm80::permute_bytes(0x44332211u, 0, 0x3120), 0x44223311u);
-  CHECK_EQ(Sm80::permute_bytes(0x44332211u, 0x88776655u, 0x2705), 0x33881166u);
+  CHECK_EQ(Sm80::prmt(0x44332211u, 0, 0x3120), 0x44223311u);
+  CHECK_EQ(Sm80::prmt(0x44332211u, 0x88776655u, 0x2705), 0x33881166u);
 }
 TEST(below_15bit_compares_halves) {
   CHECK_EQ(Sm80::below_15bit(0x80040005u, 0x00050005u), 0xffff0000u);

@@ -8,6 +8,7 @@
 #include "check.hpp"
 #include "sm80/backward.hpp"
 #include "sm90/backward.hpp"
+#include "sm90/backward_two_pass.hpp"
 
 using namespace backward_case;
 
@@ -182,6 +183,94 @@ using BFloat = cutlass::bfloat16_t;
 template <class Element, int... kTile>
 using BiasGrad = sm80::Backward<Element, kTile..., true, VarlenSeqInfo, false, false, true>;
 
+template <class Element, int... kTile>
+using Masked = sm90::Backward<Element, kTile..., DenseSeqInfo, false, true>;
+
+// Masks by their map; the first three are for mutants.
+std::vector<Case> mask_cases(int head_dim) {
+  std::vector<Case> cases = {
+      {.name = "mask of each head",
+       .batch = 2,
+       .heads_q = 4,
+       .heads_kv = 2,
+       .seqlen_q = 90,
+       .seqlen_k = 211,
+       .mask_of = {true, true, true, true}},
+      {.name = "window, more tiles of queries than a word has",
+       .heads_q = 1,
+       .seqlen_q = 2090,
+       .seqlen_k = 230,
+       .mask = window(100, 0),
+       .mask_of = {false, false, true, true},
+       .sees = [](int, int, int i, int j) { return (i / 3 + j) % 5 != 0; }},
+      {.name = "blocks of which all is seen, and others; queries and keys that see none",
+       .batch = 2,
+       .heads_q = 1,
+       .seqlen_q = 270,
+       .seqlen_k = 600,
+       .mask_of = {true, false, true, true},
+       .sees = [](int b, int, int i, int j) { return (b + i / 130 + j / 200) % 3 != 0; }},
+      {.name = "padding",
+       .batch = 2,
+       .heads_q = 2,
+       .seqlen_q = 140,
+       .seqlen_k = 400,
+       .mask_of = {true, false, false, true},
+       .sees = [](int b, int, int, int j) { return b == 0 ? j < 197 : j >= 203; }},
+      {.name = "all seen",
+       .seqlen_q = 130,
+       .seqlen_k = 390,
+       .sees = [](int, int, int, int) { return true; }},
+      {.name = "NaN in tiles that nobody sees",
+       .batch = 2,
+       .seqlen_q = 130,
+       .seqlen_k = 600,
+       .mask_of = {true, false, false, true},
+       .sees = [](int, int, int, int j) { return j < 384; },
+       .nan_keys = 216},
+      {.name = "nothing seen", .sees = [](int, int, int, int) { return false; }},
+      {.name = "heads that see nothing",
+       .heads_q = 6,
+       .heads_kv = 2,
+       .seqlen_k = 200,
+       .sees = [](int, int h, int, int) { return h % 3 == 1; }},
+      {.name = "causal", .seqlen_q = 200, .seqlen_k = 230, .mask = causal()},
+      {.name = "window", .seqlen_q = 300, .seqlen_k = 260, .mask = window(70, 30)},
+      {.name = "one key",
+       .seqlen_q = 5,
+       .seqlen_k = 1,
+       .sees = [](int, int, int i, int) { return i != 2; }},
+      {.name = "more queries", .seqlen_q = 150, .seqlen_k = 37, .mask = causal()},
+      {.name = "rows",
+       .seqlen_q = 140,
+       .seqlen_k = 70,
+       .mask_of = {false, true, true, false},
+       .sees = [](int, int h, int i, int) { return (i + h) % 5 != 0; }},
+      {.name = "a number",
+       .batch = 2,
+       .seqlen_q = 70,
+       .mask_of = {true, true, false, false},
+       .sees = [](int b, int h, int, int) { return b != h; }},
+      {.name = "chunks", .seqlen_q = 250, .seqlen_k = 250, .mask = causal()},
+      {.name = "large logits", .seqlen_q = 90, .seqlen_k = 211, .scale = 1.0f, .magnitude = 4.0f},
+  };
+  cases[14].mask.attention_chunk = 90;
+  for (Case& c : cases) {
+    c.head_dim = head_dim;
+    c.has_mask = true;
+    c.has_sinks = c.seqlen_q < 100 && c.magnitude == 1.0f;
+    c.has_grad_lse = c.batch == 2;
+  }
+  return cases;
+}
+
+template <class Kernel>
+void run_masked() {
+  for (Case const& c : mask_cases(Kernel::Config::kHeadDim)) run<Kernel, Score<MaskBits>>(c);
+  Case narrow = mask_cases(Kernel::Config::kHeadDim - 24)[0];
+  run<Kernel, Score<MaskBits>>(narrow);
+}
+
 // For mutants: what shows most in little time.
 TEST(few) {
   using Both = sm80::Backward<Half, 64, 64, 128, 4>;
@@ -231,6 +320,33 @@ TEST(few_wgmma) {
   packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
   run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(packed);
 }
+TEST(few_mask) {
+  std::vector<Case> const cases = mask_cases(64);
+  for (int i : {0, 1, 2}) run<Masked<Half, 64, 64, 192, 12>, Score<MaskBits>>(cases[i]);
+  for (Case c : {cases[0], cases[1]}) {
+    c.head_dim = 128;
+    run<Masked<Half, 128, 64, 128, 8>, Score<MaskBits>>(c, simt::FiberOrder::kRandom);
+  }
+}
+
+template <class Element, int kHeadDim, int kHeadDimV, class SeqInfo = DenseSeqInfo>
+using TwoPass = sm90::BackwardTwoPass<Element, kHeadDim, kHeadDimV, 64, 64, 8, SeqInfo>;
+
+TEST(few_two_pass) {
+  Case c{.name = "window", .heads_q = 2, .seqlen_q = 330, .seqlen_k = 270, .mask = window(150, 0)};
+  c.head_dim = 64, c.has_sinks = c.has_grad_lse = true;
+  run<TwoPass<Half, 64, 64>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.head_dim = 128, c.head_dim_v = 64, c.mask = causal();
+  run<TwoPass<Half, 128, 64>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.name = "one stage of V", c.head_dim = c.head_dim_v = 256, c.heads_q = 1, c.seqlen_q = 150;
+  run<TwoPass<Half, 256, 256>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  c.name = "chunks", c.head_dim = c.head_dim_v = 64, c.mask.attention_chunk = 48;
+  run<TwoPass<Half, 64, 64>, Score<Chunk>>(c);
+  Case packed{.name = "packed", .batch = 3, .heads_q = 2, .seqlen_q = 70, .seqlen_k = 80};
+  packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
+  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(packed);
+}
+
 // And without one: roles that hand over, and blocks that wait for each other.
 TEST(races) {
   Case c{.name = "causal groups", .seqlen_q = 90, .seqlen_k = 139, .mask = causal()};
@@ -274,6 +390,25 @@ TEST(wgmma) {
   run_plain<sm90::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>();
   run_plain<sm90::Backward<BFloat, 64, 64, 192, 12, DenseSeqInfo, true>, IdentityScore>();
   run_plain<sm90::Backward<Half, 128, 64, 128, 8, DenseSeqInfo, true>, IdentityScore>();
+}
+
+TEST(wgmma_mask) {
+  run_masked<Masked<Half, 64, 64, 192, 12>>();
+  run_masked<Masked<BFloat, 128, 64, 128, 8>>();
+}
+
+TEST(two_pass) {
+  run_plain<TwoPass<Half, 256, 256>, IdentityScore>();
+  run_plain<TwoPass<BFloat, 192, 192>, IdentityScore>();
+  for (Case c : common_cases(192, 64)) {
+    c.head_dim_v = 128 - (c.head_dim % 16);
+    run<TwoPass<BFloat, 192, 128>, IdentityScore>(c);
+  }
+}
+TEST(two_pass_chunks) {
+  for (Case c : general_cases(192)) {
+    if (c.mask.attention_chunk != 0) run<TwoPass<Half, 192, 192>, IdentityScore, Score<Chunk>>(c);
+  }
 }
 
 TEST(alibi_one_role) { run_alibi<sm80::Backward<Half, 64, 64, 128, 4>>(); }
@@ -355,9 +490,14 @@ TEST(packed_sequences) {
   c.head_dim = 128;
   run<Roles, IdentityScore>(c);
   run<sm90::Backward<Half, 128, 64, 128, 8, VarlenSeqInfo>, IdentityScore>(c);
+  c.head_dim = 256;
+  run<TwoPass<Half, 256, 256, VarlenSeqInfo>, IdentityScore>(c);
+  c.head_dim = 192, c.head_dim_v = 128;
+  run<TwoPass<BFloat, 192, 128, VarlenSeqInfo>, IdentityScore>(c);
   Case dense{.name = "dense in a varlen kernel", .batch = 2, .mask = causal()};
   run<Kernel, IdentityScore>(dense);
   run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(dense);
+  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(dense);
 }
 
 }  // namespace

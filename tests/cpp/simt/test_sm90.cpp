@@ -168,7 +168,7 @@ TEST(packed_of_64) { check_sequences<Varlen<half_t, 64, 64, 192, 128, 12>>(DType
 TEST(packed_of_192_128) {
   check_sequences<Varlen<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
 }
-// Dense calls, too, and entries of which the first keys count, the others being NaN.
+// Dense calls, too, and entries of which not all keys count, the others being NaN.
 TEST(dense_of_packed) {
   using Kernel = Varlen<half_t, 64, 64, 192, 128, 12>;
   int runs = 0;
@@ -180,9 +180,14 @@ TEST(dense_of_packed) {
   what.name = "keys that do not count", what.seqlen_q = 90, what.seqlen_k = 150;
   what.batch = 3, what.num_heads_q = what.num_heads_kv = 2, what.causal = true;
   std::vector<SolvedCase> cases{SolvedCase(what, DType::kFloat16)};
-  std::vector<int32_t> const used(3, what.seqlen_k);
+  constexpr int kLeft = 2;
+  std::vector<int32_t> const used(3, kLeft + what.seqlen_k), left(3, kLeft);
   Problem problem = cases[0].call();
-  problem.seq_k.seqlen += 3, problem.seq_k.seqused = used.data();
+  problem.seq_k.seqlen += kLeft + 3;
+  problem.seq_k.seqused = used.data(), problem.seq_k.leftpad = left.data();
+  for (auto* t : {&problem.k, &problem.v}) {
+    t->data = static_cast<half_t*>(t->data) - kLeft * t->row_stride;
+  }
   auto const run = [&](int num_sms) { return sm90_case::launch<Kernel>(problem, num_sms); };
   runs = 0;
   sm90_case::check_calls(what.name, cases, run, runs);

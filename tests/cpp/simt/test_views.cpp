@@ -109,6 +109,7 @@ void packed_sequences() {
 
 void rows_that_do_not_count() {
   std::vector<int32_t> const used_q = {2, 0, 5}, used_k = {6, 3, 0};
+  std::vector<int32_t> const left_q = {0, 0, 2}, left_k = {4, 0, 0};
   std::vector<float> q = normal(3 * 5 * kHeadsQ * kDim, 4);
   std::vector<float> k = normal(3 * 6 * kHeadsKv * kDim, 5), v = normal(k.size(), 6);
   std::vector<float> o(q.size(), -1.0f);
@@ -117,12 +118,30 @@ void rows_that_do_not_count() {
   p.v = rows_of(v, kHeadsKv, 6 * kHeadsKv * kDim), p.o = rows_of(o, kHeadsQ, 5 * kHeadsQ * kDim);
   p.seq_q.seqused = used_q.data();
   p.seq_k.seqused = used_k.data();
-  run_kernel(p);
-  for (int b = 0; b < 3; ++b) {
-    Dense const one(rows(q, kHeadsQ, 5 * b, used_q[b]), rows(k, kHeadsKv, 6 * b, used_k[b]),
-                    rows(v, kHeadsKv, 6 * b, used_k[b]), used_q[b], used_k[b]);
-    CHECK(rows(o, kHeadsQ, 5 * b, used_q[b]) == one.o);
-    for (float x : rows(o, kHeadsQ, 5 * b + used_q[b], 5 - used_q[b])) CHECK_EQ(x, -1.0f);
+  std::vector<float> lse(3 * kHeadsQ * 5, -1.0f);
+  p.softmax_lse = lse.data();
+  for (bool is_left : {false, true}) {
+    if (is_left) p.seq_q.leftpad = left_q.data(), p.seq_k.leftpad = left_k.data();
+    std::fill(o.begin(), o.end(), -1.0f);
+    std::fill(lse.begin(), lse.end(), -1.0f);
+    run_kernel(p);
+    for (int b = 0; b < 3; ++b) {
+      int const first_q = is_left ? left_q[b] : 0, first_k = is_left ? left_k[b] : 0;
+      int const seqlen_q = used_q[b] - first_q, seqlen_k = used_k[b] - first_k;
+      Dense const one(rows(q, kHeadsQ, 5 * b + first_q, seqlen_q),
+                      rows(k, kHeadsKv, 6 * b + first_k, seqlen_k),
+                      rows(v, kHeadsKv, 6 * b + first_k, seqlen_k), seqlen_q, seqlen_k);
+      CHECK(rows(o, kHeadsQ, 5 * b + first_q, seqlen_q) == one.o);
+      for (float x : rows(o, kHeadsQ, 5 * b, first_q)) CHECK_EQ(x, -1.0f);
+      for (float x : rows(o, kHeadsQ, 5 * b + used_q[b], 5 - used_q[b])) CHECK_EQ(x, -1.0f);
+      for (int h = 0; h < kHeadsQ; ++h) {
+        for (int i = 0; i < 5; ++i) {
+          bool const counts = i >= first_q && i < used_q[b];
+          float const due = counts ? one.lse[size_t(h * seqlen_q + i - first_q)] : -1.0f;
+          CHECK_EQ(lse[size_t((b * kHeadsQ + h) * 5 + i)], due);
+        }
+      }
+    }
   }
 }
 

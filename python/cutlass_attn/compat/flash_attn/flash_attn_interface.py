@@ -33,8 +33,20 @@ import cutlass_attn
 
 from ._checks import check_appended, check_pages
 from ._dmask import dropout_record, packed_record
+from ._operands import as_flash, int32, options_of, padded, random_state
+from ._private import (
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+)
 
 Window = tuple[int, int]
+# In flash_attn these are what torch.compile sees of the private functions.
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 Result = Any  # out, or (out, softmax_lse, S_dmask)
 
 
@@ -60,16 +72,16 @@ def flash_attn_func(
     normalisation, negative where they were dropped, each against the row's largest logit from its
     block of keys to the last block. It is made by plain torch code, for tests.
     """
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    options = options_of(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options |= {"layout": "bshd", "dropout_p": dropout_p, "deterministic": deterministic}
     head_dim = v.shape[-1]
     if not return_attn_probs:
-        return cutlass_attn.attention(*_padded(q, k, v), **options)[..., :head_dim]
+        return cutlass_attn.attention(*padded(q, k, v), **options)[..., :head_dim]
     if dropout_p:
-        options["rng_state"] = _random_state(q.device)
-    out, lse = cutlass_attn.attention(*_padded(q, k, v), **options, return_lse=True)
+        options["rng_state"] = random_state(q.device)
+    out, lse = cutlass_attn.attention(*padded(q, k, v), **options, return_lse=True)
     record = dropout_record(q.detach(), k.detach(), options) if dropout_p else q.new_empty(0)
-    return out[..., :head_dim], _as_flash(lse), record
+    return out[..., :head_dim], as_flash(lse), record
 
 
 def flash_attn_kvpacked_func(
@@ -166,12 +178,12 @@ def flash_attn_varlen_func(
         raise NotImplementedError(
             f"with block_table there is no dropout: dropout_p must be 0, got {dropout_p}"
         )
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    options = options_of(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     options |= {"return_lse": return_attn_probs, "deterministic": deterministic}
     if dropout_p:
         options["dropout_p"] = dropout_p
         if return_attn_probs:
-            options["rng_state"] = _random_state(q.device)
+            options["rng_state"] = random_state(q.device)
     offsets_k: Tensor | None = cu_seqlens_k
     if block_table is not None:
         lengths = cu_seqlens_k.diff()
@@ -179,7 +191,7 @@ def flash_attn_varlen_func(
         options |= {"block_table": block_table, "seqused_k": lengths}
         offsets_k = None
     head_dim = v.shape[-1]
-    operands = (q, k, v) if block_table is not None else _padded(q, k, v)
+    operands = (q, k, v) if block_table is not None else padded(q, k, v)
     varlen: Any = cutlass_attn.attention_varlen
     result = varlen(*operands, cu_seqlens_q, offsets_k, **options)
     if not return_attn_probs:
@@ -190,7 +202,7 @@ def flash_attn_varlen_func(
         longest = (int(max_seqlen_q), int(max_seqlen_k))
         offsets = (cu_seqlens_q, cu_seqlens_k)
         record = packed_record(q.detach(), k.detach(), offsets, longest, options)
-    return out[..., :head_dim], _as_flash(lse), record
+    return out[..., :head_dim], as_flash(lse), record
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -328,9 +340,9 @@ def flash_attn_with_kvcache(
             )
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     lengths = capacity if cache_seqlens is None else cache_seqlens
-    on_host = lengths if isinstance(lengths, torch.Tensor) else _int32(q.shape[0], lengths, "cpu")
+    on_host = lengths if isinstance(lengths, torch.Tensor) else int32(q.shape[0], lengths, "cpu")
     if not isinstance(lengths, torch.Tensor):  # filled there, not copied, as a CUDA graph wants it
-        lengths = _int32(q.shape[0], lengths, q.device)
+        lengths = int32(q.shape[0], lengths, q.device)
     appended = 0 if k is None else k.shape[1]
     if block_table is not None:
         check_pages(block_table, on_host + appended, k_cache)
@@ -338,7 +350,7 @@ def flash_attn_with_kvcache(
         check_appended(on_host, appended, capacity)
 
     s_aux = None if s_aux is None else s_aux.detach()
-    options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    options = options_of(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     decode: Any = cutlass_attn.attention_decode
     result = decode(
         q if q.stride(-1) == 1 else q.contiguous(),
@@ -357,50 +369,4 @@ def flash_attn_with_kvcache(
         return_lse=return_softmax_lse,
         **options,
     )
-    return (result[0], _as_flash(result[1])) if return_softmax_lse else result
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """As `attention` draws it: on the device, so that a captured graph draws anew."""
-    return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
-
-
-def _int32(count: int, number: int, device: torch.device | str) -> Tensor:
-    return torch.full((count,), int(number), dtype=torch.int32, device=device)
-
-
-def _options(
-    q: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Any,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    s_aux: Tensor | None,
-) -> dict[str, Any]:
-    """Keywords that all functions of cutlass_attn have; numbers may be tensors on the host."""
-    left, right = window_size
-    return {
-        "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        "causal": bool(causal),
-        "window": (int(left), int(right)),
-        "softcap": float(softcap),
-        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
-        "sinks": None if s_aux is None else s_aux.float().contiguous(),
-    }
-
-
-def _padded(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Head dims up to a multiple of 8, which the fast kernels need, and contiguous."""
-    pad = torch.nn.functional.pad
-    return tuple(
-        pad(x, (0, -x.shape[-1] % 8))
-        if x.shape[-1] % 8
-        else (x if x.stride(-1) == 1 else x.contiguous())
-        for x in operands
-    )
-
-
-def _as_flash(lse: Tensor) -> Tensor:
-    """flash_attn 2 says inf of a query that sees no key; in cutlass_attn it is -inf."""
-    return torch.where(lse == -torch.inf, torch.inf, lse)
+    return (result[0], as_flash(result[1])) if return_softmax_lse else result

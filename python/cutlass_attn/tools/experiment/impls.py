@@ -34,6 +34,7 @@ TORCH_BACKENDS = ("flash", "cudnn", "efficient", "math")
 # Of OPS those whose operands are dense arrays as well.
 _DENSE_OPS = ("forward", "decode", "paged")
 _TORCH_OPS = (*_DENSE_OPS, "backward")
+_FLEX_OPS = ("forward", "backward")
 # PyTorch's unfused backend holds the scores and their softmax in float32, and one of the two again.
 _MATH_BYTES_PER_SCORE = 12
 # How PyTorch says that a backend cannot run a call: on a GPU, on a CPU.
@@ -109,6 +110,8 @@ def discover(
     found.append(Impl(f"{OURS}:dense", _prepare_each, ops=("varlen",)))
     found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
     absent = {}
+    if op in _FLEX_OPS:
+        found.append(Impl("torch:flex", _prepare_flex, ops=_FLEX_OPS))
     if (varlen_attn := _torch_varlen()) is not None:
         prepare = partial(_prepare_torch_varlen, varlen_attn)
         found.append(Impl("torch:varlen", prepare, ops=("paged", "varlen")))
@@ -399,6 +402,41 @@ def _prepare_torch(backend: str, inputs: Inputs) -> Bound:
         return Bound(f"torch:{backend}", BackwardPass.of(call, inputs, context))
     run = partial(torch_attention, q, k, v, shape.causal, **options)
     return Bound(f"torch:{backend}", run, context=context)
+
+
+def _prepare_flex(inputs: Inputs) -> Bound:
+    """FlexAttention as torch.compile makes it, which takes seconds; with a BlockMask made outside
+    the timed call."""
+    import torch
+
+    if not _is_cuda(inputs.q):
+        raise Unsupported("is timed on CUDA tensors alone")
+    if (option := inputs.keywords.flex) is None:
+        raise Unsupported(f"has no {inputs.problem.option}")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    shape = inputs.shape
+    offset = shape.seqlen_k - shape.seqlen_q
+    mask_mod, block_mask = option.mask_mod, None
+    if shape.causal:
+        if mask_mod is not None:
+            raise Unsupported(f"is timed without a causal mask beside {inputs.problem.option}")
+        mask_mod = lambda b, h, q, k: q + offset >= k  # noqa: E731
+    if mask_mod is not None:
+        batch = shape.batch if option.has_batch else None
+        sizes = (shape.seqlen_q, shape.seqlen_k)
+        block_mask = create_block_mask(mask_mod, batch, None, *sizes, device=inputs.q.device)
+    # At its limit of 8 functions dynamo would go on without fusing.
+    torch._dynamo.reset()
+    call = partial(
+        torch.compile(flex_attention, dynamic=False),
+        score_mod=option.score_mod,
+        block_mask=block_mask,
+        enable_gqa=shape.heads_q != shape.heads_kv,
+    )
+    if inputs.problem.op == "backward":
+        return Bound("torch:flex", BackwardPass.of(call, inputs))
+    return Bound("torch:flex", partial(call, inputs.q, inputs.k, inputs.v))
 
 
 def _torch_reason(error: RuntimeError, caught: list[warnings.WarningMessage]) -> str:

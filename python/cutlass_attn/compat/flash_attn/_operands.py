@@ -1,0 +1,54 @@
+"""Arguments of flash_attn in the words of cutlass_attn, and its log-sum-exp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def random_state(device: torch.device) -> Tensor:
+    """As `attention` draws it: on the device, so that a captured graph draws anew."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
+
+
+def int32(count: int, number: int, device: torch.device | str) -> Tensor:
+    return torch.full((count,), int(number), dtype=torch.int32, device=device)
+
+
+def options_of(
+    q: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+) -> dict[str, Any]:
+    """Keywords that all functions of cutlass_attn have; numbers may be tensors on the host."""
+    left, right = window_size
+    return {
+        "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        "causal": bool(causal),
+        "window": (int(left), int(right)),
+        "softcap": float(softcap),
+        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.detach(),
+        "sinks": None if s_aux is None else s_aux.float().contiguous(),
+    }
+
+
+def padded(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Head dims up to a multiple of 8, which the fast kernels need, and contiguous."""
+    pad = torch.nn.functional.pad
+    return tuple(
+        pad(x, (0, -x.shape[-1] % 8))
+        if x.shape[-1] % 8
+        else (x if x.stride(-1) == 1 else x.contiguous())
+        for x in operands
+    )
+
+
+def as_flash(lse: Tensor) -> Tensor:
+    """flash_attn 2 says inf of a query that sees no key; in cutlass_attn it is -inf."""
+    return torch.where(lse == -torch.inf, torch.inf, lse)

@@ -1,0 +1,260 @@
+"""`context_attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import _layouts
+from ._agree import agree
+from ._gather import Gather
+from ._kernels import Terms
+from ._plan import ContextPlan
+from ._ring import Ring
+from ._schedule import Band, Span
+from ._ulysses import to_heads, to_rows
+
+Window = int | tuple[int | None, int | None] | None
+
+
+@torch.compiler.disable
+def context_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: ContextPlan,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    attention_chunk: int | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+) -> Any:
+    """`cutlass_attn.attention` of a sequence whose rows several ranks share.
+
+    All ranks of the plan call it together, with the same shapes and options; each passes its own
+    rows, and has the result's. It is differentiable, and its backward pass is collective, too. User
+    guide: docs/several-gpus.md.
+
+    Args:
+        q: (B, Hq, plan.local_rows, D), with ``layout="bshd"`` (B, rows, Hq, D), or (rows, Hq, D) if
+            the plan has cu_seqlens. `plan.shard` makes it of the whole sequence. A DTensor has
+            these rows as its local tensor, Shard(the dimension of rows) over the plan's ranks; the
+            results are DTensors then.
+        k: (B, Hkv, plan.local_rows, D), the same way. Hkv divides Hq.
+        v: (B, Hkv, plan.local_rows, Dv).
+        plan: who has which rows, and how they come together.
+        causal: as in `attention`; positions are those of the whole sequence, or of its document.
+        window: as in `attention`.
+        attention_chunk: as in `attention`; chunks start where the sequence, or its document, does.
+        softmax_scale: as in `attention`.
+        softcap: as in `attention`.
+        layout: order of the dimensions of q, k, v and the result: "bhsd" or "bshd".
+        return_lse: also return the log-sum-exp.
+        bias: as in `attention`, with this rank's rows and all of plan.padded_seqlen keys; either
+            may be 1. scheme="gather", or another with one for all rows ("ulysses"). Not packed.
+        mask: bool, the same way.
+        alibi_slopes: as in `attention`; in "gather" with causal=True, and in "ulysses".
+        sinks: (Hq,) as in `attention`, the same on every rank. Its gradient is this rank's share,
+            like that of every weight under context parallelism: the sum over ranks is the whole.
+        dropout_p: 0 where there are several ranks: which weights are dropped depends on positions
+            of one device so far.
+        deterministic: as in `attention`.
+
+    Returns:
+        The result, in q's dtype and layout, contiguous but for "bhsd", which is a view of "bshd".
+        With ``return_lse`` a pair of it and the log-sum-exp (B, Hq, rows), or (Hq, rows) if packed,
+        float32.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `attention` does. What shapes and options of
+            a rank show raises on all ranks, and names the rank.
+    """
+    call = _layouts.Call(plan, layout, q, k, v, sinks)
+    try:
+        band = _band(window, causal)
+    except (TypeError, ValueError) as error:  # to be raised on all ranks
+        call.error, band = error, Band(None, None)
+    terms = Terms(
+        band=band,
+        attention_chunk=attention_chunk,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        deterministic=deterministic,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sinks=None,
+    )
+    _check(plan, call, terms, dropout_p, return_lse)
+    with torch.autocast(call.q.device.type, enabled=False):
+        out, lse = _run(plan, call, terms, return_lse)
+    return call.results(out, lse) if return_lse else call.results(out, None)
+
+
+def _band(window: Window, causal: bool) -> Band:
+    sides = window if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2 or any(type(x) is not int for x in sides if x is not None):
+        raise TypeError(f"window must be an int, a pair of int, or None, got {window!r}")
+    if any(x is not None and x < -1 for x in sides):
+        raise ValueError(f"window must not be below -1, got {window!r}")
+    left, right = (None if x == -1 else x for x in sides)
+    return Band(left, 0 if causal else right)
+
+
+def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool) -> Any:
+    q, k, v, sinks = call.q, call.k, call.v, call.sinks
+    bias, mask = (
+        None if x is None else x[(None,) * (4 - x.dim())] for x in (terms.bias, terms.mask)
+    )
+    terms = replace(terms, bias=bias, mask=mask, sinks=sinks)
+    size = plan.inner_size
+    if size > 1:
+        if k.shape[2] % size:  # copies of KV heads, until they divide; gradients add up
+            copies = next(n for n in range(1, size + 1) if k.shape[2] * n % size == 0)
+            k, v = (x.repeat_interleave(copies, dim=2) for x in (k, v))
+        share = q.shape[2] // size
+        terms = terms.of_heads(Span(plan.inner_rank * share, (plan.inner_rank + 1) * share))
+        q, k, v = to_heads(plan.inner, q, k, v)
+    function = Ring if plan.scheme.startswith("ring") else Gather
+    out, lse = function.apply(plan, terms, q, k, v, terms.bias, terms.sinks)
+    if size == 1:
+        return out, lse
+    if not return_lse:
+        return to_rows(plan.inner, out)[0], None
+    lse, out = to_rows(plan.inner, lse.transpose(1, 2)[..., None], out)
+    return out, lse.squeeze(-1).transpose(1, 2)
+
+
+def _check(
+    plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+) -> None:
+    """Raises on all ranks what any of them finds wrong, and where their calls differ."""
+    fields = _fields(call, terms, dropout_p, return_lse)
+    key = tuple(fields.values())
+    if plan.check == "first" and key in plan.agreed:
+        return
+    try:
+        _check_own(plan, call, terms, dropout_p)
+        error = None
+    except (TypeError, ValueError, NotImplementedError) as raised:
+        error = raised
+    if not plan.groups:
+        if error is not None:
+            raise error
+    else:
+        names = ("scheme", "seqlen", "cu_seqlens", "placement", "head_groups")
+        fields |= {f"plan.{name}": getattr(plan, name) for name in names}
+        agree(plan.groups, _collective_device(plan.groups[0]), fields, error)
+    plan.agreed.add(key)
+
+
+def _collective_device(group: Any) -> torch.device:
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _fields(
+    call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
+) -> dict[str, Any]:
+    """Everything of a call on which collectives, or errors, depend."""
+    given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
+    given |= {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
+    fields: dict[str, Any] = {}
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            fields[name] = None if x is None else type(x).__name__
+            continue
+        needs_gradient = x.requires_grad and torch.is_grad_enabled()
+        fields[f"{name}.shape"] = tuple(x.shape)
+        fields[f"{name}.dtype"] = str(x.dtype)
+        fields[f"{name}.device"] = x.device.type
+        fields[f"{name}.requires_grad"] = needs_gradient
+    names = ("band", "attention_chunk", "softmax_scale", "softcap", "deterministic")
+    fields |= {name: getattr(terms, name) for name in names}
+    return fields | {
+        "layout": call.layout,
+        "dropout_p": dropout_p,
+        "return_lse": return_lse,
+        "error": call.error and str(call.error),
+    }
+
+
+def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float) -> None:
+    """What is wrong with this rank's own call."""
+    if call.error is not None:
+        raise call.error
+    q, k, v = call.q, call.k, call.v
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(
+                f"{name} must be {q.dtype} on {q.device} like q, got {x.dtype} on {x.device}"
+            )
+        if x.shape[:1] != q.shape[:1] or x.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"q, k and v must have one batch, k and v as many heads, got {tuple(q.shape)}, "
+                f"{tuple(k.shape)} and {tuple(v.shape)} as (B, rows, heads, head_dim)"
+            )
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"heads of k, {k.shape[2]}, must divide those of q, {q.shape[2]}")
+    if q.shape[2] % plan.inner_size:
+        raise ValueError(
+            f"q has {q.shape[2]} heads, which {plan.inner_size} ranks cannot share equally "
+            f"(scheme={plan.scheme!r}); allowed: a multiple of the ranks, or scheme='gather'"
+        )
+    if terms.attention_chunk is not None and terms.attention_chunk < 1:
+        raise ValueError(f"attention_chunk must be at least 1, got {terms.attention_chunk}")
+    if dropout_p != 0 and plan.groups:
+        raise NotImplementedError(
+            f"dropout_p must be 0 with several ranks, got {dropout_p}: kernels count rows and "
+            "heads of one device to choose the weights that are dropped"
+        )
+    is_ring = plan.scheme.startswith("ring")
+    is_aligned = plan.outer_size == 1 or (not is_ring and terms.band.right == 0)
+    if terms.alibi_slopes is not None and not is_aligned:
+        raise NotImplementedError(
+            f"alibi_slopes need scheme='gather' with causal=True, or 'ulysses', got "
+            f"scheme={plan.scheme!r}"
+        )
+    _check_biases(plan, call, terms)
+
+
+def _check_biases(plan: ContextPlan, call: _layouts.Call, terms: Terms) -> None:
+    q = call.q
+    due = (q.shape[0], q.shape[2], plan.local_rows, plan.padded_seqlen)
+    for name in ("bias", "mask"):
+        x = getattr(terms, name)
+        if x is None:
+            continue
+        if plan.scheme.startswith("ring"):
+            raise NotImplementedError(
+                f"{name} needs scheme='gather' or 'ulysses', got scheme={plan.scheme!r}"
+            )
+        if call.is_packed:
+            raise NotImplementedError(f"{name} must be None with packed sequences")
+        if not 1 <= x.dim() <= 4 or any(
+            size not in (1, allowed) for size, allowed in zip(x.shape[::-1], due[::-1])
+        ):
+            raise ValueError(
+                f"{name} must broadcast to (B, Hq, local rows, padded seqlen) {due}, got "
+                f"{tuple(x.shape)}"
+            )
+        if plan.inner_size > 1 and x.dim() > 1 and x.shape[-2] > 1:
+            raise NotImplementedError(
+                f"{name} must be the same for all rows with scheme={plan.scheme!r}, got "
+                f"{tuple(x.shape)}; scheme='gather' takes it"
+            )
+        if plan.inner_size > 1 and x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{name} has a gradient with scheme='gather' alone")

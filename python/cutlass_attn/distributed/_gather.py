@@ -1,0 +1,204 @@
+"""Every rank collects all keys and values, a group of KV heads at a time, for its own queries.
+
+There is nothing to merge: a query meets all of its keys in one kernel, with every mask and sink.
+The collective of the next group is under way beside the kernel of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from . import _kernels
+from ._collectives import all_gather
+from ._kernels import Terms
+from ._plan import ContextPlan
+from ._schedule import KernelCall, Span
+
+# Rows times query heads of a group below which its kernels do not fill a GPU: 8 tiles of 128 rows
+# for each of 128 multiprocessors.
+_ROWS_OF_A_GROUP = 8 * 128 * 128
+
+
+class Gather(torch.autograd.Function):
+    """q, k, v (B, rows, heads, head_dim) of this rank to its output and log-sum-exp."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: ContextPlan,
+        terms: Terms,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = _kernels.empty_results(q, v.shape[-1], q.dtype)
+        calls = _calls(plan, terms, q)
+        for _, heads_q, keys, values in _groups(plan, q, k, v):
+            mine = terms.of_heads(heads_q)
+            span = slice(*heads_q)
+            for call in calls:
+                options = mine.options(call, has_sinks=True)
+                into = out[:, :, span]
+                _, part = _kernels.forward(q[:, :, span], keys, values, call, options, into)
+                lse[:, span, slice(*call.q)] = part
+        ctx.save_for_backward(q, k, v, bias, sinks, out, lse)
+        ctx.call = (plan, terms)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
+        plan, terms = ctx.call
+        q, k, v, bias, sinks, out, lse = ctx.saved_tensors
+        wanted = tuple(ctx.needs_input_grad[2:])
+        sums = _kernels.lse_dtype(q)
+        grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format) if wanted[0] else None
+        grad_bias = torch.zeros_like(bias, dtype=sums) if wanted[3] else None
+        grad_sinks = torch.zeros_like(sinks, dtype=sums) if wanted[4] else None
+        home = _Home(plan, k, v) if wanted[1] or wanted[2] else None
+        calls = _calls(plan, terms, q)
+        for heads, heads_q, keys, values in _groups(plan, q, k, v):
+            mine = terms.of_heads(heads_q)
+            span = slice(*heads_q)
+            results = out[:, :, span], lse[:, span]
+            grads = (
+                None if grad_out is None else grad_out[:, :, span],
+                None if grad_lse is None else grad_lse[:, span],
+            )
+            grad_kv = keys.new_zeros((*keys.shape[:3], k.shape[-1] + v.shape[-1]), dtype=sums)
+            for call in calls:
+                operands = q[:, :, span], keys, values
+                options = mine.options(call, has_sinks=True)
+                found = _kernels.backward(operands, results, grads, call, options, wanted)
+                of_q, of_k, of_v, of_bias, of_sinks = (*found, None, None)[:5]
+                if grad_q is not None:
+                    grad_q[:, slice(*call.q), span] = of_q
+                rows = grad_kv[:, slice(*call.k)]
+                if of_k is not None:
+                    rows[..., : k.shape[-1]] += of_k
+                if of_v is not None:
+                    rows[..., k.shape[-1] :] += of_v
+                if grad_bias is not None:
+                    at = slice(*heads_q) if bias.shape[1] > 1 else slice(None)
+                    _kernels.part(grad_bias[:, at], call).add_(of_bias)
+                if grad_sinks is not None:
+                    grad_sinks[span] += of_sinks
+            if home is not None:
+                home.send(heads, grad_kv)
+        grad_k, grad_v = home.results() if home is not None else (None, None)
+        return (
+            None,
+            None,
+            grad_q,
+            grad_k if wanted[1] else None,
+            grad_v if wanted[2] else None,
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None if grad_sinks is None else grad_sinks.to(sinks.dtype),
+        )
+
+
+def _calls(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> list[KernelCall]:
+    can_pack = terms.can_pack(q.shape[0])
+    return plan.calls_of_gather(terms.band, terms.attention_chunk, can_pack)
+
+
+def _number_of_groups(plan: ContextPlan, q: torch.Tensor, k: torch.Tensor) -> int:
+    """Of KV heads: the same on all ranks, which have the same shapes."""
+    most = plan.head_groups
+    if most is None:
+        most = max(1, min(4, q.shape[0] * q.shape[1] * q.shape[2] // _ROWS_OF_A_GROUP))
+    heads = k.shape[2]
+    return max(n for n in range(1, min(most, heads) + 1) if heads % n == 0)
+
+
+def _groups(
+    plan: ContextPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> Iterator[tuple[Span, Span, torch.Tensor, torch.Tensor]]:
+    """KV heads, their query heads, and their keys and values of all ranks, by position."""
+    if plan.outer_size == 1:
+        yield Span(0, k.shape[2]), Span(0, q.shape[2]), k, v
+        return
+    count = _number_of_groups(plan, q, k)
+    share, share_q = k.shape[2] // count, q.shape[2] // count
+    head_dim = k.shape[-1]
+    spans = [Span(i * share, (i + 1) * share) for i in range(count)]
+    following = _start_gather(plan, k, v, spans[0])
+    for i, heads in enumerate(spans):
+        received, work = following
+        if i + 1 < count:  # before this group's kernels are enqueued, so that it need not wait
+            following = _start_gather(plan, k, v, spans[i + 1])
+        work.wait()
+        kv = _by_position(plan, received)
+        heads_q = Span(i * share_q, (i + 1) * share_q)
+        yield heads, heads_q, kv[..., :head_dim], kv[..., head_dim:]
+
+
+def _start_gather(
+    plan: ContextPlan, k: torch.Tensor, v: torch.Tensor, heads: Span
+) -> tuple[torch.Tensor, Any]:
+    span = slice(*heads)
+    return all_gather(torch.cat([k[:, :, span], v[:, :, span]], dim=-1), plan.outer)
+
+
+def _by_position(plan: ContextPlan, received: torch.Tensor) -> torch.Tensor:
+    """(ranks, B, rows, heads, n) as (B, all rows, heads, n)."""
+    pieces = [
+        (chunk.start, received[rank, :, chunk.row : chunk.row + chunk.stop - chunk.start])
+        for rank in range(plan.outer_size)
+        for chunk in plan.chunks(rank)
+    ]
+    return torch.cat([piece for _, piece in sorted(pieces, key=lambda x: x[0])], dim=1)
+
+
+class _Home:
+    """Gradients of keys and values on the way to the ranks that have them. They travel in the
+    operands' dtype and are added up in float32, in the order of ranks: an all-to-all costs a link
+    what a reduce-scatter does, and that would add up in the dtype on the wire."""
+
+    def __init__(self, plan: ContextPlan, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._plan = plan
+        self._grad_k, self._grad_v = torch.empty_like(k), torch.empty_like(v)
+        self._under_way: tuple[Any, ...] | None = None
+
+    def send(self, heads: Span, grad_kv: torch.Tensor) -> None:
+        """Of this group of heads: by position, of all ranks."""
+        plan = self._plan
+        if plan.outer_size == 1:
+            self._store(heads, grad_kv)
+            return
+        batch, _, count, dim = grad_kv.shape
+        rows = self._grad_k.shape[1]
+        sent = self._grad_k.new_empty((plan.outer_size, batch, rows, count, dim))
+        for rank in range(plan.outer_size):
+            for start, stop, row in plan.chunks(rank):
+                sent[rank, :, row : row + stop - start] = grad_kv[:, start:stop]
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=plan.outer, async_op=True)
+        self._receive()
+        self._under_way = heads, received, sent, work
+
+    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._receive()
+        return self._grad_k, self._grad_v
+
+    def _receive(self) -> None:
+        if self._under_way is None:
+            return
+        heads, received, _, work = self._under_way
+        work.wait()
+        self._under_way = None
+        dtype = _kernels.lse_dtype(received)
+        self._store(heads, received.sum(0, dtype=dtype))
+
+    def _store(self, heads: Span, grad_kv: torch.Tensor) -> None:
+        head_dim = self._grad_k.shape[-1]
+        self._grad_k[:, :, slice(*heads)] = grad_kv[..., :head_dim]
+        self._grad_v[:, :, slice(*heads)] = grad_kv[..., head_dim:]

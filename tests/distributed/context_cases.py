@@ -1,0 +1,210 @@
+"""Cases of context_attention, and what a rank does with one: the oracle is plain torch on the whole
+sequence in float64, in every process."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from cutlass_attn.distributed import ContextPlan, context_attention
+from torch.distributed.device_mesh import init_device_mesh
+
+
+@dataclass
+class Case:
+    name: str
+    options: dict = field(default_factory=dict)
+    plan: dict = field(default_factory=dict)
+    seqlen: int = 24
+    heads: tuple = (4, 2)
+    batch: int = 2
+    dims: tuple = (16, 16)
+    terms: tuple = ()  # of bias, mask, sinks, alibi_slopes
+    dtype: torch.dtype = torch.float64
+    schemes: tuple = ("gather", "ring", "ulysses", "gather+ulysses", "ring+ulysses")
+
+
+GATHER = ("gather",)
+WITHOUT_RING = ("gather", "ulysses", "gather+ulysses")
+PACKED = {"cu_seqlens": [0, 5, 5, 17, 32]}
+CASES = [
+    Case("full"),
+    Case("causal", {"causal": True}, heads=(4, 4)),
+    Case("contiguous", {"causal": True}, {"placement": "contiguous"}),
+    Case("padded", {"causal": True, "layout": "bshd"}, seqlen=21, terms=("sinks",)),
+    Case("window", {"causal": True, "window": 5}),
+    Case("window both sides", {"window": (3, 4)}, seqlen=23),
+    Case("near window", {"window": (1, 0)}, {"placement": "contiguous"}, seqlen=32),
+    Case("chunks", {"attention_chunk": 7}),
+    Case("causal chunks", {"causal": True, "attention_chunk": 7}, batch=1),
+    Case("softcap", {"causal": True, "softcap": 2.0, "softmax_scale": 0.75}, dims=(16, 8)),
+    Case("sinks", {"causal": True}, terms=("sinks",)),
+    Case("MQA", {"causal": True}, heads=(4, 1)),
+    Case("bias", {"causal": True}, terms=("bias",), schemes=GATHER),
+    Case("mask", {}, terms=("mask",), schemes=GATHER),
+    Case("padding mask", {}, terms=("key mask",), schemes=WITHOUT_RING),
+    Case("ALiBi", {"causal": True}, terms=("alibi_slopes",), schemes=WITHOUT_RING),
+    Case("packed", {}, PACKED, seqlen=32, batch=1),
+    Case("packed causal", {"causal": True}, PACKED, seqlen=32, batch=1, terms=("sinks",)),
+    Case("packed window", {"window": (4, 2)}, PACKED, seqlen=32, batch=1),
+    Case("packed, padded", {"causal": True}, {"cu_seqlens": [0, 6, 19]}, seqlen=19, batch=1),
+    Case("one head group", {"causal": True}, {"head_groups": 1}, schemes=GATHER),
+    Case("head groups", {"causal": True}, {"head_groups": 4}, heads=(8, 4), schemes=GATHER),
+    Case("head groups, all", {}, {"head_groups": 2}, terms=("sinks", "bias"), schemes=GATHER),
+    Case("float16", {"causal": True}, seqlen=64, dtype=torch.float16),
+]
+
+
+def plan_for(scheme, size, case):
+    mesh = None
+    if "+" in scheme:
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "ulysses"))
+    lengths = {} if "cu_seqlens" in case.plan else {"seqlen": case.seqlen}
+    return ContextPlan(mesh, scheme=scheme, **lengths, **case.plan)
+
+
+def inputs(case):
+    """Of the whole sequence, (B, heads, rows, head_dim), the same in every process."""
+    torch.manual_seed(7)
+    heads, heads_kv = case.heads
+    b, s, (d, dv) = case.batch, case.seqlen, case.dims
+
+    def make(*shape):
+        x = torch.randn(shape, dtype=torch.float64)
+        return x.half().double() if case.dtype == torch.float16 else x
+
+    given = {"q": make(b, heads, s, d), "k": make(b, heads_kv, s, d), "v": make(b, heads_kv, s, dv)}
+    make_term = {
+        "bias": lambda: make(b, heads, s, s),
+        "mask": lambda: torch.rand(1, heads, s, s) < 0.7,
+        "key mask": lambda: (torch.arange(s) < s - 3)[None, None, None],
+        "sinks": lambda: make(heads),
+        "alibi_slopes": lambda: torch.rand(heads),
+    }
+    given |= {term: make_term[term]() for term in case.terms}
+    return given | {"grad_out": make(b, heads, s, dv), "grad_lse": make(b, heads, s)}
+
+
+def visible(case):
+    """(rows, rows) bool: by documents, causal mask, window and chunks."""
+    at = torch.arange(case.seqlen)
+    ends = torch.tensor(case.plan.get("cu_seqlens", [0, case.seqlen]))
+    document = torch.bucketize(at, ends, right=True)
+    own = at - ends[document - 1]
+    i, j = own[:, None], own[None]
+    window = case.options.get("window")
+    left, right = (window, window) if isinstance(window, int) else window or (math.inf, math.inf)
+    if case.options.get("causal"):
+        right = 0
+    seen = (document[:, None] == document) & (i - j <= left) & (j - i <= right)
+    if chunk := case.options.get("attention_chunk"):
+        seen &= i // chunk == j // chunk
+    return seen
+
+
+def reference(case, given):
+    """Output and log-sum-exp of plain torch."""
+    q, k, v = given["q"], given["k"], given["v"]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scale = case.options.get("softmax_scale", q.shape[-1] ** -0.5)
+    logits = q @ k.mT * scale
+    if cap := case.options.get("softcap"):
+        logits = cap * torch.tanh(logits / cap)
+    if "alibi_slopes" in given:
+        at = torch.arange(case.seqlen)
+        distance = (at[:, None] - at).abs()
+        logits = logits - given["alibi_slopes"].double()[:, None, None] * distance
+    if "bias" in given:
+        logits = logits + given["bias"]
+    seen = visible(case)
+    for name in ("mask", "key mask"):
+        seen = seen & given.get(name, torch.tensor(True))
+    logits = logits.masked_fill(~seen, -torch.inf)
+    all_logits = logits
+    if "sinks" in given:
+        sinks = given["sinks"][:, None, None].expand(*logits.shape[:3], 1)
+        all_logits = torch.cat([logits, sinks], dim=-1)
+    lse = all_logits.logsumexp(-1)
+    return torch.exp(logits - lse[..., None]).nan_to_num(0.0) @ v, lse
+
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+
+
+def gradients(out, lse, grad_out, grad_lse, given):
+    leaves = {name: given[name] for name in DIFFERENTIABLE if name in given}
+    found = torch.autograd.grad([out, lse], list(leaves.values()), [grad_out, grad_lse])
+    return dict(zip(leaves, found))
+
+
+def in_layout(case, x):
+    """(B, heads, rows, n) as the call has it, and the dimension of its rows."""
+    if "cu_seqlens" in case.plan:
+        return x[0].transpose(0, 1), 0
+    return (x.transpose(1, 2), 1) if case.options.get("layout") == "bshd" else (x, 2)
+
+
+def back(case, x):
+    if "cu_seqlens" in case.plan:
+        return x.transpose(0, 1)[None]
+    return x.transpose(1, 2) if case.options.get("layout") == "bshd" else x
+
+
+def check(case, scheme, size):
+    """Raises AssertionError unless results and gradients are those of the whole sequence."""
+    given = inputs(case)
+    whole = {
+        name: x.clone().requires_grad_() if name in DIFFERENTIABLE else x
+        for name, x in given.items()
+    }
+    due_out, due_lse = reference(case, whole)
+    due_grads = gradients(due_out, due_lse, given["grad_out"], given["grad_lse"], whole)
+
+    plan = plan_for(scheme, size, case)
+    local = {}
+    for name in ("q", "k", "v"):
+        x, dim = in_layout(case, given[name].to(case.dtype))
+        local[name] = plan.shard(x, dim).requires_grad_()
+    pad = plan.padded_seqlen - case.seqlen
+    for name in ("bias", "mask", "key mask"):
+        if name in given:
+            x = torch.nn.functional.pad(given[name], (0, pad))
+            local[name] = plan.shard(x, 2) if x.shape[2] > 1 else x
+    for name in ("sinks", "alibi_slopes"):
+        if name in given:
+            local[name] = given[name].clone()
+    for name in ("bias", "sinks"):
+        if name in local:
+            local[name].requires_grad_()
+    terms = {name.removeprefix("key "): x for name, x in local.items() if name not in "qkv"}
+    out, lse = context_attention(
+        local["q"], local["k"], local["v"], plan, return_lse=True, **case.options, **terms
+    )
+    grad_out, dim = in_layout(case, given["grad_out"].to(case.dtype))
+    grad_out = plan.shard(grad_out, dim)
+    is_packed = "cu_seqlens" in case.plan
+    dim_lse = 1 if is_packed else 2
+    grad_lse = (given["grad_lse"][0] if is_packed else given["grad_lse"]).to(lse.dtype)
+    grads = gradients(out, lse, grad_out, plan.shard(grad_lse, dim_lse), local)
+
+    is_half = case.dtype == torch.float16
+    tolerance = {"rtol": 0, "atol": 4e-3} if is_half else {"rtol": 1e-12, "atol": 1e-12}
+    assert out.dtype == case.dtype and out.shape == grad_out.shape
+    padding = (plan.positions >= case.seqlen).nonzero().flatten()
+    assert not out.index_select(dim, padding).any()
+    assert (lse.index_select(dim_lse, padding) == -torch.inf).all()
+
+    def compare(name, x, due):
+        torch.testing.assert_close(x.double(), due, **tolerance, msg=lambda m: f"{name}: {m}")
+
+    compare("out", back(case, plan.unshard(out, dim)), due_out)
+    found_lse = plan.unshard(lse, dim_lse)
+    compare("lse", found_lse[None] if is_packed else found_lse, due_lse)
+    for name, grad in grads.items():
+        if name == "sinks":  # each rank has its share
+            dist.all_reduce(grad)
+        elif name == "bias":
+            grad = plan.unshard(grad, 2)[..., : case.seqlen]
+        else:
+            grad = back(case, plan.unshard(grad, dim))
+        compare(f"gradient of {name}", grad, due_grads[name])

@@ -1,0 +1,49 @@
+"""Runs a function in several processes of a gloo group, with a limit for its time."""
+
+import pickle
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(function, size, folder, limit=240):
+    """What function(rank, size) returns on each rank. Raises TimeoutError, and what a rank raises;
+    the processes have ended in any case."""
+    arguments = (function, size, str(folder))
+    context = mp.spawn(_work, args=arguments, nprocs=size, join=False)
+    end = time.monotonic() + limit
+    try:
+        while not context.join(timeout=1):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{size} processes of {function.__name__} after {limit} s")
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+    return [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(size)]
+
+
+def _work(rank, function, size, folder):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=limit)
+    try:
+        result = function(rank, size)
+    finally:
+        dist.destroy_process_group()
+    with open(f"{folder}/rank{rank}", "wb") as file:
+        pickle.dump(result, file)
+
+
+def outcome(function, *args):
+    """Its failure as text; None if there is none. All ranks go on with the next case."""
+    try:
+        function(*args)
+    except Exception:
+        return traceback.format_exc()
+    return None
