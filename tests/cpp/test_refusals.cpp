@@ -21,7 +21,7 @@ TEST(a_row_left_out_counts_while_there_is_a_compiler) {
   CHECK_EQ(reason("late/f16/d48", p, kOldGpu),
            "needs compute capability >= 8.0, the device has 7.5");
   CHECK_EQ(chosen(p, kGpu, "late"), "late/f16/d48");
-  CHECK_EQ(compile(find("late/f16/d48"), 0, 0).message, "busy");
+  CHECK_EQ(compile(find("late/f16/d48"), 0, "", 0).message, "busy");
   CHECK(loaded(find("late/f16/d48"), 0, 89) == nullptr);
 
   set_compiler(nullptr, "no NVRTC");
@@ -32,7 +32,7 @@ TEST(a_row_left_out_counts_while_there_is_a_compiler) {
            "kernel \"late/f16/d48\" does not take this call:\n"
            "  late/f16/d48: not compiled into this build (tier full): no NVRTC; or rebuild with "
            "CUTLASS_ATTN_TIER=full\nkernel \"slow\" would take it");
-  CHECK_EQ(compile(find("late/f16/d48"), 0, 0).message, "no NVRTC");
+  CHECK_EQ(compile(find("late/f16/d48"), 0, "", 0).message, "no NVRTC");
 }
 
 TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
@@ -44,7 +44,7 @@ TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
   CHECK_EQ(reason("late/f16/d56/128x64x4", p, kGpu),
            "not compiled into this build (tier full): error: no; or rebuild with "
            "CUTLASS_ATTN_TIER=full");
-  CHECK_EQ(compile(find("late/f16/d56/128x64x4"), 0, 0).message, "error: no");
+  CHECK_EQ(compile(find("late/f16/d56/128x64x4"), 0, "", 0).message, "error: no");
   CHECK_EQ(chosen(other, kGpu, "late"), "late/f16/d48");
   CHECK(refuse_kernel("late/f16/d56/64x64x4", "error: no").ok());
   CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
@@ -71,7 +71,7 @@ TEST(a_score_left_out_counts_while_there_is_a_compiler) {
            "CUTLASS_ATTN_TIER=full");
   set_compiler([](std::string const& key, int) { return Status::device_error(key); });
   CHECK_EQ(chosen(capped, kGpu, "auto"), "part/f16/d104");
-  CHECK_EQ(compile(part, 1, 0).message, "part/f16/d104+softcap");
+  CHECK_EQ(compile(part, 1, "", 0).message, "part/f16/d104+softcap");
   CHECK_EQ(int(refuse_kernel("part/f16/d104+identity", "no").code),
            int(StatusCode::kInvalidArgument));
   CHECK_EQ(chosen(capped, kGpu, "auto"), "part/f16/d104");
