@@ -11,7 +11,7 @@ and runtime/tuned.toml into the table that tiles are chosen by. It writes into D
                               for NVRTC: compiled at first use
     manifest_units.inc        what manifest.cpp must see declared
     manifest_table.inc        kKernels, kRows (compiled or not) and kTuned, for manifest.cpp
-    score_mods.json           those of kernels that a score_mod is compiled with, with all their scores
+    score_mods.json           the kernels that a score_mod is compiled with, and all their scores
     space.json                what the tuner may choose, by space.toml, and the source to fill in
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS_<arch>, CUTLASS_ATTN_SIMT_UNITS
 

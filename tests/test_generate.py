@@ -433,8 +433,16 @@ def test_axes_have_the_values_of_the_facts():
             "plain_terms is 'alib'; allowed: so",
         ),
         ('scores = ["identity"]', 'terms = ["alib"]', "terms is 'alib'; allowed: softcap, alibi"),
-        ('["dropout"]', '["softcap"]', "options is 'softcap'; allowed: score_mod, dropout, varlen, paged_kv"),
-        ('["dropout"]', '["bias_grad"]', "options is 'bias_grad'; allowed: score_mod, dropout, varlen"),
+        (
+            '["dropout"]',
+            '["softcap"]',
+            "options is 'softcap'; allowed: score_mod, dropout, varlen, paged_kv",
+        ),
+        (
+            '["dropout"]',
+            '["bias_grad"]',
+            "options is 'bias_grad'; allowed: score_mod, dropout, varlen",
+        ),
         ('names = "plain"\nauto', 'names = "none"\nauto', "'none'; allowed: cutlass, plain"),
         ("{warps}", "{stages}", "of type is 'stages'; allowed: element, head_dim, .* ordered$"),
         (

@@ -10,8 +10,7 @@
 // Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma
 //
 // Mask:       of a bool mask, the launch before makes a map (backward_before_mask.hpp), and the
-// loop
-//             leaves out tiles of queries that see none of the keys (backward_map_steps.hpp)
+//             loop leaves out tiles of queries that see no key (backward_map_steps.hpp)
 //
 // What comes before and after is sm80/backward_rows.hpp, scores and masks sm80/backward_scores.hpp.
 #pragma once

@@ -197,8 +197,7 @@ struct KeysConsumer {
   CUTE_DEVICE void to_weights(int first_query) {
     int const thread = thread_of_group<Arch>();
     sm80::VisibleQueries const visible = shared.block.visible[thread / 32];
-    bool const is_masked =
-        first_query < visible.all_begin || first_query + kM > visible.all_end;
+    bool const is_masked = first_query < visible.all_begin || first_query + kM > visible.all_end;
     unpredicated_if(is_masked, [&] { apply_mask(first_query); });
     float const log2_scale = Score(params.problem).log2_scale();
     for_queries(shared.neg_lse[ring.stage], [&](float& s, float neg_lse, int, int) {

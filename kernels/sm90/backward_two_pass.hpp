@@ -3,13 +3,13 @@
 // tiles seven products are multiplied and not five. In return nothing is added to memory: dQ has no
 // workspace in fp32, and results are always the same.
 //
-// Grid:       one block per (batch, KV head, 64 keys), then one per (batch, query head, 128 queries)
+// Grid:       one block per (batch, KV head, 64 keys), then per (batch, query head, 128 queries)
 // Block:      two warps that copy, of a warpgroup of their own, and two consumer warpgroups
 //             (backward_keys.hpp, backward_queries.hpp)
 // Registers:  dK or dV, or dQ of 64 rows, and S, dP, P or dS of a step
 // Shared:     the tiles of the block's own rows, and stages of the two that each step reads
 //
-// What comes before and after is sm80/backward_rows.hpp: statistics of rows, and gradients of sinks.
+// The launches before and after, in sm80/backward_rows.hpp: row statistics and gradients of sinks.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -23,8 +23,7 @@ namespace cutlass_attn::sm90 {
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
           class SeqInfo = DenseSeqInfo>
 struct BackwardTwoPass {
-  using Config =
-      TwoPassConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, SeqInfo>;
+  using Config = TwoPassConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, SeqInfo>;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;
   using Before = sm80::BackwardBefore<Element, SeqInfo>;
