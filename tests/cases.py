@@ -56,6 +56,8 @@ OPTIONS = {
     "sm90/backward_wgmma_varlen": {"sinks"},
     "sm90/backward_wgmma_mask": {"mask", "sinks", "attention_chunk"},
     "sm90/backward_wgmma_ordered": {"sinks"},
+    "sm90/backward_two_pass": {"sinks", "attention_chunk"},
+    "sm90/backward_two_pass_varlen": {"sinks", "attention_chunk"},
     "sm90/backward": {"sinks", "alibi_slopes"},
     "sm90/backward_dropout": {"sinks", "dropout"},
     "sm80/backward": {"sinks", "alibi_slopes"},

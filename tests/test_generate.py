@@ -569,6 +569,8 @@ def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
         "sm90/backward_wgmma_mask",
         "sm90/backward_wgmma_varlen",
         "sm90/backward_wgmma_ordered",
+        "sm90/backward_two_pass",
+        "sm90/backward_two_pass_varlen",
         *(f"sm80/backward_{name}" for name in names),
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}

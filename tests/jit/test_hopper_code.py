@@ -27,6 +27,15 @@ def backward(head_dim, n, roles):
     return {"HGMMA": products, "WARPGROUP.DEPBAR": 3 + slices, "USETMAXREG": roles}
 
 
+def two_pass(head_dim, head_dim_v):
+    """64 keys: S and dV of one warpgroup, dP and dK of the other; dQ of 64 queries: S, dP and dQ.
+    Each of a step in the loop, and of one before or after it. Waits: of each warpgroup one before
+    the loop, two in it, one after; of dQ two before, three in it, one after."""
+    qk, v, second = head_dim // 16, head_dim_v // 16, 64 // 16
+    products = 2 * (2 * qk + 2 * v + 3 * second)
+    return {"HGMMA": products, "WARPGROUP.DEPBAR": 2 * 4 + 6, "USETMAXREG": 4}
+
+
 def split_keys(head_dim, n, pass_tiles):
     """Passes of a tile of keys: Q K^T of the first and of the next, P V of one with another after
     it and of the last; where there is one, a pass of more tiles. In halves, and a wait for each
@@ -49,6 +58,8 @@ CODE = {
     "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
     "sm90/backward_wgmma_mask/bf16/d64/64x192x12": backward(64, 192, roles=2),
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": backward(128, 128, roles=3),
+    "sm90/backward_two_pass/bf16/d192v128/64x64x8": two_pass(192, 128),
+    "sm90/backward_two_pass/bf16/d256/64x64x8": two_pass(256, 256),
 }
 
 

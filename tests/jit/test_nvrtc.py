@@ -31,6 +31,7 @@ CLASSES = [
     ("sm80/backward", "sm_89"),
     ("sm90", "sm_90a"),
     ("sm90/backward_wgmma", "sm_90a"),
+    ("sm90/backward_two_pass", "sm_90a"),
 ]
 
 
