@@ -96,7 +96,8 @@ def takes(variant, case):
         return False
     if variant.kernel.startswith(PAIRS) and not _has_pairs(case):
         return False
-    of_identity = variant.accumulate != "fp32" or variant.kernel.startswith("sm90/backward_wgmma")
+    on_wgmma = ("sm90/backward_wgmma", "sm90/backward_two_pass")
+    of_identity = variant.accumulate != "fp32" or variant.kernel.startswith(on_wgmma)
     if of_identity and not case.is_identity:
         return False
     if variant.max_rows and case.seqlen_q * case.heads // case.heads_kv > variant.max_rows:

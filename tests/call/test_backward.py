@@ -309,8 +309,15 @@ def test_rows_before_the_first_packed_sequence(variant):
     dtype, head_dim = getattr(torch, variant.dtype), variant.head_dim or 64
     torch.manual_seed(0)
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 70], [0, 130]))
+    head_dim_v = variant.head_dim_v or head_dim
     q, k, v, grad_out = (
-        torch.randn(rows, 2, head_dim, dtype=dtype, device=device) for rows in (70, 130, 130, 70)
+        torch.randn(rows, 2, columns, dtype=dtype, device=device)
+        for rows, columns in (
+            (70, head_dim),
+            (130, head_dim),
+            (130, head_dim_v),
+            (70, head_dim_v),
+        )
     )
     out, lse = cutlass_attn.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True)
     results = []

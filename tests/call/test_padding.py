@@ -193,10 +193,11 @@ def test_entries_without_queries_or_keys_have_gradients_of_zero(variant):
     cu_q, cu_k = (int32(x, variant.device) for x in ([0, 5, 5, 9], [0, 70, 140, 140]))
     like = {"device": variant.device, "dtype": getattr(torch, variant.dtype)}
     q, k = (torch.randn(rows, 2, variant.head_dim or 64, **like) for rows in (9, 140))
-    out, lse = cutlass_attn.attention_varlen(q, k, k, cu_q, cu_k, return_lse=True)
-    grads = {f"grad_{n}": torch.full_like(x, 7.0) for n, x in zip("qkv", (q, k, k), strict=True)}
+    v = k[..., : variant.head_dim_v or None].contiguous()
+    out, lse = cutlass_attn.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True)
+    grads = {f"grad_{n}": torch.full_like(x, 7.0) for n, x in zip("qkv", (q, k, v), strict=True)}
     options = {"kernel": variant.key, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    _C.backward_varlen(q, k, k, options, grad_out=q, out=out, softmax_lse=lse, **grads)
+    _C.backward_varlen(q, k, v, options, grad_out=out, out=out, softmax_lse=lse, **grads)
     assert (grads["grad_q"][5:] == 0).all()
     assert (grads["grad_k"][70:] == 0).all()
     assert (grads["grad_v"][70:] == 0).all()

@@ -9,7 +9,11 @@ HEADS, SEQLEN = 8, 2048
 BACKWARD = [
     # call, kernel on Hopper, kernel on Ada
     ({"head_dim": 128}, "sm90/backward_wgmma", "sm80/backward"),
-    ({"head_dim": 128, "deterministic": True}, "sm90/backward_wgmma_ordered", "sm80/backward_ordered"),
+    (
+        {"head_dim": 128, "deterministic": True},
+        "sm90/backward_wgmma_ordered",
+        "sm80/backward_ordered",
+    ),
     ({"head_dim": 128, "mask": True}, "sm90/backward_wgmma_mask", "sm80/backward_mask"),
     ({"head_dim": 128, "attention_chunk": 64}, "sm90/backward_two_pass", "sm80/backward_general"),
     ({"head_dim": 136}, "sm90/backward_two_pass", "sm80/backward"),
@@ -41,7 +45,12 @@ def test_a_backward_pass_has_the_kernel_that_the_docs_name(call, hopper, ada):
 
 @pytest.mark.parametrize(
     ("head_dim", "head_dim_v", "of_tile"),
-    [(136, 136, (192, 192)), (192, 128, (192, 128)), (192, 192, (192, 192)), (200, 200, (256, 256))],
+    [
+        (136, 136, (192, 192)),
+        (192, 128, (192, 128)),
+        (192, 192, (192, 192)),
+        (200, 200, (256, 256)),
+    ],
 )
 def test_a_head_dim_on_hopper_runs_the_narrowest_tile_that_takes_it(head_dim, head_dim_v, of_tile):
     if reason := jit.available():
