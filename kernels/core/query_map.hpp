@@ -6,8 +6,8 @@
 //
 //   classes  (unit, key tile, query tile) TileClass
 //   bits     (unit, key tile, query tile, 128 for every 64 keys) uint32   a word for each thread of
-//            the warpgroups with these keys: bit i is number i of its S, which has keys in rows.
-//            Only partial tiles have them
+//            the warpgroups with these keys: bit i masks accumulator i of its S, which has keys in
+//            rows. Only partial tiles have them
 //
 // A unit is a query head of a batch entry. Where the mask broadcasts over the batch or the heads,
 // all entries or heads share one.

@@ -64,13 +64,15 @@ struct Score {
       : p(p), inner(inner_of(p, factor)), cap(kHasSoftcap ? p.logits.softcap : 0.0f) {}
 
   // Whether the kernel with this score can run the call: it has all of its terms. A kernel with a
-  // bias or a mask has to be given one.
+  // bias or a mask has to be given one. A user's score_mod, which joins the score when the kernel
+  // is compiled, adds to logits, so any scale will do.
   CA_HOST_DEVICE static bool takes(Problem const& p) {
     return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
            (kHas<Alibi> || !Alibi::is_in(p)) &&
            (kHasBias || kHas<PairBias>) == TileBias::is_in(p) &&
            (kHasMask || kHas<PairMask>) == MaskBits::is_in(p) &&
-           (kHasSoftcap || kAdds || p.logits.softmax_scale >= kLeastScale);
+           (kHasSoftcap || kAdds || p.logits.has_score_mod ||
+            p.logits.softmax_scale >= kLeastScale);
   }
 
   CA_HOST_DEVICE float log2_scale() const {

@@ -54,15 +54,16 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
   if (mod.empty() && !is_left_out(variant, score)) return {};
   unit = find();
   if (unit != nullptr) return {};
-  Status status = may_load(variant, score, options.stream);
+  Status status = may_load(variant, score, mod, options.stream);
   if (status.ok()) status = compile(variant, score, mod, options.device_index);
   if (!status.ok()) return status;
   unit = find();
   if (unit == nullptr) {
     // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
     std::string const& refusal = why_not_compiled(variant, score);
-    if (!refusal.empty()) return Status::no_kernel(entry_key(variant, score) + ": " + refusal);
-    return Status::device_error("the compiler did not provide " + entry_key(variant, score));
+    std::string const key = entry_key(variant, score, mod);
+    if (!refusal.empty()) return Status::no_kernel(key + ": " + refusal);
+    return Status::device_error("the compiler did not provide " + key);
   }
   if (unit->facts.smem_bytes > device.smem_per_block) {
     std::string const why_not = std::to_string(unit->facts.smem_bytes) +
@@ -254,8 +255,8 @@ Status attention_backward(Problem const& problem, LaunchOptions const& options) 
   Gradients const* const grad = problem.grad;
   bool const has_others =
       grad && (grad->q.data || grad->k.data || grad->v.data || grad->sinks != nullptr);
-  // Where a scalar kernel alone knows a bias's gradient, in a fixed order or without NVRTC, it is
-  // to compute no other.
+  // If only a scalar kernel can compute the gradient of the bias (deterministic, or without NVRTC),
+  // it computes nothing else: a faster kernel computes the other gradients.
   if (grad && grad->bias && has_others && options.device == Device::kCuda &&
       options.kernel == "auto") {
     Plan of_all;

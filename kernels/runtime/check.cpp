@@ -312,7 +312,7 @@ Status check_sequences(Problem const& p) {
   for (auto const& [name, sequences] :
        {std::pair("leftpad_q", &p.seq_q), std::pair("leftpad_k", &p.seq_k)}) {
     if (sequences->leftpad == nullptr) continue;
-    // Whose entries have numbers of rows from row 0 of the operands on.
+    // A mask or a bias is indexed from row 0 of the operands on, padding included.
     if (p.logits.bias || p.mask.elements) {
       return Status::invalid(std::string(name) + " is set, but there is a " +
                              (p.mask.elements ? "mask" : "bias") +

@@ -104,9 +104,9 @@ struct Choice {
 struct Order {
   std::vector<Choice> choices;
 
-  // Of the choices that can run, the first; from the first with a cost on, the one with the least
-  // cost. A kernel's choices with more padding count only if none with less can run, and what
-  // kernels avoid only if nothing else can.
+  // The first choice that can run; from the first choice with a cost on, the one with the lowest
+  // predicted cost. Choices of a kernel with more padding are used only if none with less padding
+  // can run. A kernel runs a call that it avoids only if no other kernel can.
   Variant const* best(Call const& call, DeviceInfo const& device) const {
     struct {
       Variant const* variant = nullptr;
@@ -172,8 +172,9 @@ struct Group {
  private:
   bool has_cost() const { return variants[0]->cost.is_known(); }
 
-  // What the rules say, in their order; and once more without conditions, for want of others. Each
-  // is without rivals, whose numbers begin after `last`.
+  // The choices by the tile rules, in order, then the same choices without conditions as a
+  // fallback. Each has a number of rivals of its own, from last + 1 on, so that costs do not
+  // compare them.
   std::vector<Choice> choices_of(int last, int smem_kb, bool decode) const {
     VariantInfo const& info = variants[0]->info;
     std::vector<Choice> choices;

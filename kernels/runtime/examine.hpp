@@ -324,6 +324,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
     if (call.op == Op::kForward && variant.block_m > 128) {
       lacks(Lack::kRequest, [] { return std::string("has no registers left for a score_mod"); });
     }
+    if (info.tier == "tuned") {
+      lacks(Lack::kRequest, [] { return std::string("has no source for a score_mod"); });
+    }
     return;
   }
   bool const can_be_compiled =

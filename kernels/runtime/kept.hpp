@@ -18,9 +18,9 @@ struct Kept {
   static constexpr int64_t kMostBytes = kStreams * kSlotBytes + kDataStreams * kDataBytes;
 };
 
-// What is kept for kernels of this stream, which run one after the other. Its data has fewer than
-// `bytes` where that cannot be had. Empty where nothing can be had: all slots are taken, the GPU
-// has no memory, or the stream is being captured. The device is current already.
+// The memory kept for a stream. Kernels of a stream run in order, so they share it. Its data may
+// have fewer than `bytes`. Empty if all slots are taken, the GPU is out of memory, or the stream is
+// being captured. The device is current already.
 Workspace kept_workspace(int device_index, void* stream, int64_t bytes);
 
 }  // namespace cutlass_attn

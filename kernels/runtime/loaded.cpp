@@ -139,10 +139,11 @@ Status refuse_kernel(std::string const& key, std::string why_not) {
   return {};
 }
 
-std::string entry_key(Variant const& variant, int score) {
+std::string entry_key(Variant const& variant, int score, std::string const& score_mod) {
   KernelArguments const& arguments = variant.kernel->arguments;
-  if (arguments.num_scores <= 1) return variant.info.key;
-  return variant.info.key + "+" + arguments.scores[score].token;
+  if (score_mod.empty() && arguments.num_scores <= 1) return variant.info.key;
+  std::string const key = variant.info.key + "+" + arguments.scores[score].token;
+  return score_mod.empty() ? key : key + "+" + score_mod;
 }
 
 std::string const& why_not_compiled(Variant const& variant, int score) {
@@ -175,29 +176,28 @@ Status compile(Variant const& variant, int score, std::string const& score_mod, 
   std::string const& why_not = why_not_compiled(variant, score);
   CompilerState const& state = *compiler_state().load();
   if (!why_not.empty() || state.compile == nullptr) return Status::device_error(why_not);
-  if (score_mod.empty()) return state.compile(entry_key(variant, score), device_index);
-  std::string const token = variant.kernel->arguments.scores[score].token;
-  return state.compile(variant.info.key + "+" + token + "+" + score_mod, device_index);
+  return state.compile(entry_key(variant, score, score_mod), device_index);
 }
 
 #if CUTLASS_ATTN_CUDA
 
-Status may_load(Variant const& variant, int score, void* stream) {
+Status may_load(Variant const& variant, int score, std::string const& score_mod, void* stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t const error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
   if (error != cudaSuccess) return cuda_status(error, "cudaStreamIsCapturing");
   if (capture == cudaStreamCaptureStatusNone) return {};
-  std::string const key = entry_key(variant, score);
+  std::string const key = entry_key(variant, score, score_mod);
   return Status::device_error(
       "kernel " + key +
       " is compiled at first use, and cannot be loaded while its stream is captured into a CUDA "
-      "graph: before that, make the call once or cutlass_attn.warmup(names=\"" +
-      key + "\")");
+      "graph: before that, make the call once, or " +
+      (score_mod.empty() ? "cutlass_attn.warmup(names=\"" + key + "\")"
+                         : "cutlass_attn.warmup() with its arguments"));
 }
 
 #else
 
-Status may_load(Variant const&, int, void*) { return {}; }
+Status may_load(Variant const&, int, std::string const&, void*) { return {}; }
 
 #endif
 

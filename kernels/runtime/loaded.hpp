@@ -14,7 +14,7 @@ namespace cutlass_attn {
 // Every score of a variant is compiled by itself, under the variant's key and its own token: a
 // first call waits for one kernel alone. Where a variant has one score, or all are compiled
 // together, the key stands alone.
-std::string entry_key(Variant const& variant, int score);
+std::string entry_key(Variant const& variant, int score, std::string const& score_mod = {});
 
 // Why this score of a variant that this build left out cannot be compiled now; empty if it can.
 std::string const& why_not_compiled(Variant const& variant, int score);
@@ -35,6 +35,6 @@ void refuse(Variant const& variant, int score, std::string why_not);
 
 // An error while the stream, one of the current device, is captured into a CUDA graph: nothing can
 // be loaded then.
-Status may_load(Variant const& variant, int score, void* stream);
+Status may_load(Variant const& variant, int score, std::string const& score_mod, void* stream);
 
 }  // namespace cutlass_attn

@@ -15,7 +15,7 @@ struct Variant {
   VariantInfo info;
   ManifestKernel const* kernel;
   int block_m, block_n;    // of its tile; 0: it has no choice of tile
-  TileCost cost;           // of all that have one and could run the least is chosen
+  TileCost cost;           // predicted; dispatch takes the lowest of those that can run
   KernelUnit const* unit;  // null where it is not compiled, and of the CPU's own kernel
   bool is_simt;
   bool can_load;         // a GPU kernel of which scores may be compiled at run time: see loaded.hpp

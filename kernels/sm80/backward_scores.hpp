@@ -326,6 +326,7 @@ struct BackwardScores {
   CUTE_DEVICE void apply_mod(Slice& x, Slice& slope, StepPlace const& at, int slice,
                              int lane) const {
     static_assert(!Score::kHasSoftcap && !Score::kHasAlibi, "the product is all that it gets");
+    static_assert(!kHasBias && !kHasMask, "which would come before it");
     CUTE_UNROLL
     for (int m = 0; m < kKeyBlocks; ++m) {
       CUTE_UNROLL

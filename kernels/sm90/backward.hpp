@@ -2,9 +2,10 @@
 // added to memory; P is recomputed.
 //
 // Grid:       one block per (batch, KV head, tile of kBlockN keys)
-// Block:      a warpgroup that multiplies dQ (backward_grad_q.hpp), two or three with 64 keys each
-//             (backward_consumer.hpp), and a warp that copies (backward_producer.hpp): of a
-//             warpgroup of its own with two, of that of dQ with three
+// Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
+//             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
+//             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
+//             that of dQ with three
 // Loop:       over tiles of kBlockM queries of all query heads that read the KV head
 // Registers:  dK, dV and S or dP of a warpgroup's keys; dQ of a step
 // Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma

@@ -5,8 +5,8 @@
 // Block:     a warp for each tile of the map
 // Thread:    four neighbouring keys of each 64 and half of the queries: half a warp has a row of 64
 //            keys, and the halves have rows n8 + 0 to 3 and n8 + 4 to 7
-// Registers: a bit for each logit of the tile, of which warps make words in the order in which
-//            threads have S once they know that the tile is partial
+// Registers: one bit per logit of the tile. If the tile is partial, the warp shuffles the bits into
+//            words, in the order of the accumulator S
 #pragma once
 
 #include "sm80/backward_rows.hpp"
@@ -19,8 +19,8 @@ namespace cutlass_attn::sm90 {
 template <int kBlockN, class Arch>
 struct QueryMapTile {
   static constexpr int kGroups = kBlockN / 64, kQueries = QueryMap::kQueries;
-  // Of four keys of each group, a byte for each: bit 2 n + r of [2 group + h][c] is query
-  // (4 h + n) 8 + 2 c + r, where c counts from the half warp's own first.
+  // Bits[2 group + h][c] has one byte for each of this lane's four keys of a group. Bit 2 n + r of
+  // a byte is query (4 h + n) 8 + 4 half + 2 c + r.
   static constexpr int kParts = 2 * kGroups;
   using Bits = uint32_t[kParts][2];
 
@@ -64,7 +64,7 @@ struct QueryMapTile {
   // The first of this lane's keys of a group of 64.
   CUTE_DEVICE int key(int group) const { return first_key + group * 64 + lane() % 16 * 4; }
 
-  // In a loop, whose body is a fraction of the code: unrolled, warps would wait for instructions.
+  // Not unrolled: unrolled code makes warps stall on instruction fetches.
   CUTE_DEVICE void gather(IntervalMask const& interval, bool has_all, Bits& bits) const {
     int const seqlen_k = params.problem.seq_k.seqlen;
     uint64_t const places = reinterpret_cast<uint64_t>(mask.data) |
@@ -98,7 +98,7 @@ struct QueryMapTile {
         gather(load, first, found);
       }
       if (!has_all) apply_interval(interval, key, part % 2, found);
-      // Moves all others on, so that registers are enough.
+      // Rotates the array: with constant indices it stays in registers.
       CUTE_UNROLL
       for (int i = 0; i < kParts; ++i) {
         CUTE_UNROLL
@@ -158,8 +158,8 @@ struct QueryMapTile {
     return Arch::any(all != ~0u) ? TileClass::kPartial : TileClass::kFull;
   }
 
-  // A thread's S has keys g and g + 8 of its warp's 16, which lanes two apart have: of two pairs of
-  // queries each of these lanes makes the words of one.
+  // A thread's S has keys g and g + 8 of its warp's 16. Here two lanes, two apart, have these keys.
+  // They exchange bits, and each of them writes the words of one pair of queries.
   CUTE_DEVICE void store(Bits const& bits) const {
     bool const is_upper = lane() & 2;
     int const pair = half() * 2 + is_upper;  // queries 2 pair and 2 pair + 1 of each 8

@@ -6,8 +6,8 @@
 //   tensor cores   S(i)        dP(i) dV(i)       dK(i)   S(i+1)
 //   the rest              P(i)            dS(i)
 //
-// Nothing is in flight from one step to the next: what the tensor cores do meanwhile is the other
-// warpgroups'. They share no barrier with this one, and so drift apart.
+// No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run the
+// products of the other warpgroups, which share no barrier with this one and so drift apart.
 #pragma once
 
 #include "sm80/backward_scores.hpp"
@@ -41,7 +41,7 @@ struct BackwardConsumer {
 
   typename Products::Grad grad_k, grad_v;
   typename Products::Slice x;      // S, then dP
-  typename Scores::Given weights;  // P: with an identity score what dS wants of it is P itself
+  typename Scores::Given weights;  // P; with an identity score dS needs nothing else of it
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -55,7 +55,8 @@ struct BackwardConsumer {
     clear(grad_v);
   }
 
-  // Of those with keys. Asked for where it is needed: kept, it would take a register.
+  // Index of this thread among the consumer threads. Recomputed at each use, because keeping it
+  // would cost a register.
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - kFirstThread; }
 
   CUTE_DEVICE void run(int steps) {

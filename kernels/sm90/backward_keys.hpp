@@ -8,7 +8,7 @@
 //   second          dP(i)        dS(i)   dK(i) dP(i+1)  dS(i+1) ...
 //
 // Each warpgroup issues the second product of a step and the first one of the next together. dS
-// waits for P, so the warpgroups leave the tensor cores to each other in turns.
+// waits for P of the other warpgroup, so the two use the tensor cores in turn.
 #pragma once
 
 #include "core/math.hpp"
@@ -18,8 +18,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// A warp that copies: K once and Q with -LSE of each step, or V and dO with delta. A warp for each
-// pair, so that neither waits for a buffer of the other.
+// The two producer warps. One copies K once, and Q with -LSE at each step. The other copies V once,
+// and dO with delta at each step. As two warps, neither waits for a buffer of the other.
 template <class Config, class Arch>
 struct KeysProducer {
   using Shared = typename Config::KeysStorage;
@@ -181,7 +181,7 @@ struct KeysConsumer {
 
   // --- P and dS: keys in rows, queries in columns ------------------------------------------------
 
-  // Calls visit(element, stat) for all elements and what their query has of `stats`.
+  // Calls visit(x, stat, n, i) for each element x(i, 0, n), with the entry of `stats` of its query.
   template <class Visit>
   CUTE_DEVICE void for_queries(float const (&stats)[kM], Visit&& visit) {
     Address const from = Arch::smem_address(stats) + Address(thread_of_group<Arch>() % 4 * 8);

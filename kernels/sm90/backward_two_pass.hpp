@@ -1,7 +1,7 @@
 // Backward attention on wgmma and TMA (sm_90a: Hopper) in two passes: blocks with a tile of keys
-// compute dK and dV, blocks with a tile of queries compute dQ. Each recomputes P, so of a pair of
-// tiles seven products are multiplied and not five. In return nothing is added to memory: dQ has no
-// workspace in fp32, and results are always the same.
+// compute dK and dV, blocks with a tile of queries compute dQ. Each pass recomputes P, so a pair of
+// tiles needs seven products instead of five. In return there are no atomic additions: dQ needs no
+// fp32 workspace, and results are deterministic.
 //
 // Grid:       one block per (batch, KV head, 64 keys), then per (batch, query head, 128 queries)
 // Block:      two warps that copy, of a warpgroup of their own, and two consumer warpgroups
@@ -169,7 +169,8 @@ struct BackwardTwoPass {
     }
   }
 
-  // Rows of this warpgroup, rounded: row `first` of a head's `rows` rows and 63 more.
+  // Rounds and stores the 64 rows of this warpgroup, from row `first` of the head on. Rows from
+  // `rows` on do not exist and are not stored.
   template <class Arch, class Grad>
   CUTE_DEVICE static void store_rows(Element* head, int64_t row_stride, int first, int rows,
                                      int columns, float scale, Grad const& grad) {

@@ -21,7 +21,8 @@ struct TwoPassConfig {
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   using Params = std::conditional_t<kIsVarlen, VarlenTwoPassParams, TwoPassParams>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  // Queries of a step and keys of a block of keys; keys of a step of a block of queries.
+  // kBlockM: queries per step of a block of keys. kBlockN: keys of a block of keys, and keys per
+  // step of a block of queries.
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kBlockQueries = Params::kQueries;
   static constexpr int kGroups = kWarps / 4, kGroupThreads = 128;
@@ -43,7 +44,7 @@ struct TwoPassConfig {
 
   static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 3072;
   static constexpr int kMaxStages = 4;
-  // Stages of a pair of tiles next to what else there is.
+  // Number of stages of a pair of tiles that fit beside other_bytes of shared memory.
   static constexpr int stages(int other_bytes, int pair_bytes) {
     int const stages = (kMaxSmemBytes - kOtherBytes - other_bytes) / pair_bytes;
     return stages < kMaxStages ? stages : kMaxStages;
@@ -74,8 +75,8 @@ struct TwoPassConfig {
   };
 
   // --- A block of queries ---
-  // K is needed until dQ of a step is multiplied, V only until dP is: where there is room for two
-  // stages of K alone, V has one.
+  // A step reads K until dQ is multiplied, and V only until dP is. If two stages of both do not
+  // fit, K has two stages and V has one.
   static constexpr int kStationaryBytes = kGroups * (TileQk::kBytes + TileV::kBytes);
   static constexpr int kPairs = stages(kStationaryBytes, TileQk::kBytes + TileV::kBytes);
   static constexpr int kKStages = kPairs < 2 ? 2 : kPairs, kVStages = kPairs;

@@ -1,8 +1,8 @@
 // Arguments of the two-pass backward kernels: those of the mma.sync kernels without a workspace for
 // dQ, and tensor maps.
 //
-// A grid has two kinds of blocks. The first have a tile of keys each, the others a tile of queries;
-// where none of the gradients that a kind computes is wanted, there are none of that kind.
+// A grid has two kinds of blocks. The first blocks have a tile of keys each, the others a tile of
+// queries. A kind has no blocks if none of its gradients is requested.
 #pragma once
 
 #include "sm80/backward_params.hpp"

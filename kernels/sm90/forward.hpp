@@ -1,15 +1,17 @@
 // Forward attention on wgmma and TMA (sm_90a: Hopper).
 //
-// Grid:       persistent, a block per SM (params.hpp). A block has one tile of kBlockM rows after
-// the
-//             other, of core/scheduler.hpp or, with packed sequences, of core/varlen_params.hpp
+// Grid:       persistent, one block per SM (params.hpp). A block computes tiles of kBlockM rows,
+// one
+//             after the other, from core/scheduler.hpp or, for packed sequences, from
+//             core/varlen_params.hpp
 // Block:      a producer warpgroup, in which one thread copies, or with packed sequences a warp
 //             (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
-// rows Shared:     a ring of tiles each for Q, K and V, swizzled by TMA, read by wgmma Pipeline: Q
-// K^T of a tile of keys overlaps P V of the previous tile, also across tiles of rows. The
-//             row max lags (tile/softmax_rows.hpp). A warp that must update its row max recomputes
-//             S with mma.sync
+//             rows
+// Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, read by wgmma
+// Pipeline:   Q K^T of a tile of keys overlaps P V of the previous tile, also across tiles of rows.
+//             The row max lags (tile/softmax_rows.hpp). A warp that must update its row max
+//             recomputes S with mma.sync
 // Mask:       of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp)
 #pragma once
 

@@ -74,13 +74,13 @@ struct DenseRows {
   }
 };
 
-// TMA has one end for all sequences. So row r of one that has n is at coordinate kEnd - n + r of a
-// dimension that ends at kEnd, and two more dimensions bring the address back to where the sequence
-// is, one by what lies before its end, the other by kEnd rows:
+// A tensor map has one bound for all sequences. So row r of a sequence with n rows has coordinate
+// kEnd - n + r, and every sequence ends at the bound kEnd. Two more dimensions correct the address:
+// one adds the offset of the sequence's end, the other takes kEnd rows away again, modulo 2^64:
 //
 //   (kEnd - n + r) row + end of the sequence + kEnd (2^35 - row)  =  begin + r row + 2^65
 //
-// in bytes; addresses are modulo 2^64.
+// in bytes.
 struct RaggedRows {
   static constexpr int kEnd = 1 << 30;
   static_assert(kMaxSeqlen <= kEnd);
