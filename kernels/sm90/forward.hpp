@@ -1,7 +1,6 @@
 // Forward attention on wgmma and TMA (sm_90a: Hopper).
 //
-// Grid:       persistent, one block per SM (params.hpp). A block computes tiles of kBlockM rows,
-// one
+// Grid:       persistent, one block per SM (params.hpp). A block computes one tile of kBlockM rows
 //             after the other, from core/scheduler.hpp or, for packed sequences, from
 //             core/varlen_params.hpp
 // Block:      a producer warpgroup, in which one thread copies, or with packed sequences a warp
