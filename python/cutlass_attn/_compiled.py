@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from ._call import torch_library
 from ._call.call import OF_FORWARD, Call
 from ._mods import cpp
 from ._mods.derivative import derivative
+from ._mods.gradients import first_order
 from ._mods.graph import Graph, UnsupportedModError
 
 _BEFORE = f"""\
@@ -109,7 +111,7 @@ def explained(call: Call, graph: Graph, device: Any, grad: bool) -> tuple[_C.Exp
 
 
 def attention(call: Call, graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the log-sum-exp; differentiable in q, k, v and sinks.
+    """The result and the log-sum-exp; differentiable in q, k, v and sinks, once.
 
     Raises:
         NotImplementedError: a captured tensor requires a gradient.
@@ -137,30 +139,45 @@ class _Compiled(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         call, graph = ctx.call
-        q, k, v, sinks, out, lse = ctx.saved_tensors
-        graph, options = masked(graph, call)
-        mod = made(graph)
-        options = {name: x for name, x in options.items() if name not in OF_FORWARD}
-        options.pop("out", None)
-        if sinks is not None:
-            options["sinks"] = sinks
-        if torch_library.is_deterministic():
-            options["deterministic"] = True
-        needs = ctx.needs_input_grad[2:]
-        grads = _C.backward(
-            q,
-            k,
-            v,
-            options,
-            grad_out=grad_out,
-            out=out,
-            softmax_lse=lse,
-            grad_softmax_lse=grad_lse,
-            wanted=[*needs[:3], False, needs[3]],  # q, k, v, bias, sinks
-            score_mod=mod.argument,
-            dispatched=True,
-        )
-        return None, None, *grads[:3], grads[4]
+        compute = functools.partial(_gradients, call, graph, ctx.needs_input_grad[2:])
+        return None, None, *first_order(compute, grad_out, grad_lse, *ctx.saved_tensors)
+
+
+def _gradients(
+    call: Call,
+    graph: Graph,
+    wanted: tuple[bool, ...],
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    sinks: Any,
+    out: Any,
+    lse: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Those of q, k, v and sinks, where wanted."""
+    graph, options = masked(graph, call)
+    mod = made(graph)
+    options = {name: x for name, x in options.items() if name not in OF_FORWARD}
+    options.pop("out", None)
+    if sinks is not None:
+        options["sinks"] = sinks
+    if torch_library.is_deterministic():
+        options["deterministic"] = True
+    grads = _C.backward(
+        q,
+        k,
+        v,
+        options,
+        grad_out=grad_out,
+        out=out,
+        softmax_lse=lse,
+        grad_softmax_lse=grad_lse,
+        wanted=[*wanted[:3], False, wanted[3]],  # q, k, v, bias, sinks
+        score_mod=mod.argument,
+        dispatched=True,
+    )
+    return *grads[:3], grads[4]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ._call import torch_library
-from ._call.call import Call
+from ._call.call import PADDING, Call
 from ._call.foreign import converted
 from ._call.keywords import refusal
 from ._mods import interpreter
@@ -69,9 +69,11 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
         TypeError: an operand is no torch tensor, or a function has wrong arguments.
         ValueError: a mod contradicts an option, or does not suit the sizes of the call.
     """
+    named = " and ".join(name for name, x in mods.items() if x is not None)
     if not isinstance(call.q, torch.Tensor):
-        named = " and ".join(name for name, x in mods.items() if x is not None)
-        raise TypeError(f"{named} need torch tensors, got a q of {type(call.q).__name__}")
+        raise TypeError(
+            f"q is a {type(call.q).__name__}, allowed for a call with {named}: torch.Tensor"
+        )
     options = dict(call.options)
     facts = call.facts()  # refuses what does not fit together
     if mods["score_mod"] is not None:
@@ -98,6 +100,13 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
     if found.scale != 1.0:
         options["softmax_scale"] = _scale(call) * found.scale
     of_mods = dict(found.options)
+    become = " and ".join(name for name in ("mask", "bias") if name in of_mods)
+    for name in PADDING:
+        if become and options.get(name) is not None:
+            raise ValueError(
+                f"{name} is given with {named}, which is computed as {become}; allowed: one of "
+                "them, padding in mask_mod"
+            )
     if options.get("mask") is not None and "mask" in of_mods:
         of_mods["mask"] = of_mods["mask"] & options["mask"][..., : found.keys]
     elif options.get("mask") is not None and options["mask"].shape[-1] > found.keys:
@@ -151,10 +160,12 @@ def _on_gpu(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
 def _interpreted(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     options = call.options
     for name, x in options.items():
-        if name not in _INTERPRETED and x not in (None, False, 0, 0.0):
+        is_tensor = isinstance(x, torch.Tensor)
+        if name not in _INTERPRETED and (is_tensor or x not in (None, False, 0, 0.0)):
+            given = f"a tensor of shape {tuple(x.shape)}" if is_tensor else repr(x)
             raise ValueError(
-                f"{name} is {x!r}: with a score_mod that is none of the other options, a CPU has "
-                f"no {name}"
+                f"{name} is {given}: with a score_mod that is none of the other options, a CPU has "
+                f"no {name}; allowed: {', '.join(sorted(_INTERPRETED - {'verify'}))}"
             )
     if options.get("kernel", "auto") not in ("auto", "cpu"):
         raise ValueError(

@@ -440,6 +440,11 @@ def wrong(**changes):
         ({"kernel_options": {"BLOCKM": 1}}, ValueError, "kernel_options has no 'BLOCKM'"),
         ({"block_mask": torch.ones(37, 37)}, TypeError, "must be a BlockMask, got Tensor"),
         ({"block_mask": block_mask("causal", (36, 37))}, ValueError, r"lengths \(36, 37\)"),
+        (
+            {"block_mask": block_mask("causal", (53, 37))[:, :, :3]},
+            ValueError,
+            r"lengths \(53, 37\).*_adjust\(37, 37\); a slice",
+        ),
         ({"block_mask": block_mask("causal", (37, 37), b=3)}, ValueError, "batch size 3"),
         ({"block_mask": block_mask("causal", (37, 37), h=2)}, ValueError, "number of heads 2"),
         ({"block_mask": block_mask("causal", (37, 37))[:1]}, RuntimeError, "sliced BlockMask"),
@@ -448,6 +453,18 @@ def wrong(**changes):
 def test_errors(changes, error, said):
     with pytest.raises(error, match=said):
         wrong(**changes)
+
+
+def test_a_number_beyond_a_captured_tensor_reads_the_last_entry():
+    q, k, v = operands((37, 37))
+    for number, due in ((99, MOST - 1), (-99, 0), (-1, MOST - 1)):
+        found, of_due = (
+            flex.flex_attention(
+                q, k, v, lambda s, b, h, q, k, x=x: s + TABLE[b, h, x, k], enable_gqa=True
+            )
+            for x in (number, due)
+        )
+        assert torch.equal(found, of_due)
 
 
 def test_captured_tensors_of_other_sizes():

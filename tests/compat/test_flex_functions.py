@@ -83,6 +83,11 @@ SCORES = {
     "masked by table": lambda s, b, h, q, k: torch.where(SEEN[b, k], s * s, -float("inf")),
     "graphormer": graphormer,
     "no score": lambda s, b, h, q, k: 0.1 * k * HEADS[h],
+    "no score, of tables": lambda s, b, h, q, k: torch.sin(PAIRS[h, q, k]),
+    "constant": lambda s, b, h, q, k: torch.sin((q - k).double()),
+    "nothing visible": lambda s, b, h, q, k: s - float("inf"),
+    "beyond float32": lambda s, b, h, q, k: torch.where(q >= k, s * s, -1e300),
+    "biases": lambda s, b, h, q, k: s + PAIRS[h, q, k] + PAIRS[0, k, q] + ROWS[b, k],
     "negated": lambda s, b, h, q, k: -torch.where(k < 40, s, -0.5) * 2,
 }
 
@@ -160,6 +165,12 @@ def test_dtypes(name, dtype):
     unit = {torch.float16: 2**-10, torch.bfloat16: 2**-7, torch.float32: 1e-5}[dtype]
     torch.testing.assert_close(out.double(), due, rtol=unit, atol=unit)
     torch.testing.assert_close(own.double(), lse, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_biases_are_float64_like_q():
+    due, _ = reference(*operands(), SCORES["biases"], None)
+    found, _ = attention(*operands(), SCORES["biases"], None)
+    torch.testing.assert_close(found, due, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -293,8 +304,16 @@ def test_the_mask_of_a_function_is_kept():
     assert second is not first and not torch.equal(second.dense, first.dense)
     table[0] = 1  # a write that torch counts
     assert not torch.equal(read_function(function, lengths, q_device).dense, second.dense)
+    table.data = torch.arange(MOST) // 2
+    third = read_function(function, lengths, q_device)
+    assert torch.equal(
+        third.dense[0, 0], function(0, 0, torch.arange(SQ)[:, None], torch.arange(SK))
+    )
+    first_table = table  # lives, so that both are compared
     table = torch.zeros(MOST, dtype=torch.long)  # another tensor in the closure
     assert read_function(function, lengths, q_device).dense.all()
+    table = first_table
+    assert torch.equal(read_function(function, lengths, q_device).dense, third.dense)
 
 
 def test_compiled():
@@ -349,6 +368,26 @@ def wrong(**changes):
         ({"bias": torch.zeros(SK)}, ValueError, "score_mod is given, and bias"),
         ({"dropout_p": 0.5}, ValueError, "a CPU has no dropout_p"),
         ({"quantize": "qk"}, ValueError, "quantize"),
+        (
+            {"seqused_k": torch.zeros(B, dtype=torch.int32)},
+            ValueError,
+            r"seqused_k is a tensor of shape \(2,\): .* a CPU has no seqused_k; allowed: acc",
+        ),
+        ({"rng_state": torch.zeros(2, dtype=torch.int64)}, ValueError, "a CPU has no rng_state"),
+        (
+            {"score_mod": SCORES["biases"], "seqused_k": torch.ones(B, dtype=torch.int32)},
+            ValueError,
+            "seqused_k is given with score_mod, which is computed as bias",
+        ),
+        (
+            {
+                "score_mod": None,
+                "mask_mod": MASKS["sparse"],
+                "leftpad_k": torch.ones(B, dtype=torch.int32),
+            },
+            ValueError,
+            "leftpad_k is given with mask_mod, which is computed as mask",
+        ),
         ({"kernel": "scalar/tiled-simt"}, ValueError, "kernel is 'scalar/tiled-simt'"),
         ({"verify": True}, ValueError, "there is no second kernel"),
         ({"score_mode": 1}, TypeError, "did you mean 'score_mod'"),
@@ -371,7 +410,7 @@ def test_errors(changes, error, said):
 
 def test_numpy_is_refused():
     arrays = [x.float().numpy() for x in operands()]
-    with pytest.raises(TypeError, match="mask_mod need torch tensors, got a q of ndarray"):
+    with pytest.raises(TypeError, match="q is a ndarray, allowed for a call with mask_mod"):
         cutlass_attn.attention(*arrays, mask_mod=MASKS["causal"])
 
 
@@ -382,9 +421,38 @@ def test_none_is_no_mod():
     assert torch.equal(found, due)
 
 
-def test_second_order_is_refused():
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["seqused_q", "seqused_k", "leftpad_q", "leftpad_k"])
+def test_lengths_of_0_are_not_ignored(name, batch):
+    q, k, v = (x[:batch].float() for x in operands())
+    lengths = torch.zeros(batch, dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"a CPU has no {name}"):
+        cutlass_attn.attention(q, k, v, score_mod=SCORES["squared"], **{name: lengths})
+
+
+@pytest.mark.parametrize("sizes", [(0, SK, B), (SQ, 0, B), (SQ, SK, 0)], ids=str)
+@pytest.mark.parametrize("mask", [None, "causal", "sparse"])
+@pytest.mark.parametrize("name", ["squared", "alibi", "causal"])
+def test_empty_operands(name, mask, sizes):
+    seqlen_q, seqlen_k, batch = sizes
     q, k, v = (x.requires_grad_() for x in operands())
-    out, _ = attention(q, k, v, SCORES["squared"], None)
-    (grad,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    out, lse = attention(
+        q[:batch, :, :seqlen_q],
+        *(x[:batch, :, :seqlen_k] for x in (k, v)),
+        SCORES[name],
+        MASKS[mask],
+    )
+    assert out.shape == (batch, HQ, seqlen_q, D) and lse.shape == out.shape[:3]
+    assert not out.any()
+    assert not any(x.any() for x in torch.autograd.grad(out.sum() + lse.exp().sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("name", ["squared", "softcap"])
+def test_second_order_is_refused(name):
+    """Also where the gradient that comes in requires none: of a penalty on a gradient."""
+    q, k, v = (x.requires_grad_() for x in operands())
+    for function in (torch.sin, torch.clone):
+        out, _ = attention(q, k, v, SCORES[name], None)
+        (grad,) = torch.autograd.grad(function(out).sum(), q, create_graph=True)
+        with pytest.raises(NotImplementedError, match="attention has no second derivative"):
+            grad.pow(2).sum().backward()

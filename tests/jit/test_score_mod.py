@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 import cutlass_attn  # noqa: E402
 from cutlass_attn import _compiled, jit  # noqa: E402
+from cutlass_attn._call.call import Call  # noqa: E402
 from cutlass_attn._mods.tracing import trace  # noqa: E402
 from cutlass_attn.jit import sources  # noqa: E402
 
@@ -99,3 +100,24 @@ def test_what_no_kernel_has_is_named():
         *operands(dtype=torch.float32), score_mod=lambda s, b, h, q, k: s * s, device="sm_80"
     )
     assert "score_mod" in str(found)
+
+
+def test_second_order_is_refused(monkeypatch):
+    """Without a GPU: what the kernels return does not matter."""
+    from types import SimpleNamespace
+
+    def forward(q, k, v, options, **_):
+        return torch.zeros_like(q), torch.zeros(q.shape[:3])
+
+    def backward(q, k, v, options, **_):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None, None
+
+    mod = SimpleNamespace(argument=None)
+    monkeypatch.setattr(_compiled, "_C", SimpleNamespace(forward=forward, backward=backward))
+    monkeypatch.setattr(_compiled, "made", lambda graph: mod)
+    q, k, v = (x.clone().requires_grad_() for x in operands())
+    graph = trace(decay, "score_mod")
+    out, _ = _compiled.attention(Call(q, k, v), graph)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="attention has no second derivative"):
+        grad.pow(2).sum().backward()

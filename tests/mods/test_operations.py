@@ -19,6 +19,7 @@ TABLE = torch.randn(H, SQ, SK, generator=torch.Generator().manual_seed(1))
 POSITIVE = TABLE.abs() + 0.1
 IDS = torch.tensor([[3, -2, 0, 5, 1, 1, 4], [2, 2, -7, 0, 1, 9, 3]])
 SEEN = IDS > 1
+WIDE = IDS[0] + (IDS[1] << 33)
 
 
 # Each operation of the table, in floats and integers where it takes both.
@@ -30,6 +31,7 @@ SCORES = {
     "div of ints": lambda s, b, h, q, k: s + (q - k) / (k + 2),
     "floordiv": lambda s, b, h, q, k: s * 2 + s // 0.3 + (q - k) // 3 + (q - k) // -2,
     "mod": lambda s, b, h, q, k: s % 0.7 + s % -0.7 + (q - k) % 3 + (q - k) % -2,
+    "fmod": lambda s, b, h, q, k: torch.fmod(s, 0.7) + torch.fmod(s, -POSITIVE[h, q, k]),
     "neg": lambda s, b, h, q, k: -s + -(q - k),
     "abs": lambda s, b, h, q, k: abs(s) + torch.abs(q - k),
     "sign": lambda s, b, h, q, k: s * torch.sign(s) + torch.sign(q - k),
@@ -75,6 +77,24 @@ SCORES = {
     "gelu tanh": lambda s, b, h, q, k: torch.nn.functional.gelu(s, approximate="tanh"),
     "relu": lambda s, b, h, q, k: torch.relu(s) + torch.nn.functional.silu(s),
     "clamp": lambda s, b, h, q, k: torch.clamp(s, -0.5, 0.5) + s.clamp(min=0.1) + s.clamp_max(q),
+    "leaky_relu": lambda s, b, h, q, k: torch.nn.functional.leaky_relu(s, 0.2),
+    "softplus": lambda s, b, h, q, k: torch.nn.functional.softplus(s, beta=2.0),
+    "isinf": lambda s, b, h, q, k: s + torch.isinf(q / k) + 2 * torch.isfinite(q / k),
+    "int64, comparisons": lambda s, b, h, q, k: (
+        s + (WIDE[q] == WIDE[k]) + (WIDE[q] > k) + (WIDE[q] != k) + WIDE[q].bool()
+    ),
+    "int64, arithmetic": lambda s, b, h, q, k: (
+        s
+        + (WIDE[q] - WIDE[k]) // 2**30
+        + torch.sign(WIDE[q] - k)
+        + (k + 2 * WIDE[q]) % -7
+        + abs(WIDE[q]) % 9
+        + (~WIDE[q] >> 33)
+        + torch.where(q > k, WIDE[q], k) % 5
+        + torch.minimum(WIDE[q], k) % 3
+    ),
+    "int64, index": lambda s, b, h, q, k: s + TABLE[h, WIDE[q] % SQ, k],
+    "beyond float32": lambda s, b, h, q, k: (s * s + 1) * -1e39,
     "wrap": lambda s, b, h, q, k: s + TABLE[h, -q - 1, k],
 }
 
@@ -165,7 +185,7 @@ def masked(b, h, q, k):
 
 
 def beyond(s, b, h, q, k):
-    return s + TABLE[h, q * 3 - 9, k - 20]
+    return s + TABLE[h, q * 3 - 9, k - 20] + TABLE[h, WIDE[q], k]
 
 
 MODS = {**SCORES, "beyond": beyond, "masked": masked}
@@ -268,6 +288,20 @@ def test_numbers_are_no_part_of_the_text():
     first, second = text(5, 300), text(1000, 7)
     assert first.text == second.text
     assert (first.ints, second.ints) == ((5, 300), (1000, 7))
+
+
+def test_nan_is_no_part_of_the_text():
+    graph = trace(lambda s, b, h, q, k: s ** float("nan"), "score_mod")
+    found = cpp.source(graph, {"apply": graph.result})
+    assert "nan" not in found.text and str(found.floats) == "(nan,)"
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_an_empty_captured_tensor_has_no_last_entry(shape):
+    empty = torch.zeros(shape)
+    graph = trace(lambda s, b, h, q, k: s * empty[(q, k)[: len(shape)]], "score_mod")
+    with pytest.raises(NotImplementedError, match="kernels read sizes of 1"):
+        cpp.packed(cpp.source(graph, {"apply": graph.result}))
 
 
 def test_equal_expressions_are_computed_once():

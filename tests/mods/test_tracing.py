@@ -2,12 +2,14 @@
 
 import functools
 import math
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cutlass_attn._mods.graph import UnsupportedModError, evaluate, loads, ordered  # noqa: E402
+from cutlass_attn._mods.symbols import FUNCTIONS  # noqa: E402
 from cutlass_attn._mods.tracing import trace  # noqa: E402
 
 T = torch.arange(24.0).reshape(4, 6)
@@ -138,6 +140,38 @@ def _counts_calls(s, b, h, q, k):
     return s
 
 
+def _writes_by_out(s, b, h, q, k):
+    torch.add(T, 1, out=T)
+    return s + T[h, q]
+
+
+def _writes_in_place(s, b, h, q, k):
+    return s + torch.nn.functional.relu(T - 1, inplace=True)[h, q]
+
+
+def _counts_calls_within(s, b, h, q, k):
+    def count():
+        global calls
+        calls += 1
+
+    count()
+    return s
+
+
+def _counter():
+    count = 0
+
+    def mod(s, b, h, q, k):
+        def within():
+            nonlocal count
+            count += 1
+
+        within()
+        return s
+
+    return mod
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -146,6 +180,10 @@ def _counts_calls(s, b, h, q, k):
         _writes_to_the_score,
         _adds_in_place,
         _counts_calls,
+        _writes_by_out,
+        _writes_in_place,
+        _counts_calls_within,
+        _counter(),
     ],
 )
 def test_side_effects(function):
@@ -154,6 +192,21 @@ def test_side_effects(function):
         score(function)
     assert torch.equal(T, before)
     assert calls == 0
+
+
+def test_a_function_may_write_to_its_own_variables():
+    def mod(s, b, h, q, k):
+        total = s
+
+        def add(x):
+            nonlocal total
+            total = total + x
+
+        add(q)
+        add(k)
+        return total
+
+    assert value(score(mod), score=1.0, q=2, k=3).item() == 6.0
 
 
 @pytest.mark.parametrize(
@@ -170,11 +223,26 @@ def test_side_effects(function):
         (lambda s, b, h, q, k: s + T[s, q], "something else than integers"),
         (lambda s, b, h, q, k: s.to(torch.float16), "conversion to torch.float16"),
         (lambda s, b, h, q, k: s + torch.rand(()), "drawn once for all logits"),
+        (lambda s, b, h, q, k: s + torch.rand_like(T)[h, q], "drawn once for all logits"),
+        (lambda s, b, h, q, k: s + torch.dropout(T, 0.5, True)[h, q], "drawn once"),
+        (lambda s, b, h, q, k: s + torch.nn.functional.dropout1d(T)[h, q], "drawn once"),
         (lambda s, b, h, q, k: s | 1, "or of float is not supported"),
         (lambda s, b, h, q, k: torch.div(s, 2, rounding_mode="trunc"), "these arguments"),
         (lambda s, b, h, q, k: s + "1", "str in an expression"),
         (lambda s, b, h, q, k: s + q.item(), "Python number"),
         (lambda s, b, h, q, k: s[0], "has no elements"),
+        (lambda s, b, h, q, k: s + T[[h, q]], r"by a list of traced values: write t\[q, k\]"),
+        (lambda s, b, h, q, k: s + q.size(0), r"size\(0\) of a traced value"),
+        (lambda s, b, h, q, k: s + [1, 2][h], "make the list a tensor"),
+        (lambda s, b, h, q, k: s + {0: 1}[h], "looked up in a dict or a set"),
+        (lambda s, b, h, q, k: s + f"{q:d}", "str in an expression"),
+        (lambda s, b, h, q, k: s + q * 2**100, "beyond 64 bits"),
+        (lambda s, b, h, q, k: s + torch.full_like(q, math.inf), "these arguments"),
+        (lambda s, b, h, q, k: s + T.to_sparse()[q, k], "layout torch.sparse_coo"),
+        (
+            lambda s, b, h, q, k: s + torch.nn.functional.embedding(q, T, max_norm=1.0)[h],
+            "these arguments",
+        ),
     ],
 )
 def test_unsupported(function, said):
@@ -185,6 +253,28 @@ def test_unsupported(function, said):
     assert "bias= or mask= of cutlass_attn.attention" in str(caught.value)
 
 
+def test_an_array_of_numpy_is_refused():
+    array = pytest.importorskip("numpy").arange(4)
+    with pytest.raises(UnsupportedModError, match="make the array a tensor"):
+        score(lambda s, b, h, q, k: s + array[h])
+
+
+def test_infinite_exponents():
+    assert value(score(lambda s, b, h, q, k: s**math.inf), score=0.5).item() == 0.0
+    assert math.isnan(value(score(lambda s, b, h, q, k: s**math.nan), score=0.5).item())
+
+
+def test_the_docs_list_all_functions():
+    text = (Path(__file__).parents[2] / "docs" / "flex.md").read_text(encoding="utf-8")
+    public = {name for name in FUNCTIONS if hasattr(torch, name) or hasattr(torch.Tensor, name)}
+    assert [x for x in sorted(public) if not x.startswith("_") and f"`{x}`" not in text] == []
+
+
+def test_embedding():
+    graph = score(lambda s, b, h, q, k: s + torch.nn.functional.embedding(h, T)[q])
+    assert value(graph, score=1.0, h=1, q=2).item() == 9.0
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -192,6 +282,10 @@ def test_unsupported(function, said):
         (lambda s, b, h, q, k: s, "must have 4 positional arguments, got 5"),
         (lambda b, h, q, k: q, "must return bool, got int"),
         (lambda b, h, q, k: None, "returned None"),
+        (lambda b, h, q, k: (q, k), r"mask_mod returned a tuple.* \(test_tracing.py:\d+\)"),
+        (lambda b, h, q, k: "q", "returned a str"),
+        (lambda b, h, q, k: T[q], r"returned a row of a captured tensor of shape \(4, 6\)"),
+        (lambda b, h, q, k: T, r"returned a tensor of shape \(4, 6\)"),
         (T, "mask_mod must be a function, got Tensor"),
     ],
 )

@@ -27,11 +27,14 @@ class Mask:
     has_interval: bool = False  # `dense` allows no more than the interval
 
 
+State = tuple[Any, ...]  # of a tensor; see `_state`
+
+
 @dataclass(frozen=True)
 class _Kept:
     mask: Mask
     function: weakref.ref[Any]  # the mask_mod
-    versions: list[tuple[torch.Tensor, int]]  # of what was read
+    read: list[tuple[torch.Tensor, State]]
 
 
 _MOST = 4  # sizes of calls for which one BlockMask, or mask_mod, keeps masks
@@ -66,7 +69,8 @@ def check(block_mask: Any, lengths: Lengths, device: torch.device) -> None:
     if own != of_call:
         raise ValueError(
             f"block_mask is of lengths {own}; query and key have {of_call}. Create it for these "
-            "lengths"
+            f"lengths, or call block_mask._adjust{of_call}; a slice of a BlockMask keeps the "
+            "lengths of the whole"
         )
 
 
@@ -74,7 +78,8 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
     """The mask of a BlockMask for a call of these sizes.
 
     It is kept for as long as the BlockMask lives, and read again if its mask_mod is another one, or
-    if torch counted a write to its lists or to a tensor that mask_mod captured.
+    if `_state` of its lists or of a tensor that mask_mod captured changed. A variable of mask_mod
+    that is bound to another tensor goes unseen: torch's lists would be of the old one, too.
     """
     entries = _kept.setdefault(block_mask, {})
     known = entries.get(lengths)
@@ -89,7 +94,7 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
     if function is not None:
         if len(entries) >= _MOST and lengths not in entries:
             entries.clear()
-        entries[lengths] = _Kept(mask, function, [(x, _version(x)) for x in read_tensors])
+        entries[lengths] = _Kept(mask, function, [(x, _state(x)) for x in read_tensors])
     return mask
 
 
@@ -97,7 +102,7 @@ def read(block_mask: BlockMask, lengths: Lengths) -> Mask:
 class _KeptFunction:
     mask: Mask
     nodes: tuple[Any, ...]  # what the function computed
-    captures: list[tuple[weakref.ref[torch.Tensor], int]]  # of what was read, and versions
+    captures: list[tuple[weakref.ref[torch.Tensor], State]]
 
 
 _functions: weakref.WeakKeyDictionary[Any, dict[Any, _KeptFunction]] = weakref.WeakKeyDictionary()
@@ -108,17 +113,17 @@ def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.
 
     The function is traced in every call. Its mask is kept for as long as the function lives, and
     used again where the trace is the same: numbers, and captured tensors that are the same objects
-    and that torch counted no write to. Tensors of inference mode count none, so theirs is not kept.
+    in the same `_state`. torch counts no writes to tensors of inference mode, so a mask that reads
+    one is not kept.
     """
     graph = trace(mask_mod, "mask_mod", device)
     nodes, key = _identity(graph), (lengths, str(device))
-    captures = [(weakref.ref(x), _version(x)) for x in graph.captures]
     try:
         entries = _functions.setdefault(mask_mod, {})
     except TypeError:  # no weak reference to it, or no hash
         entries = {}
     known = entries.get(key)
-    if known is not None and known.nodes == nodes and known.captures == captures:
+    if known is not None and known.nodes == nodes and _same(known.captures, graph.captures):
         return known.mask
     with torch.no_grad(), torch.inference_mode(False):
         interval, rest = split(graph, graph.result)
@@ -126,11 +131,21 @@ def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.
             mask = Mask(interval, None)
         else:
             mask = Mask(interval, dense(graph, rest, lengths, device))
-    if all(version >= 0 for _, version in captures):
+    if not any(x.is_inference() for x in graph.captures):
         if len(entries) >= _MOST and key not in entries:
             entries.clear()
+        captures = [(weakref.ref(x), _state(x)) for x in graph.captures]
         entries[key] = _KeptFunction(mask, nodes, captures)
     return mask
+
+
+def _same(
+    known: list[tuple[weakref.ref[torch.Tensor], State]], captures: list[torch.Tensor]
+) -> bool:
+    """Are the captured tensors the known objects, in the known state?"""
+    return len(known) == len(captures) and all(
+        kept() is x and state == _state(x) for (kept, state), x in zip(known, captures)
+    )
 
 
 def _identity(graph: Graph) -> tuple[Any, ...]:
@@ -145,8 +160,8 @@ def _is_current(known: _Kept, block_mask: BlockMask) -> bool:
     return (
         function is not None
         and (function is block_mask.mask_mod or function == block_mask.mask_mod)
-        and all(x is y for x, (y, _) in zip(lists, known.versions))
-        and all(_version(x) == version for x, version in known.versions)
+        and all(x is y for x, (y, _) in zip(lists, known.read))
+        and all(_state(x) == state for x, state in known.read)
     )
 
 
@@ -158,9 +173,14 @@ def _weak(function: Callable[..., Any]) -> weakref.ref[Any] | None:
         return None
 
 
-def _version(x: torch.Tensor) -> int:
-    """How often torch has written to it; inference tensors do not count."""
-    return -1 if x.is_inference() else x._version
+def _state(x: torch.Tensor) -> State:
+    """Changes when torch counts a write, which it does not in inference mode, and when `x.data` is
+    another tensor."""
+    try:
+        data = x.data_ptr()
+    except RuntimeError:  # a tensor of torch.func, which has no memory of its own
+        data = None
+    return None if x.is_inference() else x._version, data, x.shape, x.stride()
 
 
 def _lists(block_mask: BlockMask) -> list[torch.Tensor]:

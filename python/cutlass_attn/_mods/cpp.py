@@ -9,11 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from .graph import Graph, Node, UnsupportedModError, ordered
+from .graph import Graph, Node, UnsupportedModError, in_float32, ordered
 from .operations import OPERATIONS
 
-# What the text below stands on. Integers are int32; a division by 0 gives 0.
+# What the text below stands on. Integers are int, and int64_t where a captured int64 takes part; a
+# division by 0 gives 0.
 PRELUDE = """\
+CA_HOST_DEVICE int32_t saturated(int32_t i) { return i; }
+CA_HOST_DEVICE int32_t saturated(int64_t i) {
+  return i < -2147483647 ? -2147483647 : i > 2147483647 ? 2147483647 : int32_t(i);
+}
 template <class T, int kRank>
 struct Captured {
   T const* data;
@@ -23,7 +28,7 @@ struct Captured {
   // Negative indices wrap around, others beyond the end read the last entry.
   template <class... Index>
   CA_HOST_DEVICE T operator()(Index... index) const {
-    int32_t const at[] = {index..., 0};
+    int32_t const at[] = {saturated(index)..., 0};
     int64_t offset = 0;
     for (int r = 0; r < kRank; ++r) {
       int32_t i = at[r] < 0 ? at[r] + size[r] : at[r];
@@ -34,14 +39,16 @@ struct Captured {
   }
 };
 
-CA_HOST_DEVICE int floor_div(int a, int b) {
+template <class Int>
+CA_HOST_DEVICE Int floor_div(Int a, Int b) {
   if (b == 0) return 0;
-  int const quotient = a / b;
+  Int const quotient = a / b;
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }
-CA_HOST_DEVICE int floor_mod(int a, int b) {
+template <class Int>
+CA_HOST_DEVICE Int floor_mod(Int a, Int b) {
   if (b == 0) return 0;
-  int const rest = a % b;
+  Int const rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 CA_HOST_DEVICE float floor_mod(float a, float b) {
@@ -59,8 +66,10 @@ template <class T>
 CA_HOST_DEVICE T absolute(T x) {
   return x < 0 ? -x : x;
 }
-CA_HOST_DEVICE int sign(int x) { return (x > 0) - (x < 0); }
-CA_HOST_DEVICE float sign(float x) { return float((x > 0) - (x < 0)); }
+template <class T>
+CA_HOST_DEVICE T sign(T x) {
+  return T((x > 0) - (x < 0));
+}
 // NaN if one of the two is, as in torch.
 template <class T>
 CA_HOST_DEVICE T minimum(T a, T b) {
@@ -124,8 +133,10 @@ def packed(source: Source) -> bytes:
     """The struct's members as they lie in memory."""
     result = b""
     for x in source.captures:
-        if max(x.shape, default=0) >= 2**31:
-            raise UnsupportedModError(f"a captured tensor has shape {tuple(x.shape)}")
+        if not all(0 < n < 2**31 for n in x.shape):
+            raise UnsupportedModError(
+                f"a captured tensor has shape {tuple(x.shape)}; kernels read sizes of 1 to 2^31 - 1"
+            )
         rank = max(x.dim(), 1)
         own = struct.pack(
             f"=Q{rank}q{rank}i",
@@ -153,6 +164,7 @@ def _function(
     constant = {x.args[1] for x in order if x.op in ("pow", "shl", "shr")}
     constant |= {x.args[1] for x in order if x.op in ("floordiv", "mod") and x.kind == "int"}
     text: dict[Node, str] = {}
+    wide: set[Node] = set()  # integers that are int64_t
     lines: list[str] = []
     for node in order:
         if node.op == "variable":
@@ -162,18 +174,34 @@ def _function(
             text[node] = _number(node, node in constant, ints, floats)
             continue
         args = [text[x] for x in node.args]
+        kind = _NAMES[node.kind]
         if node.op == "load":
             tensor = graph.captures[node.value]
             if tensor.dtype not in _TYPES:
-                raise UnsupportedModError(f"a captured tensor has dtype {tensor.dtype}")
+                allowed = ", ".join(str(x).removeprefix("torch.") for x in _TYPES)
+                raise UnsupportedModError(
+                    f"a captured tensor has dtype {tensor.dtype}; kernels read {allowed}"
+                )
             slot = next((j for j, x in enumerate(captures) if x is tensor), len(captures))
             if slot == len(captures):
                 captures.append(tensor)
-            expression = f"{_NAMES[node.kind]}(t{slot}({', '.join(args)}))"
+            is_wide = tensor.dtype == torch.int64
+        else:
+            is_wide = not wide.isdisjoint(node.args)
+            if is_wide:
+                args = [
+                    f"int64_t({y})" if x.kind == "int" and x not in wide else y
+                    for x, y in zip(node.args, args)
+                ]
+        if is_wide and node.kind == "int":
+            wide.add(node)
+            kind = "int64_t"
+        if node.op == "load":
+            expression = f"{kind}(t{slot}({', '.join(args)}))"
         else:
             expression = OPERATIONS[node.op].cpp.format(*args)
         text[node] = f"v{len(lines)}"
-        lines.append(f"    {_NAMES[node.kind]} const {text[node]} = {expression};\n")
+        lines.append(f"    {kind} const {text[node]} = {expression};\n")
     names = ("score", "b", "h", "q", "k") if root.kind == "float" else ("b", "h", "q", "k")
     read = {x.value for x in order if x.op == "variable"}
     arguments = ", ".join(_ARGUMENTS[x] if x in read else _ARGUMENTS[x].split()[0] for x in names)
@@ -193,9 +221,10 @@ def _number(node: Node, is_constant: bool, ints: list[int], floats: list[float])
         if is_constant or value in _LITERALS:
             return f"({value})"
         return f"i[{_slot(ints, value)}]"
+    value = in_float32(value)
     if math.isinf(value):
         return "(-__builtin_huge_valf())" if value < 0 else "__builtin_huge_valf()"
-    if value in _LITERALS or is_constant:
+    if value in _LITERALS or (is_constant and math.isfinite(value)):
         return f"({float(value)!r}f)"
     return f"f[{_slot(floats, value)}]"
 

@@ -117,7 +117,7 @@ def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Symbol:
 
 
 def _pow(input: Any, exponent: Any) -> Symbol:
-    if isinstance(exponent, (int, float)) and exponent == int(exponent) and 1 <= exponent <= 4:
+    if isinstance(exponent, (int, float)) and exponent in (1, 2, 3, 4):
         product = input
         for _ in range(int(exponent) - 1):
             product = product * input
@@ -156,6 +156,17 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
 
 def _relu(input: Any, inplace: bool = False) -> Symbol:
     return _where(input <= 0, 0, input)
+
+
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, input * negative_slope)
+
+
+def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
+    """Without torch's threshold: exp(-abs(x)) does not overflow."""
+    x = input * beta
+    positive = apply("max", x, 0.0)
+    return (positive + apply("log1p", apply("exp", -apply("abs", x)))) / beta
 
 
 def _gelu(input: Any, approximate: str = "none") -> Symbol:
@@ -241,11 +252,16 @@ FUNCTIONS |= {
     "bitwise_not": _not,
     "invert": _not,
     "isnan": lambda input: input != input,
+    "isinf": lambda input: apply("abs", input) == math.inf,
+    "isfinite": lambda input: apply("abs", input) < math.inf,
+    "fmod": _binary("fmod"),
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": lambda input, min: _clamp(input, min),
     "clamp_max": lambda input, max: _clamp(input, None, max),
     "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "softplus": _softplus,
     "gelu": _gelu,
     "silu": _silu,
     "square": _square,

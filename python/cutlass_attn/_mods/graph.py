@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,13 @@ import torch
 
 from .operations import KINDS, OPERATIONS
 
+_LARGEST = torch.finfo(torch.float32).max
 VARIABLES = {"score": "float", "b": "int", "h": "int", "q": "int", "k": "int"}
+
+
+def in_float32(value: float) -> float:
+    """A number that is beyond float32 is infinite, as in torch."""
+    return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
 
 
 class UnsupportedModError(NotImplementedError):
@@ -61,6 +68,10 @@ class Graph:
         dtype = capture.dtype
         if dtype.is_complex:
             raise UnsupportedModError(f"a captured tensor has dtype {dtype}; real ones are read")
+        if capture.layout != torch.strided:
+            raise UnsupportedModError(
+                f"a captured tensor has layout {capture.layout}; torch.strided is read"
+            )
         kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
         args = tuple(index)
         return self._node("load", args, kind, at, frozenset().union(*(x.depends for x in args)))
@@ -76,6 +87,9 @@ class Graph:
             raise UnsupportedModError(f"{op} of {kind} is not supported")
         converted = [self.converted(x, "bool") for x in first]
         converted += [self.converted(x, kind) for x in rest]
+        for x in converted:
+            if x.is_number and x.kind == "int" and not -(2**63) <= x.value < 2**63:
+                raise UnsupportedModError(f"the integer {x.value} is beyond 64 bits")
         depends = frozenset().union(*(x.depends for x in args))
         return self._node(op, tuple(converted), of.gives or kind, None, depends)
 
@@ -143,7 +157,8 @@ def evaluate(
         if node.op == "variable":
             value = variables[node.value]
         elif node.is_number:
-            value = torch.full((), node.value, dtype=dtypes[node.kind], device=device)
+            number = in_float32(node.value) if dtypes[node.kind] == torch.float32 else node.value
+            value = torch.full((), number, dtype=dtypes[node.kind], device=device)
         elif node.op == "load":
             value = _element(graph.captures[node.value], [values[x] for x in node.args], device)
         else:

@@ -7,11 +7,13 @@ block's logits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .gradients import first_order
 from .graph import Graph, evaluate
 from .masks import Lengths
 
@@ -38,7 +40,8 @@ def attention(
     options: Options,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, in q's dtype, and the log-sum-exp; differentiable in q, k, v, sinks and captures.
+    """The result, in q's dtype, and the log-sum-exp; differentiable in q, k, v, sinks and captures,
+    once.
 
     Args:
         q: (B, Hq, Sq, D).
@@ -68,43 +71,59 @@ class _Interpreted(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_out: Any, grad_lse: Any) -> Any:
         score, options = ctx.call
-        q, *others = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        # In float64, because torch adds to float32 elements in any order.
-        captures = [
-            x.detach().double() if is_wanted else x for x, is_wanted in zip(others[3:], wanted[4:])
+        compute = functools.partial(_gradients, score, options, ctx.needs_input_grad[2:])
+        return None, None, *first_order(compute, grad_out, grad_lse, *ctx.saved_tensors)
+
+
+def _gradients(
+    score: Graph,
+    options: Options,
+    wanted: tuple[bool, ...],
+    grad_out: Any,
+    grad_lse: Any,
+    *saved: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Those of q, k, v, sinks and captures, which are `saved`, where wanted."""
+    q, *others = saved
+    # In float64, because torch adds to float32 elements in any order.
+    captures = [
+        x.detach().double() if is_wanted else x for x, is_wanted in zip(others[3:], wanted[4:])
+    ]
+    score = dataclasses.replace(score, captures=captures)
+    inputs: list[Any] = [None if x is None else x.detach() for x in (q, *others[:3])]
+    inputs += captures
+    sums = [
+        torch.zeros_like(x, dtype=_real(x)) if is_wanted else None
+        for x, is_wanted in zip(inputs, wanted)
+    ]
+    asked = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+    for rows in _blocks(q, inputs[1]):
+        with torch.enable_grad():
+            leaves = [x.requires_grad_() if y else x for x, y in zip(inputs, wanted)]
+            q_rows = leaves[0][:, :, rows].detach().requires_grad_(wanted[0])
+            results = _block(score, options, rows, q_rows, *leaves[1:4])
+        grads = [None if g is None else g[:, :, rows] for g in (grad_out, grad_lse)]
+        pairs = [
+            (y, g.to(y.dtype))
+            for y, g in zip(results, grads)
+            if g is not None and y.requires_grad  # not where score_mod leaves the score out
         ]
-        score = dataclasses.replace(score, captures=captures)
-        inputs: list[Any] = [None if x is None else x.detach() for x in (q, *others[:3])]
-        inputs += captures
-        sums = [
-            torch.zeros_like(x, dtype=_real(x)) if is_wanted else None
-            for x, is_wanted in zip(inputs, wanted)
-        ]
-        for rows in _blocks(q, inputs[1]):
-            with torch.enable_grad():
-                leaves = [x.requires_grad_() if y else x for x, y in zip(inputs, wanted)]
-                q_rows = leaves[0][:, :, rows].detach().requires_grad_(wanted[0])
-                results = _block(score, options, rows, q_rows, *leaves[1:4])
-            grads = [None if g is None else g[:, :, rows] for g in (grad_out, grad_lse)]
-            pairs = [(y, g.to(y.dtype)) for y, g in zip(results, grads) if g is not None]
-            of = [q_rows, *leaves[1:]]
-            asked = [i for i, y in enumerate(wanted) if y]
-            found = torch.autograd.grad(
-                [y for y, _ in pairs],
-                [of[i] for i in asked],
-                [g for _, g in pairs],
-                allow_unused=True,
-            )
-            for i, grad in zip(asked, found):
-                if grad is not None:
-                    total = sums[i][:, :, rows] if i == 0 else sums[i]  # type: ignore[index]
-                    total += grad
-        dtypes = [None if x is None else x.dtype for x in ctx.saved_tensors]
-        return None, None, *(None if x is None else x.to(y) for x, y in zip(sums, dtypes))
+        if not pairs:
+            continue
+        of = [q_rows, *leaves[1:]]
+        found = torch.autograd.grad(
+            [y for y, _ in pairs],
+            [of[i] for i in asked],
+            [g for _, g in pairs],
+            allow_unused=True,
+        )
+        for i, grad in zip(asked, found):
+            if grad is not None:
+                total = sums[i][:, :, rows] if i == 0 else sums[i]  # type: ignore[index]
+                total += grad
+    return tuple(None if x is None else x.to(y.dtype) for x, y in zip(sums, saved))
 
 
 def _real(x: torch.Tensor) -> torch.dtype:
@@ -130,7 +149,7 @@ def _block(
     real = _real(q)
     (b, hq, sq, _), (_, hkv, sk, _) = q.shape, k.shape
     group = (b, hkv, hq // max(hkv, 1), sq)
-    grouped = q.to(real).reshape(*group, -1)
+    grouped = q.to(real).reshape(*group, q.shape[3])
     product = grouped @ k.to(real)[:, :, None].transpose(-1, -2) * options.softmax_scale
     product = product.reshape(b, hq, sq, sk)
     variables = Lengths(b, hq, rows.stop, sk).variables(q.device, rows)
@@ -153,7 +172,7 @@ def _block(
         total = total + torch.exp(sink - largest)
     is_empty = total == 0
     total = torch.where(is_empty, 1.0, total)
-    out = (p.reshape(*group, sk) @ v.to(real)[:, :, None]).reshape(b, hq, sq, -1) / total
+    out = (p.reshape(*group, sk) @ v.to(real)[:, :, None]).reshape(b, hq, sq, v.shape[3]) / total
     lse = torch.where(is_empty, -torch.inf, largest + torch.log(total))[..., 0]
     return out.to(q.dtype), lse
 

@@ -153,7 +153,7 @@ def in_rows(lengths: Lengths, width: int, temporaries: int) -> Iterator[slice]:
         temporaries: how many of a block's size there may be.
     """
     budget = max(width * lengths.q, 1 << 20)  # bytes; a small mask is one block
-    count = max(1, budget // (8 * max(temporaries, 1) * width))
+    count = max(1, budget // (8 * max(temporaries, 1) * max(width, 1)))
     for first in range(0, lengths.q, count):
         yield slice(first, min(first + count, lengths.q))
 

@@ -1,7 +1,8 @@
 """The operations of a mod: for each one its C++ text, its derivative and its evaluation by torch.
 
-Kinds stand for dtypes: "bool", "int" (int32 in C++, int64 in torch) and "float" (float32). Before
-an operation its arguments are converted to one kind, so no operation mixes kinds.
+Kinds stand for dtypes: "bool", "int" (int64 in torch; in C++ int, and int64_t where a captured
+int64 takes part) and "float" (float32). Before an operation its arguments are converted to one
+kind, so no operation mixes kinds.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ OPERATIONS: dict[str, Operation] = {
         torch.remainder,
         lambda g, y, a, b: (g, -g * torch.floor(a / b)),
         lowest="int",
+    ),
+    "fmod": Operation(  # the remainder has the dividend's sign
+        "fmodf({0}, {1})",
+        torch.fmod,
+        lambda g, y, a, b: (g, -g * torch.trunc(a / b)),
+        lowest="float",
     ),
     "neg": Operation("(-{0})", torch.neg, lambda g, y, a: (-g,), lowest="int"),
     "abs": Operation(

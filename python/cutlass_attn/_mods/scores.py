@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import torch
 
-from .graph import Graph, Node, UnsupportedModError, evaluate, loads
+from .graph import Graph, Node, UnsupportedModError, evaluate, in_float32, loads
 from .masks import Lengths, linear
 
 # Terms without the score: coefficient of each product of a node that depends on q or k with a
@@ -66,8 +66,10 @@ def split(graph: Graph) -> Score:
         else:
             factor *= _own_factor(node, inner)
         node = inner
-    if factor == 0 or not math.isfinite(factor):
-        _refuse(f"the score is multiplied by {factor}")
+    if factor == 0:
+        _refuse("the score is multiplied by 0")
+    if not all(math.isfinite(in_float32(x)) for x in (factor, *result.terms.values())):
+        _refuse("a number is not finite in float32")
     result.scale = factor
     return result
 
@@ -200,7 +202,7 @@ def operands(
     if parts:
         bias = parts[0]
         for x in parts[1:]:
-            bias = bias.float() + x.float()
+            bias = bias.to(of_call.real) + x.to(of_call.real)
         result.bias = bias if bias.dtype in (query.dtype, torch.float32) else bias.float()
     for basis, own in shift.items():
         result.lse_shift = result.lse_shift + of_call.value(basis, own)[..., 0]
@@ -213,6 +215,11 @@ class _Call:
     lengths: Lengths
     query: torch.Tensor
 
+    @property
+    def real(self) -> torch.dtype:
+        """The dtype of sums."""
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
     def value(self, basis: Node | None, factors: dict[Node | None, float]) -> torch.Tensor:
         """The sum of coefficient * factor, times basis; (b, h, q, k), each 1 or its size."""
         graph = self.graph
@@ -224,9 +231,8 @@ class _Call:
         assert total is not None
         if basis is not None:
             total = graph.apply("mul", total, basis)
-        real = torch.float64 if self.query.dtype == torch.float64 else torch.float32
         variables = self.lengths.variables(self.query.device)
-        value = evaluate(graph, graph.converted(total, "float"), variables, real)
+        value = evaluate(graph, graph.converted(total, "float"), variables, self.real)
         return value.expand(self.lengths.shape(total.depends))
 
     def alibi(
@@ -289,7 +295,7 @@ class _Call:
         view = self._view(table) if table is not None and table.op == "load" else None
         if view is not None:
             if factors == {None: 1.0}:
-                return view if view.dtype.is_floating_point else view.float()
+                return view if view.dtype.is_floating_point else view.to(self.real)
             return view * self.value(None, factors)
         if basis is not None and {"q", "k"} <= basis.depends:
             _refuse("a term depends on both q_idx and kv_idx")
@@ -307,8 +313,10 @@ class _Call:
         names: list[str] = []
         for x in load.args:
             dim = len(names)
-            if x.is_number:
-                tensor = tensor.select(dim, x.value)
+            if x.is_number:  # as `graph.evaluate` reads it
+                size = tensor.shape[dim]
+                at = x.value + size if x.value < 0 else x.value
+                tensor = tensor.select(dim, min(max(at, 0), size - 1))
                 continue
             if x.op != "variable" or x.value in names:
                 return None

@@ -45,7 +45,6 @@ class Symbol:
 
     __slots__ = ("graph", "node")
     __array_ufunc__ = None  # numpy's numbers leave operators to this class
-    __hash__ = object.__hash__
     shape = torch.Size(())
     ndim = 0
 
@@ -64,7 +63,9 @@ class Symbol:
     def dim(self) -> int:
         return 0
 
-    def size(self) -> torch.Size:
+    def size(self, dim: int | None = None) -> torch.Size:
+        if dim is not None:
+            refuse(f"size({dim}) of a traced value, which has no dimensions")
         return self.shape
 
     def numel(self) -> int:
@@ -72,6 +73,15 @@ class Symbol:
 
     def __repr__(self) -> str:
         return f"<traced {self.node.kind} {self.node.value or self.node.op}>"
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
+
+    def __hash__(self) -> NoReturn:
+        refuse("a traced value is looked up in a dict or a set: make it a tensor")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("a traced value is given to numpy: make the array a tensor, by torch.from_numpy")
 
     def __bool__(self) -> NoReturn:
         refuse(
@@ -82,7 +92,13 @@ class Symbol:
     def _no_number(self, *_: Any) -> NoReturn:
         refuse("a traced value is used as a Python number. Use torch's functions, not math's")
 
-    __int__ = __index__ = __float__ = __complex__ = item = tolist = _no_number
+    __int__ = __float__ = __complex__ = item = tolist = _no_number
+
+    def __index__(self) -> NoReturn:
+        refuse(
+            "a traced value is an index of a list, or a count as in range(): make the list a "
+            "tensor, as in torch.tensor([1, 2])[h]"
+        )
 
     def _no_sequence(self, *_: Any) -> NoReturn:
         refuse("a traced value has no elements: it stands for one number")
@@ -125,9 +141,11 @@ class Row:
             refuse(f"too many indices for a captured tensor of shape {tuple(self.tensor.shape)}")
         if any(x is None for x in result):
             return Row(self.graph, self.tensor, tuple(result))
-        return Symbol(
-            self.graph, self.graph.load(self.tensor, [x.node for x in result if x is not None])
-        )
+        try:
+            node = self.graph.load(self.tensor, [x.node for x in result if x is not None])
+        except UnsupportedModError as error:  # its dtype or layout
+            refuse(str(error))
+        return Symbol(self.graph, node)
 
     def _checked(self, entry: Any) -> Symbol:
         if not isinstance(entry, slice) and entry is not Ellipsis:
@@ -189,13 +207,17 @@ def called(name: str, *args: Any, **kwargs: Any) -> Any:
     if name == "__getitem__":
         if isinstance(args[0], torch.Tensor):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            graph = next(x.graph for x in index if isinstance(x, (Symbol, Row)))
+            graph = next((x.graph for x in index if isinstance(x, (Symbol, Row))), None)
+            if graph is None:
+                refuse("a captured tensor is indexed by a list of traced values: write t[q, k]")
             if Ellipsis in [x for x in index if not isinstance(x, (Symbol, Row, torch.Tensor))]:
                 refuse("a captured tensor is indexed by traced values and `...`")
             return Row(graph, args[0], (None,) * args[0].dim())[index]
         return args[0][args[1]]
     if is_in_place(name):
         refuse(f"side effect: {name} writes to a tensor")
+    if name == "embedding":
+        return _embedding(*args, **kwargs)
     if name not in FUNCTIONS or not found:
         refuse(f"torch.{name} is not supported")
     graph = found[0].graph
@@ -203,13 +225,22 @@ def called(name: str, *args: Any, **kwargs: Any) -> Any:
         result = FUNCTIONS[name](
             *(lifted(graph, x) if isinstance(x, (torch.Tensor, Row)) else x for x in args), **kwargs
         )
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         refuse(f"torch.{name} is not supported with these arguments")
     except UnsupportedModError as error:
         if WAY_OUT in str(error):
             raise
         refuse(str(error))
     return result
+
+
+def _embedding(
+    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+) -> Any:
+    """A row of the table."""
+    if padding_idx is not None or max_norm is not None or not isinstance(weight, torch.Tensor):
+        refuse("torch.embedding is not supported with these arguments")
+    return called("__getitem__", weight, input)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # by the names that torch and Python call them
@@ -223,15 +254,25 @@ def apply(op: str, *args: Any) -> Any:
 class Tracing(TorchFunctionMode):
     """While a mod runs: functions of symbols make nodes, all others run, if they only read."""
 
-    _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal")
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
         name, kwargs = _name(function), kwargs or {}
         flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
         if any(isinstance(x, (Symbol, Row)) for x in (*flat, *kwargs.values())):
             return called(name, *args, **kwargs)
-        if is_in_place(name):
+        if is_in_place(name) or kwargs.get("out") is not None or kwargs.get("inplace"):
             refuse(f"side effect: {name} writes to a tensor")
-        if name in self._RANDOM:
+        if _is_random(name):
             refuse(f"torch.{name} would be drawn once for all logits")
         return function(*args, **kwargs)
+
+
+@functools.cache
+def _is_random(name: str) -> bool:
+    """Does the function of this name draw random numbers? torch says so of its operators."""
+    if "dropout" in name or name == "gumbel_softmax":
+        return True
+    packet = None if name.startswith("_") else getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import numbers
+import os
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 
 from . import functions  # noqa: F401  fills what symbols know
 from .graph import Graph, UnsupportedModError
-from .symbols import Symbol, Tracing, lifted
+from .symbols import Row, Symbol, Tracing, lifted
 
 _ARGUMENTS = {"score_mod": ("score", "b", "h", "q", "k"), "mask_mod": ("b", "h", "q", "k")}
 
@@ -28,7 +30,8 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
         device: of the call, as `score.device` says it; None: a CPU.
 
     Raises:
-        TypeError: it is no function of 5 (4) arguments, or its result has the wrong type.
+        TypeError: it is no function of 5 (4) arguments, or its result is not one value of the right
+            type.
         UnsupportedModError: an operation, a branch on a traced value or a side effect; with its
             line.
     """
@@ -45,9 +48,7 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
     graph = Graph(device or torch.device("cpu"))
     with Tracing():
         result = function(*(Symbol(graph, graph.variable(x)) for x in names))
-        if result is None:
-            raise TypeError(f"{argument} returned None")
-        root = lifted(graph, result).node
+        root = _result(graph, result, argument, function).node
     if argument == "score_mod":
         root = graph.converted(root, "float")
     elif root.kind != "bool":
@@ -76,17 +77,38 @@ def _code(function: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
+def _result(graph: Graph, result: Any, argument: str, function: Callable[..., Any]) -> Symbol:
+    """What the function returned."""
+    if isinstance(result, (Symbol, numbers.Real)) or (
+        isinstance(result, torch.Tensor) and result.numel() == 1
+    ):
+        return lifted(graph, result)
+    what = type(result).__name__
+    if isinstance(result, Row):
+        what = f"row of a captured tensor of shape {tuple(result.tensor.shape)}"
+    elif isinstance(result, torch.Tensor):
+        what = f"tensor of shape {tuple(result.shape)}"
+    what = "None" if result is None else f"a {what}"
+    code = _code(function)
+    at = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+    raise TypeError(f"{argument} returned {what}, allowed: one value{at}")
+
+
 @functools.lru_cache(maxsize=256)
-def _side_effect(code: CodeType) -> str | None:
-    """The first statement that writes to something outside of the function."""
+def _side_effect(code: CodeType, outer: frozenset[str] | None = None) -> str | None:
+    """The first statement that writes to something outside of the function, or of one that it
+    defines; `outer`: variables outside of the function that defines this one."""
+    free = frozenset(code.co_freevars)
+    outside = free if outer is None else free & outer
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         if instruction.starts_line is not None:
             line = getattr(instruction, "line_number", None) or int(instruction.starts_line)
         name = instruction.argval
         writes = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR") or (
-            instruction.opname == "STORE_DEREF" and name in code.co_freevars
+            instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and name in outside
         )
         if writes:
             return f"line {line} of {code.co_filename} writes to {name}"
-    return None
+    inner = (_side_effect(x, outside) for x in code.co_consts if isinstance(x, CodeType))
+    return next(filter(None, inner), None)
