@@ -77,6 +77,13 @@ constexpr bool kHasTerm = false;
 template <class Term, class... Terms>
 constexpr bool kHasTerm<Score<Terms...>, Term> = Score<Terms...>::template kHas<Term>;
 
+// A softcap, and no term that adds to its logits.
+template <class Score>
+constexpr bool kIsSoftcapAlone = false;
+template <class... Terms>
+constexpr bool kIsSoftcapAlone<Score<Terms...>> =
+    Score<Terms...>::kHasSoftcap && !Score<Terms...>::kAdds;
+
 template <class Config, class Score, class Arch>
 struct BackwardScores {
   using Machine = Arch;
@@ -161,9 +168,9 @@ struct BackwardScores {
     } else {
       if constexpr (Score::kHasSoftcap) {
         score.template apply_softcap<Slice::kSize, false>(x);
-        for_all([&](int m, int n, int i) {
-          slope(i, m, n) = score.cap > 0.0f ? 1.0f - x(i, m, n) * x(i, m, n) : 1.0f;
-        });
+        if constexpr (!kIsSoftcapAlone<Score>) {
+          for_all([&](int m, int n, int i) { slope(i, m, n) = slope_of_softcap(x(i, m, n)); });
+        }
       }
       entries.transpose();
       apply_terms(x, at, lens, slice, entries, lane);
@@ -173,6 +180,8 @@ struct BackwardScores {
       unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
     }
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
+      // x is still the tanh. As late as here its slope takes few registers.
+      if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
       x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
     });
     if constexpr (Score::kIsLinear) {
@@ -180,8 +189,8 @@ struct BackwardScores {
       Products::pack(x, given.products);
     } else {
       for_all([&](int m, int n, int i) {
-        // Where a weight is 0, a user's function may have a derivative that is infinite.
-        bool const is_none = Score::kHasMod && x(i, m, n) == 0.0f;
+        // Where a weight is 0, the slope may be infinite: of a user's function, or of a masked key.
+        bool const is_none = (Score::kHasMod || kIsSoftcapAlone<Score>) && x(i, m, n) == 0.0f;
         slope(i, m, n) = is_none ? 0.0f : slope(i, m, n) * x(i, m, n);
       });
       Products::pack(x, words);
@@ -219,6 +228,10 @@ struct BackwardScores {
   }
 
  private:
+  // Of a softcap's logit / cap.
+  CUTE_DEVICE float slope_of_softcap(float x) const {
+    return score.cap > 0.0f ? 1.0f - x * x : 1.0f;
+  }
   CUTE_DEVICE static float to_float(uint16_t bits) {
     return std::is_same_v<Element, cutlass::half_t> ? half_to_float(bits) : bfloat16_to_float(bits);
   }

@@ -27,7 +27,9 @@ struct BackwardConsumer {
   using Scores = sm80::BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
-  static_assert(Score::kIsIdentity);
+  static_assert(!Config::kHasMask || Score::kIsIdentity);
+  static constexpr bool kHasSlope = !Score::kIsLinear;
+  struct NoWords {};
 
   using Params = typename Config::Params;
   using Steps = StepsOf<Config>;
@@ -41,7 +43,8 @@ struct BackwardConsumer {
 
   typename Products::Grad grad_k, grad_v;
   typename Products::Slice x;      // S, then dP
-  typename Scores::Given weights;  // P; with an identity score dS needs nothing else of it
+  typename Scores::Given weights;  // P times the slope of the score, for dS
+  std::conditional_t<kHasSlope, typename Products::Packed, NoWords> words;  // P, if it has one
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -75,19 +78,24 @@ struct BackwardConsumer {
   CUTE_DEVICE void step(Steps const& at) {
     Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
     uint32_t const bits = load_bits(at);
+    typename Scores::Entries const entries = read_entries(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
     if constexpr (Config::kHasMask) apply_bits(bits);
-    to_weights(at);
+    to_weights(at, entries);
 
     Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
-    issue_second(weights.products, shared.grad_o, grad_v);
-    Arch::template wgmma_wait<1>(registers_of(x));
+    issue_second(products_of_v(), shared.grad_o, grad_v);
+    if constexpr (kHasSlope) {  // frees the registers of `words`: 14 are spilled instead of 21
+      Arch::template wgmma_wait<0>(registers_of(x), registers_of(grad_v), words);
+    } else {
+      Arch::template wgmma_wait<1>(registers_of(x));
+    }
     Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
-    Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), weights.products,
+    Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
     arrive<Arch>(&shared.empty[ring.stage]);
     ring.advance();
@@ -112,19 +120,40 @@ struct BackwardConsumer {
     });
   }
 
-  CUTE_DEVICE void to_weights(Steps const& at) {
+  CUTE_DEVICE sm80::StepPlace place(Steps const& at) const {
+    int const first_key = BackwardConsumer::thread() / 32 * Config::kWarpKeys;
+    return {shared.block.tile.batch, at.head, shared.block.tile.begin + first_key, at.tile * kM};
+  }
+  CUTE_DEVICE SeqLens lens() const { return shared.block.seq.lens(p); }
+
+  CUTE_DEVICE typename Scores::Entries read_entries(Steps const& at) const {
+    if constexpr (Scores::kHasBias) {
+      return scores.read_entries(place(at), lens(), 0, BackwardConsumer::thread() % 32);
+    }
+    return {};
+  }
+
+  // P, which dV is multiplied with.
+  CUTE_DEVICE typename Products::Packed& products_of_v() {
+    if constexpr (kHasSlope) {
+      return words;
+    } else {
+      return weights.products;
+    }
+  }
+
+  CUTE_DEVICE void to_weights(Steps const& at, typename Scores::Entries const& entries) {
     int const thread = BackwardConsumer::thread(), warp = thread / 32;
     if constexpr (Config::kHasMask) {
-      scores.weights(x, {}, {}, 0, {}, stats(), {}, false, thread % 32, weights.products, weights);
+      scores.weights(x, {}, {}, 0, entries, stats(), {}, false, thread % 32, products_of_v(),
+                     weights);
     } else {
       sm80::VisibleQueries const visible = shared.block.visible[warp];
-      int const first = at.tile * kM, first_key = warp * Config::kWarpKeys;
+      int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
-      sm80::StepPlace const place{shared.block.tile.batch, at.head,
-                                  shared.block.tile.begin + first_key, first};
-      Address const queries = Arch::smem_address(shared.queries_of_key[first_key]);
-      scores.weights(x, place, {}, 0, {}, stats(), queries, is_masked, thread % 32,
-                     weights.products, weights);
+      Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);
+      scores.weights(x, place(at), lens(), 0, entries, stats(), queries, is_masked, thread % 32,
+                     products_of_v(), weights);
     }
   }
 

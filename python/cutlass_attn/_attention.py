@@ -77,6 +77,10 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         if torch and torch.is_compiling():
             if not MODS.isdisjoint(options):
                 return _with_mods(attention, q, k, v, options)
+            again: Callable[..., Any] = attention
+            given = {"q": q, "k": k, "v": v, **options}
+            if arrays := converted(given):
+                return again(**{**given, **arrays})
             from ._call import operator
 
             return operator.recorded(q, k, v, options)
@@ -199,19 +203,20 @@ def attention(
             Sq, Sk) in either layout; any strides. -inf masks a key. Not expanded in memory.
         mask: bool, 1 to 4 dimensions that broadcast to (B, Hq, Sq, Sk) in either layout; any
             strides. True = visible. Applies on top of causal, window and attention_chunk.
-        seqused_q: padding as lengths: (B,) int32 on q's device, or a list of int. The queries of a
-            batch entry are its rows from ``leftpad_q`` up to ``seqused_q``, by default all. Other
-            rows of the result and of gradients are zeros, and their log-sum-exp is -inf. i, j, Sq
-            and Sk in this text then count rows of an entry's intervals. The numbers are read when
-            the kernel runs: nothing waits for them, and a CUDA graph replays with new ones. A CPU
-            checks them; a GPU takes an interval beyond the rows for one that ends there. Not with
-            mask or bias.
-        seqused_k: the same of keys and values, which are rows ``leftpad_k`` up to ``seqused_k``.
+        seqused_q: padding as lengths: (B,) int32 on q's device, a list of int, or an int for all
+            entries. The queries of a batch entry are its rows from ``leftpad_q`` up to
+            ``seqused_q``, by default all. Other rows of the result and of gradients are zeros, and
+            their log-sum-exp is -inf. i, j, Sq and Sk in this text then count rows of an entry's
+            intervals. An array is read when the kernel runs: nothing waits for it, and a CUDA graph
+            replays with new numbers. Lists are checked, and arrays on a CPU; a GPU takes an
+            interval of an array beyond the rows for one that ends there. Not with mask or bias.
+        seqused_k: likewise of keys and values, which are rows ``leftpad_k`` up to ``seqused_k``.
             Other rows are not read.
-        leftpad_q: (B,) int32 or a list: rows of padding before the first query; default 0.
-        leftpad_k: the same before the first key. With ``causal`` it suffices for a batch padded on
-            the left, where queries of padding then see no key; one padded on the right has
-            ``seqused_q`` and ``seqused_k``.
+        leftpad_q: likewise: rows of padding before the first query; default 0.
+        leftpad_k: likewise: rows of padding before the first key. With ``causal`` it suffices for a
+            batch padded on the left, where queries of padding then see no key (unless such a query
+            holds NaN and a gradient is computed: give ``leftpad_q`` too). One padded on the right
+            has ``seqused_q`` and ``seqused_k``.
         alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
             ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
             2108.12409).

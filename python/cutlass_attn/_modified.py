@@ -100,7 +100,8 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
     if found.scale != 1.0:
         options["softmax_scale"] = _scale(call) * found.scale
     of_mods = dict(found.options)
-    become = " and ".join(name for name in ("mask", "bias") if name in of_mods)
+    # What depends on positions: with lengths, others than those that the functions get.
+    become = " and ".join(name for name in of_mods if name != "softcap")
     for name in PADDING:
         if become and options.get(name) is not None:
             raise ValueError(

@@ -382,9 +382,13 @@ def append_kv(
         NotImplementedError: an input needs a gradient.
         RuntimeError: CUDA reported an error.
     """
-    options = {"v_new": v, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
+    of_slots = {"slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **of_slots}
+    options = {"v_new": v, **of_slots}
     torch = find_torch()
     if torch and torch.is_compiling():
+        if arrays := converted(given):
+            return append_kv(**{**given, **arrays})
         from ._call import serving_operator
 
         return serving_operator.append(k, k_cache, v_cache, **options)
@@ -393,8 +397,6 @@ def append_kv(
         return None
     except TypeError as error:
         refused = error.with_traceback(None)  # which holds this frame
-    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **options}
-    del given["v_new"]
     retried(append_kv, given, refused)
     return None
 

@@ -149,7 +149,8 @@ def attention_varlen(
             the last one. These are offsets, not lengths. Lists of int do as well here and below;
             they are copied to the device in each call.
         cu_seqlens_k: (B + 1,) int32: the offsets of the keys; None: those of the queries.
-        seqused_k: (B,) int32: number of keys of each sequence that count, from its first one on.
+        seqused_k: (B,) int32, or an int for all: number of keys of each sequence that count, from
+            its first one on.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Needs ``seqused_k``; entries beyond it may hold anything.
         causal: query i of a sequence sees its keys up to ``i + Sk - Sq``: the last query sees the

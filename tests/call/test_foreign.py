@@ -142,6 +142,18 @@ def test_compiled_calls_take_lists():
     assert torch.equal(decoded, attention_decode(CACHE[:, :1], CACHE, CACHE, int32(5, 5, 5)))
 
 
+def test_compiled_append_takes_a_list():
+    pages = torch.zeros(2, 2, 4, 2, 8)
+
+    @torch.compile(backend="aot_eager")
+    def call(k, pages):
+        cutlass_attn.append_kv(k, k, pages[0], pages[1], slot_mapping=[6, 1])
+
+    k = torch.randn(2, 2, 8)
+    call(k, pages)
+    assert torch.equal(pages.flatten(1, 2)[:, [6, 1]], torch.stack([k, k]))
+
+
 LENGTHS = {"as a list": list, "as a tensor": lambda x: int32(*x), "as an array": np.int32}
 
 

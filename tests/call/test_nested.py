@@ -47,6 +47,9 @@ def test_other_nested_tensors_are_refused_by_name():
         attention(dense, dense, dense, sinks=q)
     with pytest.raises(ValueError, match="nested tensors have no mask"):
         attention(q, q, q, mask=torch.ones(4, 1, 5, 5, dtype=torch.bool))
+    for name in ("seqused_q", "leftpad_q", "leftpad_k"):
+        with pytest.raises(ValueError, match=f"nested tensors have no {name}"):
+            attention(q, q, q, **{name: [0] * len(LENGTHS)})
     with pytest.raises(ValueError, match='"bhsd" or "bshd", got \'sbhd\''):
         attention(q, q, q, layout="sbhd")
     with pytest.raises(ValueError, match="q must be nested over its sequences"):

@@ -1,6 +1,8 @@
 """Padding as lengths: batch entries whose queries and keys are intervals of rows. Every kernel
 that takes packed sequences, against the oracle, entry by entry. Padding is NaN."""
 
+import re
+
 import backward_reference
 import cases
 import cutlass_attn
@@ -314,6 +316,7 @@ def test_compiled():
         backend="aot_eager",
     )
     due = attention(*inputs, causal=True, **lengths)
+    torch.testing.assert_close(compiled(*inputs, PADDING), due)  # lists of int
     out = compiled(*inputs, lengths)
     torch.testing.assert_close(out, due)
     for x, y in zip(
@@ -322,6 +325,46 @@ def test_compiled():
         strict=True,
     ):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("given", [[3, 99, 1], [3, 4.5, 1], "ab"], ids=str)
+def test_wrong_lengths_are_refused_alike_in_compiled_calls(given):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *qkv: attention(*qkv, seqused_k=given), backend="eager")
+    with pytest.raises((TypeError, ValueError)) as of_eager:
+        attention(*batch(), seqused_k=given)
+    with pytest.raises(of_eager.type, match=re.escape(str(of_eager.value))):
+        compiled(*batch())
+
+
+@pytest.mark.parametrize("name", PADDING)
+def test_one_int_is_that_of_all_entries(name):
+    inputs = batch()
+    assert torch.equal(attention(*inputs, **{name: 4}), attention(*inputs, **{name: [4] * 3}))
+    with pytest.raises(ValueError, match=rf"{name}\[0\] is 12, allowed: 0 to"):
+        attention(*inputs, **{name: 12})
+
+
+def test_one_int_is_that_of_all_sequences():
+    x = torch.randn(7, 2, 16)
+    offsets = [0, 3, 7]
+    due = cutlass_attn.attention_varlen(x, x, x, offsets, seqused_k=[2, 2])
+    for given in (offsets, int32(offsets)):
+        out = cutlass_attn.attention_varlen(x, x, x, given, seqused_k=2)
+        assert torch.equal(out, due)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_lists_are_checked_where_no_kernel_runs(layout):
+    inputs = [x.to("meta") for x in batch()]
+    if layout == "bshd":
+        inputs = [x.transpose(1, 2).contiguous() for x in inputs]
+    for of_k, message in ((11, r"\[1\] is 12, allowed: 0 to 11"), ([8, 9, 10], "allowed: 0 to 9")):
+        with pytest.raises(ValueError, match=message):
+            cutlass_attn.explain(
+                *inputs, layout=layout, seqused_k=of_k, leftpad_k=[8, 12, 0], device="sm_90"
+            )
+    assert cutlass_attn.explain(*inputs, layout=layout, device="sm_90", **PADDING).chosen
 
 
 def test_vmap():
@@ -398,9 +441,20 @@ def test_lengths_beyond_the_rows_end_there():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"seqused_q": [1, 2, 10]}, ValueError, r"seqused_q\[2\] is 10, but q has 9 rows"),
-        ({"seqused_k": [12, 2, 3]}, ValueError, r"seqused_k\[0\] is 12, but k has 11 rows"),
-        ({"seqused_k": [-1, 2, 3]}, ValueError, r"seqused_k\[0\] is -1, but"),
+        ({"seqused_q": int32([1, 2, 10])}, ValueError, r"seqused_q\[2\] is 10, but q has 9 rows"),
+        ({"seqused_k": int32([12, 2, 3])}, ValueError, r"seqused_k\[0\] is 12, but k has 11 rows"),
+        ({"leftpad_k": int32([0, 12, 0])}, ValueError, r"leftpad_k\[1\] is 12, allowed: 0 to 11"),
+        (
+            {"seqused_q": [1, 2, 10]},
+            ValueError,
+            r"seqused_q\[2\] is 10, allowed: 0 to 9, the",
+        ),
+        (
+            {"seqused_k": [-1, 2, 3]},
+            ValueError,
+            r"seqused_k\[0\] is -1, allowed: 0 to 11, the",
+        ),
+        ({"seqused_k": [1, 2**40, 3]}, ValueError, r"seqused_k\[1\] is 1099511627776, allowed"),
         ({"leftpad_k": [0, 12, 0]}, ValueError, r"leftpad_k\[1\] is 12, allowed: 0 to 11"),
         ({"leftpad_q": [0, -1, 0]}, ValueError, r"leftpad_q\[1\] is -1, allowed: 0 to 9"),
         (
@@ -410,7 +464,11 @@ def test_lengths_beyond_the_rows_end_there():
         ),
         ({"seqused_k": [1, 2]}, ValueError, r"seqused_k must have shape \(batch,\) = \(3,\), got"),
         ({"leftpad_k": torch.zeros(3)}, ValueError, "leftpad_k must be int32"),
-        ({"leftpad_k": "left"}, TypeError, "leftpad_k must be an array"),
+        (
+            {"leftpad_k": "left"},
+            TypeError,
+            "leftpad_k must be an array.* allowed: .* an int",
+        ),
         (
             {"seqused_k": [1, 2, 3], "mask": torch.ones(11, dtype=torch.bool)},
             ValueError,

@@ -388,6 +388,15 @@ def wrong(**changes):
             ValueError,
             "leftpad_k is given with mask_mod, which is computed as mask",
         ),
+        (
+            {
+                "score_mod": None,
+                "mask_mod": lambda b, h, q, k: q >= k,
+                "seqused_k": torch.ones(B, dtype=torch.int32),
+            },
+            ValueError,
+            "seqused_k is given with mask_mod, which is computed as causal",
+        ),
         ({"kernel": "scalar/tiled-simt"}, ValueError, "kernel is 'scalar/tiled-simt'"),
         ({"verify": True}, ValueError, "there is no second kernel"),
         ({"score_mode": 1}, TypeError, "did you mean 'score_mod'"),

@@ -140,18 +140,21 @@ def test_result_of_a_view(make):
     assert_equal(result, expected(q, q, q), torch.float16)
 
 
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+@pytest.mark.parametrize("lowest", [-1e9, -3e15, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lowest_number_as_mask(dtype):
-    """Rows of the lowest number alone are an average, in the kernels for GPUs as well."""
-    lowest = torch.finfo(dtype).min
+def test_lowest_number_as_mask(dtype, lowest, scale):
+    """Rows of a large negative number alone are an average, in the kernels for GPUs as well."""
+    lowest = torch.finfo(dtype).min if lowest is None else lowest
     mask = torch.zeros(2, 1, 6, 20, dtype=dtype)
     mask[0, :, :3] = lowest
     mask[1, :, :, 4:] = lowest
     mask[1, :, 5] = -torch.inf
-    q, k, v = half(2, 4, 6, 16), *half(2, 2, 4, 20, 16)
+    q, k, v = scale * half(2, 4, 6, 16), *half(2, 2, 4, 20, 16)
     if dtype == torch.bfloat16:
         q, k, v = (x.bfloat16() for x in (q, k, v))
-    due = expected(q, k, v, mask)
+    # -1e9 does not absorb the logits of float64.
+    due = expected(q, k, v, mask.masked_fill(mask == lowest, torch.finfo(dtype).min))
     assert (due[1, :, 5] == 0).all()
     assert_equal(sdpa.scaled_dot_product_attention(q, k, v, mask), due, q.dtype)
     if dtype == torch.float32 and cutlass_attn.build_info().simt == "all":
@@ -237,6 +240,27 @@ def test_gradients(mask, order):
         assert a.dtype == b.dtype
         # Their rows are small differences of what comes from an output in half precision.
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("lowest", [-1e9, -3e15, -3.38e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_beside_rows_of_the_lowest_number(dtype, lowest):
+    """Such rows are padding: nobody reads them, and their gradient is 0 and not NaN."""
+    inputs = [
+        x.bfloat16().requires_grad_() for x in (6 * half(2, 4, 6, 16), *half(2, 2, 4, 20, 16))
+    ]
+    mask = torch.zeros(2, 1, 6, 20, dtype=dtype)
+    mask[..., :3, :] = lowest
+    mask[1, ..., 9:] = lowest
+    out = sdpa.scaled_dot_product_attention(*inputs, mask)
+    got = torch.autograd.grad(out[:, :, 3:].float().square().sum(), inputs)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    visible = mask == 0
+    visible[..., :3, :] = True
+    out = F.scaled_dot_product_attention(*doubles, visible)
+    due = torch.autograd.grad(out[:, :, 3:].square().sum(), doubles)
+    for x, y in zip(got, due, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=0, atol=2e-2 * y.abs().max().item())
 
 
 def test_leaves_gradients_to_torch_where_there_is_no_kernel(monkeypatch):

@@ -1,7 +1,10 @@
 """compat.transformers: tiny models with random weights, against their own eager attention."""
 
+import copy
 import importlib.util
+import io
 import json
+import pickle
 import sys
 
 import cutlass_attn
@@ -252,6 +255,12 @@ def test_training_of_a_padded_batch(side, calls):
     assert all("mask" not in x for x in calls)
 
 
+def saved_and_loaded(x):
+    file = io.BytesIO()
+    torch.save(x, file)
+    return torch.load(io.BytesIO(file.getvalue()))
+
+
 def test_what_reads_a_mask_of_padding_gets_its_numbers():
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -266,6 +275,16 @@ def test_what_reads_a_mask_of_padding_gets_its_numbers():
     for read in (lambda x: x[:, :, :4], lambda x: ~x, lambda x: torch.cat([x, x]), lambda x: x * 1):
         assert type(read(found)) is torch.Tensor
         assert torch.equal(read(found), read(due))
+    for copied in (
+        copy.deepcopy(found),
+        pickle.loads(pickle.dumps(found)),
+        saved_and_loaded(found),
+    ):
+        assert type(copied) is torch.Tensor
+        assert torch.equal(copied, due)
+    assert (found.numpy() == due.numpy()).all()
+    assert found.tolist() == due.tolist()
+    found = compat.mask_function(**given)  # without numbers
     q, k, v = (x[:, :, :1].expand(-1, -1, 9, -1) for x in operands())
     # With what has a place for every key, and of other operands than it was made for.
     for more, rows in (({"position_bias": torch.zeros(1, 4, 9, 9)}, 9), ({}, 4)):

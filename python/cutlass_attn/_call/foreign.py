@@ -13,29 +13,33 @@ from typing import Any
 
 import numpy as np
 
+from .call import PADDING
 from .keywords import refusal
 
-# Lists of int; where one int may stand for all sequences, an argument with B entries, and how many
-# it has more.
-_PER_SEQUENCE = {
-    "cu_seqlens_q": ("", 0),
-    "cu_seqlens_k": ("", 0),
-    "seqused_q": ("q", 0),
-    "seqused_k": ("cu_seqlens_q", 1),
-    "leftpad_q": ("q", 0),
-    "leftpad_k": ("q", 0),
-    "cache_seqlens": ("q", 0),
-    "cache_batch_idx": ("", 0),
-    "cache_leftpad": ("q", 0),
-    "slot_mapping": ("", 0),
+# Arguments that may be lists of int, and whether one int may stand for all sequences. seqused comes
+# before leftpad, whose range it limits.
+_LISTS = {
+    "cu_seqlens_q": False,
+    "cu_seqlens_k": False,
+    "seqused_q": True,
+    "seqused_k": True,
+    "leftpad_q": True,
+    "leftpad_k": True,
+    "cache_seqlens": True,
+    "cache_batch_idx": False,
+    "cache_leftpad": True,
+    "slot_mapping": False,
 }
 _PACKED = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 
 
 def retried(function: Callable[..., Any], given: Mapping[str, Any], refused: TypeError) -> Any:
     """A call that was refused, with arrays for what is none. Raises TypeError: a keyword that the
-    function lacks, or `refused` if everything is an array."""
-    arrays = converted(given)
+    function lacks, what `converted` raises, or `refused` if everything is an array."""
+    try:
+        arrays = converted(given)
+    except TypeError as error:
+        arrays, refused = None, error.with_traceback(None)
     if arrays is None:
         known = inspect.signature(function).parameters
         raise refusal(function.__name__, given, known) or refused
@@ -55,17 +59,26 @@ def converted(given: Mapping[str, Any]) -> dict[str, Any] | None:
     found = {name: _by_dlpack(name, x) for name, x in given.items() if _is_foreign(x, given)}
     given = {**given, **found}
     like = next(iter(given.values()))
-    for name, (of, more) in _PER_SEQUENCE.items():
+    for name, may_be_one in _LISTS.items():
         x = given.get(name)
-        if isinstance(x, (list, tuple)):
-            found[name] = _listed(name, x, given, like)
-        elif (
-            hasattr(given.get(of), "__len__")
-            and isinstance(x, (int, np.integer))
-            and not isinstance(x, bool)
-        ):
-            found[name] = _array(name, [int(x)] * (len(given[of]) - more), like)
+        if x is None or hasattr(x, "__dlpack__"):
+            continue
+        if may_be_one and isinstance(x, (int, np.integer)) and not isinstance(x, bool):
+            x = given[name] = [x] * _num_sequences(like, given.get("cu_seqlens_q"))
+        if not isinstance(x, (list, tuple)):
+            raise TypeError(
+                f"{name} must be an array of the same library as {next(iter(given))}, got "
+                f"{_type_name(x)}; allowed: an array, a list of int{', an int' * may_be_one}"
+            )
+        found[name] = _listed(name, x, given, like)
     return found or None
+
+
+def _num_sequences(q: Any, offsets: Any) -> int:
+    if isinstance(offsets, (list, tuple)):
+        return len(offsets) - 1
+    sizes = [*(q if offsets is None else offsets).shape, 0]  # 0: of no dimensions, an error later
+    return sizes[0] if offsets is None else sizes[0] - 1
 
 
 def _torch() -> Any:
@@ -118,13 +131,37 @@ def _listed(name: str, x: list[Any] | tuple[Any, ...], given: Mapping[str, Any],
             f"{name} is {values}, lengths that sum up to the {shape[0]} rows of {operand}; "
             f"allowed: offsets, {[sum(values[:i]) for i in range(len(values) + 1)]}"
         )
+    if name in PADDING and given.get("cu_seqlens_q") is None:
+        _check_range(name, values, given)
     return _array(name, values, like)
+
+
+def _check_range(name: str, values: list[int], given: Mapping[str, Any]) -> None:
+    """Of lengths of a dense call, also where no kernel for a CPU checks them. Raises ValueError."""
+    kind, operand = name.split("_")
+    x = given.get(operand)
+    shape = getattr(x, "shape", ())
+    if len(shape) != 4 or getattr(x, "is_nested", False):
+        return  # whose rows are packed, or an error later
+    rows = shape[1 if given.get("layout") == "bshd" else 2]
+    ends, why = None, f"the rows of {operand}"
+    if kind == "leftpad":
+        ends = given.get(f"seqused_{operand}")
+        why = f"where the rows of {operand} that count end in that entry"
+    if not isinstance(ends, (list, tuple)) or len(ends) != len(values):
+        ends = [rows] * len(values)
+    for i, (value, most) in enumerate(zip(values, ends, strict=True)):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name}[{i}] is {value}, allowed: 0 to {most}, {why}")
 
 
 def _array(name: str, values: list[int], like: Any) -> Any:
     """Of the dtype that the argument has, on the device of `like`."""
-    if any(not -(2**31) <= value < 2**31 for value in values):
-        raise ValueError(f"{name} has {max(values, key=abs)}, allowed: numbers of 32 bits")
+    for i, value in enumerate(values):
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(
+                f"{name} has {value}, allowed: numbers of 32 bits; that is {name}[{i}]"
+            )
     if isinstance(like, np.ndarray):
         return np.array(values, np.int64 if name == "slot_mapping" else np.int32)
     torch = _torch()

@@ -9,7 +9,10 @@ import torch
 from . import serving_operator, torch_library
 
 # Of `attention`, which packed sequences lack.
-_LACKING = {"out": None, "bias": None, "mask": None, "accumulate": "fp32", "max_error": None}
+_LACKING = {
+    **dict.fromkeys(("out", "bias", "mask", "seqused_q", "leftpad_q", "leftpad_k", "max_error")),
+    "accumulate": "fp32",
+}
 
 
 def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ for all layers to read. Where the mask is one interval per batch entry, this one
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,19 @@ class PaddingMask(torch.Tensor):
         if self.numbers is None:
             self.numbers = self.make()
         return self.numbers
+
+    # What torch does without its dispatcher.
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(self.dense(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # pickle and torch.save
+        return self.dense().__reduce_ex__(protocol)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.dense().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.dense().tolist()
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
-# The lowest numbers of float32 and bfloat16 hide a key on mma.sync (docs/numerics.md). Nothing that
-# comes with a bias as low as this has a weight left, unless the whole row is as low.
-_LOWEST_BIAS = -1e8
+# A key with a bias below the first number has no weight left, unless the whole row is as low. In a
+# row that is, torch's result is an average of V, as the bias absorbs the logits. The second number
+# absorbs them as well; the lowest numbers of float32 and bfloat16 would mask the key on mma.sync
+# (docs/numerics.md). A power of 2 survives the LSE's conversion to units of log2 and back, so that
+# backward passes compute exp(logit - LSE) as 1. Other numbers may give infinity.
+_LOW_BIAS = -1e8
+_LOWEST_BIAS = -(2.0**100)
 
 
 def top_left_causal(seqlen_q: int, seqlen_k: int) -> tuple[int, dict[str, Any]]:
@@ -33,7 +37,7 @@ def mask_or_bias(mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 
 def bounded_bias(bias: torch.Tensor) -> torch.Tensor:
-    """The bias without numbers below -1e8 other than -inf, such as the lowest of its dtype.
+    """The bias with -2^100 for numbers below -1e8 other than -inf, such as the lowest of its dtype.
 
     A dimension along which it is expanded comes back with size 1: not a byte is copied for it.
     """
@@ -42,4 +46,5 @@ def bounded_bias(bias: torch.Tensor) -> torch.Tensor:
     for dim in range(0 if bias.requires_grad else bias.dim()):
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
-    return bias.clamp(min=_LOWEST_BIAS).masked_fill_(bias.isneginf(), -torch.inf)
+    low = bias.masked_fill(bias < _LOW_BIAS, _LOWEST_BIAS)
+    return low.masked_fill_(bias.isneginf(), -torch.inf)

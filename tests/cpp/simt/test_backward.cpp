@@ -368,6 +368,19 @@ TEST(dropout) {
   run_dropout<sm80::Backward<Half, 256, 32, 64, 8, false, DenseSeqInfo, false, true>>();
 }
 
+TEST(few_wgmma_terms) {
+  Case c{.name = "ALiBi", .heads_q = 3, .seqlen_q = 100, .seqlen_k = 139, .has_alibi = true};
+  run<sm90::Backward<Half, 64, 64, 192, 12>, Score<Alibi>>(c);
+  c.softcap = 1.5f, c.head_dim = 128, c.heads_q = 2, c.mask = causal();
+  run<sm90::Backward<Half, 128, 64, 128, 8>, Score<Softcap, Alibi>>(c);
+  c.has_alibi = false;
+  run<sm90::Backward<Half, 128, 64, 128, 8>, SoftcapScore>(c, simt::FiberOrder::kRandom);
+  Case b{.name = "bias", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
+  b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
+  run<sm90::Backward<Half, 64, 64, 192, 12>, Score<Softcap, PairBias>,
+      Score<Softcap, Alibi, PairBias>>(b);
+}
+
 TEST(one_role) {
   run_common<sm80::Backward<Half, 64, 64, 128, 4>>();
   run_common<sm80::Backward<BFloat, 64, 64, 128, 8>>();
@@ -392,6 +405,18 @@ TEST(wgmma) {
   run_plain<sm90::Backward<Half, 128, 64, 128, 8, DenseSeqInfo, true>, IdentityScore>();
 }
 
+template <class Kernel>
+void run_softcap() {
+  for (Case c : common_cases(Kernel::Config::kHeadDim, Kernel::Config::kBlockN)) {
+    c.softcap = c.magnitude > 1.0f ? 30.0f : 1.5f;
+    run<Kernel, SoftcapScore>(c);
+  }
+}
+TEST(wgmma_softcap) {
+  run_softcap<sm90::Backward<Half, 64, 64, 192, 12>>();
+  run_softcap<sm90::Backward<BFloat, 128, 64, 128, 8>>();
+}
+
 TEST(wgmma_mask) {
   run_masked<Masked<Half, 64, 64, 192, 12>>();
   run_masked<Masked<BFloat, 128, 64, 128, 8>>();
@@ -412,6 +437,16 @@ TEST(two_pass_chunks) {
 }
 
 TEST(alibi_one_role) { run_alibi<sm80::Backward<Half, 64, 64, 128, 4>>(); }
+
+TEST(wgmma_alibi) {
+  run_alibi<sm90::Backward<BFloat, 64, 64, 192, 12>>();
+  run_alibi<sm90::Backward<Half, 128, 64, 128, 8>>();
+}
+
+TEST(wgmma_bias) {
+  run_pairs<sm90::Backward<Half, 64, 64, 192, 12>, PairBias>();
+  run_pairs<sm90::Backward<BFloat, 128, 64, 128, 8>, PairBias>();
+}
 
 TEST(alibi_two_roles) {
   run_alibi<sm80::Backward<BFloat, 128, 32, 128, 8>>();
