@@ -1,11 +1,15 @@
 """Kernels with a user's score_mod, as NVRTC makes them, without a GPU."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import cutlass_attn  # noqa: E402
-from cutlass_attn import _compiled, jit  # noqa: E402
+from cutlass_attn import _compiled, jit, tuning  # noqa: E402
 from cutlass_attn._call.call import Call  # noqa: E402
 from cutlass_attn._mods.tracing import trace  # noqa: E402
 from cutlass_attn.jit import sources  # noqa: E402
@@ -81,6 +85,40 @@ def test_explain(device, grad, options, kernel):
     assert found.chosen.kernel == kernel
     assert found.score_mod.startswith("mod_") and found.score_mod in str(found)
     assert next(x for x in found.verdicts if x.chosen).at_first_use
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("scale", [-0.1, 0.0])
+def test_a_score_that_needs_no_softcap_has_none(scale):
+    found = cutlass_attn.explain(
+        *operands(2048), score_mod=decay, softmax_scale=scale, device="sm_80", grad=True
+    )
+    assert found.score == "identity"
+
+
+TUNED = """
+[smem_100."sm80"]
+d64 = [{ tile = "96x64x6", min_blocks_per_sm = 0.5 }, { tile = "64x128x4" }]
+"""
+ASK = """
+import torch, cutlass_attn
+q = torch.zeros(2, 8, 4096, 64, dtype=torch.float16)
+print(cutlass_attn.explain(q, q, q, device="sm_89").chosen.key)
+mod = lambda s, b, h, q, k: s * s
+print(cutlass_attn.explain(q, q, q, score_mod=mod, device="sm_89").chosen.key)
+"""
+
+
+@needs_nvrtc
+def test_a_tile_of_the_users_own_is_not_for_score_mods(tmp_path):
+    path = tmp_path / "tuned.toml"
+    path.write_text(TUNED)
+    env = {**os.environ, tuning.VARIABLE: str(path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=env, capture_output=True, text=True, check=True
+    )
+    tuned, with_mod = done.stdout.split()
+    assert tuned == "sm80/f16/d64/96x64x6" and with_mod == "sm80/f16/d64/64x128x4"
 
 
 @needs_nvrtc
