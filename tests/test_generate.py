@@ -3,16 +3,11 @@
 import json
 import os
 import re
-import sys
-from pathlib import Path
 
+import facts
+import families
+import generate
 import pytest
-
-KERNELS = Path(__file__).parents[1] / "kernels"
-sys.path.insert(0, str(KERNELS))
-import facts  # noqa: E402
-import families  # noqa: E402
-import generate  # noqa: E402
 
 MANIFEST = """
 scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
@@ -546,74 +541,3 @@ def test_a_wrong_rule_is_refused_by_place(tmp_path, old, new, message):
     rows = load(tmp_path, MANIFEST)
     with pytest.raises(generate.ManifestError, match=message):
         generate.load_tuned(rows, write(tmp_path, "tuned.toml", TUNED.replace(old, new, 1)))
-
-
-def test_the_projects_own_rules_name_rows():
-    generate.load_tuned(generate.load())
-
-
-def test_the_projects_own_manifest_compiles_every_kernel_in_the_core_tier():
-    rows = generate.load()
-    core = {row.kernel_name for row in rows if generate.Build().compiles(row)}
-    # Kernels that "auto" takes only for such sums, for rare options of packed calls or of 8 bits,
-    # on Hopper alone, or never, backward passes that are rare, and over a cache in 8 bits prefill,
-    # or decoding on GPUs that convert it bit by bit: compiled at first use.
-    at_first_use = {row.kernel_name for row in rows} - core
-    fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
-    names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
-    names += ("with_bias", "mask", "with_bias_mask")
-    backward = {
-        "sm90/backward",
-        "sm90/backward_dropout",
-        "sm90/backward_wgmma",
-        "sm90/backward_wgmma_mask",
-        "sm90/backward_wgmma_varlen",
-        "sm90/backward_wgmma_ordered",
-        "sm90/backward_two_pass",
-        "sm90/backward_two_pass_varlen",
-        *(f"sm80/backward_{name}" for name in names),
-    }
-    fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
-    general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
-    limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
-    limited |= {f"{name}_general" for name in limited}
-    hopper = {"sm90", "sm90/split_keys", "sm90/bias", "sm90/varlen"}
-    hopper |= {"sm90/mask", "sm90/bias_mask"}
-    in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
-    packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
-    others = {"wmma", "wmma/8x32x16"}
-    asked_for = limited | packed
-    assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
-    assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
-    build = generate.Build(archs=("80", "89", "90a"))
-    ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
-    names = hopper | {"sm90/backward_wgmma", "sm90/backward_wgmma_mask"}
-    assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
-
-
-def test_a_users_build_has_the_scalar_kernels_for_the_cpu():
-    """Those that `verify=True` compares with."""
-    rows = [row for row in generate.load() if row.simt]
-    build = generate.Build(cuda=False, simt="scalar")
-    compiled = {row.kernel_name for row in rows if build.compiles(row)}
-    scalar = ("minimal", "tiled", "vectorized", "backward")
-    assert compiled == {f"scalar/{name}-simt" for name in scalar}
-    build = generate.Build(cuda=False, simt="all")
-    assert all(build.compiles(row) for row in rows)
-
-
-def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
-    """But for those of a cache in 8 bits, or whose blocks share keys, which have one tile. Any
-    other would be without a source, were its tile in a tuning file."""
-    rows = generate.load()
-    space = generate.load_space(rows)
-    assert list(space) == list(
-        dict.fromkeys(
-            row.kernel_name
-            for row in rows
-            if "sm80::Forward" in row.kernel.code
-            and not (row.simt or row.kernel.needs or row.kernel.avoids)
-        )
-    )
-    assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]
-    assert "{warps}, {columns}, float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]

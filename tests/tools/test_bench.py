@@ -16,8 +16,8 @@ from cutlass_attn import _C
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import environment, impls, report, runner, stats, timing
 from cutlass_attn.tools.experiment import judge as accuracy
+from cutlass_attn.tools.experiment.grids import GRIDS
 from cutlass_attn.tools.experiment.problems import (
-    GRIDS,
     OPTIONS,
     Inputs,
     Problem,

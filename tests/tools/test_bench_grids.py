@@ -9,7 +9,8 @@ import pytest
 from cutlass_attn import _C, testing
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import impls, report
-from cutlass_attn.tools.experiment.problems import GRIDS, OPTIONS, Problem, Shape, grid_for
+from cutlass_attn.tools.experiment.grids import GRIDS, grid_for
+from cutlass_attn.tools.experiment.problems import OPTIONS, Problem, Shape
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
 needs_simt = pytest.mark.skipif(

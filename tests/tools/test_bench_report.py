@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import report
-from cutlass_attn.tools.experiment.problems import GRIDS
+from cutlass_attn.tools.experiment.grids import GRIDS
 
 
 def example():

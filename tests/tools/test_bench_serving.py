@@ -9,8 +9,9 @@ import pytest
 from cases import torch
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import impls, report
+from cutlass_attn.tools.experiment.grids import GRIDS, grid_for
 from cutlass_attn.tools.experiment.judge import Yardstick
-from cutlass_attn.tools.experiment.problems import GRIDS, OPS, Problem, Shape, grid_for
+from cutlass_attn.tools.experiment.problems import OPS, Problem, Shape
 
 CPU = ["bench", "--device", "cpu", "--rounds", "5", "--impl", "cutlass_attn"]
 PACKED = Problem(Shape(5, 4, 2, 200, 200, 64, causal=True), op="varlen")

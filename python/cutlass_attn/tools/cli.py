@@ -37,8 +37,9 @@ from .console import (
 from .console import run as run_command
 from .document import document, write
 from .experiment.environment import default_device, environment, why_no_gpu
+from .experiment.grids import GRIDS, Grid, grid_for
 from .experiment.impls import discover, select
-from .experiment.problems import GRIDS, OPTIONS, Grid, Problem, Shape, grid_for
+from .experiment.problems import OPTIONS, Problem, Shape
 from .experiment.report import Report, checkout_commit, default_path, load
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
