@@ -17,7 +17,7 @@ from ._mods import interpreter
 from ._mods.block_mask import check
 from ._mods.graph import Graph
 from ._mods.masks import Lengths
-from ._mods.translate import Mods, Translated, translate
+from ._mods.translate import Mods, Translated, compiles_well, translate
 
 NAMES = ("score_mod", "mask_mod", "block_mask")
 _OF_LOGITS = ("softcap", "alibi_slopes", "bias")
@@ -28,6 +28,8 @@ _INTERPRETED = {
     *("softmax_scale", "causal", "window", "attention_chunk", "mask", "sinks"),
     *("layout", "return_lse", "out", "deterministic", "kernel", "accumulate", "verify"),
 }
+# And options with which a score_mod runs on fast kernels.
+_COMPILED = {"softmax_scale", "causal", "window", "mask", "layout", "return_lse"}
 
 
 def are_in(options: dict[str, Any]) -> bool:
@@ -96,6 +98,10 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
         has_interval=bool(own),
         has_sinks=options.get("sinks") is not None,
         may_cut=all(options.get(x) is None for x in _OF_KEYS),
+        may_compile=_COMPILED.issuperset(
+            name for name, x in options.items() if x is not None and x is not False
+        )
+        and compiles_well(call.q, call.k, call.v),
     )
     if found.scale != 1.0:
         options["softmax_scale"] = _scale(call) * found.scale

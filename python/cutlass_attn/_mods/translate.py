@@ -47,6 +47,7 @@ def translate(
     has_interval: bool = False,
     has_sinks: bool = False,
     may_cut: bool = True,
+    may_compile: bool = False,
 ) -> Translated:
     """The options for a call.
 
@@ -59,6 +60,7 @@ def translate(
         has_sinks: a number for each row is no longer the same for all that softmax divides by, so
             score_mod must not leave one out.
         may_cut: whether keys that nobody sees may be left out.
+        may_compile: whether the call runs as fast with a score_mod that is compiled.
 
     Raises:
         TypeError, UnsupportedModError: a function cannot be traced.
@@ -111,6 +113,10 @@ def translate(
         else:
             is_shifted = not isinstance(operands.lse_shift, float) or operands.lse_shift != 0.0
             is_known = not (has_sinks and is_shifted)
+            # On a GPU only a bias of the operands' dtype runs on a fast kernel.
+            bias = operands.bias
+            if may_compile and bias is not None and bias.dtype != query.dtype:
+                is_known = is_known and bias.requires_grad
     if graph is None or not is_known:
         return Translated(1.0, keys, options, 0.0, graph)
     if score.softcap:
@@ -120,6 +126,19 @@ def translate(
     if operands.alibi_slopes is not None:
         options["alibi_slopes"] = operands.alibi_slopes
     return Translated(score.scale, keys, options, operands.lse_shift, None)
+
+
+def compiles_well(*operands: torch.Tensor) -> bool:
+    """Whether fast kernels can be compiled with a score_mod for these q, k and v."""
+    if operands[0].device.type != "cuda" or operands[0].dtype == torch.float32:
+        return False
+    for x in operands:
+        sizes = [x.shape[-1], x.storage_offset(), *x.stride()[:-1]]
+        if x.shape[-1] > 256 or x.stride(-1) != 1 or any(size % 8 for size in sizes):
+            return False
+    from cutlass_attn import jit
+
+    return not jit.available(operands[0].device.index)
 
 
 def _joined(

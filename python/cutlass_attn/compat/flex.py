@@ -29,7 +29,7 @@ from cutlass_attn._modified import computed
 from cutlass_attn._mods import block_mask as _block_mask
 from cutlass_attn._mods import masks
 from cutlass_attn._mods.graph import UnsupportedModError
-from cutlass_attn._mods.translate import Mods, translate
+from cutlass_attn._mods.translate import Mods, compiles_well, translate
 
 __all__ = [
     "AuxOutput",
@@ -126,7 +126,12 @@ def _compute(
     _check_options(kernel_options)
     lengths = _check_operands(query, key, value, enable_gqa)
     _check_block_mask(query, key, block_mask, lengths)
-    call = translate(query, lengths, Mods(score_mod, None, block_mask))
+    call = translate(
+        query,
+        lengths,
+        Mods(score_mod, None, block_mask),
+        may_compile=compiles_well(query, key, value),
+    )
     q, k, v = (
         x if x.stride(-1) == 1 else x.contiguous()
         for x in (query, key[:, :, : call.keys], value[:, :, : call.keys])
