@@ -270,7 +270,20 @@ void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
   assume(grad.k, has_value(given.grad_k), 5, p.num_heads_kv, p.seq_k.seqlen, p.head_dim);
   assume(grad.v, has_value(given.grad_v), 6, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v);
   if (p.softmax_lse == nullptr) p.softmax_lse = static_cast<float*>(kNoMemory);
-  if (grad.bias.data == kNoMemory) grad.bias.data = reinterpret_cast<void*>(int64_t(7) << 60);
+  if (grad.bias) {  // as run_wanted() makes it
+    PerLogit const& bias = p.logits.bias;
+    int64_t entries = 1;
+    auto const stride_of = [&](int64_t of_bias, int64_t count) {
+      int64_t const stride = of_bias == 0 ? 0 : entries;
+      if (of_bias != 0) entries *= count;
+      return stride;
+    };
+    grad.bias.key_stride = stride_of(bias.key_stride, p.seq_k.seqlen);
+    grad.bias.row_stride = stride_of(bias.row_stride, p.seq_q.seqlen);
+    grad.bias.head_stride = stride_of(bias.head_stride, p.num_heads_q);
+    grad.bias.batch_stride = stride_of(bias.batch_stride, p.batch);
+    grad.bias.data = reinterpret_cast<void*>(int64_t(7) << 60);
+  }
   if (grad.sinks == kNoMemory) grad.sinks = reinterpret_cast<float*>(int64_t(2) << 60);
 }
 

@@ -26,6 +26,9 @@ OPTIONS = {
     "sm90/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen": {"sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/mask_dropout": {"mask", "dropout", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/varlen_dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks", "alibi_slopes"},
     "sm80": {"sinks", "alibi_slopes"},
     "sm80/dropout": {"sinks", "dropout"},
@@ -52,10 +55,21 @@ OPTIONS = {
     "cpu/int8_qk": ALL_OPTIONS - {"dropout"},
     "cpu/int8": ALL_OPTIONS - {"dropout"},
     "cpu/int8_fp8": ALL_OPTIONS - {"dropout"},
-    "sm90/backward_wgmma": {"sinks"},
-    "sm90/backward_wgmma_varlen": {"sinks"},
-    "sm90/backward_wgmma_mask": {"mask", "sinks", "attention_chunk"},
-    "sm90/backward_wgmma_ordered": {"sinks"},
+    "sm90/backward_wgmma": {"sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_varlen": {"sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_mask": {"mask", "sinks", "alibi_slopes", "attention_chunk"},
+    "sm90/backward_wgmma_with_bias": {"bias", "sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_with_bias_mask": {
+        *("bias", "mask", "sinks", "alibi_slopes", "attention_chunk"),
+    },
+    "sm90/backward_wgmma_bias_grad": {"bias", "sinks"},
+    "sm90/backward_wgmma_mask_bias_grad": {"bias", "mask", "sinks", "attention_chunk"},
+    "sm90/backward_wgmma_dropout": {"dropout", "sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_varlen_dropout": {"dropout", "sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_mask_dropout": {
+        *("mask", "dropout", "sinks", "alibi_slopes", "attention_chunk"),
+    },
+    "sm90/backward_wgmma_ordered": {"sinks", "alibi_slopes"},
     "sm90/backward_two_pass": {"sinks", "attention_chunk"},
     "sm90/backward_two_pass_varlen": {"sinks", "attention_chunk"},
     "sm90/backward": {"sinks", "alibi_slopes"},
@@ -94,10 +108,11 @@ def takes(variant, case):
         return False
     if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False
-    if variant.kernel.startswith(PAIRS) and not _has_pairs(case):
+    if variant.kernel.startswith(PAIRS) and not _has_pairs(case, case.bias, case.mask):
         return False
-    on_wgmma = ("sm90/backward_wgmma", "sm90/backward_two_pass")
-    of_identity = variant.accumulate != "fp32" or variant.kernel.startswith(on_wgmma)
+    if variant.kernel.startswith(BIAS_PAIRS) and not _has_pairs(case, case.bias):
+        return False
+    of_identity = variant.accumulate != "fp32" or variant.kernel.startswith(WITHOUT_SOFTCAP)
     if of_identity and not case.is_identity:
         return False
     if variant.max_rows and case.seqlen_q * case.heads // case.heads_kv > variant.max_rows:
@@ -114,16 +129,21 @@ def takes(variant, case):
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
+WITHOUT_SOFTCAP = (
+    "sm90/backward_two_pass",
+    "sm90/backward_wgmma_bias_grad",
+    "sm90/backward_wgmma_mask_bias_grad",
+)
 PAIRS = ("sm80/backward_with_bias", "sm80/backward_mask")
+BIAS_PAIRS = ("sm90/backward_wgmma_with_bias", *WITHOUT_SOFTCAP[1:])
 
 
-def _has_pairs(case):
+def _has_pairs(case, *shapes):
     """Bias and mask with keys side by side, of which two lie at a multiple of their bytes."""
-    given = [shape for shape in (case.bias, case.mask) if shape]
     return (
         case.bias_dtype is None
         and case.storage not in storage.LOGITS
-        and all("k" in shape for shape in given)
+        and all("k" in shape for shape in shapes if shape)
         and case.seqlen_k % 2 == 0
     )
 

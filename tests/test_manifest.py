@@ -18,13 +18,13 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
     names = ("bias", "varlen", "varlen_general", "ordered", "general_ordered")
     names += ("with_bias", "mask", "with_bias_mask")
+    on_wgmma = ("mask", "varlen", "ordered", "with_bias", "with_bias_mask", "bias_grad")
+    on_wgmma += ("mask_bias_grad", "dropout", "varlen_dropout", "mask_dropout")
     backward = {
         "sm90/backward",
         "sm90/backward_dropout",
         "sm90/backward_wgmma",
-        "sm90/backward_wgmma_mask",
-        "sm90/backward_wgmma_varlen",
-        "sm90/backward_wgmma_ordered",
+        *(f"sm90/backward_wgmma_{name}" for name in on_wgmma),
         "sm90/backward_two_pass",
         "sm90/backward_two_pass_varlen",
         *(f"sm80/backward_{name}" for name in names),
@@ -34,16 +34,17 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
     limited |= {f"{name}_general" for name in limited}
     hopper = {"sm90", "sm90/split_keys", "sm90/bias", "sm90/varlen"}
-    hopper |= {"sm90/mask", "sm90/bias_mask"}
+    hopper |= {"sm90/mask", "sm90/bias_mask", "sm90/dropout"}
+    of_dropout = {"sm90/mask_dropout", "sm90/varlen_dropout"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16"}
-    asked_for = limited | packed
+    asked_for = limited | packed | of_dropout
     assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))
     ahead = {(row.kernel_name, row.dtype) for row in rows if build.compiles(row)}
-    names = hopper | {"sm90/backward_wgmma", "sm90/backward_wgmma_mask"}
+    names = hopper | {f"sm90/backward_wgmma{name}" for name in ("", "_mask", "_dropout")}
     assert {(name, dtype) for name in names for dtype in ("f16", "bf16")} <= ahead
 
 

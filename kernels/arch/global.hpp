@@ -66,6 +66,16 @@ struct GlobalMemory {
       for (int i = 0; i < 4; ++i) add(to + i * 32, x[i]);
     }
   }
+  // To two neighbours, aligned to 8 bytes.
+  CUTE_DEVICE static void add(float* to, float const (&x)[2]) {
+    if constexpr (kAddsFour) {
+      asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[0]), "f"(x[1])
+                   : "memory");
+    } else {
+      add(to, x[0]);
+      add(to + 1, x[1]);
+    }
+  }
   CUTE_DEVICE static void add(float* to, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
   }
@@ -105,6 +115,10 @@ struct GlobalMemory {
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
   static void add(float* to, float const (&x)[4]) {
     for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x[i]);
+  }
+  static void add(float* to, float const (&x)[2]) {
+    add(to, x[0]);
+    add(to + 1, x[1]);
   }
   static void add(float* to, float x) {
     float before, after;

@@ -133,9 +133,11 @@ struct BackwardParams {
   }
 
   // One block per tile of queries, then blocks that zero the bias's gradient.
+  CA_HOST_DEVICE int64_t blocks_before() const {
+    return queries.all + (grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
+  }
   Launch launch_before(KernelFacts const&) const {
-    int64_t const zeros = grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0;
-    Launch launch{queries.all + zeros, 1, kAsideThreads, 1024};
+    Launch launch{blocks_before(), 1, kAsideThreads, 1024};
     // BackwardStep::row() numbers the rows of a KV head's queries in 32 bits.
     if (int64_t(heads_per_kv) * queries.each > (int64_t(1) << 32) / kTileRows) {
       launch.failure =

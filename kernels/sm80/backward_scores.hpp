@@ -77,12 +77,17 @@ constexpr bool kHasTerm = false;
 template <class Term, class... Terms>
 constexpr bool kHasTerm<Score<Terms...>, Term> = Score<Terms...>::template kHas<Term>;
 
-// A softcap, and no term that adds to its logits.
+// A softcap, without and with a term that adds to its logits.
 template <class Score>
 constexpr bool kIsSoftcapAlone = false;
 template <class... Terms>
 constexpr bool kIsSoftcapAlone<Score<Terms...>> =
     Score<Terms...>::kHasSoftcap && !Score<Terms...>::kAdds;
+template <class Score>
+constexpr bool kAddsToSoftcap = false;
+template <class... Terms>
+constexpr bool kAddsToSoftcap<Score<Terms...>> =
+    Score<Terms...>::kHasSoftcap && Score<Terms...>::kAdds;
 
 template <class Config, class Score, class Arch>
 struct BackwardScores {
@@ -102,7 +107,7 @@ struct BackwardScores {
   struct OfLogits : OfProducts {
     Packed logits;
   };
-  using Given = std::conditional_t<Config::kHasBiasGrad, OfLogits, OfProducts>;
+  using Given = std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
 
   // Entries read from memory for the logits of a slice.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
@@ -159,48 +164,61 @@ struct BackwardScores {
   //   stats:    statistics of the slice's first query in shared memory
   //   queries:  queries_of_key from the warp's first key on; is_masked: whether any element is
   //             masked
+  //   extra:    apply_bits() masks what the bits of a MaskBits mask; keep(n, given) is called once
+  //             `given` has the 16 queries with number n
+  struct NoExtra {
+    CUTE_DEVICE void apply_bits(Slice&) const {}
+    CUTE_DEVICE void keep(int, Given const&) const {}
+  };
+  template <class Extra = NoExtra>
   CUTE_DEVICE void weights(Slice& x, StepPlace const& at, SeqLens lens, int slice, Entries entries,
                            Address stats, Address queries, bool is_masked, int lane, Packed& words,
-                           Given& given) const {
+                           Given& given, Extra const& extra = {}) const {
     Slice slope;
     if constexpr (Config::kIsGeneral) {
       apply_general(x, slope, at, slice, lane);
     } else {
       if constexpr (Score::kHasSoftcap) {
         score.template apply_softcap<Slice::kSize, false>(x);
-        if constexpr (!kIsSoftcapAlone<Score>) {
+        if constexpr (kAddsToSoftcap<Score>) {  // slopes wait, rounded, for the other terms
           for_all([&](int m, int n, int i) { slope(i, m, n) = slope_of_softcap(x(i, m, n)); });
+          Products::pack(slope, given.products);
         }
       }
       entries.transpose();
       apply_terms(x, at, lens, slice, entries, lane);
       if constexpr (Score::kHasMod) apply_mod(x, slope, at, slice, lane);
     }
-    if constexpr (!kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too
+    if constexpr (kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too
+      extra.apply_bits(x);
+    } else {
       unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
     }
-    for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-      // x is still the tanh. As late as here its slope takes few registers.
-      if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
-      x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
-    });
-    if constexpr (Score::kIsLinear) {
-      Products::pack(x, words);
-      Products::pack(x, given.products);
-    } else {
-      for_all([&](int m, int n, int i) {
-        // Where a weight is 0, the slope may be infinite: of a user's function, or of a masked key.
-        bool const is_none = (Score::kHasMod || kIsSoftcapAlone<Score>) && x(i, m, n) == 0.0f;
-        slope(i, m, n) = is_none ? 0.0f : slope(i, m, n) * x(i, m, n);
+    CUTE_UNROLL
+    for (int n = 0; n < Config::kSlice / 16; ++n) {
+      for_queries(n, stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
+        // x is still the tanh. As late as here its slope takes few registers.
+        if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
+        if constexpr (kAddsToSoftcap<Score>) slope(i, m, n) = element_of(given.products, m, n, i);
+        x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
+        if constexpr (!Score::kIsLinear) {
+          // Where a weight is 0, the slope may be infinite: of a user's function, or of a masked
+          // key.
+          bool const is_none = (Score::kHasMod || kIsSoftcapAlone<Score>) && x(i, m, n) == 0.0f;
+          slope(i, m, n) = is_none ? 0.0f : slope(i, m, n) * x(i, m, n);
+        }
       });
-      Products::pack(x, words);
-      Products::pack(slope, given.products);
-      if constexpr (Config::kHasBiasGrad) Products::pack(x, given.logits);
+      Products::pack(x, n, words);
+      Products::pack(Score::kIsLinear ? x : slope, n, given.products);
+      if constexpr (std::is_same_v<Given, OfLogits>) Products::pack(x, n, given.logits);
+      if constexpr (Config::kDrops) drop(at, slice, lane, n, words, given);
+      extra.keep(n, given);
     }
-    if constexpr (Config::kDrops) {
-      drop(at, slice, lane, words, given);
-    } else if constexpr (Config::kMayDrop) {
-      unpredicated_if(dropout.is_active(), [&] { drop(at, slice, lane, words, given); });
+    if constexpr (Config::kMayDrop && !Config::kDrops) {
+      unpredicated_if(dropout.is_active(), [&] {
+        CUTE_UNROLL
+        for (int n = 0; n < Config::kSlice / 16; ++n) drop(at, slice, lane, n, words, given);
+      });
     }
   }
 
@@ -213,12 +231,8 @@ struct BackwardScores {
 
   // From dP of a slice to P (dP - delta), with either P of `given`.
   CUTE_DEVICE void softmax_grad(Slice& dp, Packed const& given, Address stats, int lane) const {
-    auto const bits = [&](int m, int n, int i) {
-      uint32_t const word = given[n / 2][m][n % 2 * 2 + i / 2];
-      return uint16_t(i % 2 ? word >> 16 : word);
-    };
     for_queries(stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-      float const weight = to_float(bits(m, n, i));
+      float const weight = element_of(given, m, n, i);
       if constexpr (Config::kMayDrop) {
         dp(i, m, n) = fmaf(fmaxf(weight, 0.0f), dp(i, m, n), -fabsf(weight) * stat[1]);
       } else {
@@ -228,6 +242,10 @@ struct BackwardScores {
   }
 
  private:
+  CUTE_DEVICE static float element_of(Packed const& words, int m, int n, int i) {
+    uint32_t const word = words[n / 2][m][n % 2 * 2 + i / 2];
+    return to_float(uint16_t(i % 2 ? word >> 16 : word));
+  }
   // Of a softcap's logit / cap.
   CUTE_DEVICE float slope_of_softcap(float x) const {
     return score.cap > 0.0f ? 1.0f - x * x : 1.0f;
@@ -239,9 +257,15 @@ struct BackwardScores {
   // Calls visit(m, n, i, stat) for all elements, with the statistics of their queries.
   template <class Visit>
   CUTE_DEVICE static void for_queries(Address stats, int lane, Visit&& visit) {
+    CUTE_UNROLL
+    for (int n = 0; n < Config::kSlice / 16; ++n) for_queries(n, stats, lane, visit);
+  }
+  // For those of 16 queries.
+  template <class Visit>
+  CUTE_DEVICE static void for_queries(int n16, Address stats, int lane, Visit&& visit) {
     stats += Address(lane % 4 * 16);
     CUTE_UNROLL
-    for (int n = 0; n < kQueryColumns; ++n) {
+    for (int n = 2 * n16; n < 2 * n16 + 2; ++n) {
       CUTE_UNROLL
       for (int j = 0; j < 2; ++j) {
         float stat[2];
@@ -255,33 +279,32 @@ struct BackwardScores {
     }
   }
 
-  // Dropout of the weights of a slice: sets them to 0 in `words`, and sets the sign bit in `given`.
+  // Drops weights of 16 queries of a slice: sets them to 0 in `words`, and the sign bit in `given`.
   // One draw covers the keys of two neighbouring lanes and one of the queries that they share: each
   // lane draws for one query, and they swap.
-  CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, Packed& words,
+  CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, int n, Packed& words,
                         Given& given) const {
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
     // Halves: this lane's keys for the even query, and for the odd one.
     uint32_t const selector = is_odd ? 0x3276 : 0x5410;
+    PhiloxWords drawn =
+        dropout.draw(at.batch, at.head, query + n * 16, at.first_key + (lane / 4 & 6));
     CUTE_UNROLL
-    for (int n = 0; n < Config::kSlice / 16; ++n) {
-      PhiloxWords drawn =
-          dropout.draw(at.batch, at.head, query + n * 16, at.first_key + (lane / 4 & 6));
+    for (int w = 0; w < 4; ++w) {
+      uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
+      drawn.word[w] = Arch::prmt(drawn.word[w], other, selector);
+    }
+    CUTE_UNROLL
+    for (int m = 0; m < kKeyBlocks; ++m) {
       CUTE_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        uint32_t const other = Arch::shuffle_xor(drawn.word[w], 4);
-        drawn.word[w] = Arch::prmt(drawn.word[w], other, selector);
-      }
-      CUTE_UNROLL
-      for (int m = 0; m < kKeyBlocks; ++m) {
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
-          uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
-          words[n][m][i] &= kept;
-          given.products[n][m][i] |= ~kept & 0x80008000u;
-          if constexpr (Config::kHasBiasGrad) given.logits[n][m][i] |= ~kept & 0x80008000u;
+      for (int i = 0; i < 4; ++i) {
+        int const keys = (kKeyBlocks == 1 ? at.first_key & 16 : m * 16) + i % 2 * 8;
+        uint32_t const kept = kept_weights<Arch>(dropout, drawn, i / 2, keys);
+        words[n][m][i] &= kept;
+        given.products[n][m][i] |= ~kept & 0x80008000u;
+        if constexpr (std::is_same_v<Given, OfLogits>) {
+          given.logits[n][m][i] |= ~kept & 0x80008000u;
         }
       }
     }

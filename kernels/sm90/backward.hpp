@@ -26,15 +26,17 @@ namespace cutlass_attn::sm90 {
 
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
-          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false>
+          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false,
+          bool kDrops = false, bool kHasBiasGrad = false>
 struct Backward {
-  using Config =
-      BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered, kHasMask>;
+  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered,
+                                kHasMask, kDrops, kHasBiasGrad>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;
-  using Before = std::conditional_t<kHasMask, BackwardBeforeMask<Element, kBlockN>,
-                                    sm80::BackwardBefore<Element, SeqInfo>>;
+  using BeforeRows = std::conditional_t<kHasBiasGrad, sm80::BackwardBeforeBias<Element, SeqInfo>,
+                                        sm80::BackwardBefore<Element, SeqInfo>>;
+  using Before = std::conditional_t<kHasMask, BackwardBeforeMask<BeforeRows, kBlockN>, BeforeRows>;
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = sizeof(Shared);
@@ -59,6 +61,7 @@ struct Backward {
       shared.block.seq = seq;
       shared.block.tile = tile;
       shared.block.range = range;
+      if constexpr (kDrops) shared.block.dropout = DropoutMask(p);
       init<Arch>(shared);
     }
     if constexpr (kHasMask) {
@@ -82,6 +85,7 @@ struct Backward {
                                                      group - Config::kFirstKeysGroup);
       consumer.run(steps);
       auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
+        if constexpr (kDrops) scale *= shared.block.dropout.kept_scale;
         sm80::store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad,
                                        consumer.thread());
       };

@@ -1,7 +1,8 @@
 // What comes before a backward kernel with a bool mask: statistics and zeros as for the others, and
 // the map of the mask (core/query_map.hpp).
 //
-// Grid:      blocks of sm80::BackwardBefore, then one for every four tiles of the map
+// Grid:      blocks of sm80::BackwardBefore or BackwardBeforeBias, then one for every four tiles of
+//            the map
 // Block:     a warp for each tile of the map
 // Thread:    four neighbouring keys of each 64 and half of the queries: half a warp has a row of 64
 //            keys, and the halves have rows n8 + 0 to 3 and n8 + 4 to 7
@@ -191,14 +192,14 @@ struct QueryMapTile {
   }
 };
 
-template <class Element, int kBlockN>
-struct BackwardBeforeMask : sm80::BackwardBefore<Element, DenseSeqInfo> {
-  using Before = sm80::BackwardBefore<Element, DenseSeqInfo>;
+// Before: what comes before the kernel without a mask.
+template <class Before, int kBlockN>
+struct BackwardBeforeMask : Before {
   using Params = MaskBackwardParams;
 
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    int const others = int(params.queries.all);
+    int const others = int(params.blocks_before());
     if (Arch::block() < others) return Before::template run<Arch>(params, smem);
     int const tile = (Arch::block() - others) * Params::kTilesOfBlock + Arch::thread() / 32;
     if (tile < params.map.tiles()) QueryMapTile<kBlockN, Arch>(params, tile).run();

@@ -13,22 +13,25 @@
 namespace cutlass_attn::sm90 {
 
 // A step of a kernel with a mask. The producer, which reads the map, publishes it in shared memory.
-struct MapStep {
-  int32_t tile;  // by which the workspace is ordered
-  int32_t bits;  // the number of its tile in the map; -1: each query sees each key
+struct alignas(16) MapStep {
+  int32_t number;      // of the tile of queries, by which the workspace is ordered
+  int32_t bits;        // the number of its tile in the map; -1: each query sees each key
+  int32_t head, tile;  // as in BackwardSteps
 };
 inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
 
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
 // dQ; it is also the producer if registers do not suffice for a separate one.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
-          bool kIsOrdered_, bool kHasMask_>
+          bool kIsOrdered_, bool kHasMask_, bool kDrops_, bool kHasBiasGrad_>
 struct BackwardConfig {
   using Element = Element_;
   using SeqInfo = SeqInfo_;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr bool kIsOrdered = kIsOrdered_, kHasMask = kHasMask_;
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
+  // Whether there is dropout; whether the bias has a gradient.
+  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops, kHasBiasGrad = kHasBiasGrad_;
   using Params =
       std::conditional_t<kHasMask, MaskBackwardParams,
                          std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>>;
@@ -45,8 +48,7 @@ struct BackwardConfig {
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
   // Traits that sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
-  static constexpr bool kIsGeneral = false, kHasBiasGrad = false;
-  static constexpr bool kDrops = false, kMayDrop = false;
+  static constexpr bool kIsGeneral = false;
   static constexpr int kWarpsN = kWarps_, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
 
@@ -72,6 +74,8 @@ struct BackwardConfig {
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
     alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: from, to
     std::conditional_t<kHasMask, MaskedBlock, Block> block;
+    // Of each consumer thread: P for dS, where that for dV has other values.
+    alignas(16) uint32_t weights[kBlockM / 16][kComputeThreads][4];
     // Full: the copy has landed (Q with the statistics), or dS is stored. Empty: all readers have
     // released Q, dO and the statistics, or dS.
     arch::Barrier k_full, v_full, q_full[kStages], grad_o_full[kStages], empty[kStages],
@@ -85,6 +89,8 @@ struct BackwardConfig {
 template <class Config>
 struct BackwardSteps {
   int head, tile, number = 0;
+
+  CUTE_DEVICE BackwardSteps const& present() const { return *this; }
 
   template <class Block>
   CUTE_DEVICE BackwardSteps(typename Config::Params const& params, Block const& block)
@@ -122,7 +128,7 @@ struct PublishedSteps {
   CUTE_DEVICE MapStep const& present() const { return steps[number % kMapSteps]; }
   template <class Params>
   CUTE_DEVICE int64_t number_of(Params const&, int) const {
-    return present().tile;
+    return present().number;
   }
 };
 

@@ -8,9 +8,13 @@
 //
 // No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run the
 // products of the other warpgroups, which share no barrier with this one and so drift apart.
+//
+// With a softcap, a score_mod or dropout, dS is multiplied by other numbers than dV. They wait in
+// shared memory: registers do not suffice for both.
 #pragma once
 
 #include "sm80/backward_scores.hpp"
+#include "sm90/backward_bias.hpp"
 #include "sm90/backward_config.hpp"
 
 namespace cutlass_attn::sm90 {
@@ -27,9 +31,9 @@ struct BackwardConsumer {
   using Scores = sm80::BackwardScores<Config, Score, Arch>;
   static constexpr int kM = Config::kBlockM;
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
-  static_assert(!Config::kHasMask || Score::kIsIdentity);
-  static constexpr bool kHasSlope = !Score::kIsLinear;
-  struct NoWords {};
+  // Whether P for dV differs from P for dS.
+  static constexpr bool kHasTwoWeights = !Score::kIsLinear || Config::kDrops;
+  static_assert(Score::kIsLinear || !Config::kHasBiasGrad, "whose logits have gradients, too");
 
   using Params = typename Config::Params;
   using Steps = StepsOf<Config>;
@@ -42,9 +46,9 @@ struct BackwardConsumer {
   Ring<Config::kStages> ring = {};
 
   typename Products::Grad grad_k, grad_v;
-  typename Products::Slice x;      // S, then dP
-  typename Scores::Given weights;  // P times the slope of the score, for dS
-  std::conditional_t<kHasSlope, typename Products::Packed, NoWords> words;  // P, if it has one
+  typename Products::Slice x;         // S, then dP
+  typename Products::Packed weights;  // P for dV
+  typename Scores::Given given;       // P for dS, while it is not in shared memory
   typename Products::Packed grad_s;
 
   CUTE_DEVICE BackwardConsumer(Params const& params, SeqLens const& lens, Shared& shared, int group)
@@ -81,19 +85,18 @@ struct BackwardConsumer {
     typename Scores::Entries const entries = read_entries(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
-    if constexpr (Config::kHasMask) apply_bits(bits);
-    to_weights(at, entries);
+    to_weights(at, entries, bits);
 
     Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
     issue_second(products_of_v(), shared.grad_o, grad_v);
-    if constexpr (kHasSlope) {  // frees the registers of `words`: 14 are spilled instead of 21
-      Arch::template wgmma_wait<0>(registers_of(x), registers_of(grad_v), words);
+    if constexpr (kHasTwoWeights) {  // frees the registers of `weights`
+      Arch::template wgmma_wait<0>(registers_of(x), registers_of(grad_v), weights);
     } else {
       Arch::template wgmma_wait<1>(registers_of(x));
     }
     Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
-    to_grad_s();
+    to_grad_s(at);
     issue_second(grad_s, shared.q, grad_k);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
@@ -112,17 +115,32 @@ struct BackwardConsumer {
     }
     return ~0u;
   }
-  CUTE_DEVICE void apply_bits(uint32_t bits) {
-    static_assert(Products::Slice::kSize == 32);
-    unpredicated_if(Arch::any(bits != ~0u), [&] {
-      CUTE_UNROLL
-      for (int i = 0; i < 32; ++i) x.x[i] = bits >> i & 1 ? x.x[i] : -kInf;
-    });
-  }
+
+  // What BackwardScores leaves to this kernel.
+  struct Extra {
+    Shared& shared;
+    uint32_t const bits;
+    int const thread;
+
+    CUTE_DEVICE void apply_bits(typename Products::Slice& x) const {
+      static_assert(Products::Slice::kSize == 32);
+      unpredicated_if(Arch::any(bits != ~0u), [&] {
+        CUTE_UNROLL
+        for (int i = 0; i < 32; ++i) x.x[i] = bits >> i & 1 ? x.x[i] : -kInf;
+      });
+    }
+    CUTE_DEVICE void keep(int n, typename Scores::Given const& given) const {
+      if constexpr (kHasTwoWeights) {
+        Arch::store_shared(Arch::smem_address(shared.weights[n][thread]), given.products[n][0]);
+      }
+    }
+  };
 
   CUTE_DEVICE sm80::StepPlace place(Steps const& at) const {
+    auto const& step = at.present();
     int const first_key = BackwardConsumer::thread() / 32 * Config::kWarpKeys;
-    return {shared.block.tile.batch, at.head, shared.block.tile.begin + first_key, at.tile * kM};
+    return {shared.block.tile.batch, step.head, shared.block.tile.begin + first_key,
+            step.tile * kM};
   }
   CUTE_DEVICE SeqLens lens() const { return shared.block.seq.lens(p); }
 
@@ -135,38 +153,50 @@ struct BackwardConsumer {
 
   // P, which dV is multiplied with.
   CUTE_DEVICE typename Products::Packed& products_of_v() {
-    if constexpr (kHasSlope) {
-      return words;
+    if constexpr (kHasTwoWeights) {
+      return weights;
     } else {
-      return weights.products;
+      return given.products;
     }
   }
 
-  CUTE_DEVICE void to_weights(Steps const& at, typename Scores::Entries const& entries) {
+  CUTE_DEVICE void to_weights(Steps const& at, typename Scores::Entries const& entries,
+                              uint32_t bits) {
     int const thread = BackwardConsumer::thread(), warp = thread / 32;
+    Extra const extra{shared, bits, thread};
     if constexpr (Config::kHasMask) {
-      scores.weights(x, {}, {}, 0, entries, stats(), {}, false, thread % 32, products_of_v(),
-                     weights);
+      scores.weights(x, place(at), lens(), 0, entries, stats(), {}, false, thread % 32,
+                     products_of_v(), given, extra);
     } else {
       sm80::VisibleQueries const visible = shared.block.visible[warp];
       int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
       Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);
       scores.weights(x, place(at), lens(), 0, entries, stats(), queries, is_masked, thread % 32,
-                     products_of_v(), weights);
+                     products_of_v(), given, extra);
     }
   }
 
   // In registers and, for dQ, in shared memory.
-  CUTE_DEVICE void to_grad_s() {
+  CUTE_DEVICE void to_grad_s(Steps const& at) {
     int const thread = BackwardConsumer::thread(), lane = thread % 32;
-    scores.gradient(x, weights, stats(), lane, grad_s);
+    if constexpr (kHasTwoWeights) {
+      CUTE_UNROLL
+      for (int n = 0; n < kM / 16; ++n) {
+        Arch::load_shared(Arch::smem_address(shared.weights[n][thread]), given.products[n][0]);
+      }
+    }
+    scores.gradient(x, given, stats(), lane, grad_s);
     int const row = thread / 32 * Config::kWarpKeys + lane / 4;
     Products::store_s(grad_s, 0,
                       Arch::smem_address(shared.grad_s[ring.stage]) +
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
     Arch::async_proxy_fence();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
+    if constexpr (Config::kHasBiasGrad) {
+      float const scale = Config::kDrops ? shared.block.dropout.kept_scale : 1.0f;
+      BiasGrad<Element, Arch>{p, params.grad.bias, scale}.add(grad_s, place(at), lens(), lane);
+    }
   }
 
   CUTE_DEVICE Address stats() const { return Arch::smem_address(shared.stats[ring.stage]); }

@@ -51,7 +51,8 @@ struct MapSteps {
   }
   CUTE_DEVICE MapStep published() const {
     bool const is_full = full >> tile % 32 & 1;
-    return {int32_t(number_of(params, keys.batch)), is_full ? -1 : int32_t(first_tile()) + tile};
+    return {int32_t(number_of(params, keys.batch)), is_full ? -1 : int32_t(first_tile()) + tile,
+            head, tile};
   }
 
   // Counts the steps of the block with these keys. By all threads of the block.

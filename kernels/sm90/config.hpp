@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "arch/mbarrier.hpp"
+#include "core/dropout.hpp"
 #include "core/key_tiles.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
@@ -44,12 +45,12 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
 // kWarps consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the
 // producer.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false>
+          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false, bool kDrops_ = false>
 struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
   static_assert(kLayout != RowLayout::kPaged);
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
-  static constexpr bool kHasBias = kHasBias_, kHasMask = kHasMask_;
+  static constexpr bool kHasBias = kHasBias_, kHasMask = kHasMask_, kDrops = kDrops_;
   static_assert(!kHasBias || kBlockN_ % 64 == 0, "TMA copies 64 keys of it at a time");
   static_assert(kIsDense || !(kHasBias || kHasMask));
   using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
@@ -148,7 +149,11 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   // H100: 5 %).
   static constexpr int kInfos = kQStages > 1 ? 4 : 2;
 
-  struct SharedStorage {
+  struct NoDropout {};
+  struct Dropout {
+    DropoutMask dropout;
+  };
+  struct Copies {
     alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
     char k[kKStages][kKBytes];
     char v[kVStages][TileV::kBytes];
@@ -162,6 +167,7 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
 
     CUTE_DEVICE TileInfo& info(int i) { return *reinterpret_cast<TileInfo*>(infos[i]); }
   };
+  struct SharedStorage : Copies, std::conditional_t<kDrops, Dropout, NoDropout> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
 

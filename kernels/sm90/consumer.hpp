@@ -17,6 +17,7 @@
 #include "core/vector.hpp"
 #include "sm80/products.hpp"
 #include "sm90/config.hpp"
+#include "tile/dropout.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
 
@@ -110,7 +111,7 @@ struct Consumer {
     Arch::template wgmma_wait<0>(s_registers());
     end_turn();
     begin_softmax(info);
-    Step::pack(acc_s[0], p);
+    pack(info, Tiles::first_key(Config::start_of(info, group)));
   }
 
   // Likewise, overlapped with the last P V of the previous tile of rows.
@@ -126,7 +127,7 @@ struct Consumer {
     release_v();
     for (int i = 0; i < skipped; ++i) skip_v();
     accumulates = false;
-    Step::pack(acc_s[0], p);
+    pack(info, Tiles::first_key(Config::start_of(info, group)));
   }
 
   // All tiles of keys but the first.
@@ -191,7 +192,23 @@ struct Consumer {
       });
     }
     softmax.add_sums();
+    pack(info, key);
+  }
+
+  // Rounds the weights of a tile of keys, and drops some.
+  CUTE_DEVICE void pack(Info const& info, int key) {
     Step::pack(acc_s[0], p);
+    if constexpr (Config::kDrops) {
+      static_assert(kN % 32 == 0);
+      Place const place{thread()};
+      CUTE_UNROLL
+      for (int i = 0; i < kN; i += 32) {
+        DrawnRows<Arch, 1> drawn;
+        drawn.draw(shared.dropout, place, info.tile, key + i);
+        auto* const words = &p[i / 16];
+        drawn.template drop<32>(shared.dropout, 0, words);
+      }
+    }
   }
 
   // Updates the row max and repeats softmax. Each warp recomputes S of its rows with mma.sync.
@@ -420,8 +437,9 @@ struct Consumer {
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = Place{thread}.row(i);
       bool const is_inside = row < tile.rows;
-      float const factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row),
-                                      done.rows[i], 1.0f, lane == 0 && is_inside);
+      float factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row), done.rows[i],
+                                1.0f, lane == 0 && is_inside);
+      if constexpr (Config::kDrops) factor *= shared.dropout.kept_scale;
       Element* const target = tile.template row_of<Element>(problem.o, row) + lane * 8;
       CUTE_UNROLL
       for (int n = 0; n < Config::kHeadDimV / 8; n += 4) {

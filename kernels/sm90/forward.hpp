@@ -23,10 +23,11 @@
 namespace cutlass_attn::sm90 {
 
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps,
-          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false, bool kHasMask = false>
+          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false, bool kHasMask = false,
+          bool kDrops = false>
 struct Forward {
   using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout,
-                              kHasBias, kHasMask>;
+                              kHasBias, kHasMask, kDrops>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   using Before = MakeMaskMap<Params, kBlockM_, kBlockN_>;  // launched where there is a mask
@@ -42,7 +43,10 @@ struct Forward {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
-    if (Arch::thread() == 0) init<Arch>(shared);
+    if (Arch::thread() == 0) {
+      init<Arch>(shared);
+      if constexpr (kDrops) shared.dropout = DropoutMask(params.forward.problem);
+    }
     Arch::sync();  // barriers are initialised
     if (group < 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();

@@ -37,7 +37,7 @@ struct DrawnRows {
   // Applies dropout to the weights of a key block of kKeys keys, `at` keys after a multiple of 32.
   //   p: A operand; words of rows g and g + 8, for keys of n8 blocks in turn
   template <int kKeys, class P>
-  CUTE_DEVICE void drop(DropoutMask const& dropout, int at, P& p) const {
+  CUTE_DEVICE void drop(DropoutMask const& dropout, int at, P&& p) const {
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
       CUTE_UNROLL

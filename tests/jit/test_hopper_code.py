@@ -58,17 +58,27 @@ CODE = {
     "sm90/backward_wgmma/bf16/d128/64x128x8": backward(128, 128, roles=3),
     "sm90/backward_wgmma_mask/bf16/d64/64x192x12": backward(64, 192, roles=2),
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": backward(128, 128, roles=3),
+    "sm90/backward_wgmma_bias_grad/bf16/d128/64x128x8": backward(128, 128, roles=3),
+    "sm90/backward_wgmma_mask_bias_grad/bf16/d64/64x192x12": backward(64, 192, roles=2),
+    "sm90/backward_wgmma_dropout/bf16/d64/64x192x12": backward(64, 192, roles=2),
+    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": backward(128, 128, roles=3),
+    "sm90/dropout/bf16/d64/128x128x8": forward(64, 128, has_half=True, has_next_q=True),
+    "sm90/dropout/bf16/d128/128x128x8": forward(128, 128, has_half=True, has_next_q=False),
     "sm90/backward_two_pass/bf16/d192v128/64x64x8": two_pass(192, 128),
     "sm90/backward_two_pass/bf16/d256/64x64x8": two_pass(256, 256),
 }
 
 
 # Bytes of the stack, at the last registers: a spill of 4.
-SPILLS = {"sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8}
+SPILLS = {
+    "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,
+    "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 8,
+}
 
 
 def score_of(key):
-    return "mask" if "_mask/" in key else "identity"
+    terms = {"mask": "mask", "bias_grad": "pairbias"}
+    return "_".join(x for word, x in terms.items() if word in key) or "identity"
 
 
 @pytest.fixture(scope="module", params=CODE)

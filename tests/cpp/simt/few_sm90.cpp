@@ -119,6 +119,24 @@ TEST(few_mask) {
   CHECK_EQ(runs, 10);
 }
 
+TEST(few_dropout) {
+  using Plain = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, false, true>;
+  using Masked = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true, true>;
+  int runs = 0;
+  for (Case what : attention_case::few_dropout_cases(64)) {
+    what.layout = attention_case::Layout::kTransposed;
+    sm90_case::check_case<Plain>(what, DType::kFloat16, runs);
+  }
+  Case all = of("dropout, several tiles of keys, softcap, ALiBi, chunks", 64, 200, 333);
+  all.dropout_p = 0.3f, all.alibi = "h", all.softcap = 3, all.attention_chunk = 150;
+  all.num_heads_q = all.num_heads_kv = 2;
+  sm90_case::check_case<Plain>(all, DType::kFloat16, runs);
+  Case mask = of("dropout beside a mask", 64, 200, 333);
+  mask.dropout_p = 0.3f, mask.mask = "qk", mask.num_heads_q = mask.num_heads_kv = 2;
+  sm90_case::check_case<Masked>(mask, DType::kFloat16, runs);
+  CHECK_EQ(runs, 5);
+}
+
 TEST(few_split_keys) {
   using Kernel = sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>;
   int runs = 0;

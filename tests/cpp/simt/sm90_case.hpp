@@ -97,10 +97,10 @@ Status launch(Problem const& problem, int num_sms) {
 
 template <class Kernel>
 bool takes(Problem const& p) {
-  uint32_t const known = option::negative_scale | option::sinks | option::softcap |
-                         option::alibi_slopes | option::attention_chunk |
-                         (has_bias<Kernel> ? option::bias : 0) |
-                         (has_mask<Kernel> ? option::mask : 0);
+  uint32_t const known =
+      option::negative_scale | option::sinks | option::softcap | option::alibi_slopes |
+      option::attention_chunk | (has_bias<Kernel> ? option::bias : 0) |
+      (has_mask<Kernel> ? option::mask : 0) | (Kernel::Config::kDrops ? option::dropout : 0);
   return (options_of(p, Op::kForward) & ~known) == 0 &&
          (p.logits.bias.data != nullptr) == has_bias<Kernel> &&
          (p.mask.elements.data != nullptr) == has_mask<Kernel> && address_bits(p, 2) % 16 == 0 &&

@@ -185,6 +185,10 @@ using BiasGrad = sm80::Backward<Element, kTile..., true, VarlenSeqInfo, false, f
 
 template <class Element, int... kTile>
 using Masked = sm90::Backward<Element, kTile..., DenseSeqInfo, false, true>;
+template <bool kHasMask, class Element, int... kTile>
+using WgmmaDropout = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, true>;
+template <bool kHasMask, class Element, int... kTile>
+using WgmmaBiasGrad = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true>;
 
 // Masks by their map; the first three are for mutants.
 std::vector<Case> mask_cases(int head_dim) {
@@ -379,6 +383,28 @@ TEST(few_wgmma_terms) {
   b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
   run<sm90::Backward<Half, 64, 64, 192, 12>, Score<Softcap, PairBias>,
       Score<Softcap, Alibi, PairBias>>(b);
+  Case m = mask_cases(64)[0];
+  m.has_alibi = true, m.softcap = 1.5f, m.has_sinks = false;
+  run<Masked<Half, 64, 64, 192, 12>, Score<Softcap, Alibi, MaskBits>>(m);
+}
+TEST(few_wgmma_dropout) {
+  Case c{.name = "dropout", .heads_q = 2, .seqlen_q = 90, .seqlen_k = 210, .dropout = 0.3f};
+  c.mask = causal(), c.has_grad_lse = true;
+  run<WgmmaDropout<false, Half, 64, 64, 192, 12>, IdentityScore>(c);
+  c.head_dim = 128, c.seqlen_k = 139;
+  run<WgmmaDropout<false, Half, 128, 64, 128, 8>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  Case m = mask_cases(64)[0];
+  m.dropout = 0.3f;
+  run<WgmmaDropout<true, Half, 64, 64, 192, 12>, Score<MaskBits>>(m);
+}
+TEST(few_wgmma_bias_grad) {
+  Case c{.name = "bias", .batch = 2, .heads_q = 2, .seqlen_q = 90, .seqlen_k = 210};
+  c.has_bias = c.has_short_bias = true, c.mask = causal();
+  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(c);
+  c.bias_of = {true, true, true, true};
+  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(c);
+  c.bias_of = {true, false, false, true}, c.has_mask = true, c.mask_of = {true, false, false, true};
+  run<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, PairBias>>(c);
 }
 
 TEST(one_role) {
@@ -420,6 +446,50 @@ TEST(wgmma_softcap) {
 TEST(wgmma_mask) {
   run_masked<Masked<Half, 64, 64, 192, 12>>();
   run_masked<Masked<BFloat, 128, 64, 128, 8>>();
+}
+
+template <class Kernel, class... Terms>
+void run_masked_terms() {
+  for (Case c : mask_cases(Kernel::Config::kHeadDim)) {
+    if (c.seqlen_q > 1000) continue;
+    c.has_alibi = (std::is_same_v<Terms, Alibi> || ...);
+    c.has_bias = c.has_short_bias = (std::is_same_v<Terms, PairBias> || ...);
+    if (c.has_bias && c.seqlen_k % 2 != 0) ++c.seqlen_k;
+    if ((std::is_same_v<Terms, Softcap> || ...)) c.softcap = c.magnitude > 1.0f ? 30.0f : 1.5f;
+    run<Kernel, Score<Terms...>>(c);
+  }
+}
+TEST(wgmma_mask_terms) {
+  run_masked_terms<Masked<Half, 64, 64, 192, 12>, Softcap, MaskBits>();
+  run_masked_terms<Masked<BFloat, 128, 64, 128, 8>, Alibi, MaskBits>();
+  run_masked_terms<Masked<Half, 64, 64, 192, 12>, MaskBits, PairBias>();
+}
+
+TEST(wgmma_dropout) {
+  run_dropout<WgmmaDropout<false, Half, 64, 64, 192, 12>>();
+  run_dropout<WgmmaDropout<false, BFloat, 128, 64, 128, 8>>();
+  for (Case c : mask_cases(64)) {
+    if (c.seqlen_q > 1000 || c.magnitude > 1.0f) continue;
+    c.dropout = 0.3f;
+    run<WgmmaDropout<true, Half, 64, 64, 192, 12>, Score<MaskBits>>(c);
+  }
+}
+
+// Biases that are read for two keys at a time, of each kind of shape.
+template <class Kernel, class Score>
+void run_bias_grad(bool has_mask) {
+  for (Case c : bias_cases(Kernel::Config::kHeadDim)) {
+    if (!c.bias_of[3]) continue;
+    c.softcap = c.dropout = 0.0f;
+    c.has_short_bias = true, c.has_mask = has_mask;
+    c.seqlen_k += c.seqlen_k % 2;
+    run<Kernel, Score>(c);
+  }
+}
+TEST(wgmma_bias_grad) {
+  run_bias_grad<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<false, BFloat, 128, 64, 128, 8>, Score<PairBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, PairBias>>(true);
 }
 
 TEST(two_pass) {

@@ -61,6 +61,16 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
   CHECK_EQ(runs, int(cases(head_dim).size()));
 }
 
+TEST(dropout) {
+  using Wide =
+      sm90::Forward<bfloat16_t, 128, 128, 128, 128, 8, RowLayout::kDense, false, false, true>;
+  int runs = 0;
+  for (Case what : attention_case::few_dropout_cases(128)) {
+    what.layout = attention_case::Layout::kTransposed;
+    sm90_case::check_case<Wide>(what, DType::kBFloat16, runs);
+  }
+  CHECK_EQ(runs, 3);
+}
 TEST(head_dim_64) { check_cases<sm90::Forward<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
 TEST(head_dim_64_two_warpgroups) {
   check_cases<sm90::Forward<half_t, 64, 64, 128, 128, 8>>(DType::kFloat16, 64);
