@@ -67,6 +67,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
         "same": Value(type={"kv": "{element}"}),
         "fp8": Value("fp8", type={"kv": "E4M3"}, options=("fp8_kv",), needs=("fp8_kv",)),
     },
+    "latent": {
+        False: Value(),
+        True: Value("latent", needs=("latent_kv",)),
+    },
     "bias": {
         False: Value(type={"bias": "false"}),
         True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),
@@ -220,15 +224,17 @@ def _options(settings: Settings, scores: list[str], op: str, where: str) -> tupl
     known = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
     if settings.options == ALL_OPTIONS:
         return tuple(x for x in known if x not in COMPILED_OPTIONS)
-    # Scores decide about the options that change a logit; every kernel implements sinks.
+    # Scores decide about the options that change a logit; every kernel implements sinks, and V
+    # wherever it lies.
+    of_all = ("sinks", "latent_kv")
     of_scores = [option for option in known if OPTIONS[option]]
-    others = [x for x in known if x not in (*of_scores, "sinks")]
+    others = [x for x in known if x not in (*of_scores, *of_all)]
     for option in settings.options:
         choose(option, [*others, *ALL_OPTIONS], "options", where)
     parts = {part for score in scores for part in score.split("_")}
     implemented = {option for option in of_scores if parts.intersection(OPTIONS[option])}
     implemented |= {option for value in settings.values for option in value.options}
-    implemented |= {"sinks", *settings.options}
+    implemented |= {*of_all, *settings.options}
     return tuple(option for option in known if option in implemented)
 
 

@@ -43,7 +43,7 @@ void for_operands(Problem const& p, Op op, Visit&& visit) {
 // Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
 template <class Visit>
 void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visit&& visit) {
-  bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
+  bool const has_pages = p.kv.has_pages() && (&ref == &p.k || &ref == &p.v);
   if (p.batch > 1 || has_pages) visit(has_pages ? "page" : "batch", ref.batch_stride);
   if (heads > 1) visit("head", ref.head_stride);
   if (rows > 1) visit("row", ref.row_stride);

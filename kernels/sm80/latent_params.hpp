@@ -1,0 +1,106 @@
+// Launch parameters of the kernel for latent attention.
+#pragma once
+
+#include "sm80/key_splits.hpp"
+
+namespace cutlass_attn {
+
+// Chooses the number of splits with the least modelled latency. The unit is the time for one key in
+// a block, when every SM has all its blocks. A split has its share of the keys; all splits of all
+// tiles take some waves. The result of a split, 32 KB for 16 rows, is read by the last block of its
+// group, and that of a group by the last of all.
+struct LatentSplits {
+  static constexpr int kMaxHeadDim = 512;
+  static constexpr int kMinKeys = 64;    // of a split: two tiles
+  static constexpr int kStartKeys = 30;  // for a block to start: the launch, Q, the first tile
+  static constexpr int kLevelKeys = 20;  // for results to reach the last block, once for each level
+  static constexpr int kPartKeys = 4;    // for it to read one result
+  static constexpr int kGroup = 16;      // see KeySplits::group
+  static constexpr int kBlockBytes = 100 << 10;  // of shared memory, at the most
+
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
+    if (tiles < 1 || device.num_sms < 1) return 1;
+    int64_t const blocks =
+        int64_t(device.num_sms) * (device.smem_per_sm >= 2 * kBlockBytes ? 2 : 1);
+    int64_t const keys = most_keys(p, p.seq_q.seqlen);
+    int64_t most = keys / kMinKeys;
+    if (most > KeySplits::kMax) most = KeySplits::kMax;
+    int64_t best = 1, least = cost(keys, 1, tiles, blocks);
+    auto const consider = [&](int64_t n) {
+      if (n < 2 || n > most) return;
+      int64_t const its = cost(keys, n, tiles, blocks);
+      if (its < least) best = n, least = its;
+    };
+    // More than a few splits are worth it where they fill whole waves.
+    for (int64_t n = 2; n <= 8; ++n) consider(n);
+    for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
+    consider(most);
+    return int32_t(best);
+  }
+
+ private:
+  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks) {
+    int64_t const waves = (tiles * n + blocks - 1) / blocks;
+    int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
+    int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
+    int64_t const levels = n == 1 ? 0 : groups > 1 ? 2 : 1;
+    return waves * (keys / n + kStartKeys) + levels * kLevelKeys + parts * kPartKeys;
+  }
+};
+
+struct LatentParams : SplitParams<LatentSplits, LatentSplits::kGroup> {
+  using Base = SplitParams<LatentSplits, LatentSplits::kGroup>;
+  using Tile = BasicTileCoord<VarlenSeqInfo>;
+
+  FastDivisor by_page;     // divides by the page size; by 1 without pages
+  FastDivisor by_queries;  // by the queries of a batch entry
+
+  // Called on the host.
+  LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
+               KernelFacts const& facts)
+      : Base(as_scheduled(p), workspace, device, facts),
+        by_page(p.kv.page_size > 0 ? p.kv.page_size : 1),
+        by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1) {
+    problem = p;
+  }
+  static LatentParams prepare(Problem const& p, Workspace const& workspace,
+                              DeviceLimits const& device, KernelFacts const& facts) {
+    return LatentParams(p, workspace, device, facts);
+  }
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    return Base::workspace_bytes(as_scheduled(p), device, facts);
+  }
+  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
+                                KernelFacts const& facts) {
+    return Base::splits_of_keys(as_scheduled(p), device, facts);
+  }
+
+  // Called in a kernel: the tile with this number.
+  CA_HOST_DEVICE Tile tile_of(int unit, int block_m) const {
+    if (problem.kv.indices == nullptr) return Tile(problem, scheduler, block_m, unit);
+    TileOrder::Place const place = scheduler.order.place(unit);
+    int const batch = by_queries(place.head), query = place.head - batch * problem.seq_q.seqlen;
+    Tile tile(problem, VarlenSeqInfo(problem, batch), scheduler.heads, scheduler.by_heads, 0, 0, 0,
+              block_m);
+    tile.row_begin = query * scheduler.heads + place.turn * block_m;
+    int const left = (query + 1) * scheduler.heads - tile.row_begin;
+    tile.rows = left < block_m ? left : block_m;
+    tile.q_begin = query;
+    tile.q_end = query + 1;
+    return tile;
+  }
+
+ private:
+  // With lists the rows of a tile are heads of one query, because other queries have other keys:
+  // each query is scheduled like a batch entry.
+  static Problem as_scheduled(Problem const& p) {
+    if (p.kv.indices == nullptr) return p;
+    Problem listed = p;
+    listed.batch *= p.seq_q.seqlen;
+    listed.seq_q.seqlen = 1;
+    return listed;
+  }
+};
+
+}  // namespace cutlass_attn

@@ -1,0 +1,82 @@
+// Copies a warp's columns of tiles of K: from a contiguous cache, from pages, or by a list of rows.
+#pragma once
+
+#include <cute/config.hpp>
+#include <type_traits>
+
+#include "core/divide.hpp"
+#include "core/sequences.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// One lane looks up each row of a tile: its page, or its entry in the list, and then its address,
+// which it stores in shared memory for the lanes that copy the row. Rows are looked up one tile
+// before they are copied, because tables and lists are in global memory, too.
+//
+// Slice, Tail: tiles of shared memory for the two ranges of columns, the second of which may be
+// void. `slice` and `tail` are the first columns of the ranges.
+template <class Element, class Slice, class Tail, class Arch>
+struct LatentRows {
+  using Address = typename Arch::SmemAddress;
+  static constexpr int kRows = Slice::kRows;
+  static_assert(kRows <= 32, "a lane for each row");
+
+  Problem const& p;
+  FastDivisor const by_page;
+  int const lane;
+  Element const** const rows;  // of the next tile, in shared memory; null: no such key
+  int const slice, tail;
+  Element const* const first;  // row 0 of the entry, or of page 0
+  int32_t const* const pages;  // pages of the entry; null: one, or all in order
+  KeyList const list;
+  int const seqlen_k;
+  Element const* row = nullptr;  // of this lane, in the tile that was looked up
+
+  // Looks up the tile that begins at `key`. place() and copy() then work on that tile.
+  CUTE_DEVICE void look_up(int key) {
+    int const j = key + lane;
+    row = nullptr;
+    if (lane >= kRows || j >= seqlen_k) return;
+    int const at = list(j);
+    if (at < 0) return;
+    int const page = p.kv.has_pages() ? by_page(at) : 0;
+    int const number = pages ? pages[page] : page;
+    row = first + number * p.k.batch_stride + (at - page * p.kv.page_size) * p.k.row_stride;
+  }
+  CUTE_DEVICE void look_up_if(int key, int end) {
+    if (key < end) look_up(key);
+  }
+
+  // Stores the row addresses of that tile in shared memory. All lanes see them after a sync_warp().
+  CUTE_DEVICE void place() const {
+    Arch::sync_warp();  // rows of the previous tile empty
+    if (lane < kRows) rows[lane] = row;
+  }
+
+  // Which rows of that tile are keys, a bit for each.
+  CUTE_DEVICE uint32_t present() const { return Arch::ballot(row != nullptr); }
+
+  // Starts the copy of that tile; rows that are no keys are zeros.
+  CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
+    copy_columns<Slice>(to_slice, slice);
+    if constexpr (!std::is_void_v<Tail>) copy_columns<Tail>(to_tail, tail);
+  }
+
+ private:
+  // The lanes copy several rows side by side.
+  template <class Tile>
+  CUTE_DEVICE void copy_columns(Address to, int begin) const {
+    constexpr int kLanes = Tile::kColumns / 8, kRowsAtOnce = 32 / kLanes;
+    static_assert(kRows % kRowsAtOnce == 0);
+    int const column = lane % kLanes * 8;
+    bool const inside = begin + column < p.head_dim;
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+      int const r = i * kRowsAtOnce + lane / kLanes;
+      Element const* const from = rows[r];
+      Arch::async_copy(to + Tile::offset(r, column), from + begin + column, inside && from);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80
