@@ -69,7 +69,7 @@ AXES: dict[str, dict[str | bool, Value]] = {
     },
     "latent": {
         False: Value(),
-        True: Value("latent", needs=("latent_kv",)),
+        True: Value("latent", options=("latent_kv",), needs=("latent_kv",)),
     },
     "bias": {
         False: Value(type={"bias": "false"}),
@@ -224,17 +224,15 @@ def _options(settings: Settings, scores: list[str], op: str, where: str) -> tupl
     known = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
     if settings.options == ALL_OPTIONS:
         return tuple(x for x in known if x not in COMPILED_OPTIONS)
-    # Scores decide about the options that change a logit; every kernel implements sinks, and V
-    # wherever it lies.
-    of_all = ("sinks", "latent_kv")
+    # Scores decide about the options that change a logit; every kernel implements sinks.
     of_scores = [option for option in known if OPTIONS[option]]
-    others = [x for x in known if x not in (*of_scores, *of_all)]
+    others = [x for x in known if x not in (*of_scores, "sinks")]
     for option in settings.options:
         choose(option, [*others, *ALL_OPTIONS], "options", where)
     parts = {part for score in scores for part in score.split("_")}
     implemented = {option for option in of_scores if parts.intersection(OPTIONS[option])}
     implemented |= {option for value in settings.values for option in value.options}
-    implemented |= {*of_all, *settings.options}
+    implemented |= {"sinks", *settings.options}
     return tuple(option for option in known if option in implemented)
 
 

@@ -213,7 +213,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       break;  // a wrong head_dim alone says it
     }
   }
-  if (uint32_t const missing = call.options & ~variant.kernel->options) {
+  // To other kernels V is an operand like any.
+  uint32_t const missing = call.options & ~variant.kernel->options & ~uint32_t(option::latent_kv);
+  if (missing != 0) {
     auto const reason = [&] {
       std::string text = "does not implement";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";

@@ -59,7 +59,7 @@ struct LatentRows {
   // Starts the copy of that tile; rows that are no keys are zeros.
   CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
     copy_columns<Slice>(to_slice, slice);
-    if constexpr (!std::is_void_v<Tail>) copy_columns<Tail>(to_tail, tail);
+    if constexpr (!std::is_same_v<Tail, void>) copy_columns<Tail>(to_tail, tail);
   }
 
  private:
