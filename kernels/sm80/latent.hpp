@@ -1,25 +1,29 @@
 // Latent attention (MLA) on mma.sync: V is the first columns of K, so that one tile serves as both.
 // For 16 rows or a few times as many it is bound by reading the latents from memory once.
 //
-//   Grid:       16 rows of the queries of the heads that read one KV head, packed (core/
+//   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
 //               scheduler.hpp), times the splits of their keys (key_splits.hpp). With lists of keys
 //               the rows are heads of one query.
-//   Block:      4 warps. They share the rows and the tile of keys, and divide its columns:
+//   Block:      kWarpsM x kWarpsD warps. Those along M have 16 rows each; those along D share rows
+//               and divide the columns of the tile of keys. With four along D:
 //
 //                    K     0        128       256       384       512  528  544  560  576
-//                          | slice of w0 | w1 |  w2  |  w3  | tails: w0 | w1 | w2 | w3 |
-//                          '-------------- V --------------'
+//                          | slice of 0 | 1 |   2    |    3    | tails: 0 | 1 | 2 | 3 |
+//                          '------------- V -------------'
 //
-//   Warp:       its slice, which is its columns of V and of O, and its tail, the columns that V
-//               lacks. It copies them itself: no other warp reads them. S of its columns is a
-//               partial sum; the warps add up their sums through shared memory. All of them compute
-//               the same softmax, and each multiplies P by its slice.
+//   Warp:       16 rows, a slice, which is its columns of V and of O, and a tail, columns that V
+//               lacks. The warps with one slice copy it together; no other warp reads it. S of
+//               their columns is a partial sum; warps that share rows add up their sums through
+//               shared memory. All of these compute the same softmax, and each multiplies P by its
+//               slice.
 //   Registers:  Q of the warp's columns, S and P of a tile, O of the slice.
-//   Shared:     for each warp kStages tiles of its columns, filled by cp.async, and the row
-//               addresses of the tile that it copies next; two buffers for partial sums.
-//   Pipeline:   kStages - 1 tiles are in flight while one is computed. One barrier a tile:
+//   Shared:     for each slice kStages tiles, filled by cp.async, and the row addresses of the tile
+//               that is copied next; two buffers for partial sums.
+//   Pipeline:   kStages - 1 tiles are in flight while one is computed. A tile has one barrier of
+//               the warps of a slice (of a warp, where it has the slice alone) and one of the warps
+//               that share rows:
 //
-//                    S of own columns -> buffer n % 2 | barrier | sum of all -> P -> O of the slice
+//                 slice full | S of own columns -> buffer n % 2 | rows | sum of all -> P -> O
 //
 //   Merge:      the last block of each group of splits merges the group, and the last of those
 //               blocks the groups, in the order of the keys (merge_splits.hpp).
@@ -39,22 +43,26 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN, int kWarps>
+template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN, int kWarpsM,
+          int kWarpsD>
 struct Latent {
   using Params = LatentParams;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kN = kBlockN;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kMinBlocksPerSm = 2;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsD;
+  static constexpr int kMinBlocksPerSm = kWarpsM > 1 ? 1 : 2;
   static constexpr bool kPacksHeads = true;
-  static constexpr int kSlice = kHeadDimV / kWarps;              // columns of V of a warp
-  static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarps;  // and of what V lacks
+  static constexpr int kSlice = kHeadDimV / kWarpsD;              // columns of V of a warp
+  static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of what V lacks
   static constexpr bool kHasTail = kTail > 0;
-  static_assert(kBlockM == 16 && kWarps == 4 && kSlice % 64 == 0 && kTail % 16 == 0);
+  static constexpr int kWarpKeys = kBlockN / kWarpsM;  // rows of a tile that a warp copies
+  static_assert(kBlockM == 16 * kWarpsM && kBlockN % kWarpsM == 0);
+  static_assert(kWarpsD == 2 || kWarpsD == 4);
+  static_assert(kSlice % 64 == 0 && kTail % 16 == 0);
 
-  // A warp processes its slice like a block of one warp.
+  // A warp processes its rows and its slice like a block of one warp.
   struct SliceConfig
-      : Config<Element, kSlice, kSlice, kBlockM, kBlockN, 1, 1, float, float, RowLayout::kPaged> {
+      : Config<Element, kSlice, kSlice, 16, kBlockN, 1, 1, float, float, RowLayout::kPaged> {
     template <class Score>
     static constexpr int key_block() {
       return kBlockN;
@@ -63,15 +71,15 @@ struct Latent {
   using TileSlice = typename SliceConfig::TileK;
   using TileTail = SwizzledTile<kBlockN, kHasTail ? kTail : 16>;
   using Coord = typename SliceConfig::Coord;
-  using Place = FragmentPlace<1, 1>;
+  using Place = FragmentPlace<kWarpsM, kWarpsD>;
   static constexpr int kRows = SliceConfig::kRows;
   static constexpr int kBlocks = kBlockN / 8;  // m16n8 blocks of S
 
   // What SplitMerge wants to know: O of the block, of which each warp has its columns.
   struct MergeConfig {
     static constexpr int kBlockM = kBlockM_, kHeadDimV = kHeadDimV_, kWarpColumns = kSlice;
-    static constexpr int kRowBlocks = 1, kRows = 2, kThreads = 32 * kWarps;
-    using Place = FragmentPlace<1, kWarps>;
+    static constexpr int kRowBlocks = 1, kRows = 2, kThreads = 32 * kWarpsM * kWarpsD;
+    using Place = FragmentPlace<kWarpsM, kWarpsD>;
   };
 
   struct Stage {
@@ -81,19 +89,20 @@ struct Latent {
   struct alignas(16) Quad {  // of an m16n8 block
     float values[4];
   };
-  using PartialSums = Quad[kWarps][kBlocks][32];  // of S
+  using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S
   // The most stages that fit Ada's 99 KB, and so two blocks on an SM of Hopper.
   static constexpr int kSmemOfAda = 99 << 10;
-  static constexpr int kStageBytes = kWarps * int(sizeof(Stage));
+  static constexpr int kStageBytes = kWarpsD * int(sizeof(Stage));
   static constexpr int kStages = (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048) / kStageBytes;
   static_assert(kStages >= 2);
 
   struct Shared {
-    Stage stages[kWarps][kStages];
+    Stage stages[kWarpsD][kStages];
     PartialSums sums[2];
-    Element const* rows[kWarps][kBlockN];  // of the tile that a warp copies next
-    uint32_t present[kWarps][kStages];     // rows of a stage's tile that are keys, with lists
-    int32_t ticket;                        // the number of blocks that finished before this one
+    Element const* rows[kWarpsM][kWarpsD][kWarpKeys];  // of the tile that a warp copies next
+    // Rows of a stage's tile that are keys, with lists; each warp has the bits of what it copies.
+    uint32_t present[kWarpsD][kStages][kWarpsM];
+    int32_t ticket;  // the number of blocks that finished before this one
   };
   static constexpr int kSmemBytes = sizeof(Shared);
   static_assert(kSmemBytes <= kSmemOfAda);
@@ -145,12 +154,14 @@ struct Latent {
     Coord const& tile;
     Problem const& p;
     int const warp = Arch::uniform(Arch::thread() / 32), lane = Arch::thread() % 32;
-    int const slice = warp * kSlice, tail = kHeadDimV + warp * kTail;  // first columns
-    TileRange const& range;                                            // in keys
+    int const m = warp / kWarpsD, d = warp % kWarpsD;
+    int const slice = d * kSlice, tail = kHeadDimV + d * kTail;  // first columns
+    TileRange const& range;                                      // in keys
     FragmentScores<Arch, Score, Place, kRows, false, Coord> const scores;
     float const log2_scale;
-    LatentRows<Element, TileSlice, std::conditional_t<kHasTail, TileTail, void>, Arch> gather;
-    Address const stages = Arch::smem_address(shared.stages[warp]);
+    LatentRows<Element, TileSlice, std::conditional_t<kHasTail, TileTail, void>, kWarpKeys, Arch>
+        gather;
+    Address const stages = Arch::smem_address(shared.stages[d]);
     typename SliceStep::Q q_slice;
     uint32_t q_tail[kHasTail ? kTail / 16 : 1][1][4];
     Result<Score, Arch> result;
@@ -161,15 +172,18 @@ struct Latent {
           tile(tile),
           p(params.problem),
           range(masks.range),
-          scores{
-              p,           score_in_log2<Score>(p, lens, SliceConfig::qk_factor(p, tile.head_kv)),
-              Place{lane}, tile,
-              range,       masks.interval},
+          scores{p,
+                 score_in_log2<Score>(p, lens, SliceConfig::qk_factor(p, tile.head_kv)),
+                 Place{Arch::thread()},
+                 tile,
+                 range,
+                 masks.interval},
           log2_scale(scores.score.log2_scale()),
           gather{p,
                  params.by_page,
                  lane,
-                 shared.rows[warp],
+                 m * kWarpKeys,
+                 shared.rows[m][d],
                  slice,
                  tail,
                  PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).first,
@@ -208,27 +222,27 @@ struct Latent {
 
     // Stores the slice of O, and LSE.
     CUTE_DEVICE void finish() {
-      Place const place{lane};
+      Place const place{Arch::thread()};
       auto const o = as_rows(result.acc_o);  // (row, column)
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         int const row = place.row(i);
         bool const is_row = row < tile.rows;
         int const at = is_row ? row : 0;
-        bool const writes_lse = is_row && warp == 0 && place.column(0) == 0;
+        bool const writes_lse = is_row && d == 0 && place.column(0) == 0;
         float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
                                         result.softmax.rows[i], 1.0f, writes_lse) *
                              SliceConfig::pv_factor(p, tile.head_kv);
         Element* const target = tile.template row_of<Element>(p.o, at);
         CUTE_UNROLL
-        for (int d = 0; d < kSlice / 8; d += 4) {
+        for (int n = 0; n < kSlice / 8; n += 4) {
           uint32_t words[4];
           CUTE_UNROLL
           for (int b = 0; b < 4; ++b) {
-            int const j = 2 * (d + b);
+            int const j = 2 * (n + b);
             words[b] = Arch::template pack<Element>(o(i, j) * factor, o(i, j + 1) * factor);
           }
-          store_columns<Arch>(target, words, slice / 8 + d, p.head_dim_v, is_row, lane);
+          store_columns<Arch>(target, words, slice / 8 + n, p.head_dim_v, is_row, lane);
         }
       }
     }
@@ -242,13 +256,31 @@ struct Latent {
     // Starts the copy of the tile that was looked up, unless it is beyond the last.
     CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
       gather.place();
-      if (p.kv.indices && key < end) {
-        uint32_t const present = gather.present();
-        if (lane == 0) shared.present[warp][stage] = present;
+      sync_slice();  // rows full; the stage computed next full, the one before it empty
+      if (key < end) {
+        gather.copy(slice_of(stage), tail_of(stage));
+        if (p.kv.indices) {
+          uint32_t const present = gather.present();
+          if (lane == 0) shared.present[d][stage][m] = present;
+        }
       }
-      Arch::sync_warp();  // rows full; the stage computed next full, the one before it empty
-      if (key < end) gather.copy(slice_of(stage), tail_of(stage));
       Arch::async_copy_commit();
+    }
+
+    // Barriers of the warps of a slice, and of those that share rows.
+    CUTE_DEVICE void sync_slice() const {
+      if constexpr (kWarpsM == 1) {
+        Arch::sync_warp();
+      } else {
+        Arch::sync(1 + d, 32 * kWarpsM);
+      }
+    }
+    CUTE_DEVICE void sync_rows() const {
+      if constexpr (kWarpsM == 1) {
+        Arch::sync();
+      } else {
+        Arch::sync(1 + kWarpsD + m, 32 * kWarpsD);
+      }
     }
 
     // Q of the warp's columns, as A of mma: zeros beyond the last row and column.
@@ -260,7 +292,7 @@ struct Latent {
     CUTE_DEVICE void load_queries(uint32_t (&q)[kSteps][1][4], int begin) const {
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        int const row = Place{lane}.row(i);
+        int const row = Place{Arch::thread()}.row(i);
         bool const is_row = row < tile.rows;
         Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
         CUTE_UNROLL
@@ -291,33 +323,38 @@ struct Latent {
     }
 
     // Adds S of the other warps' columns. All warps get the same bits: a sum of two does not depend
-    // on their order, and all add the sums of warps 0 and 1, and 2 and 3.
-    CUTE_DEVICE void add_other_columns(PartialSums& sums, S& s) const {
+    // on their order, and of four all add the sums of warps 0 and 1, and 2 and 3.
+    CUTE_DEVICE void add_other_columns(PartialSums& all_sums, S& s) const {
+      auto& sums = all_sums[m];
       CUTE_UNROLL
       for (int j = 0; j < kBlocks; ++j) {
         auto const& own = s.block(0, j);
-        sums[warp][j][lane] = {{own[0], own[1], own[2], own[3]}};
+        sums[d][j][lane] = {{own[0], own[1], own[2], own[3]}};
       }
-      Arch::sync();  // sums of all warps full; the other buffer empty
+      sync_rows();  // sums of all warps full; the other buffer empty
       CUTE_UNROLL
       for (int j = 0; j < kBlocks; ++j) {
-        Quad const near = sums[warp ^ 1][j][lane];
-        Quad const far[2] = {sums[warp ^ 2][j][lane], sums[warp ^ 3][j][lane]};
         auto& sum = s.block(0, j);
+        Quad const near = sums[d ^ 1][j][lane];
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          sum[i] = (sum[i] + near.values[i]) + (far[0].values[i] + far[1].values[i]);
+        for (int i = 0; i < 4; ++i) sum[i] += near.values[i];
+        if constexpr (kWarpsD == 4) {
+          Quad const far[2] = {sums[d ^ 2][j][lane], sums[d ^ 3][j][lane]};
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) sum[i] += far[0].values[i] + far[1].values[i];
         }
       }
     }
 
     // Masks the rows of a list that are no keys.
     CUTE_DEVICE void mask_absent(int stage, S& s) const {
-      uint32_t const present = shared.present[warp][stage];
+      uint32_t present = 0;
+      CUTE_UNROLL
+      for (int i = 0; i < kWarpsM; ++i) present |= shared.present[d][stage][i];
       auto const rows = as_rows(s);
       CUTE_UNROLL
       for (int j = 0; j < columns_of<decltype(rows)>; ++j) {
-        bool const is_key = present >> Place{lane}.column(j) & 1;
+        bool const is_key = present >> Place{Arch::thread()}.column(j) & 1;
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) rows(i, j) = is_key ? rows(i, j) : -kInf;
       }

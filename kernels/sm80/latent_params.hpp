@@ -18,17 +18,18 @@ struct LatentSplits {
   static constexpr int kGroup = 16;      // see KeySplits::group
   static constexpr int kBlockBytes = 100 << 10;  // of shared memory, at the most
 
-  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
     if (tiles < 1 || device.num_sms < 1) return 1;
-    int64_t const blocks =
-        int64_t(device.num_sms) * (device.smem_per_sm >= 2 * kBlockBytes ? 2 : 1);
+    // Blocks of more than 16 rows have all registers of an SM.
+    bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && block_m == 16;
+    int64_t const blocks = int64_t(device.num_sms) * (has_room ? 2 : 1);
     int64_t const keys = most_keys(p, p.seq_q.seqlen);
     int64_t most = keys / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    int64_t best = 1, least = cost(keys, 1, tiles, blocks);
+    int64_t best = 1, least = cost(keys, 1, tiles, blocks, block_m);
     auto const consider = [&](int64_t n) {
       if (n < 2 || n > most) return;
-      int64_t const its = cost(keys, n, tiles, blocks);
+      int64_t const its = cost(keys, n, tiles, blocks, block_m);
       if (its < least) best = n, least = its;
     };
     // More than a few splits are worth it where they fill whole waves.
@@ -39,12 +40,12 @@ struct LatentSplits {
   }
 
  private:
-  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks) {
+  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int block_m) {
     int64_t const waves = (tiles * n + blocks - 1) / blocks;
     int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
     int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
     int64_t const levels = n == 1 ? 0 : groups > 1 ? 2 : 1;
-    return waves * (keys / n + kStartKeys) + levels * kLevelKeys + parts * kPartKeys;
+    return waves * (keys / n + kStartKeys) + levels * kLevelKeys + parts * kPartKeys * block_m / 16;
   }
 };
 

@@ -1,4 +1,4 @@
-// Copies a warp's columns of tiles of K: from a contiguous cache, from pages, or by a list of rows.
+// Copies columns of tiles of K: from a contiguous cache, from pages, or by a list of rows.
 #pragma once
 
 #include <cute/config.hpp>
@@ -9,21 +9,21 @@
 
 namespace cutlass_attn::sm80 {
 
-// One lane looks up each row of a tile: its page, or its entry in the list, and then its address,
-// which it stores in shared memory for the lanes that copy the row. Rows are looked up one tile
-// before they are copied, because tables and lists are in global memory, too.
+// A warp copies kRows rows of each tile, from row `begin` on. One lane looks up each of them: its
+// page, or its entry in the list, and then its address, which it stores in shared memory for the
+// lanes that copy the row. Rows are looked up one tile before they are copied, because tables and
+// lists are in global memory, too.
 //
 // Slice, Tail: tiles of shared memory for the two ranges of columns, the second of which may be
 // void. `slice` and `tail` are the first columns of the ranges.
-template <class Element, class Slice, class Tail, class Arch>
+template <class Element, class Slice, class Tail, int kRows, class Arch>
 struct LatentRows {
   using Address = typename Arch::SmemAddress;
-  static constexpr int kRows = Slice::kRows;
   static_assert(kRows <= 32, "a lane for each row");
 
   Problem const& p;
   FastDivisor const by_page;
-  int const lane;
+  int const lane, begin;
   Element const** const rows;  // of the next tile, in shared memory; null: no such key
   int const slice, tail;
   Element const* const first;  // row 0 of the entry, or of page 0
@@ -34,7 +34,7 @@ struct LatentRows {
 
   // Looks up the tile that begins at `key`. place() and copy() then work on that tile.
   CUTE_DEVICE void look_up(int key) {
-    int const j = key + lane;
+    int const j = key + begin + lane;
     row = nullptr;
     if (lane >= kRows || j >= seqlen_k) return;
     int const at = list(j);
@@ -53,8 +53,8 @@ struct LatentRows {
     if (lane < kRows) rows[lane] = row;
   }
 
-  // Which rows of that tile are keys, a bit for each.
-  CUTE_DEVICE uint32_t present() const { return Arch::ballot(row != nullptr); }
+  // Which of the warp's rows of that tile are keys, a bit for each row of the tile.
+  CUTE_DEVICE uint32_t present() const { return Arch::ballot(row != nullptr) << begin; }
 
   // Starts the copy of that tile; rows that are no keys are zeros.
   CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
@@ -65,16 +65,17 @@ struct LatentRows {
  private:
   // The lanes copy several rows side by side.
   template <class Tile>
-  CUTE_DEVICE void copy_columns(Address to, int begin) const {
+  CUTE_DEVICE void copy_columns(Address to, int first_column) const {
     constexpr int kLanes = Tile::kColumns / 8, kRowsAtOnce = 32 / kLanes;
-    static_assert(kRows % kRowsAtOnce == 0);
     int const column = lane % kLanes * 8;
-    bool const inside = begin + column < p.head_dim;
+    bool const inside = first_column + column < p.head_dim;
     CUTE_UNROLL
-    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
+    for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
       int const r = i * kRowsAtOnce + lane / kLanes;
+      if (kRows % kRowsAtOnce != 0 && r >= kRows) break;
       Element const* const from = rows[r];
-      Arch::async_copy(to + Tile::offset(r, column), from + begin + column, inside && from);
+      Arch::async_copy(to + Tile::offset(begin + r, column), from + first_column + column,
+                       inside && from);
     }
   }
 };

@@ -22,10 +22,11 @@ using packed::Rows;
 
 namespace {
 
-using Latent = sm80::Latent<half_t, 576, 512, 16, 32, 4>;
-using WithoutTail = sm80::Latent<half_t, 512, 512, 16, 32, 4>;
-using OfBFloat16 = sm80::Latent<bfloat16_t, 576, 512, 16, 32, 4>;
-using OfFewKeys = sm80::Latent<half_t, 576, 512, 16, 16, 4>;  // more stages
+using Latent = sm80::Latent<half_t, 576, 512, 16, 32, 1, 4>;
+using WithoutTail = sm80::Latent<half_t, 512, 512, 16, 32, 1, 4>;
+using OfBFloat16 = sm80::Latent<bfloat16_t, 576, 512, 16, 32, 1, 4>;
+using OfFewKeys = sm80::Latent<half_t, 576, 512, 16, 16, 1, 4>;  // more stages
+using OfManyRows = sm80::Latent<half_t, 576, 512, 64, 16, 4, 2>;
 
 // The cache in pages of 13 keys, in an order that no number follows from. All other rows are NaN.
 struct Paged {
@@ -179,6 +180,18 @@ TEST(pages) {
   smaller.head_dim = 320;
   smaller.head_dim_v = 256;
   check<Latent, Paged>(smaller, DType::kFloat16, {1});
+}
+
+TEST(many_rows) {
+  Case queries = causal(make("rows of two tiles", 5, 100, 20));
+  queries.sinks = true;
+  check<OfManyRows, Paged>(queries, DType::kFloat16, {1, 3});
+  Case rises = make("a row max that few keys raise", 1, 170, 40);
+  rises.magnitude = 8;
+  check<OfManyRows, Dense>(rises, DType::kFloat16, {1, 2});
+  check<OfManyRows, Dense>(causal(make("a tile for each head", 70, 90, 2)), DType::kFloat16, {1});
+  check<OfManyRows, Listed>(make("lists", 2, 75, 70), DType::kFloat16, {1, 2});
+  check<OfManyRows, Listed>(causal(make("few rows", 6, 3, 2)), DType::kFloat16, {1});
 }
 
 TEST(two_levels) {
