@@ -357,6 +357,7 @@ Status check_indices(Problem const& p, Op op) {
   } const others[] = {
       {op == Op::kBackward, "gradients are asked for", "a forward call"},
       {p.q.dtype == DType::kFloat64, "q is float64", "float16, bfloat16 or float32"},
+      {p.seq_q.cu_seqlens || p.seq_q.is_padded(), "cu_seqlens_q, seqused_q or leftpad_q", "none"},
       {p.kv.block_table != nullptr, "block_table", "indices that are rows of all pages"},
       {p.seq_k.cu_seqlens || p.seq_k.leftpad, "cu_seqlens_k or leftpad_k", "seqused_k"},
       {mask.causal, "causal is True", "False, as the list says which keys a query sees"},

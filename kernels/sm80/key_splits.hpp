@@ -50,6 +50,14 @@ struct KeySplits {
     partials = static_cast<float*>(workspace.data) + size.counters();
   }
 
+  // Of a kernel with these splits of `tiles` tiles of rows.
+  Launch launch(int64_t tiles, KernelFacts const& facts) const {
+    Launch launch{tiles * count, 1, facts.threads, facts.smem_bytes};
+    Size const size{tiles, count, 0, group};
+    if (count > 1 && zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
+    return launch;
+  }
+
   // Called in a kernel: the tile of rows, and the split, of a block of the grid.
   CA_HOST_DEVICE int unit(int block) const { return by_count(block); }
   CA_HOST_DEVICE int split(int block) const { return block - unit(block) * count; }
@@ -99,11 +107,23 @@ struct KeySplits {
   }
 };
 
-// Launch parameters of a kernel with splits. Choice determines their number:
+// What the splits of a call's tiles of rows take. Choice determines their number:
 //   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
 //   static constexpr int kMaxHeadDim;  // of its kernels
-// kGroup: see KeySplits::group; of a kernel that merges in two levels.
-template <class Choice, int kGroup = KeySplits::kMax>
+template <class Choice>
+KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                               KernelFacts const& facts, int32_t group = KeySplits::kMax) {
+  int32_t count = p.num_splits;
+  if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
+  if (count > KeySplits::kMax) count = KeySplits::kMax;
+  // The largest padded head dim of a kernel that can take the call.
+  int const padded =
+      (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
+  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group};
+}
+
+// Launch parameters of a kernel with splits.
+template <class Choice>
 struct SplitParams : ForwardParams {
   KeySplits splits;
 
@@ -125,12 +145,7 @@ struct SplitParams : ForwardParams {
                                 KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).count;
   }
-  Launch launch(KernelFacts const& facts) const {
-    KeySplits::Size const size{scheduler.blocks, splits.count, 0, splits.group};
-    Launch launch{size.tiles * size.count, 1, facts.threads, facts.smem_bytes};
-    if (size.count > 1 && splits.zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
-    return launch;
-  }
+  Launch launch(KernelFacts const& facts) const { return splits.launch(scheduler.blocks, facts); }
 
   // Called in a kernel: the tile of rows of this block.
   template <int kBlockM, class Arch>
@@ -147,13 +162,7 @@ struct SplitParams : ForwardParams {
   }
   static KeySplits::Size size_of(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    int32_t count = p.num_splits;
-    if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
-    if (count > KeySplits::kMax) count = KeySplits::kMax;
-    // The largest padded head dim of a kernel that can take the call.
-    int const padded =
-        (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
-    return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), kGroup};
+    return size_of_splits<Choice>(p, tiles, device, facts);
   }
 };
 

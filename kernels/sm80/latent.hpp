@@ -96,6 +96,14 @@ struct Latent {
   static constexpr int kStages = (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048) / kStageBytes;
   static_assert(kStages >= 2);
 
+  // Of a block. In shared memory, because the main loop is short of registers: otherwise 64 rows have
+  // 160 bytes of local memory.
+  struct BlockInfo {
+    Coord tile;
+    TileRange range;  // tiles of keys, in keys
+    NearMask interval;
+    LatentSource<Element> source;
+  };
   struct Shared {
     Stage stages[kWarpsD][kStages];
     PartialSums sums[2];
@@ -103,6 +111,7 @@ struct Latent {
     // Rows of a stage's tile that are keys, with lists; each warp has the bits of what it copies.
     uint32_t present[kWarpsD][kStages][kWarpsM];
     int32_t ticket;  // the number of blocks that finished before this one
+    BlockInfo block;
   };
   static constexpr int kSmemBytes = sizeof(Shared);
   static_assert(kSmemBytes <= kSmemOfAda);
@@ -112,15 +121,17 @@ struct Latent {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const unit = params.splits.unit(Arch::block());  // tile of rows
-    Coord const tile = params.tile_of(unit, kBlockM);
+    Coord const tile = params.template tile_of<kBlockM, Arch>(unit);
     if (tile.rows <= 0) return;  // also in all other splits of this tile
     SeqLens const lens = tile.seq.lens(p);
     IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
-    TileRange const range = all.in_keys(kN);
-    NearMask const interval = mask.near(tile.q_begin);
+    if (Arch::thread() == 0) {
+      shared.block = {tile, all.in_keys(kN), mask.near(tile.q_begin), {p, tile, lens}};
+    }
+    Arch::sync();  // block full
 
-    Warp<Score, Arch> warp(params, tile, {range, interval}, lens, shared);
+    Warp<Score, Arch> warp(params, lens, shared);
     TileRange const own = params.splits.share(all, params.splits.split(Arch::block()));
     warp.run(own.begin * kN, own.end * kN);
     if (params.splits.count > 1) {
@@ -132,11 +143,6 @@ struct Latent {
   }
 
  private:
-  struct Masks {
-    TileRange const& range;  // tiles of keys, in keys
-    NearMask const& interval;
-  };
-
   // O of a warp's slice, and the softmax state of its rows, which all warps have.
   template <class Score, class Arch>
   struct Result {
@@ -166,30 +172,20 @@ struct Latent {
     uint32_t q_tail[kHasTail ? kTail / 16 : 1][1][4];
     Result<Score, Arch> result;
 
-    CUTE_DEVICE Warp(Params const& params, Coord const& tile, Masks const& masks,
-                     SeqLens const& lens, Shared& shared)
+    CUTE_DEVICE Warp(Params const& params, SeqLens const& lens, Shared& shared)
         : shared(shared),
-          tile(tile),
+          tile(shared.block.tile),
           p(params.problem),
-          range(masks.range),
+          range(shared.block.range),
           scores{p,
                  score_in_log2<Score>(p, lens, SliceConfig::qk_factor(p, tile.head_kv)),
                  Place{Arch::thread()},
                  tile,
                  range,
-                 masks.interval},
+                 shared.block.interval},
           log2_scale(scores.score.log2_scale()),
-          gather{p,
-                 params.by_page,
-                 lane,
-                 m * kWarpKeys,
-                 shared.rows[m][d],
-                 slice,
-                 tail,
-                 PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).first,
-                 PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).pages,
-                 KeyList(p, tile.seq.batch, tile.q_begin),
-                 lens.k} {}
+          gather{p,    params.by_page,     lane, m * kWarpKeys, shared.rows[m][d], slice,
+                 tail, shared.block.source} {}
 
     // Computes the tiles of keys [first, last).
     CUTE_DEVICE void run(int first, int last) {

@@ -1,6 +1,7 @@
 // Launch parameters of the kernel for latent attention.
 #pragma once
 
+#include "core/varlen_params.hpp"
 #include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
@@ -49,20 +50,18 @@ struct LatentSplits {
   }
 };
 
-struct LatentParams : SplitParams<LatentSplits, LatentSplits::kGroup> {
-  using Base = SplitParams<LatentSplits, LatentSplits::kGroup>;
-  using Tile = BasicTileCoord<VarlenSeqInfo>;
-
-  FastDivisor by_page;     // divides by the page size; by 1 without pages
+struct LatentParams : VarlenParams {
+  KeySplits splits;
   FastDivisor by_queries;  // by the queries of a batch entry
 
   // Called on the host.
   LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
                KernelFacts const& facts)
-      : Base(as_scheduled(p), workspace, device, facts),
-        by_page(p.kv.page_size > 0 ? p.kv.page_size : 1),
+      : VarlenParams(VarlenParams::prepare(as_scheduled(p), workspace, device, facts)),
+        splits(size_of(as_scheduled(p), blocks, device, facts), workspace),
         by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1) {
     problem = p;
+    if (p.kv.indices) by_page = FastDivisor(p.kv.page_size);
   }
   static LatentParams prepare(Problem const& p, Workspace const& workspace,
                               DeviceLimits const& device, KernelFacts const& facts) {
@@ -70,23 +69,25 @@ struct LatentParams : SplitParams<LatentSplits, LatentSplits::kGroup> {
   }
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    return Base::workspace_bytes(as_scheduled(p), device, facts);
+    return size_of(p, device, facts).bytes();
   }
   static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
                                 KernelFacts const& facts) {
-    return Base::splits_of_keys(as_scheduled(p), device, facts);
+    return size_of(p, device, facts).count;
   }
+  Launch launch(KernelFacts const& facts) const { return splits.launch(blocks, facts); }
 
-  // Called in a kernel: the tile with this number.
-  CA_HOST_DEVICE Tile tile_of(int unit, int block_m) const {
-    if (problem.kv.indices == nullptr) return Tile(problem, scheduler, block_m, unit);
-    TileOrder::Place const place = scheduler.order.place(unit);
-    int const batch = by_queries(place.head), query = place.head - batch * problem.seq_q.seqlen;
-    Tile tile(problem, VarlenSeqInfo(problem, batch), scheduler.heads, scheduler.by_heads, 0, 0, 0,
-              block_m);
-    tile.row_begin = query * scheduler.heads + place.turn * block_m;
-    int const left = (query + 1) * scheduler.heads - tile.row_begin;
-    tile.rows = left < block_m ? left : block_m;
+  // Called in a kernel, by all lanes of a warp: the tile with this number, perhaps without rows.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE Tile tile_of(int unit) const {
+    if (problem.kv.indices == nullptr) return VarlenParams::tile_of<kBlockM, Arch>(unit);
+    int const each = (heads + kBlockM - 1) / kBlockM;  // tiles of a query
+    int const row = by_slots_each(unit);               // of all queries
+    int const batch = by_queries(row), query = row - batch * problem.seq_q.seqlen;
+    Tile tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, 0, 0, 0, kBlockM);
+    int const first = (unit - row * each) * kBlockM;  // head
+    tile.row_begin = query * heads + first;
+    tile.rows = heads - first < kBlockM ? heads - first : kBlockM;
     tile.q_begin = query;
     tile.q_end = query + 1;
     return tile;
@@ -96,11 +97,36 @@ struct LatentParams : SplitParams<LatentSplits, LatentSplits::kGroup> {
   // With lists the rows of a tile are heads of one query, because other queries have other keys:
   // each query is scheduled like a batch entry.
   static Problem as_scheduled(Problem const& p) {
-    if (p.kv.indices == nullptr) return p;
-    Problem listed = p;
-    listed.batch *= p.seq_q.seqlen;
-    listed.seq_q.seqlen = 1;
-    return listed;
+    Problem scheduled = p;
+    if (p.kv.indices) {
+      scheduled.batch *= p.seq_q.seqlen;
+      scheduled.seq_q.seqlen = 1;
+    }
+    // Of packed sequences the average is known.
+    if (p.seq_q.cu_seqlens && p.batch > 0) {
+      scheduled.seq_q.seqlen = (p.seq_q.total + p.batch - 1) / p.batch;
+      if (p.seq_k.cu_seqlens) scheduled.seq_k.seqlen = (p.seq_k.total + p.batch - 1) / p.batch;
+    }
+    return scheduled;
+  }
+
+  // As many as blocks says, without its divisors, as dispatch asks in each call.
+  static int64_t tiles_of(Problem const& scheduled, int block_m) {
+    Problem const& p = scheduled;
+    int32_t const heads = TileScheduler::heads_of_tile(p, block_m);
+    int64_t const rows = p.seq_q.rows(), each = (rows * heads + block_m - 1) / block_m;
+    int64_t const slots =
+        p.seq_q.cu_seqlens ? PackedTiles::slots(rows, heads, block_m, p.batch) : each * p.batch;
+    return rows > 0 ? slots * (p.num_heads_q / heads) : 0;
+  }
+  static KeySplits::Size size_of(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    Problem const scheduled = as_scheduled(p);
+    return size_of(scheduled, tiles_of(scheduled, facts.block_m), device, facts);
+  }
+  static KeySplits::Size size_of(Problem const& scheduled, int64_t tiles,
+                                 DeviceLimits const& device, KernelFacts const& facts) {
+    return size_of_splits<LatentSplits>(scheduled, tiles, device, facts, LatentSplits::kGroup);
   }
 };
 

@@ -9,6 +9,22 @@
 
 namespace cutlass_attn::sm80 {
 
+// Where the rows of K are, of a block.
+template <class Element>
+struct LatentSource {
+  Element const* first;  // row 0 of the entry, or of page 0
+  int32_t const* pages;  // pages of the entry; null: one, or all in order
+  KeyList list;
+  int32_t seqlen_k;
+
+  template <class Coord>
+  CUTE_DEVICE LatentSource(Problem const& p, Coord const& tile, SeqLens const& lens)
+      : first(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).first),
+        pages(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).pages),
+        list(p, tile.seq.batch, tile.q_begin),
+        seqlen_k(lens.k) {}
+};
+
 // A warp copies kRows rows of each tile, from row `begin` on. One lane looks up each of them: its
 // page, or its entry in the list, and then its address, which it stores in shared memory for the
 // lanes that copy the row. Rows are looked up one tile before they are copied, because tables and
@@ -26,22 +42,19 @@ struct LatentRows {
   int const lane, begin;
   Element const** const rows;  // of the next tile, in shared memory; null: no such key
   int const slice, tail;
-  Element const* const first;  // row 0 of the entry, or of page 0
-  int32_t const* const pages;  // pages of the entry; null: one, or all in order
-  KeyList const list;
-  int const seqlen_k;
-  Element const* row = nullptr;  // of this lane, in the tile that was looked up
+  LatentSource<Element> const& source;  // in shared memory
+  Element const* row = nullptr;         // of this lane, in the tile that was looked up
 
   // Looks up the tile that begins at `key`. place() and copy() then work on that tile.
   CUTE_DEVICE void look_up(int key) {
     int const j = key + begin + lane;
     row = nullptr;
-    if (lane >= kRows || j >= seqlen_k) return;
-    int const at = list(j);
+    if (lane >= kRows || j >= source.seqlen_k) return;
+    int const at = source.list(j);
     if (at < 0) return;
     int const page = p.kv.has_pages() ? by_page(at) : 0;
-    int const number = pages ? pages[page] : page;
-    row = first + number * p.k.batch_stride + (at - page * p.kv.page_size) * p.k.row_stride;
+    int const number = source.pages ? source.pages[page] : page;
+    row = source.first + number * p.k.batch_stride + (at - page * p.kv.page_size) * p.k.row_stride;
   }
   CUTE_DEVICE void look_up_if(int key, int end) {
     if (key < end) look_up(key);

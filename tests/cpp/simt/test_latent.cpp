@@ -54,6 +54,7 @@ struct Paged {
     problem.seq_k.seqlen = each * kPageSize;
   }
   Paged(Paged const&) = delete;
+  void give_back() {}
 
   // The row of all pages that a key is.
   int64_t slot(int batch, int key) const {
@@ -98,6 +99,12 @@ struct Listed : Paged {
 struct Dense {
   Problem problem;
   explicit Dense(Problem const& p) : problem(p) {}
+  void give_back() {}
+};
+
+// Packed sequences, with one of no rows among them, and rows of NaN behind the keys of each.
+struct Packed : packed::Packed {
+  explicit Packed(Problem const& p) : packed::Packed({p}, 3) {}
 };
 
 // Runs the case in `splits` parts, with a workspace of garbage and zeros that each run leaves.
@@ -116,6 +123,7 @@ std::string run(SolvedCase& solved, int splits, simt::FiberOrder order) {
   simt::launch_schedule().order = order;
   Status const status = launch(arguments, unit, cache.problem, {}, options);
   if (!status.ok()) return status.message;
+  cache.give_back();
   if (std::any_of(zeros.begin(), zeros.end(), [](int32_t x) { return x != 0; })) {
     return "zeros are not left as zeros";
   }
@@ -180,6 +188,12 @@ TEST(pages) {
   smaller.head_dim = 320;
   smaller.head_dim_v = 256;
   check<Latent, Paged>(smaller, DType::kFloat16, {1});
+}
+
+TEST(packed) {
+  check<Latent, Packed>(causal(make("few queries", 3, 100, 12, 3)), DType::kFloat16, {1, 3});
+  check<Latent, Packed>(causal(make("many queries", 40, 50, 2, 2)), DType::kFloat16, {1});
+  check<OfManyRows, Packed>(causal(make("tiles of 64", 3, 60, 40, 2)), DType::kFloat16, {1, 2});
 }
 
 TEST(many_rows) {
