@@ -96,8 +96,8 @@ struct Latent {
   static constexpr int kStages = (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048) / kStageBytes;
   static_assert(kStages >= 2);
 
-  // Of a block. In shared memory, because the main loop is short of registers: otherwise 64 rows have
-  // 160 bytes of local memory.
+  // Of a block. In shared memory, because the main loop is short of registers: otherwise tiles of
+  // 64 rows have 160 bytes of local memory.
   struct BlockInfo {
     Coord tile;
     TileRange range;  // tiles of keys, in keys
