@@ -250,7 +250,10 @@ def test_explain_refuses_what_the_call_refuses():
 
 # --- verify ---------------------------------------------------------------------------------------
 
-VERIFIED = ("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_all", "fp8_pages")
+VERIFIED = (
+    *("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_all", "fp8_pages"),
+    "latent_queries",
+)
 
 
 @needs_simt
@@ -258,7 +261,7 @@ VERIFIED = ("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_al
 @pytest.mark.parametrize("case", [x for x in serving.DECODE if x.name in VERIFIED], ids=str)
 def test_decode_is_verified(device, case):
     for dtype in ("float16", "float32"):
-        args, options = test_decode.call_of(case, dtype, 64, device)
+        args, options = test_decode.call_of(case, dtype, case.head_dim or 64, device)
         out, lse = attention_decode(*args, **options, verify=True, return_lse=True)
         assert torch.equal(out, attention_decode(*args, **options))
         assert lse.shape == (case.batch, case.heads, case.seqlens_q[0])
