@@ -67,6 +67,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
         "same": Value(type={"kv": "{element}"}),
         "fp8": Value("fp8", type={"kv": "E4M3"}, options=("fp8_kv",), needs=("fp8_kv",)),
     },
+    "latent": {
+        False: Value(),
+        True: Value("latent", options=("latent_kv",), needs=("latent_kv",)),
+    },
     "bias": {
         False: Value(type={"bias": "false"}),
         True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),

@@ -67,6 +67,8 @@ constexpr Keyword kKeywords[] = {
     {"v_scale", &Arguments::v_scale, kServing | kVarlenBackward | kAppend},
     {"cache_seqlens", &Arguments::cache_seqlens, kDecode, 0, Keyword::kIntegers},
     {"cache_batch_idx", &Arguments::cache_batch_idx, kDecode, 0, Keyword::kIntegers},
+    {"indices", &Arguments::indices, kDecode, 0, Keyword::kIntegers},
+    {"topk_lengths", &Arguments::topk_lengths, kDecode, 0, Keyword::kIntegers},
     {"k_new", &Arguments::k_new, kDecode, 0, Keyword::kArray},
     {"v_new", &Arguments::v_new, kDecode | kAppend, 0, Keyword::kArray},
     {"rotary_cos", &Arguments::rotary_cos, kDecode, 0, Keyword::kArray},
@@ -137,6 +139,16 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
     raise(PyExc_ValueError, "q, k and v must be on one device, got " + device_text(q) + ", " +
                                 device_text(k) + ", " + device_text(v));
   }
+}
+
+// Whether tensors without memory begin at one element of one storage.
+bool share_storage(PyObject* x, PyObject* y) {
+  auto const place = [](py::handle tensor) {
+    return py::make_tuple(tensor.attr("untyped_storage")().attr("_cdata"),
+                          tensor.attr("storage_offset")());
+  };
+  if (!py::hasattr(x, "untyped_storage") || !py::hasattr(y, "untyped_storage")) return false;
+  return place(x).equal(place(y));
 }
 
 }  // namespace
@@ -422,8 +434,9 @@ void Call::assume_memory(Arguments const& given) {
     p.o = {nullptr, is_packed ? 0 : last[-2] * second, bshd ? third : second, bshd ? second : third,
            p.q.dtype};
   }
+  bool const is_view = !p.k.data && !p.v.data && share_storage(given.k, given.v);
   for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
-    int64_t const place = t == &p.o ? 3 : 1;
+    int64_t const place = t == &p.o ? 3 : t == &p.v && !is_view ? 2 : 1;
     if (t->data == nullptr) t->data = reinterpret_cast<void*>(place << 60);
   }
 }

@@ -85,8 +85,53 @@ namespace {
 
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
 
+// Lists of the keys of each query, which are rows of the whole cache.
+void read_indices(Call& call, Arguments const& given, View const& k, bool memory) {
+  struct {
+    char const* name;
+    PyObject* x;
+  } const others[] = {{"cache_seqlens", given.cache_seqlens},
+                      {"block_table", given.block_table},
+                      {"cache_batch_idx", given.cache_batch_idx},
+                      {"k_new", given.k_new}};
+  for (auto const& [name, x] : others) {
+    if (!has_value(x)) continue;
+    raise(PyExc_ValueError, std::string(name) + " and indices are both given; allowed: one of " +
+                                "them, as indices are rows of the whole cache");
+  }
+  Problem& p = call.problem;
+  View const x = call.read_option("indices", given.indices, memory);
+  if (x.ndim != 3 || x.shape[0] != p.batch || x.shape[1] != p.seq_q.seqlen) {
+    raise(PyExc_ValueError, "indices must have shape (batch, seqlen_q, topk) with (batch, " +
+                                std::string("seqlen_q) = ") +
+                                tuple_text({p.batch, p.seq_q.seqlen}) + ", got " +
+                                shape_of(given.indices));
+  }
+  require_dtype("indices", x, kInt32, "int32");
+  require_dense("indices", x);
+  if (k.shape[1] < 1 || x.shape[2] > kMaxSeqlen) {
+    raise(PyExc_ValueError, "k_cache has entries of " + std::to_string(k.shape[1]) +
+                                " keys, and indices " + std::to_string(x.shape[2]) +
+                                " of a query; allowed: 1 or more, and up to " +
+                                std::to_string(kMaxSeqlen));
+  }
+  p.seq_k.seqlen = int32_t(x.shape[2]);
+  p.kv.page_size = size("the page size", k.shape[1]);
+  p.kv.num_pages = size("the number of pages", k.shape[0]);
+  p.kv.indices = address<int32_t>(x);
+  p.kv.indices_batch_stride = x.strides[0];
+  p.kv.indices_query_stride = x.strides[1];
+  if (!has_value(given.topk_lengths)) return;
+  p.seq_k.seqused = address<int32_t>(
+      read_int32(call, "topk_lengths", given.topk_lengths, memory, {p.batch}, "(batch,)"));
+}
+
 void read_decode(Call& call, Arguments const& given, bool memory) {
-  require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
+  bool const is_listed = has_value(given.indices);
+  if (!is_listed) require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
+  if (!is_listed && has_value(given.topk_lengths)) {
+    raise(PyExc_ValueError, "topk_lengths is given without indices, whose lengths these are");
+  }
   Problem& p = call.problem;
   DType const dtype = call.read_q("q", given.q, memory);
   View const k = call.library->read(given.k, memory), v = call.library->read(given.v, memory);
@@ -110,7 +155,9 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
           "cache_batch_idx and block_table are both given; allowed: one of them, as either says "
           "where an entry's keys are");
   }
-  if (is_paged) {
+  if (is_listed) {
+    read_indices(call, given, k, memory);
+  } else if (is_paged) {
     read_pages(call, given, kDecodeNames, k, memory);
   } else {
     p.seq_k.seqlen = size("the number of rows of k_cache", k.shape[1]);
@@ -126,8 +173,10 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
                                   "; allowed: as many, or cache_batch_idx, or block_table");
     }
   }
-  p.seq_k.seqused = address<int32_t>(
-      read_int32(call, "cache_seqlens", given.cache_seqlens, memory, {p.batch}, "(batch,)"));
+  if (!is_listed) {
+    p.seq_k.seqused = address<int32_t>(
+        read_int32(call, "cache_seqlens", given.cache_seqlens, memory, {p.batch}, "(batch,)"));
+  }
   set_default_scale(call, given);
   read_scale(call, "k_scale", given.k_scale, memory, p.k);
   read_scale(call, "v_scale", given.v_scale, memory, p.v);
@@ -138,7 +187,15 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
 void check_cache_seqlens(Call const& call, Arguments const& given) {
   Problem const& p = call.problem;
   bool const is_mapped = has_value(given.cache_batch_idx);
-  for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu; ++b) {
+  for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu && p.seq_k.seqused; ++b) {
+    int32_t const length = p.seq_k.seqused[b];
+    if (p.kv.indices && (length < 0 || length > p.seq_k.seqlen)) {
+      raise(PyExc_ValueError, "topk_lengths[" + std::to_string(b) + "] is " +
+                                  std::to_string(length) + ", allowed: 0 to " +
+                                  std::to_string(p.seq_k.seqlen) + ", the keys of a list");
+    }
+  }
+  for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu && !p.kv.indices; ++b) {
     int32_t const length = p.seq_k.seqused[b];
     if (length < 0 || length > p.seq_k.seqlen) {
       raise(PyExc_ValueError,
@@ -395,14 +452,16 @@ py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
 
-Arguments decode_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments given(kDecode, "attention_decode", args, count, names);
-  if (given.causal == nullptr) given.causal = Py_True;
+Arguments decode_arguments(char const* name, PyObject* const* args, Py_ssize_t count,
+                           PyObject* names) {
+  Arguments given(kDecode, name, args, count, names);
+  // Where keys are in a list, nobody knows which of them come after a query.
+  if (given.causal == nullptr && !has_value(given.indices)) given.causal = Py_True;
   return given;
 }
 
 py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments const given = decode_arguments(args, count, names);
+  Arguments const given = decode_arguments("attention_decode", args, count, names);
   Call call(given);
   if (must_go(call, given)) return through_operator("decode", given);
   AppendProblem append;
@@ -423,7 +482,7 @@ py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 }
 
 py::object decode_append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments const given = decode_arguments(args, count, names);
+  Arguments const given = decode_arguments("attention_decode", args, count, names);
   Call call(given);
   read_decode(call, given, true);
   AppendProblem append = read_new_keys(call, given, true);
@@ -468,8 +527,7 @@ py::object explain_varlen(PyObject* const* args, Py_ssize_t count, PyObject* nam
 }
 
 py::object explain_decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Arguments given(kDecode, "explain", args, count, names);
-  if (given.causal == nullptr) given.causal = Py_True;
+  Arguments const given = decode_arguments("explain", args, count, names);
   Call call(given);
   read_decode(call, given, true);
   read_new_keys(call, given, true);

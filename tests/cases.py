@@ -34,6 +34,8 @@ OPTIONS = {
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
+    "sm80/latent": {"sinks"},
+    "sm80/latent_64": {"sinks"},
     "sm80/varlen": {"sinks", "alibi_slopes"},
     "sm80/paged": {"sinks", "alibi_slopes"},
     "sm80/paged_general": ALL_OPTIONS,

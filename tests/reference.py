@@ -112,6 +112,26 @@ def attention(
     return Expected(exact, lse, unfused, lse_error)
 
 
+def attention_of_lists(q, k, v, indices, lengths, dtype, **options) -> Expected:
+    """The same over lists of rows: k (rows, D), v (rows, Dv), indices (B, Sq, topk) with -1 for
+    none, lengths (B,)."""
+    results = []
+    for b, queries in enumerate(q):
+        of_entry = []
+        for i in range(queries.shape[1]):
+            rows = [row for row in indices[b, i, : lengths[b]] if row >= 0]
+            one = queries[None, :, i : i + 1]
+            keys, values = (x[None, None, rows] for x in (k, v))
+            of_entry.append(attention(one, keys, values, dtype, **options))
+        results.append(of_entry)
+    return Expected(
+        *(
+            np.concatenate([np.concatenate([x[n] for x in row], axis=2) for row in results])
+            for n in range(4)
+        )
+    )
+
+
 def _rounded_to_int8(x, axes):
     """x as integers of 8 bits times a scale for what `axes` go over, in float64; and the scale."""
     amax = np.abs(x).max(axis=axes, keepdims=True, initial=0).astype(np.float32)

@@ -16,7 +16,7 @@ from cutlass_attn import testing
 torch = __import__("pytest").importorskip("torch", reason="kernels are tested on torch tensors")
 
 # Options that say where rows are, and what they mean.
-VIEWS = {"varlen", "paged_kv", "kv_scales", "fp8_kv"}
+VIEWS = {"varlen", "paged_kv", "kv_scales", "fp8_kv", "latent_kv", "indices"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Batch:
     scales: str | None = None  # "number", "one", "heads"
     dropout_p: float = 0.0
     fp8: bool = False  # K and V of float8_e4m3fn
+    latent: bool = False  # V is a view of K's first columns
 
     @property
     def batch(self):
@@ -66,6 +67,7 @@ class Batch:
             "sinks": self.sinks,
             "kv_scales": self.scales,
             "fp8_kv": self.fp8,
+            "latent_kv": self.latent,
             "dropout": self.dropout_p,
             "softcap": self.softcap,
         }
@@ -76,6 +78,8 @@ class Batch:
 
 
 RAGGED = ((3, 0, 70, 1, 5), (7, 4, 131, 90, 0))
+# As DeepSeek's absorbed attention has them; the scale is that of its 192 columns before.
+LATENT = {"heads_kv": 1, "head_dim": 576, "head_dim_v": 512, "latent": True, "softmax_scale": 0.07}
 VARLEN = [
     Batch("ragged", "no length like another; no queries; no keys", *RAGGED),
     Batch("ragged_causal", "bottom-right in every entry", *RAGGED, causal=True),
@@ -119,6 +123,8 @@ VARLEN = [
     ),
     Batch("pages_halves", "as vLLM has them", *RAGGED, page=16, halves=True, causal=True),
     Batch("pages_room", "a table with pages to spare", *RAGGED, page=16, room=70),
+    Batch("latent", "packed", *RAGGED, heads=5, causal=True, **LATENT),
+    Batch("latent_pages", "in pages", *RAGGED, heads=16, page=13, causal=True, **LATENT),
     Batch(
         "pages_mixed",
         "prefill and decoding in one call, with all that a layer may ask for",
@@ -141,7 +147,7 @@ def fits(variant, case, rows, quantize=None):
     """Should the variant run the case, in a call with so many queries, or rows of them?"""
     if (variant.accumulate, variant.quantize) != ("fp32", quantize):
         return False
-    if not case.asks_for <= set(variant.options):
+    if not case.asks_for - {"latent_kv"} <= set(variant.options):
         return False
     if not set(variant.needs) <= case.asks_for:
         return False
@@ -204,6 +210,54 @@ DECODE = [
         for page in (1, 13, 16, 256)
     ),
     Batch("pages_halves", "as vLLM", *_all_queries(1, LENGTHS), page=16, halves=True, room=40),
+    Batch("latent", "an entry each", *_all_queries(1, LENGTHS), heads=16, room=9, **LATENT),
+    Batch("latent_few", "no whole tile", *_all_queries(1, LENGTHS), heads=5, page=64, **LATENT),
+    Batch(
+        "latent_queries",
+        "tokens of a draft",
+        *_all_queries(5, LENGTHS),
+        heads=12,
+        page=16,
+        causal=True,
+        sinks=True,
+        room=40,
+        **LATENT,
+    ),
+    Batch(
+        "latent_many",
+        "a tile for each head",
+        *_all_queries(33, (90, 40)),
+        heads=2,
+        page=1,
+        causal=True,
+        window=(60, 0),
+        **LATENT,
+    ),
+    Batch(
+        "latent_512",
+        "without rotated columns",
+        *_all_queries(2, LENGTHS),
+        page=64,
+        causal=True,
+        sinks=True,
+        **LATENT | {"heads": 20, "head_dim": 512},
+    ),
+    Batch(
+        "latent_320",
+        "a smaller one",
+        *_all_queries(1, LENGTHS),
+        page=16,
+        scales="one",
+        **LATENT | {"heads": 8, "head_dim": 320, "head_dim_v": 256},
+    ),
+    Batch(
+        "latent_apart",
+        "V that is no view of K",
+        *_all_queries(1, LENGTHS),
+        heads=3,
+        page=16,
+        **LATENT | {"latent": False},
+    ),
     Batch(
         "pages_all",
         "what a layer may ask for",
@@ -231,7 +285,7 @@ def values(case, dtype, head_dim):
     rng = _rng(case, f"{dtype} {head_dim}")
     head_dim_v = case.head_dim_v or head_dim
     stored = "float8_e4m3fn" if case.fp8 else dtype
-    return [
+    found = [
         tuple(
             _rounded(rng.standard_normal(shape), kind)
             for shape, kind in (
@@ -242,6 +296,7 @@ def values(case, dtype, head_dim):
         )
         for rows, keys in zip(case.seqlens_q, case.seqlens_k, strict=True)
     ]
+    return [(q, k, k[..., :head_dim_v]) for q, k, _ in found] if case.latent else found
 
 
 def _rounded(x, dtype):
@@ -346,6 +401,9 @@ def _pair(case, shape, head_dims, dtype, device):
     """NaN for K and V of (..., heads, head_dim), with equal shapes but for head dims."""
     dtype = torch.float8_e4m3fn if case.fp8 else dtype
     *outer, heads = shape
+    if case.latent:
+        k = torch.full((*shape, head_dims[0]), torch.nan, dtype=dtype, device=device)
+        return k, k[..., : head_dims[1]]
     if case.halves:
         store = torch.full((*outer, heads, sum(head_dims)), torch.nan, dtype=dtype, device=device)
         return store[..., : head_dims[0]], store[..., head_dims[0] :]

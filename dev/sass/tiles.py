@@ -258,6 +258,69 @@ class DecodeTile:
 
 
 @dataclass(frozen=True)
+class LatentTile:
+    """The same of sm80/latent.hpp: `columns` warps divide the columns of K, `warps` the rows."""
+
+    head_dim: int
+    head_dim_v: int
+    m: int
+    n: int
+    warps: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps * self.columns
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Columns of a warp's slice, and of its tail if there is one."""
+        columns = self.head_dim_v, self.head_dim - self.head_dim_v
+        return tuple(n // self.columns for n in columns if n)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a slice of a tile."""
+        tail = 0 if len(self.parts) > 1 else 128
+        return 2 * self.n * sum(self.parts) + tail
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a buffer of partial sums."""
+        return 4 * self.m * self.n * self.columns
+
+    @property
+    def stages(self) -> int:
+        return ((99 << 10) - 2 * self.sums - 2048) // (self.columns * self.stage)
+
+    def counts(self) -> dict[str, int]:
+        """Instructions of one thread's code, as Tile's. Q K^T is outside of the bodies."""
+        blocks, (slice_, *_) = self.n // 16, self.parts
+        keys = self.n // self.warps  # that a warp copies
+        copies = sum(-(-keys // (32 // (columns // 8))) for columns in self.parts)
+        return {
+            "HMMA": 2 * blocks * (sum(self.parts) // 16 + BODIES * slice_ // 16),
+            "HMMA.F16": 0,
+            "LDSM": blocks * sum(self.parts) // 16,
+            "LDSM.T": BODIES * blocks * slice_ // 16,
+            "LDGSTS": self.stages * copies,
+        }
+
+    def register_limit(self) -> int:
+        blocks = 1 if self.warps > 1 else 2
+        return min(REGISTERS // (self.threads * blocks) // 8 * 8, 255)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a block: Shared of sm80/latent.hpp."""
+        rows = 8 * self.n * self.columns
+        present = 4 * self.columns * self.stages * self.warps
+        block = 144 + 8  # BlockInfo, and the ticket before it
+        used = self.columns * self.stages * self.stage + 2 * self.sums + rows + present + block
+        return -(-used // 128) * 128
+
+
+@dataclass(frozen=True)
 class BackwardTile:
     """The same of sm80/backward.hpp: n keys stay, m queries go by at each step of the loop."""
 
@@ -315,11 +378,13 @@ def tile_of(key: str, score: str) -> Tile | None:
     return Tile(**asdict(shape), score=score, accumulate=accumulate)
 
 
-def code_of(key: str, score: str) -> Tile | DecodeTile | None:
+def code_of(key: str, score: str) -> Tile | DecodeTile | LatentTile | None:
     """What is known of a variant's machine code; None: nothing."""
     parts = parse(key)
     family = "" if parts is None else parts.kernel.partition("/")[2]
     if parts is not None and family in ("decode", "decode_fp8"):
         tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
         return DecodeTile(parts.head_dim, parts.head_dim_v, **tile, is_fp8=family == "decode_fp8")
+    if parts is not None and family in ("latent", "latent_64"):
+        return LatentTile(parts.head_dim, parts.head_dim_v, **parts.tile)
     return tile_of(key, score)

@@ -9,10 +9,11 @@
 #include "arch/packed.hpp"
 #include "arch/shared.hpp"
 #include "arch/threads.hpp"
+#include "arch/votes.hpp"
 
 namespace cutlass_attn::arch {
 
-struct Sm80 : Threads, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
+struct Sm80 : Threads, Votes, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAsync, Mma, Fp8 {
   static constexpr int kSmemAlignment = 128;
 };
 

@@ -6,12 +6,11 @@
 #include "arch/mbarrier.hpp"
 #include "arch/sm80.hpp"
 #include "arch/tma.hpp"
-#include "arch/votes.hpp"
 #include "arch/wgmma.hpp"
 
 namespace cutlass_attn::arch {
 
-struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Votes, Wgmma {
+struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Wgmma {
   static constexpr int kSmemAlignment = 1024;  // the swizzle's period
 };
 

@@ -18,7 +18,7 @@ CA_HOST_DEVICE uint64_t address_bits(bool has_batches, Operand const& t, int hea
 // The bitwise OR over all operands: all rows of q, k, v and o begin at multiples of its lowest set
 // bit. `kv_element_bytes` is the element size of k and v.
 CA_HOST_DEVICE uint64_t address_bits(Problem const& p, int element_bytes, int kv_element_bytes) {
-  bool const has_batches = p.batch > 1, has_pages = p.kv.block_table || has_batches;
+  bool const has_batches = p.batch > 1, has_pages = p.kv.has_pages() || has_batches;
   return address_bits(has_batches, p.q, p.num_heads_q, p.seq_q.rows(), element_bytes) |
          address_bits(has_pages, p.k, p.num_heads_kv, p.seq_k.rows(), kv_element_bytes) |
          address_bits(has_pages, p.v, p.num_heads_kv, p.seq_k.rows(), kv_element_bytes) |

@@ -63,6 +63,15 @@ struct KvStore {
   int64_t block_table_stride = 0;
   int32_t page_size = 0;
   int32_t num_pages = 0;  // that there are
+  // A list for each query, (batch, seqlen_q, seqlen_k): key j is not row j of the entry but row
+  // `indices` of all pages, page x page_size + row, and no key where that is no row. Without a
+  // block table: the pages are those of the operands' batch strides.
+  int32_t const* indices = nullptr;
+  int64_t indices_batch_stride = 0;
+  int64_t indices_query_stride = 0;
+
+  // Whether an operand's batch stride is that of pages.
+  CA_HOST_DEVICE bool has_pages() const { return block_table || indices; }
 };
 
 // From the product s = q.k to the logit: softmax_scale * s, then softcap * tanh(. / softcap) when

@@ -5,8 +5,9 @@
 //   VarlenSeqInfo   packed rows (cu_seqlens), or entries of which not all rows count (seqused,
 //                   leftpad); dense calls, too
 //   DenseKv         rows of a head of K or V at a constant stride
-//   PagedKv         rows in pages that a block table names; dense calls, too
+//   PagedKv         rows in pages that a block table names, or all pages; dense calls, too
 //   StoredKv        the same, of Element or of E4M3, as the call has them
+//   KeyList         which rows of all pages are the keys of a query, where the call has lists
 #pragma once
 
 #include <cstdint>
@@ -125,21 +126,42 @@ template <class Element>
 struct PagedKv {
   Element const* first;
   int64_t row_stride, page_stride;
-  int32_t const* pages;  // of this batch entry; null: dense
+  int32_t const* pages;  // of this batch entry; null: dense, or all pages in order
   int32_t page_size;
+  bool is_dense;
 
   template <class SeqInfo>
   CA_HOST_DEVICE PagedKv(Problem const& p, SeqInfo const& seq, Operand const& t, int head)
-      : first(p.kv.block_table ? static_cast<Element const*>(t.data) + head * t.head_stride
+      : first(p.kv.has_pages() ? static_cast<Element const*>(t.data) + head * t.head_stride
                                : seq.template keys<Element const>(t, head)),
         row_stride(t.row_stride),
         page_stride(t.batch_stride),
         pages(p.kv.block_table ? p.kv.block_table + seq.batch * p.kv.block_table_stride : nullptr),
-        page_size(p.kv.page_size) {}
+        page_size(p.kv.page_size),
+        is_dense(!p.kv.has_pages()) {}
 
   CA_HOST_DEVICE Element const* row(int key) const {
-    if (pages == nullptr) return first + key * row_stride;
-    return first + pages[key / page_size] * page_stride + key % page_size * row_stride;
+    if (is_dense) return first + key * row_stride;
+    int const page = key / page_size;
+    return first + (pages ? pages[page] : page) * page_stride + key % page_size * row_stride;
+  }
+};
+
+struct KeyList {
+  int32_t const* rows;  // null: the call has no lists
+  int64_t num_rows;     // of all pages
+
+  CA_HOST_DEVICE KeyList(Problem const& p, int batch, int query)
+      : rows(p.kv.indices ? p.kv.indices + batch * p.kv.indices_batch_stride +
+                                query * p.kv.indices_query_stride
+                          : nullptr),
+        num_rows(int64_t(p.kv.num_pages) * p.kv.page_size) {}
+
+  // The row that key j is, as PagedKv numbers rows; -1: none. Without lists key j itself.
+  CA_HOST_DEVICE int32_t operator()(int j) const {
+    if (rows == nullptr) return j;
+    int32_t const row = rows[j];
+    return row >= 0 && row < num_rows ? row : -1;
   }
 };
 

@@ -22,7 +22,7 @@ class Tiles {
       : p_(p),
         group_(p.num_heads_q / p.num_heads_kv),
         heads_(std::min(group_, kTileRows)),
-        queries_(std::min(kTileRows / heads_, p.seq_q.seqlen)),
+        queries_(p.kv.indices ? 1 : std::min(kTileRows / heads_, p.seq_q.seqlen)),
         head_tiles_((group_ + heads_ - 1) / heads_) {
     count_ = tiles_of(p.seq_q.seqlen) * p.batch;
     double logits = double(p.seq_q.seqlen) * p.seq_k.seqlen * p.batch;

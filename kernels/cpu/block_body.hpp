@@ -82,15 +82,16 @@ CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps,
   }
 }
 
-// Rows [first, first + count) of K or V: in place, or converted into `scratch`.
+// Rows [first, first + count) of K or V, or of those in `list`: in place, or converted into
+// `scratch`.
 template <class Element, class Real>
 CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, int count,
-                                     int head_dim, Real* scratch) {
+                                     int head_dim, Real* scratch, int32_t const* list = nullptr) {
   if constexpr (std::is_same_v<Element, Real>) {
-    if (source.pages == nullptr) return {source.row(first), source.row_stride};
+    if (source.is_dense) return {source.row(first), source.row_stride};
   }
   for (int n = 0; n < count; ++n) {
-    Element const* const row = source.row(first + n);
+    Element const* const row = source.row(list ? list[first + n] : first + n);
     Real* const target = scratch + n * head_dim;
     for (int d = 0; d < head_dim; ++d) target[d] = to_float(row[d]);
   }
@@ -100,10 +101,10 @@ CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, 
 // load_panel() for rows in the type in which the call stores them.
 template <class Element>
 CA_CPU_TARGET Panel<float> load_panel(StoredKv<Element> const& source, int first, int count,
-                                      int head_dim, float* scratch) {
+                                      int head_dim, float* scratch, int32_t const* list) {
   if (source.is_fp8)
-    return load_panel<E4M3, float>(source.rows_fp8, first, count, head_dim, scratch);
-  return load_panel<Element, float>(source.rows, first, count, head_dim, scratch);
+    return load_panel<E4M3, float>(source.rows_fp8, first, count, head_dim, scratch, list);
+  return load_panel<Element, float>(source.rows, first, count, head_dim, scratch, list);
 }
 
 // Adds an operand with one entry per logit to the logits of a block, in place. Rows that share

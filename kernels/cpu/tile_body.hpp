@@ -83,7 +83,10 @@ CA_CPU_TARGET void attend_width(int width, Problem const& p, Score const& score,
 template <class Element, class Score>
 CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   State state(VarlenSeqInfo(p, tile.batch));
-  SeqLens const lens = state.seq.lens(p);
+  SeqLens lens = state.seq.lens(p);
+  std::vector<int32_t> const listed = rows_of_list(p, tile, lens.k);
+  int32_t const* const list = p.kv.indices ? listed.data() : nullptr;
+  if (p.kv.indices) lens.k = int32_t(listed.size());
   int const rows = tile.rows();
   int const padded = (rows + kLanes - 1) / kLanes * kLanes;
   float* const k_panel = state.place(scratch, padded, kBlock, p);
@@ -102,8 +105,8 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   for (int n = range.begin; n < range.end; ++n) {
     int const key = n * kTileKeys;
     int const keys = std::min(kTileKeys, lens.k - key);
-    Panel<float> const k = load_panel(k_source, key, keys, p.head_dim, k_panel);
-    Panel<float> const v = load_panel(v_source, key, keys, p.head_dim_v, v_panel);
+    Panel<float> const k = load_panel(k_source, key, keys, p.head_dim, k_panel, list);
+    Panel<float> const v = load_panel(v_source, key, keys, p.head_dim_v, v_panel, list);
     for (int row = 0; row < rows; row += kBlock) {
       attend_width<Score, CA_CPU_VECTORS>(block_width(row, rows), p, score, dropout, state, row,
                                           key, keys, range.is_full(n), k, v);

@@ -1,6 +1,8 @@
 // The part of tile_body.hpp and quantized_body.hpp that does not depend on the instruction set.
 #pragma once
 
+#include <vector>
+
 #include "core/softmax.hpp"
 #include "cpu/block.hpp"
 #include "cpu/tile.hpp"
@@ -29,5 +31,15 @@ struct State {
     return s + block * kTileKeys;
   }
 };
+
+// The rows in the list of a tile's one query, without those that are none; empty without lists.
+inline std::vector<int32_t> rows_of_list(Problem const& p, Tile const& tile, int keys) {
+  std::vector<int32_t> rows;
+  KeyList const list(p, tile.batch, tile.q_begin);
+  for (int j = 0; list.rows && j < keys; ++j) {
+    if (list(j) >= 0) rows.push_back(list(j));
+  }
+  return rows;
+}
 
 }  // namespace cutlass_attn::cpu

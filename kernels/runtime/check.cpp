@@ -61,7 +61,7 @@ Memory queries(char const* name, Operand const& t, Problem const& p, int64_t hea
 }
 
 Memory keys(char const* name, Operand const& t, Problem const& p, int64_t head_dim) {
-  if (p.kv.block_table) {
+  if (p.kv.has_pages()) {
     return tensor(name, t, p.kv.num_pages, p.num_heads_kv, p.kv.page_size, head_dim);
   }
   bool const is_packed = p.seq_k.cu_seqlens != nullptr;
@@ -295,6 +295,7 @@ Status check_sequences(Problem const& p) {
                       {"leftpad_q", p.seq_q.leftpad},
                       {"leftpad_k", p.seq_k.leftpad},
                       {"block_table", p.kv.block_table},
+                      {"indices", p.kv.indices},
                       {"q.scale", p.q.scale},
                       {"k.scale", p.k.scale},
                       {"v.scale", p.v.scale},
@@ -305,7 +306,7 @@ Status check_sequences(Problem const& p) {
                              "'s address is not a multiple of the 4 bytes of an element");
     }
   }
-  if (p.kv.block_table && p.kv.page_size < 1) {
+  if (p.kv.has_pages() && p.kv.page_size < 1) {
     return Status::invalid("page_size is " + std::to_string(p.kv.page_size) +
                            ", allowed: a number of keys >= 1");
   }
@@ -341,6 +342,40 @@ Status check_sequences(Problem const& p) {
                              std::to_string(operand.batch_stride) +
                              ", allowed: 0 with cu_seqlens, which says where a batch entry begins");
     }
+  }
+  return {};
+}
+
+// What lists of keys go with: where a key is in its sequence they do not say.
+Status check_indices(Problem const& p, Op op) {
+  if (p.kv.indices == nullptr) return {};
+  Mask const& mask = p.mask;
+  bool const has_window = mask.window_left != kUnbounded || mask.window_right != kUnbounded;
+  struct {
+    bool is_given;
+    char const *what, *allowed;
+  } const others[] = {
+      {op == Op::kBackward, "gradients are asked for", "a forward call"},
+      {p.q.dtype == DType::kFloat64, "q is float64", "float16, bfloat16 or float32"},
+      {p.seq_q.cu_seqlens || p.seq_q.is_padded(), "cu_seqlens_q, seqused_q or leftpad_q", "none"},
+      {p.kv.block_table != nullptr, "block_table", "indices that are rows of all pages"},
+      {p.seq_k.cu_seqlens || p.seq_k.leftpad, "cu_seqlens_k or leftpad_k", "seqused_k"},
+      {mask.causal, "causal is True", "False, as the list says which keys a query sees"},
+      {has_window, "window", "None"},
+      {mask.attention_chunk != 0, "attention_chunk", "None"},
+      {bool(mask.elements), "a mask", "-1 in the list"},
+      {p.logits.alibi_slopes != nullptr, "alibi_slopes", "None"},
+      {bool(p.logits.bias), "bias", "None"},
+      {p.dropout.p != 0.0f, "dropout_p", "0"},
+      {p.quantize != Quantize::kNone, "quantize", "None"},
+  };
+  for (auto const& [is_given, what, allowed] : others) {
+    if (!is_given) continue;
+    return Status::invalid(std::string("indices are given, and ") + what + "; allowed: " + allowed);
+  }
+  if (p.num_heads_kv > 1) {
+    return Status::invalid("num_heads_kv is " + std::to_string(p.num_heads_kv) +
+                           ", allowed with indices: 1, as all heads of a query share its list");
   }
   return {};
 }
@@ -518,6 +553,7 @@ Status check(Problem const& p, Op op) {
   if (status.ok()) status = check_options(p, op);
   if (status.ok()) status = check_quantize(p, op);
   if (status.ok()) status = check_sequences(p);
+  if (status.ok()) status = check_indices(p, op);
   if (status.ok()) status = op == Op::kBackward ? check_backward(p) : check_memory(p);
   return status;
 }

@@ -83,6 +83,28 @@ Status check_pages(KvStore const& kv, int32_t batch_entry, int64_t rows) {
                          ", the pages that there are");
 }
 
+namespace {
+
+// The entries of the lists that are looked at.
+Status check_indices(Problem const& p, int32_t batch) {
+  int64_t const rows = int64_t(p.kv.num_pages) * p.kv.page_size;
+  int32_t const keys = VarlenSeqInfo(p, batch).lens(p).k;
+  for (int32_t query = 0; query < p.seq_q.seqlen; ++query) {
+    int32_t const* const list =
+        p.kv.indices + batch * p.kv.indices_batch_stride + query * p.kv.indices_query_stride;
+    auto const wrong =
+        std::find_if(list, list + keys, [&](int32_t row) { return row < -1 || row >= rows; });
+    if (wrong == list + keys) continue;
+    return Status::invalid("indices[" + std::to_string(batch) + ", " + std::to_string(query) +
+                           ", " + std::to_string(wrong - list) + "] is " + std::to_string(*wrong) +
+                           ", allowed: 0 to " + std::to_string(rows - 1) +
+                           ", the rows of all pages, or -1 for none");
+  }
+  return {};
+}
+
+}  // namespace
+
 Status check_lengths(Problem const& p) {
   Status status = check("q", p.seq_q, p.batch, p.seq_q.seqlen, "q");
   if (status.ok()) {
@@ -91,6 +113,7 @@ Status check_lengths(Problem const& p) {
   for (int32_t b = 0; b < p.batch && status.ok() && p.kv.block_table; ++b) {
     status = check_pages(p.kv, b, VarlenSeqInfo(p, b).lens(p).k);
   }
+  for (int32_t b = 0; b < p.batch && status.ok() && p.kv.indices; ++b) status = check_indices(p, b);
   return status;
 }
 

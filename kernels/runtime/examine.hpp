@@ -43,7 +43,7 @@ void for_operands(Problem const& p, Op op, Visit&& visit) {
 // Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
 template <class Visit>
 void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visit&& visit) {
-  bool const has_pages = p.kv.block_table && (&ref == &p.k || &ref == &p.v);
+  bool const has_pages = p.kv.has_pages() && (&ref == &p.k || &ref == &p.v);
   if (p.batch > 1 || has_pages) visit(has_pages ? "page" : "batch", ref.batch_stride);
   if (heads > 1) visit("head", ref.head_stride);
   if (rows > 1) visit("row", ref.row_stride);
@@ -213,7 +213,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       break;  // a wrong head_dim alone says it
     }
   }
-  if (uint32_t const missing = call.options & ~variant.kernel->options) {
+  // To other kernels V is an operand like any.
+  uint32_t const missing = call.options & ~variant.kernel->options & ~uint32_t(option::latent_kv);
+  if (missing != 0) {
     auto const reason = [&] {
       std::string text = "does not implement";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";

@@ -17,6 +17,14 @@ inline bool has_fp8_kv(Problem const& p) {
   return p.k.dtype == DType::kFloat8E4M3 && p.v.dtype == DType::kFloat8E4M3;
 }
 
+// Whether V is a view of the first columns of K. Of smaller head dims no kernel makes use of it.
+inline bool has_latent_kv(Problem const& p) {
+  Operand const &k = p.k, &v = p.v;
+  return p.head_dim > 256 && p.head_dim_v <= p.head_dim && k.data == v.data && k.dtype == v.dtype &&
+         k.batch_stride == v.batch_stride && k.head_stride == v.head_stride &&
+         k.row_stride == v.row_stride;
+}
+
 // What the call asks for.
 inline uint32_t options_of(Problem const& p, Op op) {
   uint32_t bits = 0;
@@ -36,6 +44,8 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (p.q.scale || p.o.scale) bits |= option::scales;
   if (p.k.scale || p.v.scale) bits |= option::kv_scales;
   if (has_fp8_kv(p)) bits |= option::fp8_kv;
+  if (op == Op::kForward && has_latent_kv(p)) bits |= option::latent_kv;
+  if (p.kv.indices) bits |= option::indices;
   if (p.max_error != 0.0f) bits |= option::max_error;
   if (op == Op::kBackward && p.grad->bias) bits |= option::bias_grad;
   if (op == Op::kBackward && p.grad->deterministic) bits |= option::deterministic;

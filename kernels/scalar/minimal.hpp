@@ -3,7 +3,7 @@
 // Grid:  batch * num_heads_q * ceil(seqlen_q / 128) blocks of 128 threads.
 // Each thread loops over its visible keys once with an online softmax and keeps its row of O in
 // local memory. It uses no shared memory. This kernel is the reference for faster ones. It takes
-// every kind of problem: packed sequences, pages, scales.
+// every kind of problem: packed sequences, pages, lists of keys, scales.
 #pragma once
 
 #include <cute/config.hpp>
@@ -48,10 +48,13 @@ struct Minimal {
     float o[kMaxHeadDim];
     for (int d = 0; d < p.head_dim_v; ++d) o[d] = 0.0f;
 
+    KeyList const list(p, batch, q);
     int const end = mask.hi(q);
     for (int key = mask.lo(q); key < end; ++key) {
+      int const row = list(key);
+      if (row < 0) continue;
       float s = 0.0f;
-      k.with_row(key, [&](auto const* k_row) {
+      k.with_row(row, [&](auto const* k_row) {
         for (int d = 0; d < p.head_dim; ++d) s = fmaf(float(q_row[d]), float(k_row[d]), s);
       });
 
@@ -61,7 +64,7 @@ struct Minimal {
       softmax.sum += weight;
       if (dropout.is_active()) weight *= dropout.factor(batch, head, q, key);
 
-      v.with_row(key, [&](auto const* v_row) {
+      v.with_row(row, [&](auto const* v_row) {
         for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
       });
     }

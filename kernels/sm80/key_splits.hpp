@@ -14,10 +14,11 @@ struct KeySplits {
 
   int32_t count;  // blocks that share the keys of a tile of rows
   FastDivisor by_count;
+  int32_t group;         // splits that one block merges; more are merged in two levels, by groups
   bool zeroes_counters;  // the counters are in the workspace, which is uninitialised before the
                          // launch
-  int32_t* counters;     // (tiles of rows): splits that have finished
-  float* partials;       // (tiles of rows, splits, partial_floats)
+  int32_t* counters;  // (tiles of rows, counters of a tile): splits, or groups, that have finished
+  float* partials;    // (tiles of rows, splits, partial_floats)
 
   // Floats of a split: O, not normalised, (block_m, head_dim_v), then row max and row sum of each
   // row.
@@ -30,9 +31,10 @@ struct KeySplits {
     int64_t tiles;  // of rows
     int32_t count;
     int64_t partial;  // floats of a split
+    int32_t group = kMax;
 
     // In units of 4 bytes, rounded up to 16 bytes, so that `partials` is aligned.
-    int64_t counters() const { return (tiles + 3) / 4 * 4; }
+    int64_t counters() const { return (tiles * counters_of_tile(count, group) + 3) / 4 * 4; }
     int64_t bytes() const { return count == 1 ? 0 : 4 * (counters() + tiles * count * partial); }
   };
 
@@ -42,9 +44,18 @@ struct KeySplits {
     while (size.count > 1 && size.bytes() > workspace.bytes) --size.count;
     count = size.count;
     by_count = FastDivisor(count);
+    group = size.group;
     zeroes_counters = workspace.zeros_bytes < size.counters() * int64_t(sizeof(int32_t));
     counters = static_cast<int32_t*>(zeroes_counters ? workspace.data : workspace.zeros);
     partials = static_cast<float*>(workspace.data) + size.counters();
+  }
+
+  // Of a kernel with these splits of `tiles` tiles of rows.
+  Launch launch(int64_t tiles, KernelFacts const& facts) const {
+    Launch launch{tiles * count, 1, facts.threads, facts.smem_bytes};
+    Size const size{tiles, count, 0, group};
+    if (count > 1 && zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
+    return launch;
   }
 
   // Called in a kernel: the tile of rows, and the split, of a block of the grid.
@@ -66,12 +77,26 @@ struct KeySplits {
   // then stored their results. ticket: unused shared memory.
   template <class Arch>
   CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
+    return is_last_of<Arch>(counters[unit], count, ticket);
+  }
+  // The same of `blocks` blocks that share a counter.
+  template <class Arch>
+  CA_HOST_DEVICE static bool is_last_of(int32_t& counter, int blocks, int32_t& ticket) {
     Arch::sync();  // results of all threads stored
-    if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(counters + unit, 1);
+    if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(&counter, 1);
     Arch::sync();  // ticket full
-    if (ticket != count - 1) return false;
-    if (Arch::thread() == 0) counters[unit] = 0;  // 0 for the next call
+    if (ticket != blocks - 1) return false;
+    if (Arch::thread() == 0) counter = 0;  // for the next call
     return true;
+  }
+
+  // A counter for the splits of each group, and where there are several one for the groups.
+  static CA_HOST_DEVICE int32_t groups_of(int32_t count, int32_t group) {
+    return (count - 1) / group + 1;
+  }
+  static CA_HOST_DEVICE int32_t counters_of_tile(int32_t count, int32_t group) {
+    int32_t const groups = groups_of(count, group);
+    return groups > 1 ? groups + 1 : 1;
   }
 
  private:
@@ -82,9 +107,22 @@ struct KeySplits {
   }
 };
 
-// Launch parameters of a kernel with splits. Choice determines their number:
+// What the splits of a call's tiles of rows take. Choice determines their number:
 //   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
 //   static constexpr int kMaxHeadDim;  // of its kernels
+template <class Choice>
+KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
+                               KernelFacts const& facts, int32_t group = KeySplits::kMax) {
+  int32_t count = p.num_splits;
+  if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
+  if (count > KeySplits::kMax) count = KeySplits::kMax;
+  // The largest padded head dim of a kernel that can take the call.
+  int const padded =
+      (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
+  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group};
+}
+
+// Launch parameters of a kernel with splits.
 template <class Choice>
 struct SplitParams : ForwardParams {
   KeySplits splits;
@@ -107,12 +145,7 @@ struct SplitParams : ForwardParams {
                                 KernelFacts const& facts) {
     return size_of(p, tiles_of(p, facts), device, facts).count;
   }
-  Launch launch(KernelFacts const& facts) const {
-    KeySplits::Size const size{scheduler.blocks, splits.count, 0};
-    Launch launch{size.tiles * size.count, 1, facts.threads, facts.smem_bytes};
-    if (size.count > 1 && splits.zeroes_counters) launch.zeroed_bytes = 4 * size.counters();
-    return launch;
-  }
+  Launch launch(KernelFacts const& facts) const { return splits.launch(scheduler.blocks, facts); }
 
   // Called in a kernel: the tile of rows of this block.
   template <int kBlockM, class Arch>
@@ -129,13 +162,7 @@ struct SplitParams : ForwardParams {
   }
   static KeySplits::Size size_of(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    int32_t count = p.num_splits;
-    if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
-    if (count > KeySplits::kMax) count = KeySplits::kMax;
-    // The largest padded head dim of a kernel that can take the call.
-    int const padded =
-        (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
-    return {tiles, count, KeySplits::partial_floats(facts.block_m, padded)};
+    return size_of_splits<Choice>(p, tiles, device, facts);
   }
 };
 

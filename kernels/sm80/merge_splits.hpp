@@ -10,9 +10,9 @@ namespace cutlass_attn::sm80 {
 // Thread t of the last block has the rows and columns of thread t of every other block. So
 // fragments of O go through global memory unchanged, in vectors of 16 bytes that neighbouring
 // threads write to neighbouring addresses.
-template <class Config, class Score, class Arch>
+// Out: a Result, or what has acc_o and softmax like one.
+template <class Config, class Score, class Arch, class Out = Result<Config, Score, Arch>>
 struct SplitMerge {
-  using Out = Result<Config, Score, Arch>;
   static constexpr int64_t kFloats = KeySplits::partial_floats(Config::kBlockM, Config::kHeadDimV);
   static constexpr int kRows = Config::kRows;
 
@@ -30,7 +30,28 @@ struct SplitMerge {
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
     store(partial(splits.split(Arch::block())), out);
     if (!splits.template is_last<Arch>(unit, ticket)) return false;
-    merge(out);
+    merge(out, 0, 1, splits.count);
+    return true;
+  }
+
+  // The same in two levels: the last block of each group of splits merges the group, and stores the
+  // result in place of the group's first one; the last of these blocks merges the groups. One block
+  // that reads all splits takes longer than the keys do, where there are many splits of large O.
+  CUTE_DEVICE bool run_in_groups(Out& out, int32_t& ticket) const {
+    int const split = splits.split(Arch::block()), size = splits.group;
+    int const group = split / size, first = group * size;
+    int const left = splits.count - first, groups = KeySplits::groups_of(splits.count, size);
+    int32_t* const counters =
+        splits.counters + int64_t(unit) * KeySplits::counters_of_tile(splits.count, size);
+    int const own = left < size ? left : size;
+    store(partial(split), out);
+    if (!KeySplits::is_last_of<Arch>(counters[group], own, ticket)) return false;
+    merge(out, first, 1, own);
+    if (groups == 1) return true;
+    Arch::sync();  // the first split's rows empty
+    store(partial(first), out);
+    if (!KeySplits::is_last_of<Arch>(counters[groups], groups, ticket)) return false;
+    merge(out, 0, size, groups);
     return true;
   }
 
@@ -47,7 +68,7 @@ struct SplitMerge {
   // Calls visit(m, d, quad) for the m16n8 blocks of a thread.
   template <class Visit>
   CUTE_DEVICE void for_quads(float* partial, Visit&& visit) const {
-    constexpr int kColumns = Config::kHeadDimV / 8;
+    constexpr int kColumns = Config::kWarpColumns / 8;
     CUTE_UNROLL
     for (int m = 0; m < Config::kRowBlocks; ++m) {
       CUTE_UNROLL
@@ -64,20 +85,22 @@ struct SplitMerge {
     });
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      if (place.column(0) == 0) *row(partial, i) = out.softmax.rows[i];
+      if (place.warp_n() == 0 && place.column(0) == 0) *row(partial, i) = out.softmax.rows[i];
     }
   }
 
-  CUTE_DEVICE void merge(Out& out) const {
+  // Merges `count` results, every step-th from that of split `first` on.
+  CUTE_DEVICE void merge(Out& out, int first, int step, int count) const {
+    int const end = first + step * count;
     SoftmaxRow(&rows)[kRows] = out.softmax.rows;
     for (int i = 0; i < kRows; ++i) rows[i] = {};
-    for (int n = 0; n < splits.count; ++n) {
+    for (int n = first; n < end; n += step) {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].max = fmaxf(rows[i].max, row(partial(n), i)->max);
     }
     // The row max is known, so that no part waits for another one.
     clear(out.acc_o);
-    for (int n = 0; n < splits.count; ++n) {
+    for (int n = first; n < end; n += step) {
       float factors[kRows];
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].merge(*row(partial(n), i), 1.0f, factors[i]);

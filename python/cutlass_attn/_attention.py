@@ -171,11 +171,11 @@ def attention(
         q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with ``layout="bshd"``. A torch tensor on a CPU or CUDA
             device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU
             also float64. Arrays of CuPy, JAX and others with ``__dlpack__`` are read, without a
-            copy, as torch tensors, which results are then. D is 1 to 512. The last dimension is
+            copy, as torch tensors, which results are then. D is 1 to 576. The last dimension is
             contiguous; the others may have any stride.
         k: (B, Hkv, Sk, D) in the same layout, dtype and device. Hkv divides Hq: query head h reads
             KV head ``h // (Hq // Hkv)``.
-        v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 512. NaN or infinity in
+        v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 576. NaN or infinity in
             V may reach queries whose mask hides it: a weight of 0 times NaN is NaN.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key (aligned
             bottom-right, as in flash_attn; torch's is_causal is aligned top-left).

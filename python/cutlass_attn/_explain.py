@@ -148,7 +148,7 @@ _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_
 
 def _function_of(options: dict[str, Any]) -> str:
     """Whose arguments these are."""
-    if "cache_seqlens" in options:
+    if "cache_seqlens" in options or "indices" in options:
         return "attention_decode"
     return "attention_varlen" if "cu_seqlens_q" in options else "attention"
 

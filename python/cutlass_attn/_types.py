@@ -84,6 +84,8 @@ class DecodeOptions(_Common, total=False):
 
     layout: Layout
     block_table: Array | None
+    indices: Array | None
+    topk_lengths: Array | None
     k_new: Array | None
     v_new: Array | None
     rotary_cos: Array | None

@@ -20,8 +20,8 @@ class Variant:
     device: str  # "cuda" or "cpu"
     arch: str  # of its code: "80", or "90a" for Hopper alone; of CPU kernels the GPU's, or empty
     dtype: str  # "float16", "bfloat16", "float32" or "float64"
-    head_dim: int  # 0: any up to 512
-    head_dim_v: int  # of V and the output; 0: any up to 512
+    head_dim: int  # 0: any up to 576
+    head_dim_v: int  # of V and the output; 0: any up to 576
     head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
     max_rows: int  # queries times query heads of a KV head; 0: any number
     tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none

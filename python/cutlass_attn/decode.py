@@ -34,7 +34,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         *more: Any,
         **options: Any,
     ) -> Any:
-        if more or cache_seqlens is None:
+        if more or (cache_seqlens is None and options.get("indices") is None):
             names = ("q", "k_cache", "v_cache", "cache_seqlens")
             raise misplaced("attention_decode", names, more, options)
         options["cache_seqlens"] = cache_seqlens
@@ -107,7 +107,7 @@ def attention_decode(
     q: A,
     k_cache: A,
     v_cache: A,
-    cache_seqlens: int | Lengths,
+    cache_seqlens: int | Lengths | None,
     *,
     return_lse: Literal[False] = False,
     **options: Unpack[DecodeOptions],
@@ -117,7 +117,7 @@ def attention_decode(
     q: A,
     k_cache: A,
     v_cache: A,
-    cache_seqlens: int | Lengths,
+    cache_seqlens: int | Lengths | None,
     *,
     return_lse: Literal[True],
     **options: Unpack[DecodeOptions],
@@ -127,7 +127,7 @@ def attention_decode(
     q: Foreign,
     k_cache: Foreign,
     v_cache: Foreign,
-    cache_seqlens: int | Lengths,
+    cache_seqlens: int | Lengths | None,
     *,
     return_lse: bool = False,
     **options: Unpack[DecodeOptions],
@@ -137,9 +137,11 @@ def attention_decode(
     q: Array,
     k_cache: Array,
     v_cache: Array,
-    cache_seqlens: Array,
+    cache_seqlens: Array | None,
     *,
     block_table: Array | None = None,
+    indices: Array | None = None,
+    topk_lengths: Array | None = None,
     k_new: Array | None = None,
     v_new: Array | None = None,
     rotary_cos: Array | None = None,
@@ -180,12 +182,20 @@ def attention_decode(
         k_cache: (B, S, Hkv, D); with ``block_table`` pages, (P, page, Hkv, D), of any page size and
             strides (K and V may be halves of one row). q's dtype or, together with v_cache,
             float8_e4m3fn. Hkv divides Hq.
-        v_cache: (B, S, Hkv, Dv), or pages (P, page, Hkv, Dv), of k_cache's dtype.
+        v_cache: (B, S, Hkv, Dv), or pages (P, page, Hkv, Dv), of k_cache's dtype. A view of its
+            first columns, ``k_cache[..., :Dv]``, is latent attention (MLA), which reads it once.
         cache_seqlens: (B,) int32: number of keys of each sequence in the cache before this call.
             Not changed. An int stands for all sequences. Like a list, it is copied to the device
-            in each call.
+            in each call. None with ``indices``.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Entries beyond its length may hold anything.
+        indices: (B, Sq, topk) int32, contiguous in the last dimension: for each query the rows of
+            the whole cache that it sees (sparse attention), row ``indices % S`` of entry, or page,
+            ``indices // S``. -1, anywhere, is no row. A row that is listed twice counts twice. In
+            place of cache_seqlens, which is None then, and without ``block_table``, causal, window,
+            masks, ALiBi and new keys; Hkv is 1.
+        topk_lengths: (B,) int32: how many entries of a sequence's lists count, the first ones;
+            None: all.
         k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
         v_new: (B, Snew, Hkv, Dv): their values.
         rotary_cos: (positions, rotary_dim / 2) in q's dtype: cosines of rotary embeddings (RoPE,
@@ -202,7 +212,7 @@ def attention_decode(
             last Sq keys. It sees all keys before these. Applies on top of the other masks.
         causal: query i sees keys up to ``i + Sk - Sq``: the last query sees the last key. The
             default differs from `attention`'s, as queries are the newest tokens of a sequence
-            here. With one query it changes nothing.
+            here. With one query it changes nothing. With ``indices`` it is False.
         window: sliding window around key ``i + Sk - Sq`` of the sequence: query i sees `left` keys
             before it and `right` keys after it. One int for both sides or a pair; None or -1 is
             unlimited. A causal call has no keys on the right.
@@ -230,9 +240,10 @@ def attention_decode(
         kernel: "auto", a kernel such as "sm80/decode", or a key of `variants()`.
         verify: also run a scalar kernel, and raise VerificationError if the results disagree by
             more than rounding explains; new keys are written once. Waits for the GPU.
-        validate: on a GPU, check lengths and pages first, on the device: a wrong one stops the
-            GPU's work, and the next call that waits for it raises. Without it, keys beyond the
-            cache are not written, and wrong pages are read. On a CPU they are always checked.
+        validate: on a GPU, check lengths, pages and indices first, on the device: a wrong one stops
+            the GPU's work, and the next call that waits for it raises. Without it, keys beyond the
+            cache are not written, wrong pages are read, and indices beyond the cache are no rows.
+            On a CPU they are always checked.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, in q's dtype, or `out`. With ``return_lse`` a pair of it and
@@ -268,6 +279,9 @@ def explained_decode(
 
 def _mask(q: Array, k_cache: Array, tree_mask: Any, leftpad: Any, options: dict[str, Any]) -> Array:
     """(B, 1, Sq, keys that an entry can have): what tree_mask and cache_leftpad leave visible."""
+    if options.get("indices") is not None:
+        name = "cache_leftpad" if tree_mask is None else "tree_mask"
+        raise ValueError(f"{name} and indices are both given; allowed: -1 in indices for no key")
     block_table, k_new = options.get("block_table"), options.get("k_new")
     for name, x, ndim in (
         ("q", q, 4),

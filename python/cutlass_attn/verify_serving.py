@@ -69,6 +69,11 @@ def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[
             options.pop(name, None)
 
     def entries() -> Iterator[Entry]:
+        if options.get("indices") is not None:
+            for b, rows in enumerate(_listed(k, options)):
+                at = rows // k.shape[1], rows % k.shape[1]
+                yield b, b, lib.to_float32(k[at]), lib.to_float32(v[at])
+            return
         lengths = options["cache_seqlens"].tolist()
         table, index = options.get("block_table"), options.get("cache_batch_idx")
         places = list(range(len(lengths))) if index is None else index.tolist()
@@ -80,6 +85,15 @@ def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[
             yield b, b, stored[0], stored[1]
 
     return _verified(lib, _C.decode, _C.explain_decode, (q, k, v), options, more, entries)
+
+
+def _listed(k: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """The rows of the cache in the lists of each sequence."""
+    indices, lengths = options["indices"], options.get("topk_lengths")
+    for b, lists in enumerate(indices):
+        rows = lists if lengths is None else lists[:, : int(lengths[b])]
+        rows = rows.reshape(-1)
+        yield rows[(rows >= 0) & (rows < k.shape[0] * k.shape[1])]
 
 
 def _verified(

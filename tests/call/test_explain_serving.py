@@ -70,6 +70,34 @@ def test_splits_of_pages(device, page, splits):
     assert (explanation.chosen.kernel, explanation.splits) == ("sm80/decode", splits)
 
 
+# (batch, heads, keys, columns of V), and the kernel and splits on an H100, or an RTX 4090.
+LATENT = [
+    ("sm_90", (16, 16, 8192, 512), "sm80/latent", 16),
+    ("sm_90", (1, 16, 32768, 512), "sm80/latent", 256),
+    ("sm_90", (128, 16, 4096, 512), "sm80/latent", 2),
+    ("sm_90", (128, 128, 4096, 512), "sm80/latent_64", 1),
+    ("sm_89", (16, 16, 8192, 512), "sm80/latent", 8),
+    ("sm_89", (16, 32, 8192, 512), "sm80/latent", 4),
+    ("sm_89", (2, 33, 100, 512), "sm80/latent_64", 1),
+]
+
+
+@pytest.mark.parametrize(("device", "shape", "kernel", "splits"), LATENT)
+def test_which_kernel_runs_latent_attention(device, shape, kernel, splits):
+    batch, heads, keys, columns = shape
+    q = torch.empty(batch, 1, heads, 576, device="meta", dtype=torch.bfloat16)
+    cache = torch.empty(batch, keys, 1, 576, device="meta", dtype=torch.bfloat16)
+    lengths = torch.empty(batch, device="meta", dtype=torch.int32)
+    given = {"cache_seqlens": lengths, "device": device}
+    explanation = explain(q, cache, cache[..., :columns], **given)
+    if explanation.chosen is None:
+        pytest.skip("this build has no GPU kernels")
+    assert (explanation.chosen.kernel, explanation.splits) == (kernel, splits)
+    # V elsewhere, or other columns of K.
+    for v in (torch.empty_like(cache)[..., :columns], cache[..., 576 - columns :]):
+        assert explain(q, cache, v, **given).chosen.kernel == "scalar/minimal"
+
+
 # (head dim, heads, rows), and what an H200 runs, not causal and causal: the fastest there, or next
 # to it (docs/notes/hopper.md). Beyond some waves that is the tile with most rows.
 COSTS = [
@@ -222,7 +250,10 @@ def test_explain_refuses_what_the_call_refuses():
 
 # --- verify ---------------------------------------------------------------------------------------
 
-VERIFIED = ("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_all", "fp8_pages")
+VERIFIED = (
+    *("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_all", "fp8_pages"),
+    "latent_queries",
+)
 
 
 @needs_simt
@@ -230,7 +261,7 @@ VERIFIED = ("causal", "window", "softcap", "sinks", "alibi_per_batch", "pages_al
 @pytest.mark.parametrize("case", [x for x in serving.DECODE if x.name in VERIFIED], ids=str)
 def test_decode_is_verified(device, case):
     for dtype in ("float16", "float32"):
-        args, options = test_decode.call_of(case, dtype, 64, device)
+        args, options = test_decode.call_of(case, dtype, case.head_dim or 64, device)
         out, lse = attention_decode(*args, **options, verify=True, return_lse=True)
         assert torch.equal(out, attention_decode(*args, **options))
         assert lse.shape == (case.batch, case.heads, case.seqlens_q[0])

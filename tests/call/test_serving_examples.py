@@ -41,3 +41,8 @@ def test_other_attention_gives_other_tokens(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(cutlass_attn, "attention_decode", shortsighted)
     assert run_04(tmp_path, 4) == 1
     assert "are NOT those" in capsys.readouterr().out
+
+
+def test_absorbed_latent_attention_is_that_of_expanded_heads():
+    example = runpy.run_path(str(ROOT / "examples" / "08_latent.py"))
+    assert example["main"]() < 5e-3

@@ -164,6 +164,15 @@ SolvedCase::SolvedCase(Case const& what, DType dtype) : case_(what), dtype_(dtyp
   if (c.nan_key >= 0) {
     for (int d = 0; d < c.head_dim; ++d) store(k_, k_.index(0, 0, c.nan_key, d), kNaN);
   }
+  for (int b = 0; c.latent_kv && b < c.batch; ++b) {
+    for (int h = 0; h < c.num_heads_kv; ++h) {
+      for (int r = 0; r < c.seqlen_k; ++r) {
+        for (int d = 0; d < c.head_dim_v; ++d) {
+          store(v_, v_.index(b, h, r, d), load(k_, k_.index(b, h, r, d)));
+        }
+      }
+    }
+  }
   make_terms();
   lse_.resize(size_t(c.batch) * c.num_heads_q * c.seqlen_q);
   solve();
@@ -176,7 +185,7 @@ Problem SolvedCase::call() {
   Problem p;
   p.q = ref(q_);
   p.k = ref(k_);
-  p.v = ref(v_);
+  p.v = ref(c.latent_kv ? k_ : v_);
   p.o = ref(o_);
   p.softmax_lse = lse_.data();
   p.set_dtype(dtype_);

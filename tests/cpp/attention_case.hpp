@@ -36,10 +36,11 @@ struct Case {
   int attention_chunk = 0;
   float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   float softcap = 0;
-  float magnitude = 1;  // of Q
-  unsigned seed = 1;    // of Q, K and V: with the same one, rows of the same place are equal
-  int nan_key = -1;     // a row of K that is NaN
-  bool fp8_kv = false;  // K and V are numbers of float8_e4m3fn
+  float magnitude = 1;     // of Q
+  unsigned seed = 1;       // of Q, K and V: with the same one, rows of the same place are equal
+  int nan_key = -1;        // a row of K that is NaN
+  bool fp8_kv = false;     // K and V are numbers of float8_e4m3fn
+  bool latent_kv = false;  // V is a view of the first columns of K
   Layout layout = Layout::kPadded;
   char const* unaligned = "";         // those of "qkvo" that lie at odd addresses with odd strides
   int head_dim = 64, head_dim_v = 0;  // 0: head_dim

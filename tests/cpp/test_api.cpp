@@ -83,7 +83,7 @@ TEST(no_rows_are_no_work) {
 TEST(bad_calls_are_refused_before_anything_runs) {
   Call call(3, 4);
   call.p.head_dim = 600;
-  CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 600, allowed: 1 to 512");
+  CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 600, allowed: 1 to 576");
   call.p.head_dim = 16;
   CHECK(attention_forward(call.p, with("warp/9")).code == StatusCode::kInvalidArgument);
   // explain() and plan() refuse what attention_forward() does.

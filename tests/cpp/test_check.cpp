@@ -72,9 +72,9 @@ TEST(dimensions) {
            "num_heads_q is -4, allowed: 0 to 2147483647");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = -5; }),
            "num_heads_kv is -5, allowed: 0 to 2147483647");
-  CHECK_EQ(message([](P& p) { p.head_dim = 513; }), "head_dim is 513, allowed: 1 to 512");
-  CHECK_EQ(message([](P& p) { p.head_dim = 0; }), "head_dim is 0, allowed: 1 to 512");
-  CHECK_EQ(message([](P& p) { p.head_dim_v = 600; }), "head_dim_v is 600, allowed: 1 to 512");
+  CHECK_EQ(message([](P& p) { p.head_dim = 577; }), "head_dim is 577, allowed: 1 to 576");
+  CHECK_EQ(message([](P& p) { p.head_dim = 0; }), "head_dim is 0, allowed: 1 to 576");
+  CHECK_EQ(message([](P& p) { p.head_dim_v = 600; }), "head_dim_v is 600, allowed: 1 to 576");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = 3; }),
            "num_heads_q is 4, allowed: a multiple of num_heads_kv, which is 3");
   CHECK_EQ(message([](P& p) { p.num_heads_kv = 0; }),

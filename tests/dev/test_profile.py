@@ -20,7 +20,7 @@ from dev.gates.thresholds import FAIL, PASS, SHOWN, UNKNOWN, load_gates
 from dev.profile import measure as profile
 from dev.profile.command import profile as the_command
 from dev.sass import disassemble as sass
-from dev.sass.tiles import Tile, tile_of
+from dev.sass.tiles import Tile, code_of, tile_of
 
 KEY = "sm80/f16/d64/128x64x4"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -230,6 +230,20 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
 def test_shared_memory_in_8_bits(key, smem):
     """As the C++ compiler has it: kSmemBytes."""
     assert tile_of(key, "identity").smem_bytes == smem
+
+
+@pytest.mark.parametrize(
+    ("key", "smem"),
+    [
+        ("sm80/latent/bf16/d576v512/16x32x1c4", 91392),
+        ("sm80/latent/f16/d512/16x32x1c4", 84224),
+        ("sm80/latent_64/bf16/d576v512/64x16x4c2", 90752),
+        ("sm80/latent_64/f16/d512/64x16x4c2", 83584),
+    ],
+)
+def test_shared_memory_of_latent_attention(key, smem):
+    """As the C++ compiler has it: kSmemBytes."""
+    assert code_of(key, "identity").smem_bytes == smem
 
 
 @pytest.mark.parametrize(("tile", "smem"), [("d64/128x64x4", 49920), ("d128/128x32x4", 49664)])

@@ -29,6 +29,7 @@ CLASSES = [
     ("wmma", "sm_89"),
     ("sm80", "sm_89"),
     ("sm80/backward", "sm_89"),
+    ("sm80/latent", "sm_89"),
     ("sm90", "sm_90a"),
     ("sm90/backward_wgmma", "sm_90a"),
     ("sm90/backward_two_pass", "sm_90a"),

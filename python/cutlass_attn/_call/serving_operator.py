@@ -161,6 +161,8 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
     """`attention_decode`, with `mask` in place of the arguments that it is made of."""
     operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
     torch_library.needs_gradient("attention_decode", {**operands, **options})
+    if options.get("indices") is not None:
+        options = {"causal": False, **options}  # the operator's default is True
     out = options.pop("out", None)
     _prepare(q, options)
     new_keys = {name: options.pop(name) for name in NEW_KEYS if name in options}
@@ -246,6 +248,13 @@ def validate_varlen(q: torch.Tensor, k: torch.Tensor, **options: Any) -> None:
 def validate_decode(k_cache: torch.Tensor, **options: Any) -> None:
     """The same of `attention_decode`."""
     new, table = options.get("k_new"), options.get("block_table")
+    if (listed := options.get("indices")) is not None:
+        rows = k_cache.shape[0] * k_cache.shape[1]
+        _require((listed >= -1) & (listed < rows), f"indices must be rows, 0 to {rows - 1}, or -1")
+        if (counts := options.get("topk_lengths")) is not None:
+            most = listed.shape[-1]
+            _require((counts >= 0) & (counts <= most), f"topk_lengths must be 0 to {most}")
+        return None
     lengths = options["cache_seqlens"]
     _require(lengths >= 0, "cache_seqlens must be 0 or more")
     after = lengths if new is None else lengths + new.shape[1]

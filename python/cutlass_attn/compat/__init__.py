@@ -1,6 +1,7 @@
 """Ways to switch by one line: cutlass_attn under the names that programs already call.
 
     from cutlass_attn.compat import flash_attn     # the functions of the package flash_attn
+    from cutlass_attn.compat import flash_mla      # those of FlashMLA
     from cutlass_attn.compat import sdpa           # torch's scaled_dot_product_attention
     from cutlass_attn.compat import flex           # torch's flex_attention
     from cutlass_attn.compat import transformers   # an attention implementation of transformers
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from . import diffusers as diffusers
     from . import flash_attn as flash_attn
+    from . import flash_mla as flash_mla
     from . import flex as flex
     from . import sdpa as sdpa
     from . import transformers as transformers
 
 
 def __getattr__(name: str) -> object:
-    if name in ("diffusers", "flash_attn", "flex", "sdpa", "transformers"):
+    if name in ("diffusers", "flash_attn", "flash_mla", "flex", "sdpa", "transformers"):
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -183,7 +183,7 @@ TEST(bad_requests) {
     return append_kv(p, {}).message;
   };
   using P = AppendProblem;
-  CHECK_EQ(message([](P& p) { p.head_dim = 513; }), "head_dim is 513, allowed: 1 to 512");
+  CHECK_EQ(message([](P& p) { p.head_dim = 577; }), "head_dim is 577, allowed: 1 to 576");
   CHECK_EQ(message([](P& p) { p.rotary.dim = 17; }), "rotary.dim is 17, allowed: 0 to 16");
   CHECK_EQ(message([](P& p) { p.rotary.dim = 7; }), "rotary.dim is 7, allowed: an even number");
   CHECK_EQ(message([](P& p) { p.rotary.positions = 7; }),

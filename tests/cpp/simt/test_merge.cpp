@@ -137,7 +137,7 @@ TEST(bad_requests) {
     return merge_states(p, {}).message;
   };
   using P = MergeProblem;
-  CHECK_EQ(message([](P& p) { p.head_dim = 513; }), "head_dim is 513, allowed: 1 to 512");
+  CHECK_EQ(message([](P& p) { p.head_dim = 577; }), "head_dim is 577, allowed: 1 to 576");
   CHECK_EQ(message([](P& p) { p.b.dtype = DType::kFloat16; }),
            "b is float16, allowed: float32 like a");
   CHECK_EQ(message([](P& p) { p.a.dtype = DType::kFloat64; }),

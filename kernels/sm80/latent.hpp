@@ -1,0 +1,381 @@
+// Latent attention (MLA) on mma.sync: V is the first columns of K, so that one tile serves as both.
+// For 16 rows or a few times as many it is bound by reading the latents from memory once.
+//
+//   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
+//               scheduler.hpp), times the splits of their keys (key_splits.hpp). With lists of keys
+//               the rows are heads of one query.
+//   Block:      kWarpsM x kWarpsD warps. Those along M have 16 rows each; those along D share rows
+//               and divide the columns of the tile of keys. With four along D:
+//
+//                    K     0        128       256       384       512  528  544  560  576
+//                          | slice of 0 | 1 |   2    |    3    | tails: 0 | 1 | 2 | 3 |
+//                          '------------- V -------------'
+//
+//   Warp:       16 rows, a slice, which is its columns of V and of O, and a tail, columns that V
+//               lacks. The warps with one slice copy it together; no other warp reads it. S of
+//               their columns is a partial sum; warps that share rows add up their sums through
+//               shared memory. All of these compute the same softmax, and each multiplies P by its
+//               slice.
+//   Registers:  Q of the warp's columns, S and P of a tile, O of the slice.
+//   Shared:     for each slice kStages tiles, filled by cp.async, and the row addresses of the tile
+//               that is copied next; two buffers for partial sums.
+//   Pipeline:   kStages - 1 tiles are in flight while one is computed. A tile has one barrier of
+//               the warps of a slice (of a warp, where it has the slice alone) and one of the warps
+//               that share rows:
+//
+//                 slice full | S of own columns -> buffer n % 2 | rows | sum of all -> P -> O
+//
+//   Merge:      the last block of each group of splits merges the group, and the last of those
+//               blocks the groups, in the order of the keys (merge_splits.hpp).
+#pragma once
+
+#include <type_traits>
+
+#include "core/epilogue.hpp"
+#include "core/score.hpp"
+#include "sm80/latent_params.hpp"
+#include "sm80/latent_rows.hpp"
+#include "sm80/merge_splits.hpp"
+#include "sm80/products.hpp"
+#include "tile/quad_rows.hpp"
+#include "tile/scores.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm80 {
+
+template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN, int kWarpsM,
+          int kWarpsD>
+struct Latent {
+  using Params = LatentParams;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kBlockM = kBlockM_, kN = kBlockN;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsD;
+  static constexpr int kMinBlocksPerSm = kWarpsM > 1 ? 1 : 2;
+  static constexpr bool kPacksHeads = true;
+  static constexpr int kSlice = kHeadDimV / kWarpsD;              // columns of V of a warp
+  static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of what V lacks
+  static constexpr bool kHasTail = kTail > 0;
+  static constexpr int kWarpKeys = kBlockN / kWarpsM;  // rows of a tile that a warp copies
+  static_assert(kBlockM == 16 * kWarpsM && kBlockN % kWarpsM == 0);
+  static_assert(kWarpsD == 2 || kWarpsD == 4);
+  static_assert(kSlice % 64 == 0 && kTail % 16 == 0);
+
+  // A warp processes its rows and its slice like a block of one warp.
+  struct SliceConfig
+      : Config<Element, kSlice, kSlice, 16, kBlockN, 1, 1, float, float, RowLayout::kPaged> {
+    template <class Score>
+    static constexpr int key_block() {
+      return kBlockN;
+    }
+  };
+  using TileSlice = typename SliceConfig::TileK;
+  using TileTail = SwizzledTile<kBlockN, kHasTail ? kTail : 16>;
+  using Coord = typename SliceConfig::Coord;
+  using Place = FragmentPlace<kWarpsM, kWarpsD>;
+  static constexpr int kRows = SliceConfig::kRows;
+  static constexpr int kBlocks = kBlockN / 8;  // m16n8 blocks of S
+
+  // What SplitMerge wants to know: O of the block, of which each warp has its columns.
+  struct MergeConfig {
+    static constexpr int kBlockM = kBlockM_, kHeadDimV = kHeadDimV_, kWarpColumns = kSlice;
+    static constexpr int kRowBlocks = 1, kRows = 2, kThreads = 32 * kWarpsM * kWarpsD;
+    using Place = FragmentPlace<kWarpsM, kWarpsD>;
+  };
+
+  struct Stage {
+    alignas(128) char slice[TileSlice::kBytes];
+    alignas(128) char tail[kHasTail ? TileTail::kBytes : 128];
+  };
+  struct alignas(16) Quad {  // of an m16n8 block
+    float values[4];
+  };
+  using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S
+  // The most stages that fit Ada's 99 KB, and so two blocks on an SM of Hopper.
+  static constexpr int kSmemOfAda = 99 << 10;
+  static constexpr int kStageBytes = kWarpsD * int(sizeof(Stage));
+  static constexpr int kStages = (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048) / kStageBytes;
+  static_assert(kStages >= 2);
+
+  // Of a block. In shared memory, because the main loop is short of registers: otherwise tiles of
+  // 64 rows have 160 bytes of local memory.
+  struct BlockInfo {
+    Coord tile;
+    TileRange range;  // tiles of keys, in keys
+    NearMask interval;
+    LatentSource<Element> source;
+  };
+  struct Shared {
+    Stage stages[kWarpsD][kStages];
+    PartialSums sums[2];
+    Element const* rows[kWarpsM][kWarpsD][kWarpKeys];  // of the tile that a warp copies next
+    // Rows of a stage's tile that are keys, with lists; each warp has the bits of what it copies.
+    uint32_t present[kWarpsD][kStages][kWarpsM];
+    int32_t ticket;  // the number of blocks that finished before this one
+    BlockInfo block;
+  };
+  static constexpr int kSmemBytes = sizeof(Shared);
+  static_assert(kSmemBytes <= kSmemOfAda);
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    int const unit = params.splits.unit(Arch::block());  // tile of rows
+    Coord const tile = params.template tile_of<kBlockM, Arch>(unit);
+    if (tile.rows <= 0) return;  // also in all other splits of this tile
+    SeqLens const lens = tile.seq.lens(p);
+    IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
+    TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kN);
+    if (Arch::thread() == 0) {
+      shared.block = {tile, all.in_keys(kN), mask.near(tile.q_begin), {p, tile, lens}};
+    }
+    Arch::sync();  // block full
+
+    Warp<Score, Arch> warp(params, lens, shared);
+    TileRange const own = params.splits.share(all, params.splits.split(Arch::block()));
+    warp.run(own.begin * kN, own.end * kN);
+    if (params.splits.count > 1) {
+      typename MergeConfig::Place const place{Arch::thread()};
+      SplitMerge<MergeConfig, Score, Arch, Result<Score, Arch>> const merge{params.splits, place};
+      if (!merge.run_in_groups(warp.result, shared.ticket)) return;
+    }
+    warp.finish();
+  }
+
+ private:
+  // O of a warp's slice, and the softmax state of its rows, which all warps have.
+  template <class Score, class Arch>
+  struct Result {
+    typename Products<SliceConfig, Score, Arch>::O acc_o;  // (MMA, M, D)
+    SoftmaxRows<Arch, kRows> softmax;
+  };
+
+  template <class Score, class Arch>
+  struct Warp {
+    using SliceStep = Products<SliceConfig, Score, Arch>;
+    using Address = typename Arch::SmemAddress;
+    using S = typename SliceStep::S;
+
+    Shared& shared;
+    Coord const& tile;
+    Problem const& p;
+    int const warp = Arch::uniform(Arch::thread() / 32), lane = Arch::thread() % 32;
+    int const m = warp / kWarpsD, d = warp % kWarpsD;
+    int const slice = d * kSlice, tail = kHeadDimV + d * kTail;  // first columns
+    TileRange const& range;                                      // in keys
+    FragmentScores<Arch, Score, Place, kRows, false, Coord> const scores;
+    float const log2_scale;
+    LatentRows<Element, TileSlice, std::conditional_t<kHasTail, TileTail, void>, kWarpKeys, Arch>
+        gather;
+    Address const stages = Arch::smem_address(shared.stages[d]);
+    typename SliceStep::Q q_slice;
+    uint32_t q_tail[kHasTail ? kTail / 16 : 1][1][4];
+    Result<Score, Arch> result;
+
+    CUTE_DEVICE Warp(Params const& params, SeqLens const& lens, Shared& shared)
+        : shared(shared),
+          tile(shared.block.tile),
+          p(params.problem),
+          range(shared.block.range),
+          scores{p,
+                 score_in_log2<Score>(p, lens, SliceConfig::qk_factor(p, tile.head_kv)),
+                 Place{Arch::thread()},
+                 tile,
+                 range,
+                 shared.block.interval},
+          log2_scale(scores.score.log2_scale()),
+          gather{p,    params.by_page,     lane, m * kWarpKeys, shared.rows[m][d], slice,
+                 tail, shared.block.source} {}
+
+    // Computes the tiles of keys [first, last).
+    CUTE_DEVICE void run(int first, int last) {
+      clear(result.acc_o);
+      CUTE_UNROLL
+      for (int i = 0; i < kStages - 1; ++i) {
+        gather.look_up_if(first + i * kN, last);
+        copy_looked_up(first + i * kN, last, i);
+      }
+      load_queries();  // after the keys, which take longer
+      gather.look_up_if(first + (kStages - 1) * kN, last);
+      int stage = 0;
+      for (int key = first; key < last; key += kN) {
+        Arch::template async_copy_wait<kStages - 2>();  // this stage
+        copy_looked_up(key + (kStages - 1) * kN, last, stage == 0 ? kStages - 1 : stage - 1);
+        gather.look_up_if(key + kStages * kN, last);
+        S s;
+        multiply_queries(stage, s);
+        add_other_columns(shared.sums[(key - first) / kN % 2], s);
+        if (range.is_full(key)) {
+          step(s, key, stage, std::true_type{});
+        } else {
+          step(s, key, stage, std::false_type{});
+        }
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+      }
+      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      result.softmax.complete_sums();
+    }
+
+    // Stores the slice of O, and LSE.
+    CUTE_DEVICE void finish() {
+      Place const place{Arch::thread()};
+      auto const o = as_rows(result.acc_o);  // (row, column)
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        int const row = place.row(i);
+        bool const is_row = row < tile.rows;
+        int const at = is_row ? row : 0;
+        bool const writes_lse = is_row && d == 0 && place.column(0) == 0;
+        float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
+                                        result.softmax.rows[i], 1.0f, writes_lse) *
+                             SliceConfig::pv_factor(p, tile.head_kv);
+        Element* const target = tile.template row_of<Element>(p.o, at);
+        CUTE_UNROLL
+        for (int n = 0; n < kSlice / 8; n += 4) {
+          uint32_t words[4];
+          CUTE_UNROLL
+          for (int b = 0; b < 4; ++b) {
+            int const j = 2 * (n + b);
+            words[b] = Arch::template pack<Element>(o(i, j) * factor, o(i, j + 1) * factor);
+          }
+          store_columns<Arch>(target, words, slice / 8 + n, p.head_dim_v, is_row, lane);
+        }
+      }
+    }
+
+   private:
+    CUTE_DEVICE Address slice_of(int stage) const { return stages + stage * int(sizeof(Stage)); }
+    CUTE_DEVICE Address tail_of(int stage) const {
+      return slice_of(stage) + int(offsetof(Stage, tail));
+    }
+
+    // Starts the copy of the tile that was looked up, unless it is beyond the last.
+    CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
+      gather.place();
+      sync_slice();  // rows full; the stage computed next full, the one before it empty
+      if (key < end) {
+        gather.copy(slice_of(stage), tail_of(stage));
+        if (p.kv.indices) {
+          uint32_t const present = gather.present();
+          if (lane == 0) shared.present[d][stage][m] = present;
+        }
+      }
+      Arch::async_copy_commit();
+    }
+
+    // Barriers of the warps of a slice, and of those that share rows.
+    CUTE_DEVICE void sync_slice() const {
+      if constexpr (kWarpsM == 1) {
+        Arch::sync_warp();
+      } else {
+        Arch::sync(1 + d, 32 * kWarpsM);
+      }
+    }
+    CUTE_DEVICE void sync_rows() const {
+      if constexpr (kWarpsM == 1) {
+        Arch::sync();
+      } else {
+        Arch::sync(1 + kWarpsD + m, 32 * kWarpsD);
+      }
+    }
+
+    // Q of the warp's columns, as A of mma: zeros beyond the last row and column.
+    CUTE_DEVICE void load_queries() {
+      load_queries(q_slice, slice);
+      if constexpr (kHasTail) load_queries(q_tail, tail);
+    }
+    template <int kSteps>
+    CUTE_DEVICE void load_queries(uint32_t (&q)[kSteps][1][4], int begin) const {
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        int const row = Place{Arch::thread()}.row(i);
+        bool const is_row = row < tile.rows;
+        Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
+        CUTE_UNROLL
+        for (int k = 0; k < 2 * kSteps; ++k) {
+          int const column = begin + k * 8 + lane % 4 * 2;
+          q[k / 2][0][i + k % 2 * 2] =
+              is_row && column < p.head_dim ? *reinterpret_cast<uint32_t const*>(from + column) : 0;
+        }
+      }
+    }
+
+    // S of the warp's columns.
+    CUTE_DEVICE void multiply_queries(int stage, S& s) const {
+      SliceStep::qk(q_slice, SliceStep::k_rows(slice_of(stage), lane), 0, {}, s);
+      if constexpr (kHasTail) {
+        // As SliceStep does it.
+        Address const rows =
+            tail_of(stage) + TileTail::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
+        CUTE_UNROLL
+        for (int i = 0; i < kTail / 16 * kBlocks / 2; ++i) {
+          int const k = i / (kBlocks / 2), n = i % (kBlocks / 2);
+          uint32_t words[4];
+          Arch::load_matrix(TileTail::block(rows, n, k), words);
+          SliceStep::multiply(q_tail[k][0], words, s.block(0, 2 * n));
+          SliceStep::multiply(q_tail[k][0], words + 2, s.block(0, 2 * n + 1));
+        }
+      }
+    }
+
+    // Adds S of the other warps' columns. All warps get the same bits: a sum of two does not depend
+    // on their order, and of four all add the sums of warps 0 and 1, and 2 and 3.
+    CUTE_DEVICE void add_other_columns(PartialSums& all_sums, S& s) const {
+      auto& sums = all_sums[m];
+      CUTE_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        auto const& own = s.block(0, j);
+        sums[d][j][lane] = {{own[0], own[1], own[2], own[3]}};
+      }
+      sync_rows();  // sums of all warps full; the other buffer empty
+      CUTE_UNROLL
+      for (int j = 0; j < kBlocks; ++j) {
+        auto& sum = s.block(0, j);
+        Quad const near = sums[d ^ 1][j][lane];
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) sum[i] += near.values[i];
+        if constexpr (kWarpsD == 4) {
+          Quad const far[2] = {sums[d ^ 2][j][lane], sums[d ^ 3][j][lane]};
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) sum[i] += far[0].values[i] + far[1].values[i];
+        }
+      }
+    }
+
+    // Masks the rows of a list that are no keys.
+    CUTE_DEVICE void mask_absent(int stage, S& s) const {
+      uint32_t present = 0;
+      CUTE_UNROLL
+      for (int i = 0; i < kWarpsM; ++i) present |= shared.present[d][stage][i];
+      auto const rows = as_rows(s);
+      CUTE_UNROLL
+      for (int j = 0; j < columns_of<decltype(rows)>; ++j) {
+        bool const is_key = present >> Place{Arch::thread()}.column(j) & 1;
+        CUTE_UNROLL
+        for (int i = 0; i < kRows; ++i) rows(i, j) = is_key ? rows(i, j) : -kInf;
+      }
+    }
+
+    // Softmax of a tile, and P times the warp's slice of it.
+    template <class IsFull>
+    CUTE_DEVICE void step(S& s, int key, int stage, IsFull is_full) {
+      scores.apply(as_rows(s), key, is_full);
+      if (p.kv.indices) mask_absent(stage, s);
+      S weights = s;
+      typename SliceStep::P weights_16;
+      bool const ok = result.softmax.softmax_weights(as_rows(weights), log2_scale);
+      SliceStep::pack(weights, weights_16);
+      if (Arch::any(!ok)) {
+        result.softmax.softmax_weights_rescaled(as_rows(s), as_rows(result.acc_o), log2_scale);
+        SliceStep::pack(s, weights_16);
+      }
+      result.softmax.add_sums();
+      typename SliceStep::Words v_first;
+      auto const v_rows = SliceStep::v_rows(slice_of(stage), lane);
+      SliceStep::load_v(v_rows, 0, v_first);
+      SliceStep::pv(weights_16, v_rows, 0, v_first, result.acc_o);
+    }
+  };
+};
+
+}  // namespace cutlass_attn::sm80

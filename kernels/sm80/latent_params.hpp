@@ -1,0 +1,133 @@
+// Launch parameters of the kernel for latent attention.
+#pragma once
+
+#include "core/varlen_params.hpp"
+#include "sm80/key_splits.hpp"
+
+namespace cutlass_attn {
+
+// Chooses the number of splits with the least modelled latency. The unit is the time for one key in
+// a block, when every SM has all its blocks. A split has its share of the keys; all splits of all
+// tiles take some waves. The result of a split, 32 KB for 16 rows, is read by the last block of its
+// group, and that of a group by the last of all.
+struct LatentSplits {
+  static constexpr int kMaxHeadDim = 512;
+  static constexpr int kMinKeys = 64;    // of a split: two tiles
+  static constexpr int kStartKeys = 30;  // for a block to start: the launch, Q, the first tile
+  static constexpr int kLevelKeys = 20;  // for results to reach the last block, once for each level
+  static constexpr int kPartKeys = 4;    // for it to read one result
+  static constexpr int kGroup = 16;      // see KeySplits::group
+  static constexpr int kBlockBytes = 100 << 10;  // of shared memory, at the most
+
+  static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
+    if (tiles < 1 || device.num_sms < 1) return 1;
+    // Blocks of more than 16 rows have all registers of an SM.
+    bool const has_room = device.smem_per_sm >= 2 * kBlockBytes && block_m == 16;
+    int64_t const blocks = int64_t(device.num_sms) * (has_room ? 2 : 1);
+    int64_t const keys = most_keys(p, p.seq_q.seqlen);
+    int64_t most = keys / kMinKeys;
+    if (most > KeySplits::kMax) most = KeySplits::kMax;
+    int64_t best = 1, least = cost(keys, 1, tiles, blocks, block_m);
+    auto const consider = [&](int64_t n) {
+      if (n < 2 || n > most) return;
+      int64_t const its = cost(keys, n, tiles, blocks, block_m);
+      if (its < least) best = n, least = its;
+    };
+    // More than a few splits are worth it where they fill whole waves.
+    for (int64_t n = 2; n <= 8; ++n) consider(n);
+    for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
+    consider(most);
+    return int32_t(best);
+  }
+
+ private:
+  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int block_m) {
+    int64_t const waves = (tiles * n + blocks - 1) / blocks;
+    int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
+    int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
+    int64_t const levels = n == 1 ? 0 : groups > 1 ? 2 : 1;
+    return waves * (keys / n + kStartKeys) + levels * kLevelKeys + parts * kPartKeys * block_m / 16;
+  }
+};
+
+struct LatentParams : VarlenParams {
+  KeySplits splits;
+  FastDivisor by_queries;  // by the queries of a batch entry
+
+  // Called on the host.
+  LatentParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
+               KernelFacts const& facts)
+      : VarlenParams(VarlenParams::prepare(as_scheduled(p), workspace, device, facts)),
+        splits(size_of(as_scheduled(p), blocks, device, facts), workspace),
+        by_queries(p.seq_q.seqlen > 0 ? p.seq_q.seqlen : 1) {
+    problem = p;
+    if (p.kv.indices) by_page = FastDivisor(p.kv.page_size);
+  }
+  static LatentParams prepare(Problem const& p, Workspace const& workspace,
+                              DeviceLimits const& device, KernelFacts const& facts) {
+    return LatentParams(p, workspace, device, facts);
+  }
+  static int64_t workspace_bytes(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    return size_of(p, device, facts).bytes();
+  }
+  static int32_t splits_of_keys(Problem const& p, DeviceLimits const& device,
+                                KernelFacts const& facts) {
+    return size_of(p, device, facts).count;
+  }
+  Launch launch(KernelFacts const& facts) const { return splits.launch(blocks, facts); }
+
+  // Called in a kernel, by all lanes of a warp: the tile with this number, perhaps without rows.
+  template <int kBlockM, class Arch>
+  CA_HOST_DEVICE Tile tile_of(int unit) const {
+    if (problem.kv.indices == nullptr) return VarlenParams::tile_of<kBlockM, Arch>(unit);
+    int const each = (heads + kBlockM - 1) / kBlockM;  // tiles of a query
+    int const row = by_slots_each(unit);               // of all queries
+    int const batch = by_queries(row), query = row - batch * problem.seq_q.seqlen;
+    Tile tile(problem, VarlenSeqInfo(problem, batch), heads, by_heads, 0, 0, 0, kBlockM);
+    int const first = (unit - row * each) * kBlockM;  // head
+    tile.row_begin = query * heads + first;
+    tile.rows = heads - first < kBlockM ? heads - first : kBlockM;
+    tile.q_begin = query;
+    tile.q_end = query + 1;
+    return tile;
+  }
+
+ private:
+  // With lists the rows of a tile are heads of one query, because other queries have other keys:
+  // each query is scheduled like a batch entry.
+  static Problem as_scheduled(Problem const& p) {
+    Problem scheduled = p;
+    if (p.kv.indices) {
+      scheduled.batch *= p.seq_q.seqlen;
+      scheduled.seq_q.seqlen = 1;
+    }
+    // Of packed sequences the average is known.
+    if (p.seq_q.cu_seqlens && p.batch > 0) {
+      scheduled.seq_q.seqlen = (p.seq_q.total + p.batch - 1) / p.batch;
+      if (p.seq_k.cu_seqlens) scheduled.seq_k.seqlen = (p.seq_k.total + p.batch - 1) / p.batch;
+    }
+    return scheduled;
+  }
+
+  // As many as blocks says, without its divisors, as dispatch asks in each call.
+  static int64_t tiles_of(Problem const& scheduled, int block_m) {
+    Problem const& p = scheduled;
+    int32_t const heads = TileScheduler::heads_of_tile(p, block_m);
+    int64_t const rows = p.seq_q.rows(), each = (rows * heads + block_m - 1) / block_m;
+    int64_t const slots =
+        p.seq_q.cu_seqlens ? PackedTiles::slots(rows, heads, block_m, p.batch) : each * p.batch;
+    return rows > 0 ? slots * (p.num_heads_q / heads) : 0;
+  }
+  static KeySplits::Size size_of(Problem const& p, DeviceLimits const& device,
+                                 KernelFacts const& facts) {
+    Problem const scheduled = as_scheduled(p);
+    return size_of(scheduled, tiles_of(scheduled, facts.block_m), device, facts);
+  }
+  static KeySplits::Size size_of(Problem const& scheduled, int64_t tiles,
+                                 DeviceLimits const& device, KernelFacts const& facts) {
+    return size_of_splits<LatentSplits>(scheduled, tiles, device, facts, LatentSplits::kGroup);
+  }
+};
+
+}  // namespace cutlass_attn

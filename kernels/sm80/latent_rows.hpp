@@ -1,0 +1,96 @@
+// Copies columns of tiles of K: from a contiguous cache, from pages, or by a list of rows.
+#pragma once
+
+#include <cute/config.hpp>
+#include <type_traits>
+
+#include "core/divide.hpp"
+#include "core/sequences.hpp"
+
+namespace cutlass_attn::sm80 {
+
+// Where the rows of K are, of a block.
+template <class Element>
+struct LatentSource {
+  Element const* first;  // row 0 of the entry, or of page 0
+  int32_t const* pages;  // pages of the entry; null: one, or all in order
+  KeyList list;
+  int32_t seqlen_k;
+
+  template <class Coord>
+  CUTE_DEVICE LatentSource(Problem const& p, Coord const& tile, SeqLens const& lens)
+      : first(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).first),
+        pages(PagedKv<Element>(p, tile.seq, p.k, tile.head_kv).pages),
+        list(p, tile.seq.batch, tile.q_begin),
+        seqlen_k(lens.k) {}
+};
+
+// A warp copies kRows rows of each tile, from row `begin` on. One lane looks up each of them: its
+// page, or its entry in the list, and then its address, which it stores in shared memory for the
+// lanes that copy the row. Rows are looked up one tile before they are copied, because tables and
+// lists are in global memory, too.
+//
+// Slice, Tail: tiles of shared memory for the two ranges of columns, the second of which may be
+// void. `slice` and `tail` are the first columns of the ranges.
+template <class Element, class Slice, class Tail, int kRows, class Arch>
+struct LatentRows {
+  using Address = typename Arch::SmemAddress;
+  static_assert(kRows <= 32, "a lane for each row");
+
+  Problem const& p;
+  FastDivisor const by_page;
+  int const lane, begin;
+  Element const** const rows;  // of the next tile, in shared memory; null: no such key
+  int const slice, tail;
+  LatentSource<Element> const& source;  // in shared memory
+  Element const* row = nullptr;         // of this lane, in the tile that was looked up
+
+  // Looks up the tile that begins at `key`. place() and copy() then work on that tile.
+  CUTE_DEVICE void look_up(int key) {
+    int const j = key + begin + lane;
+    row = nullptr;
+    if (lane >= kRows || j >= source.seqlen_k) return;
+    int const at = source.list(j);
+    if (at < 0) return;
+    int const page = p.kv.has_pages() ? by_page(at) : 0;
+    int const number = source.pages ? source.pages[page] : page;
+    row = source.first + number * p.k.batch_stride + (at - page * p.kv.page_size) * p.k.row_stride;
+  }
+  CUTE_DEVICE void look_up_if(int key, int end) {
+    if (key < end) look_up(key);
+  }
+
+  // Stores the row addresses of that tile in shared memory. All lanes see them after a sync_warp().
+  CUTE_DEVICE void place() const {
+    Arch::sync_warp();  // rows of the previous tile empty
+    if (lane < kRows) rows[lane] = row;
+  }
+
+  // Which of the warp's rows of that tile are keys, a bit for each row of the tile.
+  CUTE_DEVICE uint32_t present() const { return Arch::ballot(row != nullptr) << begin; }
+
+  // Starts the copy of that tile; rows that are no keys are zeros.
+  CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
+    copy_columns<Slice>(to_slice, slice);
+    if constexpr (!std::is_same_v<Tail, void>) copy_columns<Tail>(to_tail, tail);
+  }
+
+ private:
+  // The lanes copy several rows side by side.
+  template <class Tile>
+  CUTE_DEVICE void copy_columns(Address to, int first_column) const {
+    constexpr int kLanes = Tile::kColumns / 8, kRowsAtOnce = 32 / kLanes;
+    int const column = lane % kLanes * 8;
+    bool const inside = first_column + column < p.head_dim;
+    CUTE_UNROLL
+    for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
+      int const r = i * kRowsAtOnce + lane / kLanes;
+      if (kRows % kRowsAtOnce != 0 && r >= kRows) break;
+      Element const* const from = rows[r];
+      Arch::async_copy(to + Tile::offset(begin + r, column), from + first_column + column,
+                       inside && from);
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm80

@@ -1,0 +1,296 @@
+"""attention_decode with lists of rows in place of sequences (sparse attention): every kernel that
+takes them against the oracle, and what they do not go with."""
+
+import functools
+import zlib
+from dataclasses import dataclass
+
+import cases
+import cutlass_attn
+import numpy as np
+import pytest
+import reference
+from cases import torch
+from cutlass_attn import attention_decode, testing
+from cutlass_attn._call import serving_operator
+
+
+@dataclass(frozen=True)
+class Lists:
+    name: str
+    batch: int = 2
+    queries: int = 1
+    heads: int = 16
+    head_dim: int = 576
+    head_dim_v: int = 512
+    topk: int = 70
+    page: int = 64  # rows of an entry of the cache, or of a page: the same
+    pages: int = 5
+    lengths: tuple[int, ...] | None = None
+    sinks: bool = False
+    latent: bool = True
+
+    def __str__(self):
+        return self.name
+
+
+CASES = [
+    Lists("one_query"),
+    Lists("few_heads", heads=5, page=1, pages=200),
+    Lists("queries", queries=4, heads=20, sinks=True),
+    Lists("lengths", batch=4, queries=2, lengths=(70, 0, 33, 1), sinks=True),
+    Lists("no_list", topk=0),
+    Lists("512", queries=2, head_dim=512, page=13, pages=20, sinks=True),
+    Lists("320", head_dim=320, head_dim_v=256, heads=8),
+    Lists("apart", heads=3, latent=False),
+    Lists("small", heads=4, head_dim=64, head_dim_v=32, latent=False, queries=3),
+]
+
+
+def fits(variant, case):
+    needs = {"latent_kv"} if case.latent else set()
+    if "indices" not in variant.options or not set(variant.needs) <= needs:
+        return False
+    return variant.quantize is None and (
+        variant.head_dim == 0
+        or (case.head_dim <= variant.head_dim and case.head_dim_v <= variant.head_dim_v)
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def values(case, dtype):
+    """q (B, Sq, Hq, D), the cache (pages, page, D), V (pages, page, Dv), indices, lengths."""
+    rng = np.random.default_rng(zlib.crc32(f"{case!r} {dtype}".encode()))
+    rows = case.page * case.pages
+    q = rng.standard_normal((case.batch, case.queries, case.heads, case.head_dim))
+    k = rng.standard_normal((case.pages, case.page, case.head_dim))
+    v = rng.standard_normal((case.pages, case.page, case.head_dim_v))
+    q, k, v = (reference.round_to(x, dtype) for x in (q, k, v))
+    if case.latent:
+        v = k[..., : case.head_dim_v]
+    # Some rows are in no list, some places hold none, and some rows are listed twice.
+    indices = rng.integers(0, rows * 3 // 4, (case.batch, case.queries, case.topk))
+    indices[rng.random(indices.shape) < 0.2] = -1
+    indices[0, 0] = -1
+    lengths = case.lengths or (case.topk,) * case.batch
+    unused = np.setdiff1d(np.arange(rows), indices)
+    for x in (k, v):
+        x.reshape(rows, -1)[unused] = np.nan
+    for b, length in enumerate(lengths):
+        indices[b, :, length:] = rows - 1  # which is NaN, and not looked at
+    sinks = rng.standard_normal(case.heads).astype(np.float32) if case.sinks else None
+    return q, k, v, indices.astype(np.int32), lengths, sinks
+
+
+@functools.lru_cache(maxsize=32)
+def expected(case, dtype):
+    q, k, v, indices, lengths, sinks = values(case, dtype)
+    return reference.attention_of_lists(
+        q.swapaxes(1, 2),
+        k.reshape(-1, case.head_dim),
+        v.reshape(-1, case.head_dim_v),
+        indices,
+        lengths,
+        dtype,
+        softmax_scale=0.1,
+        sinks=sinks,
+    )
+
+
+def call_of(case, dtype, device):
+    q, k, v, indices, lengths, sinks = values(case, dtype)
+    kind = getattr(torch, dtype)
+    q, k, v = (torch.from_numpy(x.copy()).to(device, kind) for x in (q, k, v))
+    k, v = k[:, :, None], v[:, :, None]
+    if case.latent:
+        v = k[..., : case.head_dim_v]
+    # Lists lie apart in memory.
+    stored = torch.full((*indices.shape[:2], case.topk + 3), 1 << 30, dtype=torch.int32)
+    stored[..., : case.topk] = torch.from_numpy(indices)
+    options = {"indices": stored.to(device)[..., : case.topk], "softmax_scale": 0.1}
+    if case.lengths:
+        options["topk_lengths"] = torch.tensor(lengths, dtype=torch.int32, device=device)
+    if case.sinks:
+        options["sinks"] = torch.from_numpy(sinks).to(device)
+    return (q, k, v, None), options
+
+
+def judge(case, dtype, out, lse):
+    right = expected(case, dtype)
+    ours = out.transpose(1, 2).float().cpu().numpy()
+    accuracy = testing.judge(ours, right.exact, right.unfused, dtype)
+    assert accuracy.ok, accuracy
+    assert testing.Reference(*right).confirms_lse(lse.cpu().numpy())
+
+
+def pairs():
+    return [
+        pytest.param(variant, case, splits, id=f"{variant.key}-{case}-{splits}", marks=marks)
+        for variant in cases.compiled_variants(special=True)
+        for case in CASES
+        if fits(variant, case)
+        for splits in ((0, 1, 3, 20) if variant.needs else (0,))
+        for marks in [cases.needs(variant)]
+    ]
+
+
+@pytest.mark.parametrize(("variant", "case", "splits"), pairs())
+def test_case(variant, case, splits):
+    args, options = call_of(case, variant.dtype, variant.device)
+    shape = (*args[0].shape[:-1], case.head_dim_v)
+    out = args[0].new_full(shape, torch.nan)
+    result, lse = attention_decode(
+        *args, **options, out=out, return_lse=True, kernel=variant.key, num_splits=splits
+    )
+    assert result is out
+    judge(case, variant.dtype, out, lse)
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
+LENGTHS = next(case for case in CASES if case.name == "lengths")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_empty_list_gives_zeros_and_minus_infinity(device):
+    args, options = call_of(CASES[0], "float16", device)
+    out, lse = attention_decode(*args, **options, return_lse=True)
+    assert not out[0].any() and (lse[0] == -torch.inf).all()
+    assert out[1].all() and lse[1].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_verify(device):
+    args, options = call_of(LENGTHS, "bfloat16", device)
+    result = attention_decode(*args, **options, return_lse=True, verify=True)
+    judge(LENGTHS, "bfloat16", *result)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator(device):
+    args, options = call_of(LENGTHS, "float16", device)
+    eager = attention_decode(*args, **options)
+    compiled = torch.compile(lambda *a: attention_decode(*a, **options), backend="aot_eager")
+    assert torch.equal(compiled(*args), eager)
+    q, k, v, _ = args
+    torch.library.opcheck(
+        serving_operator.attention_decode_op,
+        serving_operator._DECODE.arguments(
+            q=q, k_cache=k, v_cache=v, cache_seqlens=None, causal=False, **options
+        ),
+    )
+
+
+def test_numpy_equals_torch():
+    args, options = call_of(LENGTHS, "float16", "cpu")
+    arrays = [None if x is None else x.numpy() for x in args]
+    given = {name: x.numpy() if torch.is_tensor(x) else x for name, x in options.items()}
+    theirs = attention_decode(*args, **options).numpy()
+    np.testing.assert_array_equal(attention_decode(*arrays, **given), theirs)
+
+
+def test_heads_first():
+    args, options = call_of(LENGTHS, "float16", "cpu")
+    q, k, v, _ = args
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    out = attention_decode(*turned, None, **options, layout="bhsd")
+    assert torch.equal(out.transpose(1, 2), attention_decode(*args, **options))
+
+
+@pytest.mark.gpu
+def test_rows_beyond_the_cache_are_none_on_a_gpu():
+    args, options = call_of(CASES[0], "float16", "cuda")
+    right = attention_decode(*args, **options)
+    options["indices"] = options["indices"].masked_fill(options["indices"] < 0, 1 << 30)
+    assert torch.equal(attention_decode(*args, **options), right)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_with_other_lists():
+    args, options = call_of(LENGTHS, "float16", "cuda")
+    stored = {name: options[name].clone() for name in ("indices", "topk_lengths")}
+    for x in stored.values():
+        x.zero_()
+    graph, given = torch.cuda.CUDAGraph(), {**options, **stored}
+    attention_decode(*args, **given)
+    with torch.cuda.graph(graph):
+        out, lse = attention_decode(*args, **given, return_lse=True)
+    for name, x in stored.items():
+        x.copy_(options[name])
+    graph.replay()
+    judge(LENGTHS, "float16", out, lse)
+
+
+# What is changed of a call that is right, and what the message says.
+REFUSED = {
+    "int64": ({"indices": lambda x: x.long()}, "indices must be int32, got torch.int64"),
+    "dims": ({"indices": lambda x: x[0]}, r"indices must have shape \(batch, seqlen_q, topk\)"),
+    "batch": ({"indices": lambda x: x[:1]}, r"seqlen_q\) = \(4, 2\), got \(1, 2, 70\)"),
+    "strided": ({"indices": lambda x: x[..., ::2]}, "indices must be contiguous"),
+    "too_small": ({"indices": lambda x: x - 2}, r"indices\[0, 0, 0\] is -3, allowed: 0 to 319, "),
+    "too_large": ({"indices": lambda x: x + 320}, r"indices\[0, 1, \d+\] is \d+, allowed: 0 to "),
+    "length": (
+        {"topk_lengths": lambda x: x + 1},
+        r"topk_lengths\[0\] is 71, allowed: 0 to 70, the keys of a list",
+    ),
+    "lengths": ({"topk_lengths": lambda x: x[:2]}, r"topk_lengths must have shape \(batch,\)"),
+    "causal": ({"causal": True}, "indices are given, and causal is True; allowed: False"),
+    "window": ({"window": 5}, "indices are given, and window; allowed: None"),
+    "chunk": ({"attention_chunk": 5}, "indices are given, and attention_chunk; allowed: None"),
+    "cache_seqlens": (
+        {"cache_seqlens": torch.zeros(4, dtype=torch.int32)},
+        "cache_seqlens and indices are both given",
+    ),
+    "block_table": (
+        {"block_table": torch.zeros(4, 1, dtype=torch.int32)},
+        "block_table and indices are both given",
+    ),
+    "cache_batch_idx": (
+        {"cache_batch_idx": torch.zeros(4, dtype=torch.int32)},
+        "cache_batch_idx and indices are both given",
+    ),
+    "k_new": ({"k_new": torch.zeros(4, 1, 1, 576).half()}, "k_new and indices are both given"),
+    "leftpad": (
+        {"cache_leftpad": torch.zeros(4, dtype=torch.int32)},
+        "cache_leftpad and indices are both given; allowed: -1 in indices",
+    ),
+    "tree_mask": (
+        {"tree_mask": torch.ones(4, 2, 2, dtype=torch.bool)},
+        "tree_mask and indices are both given; allowed: -1 in indices",
+    ),
+    "alibi": (
+        {"alibi_slopes": torch.ones(16)},
+        "indices are given, and alibi_slopes; allowed: None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    (_q, k, v, lengths), options = call_of(LENGTHS, "float16", "cpu")
+    given, message = REFUSED[name]
+    for key, change in given.items():
+        options[key] = change(options[key]) if key in ("indices", "topk_lengths") else change
+    lengths = options.pop("cache_seqlens", lengths)
+    with pytest.raises(ValueError, match=message):
+        attention_decode(_q, k, v, lengths, **options)
+
+
+def test_refused_without_lists():
+    (q, k, v, _), options = call_of(LENGTHS, "float16", "cpu")
+    with pytest.raises(TypeError, match="cache_seqlens"):
+        attention_decode(q, k, v, None)
+    lengths = torch.ones(4, dtype=torch.int32)
+    with pytest.raises(ValueError, match="topk_lengths is given without indices"):
+        attention_decode(q[:, :, :1], *(x[:4] for x in (k, v)), lengths, topk_lengths=lengths)
+    two_heads = [x.expand(-1, -1, 2, -1) for x in (k, v)]
+    with pytest.raises(ValueError, match="num_heads_kv is 2, allowed with indices: 1"):
+        attention_decode(q, *two_heads, None, **options)
+    with pytest.raises(ValueError, match="indices are given, and q is float64"):
+        attention_decode(*(x.double() for x in (q, k, v)), None, indices=options["indices"])
+
+
+def test_explain():
+    (q, k, v, lengths), options = call_of(CASES[0], "float16", "cpu")
+    explanation = cutlass_attn.explain(q, k, v, cache_seqlens=lengths, **options)
+    assert explanation.chosen.kernel == "cpu"
+    assert "indices (2, 1, 70)" in explanation.call
