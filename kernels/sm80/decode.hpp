@@ -84,7 +84,8 @@ struct Decode {
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);
 
-    WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, gather, shared);
+    KeyRange const keys = mask.keys(tile.q_begin, tile.q_end);
+    WarpKeys<Score, Arch> warp(params, tile, {range, interval, keys}, lens, gather, shared);
     TileRange const own = params.splits.share(all, split);
     warp.run(own.begin, own.end);
     warp.store(shared.warps[Arch::thread() / 32].result);
@@ -103,6 +104,7 @@ struct Decode {
   struct Masks {
     TileRange const& range;  // tiles of keys, in keys
     NearMask const& interval;
+    KeyRange const& keys;  // that any row sees
   };
 
   // A warp, and its share of the tiles of keys.
@@ -135,7 +137,7 @@ struct Decode {
                  range,       masks.interval},
           log2_scale(scores.score.log2_scale()),
           gather(kv) {
-      gather.set_length(lens.k);
+      gather.set_keys(masks.keys);
     }
 
     // Computes every kWarps-th of the tiles [begin, end).
@@ -235,6 +237,8 @@ struct Decode {
       }
       auto&& s = Step::in_fp32(acc_s[0]);
       scores.apply(as_rows(s), key, is_full);
+      SeenKeys<Arch, kN> seen;
+      if (Score::kIsGeneral && p.mask.elements.data) seen.find(as_rows(s));
       typename Step::Scores weights = s;
       typename Step::P weights_16;
       bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
@@ -247,7 +251,11 @@ struct Decode {
       typename Step::Words v_first;
       auto const v_rows = Step::v_rows(v_stage(stage), lane);
       Step::load_v(v_rows, 0, v_first);
-      Step::pv(weights_16, v_rows, 0, v_first, acc_o);
+      if constexpr (Score::kIsGeneral) {
+        pv_of_seen<Step>(weights_16, v_rows, 0, v_first, acc_o, seen);
+      } else {
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o);
+      }
     }
   };
 
