@@ -46,7 +46,7 @@ struct Arguments {
   PyObject *cache_seqlens = nullptr, *cache_batch_idx = nullptr;
   PyObject *k_new = nullptr, *v_new = nullptr;
   PyObject *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_interleaved = nullptr;
-  PyObject* num_splits = nullptr;
+  PyObject *num_splits = nullptr, *split_size = nullptr;
   PyObject* slot_mapping = nullptr;
 
   // Of a backward pass, of which `out` is an input.
