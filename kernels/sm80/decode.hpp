@@ -38,6 +38,12 @@ struct Decode {
   static constexpr int kBlockM = kBlockM_, kN = kBlockN;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
+  // With K and V in 8 bits and a head dim of 64, an SM has two blocks if they take 128 registers,
+  // which the compiler would exceed.
+  template <class Score>
+  static constexpr int min_blocks_per_sm() {
+    return kHeadDim <= 64 && !Score::kIsGeneral ? 2 : kMinBlocksPerSm;
+  }
   static constexpr bool kPacksHeads = true;
   // The most stages that fit Ada's 99 KB. H200, 16x8192 keys at D = 128: 134 us; 151 us with 2
   // stages, 136 us with 4 (too large for Ada).
@@ -252,7 +258,7 @@ struct Decode {
       auto const v_rows = Step::v_rows(v_stage(stage), lane);
       Step::load_v(v_rows, 0, v_first);
       if constexpr (Score::kIsGeneral) {
-        pv_of_seen<Step>(weights_16, v_rows, 0, v_first, acc_o, seen);
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o, seen);
       } else {
         Step::pv(weights_16, v_rows, 0, v_first, acc_o);
       }

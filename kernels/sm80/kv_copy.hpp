@@ -223,7 +223,10 @@ struct KvCopy {
   template <bool kIsV>
   CUTE_DEVICE auto copied_rows(int key) const {
     if constexpr (kIsV) {
-      return [keys = shared.block.keys, key](int r) { return keys.contains(key + r); };
+      // opaque: otherwise d256 64x64x4 with pages and ALiBi has 8 bytes more of local memory.
+      return [&keys = shared.block.keys, key](int r) {
+        return key + r >= opaque(keys.first) && key + r < keys.end;
+      };
     } else {
       return [left = seqlen_k() - key](int r) { return r < left; };
     }

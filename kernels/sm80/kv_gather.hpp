@@ -102,7 +102,7 @@ struct KvGather {
   //   for keys that another tile of rows reads, too;
   //   for a cache in 8 bits, which is bound by instructions: the choice costs 2 %.
   //
-  // The number of bytes is estimated from this tile of rows.
+  // The number of bytes is estimated from this sequence.
   CUTE_DEVICE bool leaves_l2() const {
     constexpr int64_t kLeast = 32 << 20, kMost = 192 << 20;
     int64_t const columns = int64_t(p.head_dim + p.head_dim_v) * int(sizeof(Kv));

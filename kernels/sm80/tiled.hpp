@@ -54,7 +54,7 @@ struct TiledSchedule {
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
       if constexpr (Score::kIsGeneral) {
-        pv_of_seen<Step>(p, v_rows, j, v_first, out.acc_o, seen);
+        Step::pv(p, v_rows, j, v_first, out.acc_o, seen);
       } else {
         Step::pv(p, v_rows, j, v_first, out.acc_o);
       }
