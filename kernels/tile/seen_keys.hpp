@@ -48,7 +48,7 @@ struct SeenKeys {
 };
 
 // O += P V of a key block, after Step::load_v(), without what unseen keys hold. The code is there
-// twice, so that a warp that sees all keys has no more instructions; where registers are short, call
+// twice, so that a warp that sees all keys has no more instructions. Where registers are short call
 // Step::pv() with `seen`.
 template <class Step, class Seen>
 CUTE_DEVICE void pv_of_seen(typename Step::P const& p, typename Step::Address v_rows, int key_block,
