@@ -74,7 +74,8 @@ constexpr Keyword kKeywords[] = {
     {"rotary_cos", &Arguments::rotary_cos, kDecode, 0, Keyword::kArray},
     {"rotary_sin", &Arguments::rotary_sin, kDecode, 0, Keyword::kArray},
     {"rotary_interleaved", &Arguments::rotary_interleaved, kDecode},
-    {"num_splits", &Arguments::num_splits, kDecode},
+    {"num_splits", &Arguments::num_splits, kServing},
+    {"split_size", &Arguments::split_size, kServing},
     {"slot_mapping", &Arguments::slot_mapping, kAppend, 0, Keyword::kIntegers},
     {"grad_out", &Arguments::grad_out, kGradients, 0, Keyword::kArray},
     {"softmax_lse", &Arguments::softmax_lse, kGradients, 0, Keyword::kArray},
@@ -222,6 +223,7 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   }
   if (given.softcap) p.logits.softcap = number("softcap", given.softcap);
   if (given.num_splits) p.num_splits = count("num_splits", given.num_splits, 0);
+  if (given.split_size) p.split_size = count("split_size", given.split_size, 0);
   if (given.dropout_p) p.dropout.p = number("dropout_p", given.dropout_p);
   if (given.accumulate) p.accumulate = accumulate_of(given.accumulate);
   if (has_value(given.quantize)) {

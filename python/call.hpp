@@ -47,7 +47,7 @@ struct Arguments {
   PyObject *indices = nullptr, *topk_lengths = nullptr;
   PyObject *k_new = nullptr, *v_new = nullptr;
   PyObject *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_interleaved = nullptr;
-  PyObject* num_splits = nullptr;
+  PyObject *num_splits = nullptr, *split_size = nullptr;
   PyObject* slot_mapping = nullptr;
 
   // Of a backward pass, of which `out` is an input.

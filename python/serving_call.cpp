@@ -488,6 +488,7 @@ py::object decode_append(PyObject* const* args, Py_ssize_t count, PyObject* name
   AppendProblem append = read_new_keys(call, given, true);
   if (has_no_memory(call, given)) return py::none();
   check_cache_seqlens(call, given);
+  if (!has_value(given.dispatched)) require_kernel(call, given, append);
   Appended made = append_step(call, given, append);
   return py::make_tuple(std::move(made.q_rotated), std::move(made.seqlens_after));
 }

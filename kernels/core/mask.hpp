@@ -29,6 +29,15 @@ struct TileRange {
   }
 };
 
+// Keys [first, end).
+struct KeyRange {
+  int32_t first, end;
+
+  CA_HOST_DEVICE bool contains(int32_t key) const {
+    return uint32_t(key - first) < uint32_t(end - first);
+  }
+};
+
 // The intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees the keys
 // [lo(q), hi(q)); keys below 0 do not exist.
 struct NearMask {
@@ -113,6 +122,11 @@ struct IntervalMask {
 
   // The first key that query q sees, in [0, hi(q)].
   CA_HOST_DEVICE int32_t lo(int32_t q) const { return at(q).lo; }
+
+  // The keys that any of the queries [q_begin, q_end), q_begin < q_end, sees are among these.
+  CA_HOST_DEVICE KeyRange keys(int32_t q_begin, int32_t q_end) const {
+    return {lo(q_begin), hi(q_end - 1)};
+  }
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 

@@ -156,6 +156,9 @@ struct Problem {
 
   int32_t num_splits =
       0;  // of the keys of a batch entry over thread blocks; 0: as many as the GPU wants
+  // Keys of a split, in place of a number of splits: the keys that a tile of rows sees are divided
+  // alike, whatever else is in the batch. 0: as num_splits says.
+  int32_t split_size = 0;
 
   // Of products in 8 bits: heads whose predicted error is larger run in 16 bits (core/predict.hpp).
   // 0: none does.

@@ -313,6 +313,7 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
     Panel<double> const k = load_panel<double>(k_source, key, keys, p.head_dim, to.k_panel);
     Panel<double> const v = load_panel<double>(v_source, key, keys, p.head_dim_v, to.v_panel);
     compute_logits(p, rows, key, keys, range.is_full(n), k, to);
+    uint64_t const unseen = unseen_keys<CA_CPU_VECTORS>(to.p, keys);
     for (int r = 0; r < kBlock; ++r) {
       double best = max[r];
       for (int i = 0; i < keys; ++i) best = std::fmax(best, to.p[i * kBlock + r]);
@@ -327,8 +328,7 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
       max[r] = best;
     }
     if (dropout.is_active()) drop<CA_CPU_VECTORS>(dropout, rows, 0, key, keys, to.p);
-    products<Broadcast::kColumn, CA_CPU_COUNT, CA_CPU_VECTORS>(v.data, v.stride, p.head_dim_v, keys,
-                                                               to.p, rescale, o);
+    add_values<CA_CPU_VECTORS>(v, p.head_dim_v, keys, unseen, to.p, rescale, o);
   }
   double const scale = double(scale_of(p.v, kv_head)) / double(scale_of(p.o, head));
   for (int r = 0; r < rows.count; ++r) {

@@ -82,6 +82,43 @@ CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps,
   }
 }
 
+// The keys of a block that no row sees, a bit each: all their scores are -inf.
+template <int kVectors, class Real>
+CA_CPU_TARGET uint64_t unseen_keys(Real const* s, int keys) {
+  constexpr int kWidth = kVectors * kLanesOf<Real>;
+  static_assert(kTileKeys <= 64);
+  uint64_t unseen = 0;
+  for (int n = 0; n < keys; ++n) {
+    bool is_seen = false;
+    for (int r = 0; r < kWidth; ++r) is_seen |= s[n * kWidth + r] != -Real(kInf);
+    unseen |= uint64_t(!is_seen) << n;
+  }
+  return unseen;
+}
+
+// O = O * factor + P V. Leaves out `unseen` keys whose V is not finite: their weights are 0, but 0
+// times NaN is NaN. Overwrites `factor`.
+template <int kVectors, class Real>
+CA_CPU_TARGET void add_values(Panel<Real> v, int columns, int keys, uint64_t unseen,
+                              Real const* weights, Real* factor, Real* o) {
+  constexpr int kWidth = kVectors * kLanesOf<Real>;
+  for (uint64_t left = unseen; left != 0; left &= left - 1) {
+    int const n = __builtin_ctzll(left);
+    bool is_finite = true;
+    for (int d = 0; d < columns; ++d) is_finite &= std::isfinite(v.data[n * v.stride + d]);
+    if (is_finite) unseen &= ~(uint64_t(1) << n);
+  }
+  for (int first = 0; first < keys;) {
+    uint64_t const later = unseen >> first;
+    int const end = later == 0 ? keys : first + __builtin_ctzll(later);
+    products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(v.data + first * v.stride, v.stride,
+                                                         columns, end - first,
+                                                         weights + first * kWidth, factor, o);
+    std::fill_n(factor, kWidth, Real(1));
+    first = end + 1;
+  }
+}
+
 // Rows [first, first + count) of K or V, or of those in `list`: in place, or converted into
 // `scratch`.
 template <class Element, class Real>

@@ -8,7 +8,8 @@ CA_CPU_TARGET inline int block_width(int row, int rows) {
   return std::min(kBlock, (rows - row + kLanes - 1) / kLanes * kLanes);
 }
 
-// Sets the rows of a tile. Rows up to `padded` beyond the last query have all keys masked.
+// Sets the rows of a tile. Rows up to `padded` beyond the last query have all keys masked, by an
+// interval or as the last row has.
 CA_CPU_TARGET inline void place_rows(State& state, IntervalMask const& mask, Tile const& tile,
                                      int padded) {
   for (int r = 0; r < padded; ++r) state.softmax[r] = {};
@@ -21,7 +22,11 @@ CA_CPU_TARGET inline void place_rows(State& state, IntervalMask const& mask, Til
       state.hi[r] = mask.hi(query);
     }
   }
-  for (; r < padded; ++r) state.head[r] = state.query[r] = state.lo[r] = state.hi[r] = 0;
+  for (; r < padded; ++r) {
+    state.head[r] = state.head[r - 1];
+    state.query[r] = state.query[r - 1];
+    state.lo[r] = state.hi[r] = 0;
+  }
 }
 
 // The first element of a row of q or o.

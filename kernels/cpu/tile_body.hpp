@@ -50,6 +50,8 @@ CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask cons
   } else {
     apply_scores<kVectors>(score, state, row, key, keys, is_full, s, best);
   }
+  bool const may_be_masked = !is_full || std::is_same_v<Score, GeneralScore>;
+  uint64_t const unseen = may_be_masked ? unseen_keys<kVectors>(s, keys) : 0;
   for (int r = 0; r < kWidth; ++r) {
     rescale[r] = state.softmax[row + r].update_max(best[r], log2_scale);
     row_max[r] = state.softmax[row + r].row_max_ref();
@@ -64,8 +66,8 @@ CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask cons
   }
   for (int r = 0; r < kWidth; ++r) state.softmax[row + r].sum += sum[r];
   if (dropout.is_active()) drop<kVectors>(dropout, state, row, key, keys, s);
-  products<Broadcast::kColumn, CA_CPU_COUNT, kVectors>(
-      v.data, v.stride, p.head_dim_v, keys, s, rescale, state.o + int64_t(row) * p.head_dim_v);
+  add_values<kVectors>(v, p.head_dim_v, keys, unseen, s, rescale,
+                       state.o + int64_t(row) * p.head_dim_v);
 }
 
 template <class Score, int kVectors>

@@ -10,6 +10,7 @@
 #include "cutlass_attn.hpp"
 #include "runtime/options.hpp"
 #include "runtime/overlap.hpp"
+#include "sm80/key_splits.hpp"
 
 namespace cutlass_attn {
 namespace {
@@ -94,6 +95,29 @@ Memory per_logit(char const* name, PerLogit const& t, Problem const& p, int64_t 
           is_dense ? p.seq_k.seqlen : 1};
 }
 
+Status check_split_size(Problem const& p) {
+  constexpr int32_t kUnit = 64;
+  std::string const given = "split_size is " + std::to_string(p.split_size);
+  if (p.num_splits > 0) {
+    return Status::invalid(given + " and num_splits " + std::to_string(p.num_splits) +
+                           "; allowed: one of them");
+  }
+  if (p.split_size % kUnit != 0) {
+    return Status::invalid(given + ", allowed: 0, or a multiple of " + std::to_string(kUnit));
+  }
+  if (!(p.seq_q.cu_seqlens || p.seq_k.cu_seqlens || p.seq_k.seqused)) {
+    return Status::invalid(given + ", allowed: 0 where all sequences have equal lengths");
+  }
+  int32_t const splits = splits_of_size(p);
+  if (splits <= KeySplits::kMax) return {};
+  int64_t const keys = int64_t(splits) * p.split_size;
+  int64_t const least = (keys / KeySplits::kMax + kUnit - 1) / kUnit * kUnit;
+  return Status::invalid(given + ", so that up to " + std::to_string(keys) + " keys are " +
+                         std::to_string(splits) + " splits; allowed: up to " +
+                         std::to_string(KeySplits::kMax) + " splits, a split_size of " +
+                         std::to_string(least) + " or more");
+}
+
 Status check_dimensions(Problem const& p) {
   struct {
     char const* name;
@@ -111,6 +135,7 @@ Status check_dimensions(Problem const& p) {
        0, INT32_MAX},
       {"num_pages", p.kv.num_pages, 0, INT32_MAX},
       {"num_splits", p.num_splits, 0, INT32_MAX},
+      {"split_size", p.split_size, 0, kMaxSeqlen},
       {"head_dim", p.head_dim, 1, kMaxHeadDim},
       {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
   };
@@ -120,6 +145,9 @@ Status check_dimensions(Problem const& p) {
                              ", allowed: " + std::to_string(dim.least) + " to " +
                              std::to_string(dim.most));
     }
+  }
+  if (p.split_size > 0) {
+    if (Status const status = check_split_size(p); !status.ok()) return status;
   }
   bool const divides =
       p.num_heads_kv == 0 ? p.num_heads_q == 0 : p.num_heads_q % p.num_heads_kv == 0;

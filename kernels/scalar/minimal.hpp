@@ -59,6 +59,7 @@ struct Minimal {
       });
 
       float const x = score(s * qk_scale, batch, head, q, key);
+      if (x == -kInf) continue;  // masked: 0 times a V of NaN would be NaN
       float const rescale = softmax.update_max(x, log2_scale);
       float weight = softmax.weight(x, log2_scale);
       softmax.sum += weight;

@@ -11,6 +11,7 @@
 
 #include <cute/config.hpp>
 
+#include "arch/votes.hpp"
 #include "core/dropout.hpp"
 #include "core/epilogue.hpp"
 #include "core/forward_params.hpp"
@@ -33,7 +34,7 @@ struct Tiled {
   static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, in a lane
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPitch = kChunk + 1;
-  static_assert(kHeadDim % kChunk == 0);
+  static_assert(kHeadDim % kChunk == 0 && kCols == 2);
 
   struct SharedStorage {
     Element q[kBlockM][kHeadDim];
@@ -51,6 +52,20 @@ struct Tiled {
     for (int r = Arch::thread() / kChunk; r < kBlockN; r += kThreads / kChunk) {
       bool const inside = row0 + r < rows && d0 + d < columns;
       shared.kv[r][d] = inside ? float(source.row(row0 + r)[d0 + d]) : 0.0f;
+    }
+  }
+
+  // o += P V of a key, for a chunk of columns.
+  template <class Acc>
+  CUTE_DEVICE static void add_value(SharedStorage const& shared, int row0, int lane, int key, int c,
+                                    Acc& acc) {
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        float& to = acc[i][c * kCols + j];
+        to = fmaf(shared.p[row0 + i][key], shared.kv[key][lane + 32 * j], to);
+      }
     }
   }
 
@@ -109,8 +124,10 @@ struct Tiled {
         }
       }
 
+      bool is_seen[kCols] = {};  // this lane's keys, by the warp's queries
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
+        bool const is_there = tile.q_begin + row0 + i < seqlens.q;
         float largest = -kInf;
         CUTE_UNROLL
         for (int j = 0; j < kCols; ++j) {
@@ -119,6 +136,7 @@ struct Tiled {
           s[i][j] = visible
                         ? score(s[i][j], tile.seq.batch, tile.head_q, tile.q_begin + row0 + i, key)
                         : -kInf;
+          is_seen[j] = is_seen[j] || (is_there && s[i][j] != -kInf);
           largest = fmaxf(largest, s[i][j]);
         }
         for (int step = 16; step > 0; step /= 2) {
@@ -139,6 +157,11 @@ struct Tiled {
         for (int c = 0; c < kChunks * kCols; ++c) acc[i][c] *= rescale;
       }
 
+      // Their weights are 0, but 0 times NaN is NaN.
+      uint32_t unseen[kCols];
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) unseen[j] = arch::Votes::ballot(!is_seen[j]);
+
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         int const d0 = c * kChunk;
@@ -146,15 +169,12 @@ struct Tiled {
         Arch::sync();  // K, or the previous chunk, empty; P full
         load_chunk<Arch>(shared, v, key0, seqlens.k, d0, p.head_dim_v);
         Arch::sync();
+        if ((unseen[0] | unseen[1]) == 0) {
 #pragma unroll 4
-        for (int key = 0; key < kBlockN; ++key) {
-          CUTE_UNROLL
-          for (int i = 0; i < kRows; ++i) {
-            CUTE_UNROLL
-            for (int j = 0; j < kCols; ++j) {
-              float& to = acc[i][c * kCols + j];
-              to = fmaf(shared.p[row0 + i][key], shared.kv[key][lane + 32 * j], to);
-            }
+          for (int key = 0; key < kBlockN; ++key) add_value(shared, row0, lane, key, c, acc);
+        } else {
+          for (int key = 0; key < kBlockN; ++key) {
+            if (!(unseen[key / 32] >> key % 32 & 1)) add_value(shared, row0, lane, key, c, acc);
           }
         }
       }

@@ -210,8 +210,11 @@ struct Vectorized {
     }
   }
 
-  // o += P V for a chunk of V's columns.
-  CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, Scores& o) {
+  // o += P V for a chunk of V's columns. kLeavesOut: without keys that are not in `seen`, which has
+  // a bit for each.
+  template <bool kLeavesOut>
+  CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, uint64_t seen,
+                                      Scores& o) {
 #pragma unroll 4
     for (int key = 0; key < kBlockN; key += 4) {
       Quad weight[kRows];
@@ -221,7 +224,8 @@ struct Vectorized {
       for (int e = 0; e < 4; ++e) {
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          Quad const value = own.kv.quad(key + e, half * 32 + at.lane * 4);
+          Quad value = own.kv.quad(key + e, half * 32 + at.lane * 4);
+          if (kLeavesOut && !(seen >> (key + e) & 1)) value = Quad{};
           CUTE_UNROLL
           for (int i = 0; i < kRows; ++i) {
             CUTE_UNROLL
@@ -279,14 +283,18 @@ struct Vectorized {
         Place const at(Arch::thread());
         multiply_qk(shared.q[c], shared.groups[at.group].kv, at, s);
       }
-      softmax_weights<Score, Arch>(p, shared, n, s, max, acc);
+      uint64_t const seen = softmax_weights<Score, Arch>(p, shared, n, s, max, acc);
       CUTE_UNROLL
       for (int c = 0; c < kChunks; ++c) {
         put_down();
         if (c + 1 < kChunks) fetch(p.v, p.head_dim_v, n, c + 1);
         if (c + 1 == kChunks) fetch(p.k, p.head_dim, n + kGroups, 0);
         Place const at(Arch::thread());
-        multiply_pv(shared.groups[at.group], at, acc[c]);
+        if (seen == ~uint64_t(0)) {
+          multiply_pv<false>(shared.groups[at.group], at, seen, acc[c]);
+        } else {
+          multiply_pv<true>(shared.groups[at.group], at, seen, acc[c]);
+        }
       }
     }
 
@@ -324,11 +332,27 @@ struct Vectorized {
     }
   }
 
-  // Turns the scores of tile n into weights, in shared memory, and rescales O.
+  // The keys that any query of the warp sees, a bit each: the weights of others are 0, but 0 times
+  // NaN is NaN. Bit j of seen: of key lane + 8 j, by this thread's queries.
+  template <class Arch>
+  CUTE_DEVICE static uint64_t seen_keys(uint32_t seen, int lane) {
+    static_assert(kCols == 8 && kBlockN == 64);
+    uint64_t keys = 0;
+    CUTE_UNROLL
+    for (int j = 0; j < kCols; ++j) keys |= uint64_t(seen >> j & 1) << (lane + 8 * j);
+    CUTE_UNROLL
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      uint32_t const low = uint32_t(keys), high = uint32_t(keys >> 32);
+      keys |= Arch::shuffle_xor(low, lanes) | uint64_t(Arch::shuffle_xor(high, lanes)) << 32;
+    }
+    return keys;
+  }
+
+  // Turns the scores of tile n into weights, in shared memory, and rescales O. Returns seen_keys().
   template <class Score, class Arch>
-  CUTE_DEVICE static void softmax_weights(Problem const& p, SharedStorage& shared, int n, Scores& s,
-                                          float (&max)[kRows],
-                                          float (&acc)[kChunks][kRows][kCols]) {
+  CUTE_DEVICE static uint64_t softmax_weights(Problem const& p, SharedStorage& shared, int n,
+                                              Scores& s, float (&max)[kRows],
+                                              float (&acc)[kChunks][kRows][kCols]) {
     Place const at(Arch::thread());
     Weights& weights = shared.groups[at.group].p;
     TileCoord const& tile = shared.tile;
@@ -336,6 +360,7 @@ struct Vectorized {
     float const log2_scale = score.log2_scale();
     int const key0 = n * kBlockN + at.lane;
     bool const full = shared.range.is_full(n);
+    uint32_t seen = 0;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       int const row = at.row(i);
@@ -349,6 +374,10 @@ struct Vectorized {
         for (int j = 0; j < kCols; ++j) {
           if (key0 + 8 * j < lo || key0 + 8 * j >= hi) s[i][j] = -kInf;
         }
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < kCols; ++j) {
+        seen |= uint32_t(row < tile.rows && s[i][j] != -kInf) << j;
       }
       float largest = s[i][0];
       CUTE_UNROLL
@@ -373,7 +402,9 @@ struct Vectorized {
         for (int j = 0; j < kCols; ++j) acc[c][i][j] *= rescale;
       }
     }
-    if (p.dropout.p == 0.0f) return;
+    bool const may_hide_keys = !full || p.mask.elements.data;
+    uint64_t const keys = may_hide_keys ? seen_keys<Arch>(seen, at.lane) : ~uint64_t(0);
+    if (p.dropout.p == 0.0f) return keys;
     DropoutMask const dropout(p);
     // A loop over shared memory, so that the code of Philox appears once, not 32 times.
     for (int i = 0; i < kRows * kCols; ++i) {
@@ -381,6 +412,7 @@ struct Vectorized {
       weights.at[row][at.lane + key] *=
           dropout.factor(tile.seq.batch, tile.head_q, tile.q_begin + row, key0 + key);
     }
+    return keys;
   }
 
   // Adds the results of the other groups to those of the first. Each thread reads the elements of

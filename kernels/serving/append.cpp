@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "cpu/element.hpp"
 #include "runtime/check_lengths.hpp"
@@ -129,6 +130,34 @@ Status check_memory(AppendProblem const& p) {
   return {};
 }
 
+// Checks that no two new rows go to one row of the cache, where one would overwrite the other.
+Status check_rows_apart(AppendProblem const& p) {
+  struct Place {
+    int64_t row;
+    int32_t batch;
+  };
+  std::vector<Place> places;
+  places.reserve(size_t(int64_t(p.batch) * p.seqlen));
+  for (int32_t b = 0; b < p.batch; ++b) {
+    for (int32_t i = 0; i < p.seqlen; ++i) {
+      int32_t const key = p.cache_seqlens[b] + i;
+      int64_t const page = p.kv.block_table[b * p.kv.block_table_stride + key / p.kv.page_size];
+      places.push_back({page * p.kv.page_size + key % p.kv.page_size, b});
+    }
+  }
+  std::sort(places.begin(), places.end(),
+            [](Place const& x, Place const& y) { return x.row < y.row; });
+  auto const same = std::adjacent_find(places.begin(), places.end(),
+                                       [](auto& x, auto& y) { return x.row == y.row; });
+  if (same == places.end()) return {};
+  auto const [first, second] = std::minmax(same[0].batch, same[1].batch);
+  return Status::invalid("new keys of sequences " + std::to_string(first) + " and " +
+                         std::to_string(second) + " both go to row " +
+                         std::to_string(same->row % p.kv.page_size) + " of page " +
+                         std::to_string(same->row / p.kv.page_size) +
+                         ", as block_table or cache_batch_idx says; allowed: a row for each");
+}
+
 // Checks the contents of arrays that are on the host.
 Status check_on_host(AppendProblem const& p) {
   int64_t const slots = int64_t(p.kv.num_pages) * p.kv.page_size;
@@ -155,7 +184,7 @@ Status check_on_host(AppendProblem const& p) {
     Status const status = check_pages(p.kv, b, after);
     if (!status.ok()) return status;
   }
-  return {};
+  return p.cache_seqlens && p.kv.block_table ? check_rows_apart(p) : Status{};
 }
 
 // Whether all rows begin at multiples of 16 bytes and have lengths that are multiples of 16 bytes.

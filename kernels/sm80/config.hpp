@@ -192,6 +192,7 @@ struct Config {
     Coord tile;
     TileRange range;    // tiles of keys that its queries see, in keys
     NearMask interval;  // for the queries from the tile's first on
+    KeyRange keys;      // that any of its queries sees
     union {
       DropoutMask dropout;  // with the general score, or kDrops
       Alibi::Tile alibi;    // with a score that has ALiBi

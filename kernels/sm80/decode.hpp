@@ -38,6 +38,12 @@ struct Decode {
   static constexpr int kBlockM = kBlockM_, kN = kBlockN;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
+  // With K and V in 8 bits and a head dim of 64, an SM has two blocks if they take 128 registers,
+  // which the compiler would exceed.
+  template <class Score>
+  static constexpr int min_blocks_per_sm() {
+    return kHeadDim <= 64 && !Score::kIsGeneral ? 2 : kMinBlocksPerSm;
+  }
   static constexpr bool kPacksHeads = true;
   // The most stages that fit Ada's 99 KB. H200, 16x8192 keys at D = 128: 134 us; 151 us with 2
   // stages, 136 us with 4 (too large for Ada).
@@ -84,7 +90,8 @@ struct Decode {
     TileRange const range = all.in_keys(kN);
     NearMask const interval = mask.near(tile.q_begin);
 
-    WarpKeys<Score, Arch> warp(params, tile, {range, interval}, lens, gather, shared);
+    KeyRange const keys = mask.keys(tile.q_begin, tile.q_end);
+    WarpKeys<Score, Arch> warp(params, tile, {range, interval, keys}, lens, gather, shared);
     TileRange const own = params.splits.share(all, split);
     warp.run(own.begin, own.end);
     warp.store(shared.warps[Arch::thread() / 32].result);
@@ -103,6 +110,7 @@ struct Decode {
   struct Masks {
     TileRange const& range;  // tiles of keys, in keys
     NearMask const& interval;
+    KeyRange const& keys;  // that any row sees
   };
 
   // A warp, and its share of the tiles of keys.
@@ -135,7 +143,7 @@ struct Decode {
                  range,       masks.interval},
           log2_scale(scores.score.log2_scale()),
           gather(kv) {
-      gather.set_length(lens.k);
+      gather.set_keys(masks.keys);
     }
 
     // Computes every kWarps-th of the tiles [begin, end).
@@ -235,6 +243,8 @@ struct Decode {
       }
       auto&& s = Step::in_fp32(acc_s[0]);
       scores.apply(as_rows(s), key, is_full);
+      SeenKeys<Arch, kN> seen;
+      if (Score::kIsGeneral && p.mask.elements.data) seen.find(as_rows(s));
       typename Step::Scores weights = s;
       typename Step::P weights_16;
       bool const ok = softmax.softmax_weights(as_rows(weights), log2_scale);
@@ -247,7 +257,11 @@ struct Decode {
       typename Step::Words v_first;
       auto const v_rows = Step::v_rows(v_stage(stage), lane);
       Step::load_v(v_rows, 0, v_first);
-      Step::pv(weights_16, v_rows, 0, v_first, acc_o);
+      if constexpr (Score::kIsGeneral) {
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o, seen);
+      } else {
+        Step::pv(weights_16, v_rows, 0, v_first, acc_o);
+      }
     }
   };
 

@@ -16,7 +16,7 @@ struct DecodeSplits {
   // more than they save. 1x1024 keys took 12.5 us with 256, 11.2 with 128, 11.6 with 64.
   static constexpr int kMinKeys = 128;
   static constexpr int kSmallPage = 16;
-  static constexpr int kMaxHeadDim = 256;
+  static constexpr int kMaxHeadDim = 256, kTileKeys = 16;
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int) {
     if (tiles < 1 || device.num_sms < 1) return 1;

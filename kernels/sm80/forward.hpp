@@ -86,6 +86,7 @@ struct Forward {
       shared.block.tile = tile;
       shared.block.range = tiles;
       shared.block.interval = mask.near(tile.q_begin);
+      shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
       if constexpr (Score::kHasAlibi) shared.block.alibi = Alibi::Tile::of(p, tile, kBlockM);
       if constexpr (Config::kIsInt8) {
@@ -113,8 +114,10 @@ struct Forward {
     bool const has_keys = tiles.begin < tiles.end;  // visible keys
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
     // Where Q stays in registers, the first copies of aligned, dense K and V need nothing from
-    // shared.block, so they start before the barrier that fills it.
-    if (!Config::kKeepsQ || !Config::kIsDense || !is_aligned || !has_keys) {
+    // shared.block, unless rows of theirs are left out, so they start before the barrier that fills
+    // it.
+    if (!Config::kKeepsQ || !Config::kIsDense || !is_aligned || !has_keys ||
+        !tiles.is_full(first_key)) {
       Arch::sync();  // shared.block full
     }
     if (has_keys) {

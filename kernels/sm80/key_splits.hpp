@@ -12,7 +12,8 @@ namespace cutlass_attn {
 struct KeySplits {
   static constexpr int kMax = 256;
 
-  int32_t count;  // blocks that share the keys of a tile of rows
+  int32_t count;       // blocks that share the keys of a tile of rows
+  int32_t tiles_each;  // of keys, in a split; the last one has the rest. 0: they share evenly
   FastDivisor by_count;
   int32_t group;         // splits that one block merges; more are merged in two levels, by groups
   bool zeroes_counters;  // the counters are in the workspace, which is uninitialised before the
@@ -30,8 +31,9 @@ struct KeySplits {
   struct Size {
     int64_t tiles;  // of rows
     int32_t count;
-    int64_t partial;  // floats of a split
+    int64_t partial;         // floats of a split
     int32_t group = kMax;
+    int32_t tiles_each = 0;  // of keys, in a split of a fixed size
 
     // In units of 4 bytes, rounded up to 16 bytes, so that `partials` is aligned.
     int64_t counters() const { return (tiles * counters_of_tile(count, group) + 3) / 4 * 4; }
@@ -41,7 +43,9 @@ struct KeySplits {
   // The workspace may have been allocated before the kernel was compiled, with less information. So
   // the number of splits is limited to what fits.
   KeySplits(Size size, Workspace const& workspace) {
+    count = size.count;
     while (size.count > 1 && size.bytes() > workspace.bytes) --size.count;
+    tiles_each = size.count == count ? size.tiles_each : 0;
     count = size.count;
     by_count = FastDivisor(count);
     group = size.group;
@@ -65,6 +69,12 @@ struct KeySplits {
   // The share of these tiles of keys that a split has.
   CA_HOST_DEVICE TileRange share(TileRange const& all, int split) const {
     int const tiles = all.end > all.begin ? all.end - all.begin : 0;
+    if (tiles_each > 0) {
+      int const begin = all.begin + split * tiles_each, end = begin + tiles_each;
+      bool const is_last = split == count - 1 || end > all.end;
+      return {begin < all.end ? begin : all.end, is_last ? all.end : end, all.full_begin,
+              all.full_end};
+    }
     return {all.begin + first(tiles, split), all.begin + first(tiles, split + 1), all.full_begin,
             all.full_end};
   }
@@ -107,19 +117,44 @@ struct KeySplits {
   }
 };
 
+// Upper bound, computed on the host, on the keys that any `queries` consecutive rows see together.
+inline int64_t most_keys(Problem const& p, int queries) {
+  int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
+  int64_t keys = p.seq_k.seqlen;
+  if (p.mask.window_left != kUnbounded && right != kUnbounded) {
+    int64_t const window = int64_t(p.mask.window_left) + right + queries;
+    if (window < keys) keys = window;
+  }
+  // Rows of neighbouring chunks see both, up to their own key if the call is causal.
+  int64_t const chunks = (right == 0 ? 1 : 2) * int64_t(p.mask.attention_chunk) + queries;
+  if (p.mask.attention_chunk > 0 && chunks < keys) keys = chunks;
+  return keys;
+}
+
+// The most splits of p.split_size keys that the keys of a tile of rows make. A window or chunk may
+// begin inside of a tile of up to 64 keys.
+inline int32_t splits_of_size(Problem const& p) {
+  int64_t keys = most_keys(p, p.seq_q.seqlen) + 63;
+  if (keys > p.seq_k.seqlen) keys = p.seq_k.seqlen;
+  return int32_t((keys + p.split_size - 1) / p.split_size);
+}
+
 // What the splits of a call's tiles of rows take. Choice determines their number:
 //   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
 //   static constexpr int kMaxHeadDim;  // of its kernels
+//   static constexpr int kTileKeys;    // of their tiles
 template <class Choice>
 KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
-                               KernelFacts const& facts, int32_t group = KeySplits::kMax) {
-  int32_t count = p.num_splits;
+                               KernelFacts const& facts, int tile_keys,
+                               int32_t group = KeySplits::kMax) {
+  int32_t count = p.split_size > 0 ? splits_of_size(p) : p.num_splits;
   if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
   if (count > KeySplits::kMax) count = KeySplits::kMax;
   // The largest padded head dim of a kernel that can take the call.
   int const padded =
       (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
-  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group};
+  return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group,
+          p.split_size / tile_keys};
 }
 
 // Launch parameters of a kernel with splits.
@@ -162,22 +197,8 @@ struct SplitParams : ForwardParams {
   }
   static KeySplits::Size size_of(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                  KernelFacts const& facts) {
-    return size_of_splits<Choice>(p, tiles, device, facts);
+    return size_of_splits<Choice>(p, tiles, device, facts, Choice::kTileKeys);
   }
 };
-
-// Upper bound, computed on the host, on the keys that any `queries` consecutive rows see together.
-inline int64_t most_keys(Problem const& p, int queries) {
-  int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
-  int64_t keys = p.seq_k.seqlen;
-  if (p.mask.window_left != kUnbounded && right != kUnbounded) {
-    int64_t const window = int64_t(p.mask.window_left) + right + queries;
-    if (window < keys) keys = window;
-  }
-  if (p.mask.attention_chunk > 0 && p.mask.attention_chunk + queries < keys) {
-    keys = p.mask.attention_chunk + queries;
-  }
-  return keys;
-}
 
 }  // namespace cutlass_attn

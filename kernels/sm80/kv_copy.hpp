@@ -85,11 +85,11 @@ struct KvCopy {
     }
     Address const target = k_target + stage * Config::kKStride;
     if constexpr (Config::kIsPaged) {
-      gather<CopyK>(target, key, p.head_dim);
+      gather<CopyK, false>(target, key, p.head_dim);
       paged_rows.place(shared.block.v, p.v, key, seqlen_k());
       paged_rows.look_up(key + kStep, seqlen_k());
     } else {
-      copy<CopyK>(target, k_source, p.k.row_stride, key, k_columns());
+      copy<CopyK, false>(target, k_source, p.k.row_stride, key, k_columns());
     }
   }
 
@@ -144,10 +144,10 @@ struct KvCopy {
       return Arch::async_copy_commit();
     }
     if constexpr (Config::kIsPaged) {
-      gather<CopyV>(target, key, p.head_dim_v);
+      gather<CopyV, true>(target, key, p.head_dim_v);
       paged_rows.place(shared.block.k, p.k, key + kStep, seqlen_k());
     } else {
-      copy<CopyV>(target, v_source, p.v.row_stride, key, p.head_dim_v);
+      copy<CopyV, true>(target, v_source, p.v.row_stride, key, p.head_dim_v);
     }
   }
 
@@ -212,6 +212,26 @@ struct KvCopy {
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
+  // Whether all rows of the tile that begins at `key` are copied: of K those that exist, of V those
+  // that a row of Q sees. The others are zeros: their weights are 0, but 0 times NaN is NaN.
+  template <class Copy, bool kIsV>
+  CUTE_DEVICE bool is_whole(int key) const {
+    if constexpr (kIsV && kKeysOfRow<Copy> == 1) return range.is_full(key);
+    return rows_left<Copy>(key) >= Copy::Tile::kRows;
+  }
+  // Whether row r of that tile is, of one that has not all of them.
+  template <bool kIsV>
+  CUTE_DEVICE auto copied_rows(int key) const {
+    if constexpr (kIsV) {
+      // opaque: otherwise d256 64x64x4 with pages and ALiBi has 8 bytes more of local memory.
+      return [&keys = shared.block.keys, key](int r) {
+        return key + r >= opaque(keys.first) && key + r < keys.end;
+      };
+    } else {
+      return [left = seqlen_k() - key](int r) { return r < left; };
+    }
+  }
+
   // Rows from the tile that begins at `key` to the end.
   template <class Copy>
   CUTE_DEVICE int rows_left(int key) const {
@@ -228,28 +248,28 @@ struct KvCopy {
 
   // Copies a tile and advances `source`. opaque: otherwise d128 128x64x4 has 8 bytes of local
   // memory for this thread's place in a tile, which elsewhere saves instructions.
-  template <class Copy>
+  template <class Copy, bool kIsV>
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
     int const own = Config::kIsTight ? opaque(thread) : thread;
-    if (rows_left<Copy>(key) >= Copy::Tile::kRows && has(key)) {
+    if (is_whole<Copy, kIsV>(key) && has(key)) {
       Copy::load_whole(target, source, row_stride, columns, own);
     } else if (has(key)) {
-      Copy::load(target, source, row_stride, rows_left<Copy>(key), columns, own);
+      Copy::load(target, source, row_stride, copied_rows<kIsV>(key), columns, own);
     }
     Arch::async_copy_commit();
     source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
 
   // Copies rows from the addresses that paged_rows has stored.
-  template <class Copy>
+  template <class Copy, bool kIsV>
   CUTE_DEVICE void gather(Address target, int key, int columns) const {
     auto const row = [&](int r) { return shared.block.rows[r] + Copy::column(thread); };
     Arch::sync_warp();  // rows full
-    if (rows_left<Copy>(key) >= kN && has(key)) {
-      Copy::load_rows(target, row, std::true_type{}, kN, columns, thread);
+    if (is_whole<Copy, kIsV>(key) && has(key)) {
+      Copy::load_rows(target, row, [](int) { return true; }, columns, thread);
     } else if (has(key)) {
-      Copy::load_rows(target, row, std::false_type{}, rows_left<Copy>(key), columns, thread);
+      Copy::load_rows(target, row, copied_rows<kIsV>(key), columns, thread);
     }
     Arch::async_copy_commit();
   }

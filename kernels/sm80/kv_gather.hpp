@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/divide.hpp"
+#include "core/mask.hpp"
 #include "core/sequences.hpp"
 #include "tile/tile_copy.hpp"
 
@@ -36,7 +37,7 @@ struct KvGather {
   FastDivisor const by_page;
   int const lane;
   Row* const rows;  // of this warp's next tile, in shared memory
-  int seqlen_k = 0;
+  KeyRange keys = {0, 0};
   Kv const *k, *v;       // row 0 of the head, or the head's part of page 0
   int32_t const* pages;  // pages of the batch entry; null: not paged
   bool const is_read_once;
@@ -56,16 +57,16 @@ struct KvGather {
         is_read_once(tile.heads * p.num_heads_kv == p.num_heads_q &&
                      p.seq_q.seqlen * tile.heads <= Config::kBlockM) {}
 
-  // Sets the number of keys of the sequence. Called first.
-  CUTE_DEVICE void set_length(int keys) {
-    seqlen_k = keys;
+  // Sets the keys that any row sees. Called first.
+  CUTE_DEVICE void set_keys(KeyRange const& seen) {
+    keys = seen;
     evict_first = leaves_l2();
   }
 
   // Looks up the pages of the tile that begins at `key`. place() and copy() then work on that tile.
   CUTE_DEVICE void look_up(int key) {
     int const wanted = key + lane % Config::kBlockN;
-    int const at = wanted < seqlen_k ? wanted : seqlen_k - 1;  // clamped to a key that exists
+    int const at = wanted < keys.end ? wanted : keys.end - 1;  // clamped to a key that exists
     int const index = pages ? by_page(at) : 0;
     page = pages ? pages[index] : 0;
     row = at - index * p.kv.page_size;
@@ -81,7 +82,8 @@ struct KvGather {
     if (lane < Config::kBlockN) rows[lane] = {k + offset(p.k), v + offset(p.v)};
   }
 
-  // Starts the copy of that tile to a stage's buffers; rows beyond the last are zeros.
+  // Starts the copy of that tile to a stage's buffers. Rows that no row of Q sees are zeros: the
+  // weights are 0, but 0 times NaN is NaN.
   CUTE_DEVICE void copy(int key, Address k_stage, Address v_stage) const {
     if constexpr (kElements == 1) {
       if (evict_first) return copy_rows<true>(key, k_stage, v_stage);
@@ -104,7 +106,7 @@ struct KvGather {
   CUTE_DEVICE bool leaves_l2() const {
     constexpr int64_t kLeast = 32 << 20, kMost = 192 << 20;
     int64_t const columns = int64_t(p.head_dim + p.head_dim_v) * int(sizeof(Kv));
-    int64_t const bytes = columns * seqlen_k * p.num_heads_kv * p.batch;
+    int64_t const bytes = columns * keys.end * p.num_heads_kv * p.batch;
     return is_read_once && bytes >= kLeast && bytes <= kMost;
   }
   CUTE_DEVICE int column() const { return lane % kVectors * (8 * kElements); }
@@ -116,7 +118,7 @@ struct KvGather {
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       int const r = i * kRowsAtOnce + lane / kVectors;
-      bool const inside = key + r < seqlen_k;
+      bool const inside = keys.contains(key + r);
       Row const from = rows[r];
       copy_row<TileK, kEvictFirst>(k_stage, from.k + column(), r, inside, p.head_dim);
       copy_row<TileV, kEvictFirst>(v_stage, from.v + column(), r, inside, p.head_dim_v);

@@ -126,7 +126,8 @@ struct LatentParams : VarlenParams {
   }
   static KeySplits::Size size_of(Problem const& scheduled, int64_t tiles,
                                  DeviceLimits const& device, KernelFacts const& facts) {
-    return size_of_splits<LatentSplits>(scheduled, tiles, device, facts, LatentSplits::kGroup);
+    return size_of_splits<LatentSplits>(scheduled, tiles, device, facts, facts.block_n,
+                                        LatentSplits::kGroup);
   }
 };
 

@@ -12,7 +12,7 @@ namespace cutlass_attn {
 struct DenseSplits {
   static constexpr int64_t kMergeKeys = 120;  // for results to reach the last block
   static constexpr int64_t kPartKeys = 20;    // for it to read the result of one split
-  static constexpr int kMaxHeadDim = 128;
+  static constexpr int kMaxHeadDim = 128, kTileKeys = 64;
 
   static int32_t splits(Problem const& p, int64_t tiles, DeviceLimits const& device, int block_m) {
     if (tiles < 1) return 1;

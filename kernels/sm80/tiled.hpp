@@ -45,14 +45,19 @@ struct TiledSchedule {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       in.draw(key + j * kKeyBlock, at(j), drawn);
-      softmax(acc_s[j], key, j, is_full, drawn, p);
+      SeenKeys<Arch, kKeyBlock> seen;
+      softmax(acc_s[j], key, j, is_full, drawn, p, seen);
       out.softmax.add_sums();
       if (j == 0) in.copy.copy_k(key + in.kStep, 0);
       // opaque: without it, d128 128x64x4 with softcap has 8 bytes of local memory.
       auto const v_rows = opaque(in.v_rows);
       typename Step::Words v_first;
       Step::load_v(v_rows, j, v_first);
-      Step::pv(p, v_rows, j, v_first, out.acc_o);
+      if constexpr (Score::kIsGeneral) {
+        Step::pv(p, v_rows, j, v_first, out.acc_o, seen);
+      } else {
+        Step::pv(p, v_rows, j, v_first, out.acc_o);
+      }
     }
   }
 
@@ -63,13 +68,16 @@ struct TiledSchedule {
   }
 
   // From S of key block j to P.
-  template <class IsFull, class Drawn>
+  template <class IsFull, class Drawn, class Seen>
   CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, int j, IsFull is_full, Drawn& drawn,
-                           typename Step::P& p) {
+                           typename Step::P& p, Seen& seen) {
     key += j * kKeyBlock;
     auto&& scores = Step::in_fp32(acc_s);
     auto units = in.units(key);
     in.apply(as_rows(scores), key, is_full, units);
+    if constexpr (Score::kIsGeneral) {
+      unpredicated_if(in.scores.may_hide_keys(key), [&] { seen.find(as_rows(scores)); });
+    }
     typename Step::Scores weights = scores;  // S stays: its K is overwritten by now
     bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
     Step::pack(weights, p);

@@ -35,6 +35,12 @@ struct FragmentScores {
     }
   }
 
+  // Whether every row may have a key masked of the key block that begins at `key`.
+  CUTE_DEVICE bool may_hide_keys(int key) const {
+    bool const has_mask = Score::kIsGeneral && p.mask.elements.data;
+    return has_mask || !range.is_full(key);
+  }
+
   // Values of the thread's rows that a score needs and that do not depend on the key. None for the
   // general score.
   using Rows = typename Score::template Rows<kRows>;

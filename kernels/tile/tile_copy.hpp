@@ -99,25 +99,31 @@ struct TileCopy {
   // Starts the copy of a tile of which only the first `rows` rows exist.
   CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
                                int columns, int thread) {
+    load(target, source, row_stride, [&](int r) { return r < rows; }, columns, thread);
+  }
+  // Starts the copy of the rows r for which is_row(r); the others are zero-filled and not read.
+  template <class IsRow>
+  CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride,
+                               IsRow const& is_row, int columns, int thread) {
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
-      bool const inside = i * kRowsAtOnce + row(thread) < rows;
+      bool const inside = is_row(i * kRowsAtOnce + row(thread));
       if (has_row(i, thread)) load_row(target + step(i, 0), source, inside, columns, thread);
       source += kRowsAtOnce * row_stride;
     }
   }
 
-  // Starts the copy of a tile whose row r begins, for this thread, at row_address(r), which is
-  // called for all rows. is_whole: std::true_type if all rows exist.
-  template <class RowAddress, class IsWhole>
-  CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsWhole is_whole,
-                                    int rows, int columns, int thread) {
+  // Likewise for a tile whose row r begins, for this thread, at row_address(r), which is called for
+  // all rows.
+  template <class RowAddress, class IsRow>
+  CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsRow const& is_row,
+                                    int columns, int thread) {
     Element const* sources[kPasses];  // all loaded before the first copy: they come from memory
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
-      bool const inside = is_whole || i * kRowsAtOnce + row(thread) < rows;
+      bool const inside = is_row(i * kRowsAtOnce + row(thread));
       if (has_row(i, thread)) load_row(target + step(i, 0), sources[i], inside, columns, thread);
     }
   }

@@ -101,7 +101,8 @@ struct Forward {
     SharedStorage& shared;
     TileCoord const tile;
     IntervalMask const mask;
-    TileRange const range;  // tiles of keys that its queries see
+    KeyRange const seen;    // keys that its queries see
+    TileRange const range;  // tiles of them
     Score const score;
     float const log2_scale;
     int const lane;
@@ -121,6 +122,7 @@ struct Forward {
           shared(shared),
           tile(p, params.scheduler, kBlockM, Arch::block()),
           mask(params.template mask<Score::kHasChunks>(tile.seq.lens(p))),
+          seen(mask.keys(tile.q_begin, tile.q_end)),
           range(mask.tiles(tile.q_begin, tile.q_end, kBlockN)),
           score(p, tile.seq.lens(p)),
           log2_scale(score.log2_scale()),
@@ -183,7 +185,7 @@ struct Forward {
       for (int i = Arch::thread(); i < kBlockN * kVectors; i += kThreads) {
         int const row = i / kVectors, column = i % kVectors * 8, key = n * kBlockN + row;
         load_vector(to + row * kPitch + column, source.row(key) + column,
-                    key < mask.seqlen_k && column < columns);
+                    seen.contains(key) && column < columns);
       }
     }
 

@@ -75,6 +75,8 @@ class VarlenOptions(_Common, total=False):
     deterministic: bool
     k_scale: float | Array | None
     v_scale: float | Array | None
+    num_splits: int
+    split_size: int
     quantize: Quantized | None
     validate: bool
 
@@ -97,4 +99,5 @@ class DecodeOptions(_Common, total=False):
     k_scale: float | Array | None
     v_scale: float | Array | None
     num_splits: int
+    split_size: int
     validate: bool

@@ -161,6 +161,7 @@ def attention_decode(
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     num_splits: int = 0,
+    split_size: int = 0,
     return_lse: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
@@ -235,6 +236,10 @@ def attention_decode(
         v_scale: factor of stored values, and divisor of new ones: a float, or (Hkv,) float32.
         num_splits: number of thread blocks that split the keys of a sequence, for kernels that can;
             0 chooses it for the GPU. With 1 a sequence gives the same bits in any batch.
+        split_size: keys of a split, a multiple of 64, in place of num_splits; 0 is off. A sequence
+            gives the same bits in any batch and any cache, with kernels that split keys and those
+            that do not. Up to 256 splits of all keys that a cache entry or block_table has room
+            for, or that a window or chunk leaves.
         return_lse: also return the log-sum-exp.
         out: (B, Sq, Hq, Dv), tensor or array for the result; must not overlap an input.
         kernel: "auto", a kernel such as "sm80/decode", or a key of `variants()`.

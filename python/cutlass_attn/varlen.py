@@ -121,6 +121,8 @@ def attention_varlen(
     deterministic: bool = False,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    num_splits: int = 0,
+    split_size: int = 0,
     return_lse: bool = False,
     out: Array | None = None,
     kernel: str = "auto",
@@ -175,6 +177,11 @@ def attention_varlen(
         deterministic: gradients have the same bits in every run.
         k_scale: factor of stored keys: a float, or (Hkv,) float32, which costs less on a GPU.
         v_scale: factor of stored values: a float, or (Hkv,) float32.
+        num_splits: number of thread blocks that split the keys of a sequence, for kernels that can,
+            which run up to 64 rows in all (T x Hq / Hkv); 0 chooses it for the GPU.
+        split_size: keys of a split, a multiple of 64, in place of num_splits; 0 is off. As in
+            `attention_decode`; a kernel has to be named for the same bits in any batch, as few
+            rows run another one than many.
         return_lse: also return the log-sum-exp.
         out: (T, Hq, Dv), tensor or array for the result. Rows after the last offset stay as they
             are.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _C
-from ._call.call import NEW_KEYS, OF_APPEND
+from ._call.call import NEW_KEYS
 from ._call.packed import dense_calls
 from .verify import ROUNDING, SUMMATION, compare, confirm, largest, library_of
 
@@ -62,8 +62,7 @@ def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[
     lib = library_of(q)
     options = dict(options)
     if options.get("k_new") is not None:
-        shared = {name: options[name] for name in OF_APPEND if name in options}
-        rotated, options["cache_seqlens"] = _C.decode_append(q, k, v, shared)
+        rotated, options["cache_seqlens"] = _C.decode_append(q, k, v, options, **more)
         q = q if rotated is None else rotated
         for name in NEW_KEYS:
             options.pop(name, None)

@@ -530,3 +530,59 @@ def test_what_a_layout_is_told():
         attention_decode(x, x, x, 1, layout="nhd")
     with pytest.raises(ValueError, match=r"q must have 4 dimensions, \(batch, heads, seqlen, "):
         attention_decode(x[0], x, x, 1, layout="bhsd")
+
+
+# --- What is refused before the cache is written --------------------------------------------------
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+@pytest.mark.parametrize("rotary", [{}, ROTARY])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kernel": "sm80/nothing"},
+        {"kernel": "sm80/int8"},
+        {"softcap": -1.0},
+        {"softcap": 1e9},
+        {"num_splits": -1},
+        {"split_size": 7},
+        {"out": torch.zeros(2, 1, 4, 15)},
+        {"out": torch.zeros(2, 1, 4, 16).half()},
+        {"out": torch.zeros(2, 1, 1, 16).expand(2, 1, 4, 16)},
+        {"sinks": torch.zeros(3)},
+    ],
+    ids=lambda x: "-".join(x),
+)
+def test_a_refused_call_writes_nothing(wrong, rotary, is_verified):
+    k, v = torch.zeros(2, 12, 2, 16), torch.zeros(2, 12, 2, 16)
+    with pytest.raises((TypeError, ValueError)):
+        attention_decode(
+            Q, k, v, 3, k_new=NEW + 1, v_new=NEW + 1, verify=is_verified, **rotary, **wrong
+        )
+    assert not k.any() and not v.any()
+
+
+def test_new_keys_go_to_memory_of_their_own():
+    k, v = torch.zeros(2, 12, 2, 16), torch.zeros(2, 12, 2, 16)
+    one_head = torch.zeros(2, 12, 1, 16).expand(-1, -1, 2, -1)
+    mapped = {"cache_batch_idx": int32([1, 1])}
+    for caches, more, message in (
+        ((k, k), {}, "v_cache overlaps k_cache, which is written"),
+        ((one_head, v), {}, "the rows of k_cache overlap each other"),
+        ((k, one_head), {}, "the rows of v_cache overlap each other"),
+        ((k, v), {"k_new": k[:, 3:4]}, "k_new overlaps k_cache, which is written"),
+        ((k, v), {"v_new": k[:, 3:4]}, "v_new overlaps k_cache, which is written"),
+        (
+            (k, v),
+            {"block_table": int32([0, 1, 0, 1]).view(2, 2)},
+            "new keys of sequences 0 and 1 both go to row 3 of page 0, as block_table or",
+        ),
+        ((k, v), mapped, "new keys of sequences 0 and 1 both go to row 3 of page 1"),
+    ):
+        options = {"k_new": NEW + 1, "v_new": NEW + 1, **more}
+        with pytest.raises(ValueError, match=message):
+            attention_decode(Q, *caches, 3, **options)
+        assert not k.any() and not v.any()
+    shared = {"block_table": int32([0, 0]).view(2, 1)}  # of which each has rows of its own
+    attention_decode(Q, k, v, int32([3, 8]), k_new=NEW + 1, v_new=NEW + 1, **shared)
+    assert k.count_nonzero() == k[0, [3, 8]].count_nonzero() == 64

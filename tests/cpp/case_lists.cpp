@@ -144,12 +144,12 @@ std::vector<Case> decode_cases(int head_dim) {
     x.sinks = true;
   }
   add("decode, fewer tiles of keys than warps", 2, 20, 3);
-  add("decode, no key", 2, 0, 3);
   {
     Case& x = add("decode, a window", 2, 400, 3);
     x.window_left = 40;
     x.causal = true;
   }
+  add("decode, no key", 2, 0, 3);
   {
     Case& x = add("decode, softcap and sinks", 1, 300, 8);
     x.softcap = 5;

@@ -364,6 +364,12 @@ TEST(sequences_and_pages) {
   CHECK_EQ(rows(1 << 29), "seq_q.total x num_heads_q is 2147483648, allowed: 0 to 2147483647");
   CHECK_EQ(rows((1 << 29) - 1), "out is null, but it has 1 x 4 x 536870911 rows");
   CHECK_EQ(message([](P& p) { p.num_splits = -1; }), "num_splits is -1, allowed: 0 to 2147483647");
+  CHECK_EQ(message([](P& p) { p.split_size = 96; }),
+           "split_size is 96, allowed: 0, or a multiple of 64");
+  CHECK_EQ(message([](P& p) { p.split_size = 64, p.num_splits = 2; }),
+           "split_size is 64 and num_splits 2; allowed: one of them");
+  CHECK_EQ(message([](P& p) { p.split_size = 64; }),
+           "split_size is 64, allowed: 0 where all sequences have equal lengths");
   // Outputs are told from inputs by all rows that there are.
   CHECK_EQ(message([=](P& p) {
              pack(p);

@@ -15,7 +15,7 @@ from .. import _C
 SIGNATURES: dict[str, inspect.Signature] = {}
 
 # Say nothing to a backward pass, which chooses a kernel of its own and adds up in fp32.
-OF_FORWARD = frozenset(("kernel", "accumulate", "verify"))
+OF_FORWARD = frozenset(("kernel", "accumulate", "verify", "num_splits", "split_size"))
 # Which rows of a dense call's batch entries count.
 PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
 # Of a decoding step: what only one with new keys is given, and all that their writing reads.

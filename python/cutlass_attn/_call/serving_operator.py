@@ -143,11 +143,12 @@ def _prepare(q: torch.Tensor, options: dict[str, Any]) -> None:
             options[name] = (
                 None if scale == 1 else torch_library.filled(q, "float32", (1,), float(scale))
             )
-    splits = options.get("num_splits", 0)
-    if isinstance(splits, bool):
-        raise TypeError(f"num_splits must be an int, got {splits}")
-    if isinstance(splits, int) and not 0 <= splits < 2**31:
-        raise ValueError(f"num_splits is {splits!r}, allowed: 0 to 2147483647")
+    for name in ("num_splits", "split_size"):
+        x = options.get(name, 0)
+        if isinstance(x, bool):
+            raise TypeError(f"{name} must be an int, got {x}")
+        if isinstance(x, int) and not 0 <= x < 2**31:
+            raise ValueError(f"{name} is {x!r}, allowed: 0 to 2147483647")
     torch_library.options_for_operator(q, options)
 
 

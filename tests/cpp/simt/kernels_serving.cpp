@@ -18,8 +18,9 @@ namespace {
 
 using Half = cutlass::half_t;
 
-// K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last are
-// NaN. Rows of V have a gap behind them, so that its strides are not K's.
+// K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last, and
+// keys that no query sees, are NaN. Rows of V have a gap behind them, so that its strides are not
+// K's.
 struct Paged {
   static constexpr int kPageSize = 13, kGap = 16;
   Problem problem;
@@ -53,7 +54,23 @@ struct Paged {
                 int const page = table[size_t(b * each + r / kPageSize)];
                 return (int64_t(page) * kPageSize + r % kPageSize) * row + h * columns;
               });
+    forget_unseen(rows, row);
     here = {rows.memory.data(), kPageSize * row, columns, row, there.dtype};
+  }
+  // A window or chunk has left their pages, which may be others' by now.
+  void forget_unseen(Rows& rows, int64_t row) const {
+    Problem const& p = problem;
+    IntervalMask const mask(p.mask, {p.seq_q.seqlen, used[0]});
+    for (int key = 0; key < used[0]; ++key) {
+      bool is_seen = p.seq_q.seqlen == 0;
+      for (int q = 0; q < p.seq_q.seqlen; ++q) is_seen |= mask.visible(q, key);
+      for (int b = 0; b < p.batch && !is_seen; ++b) {
+        int const page = table[size_t(b * each + key / kPageSize)];
+        auto const first =
+            rows.memory.begin() + (int64_t(page) * kPageSize + key % kPageSize) * row;
+        std::fill_n(first, std::min<int64_t>(row, rows.memory.end() - first), Rows::kNaN);
+      }
+    }
   }
 };
 

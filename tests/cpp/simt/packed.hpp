@@ -14,9 +14,10 @@ using cutlass_attn::Problem;
 
 // Rows of an operand, copied one by one to where the new owner wants them.
 struct Rows {
+  static constexpr uint16_t kNaN = 0x7fff;
   std::vector<uint16_t> memory;
 
-  explicit Rows(int64_t elements) : memory(size_t(elements), uint16_t(0x7fff)) {}  // NaN
+  explicit Rows(int64_t elements) : memory(size_t(elements), kNaN) {}
 
   // copy(from, to): either way. at(b, h, r): where the row is here.
   template <class At>

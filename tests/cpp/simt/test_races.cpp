@@ -49,7 +49,7 @@ int main() {
     std::vector<attention_case::Case> cases = kernel.is_decode
                                                   ? attention_case::decode_cases(kernel.head_dim)
                                                   : attention_case::few_cases(kernel.head_dim);
-    if (kernel.is_decode) cases.resize(5);
+    if (kernel.is_decode) cases.resize(6);
     if (kernel.drops) cases = attention_case::few_dropout_cases(kernel.head_dim);
     if (kernel.has_alibi) cases = attention_case::few_alibi_cases(kernel.head_dim);
     if (kernel.takes_options) {

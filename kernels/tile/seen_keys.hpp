@@ -1,0 +1,64 @@
+// Keeps V of keys that no row of a warp sees out of P V. Their weights are 0, but 0 times NaN, or
+// infinity, is NaN, and a page may hold what another request left there.
+#pragma once
+
+#include "tile/fragment.hpp"
+
+namespace cutlass_attn {
+
+// Where some row sees every key.
+struct AllKeys {
+  CUTE_DEVICE void apply(int, uint32_t (&)[4]) const {}
+};
+
+// kKeys: of a key block.
+template <class Arch, int kKeys>
+struct SeenKeys {
+  static constexpr uint32_t kAll = (1u << kKeys / 4) - 1;
+  uint32_t bits = kAll;  // of this thread's columns of S: whether any row of the warp sees the key
+
+  // s: the scores of the key block, -inf where they are masked.
+  template <class S>
+  CUTE_DEVICE void find(S&& s) {
+    static_assert(columns_of<S> == kKeys / 4);
+    bits = 0;
+    CUTE_UNROLL
+    for (int j = 0; j < columns_of<S>; ++j) {
+      bool is_seen = false;
+      CUTE_UNROLL
+      for (int i = 0; i < rows_of<S>; ++i) is_seen = is_seen || s(i, j) != -kInf;
+      bits |= uint32_t(is_seen) << j;
+    }
+    CUTE_UNROLL
+    for (int lanes = 4; lanes < 32; lanes *= 2) bits |= Arch::shuffle_xor(bits, lanes);
+  }
+
+  // For the whole warp.
+  CUTE_DEVICE bool are_all() const { return !Arch::any(bits != kAll); }
+
+  // Clears what unseen keys have in v, words of the n-th 16 keys as ldmatrix.trans loads them: like
+  // S, a thread has keys 2t and 2t + 1 of each eight, as halves of a word.
+  CUTE_DEVICE void apply(int n, uint32_t (&v)[4]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      uint32_t const pair = bits >> (4 * n + i % 2 * 2);
+      v[i] &= (pair & 1 ? 0x0000ffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
+    }
+  }
+};
+
+// O += P V of a key block, after Step::load_v(), without what unseen keys hold. The code is there
+// twice, so that a warp that sees all keys has no more instructions. Where registers are short call
+// Step::pv() with `seen`.
+template <class Step, class Seen>
+CUTE_DEVICE void pv_of_seen(typename Step::P const& p, typename Step::Address v_rows, int key_block,
+                            typename Step::Words const& v_first, typename Step::O& o,
+                            Seen const& seen) {
+  if (seen.are_all()) {
+    Step::pv(p, v_rows, key_block, v_first, o);
+  } else {
+    Step::pv(p, v_rows, key_block, v_first, o, seen);
+  }
+}
+
+}  // namespace cutlass_attn
