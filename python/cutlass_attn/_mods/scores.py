@@ -279,7 +279,7 @@ class _Call:
             if offset:
                 shift[None] = {factor: offset * x for factor, x in signed.items()}
         if slopes:
-            value = self.value(None, slopes).detach().float()[:, :, 0, 0]
+            value = self.value(None, slopes).detach().to(self.real)[:, :, 0, 0]
             value = value.expand(-1, self.lengths.h)
             result.alibi_slopes = (value[0] if len(value) == 1 else value).contiguous()
         return shift
