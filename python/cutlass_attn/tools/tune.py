@@ -100,10 +100,12 @@ def task_of(
     """Raises ValueError for what cannot be tuned here."""
     rows = [v for v in variants() if v.kernel in jit.tile_space() and v.dtype != "float32"]
     chosen = [v for v in rows if (v.kernel, v.dtype, v.head_dim) == (kernel, dtype, head_dim)]
+    if not rows:
+        raise ValueError("this build has no GPU kernel with tiles to choose")
     if not chosen:
         raise ValueError(
             f"kernel {kernel!r} has no tiles to choose for {dtype} at head dim {head_dim}; allowed:"
-            f" {', '.join(dict.fromkeys(v.kernel for v in rows)) or 'none in this build'} at "
+            f" {', '.join(dict.fromkeys(v.kernel for v in rows))} at "
             f"{', '.join(map(str, sorted({v.head_dim for v in rows})))}"
         )
     if wrong := [shape for shape in shapes if shape.head_dim != head_dim]:

@@ -82,7 +82,7 @@ def ours(kernels: Iterable[str], op: str = "forward") -> list[Impl]:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"there is no kernel {name!r}; `cutlass-attn info` lists them, a variant's key is"
+                f"there is no kernel {name!r}; `cutlass-attn info --all` lists them, a variant's key is"
                 f" like {there[0].key!r}"
             )
     return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
