@@ -364,8 +364,8 @@ def wrong(**changes):
         ({"score_mod": lambda s, b, h, q: s}, TypeError, "5 positional arguments, got 4"),
         ({"mask_mod": lambda b, h, q, k: q - k}, TypeError, "mask_mod must return bool, got int"),
         ({"block_mask": torch.ones(3)}, TypeError, "block_mask must be a BlockMask, got Tensor"),
-        ({"softcap": 3.0}, ValueError, "score_mod is given, and softcap"),
-        ({"bias": torch.zeros(SK)}, ValueError, "score_mod is given, and bias"),
+        ({"softcap": 3.0}, ValueError, "score_mod and softcap are both given"),
+        ({"bias": torch.zeros(SK)}, ValueError, "score_mod and bias are both given"),
         ({"dropout_p": 0.5}, ValueError, "a CPU has no dropout_p"),
         ({"quantize": "qk"}, ValueError, "quantize"),
         (
