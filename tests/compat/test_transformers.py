@@ -497,7 +497,7 @@ def test_keywords():
     call = lambda **o: compat.attention_forward(Layer(), *operands(), None, **o)  # noqa: E731
     with pytest.raises(ValueError, match="no sparse attention: indices must be None"):
         call(indices=torch.zeros(1))
-    with pytest.raises(ValueError, match="does not know what head_mask, hidden_gate of this model"):
+    with pytest.raises(ValueError, match="this model passes head_mask, hidden_gate, which"):
         call(head_mask=torch.ones(1), hidden_gate=1.0)
     with pytest.raises(ValueError, match="local_kernel_dir"):
         call(cache=object())

@@ -1,4 +1,4 @@
-"""`cutlass-attn explain`: which kernel a call would run, also on a GPU elsewhere."""
+"""`cutlass-attn explain`: which kernel a call would run, on this machine or on another GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def explain(
     json_file: str | None,
     **options: Any,
 ) -> int:
-    """Say which kernel a call of attention() would run, and why no preferred one does."""
+    """Show which kernel a call of attention() would run, and why preferred kernels cannot run."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""The grids of problems that have a name: what `cutlass-attn bench --grid` measures."""
+"""The named grids of problems of `cutlass-attn bench --grid`."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ GRIDS = {
 
 
 def grid_for(name: str | None, device: str) -> Grid:
-    """The grid of this name as a device runs it; by default "forward", on a CPU "small"."""
+    """The grid of this name for a device; by default "forward", on a CPU "small"."""
     if device == "cpu":
         return GRIDS.get(f"{name}-cpu") or GRIDS[name or "small"]
     return GRIDS[name or "forward"]

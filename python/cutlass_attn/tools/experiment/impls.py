@@ -1,8 +1,7 @@
-"""Who computes attention: this library's kernels, PyTorch's backends, and other libraries.
+"""Implementations of attention: this library's kernels, PyTorch's backends, other libraries.
 
-Every implementation gets the same values. Those that document another order of the dimensions than
-(B, H, S, D) get a copy in theirs, made outside the timed call. Where a cache is in pages, those
-that know no pages have the same keys without.
+All get equal values. Implementations with another layout than (B, H, S, D) get a copy in theirs,
+made outside of the timed call. Those without paged caches get the keys in a contiguous cache.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ def ours(kernels: Iterable[str], op: str = "forward") -> list[Impl]:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"there is no kernel {name!r}; `cutlass-attn info --all` lists them, a variant's key is"
-                f" like {there[0].key!r}"
+                f"there is no kernel {name!r}; `cutlass-attn info --all` lists them and"
+                f" variants such as {there[0].key!r}"
             )
     return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
 
