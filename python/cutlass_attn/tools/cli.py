@@ -159,7 +159,7 @@ def _torch_version() -> str:
 def check(*, kernels: tuple[str, ...], json_file: str | None, ladder: bool, **given: Any) -> int:
     """Compare every compiled kernel that can run here with fp64.
 
-    PyTorch's backends run beside them. Kernels compiled at first use run if --kernel names them.
+    Also compares PyTorch's backends. Kernels compiled at first use run if --kernel names them.
     Without a GPU, kernels are emulated at a small shape that has two tiles and a ragged end.
     """
     console = make_console(stderr=json_file == "-")  # a JSON document on stdout is alone there
@@ -266,7 +266,7 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
 )
 @click.option("--commit", help="Commit to note in the result; by default that of the checkout.")
 def bench(*, json_file: str | None, device: str, **given: Any) -> int:
-    """Time the kernels beside PyTorch's and those of other libraries.
+    """Time the kernels against PyTorch's and those of other libraries.
 
     Runs every attention library that can be imported, in interleaved rounds on the same random
     inputs, and compares each result with fp64. Writes the times as JSON.

@@ -144,7 +144,7 @@ def _padding(problem: Problem, device: str) -> Keywords:
 
 
 def _documents(problem: Problem, device: str) -> Keywords:
-    """(1, 1, Sq, Sk): documents in one sequence, each of which is causal."""
+    """(1, 1, Sq, Sk): causal documents in one sequence."""
     import torch
 
     shape = problem.shape
@@ -182,7 +182,7 @@ _NOTHING = Keywords({}, {}, Flex())
 FP8_CACHE = "fp8_cache"  # what is in 8 bits where keys and values are stored in e4m3
 _LARGEST_E4M3 = 448.0
 
-# What a call may ask for beside shapes and a causal mask, made for a problem on a device.
+# Options of calls, other than shapes and a causal mask, made for a problem on a device.
 OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
     "none": lambda problem, device: _NOTHING,
     "softcap": _softcap,
