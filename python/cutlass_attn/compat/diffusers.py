@@ -27,10 +27,13 @@ NAME = "cutlass_attn"
 SUPPORTED = (0, 36), (0, 43)  # tested with the first version and with 0.42.1
 
 
-def register() -> None:
+def register(*, any_version: bool = False) -> None:
     """Adds the backend "cutlass_attn" to diffusers. May be called again.
 
     diffusers has a closed list of names and no public way to add one: this extends its enumeration.
+
+    Args:
+        any_version: warn, instead of raising, about a version of diffusers that is not supported.
 
     Raises:
         ImportError: diffusers is not installed.
@@ -39,7 +42,7 @@ def register() -> None:
     import diffusers
     from diffusers.models import attention_dispatch
 
-    check_version(diffusers, *SUPPORTED)
+    check_version(diffusers, *SUPPORTED, any_version)
     names: Any = attention_dispatch.AttentionBackendName
     member = names._value2member_map_.get(NAME)
     if member is None:

@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ _RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    name: str = "cutlass_attn", quantize: str | None = None, max_error: float | None = None
+    name: str = "cutlass_attn",
+    quantize: str | None = None,
+    max_error: float | None = None,
+    *,
+    ignore: Collection[str] = (),
+    any_version: bool = False,
 ) -> None:
     """Registers `name` as a value of attn_implementation. May be called again.
 
@@ -57,6 +63,9 @@ def register(
         quantize: `quantize` of every call: docs/eight-bit.md. For models in float16 or bfloat16,
             without gradients.
         max_error: `max_error` of every call, with `quantize`: heads beyond it run in 16 bits.
+        ignore: names of further keywords that models may pass and that do not affect attention.
+        any_version: warn, instead of raising, about a version of transformers that is not
+            supported.
 
     Raises:
         ImportError: transformers is not installed.
@@ -66,7 +75,7 @@ def register(
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
 
-    check_version(transformers, *SUPPORTED)
+    check_version(transformers, *SUPPORTED, any_version)
     for word in _RESERVED:
         if word in name:
             raise ValueError(f'name must not contain "{word}", got {name!r}')
@@ -74,7 +83,9 @@ def register(
     if max_error is not None and quantize is None:
         raise ValueError(f"max_error is {max_error!r}, but quantize is None; allowed: a name")
     if quantize is not None:
-        function = functools.partial(attention_forward, quantize=quantize, max_error=max_error)
+        function = functools.partial(function, quantize=quantize, max_error=max_error)
+    if ignore:
+        function = functools.partial(function, ignore=frozenset(ignore))
     transformers.AttentionInterface.register(name, function)
     # Without a mask function, models would pass no mask at all, not even for padding.
     AttentionMaskInterface.register(name, mask_function)
@@ -94,6 +105,7 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     quantize: str | None = None,
     max_error: float | None = None,
+    ignore: Collection[str] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that models call.
@@ -114,6 +126,7 @@ def attention_forward(
         position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
         quantize: as in `cutlass_attn.attention`.
         max_error: as in `cutlass_attn.attention`; not for packed sequences.
+        ignore: names of further keywords that do not affect attention.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
@@ -124,7 +137,7 @@ def attention_forward(
     """
     s_aux = kwargs.pop("sinks", None) if s_aux is None else s_aux
     offsets = [kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
-    _check_keywords(kwargs)
+    _check_keywords(kwargs, ignore)
     query, key, value, attention_mask = autocast(query, key, value, attention_mask)
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
     if quantize is not None:
@@ -169,7 +182,7 @@ def _mask_options(
     return mask_or_bias(mask.dense())
 
 
-def _check_keywords(kwargs: dict[str, Any]) -> None:
+def _check_keywords(kwargs: dict[str, Any], ignore: Collection[str]) -> None:
     """Raises ValueError for keywords that may affect the result."""
     given = {name for name, x in kwargs.items() if x is not None and x is not False}
     for name in given.intersection(_SPARSE):
@@ -183,10 +196,11 @@ def _check_keywords(kwargs: dict[str, Any]) -> None:
         warnings.warn(
             'cutlass_attn gives no attention weights: output_attentions needs "eager"', stacklevel=3
         )
-    if unknown := given - _HARMLESS - {"output_attentions"}:
+    if unknown := given - _HARMLESS - {"output_attentions", *ignore}:
         raise ValueError(
             f"this model passes {', '.join(sorted(unknown))}, which cutlass_attn does not support; "
-            f"allowed: the arguments of attention_forward and {', '.join(sorted(_HARMLESS))}"
+            f"allowed: the arguments of attention_forward, {', '.join(sorted(_HARMLESS))}, and "
+            "keywords that do not affect attention, if register(ignore=[...]) names them"
         )
 
 
