@@ -38,7 +38,7 @@ def test_info(capsys):
     assert cli.main(["info", "--all"]) == 0
     text = capsys.readouterr().out
     assert cutlass_attn.__version__ in text
-    for variant in cutlass_attn.variants():
+    for variant in cutlass_attn.variants(None):
         assert variant.kernel in text
 
 
@@ -46,7 +46,7 @@ def test_info_fits_a_screen(capsys):
     assert cli.main(["info"]) == 0
     text = capsys.readouterr().out
     assert cutlass_attn.__version__ in text and len(text.splitlines()) < 20
-    compiled = sum(variant.compiled for variant in cutlass_attn.variants())
+    compiled = sum(variant.compiled for variant in cutlass_attn.variants(None))
     assert f"{compiled} compiled" in text
 
 
@@ -369,7 +369,7 @@ def test_info_as_json(capsys):
     assert cli.main(["info", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["command"], document["ok"]) == (2, "info", True)
-    assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants()]
+    assert [row["key"] for row in document["rows"]] == [v.key for v in cutlass_attn.variants(None)]
 
 
 def test_a_result_that_cannot_be_written_is_no_traceback(tmp_path, capsys):

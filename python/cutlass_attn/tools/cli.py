@@ -77,7 +77,7 @@ def info(every: bool, json_file: str | None) -> int:
         "NVRTC": jit.available() or "compiles kernels at first use",
     }
     rows = []
-    for v in variants():
+    for v in variants(None):
         here = "compiled" if v.compiled else "left out"
         if v.key in jit.units():
             here = "compiled, some scores at first use" if v.compiled else "at first use"
