@@ -518,7 +518,7 @@ def test_keywords_that_register_ignores():
 
 
 def test_other_versions(monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "6.0.0")
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "6.0.0")
     with pytest.raises(RuntimeError, match=r"6\.0\.0 is installed; register\(any_version=True"):
         compat.register()
     with pytest.warns(UserWarning, match="supports transformers from 5.0 to before 6.0"):
