@@ -49,7 +49,7 @@ def test(session: nox.Session) -> None:
         f"build-dir={BUILD}",
         "--config-settings",
         "cmake.define.CUTLASS_ATTN_BUILD_TESTS=ON",
-        ".[test,torch,bench,jit,transformers,diffusers]",
+        ".[test,torch,jit,transformers,diffusers]",
         silent=False,
     )
     # A model's weights; what it depends on would be another way to run it.

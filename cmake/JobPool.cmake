@@ -1,11 +1,16 @@
-# A Ninja job pool for kernel units, sized by the memory that is free: a kernel unit takes gigabytes
-# where an ordinary one takes megabytes, and -j alone cannot tell them apart.
+# A Ninja job pool for kernel units, sized by the memory that is free: a kernel unit may take
+# gigabytes where an ordinary one takes megabytes, and -j alone cannot tell them apart.
 
 set(CUTLASS_ATTN_COMPILE_JOBS "" CACHE STRING
     "Kernel units compiled at the same time; empty: as many as free memory and cores allow")
 
-# Measured with nvcc 13.0 on the sm80 units: 2.5 to 2.8 GB.
-set(_unit_mib 3500)
+# MiB of a kernel unit. Measured with nvcc 13.0: a build of tier core has no process above 450 MB;
+# units that include CuTe, as Hopper's do, take 2.5 to 2.8 GB.
+if(CUTLASS_ATTN_TIER STREQUAL "core" AND NOT CUTLASS_ATTN_ARCHS MATCHES "90a")
+  set(_unit_mib 1000)
+else()
+  set(_unit_mib 3500)
+endif()
 
 # MiB that a build may take: what the machine has free, or the limit of the control group (its usage
 # counts the page cache, which gives way, and is left out).

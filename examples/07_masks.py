@@ -9,8 +9,7 @@ program
 3. on a GPU times each beside the call without a mask;
 4. draws the masks and their tiles in masks.png, if matplotlib is there.
 
-Run it with `python examples/07_masks.py`. matplotlib comes with
-`pip install 'cutlass_attn[bench]'`.
+Run it with `python examples/07_masks.py`.
 """
 
 from __future__ import annotations

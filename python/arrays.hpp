@@ -1,5 +1,5 @@
-// Arrays of torch and numpy, as a call sees them. Neither library is linked: each is used through
-// the Python module that stands for it here, cutlass_attn._call.torch_library or numpy_library.
+// Arrays of torch and numpy. Neither library is linked: each is used through a Python module,
+// cutlass_attn._call.torch_library or numpy_library.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,7 +13,7 @@
 
 namespace cutlass_attn {
 
-// One array: where its elements are and what they are.
+// One array: address, dtype, device, shape and strides.
 struct View {
   static constexpr int kMaxDims = 4;
 
@@ -26,14 +26,14 @@ struct View {
   int64_t strides[kMaxDims] = {};
   bool is_writable = true;
   bool is_aligned = true;  // address and strides are whole elements; else strides are wrong
-  // Why the elements cannot be read or written, after the name of the argument; null: they can.
+  // Why the elements cannot be accessed, as text that follows the argument's name; null: they can.
   char const* fault = nullptr;
   bool is_lazy = false;  // with a fault: torch's operators run such a call
 
   bool is_contiguous() const;
 };
 
-// Of up to 4 dimensions.
+// A shape of up to 4 dimensions.
 struct Shape {
   int64_t sizes[View::kMaxDims];
   int ndim;
@@ -63,7 +63,7 @@ struct Arrays {
     is_integer[count] = integer;
     items[count++] = x;
   }
-  // Calls visit(x) for those that may be of floating point, until one says true.
+  // Calls visit(x) for the arrays that may be of floating point, until one returns true.
   template <class Visit>
   bool any_of_numbers(Visit&& visit) const {
     for (int i = 0; i < count; ++i) {
@@ -75,45 +75,45 @@ struct Arrays {
   PyObject* const* end() const { return items + count; }
 };
 
-// What this module asks of an array library.
+// The functions of an array library that this module calls.
 class Library {
  public:
   virtual ~Library() = default;
 
   bool has(PyObject* x) const { return PyObject_TypeCheck(x, type_); }
 
-  // Reads no more than metadata. Without `memory` the address is left null: there may be none.
+  // Reads metadata only. Without `memory` the address stays null, since the array may have none.
   virtual View read(PyObject* x, bool memory) const = 0;
 
-  // Must the library see the call before its memory is touched?
+  // Whether the library must see the call before memory is touched (dispatch modes, tracing).
   virtual bool must_see(Arrays const& arrays) const = 0;
 
-  // Must the array stay as it is? Counts a write to it, for whoever has kept it.
+  // Whether writing to the array is forbidden; count_write() tells the library of a write.
   virtual bool is_frozen(PyObject*) const { return false; }
   virtual void count_write(PyObject*) const {}
 
-  // Is what is done recorded for a gradient, and does one of them need one? Are arguments cast, as
-  // under torch.autocast?
+  // Whether gradients are recorded now, whether one of these arrays needs a gradient, and whether
+  // arguments are cast, as under torch.autocast.
   virtual bool records() const { return false; }
   virtual bool needs_gradient(Arrays const&) const { return false; }
   virtual bool casts() const { return false; }
 
-  // An array like `x`, contiguous, of this shape.
+  // A contiguous array of this shape, with the dtype and device of `x`.
   virtual pybind11::object empty(View const& x, Shape const& shape) const;
   virtual pybind11::object empty_lse(View const& x, Shape const& shape) const;
 
-  // One with the shape of `x`, for a gradient; and `x` itself or a copy, contiguous.
+  // An array with the shape of `x`, for a gradient; `x` itself if contiguous, else a copy.
   virtual pybind11::object empty_like(PyObject* x) const;
   pybind11::object zeros_like(PyObject* x) const;
   pybind11::object contiguous(PyObject* x) const;
 
-  // The same of zeros; and of the dtype with this name, on the device of `x`: of numbers that are
-  // `value`, and of any.
+  // zeros(): as empty(), of zeros. filled(), scratch(): arrays of the dtype with this name on the
+  // device of `x`, with all elements equal to `value`, and uninitialised.
   pybind11::object zeros(View const& x, Shape const& shape) const;
   pybind11::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
   pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
 
-  // The same of so many bytes, for a call's kernels.
+  // Uninitialised memory for a call's kernels.
   virtual pybind11::object workspace(View const& x, int64_t bytes) const {
     return scratch(x, "uint8", {bytes});
   }
@@ -129,7 +129,7 @@ class Library {
   // arrays.
   explicit Library(pybind11::module_ module);
 
-  // Of the type itself, not of a subclass.
+  // Whether `x` is of the type itself, not of a subclass.
   bool is_plain(PyObject* x) const { return Py_TYPE(x) == type_; }
 
   pybind11::module_ module_;
@@ -138,7 +138,7 @@ class Library {
   PyTypeObject* type_;
 };
 
-// The library of q, k and v. Raises TypeError unless all three are of one.
+// The library of q, k and v. Raises TypeError unless all three belong to one library.
 Library const& library_of(PyObject* q, PyObject* k, PyObject* v);
 
 // Defines _C.register_torch(module) and _C.register_numpy(module).
@@ -147,7 +147,7 @@ void define_libraries(pybind11::module_& m);
 Library const* make_torch(pybind11::module_ module);
 Library const* make_numpy(pybind11::module_ module);
 
-// A new reference as an object, or the exception that is set.
+// Takes a new reference; throws the Python exception if it is null.
 pybind11::object checked(PyObject* owned);
 
 }  // namespace cutlass_attn

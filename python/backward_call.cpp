@@ -23,8 +23,8 @@ void require_shape(char const* name, View const& x, Shape const& shape) {
                               shape_of(x.object));
 }
 
-// Rows of the dtype and device of q. A null address, which would say that it is not wanted, becomes
-// that of no memory.
+// Reads an operand with the dtype and device of q. A null address is replaced by kNoMemory, since
+// null means that a gradient is not wanted.
 Operand read_rows(Call const& call, char const* name, PyObject* object, bool memory,
                   Shape const& shape) {
   View const x = call.read_option(name, object, memory);
@@ -47,7 +47,7 @@ float const* read_lse(Call const& call, char const* name, PyObject* object, bool
   return address<float>(x);
 }
 
-// What is written, of the operands that have the rows and heads of those of the forward call.
+// A gradient that is written, with the shape of an operand of the forward call.
 struct Wanted {
   char const* name;
   PyObject* object;
@@ -55,7 +55,7 @@ struct Wanted {
   Shape shape;
 };
 
-// Reads all but q, k, v and their options, which are read already.
+// Reads all arguments except q, k, v and their options, which have been read.
 void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& grad) {
   Problem& p = call.problem;
   if (given.deterministic) grad.deterministic = boolean("deterministic", given.deterministic);
@@ -110,7 +110,7 @@ void require_given(char const* function, Arguments const& given) {
   }
 }
 
-// A call without queries runs nothing, and has gradients of zero.
+// Sets all gradients to zero, for a call without queries, which runs nothing.
 void clear(Arguments const& given) {
   for (Input const& input : kInputs) {
     PyObject* const x = given.*input.grad;
@@ -149,7 +149,7 @@ py::object run(char const* function, Call& call, Arguments const& given) {
   return py::none();
 }
 
-// Of a call with `wanted`, of whose forward call nothing of torch had to see anything.
+// For a call with `wanted`, whose forward call did not go through torch's dispatcher.
 bool must_see(Call const& call, Arguments const& given) {
   if (has_value(given.dispatched)) return false;
   Arrays arrays;
@@ -159,7 +159,7 @@ bool must_see(Call const& call, Arguments const& given) {
   return call.library->records() || call.library->must_see(arrays);
 }
 
-// Results and their gradients in a form that is read: no gradient is zeros.
+// Replaces missing gradients of the results by zeros, and makes arrays contiguous.
 void prepare(Call& call, Arguments& given) {
   Library const& library = *call.library;
   auto const replace = [&call](PyObject*& x, py::object by) {
@@ -183,11 +183,12 @@ void prepare(Call& call, Arguments& given) {
   if (!has_value(given.grad_out)) replace(given.grad_out, library.zeros_like(given.out));
 }
 
-// A tuple of gradients, as long as `wanted`.
+// Makes a tuple of gradients, as long as `wanted`.
 py::object run_wanted(char const* function, Call& call, Arguments given) {
   Library const& library = *call.library;
   auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
-  // Sums over all that a bias is broadcast over are not rounded. Rows left out are not written.
+  // The gradient of a bias, summed over its broadcast dimensions, is not rounded. Kernels do not
+  // write the rows that sequences leave out.
   auto const make = [&](Input const& input) {
     PyObject* const x = given.*input.value;
     if (is_bias(input)) return library.empty_lse(call.q, Shape(library.read(x, true)));
@@ -210,7 +211,7 @@ py::object run_wanted(char const* function, Call& call, Arguments given) {
   return grads;
 }
 
-// What run() returns, or None where torch's operator has to run the pass.
+// The result of run(), or None if torch's operator has to run the backward pass.
 template <class Run>
 py::object unless_lazy(Arguments const& given, Run&& run) {
   try {
@@ -252,11 +253,11 @@ py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* na
   });
 }
 
-// Stands in for arrays that a call lacks or that have no memory, where none overlaps another.
+// Gives addresses that do not overlap to arrays that are missing or have no memory.
 void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
   call.assume_memory(given);
   Problem& p = call.problem;
-  // As rows that lie one after the other have them: of a shape (batch, heads, rows, columns).
+  // The strides of a contiguous array (batch, heads, rows, columns).
   auto const assume = [&](Operand& rows, bool is_given, int64_t place, int64_t heads,
                           int64_t seqlen, int64_t head_dim) {
     if (!is_given) {

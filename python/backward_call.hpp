@@ -1,4 +1,4 @@
-// Calls of a backward pass: what it is given and writes, on top of the options that call.hpp reads.
+// Calls of a backward pass: its inputs and outputs, in addition to the options that call.hpp reads.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -6,28 +6,29 @@
 namespace cutlass_attn {
 
 // Defines backward, backward_varlen and explain_backward in _C. Each takes (q, k, v, options,
-// **more) as forward() does, with these keywords beside those of attention() or attention_varlen():
+// **more) like forward(), with these keywords and those of attention() or attention_varlen():
 //
 //   grad_out, out, softmax_lse       of the forward call: like its results
-//   grad_softmax_lse                 float32, or None: the LSE has none
-//   grad_q, grad_k, grad_v           to write, like q, k and v; None where not wanted
-//   grad_bias                        to write, float32, with 1 to 4 dimensions that broadcast to
-//                                    (batch, num_heads_q, seqlen_q, seqlen_k): its entries are sums
-//                                    over what they are broadcast over
-//   grad_sinks                       to write, float32, (num_heads_q,)
-//                                    (of float64 operands these four are float64)
-//   deterministic                    the same bits every time
+//   grad_softmax_lse                 float32, or None if the LSE has no gradient
+//   grad_q, grad_k, grad_v           written; shaped like q, k and v; None if not wanted
+//   grad_bias                        written; float32; 1 to 4 dimensions that broadcast to
+//                                    (batch, num_heads_q, seqlen_q, seqlen_k); each entry is the
+//                                    sum over the logits that it is broadcast to
+//   grad_sinks                       written; float32, (num_heads_q,)
+//                                    (float64 for float64 operands, as are the LSE, its gradient
+//                                    and grad_bias)
+//   deterministic                    equal bits in every run
 //
-// backward and backward_varlen return None. Rows of packed operands that no entry has, and those
-// beyond seqused_k, are not written; those of padding of backward's are zeros.
+// backward and backward_varlen return None. Rows of packed operands that belong to no sequence, and
+// rows beyond seqused_k, are not written; in backward, rows of padding are set to zero.
 //
-// With `wanted`, up to five bools of q, k, v, bias and sinks, they make the gradients, and return a
-// tuple as long as that: None where not wanted, of the dtype of the input where it is. grad_out may
-// then be None, and have any strides. Of torch's tensors alone. If torch has to see the pass they
-// return None, unless the keyword `dispatched` is there.
+// With `wanted`, up to five bools for q, k, v, bias and sinks, they allocate the gradients and
+// return a tuple of that length: None where not wanted, else an array with the dtype of the input.
+// grad_out may then be None or have any strides. Only for torch tensors. If torch must see the
+// pass, they return None, unless the keyword `dispatched` is given.
 //
-// explain_backward, with `device`, returns verdicts as explain() does. What it is not given it
-// takes for contiguous, grad_bias and grad_sinks for not wanted.
+// explain_backward, with `device`, returns verdicts like explain(). Missing arguments are taken as
+// contiguous, and missing grad_bias and grad_sinks as not wanted.
 void define_backward_calls(pybind11::module_& m);
 
 }  // namespace cutlass_attn

@@ -24,8 +24,8 @@ namespace {
 
 using namespace cutlass_attn;
 
-// attention(), once nothing stands between the call and the memory: that is asked here, unless the
-// keyword `dispatched` is there. What torch has to see goes to Python's _call.operator.
+// attention(). Unless the keyword `dispatched` is given, it asks first whether torch must see the
+// call; if so, Python's _call.operator takes over.
 py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "attention", args, count, names);
   Call call(given);
@@ -54,7 +54,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
 
-// Reads and checks a call that is not run; its tensors need no memory.
+// Reads and checks a call without running it; its tensors need no memory.
 Call read_call(Arguments const& given, bool memory) {
   Call call(given);
   call.read_arrays(given, memory);

@@ -106,7 +106,7 @@ Keyword const* find(PyObject* name) {
   return nullptr;
 }
 
-// What q, k and v must have in common.
+// Checks that shapes, dtypes and devices of q, k and v agree.
 void check_operands(View const& q, View const& k, View const& v, bool bshd) {
   if (q.ndim != 4 || k.ndim != 4 || v.ndim != 4) {
     raise(PyExc_ValueError,
@@ -211,7 +211,7 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.layout) bshd = is_bshd(given.layout);
   if (given.causal) p.mask.causal = boolean("causal", given.causal);
   if (given.return_lse) return_lse = boolean("return_lse", given.return_lse);
-  // Which Python and a backward pass see to.
+  // Checked here; Python and the backward pass read the values.
   if (given.verify) boolean("verify", given.verify);
   if (given.deterministic) boolean("deterministic", given.deterministic);
   if (has_value(given.window)) read_window(given.window, p.mask);
@@ -219,12 +219,12 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
     p.mask.attention_chunk = attention_chunk_of(given.attention_chunk);
   }
   if (has_value(given.softmax_scale)) {
-    p.logits.softmax_scale = number("softmax_scale", given.softmax_scale);
+    scalars.softmax_scale = number("softmax_scale", given.softmax_scale);
   }
-  if (given.softcap) p.logits.softcap = number("softcap", given.softcap);
+  if (given.softcap) scalars.softcap = number("softcap", given.softcap);
   if (given.num_splits) p.num_splits = count("num_splits", given.num_splits, 0);
   if (given.split_size) p.split_size = count("split_size", given.split_size, 0);
-  if (given.dropout_p) p.dropout.p = number("dropout_p", given.dropout_p);
+  if (given.dropout_p) p.dropout.p = float(number("dropout_p", given.dropout_p));
   if (given.accumulate) p.accumulate = accumulate_of(given.accumulate);
   if (has_value(given.quantize)) {
     kept = prequantized_of(given.quantize);
@@ -282,12 +282,23 @@ void Call::read_arrays(Arguments const& given, bool memory) {
   p.k = operand("k", k, bshd, dtype);
   p.v = operand("v", v, bshd, dtype);
   if (kept) kept->require_same(p, memory);
-  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
-    p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
-  }
+  set_scalars(given);
   p.logits.bias_dtype = dtype;
   if (arrays.count > 3) read_padding(given, memory);
   if (arrays.count > 3 || p.dropout.p != 0.0f) read_options(given, memory);
+}
+
+void Call::set_scalars(Arguments const& given) {
+  Problem& p = problem;
+  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
+    scalars.softmax_scale = 1.0 / std::sqrt(double(p.head_dim));
+  }
+  p.logits.softmax_scale = float(scalars.softmax_scale);
+  p.logits.softcap = float(scalars.softcap);
+  if (p.q.dtype == DType::kFloat64) {
+    float64 = std::make_shared<Float64Scalars const>(scalars);
+    p.float64 = float64.get();
+  }
 }
 
 void Call::read_padding(Arguments const& given, bool memory) {
@@ -338,7 +349,11 @@ PerLogit Call::read_per_logit(char const* name, View const& x) const {
               " must have 1 to 4 dimensions that broadcast to (batch, num_heads_q, "
               "seqlen_q, seqlen_k) = " +
               tuple_text({shape[0], shape[1], shape[2], shape[3]}) + ", got shape " +
-              shape_of(x.object));
+              shape_of(x.object) +
+              (has_shape(x, {p.batch, p.seq_k.seqlen})
+                   ? std::string("; for a padding mask (batch, seqlen_k) pass ") + name +
+                         "[:, None, None, :]"
+                   : ""));
   }
   return {address<void>(x), strides[0], strides[1], strides[2], strides[3]};
 }
@@ -390,13 +405,17 @@ void Call::read_options(Arguments const& given, bool memory) {
                 " or (batch, num_heads_q) = " + tuple_text({p.batch, heads}) + ", got " +
                 shape_of(x.object));
     }
-    if (!(x.dtype == kFloat32)) refuse_dtype("alibi_slopes", x, "float32");
+    bool const is_float64 = p.q.dtype == DType::kFloat64;
+    p.logits.has_float64_slopes = is_float64 && x.dtype == kFloat64;
+    if (!(x.dtype == kFloat32) && !p.logits.has_float64_slopes) {
+      refuse_dtype("alibi_slopes", x, is_float64 ? "float64 like q, or float32" : "float32");
+    }
     require_dense("alibi_slopes", x);
     p.logits.alibi_slopes = address<float>(x);
     p.logits.alibi_batch_stride = x.ndim == 2 ? x.strides[0] : 0;
   }
   if (has_value(given.sinks)) p.logits.sinks = read_per_head("sinks", given.sinks, memory);
-  // Where there is none yet, whoever launches the call draws it.
+  // Without rng_state, run() draws one before the launch.
   if (p.dropout.p != 0.0f) p.dropout.rng_state = static_cast<uint64_t const*>(kNoMemory);
   if (has_value(given.rng_state)) {
     View const x = read_option("rng_state", given.rng_state, memory);
@@ -490,7 +509,7 @@ LaunchOptions Call::place() {
   options.kernel = kernel;
   if (problem.logits.has_score_mod) options.score_mod = &score_mod;
   library->place(q.device, options);
-  // Freed when the call has been enqueued: torch gives it only to later work of the same stream.
+  // Freed once the call is enqueued: torch reuses the memory only for later work on this stream.
   options.allocate = [this](int64_t bytes) -> Workspace {
     py::gil_scoped_acquire locked;
     held.push_back(library->workspace(q, bytes));
@@ -517,7 +536,8 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   LaunchOptions options = place();
   if (kept) options.workspace = kept->workspace;
   bool const has_out = has_value(given.out);
-  // Rows that kernels leave out are zero in a result made here, and padding in any.
+  // Kernels do not write rows outside of the sequences. They are zeros in a result made here, and
+  // rows of padding are zeros in any result.
   bool const has_gaps = leaves_out(problem.seq_q);
   py::object out = has_out    ? py::reinterpret_borrow<py::object>(given.out)
                    : has_gaps ? library->zeros(q, out_shape())

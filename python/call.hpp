@@ -2,12 +2,13 @@
 // the calls with packed sequences and caches, and backward_call.hpp the backward passes, which
 // share their options.
 //
-// An option is a member of Arguments, a line of kKeywords in call.cpp, and what it says to the
-// Problem there. One that is not given leaves the Problem as it is.
+// An option is a member of Arguments, a line of kKeywords in call.cpp, and the code there that
+// writes it to the Problem. Options that are not given leave the Problem unchanged.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 
 namespace cutlass_attn {
 
-// Functions of Python, by which an argument's name is known to some and not to others.
+// The Python functions, as bits: each keyword lists the functions that have it.
 enum Function : unsigned {
   kAttention = 1,
   kVarlen = 2,
@@ -26,7 +27,7 @@ enum Function : unsigned {
   kVarlenBackward = 32
 };
 
-// Arguments by name, borrowed; null where not given. Python's functions say what they mean.
+// Arguments by name, borrowed; null if not given. The Python functions document them.
 struct Arguments {
   PyObject *q = nullptr, *k = nullptr, *v = nullptr;
   PyObject* options = nullptr;  // a dict of what follows
@@ -50,7 +51,7 @@ struct Arguments {
   PyObject *num_splits = nullptr, *split_size = nullptr;
   PyObject* slot_mapping = nullptr;
 
-  // Of a backward pass, of which `out` is an input.
+  // For a backward pass, which takes `out` as an input.
   PyObject *grad_out = nullptr, *softmax_lse = nullptr, *grad_softmax_lse = nullptr;
   PyObject *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
   PyObject *grad_bias = nullptr, *grad_sinks = nullptr;
@@ -62,16 +63,16 @@ struct Arguments {
   PyObject* is_cast = nullptr;  // of such a function: arrays are of what torch.autocast wants
   PyObject* device = nullptr;   // of explain(): a devices.Device, or None for that of q
 
-  // Of a vectorcall function(q, k, v, options, **more), in which `more` goes before `options` and
-  // alone may have what is for this package. `name`: for messages. Raises TypeError.
+  // Reads a vectorcall function(q, k, v, options, **more). `more` overrides `options`, and only
+  // `more` may have keywords internal to this package. `name`: for messages. Raises TypeError.
   Arguments(Function function, char const* name, PyObject* const* args, Py_ssize_t count,
             PyObject* names);
 
-  // Interns the names of arguments: once, before anything else.
+  // Interns the names of arguments. To be called once, first.
   static void prepare();
 };
 
-// What may have a gradient, in the order of `wanted`, and where the gradient goes.
+// The arguments that may have a gradient, in the order of `wanted`, and their gradients.
 struct Input {
   PyObject* Arguments::* value;
   PyObject* Arguments::* grad;
@@ -84,8 +85,8 @@ inline constexpr Input kInputs[] = {{&Arguments::q, &Arguments::grad_q},
 
 struct Prequantized;
 
-// A function of Python that sees to a call: function(q, k, v, options), with the call's results at
-// the end, if there are some. Looked up once.
+// A Python function that takes over a call: function(q, k, v, options), or function(q, k, v,
+// options, results). Looked up once.
 struct Handler {
   char const* module;
   char const* name;
@@ -94,8 +95,8 @@ struct Handler {
   pybind11::object operator()(Arguments const& given, pybind11::object const& results = {});
 };
 
-// By which a call is recorded for a backward pass: of its results, and of one that is rare, such as
-// of autocast, instead of running it.
+// Records a call for its backward pass: `results` after it ran here; `call` runs and records rare
+// calls in Python, such as those under autocast.
 struct Recorder {
   Handler results, call;
 };
@@ -109,85 +110,89 @@ struct Call {
   std::string kernel = "auto";
   View q;
   Problem problem;
+  Float64Scalars scalars;                         // as given; the Problem has them in float32
+  std::shared_ptr<Float64Scalars const> float64;  // of a float64 problem, which points to them
   UserScoreMod score_mod;              // of a problem that has one; its operands are borrowed
   Prequantized const* kept = nullptr;  // borrowed: K and V, rounded before
 
-  // Memory that was made for the call, beside its results.
+  // Memory allocated for the call, other than its results.
   std::vector<pybind11::object> held;
 
   // Arguments that the call writes, borrowed.
   std::vector<PyObject*> written;
 
-  // Reads what does not need arrays: kinds of objects, scalars, strings. Raises TypeError,
-  // ValueError.
+  // Reads everything but arrays: types of objects, scalars, strings. Raises TypeError, ValueError.
   explicit Call(Arguments const& given);
 
-  // Reads shapes, dtypes, devices and strides of all arrays but `out`, and their addresses if
-  // `memory`. Raises TypeError, ValueError.
+  // Reads shapes, dtypes, devices and strides of all arrays except `out`, and with `memory` their
+  // addresses. Raises TypeError, ValueError.
   void read_arrays(Arguments const& given, bool memory);
 
-  // Reads which rows of batch entries count, of a call that is not packed.
+  // Writes softmax_scale and softcap to the Problem. Its dtype and head dim must be set.
+  void set_scalars(Arguments const& given);
+
+  // Reads padding as lengths, of a call that is not packed.
   void read_padding(Arguments const& given, bool memory);
 
-  // Reads alibi_slopes, sinks and all else that depends on sizes, which the Problem has by now.
+  // Reads alibi_slopes, sinks and other options whose shapes depend on the Problem's sizes, which
+  // must be set.
   void read_options(Arguments const& given, bool memory);
 
   // Reads an array that must be on the device of q.
   View read_option(char const* name, PyObject* x, bool memory) const;
 
-  // Reads q, or the array with this name that stands for it: its dtype and device.
+  // Reads dtype and device of q, or of the array that takes its place in other functions.
   DType read_q(char const* name, PyObject* x, bool memory);
 
-  // Reads an array with one entry per logit, which broadcasts, or with one per query head.
+  // Reads an array that broadcasts to one entry per logit, or an array of one entry per query head.
   PerLogit read_per_logit(char const* name, View const& x) const;
   float const* read_per_head(char const* name, PyObject* x, bool memory) const;
 
-  // Reads the result, given or made for this call.
+  // Reads the array for the result, given by the caller or allocated for this call.
   void read_out(PyObject* out, bool memory, bool is_given = true);
 
-  // Notes an argument that the call writes. Raises ValueError, RuntimeError where it must not.
+  // Records an argument that the call writes. Raises ValueError, RuntimeError if that is forbidden.
   void write_to(char const* name, View const& x);
-  // Once they are written: tells torch, unless it knows from its own operator.
+  // Tells torch of these writes after the call, unless torch's own operator does.
   void count_writes(Arguments const& given);
 
-  // Raises what run() would before it writes anything. Reads `out` if it is given.
+  // Raises the errors of run() before anything is written. Reads `out` if it is given.
   void require_kernel(Arguments const& given) const;
 
-  // Where the call runs, which must be a CPU or CUDA device, with memory of it on demand, which
-  // lives as long as this call.
+  // Launch options: device, stream or threads, and an allocator of memory that lives as long as
+  // this call. Raises if the device is neither a CPU nor CUDA.
   LaunchOptions place();
 
-  // Of a call that nothing of torch has to see.
+  // How a call that torch need not see is recorded for its backward pass.
   Recording recording(Arguments const& given) const;
 
-  // Runs it, once everything is read but the result: the result, or a pair of it and LSE, or what
-  // the recorder's function of results makes of the pair.
+  // Runs the call after everything except the result has been read. Returns the result, a pair of
+  // it and the LSE, or what the recorder returns for that pair.
   pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
-  // What dispatch says of each variant of the op, on the device that is given or on that of q.
+  // The verdict on each variant of the op, for the given device or q's.
   pybind11::object explained(Op op, Arguments const& given) const;
 
-  // Stands in for what a call that is not run may lack: a contiguous result, and addresses, which
-  // are aligned and overlap nothing.
+  // Completes a call that is not run: a contiguous result, and aligned addresses that do not
+  // overlap.
   void assume_memory(Arguments const& given);
 
   Device device() const { return q.device.type == dlpack::kCuda ? Device::kCuda : Device::kCpu; }
-  // In the order of the layout: of the result, and of all rows of so many heads.
+  // Shapes in the call's layout: of the result, and of an operand with these rows and heads.
   Shape out_shape() const;
   Shape operand_shape(Sequences const& rows, int64_t heads, int64_t head_dim) const;
   Shape lse_shape() const;
-  // Whether kernels leave out rows: of packed operands no entry need have all of them.
+  // Whether some rows may belong to no sequence, so that kernels do not write them.
   bool leaves_out(Sequences const& rows) const { return is_packed || rows.is_padded(); }
 
-  // Raises ValueError unless an array has the dtype of the LSE, sinks and the gradients of sinks
-  // and bias.
+  // Raises ValueError unless an array has the dtype of LSE and sinks: float32, or float64 like q.
   void require_number(char const* name, View const& x) const;
   char const* number_dtype() const {
     return problem.q.dtype == DType::kFloat64 ? "float64" : "float32";
   }
 };
 
-// Whether an argument that may be None has a value.
+// Whether an argument was given and is not None.
 inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }
 
 // Sets all elements of an array to zero.

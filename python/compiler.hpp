@@ -1,4 +1,4 @@
-// Run-time compilation: the library asks cutlass_attn.jit for kernels that the build left out.
+// Run-time compilation: cutlass_attn.jit provides the kernels that the build left out.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,6 +1,6 @@
-// What this library calls of DLPack's C interface (github.com/dmlc/dlpack, ABI version 1): a table
-// of functions that an array library offers, found as a capsule named kCapsuleName in its tensor
-// type's attribute __dlpack_c_exchange_api__. torch has it since 2.10.
+// The part of DLPack's C interface (github.com/dmlc/dlpack, ABI version 1) that this library uses.
+// An array library offers a table of functions as a capsule named kCapsuleName, in the attribute
+// __dlpack_c_exchange_api__ of its tensor type. torch has it since 2.10.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A function as Python calls it: not through pybind11, whose dispatcher of arguments takes as long
-// as all that a call does before its launch.
+// Defines Python functions without pybind11, whose dispatch of arguments takes as long as all other
+// work of a call before its launch.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -15,8 +15,8 @@ namespace cutlass_attn {
   throw pybind11::error_already_set();
 }
 
-// An array has no memory, so that torch's operators have to run the call. ValueError where none is
-// to be had.
+// Thrown if an array has no memory, such as a FakeTensor: torch's operators then run the call. In
+// contexts without such operators it is a ValueError.
 struct NoMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

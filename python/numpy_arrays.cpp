@@ -1,5 +1,5 @@
-// numpy arrays, by numpy's own C interface: DLPack has neither read-only arrays, nor those of other
-// byte orders that messages name, nor ml_dtypes' bfloat16.
+// numpy arrays, by numpy's own C interface: DLPack has no read-only arrays, no other byte orders
+// (which messages name), and not ml_dtypes' bfloat16.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -39,7 +39,7 @@ dlpack::DataType dtype_of(PyObject* x, ArrayStruct const& array) {
     case 'f':
       return {dlpack::kFloat, bits, 1};
   }
-  // To numpy a type that ml_dtypes adds is a record.
+  // numpy reports the dtypes of ml_dtypes as records.
   std::string const name = py::str(py::handle(x).attr("dtype").attr("name"));
   if (array.kind == 'V' && name == "bfloat16") return {dlpack::kBfloat, bits, 1};
   if (array.kind == 'V' && name == "float8_e4m3fn") return kFloat8E4M3;

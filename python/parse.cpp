@@ -17,7 +17,7 @@ bool boolean(char const* name, PyObject* x) {
   raise(PyExc_TypeError, std::string(name) + " must be True or False, got " + repr(x));
 }
 
-// A tensor that has one element may stand for a number, but not where its gradient is asked for.
+// Raises if a tensor that stands for a number requires a gradient.
 static void refuse_gradient(char const* name, PyObject* x) {
   if (PyLong_CheckExact(x)) return;
   PyObject* const answer = PyObject_GetAttrString(x, "requires_grad");
@@ -32,15 +32,15 @@ static void refuse_gradient(char const* name, PyObject* x) {
                  : ""));
 }
 
-float number(char const* name, PyObject* x) {
-  if (PyFloat_CheckExact(x)) return float(PyFloat_AS_DOUBLE(x));
+double number(char const* name, PyObject* x) {
+  if (PyFloat_CheckExact(x)) return PyFloat_AS_DOUBLE(x);
   auto const refuse = [&] {
     raise(PyExc_TypeError, std::string(name) + " must be a number, got " + repr(x));
   };
   if (PyUnicode_Check(x) || PyBytes_Check(x) || PyBool_Check(x)) refuse();
   refuse_gradient(name, x);
   PyObject* const value = PyNumber_Float(x);
-  if (value != nullptr) return float(PyFloat_AsDouble(checked(value).ptr()));
+  if (value != nullptr) return PyFloat_AsDouble(checked(value).ptr());
   if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
     PyErr_Clear();
     raise(PyExc_ValueError, std::string(name) + " is beyond any float, allowed: a finite number");
@@ -50,7 +50,7 @@ float number(char const* name, PyObject* x) {
   }
   PyErr_Clear();
   refuse();
-  return 0.0f;
+  return 0.0;
 }
 
 std::string string(char const* name, char const* example, PyObject* x) {
@@ -100,7 +100,7 @@ Quantize quantize_of(PyObject* x) {
 }
 
 float max_error_of(PyObject* x) {
-  float const value = number("max_error", x);
+  float const value = float(number("max_error", x));
   if (value > 0.0f && std::isfinite(value)) return value;
   raise(PyExc_ValueError,
         "max_error is " + repr(x) + ", allowed: a finite number above 0, or None for no limit");
@@ -108,12 +108,12 @@ float max_error_of(PyObject* x) {
 
 namespace {
 
-// An int, or TypeError with a message on the whole argument that it is of. `overflow`: the sign of
-// what is beyond a long long.
+// Reads an int. Raises TypeError with `message` and the whole argument. `overflow`: 1 or -1 for a
+// number beyond a long long, else 0.
 long long integer(PyObject* x, char const* message, PyObject* argument, int& overflow) {
   PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
   if (index == nullptr) {
-    // Arrays of several numbers have the method, and answer with a TypeError.
+    // Arrays of several numbers have __index__, and raise TypeError.
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
     PyErr_Clear();
     raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
@@ -121,7 +121,7 @@ long long integer(PyObject* x, char const* message, PyObject* argument, int& ove
   return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
 }
 
-// A number of keys that `window` names; the whole of it is for messages.
+// Reads one side of `window`, in keys; the whole argument is for messages.
 int32_t window_side(PyObject* window, PyObject* side) {
   if (side == Py_None) return kUnbounded;
   int overflow = 0;

@@ -1,5 +1,5 @@
-// Pieces of a call's arguments: scalars and arrays of Python, as the library has them. All raise
-// TypeError or ValueError with the name of the argument, what was given and what is allowed.
+// Converts Python scalars and arrays to those of the library. Errors are TypeError or ValueError,
+// with the name of the argument, what was given and what is allowed.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ namespace cutlass_attn {
 // --- Scalars -------------------------------------------------------------------------------------
 
 bool boolean(char const* name, PyObject* x);
-float number(char const* name, PyObject* x);
+double number(char const* name, PyObject* x);
 std::string string(char const* name, char const* example, PyObject* x);
 bool is_bshd(PyObject* layout);
 Accumulate accumulate_of(PyObject* x);
@@ -38,8 +38,8 @@ inline constexpr dlpack::DataType kFloat8E4M3 = {dlpack::kFloat8E4M3, 8, 1};
 inline constexpr dlpack::DataType kInt32 = {dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64 = {dlpack::kInt, 64, 1};
 
-// Of an array without elements, or without memory on torch's "meta" device, that a null address
-// would say is not there.
+// The address of an array without elements, or without memory on torch's "meta" device. Null would
+// mean that the argument is not given.
 inline void* const kNoMemory = reinterpret_cast<void*>(int64_t(1) << 60);
 
 template <class T>
@@ -57,7 +57,7 @@ inline bool has_shape(View const& x, std::initializer_list<int64_t> shape) {
   return x.ndim == int(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape);
 }
 
-// False for a dtype that the library does not have.
+// Returns false if the library does not have the dtype.
 bool get_dtype(View const& x, DType& dtype);
 
 [[noreturn]] void refuse_dtype(char const* name, View const& x, std::string const& allowed);
@@ -71,8 +71,8 @@ void require_dense(char const* name, View const& x);
 // `value` as the size of a dimension, which `name` describes.
 int32_t size(char const* name, int64_t value);
 
-// (batch, heads, rows, columns), with `bshd` (batch, rows, heads, columns), or the latter without a
-// batch.
+// Reads (batch, heads, rows, columns); with `bshd` (batch, rows, heads, columns), or (rows, heads,
+// columns).
 Operand operand(char const* name, View const& x, bool bshd, DType dtype);
 
 }  // namespace cutlass_attn

@@ -23,7 +23,7 @@ py::object version_of(py::object const& x) {
   return py::none();
 }
 
-// In order of memory. What has one entry, or none, has any stride.
+// Dimensions in order of memory. A dimension of size 0 or 1 may have any stride.
 bool is_same(Operand const& a, Operand const& b, Problem const& p) {
   auto const same = [](int32_t entries, int64_t x, int64_t y) { return entries <= 1 || x == y; };
   return a.data == b.data && same(p.batch, a.batch_stride, b.batch_stride) &&

@@ -1,5 +1,4 @@
-// K and V that are rounded to 8 bits once, for any number of calls: what `quantize` may be instead
-// of a name.
+// K and V that were rounded to 8 bits once, for several calls, which pass them as `quantize`.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,12 +15,12 @@ struct Prequantized {
   pybind11::object memory;  // None: of kernels that keep nothing
   Workspace workspace;      // its bytes
 
-  // Raises ValueError unless the call's k and v are these and what they were. Without `has_memory`
-  // the problem has no addresses.
+  // Raises ValueError unless the call's k and v are these tensors, and unchanged. Without
+  // `has_memory` the problem has no addresses.
   void require_same(Problem const& call, bool has_memory) const;
 };
 
-// The object as that, or null.
+// The object as a Prequantized, or null if it is something else.
 Prequantized const* prequantized_of(PyObject* quantize);
 
 // Defines PrequantizedKV in _C, and prequantize(k, k, v, options), which makes it: with `quantize`,

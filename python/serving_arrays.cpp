@@ -1,7 +1,6 @@
 #include "serving_arrays.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "errors.hpp"
@@ -92,7 +91,7 @@ View read_offsets(Call const& call, char const* name, PyObject* x, bool memory) 
 void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand) {
   if (!has_value(x)) return;
   if (!call.library->has(x)) {
-    float const value = number(name, x);
+    float const value = float(number(name, x));
     if (value == 1.0f) return;
     if (!(value > 0.0f && value <= 3.0e38f)) {
       raise(PyExc_ValueError,
@@ -147,13 +146,6 @@ void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View cons
   p.head_dim = size("the head dim of q and k", k.shape[k.ndim - 1]);
   p.head_dim_v = size("the head dim of v", v.shape[v.ndim - 1]);
   p.logits.bias_dtype = dtype;
-}
-
-void set_default_scale(Call& call, Arguments const& given) {
-  Problem& p = call.problem;
-  if (!has_value(given.softmax_scale) && p.head_dim > 0) {
-    p.logits.softmax_scale = float(1.0 / std::sqrt(double(p.head_dim)));
-  }
 }
 
 }  // namespace cutlass_attn::serving_arrays

@@ -34,6 +34,5 @@ void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand&
 // Pages that a table names: (pages, page_size, heads, head_dim).
 void read_pages(Call& call, Arguments const& given, Names const& names, View const& k, bool memory);
 void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v);
-void set_default_scale(Call& call, Arguments const& given);
 
 }  // namespace cutlass_attn::serving_arrays

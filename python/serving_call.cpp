@@ -73,7 +73,7 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
     p.seq_k.seqused = address<int32_t>(
         read_int32(call, "seqused_k", given.seqused_k, memory, {p.batch}, "(batch,)"));
   }
-  set_default_scale(call, given);
+  call.set_scalars(given);
   read_scale(call, "k_scale", given.k_scale, memory, p.k);
   read_scale(call, "v_scale", given.v_scale, memory, p.v);
   call.read_options(given, memory);
@@ -177,7 +177,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
     p.seq_k.seqused = address<int32_t>(
         read_int32(call, "cache_seqlens", given.cache_seqlens, memory, {p.batch}, "(batch,)"));
   }
-  set_default_scale(call, given);
+  call.set_scalars(given);
   read_scale(call, "k_scale", given.k_scale, memory, p.k);
   read_scale(call, "v_scale", given.v_scale, memory, p.v);
   call.read_options(given, memory);

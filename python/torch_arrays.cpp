@@ -1,4 +1,4 @@
-// torch tensors. docs/notes/host-time.md says what each piece of a call costs.
+// torch tensors. docs/notes/host-time.md has the host time of each part of a call.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace cutlass_attn {
 namespace {
 
-// Types by torch's names, without "torch.": what a call may have, all else is other.
+// The dtypes that a call may have, by torch's names without "torch."; all others are kOther.
 dlpack::DataType dtype_of(std::string const& name) {
   static constexpr std::pair<char const*, dlpack::DataType> kTypes[] = {
       {"float16", {dlpack::kFloat, 16, 1}}, {"bfloat16", {dlpack::kBfloat, 16, 1}},
@@ -83,7 +83,7 @@ class Torch final : public Library {
     }
     py::object const level = checked(PyObject_GetAttr(forward_ad_.ptr(), current_level_.ptr()));
     if (PyLong_AsLong(level.ptr()) >= 0) return true;
-    // The memory of such a view holds the opposite values.
+    // A lazily negated view: its memory holds the values with the opposite sign.
     return arrays.any_of_numbers(
         [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
@@ -107,7 +107,7 @@ class Torch final : public Library {
   bool casts() const override { return says(PyObject_CallNoArgs(is_autocast_.ptr())); }
 
   py::object empty(View const& x, Shape const& shape) const override {
-    // Half the time of torch.empty().
+    // Takes half as long as torch.empty().
     if (!shape.is_of(x)) return Library::empty(x, shape);
     py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
     return checked(PyObject_CallOneArg(function.ptr(), x.object));
@@ -142,8 +142,8 @@ class Torch final : public Library {
     return value != 0;
   }
 
-  // A fault where a tensor that has elements has no address. Storage that was freed leaves the
-  // offset of the tensor's first element; no process has memory below 64 KiB.
+  // A tensor with elements but without an address is a fault. Freed storage leaves the offset of
+  // the first element as the address; no process has memory below 64 KiB.
   void find_fault(View& view) const {
     constexpr uintptr_t kLowest = 1 << 16;
     if (reinterpret_cast<uintptr_t>(view.data) >= kLowest) return;
@@ -170,7 +170,7 @@ class Torch final : public Library {
     return view;
   }
 
-  // For what the exchange table does not know: subclasses, tensors without memory, older torch.
+  // For tensors that the exchange table does not support: subclasses, no memory, older torch.
   View read_attributes(PyObject* x, bool memory) const {
     py::handle const tensor(x);
     if (tensor.attr("is_nested").cast<bool>()) {
@@ -208,9 +208,9 @@ class Torch final : public Library {
     return view;
   }
 
-  // Tensors without memory to speak of, of the shapes that calls asked for last: one like such a
-  // tensor takes half the time of torch.empty(). Made when a shape comes a second time, as making
-  // it takes longer than that. Under the GIL.
+  // Templates: tensors with the memory of one element, of the most recent shapes. empty_like() of a
+  // template takes half as long as torch.empty(). Making a template takes longer, so it is made
+  // when a shape is used a second time. Protected by the GIL.
   struct Template {
     dlpack::Device device{dlpack::kOtherDevice, 0};
     std::string_view dtype;

@@ -83,6 +83,7 @@ struct Logits {
   int64_t alibi_batch_stride = 0;
   PerLogit bias;  // of bias_dtype: that of q, or float32
   DType bias_dtype = DType::kFloat16;
+  bool has_float64_slopes = false;  // slopes are double, of float64 operands alone
   // A user's function of what comes of that, which RunOptions name.
   bool has_score_mod = false;
   // A logit per query head that joins the softmax's denominator, with no key or value of its own.
@@ -126,6 +127,12 @@ struct Gradients {
   bool deterministic = false;
 };
 
+// Scalars of a call with float64 operands, which Logits have rounded to float.
+struct Float64Scalars {
+  double softmax_scale = 1.0;
+  double softcap = 0.0;
+};
+
 // Of float64 operands, the LSE, its gradient, sinks and the gradients of sinks and bias are double
 // where float is said here.
 struct Problem {
@@ -166,6 +173,9 @@ struct Problem {
 
   // Of a backward pass alone, on the host: kernels have it in their own arguments.
   Gradients const* grad = nullptr;
+
+  // Of float64 operands alone, on the host. Null: Logits have the scalars.
+  Float64Scalars const* float64 = nullptr;
 
   // Of all four operands.
   void set_dtype(DType dtype) { q.dtype = k.dtype = v.dtype = o.dtype = dtype; }

@@ -83,7 +83,7 @@ struct Buffers {
     take(q_columns, d * kMaxBlock);
     take(grad_o_columns, dv * kMaxBlock);
     for (Real** tile : {&p, &ds, &slope, &factor}) take(*tile, kTileKeys * kMaxBlock);
-    if (!(problem.logits.softcap > 0.0f)) slope = nullptr;
+    if (!(Scalars<Real>(problem).softcap > 0)) slope = nullptr;
     take(k_panel, kTileKeys * d);
     take(v_panel, kTileKeys * dv);
     if (problem.grad == nullptr) return used;

@@ -125,7 +125,7 @@ CA_CPU_TARGET void compute_gradients(Problem const& p, Rows<Real> const& rows,
                                                           to.grad_o, nullptr, to.ds);
   if (dropout.is_active()) {
     std::fill_n(to.factor, keys * kBlock, Real(1));
-    drop<CA_CPU_VECTORS>(dropout, rows, 0, key, keys, to.factor);
+    drop<CA_CPU_VECTORS>(p, dropout, rows, 0, key, keys, to.factor);
   }
   for (int n = 0; n < keys; ++n) {
     Real* const weights = to.p + n * kBlock;
@@ -164,7 +164,7 @@ CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* s
   DropoutMask const dropout(p);
   PagedKv<Element> const k_source(p, rows.seq, p.k, kv_head);
   PagedKv<Element> const v_source(p, rows.seq, p.v, kv_head);
-  Real const scale = softmax_scale_of<Real>(p);
+  Real const scale = Scalars<Real>(p).softmax_scale;
   int const group = p.num_heads_q / p.num_heads_kv;
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     double sink = 0;
@@ -327,7 +327,7 @@ CA_CPU_TARGET inline void run_forward(Problem const& p, int batch, int head, int
       }
       max[r] = best;
     }
-    if (dropout.is_active()) drop<CA_CPU_VECTORS>(dropout, rows, 0, key, keys, to.p);
+    if (dropout.is_active()) drop<CA_CPU_VECTORS>(p, dropout, rows, 0, key, keys, to.p);
     add_values<CA_CPU_VECTORS>(v, p.head_dim_v, keys, unseen, to.p, rescale, o);
   }
   double const scale = double(scale_of(p.v, kv_head)) / double(scale_of(p.o, head));

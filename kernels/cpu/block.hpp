@@ -54,15 +54,29 @@ Real with_entry(Real logit, Bias bias) {
 inline float tanh_of(float x) { return fast_tanh(x); }
 inline double tanh_of(double x) { return std::tanh(x); }
 
-// A Problem has the scale in float32. If a float64 call passes the default, rounded to float32, the
-// exact default is used.
+// The softmax scale and the softcap as Real: exact in a float64 call that has them.
 template <class Real>
-Real softmax_scale_of(Problem const& p) {
-  if constexpr (std::is_same_v<Real, double>) {
-    double const usual = 1.0 / std::sqrt(double(p.head_dim));
-    if (p.logits.softmax_scale == float(usual)) return usual;
+struct Scalars {
+  Real softmax_scale, softcap;
+
+  explicit Scalars(Problem const& p)
+      : softmax_scale(p.logits.softmax_scale), softcap(p.logits.softcap) {
+    if constexpr (std::is_same_v<Real, double>) {
+      if (p.float64) softmax_scale = p.float64->softmax_scale, softcap = p.float64->softcap;
+    }
   }
-  return Real(p.logits.softmax_scale);
+};
+
+// The ALiBi slope of a head.
+template <class Real>
+Real alibi_slope_of(Problem const& p, int batch, int head) {
+  int64_t const at = batch * p.logits.alibi_batch_stride + head;
+  if constexpr (std::is_same_v<Real, double>) {
+    if (p.logits.has_float64_slopes) {
+      return reinterpret_cast<double const*>(p.logits.alibi_slopes)[at];
+    }
+  }
+  return Real(p.logits.alibi_slopes[at]);
 }
 
 // exp(x)

@@ -174,7 +174,7 @@ template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int key, int keys,
                              Real* s, typename VectorOf<Real>::Scalar* slope) {
   constexpr int kWidth = kVectors * kLanesOf<Real>;
-  Real const scale = softmax_scale_of<Real>(p), cap = p.logits.softcap;
+  auto const [scale, cap] = Scalars<Real>(p);
   if (cap > 0) {
     Real const inner = scale / cap;
     for (int i = 0; i < keys * kWidth; ++i) s[i] = tanh_of(s[i] * inner);
@@ -187,9 +187,7 @@ CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int k
     SeqLens const lens = state.seq.lens(p);
     alignas(64) Real alibi[kWidth], diagonal[kWidth];
     for (int r = 0; r < kWidth; ++r) {
-      alibi[r] =
-          p.logits
-              .alibi_slopes[state.seq.batch * p.logits.alibi_batch_stride + state.head[row + r]];
+      alibi[r] = alibi_slope_of<Real>(p, state.seq.batch, state.head[row + r]);
       diagonal[r] = Real(int64_t(state.query[row + r]) + lens.k - lens.q + p.mask.diagonal_shift);
     }
     for (int n = 0; n < keys; ++n) {
@@ -217,9 +215,10 @@ CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int k
 // Applies dropout to the weights of a block, in place, and scales the kept ones. `key` is a
 // multiple of 32.
 template <int kVectors, class Real, class Rows>
-CA_CPU_TARGET void drop(DropoutMask const& dropout, Rows const& state, int row, int key, int keys,
-                        Real* s) {
+CA_CPU_TARGET void drop(Problem const& p, DropoutMask const& dropout, Rows const& state, int row,
+                        int key, int keys, Real* s) {
   constexpr int kWidth = kVectors * kLanesOf<Real>;
+  Real const kept_scale = Real(1) / Real(kept_share(p.dropout.p));
   alignas(64) uint32_t own[2][kWidth], other[2][kWidth];  // words of 16 keys each
   for (int n0 = 0; n0 < keys; n0 += 32) {
     for (int pair = 0; pair < 8; pair += 2) {
@@ -238,7 +237,7 @@ CA_CPU_TARGET void drop(DropoutMask const& dropout, Rows const& state, int row, 
         if (n >= keys) break;
         for (int r = 0; r < kWidth; ++r) {
           uint32_t const number = DropoutMask::number(own[i / 4][r], other[i / 4][r], n);
-          s[n * kWidth + r] *= dropout.factor(number);
+          s[n * kWidth + r] *= dropout.factor(number) > 0.0f ? kept_scale : Real(0);
         }
       }
     }

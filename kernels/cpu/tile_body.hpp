@@ -65,7 +65,7 @@ CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask cons
     }
   }
   for (int r = 0; r < kWidth; ++r) state.softmax[row + r].sum += sum[r];
-  if (dropout.is_active()) drop<kVectors>(dropout, state, row, key, keys, s);
+  if (dropout.is_active()) drop<kVectors>(p, dropout, state, row, key, keys, s);
   add_values<kVectors>(v, p.head_dim_v, keys, unseen, s, rescale,
                        state.o + int64_t(row) * p.head_dim_v);
 }

@@ -213,17 +213,25 @@ Status check_options(Problem const& p, Op op) {
     return Status::invalid("accumulate is " + std::to_string(int32_t(p.accumulate)) +
                            ", allowed: " + numbered(facts::kAccumulateNames));
   }
-  if (!std::isfinite(p.logits.softmax_scale)) {
-    return Status::invalid("softmax_scale is " + value_of(p.logits.softmax_scale) +
+  bool const is_float64 = p.q.dtype == DType::kFloat64;
+  Float64Scalars const scalars = is_float64 && p.float64
+                                     ? *p.float64
+                                     : Float64Scalars{p.logits.softmax_scale, p.logits.softcap};
+  if (!std::isfinite(scalars.softmax_scale)) {
+    return Status::invalid("softmax_scale is " + value_of(scalars.softmax_scale) +
                            ", allowed: any finite number");
   }
-  if (!std::isfinite(p.logits.softcap) || p.logits.softcap < 0.0f) {
-    return Status::invalid("softcap is " + value_of(p.logits.softcap) +
+  if (!std::isfinite(scalars.softcap) || scalars.softcap < 0.0) {
+    return Status::invalid("softcap is " + value_of(scalars.softcap) +
                            ", allowed: a finite number > 0, or 0 for no cap");
+  }
+  if (p.logits.has_float64_slopes && !is_float64) {
+    return Status::invalid(std::string("has_float64_slopes is set, but q is ") +
+                           name_of(p.q.dtype) + "; allowed: with float64");
   }
   // Of what is computed in float32, tanh has an error of 1e-7, which the cap multiplies.
   constexpr float kMaxSoftcap = 4096.0f;
-  if (p.logits.softcap > kMaxSoftcap && p.q.dtype != DType::kFloat64) {
+  if (p.logits.softcap > kMaxSoftcap && !is_float64) {
     return Status::invalid("softcap is " + value_of(p.logits.softcap) + ", allowed: up to " +
                            value_of(kMaxSoftcap) +
                            ", as logits have an error of 1e-7 of it, or 0 for no cap");
@@ -454,7 +462,7 @@ Status for_inputs(Problem const& p, Visit&& visit) {
   if (status.ok() && p.logits.alibi_slopes) {
     status = visit({"alibi_slopes",
                     p.logits.alibi_slopes,
-                    4,
+                    p.logits.has_float64_slopes ? 8 : 4,
                     {p.logits.alibi_batch_stride},
                     {p.batch},
                     p.num_heads_q});

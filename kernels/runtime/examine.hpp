@@ -226,10 +226,10 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   if (uint32_t const missing = variant.kernel->needs & ~call.options) {
     auto const reason = [&] {
-      std::string text = "is for calls with";
+      std::string text = "runs only calls with";
       for (std::string const& name : option_names(missing)) text += " " + name + ",";
-      text.back() = ' ';
-      return text + "alone";
+      text.pop_back();
+      return text;
     };
     if (lacks(Lack::kKind, reason)) return;
   }

@@ -68,9 +68,9 @@ inline char const* name_of(Accumulate accumulate) {
 }
 inline char const* name_of(Quantize quantize) { return facts::kQuantizeNames[int(quantize)]; }
 // As a value of Python's.
-inline std::string value_of(float x) {
+inline std::string value_of(double x) {
   char text[32];
-  std::snprintf(text, sizeof text, "%g", double(x));
+  std::snprintf(text, sizeof text, "%g", x);
   return text;
 }
 inline std::string value_of(Quantize quantize) {

@@ -43,12 +43,12 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN, int kWarpsM,
+template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM,
           int kWarpsD>
 struct Latent {
   using Params = LatentParams;
   static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kN = kBlockN;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kN = kBlockN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsD;
   static constexpr int kMinBlocksPerSm = kWarpsM > 1 ? 1 : 2;
   static constexpr bool kPacksHeads = true;

@@ -184,8 +184,7 @@ def attention(
             causal call has no keys on the right.
         attention_chunk: chunk length, 1 to 2^28: query i sees only keys in the chunk of key
             ``i + Sk - Sq``; chunks start at key 0 (Llama 4). Applies on top of causal and window.
-        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``. A number that is
-            given is rounded to float32, also for float64 queries.
+        softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
             Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
         layout: order of the dimensions of q, k, v, out and the result: "bhsd" or "bshd".
@@ -217,9 +216,9 @@ def attention(
             batch padded on the left, where queries of padding then see no key (unless such a query
             holds NaN and a gradient is computed: give ``leftpad_q`` too). One padded on the right
             has ``seqused_q`` and ``seqused_k``.
-        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
-            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
-            2108.12409).
+        alibi_slopes: (Hq,) or (B, Hq) float32 (float64 queries: or float64), contiguous in the last
+            dimension: subtracts ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and
+            key j (ALiBi, arXiv 2108.12409).
         sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
             per query head that joins the softmax's denominator, and the log-sum-exp, without a key
             or a value; neither scaled nor capped.

@@ -1,4 +1,4 @@
-"""`attention` on a GPU with a score_mod that no other options are: compiled with the kernel."""
+"""`attention` on a GPU with a score_mod that no other option expresses: NVRTC compiles it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLES = ("b", "h", "q", "k")
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A function and what it reads, as `_C` takes them. It keeps the captured tensors alive."""
+    """A compiled function and its operands, for `_C`. Keeps the captured tensors alive."""
 
     name: str
     operands: bytes
@@ -39,10 +39,10 @@ class ScoreMod:
 
 
 def made(graph: Graph) -> ScoreMod:
-    """The graph's function and its derivative, known to `jit` by a name.
+    """Registers the graph's function and its derivative with `jit`, under a name.
 
-    Two functions that compute the same with other numbers and tensors of the same dtypes and ranks
-    have one name, and one kernel.
+    Numbers and tensors are operands, not part of the name: functions that differ only in numbers,
+    or in tensors of equal dtypes and ranks, share one name and one kernel.
     """
     roots = {"score": graph.result, "grad": derivative(graph).score}
     source = cpp.source(graph, roots)
@@ -62,8 +62,10 @@ def _on(device: torch.device, x: torch.Tensor) -> torch.Tensor:
 
 
 def masked(graph: Graph, call: Call) -> tuple[Graph, dict[str, Any]]:
-    """The graph with what few kernels have beside a score_mod, a bool mask and a chunk; the other
-    options."""
+    """The graph with the bool mask and the chunk as terms of it, and the remaining options.
+
+    Few kernels accept a score_mod together with a mask or a chunk.
+    """
     graph = dataclasses.replace(graph, captures=list(graph.captures))
     options = dict(call.options)
     mask, chunk = options.pop("mask", None), options.pop("attention_chunk", None)
@@ -87,7 +89,8 @@ def masked(graph: Graph, call: Call) -> tuple[Graph, dict[str, Any]]:
 
 
 def forward_mod(call: Call, graph: Graph, device: Any = None) -> tuple[ScoreMod, dict[str, Any]]:
-    """What the forward kernel is given. Hopper's skips tiles of a mask, and has chunks."""
+    """The function and options for the forward kernel. Hopper's kernel accepts mask and chunk as
+    options, and skips masked tiles."""
     if call.options.get("mask") is None and call.options.get("attention_chunk") is None:
         return made(graph), call.options
     whole = made(graph)
@@ -99,7 +102,7 @@ def forward_mod(call: Call, graph: Graph, device: Any = None) -> tuple[ScoreMod,
 
 
 def explained(call: Call, graph: Graph, device: Any, grad: bool) -> tuple[_C.Explanation, str]:
-    """What `explain` says, and the name of the function."""
+    """The result of `_C.explain`, and the name of the compiled function."""
     if grad:
         graph, options = masked(graph, call)
         mod = made(graph)
@@ -116,13 +119,13 @@ def attention(call: Call, graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         NotImplementedError: a captured tensor requires a gradient.
         ValueError: no kernel takes the call.
-        CompileError, CompilerNotFound: of jit.
+        CompileError, CompilerNotFound: see `jit.cubin`.
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in graph.captures):
         shapes = [tuple(x.shape) for x in graph.captures if x.requires_grad]
         raise UnsupportedModError(
-            f"a captured tensor of shape {shapes[0]} requires a gradient, which kernels have of "
-            "terms that are a bias alone: detach it, or pass its term as bias="
+            f"a captured tensor of shape {shapes[0]} requires a gradient; allowed only where the "
+            "score_mod adds it to the score: detach it, or pass that term as bias="
         )
     return _Compiled.apply(call, graph, call.q, call.k, call.v, call.options.get("sinks"))  # type: ignore
 
@@ -158,7 +161,7 @@ def _gradients(
     out: Any,
     lse: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Those of q, k, v and sinks, where wanted."""
+    """The wanted gradients of q, k, v and sinks."""
     graph, options = masked(graph, call)
     mod = made(graph)
     options = {name: x for name, x in options.items() if name not in OF_FORWARD}

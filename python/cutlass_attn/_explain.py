@@ -131,8 +131,10 @@ def explain(
 
 
 def _predicted_errors(call: Call, function: str) -> np.ndarray | None:
-    """Of each head, of packed sequences of up to 8 of them, evenly spread; None where there are no
-    numbers on the host to be had."""
+    """Predicted RMS error of each head; of packed sequences, of up to 8 evenly spread ones.
+
+    None if the values of the tensors cannot be read on the host.
+    """
     if function == "attention":
         return predicted_errors(call)
     if not library_of(call.q).has_numbers(call.q):
@@ -147,18 +149,18 @@ _SERVING = {"attention_varlen": explained_varlen, "attention_decode": explained_
 
 
 def _function_of(options: dict[str, Any]) -> str:
-    """Whose arguments these are."""
+    """The name of the function that has these keywords."""
     if "cache_seqlens" in options or "indices" in options:
         return "attention_decode"
     return "attention_varlen" if "cu_seqlens_q" in options else "attention"
 
 
 def parameters_of(options: dict[str, Any]) -> tuple[str, ...]:
-    """Names of what `explain` takes of a call with these keywords."""
+    """Names of the arguments that `explain` accepts with these keywords."""
     return (*SIGNATURES[_function_of(options)].parameters, "device", "grad")
 
 
-# What help() and inspect show: the signature of `attention`, and what is explain's own.
+# For help() and inspect: the parameters of `attention`, then explain's own.
 _SIGNATURE = SIGNATURES["attention"]
 explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
     parameters=[
@@ -167,12 +169,12 @@ explain.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
     ],
     return_annotation="Explanation",
 )
-# Of no say in what a kernel has to do, or in the reasons that are given anyway.
+# Options that do not change which kernel runs, or that the reasons mention anyway.
 _NOT_NAMED = {"return_lse", "out", "kernel", "verify", "validate", "rng_state"}
 
 
 def _words(call: Call, function: str) -> Iterator[str]:
-    """What a call asks for: shapes, and options that are not what they are by default."""
+    """The call in words: shapes, and the options that differ from their defaults."""
     names = SIGNATURES[function].parameters
     given = {**dict(zip(names, (call.q, call.k, call.v), strict=False)), **call.options}
     for name, parameter in names.items():
@@ -186,5 +188,5 @@ def _words(call: Call, function: str) -> Iterator[str]:
 
 
 def _is_present(where: Device) -> bool:
-    """Is this a GPU that can be used?"""
+    """Whether this is a GPU of this machine that can be used."""
     return not where.compute_capability and not _C.device_info(CUDA, where.ordinal)["unavailable"]

@@ -1,4 +1,4 @@
-"""What `explain` answers, and how it prints."""
+"""The result of `explain`, and its text."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import numpy as np
 from . import quantized
 from ._variants import Variant
 
-MOST_REASONS = 5  # why kernels were passed over, in what print() shows
+MOST_REASONS = 5  # the number of kernels passed over that print() shows
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one variant runs a call, and if not, why."""
+    """Whether one variant runs a call, and if not, why not."""
 
     variant: Variant
     chosen: bool
     reason: str  # why it cannot run, was not asked for or is not preferred; empty if chosen
-    splits: int = 1  # if chosen: thread blocks that share the keys of a tile
-    workspace_bytes: int = 0  # if chosen: of the memory that its kernels use among themselves
-    max_launches: int = 0  # if chosen: of GPU kernels, 0 on a CPU; some may turn out empty
-    score: str = ""  # if chosen: the terms that its GPU kernel adds to a logit, as softcap_alibi
-    at_first_use: bool = False  # if chosen: whether the build left its kernel with that score out
+    # These are set for the chosen variant only.
+    splits: int = 1  # thread blocks that share the keys of a tile
+    workspace_bytes: int = 0  # device memory that its kernels use beyond the call's tensors
+    max_launches: int = 0  # GPU kernels launched, at most; 0 on a CPU
+    score: str = ""  # terms that its GPU kernel applies to a logit, such as "softcap_alibi"
+    at_first_use: bool = False  # this build lacks the kernel with that score: NVRTC compiles it
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class PassedOver:
     """A kernel for calls of this kind that dispatch prefers to the one that runs."""
 
     kernel: str
-    reason: str  # why it does not run: of its variants that come closest, the first one's
-    count: int  # how many variants come as close
+    reason: str  # why it does not run: the reason of its variant that comes closest
+    count: int  # number of variants that have this reason
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,17 +45,17 @@ class Explanation:
     device: str
     verdicts: tuple[Verdict, ...]
     quantize: str | None = None
-    # Of `quantize`, of the head with the largest: what the result's RMS error is expected to be,
-    # relative to its RMS. None without it, and for tensors without numbers.
+    # With `quantize`: the predicted RMS error of the worst head, relative to the RMS of its result.
+    # None without `quantize`, and if the values of the tensors cannot be read.
     predicted_error: float | None = None
     max_error: float | None = None
-    # The same of each head, (B, Hq): what `max_error` decides by.
+    # The predicted error of each head, (B, Hq), which `max_error` is compared with.
     predicted_errors: np.ndarray | None = None
-    # With `max_error`, of each head, (B, Hq): whether it would run in 16 bits.
+    # With `max_error`: which heads would run in 16 bits, (B, Hq) bool.
     in_16_bits: np.ndarray | None = None
     # In order of preference; if no kernel takes the call, all kernels for calls of this kind.
     passed_over: tuple[PassedOver, ...] = ()
-    # What a score_mod that is none of the other options is compiled as.
+    # The name of the compiled score_mod, if the call has one that no other option expresses.
     score_mod: str | None = None
 
     @property
@@ -69,13 +70,15 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory in bytes that the kernels use beside the operands and the result."""
+        """Bytes of device memory that the kernels use in addition to the operands and results."""
         return next((verdict.workspace_bytes for verdict in self.verdicts if verdict.chosen), 0)
 
     @property
     def score(self) -> str:
-        """The terms that the GPU kernel is composed of, such as "softcap_alibi"; "identity" for
-        none, "" for kernels of the CPU and for calls that would be refused."""
+        """The terms that the GPU kernel applies to a logit, such as "softcap_alibi".
+
+        "identity": no terms. "": a CPU kernel, or a call that no kernel accepts.
+        """
         return next((verdict.score for verdict in self.verdicts if verdict.chosen), "")
 
     @property

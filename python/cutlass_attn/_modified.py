@@ -1,5 +1,8 @@
-"""`attention` with score_mod, mask_mod or block_mask: as options where they are some, else with a
-score that is computed as the function says."""
+"""`attention` with score_mod, mask_mod or block_mask.
+
+They are translated to other options where possible. A score_mod that no option expresses is
+compiled into a GPU kernel, or evaluated by torch on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from ._mods.translate import Mods, Translated, compiles_well, translate
 
 NAMES = ("score_mod", "mask_mod", "block_mask")
 _OF_LOGITS = ("softcap", "alibi_slopes", "bias")
-_OF_KEYS = ("bias", "alibi_slopes", "quantize")  # depend on how many keys there are
+_OF_KEYS = ("bias", "alibi_slopes", "quantize")  # depend on the number of keys
 _INTERVALS = ("causal", "window", "attention_chunk")
-# What a score_mod that is none of the other options has beside it, where torch evaluates it.
+# Options that combine with a score_mod that torch evaluates on a CPU.
 _INTERPRETED = {
     *("softmax_scale", "causal", "window", "attention_chunk", "mask", "sinks"),
     *("layout", "return_lse", "out", "deterministic", "kernel", "accumulate", "verify"),
@@ -41,7 +44,10 @@ def without(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """`function`, which is attention(), with these mods among its options."""
+    """The result of attention() with score_mod, mask_mod or block_mask among `options`.
+
+    `function` is attention() itself, called again with the options they are translated to.
+    """
     if unknown := refusal("attention", options):
         raise unknown
     given = {"q": q, "k": k, "v": v, **without(options)}
@@ -54,8 +60,10 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
 
 
 def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Call, Graph | None]:
-    """The call that `explain` is about, for one with these mods, and a score_mod that is none of
-    the other options. Raises what `options_of` does."""
+    """The translated call for `explain`, and the graph of a score_mod that no option expresses.
+
+    Raises the errors of `options_of`.
+    """
     mods = {name: options.get(name) for name in NAMES}
     call = Call(q, k, v, without(options))
     if not are_in(options):
@@ -65,11 +73,11 @@ def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Call, Gr
 
 
 def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
-    """The call with options for its mods, and how they were translated.
+    """The call with its mods translated to options, and the translation.
 
     Raises:
-        TypeError: an operand is no torch tensor, or a function has wrong arguments.
-        ValueError: a mod contradicts an option, or does not suit the sizes of the call.
+        TypeError: an operand is not a torch tensor, or a function has wrong arguments.
+        ValueError: a mod contradicts an option, or does not fit the sizes of the call.
     """
     named = " and ".join(name for name, x in mods.items() if x is not None)
     if not isinstance(call.q, torch.Tensor):
@@ -77,14 +85,14 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
             f"q is a {type(call.q).__name__}, allowed for a call with {named}: torch.Tensor"
         )
     options = dict(call.options)
-    facts = call.facts()  # refuses what does not fit together
+    facts = call.facts()  # checks the arguments
     if mods["score_mod"] is not None:
         for name in _OF_LOGITS:
             x = options.get(name)
             if x is not None and not (isinstance(x, (int, float)) and x == 0):
                 raise ValueError(
-                    f"score_mod is given, and {name}: allowed: one of them. A score_mod gets "
-                    "softmax_scale * q.k, and can do what the other does"
+                    f"score_mod and {name} are both given; allowed: one of them. A score_mod "
+                    f"receives softmax_scale * q.k and can apply {name} itself"
                 )
     batch, heads = call.q.shape[0], facts.num_heads_q
     lengths = Lengths(batch, heads, facts.seqlen_q, facts.seqlen_k)
@@ -106,7 +114,7 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
     if found.scale != 1.0:
         options["softmax_scale"] = _scale(call) * found.scale
     of_mods = dict(found.options)
-    # What depends on positions: with lengths, others than those that the functions get.
+    # Lengths change the positions that masks and slopes count; mods count from row 0.
     become = " and ".join(name for name in of_mods if name != "softcap")
     for name in PADDING:
         if become and options.get(name) is not None:
@@ -128,7 +136,7 @@ def _scale(call: Call) -> float:
     return 1 / math.sqrt(call.q.shape[-1]) if scale is None else float(scale)
 
 
-# torch.compile breaks its graph here: it would trace the tracer.
+# torch.compile must break its graph here: it would trace the tracer.
 @torch.compiler.disable
 def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str, Any]) -> Any:
     q, k, v = (given.pop(name) for name in "qkv")
@@ -143,7 +151,7 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
 
 
 def computed(call: Call, score: Graph) -> Any:
-    """A call with a score_mod that no other options are."""
+    """The result of a call with a score_mod that no other option expresses."""
     q, k, v = torch_library.autocast(call.q, call.k, call.v)
     call = Call(q, k, v, call.options)
     compute = _interpreted if q.device.type == "cpu" else _on_gpu
@@ -156,10 +164,10 @@ def computed(call: Call, score: Graph) -> Any:
 def _on_gpu(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
     if call.options.get("verify"):
         raise ValueError(
-            "verify=True: no scalar kernel has a score_mod that is none of the other options; "
-            "compare with the same call on a CPU, which torch evaluates"
+            "verify=True: no scalar kernel can run this score_mod, which no other option "
+            "expresses; compare with the call on a CPU, which torch evaluates"
         )
-    from . import _compiled  # and jit with it
+    from . import _compiled  # imports jit
 
     return _compiled.attention(call, score)
 
@@ -171,18 +179,18 @@ def _interpreted(call: Call, score: Graph) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in _INTERPRETED and (is_tensor or x not in (None, False, 0, 0.0)):
             given = f"a tensor of shape {tuple(x.shape)}" if is_tensor else repr(x)
             raise ValueError(
-                f"{name} is {given}: with a score_mod that is none of the other options, a CPU has "
-                f"no {name}; allowed: {', '.join(sorted(_INTERPRETED - {'verify'}))}"
+                f"{name} is {given}, but torch evaluates this score_mod on a CPU; allowed with it: "
+                f"{', '.join(sorted(_INTERPRETED - {'verify'}))}"
             )
     if options.get("kernel", "auto") not in ("auto", "cpu"):
         raise ValueError(
-            f"kernel is {options['kernel']!r}, allowed for a score_mod that torch evaluates: "
+            f"kernel is {options['kernel']!r}, but torch evaluates this score_mod; allowed: "
             '"auto", "cpu"'
         )
     if options.get("verify"):
         raise ValueError(
-            "verify=True: a score_mod that is none of the other options is evaluated by torch on a "
-            "CPU, and there is no second kernel"
+            "verify=True: torch evaluates this score_mod on a CPU, and there is no second kernel "
+            "to compare with"
         )
     facts = call.facts()
     is_bshd = facts.bshd

@@ -1,4 +1,4 @@
-"""What this build of the library holds: its kernels' variants, and what it was made of."""
+"""The kernel variants of this build, and the build's version and toolkits."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Variant:
     kernel: str
     op: str  # "forward" or "backward"
     device: str  # "cuda" or "cpu"
-    arch: str  # of its code: "80", or "90a" for Hopper alone; of CPU kernels the GPU's, or empty
+    arch: str  # compiled for: "80" and later, or "90a", Hopper only; emulated kernels too; "": CPU
     dtype: str  # "float16", "bfloat16", "float32" or "float64"
     head_dim: int  # 0: any up to 576
     head_dim_v: int  # of V and the output; 0: any up to 576
-    head_dim_multiple: int  # takes multiples up to these head dims; 0: them alone
+    head_dim_multiple: int  # accepts multiples of this up to head_dim; 0: only head_dim itself
     max_rows: int  # queries times query heads of a KV head; 0: any number
-    tile: str  # queries x keys x warps [c warps that share rows]; empty where there is none
-    accumulate: str  # what it adds products up in: "fp32", "fp16", "fp16_qk" or "fp16_pv"
-    quantize: str | None  # what it multiplies in 8 bits: None, "qk", "int8" or "fp8"
-    options: tuple[str, ...]  # what it implements of the options that a kernel may lack
-    needs: tuple[str, ...]  # what of these a call has to ask for
-    tier: str  # "core", "full", or "tuned": of the user's tuning file
+    tile: str  # queries x keys x warps [c warps that share rows]; "": the kernel has no tiles
+    accumulate: str  # accumulator: "fp32", "fp16", "fp16_qk" or "fp16_pv"
+    quantize: str | None  # products in 8 bits: None, "qk", "int8" or "fp8"
+    options: tuple[str, ...]  # supported options, of those that not every kernel supports
+    needs: tuple[str, ...]  # options that a call must use for this variant to run
+    tier: str  # "core", "full", or "tuned": from the user's tuning file
     compiled: bool  # False: left out of this build
     automatic: bool  # False: runs only when asked for by name
 
@@ -78,13 +78,13 @@ def variants(op: Literal["forward", "backward"] | None = "forward") -> list[Vari
 
 
 def accumulate_of(kernel: str) -> str:
-    """What a kernel, or the variant with this key, adds products up in; "fp32" for other names."""
+    """The accumulator of a kernel, or of the variant with this key; "fp32" for other names."""
     named = (v.accumulate for v in _variants() if kernel in (v.kernel, v.key))
     return next(named, "fp32")
 
 
 def quantize_of(kernel: str) -> str | None:
-    """What a kernel, or the variant with this key, multiplies in 8 bits; None for other names."""
+    """The 8-bit mode of a kernel, or of the variant with this key; None for other names."""
     named = (v.quantize for v in _variants() if kernel in (v.kernel, v.key))
     return next(named, None)
 

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of the calls that want them."""
+"""`warmup`: compile kernels before a call needs them."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def warmup(
 
 
 def _of_call(q: Any, k: Any, v: Any, device: str, grad: bool, options: dict[str, Any]) -> list[str]:
-    """Names of the entries that a call and its gradients run, and that this build left out."""
-    if reason := jit.available():  # the answer would be another variant
+    """Names of the entries that a call and its gradients run and that this build left out."""
+    if reason := jit.available():  # explain() would then choose another variant
         raise jit.CompilerNotFound(reason)
     entries = []
     for of_gradients in (False, True) if grad else (False,):

@@ -226,9 +226,9 @@ def attention_decode(
             "bshd", in which programs store caches, or "bhsd", (B, H, S, D), with pages (P, Hkv,
             page, D) (FlashInfer's HND). Views are made, nothing is copied; a result of "bhsd" is
             a view of one in the other order.
-        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
-            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
-            2108.12409).
+        alibi_slopes: (Hq,) or (B, Hq) float32 (float64 queries: or float64), contiguous in the last
+            dimension: subtracts ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and
+            key j (ALiBi, arXiv 2108.12409).
         sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
             per query head in the softmax's denominator, without a key or a value.
         k_scale: factor of stored keys, and divisor of new ones: a float, or (Hkv,) float32, which

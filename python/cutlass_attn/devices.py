@@ -1,4 +1,4 @@
-"""Devices by their names."""
+"""Devices by name: "cuda:1", "sm_89", "RTX 4090"."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CPU, CUDA = 0, 1  # the library's Device
 
 
 class Device(NamedTuple):
-    """What `_C.explain` is asked about."""
+    """The device that `_C.explain` chooses a kernel for."""
 
     kind: int
     ordinal: int = 0
-    compute_capability: int = 0  # of a GPU that need not be there; 0: the device at hand
-    num_sms: int = 0  # of such a GPU; 0: those of a common product of its compute capability
+    compute_capability: int = 0  # of a GPU that may be absent; 0: the GPU with this ordinal
+    num_sms: int = 0  # SMs of an absent GPU; 0: as a common product of that capability
 
 
 # Products: compute capability, and streaming multiprocessors. Shared memory follows from the
@@ -71,10 +71,10 @@ _BY_PLAIN_NAME = {_plain(name): name for name in PRODUCTS}
 
 
 def parse_device(device: str) -> tuple[Device, str]:
-    """What a name stands for, and how it is printed.
+    """The device with this name, and the text that describes it.
 
-    "cpu"; "cuda" or "cuda:1", a GPU present; "sm_89" or "RTX 4090", a GPU that need not be there.
-    Raises TypeError for what is no string, ValueError for any other.
+    "cpu"; "cuda" or "cuda:1", a GPU of this machine; "sm_89" or "RTX 4090", a GPU that may be
+    absent. Raises TypeError if the name is not a string, ValueError if it is unknown.
     """
     if not isinstance(device, str):
         raise TypeError(f'device must be a string such as "cuda:1" or "sm_89", got {device!r}')
@@ -100,7 +100,7 @@ def parse_device(device: str) -> tuple[Device, str]:
 
 
 def _product_at(index: int) -> str:
-    """ "NVIDIA L4, ", say, of a GPU present; empty where torch is not there to name it."""
+    """The product name of a GPU of this machine, such as "NVIDIA L4, "; empty without torch."""
     torch = sys.modules.get("torch")
     if torch is None or index >= torch.cuda.device_count():
         return ""

@@ -1,4 +1,4 @@
-"""What `quantize` makes of q, k and v, in numpy: the arithmetic of kernels/core/quantize.hpp."""
+"""The rounding of `quantize` in numpy: the arithmetic of kernels/core/quantize.hpp."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 
 TILE_KEYS, GROUPS, SAMPLES, PARTIAL_SUMS = 64, 4, 64, 8
 LEAST = np.float32(2.0**-100)
-FP8_WEIGHT = 6.5  # where the row max is
+FP8_WEIGHT = 6.5  # the weight of the row max with "fp8"
 
 
 @dataclass(frozen=True)
 class Operands:
-    """q and k as products in 8 bits have them: q . k is q @ k^T + q_shift."""
+    """q and k after rounding to 8 bits: the product with the given k is q @ k^T + q_shift."""
 
-    q: np.ndarray  # (B, Hq, Sq, D) float32, of which each row is 255 integers times a scale at most
-    k: np.ndarray  # (B, Hkv, Sk, D) float32, without the shift
-    shift: np.ndarray  # (B, Hkv, D) float32, what was subtracted from k
-    q_shift: np.ndarray  # (B, Hq, Sq, 1) float64, of q that is not rounded with the shift
+    q: np.ndarray  # (B, Hq, Sq, D) float32: integers from -127 to 127 times the scale of the row
+    k: np.ndarray  # (B, Hkv, Sk, D) float32, after the shift was subtracted
+    shift: np.ndarray  # (B, Hkv, D) float32, subtracted from k
+    q_shift: np.ndarray  # (B, Hq, Sq, 1) float64, products of the given q with the shift
 
     def unit(self) -> np.ndarray:
-        """(B, Hq, Sq): the most that a product's last bit is worth, where integers are added up."""
+        """(B, Hq, Sq): the largest value of the last bit of an integer product."""
         group = self.q.shape[1] // max(self.k.shape[1], 1)
         of_keys = np.abs(self.k).max(axis=(2, 3), initial=0.0).repeat(group, axis=1)
         return np.abs(self.q).max(axis=3, initial=0.0) * of_keys[:, :, None] / np.float32(127**2)
 
     def columns(self, q: np.ndarray, seqlen_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """q and the first keys with twice the head dim, whose products have q_shift in them: `q`
-        as it was given beside the rounded one, and the shift beside every key."""
+        """q and the first `seqlen_k` keys with twice the head dim, such that their products include
+        q_shift: the given `q` follows the rounded one, and the shift follows every key."""
         k = self.k[:, :, :seqlen_k]
         shift = np.broadcast_to(self.shift[:, :, None], k.shape)
         return np.concatenate((self.q, q), axis=3), np.concatenate((k, shift), axis=3)
@@ -55,16 +55,16 @@ def shift_of(k: np.ndarray) -> np.ndarray:
 
 
 def _rounded(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """x, rounded to int8 with a scale for what `axes` go over, as float32."""
+    """x rounded to int8 as float32; the elements along `axes` share a scale."""
     with np.errstate(all="ignore"):
-        amax = np.abs(x).max(axis=axes, keepdims=True, initial=0.0)  # of NaN NaN
+        amax = np.abs(x).max(axis=axes, keepdims=True, initial=0.0)  # NaN if one is NaN
         is_finite = np.isfinite(amax)
         is_zero = amax < LEAST
         scale = np.where(is_zero, np.float32(0.0), amax * (np.float32(1.0) / np.float32(127.0)))
         scale[~is_finite] = np.nan
         divisor = np.where(is_zero | ~is_finite, np.float32(1.0), amax)
         inverse = np.where(is_zero, np.float32(0.0), np.float32(127.0) / divisor)
-        # The product of two float32 is a float64.
+        # float64 holds the product of two float32 numbers exactly.
         x8 = np.rint(x.astype(np.float64) * inverse)
         return np.asarray(np.where(np.isnan(scale), np.nan, x8 * scale), np.float32)
 
@@ -90,23 +90,23 @@ def operands(q: np.ndarray, k: np.ndarray) -> Operands:
 # RMS errors found relative to the result's, docs/eight-bit.md: standard normal inputs, and others.
 ERRORS_FOUND = {"qk": (0.011, 0.022), "int8": (0.014, 0.024), "fp8": (0.040, 0.041)}
 _E4M3_ERROR = 0.026  # RMS, of a number rounded to three bits after the first
-_TILES, _QUERIES, _WEIGHED = 8, 256, 16  # that predictions look at
+_TILES, _QUERIES, _WEIGHED = 8, 256, 16  # tiles, queries, and queries with weights of a prediction
 
 
 def spread(most: int, count: int) -> np.ndarray:
-    """At most so many numbers below `count`, evenly spread."""
+    """At most `most` evenly spread integers below `count`."""
     return np.arange(count) if count < most else np.arange(most) * count // most
 
 
 def keys_looked_at(seqlen_k: int) -> np.ndarray:
-    """Whose part in an error is predicted: those of up to 8 tiles."""
+    """The keys that a prediction reads: those of up to 8 tiles."""
     first = spread(_TILES, -(-seqlen_k // TILE_KEYS)) * TILE_KEYS
     keys = (first[:, None] + np.arange(TILE_KEYS)).ravel()
     return np.asarray(keys[keys < seqlen_k])
 
 
 def queries_looked_at(seqlen_q: int) -> np.ndarray:
-    """The same of queries."""
+    """The queries that a prediction reads: up to 256."""
     return spread(_QUERIES, seqlen_q)
 
 
@@ -119,19 +119,20 @@ def predicted_error(
     softmax_scale: float,
     shift: np.ndarray | None = None,
 ) -> float:
-    """What a mode is expected to do to the result of a head, relative to its root mean square: q
-    (Sq, D), k (Sk, D) and v (Sk, Dv) in any precision, all of them or those looked at; shift (D,)
-    is what k loses, by default `shift_of` these. Where those are not finite, it may not be.
-    kernels/core/predict.hpp has the same for what runs with `max_error`.
+    """The RMS error that a mode is expected to cause in the result of a head, relative to its RMS.
 
-    An element is off by up to half a step d = amax / 127, evenly: by d / sqrt(12) RMS. So a
-    logit is off by softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), and a weight by as
-    much, relatively; of values without a common direction the result is, too. It is less where
-    few keys have most of the weight: dividing by the sum of the weights takes back what they have
-    in common.
+    Args, in any precision: q (Sq, D), k (Sk, D) and v (Sk, Dv), all rows or those that a prediction
+    reads; shift (D,), which is subtracted from k, by default `shift_of` k. If they are not finite,
+    the result may not be either. kernels/core/predict.hpp computes this for `max_error`.
 
-    To that "int8" adds what rounding does to v, and to the weights that up to 16 of the queries
-    have without a mask; "fp8" 2.6 % for either.
+    Rounding moves an element by up to half a step d = amax / 127, uniformly: d / sqrt(12) RMS. So
+    a logit has an error of softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), a weight the
+    same relative error, and so has the result if values have no common direction. The error is
+    less if few keys have most of the weight: dividing by the sum of the weights cancels what their
+    errors have in common.
+
+    "int8" adds the error of rounding v, and of rounding the weights that up to 16 of the queries
+    have without a mask; "fp8" adds 2.6 % for each of the two.
     """
     if q.size == 0 or k.size == 0:
         return 0.0
@@ -163,7 +164,7 @@ def predicted_error(
 
 
 def _of_tiles(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """The largest of each tile of keys, for every key of it."""
+    """The largest value of each tile of keys, repeated for every key of the tile."""
     first = np.arange(0, x.shape[axis], TILE_KEYS)
     largest = np.maximum.reduceat(x, first, axis=axis)
     return largest.repeat(np.diff([*first, x.shape[axis]]), axis=axis)

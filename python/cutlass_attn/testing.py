@@ -315,9 +315,9 @@ def judge(
     rms, rms_yardstick = _rms(error), _rms(yardstick)
     rms_allowed = rms_yardstick * factor
     if dtype == "float32":
-        # A GPU's exponential is good to 2 ulp, in each weight and in their sum; with 16-bit outputs
-        # that drowns in the last rounding, here it does not. It counts by the size of what is
-        # summed, which the largest element of a row shows and one near zero does not.
+        # A GPU's exponential has an error of up to 2 ulp, in each weight and in their sum. With
+        # 16-bit outputs the last rounding is larger; with float32 it is not. The error scales with
+        # the summands, so the tolerance follows the largest element of a row.
         rms_allowed += _rms(4 * slack[finite])
         largest_of_row = np.abs(exact).max(axis=-1, keepdims=True, initial=0.0)
         slack = 4 * np.broadcast_to(ulp(largest_of_row, dtype), exact.shape)

@@ -1,6 +1,6 @@
-"""The user's own choice of tiles: read when the library is imported, and handed to dispatch.
+"""The user's tuning file: read on import, and handed to dispatch.
 
-Nothing but a look at the file system happens where there is no such file.
+Without such a file the import costs one look at the file system.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ VARIABLE = "CUTLASS_ATTN_TUNING"
 def path() -> Path | None:
     """$CUTLASS_ATTN_TUNING, else cutlass_attn/tuned.toml under $XDG_CONFIG_HOME or ~/.config.
 
-    None where there is neither of them nor a home directory, and for an empty $CUTLASS_ATTN_TUNING,
-    which stands for no file.
+    None if $CUTLASS_ATTN_TUNING is empty, which means no file, or if there is no home directory.
     """
     if (chosen := os.environ.get(VARIABLE)) is not None:
         return Path(chosen) if chosen else None
@@ -35,7 +34,7 @@ def path() -> Path | None:
 
 
 def read(file: Path) -> Tuning:
-    """What the file says. Raises TuningError, which names file and line, and OSError."""
+    """The content of the file. Raises TuningError, which names file and line, and OSError."""
     from ._build.tuned_toml import TuningError, parse
 
     try:
@@ -45,10 +44,10 @@ def read(file: Path) -> Tuning:
 
 
 def update(file: Path, change: Callable[[Tuning], Tuning]) -> None:
-    """Rewrites a file with what `change` makes of its present content, one process at a time.
+    """Replaces the content of a file by `change` of it, one process at a time.
 
-    Comments stay. A reader sees the old file or the new one. Raises TuningError for a file that
-    cannot be read as one, and OSError.
+    Keeps comments. A reader sees the old file or the new one. Raises TuningError if the file cannot
+    be parsed, and OSError.
     """
     from ._build.tuned_toml import Tuning
 
@@ -59,7 +58,7 @@ def update(file: Path, change: Callable[[Tuning], Tuning]) -> None:
 
 
 def check_writable(file: Path) -> None:
-    """Raises what `update` would, and leaves the file as it is."""
+    """Raises the errors of `update`, and leaves the file unchanged."""
     with _held(file) as file:
         if file.exists():
             read(file)
@@ -71,9 +70,9 @@ def check_writable(file: Path) -> None:
 def rules_in_force(
     device_class: str, kernel: str, head_dims: tuple[int, int], decode: bool
 ) -> list[Rule]:
-    """What dispatch goes by on a class of GPUs, in order; the last rule has no condition.
+    """The rules that dispatch uses on a class of GPUs, in order; the last one has no condition.
 
-    Without any rule the first of the kernel's variants runs.
+    If the kernel has no rule, its first variant is returned as the only one.
     """
     from ._build.tuned_toml import DEVICE_CLASSES, Rule
 
@@ -87,20 +86,20 @@ def rules_in_force(
         and rule["smem_kb"] == DEVICE_CLASSES[device_class]
     ]
     found = [rule for rule in known if rule.decode == decode]
-    if not found:  # decoding then goes by the rules of all calls
+    if not found:  # without decode rules, the rules of all calls apply
         found = [replace(rule, decode=decode) for rule in known if not rule.decode]
     if found and not found[-1].min_blocks_per_sm:
         return found
-    # Where no rule holds, dispatch takes the first variant.
+    # If no rule holds, dispatch runs the first variant.
     rows = (x for x in _C.variants() if (x["kernel"], x["head_dim"], x["head_dim_v"]) == wanted)
     tile = found[0].tile if found else next(rows)["tile"]
     return [*found, Rule(*where, tile, decode=decode)]
 
 
 def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
-    """A tuning with its rules for the same kernel, head dims and class replaced.
+    """A tuning with the rules for one kernel, head dims and class replaced.
 
-    Marks of tiles that are no variants without a rule go with their rules.
+    A [failing] mark of a tile that is a variant only because of a replaced rule goes with the rule.
     """
     from ._build.facts import DTYPE_KEYS
     from ._build.tuned_toml import Tuning
@@ -114,7 +113,7 @@ def with_rules(tuning: Tuning, rules: list[Rule]) -> Tuning:
 
 @contextmanager
 def _held(file: Path) -> Iterator[Path]:
-    """The file that a link leads to, with other processes kept off it."""
+    """Locks the file, following links, against other processes; yields its path."""
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(f"{file.name}.lock")):
@@ -122,9 +121,9 @@ def _held(file: Path) -> Iterator[Path]:
 
 
 def apply(tuning: Tuning, source: str) -> list[str]:
-    """Hands rules, tiles of their own and marks to dispatch; returns what is wrong with the others.
+    """Hands rules, new tiles and marks to dispatch; returns what is wrong with those it refused.
 
-    Only before anything has asked for variants or for a kernel.
+    To be called before any variant is listed and before any kernel runs.
     """
     wrong = []
     for rule in tuning.rules:
@@ -149,7 +148,7 @@ def apply(tuning: Tuning, source: str) -> list[str]:
 
 
 def _add(rule: Rule) -> str:
-    """Makes a variant of a rule's tile, unless there is one; why not, if it cannot be one."""
+    """Adds a variant with the rule's tile, unless it exists. Returns why it cannot be added."""
     from ._build.tile import shape_of
     from .jit import tile_space
 
@@ -176,7 +175,7 @@ def _tile_of(rule: Rule) -> dict[str, Any]:
 
 
 def load() -> None:
-    """Reads the user's file, if there is one. What is wrong in it is a warning, without effect."""
+    """Reads the user's file, if there is one. Each mistake in it is a warning, and is ignored."""
     if (file := path()) is None:
         return
     try:
@@ -185,7 +184,7 @@ def load() -> None:
                 warnings.warn(f"${VARIABLE} names {file}, which is no file", stacklevel=2)
             return
         wrong = apply(read(file), str(file))
-    except (OSError, ValueError) as error:  # of a folder that may not be looked into, too
+    except (OSError, ValueError) as error:  # also a folder without permission
         wrong = [str(error)]
     for message in wrong:
         warnings.warn(f"{message}; this has no effect", stacklevel=2)

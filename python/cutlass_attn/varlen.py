@@ -165,9 +165,9 @@ def attention_varlen(
         softmax_scale: factor of q @ k^T, of any sign; None is ``1 / sqrt(D)``.
         softcap: if positive, a scaled logit s becomes ``softcap * tanh(s / softcap)``; 0 is off.
             Up to 4096, as the error of a logit is 1e-7 of it; in float64 any finite number.
-        alibi_slopes: (Hq,) or (B, Hq) float32, contiguous in the last dimension: subtracts
-            ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and key j (ALiBi, arXiv
-            2108.12409).
+        alibi_slopes: (Hq,) or (B, Hq) float32 (float64 queries: or float64), contiguous in the last
+            dimension: subtracts ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and
+            key j (ALiBi, arXiv 2108.12409).
         sinks: attention sinks: (Hq,), contiguous, float32 (float64 for float64 queries). One logit
             per query head in the softmax's denominator, without a key or a value.
         dropout_p: probability, 0 to 1, that a softmax weight becomes 0, rounded to a multiple of

@@ -1,4 +1,4 @@
-"""`attention(..., verify=True)`: the same call once more with a scalar kernel."""
+"""`attention(..., verify=True)`: runs the call again with a scalar kernel and compares."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LOG = logging.getLogger("cutlass_attn")
 # the order of summation matters more than its rounding, 2^-24; 2^-18 covers sums of 10^5 terms.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
 SUMMATION = 2.0**-18
-# Of calls with products in 8 bits: the baseline takes 512 columns.
+# Of calls with products in 8 bits: the baseline doubles the head dim, up to 512.
 _MAX_ROUNDED_HEAD_DIM = 256
-# Whose weights are looked at where those are rounded: queries of a head, evenly spread.
+# Queries of a head, evenly spread, that are compared if the kernel rounds the weights.
 _QUERIES = 64
 _COLUMNS = 256  # of weights that the baseline computes at a time
-_HAIR = 1e-3  # more than a prediction in fp32 is off by, relative to it
+_HAIR = 1e-3  # relative; a prediction in fp32 has a smaller error
 
 
 class VerificationError(RuntimeError):
@@ -29,7 +29,7 @@ class VerificationError(RuntimeError):
 
 
 def require_plain(q: Any) -> None:
-    """Raises ValueError where results are not to be had on the host, or from no other kernel."""
+    """Raises ValueError if results cannot be read on the host, or no scalar kernel takes them."""
     _require_dtype(str(getattr(q, "dtype", "")).removeprefix("torch."))
     library = library_of(q)
     if not isinstance(q, np.ndarray) and isinstance(q, library.ARRAY) and library.must_see(q):
@@ -84,7 +84,7 @@ def verified(call: Call) -> Any:
     _require_dtype(facts.dtype)
     lib = library_of(call.q)
     if facts.dropout_p > 0 and call.options.get("rng_state") is None:
-        call = call.with_options(rng_state=lib.random_state(call.q))  # one for both
+        call = call.with_options(rng_state=lib.random_state(call.q))  # one state for both runs
     out, lse = call.run(return_lse=True)
     verdicts = call.explained(out=out).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
@@ -93,7 +93,7 @@ def verified(call: Call) -> Any:
 
 
 def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
-    """What `verified` does with a call's result and log-sum-exp, those of the kernel `tested`."""
+    """Compares the result and log-sum-exp of the kernel `tested` as `verified` describes."""
     facts = call.facts()
     if facts.quantize is not None and facts.head_dim > _MAX_ROUNDED_HEAD_DIM:
         raise ValueError(
@@ -141,7 +141,7 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
         largest_k = np.repeat(_largest_per_head(np.abs(k_)), group, axis=1)
         unit = abs(facts.softmax_scale) * largest_q * largest_k / 127**2
         unit[is_wide] = 0.0
-        logit_error = logit_error + 2 * unit  # without the shift keys are up to twice as large
+        logit_error = logit_error + 2 * unit  # keys without their mean: up to twice as large
     pv_error = 0.0
     if facts.accumulate in ("fp16", "fp16_pv"):
         pv_error = 4 * 2.0**-11
@@ -180,10 +180,16 @@ def _confirm_rounded_weights(
     v: np.ndarray,
     is_wide: np.ndarray,
 ) -> np.ndarray:
-    """Holds out, (B, Hq, Sq, Dv), to the rule of testing.py with the weights that the baseline has
-    for `same`, whose q and k are rounded; v is the call's own. Heads in 16 bits, is_wide (B, Hq),
-    are left out. Returns what rounding of weights may move the log-sum-exp by, (B, Hq, Sq):
-    infinitely far for queries that were not looked at.
+    """Judges out, (B, Hq, Sq, Dv), by the rule of testing.py and the baseline's weights.
+
+    Args:
+        same: the call with rounded q and k, for which the baseline computes the weights.
+        v: the call's v.
+        is_wide: (B, Hq) bool: heads that ran in 16 bits, which are skipped.
+
+    Returns:
+        How far rounding of the weights may move the log-sum-exp, (B, Hq, Sq): infinity for queries
+        that were not compared.
     """
     queries = np.unique(np.arange(_QUERIES) * facts.seqlen_q // _QUERIES)[: facts.seqlen_q]
     p = _weights(same, on_baseline, lib, facts, queries)
@@ -202,15 +208,15 @@ def _confirm_rounded_weights(
         exact[b, h] = p_ @ v_
         with np.errstate(invalid="ignore"):
             rounded, v_ = quantized.weights_and_values(p_, v_, facts.quantize or "")
-        # All weights are 1 together, with that of a sink.
+        # The weights sum to 1, including that of a sink.
         total = 1 + (rounded - p_).sum(axis=1, keepdims=True)
         unfused[b, h] = testing.round_to(rounded @ v_ / total, facts.dtype)
         lse_error[b, h, queries] = 2 * np.abs(np.log(total[:, 0])) + flipped
     accuracy = testing.judge(actual, exact, unfused, facts.dtype)
     if not accuracy.ok:
         raise VerificationError(
-            f"{names} disagree on out of {len(queries)} queries a head, evenly spread, by more "
-            f"than rounding of weights and v explains: {accuracy.reason}"
+            f"{names} disagree on out, in {len(queries)} evenly spread queries of each head, by "
+            f"more than rounding of weights and v explains: {accuracy.reason}"
         )
     return lse_error
 
@@ -218,7 +224,7 @@ def _confirm_rounded_weights(
 def _weights(
     same: Call, on_baseline: dict[str, Any], lib: Any, facts: _C.Call, queries: np.ndarray
 ) -> np.ndarray:
-    """Of these queries, (B, Hq, queries, Sk) in fp64: products with columns of the unit matrix."""
+    """Weights of these queries, (B, Hq, queries, Sk) in fp64: products with the unit matrix."""
     rows = 1 if facts.bshd else 2
     result = []
     for first in range(0, facts.seqlen_k, _COLUMNS):
@@ -241,7 +247,7 @@ def _require_within(
     errors: np.ndarray,
     is_wide: np.ndarray,
 ) -> None:
-    """Raises VerificationError for the head in 8 bits that is furthest off, if it is by more."""
+    """Raises VerificationError if a head in 8 bits has an error beyond max_error."""
     finite = np.isfinite(out) & np.isfinite(given)
     out, given = (np.where(finite, x, 0.0).astype(np.float64) for x in (out, given))
     size = np.sum(np.square(given), axis=(2, 3))
@@ -250,15 +256,18 @@ def _require_within(
     b, h = np.unravel_index(int(np.argmax(found)), found.shape)
     if found[b, h] > max_error:
         raise VerificationError(
-            f"{tested}: batch {b}, head {h} is in 8 bits and off by {found[b, h]:.2%} (RMS, of its "
-            f"result's) from what q, k and v as given have, but max_error is {max_error:g}; "
-            f"{errors[b, h]:.2%} was predicted, an estimate"
+            f"{tested}: batch {b}, head {h} ran in 8 bits with an RMS error of {found[b, h]:.2%}, "
+            f"relative to the RMS of the result in 16 bits, but max_error is {max_error:g}; "
+            f"{errors[b, h]:.2%} was predicted, which is an estimate"
         )
 
 
 def predicted_errors(call: Call) -> np.ndarray | None:
-    """Of the result of each head, (B, Hq), as kernels predict it for `max_error`, with which there
-    is no padding; None where there is some, or no numbers are to be had on the host."""
+    """Predicted error of each head, (B, Hq), as kernels compute it for `max_error`.
+
+    None for a call with padding, which `max_error` does not allow, and if values cannot be read on
+    the host.
+    """
     library = library_of(call.q)
     has_padding = any(call.options.get(name) is not None for name in PADDING)
     if has_padding or not library.has_numbers(call.q):
@@ -267,7 +276,7 @@ def predicted_errors(call: Call) -> np.ndarray | None:
     rows = 1 if facts.bshd else 2
     queries = quantized.queries_looked_at(facts.seqlen_q)
     keys = quantized.keys_looked_at(facts.seqlen_k)
-    sampled = quantized.spread(quantized.SAMPLES, facts.seqlen_k)  # which the shift is the mean of
+    sampled = quantized.spread(quantized.SAMPLES, facts.seqlen_k)  # the shift is their mean
     q, k, v, of_shift = (
         np.moveaxis(library.to_float32(library.take(x, at, rows)), 3 - rows, 1)
         for x, at in ((call.q, queries), (call.k, keys), (call.v, keys), (call.k, sampled))
@@ -284,8 +293,8 @@ def predicted_errors(call: Call) -> np.ndarray | None:
 
 
 def beyond(facts: _C.Call, errors: np.ndarray) -> np.ndarray:
-    """Which heads run in 16 bits by these predictions: (B, Hq), those that share a key head are as
-    one. NaN is beyond any `max_error`."""
+    """Which heads run in 16 bits by these predictions, (B, Hq) bool: heads that share a KV head are
+    decided together. NaN exceeds any `max_error`."""
     group = facts.num_heads_q // max(facts.num_heads_kv, 1)
     is_beyond = ~(errors <= (facts.max_error or np.inf))
     of_groups = is_beyond.reshape(len(errors), facts.num_heads_kv, group).any(axis=2)
@@ -295,8 +304,8 @@ def beyond(facts: _C.Call, errors: np.ndarray) -> np.ndarray:
 def _ran_in_16_bits(
     facts: _C.Call, errors: np.ndarray, out: np.ndarray, given: np.ndarray, expected: np.ndarray
 ) -> np.ndarray:
-    """beyond(), and of heads whose predictions are as close to `max_error` as fp32 is to numpy,
-    whether the result is closer to that of q, k and v as given than to that of rounded ones."""
+    """beyond(), except for heads with a prediction so close to `max_error` that rounding may have
+    decided: those ran in 16 bits if their result is closer to the 16-bit one."""
     is_near = beyond(facts, errors * (1 + _HAIR)) & ~beyond(facts, errors * (1 - _HAIR))
     with np.errstate(invalid="ignore"):
         of_given, of_rounded = (
@@ -306,7 +315,7 @@ def _ran_in_16_bits(
 
 
 def _report(names: str, facts: _C.Call, out: np.ndarray, given: np.ndarray) -> None:
-    """How far apart results are, in words."""
+    """Logs how far apart the results are."""
     tested, baseline = names.split(" and ")
     finite = np.isfinite(out) & np.isfinite(given)
     out, given = (x[finite].astype(np.float64) for x in (out, given))
@@ -326,8 +335,11 @@ def _report(names: str, facts: _C.Call, out: np.ndarray, given: np.ndarray) -> N
 
 
 def _with_rounded_operands(call: Call, lib: Any, facts: _C.Call) -> Call:
-    """The same in float32 and without `quantize`, of q and k as that rounds them. What a row's
-    logits have in common is there as further columns: of q, and the shift in every key."""
+    """The call in float32, without `quantize`, of q and k after rounding.
+
+    The shift was subtracted from all keys, which changes all logits of a row by one number. That
+    number is restored by further columns: q as given, and the shift in every key.
+    """
     heads_axis = 2 if facts.bshd else 1
     q, k = (np.moveaxis(lib.to_float32(x), heads_axis, 1) for x in (call.q, call.k))
     both = quantized.operands(q, k).columns(q, facts.seqlen_k)

@@ -1,5 +1,5 @@
-"""`verify=True` of `attention_varlen` and `attention_decode`: the same call once more with a scalar
-kernel, and each sequence compared by itself."""
+"""`verify=True` of `attention_varlen` and `attention_decode`: runs the call again with a scalar
+kernel and compares each sequence separately."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from ._call.packed import dense_calls
 from .verify import ROUNDING, SUMMATION, compare, confirm, largest, library_of
 
 Run = Callable[..., Any]
-# Of a sequence: where its rows are in the result, where its log-sum-exp is, its keys, its values.
+# A sequence: index of its rows in the result, index of its log-sum-exp, its keys, its values.
 Entry = tuple[Any, Any, np.ndarray, np.ndarray]
 
 
 def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """The result of `attention_varlen`; raises as `verify.verified`, whose tolerance it is."""
+    """The result of `attention_varlen`; raises VerificationError by the tolerance of
+    `verify.verified`."""
     if options.get("quantize") is not None:
         return _verified_in_8_bits(q, k, v, options)
     lib = library_of(q)
     options = dict(options)
     if options.get("dropout_p", 0.0) != 0.0 and options.get("rng_state") is None:
-        options["rng_state"] = lib.random_state(q)  # one for both
+        options["rng_state"] = lib.random_state(q)  # one state for both runs
 
     def entries() -> Iterator[Entry]:
         rows = options["cu_seqlens_q"].tolist()
@@ -47,7 +48,7 @@ def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 
 
 def _verified_in_8_bits(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """The same with `quantize`: each sequence as a dense call of its own is confirmed."""
+    """`verified_varlen` with `quantize`: confirms each sequence as a dense call."""
     out, lse = _C.varlen(q, k, v, {**options, "return_lse": True})
     verdicts = _C.explain_varlen(q, k, v, {**options, "out": out}).verdicts
     tested = next(verdict.key for verdict in verdicts if verdict.chosen)
@@ -57,8 +58,8 @@ def _verified_in_8_bits(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
 
 
 def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[str, Any]) -> Any:
-    """The same of `attention_decode`. New keys are written once; what is verified is attention over
-    the cache that has them."""
+    """The result of `attention_decode`, verified in the same way. New keys are written once; then
+    attention over the updated cache is verified."""
     lib = library_of(q)
     options = dict(options)
     if options.get("k_new") is not None:

@@ -238,6 +238,26 @@ def test_checkpoint_repeats_dropout(device, use_reentrant):
     assert all(torch.equal(a, b) for a, b in zip(*grads))
 
 
+@pytest.mark.parametrize("budget", [0.0, 0.3])
+def test_a_given_state_survives_recomputation_in_compiled_graphs(budget):
+    """A drawn state does not: torch's partitioner recomputes the draw, as docs/training.md says."""
+    config = pytest.importorskip("torch._functorch.config")
+    if not hasattr(config, "activation_memory_budget"):
+        pytest.skip("torch has no activation_memory_budget")
+    q, k, v = (torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3))
+    state = torch.tensor([3, 4])
+
+    def loss(q, k, v):
+        return (attention(q * 1.5, k, v, dropout_p=0.5, rng_state=state) * 2).sin().sum()
+
+    torch.compiler.reset()
+    with config.patch(activation_memory_budget=budget):
+        compiled = torch.compile(loss, backend="aot_eager_decomp_partition")(q, k, v)
+        found = torch.autograd.grad(compiled, (q, k, v))
+    for x, due in zip(found, torch.autograd.grad(loss(q, k, v), (q, k, v)), strict=True):
+        torch.testing.assert_close(x, due)
+
+
 def test_selective_checkpoint(monkeypatch):
     """A dispatch mode is active then: results of the operator are kept, not computed again."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts

@@ -155,7 +155,12 @@ WRONG = [
     (lambda: call(bias=0.5), TypeError, "bias must be an array of the same library.*float"),
     (lambda: call(bias=tensor(8).to("meta")), ValueError, "bias must be on cpu like q, got meta"),
     (lambda: call(mask=tensor(8)), ValueError, "mask must be bool.*got torch.float16"),
-    (lambda: call(mask=tensor(7).bool()), ValueError, r"mask must have.*got shape \(7,\)"),
+    (lambda: call(mask=tensor(7).bool()), ValueError, r"mask must have.*got shape \(7,\)$"),
+    (
+        lambda: call(mask=tensor(2, 8).bool()),
+        ValueError,
+        r"got shape \(2, 8\); for a padding mask \(batch, seqlen_k\) pass mask\[:, None, None, :\]",
+    ),
     (
         lambda: call(alibi_slopes=tensor(2, dtype=torch.float32)),
         ValueError,

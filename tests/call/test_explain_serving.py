@@ -326,7 +326,7 @@ def test_verify_is_refused():
     with pytest.raises(TypeError, match="verify must be True or False, got 'no'"):
         attention_decode(q, cache, cache, int32([1, 2]), verify="no")
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+        with pytest.raises(ValueError, match="verify=True reads results on the host"):
             attention_decode(q, cache, cache, int32([1, 2]), verify=True)
-        with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+        with pytest.raises(ValueError, match="verify=True reads results on the host"):
             attention_varlen(q[0], q[0], q[0], int32([0, 1]), verify=True)

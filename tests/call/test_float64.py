@@ -9,8 +9,7 @@ import reference
 from cases import torch
 from cutlass_attn import _C, attention, testing
 
-# A scale that is given is read as a float32 number, and so are slopes.
-TOLERANCE = 3e-7
+TOLERANCE = 1e-14
 
 
 def float64(x):
@@ -43,18 +42,100 @@ def test_forward(case):
     np.testing.assert_allclose(lse.numpy(), due.lse, rtol=0, atol=size * TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 1e8}], ids=str)
-def test_the_default_scale_is_a_float64_number(options):
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 2, 5, 24), (1, 2, 70, 24), (1, 2, 70, 24))
-    q, k, v = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    out = attention(q, k, v, **options)
-    due = torch.softmax(q @ k.transpose(2, 3) / 24**0.5, -1) @ v
+SLOPES = torch.tensor([0.1, 1 / 3], dtype=torch.float64)
+SCALARS = {
+    "default scale": {},
+    "scale": {"softmax_scale": 0.1},
+    "negative scale": {"softmax_scale": -1 / 3},
+    "softcap": {"softcap": 0.7},
+    "large softcap": {"softcap": 1e8},
+    "softcap beyond float32": {"softcap": 1e300},
+    "softcap below float32": {"softcap": 1e-50},
+    "slopes": {"alibi_slopes": SLOPES},
+    "slopes of each entry": {"alibi_slopes": torch.stack([SLOPES, 7 * SLOPES])},
+    "slopes of float32": {"alibi_slopes": SLOPES.float()},
+    "dropout": {"dropout_p": 0.3, "rng_state": torch.tensor([3, 4])},
+}
+
+
+def scalar_operands(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((2, 2, 5, 24), (2, 2, 70, 24), (2, 2, 70, 24))
+    draw = lambda size: torch.randn(size, dtype=torch.float64, generator=generator)  # noqa: E731
+    return [draw(size).requires_grad_() for size in shapes]
+
+
+def by_torch(q, k, v, softmax_scale=24**-0.5, softcap=0.0, alibi_slopes=None, dropout_p=0.0, **_):
+    logits = q @ k.transpose(2, 3) * softmax_scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    if alibi_slopes is not None:
+        distance = (keys - (rows + k.shape[2] - q.shape[2])).abs()
+        logits = logits - alibi_slopes.double()[..., None, None] * distance
+    weights = torch.softmax(logits, -1)
+    if dropout_p:
+        shape = (*q.shape[:3], k.shape[2])
+        kept = testing.dropout_mask(np.array([3, 4]), shape, dropout_p)
+        share = 1 - round(dropout_p * 2**15) / 2**15
+        weights = weights * torch.from_numpy(np.asarray(kept)).ne(0) / share
+    return weights @ v
+
+
+@pytest.mark.parametrize("options", SCALARS.values(), ids=SCALARS)
+def test_scalars_and_slopes_are_float64_numbers(options):
+    inputs = scalar_operands()
+    out = attention(*inputs, **options)
+    due = by_torch(*inputs, **options)
     torch.testing.assert_close(out, due, rtol=0, atol=1e-13)
     grads = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, due))
     for found, expected in zip(*grads, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [SCALARS["scale"], SCALARS["softcap"], SCALARS["slopes"]])
+def test_scalars_of_packed_calls_and_caches(options):
+    q, k, v = (x.detach() for x in scalar_operands())
+    due = by_torch(q, k, v, **options).transpose(1, 2)
+    rows = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    lengths = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (5, 70)]
+    packed = cutlass_attn.attention_varlen(*(x.flatten(0, 1) for x in rows), *lengths, **options)
+    torch.testing.assert_close(packed, due.flatten(0, 1), rtol=0, atol=1e-13)
+    cached = cutlass_attn.attention_decode(
+        *rows, torch.full((2,), 70, dtype=torch.int32), causal=False, **options
+    )
+    torch.testing.assert_close(cached, due, rtol=0, atol=1e-13)
+
+
+def test_a_score_mod_with_slopes_is_float64():
+    q, k, v = (x.detach() for x in scalar_operands())
+    offset = 70 - 5
+    out = attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: s - SLOPES[h] * torch.abs(i + offset - j)
+    )
+    torch.testing.assert_close(out, by_torch(q, k, v, alibi_slopes=SLOPES), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "dtype, message",
+    [
+        (torch.float16, "alibi_slopes must be float64 like q, or float32, got torch.float16"),
+        (torch.int64, "alibi_slopes must be float64 like q, or float32, got torch.int64"),
+    ],
+)
+def test_other_slopes_are_refused(dtype, message):
+    with pytest.raises(ValueError, match=message):
+        attention(*scalar_operands(), alibi_slopes=torch.ones(2, dtype=dtype))
+    narrow = (x.detach().float() for x in scalar_operands())
+    with pytest.raises(ValueError, match=r"alibi_slopes must be float32, got torch\.float64"):
+        attention(*narrow, alibi_slopes=torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_scalars_are_finite(name, value):
+    with pytest.raises(ValueError, match=f"{name} is -?(inf|nan), allowed: a(ny)? finite number"):
+        attention(*scalar_operands(), **{name: value})
 
 
 class Attention(torch.autograd.Function):

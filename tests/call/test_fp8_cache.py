@@ -151,7 +151,7 @@ def test_which_kernel(key):
     dense = cutlass_attn.explain(
         q, k.half(), k.half(), device=device, **{**options, "k_scale": None}
     )
-    assert all("is for calls with fp8_kv alone" in x for x in reasons(dense, key))
+    assert all("runs only calls with fp8_kv" in x for x in reasons(dense, key))
     # Nothing of the call keeps it from running, but perhaps the build, if it leaves it out.
     given = reasons(explanation, key)
     assert "" in given or any("not compiled" in x for x in given)

@@ -25,7 +25,6 @@ NAMES = {
     "is_causal": "causal, aligned at the last key.*torch aligns at the first key",
     "scale": "softmax_scale",
     "sm_scale": "softmax_scale",
-    "enable_gqa": "nothing to ask for",
     "window_size": r"window=\(left, right\)",
     "window_left": r"window=\(left, right\)",
     "return_attn_probs": "return_lse",
@@ -37,7 +36,7 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("function", COMPUTING)
 def test_names_of_other_libraries_are_answered_with_ours(function, name):
-    message = rf"{function}\(\) has no '{name}': here it is .*{NAMES[name]}"
+    message = rf"{function}\(\) has no '{name}': use {NAMES[name]}"
     with pytest.raises(TypeError, match=message):
         getattr(cutlass_attn, function)(*CALLS[function], **{name: 1})
 
@@ -48,6 +47,9 @@ def test_names_of_other_libraries_are_answered_with_ours(function, name):
         ("attention", "attn_mask", "mask if it is bool, and bias"),
         ("attention", "attn_bias", "bias if it is a tensor.*LowerTriangularFromBottomRightMask"),
         ("attention", "p", "dropout_p"),
+        ("attention", "enable_gqa", "has no 'enable_gqa': not needed: k and v may have"),
+        ("attention", "key_padding_mask", r"use seqused_k, .* mask=~key_padding_mask\[:, None"),
+        ("attention", "num_splits", "the number of splits is chosen"),
         ("attention_varlen", "max_seqlen_q", "lengths are read from cu_seqlens_q"),
         ("attention_varlen", "attn_mask", "masks are of attention"),
         ("attention_decode", "p", "decoding has no dropout"),
@@ -94,9 +96,9 @@ def test_what_one_function_says(function, name, message):
 
 
 def test_warmup_is_named_in_its_own_errors():
-    with pytest.raises(TypeError, match=r"warmup\(\) has no 'is_causal': here it is causal"):
+    with pytest.raises(TypeError, match=r"warmup\(\) has no 'is_causal': use causal"):
         cutlass_attn.warmup(Q, K, K, is_causal=True)
-    with pytest.raises(TypeError, match=r"warmup\(\) has no 'page_table': here it is block_table"):
+    with pytest.raises(TypeError, match=r"warmup\(\) has no 'page_table': use block_table"):
         cutlass_attn.warmup(ROWS, ROWS, ROWS, cu_seqlens_q=ENDS, page_table=ENDS)
 
 
@@ -108,7 +110,7 @@ def test_what_is_missing_is_said_as_python_says_it(function):
 
 @pytest.mark.parametrize("function", ["attention", "explain"])
 def test_query_key_value_by_name(function):
-    with pytest.raises(TypeError, match="has no 'query': here it is q"):
+    with pytest.raises(TypeError, match="has no 'query': use q"):
         getattr(cutlass_attn, function)(query=Q, key=K, value=K)
 
 

@@ -192,7 +192,7 @@ def test_a_gpu_has_a_kernel(mode, head_dim, option):
         assert verdicts.chosen or any(v.reason.startswith(lacks) for v in limited), verdicts
     for verdict in explain(x, x, x, device="sm_89", quantize=mode):
         if "_limited" in verdict.variant.key and verdict.variant.device == "cuda":
-            assert "is for calls with max_error alone" in verdict.reason
+            assert "runs only calls with max_error" in verdict.reason
 
 
 # --- The argument ---------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_gpu_has_a_kernel(mode, head_dim, option):
         (
             {"quantize": "qk", "kernel": "sm80/int8_qk_limited-simt", "max_error": None},
             ValueError,
-            "is for calls with max_error alone",
+            "runs only calls with max_error",
         ),
     ],
 )
@@ -357,7 +357,7 @@ def test_verify_judges_the_error_of_heads_in_8_bits(monkeypatch, mode):
     monkeypatch.setattr(call.Call, "run", as_in_8_bits)
     predicted = quantized.predicted_error
     monkeypatch.setattr(quantized, "predicted_error", lambda *args: predicted(*args) / 1000)
-    message = r"batch \d, head \d is in 8 bits and off by .* but max_error is 0\.001; .* predicted"
+    message = r"batch \d, head \d ran in 8 bits .* but max_error is 0\.001; .* predicted"
     with pytest.raises(cutlass_attn.VerificationError, match=message):
         attention(*tensors, **options, max_error=0.001)
     assert real.isfinite().all()

@@ -142,7 +142,7 @@ def test_prequantized_has_no_gradient_and_is_not_recorded():
         prequantize(k.requires_grad_(), v, quantize="qk")
     q, k = q.detach(), k.detach()
 
-    message = "quantize=PrequantizedKV works under torch.compile"
+    message = "quantize=PrequantizedKV do not work under torch.compile"
     with pytest.raises(ValueError, match=message):
         torch.vmap(lambda q: attention(q, k, v, quantize=kept))(q[None])
     with pytest.raises(ValueError, match=message):

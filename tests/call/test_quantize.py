@@ -343,7 +343,7 @@ def test_verify_sees_a_fault_in_rounded_weights(monkeypatch, mode, layout):
 
     attention(*tensors, **options)
     monkeypatch.setattr(call.Call, "run", wrong)
-    with pytest.raises(cutlass_attn.VerificationError, match="disagree on out of 33 queries"):
+    with pytest.raises(cutlass_attn.VerificationError, match="disagree on out, in 33 evenly"):
         attention(*tensors, **options)
 
 

@@ -232,7 +232,7 @@ def test_lazily_negated_view():
 
 def test_verify_needs_plain_tensors():
     meta = torch.empty(1, 1, 4, 64, device="meta")
-    with pytest.raises(ValueError, match="verify=True looks at results on the host"):
+    with pytest.raises(ValueError, match="verify=True reads results on the host"):
         attention(meta, meta, meta, verify=True)
 
 

@@ -252,7 +252,7 @@ def test_a_gpu_has_a_kernel(head_dim, head_dim_v, option, mode):
 
 def test_dense_calls_are_for_other_kernels():
     q, k, v = cases.qkv(head_dim=64)
-    with pytest.raises(ValueError, match="is for calls with varlen alone"):
+    with pytest.raises(ValueError, match="runs only calls with varlen"):
         attention(q, k, v, quantize="qk", kernel="sm80/int8_qk_varlen-simt")
 
 

@@ -497,13 +497,32 @@ def test_keywords():
     call = lambda **o: compat.attention_forward(Layer(), *operands(), None, **o)  # noqa: E731
     with pytest.raises(ValueError, match="no sparse attention: indices must be None"):
         call(indices=torch.zeros(1))
-    with pytest.raises(ValueError, match="does not know what head_mask, hidden_gate of this model"):
+    with pytest.raises(ValueError, match="this model passes head_mask, hidden_gate, which"):
         call(head_mask=torch.ones(1), hidden_gate=1.0)
     with pytest.raises(ValueError, match="local_kernel_dir"):
         call(cache=object())
     with pytest.warns(UserWarning, match="no attention weights"):
         call(output_attentions=True)
     call(indices=None, block_indices=None, position_ids=torch.zeros(1), output_attentions=False)
+    call(head_mask=torch.ones(1), hidden_gate=1.0, ignore=["head_mask", "hidden_gate"])
+
+
+def test_keywords_that_register_ignores():
+    compat.register("cutlass_attn_ignoring", ignore=["hidden_gate"])
+    function = transformers.AttentionInterface()["cutlass_attn_ignoring"]
+    q, k, v = operands()
+    out, _ = function(Layer(), q, k, v, None, hidden_gate=1.0)
+    assert torch.equal(out, compat.attention_forward(Layer(), q, k, v, None)[0])
+    with pytest.raises(ValueError, match=r"passes head_mask, which .*register\(ignore=\[...\]\)"):
+        function(Layer(), q, k, v, None, head_mask=1.0)
+
+
+def test_other_versions(monkeypatch):
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "6.0.0")
+    with pytest.raises(RuntimeError, match=r"6\.0\.0 is installed; register\(any_version=True"):
+        compat.register()
+    with pytest.warns(UserWarning, match="supports transformers from 5.0 to before 6.0"):
+        compat.register(any_version=True)
 
 
 def gradients(model):

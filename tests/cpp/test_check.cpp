@@ -98,6 +98,24 @@ TEST(options) {
   CHECK_EQ(message([](P& p) { p.logits.softcap = 5000; }),
            "softcap is 5000, allowed: up to 4096, as logits have an error of 1e-7 of it, or 0 for "
            "no cap");
+  // The scalars of a float64 call take the place of those of Logits.
+  static Float64Scalars scalars;
+  auto const in_float64 = [](P& p, Float64Scalars given) {
+    scalars = given;
+    p.float64 = &scalars;
+    p.set_dtype(DType::kFloat64);
+  };
+  CHECK_EQ(message([=](P& p) { in_float64(p, {1.0, -1e-60}); }),
+           "softcap is -1e-60, allowed: a finite number > 0, or 0 for no cap");
+  CHECK_EQ(message([=](P& p) { in_float64(p, {nan, 0.0}); }),
+           "softmax_scale is nan, allowed: any finite number");
+  std::string const of_large_cap = message([=](P& p) {
+    in_float64(p, {1.0, 5000.0});
+    p.logits.softcap = nan;
+  });
+  CHECK(of_large_cap.find("softcap") == std::string::npos);
+  CHECK_EQ(message([](P& p) { p.logits.has_float64_slopes = true; }),
+           "has_float64_slopes is set, but q is float32; allowed: with float64");
   CHECK_EQ(message([](P& p) { p.mask.window_left = -2; }),
            "window_left is -2, allowed: a number of keys >= 0, or -1 for no limit");
   CHECK_EQ(message([](P& p) { p.mask.window_right = -9; }),

@@ -164,7 +164,7 @@ TEST(kernels_of_k_and_v_in_8_bits) {
   kernel.options |= option::fp8_kv;
   kernel.needs = option::fp8_kv;
   variant.kernel = &kernel;
-  CHECK_EQ(why_not(variant, p, kGpu), "is for calls with fp8_kv alone");
+  CHECK_EQ(why_not(variant, p, kGpu), "runs only calls with fp8_kv");
   p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
   CHECK_EQ(why_not(variant, p, kGpu), "");
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement fp8_kv");

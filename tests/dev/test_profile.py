@@ -198,7 +198,7 @@ def test_hopper_has_machine_code_of_its_own(monkeypatch):
     assert profile.static_rows(chosen, "sm_90", lambda *_: None) == []
     assert asked == ["sm_90a"] * 2
     (row,) = profile.static_rows(chosen, "sm_89", lambda *_: None)
-    assert "compute capability 9.0 alone" in row.reason and not row.ok
+    assert "runs only on compute capability 9.0" in row.reason and not row.ok
 
 
 @pytest.mark.parametrize(

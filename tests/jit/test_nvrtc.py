@@ -297,7 +297,7 @@ def test_without_nvrtc_the_error_says_what_to_install(machine, monkeypatch):
 
 
 def test_a_build_that_leaves_nothing_out_says_so(tmp_path):
-    with pytest.raises(jit.CompilerNotFound, match="left no kernel to be compiled"):
+    with pytest.raises(jit.CompilerNotFound, match="has no kernels that are compiled"):
         compiler.find_compiler(tmp_path)
 
 

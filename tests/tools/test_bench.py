@@ -350,10 +350,6 @@ def test_times_of_a_busy_machine_are_not_compared(capsys, monkeypatch, tmp_path)
     assert {row["seqlen_k"] for row in timed} == {40, 80}
     assert all((row["speedup"] is None) == (row["seqlen_k"] == 80) for row in timed)
 
-    pytest.importorskip("matplotlib")
-    assert cli.main(["bench", "--plot", str(tmp_path / "a.json"), "--out", str(tmp_path)]) == 2
-    assert line in capsys.readouterr().err and len(list(tmp_path.iterdir())) == 1
-
 
 def test_document(capsys, peers):
     arguments = [*TINY, "--shape", "1,4,2,1,100,64", "--kernel", "sm80", "--commit", "abc"]
@@ -532,11 +528,6 @@ def test_errors(capsys, arguments, message):
     assert cli.main([*CPU, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("cutlass-attn bench: ") and message in error
-
-
-def test_a_file_to_plot_has_to_be_there(capsys):
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
-    test_errors(capsys, ["--plot", "absent.json"], "--plot absent.json: No such file")
 
 
 @pytest.mark.skipif(not cases.no_gpu(), reason="a GPU is there")

@@ -1,6 +1,5 @@
 """`cutlass-attn bench --grid`: what options cost, and what fp16 accumulation does to results."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from cutlass_attn import _C, testing
 from cutlass_attn.tools import cli
 from cutlass_attn.tools.experiment import impls, report
 from cutlass_attn.tools.experiment.grids import GRIDS, grid_for
-from cutlass_attn.tools.experiment.problems import OPTIONS, Problem, Shape
+from cutlass_attn.tools.experiment.problems import OPTIONS, Problem
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
 needs_simt = pytest.mark.skipif(
@@ -130,31 +129,6 @@ def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*CPU, "--shape", "1,1,1,8,8,64", "--impl", "cutlass_attn"]) == 0
     assert reason in capsys.readouterr().out
-
-
-def made(name, accumulate, seqlen, head_dim, us):
-    shape = dataclasses.asdict(Shape(1, 16, 16, seqlen, seqlen, head_dim))
-    row = report.Row("forward", name, name, "float16", **shape, accumulate=accumulate)
-    row.max_error, row.rms_error = 1e-3, 1e-4
-    row.set_times([us] * 5, us)
-    return row
-
-
-def test_the_figure_of_accumulation(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
-    result = report.Report(
-        "accumulation", "cutlass_attn:auto", {"device": "a GPU", "torch": "2"},
-        {"timing": "events_cold_l2"},
-    )  # fmt: skip
-    for seqlen in (128, 512):
-        rows = [made("cutlass_attn:auto", "fp32", seqlen, 64, 10.0)]
-        rows.append(made("cutlass_attn:sm80/fp16", "fp16", seqlen, 64, 6.0))
-        result.fill_speedups(rows)
-        result.rows += rows
-    file = tmp_path / "a.json"
-    file.write_text(result.dumps())
-    assert cli.main(["bench", "--plot", str(file), "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "a-accumulation.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_grids_name_kernels_that_there_are():

@@ -1,7 +1,7 @@
 """`cutlass-attn bench --grid decode`, `paged` and `varlen`: the calls for serving."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import cutlass_attn
 import numpy as np
@@ -213,45 +213,8 @@ def test_a_kernel_by_name_that_cannot_run_is_unsupported(capsys):
     assert "CUDA" in refused[0]["reason"]
 
 
-def test_table_and_figure(capsys, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+def test_table(capsys, tmp_path):
     file = tmp_path / "paged.json"
     assert cli.main([*CPU, "--grid", "paged", "--dtype", "fp16", "--json", str(file)]) == 0
     text = capsys.readouterr().out
     assert "D=64 H=4:2 3x1:300, pages of 16" in text and "TB/s" in text
-    assert cli.main(["bench", "--plot", str(file), "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "paged-speedup.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_each_shape_and_page_size_has_a_speedup_of_its_own():
-    """By time: an fp8 cache, of half the bytes at less than twice the rate in bytes, is faster."""
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
-    from cutlass_attn.tools.experiment import plot
-
-    names = {"contiguous": 1.0, "auto": 0.9, "fp8_cache": 1.6}  # speed over the first
-    baseline = "cutlass_attn:contiguous"
-    result = report.Report(
-        "paged", baseline, {"device": "X", "torch": "2"}, {"timing": "host_clock"}
-    )
-    for problem in GRIDS["paged"].problems:
-        if problem.dtype == "float16":
-            rows = []
-            for name, speed in names.items():
-                name = f"cutlass_attn:{name}"
-                sizes = asdict(problem.shape)
-                row = report.Row(problem.op, name, name, "float16", **sizes, page=problem.page)
-                us = problem.shape.kv_bytes(2) / 1e6 / speed / (1 + problem.page / 1e3)
-                row.set_times([us] * 5, us)
-                rows.append(row)
-            result.fill_speedups(rows)
-            result.rows += rows
-    axes = dict(plot._figures(result, result.rows))["shapes-float16"].axes
-    assert [axis.get_title() for axis in axes] == [
-        f"D = 128, 32:8 heads, pages of {page}" for page in (16, 1, 256)
-    ]
-    for axis in axes:
-        labels = [text.get_text().splitlines()[0] for text in axis.get_xticklabels()]
-        assert labels == ["16 x 8192", "1 x 32768", "64 x 2048"]
-        heights = [bar.get_height() for bars in axis.containers for bar in bars]
-        assert heights == pytest.approx([0.9] * 3 + [1.6] * 3, rel=1e-3)
-    assert axes[0].get_ylabel() == "speed / cutlass_attn, contiguous"

@@ -1,6 +1,7 @@
 """`cutlass-attn explain`."""
 
 import json
+import sys
 
 import cutlass_attn
 import torch
@@ -35,6 +36,17 @@ def test_its_options():
     assert result.return_value == 0
     result = run("--shape", "1x2x16x64", "--keys", "300", "--kernel", "cpu", "--device", "cpu")
     assert "k (1, 2, 300, 64)" in result.output and "-> cpu/f16" in result.output
+
+
+def test_without_torch(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    call = ["explain", "--shape", "2x8x512x64", "--causal", "--device"]
+    assert cli.main([*call, "cpu"]) == 0
+    assert "-> cpu/f16" in capsys.readouterr().out
+    assert cli.main([*call, "RTX 4090"]) == (0 if cutlass_attn.build_info().cuda else 1)
+    assert "on RTX 4090 (sm_89, 128 SMs)" in capsys.readouterr().out
+    assert cli.main([*call, "cpu", "--dtype", "bf16"]) == 2
+    assert "--dtype bf16 needs torch" in capsys.readouterr().err
 
 
 def test_json():

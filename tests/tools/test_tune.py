@@ -193,7 +193,7 @@ def test_every_tile_is_tried_and_the_fastest_is_written(gpu, tmp_path, capsys):
     lines = text.splitlines()
     assert lines[0] == f"32x64x2      1.500 times as fast as {BASE}"
     assert lines[1] == f"64x64x4      1.250 times as fast as {BASE}"
-    assert "tiles rejected: spills" in text and "best: 32x64x2; it runs from the next" in text
+    assert "tiles rejected: spills" in text and "best: 32x64x2; written to" in text
     rules = tuning.read(tmp_path / "tuned.toml").rules
     assert "32x64x2" in [rule.tile for rule in rules]
     written = json.loads((tmp_path / "result.json").read_text())
@@ -238,7 +238,7 @@ def test_a_search_resumes(gpu, tmp_path, capsys):
 
     gpu.tried, gpu.stop_after = [], 3
     assert cli.main([*COMMAND, "--dry-run"]) == 130
-    assert f"interrupted: the same command resumes, by {file.name}" in capsys.readouterr().out
+    assert f"interrupted; repeat the command to resume from {file.name}" in capsys.readouterr().out
     assert [x["tile"] for x in json.loads(file.read_text())["tried"]] == gpu.tried == whole[:3]
     gpu.stop_after = None
     assert cli.main([*COMMAND, "--dry-run"]) == 0
@@ -282,7 +282,7 @@ def test_the_tuning_file_is_looked_at_before_the_search(gpu, tmp_path, monkeypat
         (["--head-dim", "0"], "Invalid value for '--head-dim': 0 is not in the range x>=1"),
         (
             [arg for sq in (16, 17) for arg in ("--shape", f"1,1,1,{sq},64,64")],
-            "--shape has calls of 16 queries or fewer and others",
+            "--shape has calls of at most 16 queries and of more",
         ),
         (["--kernel", "cpu"], "kernel 'cpu' has no tiles to choose"),
         (["--head-dim", "80"], "at head dim 80; allowed: sm80 at 32, "),

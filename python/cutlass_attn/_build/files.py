@@ -1,4 +1,4 @@
-"""Files of the user's: where they are, and how they are replaced."""
+"""The user's files: their folders, atomic replacement, locks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 
 def user_folder(variable: str, below_home: str) -> Path | None:
-    """cutlass_attn under $XDG_CACHE_HOME, say, else under ~/.cache; None without a home directory.
+    """The folder cutlass_attn under a base such as $XDG_CACHE_HOME or else ~/.cache; None without a
+    home directory.
 
-    By hand, as platformdirs would be: it takes as long to import as all of this package, and the
-    user's tuning file is looked for at every import.
+    platformdirs is not used: importing it takes as long as importing this package, and every import
+    looks for the tuning file.
     """
     base = os.environ.get(variable, "")
-    if os.path.isabs(base):  # the XDG specification has others ignored
+    if os.path.isabs(base):  # the XDG specification: ignore relative paths
         return Path(base) / "cutlass_attn"
     try:
         return Path.home() / below_home / "cutlass_attn"
@@ -24,7 +25,7 @@ def user_folder(variable: str, below_home: str) -> Path | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file that a reader sees whole, the old one or the new one. Raises OSError."""
+    """Replaces a file atomically: a reader sees the old or the new content. Raises OSError."""
     import tempfile  # not at every import of the package
 
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
@@ -39,10 +40,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Holds other processes and threads off the same file, which is made if it is not there.
+    """Locks the file against other processes and threads; creates it if need be.
 
-    Raises BlockingIOError if one has it and `wait` is false, another OSError where there can be no
-    lock.
+    Raises BlockingIOError if it is locked and `wait` is false, and OSError if locks are not
+    supported there.
     """
     import fcntl
 
@@ -52,6 +53,6 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked has the file, too
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a fork may have the file open
     finally:
         os.close(file)

@@ -157,7 +157,7 @@ class TileShape:
         if self.m % (16 * self.warps):
             return f"{self.m} queries are no multiple of 16 for each of {self.warps} warps"
         if self.is_8_bit_v and self.n != 64:
-            return f"{self.n} keys are not 64, with what a row has of which weights are rounded"
+            return f"{self.n} keys are not 64, which a scale of rounded weights covers"
         if self.is_int8 and self.n != 32 and self.n % 64:
             return f"{self.n} keys are not 32 or a multiple of 64, which share scales"
         if self.n % 16 or (self.columns == 1 and self.is_pipelined and self.n % 32):

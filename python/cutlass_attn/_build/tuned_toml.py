@@ -1,16 +1,16 @@
-"""The format of tuned.toml: which tile runs, of those that differ in nothing else.
+"""The format of tuned.toml, which says which tile of a kernel runs.
 
     [smem_228."sm80"]         GPUs by the shared memory of an SM, and a kernel
     d64 = [{ tile = "128x64x4", min_blocks_per_sm = 1.5 }, { tile = "64x64x4" }]
 
-    [smem_228."sm80".decode]  for calls of at most 16 queries; without, the above is for them too
+    [smem_228."sm80".decode]  for calls of at most 16 queries; without it the rules above apply
     d64 = [{ tile = "64x128x4" }]
 
-    [failing.smem_228]        variants that fail a gate there: others are preferred
+    [failing.smem_228]        variants that fail a performance gate there: others are preferred
     "sm80/f16/d64/128x128x4" = "tensor-pipe utilisation 31 %, >= 40 allowed"
 
-kernels/runtime/tuned.toml says what the fields mean; it is read by this at build time, and a user's
-own file at import (tuning.py). Imports nothing of the package but `facts`.
+kernels/runtime/tuned.toml explains the fields. This module reads it at build time, and the user's
+file at import (tuning.py), so it imports nothing of the package but `facts`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Shared memory of an SM in KB, by which GPUs are told apart.
+# Classes of GPUs, by the shared memory of an SM in KB.
 DEVICE_CLASSES = {f"smem_{kb}": kb for kb in SMEM_CLASSES_KB}
 FAILING, DECODE = "failing", "decode"
 
 
 def device_class(smem_per_sm: int) -> str:
-    """That of a GPU with so many bytes of shared memory an SM: the largest that it reaches."""
+    """The class of a GPU with this many bytes of shared memory per SM: the largest that fits."""
     reached = [name for name, kb in DEVICE_CLASSES.items() if kb * 1024 <= smem_per_sm]
     return reached[-1] if reached else next(iter(DEVICE_CLASSES))
 
 
 class TuningError(ValueError):
-    """A file is not as it has to be; the message names the line where it can."""
+    """A mistake in a tuning file; the message names the line if it is known."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The tile for calls of at least so many thread blocks an SM."""
+    """The tile for calls of at least `min_blocks_per_sm` thread blocks per SM."""
 
     device_class: str
     kernel: str
@@ -53,7 +53,7 @@ class Rule:
     tile: str
     min_blocks_per_sm: float = 0.0  # 0: the last of its list, which has no condition
     line: int = 0
-    decode: bool = False  # for calls of at most MAX_DECODE_QUERIES, and no others
+    decode: bool = False  # only for calls of at most MAX_DECODE_QUERIES queries
 
     @property
     def smem_kb(self) -> int:
@@ -94,13 +94,13 @@ class Failing:
 
 @dataclass
 class Tuning:
-    """What a file says."""
+    """The content of a tuning file."""
 
     rules: list[Rule] = field(default_factory=list)
     failing: list[Failing] = field(default_factory=list)
 
     def dumps(self, before: str = "") -> str:
-        """The file again: `before`, with its comments, and what differs from it."""
+        """The text of the file: `before` with its comments, updated to this content."""
         import tomlkit  # not at build time
 
         known = parse(before)._tables()
@@ -126,7 +126,7 @@ class Tuning:
         return tomlkit.dumps(content)
 
     def _tables(self) -> dict[tuple[str, ...], dict[str, Any]]:
-        """Its tables, by the names that lead to them."""
+        """The tables by their paths of names."""
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for rule in self.rules:
             path = (rule.device_class, rule.kernel, *[DECODE] * rule.decode)
@@ -143,7 +143,7 @@ _TITLE = "# Written by `cutlass-attn tune`; docs/tuning.md has the format.\n"
 
 
 def _item(value: Any) -> Any:
-    """A reason, or a list of tiles on one line."""
+    """A TOML item: a reason, or a list of tiles on one line."""
     import tomlkit
 
     if isinstance(value, str):
@@ -161,7 +161,7 @@ def _quoted(text: str) -> str:
 
 
 def parse(text: str) -> Tuning:
-    """Reads a file. Raises TuningError; whether tiles and variants exist is up to the caller."""
+    """Parses a file. Raises TuningError. The caller checks that tiles and variants exist."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -243,7 +243,7 @@ def _at(line: int) -> str:
 
 
 class _Lines:
-    """Where in a file something is: TOML's own reader does not tell."""
+    """Line numbers in a TOML file, which the parser does not give."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.splitlines()

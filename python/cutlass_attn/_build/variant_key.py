@@ -32,7 +32,7 @@ class VariantKey:
 
 
 def parse(key: str) -> VariantKey | None:
-    """The parts of a key; None for what is not one."""
+    """The parts of a key; None if the text is not a key."""
     if not (match := _KEY.fullmatch(key)):
         return None
     qk = int(match["qk"] or 0)
@@ -61,7 +61,7 @@ def file_stem(key: str) -> str:
 
 
 def key_of(symbol: str, kernels: Iterable[str]) -> str:
-    """The key of one of these kernels' variants that has this symbol; empty if none has."""
+    """The key of the variant with this symbol, among these kernels' variants; empty if none."""
     for kernel, names in itertools.product(kernels, PREFIXES):
         prefix = symbol_of(kernel, names) + "_"
         key = f"{kernel}/" + symbol.removeprefix(prefix).replace("_", "/")

@@ -1,13 +1,13 @@
 """Gradients of `attention` and `attention_varlen`.
 
-There are three ways, which keep the same and call the same backward pass:
+A call is recorded in one of three ways. All save equal tensors and run one backward pass:
 
-- `_Eager`, of plain tensors: past torch's dispatcher, as such calls without a gradient go;
-- the operators with what `register_autograd` gives them: torch.compile, torch.export, dispatch
-  modes, subclasses of Tensor, and gradients of which a gradient is asked, which get an error;
-- `_Transformed`, of torch.func: its transforms take no operator with register_autograd (seen up to
-  torch 2.13), and of a Function want setup_context, which `_Eager` does without: torch looks at
-  signatures for it in every call.
+- `_Eager`: calls of plain tensors, without torch's dispatcher, which would cost host time;
+- the operators with `register_autograd`: under torch.compile, torch.export and dispatch modes, for
+  subclasses of Tensor, and for second derivatives, which raise an error;
+- `_Transformed`: under torch.func, whose transforms do not accept operators with register_autograd
+  (up to torch 2.13). They need a Function with setup_context, which makes torch look at signatures
+  in every call; `_Eager` does without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import torch_library, vmap
 from .call import OF_FORWARD
 from .schema import Schema
 
-_INPUTS = ("q", "k", "v", "bias", "sinks")  # that have gradients
+_INPUTS = ("q", "k", "v", "bias", "sinks")  # the arguments that have gradients
 _OF_BACKWARD = {
     "grad_out": "Tensor?",
     "grad_softmax_lse": "Tensor?",
@@ -34,15 +34,15 @@ Gradients = Sequence[torch.Tensor | None]  # of the inputs
 
 
 class Differentiable:
-    """A function with a backward pass: its operators, and ways to run it.
+    """A function with a backward pass: its two operators, and the ways to run it.
 
     Args:
-        schema: of the forward operator; that of the backward operator has more in front.
-        forward: the operator.
-        backward: name of the other one, which is made here. It returns gradients of all inputs,
-            without elements where not wanted.
-        run_forward: of `_C`.
-        run_backward: the same.
+        schema: schema of the forward operator; the backward operator's has more arguments in front.
+        forward: the forward operator.
+        backward: name of the backward operator, which is made here. It returns a gradient for each
+            input; those that are not wanted have no elements.
+        run_forward: the function of `_C` for the forward pass.
+        run_backward: the function of `_C` for the backward pass.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Differentiable:
     def eager(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
     ) -> Any:
-        """Of plain tensors, with autocast, or a gradient that needs more than `record`: a result
-        of its own beside `out`, or an error."""
+        """Runs a call of plain tensors that `record` cannot record: under autocast, with `out` and
+        a gradient, or one that must raise an error."""
         q, k, v = self._cast(q, k, v, options)
         out = options.pop("out", None) if self._needs_gradient(q, k, v, options) else None
         result = self.run_forward(q, k, v, options, is_cast=True)
@@ -120,8 +120,8 @@ class Differentiable:
         options: dict[str, Any],
         results: tuple[torch.Tensor, torch.Tensor],
     ) -> Any:
-        """What such a call returns, of which `_C` has computed the output and its LSE."""
-        call = (self, options, results)  # one argument, as torch looks at each
+        """Records a call for which `_C` has computed output and LSE; returns the call's result."""
+        call = (self, options, results)  # a single argument: torch inspects each one
         bias, sinks = options.get("bias"), options.get("sinks")
         if bias is None and sinks is None:
             return _apply(call, q, k, v)
@@ -130,7 +130,7 @@ class Differentiable:
     def recorded(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
     ) -> Any:
-        """By way of the operator."""
+        """Runs a call through the operator."""
         q, k, v = self._cast(q, k, v, options)
         needs_gradient = self._needs_gradient(q, k, v, options)
         out = options.pop("out", None)
@@ -144,7 +144,7 @@ class Differentiable:
     def _cast(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As torch.autocast casts the arguments of torch's own function; the bias in `options`."""
+        """q, k and v as torch.autocast casts them for SDPA; replaces the bias in `options`."""
         q, k, v, bias = torch_library.autocast(q, k, v, options.get("bias"))
         if bias is not None:
             options["bias"] = bias
@@ -177,11 +177,13 @@ class Differentiable:
         options: dict[str, Any],
         dispatched: bool | None = None,
     ) -> Gradients | None:
-        """Those that are wanted; q, k, v and the options are the forward call's. None if torch has
-        to see the call, unless it is `dispatched`."""
+        """The wanted gradients; q, k, v and the options are those of the forward call.
+
+        None if the call must go through torch's dispatcher, unless `dispatched` says that it does.
+        """
         if torch_library.is_deterministic():
             options = {**options, "deterministic": True}
-        # By name: a dict of them costs 20,000 instructions, of 460,000 of forward and backward.
+        # Passed by name: a dict costs 20,000 of the 460,000 instructions of forward and backward.
         grads: Gradients | None = self.run_backward(
             q,
             k,
@@ -199,7 +201,7 @@ class Differentiable:
     # --- The operators' derivatives -------------------------------------------------------------
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        """What the forward operator keeps of its arguments and results."""
+        """Saves the arguments and results of the forward operator."""
         out, lse = output
         if out.numel() > 0 and lse.numel() == 0:
             raise ValueError(f"{self.name}: a gradient of the operator needs return_lse=True")
@@ -209,7 +211,7 @@ class Differentiable:
     def differentiate(
         self, ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, first: int = 0
     ) -> tuple[Any, ...]:
-        """Gradients of all arguments, of which the first is the context's input number `first`."""
+        """Gradients of all arguments; argument 0 is the context's input number `first`."""
         wanted = [False] * len(_INPUTS)
         for i, place in self._places.items():
             wanted[i] = ctx.needs_input_grad[first + place]
@@ -221,7 +223,7 @@ class Differentiable:
         return tuple(result)
 
     def refuse(self, ctx: Any, *grads: Any) -> Any:
-        """The backward operator's own derivative."""
+        """The derivative of the backward operator, which does not exist: raises."""
         raise NotImplementedError(
             f"{self.name} has no second derivative: its backward pass cannot be differentiated"
         )
@@ -235,7 +237,7 @@ class _Eager(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        *_: Any,  # inputs that are among the options, for torch to know of
+        *_: Any,  # differentiable inputs of the options, listed for torch
     ) -> Any:
         function, options, (out, lse) = call
         _keep(ctx, function, q, k, v, out, lse, options)
@@ -247,20 +249,20 @@ class _Eager(torch.autograd.Function):
         wanted, grads = ctx.needs_input_grad[1:], None
         if not torch_library.is_compiling():
             grads = function.gradients(grad_out, grad_lse, out, lse, wanted, q, k, v, options)
-        if grads is None:  # the operator's result has a derivative, which says that there is none
+        if grads is None:  # the backward operator, whose derivative raises the error
             grads = _by_operator(function, grad_out, grad_lse, out, lse, wanted, q, k, v, options)
         return None, *grads
 
 
-# Function.apply() looks for transforms first, as C++ has done, which takes as long as the call. The
-# class of `ctx` looks for a `vjp`, too, before each backward pass: 4,000 instructions.
+# Function.apply() looks for functorch transforms, which C++ has already done: it takes as long as
+# the call. The class of `ctx` also looks for a `vjp` before each backward pass: 4,000 instructions.
 _apply = super(torch.autograd.Function, _Eager).apply
 if hasattr(_Eager, "_backward_cls"):
     _Eager._backward_cls.apply = _Eager.backward
 
 
 class _Transformed(torch.autograd.Function):
-    generate_vmap_rule = True  # from those of the operators
+    generate_vmap_rule = True  # from the rules of the operators
 
     @staticmethod
     def forward(function: Differentiable, *args: Any) -> Any:
@@ -294,7 +296,7 @@ class _TransformedGradients(torch.autograd.Function):
 
 
 def _is_transformed() -> bool:
-    """Within torch.func.grad, torch.vmap and the like, and not traced by torch.compile?"""
+    """Whether this is within torch.func.grad, torch.vmap or alike, and not under torch.compile."""
     is_compiling = torch.compiler.is_compiling()
     return not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None
 
@@ -309,7 +311,7 @@ def _keep(
     lse: torch.Tensor,
     options: dict[str, Any],
 ) -> None:
-    """A call and its results, until the backward pass. Tensors go where torch's hooks see them."""
+    """Saves a call and its results for the backward pass, tensors where torch's hooks see them."""
     tensors: list[str] = []
     if function.kept_apart.isdisjoint(options):  # most calls; one with * takes twice as long
         ctx.save_for_backward(out, lse, q, k, v)
@@ -346,7 +348,7 @@ def _by_operator(
     v: torch.Tensor,
     options: dict[str, Any],
 ) -> Gradients:
-    """`gradients`, for torch to see."""
+    """`gradients`, through the backward operator."""
     options = dict(options)
     torch_library.options_for_operator(q, options)
     given = function.schema.arguments(q=q, k=k, v=v, **options)
@@ -360,5 +362,5 @@ def _by_operator(
 
 
 def _nothing(like: torch.Tensor) -> torch.Tensor:
-    """In place of a gradient that is not wanted."""
+    """A tensor without elements, for a gradient that is not wanted."""
     return like.new_empty((0,))

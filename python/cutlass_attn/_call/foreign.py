@@ -1,7 +1,7 @@
-"""Arguments that are no arrays of the call's library: lists of lengths, a length that all sequences
-share, and arrays of other libraries (CuPy, JAX, numpy next to torch), which come by DLPack.
+"""Arguments that are not arrays of the call's library: lists of lengths, one length for all
+sequences, and arrays of other libraries (CuPy, JAX, numpy next to torch), read through DLPack.
 
-Looked at where a call has been refused, so that others do not pay for it.
+They are converted after a call was refused, so that other calls do not pay for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from .call import PADDING
 from .keywords import refusal
 
-# Arguments that may be lists of int, and whether one int may stand for all sequences. seqused comes
-# before leftpad, whose range it limits.
+# Arguments that may be lists of int, and whether one int is allowed for all sequences. seqused is
+# before leftpad because it limits the range of leftpad.
 _LISTS = {
     "cu_seqlens_q": False,
     "cu_seqlens_k": False,
@@ -34,8 +34,11 @@ _PACKED = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 
 
 def retried(function: Callable[..., Any], given: Mapping[str, Any], refused: TypeError) -> Any:
-    """A call that was refused, with arrays for what is none. Raises TypeError: a keyword that the
-    function lacks, what `converted` raises, or `refused` if everything is an array."""
+    """Repeats a refused call with its other arguments converted to arrays.
+
+    Raises TypeError: for an unknown keyword, as `converted` does, or `refused` if there is nothing
+    to convert.
+    """
     try:
         arrays = converted(given)
     except TypeError as error:
@@ -47,10 +50,11 @@ def retried(function: Callable[..., Any], given: Mapping[str, Any], refused: Typ
 
 
 def converted(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Those of a call's arguments that are something else, as arrays of its library: numpy's if
-    all operands are, else torch's. None: there are none.
+    """The arguments that are not arrays of the call's library, converted to it; None if all are.
 
-    Raises TypeError, ValueError: what a list holds is not what the argument stands for.
+    The library is numpy if all operands are numpy arrays, else torch.
+
+    Raises TypeError, ValueError: the values of a list are wrong for the argument.
     """
     given = {name: x for name, x in given.items() if x is not None}
     like = next(iter(given.values()), None)
@@ -87,9 +91,9 @@ def _torch() -> Any:
 
 
 def _is_foreign(x: Any, given: Mapping[str, Any]) -> bool:
-    """Is this an array, of another library than the call's?"""
+    """Whether this is an array of another library than the call's."""
     torch = _torch()
-    # The first of these are all that a call has under torch.compile, which traces this.
+    # torch.compile traces this function: the first tests settle all arguments that it sees.
     if isinstance(x, (int, float, str, tuple, list)) or (torch and isinstance(x, torch.Tensor)):
         return False
     if not hasattr(x, "__dlpack__"):
@@ -105,7 +109,7 @@ def _by_dlpack(name: str, x: Any) -> Any:
         import torch
     except ImportError:
         raise TypeError(
-            f"{name} is a {_type_name(x)}, which is read by way of torch: install torch, or pass "
+            f"{name} is a {_type_name(x)}, which only torch can read here: install torch, or pass "
             "numpy arrays"
         ) from None
     try:
@@ -125,7 +129,7 @@ def _listed(name: str, x: list[Any] | tuple[Any, ...], given: Mapping[str, Any],
     values = [int(entry) for entry in x]
     operand = _PACKED.get(name)
     shape = getattr(given.get(operand or ""), "shape", None)
-    # Of a call on a CPU kernels/runtime/check_lengths.cpp sees that, arrays included.
+    # On a CPU kernels/runtime/check_lengths.cpp also checks arrays.
     if shape and values and values[0] > 0 and sum(values) == shape[0]:
         raise ValueError(
             f"{name} is {values}, lengths that sum up to the {shape[0]} rows of {operand}; "
@@ -137,7 +141,7 @@ def _listed(name: str, x: list[Any] | tuple[Any, ...], given: Mapping[str, Any],
 
 
 def _check_range(name: str, values: list[int], given: Mapping[str, Any]) -> None:
-    """Of lengths of a dense call, also where no kernel for a CPU checks them. Raises ValueError."""
+    """Checks the lengths of a dense call, for GPUs too. Raises ValueError."""
     kind, operand = name.split("_")
     x = given.get(operand)
     shape = getattr(x, "shape", ())
@@ -156,7 +160,7 @@ def _check_range(name: str, values: list[int], given: Mapping[str, Any]) -> None
 
 
 def _array(name: str, values: list[int], like: Any) -> Any:
-    """Of the dtype that the argument has, on the device of `like`."""
+    """A list as an array of the argument's dtype, on the device of `like`."""
     for i, value in enumerate(values):
         if not -(2**31) <= value < 2**31:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a call with a wrong argument is told: ours by the names that other libraries have."""
+"""Error messages for wrong arguments: translate the keywords of other libraries to ours."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ R = TypeVar("R")
 _SCALE = "softmax_scale, the factor of q @ k^T"
 _LSE = "return_lse, which returns the log-sum-exp; the weights themselves are never in memory"
 _WINDOW = "window=(left, right); None or -1 is no limit"
-_QUERIES = "nothing to give: lengths are read from cu_seqlens_q"
-_KEYS = "nothing to give: lengths are read from cu_seqlens_k or seqused_k"
+_NOT_NEEDED = "not needed: "
+_QUERIES = _NOT_NEEDED + "lengths are read from cu_seqlens_q"
+_KEYS = _NOT_NEEDED + "lengths are read from cu_seqlens_k or seqused_k"
 _STATE = "natural logarithms and (B, Hq, Sq), where FlashInfer has base 2"
 _SLOTS = "slot_mapping: page * page_size + row of each token, (T,) int64"
-# By names of torch's scaled_dot_product_attention, flash_attn, xformers, FlashInfer and vLLM: our
-# keywords, of which the first that a function has is named, and what to say of it.
+# Keywords of torch's scaled_dot_product_attention, flash_attn, xformers, FlashInfer and vLLM. For
+# each: pairs of our keyword and the text for it. The first pair that the function has is used.
 _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "query": (("q", "q"),),
     "key": (("k", "k"), ("k_cache", "k_cache, or k_new for keys to append")),
@@ -43,6 +44,13 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "attn_mask": (("mask", "mask if it is bool, and bias if it is added to the logits"),),
+    "key_padding_mask": (
+        (
+            "seqused_k",
+            "seqused_k, the number of keys of each batch entry, or mask=~key_padding_mask[:, None, "
+            "None, :] (True = visible)",
+        ),
+    ),
     "custom_mask": (
         (
             "mask",
@@ -60,7 +68,9 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "scale": (("softmax_scale", _SCALE),),
     "sm_scale": (("softmax_scale", _SCALE),),
-    "enable_gqa": (("q", "nothing to ask for: k and v have any number of heads that divides q's"),),
+    "enable_gqa": (
+        ("q", _NOT_NEEDED + "k and v may have any number of heads that divides that of q"),
+    ),
     "dropout": (("dropout_p", "dropout_p"),),
     "p": (("dropout_p", "dropout_p"),),
     "window_size": (("window", _WINDOW),),
@@ -104,14 +114,14 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "slots": (("slot_mapping", _SLOTS),),
     "leftpad_k": (("cache_leftpad", "cache_leftpad"),),
     "cache_leftpad": (("leftpad_k", "leftpad_k"),),
-    "kv_cache_dtype": (("k_cache", "nothing to give: caches of float8_e4m3fn say so"),),
+    "kv_cache_dtype": (("k_cache", _NOT_NEEDED + "the dtype of the cache is that of k_cache"),),
     "mode": (("quantize", "quantize"),),
     "v_a": (("o_a", "o_a"),),
     "s_a": (("lse_a", f"lse_a, {_STATE}"),),
     "v_b": (("o_b", "o_b"),),
     "s_b": (("lse_b", f"lse_b, {_STATE}"),),
 }
-# Of functions that lack a keyword of another one.
+# For keywords of one function that another one lacks.
 _DECODING = {
     "mask": "it has tree_mask, and cache_leftpad for padding",
     "bias": "biases are of attention()",
@@ -130,12 +140,15 @@ _LACKS = {
     ("attention", "cu_seqlens_q"): "packed sequences are of attention_varlen()",
     ("attention", "cu_seqlens_k"): "packed sequences are of attention_varlen()",
     ("attention", "block_table"): "pages are of attention_varlen() and attention_decode()",
+    ("attention", "num_splits"): "the number of splits is chosen for the GPU",
 }
 
 
 def refusal(function: str, names: Iterable[str], known: Iterable[str] = ()) -> TypeError | None:
-    """The error for the first of these keywords that `function` does not have; None if it has all.
-    `known`: the function's own, by default those of its signature."""
+    """The error for the first of these keywords that `function` does not have, or None.
+
+    `known`: keywords that the function has, by default those of its signature.
+    """
     parameters = tuple(known) or tuple(SIGNATURES[function].parameters)
     for name in names:
         if name in parameters:
@@ -143,7 +156,8 @@ def refusal(function: str, names: Iterable[str], known: Iterable[str] = ()) -> T
         meant = _MEANT.get(name, ())
         for ours, text in meant:
             if ours in parameters:
-                return TypeError(f"{function}() has no {name!r}: here it is {text}")
+                use = "" if text.startswith(_NOT_NEEDED) else "use "
+                return TypeError(f"{function}() has no {name!r}: {use}{text}")
         for ours in (name, *(ours for ours, _ in meant)):
             if reason := _LACKS.get((function, ours)):
                 return TypeError(f"{function}() has no {name!r}: {reason}")
@@ -156,12 +170,11 @@ def refusal(function: str, names: Iterable[str], known: Iterable[str] = ()) -> T
 def misplaced(
     function: str, needed: tuple[str, ...], more: tuple[object, ...], names: Iterable[str]
 ) -> TypeError:
-    """The error for `more` arguments by position than those that are `needed`, or for too few."""
+    """The error for too many arguments by position, `more` than the `needed` ones, or too few."""
     if more:
         return TypeError(
             f"{function}() takes {len(needed)} arguments by position, {', '.join(needed)}, got "
-            f"{len(needed) + len(more)}: options have to be named, as libraries order them in "
-            "different ways"
+            f"{len(needed) + len(more)}: pass options by name, as libraries differ in their order"
         )
     known = (*SIGNATURES["attention"].parameters, "device", "grad") if function == "explain" else ()
     unknown = refusal(function, names, known)
@@ -169,7 +182,7 @@ def misplaced(
 
 
 def answered(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function that Python runs: with the errors above for arguments that it lacks."""
+    """Decorates a function written in Python: wrong arguments raise the errors above."""
     name, signature = function.__name__, inspect.signature(function)
     needed = tuple(n for n, x in signature.parameters.items() if x.kind is x.POSITIONAL_OR_KEYWORD)
 

@@ -1,4 +1,4 @@
-"""`attention` of nested tensors of layout torch.jagged: their rows are packed sequences already."""
+"""`attention` of nested tensors of layout torch.jagged, which are packed sequences in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from . import serving_operator, torch_library
 
-# Of `attention`, which packed sequences lack.
+# Options of `attention` that `attention_varlen` does not have.
 _LACKING = {
     **dict.fromkeys(("out", "bias", "mask", "seqused_q", "leftpad_q", "leftpad_k", "max_error")),
     "accumulate": "fp32",
@@ -16,9 +16,9 @@ _LACKING = {
 
 
 def attention(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """By way of `attention_varlen`; the result, and a log-sum-exp, are nested as q is.
+    """Calls `attention_varlen`; the result and the log-sum-exp are nested like q.
 
-    Raises TypeError, ValueError: a tensor or an option that packed sequences do not have.
+    Raises TypeError, ValueError: a tensor or an option is not supported for nested tensors.
     """
     layout = options.pop("layout", "bhsd")
     torch_library.refuse_nested(options)

@@ -1,4 +1,4 @@
-"""What `_C` asks of numpy (python/arrays.hpp); the counterpart of torch_library."""
+"""The functions of numpy that `_C` calls (python/arrays.hpp); torch_library is its counterpart."""
 
 from __future__ import annotations
 

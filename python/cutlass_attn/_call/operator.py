@@ -1,6 +1,8 @@
-"""`torch.ops.cutlass_attn.attention_forward` and `attention_backward`: what torch.compile,
-torch.export and dispatch modes see of `attention`. Plain eager calls go past them: see INTERCEPTORS
-in torch_library."""
+"""The operators `torch.ops.cutlass_attn.attention_forward` and `attention_backward`.
+
+torch.compile, torch.export and dispatch modes see calls of `attention` as these operators. Plain
+eager calls do not use them: see INTERCEPTORS in torch_library.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from .autograd import Differentiable
 from .call import Call
 from .schema import Schema
 
-# Mods are no arguments of an operator: they become others before.
+# Options that an operator does not have: mods are translated to other options before.
 _NOT_ITS = ("out", "verify", "score_mod", "mask_mod", "block_mask")
 _SCHEMA = Schema("attention", lambda name: name not in _NOT_ITS)
 
@@ -42,7 +44,7 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     for name, x in zip("qkv", args):
         torch_library.require_dims(name, x, 4, torch_library.DIMS[options["layout"] == "bshd"])
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    # Symbolic sizes are checked when they have become numbers: reading them would fix them here.
+    # Symbolic sizes are checked at run time: reading them here would specialise the graph.
     sizes = [size for x in tensors for size in x.shape]
     keys = [options["attention_chunk"] or 0, *(options["window"] or ())]
     if all(type(number) is int for number in (*sizes, *keys)):
@@ -63,7 +65,7 @@ eager, record = ATTENTION.eager, ATTENTION.record
 def recorded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`attention` by way of torch's dispatcher; torch.compile and torch.export see this alone."""
+    """`attention` through torch's dispatcher, as under torch.compile and torch.export."""
     if options.pop("verify", False):
         raise ValueError(torch_library.NO_VERIFY)
     if isinstance(options.get("quantize"), _C.PrequantizedKV):

@@ -1,4 +1,4 @@
-"""Packed sequences, one by one."""
+"""Splits a call with packed sequences into dense calls, to verify them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from .call import Call
 
-# What a sequence asks for alone.
+# Options that each sequence's dense call keeps.
 _OF_EACH = frozenset(
     (
         *("causal", "window", "attention_chunk", "softmax_scale", "softcap"),
@@ -19,9 +19,11 @@ _OF_EACH = frozenset(
 def dense_calls(
     q: Any, k: Any, v: Any, options: dict[str, Any]
 ) -> Iterator[tuple[int, slice, Call]]:
-    """Of a call of `attention_varlen` without pages, scales and dropout, each entry that has
-    queries: its number, its rows of q, and the call of `attention` that it is alone. Offsets are
-    read on the host."""
+    """The sequences of a call of `attention_varlen` that have queries, as dense calls.
+
+    Yields the number of each sequence, its rows of q, and a call of `attention` that is equal to
+    it. The call must not have pages, scales or dropout. Offsets are read on the host.
+    """
     rows = options["cu_seqlens_q"].tolist()
     offsets, used = options.get("cu_seqlens_k"), options.get("seqused_k")
     keys = rows if offsets is None else offsets.tolist()

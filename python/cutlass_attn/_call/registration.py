@@ -17,7 +17,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Now, if torch is imported already; otherwise right after its import."""
+    """Registers the operators now if torch is imported, otherwise right after its import."""
     if sys.modules.get("torch"):
         _import_operators()
     else:
@@ -25,14 +25,14 @@ def register() -> None:
 
 
 def _import_operators() -> None:
-    # A torch that is too old must not fail on import: calls with its tensors say what is wrong.
+    # A torch that is too old must not fail here: calls with its tensors raise the error.
     with contextlib.suppress(Exception):
         for name in ("operator", "serving_operator"):
             importlib.import_module(f"{__package__}.{name}")
 
 
 class _AfterTorch(MetaPathFinder):
-    """Leaves finding torch to the other finders, and adds a step behind its execution."""
+    """Finds torch through the other finders, and adds a step after its import."""
 
     def find_spec(
         self, name: str, path: Any, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Schemas of torch's operators, by the signatures of the functions that they stand for."""
+"""Schemas of torch operators, derived from the signatures of the public functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from .call import SIGNATURES
 from .keywords import refusal
 
-# By the types of a signature. Of a number or an array the operator gets a tensor.
+# Schema types by the types of a signature. An operator gets a number that may be an array as a
+# tensor.
 _TYPES = {
     "Array": "Tensor",
     "Array | None": "Tensor?",
@@ -26,10 +27,10 @@ _TYPES = {
 
 
 class Schema:
-    """Parameters of an operator: those of `function` that `names` is true of, then `more`.
+    """Parameters of an operator: those of `function` for which `names` is true, then `more`.
 
-    They have no defaults in the schema, and are given by position: inductor has a parameter of its
-    own that is named "kernel" where it passes on keywords.
+    The schema has no defaults, and arguments are passed by position: inductor has a parameter of
+    its own named "kernel", which would collide with the keyword.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Schema:
         self.text = f"({self.parameters}) -> {returns}"
 
     def arguments(self, **given: Any) -> tuple[Any, ...]:
-        """By position. Raises TypeError for what the function does not know."""
+        """Keywords as positional arguments. Raises TypeError for an unknown keyword."""
         if given.keys() - self.defaults.keys():
             names = [name for name in given if name not in self.defaults]
             raise refusal(self.function, names, self.defaults) or TypeError(str(names))
@@ -61,6 +62,6 @@ class Schema:
         return dict(zip(self.defaults, args, strict=True))
 
     def call_of(self, args: tuple[Any, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """q, k, v, and the rest by name."""
+        """Positional arguments as q, k, v and a dict of the rest."""
         given = self.by_name(args)
         return given.pop("q"), given.pop("k"), given.pop("v"), given

@@ -1,6 +1,9 @@
-"""`torch.ops.cutlass_attn.attention_varlen`, `attention_decode`, `decode_append` and `append_kv`:
-what torch.compile, torch.export and dispatch modes see of the calls for serving. A decoding step
-with new keys is two operators: the one that changes the cache, and attention over it."""
+"""The operators `torch.ops.cutlass_attn.attention_varlen`, `attention_decode`, `decode_append` and
+`append_kv`.
+
+torch.compile, torch.export and dispatch modes see the serving calls as these operators. A decoding
+step with new keys is two of them: one writes the cache, the other is attention over it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ eager_varlen, record_varlen = VARLEN.eager, VARLEN.record
 
 @torch.library.custom_op("cutlass_attn::attention_decode", mutates_args=(), schema=_DECODE.text)
 def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same over a cache, which has the new keys already."""
+    """Result and log-sum-exp of attention over a cache that already has the new keys."""
     options = _DECODE.by_name(args)
     q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
     mask = options.pop("mask")
@@ -83,8 +86,8 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     "cutlass_attn::decode_append", mutates_args=("k_cache", "v_cache"), schema=_DECODE_APPEND.text
 )
 def decode_append_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes new keys into the cache. The queries, rotated (no elements without rotary), and how
-    many keys sequences have now."""
+    """Writes new keys into the cache. Returns the rotated queries (no elements without rotary
+    embeddings) and the new number of keys of each sequence."""
     options = _DECODE_APPEND.by_name(args)
     q, k, v = (options.pop(name) for name in ("q", "k_cache", "v_cache"))
     rotated, seqlens = _C.decode_append(q, k, v, options, dispatched=True)
@@ -207,7 +210,7 @@ def append(
 
 
 def _require(holds: torch.Tensor, message: str) -> None:
-    """Without waiting: on a GPU it is the device that stops."""
+    """Asserts a condition without waiting for the device: a GPU stops its own work."""
     torch._assert_async(holds.all(), message)
 
 
@@ -232,7 +235,7 @@ def _require_pages(
 
 
 def validate_varlen(q: torch.Tensor, k: torch.Tensor, **options: Any) -> None:
-    """The arrays of `attention_varlen`; those on a CPU the call itself checks."""
+    """Checks the arrays of `attention_varlen` on a GPU; on a CPU the call itself checks them."""
     offsets, keys = options["cu_seqlens_q"], options.get("cu_seqlens_k")
     _require_offsets("cu_seqlens_q", offsets, q.shape[0])
     used, table = options.get("seqused_k"), options.get("block_table")
@@ -247,7 +250,7 @@ def validate_varlen(q: torch.Tensor, k: torch.Tensor, **options: Any) -> None:
 
 
 def validate_decode(k_cache: torch.Tensor, **options: Any) -> None:
-    """The same of `attention_decode`."""
+    """Checks the arrays of `attention_decode` on a GPU."""
     new, table = options.get("k_new"), options.get("block_table")
     if (listed := options.get("indices")) is not None:
         rows = k_cache.shape[0] * k_cache.shape[1]

@@ -1,4 +1,4 @@
-"""What `_C` asks of torch (python/arrays.hpp); the counterpart of numpy_library. Imports torch."""
+"""The functions of torch that `_C` calls (python/arrays.hpp); numpy_library is its counterpart."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .. import _C
 ARRAY = torch.Tensor
 strided = torch.strided  # the one layout that is read
 
-# Of torch.compile and strict export, which trace Python and cannot see into C; others that compile
-# put an interceptor in the way.
+# Whether torch.compile or strict export trace this code: they cannot trace C++. Other compilers
+# install an interceptor.
 is_compiling = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
 is_neg = torch.Tensor.is_neg
@@ -33,7 +33,7 @@ contiguous = torch.Tensor.contiguous
 
 broadcast_to = torch.broadcast_to
 
-# How C reads tensors; absent from torch before 2.10, whose tensors are read by their attributes.
+# C++ reads tensors through this table; torch before 2.10 lacks it, and attributes are read instead.
 exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 # torch.cuda.current_stream() builds a Stream object, which takes longer than launching the kernel.
@@ -42,18 +42,21 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent 
 
 
 def _has_function_mode() -> bool:
-    """Of any kind but torch.set_default_device and `with torch.device(...)`, which say where new
-    tensors go: those that are made here are on q's device in any case."""
+    """Whether a function mode is active that must see the call.
+
+    torch.set_default_device and `with torch.device(...)` only choose the device of new tensors,
+    and those that are made here are on q's device in any case.
+    """
     if not torch._C._is_torch_function_mode_enabled():
         return False
     modes = _get_current_function_mode_stack()
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-# Each says whether something has to see calls before memory is touched: dispatch modes (FakeTensor
-# among them), function modes, functorch transforms, tracing. So must it where a forward-mode
-# derivative is taken, and where an input is of a subclass, or lazily negated: Torch::must_see() in
-# python/torch_arrays.cpp asks all of that. docs/notes/host-time.md says what it costs.
+# Each tells whether something must see calls before memory is touched: dispatch modes (FakeTensor
+# among them), function modes, functorch transforms, tracing. Torch::must_see() in
+# python/torch_arrays.cpp asks all of them, and looks for forward-mode derivatives, tensor
+# subclasses and lazily negated inputs. docs/notes/host-time.md has the cost.
 INTERCEPTORS = (
     torch._C._len_torch_dispatch_stack,
     _has_function_mode,
@@ -61,14 +64,13 @@ INTERCEPTORS = (
     torch._C._is_tracing,
 )
 NO_VERIFY = (
-    "verify=True looks at results on the host: it works neither under torch.compile nor under a "
-    "dispatch mode or a function transform, nor with lazily negated tensors"
+    "verify=True reads results on the host: it does not work under torch.compile, a dispatch mode "
+    "or a function transform, or with lazily negated tensors"
 )
 NO_PREQUANTIZED = (
-    "k and v that are prequantized are memory that torch's operators do not know: neither "
-    "prequantize() nor quantize=PrequantizedKV works under torch.compile, a dispatch mode or a "
-    "function transform, or with lazily negated tensors; allowed there: a name such as "
-    'quantize="qk"'
+    "prequantize() and quantize=PrequantizedKV do not work under torch.compile, a dispatch mode or "
+    "a function transform, or with lazily negated tensors, since torch's operators cannot take "
+    'them; allowed there: a name such as quantize="qk"'
 )
 
 _BOOLS = ("causal", "return_lse", "deterministic", "rotary_interleaved")
@@ -80,7 +82,7 @@ is_deterministic = torch._C._get_deterministic_algorithms
 
 
 def is_frozen(x: torch.Tensor) -> bool:
-    """Of inference mode, outside which torch writes to none of its tensors."""
+    """Whether this is an inference tensor outside of inference mode, where torch forbids writes."""
     return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
@@ -106,16 +108,18 @@ def scratch(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def template(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Of that shape in the memory of one element, to be kept; None while a CUDA graph is captured,
-    whose memory is the graph's own."""
+    """A tensor of that shape with the memory of one element, to be kept for later calls.
+
+    None while a CUDA graph is captured, since the memory would belong to the graph.
+    """
     if like.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     return scratch(like, dtype, (1,)).expand(shape)
 
 
 def random_state(like: torch.Tensor) -> torch.Tensor:
-    """Seed and offset from the generator of the tensor's device, never by way of the host: a CUDA
-    graph that captures this draws anew in every replay."""
+    """Seed and offset, drawn on the tensor's device by its generator: a CUDA graph that captures
+    this draws new numbers in every replay."""
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=like.device)
 
 
@@ -128,8 +132,8 @@ def from_float32(like: torch.Tensor, x: np.ndarray) -> torch.Tensor:
 
 
 def has_numbers(x: torch.Tensor) -> bool:
-    """Whether they can be looked at now: not on the "meta" device, say, or while a CUDA graph is
-    captured."""
+    """Whether the tensor's values can be read now: not on the "meta" device, nor while a CUDA graph
+    is captured."""
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return not x.is_meta and not must_see(x)
@@ -140,15 +144,18 @@ def take(x: torch.Tensor, indices: np.ndarray, axis: int) -> torch.Tensor:
 
 
 def must_see(x: torch.Tensor) -> bool:
-    """What Torch::must_see() asks, of one tensor."""
+    """Torch::must_see() for one tensor."""
     if is_compiling() or forward_ad._current_level >= 0 or any(asks() for asks in INTERCEPTORS):
         return True
     return type(x) is not ARRAY or x.is_neg()
 
 
 def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str] = ()) -> bool:
-    """Whether one of `inputs` does. Raises NotImplementedError where another argument needs, or any
-    has, a derivative, and ValueError where that is `out`."""
+    """Whether one of `inputs` requires a gradient.
+
+    Raises NotImplementedError if another argument requires one, or if any has a forward-mode
+    tangent, and ValueError if `out` requires one.
+    """
     found = False
     has_tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     is_enabled = torch.is_grad_enabled()
@@ -175,8 +182,8 @@ def needs_gradient(function: str, given: dict[str, Any], inputs: Collection[str]
 
 
 def autocast(*tensors: torch.Tensor | None, device: str | None = None) -> tuple[Any, ...]:
-    """As torch's dispatcher casts arguments of its own function under torch.autocast, on a device
-    of this type; None: that of the first one."""
+    """The tensors as torch.autocast casts the arguments of SDPA, on a device of this type; None:
+    the type of the first tensor's device."""
     if not isinstance(tensors[0], torch.Tensor):
         return tensors
     device = tensors[0].device.type if device is None else device
@@ -192,12 +199,14 @@ def autocast(*tensors: torch.Tensor | None, device: str | None = None) -> tuple[
 
 
 def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
-    """Options as an operator's schema has them, in place. Raises TypeError, and NotImplementedError
-    for a number whose gradient is asked for."""
+    """Converts options to the types of an operator's schema, in place.
+
+    Raises TypeError, and NotImplementedError for a number that requires a gradient.
+    """
     _refuse_bools(options)
     for name in ("softmax_scale", "softcap", "dropout_p"):
         x = options.get(name)
-        # As number() in python/parse.cpp, which no compiled call reaches with the tensor.
+        # number() in python/parse.cpp checks eager calls; compiled ones never pass it the tensor.
         if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{name} is a tensor that requires a gradient, and has none: pass {name}.item(), "
@@ -205,7 +214,7 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
             )
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)
-        # Beyond every key all numbers say the same, and the operator takes 64 bits.
+        # Numbers beyond every key mean the same, and the operator takes only 64 bits.
         options["window"] = [
             -1 if side is None else min(side, 2**31) if type(side) is int else side
             for side in sides
@@ -218,14 +227,14 @@ DIMS = ("(batch, heads, seqlen, head_dim)", "(batch, seqlen, heads, head_dim)") 
 
 
 def require_dims(name: str, x: torch.Tensor, ndim: int, dims: str) -> None:
-    """Where sizes are symbolic, which `_C` cannot check. Raises ValueError."""
+    """Checks the number of dimensions, for symbolic sizes, which `_C` cannot check."""
     if x.dim() != ndim:
         shape = ", ".join(map(str, x.shape))
         raise ValueError(f"{name} must have {ndim} dimensions, {dims}, got shape ({shape})")
 
 
 def refuse_nested(given: dict[str, Any]) -> None:
-    """Raises TypeError."""
+    """Raises TypeError if an argument is a nested tensor."""
     for name, x in given.items():
         if isinstance(x, ARRAY) and x.is_nested:
             raise TypeError(
@@ -235,7 +244,7 @@ def refuse_nested(given: dict[str, Any]) -> None:
 
 
 def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
-    """`out`, unless it is None, with an operator's result in it. Raises ValueError."""
+    """The result of an operator, copied to `out` if that is given. Raises ValueError."""
     if out is None:
         return result
     check_out(out, result, tuple(result.shape))
@@ -244,7 +253,7 @@ def copied(result: torch.Tensor, out: Any) -> torch.Tensor:
 
 
 def check_out(out: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless it has that shape and what else `like` has."""
+    """Raises ValueError unless `out` has this shape, and the dtype and device of `like`."""
     for name, due, got in (
         ("have shape", shape, tuple(out.shape)),
         ("be", like.dtype, out.dtype),
@@ -255,7 +264,7 @@ def check_out(out: torch.Tensor, like: torch.Tensor, shape: tuple[int, ...]) -> 
 
 
 def _refuse_bools(options: dict[str, Any]) -> None:
-    """The operator's schema would take True for 1, and 1 for True. Raises TypeError."""
+    """Raises TypeError for bools as numbers and numbers as bools, which the schema would accept."""
     for name in _BOOLS:
         if not isinstance(options.get(name, False), bool):
             raise TypeError(f"{name} must be True or False, got a {type(options[name]).__name__}")

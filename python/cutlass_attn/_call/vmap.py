@@ -1,4 +1,4 @@
-"""How torch.vmap runs the operators: as one call with a larger batch where that is the same."""
+"""torch.vmap of the operators: one call with a larger batch where possible, else several."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# Have a batch of their own, in which the mapped dimension fits.
+# Arguments with a batch dimension, which the mapped dimension can join.
 _ROWS = {"q", "k", "v", "out", "softmax_lse", "grad_out", "grad_softmax_lse"}
 
 
 def rule(names: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What `register_vmap` takes, for an operator whose parameters have these names."""
+    """The vmap rule of an operator with these parameters, for `register_vmap`."""
 
     def run(info: Any, in_dims: Any, *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         given = dict(zip(names, args, strict=True))
@@ -21,7 +21,7 @@ def rule(names: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., 
             rows = {n: _with_batch(given[n], dims[n], info.batch_size) for n in dims.keys() & _ROWS}
             results = operator(*(given | rows).values())
             sizes = (info.batch_size, rows["q"].shape[0] // info.batch_size)
-            # What was not asked for has no elements, and one dimension.
+            # A result that was not requested has one dimension and no elements.
             outputs = tuple(x.unflatten(0, sizes) if x.dim() > 1 else x for x in results)
             return outputs, tuple(0 if x.dim() > 1 else None for x in results)
         mapped = {name: given[name].unbind(dim) for name, dim in dims.items() if dim is not None}
@@ -33,8 +33,8 @@ def rule(names: tuple[str, ...], operator: Callable[..., Any]) -> Callable[..., 
 
 
 def _is_one_call(given: dict[str, Any], dims: dict[str, int | None]) -> bool:
-    """May the mapped dimension become part of the batch?"""
-    if given["dropout_p"] != 0.0:  # its weights depend on the entry of the batch
+    """Whether the mapped dimension can become part of the batch."""
+    if given["dropout_p"] != 0.0:  # the dropped weights depend on the batch entry
         return False
     for name, dim in dims.items():
         if name in _ROWS or (name == "rng_state" and dim is None):
@@ -44,7 +44,7 @@ def _is_one_call(given: dict[str, Any], dims: dict[str, int | None]) -> bool:
         shared |= {"mask": shared["bias"], "sinks": True}
         if dim is not None or not shared.get(name, False):
             return False
-    # Gradients of what all share would be summed over the mapped dimension.
+    # Gradients of shared arguments would be summed over the mapped dimension.
     return not any(given.get("wanted", ())[3:])
 
 

@@ -1,4 +1,4 @@
-"""mask_mod and BlockMask, read once for all calls with one: an interval and a bool mask."""
+"""Converts mask_mod and BlockMask to an interval and a bool mask, kept for later calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mask:
-    """A key is visible where both allow it."""
+    """A mask: a key is visible if both the interval and `dense` allow it."""
 
     interval: Interval
     dense: torch.Tensor | None  # bool, broadcasts to (B, Hq, Sq, Sk)
@@ -45,7 +45,7 @@ _NO_MASK = 1 << 30  # BLOCK_SIZE of a BlockMask that stands for none
 
 
 def check(block_mask: Any, lengths: Lengths, device: torch.device) -> None:
-    """Raises TypeError, RuntimeError, ValueError for what is no BlockMask of a call."""
+    """Checks a BlockMask against a call. Raises TypeError, RuntimeError, ValueError."""
     from torch.nn.attention.flex_attention import BlockMask
 
     if not isinstance(block_mask, BlockMask):
@@ -142,14 +142,14 @@ def read_function(mask_mod: Callable[..., Any], lengths: Lengths, device: torch.
 def _same(
     known: list[tuple[weakref.ref[torch.Tensor], State]], captures: list[torch.Tensor]
 ) -> bool:
-    """Are the captured tensors the known objects, in the known state?"""
+    """Whether the captured tensors are the known objects, in the known state."""
     return len(known) == len(captures) and all(
         kept() is x and state == _state(x) for (kept, state), x in zip(known, captures)
     )
 
 
 def _identity(graph: Graph) -> tuple[Any, ...]:
-    """Equal for graphs that compute the same of the same captures."""
+    """A key that is equal for graphs that compute equal results from equal captures."""
     order = ordered(graph.result)
     place = {node: i for i, node in enumerate(order)}
     return tuple((x.op, x.kind, repr(x.value), *(place[y] for y in x.args)) for x in order)
@@ -166,7 +166,7 @@ def _is_current(known: _Kept, block_mask: BlockMask) -> bool:
 
 
 def _weak(function: Callable[..., Any]) -> weakref.ref[Any] | None:
-    """Weakly, because the function may know the BlockMask, which would live forever then."""
+    """A weak reference: the function may refer to the BlockMask, and would keep it alive."""
     try:
         return (weakref.WeakMethod if inspect.ismethod(function) else weakref.ref)(function)
     except TypeError:
@@ -174,8 +174,8 @@ def _weak(function: Callable[..., Any]) -> weakref.ref[Any] | None:
 
 
 def _state(x: torch.Tensor) -> State:
-    """Changes when torch counts a write, which it does not in inference mode, and when `x.data` is
-    another tensor."""
+    """The state of a tensor: it changes when torch counts a write (not in inference mode), and when
+    `x.data` becomes another tensor."""
     try:
         data = x.data_ptr()
     except RuntimeError:  # a tensor of torch.func, which has no memory of its own
@@ -234,7 +234,7 @@ class _Lists:
         return found.scatter_(-1, index, True)[..., : self.columns]
 
     def follow_interval(self, interval: Interval) -> bool:
-        """Do the lists say what a mask_mod says by itself, where it is an interval?"""
+        """Whether the lists of blocks agree with a mask_mod that is an interval."""
         first_q = torch.arange(self.partial.shape[-2], device=self.device)[:, None] * self.size_q
         first_k = torch.arange(self.columns, device=self.device) * self.size_k
         last_q = (first_q + self.size_q).clamp(max=self.lengths.q) - 1
@@ -249,7 +249,7 @@ class _Lists:
         return not wrong.any()
 
     def follow(self, graph: Graph, root: Node) -> bool:
-        """Do they, whatever mask_mod is?"""
+        """Whether the lists of blocks agree with any mask_mod."""
         wrong = torch.zeros((), dtype=torch.bool, device=self.device)
         for rows, visible in self._blocks(graph, root):
             partial, full = self._rows(rows)

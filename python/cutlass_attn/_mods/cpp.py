@@ -12,8 +12,8 @@ import torch
 from .graph import Graph, Node, UnsupportedModError, in_float32, ordered
 from .operations import OPERATIONS
 
-# What the text below stands on. Integers are int, and int64_t where a captured int64 takes part; a
-# division by 0 gives 0.
+# C++ functions that the generated code calls. Integers are int, or int64_t if a captured int64
+# takes part. An integer divided by 0 is 0.
 PRELUDE = """\
 CA_HOST_DEVICE int32_t saturated(int32_t i) { return i; }
 CA_HOST_DEVICE int32_t saturated(int64_t i) {
@@ -96,13 +96,13 @@ _TYPES = {
 }
 _NAMES = {"bool": "bool", "int": "int", "float": "float"}
 _ARGUMENTS = {"score": "float score", "b": "int b", "h": "int h", "q": "int q", "k": "int k"}
-# Numbers that are part of the text: compilers have shorter code for them.
+# Numbers that are written into the code, because compilers generate shorter code for them.
 _LITERALS = (0, 1, math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The text, which says nothing of sizes, strides and numbers, and what fills its members."""
+    """The code, which does not depend on sizes, strides and numbers, and the values of members."""
 
     text: str
     captures: tuple[torch.Tensor, ...]  # members t0, t1, ...

@@ -1,4 +1,4 @@
-"""What symbols do for each function of torch and each operator of Python."""
+"""The functions of torch and operators of Python that symbols support."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _rounded(op: str) -> Callable[..., Symbol]:
 
 
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    """By `where`, so that the derivative at a bound is 1, as in torch."""
+    """clamp by `where`, so that the derivative at a bound is 1, as in torch."""
     if min is not None:
         input = _where(input < min, min, input)
     return input if max is None else _where(input > max, max, input)
@@ -163,7 +163,7 @@ def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False)
 
 
 def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
-    """Without torch's threshold: exp(-abs(x)) does not overflow."""
+    """softplus without torch's threshold, which is not needed: exp(-abs(x)) does not overflow."""
     x = input * beta
     positive = apply("max", x, 0.0)
     return (positive + apply("log1p", apply("exp", -apply("abs", x)))) / beta
@@ -185,7 +185,7 @@ def _square(input: Any) -> Symbol:
 
 
 def _to(input: Any, *args: Any, dtype: Any = None, **_: Any) -> Symbol:
-    """To a dtype, or to a device, which says nothing here."""
+    """Conversion to a dtype. A device is ignored."""
     for x in (dtype, *args):
         if isinstance(x, torch.dtype):
             dtype = x

@@ -16,12 +16,12 @@ VARIABLES = {"score": "float", "b": "int", "h": "int", "q": "int", "k": "int"}
 
 
 def in_float32(value: float) -> float:
-    """A number that is beyond float32 is infinite, as in torch."""
+    """The number in float32: infinite beyond its range, as in torch."""
     return math.copysign(math.inf, value) if abs(value) > _LARGEST else value
 
 
 class UnsupportedModError(NotImplementedError):
-    """A score_mod or mask_mod does what cannot be traced, or what no option of `attention` is."""
+    """A score_mod or mask_mod cannot be traced, or is not supported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class Graph:
     def _node(
         self, op: str, args: tuple[Node, ...], kind: str, value: Any, depends: frozenset[str]
     ) -> Node:
-        # repr tells 0.0 from -0.0, and finds NaN again.
+        # repr distinguishes 0.0 from -0.0, and is equal for equal NaN.
         key = (op, tuple(map(id, args)), kind, repr(value))
         if key not in self._nodes:
             self._nodes[key] = Node(op, args, kind, value, depends)

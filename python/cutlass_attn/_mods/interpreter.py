@@ -1,7 +1,7 @@
-"""`attention` with any score_mod, by torch: blocks of rows in float32, where there is no compiler.
+"""`attention` with any score_mod, evaluated by torch on a CPU, in blocks of rows in float32.
 
-The gradients of a block are torch's own, of the block computed once more: no call keeps more than a
-block's logits.
+The backward pass computes each block again and differentiates it with torch, so a call never holds
+the logits of more than one block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1 << 22  # logits of a block
 
 @dataclass(frozen=True)
 class Options:
-    """Those of `attention` that are computed here."""
+    """The options of `attention` that this module supports."""
 
     softmax_scale: float
     offset: int  # Sk - Sq
@@ -85,7 +85,7 @@ def _gradients(
     grad_lse: Any,
     *saved: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Those of q, k, v, sinks and captures, which are `saved`, where wanted."""
+    """The wanted gradients of q, k, v, sinks and captures, which are `saved`."""
     q, *others = saved
     # In float64, because torch adds to float32 elements in any order.
     captures = [
@@ -108,7 +108,7 @@ def _gradients(
         pairs = [
             (y, g.to(y.dtype))
             for y, g in zip(results, grads)
-            if g is not None and y.requires_grad  # not where score_mod leaves the score out
+            if g is not None and y.requires_grad  # a score_mod may ignore the score
         ]
         if not pairs:
             continue
@@ -155,7 +155,7 @@ def _block(
     variables = Lengths(b, hq, rows.stop, sk).variables(q.device, rows)
     visible = _visible(options, variables["q"], variables["k"], rows)
     if product.requires_grad and visible is not None:
-        # Where the derivative of score_mod is infinite, 0 times it is none.
+        # 0 times an infinite derivative of score_mod would be NaN.
         product.register_hook(lambda g: torch.where(visible, g, 0.0))
     s = evaluate(score, score.result, {"score": product, **variables}, real)
     s = s.expand(product.shape)
@@ -180,7 +180,7 @@ def _block(
 def _visible(
     options: Options, q: torch.Tensor, k: torch.Tensor, rows: slice
 ) -> torch.Tensor | None:
-    """What broadcasts to (B, Hq, rows, Sk), or None where all keys are visible."""
+    """A mask that broadcasts to (B, Hq, rows, Sk), or None if all keys are visible."""
     conditions = []
     if options.mask is not None:
         mask = options.mask

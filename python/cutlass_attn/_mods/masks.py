@@ -1,4 +1,4 @@
-"""Which of a mask's conditions are intervals of keys, and the bool mask of the others."""
+"""Splits a mask into an interval of keys and a bool mask for its other conditions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interval:
     chunk: int | None = None
 
     def __and__(self, other: Interval) -> Interval | None:
-        """What both allow; None if two chunks differ."""
+        """The intersection of both; None if the chunks differ."""
         if None not in (self.chunk, other.chunk) and self.chunk != other.chunk:
             return None
         lows = [x for x in (self.low, other.low) if x is not None]

@@ -33,7 +33,7 @@ class Operation:
 
 
 def _flat(_g: Any, _y: Any, *args: Any) -> tuple[None, ...]:
-    """Of a function that is constant almost everywhere, or whose result is no float."""
+    """The derivative of a function that is constant almost everywhere, or not of type float."""
     return (None,) * len(args)
 
 

@@ -1,4 +1,4 @@
-"""Which options of `attention` a score_mod is: scale, softcap, ALiBi, bias, mask."""
+"""Translates a score_mod to options of `attention`: scale, softcap, ALiBi, bias, mask."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def split(graph: Graph) -> Score:
     """The score_mod's parts, from the outermost operation inwards.
 
     Raises:
-        UnsupportedModError: it is more than those parts.
+        UnsupportedModError: it has other parts.
     """
     result = Score()
     node = graph.result
@@ -91,7 +91,7 @@ def _inner(node: Node) -> Node:
 
 
 def _own_factor(node: Node, inner: Node) -> float:
-    """What node multiplies its argument with."""
+    """The number that a node multiplies its argument by."""
     if node.op == "neg":
         return -1.0
     other = next((x for x in node.args if x is not inner), None)
@@ -106,7 +106,7 @@ def _own_factor(node: Node, inner: Node) -> float:
 
 
 def _factor(node: Node) -> float:
-    """Of a node that is a multiple of the score, within tanh."""
+    """The factor of the score within tanh."""
     factor = 1.0
     while node.op != "variable":
         inner = _inner(node)
@@ -241,7 +241,7 @@ class _Call:
         high: int | None,
         result: Operands,
     ) -> dict[Node | None, dict[Node | None, float]]:
-        """Takes ALiBi out of the groups; what remains for each row goes to the log-sum-exp."""
+        """Moves ALiBi from the groups to slopes. Returns terms of rows, for the log-sum-exp."""
         offset = self.lengths.k - self.lengths.q
         slopes: dict[Node | None, float] = {}
         shift: dict[Node | None, dict[Node | None, float]] = {}
@@ -263,7 +263,7 @@ class _Call:
             elif self._need_gradient(factors):
                 raise UnsupportedModError(
                     "a captured tensor that requires a gradient multiplies abs(q_idx - kv_idx), "
-                    "and only terms that a bias takes have gradients: detach it, or pass bias="
+                    "but ALiBi slopes have no gradient: detach it, or pass bias="
                 )
         signed = groups.get(k)
         if (
@@ -279,7 +279,7 @@ class _Call:
             if offset:
                 shift[None] = {factor: offset * x for factor, x in signed.items()}
         if slopes:
-            value = self.value(None, slopes).detach().float()[:, :, 0, 0]
+            value = self.value(None, slopes).detach().to(self.real)[:, :, 0, 0]
             value = value.expand(-1, self.lengths.h)
             result.alibi_slopes = (value[0] if len(value) == 1 else value).contiguous()
         return shift
@@ -302,7 +302,7 @@ class _Call:
         return self.value(basis, factors)
 
     def _view(self, load: Node) -> torch.Tensor | None:
-        """The captured tensor as (b, h, q, k) where it is indexed by these and by numbers."""
+        """The captured tensor as (b, h, q, k), if it is indexed by these variables and numbers."""
         tensor = self.graph.captures[load.value]
         if tensor.device != self.query.device:
             raise ValueError(

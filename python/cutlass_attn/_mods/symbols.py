@@ -1,7 +1,7 @@
-"""Symbols, with which a mod is run once: Python's operators and torch's functions make nodes.
+"""Symbols: a mod is run once with them, and Python's operators and torch's functions make nodes.
 
-torch hands functions of symbols over by `__torch_function__`. It does not look at the index of
-`tensor[symbol]`; for that, and to see side effects, `Tracing` is a mode for all torch functions.
+torch calls `__torch_function__` for functions of symbols, but not for the index of
+`tensor[symbol]`. For that, and to see side effects, `Tracing` is a mode for all torch functions.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Row:
 
 
 def lifted(graph: Graph, x: Any) -> Symbol:
-    """Anything that an expression of symbols may have in it."""
+    """A symbol, number or tensor of an expression, as a symbol."""
     if isinstance(x, Symbol):
         return x
     if isinstance(x, torch.Tensor):
@@ -193,7 +193,7 @@ def _name(function: Any) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """Does the torch function of this name write to a tensor?"""
+    """Whether the torch function of this name writes to a tensor."""
     if name.startswith("__"):
         return name == "__setitem__" or (
             name[2:3] == "i" and name not in ("__invert__", "__index__", "__int__", "__iter__")
@@ -202,7 +202,7 @@ def is_in_place(name: str) -> bool:
 
 
 def called(name: str, *args: Any, **kwargs: Any) -> Any:
-    """A function of torch, or an operator, of symbols."""
+    """Calls a function of torch, or an operator, with symbols."""
     found = [x for x in (*args, *kwargs.values()) if isinstance(x, (Symbol, Row))]
     if name == "__getitem__":
         if isinstance(args[0], torch.Tensor):
@@ -268,7 +268,7 @@ class Tracing(TorchFunctionMode):
 
 @functools.cache
 def _is_random(name: str) -> bool:
-    """Does the function of this name draw random numbers? torch says so of its operators."""
+    """Whether the function of this name draws random numbers, by the tags of torch's operators."""
     if "dropout" in name or name == "gumbel_softmax":
         return True
     packet = None if name.startswith("_") else getattr(torch.ops.aten, name, None)

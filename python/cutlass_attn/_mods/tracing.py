@@ -1,4 +1,4 @@
-"""A mod, run once on symbols."""
+"""`trace`: runs a mod once on symbols."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
         device: of the call, as `score.device` says it; None: a CPU.
 
     Raises:
-        TypeError: it is no function of 5 (4) arguments, or its result is not one value of the right
-            type.
-        UnsupportedModError: an operation, a branch on a traced value or a side effect; with its
-            line.
+        TypeError: it is not a function of 5 (mask_mod: 4) arguments, or its result is not one value
+            of the right type.
+        UnsupportedModError: an unsupported operation, a branch on a traced value or a side effect;
+            the message quotes its line.
     """
     names = _ARGUMENTS[argument]
     if not callable(function):
@@ -58,7 +58,7 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
 
 
 def _positional(function: Callable[..., Any]) -> int | None:
-    """How many arguments are given by position and have no default; None if there is no telling."""
+    """The number of positional arguments without a default; None if it cannot be determined."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -78,7 +78,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _result(graph: Graph, result: Any, argument: str, function: Callable[..., Any]) -> Symbol:
-    """What the function returned."""
+    """The result of the function as a symbol."""
     if isinstance(result, (Symbol, numbers.Real)) or (
         isinstance(result, torch.Tensor) and result.numel() == 1
     ):

@@ -1,4 +1,4 @@
-"""What a call of `attention` gets for score_mod, mask_mod and block_mask."""
+"""Translates score_mod, mask_mod and block_mask to other options of `attention`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Mods:
-    """The three arguments of a call."""
+    """score_mod, mask_mod and block_mask of a call."""
 
     score_mod: Function | None = None
     mask_mod: Function | None = None
@@ -30,13 +30,13 @@ class Mods:
 
 @dataclass(frozen=True)
 class Translated:
-    """Options of `attention` that say what a call's mods do."""
+    """Options of `attention` that are equal to a call's mods."""
 
     scale: float  # of softmax_scale
-    keys: int  # those beyond are seen by no query
+    keys: int  # no query sees later keys
     options: dict[str, Any]
-    lse_shift: torch.Tensor | float  # what the log-sum-exp lacks
-    score: Graph | None  # a score_mod that no options are
+    lse_shift: torch.Tensor | float  # to be added to the log-sum-exp
+    score: Graph | None  # a score_mod that no option expresses
 
 
 def translate(
@@ -55,11 +55,11 @@ def translate(
         query: of the call, for its dtype and device.
         lengths: of the call.
         mods: its functions.
-        has_interval: the call has a causal mask, window or chunk of its own, so a mask of `mods`
-            has to be a bool mask.
-        has_sinks: a number for each row is no longer the same for all that softmax divides by, so
-            score_mod must not leave one out.
-        may_cut: whether keys that nobody sees may be left out.
+        has_interval: whether the call has a causal mask, window or chunk of its own; then a mask of
+            `mods` has to be a bool mask.
+        has_sinks: whether the call has sinks. Without them, a term that is constant in a row does
+            not change the softmax and goes to `lse_shift`; with them no option expresses it.
+        may_cut: whether keys that no query sees may be left out.
         may_compile: whether the call runs as fast with a score_mod that is compiled.
 
     Raises:
@@ -68,7 +68,7 @@ def translate(
     """
     device = query.device
     interval = masks.Interval()
-    visible: list[torch.Tensor] = []  # bool masks, all of which count
+    visible: list[torch.Tensor] = []  # bool masks; a key must be visible in all
     score, graph, is_known = scores.Score(), None, True
     if mods.score_mod is not None:
         graph = trace(mods.score_mod, "score_mod", device)

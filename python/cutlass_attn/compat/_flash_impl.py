@@ -14,9 +14,9 @@ from .. import _C
 
 NAME = "cutlass_attn"
 
-# Names of the arguments that the kernels below know, by operator. The registry is private in all
-# but name, and a wrong guess about an argument would be a silent wrong result: an operator that
-# has others is refused when the implementation is activated.
+# Names of the arguments that the kernels below accept, by operator. torch does not document the
+# registry's operators, and a wrong guess about an argument would give wrong results silently: an
+# operator with other arguments is refused when the implementation is activated.
 _KNOWN = {
     "_scaled_dot_product_flash_attention": (
         "query key value dropout_p is_causal return_debug_mask scale"
@@ -46,7 +46,7 @@ _RETURNS = {
     "_flash_attention_forward": 5,
     "_flash_attention_forward_no_dropout_inplace": 1,
 }
-# In every version of the operators; the rest came with time.
+# The arguments of every version of the operators; later versions have more.
 _ALWAYS = {"query", "key", "value", "dropout_p", "is_causal", "scale"}
 _HAVE_BACKWARD = {
     (x.device, getattr(torch, x.dtype)) for x in cutlass_attn.variants("backward") if x.automatic
@@ -79,7 +79,7 @@ def register_flash_impl() -> None:
 
 
 class _Handle:
-    """What torch keeps while the implementation is active."""
+    """The object that torch keeps while the implementation is active."""
 
     def __init__(self, library: torch.library.Library) -> None:
         self._library = library
@@ -108,7 +108,7 @@ def _activate(device: str = "CUDA") -> _Handle:
 
 
 def known_operators() -> dict[str, Any]:
-    """Those that have kernels here, of the operators of this torch: the last is of torch 2.12."""
+    """The operators of this torch that have kernels here; the last one is new in torch 2.12."""
     return {
         name: getattr(torch.ops.aten, name).default
         for name in _KNOWN
@@ -117,7 +117,7 @@ def known_operators() -> dict[str, Any]:
 
 
 def check_schema(schema: torch.FunctionSchema) -> None:
-    """Raises RuntimeError if the kernels here do not know what the operator takes or returns."""
+    """Raises RuntimeError if the operator has unknown arguments or another number of results."""
     operator = schema.name.removeprefix("aten::")
     known = _KNOWN[operator].split()
     names = [argument.name for argument in schema.arguments]
@@ -125,9 +125,9 @@ def check_schema(schema: torch.FunctionSchema) -> None:
     fits = names == [name for name in known if name in names] and set(names) >= _ALWAYS
     if not fits or len(schema.returns) != _RETURNS[operator]:
         raise RuntimeError(
-            f"torch {torch.__version__} has an operator that the implementation "
-            f'"{NAME}" does not know: {schema}; it knows the arguments {", ".join(known)} and '
-            f"{_RETURNS[operator]} results. cutlass_attn.compat.sdpa.route() works without it"
+            f'torch {torch.__version__} has an operator that the implementation "{NAME}" does not '
+            f"support: {schema}; supported: the arguments {', '.join(known)} and "
+            f"{_RETURNS[operator]} results. cutlass_attn.compat.sdpa.route() does not need it"
         )
 
 
@@ -135,13 +135,13 @@ def _original(name: str, device: str) -> Any:
     """torch's own kernel; None where this build of torch has none for the device."""
     try:
         return torch.library.get_kernel(f"aten::{name}", device)
-    except (RuntimeError, AttributeError):  # the latter: before torch 2.10
+    except (RuntimeError, AttributeError):  # AttributeError: before torch 2.10
         return None
 
 
 @dataclass
 class _Kernels:
-    """What takes the place of torch's kernels of one device."""
+    """The replacements of torch's kernels for one type of device."""
 
     originals: dict[str, Any]
 
@@ -166,7 +166,7 @@ class _Kernels:
             query,
             key,
             value,
-            causal=is_causal,  # torch asks for it with as many keys as queries alone
+            causal=is_causal,  # torch sets it only if there are as many keys as queries
             softmax_scale=scale,
             out=torch.empty_like(query),
             return_lse=True,
@@ -351,7 +351,7 @@ def _run(
     given: dict[str, Any],
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp; `given` are the operator's keywords. Splits are not its business."""
+    """Output and log-sum-exp; `given` are the operator's keywords. num_splits is ignored."""
     sides = (given.get("window_size_left"), given.get("window_size_right"))
     options: dict[str, Any] = {
         "causal": is_causal,
@@ -371,6 +371,6 @@ def _run(
 
 
 def _aux(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A state of dropout's generator, of which nothing was drawn; no tensor; no debug mask."""
+    """The unused results: a state of dropout's generator, an empty tensor, an empty debug mask."""
     state = torch.zeros(2, dtype=torch.uint64, device=query.device)
     return state, state.new_zeros(()), query.new_empty(0)

@@ -1,8 +1,8 @@
 """Masks of transformers' models that are intervals of keys: padding, causal, sliding window.
 
-`mask_function` stands in for transformers.masking_utils.sdpa_mask, which makes (B, 1, Sq, Sk) bools
-for all layers to read. Where the mask is one interval per batch entry, this one returns a
-`PaddingMask`, which has no memory and says the intervals in options of `cutlass_attn.attention`.
+`mask_function` replaces transformers.masking_utils.sdpa_mask, which makes a (B, 1, Sq, Sk) bool
+mask for all layers. If the mask is one interval per batch entry, it returns a `PaddingMask`
+instead, which has no memory and holds the intervals as options of `cutlass_attn.attention`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torch.utils._pytree import tree_map
 
 
 class PaddingMask(torch.Tensor):
-    """A mask as transformers hands it to layers, (B, 1, Sq, Sk) bool, without its numbers.
+    """A mask as transformers hands it to layers, (B, 1, Sq, Sk) bool, without its values.
 
-    Whatever else than `attention_forward` reads it, such as a model that takes a part of it, gets
-    those of `dense()`. It may write to them: from then on they are the mask, and not `options`.
+    `attention_forward` reads its options. All other code that reads it, such as a model that
+    slices it, gets the values of `dense()`. If such code writes to them, they become the mask, and
+    the options no longer apply.
 
     Attributes:
         options: of `cutlass_attn.attention`: causal or window, seqused_q, seqused_k, leftpad_k.
-        make: makes the numbers.
-        numbers: None until something reads them.
+        make: computes the values.
+        numbers: the values; None until something reads them.
     """
 
     options: dict[str, Any]
@@ -50,7 +51,7 @@ class PaddingMask(torch.Tensor):
             self.numbers = self.make()
         return self.numbers
 
-    # What torch does without its dispatcher.
+    # Functions that torch runs without its dispatcher.
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return copy.deepcopy(self.dense(), memo)
 
@@ -76,12 +77,12 @@ class PaddingMask(torch.Tensor):
 
 
 def mask_function(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """What transformers calls once a forward pass, with the arguments of its sdpa_mask. Waits for
-    the device once, as that does."""
+    """transformers calls this once per forward pass, with the arguments of its sdpa_mask. It waits
+    for the device once, as sdpa_mask does."""
     from transformers.masking_utils import sdpa_mask
 
     dense = functools.partial(sdpa_mask, *args, **kwargs)
-    # Names of the versions that say where queries are by numbers; earlier ones have a tensor.
+    # Newer versions pass the queries' positions as numbers under these names, older ones a tensor.
     is_known = {"batch_size", "q_length", "q_offset", "kv_length"} <= kwargs.keys()
     found = _intervals(**kwargs) if is_known else None
     if found is None:
@@ -103,8 +104,11 @@ def _intervals(
     allow_is_bidirectional_skip: bool = False,
     **_: Any,
 ) -> dict[str, Any] | None:
-    """Options that say the mask; None: it is no interval per entry, or sdpa_mask needs none for it,
-    or somebody is going to do more with it, or numbers cannot be read now."""
+    """Options that are equal to the mask.
+
+    None if it is not one interval per entry, if sdpa_mask needs no mask for it, if other code will
+    change the mask, or if values cannot be read now.
+    """
     if attention_mask is None or not (allow_is_causal_skip or allow_is_bidirectional_skip):
         return None
     pattern = _pattern(mask_function)
@@ -123,17 +127,17 @@ def _intervals(
     if pattern:
         shift = q_offset - kv_offset
         if pattern.get("window", (0, 0))[1] and q_length + shift != kv_length:
-            return None  # the last queries see keys behind their own
+            return None  # the last queries see keys after their own
         end = end.clamp(max=q_length + shift)
         end_q = (end - shift).clamp(min=0)
     first = torch.minimum(first, end)
     lacks = torch.stack([has_holes, first > 0, end_q < q_length, end < kv_length])
     holes, left, right_q, right_k = lacks.any(1).tolist()
     if holes or (right_k and pattern and not (left or right_q)):
-        return None  # the latter: a static cache that is filled, which sdpa_mask knows
+        return None  # e.g. a static cache that is full, which sdpa_mask handles
     is_plain = "window" not in pattern and (not pattern or q_length in (1, kv_length))
     if is_plain and not (left or right_q or right_k):
-        return None  # nothing is masked but what `is_causal` says
+        return None  # is_causal alone is the mask
     options = dict(pattern)
     for name, is_needed, numbers in (
         ("leftpad_k", left, first),
@@ -146,7 +150,7 @@ def _intervals(
 
 
 def _pattern(mask_function: Any) -> dict[str, Any] | None:
-    """Options for a mask function of transformers, which are closures; None: not a known one."""
+    """Options for a mask function of transformers, which is a closure; None if it is unknown."""
     from transformers import masking_utils as theirs
 
     if mask_function is theirs.causal_mask_function:
@@ -160,7 +164,7 @@ def _pattern(mask_function: Any) -> dict[str, Any] | None:
     name = "sliding_window_overlay"
     width = _closure(overlay, f"{name}.<locals>.inner_mask").get("sliding_window")
     if base is theirs.causal_mask_function and isinstance(width, int) and width > 0:
-        return {"window": (width - 1, 0)}  # that key is one of them
+        return {"window": (width - 1, 0)}  # transformers' width counts the query's own key
     name = "sliding_window_bidirectional_overlay"
     width = _closure(overlay, f"{name}.<locals>.inner_mask").get("sliding_window")
     if base is theirs.bidirectional_mask_function and isinstance(width, int) and width >= 0:
@@ -169,7 +173,7 @@ def _pattern(mask_function: Any) -> dict[str, Any] | None:
 
 
 def _closure(function: Any, name: str) -> dict[str, Any]:
-    """What a function of transformers.masking_utils with this name has closed over."""
+    """The variables that a function of transformers.masking_utils with this name has captured."""
     where = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if where != ("transformers.masking_utils", name):
         return {}

@@ -1,4 +1,4 @@
-"""How calls of other libraries are said in the words of `cutlass_attn.attention`."""
+"""Translates masks of other libraries to options of `cutlass_attn.attention`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOWEST_BIAS = -(2.0**100)
 def top_left_causal(seqlen_q: int, seqlen_k: int) -> tuple[int, dict[str, Any]]:
     """Keys that the queries see, and options for them, where query i sees keys 0 to i.
 
-    That is torch's causal mask; the one of `attention` ends at the last key instead. They are the
-    same where there are as many queries as keys; keys beyond the last query can be cut off; and
-    with fewer keys than queries the first one is a window to the right of the second.
+    That is torch's causal mask; `attention` aligns the mask at the last key instead. With as many
+    queries as keys they are equal. More keys are cut off, since no query sees them. With fewer keys
+    than queries, torch's mask is `attention`'s with a window to the right.
     """
     if seqlen_q <= seqlen_k:
         return seqlen_q, {"causal": True}
@@ -28,7 +28,7 @@ def top_left_causal(seqlen_q: int, seqlen_k: int) -> tuple[int, dict[str, Any]]:
 
 
 def mask_or_bias(mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Options for a mask as torch has it: bool, True where a query sees a key, or added."""
+    """Options for a mask of torch: bool, True where a query sees a key, or float, added."""
     if mask is None:
         return {}
     if mask.dtype == torch.bool:

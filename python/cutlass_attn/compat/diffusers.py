@@ -27,19 +27,22 @@ NAME = "cutlass_attn"
 SUPPORTED = (0, 36), (0, 43)  # tested with the first version and with 0.42.1
 
 
-def register() -> None:
-    """Adds the backend "cutlass_attn"; again is no error.
+def register(*, any_version: bool = False) -> None:
+    """Adds the backend "cutlass_attn" to diffusers. May be called again.
 
     diffusers has a closed list of names and no public way to add one: this extends its enumeration.
 
+    Args:
+        any_version: warn, instead of raising, about a version of diffusers that is not supported.
+
     Raises:
         ImportError: diffusers is not installed.
-        RuntimeError: its version is none of those that this is tested with.
+        RuntimeError: this version of diffusers is not supported.
     """
     import diffusers
     from diffusers.models import attention_dispatch
 
-    check_version(diffusers, *SUPPORTED)
+    check_version(diffusers, *SUPPORTED, any_version)
     names: Any = attention_dispatch.AttentionBackendName
     member = names._value2member_map_.get(NAME)
     if member is None:
@@ -69,14 +72,14 @@ def attention(
     return_lse: bool = False,
     _parallel_config: Any = None,
 ) -> Any:
-    """What diffusers calls: operands are (B, S, H, D), and so is the result.
+    """The function that diffusers calls: operands and result are (B, S, H, D).
 
-    A mask is what torch's function takes, or (B, Sk); the other arguments are that function's, and
-    as in `compat.sdpa` calls in float32 go to torch. With return_lse, or a window, all is computed
-    here: (result, log-sum-exp (B, H, Sq) float32).
+    attn_mask is a mask of scaled_dot_product_attention, or (B, Sk); the other arguments are that
+    function's. As in `compat.sdpa`, calls in float32 go to torch, except with return_lse or a
+    window. With return_lse the result is a pair with the log-sum-exp, (B, H, Sq) float32.
 
-    With _parallel_config diffusers' own context parallelism calls `_forward` and `_backward` below
-    for the parts that a rank computes.
+    With _parallel_config, diffusers' own context parallelism calls `_forward` and `_backward` for
+    the part of each rank.
 
     Raises:
         NotImplementedError: with _parallel_config: dropout; in a ring a mask or a window.

@@ -2,9 +2,9 @@
 
     from cutlass_attn.compat.flex import flex_attention, create_block_mask
 
-score_mod and mask_mod are read: what they say is handed to `attention` as softcap, ALiBi slopes,
-bias, causal mask, window, chunk or bool mask. Any other score_mod runs as it does in `attention`.
-Needs torch 2.9.
+score_mod and mask_mod are translated to options of `attention`: softcap, ALiBi slopes, bias, causal
+mask, window, chunk or bool mask. Any other score_mod runs as it does in `attention`. Needs torch
+2.9.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 ScoreMod = Callable[..., torch.Tensor]
 
-# Tuning of the Triton kernels, which says nothing here.
+# Options of torch's Triton kernels, which are ignored.
 _KERNEL_OPTIONS = {
     *("num_warps", "num_stages", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2"),
     *("BLOCK_N2", "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ"),
@@ -66,10 +66,10 @@ def flex_attention(
     *,
     return_aux: AuxRequest | None = None,
 ) -> Any:
-    """torch.nn.attention.flex_attention.flex_attention, without a compilation.
+    """torch.nn.attention.flex_attention.flex_attention, without torch.compile.
 
-    Arguments, results and their meaning are torch's; docs/flex.md lists what score_mod and mask_mod
-    may be. A BlockMask is read once, and its mask kept for as long as the object lives.
+    Arguments and results are torch's; docs/flex.md lists the supported score_mod and mask_mod. A
+    BlockMask is read once, and its mask is kept for as long as the object lives.
 
     Args:
         query: (B, Hq, L, E).
@@ -80,7 +80,7 @@ def flex_attention(
         scale: factor of q @ k^T, before score_mod; None is ``1 / sqrt(E)``.
         enable_gqa: allows Hq to be a multiple of Hkv.
         return_lse: also return the log-sum-exp; `return_aux` is torch's newer form of it.
-        kernel_options: torch's names are accepted and ignored.
+        kernel_options: accepted and ignored.
         return_aux: ``AuxRequest(lse=True)``: also return ``AuxOutput(lse)``.
 
     Returns:

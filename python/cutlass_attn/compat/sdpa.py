@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, computed by `cutlass_attn.attention` where that can.
+"""torch's scaled_dot_product_attention, computed by `cutlass_attn.attention` where possible.
 
 Three ways in, from the narrowest to the widest:
 
@@ -6,8 +6,8 @@ Three ways in, from the narrowest to the widest:
 - `route`: a context in which every such call of the process comes here, whoever makes it;
 - `register_flash_impl`: an entry of torch's own registry of flash attention implementations.
 
-What `attention` does not take goes to torch unchanged, so results, gradients and errors are
-torch's there; `why_not` says which calls those are.
+Calls that `attention` does not accept go to torch unchanged, with torch's results, gradients and
+errors; `why_not` tells whether a call is one of them, and why.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attenti
 _logger = logging.getLogger("cutlass_attn")
 
 _DTYPES = (torch.float16, torch.bfloat16)
-_MASK_DTYPES = (torch.bool, torch.float32)  # beside that of query
+_MASK_DTYPES = (torch.bool, torch.float32)  # in addition to query's dtype
 _MAX_HEAD_DIM = 512
 _HAVE_BACKWARD = {
     (x.device, getattr(torch, x.dtype)) for x in cutlass_attn.variants("backward") if x.automatic
@@ -160,7 +160,7 @@ def translate(
     scale: float | None,
     enable_gqa: bool,
 ) -> Call | str:
-    """The call of `attention` that does the same, or why there is none."""
+    """The equal call of `attention`, or the reason why there is none."""
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if reason := _unfit(tensors, query):
         return reason
@@ -209,7 +209,7 @@ def translate(
 
 
 def _unfit(tensors: Sequence[Any], query: Any) -> str | None:
-    """What is wrong with the tensors themselves, mask included. Every call waits for it."""
+    """What is wrong with the tensors, mask included. Fast, since every call runs it."""
     for x in tensors:
         if not isinstance(x, torch.Tensor):
             return "an argument is not a tensor"
@@ -246,7 +246,7 @@ def _need_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
 def _with_batch(
     x: torch.Tensor, size: tuple[int, ...], batch: Sequence[int], heads: int
 ) -> torch.Tensor:
-    """(batch, heads, S, D), whatever dimensions x has; a copy only if `batch` is several."""
+    """x as (batch, heads, S, D); copied only if `batch` has several dimensions."""
     if len(size) == 4 and size[0] == batch[0] and size[1] == heads:
         return x
     x = x.expand(*batch, heads, *size[-2:])
@@ -254,7 +254,7 @@ def _with_batch(
 
 
 def _heads(sizes: list[tuple[int, ...]], enable_gqa: bool) -> tuple[int, int, int] | None:
-    """How many query, key and value are expanded to; None if `attention` has no such."""
+    """The numbers of heads that query, key and value are expanded to; None if unsupported."""
     q, k, v = [x[-3] if len(x) > 2 else 1 for x in sizes]
     if enable_gqa:
         fits = min(map(len, sizes)) > 2 and k == v and k > 0 and q % k == 0
@@ -267,7 +267,7 @@ def _heads(sizes: list[tuple[int, ...]], enable_gqa: bool) -> tuple[int, int, in
 
 
 def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> torch.Tensor | None:
-    """With the batch dimensions as one; None if it does not broadcast to (*batch, *logits)."""
+    """The mask with one batch dimension; None if it does not broadcast to (*batch, *logits)."""
     full = (*batch, *logits)
     sizes = (*([1] * (len(full) - mask.dim())), *mask.shape)
     if len(sizes) > len(full) or any(size not in (1, due) for size, due in zip(sizes, full)):
@@ -279,13 +279,13 @@ def _mask(mask: torch.Tensor, batch: Sequence[int], logits: Sequence[int]) -> to
 
 
 def _order(query: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions from the one with the largest stride on; the last one stays the last."""
+    """Dimensions in order of falling strides; the last dimension stays the last."""
     a, b, c, _ = strides = query.stride()
     if a >= b >= c:
         return (0, 1, 2, 3)
     if any(strides[i] == 0 and query.shape[i] > 1 for i in range(3)):
         return (0, 1, 2, 3)
-    real = [i for i in range(3) if query.shape[i] != 1]  # strides of others say nothing
+    real = [i for i in range(3) if query.shape[i] != 1]  # strides of size 1 mean nothing
     # Insertion sort: torch.compile does not trace sorted() with symbolic keys.
     by_stride: list[int] = []
     for i in real:
@@ -297,7 +297,7 @@ def _order(query: torch.Tensor) -> tuple[int, ...]:
 
 @dataclass
 class Report:
-    """What `route` did: calls by what became of them. Prints as a table."""
+    """The calls that `route` took, and those that it left to torch. Prints as a table."""
 
     taken: Counter[str] = field(default_factory=Counter)  # dtype, head dim and options: calls
     passed_on: Counter[str] = field(default_factory=Counter)  # reason: calls
@@ -315,14 +315,13 @@ _route_lock = threading.Lock()
 
 @contextlib.contextmanager
 def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[Report]:
-    """Sends every scaled_dot_product_attention call of the process here, for as long as it lasts.
+    """A context in which every scaled_dot_product_attention call of the process runs here.
 
-    It replaces the operator in torch's dispatcher, so it also sees calls by names that were
-    imported early, those of C++ code and those of torch.compile, of all threads. Only the fast
-    path of nn.MultiheadAttention in eval mode goes past it. It stands aside where
-    `torch.nn.attention.sdpa_kernel` allows neither flash nor memory-efficient attention, as a
-    call that asks for the math backend does, within torch.func transforms, and for calls that
-    `why_not` names.
+    It replaces the operator in torch's dispatcher. So it also takes calls by names that were
+    imported earlier, from C++, from torch.compile, and from all threads, but not the fast path of
+    nn.MultiheadAttention in eval mode. It leaves to torch: calls that `why_not` names; calls under
+    a `torch.nn.attention.sdpa_kernel` that allows neither flash nor memory-efficient attention,
+    such as the math backend alone; and calls in torch.func transforms.
 
     A compiled function that was compiled outside of the context is compiled once more inside, and
     the other way round: torch.compile's functions in memory are dropped when a route opens and
@@ -331,7 +330,7 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
     counted when it is compiled.
 
     Args:
-        devices: of "cuda" and "cpu": whose tensors.
+        devices: the devices whose calls are taken: "cuda", "cpu" or both.
         report: log the report at the end, at level INFO of the logger "cutlass_attn".
 
     Yields:
@@ -354,8 +353,8 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
             _set_cache_tag(f"{tag}cutlass_attn {cutlass_attn.__version__} route {devices}")
         kernel = _routed(result, _cache_tag())
         for device in sorted(set(devices)):
-            # The first sees tensors of torch.inference_mode(), the second all others, so that what
-            # goes on to torch is differentiated by torch.
+            # The first key is for tensors of torch.inference_mode(), the second for all others:
+            # calls that are left to torch are then differentiated by torch.
             for key in (device.upper(), f"Autograd{device.upper()}"):
                 library.impl("scaled_dot_product_attention", kernel, key)
         _forget_compiled_code()
@@ -371,8 +370,8 @@ def route(devices: Sequence[str] = ("cuda",), report: bool = True) -> Iterator[R
 
 
 def _cache_tag() -> str | None:
-    """Part of the keys of torch.compile's caches on disk, in which a routed call looks like one
-    that is not. None before torch 2.6, whose cache of graphs is off by default."""
+    """A tag for the keys of torch.compile's caches on disk, where a routed call would look like one
+    that is not. None before torch 2.6, which does not cache graphs by default."""
     tag: str | None = getattr(getattr(torch.compiler, "config", None), "cache_key_tag", None)
     return tag
 
@@ -382,8 +381,8 @@ def _set_cache_tag(tag: str) -> None:
 
 
 def _forget_compiled_code() -> None:
-    """No guard knows of the route: code of before would go on running as it was compiled. Nor does
-    what tracing resolved by itself, past the dispatcher, when the operator had another kernel."""
+    """Drops compiled code: torch.compile has no guard for a route, so functions compiled before
+    would keep the kernel that the operator had then."""
     torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
         torch.compiler.reset()
@@ -413,7 +412,7 @@ def _routed(report: Report, cache_tag: str | None) -> Any:
         elif torch._C._functorch.peek_interpreter_stack() is not None:
             call = "a torch.func transform is active"
         elif torch.compiler.is_compiling() and _cache_tag() != cache_tag:
-            # From torch 2.12 on the tag is of a thread: here caches would mistake the graph.
+            # From torch 2.12 on the tag is per thread: another thread's caches would mix graphs.
             call = "it is compiled in another thread than the one that opened the route"
         else:
             call = translate(query, key, value, attn_mask, dropout_p, is_causal, **options)

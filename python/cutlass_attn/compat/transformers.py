@@ -3,9 +3,9 @@
     cutlass_attn.compat.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cutlass_attn")
 
-Any model that takes the implementation "sdpa" or "eager" takes this one, with dynamic, static and
-sliding-window caches, and also those that have no "sdpa": softcap (Gemma 2) and attention sinks
-(gpt-oss) are computed here. `local_kernel_dir` is the way to padding-free and continuous batches.
+It works for all models that support "sdpa" or "eager", with dynamic, static and sliding-window
+caches, including those with softcap (Gemma 2) and attention sinks (gpt-oss), which "sdpa" lacks.
+For padding-free and continuous batches use `local_kernel_dir`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ._versions import check_version
 
 SUPPORTED = (5, 0), (6, 0)  # tested with the first version and with 5.23.0
 
-# What models pass on to every attention function, and what says nothing about the result.
+# Keywords that models pass to every attention function and that do not affect the result.
 _HARMLESS = {
     "cache_position",
     "logits_to_keep",
@@ -47,26 +48,34 @@ _RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 
 
 def register(
-    name: str = "cutlass_attn", quantize: str | None = None, max_error: float | None = None
+    name: str = "cutlass_attn",
+    quantize: str | None = None,
+    max_error: float | None = None,
+    *,
+    ignore: Collection[str] = (),
+    any_version: bool = False,
 ) -> None:
-    """Makes `name` a value of attn_implementation; again is no error.
+    """Registers `name` as a value of attn_implementation. May be called again.
 
     Args:
-        name: has none of transformers' own words "eager", "flash", "flex_attention", "paged" and
-            "sdpa" in it: it would look for something else than this function then.
-        quantize: that of every call, as `cutlass_attn.attention` has it: docs/eight-bit.md. For
-            models in float16 or bfloat16, without gradients.
-        max_error: the same, with `quantize`: heads beyond it run in 16 bits.
+        name: must not contain "eager", "flash", "flex_attention", "paged" or "sdpa", which
+            transformers interprets itself.
+        quantize: `quantize` of every call: docs/eight-bit.md. For models in float16 or bfloat16,
+            without gradients.
+        max_error: `max_error` of every call, with `quantize`: heads beyond it run in 16 bits.
+        ignore: names of further keywords that models may pass and that do not affect attention.
+        any_version: warn, instead of raising, about a version of transformers that is not
+            supported.
 
     Raises:
         ImportError: transformers is not installed.
-        RuntimeError: its version is none of those that this is tested with.
-        ValueError: such a name; max_error without quantize.
+        RuntimeError: this version of transformers is not supported.
+        ValueError: the name contains one of these words; max_error without quantize.
     """
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
 
-    check_version(transformers, *SUPPORTED)
+    check_version(transformers, *SUPPORTED, any_version)
     for word in _RESERVED:
         if word in name:
             raise ValueError(f'name must not contain "{word}", got {name!r}')
@@ -74,9 +83,11 @@ def register(
     if max_error is not None and quantize is None:
         raise ValueError(f"max_error is {max_error!r}, but quantize is None; allowed: a name")
     if quantize is not None:
-        function = functools.partial(attention_forward, quantize=quantize, max_error=max_error)
+        function = functools.partial(function, quantize=quantize, max_error=max_error)
+    if ignore:
+        function = functools.partial(function, ignore=frozenset(ignore))
     transformers.AttentionInterface.register(name, function)
-    # Without a function for masks a model would get none at all, not even that of its padding.
+    # Without a mask function, models would pass no mask at all, not even for padding.
     AttentionMaskInterface.register(name, mask_function)
 
 
@@ -94,37 +105,39 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     quantize: str | None = None,
     max_error: float | None = None,
+    ignore: Collection[str] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What models call in place of their own attention.
+    """The attention function that models call.
 
     Args:
-        module: the layer; its is_causal counts where the argument is None.
+        module: the layer; its is_causal is used if the argument is None.
         query: (B, Hq, Sq, D).
         key: (B, Hkv, Sk, D); Hkv divides Hq.
         value: (B, Hkv, Sk, Dv).
-        attention_mask: bool or additive, broadcasts to (B, Hq, Sq, Sk), or a `PaddingMask`. A
-            sliding window is in it: the keys of a cache need not lie in order. Without it a causal
-            layer's query i sees keys 0 to i: that is how a static cache, longer than the prompt, is
-            filled.
+        attention_mask: bool or additive, broadcasts to (B, Hq, Sq, Sk), or a `PaddingMask`. It
+            includes a sliding window, since keys of a cache may be in any order. Without it, query
+            i of a causal layer sees keys 0 to i, as for the prompt in a longer static cache.
         dropout: probability that a weight becomes 0.
         scaling: factor of the products, ``1 / sqrt(D)`` by default.
         softcap: if not None, a scaled logit s becomes ``softcap * tanh(s / softcap)``.
-        s_aux: (Hq,), one more logit in the softmax's denominator; "sinks" is the same.
+        s_aux: attention sinks, (Hq,): one more logit in the softmax's denominator. Some models call
+            it "sinks".
         position_bias: added to the logits, broadcasts to (B, Hq, Sq, Sk or more).
-        quantize: as `cutlass_attn.attention` has it.
-        max_error: the same, with `quantize`; packed sequences have none.
+        quantize: as in `cutlass_attn.attention`.
+        max_error: as in `cutlass_attn.attention`; not for packed sequences.
+        ignore: names of further keywords that do not affect attention.
 
     Returns:
         (B, Sq, Hq, Dv), contiguous, and None in place of the weights.
 
     Raises:
-        ValueError: a keyword that is not known to be harmless, indices of a sparse attention among
-            them; others as `cutlass_attn.attention`.
+        ValueError: an unknown keyword, such as indices of sparse attention, which may affect the
+            result; and as `cutlass_attn.attention`.
     """
     s_aux = kwargs.pop("sinks", None) if s_aux is None else s_aux
     offsets = [kwargs.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
-    _check_keywords(kwargs)
+    _check_keywords(kwargs, ignore)
     query, key, value, attention_mask = autocast(query, key, value, attention_mask)
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
     if quantize is not None:
@@ -137,10 +150,10 @@ def attention_forward(
     if offsets[0] is not None and attention_mask is None and position_bias is None:
         return _packed(query, key, value, offsets, causal, dropout, options), None
 
-    if query.shape[0] != key.shape[0]:  # learned queries: one for all entries of the batch
+    if query.shape[0] != key.shape[0]:  # learned queries, shared by the batch
         batch = max(query.shape[0], key.shape[0])
         query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
-    # What has a place for every query and key, and predictions, know no intervals.
+    # Biases per query and key, and max_error, do not combine with lengths: make the mask.
     may_be_interval = position_bias is None and max_error is None
     options |= _mask_options(attention_mask, query, key, may_be_interval)
     if causal and attention_mask is None and query.shape[2] > 1:
@@ -169,8 +182,8 @@ def _mask_options(
     return mask_or_bias(mask.dense())
 
 
-def _check_keywords(kwargs: dict[str, Any]) -> None:
-    """Raises ValueError for what may mean something."""
+def _check_keywords(kwargs: dict[str, Any], ignore: Collection[str]) -> None:
+    """Raises ValueError for keywords that may affect the result."""
     given = {name for name, x in kwargs.items() if x is not None and x is not False}
     for name in given.intersection(_SPARSE):
         raise ValueError(f"cutlass_attn has no sparse attention: {name} must be None")
@@ -183,10 +196,11 @@ def _check_keywords(kwargs: dict[str, Any]) -> None:
         warnings.warn(
             'cutlass_attn gives no attention weights: output_attentions needs "eager"', stacklevel=3
         )
-    if unknown := given - _HARMLESS - {"output_attentions"}:
+    if unknown := given - _HARMLESS - {"output_attentions", *ignore}:
         raise ValueError(
-            f"cutlass_attn does not know what {', '.join(sorted(unknown))} of this model asks "
-            f"for; it knows the arguments of attention_forward and {', '.join(sorted(_HARMLESS))}"
+            f"this model passes {', '.join(sorted(unknown))}, which cutlass_attn does not support; "
+            f"allowed: the arguments of attention_forward, {', '.join(sorted(_HARMLESS))}, and "
+            "keywords that do not affect attention, if register(ignore=[...]) names them"
         )
 
 
@@ -199,7 +213,7 @@ def _packed(
     dropout: float,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Sequences one after the other in a batch of one, and no mask that says where each begins."""
+    """Attention of packed sequences in a batch of one, which have offsets instead of a mask."""
     if (max_error := options.get("max_error")) is not None:
         raise ValueError(f"max_error is {max_error!r}, but sequences are packed; allowed: None")
     if query.shape[0] != 1:
@@ -224,9 +238,9 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache
 
 
 def local_kernel_dir() -> Path:
-    """A folder that the package kernels loads in place of a download, written on every call.
+    """Writes a folder that the package `kernels` loads instead of a download, and returns it.
 
-    It makes cutlass_attn a flash attention of transformers, which padded and packed batches run
+    With it cutlass_attn is a flash attention of transformers, which runs padded and packed batches
     without padding, and `generate_batch` with a paged cache:
 
         LOCAL_KERNELS="cutlass/flash-attn2=$(python -c 'import cutlass_attn.compat.transformers \\
@@ -256,7 +270,7 @@ def local_kernel_dir() -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step: another process may be reading it."""
+    """Replaces a file atomically, since another process may be reading it."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

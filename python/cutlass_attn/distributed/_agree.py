@@ -1,5 +1,7 @@
-"""All ranks call with the same shapes and options, or all of them raise an error that says who does
-not. Without this a rank that raises alone leaves the others waiting in their next collective."""
+"""Checks that all ranks make the same call; otherwise all raise an error that names the ranks.
+
+If only one rank raised, the others would wait forever in their next collective.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ def agree(
 
     Args:
         groups: the process groups that this rank is a member of; together they reach all ranks.
-        device: where collectives of the groups take tensors from.
-        fields: name and value of what has to be the same everywhere.
-        error: what is wrong with this rank's own call, if anything.
+        device: the device of tensors for collectives of the groups.
+        fields: names and values that must be equal on all ranks.
+        error: the error of this rank's own call, if it has one.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: on every rank, with what each rank says.
+        TypeError, ValueError, NotImplementedError: on every rank, with each rank's error.
     """
     checksum = zlib.crc32(repr(sorted(fields.items())).encode())
     row = torch.tensor([error is not None, checksum], dtype=torch.int64, device=device)
@@ -46,7 +48,7 @@ def agree(
 
 
 def _named(said: list[tuple[int, dict[str, Any], str, str]]) -> Exception:
-    """One error of what the ranks say."""
+    """One error for the errors of all ranks."""
     if failed := [(rank, kind, text) for rank, _, kind, text in said if text]:
         kind = _ERRORS.get(failed[0][1], ValueError)
         return kind("; ".join(f"rank {rank}: {text}" for rank, _, text in failed))

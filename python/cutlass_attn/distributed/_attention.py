@@ -41,20 +41,20 @@ def context_attention(
     dropout_p: float = 0.0,
     deterministic: bool = False,
 ) -> Any:
-    """`cutlass_attn.attention` of a sequence whose rows several ranks share.
+    """`cutlass_attn.attention` of a sequence that is divided among several ranks.
 
-    All ranks of the plan call it together, with the same shapes and options; each passes its own
-    rows, and has the result's. It is differentiable, and its backward pass is collective, too. User
-    guide: docs/several-gpus.md.
+    A collective call: all ranks of the plan make it with equal shapes and options. Each passes its
+    rows of q, k and v and gets its rows of the result. The backward pass is a collective call too.
+    User guide: docs/several-gpus.md.
 
     Args:
         q: (B, Hq, plan.local_rows, D), with ``layout="bshd"`` (B, rows, Hq, D), or (rows, Hq, D) if
             the plan has cu_seqlens. `plan.shard` makes it of the whole sequence. A DTensor has
             these rows as its local tensor, Shard(the dimension of rows) over the plan's ranks; the
             results are DTensors then.
-        k: (B, Hkv, plan.local_rows, D), the same way. Hkv divides Hq.
-        v: (B, Hkv, plan.local_rows, Dv).
-        plan: who has which rows, and how they come together.
+        k: (B, Hkv, plan.local_rows, D), in q's layout. Hkv divides Hq.
+        v: (B, Hkv, plan.local_rows, Dv), in q's layout.
+        plan: which rank has which rows, and the scheme of communication.
         causal: as in `attention`; positions are those of the whole sequence, or of its document.
         window: as in `attention`.
         attention_chunk: as in `attention`; chunks start where the sequence, or its document, does.
@@ -64,12 +64,12 @@ def context_attention(
         return_lse: also return the log-sum-exp.
         bias: as in `attention`, with this rank's rows and all of plan.padded_seqlen keys; either
             may be 1. scheme="gather", or another with one for all rows ("ulysses"). Not packed.
-        mask: bool, the same way.
+        mask: bool, True = visible; shape and limits as for `bias`.
         alibi_slopes: as in `attention`; in "gather" with causal=True, and in "ulysses".
-        sinks: (Hq,) as in `attention`, the same on every rank. Its gradient is this rank's share,
-            like that of every weight under context parallelism: the sum over ranks is the whole.
-        dropout_p: 0 where there are several ranks: which weights are dropped depends on positions
-            of one device so far.
+        sinks: (Hq,) as in `attention`, equal on all ranks. Its gradient is the share of this rank's
+            rows, as for all weights under context parallelism: sum it over the ranks.
+        dropout_p: must be 0 if there are several ranks: kernels choose the dropped weights by
+            positions on one device.
         deterministic: as in `attention`.
 
     Returns:
@@ -78,8 +78,8 @@ def context_attention(
         float32.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as `attention` does. What shapes and options of
-            a rank show raises on all ranks, and names the rank.
+        TypeError, ValueError, NotImplementedError: as `attention`. Errors in shapes and options
+            are raised on all ranks, and name the rank.
     """
     call = _layouts.Call(plan, layout, q, k, v, sinks)
     try:
@@ -140,7 +140,7 @@ def _run(plan: ContextPlan, call: _layouts.Call, terms: Terms, return_lse: bool)
 def _check(
     plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
 ) -> None:
-    """Raises on all ranks what any of them finds wrong, and where their calls differ."""
+    """Raises, on all ranks, the errors of any rank, and differences between their calls."""
     fields = _fields(call, terms, dropout_p, return_lse)
     key = tuple(fields.values())
     if plan.check == "first" and key in plan.agreed:
@@ -169,7 +169,7 @@ def _collective_device(group: Any) -> torch.device:
 def _fields(
     call: _layouts.Call, terms: Terms, dropout_p: float, return_lse: bool
 ) -> dict[str, Any]:
-    """Everything of a call on which collectives, or errors, depend."""
+    """The properties of a call that collectives and errors depend on."""
     given = {"q": call.q, "k": call.k, "v": call.v, "sinks": call.sinks}
     given |= {name: getattr(terms, name) for name in ("bias", "mask", "alibi_slopes")}
     fields: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def _fields(
 
 
 def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: float) -> None:
-    """What is wrong with this rank's own call."""
+    """Checks this rank's own call. Raises TypeError, ValueError, NotImplementedError."""
     if call.error is not None:
         raise call.error
     q, k, v = call.q, call.k, call.v
@@ -257,4 +257,4 @@ def _check_biases(plan: ContextPlan, call: _layouts.Call, terms: Terms) -> None:
                 f"{tuple(x.shape)}; scheme='gather' takes it"
             )
         if plan.inner_size > 1 and x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name} has a gradient with scheme='gather' alone")
+            raise NotImplementedError(f"{name} has a gradient only with scheme='gather'")

@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed under the names that this torch has for them."""
+"""Collectives of torch.distributed, by the names that this version of torch has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def all_gather(x: torch.Tensor, group: Any) -> tuple[torch.Tensor, Any]:
-    """(ranks, *x.shape), once the work that comes with it has been waited for."""
+    """A tensor (ranks, *x.shape) and the work to wait for before reading it."""
     received = x.new_empty((dist.get_world_size(group), *x.shape))
     return received, _all_gather(received, x.contiguous()[None], group=group, async_op=True)

@@ -1,7 +1,7 @@
 """Every rank collects all keys and values, a group of KV heads at a time, for its own queries.
 
 There is nothing to merge: a query meets all of its keys in one kernel, with every mask and sink.
-The collective of the next group is under way beside the kernel of this one.
+The collective of the next group runs during the kernel of the current one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS_OF_A_GROUP = 8 * 128 * 128
 
 
 class Gather(torch.autograd.Function):
-    """q, k, v (B, rows, heads, head_dim) of this rank to its output and log-sum-exp."""
+    """Output and log-sum-exp of this rank's q, k, v (B, rows, heads, head_dim)."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ def _calls(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> list[KernelCall]
 
 
 def _number_of_groups(plan: ContextPlan, q: torch.Tensor, k: torch.Tensor) -> int:
-    """Of KV heads: the same on all ranks, which have the same shapes."""
+    """Number of groups of KV heads. It depends on shapes only, so all ranks agree."""
     most = plan.head_groups
     if most is None:
         most = max(1, min(4, q.shape[0] * q.shape[1] * q.shape[2] // _ROWS_OF_A_GROUP))
@@ -122,7 +122,7 @@ def _number_of_groups(plan: ContextPlan, q: torch.Tensor, k: torch.Tensor) -> in
 def _groups(
     plan: ContextPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Iterator[tuple[Span, Span, torch.Tensor, torch.Tensor]]:
-    """KV heads, their query heads, and their keys and values of all ranks, by position."""
+    """For each group: its KV heads, its query heads, and all ranks' keys and values in order."""
     if plan.outer_size == 1:
         yield Span(0, k.shape[2]), Span(0, q.shape[2]), k, v
         return
@@ -149,7 +149,7 @@ def _start_gather(
 
 
 def _by_position(plan: ContextPlan, received: torch.Tensor) -> torch.Tensor:
-    """(ranks, B, rows, heads, n) as (B, all rows, heads, n)."""
+    """(ranks, B, rows, heads, n) as (B, all rows in the order of positions, heads, n)."""
     pieces = [
         (chunk.start, received[rank, :, chunk.row : chunk.row + chunk.stop - chunk.start])
         for rank in range(plan.outer_size)
@@ -159,9 +159,11 @@ def _by_position(plan: ContextPlan, received: torch.Tensor) -> torch.Tensor:
 
 
 class _Home:
-    """Gradients of keys and values on the way to the ranks that have them. They travel in the
-    operands' dtype and are added up in float32, in the order of ranks: an all-to-all costs a link
-    what a reduce-scatter does, and that would add up in the dtype on the wire."""
+    """Sends gradients of keys and values to the ranks that own these rows.
+
+    They are sent in the operands' dtype by an all-to-all, and added in float32 in the order of
+    ranks. A reduce-scatter would send as many bytes, but add in the dtype that is sent.
+    """
 
     def __init__(self, plan: ContextPlan, k: torch.Tensor, v: torch.Tensor) -> None:
         self._plan = plan
@@ -169,7 +171,7 @@ class _Home:
         self._under_way: tuple[Any, ...] | None = None
 
     def send(self, heads: Span, grad_kv: torch.Tensor) -> None:
-        """Of this group of heads: by position, of all ranks."""
+        """Sends the gradients of this group of heads: rows of all ranks, in order."""
         plan = self._plan
         if plan.outer_size == 1:
             self._store(heads, grad_kv)

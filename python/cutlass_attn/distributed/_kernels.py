@@ -18,8 +18,11 @@ from ._schedule import Band, KernelCall, Span
 
 @dataclass(frozen=True)
 class Terms:
-    """What a call says beside q, k and v. Rows of bias and mask are local, their keys those of the
-    whole sequence; both have four dimensions, some of size 1."""
+    """The arguments of a call other than q, k and v.
+
+    bias and mask have four dimensions, some of size 1: rows are this rank's, keys are those of the
+    whole sequence.
+    """
 
     band: Band
     attention_chunk: int | None
@@ -69,7 +72,7 @@ class Terms:
 
 
 def part(x: torch.Tensor, call: KernelCall) -> torch.Tensor:
-    """The rows and keys of a call, of a bias or what is like one."""
+    """The part of a bias, mask or gradient of them that belongs to a kernel call."""
     for dim, span in ((2, call.q), (3, call.k)):
         if x.shape[dim] > 1:
             x = x[(slice(None),) * dim + (slice(*span),)]
@@ -77,14 +80,14 @@ def part(x: torch.Tensor, call: KernelCall) -> torch.Tensor:
 
 
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
-    """Of log-sum-exps, and of sums over ranks."""
+    """The dtype of log-sum-exps and of sums over ranks."""
     return torch.float64 if q.dtype is torch.float64 else torch.float32
 
 
 def empty_results(
     q: torch.Tensor, head_dim_v: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output, of that dtype, and log-sum-exp (B, heads, rows) of queries that see no key."""
+    """Output and log-sum-exp (B, heads, rows) of queries that see no key."""
     batch, rows, heads, _ = q.shape
     out = q.new_zeros((batch, rows, heads, head_dim_v), dtype=dtype)
     return out, q.new_full((batch, heads, rows), -torch.inf, dtype=lse_dtype(q))

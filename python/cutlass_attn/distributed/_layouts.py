@@ -1,4 +1,4 @@
-"""Operands of `context_attention` in the one form that the schemes know, and results back."""
+"""Converts operands of `context_attention` to the layout of the schemes, and results back."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ._plan import ContextPlan
 
 
 class Call:
-    """q, k and v as local tensors (B, rows, heads, head_dim), cast as torch.autocast says.
+    """q, k and v as local tensors (B, rows, heads, head_dim), cast by torch.autocast.
 
-    What is wrong with them is in `error`, to be raised on all ranks; q, k and v are as given then.
+    If they are wrong, `error` has the exception, to be raised on all ranks, and q, k and v are as
+    given.
     """
 
     def __init__(self, plan: ContextPlan, layout: str, q: Any, k: Any, v: Any, sinks: Any) -> None:
@@ -33,7 +34,7 @@ class Call:
 
     @property
     def _dim(self) -> int:
-        """Of rows, in the caller's layout."""
+        """The dimension of rows in the caller's layout."""
         return 0 if self.is_packed else 2 if self.layout == "bhsd" else 1
 
     def _read(self) -> None:
@@ -72,7 +73,7 @@ class Call:
         return x.transpose(1, 2) if self.layout == "bhsd" else x
 
     def results(self, out: torch.Tensor, lse: torch.Tensor | None) -> Any:
-        """As the caller has them."""
+        """The results in the caller's layout."""
         if self.is_packed:
             out, lse = out[0], None if lse is None else lse[0]
         elif self.layout == "bhsd":
@@ -87,7 +88,7 @@ class Call:
     # --- DTensor --------------------------------------------------------------------------------
 
     def _local(self, name: str, x: DTensor) -> torch.Tensor:
-        """Its rows here. Raises ValueError unless the plan's ranks share them in order."""
+        """The local rows of a DTensor. Raises ValueError unless it is sharded as the plan is."""
         if self._mesh is None:
             self._mesh, self._placements = x.device_mesh, x.placements
         if x.device_mesh != self._mesh or x.placements != self._placements:
@@ -111,13 +112,13 @@ class Call:
         return x.to_local()
 
     def _local_sinks(self, sinks: DTensor) -> torch.Tensor:
-        """Each rank's gradient is its share. Raises ValueError."""
+        """The local sinks of a DTensor; each rank's gradient is its share. Raises ValueError."""
         if any(not isinstance(x, Replicate) for x in sinks.placements):
             raise ValueError(f"sinks must be replicated, got {sinks.placements}")
         return sinks.to_local(grad_placements=[Partial() for _ in sinks.placements])
 
     def _of_lse(self, placement: Placement) -> Placement:
-        """The log-sum-exp has heads before rows, and no head dim."""
+        """The placement of the log-sum-exp, which has heads before rows and no head dim."""
         if not isinstance(placement, Shard):
             return placement
         if self.is_packed:

@@ -1,4 +1,4 @@
-"""`ContextPlan`: which ranks share a sequence, and which of its rows each of them has."""
+"""`ContextPlan`: the ranks that share a sequence, and the rows of each rank."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class ContextPlan:
     """How a sequence is divided among ranks, for `context_attention`.
 
     Args:
-        group: whose ranks share the sequence: a ProcessGroup, a DeviceMesh of one dimension, or
-            for "gather+ulysses" and "ring+ulysses" of two, the second of which is for Ulysses
-            (best: the GPUs of one host). None: all ranks.
+        group: the ranks that share the sequence: a ProcessGroup, or a DeviceMesh of one dimension.
+            "gather+ulysses" and "ring+ulysses" need a DeviceMesh of two dimensions; the second one
+            is for Ulysses (best: the GPUs of one host). None: all ranks.
         seqlen: tokens of the whole sequence, or of the packed batch. Not needed with cu_seqlens.
         scheme: "gather": all ranks collect all keys and values, a group of KV heads at a time.
-            "ring": keys and values go round. "ulysses": all-to-all, after which a rank has all
-            rows of a share of the heads.
+            "ring": keys and values travel around a ring of ranks. "ulysses": after an all-to-all a
+            rank has all rows of a share of the heads.
         cu_seqlens: packed sequences: the first row of each, and the end of the last one, as ints
             (a tensor is read once, here).
-        placement: "zigzag": rank r has chunk r of 2 * P from the start and chunk r from the end, so
-            that all have the same work under a causal mask; "contiguous": one chunk. None: zigzag,
-            and contiguous for "ulysses", where it makes no difference.
+        placement: "zigzag": with P ranks, rank r has chunk r and chunk 2 * P - 1 - r of 2 * P, so
+            that all ranks have equal work under a causal mask; "contiguous": one chunk. None:
+            zigzag; for "ulysses", where work does not depend on it, contiguous.
         head_groups: "gather": how many groups of KV heads; the copy of one overlaps with the kernel
             of the one before, and only two are in memory at a time. None: up to 4, fewer where
             kernels would be small. Rounded down to a divisor of the KV heads.
-        check: "first": ranks compare shapes and options where this plan sees new ones, which waits
-            for the device; "always": in every call.
+        check: when ranks compare shapes and options, which waits for the device: "first", in calls
+            with shapes and options that are new to this plan; "always", in every call.
 
     Attributes:
         local_rows: rows of q, k and v that each rank has.
-        padded_seqlen: rows of all ranks: seqlen, rounded up until it divides. The rows after seqlen
-            are padding, see and are seen by nobody, and give zeros and -inf.
+        padded_seqlen: rows of all ranks: seqlen, rounded up so that ranks have equally many. Rows
+            after seqlen are padding: no query sees them, and they give zeros and -inf.
 
     Raises:
         ValueError: an argument is out of range, or the mesh has other dimensions.
@@ -76,7 +76,7 @@ class ContextPlan:
         self.seqlen, self.cu_seqlens = _lengths(seqlen, cu_seqlens)
         size = self.outer_size * self.inner_size
         chunks = self.outer_size * (2 if placement == "zigzag" else 1)
-        multiple = chunks * self.inner_size  # of which both the chunks and a rank's rows are whole
+        multiple = chunks * self.inner_size  # makes chunks and each rank's rows whole numbers
         self.padded_seqlen = -(-self.seqlen // multiple) * multiple
         self.local_rows = self.padded_seqlen // size
         ends = self.cu_seqlens or (0, self.seqlen)
@@ -95,12 +95,12 @@ class ContextPlan:
 
     @property
     def positions(self) -> torch.Tensor:
-        """(local_rows,) int64, on the CPU: the position in the sequence of each row of this rank,
-        for rotary embeddings, say. Padding has positions from seqlen on."""
+        """Positions in the sequence of this rank's rows, (local_rows,) int64 on the CPU, such as
+        for rotary embeddings. Padding has positions from seqlen on."""
         return self._positions(self.outer_rank, self.inner_rank)
 
     def shard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The rows of this rank, of a tensor with the whole sequence in dimension `dim`."""
+        """This rank's rows of a tensor that has the whole sequence in dimension `dim`."""
         if x.shape[dim] != self.seqlen:
             raise ValueError(
                 f"x must have {self.seqlen} rows, the plan's seqlen, in dimension {dim}, got shape "
@@ -115,8 +115,8 @@ class ContextPlan:
         return rows.masked_fill((at >= self.seqlen).view(shape).to(x.device), 0)
 
     def unshard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The whole sequence, on every rank, of this rank's rows in dimension `dim`: the inverse of
-        `shard`. A collective call, without a gradient."""
+        """The whole sequence on every rank, from each rank's rows in dimension `dim`: the inverse
+        of `shard`. A collective call; it has no gradient."""
         x = x.detach().movedim(dim, 0)
         for group in self.groups:
             whole, work = all_gather(x, group)
@@ -133,14 +133,14 @@ class ContextPlan:
         return x.index_select(0, rows).movedim(0, dim)
 
     def chunks(self, outer_rank: int) -> list[Chunk]:
-        """Where the rows are that the ranks of one Ulysses group have together."""
+        """Positions of the rows of one Ulysses group."""
         is_zigzag = self.placement == "zigzag"
         return _schedule.place(outer_rank, self.outer_size, self.padded_seqlen, is_zigzag)
 
     def calls_of_gather(
         self, band: Band, attention_chunk: int | None, can_pack: bool
     ) -> list[KernelCall]:
-        """With the keys of all ranks in the order of their positions."""
+        """The kernel calls of this rank, with the keys of all ranks in the order of positions."""
         key = ("gather", band, attention_chunk, can_pack)
         if key not in self._schedules:
             documents = _schedule.split_documents(self.documents, attention_chunk)
@@ -153,8 +153,8 @@ class ContextPlan:
     def calls_of_ring(
         self, band: Band, attention_chunk: int | None, can_pack: bool
     ) -> list[list[KernelCall]]:
-        """For each step, in which this rank has the keys of the rank so many places before. Steps
-        after the last one in which any rank has a call are left out, on all ranks."""
+        """The kernel calls of each step; in step n this rank has the keys of the rank n places
+        before it. Steps after the last one with a call on any rank are left out on all ranks."""
         key = ("ring", band, attention_chunk, can_pack)
         if key not in self._schedules:
             documents = _schedule.split_documents(self.documents, attention_chunk)
@@ -182,7 +182,7 @@ def _require(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def _groups(group: Any, scheme: str) -> tuple[Any, Any]:
-    """For "gather" or "ring", and for Ulysses; None where the scheme has none."""
+    """The groups for "gather" or "ring" and for Ulysses; None if the scheme does not use one."""
     has_two = "+" in scheme
     if isinstance(group, DeviceMesh):
         dims = 2 if has_two else 1

@@ -1,6 +1,7 @@
-"""Keys and values go round the ranks, and each step's results are merged by log-sum-exp in float32.
+"""Ring attention: keys and values travel around the ranks; each step's results are merged in
+float32 by their log-sum-exps.
 
-In the backward pass they go round again, and their gradients follow one step behind, in float32.
+In the backward pass they travel again, and their gradients follow one step behind, in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ._schedule import KernelCall
 
 
 class Ring(torch.autograd.Function):
-    """q, k, v (B, rows, heads, head_dim) of this rank to its output and log-sum-exp."""
+    """Output and log-sum-exp of this rank's q, k, v (B, rows, heads, head_dim)."""
 
     @staticmethod
     def forward(
@@ -33,7 +34,7 @@ class Ring(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = _kernels.lse_dtype(q)
         out, lse = _kernels.empty_results(q, v.shape[-1], dtype)
-        written = 0  # rows before it have a result
+        written = 0  # rows before this one have a result
         for _, calls, keys, values in _steps(plan, terms, q, k, v):
             for call in calls:
                 options = terms.options(call, has_sinks=False)
@@ -44,7 +45,7 @@ class Ring(torch.autograd.Function):
                 else:
                     out[:, rows], lse[:, :, rows] = part, part_lse
                 written = max(written, call.q.stop)
-        if sinks is not None:  # once, in the end
+        if sinks is not None:  # added once, after the last step
             with_sink = torch.logaddexp(lse, sinks.to(dtype)[:, None])
             with_sink.masked_fill_(lse == -torch.inf, -torch.inf)  # rows of padding
             out *= _weight(lse, with_sink)
@@ -117,7 +118,7 @@ def _last_step(plan: ContextPlan, terms: Terms, q: torch.Tensor) -> int:
 def _steps(
     plan: ContextPlan, terms: Terms, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Any:
-    """Number, calls, keys and values of each step; the next ones come beside the kernels."""
+    """Number, calls, keys and values of each step; the next step's are received meanwhile."""
     kv = torch.cat([k, v], dim=-1)
     following = torch.empty_like(kv)
     schedule = _schedule(plan, terms, q)
@@ -134,7 +135,7 @@ def _steps(
 def _exchange(
     plan: ContextPlan, sent: torch.Tensor, received: torch.Tensor, distance: int, tag: int
 ) -> list[Any]:
-    """To the rank so many places behind this one, from the one so many before."""
+    """Sends to the rank `places` after this one, and receives from the one `places` before."""
     size, rank, group = plan.outer_size, plan.outer_rank, plan.outer
     to, of = ((rank + d) % size for d in (distance, -distance))
     peers = [dist.get_global_rank(group, x) for x in (to, of)]
@@ -156,7 +157,7 @@ def _weight(lse: torch.Tensor, merged: torch.Tensor) -> torch.Tensor:
 def _merge(
     out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
 ) -> None:
-    """In place. Where a side saw no key it has weight 0."""
+    """Merges a result into another, in place. A side that saw no key has weight 0."""
     merged = torch.logaddexp(lse, part_lse)
     out.lerp_(part.to(out.dtype), _weight(part_lse, merged))
     lse.copy_(merged)
@@ -169,7 +170,7 @@ def _grad_sinks(
     grad_out: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A sink takes weight from the values and gives none: -p * delta, with p its own weight."""
+    """Gradient of the sinks: -p * delta summed over rows, with p the weight of the sink."""
     sums = torch.zeros_like(lse)
     if grad_out is not None:
         sums -= (out.to(lse.dtype) * grad_out).sum(-1).transpose(1, 2)
@@ -180,7 +181,7 @@ def _grad_sinks(
 
 
 class _GoingRound:
-    """Sums of the gradients of the keys and values that are here, one step behind them."""
+    """Gradients of keys and values, which travel one step behind their keys and values."""
 
     def __init__(self, plan: ContextPlan, k: torch.Tensor, dim: int, dtype: torch.dtype) -> None:
         self._plan = plan
@@ -189,12 +190,12 @@ class _GoingRound:
         self._works: list[Any] = []
 
     def arrive(self, step: int) -> None:
-        """What the ranks before added to the keys of this step."""
+        """Receives the sums of earlier ranks for the keys of this step."""
         if step > 0:
             self.sums = self.at_home()
 
     def leave(self, step: int, last: int) -> None:
-        """To the rank that has these keys next, or after the last step to their own."""
+        """Sends the sums to the rank that has the keys next; after the last step, to the owner."""
         if last == 0:
             return
         distance = 1 if step < last else -last
@@ -202,7 +203,7 @@ class _GoingRound:
         self._works = _exchange(self._plan, self.sums, self._received, distance, tag=1)
 
     def at_home(self) -> torch.Tensor:
-        """Once they have arrived."""
+        """The sums for this rank's own keys, once they have arrived."""
         for work in self._works:
             work.wait()
         self._works = []

@@ -1,4 +1,4 @@
-"""Which rows see which keys: from the places of rows on ranks to the kernel calls of one rank.
+"""The kernel calls of one rank, from the positions of queries and keys.
 
 Plain integers, no torch. Positions count along the whole sequence, rows along a rank's buffer.
 """
@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
 
 
 class Band(NamedTuple):
-    """How many keys before and after its own position a query sees; None: all."""
+    """The numbers of keys before and after its own position that a query sees; None: all."""
 
     left: int | None
     right: int | None
@@ -52,8 +52,8 @@ class KernelCall:
 
 
 def place(rank: int, size: int, seqlen: int, is_zigzag: bool) -> list[Chunk]:
-    """The chunks of a rank. In a zigzag of 2 * size chunks rank r has chunk r from either end, so
-    that a causal mask leaves every rank the same work. `seqlen` is a multiple of their number."""
+    """The chunks of a rank. In a zigzag of 2 * size chunks, rank r has chunk r from either end, so
+    that all ranks have equal work under a causal mask. The number of chunks divides `seqlen`."""
     if not is_zigzag:
         rows = seqlen // size
         return [Chunk(rank * rows, (rank + 1) * rows, 0)]
@@ -83,10 +83,10 @@ def calls(
     band: Band,
     can_pack: bool,
 ) -> list[KernelCall]:
-    """What it takes for all queries to see all keys of these buffers that they may see.
+    """The kernel calls in which all queries see the keys of these buffers that they may see.
 
     Queries see keys of their own document, within the band. With `can_pack` one call may have
-    several documents, which lie in one row of the batch then.
+    several documents, as packed sequences of one batch entry.
     """
     result: list[KernelCall] = []
     for q in queries:
@@ -111,10 +111,10 @@ def _clip(chunk: Chunk, document: Span) -> Chunk:
 
 
 def _visible(q: Chunk, k: Chunk, band: Band) -> _Rectangle | None:
-    """The smallest rectangle with all visible pairs of the two; None where there is none.
+    """The smallest rectangle that has all visible pairs of the two chunks; None if there are none.
 
-    Where it ends, the band's sides are measured from the kernel's diagonal, which ends in the last
-    query and the last key. Neither side is negative then.
+    The sides of its band count from the kernel's diagonal, which ends at the last query and the
+    last key of the rectangle. Neither side is negative.
     """
     left, right = band
     q_start, q_stop, k_start, k_stop = q.start, q.stop, k.start, k.stop
@@ -160,7 +160,7 @@ def _call(group: Sequence[_Rectangle]) -> KernelCall:
 
 
 def _merge(parts: list[KernelCall]) -> list[KernelCall]:
-    """Fewer calls for the same pairs: a full one joins its neighbour in rows or in keys."""
+    """Merges calls: a full one joins the neighbour that has the same rows or the same keys."""
     result: list[KernelCall] = []
     for part in parts:
         while result and (joined := _joined(result[-1], part)):

@@ -11,13 +11,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def to_heads(group: Any, *tensors: torch.Tensor) -> Tensors:
-    """(B, rows, heads, n) each to (B, ranks * rows, heads / ranks, n), in one collective."""
+    """Tensors (B, rows, heads, n) as (B, ranks * rows, heads / ranks, n), in one collective."""
     result: Tensors = _Exchange.apply(group, True, *tensors)
     return result
 
 
 def to_rows(group: Any, *tensors: torch.Tensor) -> Tensors:
-    """The inverse."""
+    """The inverse of `to_heads`."""
     result: Tensors = _Exchange.apply(group, False, *tensors)
     return result
 
@@ -35,7 +35,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(group: Any, is_to_heads: bool, tensors: Tensors) -> Tensors:
-    """As bytes, since log-sum-exps have another dtype than the output."""
+    """One all-to-all of bytes, since log-sum-exps have another dtype than the output."""
     size = dist.get_world_size(group)
     by_rank = [
         _of_heads(x, size) if is_to_heads else x.unflatten(1, (size, -1)).transpose(0, 1)

@@ -1,8 +1,8 @@
-"""Kernels that the build left out, compiled for the GPU at hand when a call first wants them.
+"""Compiles the kernels that the build left out, when a call first needs them.
 
-Needs NVRTC and headers of the CUDA runtime, see `compiler.find_compiler`. What it compiles is kept
-in a cache on disk, see `cache.folder`; what the cache has needs neither. Nothing of this is
-imported before it is needed.
+Compiling needs NVRTC and the headers of the CUDA runtime (`compiler.find_compiler`). Compiled
+kernels are cached on disk (`cache.folder`); loading them from there needs neither. The package
+imports this module at the first such call.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ TREE = Path(_C.__file__).parent / "nvrtc"  # what kernels/nvrtc_tree.py wrote
 
 @once
 def units() -> dict[str, str]:
-    """{key of a variant: its source, with the scores that are not in this build} of all that can be
-    compiled at run time."""
+    """{key of a variant: its source with the scores that are not in this build}, of all variants
+    that can be compiled at run time."""
     path = TREE / "units.json"
     if not path.is_file():
         return {}
@@ -61,22 +61,22 @@ def units() -> dict[str, str]:
 
 
 def entries(key: str) -> list[str]:
-    """What is compiled by itself of a variant: "<key>+<score>" for each of its scores that is left
-    out, or the key alone where it has one score."""
+    """The entries of a variant, each compiled separately: "<key>+<score>" for each score that this
+    build lacks, or only the key if the variant has a single score."""
     scores = scores_of(units()[key])
     has_several = len(scores) > 1 or _rows().get(key, {}).get("compiled")
     return [f"{key}+{score}" for score in scores] if has_several else [key]
 
 
 def entry_name(key: str, score: str) -> str:
-    """The entry that a call runs, for a variant and the score that a verdict names."""
+    """The entry that a call runs, given its variant and the score of its `Verdict`."""
     name = f"{key}+{score}"
     return name if name in entries(key) else key
 
 
 @once
 def _units_for_score_mods() -> dict[str, str]:
-    """As `units`, of the kernels that a score_mod can be compiled with, with all their scores."""
+    """{key: source with all scores} of the variants that a score_mod can be compiled into."""
     path = TREE / "score_mods.json"
     found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
@@ -86,15 +86,17 @@ _score_mods: dict[str, str] = {}  # C++ by name
 
 
 def score_mod(text: str) -> str:
-    """The name of a score_mod's C++, in which it is a struct Mod, with all that this needs. Entries
-    are called "<key>+<score>+<name>"."""
+    """Registers the C++ of a score_mod, which defines a struct Mod, and returns its name.
+
+    Entries with it are called "<key>+<score>+<name>".
+    """
     name = f"mod_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     _score_mods.setdefault(name, text)
     return name
 
 
 def _source(name: str) -> str:
-    """Of an entry; of a variant with all of its scores, if a key is given."""
+    """The source of an entry, or of a variant with all of its scores if `name` is a key."""
     key, _, score = name.partition("+")
     score, _, mod = score.partition("+")
     if mod:
@@ -103,13 +105,13 @@ def _source(name: str) -> str:
 
 
 def tile_space() -> dict[str, Any]:
-    """{kernel: its "axes", ...} of the kernels that have tiles to choose in this build."""
+    """{kernel: its "axes", ...} of the kernels of this build that can have other tiles."""
     return space(TREE)
 
 
 @once
 def digest() -> str:
-    """Of the project's headers and CUTLASS's, and the CUDA version that the build is for."""
+    """Digest of the headers that kernels include, and of the build's CUDA version."""
     return (TREE / "digest").read_text(encoding="utf-8") + _C.build_info()["cuda"]
 
 
@@ -119,7 +121,7 @@ def _compiler() -> Compiler:
 
 
 def _entry(name: str, arch: str) -> cache.Entry:
-    # Not by NVRTC's version: finding NVRTC alone takes longer than a hit may.
+    # Does not depend on NVRTC's version: finding NVRTC takes longer than reading the cache.
     parts = [_source(name), arch, *OPTIONS, digest()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache.Entry(f"{name.replace('/', '_')}-{arch}", identity)
@@ -131,19 +133,21 @@ def _rows() -> dict[str, Any]:
 
 
 def arch_for(name: str, capability: int) -> str:
-    """What an entry is compiled for on a GPU of this compute capability: "sm_89", or "sm_90a" for
-    one of Hopper's own instructions."""
+    """The architecture to compile an entry for: "sm_89", or "sm_90a" if it uses wgmma and TMA.
+
+    Raises ValueError if a GPU of this compute capability cannot run it.
+    """
     key, _, _ = name.partition("+")
     arch = _rows().get(key, {}).get("arch", "")
     if not arch.endswith("a"):
         return f"sm_{capability}"
     if arch != f"{capability}a":
-        raise ValueError(f"{key} is for compute capability {arch[:-2]}.{arch[-2]} alone")
+        raise ValueError(f"{key} runs only on compute capability {arch[:-2]}.{arch[-2]}")
     return f"sm_{arch}"
 
 
 def _arch(name: str, device_index: int) -> str:
-    """The same for a GPU that is there. Raises RuntimeError if it is not."""
+    """`arch_for` a GPU of this machine. Raises RuntimeError if it does not exist."""
     info = _C.device_info(CUDA, device_index)
     if info["unavailable"]:
         raise RuntimeError(info["unavailable"])
@@ -151,11 +155,11 @@ def _arch(name: str, device_index: int) -> str:
 
 
 def available(device_index: int | None = None) -> str:
-    """Why kernels cannot be compiled now; empty if they can. Tells the dispatcher, too.
+    """Why kernels cannot be compiled now; empty if they can. Also tells the dispatcher.
 
     Args:
-        device_index: CUDA ordinal of a GPU to load what the cache has for it onto if nothing can be
-            compiled: the dispatcher then takes these kernels as before.
+        device_index: CUDA ordinal of a GPU. If nothing can be compiled, the kernels that the cache
+            has for it are loaded onto it, so that the dispatcher can still choose them.
     """
     try:
         _compiler()
@@ -170,7 +174,7 @@ def available(device_index: int | None = None) -> str:
 
 
 def missing() -> str:
-    """What this machine lacks for want of NVRTC, and what to install; empty if nothing."""
+    """The kernels that are unavailable because NVRTC is missing, and what to install; or empty."""
     if not units() or not (reason := available()):
         return ""
     kernels = {row["kernel"].split("/")[0] for row in _C.variants() if row["key"] in units()}
@@ -182,11 +186,11 @@ def missing() -> str:
 
 @once
 def _warn_once(device_index: int, reason: str) -> None:
-    """A call, or `explain`, has found that a GPU lacks the kernels that it would rather run."""
+    """Warns, once for each GPU and reason, that calls run slower kernels for lack of NVRTC."""
     if units():
         warnings.warn(
             f"cutlass_attn runs slower kernels on cuda:{device_index}, for some calls many times "
-            f"slower, because it cannot compile those that this build left out: {reason}",
+            f"slower, because it cannot compile the kernels that this build left out: {reason}",
             stacklevel=2,
         )
 
@@ -195,33 +199,33 @@ def _warn_once(device_index: int, reason: str) -> None:
 def _load_cached(device_index: int) -> None:
     try:
         cache.check_folder()
-    except cache.CacheError as error:  # compiled variants run all the same
+    except cache.CacheError as error:  # the kernels of the build still run
         warnings.warn(str(error), stacklevel=2)
         return
     for name in [name for key in units() for name in entries(key)]:
         try:
             entry = _entry(name, _arch(name, device_index))
-        except ValueError:  # for GPUs of another architecture
+        except ValueError:  # the kernel is for another architecture
             continue
         if (code := entry.read()) is not None:
             try:
                 _C.load_kernel(name, device_index, code)
-            except RuntimeError as error:  # other calls can do without it
+            except RuntimeError as error:  # calls that do not need this kernel still run
                 warnings.warn(f"{entry.path} cannot be used: {error}", stacklevel=2)
 
 
 def cubin(name: str, arch: str) -> bytes:
-    """The machine code of an entry for an architecture, such as "sm_89"; cached on disk.
+    """The machine code of an entry for an architecture, from the cache on disk or compiled.
 
     Args:
-        name: one of `entries`, or the key of a variant for all of its scores in one.
-        arch: "sm_89", or "sm_90a" for kernels of Hopper's own instructions.
+        name: one of `entries`, or the key of a variant for all of its scores together.
+        arch: "sm_89", or "sm_90a" for kernels with wgmma and TMA.
 
     Raises:
-        ValueError: this build has no source for such a key.
-        CompilerNotFound: NVRTC or CUDA's headers are missing, and the cache does not have it.
-        CompileError: NVRTC refuses the code; the message quotes it.
-        RuntimeError: the cache's folder is one that other users can write to.
+        ValueError: this build has no source for the entry.
+        CompilerNotFound: it is not cached, and NVRTC or CUDA's headers are missing.
+        CompileError: NVRTC refuses the code; the message quotes NVRTC.
+        RuntimeError: other users can write to the cache's folder.
     """
     key, _, score = name.partition("+")
     has_mod = "+" in score
@@ -233,10 +237,10 @@ def cubin(name: str, arch: str) -> bytes:
     entry = _entry(name, arch)
     if (code := entry.read()) is not None:
         return code
-    cache.size_limit()  # refused before the compilation, not after
+    cache.size_limit()  # raises for a wrong setting before the compilation, not after it
     compiler = _compiler()
     with entry.locked():
-        if (code := entry.read()) is None:  # or another process made it meanwhile
+        if (code := entry.read()) is None:  # else another process has compiled it meanwhile
             with _announced(name, arch):
                 code = compiler.compile(_source(name), arch)
             entry.write(code)
@@ -244,15 +248,14 @@ def cubin(name: str, arch: str) -> bytes:
 
 
 def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
-    """Machine code of any tile that can be chosen, with the scores that builds compile ahead, and
-    what NVRTC and ptxas say of it.
+    """Machine code of a variant with any tile, and the log of NVRTC and ptxas, for the tuner.
 
-    Nothing is read from the cache; a variant that this process knows, and that has no other scores,
-    is kept there.
+    It has the scores that builds compile ahead. The cache is not read. The code is written to the
+    cache if this process has such a variant, and that variant has no other scores.
 
     Raises:
-        ValueError: the key is not of a kernel with tiles to choose.
-        CompilerNotFound, CompileError: as `cubin`.
+        ValueError: the key is not of a kernel that can have other tiles.
+        CompilerNotFound, CompileError: see `cubin`.
     """
     source = core_unit_of(TREE, key)
     code, log = _compiler().compile_with_log(source, arch)
@@ -262,33 +265,33 @@ def compile_anew(key: str, arch: str) -> tuple[bytes, str]:
 
 
 def provide(name: str, device_index: int) -> None:
-    """Loads an entry onto a GPU, for the dispatcher.
+    """Loads an entry onto a GPU, for the dispatcher; compiles it first if need be.
 
-    Without a compiler a warning says so once, and the dispatcher takes compiled variants from then
-    on; with one that refuses this code, it passes this variant over.
+    Without a compiler it warns once, and the dispatcher then chooses among the kernels of the
+    build. If the compiler refuses the entry, it warns, and the dispatcher skips this variant.
     """
     try:
         code = cubin(name, _arch(name, device_index))
     except CompilerNotFound:
         available(device_index)
     except CompileError as error:
-        if name.count("+") > 1:  # no other kernel has this score_mod
+        if name.count("+") > 1:  # no other kernel can run this score_mod
             raise
-        warnings.warn(f"{name} is not compiled, another variant runs: {error}", stacklevel=2)
+        warnings.warn(f"{name} cannot be compiled, another kernel runs: {error}", stacklevel=2)
         _C.refuse_kernel(name, str(error))
     else:
         _C.load_kernel(name, device_index, code)
 
 
 def left_out(names: str | Iterable[str]) -> list[str]:
-    """The entries that this build left out, of all that `names` stand for.
+    """The entries that `names` stand for and that this build left out.
 
     Args:
-        names: keys of `cutlass_attn.variants()`, also with "+" and a score, and kernels' names; or
-            one of them.
+        names: one or more of: keys of `cutlass_attn.variants()`, such keys with "+" and a score,
+            names of kernels.
 
     Raises:
-        ValueError: a name is none of these, or no build can compile it at run time.
+        ValueError: a name is unknown, or it cannot be compiled at run time.
     """
     found: list[str] = []
     for name in [names] if isinstance(names, str) else names:
@@ -303,8 +306,8 @@ def left_out(names: str | Iterable[str]) -> list[str]:
         wanted = [row["key"] for row in rows if not row["compiled"] or row["key"] in units()]
         if missing := [key for key in wanted if key not in units()]:
             raise ValueError(
-                f"{missing[0]} cannot be compiled at run time: this build left it out without its "
-                f"source, which only GPU kernels of a build with CUTLASS_ATTN_CUDA=ON have"
+                f"{missing[0]} cannot be compiled at run time: this build has no source of it; "
+                f"builds with CUTLASS_ATTN_CUDA=ON have the sources of GPU kernels"
             )
         of_name = [entry for key in wanted for entry in entries(key)]
         if score:
@@ -322,8 +325,8 @@ def prepare(
     capability: int,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> None:
-    """Compiles entries for a compute capability, or, where that is 0, for the GPU with this
-    ordinal, onto which they are loaded."""
+    """Compiles entries into the cache for a compute capability; if that is 0, for the GPU with this
+    ordinal, and loads them onto it."""
     for done, name in enumerate(names):
         progress(name, done, len(names))
         arch = arch_for(name, capability) if capability else _arch(name, index)
@@ -334,7 +337,7 @@ def prepare(
 
 @contextmanager
 def _announced(name: str, arch: str) -> Iterator[None]:
-    """Logs what takes so long, and how to have it before; a terminal shows how long."""
+    """Logs that a kernel is compiled and how to compile it ahead; a terminal shows the seconds."""
     text = f"compiling {name} for {arch}, once"
     if name.count("+") > 1:
         logger.info("%s; ahead: cutlass_attn.warmup() of the same call", text)
@@ -343,7 +346,7 @@ def _announced(name: str, arch: str) -> Iterator[None]:
     started, done = time.monotonic(), threading.Event()
 
     def show(end: str) -> None:
-        with suppress(Exception):  # stderr may be closed, full, or anything
+        with suppress(Exception):  # stderr may be closed, full, or replaced by another object
             sys.stderr.write(f"\rcutlass_attn: {text}: {time.monotonic() - started:.0f} s{end}")
             sys.stderr.flush()
 

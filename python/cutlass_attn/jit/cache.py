@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, safe with several processes and with files that were cut short."""
+"""The cache of compiled kernels on disk, which processes share; damaged files are ignored."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from .._build.files import locked, replace_file, user_folder
 VARIABLE, SIZE_VARIABLE = "CUTLASS_ATTN_CACHE", "CUTLASS_ATTN_CACHE_SIZE"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DEFAULT_SIZE = "1G"  # some thousand kernels
-_USED_S = 3600.0  # a read is noted once in so many seconds
-_LEFTOVER_S = 3600.0  # a file that is being written is younger
+_USED_S = 3600.0  # the time of last use is updated at most this often
+_LEFTOVER_S = 3600.0  # a temporary file older than this was left by a process that was killed
 
 
 class CacheError(RuntimeError):
-    """The cache's folder or size cannot be used as it is; the message says what to do."""
+    """The cache's folder or size limit is not usable; the message says what to do."""
 
 
 def folder() -> Path:
     """$CUTLASS_ATTN_CACHE, else cutlass_attn under $XDG_CACHE_HOME, else under ~/.cache.
 
-    Raises CacheError where there is neither of them nor a home directory.
+    Raises CacheError if none of them is set and there is no home directory.
     """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if found := user_folder("XDG_CACHE_HOME", ".cache"):
         return found
     raise CacheError(
-        f"compiled kernels have no place: there is no home directory; set {VARIABLE} to a folder"
+        f"there is no folder for compiled kernels, as there is no home directory; set {VARIABLE}"
     )
 
 
 def size_limit() -> int:
-    """Bytes that all compiled kernels may take: $CUTLASS_ATTN_CACHE_SIZE, such as 500M; 1G.
+    """Most bytes that the cache may hold: $CUTLASS_ATTN_CACHE_SIZE, such as 500M; 1G by default.
 
-    Raises CacheError for another text.
+    Raises CacheError if the variable is not a size.
     """
     text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
@@ -54,20 +54,20 @@ def size_limit() -> int:
 
 
 def _is_shared() -> bool:
-    """Whether other users are to read the kernels: in a folder that was chosen, or of root, such as
-    that of a container's image."""
+    """Whether other users may read the kernels: if the variable names the folder, or for root, who
+    may be building a container's image."""
     return bool(os.environ.get(VARIABLE)) or os.getuid() == 0
 
 
 def _make_folder(path: Path) -> None:
-    """With a mode that check_folder() accepts, whatever the umask is."""
+    """Makes the folder with a mode that check_folder() accepts, whatever the umask is."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o755 if _is_shared() else 0o700)
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether the group has this user alone, as many systems make one for each user."""
+    """Whether this user is the group's only member, as on systems with a group for each user."""
     import grp
     import pwd
 
@@ -79,11 +79,11 @@ def _is_private_group(gid: int) -> bool:
 
 
 def check_folder() -> Path:
-    """The folder. Raises CacheError if others could put code into it that this user's GPU runs."""
+    """The cache's folder. Raises CacheError if other users could put code into it."""
     path = folder()
     try:
         found = path.stat()
-    except OSError:  # nothing is there to read, and writing says why it fails
+    except OSError:  # the folder does not exist yet; writing reports other reasons
         return path
     reason = ""
     writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -99,31 +99,31 @@ def check_folder() -> Path:
     separator = "," if reason.startswith("belongs") else " or"
     raise CacheError(
         f"the cache of compiled kernels, {path}, {reason}{separator} set {VARIABLE} to a folder of "
-        "your own: who writes there has your GPU run any code"
+        "your own: whoever can write there can run code on your GPU"
     )
 
 
 class Entry:
-    """One file: 32 bytes of SHA-256, then the code that they are the digest of.
+    """One file: the SHA-256 of the code (32 bytes), then the code.
 
-    A file appears by being renamed, so a reader sees all of it or none. Raises CacheError for a
-    folder that others may write to.
+    A new file is renamed into place, so a reader never sees a part of it. Raises CacheError if
+    other users may write to the folder.
     """
 
     def __init__(self, name: str, identity: str) -> None:
         self.path = check_folder() / f"{name}-{identity[:24]}.cubin"
 
     def read(self) -> bytes | None:
-        """The code, or None if it is not there or is damaged."""
+        """The code, or None if the file is missing or damaged."""
         try:
             data = self.path.read_bytes()
             if time.time() - self.path.stat().st_mtime > _USED_S:
-                with contextlib.suppress(OSError):  # of a folder that is read only
-                    os.utime(self.path)  # those unused for longest are the first to go
+                with contextlib.suppress(OSError):  # the folder may be read-only
+                    os.utime(self.path)  # the least recently used are removed first
         except PermissionError as error:
-            warnings.warn(  # shown once: the text is that of the folder
+            warnings.warn(  # shown once for each folder: Python compares the text
                 f"cutlass_attn cannot read the compiled kernels in {self.path.parent} "
-                f"({error.strerror}), and compiles them again; set {VARIABLE} to a folder of yours",
+                f"({error.strerror}), so it compiles them again; set {VARIABLE} to another folder",
                 stacklevel=2,
             )
             return None
@@ -133,7 +133,7 @@ class Entry:
         return code if hashlib.sha256(code).digest() == digest else None
 
     def write(self, code: bytes) -> None:
-        """Keeps the code; where the folder takes none, a warning says so and nothing is kept."""
+        """Writes the code. Warns, and keeps nothing, if the folder cannot be written."""
         try:
             _make_folder(self.path.parent)
             replace_file(self.path, hashlib.sha256(code).digest() + code)
@@ -141,7 +141,7 @@ class Entry:
                 self.path.chmod(0o644)
         except OSError as error:
             warnings.warn(
-                f"cutlass_attn cannot keep a compiled kernel, and compiles it again next time: "
+                f"cutlass_attn cannot cache a compiled kernel, so the next process compiles it: "
                 f"{error}; set {VARIABLE} to a folder that can be written",
                 stacklevel=2,
             )
@@ -149,10 +149,10 @@ class Entry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds other processes off the same entry; without a lock where there can be none."""
+        """Locks the entry against other processes; does without where locks are not supported."""
         path = self.path.with_suffix(".lock")
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(OSError):  # of a folder or a file system
+            with contextlib.suppress(OSError):  # a read-only folder, or no locks there
                 _make_folder(path.parent)
                 try:
                     held.enter_context(locked(path, wait=False))
@@ -179,14 +179,14 @@ def _files() -> list[tuple[Path, os.stat_result]]:
     """Entries and when they were used, the latest last."""
     found = []
     for path in check_folder().glob("*.cubin"):
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):  # another process has removed it
             if stat.S_ISREG((status := path.stat()).st_mode):
                 found.append((path, status))
     return sorted(found, key=lambda item: item[1].st_mtime)
 
 
 def entries() -> list[File]:
-    """What is in the cache, the latest used last. Raises CacheError."""
+    """The cache's entries, the most recently used last. Raises CacheError."""
     listed = []
     for path, found in _files():
         kernel, arch, _ = (*path.stem.rsplit("-", 2), "", "")[:3]
@@ -196,7 +196,7 @@ def entries() -> list[File]:
 
 
 def clear() -> int:
-    """Removes all entries and their locks; how many entries there were. Raises CacheError."""
+    """Removes all entries and their locks, and returns the number of entries. Raises CacheError."""
     removed = 0
     for path, _ in _files():
         for part in (path, path.with_suffix(".lock")):
@@ -207,7 +207,7 @@ def clear() -> int:
 
 
 def _remove_leftovers(age: float) -> None:
-    """Files that a process was killed over, older than so many seconds."""
+    """Removes temporary files of killed processes that are older than `age` seconds."""
     for path in check_folder().glob(".new-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime >= age:
@@ -215,7 +215,7 @@ def _remove_leftovers(age: float) -> None:
 
 
 def _make_room(kept: Path) -> None:
-    """Removes what was unused for longest until the rest is within the limit; never `kept`."""
+    """Removes the least recently used entries until the limit holds; never `kept`."""
     _remove_leftovers(_LEFTOVER_S)
     files = _files()
     excess = sum(found.st_size for _, found in files) - size_limit()

@@ -1,4 +1,4 @@
-"""The compiler of this machine: an NVRTC, and the headers of the CUDA runtime that go with it."""
+"""Finds the compiler: NVRTC, and the headers of the CUDA runtime of its major version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTALL = f"pip install '{REQUIREMENT}'"
 LEAST = (12, 8)
 SYSTEM = "/usr/local/cuda"
 OPTIONS = ("--std=c++17", "-default-device")  # CUTLASS leaves functions unannotated
-_REPORT = "--ptxas-options=-v"  # registers and spills, in the log; the code is the same
+_REPORT = "--ptxas-options=-v"  # log registers and spills; does not change the code
 
 
 class CompilerNotFound(RuntimeError):
@@ -30,7 +30,7 @@ class CompilerNotFound(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """NVRTC with the folders of headers."""
+    """NVRTC and its include folders."""
 
     nvrtc: Nvrtc
     includes: tuple[Path, ...]
@@ -44,18 +44,21 @@ class Compiler:
         return self.compile_with_log(source, arch)[0]
 
     def compile_with_log(self, source: str, arch: str) -> tuple[bytes, str]:
-        """Machine code, and what NVRTC and ptxas say of it. Raises CompileError."""
+        """Machine code, and the log of NVRTC and ptxas. Raises CompileError."""
         options = [f"--gpu-architecture={arch}", *OPTIONS, _REPORT]
         options += [f"--include-path={folder}" for folder in self.includes]
-        # "..." is looked up beside the including file first: not in the current directory.
+        # NVRTC looks up #include "..." in the folder of the including file, which this path names.
         return self.nvrtc.compile(source, str(self.includes[0] / "unit.cu"), options)
 
 
 def find_compiler(tree: Path) -> Compiler:
-    """The first NVRTC that will do, for the sources in `tree`: of NVIDIA's wheels, which torch's
-    CUDA builds and the extra `jit` bring, of conda, or of a toolkit. Raises CompilerNotFound."""
+    """The first usable NVRTC, for the sources in `tree`. Raises CompilerNotFound.
+
+    It comes from NVIDIA's wheels (installed by CUDA builds of torch and by the extra `jit`), from
+    conda, or from a CUDA toolkit.
+    """
     if not (tree / "units.json").is_file():
-        raise CompilerNotFound("this build left no kernel to be compiled at run time")
+        raise CompilerNotFound("this build has no kernels that are compiled at run time")
     own = (tree / "include", tree / "include" / "cccl")
     faults = []
     for path in dict.fromkeys(_libraries()):
@@ -74,9 +77,9 @@ def find_compiler(tree: Path) -> Compiler:
 
 
 def _libraries() -> Iterator[Path]:
-    """Files of NVRTC, in the order in which they are tried."""
+    """Candidate files of NVRTC, in the order in which they are tried."""
     found = None
-    with contextlib.suppress(ImportError, RuntimeError):  # there is none where it looks
+    with contextlib.suppress(ImportError, RuntimeError):  # pathfinder finds none
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         found = load_nvidia_dynamic_lib("nvrtc").abs_path
@@ -88,18 +91,18 @@ def _libraries() -> Iterator[Path]:
 
 
 def _prefixes() -> list[Path]:
-    """Folders with lib/ or include/ of CUDA."""
+    """Folders that may have lib/ or include/ of CUDA."""
     prefixes = []
     with contextlib.suppress(ImportError):
         from cuda.pathfinder import find_nvidia_header_directory
 
         if found := find_nvidia_header_directory("cudart"):
             prefixes.append(Path(found).parent)
-    # pathfinder, where it is installed, knows site-packages, not the rest of sys.path.
+    # pathfinder, if installed, looks in site-packages but not in the rest of sys.path.
     wheels = importlib.util.find_spec("nvidia")
     for place in (wheels and wheels.submodule_search_locations) or ():
         prefixes += [Path(place) / name for name in ("cu13", "cuda_nvrtc", "cuda_runtime")]
-    # It does not look for nvcc, either, and ends at the first NVRTC, which may be too old.
+    # Nor does it look for nvcc, and it stops at the first NVRTC, which may be too old.
     roots = [os.environ.get(name) for name in ("CUDA_PATH", "CUDA_HOME")]
     if nvcc := shutil.which("nvcc"):
         roots += [str(Path(nvcc).parents[1]), str(Path(nvcc).resolve().parents[1])]
@@ -108,7 +111,7 @@ def _prefixes() -> list[Path]:
 
 
 def _runtime_headers(library: Path, major: int) -> Path | None:
-    """The folder of cuda_fp16.h and alike of a major version: beside NVRTC, else wherever else."""
+    """The folder of cuda_fp16.h of a major version: that of NVRTC's own package, else any other."""
     beside = library.parent.parent
     prefixes = [beside, beside.parent / "cuda_runtime"]  # the latter of CUDA 12's wheels
     for prefix in [*prefixes, *_prefixes()]:

@@ -26,15 +26,16 @@ _SIGNATURES = {
 
 
 class CompileError(RuntimeError):
-    """NVRTC refuses a kernel; the message quotes its first errors and names the file of all."""
+    """NVRTC refuses a kernel. The message quotes the first errors and names the file of the log."""
 
 
 class Nvrtc:
-    """The library in a file. Raises OSError if it cannot be loaded, AttributeError for another."""
+    """An NVRTC library. Raises OSError if the file cannot be loaded, AttributeError if it is
+    another library."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        # NVRTC opens it by name, and not every release looks beside itself.
+        # NVRTC opens this library by name, and not every release looks in its own folder.
         for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*"):
             ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(self.path)
@@ -49,7 +50,7 @@ class Nvrtc:
         return f"NVRTC {self.version[0]}.{self.version[1]}"
 
     def compile(self, source: str, name: str, options: list[str]) -> tuple[bytes, str]:
-        """Machine code of a translation unit, and the log. Raises CompileError."""
+        """Compiles a translation unit; returns machine code and log. Raises CompileError."""
         program = c_void_p()
         text = source.encode()
         self._call("nvrtcCreateProgram", byref(program), text, name.encode(), 0, None, None)
@@ -78,8 +79,7 @@ class Nvrtc:
 
 
 def _quote(log: str, title: str) -> str:
-    """The title and the log's first errors. A log can have more than a megabyte: it goes to a
-    file."""
+    """The title and the log's first errors. A log, which can exceed a megabyte, goes to a file."""
     lines = log.splitlines()
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     quoted = [line[:_QUOTED_COLUMNS] for line in lines[first : first + _QUOTED_LINES]]

@@ -1,4 +1,4 @@
-"""Sources of kernels: of one score of a variant, and of tiles that the manifest does not list."""
+"""Sources for NVRTC: a variant with selected scores, and with tiles that the manifest lacks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def scores_of(unit: str) -> list[str]:
 
 
 def with_scores(unit: str, *scores: str) -> str:
-    """A variant's source with the kernels of some of its scores alone."""
+    """A variant's source, reduced to the kernels of these scores."""
     lines = unit.splitlines(keepends=True)
     entries = [_ENTRY.match(line) for line in lines]
     return "".join(x for x, entry in zip(lines, entries) if entry is None or entry[1] in scores)
 
 
 def with_score_mod(unit: str, score: str, mod: str) -> str:
-    """A variant's source with the kernel of one score alone, and in it a user's score_mod.
+    """A variant's source, reduced to one score, with a user's score_mod in it.
 
     Args:
         unit: the variant's source.
@@ -75,7 +75,7 @@ def unit_of(tree: Path, key: str) -> str:
 
 
 def core_unit_of(tree: Path, key: str) -> str:
-    """The same with the scores that builds compile ahead."""
+    """`unit_of`, reduced to the scores that builds compile ahead."""
     unit, parts = unit_of(tree, key), parse(key)
     assert parts is not None  # or unit_of() had raised
     return with_scores(unit, *space(tree)[parts.kernel]["core_scores"])

@@ -1,1 +1,1 @@
-"""Instruments: they check, time, profile and tune the kernels. The library never imports them."""
+"""The command `cutlass-attn`. The rest of the package never imports this folder."""

@@ -1,4 +1,4 @@
-"""`cutlass-attn check`: every kernel that can run here, and PyTorch's, against fp64."""
+"""`cutlass-attn check`: compares all kernels that can run here, and PyTorch's, with fp64."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def run_check(
     inputs: int = INPUTS,
     seed: int = 0,
 ) -> Report:
-    """Compares kernels with fp64 and times them: those in `kernels`, each of which has to run, or
-    all that can run, with PyTorch's backends.
+    """Compares kernels with fp64 and times them: those in `kernels`, which must all run, or by
+    default all that can run, and PyTorch's backends.
 
-    Raises ValueError for a problem that cannot be set up, such as heads that do not divide, and for
-    a kernel that is unknown.
+    Raises ValueError for an invalid problem, such as heads that do not divide, and for an unknown
+    kernel.
     """
     if accumulate != "fp32" and problem.dtype != "float16":
         raise ValueError(f"{accumulate} accumulation is for float16, not {problem.dtype}")
@@ -55,7 +55,7 @@ def run_all(
     seed: int,
     timing: str = "events",
 ) -> Report:
-    """A report of these implementations and of the PyTorch backends that can run."""
+    """A report on these implementations and on the PyTorch backends that can run."""
     impls = [*impls, *(torchs(backends) if importlib.util.find_spec("torch") else [])]
     baseline = next((x.name for x in impls if x.name.startswith(f"{OURS}:{_PLAINEST}/")), "")
     plan = Plan([problem], impls, device, MIN_ROUNDS, timing, inputs=inputs, seed=seed, whole=True)
@@ -72,7 +72,7 @@ def run_all(
 
 
 def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
-    """The candidates that accept the problem. Raises ValueError for a problem no call can have."""
+    """The candidates that accept the problem. Raises ValueError for an invalid problem."""
     sample = problem.inputs(device, 0)
     found = []
     for name in candidates(accumulate, problem.dtype):
@@ -88,8 +88,8 @@ def _that_can(problem: Problem, device: str, accumulate: str) -> list[str]:
 
 
 def candidates(accumulate: str, dtype: str) -> list[str]:
-    """The compiled variants, and the kernels without one for this dtype: such a kernel compiles its
-    best variant at first use."""
+    """Keys of compiled variants, and names of kernels without a compiled variant for this dtype:
+    such a kernel compiles its best variant at first use."""
     there = [
         v
         for v in variants()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -40,7 +39,7 @@ from .experiment.environment import default_device, environment, why_no_gpu
 from .experiment.grids import GRIDS, Grid, grid_for
 from .experiment.impls import discover, select
 from .experiment.problems import OPTIONS, Problem, Shape
-from .experiment.report import Report, checkout_commit, default_path, load
+from .experiment.report import Report, checkout_commit, default_path
 from .experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 from .experiment.table import print_check, print_report
 from .explain_command import explain
@@ -58,9 +57,10 @@ def cutlass_attn() -> None:
     """Inspect this installation, check its kernels and time them."""
 
 
-@command("cutlass-attn info")
+@command("cutlass-attn info\ncutlass-attn info --all")
+@click.option("--all", "every", is_flag=True, help="Also list every variant of every kernel.")
 @json_option
-def info(json_file: str | None) -> int:
+def info(every: bool, json_file: str | None) -> int:
     """Version, build, devices and kernels."""
     console = make_console(stderr=json_file == "-")
     build = build_info()
@@ -76,23 +76,28 @@ def info(json_file: str | None) -> int:
         "torch": _torch_version(),
         "NVRTC": jit.available() or "compiles kernels at first use",
     }
-    for name, fact in facts.items():
-        say(console, f"{name:<14} {fact}")
-    from rich.table import Table
-
-    table = Table("kernel", "device", "dtype", "head dim", "tile", "tier", "here", box=None)
     rows = []
-    for v in variants():
+    for v in variants(None):
         here = "compiled" if v.compiled else "left out"
         if v.key in jit.units():
             here = "compiled, some scores at first use" if v.compiled else "at first use"
         if v.compiled and not v.automatic:
             here += ", by name only"
-        head_dim = str(v.head_dim or "any")
-        table.add_row(v.kernel, v.device, v.dtype, head_dim, v.tile or "-", v.tier, here)
         rows.append({**asdict(v), "here": here})
-    console.print()
-    console.print(table)
+    counts = Counter(row["here"].partition(",")[0] for row in rows)
+    facts["kernels"] = ", ".join(f"{number} {here}" for here, number in counts.items())
+    for name, fact in facts.items():
+        say(console, f"{name:<14} {fact}")
+    if every:
+        from rich.table import Table
+
+        table = Table("kernel", "device", "dtype", "head dim", "tile", "tier", "here", box=None)
+        for row in rows:
+            size = str(row["head_dim"] or "any"), row["tile"] or "-"
+            table.add_row(*(row[x] for x in ("kernel", "device", "dtype")), *size, row["tier"],
+                          row["here"])  # fmt: skip
+        console.print()
+        console.print(table)
     say_what_is_missing(console)
     if json_file:
         write(document("info", True, rows, environment=environment("cpu"), facts=facts), json_file)
@@ -151,15 +156,10 @@ def _torch_version() -> str:
     is_flag=True,
     help="One variant of each kernel, from the plainest to the fastest, and what each gains.",
 )
-@click.option(
-    "--plot", metavar="FOLDER", help="Also draw a GPU's ladder: ladder.png and ladder.svg there."
-)
-def check(
-    *, kernels: tuple[str, ...], json_file: str | None, ladder: bool, plot: str | None, **given: Any
-) -> int:
+def check(*, kernels: tuple[str, ...], json_file: str | None, ladder: bool, **given: Any) -> int:
     """Compare every compiled kernel that can run here with fp64.
 
-    PyTorch's backends run beside them. Kernels compiled at first use run if --kernel names them.
+    Also compares PyTorch's backends. Kernels compiled at first use run if --kernel names them.
     Without a GPU, kernels are emulated at a small shape that has two tiles and a ragged end.
     """
     console = make_console(stderr=json_file == "-")  # a JSON document on stdout is alone there
@@ -170,12 +170,9 @@ def check(
             f"--ladder and --accumulate {given['accumulate']} exclude each other: rungs accumulate "
             "in fp32"
         )
-    if plot and not ladder:
-        raise ValueError("--plot is for --ladder; `cutlass-attn bench --plot` draws benchmarks")
     device = given["device"] or default_device()
     if device != "cpu" and (lack := why_no_gpu(device)):
         raise ValueError(f"{lack}; `cutlass-attn check --device cpu` emulates the GPU kernels")
-    draw_ladder = _plotting().draw_ladder if plot else None
     is_full = given["full"] or device != "cpu"
     shape = checks.FULL_SHAPE if is_full else checks.SHAPE
     if ladder and device == "cpu" and not given["full"]:
@@ -197,11 +194,6 @@ def check(
         say(console, "Emulated on the CPU: their times would mean nothing, so they have none.")
     if json_file:
         write(report.as_json(), json_file)
-    if plot and device == "cpu":
-        say(console, "No figure: times of a CPU depend on what else the machine runs.")
-    elif draw_ladder and plot:
-        for path in draw_ladder(report, Path(plot)):
-            say(console, f"written to {path}")
     return 0 if report.ok else 1
 
 
@@ -221,8 +213,7 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
 
 @command(
     "cutlass-attn bench --shape 4,32,8,4096,4096,128 --dtype bf16\n"
-    "cutlass-attn bench --grid options\n"
-    "cutlass-attn bench --plot result.json --out figures",
+    "cutlass-attn bench --grid options",
     "one of this library's kernels fails or is wrong",
 )
 @click.option(
@@ -274,16 +265,12 @@ def _shape_of(base: Shape, given: dict[str, Any]) -> Shape:
     "of the sources in benchmarks/results.",
 )
 @click.option("--commit", help="Commit to note in the result; by default that of the checkout.")
-@click.option("--plot", metavar="FILE", help="Measure nothing, draw this result instead.")
-@click.option("--out", metavar="FOLDER", default=".", help="Where --plot writes PNG and SVG files.")
-def bench(*, plot: str | None, out: str, json_file: str | None, device: str, **given: Any) -> int:
-    """Time the kernels beside PyTorch's and those of other libraries.
+def bench(*, json_file: str | None, device: str, **given: Any) -> int:
+    """Time the kernels against PyTorch's and those of other libraries.
 
     Runs every attention library that can be imported, in interleaved rounds on the same random
     inputs, and compares each result with fp64. Writes the times as JSON.
     """
-    if plot:
-        return _plot(plot, Path(out))
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -358,27 +345,6 @@ def _grid(device: str, given: dict[str, Any]) -> Grid:
     )
 
 
-def _plotting() -> ModuleType:
-    """The plotting module. Raises ValueError if matplotlib is not installed."""
-    try:
-        return importlib.import_module(".experiment.plot", __package__)
-    except ImportError:
-        raise ValueError("--plot needs matplotlib; pip install matplotlib") from None
-
-
-def _plot(file: str, folder: Path) -> int:
-    plotting = _plotting()
-    try:
-        report = load(file)
-    except OSError as error:
-        raise ValueError(f"--plot {file}: {error.strerror}") from None
-    if report.busy:
-        raise ValueError(f"--plot {file}: {report.busy}")
-    for path in plotting.draw(report, Path(file).stem, folder):
-        print(path)
-    return 0
-
-
 @command(
     "cutlass-attn warmup sm80/f16/d96/64x64x4\ncutlass-attn warmup sm80 --device sm_89",
     "NVRTC is missing or refuses a kernel, or there is no such GPU",
@@ -394,8 +360,8 @@ def warmup(kernels: tuple[str, ...], device: str, json_file: str | None) -> int:
     """Compile kernels that are not in this build, before a call needs them.
 
     KERNEL is a variant such as sm80/f16/d96/64x64x4, or a kernel such as sm80, which stands for all
-    its variants; `cutlass-attn info` lists both. A variant compiles in 2 to 20 s and is cached on
-    disk, so that no call waits for the compiler.
+    its variants; `cutlass-attn info --all` lists both. A variant compiles in 2 to 20 s and is
+    cached on disk, so that no call waits for the compiler.
     """
     console = make_console(stderr=json_file == "-")
     reason = ""

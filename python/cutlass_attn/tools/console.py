@@ -1,4 +1,4 @@
-"""What the commands share: terminal output, and options that several commands have."""
+"""Terminal output, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .experiment.problems import SHAPE_FORM, Shape, parse_dtype, parse_shape
 
 EXIT_STATUS = {
-    0: "done, and right where something was judged",
+    0: "done; all judged results are right",
     1: "{}",
-    2: "an argument is wrong, a file cannot be read or written, or what is needed is missing",
+    2: "an argument is wrong, a file cannot be read or written, or a requirement is missing",
     130: "interrupted",
 }
 
 
 def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose help ends with an example and exit statuses; `fails` explains status 1."""
+    """Decorates a command: its help ends with an example and exit statuses; `fails` is status 1."""
     meant = {code: text.format(fails) for code, text in EXIT_STATUS.items()}
     lines = [f"{code:>3}  {text}" for code, text in meant.items() if text]
     epilog = "\b\nExample:\n  " + example.replace("\n", "\n  ")
@@ -31,7 +31,7 @@ def command(example: str, fails: str = "") -> Callable[[Callable[..., Any]], cli
 
 
 def run(given: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, or one of a group, with sys.argv by default; returns the exit status."""
+    """Runs a command or a group of commands, by default with sys.argv; returns the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status = given.main(arguments, prog_name=program, standalone_mode=False)
@@ -40,7 +40,7 @@ def run(given: click.Command, program: str, arguments: Sequence[str] | None = No
         return error.exit_code
     except click.Abort:
         return 130
-    except (OSError, ValueError) as error:  # a file that cannot be read or written, too
+    except (OSError, ValueError) as error:  # OSError: a file cannot be read or written
         commands = given.commands if isinstance(given, click.Group) else {}
         name = " ".join([program, *[x for x in arguments if x in commands][:1]])
         print(f"{name}: {error}", file=sys.stderr)
@@ -49,7 +49,7 @@ def run(given: click.Command, program: str, arguments: Sequence[str] | None = No
 
 
 class _Parsed(click.ParamType):
-    """An option whose value a function parses; run() prints its ValueError."""
+    """The type of an option that a function parses; run() prints the function's ValueError."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
@@ -85,7 +85,7 @@ causal_option = click.option(
 
 
 def with_masks(shapes: Any, causal: str) -> tuple[Shape, ...]:
-    """Each shape without and with a causal mask; one query without, as it would see every key."""
+    """Each shape without and with a causal mask. One query sees every key: only without."""
     return tuple(
         shape.masked(mask)
         for shape in shapes

@@ -31,7 +31,7 @@ def now() -> str:
 def document(
     command: str, ok: bool, rows: Iterable[Mapping[str, Any]], date: str = "", **entries: Any
 ) -> Document:
-    """A result in the format that is written."""
+    """A command's result as the document that is written."""
     head: Any = {"schema": SCHEMA, "command": command, "ok": ok, "date": date or now()}
     return head | entries | {"rows": [dict(row) for row in rows]}  # type: ignore[no-any-return]
 

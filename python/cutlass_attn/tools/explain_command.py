@@ -1,4 +1,4 @@
-"""`cutlass-attn explain`: which kernel a call would run, also on a GPU elsewhere."""
+"""`cutlass-attn explain`: which kernel a call would run, on this machine or on another GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+import numpy as np
 
 from .._explain import explain as explained
 from .console import DTYPE, SIZE, command, json_option
@@ -68,17 +69,10 @@ def explain(
     json_file: str | None,
     **options: Any,
 ) -> int:
-    """Say which kernel a call of attention() would run, and why no preferred one does."""
-    try:
-        import torch
-    except ImportError:
-        raise ValueError("torch is not installed; pip install torch") from None
+    """Show which kernel a call of attention() would run, and why preferred kernels cannot run."""
     batch, heads, queries, head_dim = shape
     of_keys = (batch, kv_heads or heads, keys or queries, head_dim)
-    q, k, v = (
-        torch.empty(sizes, dtype=getattr(torch, dtype), device="meta")
-        for sizes in (shape, of_keys, of_keys)
-    )
+    q, k, v = (_array(sizes, dtype) for sizes in (shape, of_keys, of_keys))
     found = explained(q, k, v, device=device or default_device(), **options)
     if json_file != "-":
         click.echo(found.table() if table else str(found))
@@ -92,3 +86,14 @@ def explain(
         }
         write(document("explain", found.chosen is not None, rows, **facts), json_file)
     return 0 if found.chosen else 1
+
+
+def _array(sizes: tuple[int, ...], dtype: str) -> Any:
+    """A tensor without memory; without torch a numpy array, whose memory is never touched."""
+    try:
+        import torch
+    except ImportError:
+        if dtype == "bfloat16":
+            raise ValueError("--dtype bf16 needs torch; pip install torch") from None
+        return np.empty(sizes, dtype)
+    return torch.empty(sizes, dtype=getattr(torch, dtype), device="meta")

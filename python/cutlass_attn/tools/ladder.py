@@ -1,7 +1,7 @@
-"""`cutlass-attn check --ladder`: the kernels from the plainest to the fastest, and what each gains.
+"""`cutlass-attn check --ladder`: the kernels from the plainest to the fastest, and each one's gain.
 
-It is a check like any other (check.py), of one variant of every kernel, in another order and with
-PyTorch's attention beside them, whose own choice of a backend comes first.
+A check (check.py) of one variant of each kernel, in the order of the ladder, and of PyTorch's
+attention: first with the backend of its own choice, then with each backend.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .experiment.problems import Problem, Shape
 from .experiment.report import Report
 from .experiment.runner import Progress
 
-# Of a ladder whose kernels are emulated.
+# The shape of a ladder with emulated kernels.
 EMULATED_SHAPE = Shape(1, 2, 2, 128, 128, 64)
 
 
 _WITH_MORE_OPTIONS = ("general", "varlen", "paged")
-# Why dispatch takes another kernel than one that comes before it (`why_preferred`, dispatch.cpp).
+# The reason why a kernel that could run is not chosen (`why_preferred`, dispatch.cpp).
 _PASSED_OVER = re.compile(r"could run; \S+ is preferred (for|where) ")
 
 
 def rungs(explained: Callable[..., Explanation]) -> list[str]:
-    """The ladder's kernels that can run a call, the plainest first: a variant of each.
+    """A variant of each kernel of the ladder that can run a call, the plainest first.
 
-    `variants()` has them in order of preference: from the top of the ladder to its foot. A kernel
-    with more options is no rung of its own, nor one that is for calls of another size.
+    `variants()` is in order of preference, from the top of the ladder down. Kernels with more
+    options are not rungs, nor are kernels for calls of another size.
 
     Args:
         explained: `explain` of the call; takes the keyword `kernel`.
@@ -60,7 +60,7 @@ def run_ladder(
     if not found:
         raise ValueError("no kernel can run this; cutlass_attn.explain says why")
     backends = ("auto", *TORCH_BACKENDS)
-    # In a CUDA graph: what a launch takes shows in events around a short kernel.
+    # Timed in a CUDA graph: events around a short kernel would include the launch.
     report = run_all(problem, ours(found), backends, progress, device, inputs, seed, "graph")
     report.grid = "ladder"
     fill_steps(report)
@@ -68,7 +68,7 @@ def run_ladder(
 
 
 def fill_steps(report: Report) -> None:
-    """How many times as fast each rung is as the one before, where both have a time."""
+    """Fills in how many times as fast each rung is as the one before, if both have a time."""
     rows = [row for row in report.rows if row.ours]
     for before, row in pairwise(rows):
         if before.us and row.us:

@@ -1,4 +1,4 @@
-"""`cutlass-attn tune`: every tile of a kernel is tried; docs/tuning.md has the details."""
+"""`cutlass-attn tune`: tries every tile of a kernel; docs/tuning.md has the details."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from .tune_rules import Task
 def tune(*, device: str, dry_run: bool, json_file: str | None, **what: Any) -> int:
     """Find the fastest tile of a kernel for some shapes.
 
-    Compiles every tile, rejects those that spill registers, and times the others beside the tile
-    that runs now; by default for 4x4096 queries and keys. The fastest that is right goes to
-    $CUTLASS_ATTN_TUNING or the user's tuning file, which dispatch reads. A search that is
-    interrupted resumes when it is called again in the same folder. Needs a GPU and NVRTC.
+    Compiles every tile, rejects those that spill registers, and times the others against the tile
+    that runs now; by default for 4x4096 queries and keys. Writes the fastest correct tile to
+    $CUTLASS_ATTN_TUNING or the user's tuning file, which dispatch reads. To resume an interrupted
+    search, repeat the command in the same folder. Needs a GPU and NVRTC.
     """
     task = task_of(device=device, **what)
     dims, decode = (task.head_dim, task.head_dim_v), task.shapes[0].has_few_queries
@@ -58,7 +58,7 @@ def tune(*, device: str, dry_run: bool, json_file: str | None, **what: Any) -> i
         raise ValueError(f"there is no home directory: name a file in ${tuning.VARIABLE}")
     if not dry_run:
         tuning.check_writable(target)
-    # What times depend on: a search elsewhere, or for other shapes, has a file of another name.
+    # Times depend on these: a search on another machine or for other shapes has another file.
     facts = environment(device)
     machine = {name: facts.get(name) for name in ("device", "driver_version", "build")}
     identity = {"task": asdict(task), "headers": jit.digest(), **machine}
@@ -71,7 +71,7 @@ def tune(*, device: str, dry_run: bool, json_file: str | None, **what: Any) -> i
     except BlockingIOError:
         raise ValueError(f"another process has {path}") from None
     except KeyboardInterrupt:
-        terminal.say(console, f"interrupted: the same command resumes, by {path}")
+        terminal.say(console, f"interrupted; repeat the command to resume from {path}")
         return 130
     timed = sorted((x for x in tried if "speedup" in x), key=lambda x: -x["speedup"])
     for entry in timed[:10]:
@@ -89,7 +89,7 @@ def tune(*, device: str, dry_run: bool, json_file: str | None, **what: Any) -> i
     if not result:
         rules = task.rules_with(best, rules)
         tuning.update(target, lambda now: tuning.with_rules(now, rules))
-        result = f"it runs from the next start on, by {target}"
+        result = f"written to {target}; programs use it from their next start on"
     terminal.say(console, f"best: {best}; {result}")
     return 0
 
@@ -97,21 +97,23 @@ def tune(*, device: str, dry_run: bool, json_file: str | None, **what: Any) -> i
 def task_of(
     kernel: str, dtype: str, head_dim: int, shapes: tuple[Shape, ...], causal: str, device: str
 ) -> Task:
-    """Raises ValueError for what cannot be tuned here."""
+    """The task of these arguments. Raises ValueError if it cannot be tuned here."""
     rows = [v for v in variants() if v.kernel in jit.tile_space() and v.dtype != "float32"]
     chosen = [v for v in rows if (v.kernel, v.dtype, v.head_dim) == (kernel, dtype, head_dim)]
+    if not rows:
+        raise ValueError("this build has no GPU kernel with tiles to choose")
     if not chosen:
         raise ValueError(
             f"kernel {kernel!r} has no tiles to choose for {dtype} at head dim {head_dim}; allowed:"
-            f" {', '.join(dict.fromkeys(v.kernel for v in rows)) or 'none in this build'} at "
+            f" {', '.join(dict.fromkeys(v.kernel for v in rows))} at "
             f"{', '.join(map(str, sorted({v.head_dim for v in rows})))}"
         )
     if wrong := [shape for shape in shapes if shape.head_dim != head_dim]:
         raise ValueError(f"--shape has head dim {wrong[0].head_dim}, --head-dim is {head_dim}")
     if len({shape.has_few_queries for shape in shapes}) > 1:
         raise ValueError(
-            f"--shape has calls of {MAX_DECODE_QUERIES} queries or fewer and others, whose tiles "
-            "are chosen apart: tune them one after the other"
+            f"--shape has calls of at most {MAX_DECODE_QUERIES} queries and of more; their tiles "
+            "are chosen separately: tune them one after the other"
         )
     if lack := why_no_gpu(device) or jit.available():
         raise ValueError(lack)
@@ -126,7 +128,8 @@ def task_of(
 
 
 def search(task: Task, base: str, path: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The tile that others are compared with, and their results: of the file as far as it goes."""
+    """Tries all tiles; results in the file are not repeated. Returns the tile that ran before,
+    which others are compared with, and the results."""
     found: dict[str, Any] = {"base": base, "task": asdict(task), "tried": []}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -143,7 +146,7 @@ def search(task: Task, base: str, path: Path) -> tuple[str, list[dict[str, Any]]
 
 
 def evaluate(task: Task, tile: str, base: str) -> dict[str, Any]:
-    """The "speedup" over a tile, the mean over all shapes; or "rejected" and the "reason"."""
+    """The "speedup" over tile `base`, a mean over all shapes; or "rejected" and the "reason"."""
     try:
         _, log = jit.compile_anew(task.key(tile), task.arch)
     except jit.CompileError as error:
@@ -152,7 +155,7 @@ def evaluate(task: Task, tile: str, base: str) -> dict[str, Any]:
     if spilled := spills(log):
         return {"rejected": "spills", "reason": spilled}
     before, new = (f"cutlass_attn:{task.key(name)}" for name in (base, tile))
-    is_short = max(shape.flops for shape in task.shapes) < 5e9  # a launch would show
+    is_short = max(shape.flops for shape in task.shapes) < 5e9  # launches would dominate events
     arguments = ["--baseline", before, "--causal", task.causal]
     arguments += ["--timing", "graph" if is_short else "events"]
     for name in (before, new):
@@ -167,7 +170,7 @@ def evaluate(task: Task, tile: str, base: str) -> dict[str, Any]:
 
 
 def is_right(task: Task, tile: str) -> bool:
-    """On five inputs, with and without a causal mask: two large tiles and a ragged end."""
+    """Whether a tile is right on five inputs, causal and not, of two tiles and a ragged end."""
     sizes = "--batch 1 --heads 4 --heads-kv 2 --seqlen 333 --seqlen-k 401 --inputs 5"
     call = f"--kernel {task.key(tile)} --head-dim {task.head_dim} {sizes}"
     calls = call.split(), f"{call} --causal".split()
@@ -177,7 +180,7 @@ def is_right(task: Task, tile: str) -> bool:
 def run(
     task: Task, names: list[str], command: str, arguments: list[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows of a command in a process where these tiles are variants, and why it failed."""
+    """Runs a command in a process with these tiles as variants. Returns its rows and its error."""
     where = task.device_class, task.kernel, task.dims
     rules = [Rule(*where, name, float(least)) for least, name in enumerate(names)]
     arguments = [command, "--device", task.device, "--dtype", task.dtype, "--json", "-", *arguments]
@@ -199,6 +202,6 @@ def run(
 
 
 def spills(log: str) -> str:
-    """What ptxas -v says of the stack and of spilled registers; empty if there are none."""
+    """The stack and the spilled registers in the output of ptxas -v; empty if there are none."""
     found = re.findall(r"[1-9]\d* bytes (?:stack frame|spill stores|spill loads)", log)
     return ", ".join(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Rules of dispatch that run the tile found, and leave other calls theirs: docs/tuning.md."""
+"""Makes rules that use a tile for the tuned calls, and leave other calls unchanged."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .._build.facts import DTYPE_KEYS
 from .._build.tuned_toml import Rule
 from .experiment.problems import Shape
 
-_MANY = 2.0  # times the blocks that were tuned: too many to conclude anything
+_MANY = 2.0  # calls with this many times the tuned blocks keep their tile
 _ROUNDING = 1e-6  # of blocks per SM: dispatch counts them in fp32
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is tuned: a kernel at a dtype and head dims, for some shapes on a GPU."""
+    """A kernel at a dtype and head dims, to be tuned for some shapes on a GPU."""
 
     kernel: str
     dtype: str  # "float16" or "bfloat16"
@@ -30,7 +30,7 @@ class Task:
 
     @property
     def dims(self) -> str:
-        """As in a key and in tuned.toml."""
+        """The head dims as in keys and in tuned.toml."""
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         return f"d{self.head_dim}{v}"
 
@@ -38,7 +38,7 @@ class Task:
         return f"{self.kernel}/{DTYPE_KEYS[self.dtype]}/{self.dims}/{tile}"
 
     def rule_for(self, rules: list[Rule], shape: Shape) -> Rule:
-        """The one that dispatch follows; each counts the call's blocks with its own tile."""
+        """The rule that dispatch uses for a shape. Each rule counts blocks with its own tile."""
         return next(
             rule
             for rule in rules
@@ -46,11 +46,11 @@ class Task:
         )
 
     def rules_with(self, tile: str, rules: list[Rule]) -> list[Rule]:
-        """The rules in force, and one for a tile that is the first to hold in each tuned shape.
+        """The rules in force, with a new rule that is the first to hold for each tuned shape.
 
-        A call with fewer blocks per SM than each of them, counted with the new tile, keeps its
-        rule; so does one with twice as many as any of them, counted with the tile that ran for the
-        largest.
+        Calls with fewer blocks per SM than every tuned shape, counted with the new tile, keep their
+        rule. So do calls with twice as many blocks as the largest tuned shape, counted with the
+        tile that ran for it.
         """
         new = replace(rules[0], tile=tile)
         before = []
@@ -60,7 +60,7 @@ class Task:
                 before.append(rule)
                 continue
             before.append(replace(rule, min_blocks_per_sm=math.ceil(1000 * _MANY * most) / 1000))
-            break  # a call with so many blocks got no further
+            break  # calls with this many blocks stop at this rule
         least = min(self._blocks(new, shape) for shape in self.shapes) * (1 - _ROUNDING)
         found = replace(new, min_blocks_per_sm=math.floor(1000 * least) / 1000)
         return _without_idle([*before, found, *rules])
@@ -86,7 +86,7 @@ def _without_idle(rules: list[Rule]) -> list[Rule]:
         if any(other.rows == rule.rows for other in holds_before):
             continue
         if kept and kept[-1].tile == rule.tile:
-            kept.pop()  # this one holds where that one does
+            kept.pop()  # this rule holds wherever the last one does
         kept.append(rule)
         if not rule.min_blocks_per_sm:
             break

@@ -1,7 +1,6 @@
-"""Lengths and tables that contradict the cache, where their numbers are on the host.
+"""Checks lengths and block tables against the cache, for CPU tensors.
 
-On a GPU reading them would make the host wait, in every call; shapes and dtypes are checked
-everywhere.
+On a GPU only shapes and dtypes are checked, since reading the values would make the host wait.
 """
 
 from __future__ import annotations

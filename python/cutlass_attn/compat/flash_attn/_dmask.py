@@ -1,9 +1,9 @@
-"""S_dmask: what flash_attn records of its softmax weights, for tests.
+"""S_dmask: the softmax weights that flash_attn returns for tests.
 
-Each entry is exp(logit - m), negative where dropout took it. m is the row's largest logit in the
-entry's block of keys and all blocks after it: flash_attn goes through them from the last to the
-first, and writes a block down when it has seen no other. Made by plain torch operations in fp32,
-and by the host's copy of the dropout mask: slow.
+Each entry is exp(logit - m), negative if dropout dropped it. m is the row's largest logit in the
+entry's block of keys and in all later blocks: flash_attn processes blocks from the last to the
+first, and writes each block with the maximum so far. Computed by torch operations in fp32 and a
+dropout mask on the host: slow.
 """
 
 from __future__ import annotations

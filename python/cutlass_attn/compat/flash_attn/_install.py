@@ -13,13 +13,12 @@ VERSION = "2.8.3"  # whose functions these are
 
 
 def install() -> None:
-    """`import flash_attn` finds `cutlass_attn.compat.flash_attn` from here on, in this process.
+    """Makes `import flash_attn` import `cutlass_attn.compat.flash_attn` in this process.
 
         cutlass_attn.compat.flash_attn.install()  # before the program's other imports
         import ring_flash_attn  # imports flash_attn.flash_attn_interface
 
-    The distribution "flash-attn" is there as well, with version 2.8.3, for programs that look into
-    the metadata. Again is no error.
+    importlib.metadata also finds a distribution "flash-attn" of version 2.8.3. May be called again.
 
     Raises:
         RuntimeError: the package flash_attn is installed.

@@ -1,4 +1,4 @@
-"""Arguments of flash_attn in the words of cutlass_attn, and its log-sum-exp."""
+"""Translates flash_attn's arguments and log-sum-exp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def random_state(device: torch.device) -> Tensor:
-    """As `attention` draws it: on the device, so that a captured graph draws anew."""
+    """Seed and offset of dropout, drawn on the device: each replay of a CUDA graph draws others."""
     return torch.randint(-(2**63), 2**63 - 1, (2,), device=device)
 
 
@@ -26,7 +26,7 @@ def options_of(
     alibi_slopes: Tensor | None,
     s_aux: Tensor | None,
 ) -> dict[str, Any]:
-    """Keywords that all functions of cutlass_attn have; numbers may be tensors on the host."""
+    """The options that all functions of cutlass_attn have. Numbers may be CPU tensors."""
     left, right = window_size
     return {
         "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
@@ -39,7 +39,7 @@ def options_of(
 
 
 def padded(*operands: Tensor) -> tuple[Tensor, ...]:
-    """Head dims up to a multiple of 8, which the fast kernels need, and contiguous."""
+    """The operands with head dims padded to a multiple of 8, which fast kernels need."""
     pad = torch.nn.functional.pad
     return tuple(
         pad(x, (0, -x.shape[-1] % 8))
@@ -50,5 +50,5 @@ def padded(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def as_flash(lse: Tensor) -> Tensor:
-    """flash_attn 2 says inf of a query that sees no key; in cutlass_attn it is -inf."""
+    """The log-sum-exp with +inf for queries that see no key, as in flash_attn 2, not -inf."""
     return torch.where(lse == -torch.inf, torch.inf, lse)

@@ -1,6 +1,6 @@
-"""Problems x implementations -> judged and timed rows: what check, bench, ladder and tune stand on.
+"""Measurements for check, bench and tune: problems x implementations -> judged and timed rows.
 
-`problems` says what is computed, `impls` by whom, `judge` whether it is right, `timing` how long it
-takes and `stats` what is made of the times; `runner` puts them together into a `report`, which
-`table` prints and `plot` draws. docs/benchmarking.md describes the method and the file.
+`problems` and `grids` define the calls, `impls` the implementations. `judge` and `gradients` check
+results, `timing` measures, `stats` computes ratios. `runner` makes a `report` of it all, which
+`table` prints. docs/benchmarking.md describes the method and the file.
 """

@@ -1,4 +1,4 @@
-"""What a measurement ran on: device, clocks and versions."""
+"""The device, clocks and versions of a measurement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def driver_facts(device: str) -> dict[str, str]:
-    """Driver and present clocks of a CUDA device, as far as NVML tells."""
+    """Driver and current clocks of a CUDA device, as far as NVML reports them."""
     import torch
 
     try:
@@ -65,7 +65,7 @@ def default_device() -> str:
 
 
 def why_no_gpu(device: str) -> str:
-    """What "cuda" or "cuda:N" lacks before torch and this build can use it; empty if nothing.
+    """Why torch or this build cannot use "cuda" or "cuda:N"; empty if they can.
 
     Raises ValueError for the name of any other device.
     """

@@ -1,4 +1,4 @@
-"""Whole backward passes: who computes them, and whether they are right."""
+"""Backward passes: running them, and judging their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..._attention import attention
 from ...testing import Accuracy
 from .problems import Inputs
 
-# A gradient's error may be so many times that of an unfused one in the same dtype.
+# The error of a gradient may be this many times that of an unfused backward pass in its dtype.
 _ALLOWED = 2.0
 
 Gradients = tuple[Any, Any, Any]  # of q, k and v
@@ -20,7 +20,7 @@ Gradients = tuple[Any, Any, Any]  # of q, k and v
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """Gradients of q, k and v of a call that has been made: all launches of its backward pass."""
+    """The backward pass of a call that has been made: gradients of q, k and v."""
 
     out: Any
     operands: Gradients
@@ -33,7 +33,7 @@ class BackwardPass:
         inputs: Inputs,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> BackwardPass:
-        """Of `attention(q, k, v)`, which is called within the context."""
+        """The backward pass of `attention(q, k, v)`, which is called in the context."""
         operands = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
         with context():
             out = attention(*operands)
@@ -48,8 +48,8 @@ class BackwardPass:
 
 
 class KernelPass:
-    """The same of a kernel or variant of this library that is asked for by name, of a call with
-    these keywords. ValueError where it does not take the call."""
+    """A backward pass by a kernel or variant of this library, given by name, of a call with these
+    keywords. Raises ValueError if it does not accept the call."""
 
     def __init__(self, inputs: Inputs, options: dict[str, Any]) -> None:
         import torch
@@ -68,7 +68,7 @@ class KernelPass:
 
 
 def _grad_of(out: Any) -> Any:
-    """A gradient for a result: random, always the same."""
+    """A random gradient for a result, equal in every run."""
     import torch
 
     generator = torch.Generator(out.device).manual_seed(2)
@@ -77,8 +77,10 @@ def _grad_of(out: Any) -> Any:
 
 
 class GradientYardstick:
-    """Gradients in fp64 of the first KV head of the first batch entry, and the error of an unfused
-    backward pass in the problem's dtype. Of problems without an option."""
+    """Gradients in fp64, and the error of an unfused backward pass in the problem's dtype.
+
+    Only the first KV head of the first batch entry is compared. For problems without an option.
+    """
 
     def __init__(self, inputs: Inputs) -> None:
         import torch
@@ -94,7 +96,7 @@ class GradientYardstick:
         )
 
     def judge(self, gradients: Gradients) -> Accuracy:
-        """The worst of the three. Errors are relative: to a gradient's root mean square."""
+        """The worst of the three gradients. Errors are relative to a gradient's RMS."""
         heads = (self._group, 1, 1)
         parts = [x[:1, :n] for x, n in zip(gradients, heads, strict=True)]
         errors = [_relative(given, exact) for given, exact in zip(parts, self._exact, strict=True)]
@@ -121,7 +123,7 @@ def _relative(given: Any, exact: Any) -> float:
 
 
 def _unfused(operands: Gradients, grad_out: Any, causal: bool, dtype: Any) -> Gradients:
-    """By autograd through the definition, every matrix rounded to `dtype`."""
+    """Gradients by autograd of the definition of attention, with matrices rounded to `dtype`."""
     import torch
 
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in operands)

@@ -1,4 +1,4 @@
-"""The grids of problems that have a name: what `cutlass-attn bench --grid` measures."""
+"""The named grids of problems of `cutlass-attn bench --grid`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Grid:
     host_time: bool = False  # also the time that a call takes on the host
     options: tuple[str, ...] = ("none",)
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
-    kernels: tuple[str, ...] = ()  # of ours, to run beside "auto"
+    kernels: tuple[str, ...] = ()  # kernels of this library, in addition to "auto"
     impls: tuple[str, ...] = ()  # only these
     baseline: str = "torch:flash"
     op: str = "forward"  # of OPS
@@ -71,7 +71,7 @@ GRIDS = {
             ),
             op="decode",
         ),
-        # What pages cost: beside the same call on a contiguous cache.
+        # The cost of pages, relative to the call on a contiguous cache.
         Grid(
             "paged",
             tuple(
@@ -82,7 +82,7 @@ GRIDS = {
             op="paged",
             pages=(16, 1, 256),
         ),
-        # What packing costs: beside a dense call for each sequence.
+        # The cost of packing, relative to a dense call for each sequence.
         Grid(
             "varlen",
             tuple(
@@ -257,7 +257,7 @@ GRIDS = {
 
 
 def grid_for(name: str | None, device: str) -> Grid:
-    """The grid of this name as a device runs it; by default "forward", on a CPU "small"."""
+    """The grid of this name for a device; by default "forward", on a CPU "small"."""
     if device == "cpu":
         return GRIDS.get(f"{name}-cpu") or GRIDS[name or "small"]
     return GRIDS[name or "forward"]

@@ -1,8 +1,7 @@
-"""Who computes attention: this library's kernels, PyTorch's backends, and other libraries.
+"""Implementations of attention: this library's kernels, PyTorch's backends, other libraries.
 
-Every implementation gets the same values. Those that document another order of the dimensions than
-(B, H, S, D) get a copy in theirs, made outside the timed call. Where a cache is in pages, those
-that know no pages have the same keys without.
+All get equal values. Implementations with another layout than (B, H, S, D) get a copy in theirs,
+made outside of the timed call. Those without paged caches get the keys in a contiguous cache.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class Unsupported(Exception):
 class Bound:
     """An implementation with its arguments bound."""
 
-    name: str  # which code exactly: of this library, the variant
+    name: str  # the exact code that runs: of this library, the variant
     run: Callable[[], Any]
     to_bhsd: Callable[[Any], Any] = lambda result: result  # from what `run` returns
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered before timing
-    accumulate: str = "fp32"  # what its result is judged by
-    quantize: str | None = None  # the same: of QUANTIZE, or FP8_CACHE
-    with_lse: Callable[[], tuple[Any, Any]] | None = None  # also the log-sum-exp, where it has one
-    is_emulated: bool = False  # a GPU's kernel on the CPU: its time would say nothing
+    accumulate: str = "fp32"  # its accumulator, by which the result is judged
+    quantize: str | None = None  # its 8-bit mode, or FP8_CACHE, by which the result is judged
+    with_lse: Callable[[], tuple[Any, Any]] | None = None  # runs it with the log-sum-exp
+    is_emulated: bool = False  # a GPU kernel on the CPU, whose time means nothing
 
 
 @dataclass(frozen=True)
 class Impl:
-    """Something that computes attention. `prepare` raises Unsupported, or what the library does."""
+    """An implementation. `prepare` raises Unsupported, or an error of the library."""
 
     name: str  # as asked for: "cutlass_attn:auto", "torch:flash", "xformers"
     prepare: Callable[[Inputs], Bound]
@@ -74,22 +73,24 @@ class Impl:
 
 
 def ours(kernels: Iterable[str], op: str = "forward") -> list[Impl]:
-    """This library's of `op`, by kernels or variants; "auto" chooses. ValueError for an unknown
-    one."""
+    """This library's implementations of `op`: names of kernels, keys of variants, or "auto".
+
+    Raises ValueError for an unknown name.
+    """
     there = variants("backward" if op == "backward" else "forward")
     known = {name for variant in there for name in (variant.key, variant.kernel)} | {"auto"}
     names = list(dict.fromkeys(kernels))
     for name in names:
         if name not in known:
             raise ValueError(
-                f"there is no kernel {name!r}; `cutlass-attn info` lists them, a variant's key is"
-                f" like {there[0].key!r}"
+                f"there is no kernel {name!r}; `cutlass-attn info --all` lists them and"
+                f" variants such as {there[0].key!r}"
             )
     return [Impl(f"{OURS}:{name}", partial(_prepare_ours, name)) for name in names]
 
 
 def torchs(backends: Iterable[str]) -> list[Impl]:
-    """PyTorch's backends, of TORCH_BACKENDS or "auto"."""
+    """PyTorch's implementations: backends of TORCH_BACKENDS, or "auto"."""
     return [
         Impl(f"torch:{name}", partial(_prepare_torch, name), ops=_TORCH_OPS) for name in backends
     ]
@@ -98,11 +99,11 @@ def torchs(backends: Iterable[str]) -> list[Impl]:
 def discover(
     kernels: Iterable[str] = (), torch_auto: bool = False, op: str = "forward"
 ) -> tuple[list[Impl], dict[str, str]]:
-    """All implementations of `op`, of OPS, and by name why each of the others is absent.
+    """All implementations of `op`, one of OPS, and for absent ones {name: reason}.
 
-    `kernels` are kernels or variants of this library to run beside the one that "auto" chooses;
-    ValueError for one that this build does not know. `torch_auto` adds PyTorch's attention with
-    the backend of its own choice.
+    `kernels` are kernels or variants of this library, in addition to the one that "auto" chooses;
+    an unknown one raises ValueError. `torch_auto` adds PyTorch's attention with the backend of its
+    own choice.
     """
     found = ours(["auto", *kernels], op)
     found.append(Impl(f"{OURS}:contiguous", _prepare_contiguous, ops=("paged",)))
@@ -135,7 +136,7 @@ def discover(
 
 
 def _version(module: str) -> str:
-    """Of an imported module or its package; else of the distributions that hold it."""
+    """The version of an imported module, of its package, or of the distributions that have it."""
     top = module.partition(".")[0]
     for name in (module, top):
         if version := getattr(sys.modules[name], "__version__", None):
@@ -145,8 +146,8 @@ def _version(module: str) -> str:
 
 
 def select(impls: list[Impl], absent: dict[str, str], wanted: Iterable[str]) -> list[Impl]:
-    """Of what `discover` gave, those with a name in `wanted`, whole or before the colon; all if
-    nothing is wanted. ValueError for a name that none has."""
+    """Selects implementations by their names, or the parts of them before the colon; all if
+    `wanted` is empty. Raises ValueError for an unknown name."""
     wanted = list(wanted)
     for name in wanted:
         if name in absent:
@@ -169,7 +170,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def refusal(explanation: Explanation, kernel: str) -> str:
-    """Why the kernel or variant, or with "auto" any kernel of the device, does not take a call."""
+    """Why a kernel or variant, or with "auto" every kernel, does not accept a call."""
     reasons = [
         verdict.reason
         for verdict in explanation
@@ -209,8 +210,8 @@ def _prepare_attention(kernel: str, inputs: Inputs) -> Bound:
 
 
 def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
-    """Of the call that a user writes. A kernel that is asked for by name runs without autograd,
-    which has no keyword for it."""
+    """The call of `attention`. A backward kernel that is given by name runs without autograd, which
+    has no keyword for it."""
     options = {"causal": inputs.shape.causal, **inputs.keywords.ours}
     if kernel != "auto":
         return _of_kernel(kernel, KernelPass(inputs, options))
@@ -222,7 +223,7 @@ def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
 
 
 def _prepare_decode(kernel: str, inputs: Inputs, **scales: Any) -> Bound:
-    """A step over a cache that holds all keys; in pages if the problem says so."""
+    """A decoding step over a contiguous or paged cache, by the problem's op."""
     q, k, v = inputs.bshd
     options = _options(attention_decode, inputs) | scales
     if inputs.problem.page is not None:
@@ -241,7 +242,7 @@ def _prepare_varlen(kernel: str, inputs: Inputs) -> Bound:
 
 
 def _options(function: Callable[..., Any], inputs: Inputs) -> dict[str, Any]:
-    """What the problem asks for beside operands, as keywords. Unsupported if it has one of none."""
+    """The keywords of a problem for a function. Raises Unsupported if the function lacks one."""
     options = {"causal": inputs.shape.causal, **inputs.keywords.ours}
     if options.keys() - inspect.signature(function).parameters:
         raise Unsupported(f"{function.__name__} has no {inputs.problem.option}")
@@ -256,8 +257,7 @@ def _packed(out: Any) -> Any:
 def _of_kernel(
     kernel: str, run: Callable[..., Any], to_bhsd: Callable[[Any], Any] = lambda result: result
 ) -> Bound:
-    """A call for serving, or a backward pass. Of a kernel that is asked for by name, running it
-    says whether it can."""
+    """A serving call or a backward pass. A kernel that is given by name is run once, as a test."""
     name = f"{OURS}:{kernel}"
     if kernel == "auto":
         return Bound(name, run, to_bhsd)
@@ -270,20 +270,20 @@ def _of_kernel(
 
 
 def _prepare_contiguous(inputs: Inputs) -> Bound:
-    """Without pages: what pages cost."""
+    """The call without pages, which shows the cost of pages."""
     unpaged = replace(inputs, problem=replace(inputs.problem, op="decode", page=None))
     return replace(_prepare_decode("auto", unpaged), name=f"{OURS}:contiguous")
 
 
 def _prepare_fp8_cache(inputs: Inputs) -> Bound:
-    """With keys and values in e4m3: what halving the bytes of a cache gains, and what it rounds."""
+    """The call with an e4m3 cache, which has half the bytes and is rounded."""
     k_scale, v_scale = inputs.fp8_scales
     bound = _prepare_decode("auto", inputs.in_fp8, k_scale=k_scale, v_scale=v_scale)
     return replace(bound, name=f"{OURS}:{FP8_CACHE}", quantize=FP8_CACHE)
 
 
 def _prepare_each(inputs: Inputs) -> Bound:
-    """A dense call for each of the packed sequences: what packing costs, and gains."""
+    """A dense call for each packed sequence, which shows the cost of packing."""
     import torch
 
     lengths = [sequence.seqlen_q for sequence in inputs.problem.sequences]
@@ -298,7 +298,7 @@ def _prepare_each(inputs: Inputs) -> Bound:
 
 
 def _torch_varlen() -> Callable[..., Any] | None:
-    """PyTorch's FlashAttention of packed sequences, if this version has it."""
+    """PyTorch's FlashAttention of packed sequences, if this version of torch has it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -311,7 +311,7 @@ def _is_cuda(x: Any) -> bool:
 
 
 def _prepare_torch_varlen(varlen_attn: Callable[..., Any], inputs: Inputs) -> Bound:
-    """Its keywords differ from version to version: how it is causal, whether it takes pages."""
+    """varlen_attn of packed sequences, or of pages; its keywords differ between versions."""
     if not _is_cuda(inputs.q):
         raise Unsupported("takes CUDA tensors alone")
     if inputs.keywords.ours:
@@ -357,7 +357,7 @@ def torch_backend(name: str) -> AbstractContextManager[Any]:
 
 
 def is_refusal(error: RuntimeError) -> bool:
-    """Whether PyTorch says that a backend does not take the call, and not that it failed."""
+    """Whether the error means that a backend does not support the call, not that it failed."""
     return any(refused in str(error) for refused in _TORCH_REFUSALS)
 
 
@@ -405,8 +405,8 @@ def _prepare_torch(backend: str, inputs: Inputs) -> Bound:
 
 
 def _prepare_flex(inputs: Inputs) -> Bound:
-    """FlexAttention as torch.compile makes it, which takes seconds; with a BlockMask made outside
-    the timed call."""
+    """FlexAttention by torch.compile, which takes seconds; the BlockMask is made before the timed
+    call."""
     import torch
 
     if not _is_cuda(inputs.q):
@@ -420,7 +420,7 @@ def _prepare_flex(inputs: Inputs) -> Bound:
     mask_mod, block_mask = option.mask_mod, None
     if shape.causal:
         if mask_mod is not None:
-            raise Unsupported(f"is timed without a causal mask beside {inputs.problem.option}")
+            raise Unsupported(f"is timed without a causal mask with {inputs.problem.option}")
         mask_mod = lambda b, h, q, k: q + offset >= k  # noqa: E731
     if mask_mod is not None:
         batch = shape.batch if option.has_batch else None
@@ -440,7 +440,7 @@ def _prepare_flex(inputs: Inputs) -> Bound:
 
 
 def _torch_reason(error: RuntimeError, caught: list[warnings.WarningMessage]) -> str:
-    """What torch warned of says why a backend cannot run; its error only that none can."""
+    """Why a backend cannot run: torch's warnings have the reasons, its error does not."""
     said = [str(warning.message).partition(" (Triggered internally")[0] for warning in caught]
     said = [x for x in said if not x.endswith("because:") and "runtime disabled" not in x]
     return " ".join(dict.fromkeys(said)) or describe_error(error).partition(" This is likely")[0]

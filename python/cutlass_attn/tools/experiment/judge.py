@@ -1,7 +1,7 @@
-"""Is a result right? By the rule of `cutlass_attn.testing`, all of it or a quick look at both ends.
+"""Judges results by the rule of `cutlass_attn.testing`: all of a result, or both of its ends.
 
-A wrong kernel's time means nothing, and it need not be one of ours: a library may be built for
-another GPU, or be called in a way that it does not mean.
+The time of a wrong result means nothing. Other libraries are judged too: one may be built for
+another GPU, or be called wrongly here.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the result, and what it should be."""
+    """A part of the result, and its expected values."""
 
     at: _Index
     expected: Reference
 
 
 class Yardstick:
-    """fp64 results: of everything if `whole`, else of the first queries of the first heads and the
-    last ones of the last heads, and of packed sequences those of each. Of problems without an
-    option. With `quantize` of what q and k are after rounding; with "int8" and "fp8" the
-    yardstick rounds P and V, too."""
+    """Expected results in fp64, for problems without an option.
+
+    If `whole`, of everything; else of the first queries of the first heads and the last queries of
+    the last heads, in each packed sequence. With `quantize` they are computed from q and k after
+    rounding; for "int8" and "fp8" the yardstick also rounds P and V.
+    """
 
     def __init__(
         self,
@@ -74,10 +76,9 @@ class Yardstick:
             self._parts.append(_Part(at, expected))
 
     def judge(self, out: Any, lse: Any = None) -> Accuracy:
-        """The worse part of a (B, H, S, D) result; it fails as well if it is not finite somewhere.
+        """Judges a (B, H, S, D) result by its worst part. It must be finite everywhere.
 
-        The log-sum-exp is judged where all is compared. Raises ValueError for a result of another
-        shape.
+        The log-sum-exp is judged only if the whole result is. Raises ValueError for another shape.
         """
         if tuple(out.shape) != self._shape:
             raise ValueError(f"the result has shape {tuple(out.shape)}, not {self._shape}")
@@ -102,8 +103,8 @@ class Yardstick:
         return worst
 
     def allclose(self, out: Any) -> bool | None:
-        """Within 1e-3 of fp64; None unless all of a float16 result with fp32 sums of 16-bit
-        products is compared."""
+        """Whether all of a float16 result (16-bit products, fp32 sums) is within 1e-3 of fp64; None
+        for other results."""
         kind = self._dtype, self._accumulate, self._quantize
         if not self._whole or kind != ("float16", "fp32", None):
             return None
@@ -114,7 +115,7 @@ class Yardstick:
 
 
 def _compared(inputs: Inputs, whole: bool) -> Iterator[tuple[_Index, _Index, slice]]:
-    """Parts of the result, the keys and values that they depend on, and all of their sequence."""
+    """Indices of parts of the result, of the keys they depend on, and of their whole sequence."""
     first_q = first_k = 0
     for sequence in inputs.problem.sequences:
         for at, at_kv in [((_ALL,) * 3, (_ALL,) * 3)] if whole else _ends(sequence):
@@ -128,20 +129,20 @@ def _compared(inputs: Inputs, whole: bool) -> Iterator[tuple[_Index, _Index, sli
 
 
 def _moved(rows: slice, by: int, length: int) -> slice:
-    """Rows of a sequence of so many, by their numbers among the rows of all."""
+    """Rows of a sequence of this length as rows of the packed tensor, shifted `by` rows."""
     begin, end, _ = rows.indices(length)
     return slice(by + begin, by + end)
 
 
 def _ends(shape: Shape) -> list[tuple[_Index, _Index]]:
-    """Both ends of a dense result, and the keys and values that they depend on."""
+    """Indices of both ends of a dense result, and of the keys that they depend on."""
     rows = min(_ROWS, shape.seqlen_q)
     group = shape.heads_q // shape.heads_kv
     entries = min(shape.batch, _ROWS // rows)
     heads_kv = min(shape.heads_kv, max(1, _ROWS // (rows * entries * group)))
     heads = heads_kv * group
-    # Of the first queries a causal mask leaves these keys; cut there, the mask is again aligned
-    # with the last key.
+    # The keys that a causal mask leaves to the first queries. Cut after them, the mask is again
+    # aligned with the last key.
     keys = shape.seqlen_k
     if shape.causal:
         keys = max(0, rows + shape.seqlen_k - shape.seqlen_q)

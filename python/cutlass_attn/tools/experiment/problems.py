@@ -1,4 +1,4 @@
-"""The problems that are computed: shapes, options, and inputs of them."""
+"""Problems: shapes, options, and their inputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from ..._build.facts import MAX_DECODE_QUERIES
 from ...testing import round_to
 
-# What is computed, by `attention`, by `attention_decode` over a contiguous cache and over one in
-# pages, by `attention_varlen`, and by the backward pass of `attention`.
+# "forward" and "backward": `attention` and its backward pass. "decode" and "paged":
+# `attention_decode` over a contiguous and a paged cache. "varlen": `attention_varlen`.
 OPS = ("forward", "decode", "paged", "varlen", "backward")
 # Two products forward; backward S and dP again, and one for each of dQ, dK and dV.
 _BACKWARD_OVER_FORWARD = 2.5
@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def has_few_queries(self) -> bool:
-        """So few that dispatch and gates take it for a step of decoding, which memory bounds."""
+        """Whether dispatch and gates treat the call as a step of decoding, bound by memory."""
         return self.seqlen_q <= MAX_DECODE_QUERIES
 
     def masked(self, causal: bool) -> Shape:
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the two products, over the keys that are visible: 4 B H S^2 D, causal half of it."""
+        """FLOP of the two products over visible keys: 4 B H S^2 D, half of it if causal."""
         pairs = float(self.seqlen_q * self.seqlen_k)
         if self.causal:
             diagonal = min(self.seqlen_q, self.seqlen_k)
@@ -61,7 +61,7 @@ class Shape:
 
 
 class Flex(NamedTuple):
-    """An option as functions of FlexAttention, of the position of a logit in (B, H, Sq, Sk)."""
+    """An option as FlexAttention's functions of the position of a logit in (B, H, Sq, Sk)."""
 
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
@@ -69,7 +69,7 @@ class Flex(NamedTuple):
 
 
 class Keywords(NamedTuple):
-    """What an option is called with."""
+    """The keywords of an option."""
 
     ours: dict[str, Any]
     torch: dict[str, Any] | None  # None: PyTorch's attention has no such option
@@ -144,7 +144,7 @@ def _padding(problem: Problem, device: str) -> Keywords:
 
 
 def _documents(problem: Problem, device: str) -> Keywords:
-    """(1, 1, Sq, Sk): documents in one sequence, each of which is causal."""
+    """(1, 1, Sq, Sk): causal documents in one sequence."""
     import torch
 
     shape = problem.shape
@@ -182,7 +182,7 @@ _NOTHING = Keywords({}, {}, Flex())
 FP8_CACHE = "fp8_cache"  # what is in 8 bits where keys and values are stored in e4m3
 _LARGEST_E4M3 = 448.0
 
-# What a call may ask for beside shapes and a causal mask, made for a problem on a device.
+# Options of calls, other than shapes and a causal mask, made for a problem on a device.
 OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
     "none": lambda problem, device: _NOTHING,
     "softcap": _softcap,
@@ -202,9 +202,9 @@ _VISIBLE: dict[str, Callable[[Shape], float]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What every implementation is asked to compute.
+    """The problem that every implementation computes.
 
-    With op "varlen" the lengths of the shape are the longest of its batch: see `sequences`.
+    With op "varlen" the shape has the longest lengths of the batch: see `sequences`.
     """
 
     shape: Shape
@@ -227,9 +227,9 @@ class Problem:
 
     @property
     def sequences(self) -> tuple[Shape, ...]:
-        """Dense problems that come to the same: of op "varlen" one for each sequence.
+        """The equal dense problems: with op "varlen" one for each sequence, else the problem.
 
-        Its lengths are drawn from 1/64 of the longest up to the longest, the same in each run.
+        Lengths are drawn at random from 1/64 of the longest to the longest, equal in every run.
         """
         if self.op != "varlen":
             return (self.shape,)
@@ -249,17 +249,17 @@ class Problem:
 
     @property
     def dense(self) -> Shape:
-        """Of its arrays: packed sequences lie behind each other in one batch entry."""
+        """The shape of its arrays: packed sequences are one batch entry."""
         if self.op != "varlen":
             return self.shape
         tokens = sum(sequence.seqlen_q for sequence in self.sequences)
         return replace(self.shape, batch=1, seqlen_q=tokens, seqlen_k=tokens)
 
     def inputs(self, device: str, seed: int) -> Inputs:
-        """Standard normal q, k and v, the same for the same seed on the same device, and the
-        option's keywords: torch tensors, or numpy arrays where there is no torch.
+        """Standard normal q, k and v, and the option's keywords: torch tensors, or numpy arrays
+        without torch. They are determined by the seed and the device.
 
-        Raises ValueError if they cannot be had on this device or in this dtype.
+        Raises ValueError if this device or dtype is not available.
         """
         shape = self.dense
         q_size = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
@@ -319,20 +319,20 @@ class Inputs:
 
     @cached_property
     def bshd(self) -> tuple[Any, Any, Any]:
-        """The same values with heads inside the sequence, contiguous."""
+        """q, k and v as contiguous (B, S, H, D) tensors."""
         q, k, v = (x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v))
         return q, k, v
 
     @cached_property
     def fp8_scales(self) -> tuple[Any, Any]:
-        """(Hkv,) float32 each: what an e4m3 cache of k and of v is multiplied by."""
+        """k_scale and v_scale of an e4m3 cache, (Hkv,) float32 each."""
         largest = (x.abs().amax(dim=(0, 2, 3)).float() for x in (self.k, self.v))
         k_scale, v_scale = (x / _LARGEST_E4M3 for x in largest)
         return k_scale, v_scale
 
     @cached_property
     def in_fp8(self) -> Inputs:
-        """With k and v as an e4m3 cache stores them, without their scales."""
+        """The inputs with k and v as stored in an e4m3 cache, without their scales."""
         import torch
 
         k, v = (
@@ -343,7 +343,7 @@ class Inputs:
 
     @cached_property
     def rounded_to_fp8(self) -> Inputs:
-        """With k and v as they are read from an e4m3 cache, in float32."""
+        """The inputs with k and v as read from an e4m3 cache, in float32."""
         stored = self.in_fp8
         k, v = (
             x.float() * scale[:, None, None]
@@ -353,7 +353,7 @@ class Inputs:
 
     @cached_property
     def seqlens_k(self) -> Any:
-        """(B,) int32: how many keys each sequence has."""
+        """Number of keys of each sequence, (B,) int32."""
         import torch
 
         shape, device = self.shape, self.q.device
@@ -361,7 +361,7 @@ class Inputs:
 
     @cached_property
     def cu_seqlens(self) -> Any:
-        """(B + 1,) int32: where each sequence of queries begins, and where the last one ends."""
+        """Offsets of the queries of each sequence, (B + 1,) int32."""
         import torch
 
         lengths = [sequence.seqlen_q for sequence in self.problem.sequences]
@@ -372,7 +372,7 @@ class Inputs:
 
     @cached_property
     def paged(self) -> Paged:
-        """The same keys and values in pages."""
+        """k and v as a paged cache."""
         import torch
 
         _, k, v = self.bshd

@@ -1,4 +1,4 @@
-"""What an experiment found, and its JSON file; docs/benchmarking.md describes the fields."""
+"""The result of a measurement, and its JSON file; docs/benchmarking.md describes the fields."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .problems import FP8_CACHE, Problem, Shape
 from .stats import Ratio, geometric_mean, paired_ratio
 
 OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
-# Of the time that threads can run, the part that they have no core. On two idle cores it was 0.01
-# to 0.12, as a pool's threads spin while others compute; beside one other process 0.21 to 0.70.
+# Most of the runnable time that threads may wait for a core. On two idle cores it was 0.01 to 0.12,
+# as a pool's threads spin while others compute; with one other process it was 0.21 to 0.70.
 MOST_WAITED = 0.2
 
 
@@ -95,7 +95,7 @@ _RARE = ("gbps", "page", "host_us", "over_rung_before", "difference", "allclose"
 
 @dataclass
 class Report:
-    """All rows, and what they were measured on and how."""
+    """All rows, and the device, versions and method of the measurement."""
 
     grid: str
     baseline: str
@@ -112,9 +112,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Did this library's kernels run and give right results wherever they are supported?
+        """Whether this library's kernels ran and were right on all problems that they support.
 
-        Those of a check were asked for by name: there all have to.
+        In a check, the kernels were chosen by name, so all must have run.
         """
         ours = [row for row in self.rows if row.ours]
         may_lack = self.command != "check"
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def busy(self) -> str:
-        """That other processes had the cores that were timed; empty if they did not."""
+        """The warning that other processes disturbed the times of a CPU; empty if they did not."""
         if self.waited <= MOST_WAITED:
             return ""
         return (
@@ -154,8 +154,8 @@ class Report:
 
 
 def load(path: str | Path) -> Report:
-    """Reads a file that `dumps` wrote, also one of schema 1. Raises ValueError for another one,
-    OSError for none."""
+    """Reads a result's file, of schema 1 or 2. Raises ValueError for other files, OSError if it
+    cannot be read."""
     try:
         content = json.loads(Path(path).read_text())
         schema = content["schema"]

@@ -1,7 +1,7 @@
-"""Problems x implementations -> judged and timed rows: the one harness of check, bench and tune.
+"""Runs problems x implementations and makes judged and timed rows, for check, bench and tune.
 
-Every implementation is judged first; then all are timed in rounds, each of which calls all of them,
-in an order of its own.
+First every implementation is judged. Then all are timed in rounds; each round runs all of them, in
+an order of its own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ HOST_CALLS = 10_000  # over all rounds
 # Emulating a GPU kernel on the CPU is slow. After this time the remaining inputs are left out, and
 # the table says so.
 EMULATION_SECONDS = 30.0
-# A round calls an implementation for about so long, but at least and at most so many times.
+# The time of an implementation in a round, and the least and most calls.
 _ROUND_US, _MIN_SAMPLES, _MAX_SAMPLES = 50e3, 3, 20
-_SLOW_US = 200e3  # from here on one call a round has to do
-# Largest difference of two results in fp16; their values are of the order of 1 at most.
+_SLOW_US = 200e3  # implementations slower than this run once a round
+# Largest allowed difference of two results in fp16, with values of the order of 1.
 _TOLERANCE = 2e-2
 
 # (what, done, total)
@@ -214,9 +214,10 @@ class _Judges:
             yardstick(0, "fp32")  # before anything is shown to run
 
     def add(self, row: Row, i: int, out: Any, lse: Any) -> None:
-        """Notes in the row what is to be said of the result of input i."""
+        """Judges the result of input i, and adds the verdict to the row."""
         if row.op == "backward":
-            # Of options the yardstick knows none: those of the first gradient are compared.
+            # The yardstick does not support options: compare the first gradient with that of the
+            # first implementation.
             if row.option == "none":
                 _add(row, self._yardstick(i, row.accumulate).judge(out))
             else:
@@ -233,7 +234,7 @@ class _Judges:
         _add(row, found)
 
     def _compare(self, row: Row, i: int, out: Any) -> None:
-        """With the first implementation's: the yardstick knows no options."""
+        """Compares with the first implementation's result, as the yardstick supports no options."""
         row.inputs += 1
         first = self._first.setdefault(i, out)
         if first is out or self._is_random:

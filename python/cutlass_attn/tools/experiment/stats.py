@@ -20,11 +20,11 @@ class Ratio(NamedTuple):
 
 
 def round_order(count: int, number: int) -> list[int]:
-    """The order of so many implementations in the round of this number, from 0.
+    """The order of `count` implementations in round `number`, which counts from 0.
 
-    A Williams design: over 2 x `count` rounds each implementation runs twice right after each other
-    one. A GPU that has been working hard has a lower clock, so that who always runs after one that
-    leaves it cool is faster than who never does.
+    A Williams design: over 2 x `count` rounds, each implementation runs twice right after each
+    other one. A GPU lowers its clock under load, so an implementation that always ran after a light
+    one would appear faster.
     """
     order = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     if count % 2 and number % 2:
@@ -35,16 +35,16 @@ def round_order(count: int, number: int) -> list[int]:
 def paired_ratio(baseline_us: Sequence[float], us: Sequence[float]) -> Ratio:
     """Speed relative to a baseline that was timed in the same rounds.
 
-    Both hold one time per round, at least two. The clocks' drift moves both times of a round alike
-    and cancels in their quotient; the value is the geometric mean of the rounds' quotients, the
-    interval Student's for the mean of their logarithms.
+    Both hold one time per round, of at least two rounds. A drift of the clock changes both times of
+    a round and cancels in their ratio. The value is the geometric mean of the ratios, the interval
+    is Student's for the mean of their logarithms.
 
     Raises ValueError for lengths that differ or are below 2.
     """
     n = len(us)
     if len(baseline_us) != n or n < 2:
         raise ValueError(
-            f"a ratio needs the same rounds of both, two at least, got {len(baseline_us)} and {n}"
+            f"a ratio needs equally many rounds, at least 2, got {len(baseline_us)} and {n}"
         )
     logs = [math.log(base / time) for base, time in zip(baseline_us, us)]
     mean = math.fsum(logs) / n

@@ -1,4 +1,4 @@
-"""A report as tables: errors of a check; times with their ratios, and the geometric means."""
+"""Prints a report: errors of a check, or times with their ratios and the geometric means."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How long a call takes: on the GPU by events or in a CUDA graph, on the host by its clock.
+"""Times of calls: on a GPU by events or in a CUDA graph, on a CPU by the host's clock.
 
-torch is imported where a GPU is timed, so that `cutlass-attn check` works without it.
+torch is imported only to time a GPU: `cutlass-attn check` works without torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Sampler = Callable[[int], list[float]]
 
 
 def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[float]:
-    """Microseconds on the current CUDA device of each of so many calls; `before` is not timed.
+    """Microseconds of each of `samples` calls on the current CUDA device; `before` is not timed.
 
-    The GPU is kept busy at first, so that all work is queued by the time it starts and the events
-    measure kernels, not the host's pace.
+    The GPU sleeps first, so that the host has queued all work when it starts: the events then
+    measure kernels, not the speed of the host.
     """
     import torch
 
@@ -48,10 +48,10 @@ def event_times_us(run: Run, samples: int, before: Run | None = None) -> list[fl
 
 
 def sm_clock_mhz(run: Run, call_us: float) -> float:
-    """The clock of the current CUDA device's SMs just after 100 ms of calls of `call_us` each.
+    """The clock of the current CUDA device's SMs right after 100 ms of calls of `call_us` each.
 
-    Two sleeps of so many clocks are timed: what they differ by has no launch in it. A driver tells
-    no more than the clock by the time it is asked, of a GPU that may be idle again.
+    Two sleeps of known numbers of clocks are timed; their difference does not include a launch. The
+    driver would report the clock at the time of the question, when the GPU may be idle again.
     """
     import torch
 
@@ -68,7 +68,7 @@ def sm_clock_mhz(run: Run, call_us: float) -> float:
 
 
 def clock_times_us(run: Run, samples: int, limit_s: float = 2.0) -> list[float]:
-    """Microseconds of so many calls by the host's clock; fewer, at least one, after `limit_s`."""
+    """Microseconds of `samples` calls by the host's clock; after `limit_s` it stops earlier."""
     times: list[float] = []
     while len(times) < samples and sum(times) < limit_s * 1e6:
         start = time.perf_counter()
@@ -103,7 +103,7 @@ CoreTimes = dict[str, tuple[int, int]]
 
 
 def core_times() -> CoreTimes:
-    """Of this process's threads, as Linux counts them; empty where it does not."""
+    """Core times of this process's threads, as Linux counts them; empty on other systems."""
     found = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError):  # a thread that has ended
@@ -113,7 +113,7 @@ def core_times() -> CoreTimes:
 
 
 def waited(before: CoreTimes, after: CoreTimes) -> float | None:
-    """Part of the time in between that threads which could run had no core; None if unknown."""
+    """The share of runnable time that threads waited for a core; None if unknown."""
     known = after.keys() & before.keys()
     on_core, waiting = (sum(after[x][i] - before[x][i] for x in known) for i in (0, 1))
     return waiting / (on_core + waiting) if on_core + waiting else None
@@ -124,7 +124,7 @@ def median_us(times: list[float]) -> float:
 
 
 class ColdEvents:
-    """Events around each call, with an L2 cache that holds nothing of its operands."""
+    """Times by events, with an L2 cache that has none of the operands."""
 
     name = "events_cold_l2"
 
@@ -139,7 +139,7 @@ class ColdEvents:
 
 
 class WarmGraph:
-    """One of many calls in a CUDA graph: no launch from the host, operands in L2 if they fit."""
+    """The mean time of a call in a CUDA graph of many: no launches, operands in L2 if they fit."""
 
     name = "cuda_graph_warm"
 
@@ -161,7 +161,7 @@ class WarmGraph:
 
 
 class HostClock:
-    """The host's clock around each call: for the CPU."""
+    """Times by the host's clock, for CPU calls."""
 
     name = "host_clock"
 
@@ -176,7 +176,7 @@ Timer = ColdEvents | WarmGraph | HostClock
 
 
 def timer_for(kind: str, device: str) -> type[Timer]:
-    """`kind` is "events" or "graph"; it says how a GPU is timed and is moot on the CPU."""
+    """The timer for a device; `kind`, "events" or "graph", is how a GPU is timed."""
     if device == "cpu":
         return HostClock
     return WarmGraph if kind == "graph" else ColdEvents

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+from cutlass_attn.tools.experiment.report import OK, Report, Row, mean_speedup, unique
+from cutlass_attn.tools.experiment.timing import ColdEvents, HostClock, WarmGraph
 from matplotlib.figure import Figure
-
-from .report import OK, Report, Row, mean_speedup, unique
-from .timing import ColdEvents, HostClock, WarmGraph
 
 # Okabe and Ito's colours, which differ for colour-blind eyes too, each with a marker of its own.
 # What is known by name looks the same in every figure.
@@ -65,6 +64,8 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
 
     Raises ValueError for a report without a time.
     """
+    if report.grid == "ladder":
+        return draw_ladder(report, stem, folder)
     rows = [row for row in report.rows if row.us is not None and row.status == OK]
     if len({row.accumulate for row in report.rows}) > 1:
         return draw_accumulation(report, f"{stem}-accumulation", folder)
@@ -75,18 +76,19 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
         return _save(figures, folder)
 
 
-def draw_ladder(report: Report, folder: Path) -> list[Path]:
-    """Writes ladder.png and ladder.svg into the folder, made if need be; returns them.
+def draw_ladder(report: Report, stem: str, folder: Path) -> list[Path]:
+    """Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has
+    no time, the slowest. Wrong rows are hatched.
 
-    Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has no
-    time, the slowest. Wrong rows are hatched.
-
-    Raises ValueError for a ladder without a time.
+    Raises ValueError for a ladder without a time, or with those of a CPU: they depend on what else
+    the machine runs.
     """
+    if report.method.get("timing") == HostClock.name:
+        raise ValueError("no figure of times of a CPU: they depend on what else the machine runs")
     if not any(row.us for row in report.rows):
         raise ValueError("no row of the ladder has a time to draw")
     with matplotlib.rc_context(_SETTINGS):
-        return _save({"ladder": _ladder_figure(report)}, folder)
+        return _save({stem: _ladder_figure(report)}, folder)
 
 
 def draw_accumulation(report: Report, stem: str, folder: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""`python -m dev.figures`: figures of benchmark results, by matplotlib."""
