@@ -27,12 +27,15 @@ OPTIONS = {
     "sm90/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks", "alibi_slopes"},
-    "sm80": {"sinks", "alibi_slopes"},
+    "sm80": {"sinks", "alibi_slopes", "attention_chunk"},
+    "sm80/bias": {"bias", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm80/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm80/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
-    "sm80/varlen": {"sinks", "alibi_slopes"},
-    "sm80/paged": {"sinks", "alibi_slopes"},
+    "sm80/varlen": {"sinks", "alibi_slopes", "attention_chunk"},
+    "sm80/paged": {"sinks", "alibi_slopes", "attention_chunk"},
     "sm80/paged_general": ALL_OPTIONS,
     "sm80/fp16": {"sinks"},
     "sm80/fp16_qk": {"sinks"},
@@ -94,7 +97,7 @@ def takes(variant, case):
         return False
     if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False
-    if variant.kernel.startswith(PAIRS) and not _has_pairs(case):
+    if not all(_has_pairs(case, x) for name, x in PAIRS if variant.kernel.startswith(name)):
         return False
     on_wgmma = ("sm90/backward_wgmma", "sm90/backward_two_pass")
     of_identity = variant.accumulate != "fp32" or variant.kernel.startswith(on_wgmma)
@@ -114,12 +117,17 @@ def takes(variant, case):
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
-PAIRS = ("sm80/backward_with_bias", "sm80/backward_mask")
+# Kernels, and what they read for two keys at a time.
+PAIRS = (
+    ("sm80/bias", ("bias",)),
+    ("sm80/backward_with_bias", ("bias", "mask")),
+    ("sm80/backward_mask", ("mask",)),
+)
 
 
-def _has_pairs(case):
-    """Bias and mask with keys side by side, of which two lie at a multiple of their bytes."""
-    given = [shape for shape in (case.bias, case.mask) if shape]
+def _has_pairs(case, operands):
+    """These with keys side by side, of which two lie at a multiple of their bytes."""
+    given = [shape for shape in (getattr(case, name) for name in operands) if shape]
     return (
         case.bias_dtype is None
         and case.storage not in storage.LOGITS

@@ -14,7 +14,18 @@ import post_mortem
 import run_mutants
 import seldom
 
-UNITS = ["sm80", "int8", "limit", "serving", "scalar", "wmma", "backward", "sm90", "post_mortem"]
+UNITS = [
+    "sm80",
+    "terms",
+    "int8",
+    "limit",
+    "serving",
+    "scalar",
+    "wmma",
+    "backward",
+    "sm90",
+    "post_mortem",
+]
 
 
 def test_no_unit_is_left_out():

@@ -274,8 +274,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
-  // Those of a kernel without TMA that is for calls with one.
-  uint32_t const in_pairs = variant.kernel->tma ? 0 : call.options & variant.kernel->needs;
+  uint32_t const in_pairs = call.options & variant.kernel->pairs;
   if (in_pairs & option::bias) {
     examine_pairs(p, "bias", p.logits.bias, 2,
                   [&](auto&& reason) { lacks(Lack::kRequest, reason); });

@@ -38,7 +38,9 @@ HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
 RUN_LIMIT_S = 300
 # What the program of a unit is made of, and what it is called with.
-SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
+SOURCES = {
+    unit: f"kernels_{unit}.cpp" for unit in ("sm80", "terms", "int8", "serving", "scalar", "wmma")
+}
 SOURCES |= {"backward": "test_backward.cpp", "limit": "test_limit.cpp", "sm90": "few_sm90.cpp"}
 ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
 # And without a bug.
