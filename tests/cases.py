@@ -128,9 +128,10 @@ PAIRS = (
 def _has_pairs(case, operands):
     """These with keys side by side, of which two lie at a multiple of their bytes."""
     given = [shape for shape in (getattr(case, name) for name in operands) if shape]
+    are_rows = case.storage == "transposed" and all("q" not in shape for shape in given)
     return (
         case.bias_dtype is None
-        and case.storage not in storage.LOGITS
+        and (case.storage not in storage.LOGITS or are_rows)  # which are as they were
         and all("k" in shape for shape in given)
         and case.seqlen_k % 2 == 0
     )
