@@ -165,6 +165,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         core_scores=_core_scores(settings, list(scores), where),
         options=_options(settings, list(scores), op, where),
         needs=needs,
+        pairs=_pairs(settings),
         op=op,
         asides=is_cuda and (op == "backward" or _has_launch_before(settings.axes)),
         arch=arch,
@@ -217,6 +218,15 @@ def _needs(settings: Settings) -> tuple[str, ...]:
         # Dense keys are rounded by DenseKeyTiles alone (sm80/key_tiles.hpp).
         needs += ["varlen"] * (settings.axes["layout"] == "varlen")
     return tuple(needs)
+
+
+def _pairs(settings: Settings) -> tuple[str, ...]:
+    """A bias that TMA does not copy, and a mask without a map."""
+    read_in_pairs = {
+        "bias": settings.axes["bias"] and settings.namespace != "sm90",
+        "mask": settings.axes["mask"] == "pairs",
+    }
+    return tuple(option for option, is_read in read_in_pairs.items() if is_read)
 
 
 def _options(settings: Settings, scores: list[str], op: str, where: str) -> tuple[str, ...]:

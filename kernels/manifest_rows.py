@@ -93,6 +93,7 @@ class Kernel:
     core_scores: tuple[str, ...] = ()  # the first of them, all that a build of tier core compiles
     options: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # of these, what a call has to ask for
+    pairs: tuple[str, ...] = ()  # and whose operand it reads for two neighbouring keys at a time
     op: str = "forward"
     asides: bool = False  # cuda only: a launch before it and one after it
     arch: str = ""  # cuda only, one of ARCHS
@@ -118,6 +119,7 @@ class Kernel:
             "arch": quote(self.arch),
             "options": _bits(self.options),
             "needs": _bits(self.needs),
+            "pairs": _bits(self.pairs),
             "head_dim_multiple": str(self.head_dim_multiple),
             "accumulate": ACCUMULATE[self.accumulate],
             "quantize": QUANTIZE[self.quantize],

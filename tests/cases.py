@@ -30,14 +30,17 @@ OPTIONS = {
     "sm90/mask_dropout": {"mask", "dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen_dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks", "alibi_slopes"},
-    "sm80": {"sinks", "alibi_slopes"},
+    "sm80": {"sinks", "alibi_slopes", "attention_chunk"},
+    "sm80/bias": {"bias", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm80/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm80/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
     "sm80/latent": {"sinks"},
     "sm80/latent_64": {"sinks"},
-    "sm80/varlen": {"sinks", "alibi_slopes"},
-    "sm80/paged": {"sinks", "alibi_slopes"},
+    "sm80/varlen": {"sinks", "alibi_slopes", "attention_chunk"},
+    "sm80/paged": {"sinks", "alibi_slopes", "attention_chunk"},
     "sm80/paged_general": ALL_OPTIONS,
     "sm80/fp16": {"sinks"},
     "sm80/fp16_qk": {"sinks"},
@@ -110,9 +113,7 @@ def takes(variant, case):
         return False
     if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
         return False
-    if variant.kernel.startswith(PAIRS) and not _has_pairs(case, case.bias, case.mask):
-        return False
-    if variant.kernel.startswith(BIAS_PAIRS) and not _has_pairs(case, case.bias):
+    if not all(_has_pairs(case, x) for name, x in PAIRS if variant.kernel.startswith(name)):
         return False
     of_identity = variant.accumulate != "fp32" or variant.kernel.startswith(WITHOUT_SOFTCAP)
     if of_identity and not case.is_identity:
@@ -136,16 +137,24 @@ WITHOUT_SOFTCAP = (
     "sm90/backward_wgmma_bias_grad",
     "sm90/backward_wgmma_mask_bias_grad",
 )
-PAIRS = ("sm80/backward_with_bias", "sm80/backward_mask")
-BIAS_PAIRS = ("sm90/backward_wgmma_with_bias", *WITHOUT_SOFTCAP[1:])
+# Kernels, and what they read for two keys at a time.
+PAIRS = (
+    ("sm80/bias", ("bias",)),
+    ("sm80/backward_with_bias", ("bias", "mask")),
+    ("sm80/backward_mask", ("mask",)),
+    *((f"sm90/backward_wgmma_{name}", ("bias",)) for name in ("with_bias", "bias_grad")),
+    ("sm90/backward_wgmma_mask_bias_grad", ("bias",)),
+)
 
 
-def _has_pairs(case, *shapes):
-    """Bias and mask with keys side by side, of which two lie at a multiple of their bytes."""
+def _has_pairs(case, operands):
+    """These with keys side by side, of which two lie at a multiple of their bytes."""
+    given = [shape for shape in (getattr(case, name) for name in operands) if shape]
+    are_rows = case.storage == "transposed" and all("q" not in shape for shape in given)
     return (
         case.bias_dtype is None
-        and case.storage not in storage.LOGITS
-        and all("k" in shape for shape in shapes if shape)
+        and (case.storage not in storage.LOGITS or are_rows)  # which are as they were
+        and all("k" in shape for shape in given)
         and case.seqlen_k % 2 == 0
     )
 

@@ -285,7 +285,10 @@ params = "{quantize}{layout}Params"
 AXES
 rows = [{ tile = "64x64x4", head_dims = [64], dtypes = ["f16"] }]
 """
-FORWARD = "sm80::Forward<{head_dim}, {m}, {n}, {warps}, 1, {qk}, {pv}, {layout}, {kv}, {dropout}>"
+FORWARD = (
+    "sm80::Forward<{head_dim}, {m}, {n}, {warps}, 1, {qk}, {pv}, {layout}, {kv}, {dropout}, "
+    "{bias}, {mask}>"
+)
 BACKWARD = (
     "sm80::Backward<{element}, {head_dim}, {m}, {n}, {warps}, {general}, {seq_info}, {ordered}>"
 )
@@ -342,7 +345,14 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             {"dropout": True, "scores": ["identity"]},
             "sm80/dropout",
             "1, float, float, RowLayout::kDense, {element}, true>",
-            {"options": "sinks dropout", "needs": "dropout"},
+            {"options": "sinks dropout", "needs": "dropout", "pairs": ""},
+        ),
+        (
+            FORWARD,
+            {"bias": True, "mask": True, "terms": ["alibi"]},
+            "sm80/bias_mask",
+            "1, float, float, RowLayout::kDense, {element}, false, true, true>",
+            {"scores": "bias_mask alibi_bias_mask", "pairs": "bias", "asides": True},
         ),
         (
             BACKWARD,
@@ -381,7 +391,8 @@ def test_what_follows_from_a_kernels_axes(tmp_path, type_, axes, name, code, exp
     assert kernel.code.endswith(code)
     for field, value in expected.items():
         found = getattr(kernel, field)
-        assert (" ".join(found) if field in ("options", "needs", "scores") else found) == value
+        is_list = field in ("options", "needs", "pairs", "scores")
+        assert (" ".join(found) if is_list else found) == value
 
 
 def test_axes_have_the_values_of_the_facts():

@@ -11,8 +11,9 @@ def test_rules_name_rows():
 def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     rows = generate.load()
     core = {row.kernel_name for row in rows if generate.Build().compiles(row)}
-    # Kernels that "auto" takes only for such sums, for rare options of packed calls or of 8 bits,
-    # on Hopper alone, or never, backward passes that are rare, and over a cache in 8 bits prefill,
+    # Kernels that "auto" takes only for such sums, for a bias or a mask, for rare options of packed
+    # calls or of 8 bits, on Hopper alone, or never, backward passes that are rare, and over a cache
+    # in 8 bits prefill,
     # or decoding on GPUs that convert it bit by bit: compiled at first use.
     at_first_use = {row.kernel_name for row in rows} - core
     fp16 = {"sm80/fp16", "sm80/fp16_qk", "sm80/fp16_pv"}
@@ -38,7 +39,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     of_dropout = {"sm90/mask_dropout", "sm90/varlen_dropout"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
-    others = {"wmma", "wmma/8x32x16"}
+    others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
     asked_for = limited | packed | of_dropout
     assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))

@@ -16,6 +16,7 @@ import seldom
 
 UNITS = [
     "sm80",
+    "terms",
     "int8",
     "limit",
     "latent",

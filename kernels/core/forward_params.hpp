@@ -23,6 +23,11 @@ struct ForwardParams {
   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&) {
     return 0;
   }
+  // For MaskedParams.
+  CA_HOST_DEVICE ForwardParams const& dense() const { return *this; }
+  static TileScheduler scheduler_of(Problem const& p, KernelFacts const& facts) {
+    return {p, facts.block_m, facts.packs_heads != 0};
+  }
   // Called in a kernel. kHasChunks: whether the kernel takes calls with attention chunks.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {

@@ -18,7 +18,8 @@ struct GeneralScore {
   static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
   static constexpr bool kHasMod = false;
-  static constexpr bool kHasAlibi = false;  // it has, but none of the term's code
+  // It has these, but none of the terms' code.
+  static constexpr bool kHasAlibi = false, kHasBias = false, kHasMask = false;
   template <int kRows>
   using Rows = NoRows;
   Problem const& p;

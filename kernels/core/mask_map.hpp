@@ -21,7 +21,7 @@
 namespace cutlass_attn {
 
 // 32 key tiles of a tile of rows.
-struct MaskWord {
+struct alignas(8) MaskWord {
   uint32_t any;  // tiles of which some row sees some key
   uint32_t all;  // tiles of which each row sees each key
 };

@@ -277,13 +277,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
-  // Kernels that are for calls with a bias or a mask read it for two keys at a time. On Hopper, the
-  // forward pass copies the bias, a mask becomes a map, and the gradient of a bias is written so.
-  uint32_t in_pairs = call.options & variant.kernel->needs & (option::bias | option::mask);
-  if (variant.kernel->tma) {
-    uint32_t const of_backward = option::bias | option::bias_grad;
-    in_pairs = is_forward ? 0 : call.options & variant.kernel->needs & of_backward;
-  }
+  uint32_t const in_pairs = call.options & variant.kernel->pairs;
   if (in_pairs & option::bias) {
     examine_pairs(p, "bias", p.logits.bias, 2,
                   [&](auto&& reason) { lacks(Lack::kRequest, reason); });
@@ -294,7 +288,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       });
     }
   }
-  if (in_pairs & option::bias_grad) {
+  if (variant.kernel->tma && (call.options & variant.kernel->needs & option::bias_grad)) {
     examine_pairs(p, "grad_bias", p.grad->bias, 4,
                   [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }

@@ -24,9 +24,10 @@ struct ManifestKernel {
 
   char const* name;
   Op op = Op::kForward;
-  char const* arch = "";      // as VariantInfo's
-  uint32_t options = 0;       // bits of option:: that it implements
-  uint32_t needs = 0;         // and those without which it takes no call
+  char const* arch = "";  // as VariantInfo's
+  uint32_t options = 0;   // bits of option:: that it implements
+  uint32_t needs = 0;     // and those without which it takes no call
+  uint32_t pairs = 0;     // and those whose operand it reads for two neighbouring keys at a time
   int head_dim_multiple = 0;  // as VariantInfo's
   Accumulate accumulate = Accumulate::kFloat32;
   Quantize quantize = Quantize::kNone;

@@ -6,6 +6,7 @@
 
 #include "core/dropout.hpp"
 #include "core/e4m3.hpp"
+#include "core/key_tiles.hpp"
 #include "core/mask.hpp"
 #include "core/quantize.hpp"
 #include "core/scheduler.hpp"
@@ -24,11 +25,13 @@ namespace cutlass_attn::sm80 {
 // kLayout: whether rows are dense, packed or paged.
 // Kv: the type in which K and V are stored: Element, or E4M3 (products_fp8.hpp).
 // kDrops: dropout with a score other than the general one, which always supports it.
+// kHasBias, kHasMask: a bias, or a bool mask, with such a score.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
           int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float,
-          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_, bool kDrops_ = false>
+          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_, bool kDrops_ = false,
+          bool kHasBias_ = false, bool kHasMask_ = false>
 struct Config {
-  static constexpr bool kDrops = kDrops_;
+  static constexpr bool kDrops = kDrops_, kHasBias = kHasBias_, kHasMask = kHasMask_;
   static constexpr RowLayout kLayout = kLayout_;
   static constexpr bool kIsDense = kLayout == RowLayout::kDense,
                         kIsPaged = kLayout == RowLayout::kPaged;
@@ -45,12 +48,13 @@ struct Config {
   static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
   // With the general score: whether calls may have operands that are not aligned to 16 bytes.
   static constexpr bool kMayBeUnaligned = kIsDense || kIsInt8;
-  // Whether tiles of keys go from last to first: with P V in e4m3 (core/quantize.hpp), and with
-  // ALiBi, where the largest logits of a causal call are those of its last keys. From first to
-  // last, steep slopes would update the row max in every key block.
+  // Whether tiles of keys go from last to first: with P V in e4m3 (core/quantize.hpp), with the map
+  // of a mask (core/key_tiles.hpp), and with ALiBi, where the largest logits of a causal call are
+  // those of its last keys. From first to last, steep slopes would update the row max in every key
+  // block.
   template <class Score>
   static constexpr bool is_reversed() {
-    return kIsE4m3V || Score::kHasAlibi;
+    return kIsE4m3V || kHasMask || Score::kHasAlibi;
   }
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -187,8 +191,23 @@ struct Config {
     float const* shift;
   };
   struct NoScales {};
+  struct Bias {
+    uint16_t const* bias[kBlockM];  // of the rows, from key 0 on
+  };
+  struct NoBias {};
+  // Of the mask's map, for the tile of rows.
+  struct MapRow {
+    Kv const *k, *v;  // row 0 of the head
+    MaskWord const* words;
+    uint32_t const* all_bits;
+    // Of a tile of keys in each buffer, where it is partial.
+    alignas(16) uint32_t bits[kStages][kBlockM][MaskMap::kLanes];
+  };
+  struct NoMapRow {};
   struct BlockInfo : std::conditional_t<kIsPaged, Pages, NoPages>,
-                     std::conditional_t<kIsInt8, Scales, NoScales> {
+                     std::conditional_t<kIsInt8, Scales, NoScales>,
+                     std::conditional_t<kHasBias, Bias, NoBias>,
+                     std::conditional_t<kHasMask, MapRow, NoMapRow> {
     Coord tile;
     TileRange range;    // tiles of keys that its queries see, in keys
     NearMask interval;  // for the queries from the tile's first on
@@ -277,6 +296,7 @@ struct Config {
       kIsSplit ? TileK::kBytes + TileV::kBytes
                : TileQ::kBytes + kStages * (TileK::kBytes + TileV::kBytes);
   static_assert(kIsInt8 || TileO::kBytes <= kBufferBytes);
+  static_assert(!(kHasBias || kHasMask) || (kIsDense && !kIsSplit && !kIsInt8));
   static_assert(!kIsFp8 || (!kIsSplit && !kIsInt8));
   static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
   static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),

@@ -17,13 +17,14 @@
 // Pipeline:     one of six schedules, each in a file: pipelined.hpp if Q fits in registers, or
 //               general.hpp there with the general score; tiled.hpp if Q does not fit; split.hpp
 //               with several warps along N; int8.hpp and int8_fp8.hpp with P V in 8 bits.
+// Mask:         of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp).
 #pragma once
 
 #include <type_traits>
 
 #include "core/alignment.hpp"
 #include "core/epilogue.hpp"
-#include "core/forward_params.hpp"
+#include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
 #include "sm80/int8_fp8.hpp"
@@ -34,33 +35,39 @@
 #include "sm80/split.hpp"
 #include "sm80/split_keys_params.hpp"
 #include "sm80/tiled.hpp"
+#include "tile/mask_map.hpp"
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarpsM,
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarpsM,
           int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
           RowLayout kLayout = RowLayout::kDense, class Kv = Element, bool kDrops = false,
-          bool kSplitsKeys = false>
+          bool kHasBias = false, bool kHasMask = false, bool kSplitsKeys = false>
 struct Forward {
-  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarpsM, kWarpsN,
-                              QkAccumulator, PvAccumulator, kLayout, Kv, kDrops>;
+  using Config =
+      sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarpsM, kWarpsN,
+                   QkAccumulator, PvAccumulator, kLayout, Kv, kDrops, kHasBias, kHasMask>;
   static_assert(Config::kIsPaged || !Config::kIsFp8);
-  static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit));
+  static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit &&
+                                 !kHasBias && !kHasMask));
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using TileO = typename Config::TileO;
   using Coord = typename Config::Coord;
-  using DenseParams = std::conditional_t<kSplitsKeys, SplitKeysParams, ForwardParams>;
+  using OneSplitParams = std::conditional_t<kHasBias, BiasForwardParams, ForwardParams>;
+  using UnmaskedParams = std::conditional_t<kSplitsKeys, SplitKeysParams, OneSplitParams>;
+  using DenseParams = std::conditional_t<kHasMask, MaskedParams<OneSplitParams>, UnmaskedParams>;
   using OtherParams = std::conditional_t<Config::kIsDense, DenseParams, VarlenParams>;
   using KeyTiles = std::conditional_t<Config::kIsDense, DenseKeyTiles, VarlenKeyTiles>;
   using QuantizedParams = BasicQuantizedParams<typename Config::Scales::OfTile, KeyTiles>;
   using Params = std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>;
-  // With int8: the launches before and after the kernel.
-  using Before = std::conditional_t<Config::kIs8BitV,
-                                    QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
-                                    QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
+  // With int8 or a mask: the launches before and after the kernel.
+  using Quantize = std::conditional_t<Config::kIs8BitV,
+                                      QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
+                                      QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
+  using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM_, kBlockN_>, Quantize>;
   using After = NoAside<Params>;
-  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
@@ -76,17 +83,26 @@ struct Forward {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     Coord const tile = params.template tile<kBlockM, Arch>();
     if (!Config::kIsDense && tile.rows <= 0) return;
+    using In = Operands<Config, Score, Arch>;
     IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
-    TileRange const tiles = own_tiles<Arch>(params, all).in_keys(kBlockN);
+    TileRange const own = own_tiles<Arch>(params, all).in_keys(kBlockN);
     // Where Q stays in registers, the range of keys does too. The other loops have fewer free
     // registers, and are long enough to hide a read of shared memory.
-    TileRange const& range = Config::kKeepsQ ? tiles : shared.block.range;
+    TileRange const& range = Config::kKeepsQ ? own : shared.block.range;
     if (Arch::thread() == 0) {
       shared.block.tile = tile;
-      shared.block.range = tiles;
-      shared.block.interval = mask.near(tile.q_begin);
-      shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
+      if constexpr (kHasMask) {
+        int64_t const row = params.map.row_of(tile, params.scheduler);
+        shared.block.k = DenseKv<Kv>(p, tile.seq, p.k, tile.head_kv).row(0);
+        shared.block.v = DenseKv<Kv>(p, tile.seq, p.v, tile.head_kv).row(0);
+        shared.block.words = params.map.words_of(row);
+        shared.block.all_bits = params.map.bits_of(row);
+      } else {
+        shared.block.range = own;
+        shared.block.interval = mask.near(tile.q_begin);
+        shared.block.keys = mask.keys(tile.q_begin, tile.q_end);
+      }
       if constexpr (kMayDrop<Score>) shared.block.dropout = DropoutMask(p);
       if constexpr (Score::kHasAlibi) shared.block.alibi = Alibi::Tile::of(p, tile, kBlockM);
       if constexpr (Config::kIsInt8) {
@@ -105,23 +121,24 @@ struct Forward {
         shared.block.by_page = params.by_page;
       }
     }
+    if constexpr (kHasBias) find_bias(p, tile, Arch::thread(), shared);
     auto const is_aligned = all_aligned<Score>(p);
-    using In = Operands<Config, Score, Arch>;
-    int const first_key = In::first_key(tiles);
-    In in(p, tile, range, first_key, is_aligned, shared);
+    auto const tiles = first_tiles<In, Arch>(params, tile, own, shared);
+    In in(p, tile, range, tiles, is_aligned, shared);
     Result<Config, Score, Arch> out;
     clear(out.acc_o);
-    bool const has_keys = tiles.begin < tiles.end;  // visible keys
+    bool has_keys = own.begin < own.end;  // visible keys
+    if constexpr (kHasMask) has_keys = tiles.is_there();
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
     // Where Q stays in registers, the first copies of aligned, dense K and V need nothing from
-    // shared.block, unless rows of theirs are left out, so they start before the barrier that fills
-    // it.
-    if (!Config::kKeepsQ || !Config::kIsDense || !is_aligned || !has_keys ||
-        !tiles.is_full(first_key)) {
+    // shared.block, unless there is a mask or rows of theirs are left out, so they start before the
+    // barrier that fills it.
+    if (!Config::kKeepsQ || !Config::kIsDense || kHasMask || !is_aligned || !has_keys ||
+        !own.is_full(tiles.key())) {
       Arch::sync();  // shared.block full
     }
     if (has_keys) {
-      in.copy.begin(first_key);
+      in.copy.begin(tiles.key());
       run_schedule(in, out);
       Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
@@ -159,6 +176,31 @@ struct Forward {
     } else {
       return all;
     }
+  }
+
+  // The first tile of keys. Reads nothing of shared memory, which is not full yet.
+  template <class In, class Arch>
+  CUTE_DEVICE static typename In::Tiles first_tiles(Params const& params, Coord const& tile,
+                                                    TileRange const& own, Shared& shared) {
+    if constexpr (kHasMask) {
+      MaskMap const& map = params.map;
+      auto const* const words = map.words_of(map.row_of(tile, params.scheduler));
+      return {shared.block.words, Arch::uniform(In::Tiles::before(words, map.key_tiles)), -1};
+    } else {
+      return {In::Tiles::first_key(own)};
+    }
+  }
+
+  // Where the bias of each row is; that of the last row for those beyond it.
+  CUTE_DEVICE static void find_bias(Problem const& p, Coord const& tile, int thread,
+                                    Shared& shared) {
+    static_assert(kBlockM <= kThreads);
+    if (thread >= kBlockM) return;
+    PerLogit const& bias = p.logits.bias;
+    int const row = thread < tile.rows ? thread : tile.rows - 1;
+    shared.block.bias[thread] =
+        static_cast<uint16_t const*>(bias.data) + tile.seq.batch * bias.batch_stride +
+        tile.head(row) * bias.head_stride + tile.query(row) * bias.row_stride;
   }
 
   // Whether all operands can be copied 16 bytes at a time.

@@ -84,7 +84,9 @@ struct KvCopy {
       return copy_elements<CopyK, RowsK>(smem + stage * Config::kKStride, p.k, key, k_columns());
     }
     Address const target = k_target + stage * Config::kKStride;
-    if constexpr (Config::kIsPaged) {
+    if constexpr (Config::kHasMask) {
+      copy_at<CopyK, false>(target, shared.block.k, p.k.row_stride, key, k_columns());
+    } else if constexpr (Config::kIsPaged) {
       gather<CopyK, false>(target, key, p.head_dim);
       paged_rows.place(shared.block.v, p.v, key, seqlen_k());
       paged_rows.look_up(key + kStep, seqlen_k());
@@ -132,6 +134,20 @@ struct KvCopy {
     Arch::async_copy_commit();
   }
 
+  // Starts the copy of the mask's bits for a tile, which is given as MapTilesAhead has it. In the
+  // group of the next copy_k() or copy_v().
+  CUTE_DEVICE void copy_bits(int tile, int stage) {
+    if constexpr (Config::kHasMask) {
+      bool const is_partial = tile >= 0 && !(tile & 1);
+      int const own = opaque(thread);
+      if (!is_partial || own >= Config::kBlockM) return;
+      static_assert(Config::kBlockM <= Config::kThreads);
+      auto const* const from = shared.block.all_bits + int64_t(tile >> 1) * kBitsOfTile;
+      Arch::async_copy(Arch::smem_address(shared.block.bits[stage][own]),
+                       from + own * MaskMap::kLanes, true);
+    }
+  }
+
   CUTE_DEVICE void copy_v(int key, int stage) {
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.v);
@@ -143,7 +159,9 @@ struct KvCopy {
       CopyV::load_previous(target, v_source, int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
       return Arch::async_copy_commit();
     }
-    if constexpr (Config::kIsPaged) {
+    if constexpr (Config::kHasMask) {
+      copy_at<CopyV, true>(target, shared.block.v, p.v.row_stride, key, p.head_dim_v);
+    } else if constexpr (Config::kIsPaged) {
       gather<CopyV, true>(target, key, p.head_dim_v);
       paged_rows.place(shared.block.k, p.k, key + kStep, seqlen_k());
     } else {
@@ -152,6 +170,8 @@ struct KvCopy {
   }
 
  private:
+  static constexpr int kBitsOfTile = Config::kBlockM * MaskMap::kLanes;  // in words
+
   // If rows are as long as K's, this thread's offset is that in K.
   CUTE_DEVICE Address v_target() const {
     Address target = k_target + Config::kVOffset;
@@ -208,7 +228,10 @@ struct KvCopy {
   }
 
   // Whether the tile that begins at `key` exists; tiles are asked for in the order of the loop.
-  CUTE_DEVICE bool has(int key) const { return kIsReversed ? key >= range.begin : key < range.end; }
+  CUTE_DEVICE bool has(int key) const {
+    if constexpr (Config::kHasMask) return key >= 0;
+    return kIsReversed ? key >= range.begin : key < range.end;
+  }
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
@@ -216,13 +239,13 @@ struct KvCopy {
   // that a row of Q sees. The others are zeros: their weights are 0, but 0 times NaN is NaN.
   template <class Copy, bool kIsV>
   CUTE_DEVICE bool is_whole(int key) const {
-    if constexpr (kIsV && kKeysOfRow<Copy> == 1) return range.is_full(key);
+    if constexpr (kIsV && kKeysOfRow<Copy> == 1 && !Config::kHasMask) return range.is_full(key);
     return rows_left<Copy>(key) >= Copy::Tile::kRows;
   }
   // Whether row r of that tile is, of one that has not all of them.
   template <bool kIsV>
   CUTE_DEVICE auto copied_rows(int key) const {
-    if constexpr (kIsV) {
+    if constexpr (kIsV && !Config::kHasMask) {
       // opaque: otherwise d256 64x64x4 with pages and ALiBi has 8 bytes more of local memory.
       return [&keys = shared.block.keys, key](int r) {
         return key + r >= opaque(keys.first) && key + r < keys.end;
@@ -251,6 +274,20 @@ struct KvCopy {
   template <class Copy, bool kIsV>
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
+    copy_from<Copy, kIsV>(target, source, row_stride, key, columns);
+    source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
+  }
+  // Copies the tile that begins at `key`, wherever the last one was. first: row 0.
+  template <class Copy, bool kIsV>
+  CUTE_DEVICE void copy_at(Address target, Kv const* first, int64_t row_stride, int key,
+                           int columns) const {
+    int const own = opaque(thread);
+    copy_from<Copy, kIsV>(target, first + (key + Copy::row(own)) * row_stride + Copy::column(own),
+                    row_stride, key, columns);
+  }
+  template <class Copy, bool kIsV>
+  CUTE_DEVICE void copy_from(Address target, Kv const* source, int64_t row_stride, int key,
+                             int columns) const {
     int const own = Config::kIsTight ? opaque(thread) : thread;
     if (is_whole<Copy, kIsV>(key) && has(key)) {
       Copy::load_whole(target, source, row_stride, columns, own);
@@ -258,7 +295,6 @@ struct KvCopy {
       Copy::load(target, source, row_stride, copied_rows<kIsV>(key), columns, own);
     }
     Arch::async_copy_commit();
-    source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
 
   // Copies rows from the addresses that paged_rows has stored.

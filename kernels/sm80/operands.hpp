@@ -25,7 +25,17 @@ struct Operands {
 
   static constexpr bool kIsReversed = Config::template is_reversed<Score>();
   static constexpr int kN = Config::kBlockN;
-  static constexpr int kStep = kIsReversed ? -kN : kN;  // from a tile of keys to the next
+  static constexpr bool kHasBias = Config::kHasBias, kHasMask = Config::kHasMask;
+  static_assert(kHasBias == Score::kHasBias && kHasMask == Score::kHasMask);
+  using RangeTiles = RangeTilesAhead<kN, kIsReversed>;
+  using Tiles = std::conditional_t<kHasMask, MapTilesAhead<kN>, RangeTiles>;
+
+  // Entries of the bias for a key block: of a thread's rows, for two neighbouring keys each.
+  struct BiasPairs {
+    uint32_t pairs[Config::kRows][(Step::kKeyBlock + 7) / 8];
+  };
+  struct NoBias {};
+  using Bias = std::conditional_t<kHasBias, BiasPairs, NoBias>;
 
   // Scales of a thread's rows of Q.
   struct QScales {
@@ -33,7 +43,8 @@ struct Operands {
   };
 
   Shared& shared;
-  TileRange const& range;  // tiles of keys, in keys
+  TileRange const& range;  // tiles of keys, in keys; not set with a mask
+  Tiles tiles;             // the one that is computed and the next
   FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
                  typename Config::Coord> const scores;
   float const log2_scale;
@@ -41,11 +52,12 @@ struct Operands {
   Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
   typename Step::Start start;
 
-  // `tile` and `first_key` are stored in shared memory before the next barrier, too.
+  // `tile` and `tiles` are stored in shared memory before the next barrier, too.
   CUTE_DEVICE Operands(Problem const& p, typename Config::Coord const& tile, TileRange const& range,
-                       int first_key, IsAligned is_aligned, Shared& shared)
+                       Tiles const& tiles, IsAligned is_aligned, Shared& shared)
       : shared(shared),
         range(range),
+        tiles(tiles),
         scores{p,
                score_in_log2<Score>(p, tile.seq.lens(p), Config::qk_factor(p, tile.head_kv)),
                Place{Arch::thread()},
@@ -53,45 +65,68 @@ struct Operands {
                range,
                shared.block.interval},
         log2_scale(scores.score.log2_scale()),
-        copy(p, tile, range, first_key, is_aligned, shared),
+        copy(p, tile, range, tiles.key(), is_aligned, shared),
         q_rows(Step::q_rows(Arch::smem_address(&shared) + Config::kQOffset, scores.place.warp_m(),
                             Arch::thread() % 32)),
         k_rows(Step::k_rows(Arch::smem_address(shared.k), Arch::thread() % 32)),
         v_rows(Step::v_rows(Arch::smem_address(shared.v), Arch::thread() % 32)) {}
 
-  // Where the first tile of keys to be computed begins.
-  CUTE_DEVICE static int first_key(TileRange const& range) {
-    return kIsReversed ? range.end - kN : range.begin;
+  // Begins with the first tile of keys.
+  CUTE_DEVICE void begin_tiles() {
+    // Read again, from where the range is: kept since the first copy, it would take a register.
+    if constexpr (!kHasMask) tiles.at = RangeTiles::first_key(range);
+  }
+  CUTE_DEVICE int first_key() const {
+    if constexpr (kHasMask) {
+      return tiles.key();
+    } else {
+      return RangeTiles::first_key(range);
+    }
+  }
+  // Looks for the tile after the present one.
+  CUTE_DEVICE void look_ahead() {
+    tiles.look_ahead();
+    // The compiler does not know that all threads find the same tile. Otherwise it guards each
+    // shuffle and vote in the loop against a diverged warp.
+    if constexpr (kHasMask) tiles.next = Arch::uniform(tiles.next);
+  }
+  // Whether the present tile is there.
+  CUTE_DEVICE bool has_tile() const {
+    if constexpr (kHasMask) {
+      return tiles.is_there();
+    } else {
+      return tiles.is_there(range);
+    }
   }
 
-  // Whether no key of the tile that begins at `key` is masked, and, with ALiBi, whether the tile
-  // lies on one side of the diagonal.
-  CUTE_DEVICE auto is_full(int key) const {
+  // Whether no key of the present tile is masked, and, with ALiBi, whether the tile lies on one
+  // side of the diagonal.
+  CUTE_DEVICE auto is_full() const {
     if constexpr (Score::kHasAlibi) {
-      return scores.is_full(key) && shared.block.alibi.is_on_one_side(key, kN);
+      return has_all_keys() && shared.block.alibi.is_on_one_side(tiles.key(), kN);
     } else {
-      return scores.is_full(key);
+      return has_all_keys();
     }
   }
 
   // Calls step(key, is_full) for all tiles of keys in order. is_full: no key of the tile is masked.
   // The code of a step is compiled twice, unless is_full() is a constant.
   template <class Step>
-  CUTE_DEVICE void for_each_tile(Step&& step) const {
-    for (int key = first_key(range); kIsReversed ? key >= range.begin : key < range.end;
-         key += kStep) {
-      if (is_full(key)) {
-        step(key, std::true_type{});
+  CUTE_DEVICE void for_each_tile(Step&& step) {
+    for (begin_tiles(); has_tile(); tiles.advance()) {
+      if (is_full()) {
+        step(tiles.key(), std::true_type{});
       } else {
-        step(key, std::false_type{});
+        step(tiles.key(), std::false_type{});
       }
     }
   }
 
   // Starts the copies of the first tile. Loads Q to registers once Q and K have landed.
   CUTE_DEVICE void begin_with_q(typename Step::Q& q) {
-    copy.copy_k(first_key(range), 0);
-    copy.copy_v(first_key(range), 0);
+    copy_bits(0);
+    copy.copy_k(first_key(), 0);
+    copy.copy_v(first_key(), 0);
     Arch::template async_copy_wait<1>();
     Arch::sync();  // Q and K full
     if constexpr (Config::kIsInt8) {
@@ -99,6 +134,15 @@ struct Operands {
     } else {
       Step::load_q(q_rows, q);
     }
+  }
+
+  // Starts the copies of the mask's bits for the present tile, and for the next one, in the group
+  // of the K or V that is copied next.
+  CUTE_DEVICE void copy_bits(int stage) {
+    if constexpr (kHasMask) copy.copy_bits(tiles.at, stage);
+  }
+  CUTE_DEVICE void copy_next_bits(int stage) {
+    if constexpr (kHasMask) copy.copy_bits(tiles.next, stage);
   }
 
   // Rounds Q to int8 in half of Q's buffer, while the first K, or K and V, are being copied. The
@@ -178,11 +222,70 @@ struct Operands {
   }
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
+    // The bits of a mask's map have the interval, too.
+    using HasNoInterval = std::conditional_t<kHasMask, std::true_type, IsFull>;
     if constexpr (Score::kHasAlibi) {
       constexpr int kKeys = 4 * columns_of<decltype(s)>;  // of a quad
-      scores.apply(s, key, is_full, Alibi::KeyBlock<is_full>{shared.block.alibi, key, kKeys});
+      scores.apply(s, key, HasNoInterval{},
+                   Alibi::KeyBlock<is_full>{shared.block.alibi, key, kKeys});
     } else {
-      scores.apply(s, key, is_full);
+      scores.apply(s, key, HasNoInterval{});
+    }
+  }
+
+  // Masks key block j of the present tile by the mask's bits, if the map has them. They are in
+  // buffer `stage`.
+  template <class S, class IsFull>
+  CUTE_DEVICE void apply_bits(S&& s, int j, int stage, IsFull is_full) const {
+    if constexpr (kHasMask && !is_full) {
+      unpredicated_if(!tiles.is_full(), [&] {
+        int const own = opaque(scores.place.thread);
+        CUTE_UNROLL
+        for (int i = 0; i < Config::kRows; ++i) {
+          uint32_t const bits =
+              shared.block.bits[stage][Place{own}.row(i)][own % MaskMap::kLanes] >>
+              j * columns_of<decltype(s)>;
+          CUTE_UNROLL
+          for (int n = 0; n < columns_of<decltype(s)>; ++n) {
+            s(i, n) = bits >> n & 1 ? s(i, n) : -kInf;
+          }
+        }
+      });
+    }
+  }
+
+  // Reads the bias of the key block that begins at `key`. Called before products, because of the
+  // latency. Keys beyond the last get the entries of the first ones.
+  template <class IsFull>
+  CUTE_DEVICE Bias read_bias(int key, IsFull is_full) const {
+    Bias bias;
+    if constexpr (kHasBias) {
+      int const first = key + scores.place.column(0), end = scores.p.seq_k.seqlen;
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        uint16_t const* const row = shared.block.bias[scores.place.row(i)];
+        CUTE_UNROLL
+        for (int j = 0; j < Step::kKeyBlock / 8; ++j) {
+          int const at = is_full || first + j * 8 < end ? first + j * 8 : 0;
+          bias.pairs[i][j] = *reinterpret_cast<uint32_t const*>(row + at);
+        }
+      }
+    }
+    return bias;
+  }
+  // Adds it to the products of that key block.
+  template <class S>
+  CUTE_DEVICE void add_bias(S&& s, Bias const& bias) const {
+    if constexpr (kHasBias) {
+      CUTE_UNROLL
+      for (int i = 0; i < Config::kRows; ++i) {
+        CUTE_UNROLL
+        for (int n = 0; n < columns_of<decltype(s)>; ++n) {
+          auto const bits = uint16_t(bias.pairs[i][n / 2] >> n % 2 * 16);
+          s(i, n) =
+              scores.score.with_bias(s(i, n), element_to_float<typename Config::Element>(bits));
+        }
+      }
     }
   }
 
@@ -230,6 +333,14 @@ struct Operands {
   }
 
  private:
+  CUTE_DEVICE auto has_all_keys() const {
+    if constexpr (kHasMask) {
+      return tiles.is_full();
+    } else {
+      return scores.is_full(tiles.key());
+    }
+  }
+
   // Whether sums in int32 go to softmax unconverted.
   static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
   // Lower bound for a factor: a scale may be 0, and 0 times -inf would be NaN.

@@ -24,7 +24,7 @@ struct PipelinedSchedule {
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
-  int key = 0, stage = 0, v_stage = 0;  // the tile, its buffers, those of the previous key block
+  int stage = 0, v_stage = 0;  // buffers of the present tile, and those of the previous key block
   typename Step::Q q;
   typename Step::S acc_s[2];  // of key block j, and of the next, by j % 2
   typename Step::P p;
@@ -38,20 +38,19 @@ struct PipelinedSchedule {
     Step::clear_p(p);
     in.begin_with_q(q);
     Step::qk(q, in.k_rows, 0, in.start, acc_s[0]);
-    key = in.first_key(in.range);
-    if (in.is_full(key)) {
+    if (in.is_full()) {
       typename Step::Scores scores = Step::in_fp32(acc_s[0]);
-      auto units = in.units(key);
-      in.apply(as_rows(scores), key, std::true_type{}, units);
+      auto units = in.units(key_of(0));
+      apply(scores, 0, std::true_type{}, units, in.read_bias(key_of(0), std::true_type{}));
       out.softmax.start(as_rows(scores), units);
     }
     // The first key block has no P V before it. It multiplies the first V by P = 0, so that all
     // tiles run the same code. So the first V has to be in shared memory here.
     Arch::template async_copy_wait<0>();
     Arch::sync();
-    for (; in.kIsReversed ? key >= in.range.begin : key < in.range.end; key += in.kStep) {
+    for (; in.has_tile(); in.tiles.advance()) {
       int from = -1;
-      if (in.is_full(key)) from = run_fast();
+      if (in.is_full()) from = run_fast();
       if (from < kKeyBlocks) run_slow(from);
       v_stage = stage;
       stage ^= 1;
@@ -88,6 +87,8 @@ struct PipelinedSchedule {
   template <class IsFull>
   CUTE_DEVICE bool step(int j, IsFull is_full) {
     bool const is_first = j == 0, is_last = j + 1 == kKeyBlocks;
+    if (is_first) in.look_ahead();
+    auto const bias = in.read_bias(key_of(j), is_full);
     Step::pv(p, v_rows(is_first ? v_stage : stage), is_first ? kKeyBlocks - 1 : j - 1, v_first,
              out.acc_o);
     if (is_last) {
@@ -98,7 +99,7 @@ struct PipelinedSchedule {
              acc_s[(j + 1) % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
     auto units = units_of(j, is_full);
-    in.apply(as_rows(scores), key + j * kKeyBlock, is_full, units);
+    apply(scores, j, is_full, units, bias);
     bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
     drop(j);
@@ -114,13 +115,22 @@ struct PipelinedSchedule {
 
   // Updates the row max and repeats softmax of key block j, from S recomputed.
   CUTE_DEVICE void rescale(int j) {
+    auto const bias = in.read_bias(key_of(j), std::false_type{});
     Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
     auto&& scores = Step::in_fp32(acc_s[j % 2]);
-    auto units = in.units(key + j * kKeyBlock);
-    in.apply(as_rows(scores), key + j * kKeyBlock, std::false_type{}, units);
+    auto units = in.units(key_of(j));
+    apply(scores, j, std::false_type{}, units, bias);
     out.softmax.softmax_weights_rescaled(as_rows(scores), as_rows(out.acc_o), units);
     Step::pack(scores, p);
     drop(j);
+  }
+
+  // Applies score_mod and mask to key block j.
+  template <class Scores, class IsFull, class Units, class Bias>
+  CUTE_DEVICE void apply(Scores& scores, int j, IsFull is_full, Units& units, Bias const& bias) {
+    in.add_bias(as_rows(scores), bias);
+    in.apply(as_rows(scores), key_of(j), is_full, units);
+    in.apply_bits(as_rows(scores), j, stage, is_full);
   }
 
   // The units of the scores of key block j. In the fast path they are read once for all keys that
@@ -128,7 +138,7 @@ struct PipelinedSchedule {
   template <class IsFull>
   CUTE_DEVICE auto units_of(int j, IsFull is_full) {
     bool const is_kept = Config::kIsInt8 && is_full && j % (Config::kScaleKeys / kKeyBlock) != 0;
-    if (!is_kept) units = in.units(key + j * kKeyBlock);
+    if (!is_kept) units = in.units(key_of(j));
     return units;
   }
 
@@ -136,19 +146,21 @@ struct PipelinedSchedule {
     if constexpr (Config::kDrops) {
       static_assert(kKeyBlock == 32);
       typename Operands<Config, Score, Arch>::Drawn drawn;
-      in.draw(key + j * kKeyBlock, 0, drawn);
-      in.drop(key + j * kKeyBlock, 0, drawn, p);
+      in.draw(key_of(j), 0, drawn);
+      in.drop(key_of(j), 0, drawn, p);
     }
   }
 
   CUTE_DEVICE void end_step(int j) {
     out.softmax.add_sums();
     if (j == 0) {  // copies have branches, so they come where a branch is already
-      in.copy.copy_k(key + in.kStep, stage ^ 1);
-      in.copy.copy_v(key + in.kStep, stage ^ 1);
+      in.copy_next_bits(stage ^ 1);
+      in.copy.copy_k(in.tiles.next_key(), stage ^ 1);
+      in.copy.copy_v(in.tiles.next_key(), stage ^ 1);
     }
   }
 
+  CUTE_DEVICE int key_of(int j) const { return in.tiles.key() + j * kKeyBlock; }
   CUTE_DEVICE auto k_rows(int stage) const { return in.k_rows + stage * Config::kKStride; }
   CUTE_DEVICE auto v_rows(int stage) const { return in.v_rows + stage * Config::kVStride; }
 };

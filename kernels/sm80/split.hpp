@@ -64,7 +64,7 @@ struct SplitSchedule {
       : in(in), out(out) {}
 
   CUTE_DEVICE void run() {
-    in.copy.copy_k(in.first_key(in.range), 0);
+    in.copy.copy_k(in.first_key(), 0);
     if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
     Arch::template async_copy_wait<1>();
     Arch::sync();  // Q full
@@ -94,7 +94,7 @@ struct SplitSchedule {
     Arch::sync();  // P and V full; K empty
     if (is_large(key)) rescale(acc_s, own_key);
     out.softmax.add_sums();
-    in.copy.copy_k(key + in.kStep, 0);
+    in.copy.copy_k(in.tiles.next_key(), 0);
     pv();
   }
 

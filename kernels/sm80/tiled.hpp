@@ -25,7 +25,7 @@ struct TiledSchedule {
       : in(in), out(out) {}
 
   CUTE_DEVICE void run() {
-    in.copy.copy_k(in.first_key(in.range), 0);
+    in.copy.copy_k(in.first_key(), 0);
     if constexpr (Config::kIsInt8) in.write_q8();
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
@@ -35,7 +35,9 @@ struct TiledSchedule {
   CUTE_DEVICE void step(int key, IsFull is_full) {
     Arch::template async_copy_wait<0>();
     Arch::sync();  // K full; V empty
+    in.copy_bits(0);
     in.copy.copy_v(key, 0);
+    auto bias = in.read_bias(key, is_full);
     typename Step::S acc_s[kKeyBlocks];
     Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, in.start, acc_s);
     Arch::template async_copy_wait<0>();
@@ -46,9 +48,13 @@ struct TiledSchedule {
     for (int j = 0; j < kKeyBlocks; ++j) {
       in.draw(key + j * kKeyBlock, at(j), drawn);
       SeenKeys<Arch, kKeyBlock> seen;
-      softmax(acc_s[j], key, j, is_full, drawn, p, seen);
+      softmax(acc_s[j], key, j, is_full, drawn, p, bias, seen);
+      if (j + 1 < kKeyBlocks) bias = in.read_bias(key + (j + 1) * kKeyBlock, is_full);
       out.softmax.add_sums();
-      if (j == 0) in.copy.copy_k(key + in.kStep, 0);
+      if (j == 0) {
+        in.look_ahead();  // as late as here it takes a register less
+        in.copy.copy_k(in.tiles.next_key(), 0);
+      }
       // opaque: without it, d128 128x64x4 with softcap has 8 bytes of local memory.
       auto const v_rows = opaque(in.v_rows);
       typename Step::Words v_first;
@@ -68,16 +74,18 @@ struct TiledSchedule {
   }
 
   // From S of key block j to P.
-  template <class IsFull, class Drawn, class Seen>
+  template <class IsFull, class Drawn, class Bias, class Seen>
   CUTE_DEVICE void softmax(typename Step::S& acc_s, int key, int j, IsFull is_full, Drawn& drawn,
-                           typename Step::P& p, Seen& seen) {
+                           typename Step::P& p, Bias const& bias, Seen& seen) {
     key += j * kKeyBlock;
     auto&& scores = Step::in_fp32(acc_s);
     auto units = in.units(key);
+    in.add_bias(as_rows(scores), bias);
     in.apply(as_rows(scores), key, is_full, units);
     if constexpr (Score::kIsGeneral) {
       unpredicated_if(in.scores.may_hide_keys(key), [&] { seen.find(as_rows(scores)); });
     }
+    in.apply_bits(as_rows(scores), j, 0, is_full);
     typename Step::Scores weights = scores;  // S stays: its K is overwritten by now
     bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
     Step::pack(weights, p);

@@ -6,8 +6,7 @@
 // with packed sequences some have no rows.
 #pragma once
 
-#include "core/forward_params.hpp"
-#include "core/mask_map.hpp"
+#include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
 #include "sm90/tma_rows.hpp"
 
@@ -77,6 +76,12 @@ struct BasicTmaParams {
     return forward.template tile_of<kBlockM, Arch>(number);
   }
 
+  // For MaskedParams, whose workspace has the counter in front of the map.
+  CA_HOST_DEVICE Tiles const& dense() const { return forward; }
+  static TileScheduler scheduler_of(Problem const& p, KernelFacts const& facts) {
+    return sm90::tiles_of<Tiles>(p, facts).scheduler;
+  }
+
   // On the host.
   static BasicTmaParams prepare(Problem const& p, Workspace const& workspace,
                                 DeviceLimits const& device, KernelFacts const& facts) {
@@ -134,17 +139,16 @@ using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
 // Dense calls with a bias, whose tiles TMA copies as well.
 struct BiasTmaParams : TmaParams {
   TensorMap bias;
-  int32_t batch_per_head;  // batch entries that run before the next head: all that share the bias
-                           // of a head, or 1
-  int32_t shares_rows;     // whether one row of bias is copied for all rows of a tile
-  int32_t bias_bytes;      // copied with a tile of keys
+  BiasOrder order;
+  int32_t shares_rows;  // whether one row of bias is copied for all rows of a tile
+  int32_t bias_bytes;   // copied with a tile of keys
 
   static BiasTmaParams prepare(Problem const& p, Workspace const& workspace,
                                DeviceLimits const& device, KernelFacts const& facts) {
     PerLogit const& bias = p.logits.bias;
-    BiasTmaParams params = {TmaParams::prepare(p, workspace, device, facts), {}, 1, 0, 0};
+    BiasTmaParams params = {
+        TmaParams::prepare(p, workspace, device, facts), {}, BiasOrder::of(p), 0, 0};
     int32_t const heads = params.forward.scheduler.heads;
-    if (bias.batch_stride == 0) params.batch_per_head = p.batch;
     params.shares_rows = bias.row_stride == 0 && (heads == 1 || bias.head_stride == 0);
     params.bias_bytes = (params.shares_rows ? 1 : facts.block_m) * facts.block_n * 2;
     if (params.tiles == 0) return params;
@@ -157,44 +161,11 @@ struct BiasTmaParams : TmaParams {
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile_of(int number) const {
     TileScheduler const& scheduler = forward.scheduler;
-    TileOrder::Place place = scheduler.order.place(number);
-    if (batch_per_head > 1) {
-      int const head = place.head / batch_per_head;
-      place.head = (place.head - head * batch_per_head) * scheduler.groups + head;
-    }
-    return TileCoord(forward.problem, scheduler, kBlockM, place);
+    return TileCoord(forward.problem, scheduler, kBlockM, order.place(scheduler, number));
   }
 };
 
-// Dense calls with a bool mask, with or without a bias. A launch before the kernel makes its map.
-template <class Base>
-struct MaskedParams : Base {
-  MaskMap map;
-
-  static MaskedParams prepare(Problem const& p, Workspace const& workspace,
-                              DeviceLimits const& device, KernelFacts const& facts) {
-    return {Base::prepare(p, workspace, device, facts),
-            map_of(p, facts, static_cast<char*>(workspace.data) + kBaseBytes)};
-  }
-
-  static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const& facts) {
-    return kBaseBytes + map_of(p, facts, nullptr).bytes();
-  }
-
-  Launch launch_before(KernelFacts const&) const {
-    return {map.rows() * map.num_words * 4, 1, MaskMap::kThreads, MaskMap::smem_bytes(map.block_m)};
-  }
-  Launch launch_after(KernelFacts const&) const { return {}; }
-
- private:
-  static constexpr int64_t kBaseBytes = MaskMap::kAlignment;  // the counter of tiles
-
-  static MaskMap map_of(Problem const& p, KernelFacts facts, void* memory) {
-    facts.packs_heads = 1;  // as all kernels with these arguments do, also those yet to be compiled
-    return MaskMap::prepare(p, sm90::tiles_of<ForwardParams>(p, facts).scheduler, facts.block_m,
-                            facts.block_n, memory);
-  }
-};
+// Dense calls with a bool mask, with or without a bias.
 using MaskTmaParams = MaskedParams<TmaParams>;
 using BiasMaskTmaParams = MaskedParams<BiasTmaParams>;
 

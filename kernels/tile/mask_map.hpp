@@ -9,13 +9,13 @@
 
 #include <cute/config.hpp>
 
-#include "core/mask_map.hpp"
+#include "core/masked_params.hpp"
 #include "core/vector.hpp"
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn {
 
-// Params: with `map` and forward.problem, forward.scheduler, forward.mask().
+// Params: MaskedParams.
 template <class Params_, int kBlockM, int kBlockN>
 struct MakeMaskMap {
   using Params = Params_;
@@ -42,7 +42,7 @@ struct MakeMaskMap {
     Class found = {};
     if (key_tile < map.key_tiles) {
       auto* const words = reinterpret_cast<uint32_t*>(smem) + warp * kTileWords;
-      found = Rows<Arch>(params, row).classify(map.bits_of(row), key_tile, words);
+      found = Rows<Arch>(map, params.dense(), row).classify(map.bits_of(row), key_tile, words);
     }
     auto* const of_warps = reinterpret_cast<Class*>(smem) + kWarps * kTileWords;
     if (Arch::thread() % 32 == 0) of_warps[warp] = found;
@@ -74,11 +74,11 @@ struct MakeMaskMap {
     int seqlen_k;
     bool is_aligned;
 
-    CUTE_DEVICE Rows(Params const& params, int64_t row)
-        : mask(params.forward.problem.mask.elements),
-          tile(params.map.tile_of(row, params.forward.problem, params.forward.scheduler)) {
-      SeqLens const lens = tile.seq.lens(params.forward.problem);
-      IntervalMask const of_call = params.forward.template mask<true>(lens);
+    CUTE_DEVICE Rows(MaskMap const& map, ForwardParams const& dense, int64_t row)
+        : mask(dense.problem.mask.elements),
+          tile(map.tile_of(row, dense.problem, dense.scheduler)) {
+      SeqLens const lens = tile.seq.lens(dense.problem);
+      IntervalMask const of_call = dense.template mask<true>(lens);
       range = of_call.tiles(tile.q_begin, tile.q_end, kBlockN);
       interval = of_call.near(tile.q_begin);
       seqlen_k = lens.k;

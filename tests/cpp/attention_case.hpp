@@ -75,6 +75,10 @@ std::vector<Case> option_cases(int head_dim);
 std::vector<Case> few_option_cases(int head_dim);
 std::vector<Case> few_alibi_cases(int head_dim);  // of several tiles of keys
 std::vector<Case> few_dropout_cases(int head_dim);
+std::vector<Case> few_bias_cases(
+    int head_dim);  // of 16 bits, with entries of two keys side by side
+std::vector<Case> few_mask_cases(int head_dim);  // tiles of which all, some, or no keys are seen
+std::vector<Case> few_bias_mask_cases(int head_dim);
 
 // Few queries with many keys, which kernels for decoding split; the first reach every line of one.
 std::vector<Case> decode_cases(int head_dim);

@@ -244,6 +244,91 @@ std::vector<Case> few_dropout_cases(int head_dim) {
   return list;
 }
 
+std::vector<Case> few_bias_cases(int head_dim) {
+  Case shared{"bias that batch entries share, causal, five tiles of keys, large scores", 200, 264};
+  shared.bias = "hqk";
+  shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
+  shared.causal = true;
+  shared.magnitude = 40;
+  Case packed{"bias, heads in one tile, ragged", 20, 330};
+  packed.bias = "bhqk";
+  packed.num_heads_q = 8;
+  packed.num_heads_kv = packed.batch = 2;
+  Case of_keys{"bias that queries share, window", 130, 200};
+  of_keys.bias = "bhk";
+  of_keys.batch = of_keys.num_heads_q = of_keys.num_heads_kv = 2;
+  of_keys.window_left = 70;
+  Case others{"bias, softcap, ALiBi to both sides, chunks", 150, 264};
+  others.bias = "hqk";
+  others.alibi = "h";
+  others.softcap = 3;
+  others.attention_chunk = 100;
+  others.num_heads_q = others.num_heads_kv = 2;
+  std::vector<Case> list{shared, packed, of_keys, others};
+  for (Case& x : list) {
+    x.head_dim = head_dim;
+    x.layout = Layout::kContiguous;
+  }
+  return list;
+}
+
+std::vector<Case> few_mask_cases(int head_dim) {
+  Case shared{"mask of all heads and entries, rows without keys, ragged", 200, 333};
+  shared.mask = "qk";
+  shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
+  shared.magnitude = 40;
+  Case padding{"padding mask, heads in one tile, causal", 50, 400};
+  padding.mask = "bk";
+  padding.num_heads_q = 8;
+  padding.num_heads_kv = padding.batch = 2;
+  padding.causal = true;
+  padding.layout = Layout::kContiguous;
+  Case own{"mask of each head, heads in one tile", 40, 256};
+  own.mask = "bhqk";
+  own.num_heads_q = 8;
+  own.num_heads_kv = own.batch = 2;
+  own.layout = Layout::kContiguous;
+  Case blocks{"mask, tiles of which all, some, or no keys are seen", 300, 650};
+  blocks.mask = "bqk";
+  blocks.mask_block = 200;
+  blocks.batch = 2;
+  blocks.magnitude = 40;
+  Case corner{"mask, three rows that see a tile of keys; an entry without keys", 128, 131};
+  corner.mask = "bqk";
+  corner.mask_block = 1000;
+  corner.batch = 2;
+  corner.causal = true;
+  Case slopes = blocks;
+  slopes.name = "mask, such tiles, ALiBi";
+  slopes.batch = 1;
+  slopes.alibi = "h";
+  Case many{"mask, 35 tiles of keys, window: words of the map without tiles", 130, 2200};
+  many.mask = "qk";
+  many.window_left = 150;
+  many.window_right = 100;
+  Case terms{"mask, softcap, ALiBi to both sides, chunks", 150, 264};
+  terms.mask = "hqk";
+  terms.alibi = "h";
+  terms.softcap = 3;
+  terms.attention_chunk = 100;
+  terms.num_heads_q = terms.num_heads_kv = 2;
+  std::vector<Case> list{shared, padding, own, blocks, corner, slopes, many, terms};
+  for (Case& x : list) x.head_dim = head_dim;
+  return list;
+}
+
+std::vector<Case> few_bias_mask_cases(int head_dim) {
+  std::vector<Case> list = few_mask_cases(head_dim);
+  std::vector<Case> chosen{list[1], list[3], list[7]};
+  char const* const bias[] = {"bhqk", "k", "hqk"};
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    chosen[i].name = "bias and " + chosen[i].name;
+    chosen[i].bias = bias[i];
+    chosen[i].layout = Layout::kContiguous;
+  }
+  return chosen;
+}
+
 std::vector<Case> option_cases(int head_dim) {
   std::vector<Case> list = few_option_cases(head_dim);
   auto const add = [&](std::string name, int seqlen_q, int seqlen_k) -> Case& {
@@ -282,7 +367,9 @@ std::vector<Case> option_cases(int head_dim) {
   list.back().diagonal_shift = -13;
   add("ALiBi, negative scale", 40, 70).alibi = "h";
   list.back().softmax_scale = -0.125f;
-  for (Case const& x : few_alibi_cases(head_dim)) list.push_back(x);
+  for (auto* of : {&few_alibi_cases, &few_bias_cases, &few_mask_cases, &few_bias_mask_cases}) {
+    for (Case const& x : of(head_dim)) list.push_back(x);
+  }
   add("sinks", 40, 70).sinks = true;
   add("sinks and no key", 5, 0).sinks = true;
   add("sinks and rows hidden by a mask", 40, 70).sinks = true;

@@ -188,7 +188,8 @@ def test_names_of_the_scores_that_a_build_left_out():
     (row,) = [row for row in cutlass_attn.variants() if row.key == key]
     if not row.compiled or key not in jit.units():
         pytest.skip(f"this build has all of {key}, or nothing")
-    names = [f"{key}+alibi", f"{key}+softcap_alibi"]
+    scores = ["alibi", "chunk", "softcap_alibi", "softcap_chunk", "alibi_chunk"]
+    names = [f"{key}+{score}" for score in [*scores, "softcap_alibi_chunk"]]
     assert jit.entries(key) == jit.left_out(key) == names
     assert jit.left_out(names[0]) == names[:1]
     assert jit.left_out(f"{key}+identity") == []
@@ -254,7 +255,13 @@ print(time.perf_counter() - started, len(code))
 @pytest.mark.parametrize(
     ("kernel", "scores"),
     [
-        ("sm80", ["alibi", "softcap_alibi"]),
+        (
+            "sm80",
+            [
+                *("alibi", "chunk", "softcap_alibi", "softcap_chunk", "alibi_chunk"),
+                "softcap_alibi_chunk",
+            ],
+        ),
         ("sm80/general", ["general"]),
         ("wmma", ["identity", "softcap"]),
     ],

@@ -86,6 +86,18 @@ COMPOSED += pairwise(
 )
 
 
+COMPOSED += pairwise(
+    {
+        "kernel": ("sm80", "sm80/bias", "sm80/mask", "sm80/bias_mask"),
+        "tail": ("f16/d64", "bf16/d128", "f16/d256"),
+        "softcap": (False, True),
+        "alibi": (False, True),
+        "chunk": (True,),
+    },
+    seed=89,
+)
+
+
 @pytest.mark.parametrize("row", COMPOSED, ids=lambda row: "-".join(str(x) for x in row.values()))
 def test_composed_scores_compile(nvrtc, row):
     terms = {term for term in TERMS if row.get(term)} | ({"bias", "mask"} & set(words_of(row)))

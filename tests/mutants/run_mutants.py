@@ -38,14 +38,19 @@ HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
 RUN_LIMIT_S = 300
 # What the program of a unit is made of, and what it is called with.
-SOURCES = {unit: f"kernels_{unit}.cpp" for unit in ("sm80", "int8", "serving", "scalar", "wmma")}
+SOURCES = {
+    unit: f"kernels_{unit}.cpp" for unit in ("sm80", "terms", "int8", "serving", "scalar", "wmma")
+}
 SOURCES |= {unit: f"test_{unit}.cpp" for unit in ("backward", "limit", "latent")}
 SOURCES |= {"sm90": "few_sm90.cpp"}
 ARGUMENTS = {"backward": ("few",), "sm90": ("few",)}
 # And without a bug.
 ARGUMENTS_WITHOUT_BUG = {
-    "backward": ("few", "few_terms", "few_wgmma", "few_mask", "races"),
-    "sm90": ("few", "few_bias", "few_mask", "few_split_keys"),
+    "backward": (
+        *("few", "few_terms", "few_wgmma", "few_wgmma_terms", "few_wgmma_dropout"),
+        *("few_wgmma_bias_grad", "few_mask", "races"),
+    ),
+    "sm90": ("few", "few_bias", "few_mask", "few_dropout", "few_split_keys"),
 }
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\

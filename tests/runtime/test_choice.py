@@ -7,6 +7,26 @@ torch = pytest.importorskip("torch")
 
 HEADS, SEQLEN = 8, 2048
 
+# call, kernel on GPUs but Hopper, score; a bias and a mask are (1, 1, Sq, Sk) unless said otherwise
+FORWARD = [
+    ({"mask": "bool"}, "sm80/mask", "mask"),
+    ({"mask": "bool", "causal": True, "window": (99, 0)}, "sm80/mask", "mask"),
+    ({"mask": "bool", "attention_chunk": 64}, "sm80/mask", "mask"),  # chunks are in the map
+    ({"mask": "bool", "alibi_slopes": True, "softcap": 9.0}, "sm80/mask", "softcap_alibi_mask"),
+    ({"mask": "bool", "sk": 2047}, "sm80/mask", "mask"),
+    ({"bias": "float16"}, "sm80/bias", "bias"),
+    ({"bias": "float16", "attention_chunk": 64}, "sm80/bias", "bias_chunk"),
+    ({"bias": "float16", "mask": "bool"}, "sm80/bias_mask", "bias_mask"),
+    ({"attention_chunk": 64}, "sm80", "chunk"),
+    ({"attention_chunk": 64, "alibi_slopes": True}, "sm80", "alibi_chunk"),
+    ({"mask": "bool", "head_dim": 200}, "sm80/mask", "mask"),
+    # What they do not take:
+    ({"bias": "float32"}, "sm80/general", "general"),
+    ({"bias": "float16", "sk": 2047}, "sm80/general", "general"),
+    ({"mask": "bool", "dropout_p": 0.1}, "sm80/general", "general"),
+    ({"mask": "bool", "head_dim": 512}, "sm80/general", "general"),
+]
+
 BACKWARD = [
     # call, kernel on Hopper, kernel on Ada
     ({"head_dim": 128}, "sm90/backward_wgmma", "sm80/backward"),
@@ -55,6 +75,44 @@ def chosen(device, head_dim, head_dim_v=None, mask=False, alibi=False, bias=None
         options["bias"] = torch.ones((HEADS, SEQLEN, SEQLEN), dtype=torch.float16)
         options["bias"].requires_grad_(bias == "trained")
     return explain(q, k, v, device=device, grad=True, **options).chosen
+
+
+def call_of(head_dim=64, sk=SEQLEN, alibi_slopes=False, **options):
+    """Arguments of explain(): for a bias or a mask its dtype, for slopes whether there are some."""
+    q, k, v = (numpy.empty((2, HEADS, n, head_dim), numpy.float16) for n in (SEQLEN, sk, sk))
+    for name in ("bias", "mask"):
+        if name in options:
+            options[name] = numpy.empty((SEQLEN, sk), options[name])
+    if alibi_slopes:
+        options["alibi_slopes"] = numpy.ones(HEADS, numpy.float32)
+    return (q, k, v), options
+
+
+@pytest.mark.parametrize("device", ["sm_80", "sm_89", "sm_120"])
+@pytest.mark.parametrize(("call", "kernel", "score"), FORWARD, ids=lambda x: str(x))
+def test_a_bias_a_mask_and_chunks_have_kernels_of_their_own(call, kernel, score, device):
+    if reason := jit.available():
+        pytest.skip(reason)
+    operands, options = call_of(**call)
+    found = explain(*operands, device=device, **options)
+    assert (found.chosen.kernel, found.score) == (kernel, score)
+
+
+def test_few_queries_with_a_mask_decode():
+    q, k = (numpy.empty((2, HEADS, n, 64), numpy.float16) for n in (4, SEQLEN))
+    mask = numpy.empty((4, SEQLEN), bool)
+    assert explain(q, k, k, mask=mask, device="sm_89").chosen.kernel == "sm80/decode"
+
+
+def test_a_bias_in_odd_places_is_left_to_the_general_kernel():
+    if reason := jit.available():
+        pytest.skip(reason)
+    (q, k, v), options = call_of(bias="float16")
+    options["bias"] = numpy.empty((SEQLEN, SEQLEN + 1), numpy.float16)[:, 1:]
+    found = explain(q, k, v, device="sm_89", **options)
+    assert found.chosen.kernel == "sm80/general"
+    (reason,) = {x.reason for x in found.verdicts if x.variant.key == "sm80/bias/f16/d64/64x64x4"}
+    assert "bias's query stride is 2049 elements, allowed: multiples of 2" in reason
 
 
 @pytest.mark.parametrize(("call", "hopper", "ada"), BACKWARD)

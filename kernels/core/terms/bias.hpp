@@ -1,5 +1,6 @@
-// A bias that the kernel copies into shared memory with each tile of K, and adds by
-// Score::with_bias().
+// A bias of q's dtype that the kernel brings for each tile of logits, and adds by
+// Score::with_bias(): on Hopper by TMA, with the tile of K; elsewhere it reads the entries of two
+// neighbouring keys at a time, which begin at a multiple of their size.
 #pragma once
 
 #include "core/macros.hpp"

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "attention_case.hpp"
 #include "cutlass_attn.hpp"
 
 struct KernelUnderTest {
@@ -18,6 +19,7 @@ struct KernelUnderTest {
   bool fp8_kv = false;     // K and V are numbers of float8_e4m3fn
   bool drops = false;      // its cases have dropout
   bool has_alibi = false;  // its cases have ALiBi
+  std::vector<attention_case::Case> (*cases)(int head_dim) = nullptr;  // of these alone
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

@@ -1,5 +1,6 @@
 // Every compiled kernel that runs on the CPU, the GPU's among them, on every case: right against
 // fp64, and bitwise the same in whatever order threads and blocks run.
+#include <cstring>
 #include <map>
 #include <string>
 #include <tuple>
@@ -117,6 +118,17 @@ struct Group {
   }
 };
 
+// Kernels for calls with a bias or a mask alone.
+constexpr uint32_t kOfLogits = option::bias | option::mask;
+
+// Whether such a kernel has to take a case, which asks for these options.
+bool is_made_for(Variant const& variant, Case const& x, uint32_t asked) {
+  uint32_t const options = variant.kernel->options, needs = variant.kernel->needs & kOfLogits;
+  bool const has_pairs = !x.bias || (!x.bias_is_fp32 && std::strchr(x.bias, 'k'));
+  return needs != 0 && (needs & ~asked) == 0 && (asked & ~options) == 0 && has_pairs &&
+         x.layout == attention_case::Layout::kContiguous && !*x.unaligned && x.seqlen_k % 2 == 0;
+}
+
 // Each variant with the cases of a list; must_take(variant, case): whether it has to take it.
 template <class MustTake>
 void run_list(Group const& group, std::vector<Variant const*> const& variants,
@@ -126,21 +138,24 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
     what.accumulate = group.accumulate;
     what.quantize = group.quantize;
     SolvedCase problem(what, group.dtype);
+    uint32_t const asked = options_of(problem.call(), Op::kForward);
     for (Variant const* variant : variants) {
-      bool const lacks = (variant->kernel->needs & option::dropout) && what.dropout_p == 0;
-      bool const has_to = !lacks && must_take(*variant, what);
+      bool const lacks = variant->kernel->needs & ~asked;
+      bool const has_to =
+          !lacks && (is_made_for(*variant, what, asked) || must_take(*variant, what));
       Schedules const count = i < few ? kAll : i % 3 == 0 ? kTwo : kOne;
       CHECK(run(*variant, what, problem, count) || !has_to);
     }
   }
 }
 
-// Whether a variant is here, and has cases: test_backward.cpp, tests/call/test_float64.py,
-// kernels_serving.cpp and, for P and V in 8 bits, test_cpu.cpp, kernels_int8.cpp and
+// Whether a variant is here, and has cases: few_sm90.cpp, test_backward.cpp, kernels_serving.cpp,
+// tests/call/test_float64.py and, for P and V in 8 bits, test_cpu.cpp, kernels_int8.cpp and
 // tests/call/test_quantize_accuracy.py are for the others.
 bool is_tested(Variant const& variant) {
   VariantInfo const& info = variant.info;
-  bool const is_plain = (variant.kernel->needs & ~option::dropout) == 0;
+  uint32_t const known = option::dropout | (variant.kernel->tma ? 0 : kOfLogits);
+  bool const is_plain = (variant.kernel->needs & ~known) == 0;
   return info.device == Device::kCpu && info.compiled && info.op == Op::kForward &&
          info.dtype != DType::kFloat64 && is_plain && info.quantize <= Quantize::kQk;
 }

@@ -52,6 +52,7 @@ int main() {
     if (kernel.is_decode) cases.resize(6);
     if (kernel.drops) cases = attention_case::few_dropout_cases(kernel.head_dim);
     if (kernel.has_alibi) cases = attention_case::few_alibi_cases(kernel.head_dim);
+    if (kernel.cases) cases = kernel.cases(kernel.head_dim);
     if (kernel.takes_options) {
       for (auto& what : attention_case::few_option_cases(kernel.head_dim)) {
         if (kernel.takes_unaligned || *what.unaligned == 0) cases.push_back(what);

@@ -1,0 +1,63 @@
+#include "core/vector.hpp"
+#include "simt/host_unit.hpp"
+#include "simt/kernels_under_test.hpp"
+#include "sm80/forward.hpp"
+
+using namespace cutlass_attn;
+
+namespace {
+
+using Half = cutlass::half_t;
+
+template <int kHeadDim, int kBlockM, bool kHasBias, bool kHasMask>
+using Kernel = sm80::Forward<Half, kHeadDim, kHeadDim, kBlockM, 64, 4, 1, float, float,
+                             RowLayout::kDense, Half, false, kHasBias, kHasMask>;
+
+// With a workspace of garbage, of the size that is asked for before a kernel is compiled.
+template <class Kernel, class... Scores>
+Status launch_with_map(Problem const& problem, RunOptions const&) {
+  using Params = typename Kernel::Params;
+  KernelFacts known;
+  known.block_m = Kernel::kBlockM, known.block_n = Kernel::kBlockN;
+  std::vector<Vector16> workspace(size_t(Params::workspace_bytes(problem, {}, known) + 15) / 16,
+                                  Vector16{~uint64_t(0), ~uint64_t(0)});
+  RunOptions options;
+  options.workspace = {workspace.data(), int64_t(workspace.size()) * 16};
+  return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
+}
+
+KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,
+                   decltype(KernelUnderTest::cases) cases, int head_dim) {
+  KernelUnderTest kernel{name, DType::kFloat16, launch};
+  kernel.cases = cases;
+  kernel.head_dim = head_dim;
+  return kernel;
+}
+
+}  // namespace
+
+// Calls with a bias, a bool mask, or both, in the two schedules that take them.
+std::vector<KernelUnderTest> kernels_under_test() {
+  using simt::launch_on_host;
+  using Bias = Kernel<64, 64, true, false>;
+  using Mask = Kernel<64, 64, false, true>;
+  using BiasMask = Kernel<64, 128, true, true>;
+  using TiledBias = Kernel<128, 128, true, false>;
+  using TiledMask = Kernel<128, 128, false, true>;
+  return {of("sm80/bias/f16/d64/64x64x4, pipelined",
+             &launch_on_host<Bias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
+             &attention_case::few_bias_cases, 64),
+          of("sm80/mask/f16/d64/64x64x4, pipelined",
+             &launch_with_map<Mask, Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
+             &attention_case::few_mask_cases, 64),
+          of("sm80/bias_mask/f16/d64/128x64x4, pipelined",
+             &launch_with_map<BiasMask, Score<TileBias, MaskBits>,
+                              Score<Softcap, Alibi, TileBias, MaskBits>>,
+             &attention_case::few_bias_mask_cases, 64),
+          of("sm80/bias/f16/d128/128x64x4, tiled",
+             &launch_on_host<TiledBias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
+             &attention_case::few_bias_cases, 128),
+          of("sm80/mask/f16/d128/128x64x4, tiled",
+             &launch_with_map<TiledMask, Score<MaskBits>, Score<Softcap, Alibi, MaskBits>>,
+             &attention_case::few_mask_cases, 128)};
+}
