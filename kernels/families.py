@@ -223,7 +223,8 @@ def _needs(settings: Settings) -> tuple[str, ...]:
 def _pairs(settings: Settings) -> tuple[str, ...]:
     """A bias that TMA does not copy, and a mask without a map."""
     read_in_pairs = {
-        "bias": settings.axes["bias"] and settings.namespace != "sm90",
+        "bias": settings.axes["bias"] == "pairs"
+        or (settings.axes["bias"] and settings.namespace != "sm90"),
         "mask": settings.axes["mask"] == "pairs",
     }
     return tuple(option for option, is_read in read_in_pairs.items() if is_read)

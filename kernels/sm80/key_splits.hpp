@@ -31,7 +31,7 @@ struct KeySplits {
   struct Size {
     int64_t tiles;  // of rows
     int32_t count;
-    int64_t partial;         // floats of a split
+    int64_t partial;  // floats of a split
     int32_t group = kMax;
     int32_t tiles_each = 0;  // of keys, in a split of a fixed size
 

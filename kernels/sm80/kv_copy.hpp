@@ -283,7 +283,7 @@ struct KvCopy {
                            int columns) const {
     int const own = opaque(thread);
     copy_from<Copy, kIsV>(target, first + (key + Copy::row(own)) * row_stride + Copy::column(own),
-                    row_stride, key, columns);
+                          row_stride, key, columns);
   }
   template <class Copy, bool kIsV>
   CUTE_DEVICE void copy_from(Address target, Kv const* source, int64_t row_stride, int key,

@@ -20,7 +20,7 @@ from ._mods import interpreter
 from ._mods.block_mask import check
 from ._mods.graph import Graph
 from ._mods.masks import Lengths
-from ._mods.translate import Mods, Translated, compiles_well, translate
+from ._mods.translate import Mods, Translated, translate
 
 NAMES = ("score_mod", "mask_mod", "block_mask")
 _OF_LOGITS = ("softcap", "alibi_slopes", "bias")
@@ -148,6 +148,19 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
         return result
     out, lse = result
     return out, lse + found.lse_shift
+
+
+def compiles_well(*operands: torch.Tensor) -> bool:
+    """Whether fast kernels can be compiled with a score_mod for these q, k and v."""
+    if operands[0].device.type != "cuda" or operands[0].dtype == torch.float32:
+        return False
+    for x in operands:
+        sizes = [x.shape[-1], x.storage_offset(), *x.stride()[:-1]]
+        if x.shape[-1] > 256 or x.stride(-1) != 1 or any(size % 8 for size in sizes):
+            return False
+    from . import jit
+
+    return not jit.available(operands[0].device.index)
 
 
 def computed(call: Call, score: Graph) -> Any:

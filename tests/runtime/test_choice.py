@@ -1,5 +1,6 @@
 """Which kernel runs a call on which GPU, as docs/kernels.md tells: no GPU is needed to ask."""
 
+import numpy
 import pytest
 from cutlass_attn import explain, jit
 

@@ -128,19 +128,6 @@ def translate(
     return Translated(score.scale, keys, options, operands.lse_shift, None)
 
 
-def compiles_well(*operands: torch.Tensor) -> bool:
-    """Whether fast kernels can be compiled with a score_mod for these q, k and v."""
-    if operands[0].device.type != "cuda" or operands[0].dtype == torch.float32:
-        return False
-    for x in operands:
-        sizes = [x.shape[-1], x.storage_offset(), *x.stride()[:-1]]
-        if x.shape[-1] > 256 or x.stride(-1) != 1 or any(size % 8 for size in sizes):
-            return False
-    from cutlass_attn import jit
-
-    return not jit.available(operands[0].device.index)
-
-
 def _joined(
     first: masks.Interval,
     second: masks.Interval,

@@ -25,11 +25,11 @@ from torch.nn.attention.flex_attention import (
 
 import cutlass_attn
 from cutlass_attn._call.call import Call
-from cutlass_attn._modified import computed
+from cutlass_attn._modified import compiles_well, computed
 from cutlass_attn._mods import block_mask as _block_mask
 from cutlass_attn._mods import masks
 from cutlass_attn._mods.graph import UnsupportedModError
-from cutlass_attn._mods.translate import Mods, compiles_well, translate
+from cutlass_attn._mods.translate import Mods, translate
 
 __all__ = [
     "AuxOutput",
