@@ -7,15 +7,15 @@
 namespace cutlass_attn {
 
 // Chooses the number of splits with the least modelled latency. The unit is the time for one key in
-// a block, when every SM has all its blocks. A split has its share of the keys; all splits of all
-// tiles take some waves. The result of a split, 32 KB for 16 rows, is read by the last block of its
-// group, and that of a group by the last of all.
+// a block that is alone on its SM. A split has its share of the keys; all splits of all tiles take
+// some waves. The result of a split, 32 KB for 16 rows, is read by the last block of its group, and
+// that of a group by the last of all. The constants are fitted to an H200 (docs/latent.md).
 struct LatentSplits {
   static constexpr int kMaxHeadDim = 512;
   static constexpr int kMinKeys = 64;    // of a split: two tiles
   static constexpr int kStartKeys = 30;  // for a block to start: the launch, Q, the first tile
   static constexpr int kLevelKeys = 20;  // for results to reach the last block, once for each level
-  static constexpr int kPartKeys = 4;    // for it to read one result
+  static constexpr int kPartKeys = 22;   // for it to read one result
   static constexpr int kGroup = 16;      // see KeySplits::group
   static constexpr int kBlockBytes = 100 << 10;  // of shared memory, at the most
 
@@ -27,26 +27,30 @@ struct LatentSplits {
     int64_t const keys = most_keys(p, p.seq_q.seqlen);
     int64_t most = keys / kMinKeys;
     if (most > KeySplits::kMax) most = KeySplits::kMax;
-    int64_t best = 1, least = cost(keys, 1, tiles, blocks, block_m);
+    int64_t best = 1, least = cost(keys, 1, tiles, blocks, device.num_sms, block_m);
     auto const consider = [&](int64_t n) {
       if (n < 2 || n > most) return;
-      int64_t const its = cost(keys, n, tiles, blocks, block_m);
+      int64_t const its = cost(keys, n, tiles, blocks, device.num_sms, block_m);
       if (its < least) best = n, least = its;
     };
     // More than a few splits are worth it where they fill whole waves.
     for (int64_t n = 2; n <= 8; ++n) consider(n);
+    consider(device.num_sms / tiles);
     for (int64_t waves = 1; waves <= 3; ++waves) consider(waves * blocks / tiles);
     consider(most);
     return int32_t(best);
   }
 
  private:
-  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int block_m) {
+  static int64_t cost(int64_t keys, int64_t n, int64_t tiles, int64_t blocks, int64_t num_sms,
+                      int block_m) {
     int64_t const waves = (tiles * n + blocks - 1) / blocks;
+    // Each of two blocks on an SM takes 1.5 times as long for its keys.
+    int64_t const own = tiles * n > num_sms && blocks > num_sms ? keys * 3 / (2 * n) : keys / n;
     int64_t const groups = KeySplits::groups_of(int32_t(n), kGroup);
     int64_t const parts = n == 1 ? 0 : n <= kGroup ? n : kGroup + groups;
     int64_t const levels = n == 1 ? 0 : groups > 1 ? 2 : 1;
-    return waves * (keys / n + kStartKeys) + levels * kLevelKeys + parts * kPartKeys * block_m / 16;
+    return waves * (own + kStartKeys) + levels * kLevelKeys + parts * kPartKeys * block_m / 16;
   }
 };
 

@@ -45,6 +45,8 @@ OPTION_CASES = [dataclasses.replace(CASE, name=name, **{name: "bhqk"}) for name 
 @pytest.mark.parametrize(("variant", "case"), cases.all_pairs(OPTION_CASES))
 @pytest.mark.parametrize("dimension", [*DIMENSIONS.values(), 3])
 def test_far_option(variant, case, dimension):
+    if dimension == 3 and variant.kernel.startswith("sm80/bias"):
+        pytest.skip("keys of a bias lie side by side")
     name = case.name
     q, k, v, _ = cases.tensors(case, variant.dtype, variant.head_dim or 64, variant.device)
     option = cases.keywords(case, variant.dtype, variant.device)[name]

@@ -70,7 +70,7 @@ def operands(seqlen=256, dtype=torch.float16):
         ("sm_90", False, {}, "sm90"),
         ("sm_90", False, {"causal": True, "attention_chunk": 64}, "sm90"),
         ("sm_90", False, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm90/mask"),
-        ("sm_90", True, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm90/backward"),
+        ("sm_90", True, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm90/backward_wgmma"),
         ("sm_80", False, {"mask_mod": lambda b, h, q, k: (q + k) % 3 == 0}, "sm80"),
         ("sm_80", True, {"causal": True}, "sm80/backward"),
         ("sm_80", True, {"deterministic": True}, "sm80/backward_ordered"),
