@@ -91,7 +91,8 @@ def test_out_and_lse_with_options(device):
     assert result is out
     assert torch.equal(out, attention(q, k, v, **options))
     without = options | {"dropout_p": 0.0}
-    assert torch.equal(lse, attention(q, k, v, **without, return_lse=True)[1])
+    # On a GPU another kernel runs without dropout.
+    torch.testing.assert_close(lse, attention(q, k, v, **without, return_lse=True)[1])
 
 
 def test_numpy_equals_torch():

@@ -176,7 +176,7 @@ DECODE = [
 
 def decode_pairs():
     return [
-        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=cases.needs(variant))
+        pytest.param(variant, case, id=f"{variant.key}-{case}", marks=marks(variant))
         for variant in cases.compiled_variants(special=True)
         for case in map(with_equal_queries, in_stores(DECODE))
         if serving.fits(variant, case, case.seqlens_q[0])
