@@ -140,3 +140,29 @@ def test_errors(options, error, message):
         attention_decode(torch.zeros(2, 1, 1, 16), cache, cache, 5, **options)
     with pytest.raises(TypeError, match="'split_size'"):
         cutlass_attn.attention(*[torch.zeros(1, 1, 4, 16)] * 3, split_size=64)
+
+
+LATENT = [v for v in cases.compiled_variants(special=True) if v.kernel.startswith("sm80/latent")]
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, id=v.key, marks=cases.needs(v)) for v in LATENT]
+)
+def test_latents_have_the_same_bits_in_any_batch(variant):
+    """Whose splits are merged in groups, and then the groups."""
+    columns = variant.head_dim
+    dtype, device = getattr(torch, variant.dtype), variant.device
+    kv = torch.randn(3, 1400, 1, columns, dtype=dtype, device=device)
+    q = torch.randn(3, 2, 16, columns, dtype=dtype, device=device)
+    lengths = [1400, 130, 333]
+    options = {"causal": True, "softmax_scale": 0.05, "kernel": variant.key}
+
+    def run(at, split_size):
+        k = kv[at, : max(lengths[at])]
+        used = int32(lengths[at], device)
+        return attention_decode(q[at], k, k[..., :512], used, split_size=split_size, **options)
+
+    together = run(slice(None), 64)
+    torch.testing.assert_close(together, run(slice(None), 0), rtol=0, atol=4e-3)
+    for b in range(3):
+        assert torch.equal(run(slice(b, b + 1), 64)[0], together[b])
