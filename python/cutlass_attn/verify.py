@@ -107,7 +107,7 @@ def confirm(call: Call, tested: str, out: Any, lse: Any) -> None:
             "rounds whole batch entries; allowed: attention_varlen, or one of the two"
         )
     lib = library_of(call.q)
-    baseline = _baseline(facts.device, tested)
+    baseline = _baseline(facts.device, tested, bool(padding))
     as_given = call.with_options(quantize=None, max_error=None)
     same = call if facts.quantize is None else _with_rounded_operands(as_given, lib, facts)
     on_baseline = {"kernel": baseline, "accumulate": "fp32", "out": None, "return_lse": False}
@@ -372,8 +372,10 @@ def _size_of_terms(lib: Any, facts: _C.Call, options: dict[str, Any]) -> float:
     return size
 
 
-def _baseline(device: str, tested: str) -> str:
-    """A scalar kernel other than the tested one."""
+def _baseline(device: str, tested: str, has_padding: bool) -> str:
+    """A scalar kernel other than the tested one; with padding the only one that takes it."""
+    if has_padding:
+        return "scalar/minimal-simt" if device == "cpu" else "scalar/minimal"
     if device == "cpu":
         preferred, other = "scalar/minimal-simt", "scalar/tiled-simt"  # the plainest there is
     else:

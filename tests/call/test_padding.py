@@ -380,7 +380,9 @@ def test_verify(device):
     inputs = batch(device, torch.float16)
     inputs[1][1, :, 6:] = torch.nan
     inputs[2][1, :, 6:] = torch.nan
-    attention(*inputs, **PADDING, verify=True)
+    minimal = "scalar/minimal" if device == "cuda" else "scalar/minimal-simt"
+    for kernel in ("auto", minimal):
+        attention(*inputs, **PADDING, verify=True, kernel=kernel)
     with pytest.raises(ValueError, match="verify=True with quantize and padding"):
         attention(*inputs, **PADDING, verify=True, quantize="qk")
 
