@@ -83,17 +83,18 @@ class Tile(TileShape):
                 "LDGSTS": copies,
             }
         if self.is_pipelined and self.score == "general":
-            # Q once; Q K^T of the first key block, and in the loop of one; there P V of one.
-            # Before the loop the copies of two tiles of K begin.
+            # Q once; Q K^T of the first key block, and in the loop of one; there P V of one, twice:
+            # where every key is seen, and where V of some is cleared. Both begin with one load of
+            # V. Before the loop the copies of two tiles of K begin.
             products = (
                 self.rows * 4 * self.key_block * dims,
-                self.rows * 2 * self.key_block * dims_v,
+                self.rows * 4 * self.key_block * dims_v,
             )
             return {
                 "HMMA": sum(products),
                 "HMMA.F16": 0,
                 "LDSM": self.rows * dims + 2 * self.key_block * dims,
-                "LDSM.T": self.key_block * dims_v,
+                "LDSM.T": 2 * self.key_block * dims_v - 1,
                 "LDGSTS": copies + COPIES * (load_k + load_v),
             }
         if self.is_pipelined:

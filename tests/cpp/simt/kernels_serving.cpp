@@ -208,8 +208,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Decode = sm80::Decode<Half, 64, 64, 16, 16, 4>;
   using Varlen = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kVarlen>;
   using PagedForward = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged>;
-  using SplitKeys =
-      sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kDense, Half, false, true>;
+  using SplitKeys = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kDense, Half,
+                                  false, false, false, true>;
+
   using DecodeFp8 = sm80::Decode<Half, 64, 64, 16, 16, 4, E4M3>;
   using PagedForwardFp8 =
       sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged, E4M3>;
