@@ -90,6 +90,8 @@ class Library {
 
   // Whether writing to the array is forbidden; count_write() tells the library of a write.
   virtual bool is_frozen(PyObject*) const { return false; }
+  // Whether arrays without memory begin at one element of one storage.
+  virtual bool share_storage(PyObject*, PyObject*) const { return false; }
   virtual void count_write(PyObject*) const {}
 
   // Whether gradients are recorded now, whether one of these arrays needs a gradient, and whether

@@ -142,16 +142,6 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
   }
 }
 
-// Whether tensors without memory begin at one element of one storage.
-bool share_storage(PyObject* x, PyObject* y) {
-  auto const place = [](py::handle tensor) {
-    return py::make_tuple(tensor.attr("untyped_storage")().attr("_cdata"),
-                          tensor.attr("storage_offset")());
-  };
-  if (!py::hasattr(x, "untyped_storage") || !py::hasattr(y, "untyped_storage")) return false;
-  return place(x).equal(place(y));
-}
-
 }  // namespace
 
 void clear(PyObject* array) {
@@ -455,7 +445,7 @@ void Call::assume_memory(Arguments const& given) {
     p.o = {nullptr, is_packed ? 0 : last[-2] * second, bshd ? third : second, bshd ? second : third,
            p.q.dtype};
   }
-  bool const is_view = !p.k.data && !p.v.data && share_storage(given.k, given.v);
+  bool const is_view = !p.k.data && !p.v.data && library->share_storage(given.k, given.v);
   for (Operand* t : {&p.q, &p.k, &p.v, &p.o}) {
     int64_t const place = t == &p.o ? 3 : t == &p.v && !is_view ? 2 : 1;
     if (t->data == nullptr) t->data = reinterpret_cast<void*>(place << 60);

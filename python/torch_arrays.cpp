@@ -88,6 +88,14 @@ class Torch final : public Library {
         [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
 
+  bool share_storage(PyObject* x, PyObject* y) const override {
+    auto const place = [](py::handle tensor) {
+      return py::make_tuple(tensor.attr("untyped_storage")().attr("_cdata"),
+                            tensor.attr("storage_offset")());
+    };
+    return place(x).equal(place(y));
+  }
+
   bool is_frozen(PyObject* x) const override {
     return says(PyObject_CallOneArg(is_frozen_.ptr(), x));
   }
