@@ -83,7 +83,9 @@ AXES: dict[str, dict[str | bool, Value]] = {
     },
     "bias_grad": {
         False: Value(type={"bias_grad": "false"}),
-        True: Value("bias", {"bias_grad": "true"}, options=("bias_grad",), needs=("bias_grad",)),
+        True: Value(
+            "bias", {"bias_grad": "true"}, "Grad", options=("bias_grad",), needs=("bias_grad",)
+        ),
     },
     "dropout": {
         False: Value(type={"dropout": "false"}),

@@ -67,8 +67,10 @@ OPTIONS = {
     "sm90/backward_wgmma_with_bias_mask": {
         *("bias", "mask", "sinks", "alibi_slopes", "attention_chunk"),
     },
-    "sm90/backward_wgmma_bias_grad": {"bias", "sinks"},
-    "sm90/backward_wgmma_mask_bias_grad": {"bias", "mask", "sinks", "attention_chunk"},
+    "sm90/backward_wgmma_bias_grad": {"bias", "sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_mask_bias_grad": {
+        *("bias", "mask", "sinks", "alibi_slopes", "attention_chunk"),
+    },
     "sm90/backward_wgmma_dropout": {"dropout", "sinks", "alibi_slopes"},
     "sm90/backward_wgmma_varlen_dropout": {"dropout", "sinks", "alibi_slopes"},
     "sm90/backward_wgmma_mask_dropout": {
@@ -111,7 +113,7 @@ def takes(variant, case):
         asks_for = asks_for | {"bias_grad"}  # the bias has a gradient where the kernel gives it
     if not (set(variant.needs) <= asks_for and case.asks_for <= options_of(variant)):
         return False
-    if variant.kernel.startswith("sm90/bias") and not _has_bias_for_tma(case):
+    if variant.kernel.startswith("sm90") and case.bias and not _has_bias_for_tma(case):
         return False
     if not all(_has_pairs(case, x) for name, x in PAIRS if variant.kernel.startswith(name)):
         return False
@@ -132,18 +134,12 @@ def takes(variant, case):
     return case.has_whole_vectors and (case.is_aligned or takes_elements)
 
 
-WITHOUT_SOFTCAP = (
-    "sm90/backward_two_pass",
-    "sm90/backward_wgmma_bias_grad",
-    "sm90/backward_wgmma_mask_bias_grad",
-)
+WITHOUT_SOFTCAP = ("sm90/backward_two_pass",)
 # Kernels, and what they read for two keys at a time.
 PAIRS = (
     ("sm80/bias", ("bias",)),
     ("sm80/backward_with_bias", ("bias", "mask")),
     ("sm80/backward_mask", ("mask",)),
-    *((f"sm90/backward_wgmma_{name}", ("bias",)) for name in ("with_bias", "bias_grad")),
-    ("sm90/backward_wgmma_mask_bias_grad", ("bias",)),
 )
 
 

@@ -49,6 +49,28 @@ struct TileOrder {
   }
 };
 
+// Where batch entries share the bias of a head, the tiles of all of them run before the next head,
+// and read the bias from L2.
+struct BiasOrder {
+  int32_t entries;  // that run before the next head
+  FastDivisor by_entries;
+
+  static BiasOrder of(Problem const& p) {
+    PerLogit const& bias = p.logits.bias;
+    bool const is_shared = bias.data != nullptr && bias.batch_stride == 0 && p.batch > 1;
+    int32_t const entries = is_shared ? p.batch : 1;
+    return {entries, FastDivisor(entries)};
+  }
+  // `heads` of each entry.
+  CA_HOST_DEVICE TileOrder::Place place(TileOrder::Place place, int heads) const {
+    if (entries > 1) {
+      int const head = by_entries(place.head);
+      place.head = (place.head - head * entries) * heads + head;
+    }
+    return place;
+  }
+};
+
 // Rows of a head group, cut into tiles of block_m. If they do not fill all tiles, the first tile is
 // shorter, in steps of kStep: under a causal mask the last tile has the most keys, and is full or
 // nearly full.

@@ -273,8 +273,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       });
     });
   }
-  if (variant.kernel->tma && is_forward &&
-      (call.options & variant.kernel->options & option::bias)) {
+  if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
   uint32_t const in_pairs = call.options & variant.kernel->pairs;
@@ -287,10 +286,6 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
                name_of(p.logits.bias_dtype);
       });
     }
-  }
-  if (variant.kernel->tma && (call.options & variant.kernel->needs & option::bias_grad)) {
-    examine_pairs(p, "grad_bias", p.grad->bias, 4,
-                  [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
   if (in_pairs & option::mask) {
     examine_pairs(p, "mask", p.mask.elements, 1,

@@ -38,7 +38,7 @@ template <class Config, class Arch>
 CUTE_DEVICE int number_of_tile(BackwardParams const& params,
                                typename Config::SharedStorage& shared) {
   if constexpr (!Config::kIsOrdered) {
-    return params.tile_of_block<Config::kHasBiasGrad>(Arch::block());
+    return params.tile_of_block(Arch::block());
   } else {
     if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
     Arch::sync();  // the ticket full

@@ -93,7 +93,9 @@ struct BackwardParams {
   // their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile reads them.
   int32_t group;
   FastDivisor by_group;
+  int32_t zeroes_bias;  // whether the launch before zeroes the bias's gradient
   TileOrder order;  // where dQ is added in any order and sequences are not packed
+  BiasOrder bias_order;
 
   // facts.block_m is the number of keys in a tile.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
@@ -114,6 +116,8 @@ struct BackwardParams {
     params.turns = reinterpret_cast<int32_t*>(floats + tiles * (floats_of_rows(p) + 1));
     params.begin_together(64);
     int32_t const tiles_of_head = params.tiles_of_head();
+    params.zeroes_bias = bool(p.grad->bias);
+    params.bias_order = BiasOrder::of(p);
     // What the blocks of a KV head read: Q and dO.
     int64_t const bytes = int64_t(p.seq_q.seqlen) * (p.head_dim + p.head_dim_v) * 2;
     params.order = TileOrder(tiles_of_head, params.keys.all / tiles_of_head,
@@ -134,7 +138,7 @@ struct BackwardParams {
 
   // One block per tile of queries, then blocks that zero the bias's gradient.
   CA_HOST_DEVICE int64_t blocks_before() const {
-    return queries.all + (grad.bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
+    return queries.all + (zeroes_bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
   }
   Launch launch_before(KernelFacts const&) const {
     Launch launch{blocks_before(), 1, kAsideThreads, 1024};
@@ -160,16 +164,10 @@ struct BackwardParams {
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The number of the tile of keys of a block. kBatchFirst: a head's tiles of all batch entries
-  // come before those of the next head.
-  template <bool kBatchFirst>
+  // The number of the tile of keys of a block.
   CA_HOST_DEVICE int32_t tile_of_block(int32_t block) const {
     if (problem.seq_k.cu_seqlens) return block;
-    TileOrder::Place place = order.place(block);
-    if (kBatchFirst) {
-      int32_t const head = place.head / problem.batch;
-      place.head = (place.head - head * problem.batch) * keys.heads + head;
-    }
+    TileOrder::Place const place = bias_order.place(order.place(block), keys.heads);
     return place.head * order.tiles + place.turn;
   }
   // The number of the tile of keys of the block with this ticket.

@@ -107,7 +107,7 @@ struct BackwardScores {
   struct OfLogits : OfProducts {
     Packed logits;
   };
-  using Given = std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
+  using Given = std::conditional_t<Config::kKeepsWeights && !Score::kIsLinear, OfLogits, OfProducts>;
 
   // Entries read from memory for the logits of a slice.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
@@ -164,7 +164,8 @@ struct BackwardScores {
   //   stats:    statistics of the slice's first query in shared memory
   //   queries:  queries_of_key from the warp's first key on; is_masked: whether any element is
   //             masked
-  //   extra:    apply_bits() masks what the bits of a MaskBits mask; keep(n, given) is called once
+  //   extra:    add_bias() adds the bias of a TileBias term; apply_bits() masks what the bits of a
+  //             MaskBits mask; keep(n, given) is called once
   //             `given` has the 16 queries with number n
   struct NoExtra {
     CUTE_DEVICE void apply_bits(Slice&) const {}
@@ -187,6 +188,7 @@ struct BackwardScores {
       }
       entries.transpose();
       apply_terms(x, at, lens, slice, entries, lane);
+      if constexpr (Score::kHasBias) extra.add_bias(score, x);
       if constexpr (Score::kHasMod) apply_mod(x, slope, at, slice, lane);
     }
     if constexpr (kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too

@@ -1,7 +1,8 @@
 // Backward attention on wgmma and TMA (sm_90a: Hopper): dK and dV of a tile of keys a block, dQ
 // added to memory; P is recomputed.
 //
-// Grid:       one block per (batch, KV head, tile of kBlockN keys)
+// Grid:       one block per (batch, KV head, tile of kBlockN keys); then, for the gradient of a bias,
+//             one per tile of it (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
 //             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
@@ -19,6 +20,7 @@
 #include "arch/sm90.hpp"
 #include "sm80/backward_rows.hpp"
 #include "sm90/backward_before_mask.hpp"
+#include "sm90/backward_bias.hpp"
 #include "sm90/backward_consumer.hpp"
 #include "sm90/backward_grad_q.hpp"
 
@@ -27,25 +29,33 @@ namespace cutlass_attn::sm90 {
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
           class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false,
-          bool kDrops = false, bool kHasBiasGrad = false>
+          bool kDrops = false, bool kHasBiasGrad = false, bool kHasBias = false>
 struct Backward {
   using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered,
-                                kHasMask, kDrops, kHasBiasGrad>;
+                                kHasMask, kDrops, kHasBias>;
   using Shared = typename Config::SharedStorage;
-  using Params = typename Config::Params;
+  using OfBias = BiasGradConfig<Config>;
+  using Params = std::conditional_t<kHasBiasGrad, typename OfBias::Params, typename Config::Params>;
   using Machine = arch::Sm90;
-  using BeforeRows = std::conditional_t<kHasBiasGrad, sm80::BackwardBeforeBias<Element, SeqInfo>,
-                                        sm80::BackwardBefore<Element, SeqInfo>>;
+  using BeforeRows = sm80::BackwardBefore<Element, SeqInfo>;
   using Before = std::conditional_t<kHasMask, BackwardBeforeMask<BeforeRows, kBlockN>, BeforeRows>;
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
-  static constexpr int kSmemBytes = sizeof(Shared);
+  static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
+  static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
   static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
+    if constexpr (kHasBiasGrad) {
+      int const number = Arch::block() - int(params.keys.all);
+      if (number >= 0) {
+        auto& shared = *reinterpret_cast<typename OfBias::SharedStorage*>(smem);
+        return BiasGrad<Config, Score, Arch>::run(params, shared, number);
+      }
+    }
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     auto const tile = params.keys.template tile<kBlockN, Config::kIsVarlen, Arch>(
         p.seq_k, p.batch, sm80::number_of_tile<Config, Arch>(params, shared));

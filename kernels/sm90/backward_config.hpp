@@ -23,18 +23,21 @@ inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
 // dQ; it is also the producer if registers do not suffice for a separate one.
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
-          bool kIsOrdered_, bool kHasMask_, bool kDrops_, bool kHasBiasGrad_>
+          bool kIsOrdered_, bool kHasMask_, bool kDrops_, bool kHasBias_>
 struct BackwardConfig {
   using Element = Element_;
   using SeqInfo = SeqInfo_;
   static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
   static constexpr bool kIsOrdered = kIsOrdered_, kHasMask = kHasMask_;
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
-  // Whether there is dropout; whether the bias has a gradient.
-  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops, kHasBiasGrad = kHasBiasGrad_;
-  using Params =
-      std::conditional_t<kHasMask, MaskBackwardParams,
-                         std::conditional_t<kIsVarlen, VarlenBackwardParams, BackwardParams>>;
+  // Whether there is dropout; a bias. The gradient of a bias is up to other blocks.
+  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops;
+  static constexpr bool kHasBias = kHasBias_, kKeepsWeights = false;
+  using Dense =
+      std::conditional_t<kHasMask,
+                         std::conditional_t<kHasBias, BiasMaskBackwardParams, MaskBackwardParams>,
+                         std::conditional_t<kHasBias, BiasBackwardParams, BackwardParams>>;
+  using Params = std::conditional_t<kIsVarlen, VarlenBackwardParams, Dense>;
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kGroups = kWarps_ / 4, kGroupThreads = 128;
   static constexpr int kComputeThreads = kGroups * kGroupThreads;
@@ -55,6 +58,10 @@ struct BackwardConfig {
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
   using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
+  // The bias of a warpgroup's keys: query, key. It comes in the buffer of the dS that these keys get
+  // later in the step.
+  using TileBias = SwizzledTile<kBlockM, 64>;
+  static_assert(kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;
 
   using Block = sm80::BackwardBlock<SeqInfo, kWarpsN>;
@@ -135,6 +142,20 @@ struct PublishedSteps {
 // What the consumers and the warpgroup of dQ iterate with.
 template <class Config>
 using StepsOf = std::conditional_t<Config::kHasMask, PublishedSteps, BackwardSteps<Config>>;
+
+// Copies a tile from `row` on, in boxes of 64 rows and 64 columns. By one thread.
+template <class Tile, class Arch, class Rows>
+CUTE_DEVICE void copy_boxes(Rows const& from, char* to, arch::Barrier* full, int row, int head,
+                            SequenceRows const& of) {
+  CUTE_UNROLL
+  for (int c = 0; c < Tile::kChunks; ++c) {
+    CUTE_UNROLL
+    for (int i = 0; i < Tile::kRows; i += 64) {
+      from.template load<Arch>(to + c * Tile::kChunkBytes + i * Tile::kRowBytes, full, c * 64,
+                               row + i, head, of);
+    }
+  }
+}
 
 // Arrives at a barrier for a warp, once all its lanes are done. Called by all lanes.
 template <class Arch>

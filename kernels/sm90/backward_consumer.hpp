@@ -14,8 +14,8 @@
 #pragma once
 
 #include "sm80/backward_scores.hpp"
-#include "sm90/backward_bias.hpp"
 #include "sm90/backward_config.hpp"
+#include "sm90/backward_tile_bias.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -33,7 +33,6 @@ struct BackwardConsumer {
   static constexpr int kFirstThread = Config::kFirstKeysGroup * Config::kGroupThreads;
   // Whether P for dV differs from P for dS.
   static constexpr bool kHasTwoWeights = !Score::kIsLinear || Config::kDrops;
-  static_assert(Score::kIsLinear || !Config::kHasBiasGrad, "whose logits have gradients, too");
 
   using Params = typename Config::Params;
   using Steps = StepsOf<Config>;
@@ -82,10 +81,9 @@ struct BackwardConsumer {
   CUTE_DEVICE void step(Steps const& at) {
     Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
     uint32_t const bits = load_bits(at);
-    typename Scores::Entries const entries = read_entries(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
-    to_weights(at, entries, bits);
+    to_weights(at, bits);
 
     Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
@@ -95,7 +93,11 @@ struct BackwardConsumer {
     } else {
       Arch::template wgmma_wait<1>(registers_of(x));
     }
-    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    if constexpr (Config::kHasBias) {
+      Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS takes its place
+    } else {
+      Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    }
     to_grad_s(at);
     issue_second(grad_s, shared.q, grad_k);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
@@ -120,7 +122,7 @@ struct BackwardConsumer {
   struct Extra {
     Shared& shared;
     uint32_t const bits;
-    int const thread;
+    int const thread, stage;
 
     CUTE_DEVICE void apply_bits(typename Products::Slice& x) const {
       static_assert(Products::Slice::kSize == 32);
@@ -128,6 +130,11 @@ struct BackwardConsumer {
         CUTE_UNROLL
         for (int i = 0; i < 32; ++i) x.x[i] = bits >> i & 1 ? x.x[i] : -kInf;
       });
+    }
+    CUTE_DEVICE void add_bias(Score const& score, typename Products::Slice& x) const {
+      using TileBias = typename Config::TileBias;
+      char const* const tile = shared.grad_s[stage] + thread / Config::kGroupThreads * TileBias::kBytes;
+      add_tile_bias<TileBias, Arch, Element>(tile, thread, score, x);
     }
     CUTE_DEVICE void keep(int n, typename Scores::Given const& given) const {
       if constexpr (kHasTwoWeights) {
@@ -144,13 +151,6 @@ struct BackwardConsumer {
   }
   CUTE_DEVICE SeqLens lens() const { return shared.block.seq.lens(p); }
 
-  CUTE_DEVICE typename Scores::Entries read_entries(Steps const& at) const {
-    if constexpr (Scores::kHasBias) {
-      return scores.read_entries(place(at), lens(), 0, BackwardConsumer::thread() % 32);
-    }
-    return {};
-  }
-
   // P, which dV is multiplied with.
   CUTE_DEVICE typename Products::Packed& products_of_v() {
     if constexpr (kHasTwoWeights) {
@@ -160,19 +160,18 @@ struct BackwardConsumer {
     }
   }
 
-  CUTE_DEVICE void to_weights(Steps const& at, typename Scores::Entries const& entries,
-                              uint32_t bits) {
+  CUTE_DEVICE void to_weights(Steps const& at, uint32_t bits) {
     int const thread = BackwardConsumer::thread(), warp = thread / 32;
-    Extra const extra{shared, bits, thread};
+    Extra const extra{shared, bits, thread, ring.stage};
     if constexpr (Config::kHasMask) {
-      scores.weights(x, place(at), lens(), 0, entries, stats(), {}, false, thread % 32,
+      scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32,
                      products_of_v(), given, extra);
     } else {
       sm80::VisibleQueries const visible = shared.block.visible[warp];
       int const first = at.tile * kM;
       bool const is_masked = first < visible.all_begin || first + kM > visible.all_end;
       Address const queries = Arch::smem_address(shared.queries_of_key[warp * Config::kWarpKeys]);
-      scores.weights(x, place(at), lens(), 0, entries, stats(), queries, is_masked, thread % 32,
+      scores.weights(x, place(at), lens(), 0, {}, stats(), queries, is_masked, thread % 32,
                      products_of_v(), given, extra);
     }
   }
@@ -193,10 +192,6 @@ struct BackwardConsumer {
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
     Arch::async_proxy_fence();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
-    if constexpr (Config::kHasBiasGrad) {
-      float const scale = Config::kDrops ? shared.block.dropout.kept_scale : 1.0f;
-      BiasGrad<Element, Arch>{p, params.grad.bias, scale}.add(grad_s, place(at), lens(), lane);
-    }
   }
 
   CUTE_DEVICE Address stats() const { return Arch::smem_address(shared.stats[ring.stage]); }

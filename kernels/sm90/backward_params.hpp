@@ -1,16 +1,17 @@
-// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K
-// and V, and the map of a mask.
+// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K, V
+// and a bias, and the map of a mask.
 #pragma once
 
 #include "core/query_map.hpp"
 #include "sm80/backward_params.hpp"
+#include "sm90/params.hpp"
 #include "sm90/tma_rows.hpp"
 
 namespace cutlass_attn::sm90 {
 
 template <class Rows>
 struct BasicBackwardParams : sm80::BackwardParams {
-  static constexpr int kBlockM = kTileRows;  // queries of a step
+  static constexpr int kBlockM = kTileRows;  // queries of a step, and rows of each copy
 
   Rows q, grad_o, k, v;
   char const* failure = nullptr;  // why the tensor maps could not be made
@@ -25,13 +26,12 @@ struct BasicBackwardParams : sm80::BackwardParams {
     params.begin_together(16);
     if (params.keys.all == 0 || params.queries.all == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
-    int const keys = facts.block_m;
     char const* const failures[] = {
         params.q.prepare(p, p.q, p.head_dim, p.seq_q, p.num_heads_q, kBlockM, is_on_gpu),
         params.grad_o.prepare(p, p.grad->o, p.head_dim_v, p.seq_q, p.num_heads_q, kBlockM,
                               is_on_gpu),
-        params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, keys, is_on_gpu),
-        params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, keys, is_on_gpu)};
+        params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, kBlockM, is_on_gpu),
+        params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, kBlockM, is_on_gpu)};
     for (char const* failure : failures) {
       if (failure != nullptr) params.failure = failure;
     }
@@ -81,5 +81,90 @@ struct MaskBackwardParams : BackwardParams {
     return (bytes + QueryMap::kAlignment - 1) / QueryMap::kAlignment * QueryMap::kAlignment;
   }
 };
+
+// Dense calls with a bias, whose tiles TMA copies as well. Base: without it.
+template <class Base>
+struct WithBias : Base {
+  TensorMap bias;
+
+  static WithBias prepare(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
+                          KernelFacts const& facts) {
+    WithBias params = {Base::prepare(p, workspace, device, facts), {}};
+    if (params.keys.all == 0 || params.queries.all == 0) return params;
+    static_assert(kBoxRows == Base::kBlockM);
+    char const* const failure =
+        encode(bias_of(p, 1, false), device.compute_capability != 0, params.bias);
+    if (failure != nullptr) params.failure = failure;
+    return params;
+  }
+};
+// A tile of the gradient of a bias, and the steps that it sums over: of each batch entry, of each
+// head, the tiles of queries.
+struct BiasTile {
+  int32_t batch, head;  // the first ones
+  int32_t first_key, first_query;
+  int32_t query_tiles, steps_of_batch, steps;
+
+  // Leaves out tiles of queries that see no key.
+  CA_HOST_DEVICE void keep(TileRange const& range, int block_m) {
+    int32_t const tiles = steps_of_batch, first = first_query / block_m, end = first + query_tiles;
+    int32_t const begin = range.begin > first ? range.begin : first;
+    int32_t const kept = (range.end < end ? range.end : end) - begin;
+    int32_t const heads = tiles / query_tiles, entries = steps / tiles;
+    query_tiles = kept > 0 ? kept : 0;
+    first_query = begin * block_m;
+    steps_of_batch = heads * query_tiles, steps = entries * steps_of_batch;
+  }
+};
+
+// And blocks that compute the gradient of the bias (backward_bias.hpp).
+template <class Base>
+struct WithBiasGrad : Base {
+  static constexpr int kBiasQueries = 128, kBiasKeys = 128;  // of a block's tile
+  static constexpr int kMostSteps = 2048;                    // of which a block notes what is seen
+
+  int32_t bias_tiles_k, bias_tiles_q;  // what is broadcast counts as one
+  int32_t bias_heads, bias_batch;
+
+  static WithBiasGrad prepare(Problem const& p, Workspace const& workspace,
+                              DeviceLimits const& device, KernelFacts const& facts) {
+    WithBiasGrad params = {Base::prepare(p, workspace, device, facts)};
+    params.zeroes_bias = 0;
+    PerLogit const& to = p.grad->bias;
+    params.bias_tiles_k = (p.seq_k.seqlen + kBiasKeys - 1) / kBiasKeys;
+    params.bias_tiles_q =
+        to.row_stride == 0 ? 1 : (p.seq_q.seqlen + kBiasQueries - 1) / kBiasQueries;
+    params.bias_heads = to.head_stride == 0 ? 1 : p.num_heads_q;
+    params.bias_batch = to.batch_stride == 0 ? 1 : p.batch;
+    return params;
+  }
+
+  Launch launch(KernelFacts const& facts) const {
+    Launch launch = Base::launch(facts);
+    launch.blocks += int64_t(bias_batch) * bias_heads * bias_tiles_q * bias_tiles_k;
+    return launch;
+  }
+
+  // In a kernel: tiles of keys follow each other, then those of queries, heads and entries.
+  CA_HOST_DEVICE BiasTile bias_tile(int32_t number) const {
+    Problem const& p = this->problem;
+    BiasTile tile;
+    int32_t const row = number / bias_tiles_k, group = row / bias_tiles_q;
+    tile.first_key = (number - row * bias_tiles_k) * kBiasKeys;
+    tile.first_query = (row - group * bias_tiles_q) * kBiasQueries;
+    tile.batch = group / bias_heads;
+    tile.head = group - tile.batch * bias_heads;
+    bool const shares_rows = this->grad.bias.row_stride == 0;
+    tile.query_tiles = shares_rows ? (p.seq_q.seqlen + kBiasQueries - 1) / kBiasQueries : 1;
+    tile.steps_of_batch = tile.query_tiles * (bias_heads == 1 ? p.num_heads_q : 1);
+    tile.steps = tile.steps_of_batch * (bias_batch == 1 ? p.batch : 1);
+    return tile;
+  }
+};
+
+using BiasBackwardParams = WithBias<BackwardParams>;
+using BiasMaskBackwardParams = WithBias<MaskBackwardParams>;
+using BiasGradBackwardParams = WithBiasGrad<BiasBackwardParams>;
+using BiasGradMaskBackwardParams = WithBiasGrad<BiasMaskBackwardParams>;
 
 }  // namespace cutlass_attn::sm90

@@ -12,6 +12,7 @@ struct BackwardProducer {
   using TileQ = typename Config::TileQ;
 
   using Params = typename Config::Params;
+  static constexpr int kBiasBytes = Config::kHasBias ? Config::TileS::kBytes : 0;
   struct alignas(16) Stats {  // of two queries
     float of[4];
   };
@@ -69,9 +70,11 @@ struct BackwardProducer {
     if (Arch::elect()) {
       int const first = at.tile * Config::kBlockM;
       SequenceRows const rows = query_rows(shared.block.seq, params.problem);
-      load<TileQ>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first, at.head, rows);
+      load<TileQ, kBiasBytes>(params.q, shared.q[ring.stage], &shared.q_full[ring.stage], first,
+                              at.head, rows);
       load<TileQ>(params.grad_o, shared.grad_o[ring.stage], &shared.grad_o_full[ring.stage], first,
                   at.head, rows);
+      if constexpr (Config::kHasBias) load_bias(first);
     }
     advance();
     ring.advance();
@@ -93,14 +96,25 @@ struct BackwardProducer {
     return reinterpret_cast<Stats const*>(params.stats + tile * Config::kBlockM * 2)[lane];
   }
 
-  template <class Tile, class Rows>
+  // Comes with Q, where dS will be, once dQ has been multiplied with the one before.
+  CUTE_DEVICE void load_bias(int first_query) const {
+    using TileBias = typename Config::TileBias;
+    sm80::RowTile const& keys = shared.block.tile;
+    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kGroups; ++i) {
+      Arch::tma_load(shared.grad_s[ring.stage] + i * TileBias::kBytes, params.bias,
+                     &shared.q_full[ring.stage], keys.begin + i * 64, 0, first_query, at.head,
+                     keys.batch);
+    }
+  }
+
+  // kMoreBytes: that other copies bring for the barrier.
+  template <class Tile, int kMoreBytes = 0, class Rows>
   CUTE_DEVICE void load(Rows const& from, char* to, arch::Barrier* full, int row, int head,
                         SequenceRows const& of) const {
-    Arch::barrier_expect(full, Tile::kBytes);
-    CUTE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, row, head, of);
-    }
+    Arch::barrier_expect(full, Tile::kBytes + kMoreBytes);
+    copy_boxes<Tile, Arch>(from, to, full, row, head, of);
   }
 };
 

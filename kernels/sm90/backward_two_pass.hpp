@@ -39,7 +39,7 @@ struct BackwardTwoPass {
     auto& shared = *reinterpret_cast<typename Config::SharedStorage*>(smem);
     int const block = Arch::block();
     if (block < params.key_blocks) {
-      run_keys<Score, Arch>(params, params.template tile_of_block<false>(block), shared.keys);
+      run_keys<Score, Arch>(params, params.tile_of_block(block), shared.keys);
     } else {
       int const number = params.query_tile_of(block - int32_t(params.key_blocks));
       run_queries<Score, Arch>(params, number, shared.queries);

@@ -68,19 +68,23 @@ struct Solved {
     lse.assign(size_t(rows_q) * c.heads_q, -kInf);
     fill(grad_lse, lse.size(), 1.0f);
     int const sizes[] = {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k};
-    auto const entries_of = [&](std::array<bool, 4> const& of, int64_t (&strides)[4]) {
+    auto const entries_of = [&](std::array<bool, 4> const& of, int64_t (&strides)[4],
+                                int multiple = 1) {
       int64_t entries = 1;
       for (int d = 3; d >= 0; --d) {
         strides[d] = of[d] ? entries : 0;
-        if (of[d]) entries *= sizes[d];
+        if (of[d]) entries *= d == 3 ? (sizes[d] + multiple - 1) / multiple * multiple : sizes[d];
       }
       return size_t(entries);
     };
     fill(bias, entries_of(c.bias_of, strides), 1.0f);
-    if (c.has_short_bias) {
-      for (float& x : bias) {
-        short_bias.push_back(Element(x));
-        x = float(short_bias.back());
+    if (c.has_short_bias) {  // in rows that TMA reads, with NaN at their ends
+      short_bias.resize(entries_of(c.bias_of, short_strides, 8), Element(NAN));
+      for (size_t i = 0; i < bias.size(); ++i) {
+        size_t const row = i / size_t(c.seqlen_k), padded = size_t(c.seqlen_k + 7) / 8 * 8;
+        Element& x = short_bias[c.bias_of[3] ? row * padded + i % size_t(c.seqlen_k) : i];
+        x = Element(bias[i]);
+        bias[i] = float(x);
       }
     }
     fill(alibi, size_t(c.heads_q), 0.1f);
@@ -154,9 +158,11 @@ struct Solved {
     p.logits.softmax_scale = c.scale;
     p.logits.softcap = c.softcap;
     p.mask = c.mask;
-    if (c.has_bias) p.logits.bias = per_logit(bias);
+    if (c.has_bias) p.logits.bias = per_logit(bias, strides);
     p.logits.bias_dtype = DType::kFloat32;
-    if (c.has_short_bias) p.logits.bias.data = short_bias.data(), p.logits.bias_dtype = p.q.dtype;
+    if (c.has_short_bias) {
+      p.logits.bias = per_logit(short_bias, short_strides), p.logits.bias_dtype = p.q.dtype;
+    }
     if (c.has_mask) {
       p.mask.elements = {visible.data(), mask_strides[0], mask_strides[1], mask_strides[2],
                          mask_strides[3]};
@@ -170,12 +176,13 @@ struct Solved {
     grad.v = rows(grad_v, c.heads_kv, c.seqlen_k, c.head_dim_v);
     if (c.has_grad_lse) grad.softmax_lse = grad_lse.data();
     if (c.has_sinks) grad.sinks = grad_sinks.data();
-    if (has_grad_bias) grad.bias = per_logit(grad_bias);
+    if (has_grad_bias) grad.bias = per_logit(grad_bias, strides);
     p.grad = &grad;
   }
 
-  PerLogit per_logit(std::vector<float> const& x) const {
-    return {x.data(), strides[0], strides[1], strides[2], strides[3]};
+  template <class T>
+  PerLogit per_logit(std::vector<T> const& x, int64_t const (&of)[4]) const {
+    return {x.data(), of[0], of[1], of[2], of[3]};
   }
 
   // One head's forward call and gradients. Of a row's weights the gradient is that of the softmax,
@@ -293,7 +300,8 @@ struct Solved {
  private:
   bool has_grad_bias;
   int rows_q = 0, rows_k = 0;
-  int64_t strides[4] = {}, mask_strides[4] = {};  // of the bias, of the mask
+  // Of the bias, in fp32 and in the operands' dtype; of the mask.
+  int64_t strides[4] = {}, short_strides[4] = {}, mask_strides[4] = {};
 
   size_t mask_at(int b, int h, int i, int j) const {
     return size_t(b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2] +
@@ -313,10 +321,19 @@ struct Solved {
   }
 };
 
+template <class Kernel>
+constexpr bool has_bias_grad(...) {
+  return Kernel::Config::kHasBiasGrad;
+}
+template <class Kernel, class OfBias = typename Kernel::OfBias>
+constexpr bool has_bias_grad(int) {
+  return std::is_same_v<typename Kernel::Params, typename OfBias::Params>;
+}
+
 // crowded: further runs, with so many blocks at a time that they overtake each other.
 template <class Kernel, class... Scores>
 void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, int crowded = 0) {
-  Solved<typename Kernel::Config::Element> solved(what, Kernel::Config::kHasBiasGrad);
+  Solved<typename Kernel::Config::Element> solved(what, has_bias_grad<Kernel>(0));
   solved.grad.deterministic = Kernel::Config::kIsOrdered;
   std::vector<char> first;
   int64_t const bytes = Kernel::Params::workspace_bytes(solved.p, {}, facts_of<Kernel>());

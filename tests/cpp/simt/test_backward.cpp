@@ -37,7 +37,7 @@ void run_alibi() {
 
 template <class Kernel, class... Pairs>
 void run_pairs() {
-  constexpr bool kHasBias = (std::is_same_v<Pairs, PairBias> || ...);
+  constexpr bool kHasBias = (std::is_same_v<Pairs, PairBias> || ...) || (std::is_same_v<Pairs, TileBias> || ...);
   constexpr bool kHasMask = (std::is_same_v<Pairs, PairMask> || ...);
   for (Case const& c : pair_cases(Kernel::Config::kHeadDim, kHasBias, kHasMask)) {
     run<Kernel, Score<Pairs...>, Score<Softcap, Pairs...>, Score<Alibi, Pairs...>,
@@ -74,7 +74,11 @@ using Masked = sm90::Backward<Element, kTile..., DenseSeqInfo, false, true>;
 template <bool kHasMask, class Element, int... kTile>
 using WgmmaDropout = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, true>;
 template <bool kHasMask, class Element, int... kTile>
-using WgmmaBiasGrad = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true>;
+using WgmmaBiasGrad =
+    sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true, true>;
+template <class Element, int... kTile>
+using WgmmaBias =
+    sm90::Backward<Element, kTile..., DenseSeqInfo, false, false, false, false, true>;
 
 template <class Kernel>
 void run_masked() {
@@ -189,8 +193,7 @@ TEST(few_wgmma_terms) {
   run<sm90::Backward<Half, 128, 64, 128, 8>, SoftcapScore>(c, simt::FiberOrder::kRandom);
   Case b{.name = "bias", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
   b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
-  run<sm90::Backward<Half, 64, 64, 192, 12>, Score<Softcap, PairBias>,
-      Score<Softcap, Alibi, PairBias>>(b);
+  run<WgmmaBias<Half, 64, 64, 192, 12>, Score<Softcap, TileBias>, Score<Softcap, Alibi, TileBias>>(b);
   Case m = mask_cases(64)[0];
   m.has_alibi = true, m.softcap = 1.5f, m.has_sinks = false;
   run<Masked<Half, 64, 64, 192, 12>, Score<Softcap, Alibi, MaskBits>>(m);
@@ -208,11 +211,11 @@ TEST(few_wgmma_dropout) {
 TEST(few_wgmma_bias_grad) {
   Case c{.name = "bias", .batch = 2, .heads_q = 2, .seqlen_q = 90, .seqlen_k = 210};
   c.has_bias = c.has_short_bias = true, c.mask = causal();
-  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(c);
+  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(c);
   c.bias_of = {true, true, true, true};
-  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(c);
+  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(c);
   c.bias_of = {true, false, false, true}, c.has_mask = true, c.mask_of = {true, false, false, true};
-  run<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, PairBias>>(c);
+  run<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, TileBias>>(c);
 }
 
 TEST(one_role) {
@@ -290,14 +293,13 @@ void run_bias_grad(bool has_mask) {
     if (!c.bias_of[3]) continue;
     c.softcap = c.dropout = 0.0f;
     c.has_short_bias = true, c.has_mask = has_mask;
-    c.seqlen_k += c.seqlen_k % 2;
     run<Kernel, Score>(c);
   }
 }
 TEST(wgmma_bias_grad) {
-  run_bias_grad<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<PairBias>>(false);
-  run_bias_grad<WgmmaBiasGrad<false, BFloat, 128, 64, 128, 8>, Score<PairBias>>(false);
-  run_bias_grad<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, PairBias>>(true);
+  run_bias_grad<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<false, BFloat, 128, 64, 128, 8>, Score<TileBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, TileBias>>(true);
 }
 
 TEST(two_pass) {
@@ -322,8 +324,8 @@ TEST(wgmma_alibi) {
 }
 
 TEST(wgmma_bias) {
-  run_pairs<sm90::Backward<Half, 64, 64, 192, 12>, PairBias>();
-  run_pairs<sm90::Backward<BFloat, 128, 64, 128, 8>, PairBias>();
+  run_pairs<WgmmaBias<Half, 64, 64, 192, 12>, TileBias>();
+  run_pairs<WgmmaBias<BFloat, 128, 64, 128, 8>, TileBias>();
 }
 
 TEST(alibi_two_roles) {
