@@ -154,6 +154,10 @@ CUTLASS_ATTN_API Status attention_forward(Problem const& problem, LaunchOptions 
 // Rows without a visible key have gradients of zero. Otherwise as attention_forward().
 CUTLASS_ATTN_API Status attention_backward(Problem const& problem, LaunchOptions const& options);
 
+// Whether a kernel that is not scalar gives problem.grad->bias in its bias_dtype. All kernels give
+// it in float32.
+CUTLASS_ATTN_API bool gives_bias_grad(Problem const& problem, LaunchOptions const& options);
+
 // Writes new rows of K and V into a cache: see AppendProblem. Enqueues on options.stream (CUDA) or
 // returns when done (CPU). The kernel is always the same one; options.kernel is not read.
 CUTLASS_ATTN_API Status append_kv(AppendProblem const& problem, LaunchOptions const& options);

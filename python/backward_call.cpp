@@ -88,7 +88,12 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
   if (has_value(given.grad_bias)) {
     View const x = call.read_option("grad_bias", given.grad_bias, memory);
     write_to("grad_bias", x);
-    call.require_number("grad_bias", x);
+    bool const is_short = x.dtype == call.q.dtype && x.dtype.bits == 16;
+    if (is_short) {
+      grad.bias_dtype = p.q.dtype;
+    } else {
+      call.require_number("grad_bias", x);
+    }
     grad.bias = call.read_per_logit("grad_bias", x);
   }
   if (has_value(given.grad_sinks)) {
@@ -118,7 +123,8 @@ void clear(Arguments const& given) {
   }
 }
 
-py::object run(char const* function, Call& call, Arguments const& given) {
+// Returns false, and does nothing, if the gradient of a bias has to be float32.
+bool run(char const* function, Call& call, Arguments const& given) {
   require_given(function, given);
   Gradients grad;
   read_gradients(call, given, true, grad);
@@ -134,11 +140,15 @@ py::object run(char const* function, Call& call, Arguments const& given) {
   if (p.batch == 0 || p.num_heads_q == 0 || p.seq_q.seqlen == 0) {
     raise_unless_ok(check(p, Op::kBackward));
     clear(given);
-    return py::none();
+    return true;
   }
   bool const is_padded = p.seq_q.is_padded() || p.seq_k.is_padded();
   if (is_padded && !has_value(given.wanted)) clear(given);
   LaunchOptions const options = call.place();
+  if (has_value(given.wanted) && grad.bias_dtype != DType::kFloat32 &&
+      !gives_bias_grad(p, options)) {
+    return false;
+  }
   Status status;
   {
     py::gil_scoped_release unlocked;
@@ -146,7 +156,7 @@ py::object run(char const* function, Call& call, Arguments const& given) {
   }
   raise_unless_ok(status);
   call.count_writes(given);
-  return py::none();
+  return true;
 }
 
 // For a call with `wanted`, whose forward call did not go through torch's dispatcher.
@@ -187,11 +197,11 @@ void prepare(Call& call, Arguments& given) {
 py::object run_wanted(char const* function, Call& call, Arguments given) {
   Library const& library = *call.library;
   auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
-  // The gradient of a bias, summed over its broadcast dimensions, is not rounded. Kernels do not
-  // write the rows that sequences leave out.
+  // The gradient of a bias, summed over its broadcast dimensions: rounded where the kernel does that
+  // itself, otherwise in float32 first. Kernels do not write the rows that sequences leave out.
   auto const make = [&](Input const& input) {
     PyObject* const x = given.*input.value;
-    if (is_bias(input)) return library.empty_lse(call.q, Shape(library.read(x, true)));
+    if (is_bias(input)) return library.empty(library.read(x, true), Shape(library.read(x, true)));
     Sequences const& rows = input.value == &Arguments::q ? call.problem.seq_q : call.problem.seq_k;
     return call.leaves_out(rows) ? library.zeros_like(x) : library.empty_like(x);
   };
@@ -203,10 +213,13 @@ py::object run_wanted(char const* function, Call& call, Arguments given) {
     if (is_wanted) given.*kInputs[i].grad = PyTuple_GET_ITEM(grads.ptr(), Py_ssize_t(i));
   }
   prepare(call, given);
-  run(function, call, given);
+  if (run(function, call, given)) return grads;
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (!is_bias(kInputs[i]) || !has_value(given.grad_bias)) continue;
-    grads[i] = grads[i].attr("to")(py::handle(given.bias).attr("dtype"));
+    if (!is_bias(kInputs[i])) continue;
+    py::object const sum = library.empty_lse(call.q, Shape(library.read(given.bias, true)));
+    given.grad_bias = sum.ptr();
+    run(function, call, given);
+    grads[i] = sum.attr("to")(py::handle(given.bias).attr("dtype"));
   }
   return grads;
 }
@@ -227,7 +240,8 @@ py::object backward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Call call(given);
   if (!has_value(given.wanted)) {
     call.read_arrays(given, true);
-    return run("backward", call, given);
+    run("backward", call, given);
+    return py::none();
   }
   if (must_see(call, given)) return py::none();
   return unless_lazy(given, [&] {
@@ -241,7 +255,8 @@ py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* na
   Call call(given);
   if (!has_value(given.wanted)) {
     read_varlen(call, given, true);
-    return run("backward_varlen", call, given);
+    run("backward_varlen", call, given);
+    return py::none();
   }
   if (must_see(call, given)) return py::none();
   if (has_value(given.block_table)) {

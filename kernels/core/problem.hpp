@@ -121,7 +121,8 @@ struct Gradients {
   Operand q;               // (batch, num_heads_q,  seqlen_q, head_dim)
   Operand k;               // (batch, num_heads_kv, seqlen_k, head_dim)
   Operand v;               // (batch, num_heads_kv, seqlen_k, head_dim_v)
-  PerLogit bias;           // float32, what broadcast logits add up to; a stride of 0 broadcasts
+  PerLogit bias;           // what broadcast logits add up to; a stride of 0 broadcasts
+  DType bias_dtype = DType::kFloat32;  // of that gradient: this, or q's of 16 bits
   float* sinks = nullptr;  // (num_heads_q)
   // The same bits every time, whatever the order of blocks.
   bool deterministic = false;

@@ -251,6 +251,14 @@ Status attention_prequantized(Problem const& problem, LaunchOptions const& optio
   return plan_and_run(problem, Op::kForward, options, Part::kRest);
 }
 
+bool gives_bias_grad(Problem const& problem, LaunchOptions const& options) {
+  Plan chosen;
+  Status const status =
+      plan(problem, Op::kBackward, device_info(options.device, options.device_index),
+           options.kernel, chosen);
+  return status.ok() && (chosen.num_steps == 0 || !chosen.steps[0]->kernel->scalar);
+}
+
 Status attention_backward(Problem const& problem, LaunchOptions const& options) {
   Gradients const* const grad = problem.grad;
   bool const has_others =

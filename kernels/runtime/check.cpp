@@ -507,7 +507,8 @@ std::vector<Memory> wanted(Problem const& p, Gradients const& grad) {
   if (grad.k.data) all.push_back(keys("grad_k", grad.k, p, p.head_dim));
   if (grad.v.data) all.push_back(keys("grad_v", grad.v, p, p.head_dim_v));
   if (grad.bias) {
-    Memory bias = per_logit("grad_bias", grad.bias, p, bytes_of_number(p));
+    bool const is_short = grad.bias_dtype != DType::kFloat32;
+    Memory bias = per_logit("grad_bias", grad.bias, p, is_short ? 2 : bytes_of_number(p));
     for (int d = 0; d < bias.dims; ++d) {
       if (bias.rows.strides[d] == 0)
         bias.rows.counts[d] = std::min<int64_t>(bias.rows.counts[d], 1);
@@ -565,6 +566,12 @@ Status check_backward(Problem const& p) {
   if (!status.ok()) return status;
   if (grad.bias && !p.logits.bias) {
     return Status::invalid("grad_bias is wanted, but the call has no bias");
+  }
+  bool const is_short = p.q.dtype == DType::kFloat16 || p.q.dtype == DType::kBFloat16;
+  if (grad.bias_dtype != DType::kFloat32 && !(is_short && grad.bias_dtype == p.q.dtype)) {
+    return Status::invalid("grad_bias_dtype is " + std::to_string(int32_t(grad.bias_dtype)) +
+                           ", allowed: " + std::to_string(int32_t(DType::kFloat32)) +
+                           " (float32), or q's of 16 bits");
   }
   if (grad.sinks && !p.logits.sinks) {
     return Status::invalid("grad_sinks is wanted, but the call has no sinks");

@@ -276,6 +276,13 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }
+  if ((call.options & option::bias_grad) && p.grad->bias_dtype != DType::kFloat32 &&
+      !(variant.kernel->tma && (variant.kernel->needs & option::bias_grad))) {
+    lacks(Lack::kRequest, [&] {
+      return std::string("gives the gradient of a bias in float32, not in ") +
+             name_of(p.grad->bias_dtype);
+    });
+  }
   uint32_t const in_pairs = call.options & variant.kernel->pairs;
   if (in_pairs & option::bias) {
     examine_pairs(p, "bias", p.logits.bias, 2,

@@ -26,7 +26,7 @@ struct BackwardConfig {
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr bool kIsGeneral = kIsGeneral_, kIsOrdered = kIsOrdered_;
   static constexpr bool kDrops = kDrops_, kMayDrop = kDrops || kIsGeneral;
-  static constexpr bool kHasBiasGrad = kHasBiasGrad_, kKeepsWeights = kHasBiasGrad;
+  static constexpr bool kHasBiasGrad = kHasBiasGrad_;
   static_assert(!kHasBiasGrad || (kIsGeneral && !kIsOrdered), "adds to it in any order");
   static constexpr int kSteps = kHeadDim / 16;  // k-steps of a product over head-dim columns
 

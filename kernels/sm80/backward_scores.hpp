@@ -107,7 +107,7 @@ struct BackwardScores {
   struct OfLogits : OfProducts {
     Packed logits;
   };
-  using Given = std::conditional_t<Config::kKeepsWeights && !Score::kIsLinear, OfLogits, OfProducts>;
+  using Given = std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
 
   // Entries read from memory for the logits of a slice.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;

@@ -2,7 +2,7 @@
 // added to memory; P is recomputed.
 //
 // Grid:       one block per (batch, KV head, tile of kBlockN keys); then, for the gradient of a bias,
-//             one per tile of it (backward_bias.hpp)
+//             blocks with tiles of it (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
 //             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
@@ -53,7 +53,7 @@ struct Backward {
       int const number = Arch::block() - int(params.keys.all);
       if (number >= 0) {
         auto& shared = *reinterpret_cast<typename OfBias::SharedStorage*>(smem);
-        return BiasGrad<Config, Score, Arch>::run(params, shared, number);
+        return run_bias_grad<Config, Score, Arch>(params, shared, number);
       }
     }
     Shared& shared = *reinterpret_cast<Shared*>(smem);

@@ -32,7 +32,7 @@ struct BackwardConfig {
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
   // Whether there is dropout; a bias. The gradient of a bias is up to other blocks.
   static constexpr bool kDrops = kDrops_, kMayDrop = kDrops;
-  static constexpr bool kHasBias = kHasBias_, kKeepsWeights = false;
+  static constexpr bool kHasBias = kHasBias_, kHasBiasGrad = false;
   using Dense =
       std::conditional_t<kHasMask,
                          std::conditional_t<kHasBias, BiasMaskBackwardParams, MaskBackwardParams>,

@@ -121,10 +121,9 @@ struct BiasTile {
 template <class Base>
 struct WithBiasGrad : Base {
   static constexpr int kBiasQueries = 128, kBiasKeys = 128;  // of a block's tile
-  static constexpr int kMostSteps = 2048;                    // of which a block notes what is seen
 
-  int32_t bias_tiles_k, bias_tiles_q;  // what is broadcast counts as one
-  int32_t bias_heads, bias_batch;
+  int32_t bias_tiles_k, bias_tiles_q, bias_heads, bias_batch;  // what is broadcast counts as one
+  int32_t bias_tiles_of_block;
 
   static WithBiasGrad prepare(Problem const& p, Workspace const& workspace,
                               DeviceLimits const& device, KernelFacts const& facts) {
@@ -136,13 +135,22 @@ struct WithBiasGrad : Base {
         to.row_stride == 0 ? 1 : (p.seq_q.seqlen + kBiasQueries - 1) / kBiasQueries;
     params.bias_heads = to.head_stride == 0 ? 1 : p.num_heads_q;
     params.bias_batch = to.batch_stride == 0 ? 1 : p.batch;
+    // Four blocks or more for an SM, so that the last ones end at about the same time, with not too
+    // many tiles each: a block that begins waits for its first ones.
+    int32_t const blocks = 4 * (device.num_sms > 0 ? device.num_sms : 1);
+    int32_t const tiles = params.bias_tiles() / blocks;
+    params.bias_tiles_of_block = tiles < 1 ? 1 : tiles < 32 ? tiles : 32;
     return params;
   }
 
   Launch launch(KernelFacts const& facts) const {
     Launch launch = Base::launch(facts);
-    launch.blocks += int64_t(bias_batch) * bias_heads * bias_tiles_q * bias_tiles_k;
+    launch.blocks += (int64_t(bias_tiles()) + bias_tiles_of_block - 1) / bias_tiles_of_block;
     return launch;
+  }
+
+  CA_HOST_DEVICE int32_t bias_tiles() const {
+    return bias_batch * bias_heads * bias_tiles_q * bias_tiles_k;
   }
 
   // In a kernel: tiles of keys follow each other, then those of queries, heads and entries.

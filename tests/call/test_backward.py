@@ -396,7 +396,7 @@ ERRORS = [
         "last dimension of grad_q must be contiguous",
     ),
     ({"grad_bias": torch.zeros(5, 5)}, ValueError, "grad_bias is wanted, but the call has no bias"),
-    ({"grad_bias": torch.zeros(5, 5).half()}, ValueError, "grad_bias must be float32"),
+    ({"grad_bias": torch.zeros(5, 5).double()}, ValueError, "grad_bias must be float32"),
     ({"grad_bias": torch.zeros(3)}, ValueError, "grad_bias must have 1 to 4 dimensions that broad"),
     ({"grad_sinks": torch.zeros(4)}, ValueError, "grad_sinks is wanted, but the call has no sinks"),
     ({"grad_sinks": torch.zeros(3)}, ValueError, r"grad_sinks must have shape \(num_heads_q,\)"),
