@@ -62,7 +62,7 @@ struct Backward {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     RowTile const tile = params.keys.tile<kBlockN, kIsVarlen, Arch>(
-        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, shared));
+        p.seq_k, p.batch, number_of_tile<Config, Arch>(params, Arch::block(), shared));
     SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;

@@ -31,14 +31,14 @@ struct BackwardBlock {
   VisibleQueries visible[kWarpsN];
 };
 
-// The number of this block's tile of keys. Where dQ is added in order, blocks wait for blocks of
+// The number of the tile of keys of the block with this number among those that have one. Where dQ is added in order, blocks wait for blocks of
 // earlier keys. Tiles are therefore assigned in the order in which blocks begin, so that every
 // block that one waits for has begun. Called by all threads of the block.
 template <class Config, class Arch>
-CUTE_DEVICE int number_of_tile(BackwardParams const& params,
+CUTE_DEVICE int number_of_tile(BackwardParams const& params, int block,
                                typename Config::SharedStorage& shared) {
   if constexpr (!Config::kIsOrdered) {
-    return params.tile_of_block(Arch::block());
+    return params.tile_of_block(block);
   } else {
     if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
     Arch::sync();  // the ticket full

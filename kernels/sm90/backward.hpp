@@ -1,8 +1,8 @@
 // Backward attention on wgmma and TMA (sm_90a: Hopper): dK and dV of a tile of keys a block, dQ
 // added to memory; P is recomputed.
 //
-// Grid:       one block per (batch, KV head, tile of kBlockN keys); then, for the gradient of a bias,
-//             blocks with tiles of it (backward_bias.hpp)
+// Grid:       one block per (batch, KV head, tile of kBlockN keys); among them, for the gradient of
+//             a bias, blocks with tiles of it (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
 //             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
@@ -49,16 +49,18 @@ struct Backward {
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
+    int block = Arch::block();
     if constexpr (kHasBiasGrad) {
-      int const number = Arch::block() - int(params.keys.all);
-      if (number >= 0) {
+      int const before = params.bias_blocks_before(block);
+      if (before < params.bias_blocks_before(block + 1)) {
         auto& shared = *reinterpret_cast<typename OfBias::SharedStorage*>(smem);
-        return run_bias_grad<Config, Score, Arch>(params, shared, number);
+        return run_bias_grad<Config, Score, Arch>(params, shared, before);
       }
+      block -= before;
     }
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     auto const tile = params.keys.template tile<kBlockN, Config::kIsVarlen, Arch>(
-        p.seq_k, p.batch, sm80::number_of_tile<Config, Arch>(params, shared));
+        p.seq_k, p.batch, sm80::number_of_tile<Config, Arch>(params, block, shared));
     SeqInfo const seq(p, tile.batch);
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;

@@ -139,16 +139,24 @@ struct WithBiasGrad : Base {
     // many tiles each: a block that begins waits for its first ones.
     int32_t const blocks = 4 * (device.num_sms > 0 ? device.num_sms : 1);
     int32_t const tiles = params.bias_tiles() / blocks;
-    params.bias_tiles_of_block = tiles < 1 ? 1 : tiles < 32 ? tiles : 32;
+    params.bias_tiles_of_block = tiles < 1 ? 1 : tiles < 16 ? tiles : 16;
     return params;
   }
 
   Launch launch(KernelFacts const& facts) const {
     Launch launch = Base::launch(facts);
-    launch.blocks += (int64_t(bias_tiles()) + bias_tiles_of_block - 1) / bias_tiles_of_block;
+    launch.blocks += bias_blocks();
     return launch;
   }
 
+  CA_HOST_DEVICE int32_t bias_blocks() const {
+    return (bias_tiles() + bias_tiles_of_block - 1) / bias_tiles_of_block;
+  }
+  // Among the first blocks of the grid. They are spread evenly: L2 limits them, and others less.
+  CA_HOST_DEVICE int32_t bias_blocks_before(int32_t block) const {
+    int64_t const of_bias = bias_blocks();
+    return int32_t(block * of_bias / (this->keys.all + of_bias));
+  }
   CA_HOST_DEVICE int32_t bias_tiles() const {
     return bias_batch * bias_heads * bias_tiles_q * bias_tiles_k;
   }
