@@ -77,6 +77,8 @@ OPTIONS = {
         *("mask", "dropout", "sinks", "alibi_slopes", "attention_chunk"),
     },
     "sm90/backward_wgmma_ordered": {"sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_with_bias_ordered": {"bias", "sinks", "alibi_slopes"},
+    "sm90/backward_wgmma_bias_grad_ordered": {"bias", "sinks", "alibi_slopes"},
     "sm90/backward_two_pass": {"sinks", "attention_chunk"},
     "sm90/backward_two_pass_varlen": {"sinks", "attention_chunk"},
     "sm90/backward": {"sinks", "alibi_slopes"},

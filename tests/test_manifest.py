@@ -21,6 +21,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     names += ("with_bias", "mask", "with_bias_mask")
     on_wgmma = ("mask", "varlen", "ordered", "with_bias", "with_bias_mask", "bias_grad")
     on_wgmma += ("mask_bias_grad", "dropout", "varlen_dropout", "mask_dropout")
+    on_wgmma += ("with_bias_ordered", "bias_grad_ordered")
     backward = {
         "sm90/backward",
         "sm90/backward_dropout",

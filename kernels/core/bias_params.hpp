@@ -14,7 +14,8 @@ struct BiasForwardParams : ForwardParams {
   }
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
-    return TileCoord(problem, scheduler, kBlockM, order.place(scheduler.order.place(Arch::block()), scheduler.groups));
+    return TileCoord(problem, scheduler, kBlockM,
+                     order.place(scheduler.order.place(Arch::block()), scheduler.groups));
   }
 };
 

@@ -118,12 +118,12 @@ struct Gradients {
   Operand o;                           // of the output: (batch, num_heads_q, seqlen_q, head_dim_v)
   float const* softmax_lse = nullptr;  // of the LSE, in its layout; null: it has none
   // To write, each with a null address where it is not wanted.
-  Operand q;               // (batch, num_heads_q,  seqlen_q, head_dim)
-  Operand k;               // (batch, num_heads_kv, seqlen_k, head_dim)
-  Operand v;               // (batch, num_heads_kv, seqlen_k, head_dim_v)
-  PerLogit bias;           // what broadcast logits add up to; a stride of 0 broadcasts
+  Operand q;                           // (batch, num_heads_q,  seqlen_q, head_dim)
+  Operand k;                           // (batch, num_heads_kv, seqlen_k, head_dim)
+  Operand v;                           // (batch, num_heads_kv, seqlen_k, head_dim_v)
+  PerLogit bias;                       // what broadcast logits add up to; a stride of 0 broadcasts
   DType bias_dtype = DType::kFloat32;  // of that gradient: this, or q's of 16 bits
-  float* sinks = nullptr;  // (num_heads_q)
+  float* sinks = nullptr;              // (num_heads_q)
   // The same bits every time, whatever the order of blocks.
   bool deterministic = false;
 };

@@ -94,7 +94,7 @@ struct BackwardParams {
   int32_t group;
   FastDivisor by_group;
   int32_t zeroes_bias;  // whether the launch before zeroes the bias's gradient
-  TileOrder order;  // where dQ is added in any order and sequences are not packed
+  TileOrder order;      // where dQ is added in any order and sequences are not packed
   BiasOrder bias_order;
 
   // facts.block_m is the number of keys in a tile.

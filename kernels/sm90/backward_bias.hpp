@@ -22,7 +22,7 @@ namespace cutlass_attn::sm90 {
 // A step, as the warp that copies announces it.
 struct alignas(16) BiasStep {
   int32_t tile;  // of the gradient; negative: there are no more
-  int32_t batch, head, query;
+  int32_t first_key, batch, head, query;
   int32_t is_seen;  // 0: no query of the tile sees any key in any step, and this one is empty
   int32_t is_first, is_last;
 };
@@ -115,7 +115,7 @@ struct BiasGradProducer {
       }
       word = -1;
       int at = next_seen(tile, 0);
-      if (at == tile.steps) copy(tile, {i, 0, 0, 0, 0, 1, 1});
+      if (at == tile.steps) copy(tile, {i, 0, 0, 0, 0, 0, 1, 1});
       bool is_first = true;
       CUTE_NO_UNROLL
       while (at < tile.steps) {
@@ -127,14 +127,21 @@ struct BiasGradProducer {
         is_first = false;
       }
     }
-    copy({}, {-1, 0, 0, 0, 0, 0, 0});
+    copy({}, {-1, 0, 0, 0, 0, 0, 0, 0});
   }
 
  private:
   CUTE_DEVICE static BiasStep step_of(BiasTile const& tile, int number) {
     int const batch = number / tile.steps_of_batch, rest = number - batch * tile.steps_of_batch;
     int const head = rest / tile.query_tiles, query = rest - head * tile.query_tiles;
-    return {0, tile.batch + batch, tile.head + head, tile.first_query + query * kM, 0, 0, 0};
+    return {0,
+            tile.first_key,
+            tile.batch + batch,
+            tile.head + head,
+            tile.first_query + query * kM,
+            0,
+            0,
+            0};
   }
 
   // The first step from `number` on of which anything is visible. By all lanes.
@@ -296,7 +303,7 @@ struct BiasGradConsumer {
 
   CUTE_DEVICE void add(BiasStep const& step) {
     int const thread = BiasGradConsumer::thread(), lane = thread % 32;
-    int const first_key = params.bias_tile(step.tile).first_key;
+    int const first_key = step.first_key;
     Address const stats = Arch::smem_address(shared.stats[stats_ring.stage]);
     Bits const bits = load_bits(step, first_key, thread);
     Slice x, dp;
@@ -309,8 +316,8 @@ struct BiasGradConsumer {
     arrive<Arch>(&shared.empty[slot]);
     if (step.is_first) Arch::barrier_wait(&shared.bias_full, bias_round);
 
-    sm80::StepPlace const place{step.batch, step.head,
-                                first_key + thread / 32 * Config::kWarpKeys, step.query};
+    sm80::StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
+                                step.query};
     typename Products::Packed words;  // not used, like `given`: x is P in fp32 as well
     typename Scores::Given given;
     Extra const extra{*this, bits, place, thread};
@@ -360,8 +367,9 @@ struct BiasGradConsumer {
         TileClass const found = class_of<Main>(params.map, step, half * 64, key, number);
         if (found == TileClass::kEmpty) bits.of[half] = 0;
         if (found == TileClass::kPartial) {
-          bits.of[half] = params.map.bits[number * Main::kComputeThreads + of_map +
-                                          thread % Config::kGroupThreads];
+          bits.of[half] =
+              params.map
+                  .bits[number * Main::kComputeThreads + of_map + thread % Config::kGroupThreads];
         }
       }
     }

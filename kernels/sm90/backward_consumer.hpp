@@ -93,12 +93,11 @@ struct BackwardConsumer {
     } else {
       Arch::template wgmma_wait<1>(registers_of(x));
     }
+    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     if constexpr (Config::kHasBias) {
       Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS takes its place
-    } else {
-      Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     }
-    to_grad_s(at);
+    to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
     Arch::template wgmma_wait<0>(registers_of(grad_v), registers_of(grad_k), products_of_v(),
                                  grad_s);
@@ -133,7 +132,8 @@ struct BackwardConsumer {
     }
     CUTE_DEVICE void add_bias(Score const& score, typename Products::Slice& x) const {
       using TileBias = typename Config::TileBias;
-      char const* const tile = shared.grad_s[stage] + thread / Config::kGroupThreads * TileBias::kBytes;
+      char const* const tile =
+          shared.grad_s[stage] + thread / Config::kGroupThreads * TileBias::kBytes;
       add_tile_bias<TileBias, Arch, Element>(tile, thread, score, x);
     }
     CUTE_DEVICE void keep(int n, typename Scores::Given const& given) const {
@@ -164,8 +164,8 @@ struct BackwardConsumer {
     int const thread = BackwardConsumer::thread(), warp = thread / 32;
     Extra const extra{shared, bits, thread, ring.stage};
     if constexpr (Config::kHasMask) {
-      scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32,
-                     products_of_v(), given, extra);
+      scores.weights(x, place(at), lens(), 0, {}, stats(), {}, false, thread % 32, products_of_v(),
+                     given, extra);
     } else {
       sm80::VisibleQueries const visible = shared.block.visible[warp];
       int const first = at.tile * kM;
@@ -177,7 +177,7 @@ struct BackwardConsumer {
   }
 
   // In registers and, for dQ, in shared memory.
-  CUTE_DEVICE void to_grad_s(Steps const& at) {
+  CUTE_DEVICE void to_grad_s() {
     int const thread = BackwardConsumer::thread(), lane = thread % 32;
     if constexpr (kHasTwoWeights) {
       CUTE_UNROLL

@@ -161,7 +161,8 @@ struct BiasTmaParams : TmaParams {
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile_of(int number) const {
     TileScheduler const& scheduler = forward.scheduler;
-    return TileCoord(forward.problem, scheduler, kBlockM, order.place(scheduler.order.place(number), scheduler.groups));
+    return TileCoord(forward.problem, scheduler, kBlockM,
+                     order.place(scheduler.order.place(number), scheduler.groups));
   }
 };
 

@@ -81,6 +81,8 @@ CODE = {
 SPILLS = {
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,
     "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 8,
+    # Of the warp that copies for blocks with the gradient, at 32 registers.
+    "sm90/backward_wgmma_bias_grad/bf16/d128/64x128x8": 40,
 }
 
 

@@ -46,6 +46,11 @@ BACKWARD = [
         "sm90/backward_wgmma_mask_bias_grad",
         "sm80/backward_bias",
     ),
+    (
+        {"head_dim": 64, "bias": "trained", "deterministic": True},
+        "sm90/backward_wgmma_bias_grad_ordered",
+        "scalar/backward",
+    ),
     ({"head_dim": 128, "dropout_p": 0.1}, "sm90/backward_wgmma_dropout", "sm80/backward_dropout"),
     (
         {"head_dim": 128, "mask": True, "dropout_p": 0.1},

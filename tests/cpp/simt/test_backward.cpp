@@ -37,7 +37,8 @@ void run_alibi() {
 
 template <class Kernel, class... Pairs>
 void run_pairs() {
-  constexpr bool kHasBias = (std::is_same_v<Pairs, PairBias> || ...) || (std::is_same_v<Pairs, TileBias> || ...);
+  constexpr bool kHasBias =
+      (std::is_same_v<Pairs, PairBias> || ...) || (std::is_same_v<Pairs, TileBias> || ...);
   constexpr bool kHasMask = (std::is_same_v<Pairs, PairMask> || ...);
   for (Case const& c : pair_cases(Kernel::Config::kHeadDim, kHasBias, kHasMask)) {
     run<Kernel, Score<Pairs...>, Score<Softcap, Pairs...>, Score<Alibi, Pairs...>,
@@ -77,8 +78,7 @@ template <bool kHasMask, class Element, int... kTile>
 using WgmmaBiasGrad =
     sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true, true>;
 template <class Element, int... kTile>
-using WgmmaBias =
-    sm90::Backward<Element, kTile..., DenseSeqInfo, false, false, false, false, true>;
+using WgmmaBias = sm90::Backward<Element, kTile..., DenseSeqInfo, false, false, false, false, true>;
 
 template <class Kernel>
 void run_masked() {
@@ -193,7 +193,8 @@ TEST(few_wgmma_terms) {
   run<sm90::Backward<Half, 128, 64, 128, 8>, SoftcapScore>(c, simt::FiberOrder::kRandom);
   Case b{.name = "bias", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
   b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
-  run<WgmmaBias<Half, 64, 64, 192, 12>, Score<Softcap, TileBias>, Score<Softcap, Alibi, TileBias>>(b);
+  run<WgmmaBias<Half, 64, 64, 192, 12>, Score<Softcap, TileBias>, Score<Softcap, Alibi, TileBias>>(
+      b);
   Case m = mask_cases(64)[0];
   m.has_alibi = true, m.softcap = 1.5f, m.has_sinks = false;
   run<Masked<Half, 64, 64, 192, 12>, Score<Softcap, Alibi, MaskBits>>(m);
@@ -209,7 +210,7 @@ TEST(few_wgmma_dropout) {
   run<WgmmaDropout<true, Half, 64, 64, 192, 12>, Score<MaskBits>>(m);
 }
 TEST(few_wgmma_bias_grad) {
-  Case c{.name = "bias", .batch = 2, .heads_q = 2, .seqlen_q = 90, .seqlen_k = 210};
+  Case c{.name = "bias", .batch = 2, .heads_q = 2, .seqlen_q = 140, .seqlen_k = 270};
   c.has_bias = c.has_short_bias = true, c.mask = causal();
   run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(c);
   c.bias_of = {true, true, true, true};
