@@ -197,8 +197,9 @@ void prepare(Call& call, Arguments& given) {
 py::object run_wanted(char const* function, Call& call, Arguments given) {
   Library const& library = *call.library;
   auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
-  // The gradient of a bias, summed over its broadcast dimensions: rounded where the kernel does that
-  // itself, otherwise in float32 first. Kernels do not write the rows that sequences leave out.
+  // The gradient of a bias, summed over its broadcast dimensions: rounded where the kernel does
+  // that itself, otherwise in float32 first. Kernels do not write the rows that sequences leave
+  // out.
   auto const make = [&](Input const& input) {
     PyObject* const x = given.*input.value;
     if (is_bias(input)) return library.empty(library.read(x, true), Shape(library.read(x, true)));

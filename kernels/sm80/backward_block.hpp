@@ -31,7 +31,8 @@ struct BackwardBlock {
   VisibleQueries visible[kWarpsN];
 };
 
-// The number of the tile of keys of the block with this number among those that have one. Where dQ is added in order, blocks wait for blocks of
+// The number of the tile of keys that the block with this number, among those that have one, takes.
+// Where dQ is added in order, blocks wait for blocks of
 // earlier keys. Tiles are therefore assigned in the order in which blocks begin, so that every
 // block that one waits for has begun. Called by all threads of the block.
 template <class Config, class Arch>

@@ -1,16 +1,16 @@
 // The gradient of a bias, in tiles of 128 queries and 128 keys. A block computes several of them.
 //
-// dS of a tile is summed over all that the bias is broadcast over: batch entries, heads, or tiles of
-// queries. Each of them is a step, which recomputes P. The sum stays in registers, in fp32, and is
-// stored once: there are no additions to memory, and results are deterministic.
+// dS of a tile is summed over all that the bias is broadcast over: batch entries, heads, or tiles
+// of queries. Each of them is a step, which recomputes P. The sum stays in registers, in fp32, and
+// is stored once: there are no additions to memory, and results are deterministic.
 //
 //   Block:      two warpgroups with 64 keys each, and a warp that copies. It goes on to the next
 //               tile while the warpgroups still have this one
 //   Registers:  S, dP and the sum of a warpgroup's 64 keys and 128 queries
 //   Shared:     the bias of a tile; a ring of pairs of tiles: K and Q, then V and dO
 //
-// S and dP have keys in rows, as in backward_consumer.hpp. They are multiplied together, so that the
-// tensor cores multiply dP while P is computed.
+// S and dP have keys in rows, as in backward_consumer.hpp. They are multiplied together, so that
+// the tensor cores multiply dP while P is computed.
 #pragma once
 
 #include "sm80/backward_scores.hpp"

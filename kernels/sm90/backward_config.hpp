@@ -58,8 +58,8 @@ struct BackwardConfig {
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
   using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
-  // The bias of a warpgroup's keys: query, key. It comes in the buffer of the dS that these keys get
-  // later in the step.
+  // The bias of a warpgroup's keys: query, key. It comes in the buffer of the dS that these keys
+  // get later in the step.
   using TileBias = SwizzledTile<kBlockM, 64>;
   static_assert(kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;

@@ -1,5 +1,5 @@
-// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K, V
-// and a bias, and the map of a mask.
+// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K,
+// V and a bias, and the map of a mask.
 #pragma once
 
 #include "core/query_map.hpp"

@@ -1,5 +1,5 @@
-// Adds a tile of bias, as TMA has brought it, to S of a warp's 16 keys. S has keys in rows, the tile
-// has queries in rows.
+// Adds a tile of bias, as TMA has brought it, to S of a warp's 16 keys. S has keys in rows, the
+// tile has queries in rows.
 #pragma once
 
 #include "tile/fragment.hpp"
