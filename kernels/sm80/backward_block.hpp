@@ -32,9 +32,9 @@ struct BackwardBlock {
 };
 
 // The number of the tile of keys that the block with this number, among those that have one, takes.
-// Where dQ is added in order, blocks wait for blocks of
-// earlier keys. Tiles are therefore assigned in the order in which blocks begin, so that every
-// block that one waits for has begun. Called by all threads of the block.
+// Where dQ is added in order, blocks wait for blocks of earlier keys. Tiles are therefore assigned
+// in the order in which blocks begin, so that every block that one waits for has begun. Called by
+// all threads of the block.
 template <class Config, class Arch>
 CUTE_DEVICE int number_of_tile(BackwardParams const& params, int block,
                                typename Config::SharedStorage& shared) {
