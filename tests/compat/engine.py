@@ -6,7 +6,10 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+torch = pytest.importorskip("torch")
 
 STUBS = Path(__file__).parent / "stubs"
 
@@ -47,3 +50,12 @@ def entry_point(group):
     """What an engine loads of this distribution, as the engine does."""
     (point,) = (x for x in importlib.metadata.entry_points(group=group) if x.name == "cutlass_attn")
     return point.load()
+
+
+def rows_of(parts, like, spare=8):
+    """(H, S, D) of each sequence as rows (T, H, D), with NaN behind, in a wider tensor as a model's
+    projection leaves them."""
+    rows = torch.from_numpy(np.concatenate(parts, axis=1)).to(like).transpose(0, 1)
+    wide = torch.full((rows.shape[0] + spare, 2, *rows.shape[1:]), torch.nan, dtype=like)
+    wide[: len(rows), 1] = rows
+    return wide[:, 1]

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import serving  # noqa: E402
-from compat.engine import engine, entry_point, stub  # noqa: E402
+from compat.engine import engine, entry_point, rows_of, stub  # noqa: E402
 from serving import Batch  # noqa: E402
 
 BLOCK = 16
@@ -90,15 +90,6 @@ def step(case, table, rows, until):
         "slot_mapping": slots,
         "causal": case.causal,
     }
-
-
-def rows_of(parts, like, spare=8):
-    """(H, S, D) of each sequence as rows (T, H, D), with NaN behind, in a wider tensor as a model's
-    projection leaves them."""
-    rows = torch.from_numpy(np.concatenate(parts, axis=1)).to(like).transpose(0, 1)
-    wide = torch.full((rows.shape[0] + spare, 2, *rows.shape[1:]), torch.nan, dtype=like)
-    wide[: len(rows), 1] = rows
-    return wide[:, 1]
 
 
 def impl_of(vllm, case, head_dim, **more):

@@ -7,8 +7,9 @@
     from cutlass_attn.compat import transformers   # an attention implementation of transformers
     from cutlass_attn.compat import diffusers      # an attention backend of diffusers
     from cutlass_attn.compat import vllm           # an attention backend of vLLM
+    from cutlass_attn.compat import sglang         # an attention backend of SGLang
 
-All need torch; the last three need the package that they are named after, and say which versions
+All need torch; the last four need the package that they are named after, and say which versions
 of it they support. docs/drop-in.md is the user's page. Each is imported when first named, so that
 `import cutlass_attn; cutlass_attn.compat.sdpa.route()` works without further imports.
 """
@@ -22,11 +23,24 @@ if _TYPE_CHECKING:
     from . import flash_mla as flash_mla
     from . import flex as flex
     from . import sdpa as sdpa
+    from . import sglang as sglang
     from . import transformers as transformers
     from . import vllm as vllm
 
 
+_NAMES = (
+    "diffusers",
+    "flash_attn",
+    "flash_mla",
+    "flex",
+    "sdpa",
+    "sglang",
+    "transformers",
+    "vllm",
+)
+
+
 def __getattr__(name: str) -> object:
-    if name in ("diffusers", "flash_attn", "flash_mla", "flex", "sdpa", "transformers", "vllm"):
+    if name in _NAMES:
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
