@@ -1,7 +1,7 @@
 from abc import ABC
 
 
-class AttentionBackend(ABC):
+class AttentionBackend(ABC):  # noqa: B024
     needs_cpu_seq_lens = True
 
     def init_forward_metadata(self, forward_batch):
