@@ -240,7 +240,7 @@ def test_in_a_graph(sglang):
 
 
 def test_graph_of_prefill_is_refused(sglang):
-    table, requests, slots = table_of(CASES[2])
+    table, requests, _ = table_of(CASES[2])
     backend = sglang.CutlassAttnBackend(runner_of(CASES[2], None, table))
     batch = batch_of(CASES[2], table, requests, *CHUNKS.values(), "EXTEND")
     with pytest.raises(NotImplementedError, match="graph of EXTEND; allowed: DECODE, IDLE"):
@@ -250,7 +250,7 @@ def test_graph_of_prefill_is_refused(sglang):
 
 
 def test_idle_batch(sglang):
-    table, requests, slots = table_of(CASES[0])
+    table, requests, _ = table_of(CASES[0])
     backend = sglang.CutlassAttnBackend(runner_of(CASES[0], None, table))
     batch = batch_of(CASES[0], table, requests[:1], (1,), (1,), "DECODE")
     batch.forward_mode, batch.batch_size = Mode("IDLE"), 0

@@ -1,7 +1,7 @@
 """The attention backend of SGLang: one `attention_varlen` over pages, for extend and decode.
 
-A step gathers the page tables of its requests on the device and nothing else, inside the graph where
-there is one. SGLang's pool writes the keys.
+A step gathers the page tables of its requests on the device and nothing else, inside the graph
+where there is one. SGLang's pool writes the keys.
 """
 
 from __future__ import annotations
