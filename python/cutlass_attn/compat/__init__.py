@@ -6,18 +6,21 @@
     from cutlass_attn.compat import flex           # torch's flex_attention
     from cutlass_attn.compat import transformers   # an attention implementation of transformers
     from cutlass_attn.compat import diffusers      # an attention backend of diffusers
+    from cutlass_attn.compat import comfyui        # a node of ComfyUI
     from cutlass_attn.compat import vllm           # an attention backend of vLLM
     from cutlass_attn.compat import sglang         # an attention backend of SGLang
 
-All need torch; the last four need the package that they are named after, and say which versions
-of it they support. docs/drop-in.md is the user's page. Each is imported when first named, so that
-`import cutlass_attn; cutlass_attn.compat.sdpa.route()` works without further imports.
+All need torch; transformers, diffusers, vllm and sglang also need the package that they are named
+after, and say which versions of it they support. docs/drop-in.md is the user's page. Each is
+imported when first named, so that `import cutlass_attn; cutlass_attn.compat.sdpa.route()` works
+without further imports.
 """
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from . import comfyui as comfyui
     from . import diffusers as diffusers
     from . import flash_attn as flash_attn
     from . import flash_mla as flash_mla
@@ -29,6 +32,7 @@ if _TYPE_CHECKING:
 
 
 _NAMES = (
+    "comfyui",
     "diffusers",
     "flash_attn",
     "flash_mla",
