@@ -12,6 +12,7 @@
 #include "cutlass_attn.hpp"
 #include "entry.hpp"
 #include "errors.hpp"
+#include "jax_handlers.hpp"
 #include "merge_call.hpp"
 #include "prequantized.hpp"
 #include "runtime/options.hpp"
@@ -159,6 +160,7 @@ PYBIND11_MODULE(_C, m) {
   define_merge_call(m);
   define_backward_calls(m);
   define_prequantized(m);
+  define_jax_handlers(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);
   m.def("kept_bytes", &kept_bytes);

@@ -67,3 +67,17 @@ def test_local_kernel(tmp_path, monkeypatch):
     for function in (module.flash_attn_func, module.flash_attn_varlen_func):
         supported = flash._lazy_define_process_function(function).keywords["supports_mapping"]
         assert all(supported[x] for x in ("s_aux", "softcap", "window_size", "dropout_p"))
+
+
+def test_kernels_loads_the_folder(tmp_path, monkeypatch):
+    """By its own loader, without the hub."""
+    load = pytest.importorskip("kernels.load")  # this checkout has a folder kernels
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path))
+    module = load.get_local_kernel(compat.local_kernel_dir(), backend="cpu")
+    q = torch.randn(1, 5, 2, 32).half()
+    assert module.flash_attn_func(q, q, q, causal=True).shape == q.shape
+    assert set(module.__all__) == {
+        "flash_attn_func",
+        "flash_attn_varlen_func",
+        "flash_attn_with_kvcache",
+    }
