@@ -227,8 +227,7 @@ void check_pages(DType dtype, int head_dim, int head_dim_v = 0) {
   }
   check({16}, [](Case& what) { what.name = "chunks", what.attention_chunk = 90; });
   check({48}, [](Case& what) {
-    what.name = "softcap, ALiBi, window", what.softcap = 3, what.alibi = "h";
-    what.window_left = 70, what.causal = true;
+    what.name = "softcap, window", what.softcap = 3, what.window_left = 70, what.causal = true;
   });
   CHECK_EQ(runs, 15);
 }
@@ -248,11 +247,11 @@ TEST(pages_of_dense_queries) {
   Case what;
   what.name = "prefill of a batch", what.seqlen_q = 90, what.seqlen_k = 333;
   what.batch = 3, what.num_heads_q = 4, what.num_heads_kv = 2, what.causal = true;
-  what.head_dim = 128;
-  std::vector<SolvedCase> cases{SolvedCase(what, DType::kFloat16)};
+  what.head_dim = 128, what.alibi = "bh", what.window_left = 120;
+  std::vector<SolvedCase> cases{SolvedCase(what, DType::kBFloat16)};
   packed::Paged const pages(cases[0].call(), {32, 0, true});
   auto const run = [&](int num_sms) {
-    return sm90_case::launch<Paged<half_t, 128, 128, 128, 128, 8>>(pages.problem, num_sms);
+    return sm90_case::launch<Paged<bfloat16_t, 128, 128, 128, 128, 8>>(pages.problem, num_sms);
   };
   sm90_case::check_calls(what.name, cases, run, runs);
   CHECK_EQ(runs, 1);
