@@ -60,7 +60,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
             options=("varlen",),
         ),
         "paged": Value(
-            "paged", type={"layout": "RowLayout::kPaged"}, options=("varlen", "paged_kv")
+            "paged",
+            type={"layout": "RowLayout::kPaged"},
+            params="Paged",
+            options=("varlen", "paged_kv"),
         ),
     },
     "kv": {
@@ -219,6 +222,8 @@ def _needs(settings: Settings) -> tuple[str, ...]:
     if settings.type and settings.axes["quantize"] != "none":
         # Dense keys are rounded by DenseKeyTiles alone (sm80/key_tiles.hpp).
         needs += ["varlen"] * (settings.axes["layout"] == "varlen")
+    if settings.namespace == "sm90" and settings.axes["layout"] == "paged":
+        needs += ["paged_kv"]  # TMA's boxes are rows of a page
     return tuple(needs)
 
 

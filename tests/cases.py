@@ -26,6 +26,7 @@ OPTIONS = {
     "sm90/mask": {"mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/bias_mask": {"bias", "mask", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen": {"sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/paged": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm90/dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/mask_dropout": {"mask", "dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen_dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},

@@ -153,6 +153,8 @@ def fits(variant, case, rows, quantize=None):
         return False
     if variant.max_rows and rows * case.heads // case.heads_kv > variant.max_rows:
         return False
+    if variant.kernel.startswith("sm90") and case.page and case.page % 8:
+        return False  # which TMA cannot copy
     if variant.head_dim == 0:
         return True
     head_dim = case.head_dim or variant.head_dim

@@ -318,6 +318,13 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             },
         ),
         (
+            "sm90::Forward<{head_dim}, {m}, {n}, {warps}, {layout}>",
+            {"layout": "paged", "scores": ["identity"]},
+            "sm90/paged",
+            "{warps}, RowLayout::kPaged>",
+            {"options": "sinks varlen paged_kv", "needs": "paged_kv", "arch": "90a", "tma": True},
+        ),
+        (
             FORWARD,
             {"quantize": "fp8", "layout": "varlen", "scores": ["general"]},
             "sm89/int8_fp8_varlen_general",

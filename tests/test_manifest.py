@@ -37,11 +37,11 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
     limited |= {f"{name}_general" for name in limited}
     hopper = {"sm90", "sm90/split_keys", "sm90/bias", "sm90/varlen"}
     hopper |= {"sm90/mask", "sm90/bias_mask", "sm90/dropout"}
-    of_dropout = {"sm90/mask_dropout", "sm90/varlen_dropout"}
+    rare_on_hopper = {"sm90/mask_dropout", "sm90/varlen_dropout", "sm90/paged"}
     in_8_bits = ("sm80/int8_qk", "sm80/int8", "sm89/int8_fp8")
     packed = {f"{name}_varlen{score}" for name in in_8_bits for score in ("", "_general")}
     others = {"wmma", "wmma/8x32x16", "sm80/bias", "sm80/mask", "sm80/bias_mask"}
-    asked_for = limited | packed | of_dropout
+    asked_for = limited | packed | rare_on_hopper
     assert at_first_use == fp16 | backward | fp8 | general | asked_for | hopper | others
     assert all(row.tier == "core" for row in rows if row.key.startswith("sm90/bf16/d128/"))
     build = generate.Build(archs=("80", "89", "90a"))

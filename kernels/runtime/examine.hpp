@@ -273,6 +273,12 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       });
     });
   }
+  // A box of TMA has whole swizzled groups of eight rows, of one page.
+  if (variant.kernel->tma && p.kv.block_table && p.kv.page_size % 8 != 0) {
+    lacks(Lack::kRequest, [&] {
+      return "needs pages of a multiple of 8 rows, got " + std::to_string(p.kv.page_size);
+    });
+  }
   if (variant.kernel->tma && (call.options & variant.kernel->options & option::bias)) {
     examine_bias(p, [&](auto&& reason) { lacks(Lack::kRequest, reason); });
   }

@@ -48,14 +48,15 @@ template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBloc
           RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false, bool kDrops_ = false>
 struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
-  static_assert(kLayout != RowLayout::kPaged);
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
+  static constexpr bool kIsPaged = kLayout == RowLayout::kPaged;
   static constexpr bool kHasBias = kHasBias_, kHasMask = kHasMask_, kDrops = kDrops_;
   static_assert(!kHasBias || kBlockN_ % 64 == 0, "TMA copies 64 keys of it at a time");
   static_assert(kIsDense || !(kHasBias || kHasMask));
   using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
+  using RaggedParams = std::conditional_t<kIsPaged, PagedTmaParams, VarlenTmaParams>;
   using Params = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
-                                    std::conditional_t<kIsDense, DenseParams, VarlenTmaParams>>;
+                                    std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
   using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -153,6 +154,10 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   struct Dropout {
     DropoutMask dropout;
   };
+  struct NoPages {};
+  struct Pages {
+    KeyRange seen;  // keys that some row of the tile sees whose keys are copied
+  };
   struct Copies {
     alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
     char k[kKStages][kKBytes];
@@ -167,7 +172,9 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
 
     CUTE_DEVICE TileInfo& info(int i) { return *reinterpret_cast<TileInfo*>(infos[i]); }
   };
-  struct SharedStorage : Copies, std::conditional_t<kDrops, Dropout, NoDropout> {};
+  struct SharedStorage : Copies,
+                         std::conditional_t<kDrops, Dropout, NoDropout>,
+                         std::conditional_t<kIsPaged, Pages, NoPages> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
 

@@ -3,8 +3,8 @@
 // Grid:       persistent, one block per SM (params.hpp). A block computes one tile of kBlockM rows
 //             after the other, from core/scheduler.hpp or, for packed sequences, from
 //             core/varlen_params.hpp
-// Block:      a producer warpgroup, in which one thread copies, or with packed sequences a warp
-//             (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
+// Block:      a producer warpgroup, in which one thread copies, or with packed sequences or pages a
+//             warp (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
 //             rows
 // Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, read by wgmma

@@ -135,6 +135,7 @@ struct BasicTmaParams {
 
 using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseRows>;
 using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
+using PagedTmaParams = BasicTmaParams<VarlenParams, sm90::PagedRows>;
 
 // Dense calls with a bias, whose tiles TMA copies as well.
 struct BiasTmaParams : TmaParams {

@@ -1,9 +1,10 @@
 // The producer warp. One lane takes tiles of rows from the counter, publishes them to the consumers
 // and keeps the buffers of Q, K and V full. The other lanes only help to find the sequence of a
-// tile.
+// tile, and to copy K and V from pages.
 #pragma once
 
 #include "sm90/config.hpp"
+#include "sm90/page_boxes.hpp"
 
 namespace cutlass_attn::sm90 {
 
@@ -41,7 +42,13 @@ struct Producer {
     for (int number = Arch::block(); number < params.tiles; number = next()) {
       Coord const tile = params.template tile_of<Config::kBlockM, Arch>(number);
       bool const has_rows = Config::kIsDense || tile.rows > 0;
-      if (is_copying() && has_rows) {
+      if constexpr (Config::kIsPaged) {
+        if (!has_rows) continue;
+        if (copies) publish(tile);
+        Arch::sync_warp();  // all lanes read what one has published
+        copy_tile(shared.info(info_stage()));
+        ++published;
+      } else if (is_copying() && has_rows) {
         copy_tile(publish(tile));
         ++published;
       }
@@ -54,6 +61,10 @@ struct Producer {
  private:
   // Known at compile time where the other lanes have returned.
   CUTE_DEVICE bool is_copying() const { return Config::kIsDense || copies; }
+
+  // Whether this lane copies Q and tells barriers what to expect, of those that call copy_tile():
+  // with pages all lanes do.
+  CUTE_DEVICE bool leads() const { return !Config::kIsPaged || copies; }
 
   // Takes the number of the next tile from the counter, early, because the atomic takes long.
   CUTE_DEVICE void ask() {
@@ -103,6 +114,7 @@ struct Producer {
       info.tile = tile;
       info.range = range.in_keys(kN);
       info.interval = mask.near(tile.q_begin);
+      if constexpr (Config::kIsPaged) shared.seen = mask.keys(tile.q_begin, tile.q_end);
       CUTE_NO_UNROLL
       for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
@@ -149,6 +161,7 @@ struct Producer {
   }
 
   CUTE_DEVICE void copy_q(Info const& info) {
+    if (!leads()) return;
     int const stage = stage_of<Config::kQStages>(published);
     int const round = round_of<Config::kQStages>(published);
     Coord const& tile = info.tile;
@@ -172,13 +185,13 @@ struct Producer {
 
   CUTE_DEVICE void copy_k(Info const& info, int key) {
     copy<TileK>(params.k, shared.k[k.stage], &shared.k_full[k.stage], &shared.k_empty[k.stage],
-                k.round, info.tile, key, k_bytes());
+                k.round, info, key, k_bytes());
     if constexpr (Config::kHasBias) copy_bias(info.tile, key);
     k.advance();
   }
   CUTE_DEVICE void copy_v(Info const& info, int key) {
     copy<TileV>(params.v, shared.v[v.stage], &shared.v_full[v.stage], &shared.v_empty[v.stage],
-                v.round, info.tile, key, TileV::kBytes);
+                v.round, info, key, TileV::kBytes);
     v.advance();
   }
 
@@ -206,14 +219,48 @@ struct Producer {
   // bytes: number that the barrier waits for.
   template <class Tile, class Rows>
   CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
-                        int round, Coord const& tile, int key, int bytes) const {
-    Arch::barrier_wait(empty, round ^ 1);
-    Arch::barrier_expect(full, bytes);
-    CUTE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,
-                               key_rows(tile.seq, params.forward.problem));
+                        int round, Info const& info, int key, int bytes) const {
+    if constexpr (Config::kIsPaged) {
+      copy_pages<Tile>(from, to, full, empty, round, info, key, bytes);
+    } else {
+      begin_copy(full, empty, round, bytes);
+      Coord const& tile = info.tile;
+      CUTE_UNROLL
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,
+                                 key_rows(tile.seq, params.forward.problem));
+      }
     }
+  }
+
+  // Each lane copies 64 columns of a box. The hardware takes copies from one lane after the other,
+  // but the lanes look up pages and compute coordinates at the same time.
+  template <class Tile>
+  CUTE_DEVICE void copy_pages(PagedRows const& from, char* to, arch::Barrier* full,
+                              arch::Barrier* empty, int round, Info const& info, int key,
+                              int bytes) const {
+    KvStore const& kv = params.forward.problem.kv;
+    PageBoxes const boxes{kv.block_table + info.tile.seq.batch * kv.block_table_stride,
+                          params.forward.by_page, kv.page_size, from.box_rows, shared.seen};
+    int const lane = Arch::thread();
+    auto const row_of = [&](int i) { return i / Tile::kChunks * from.box_rows; };
+    int32_t page = boxes.look_up(key + row_of(lane));  // arrives while the warp waits
+    begin_copy(full, empty, round, bytes);
+    Arch::sync_warp();  // the bytes are expected before they arrive
+    CUTE_NO_UNROLL
+    for (int i = lane; i < from.boxes * Tile::kChunks; i += 32) {
+      int const row = row_of(i), chunk = i % Tile::kChunks;
+      if (i >= 32) page = boxes.look_up(key + row);
+      from.template load<Arch>(to + chunk * Tile::kChunkBytes + row * Tile::kRowBytes, full,
+                               chunk * 64, boxes.row(key + row), info.tile.head_kv,
+                               boxes.rows(key + row, page));
+    }
+  }
+
+  CUTE_DEVICE void begin_copy(arch::Barrier* full, arch::Barrier* empty, int round,
+                              int bytes) const {
+    Arch::barrier_wait(empty, round ^ 1);
+    if (leads()) Arch::barrier_expect(full, bytes);
   }
 };
 

@@ -3,6 +3,7 @@
 //
 //   DenseRows    batch entries of equal length
 //   RaggedRows   packed sequences, or batch entries with lengths of their own; dense calls as well
+//   PagedRows    K and V in pages
 #pragma once
 
 #include <type_traits>
@@ -89,11 +90,24 @@ struct RaggedRows {
 
   char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
                       int heads, int box_rows, bool is_on_gpu) {
+    return prepare(p, t, columns, p.batch, sequences.rows(), heads, box_rows, is_on_gpu);
+  }
+
+  template <class Arch>
+  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
+                           SequenceRows const& of) const {
+    int const end = of.batch * batch_step + (of.first + of.count) * row_step;
+    Arch::tma_load(to, map, full, column, kEnd - of.count + row, head, end, kEnd);
+  }
+
+ protected:
+  char const* prepare(Problem const& p, Operand const& t, int columns, int32_t entries,
+                      int32_t rows, int heads, int box_rows, bool is_on_gpu) {
     constexpr int32_t kMost = 0x7fff0000;  // coordinates are signed
-    int64_t const row = stride_bytes(sequences.rows(), t.row_stride);
-    int64_t const batch = p.batch > 1 ? t.batch_stride * 2 : 0;
-    int64_t const unit = unit_of(row, batch);
-    if ((batch * (p.batch - 1) + row * sequences.rows()) / unit >= kMost) {
+    int64_t const row = stride_bytes(rows, t.row_stride);
+    int64_t const batch = entries > 1 ? t.batch_stride * 2 : 0;
+    int64_t const unit = common_divisor(row, batch);
+    if ((batch * (entries - 1) + row * rows) / unit >= kMost) {
       return "q, k, v or the gradient of the output takes more steps of the largest number that "
              "divides its strides than TMA "
              "counts";
@@ -108,21 +122,42 @@ struct RaggedRows {
         is_on_gpu, map);
   }
 
-  template <class Arch>
-  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
-                           SequenceRows const& of) const {
-    int const end = of.batch * batch_step + (of.first + of.count) * row_step;
-    Arch::tma_load(to, map, full, column, kEnd - of.count + row, head, end, kEnd);
-  }
-
- private:
   // The largest number that divides both.
-  static int64_t unit_of(int64_t a, int64_t b) {
+  static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
       int64_t const rest = a % b;
       a = b, b = rest;
     }
     return a > 0 ? a : 16;
+  }
+};
+
+// The rows of a page that a box copies: those before `bound` if origin is RaggedRows::kEnd, those
+// from `bound` on if it is 0. The other rows of the box become zeros.
+struct PageRows {
+  int32_t page, bound, origin;
+};
+
+// The entries of RaggedRows are pages. A box has as many rows as divide both a page and a tile, so
+// that it never crosses the end of a page (page_boxes.hpp).
+struct PagedRows : RaggedRows {
+  int32_t box_rows, boxes;  // of a tile
+
+  // On the host, for tiles of tile_rows rows.
+  char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const&, int heads,
+                      int tile_rows, bool is_on_gpu) {
+    box_rows = int32_t(common_divisor(p.kv.page_size, tile_rows));
+    boxes = tile_rows / box_rows;
+    return RaggedRows::prepare(p, t, columns, p.kv.num_pages, p.kv.page_size, heads, box_rows,
+                               is_on_gpu);
+  }
+
+  // Copies 64 columns of the box that begins at `row` of the page.
+  template <class Arch>
+  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
+                           PageRows const& of) const {
+    int const at = of.page * batch_step + of.bound * row_step;
+    Arch::tma_load(to, map, full, column, of.origin - of.bound + row, head, at, of.origin);
   }
 };
 

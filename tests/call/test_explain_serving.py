@@ -154,6 +154,40 @@ def test_splits_of_dense_calls(shape, splits, options, dtype):
         assert "sm80 is preferred for keys in 1 split(s)" in reasons["sm80/split_keys"]
 
 
+# (GPU, queries of 4 sequences each, keys of a page), and the kernel of 32 heads on 8.
+PAGED = [
+    ("sm_90", 512, 16, "sm90/paged"),
+    ("sm_90", 512, 64, "sm90/paged"),
+    ("sm_90", 512, 48, "sm90/paged"),  # the boxes are of 16 rows
+    ("sm_90", 512, 256, "sm90/paged"),
+    ("sm_90", 512, 13, "sm80/paged"),
+    ("sm_90", 2, 16, "sm80/decode"),
+    ("sm_89", 512, 16, "sm80/paged"),
+]
+
+
+@pytest.mark.parametrize(("device", "queries", "page", "kernel"), PAGED)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_pages_of_many_rows_are_read_by_wgmma_on_hopper(device, queries, page, kernel, is_packed):
+    q = torch.empty(4, queries, 32, 128, device="meta", dtype=torch.bfloat16)
+    cache = torch.empty(400, 2, page, 8, 128, device="meta", dtype=torch.bfloat16)
+    options = {"block_table": torch.empty(4, 100, device="meta", dtype=torch.int32)}
+    lengths = torch.empty(4, device="meta", dtype=torch.int32)
+    if is_packed:
+        q = q.flatten(0, 1)
+        begins = torch.empty(5, device="meta", dtype=torch.int32)
+        options |= {"cu_seqlens_q": begins, "seqused_k": lengths}
+    else:
+        options |= {"cache_seqlens": lengths}
+    explanation = explain(q, cache[:, 0], cache[:, 1], **options, causal=True, device=device)
+    reasons = {x.variant.key: x.reason for x in explanation}
+    reason = reasons["sm90/paged/bf16/d128/128x128x8"]
+    if "compiled" in reason:
+        pytest.skip("this build has no kernels for Hopper, nor NVRTC")
+    assert explanation.chosen.kernel == kernel
+    assert ("needs pages of a multiple of 8 rows, got 13" in reason) == (page == 13)
+
+
 # (batch, heads, queries, keys), and the kernel on the 132 SMs of an H100.
 FEW_ROWS = [
     ((32, 8, 16, 1024), "sm80/decode"),  # more tiles than SMs

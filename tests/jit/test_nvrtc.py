@@ -68,7 +68,7 @@ def words_of(row):
 TERMS = {"softcap": (False, True), "alibi": (False, True), "chunk": (False, True)}
 COMPOSED = pairwise(
     {
-        "kernel": ("sm90", "sm90/varlen", "sm90/bias", "sm90/bias_mask"),
+        "kernel": ("sm90", "sm90/varlen", "sm90/paged", "sm90/bias", "sm90/bias_mask"),
         "tail": ("f16/d64", "bf16/d128"),
         **TERMS,
     },

@@ -1,6 +1,6 @@
 // The wgmma forward kernels on few cases, for mutants and for the race detector: where sequences
-// have their own lengths with two buffers of Q, otherwise with one; with a bias; and where blocks
-// share keys.
+// have their own lengths with two buffers of Q, otherwise with one; with keys in pages;
+// with a bias; and where blocks share keys.
 #include <utility>
 #include <vector>
 
@@ -60,6 +60,23 @@ TEST(few) {
   }
   sm90_case::check_packed<Large>(sequences, DType::kFloat16, 5, runs);
   CHECK_EQ(runs, 10);
+}
+
+TEST(few_pages) {
+  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kPaged>;
+  int runs = 0;
+  std::vector<Case> sequences;
+  for (auto const& [queries, keys] : {std::pair(200, 140), std::pair(20, 0), std::pair(70, 300)}) {
+    sequences.push_back(of("sequences", 64, queries, keys));
+    sequences.back().causal = true, sequences.back().num_heads_q = 2;
+    sequences.back().seed = unsigned(queries);
+  }
+  for (int const size : {16, 48, 256}) {
+    sm90_case::check_pages<Kernel>(sequences, DType::kFloat16, {size, 0, true}, runs);
+  }
+  for (Case& what : sequences) what.window_left = 150;
+  sm90_case::check_pages<Kernel>(sequences, DType::kFloat16, {64}, runs);
+  CHECK_EQ(runs, 4);
 }
 
 TEST(few_bias) {

@@ -1,80 +1,24 @@
 // Kernels of calls whose rows are elsewhere than in dense operands: the dense cases of
 // test_races.cpp are packed, or put into pages, before they run.
 #include <algorithm>
-#include <numeric>
-#include <random>
 #include <vector>
 
 #include "simt/host_unit.hpp"
 #include "simt/kernels_under_test.hpp"
 #include "simt/packed.hpp"
+#include "simt/pages.hpp"
 #include "sm80/decode.hpp"
 #include "sm80/forward.hpp"
 
 using namespace cutlass_attn;
+using packed::Paged;
 using packed::Rows;
 
 namespace {
 
 using Half = cutlass::half_t;
 
-// K and V in pages of 13 keys, in an order that no number follows from; rows beyond the last, and
-// keys that no query sees, are NaN. Rows of V have a gap behind them, so that its strides are not
-// K's.
-struct Paged {
-  static constexpr int kPageSize = 13, kGap = 16;
-  Problem problem;
-  int const each;  // pages of a batch entry
-  std::vector<int32_t> table, used;
-  Rows k, v;
-
-  explicit Paged(Problem const& p)
-      : problem(p),
-        each((p.seq_k.seqlen + kPageSize - 1) / kPageSize),
-        table(size_t(p.batch * each)),
-        used(size_t(p.batch), p.seq_k.seqlen),
-        k(int64_t(p.batch) * each * kPageSize * p.num_heads_kv * p.head_dim + 1),
-        v(int64_t(p.batch) * each * kPageSize * (p.num_heads_kv * p.head_dim_v + kGap) + 1) {
-    int const count = int(table.size());
-    std::iota(table.begin(), table.end(), 0);
-    std::shuffle(table.begin(), table.end(), std::mt19937(1));
-    put(k, problem.k, p.k, p.head_dim, 0);
-    put(v, problem.v, p.v, p.head_dim_v, kGap);
-    problem.kv = {table.data(), each, kPageSize, count};
-    problem.seq_k.seqused = used.data();
-    problem.seq_k.seqlen = each * kPageSize;
-  }
-
- private:
-  void put(Rows& rows, Operand& here, Operand const& there, int columns, int gap) {
-    Problem const& p = problem;
-    int64_t const row = int64_t(p.num_heads_kv) * columns + gap;
-    rows.move(there, p.batch, p.num_heads_kv, p.seq_k.seqlen, columns, false,
-              [&](int b, int h, int r) {
-                int const page = table[size_t(b * each + r / kPageSize)];
-                return (int64_t(page) * kPageSize + r % kPageSize) * row + h * columns;
-              });
-    forget_unseen(rows, row);
-    here = {rows.memory.data(), kPageSize * row, columns, row, there.dtype};
-  }
-  // A window or chunk has left their pages, which may be others' by now.
-  void forget_unseen(Rows& rows, int64_t row) const {
-    Problem const& p = problem;
-    IntervalMask const mask(p.mask, {p.seq_q.seqlen, used[0]});
-    for (int key = 0; key < used[0]; ++key) {
-      bool is_seen = p.seq_q.seqlen == 0;
-      for (int q = 0; q < p.seq_q.seqlen; ++q) is_seen |= mask.visible(q, key);
-      for (int b = 0; b < p.batch && !is_seen; ++b) {
-        int const page = table[size_t(b * each + key / kPageSize)];
-        auto const first =
-            rows.memory.begin() + (int64_t(page) * kPageSize + key % kPageSize) * row;
-        std::fill_n(first, std::min<int64_t>(row, rows.memory.end() - first), Rows::kNaN);
-      }
-    }
-  }
-};
-
-// The same in 8 bits, stored as twice and four times what they are.
+// K and V in pages and in 8 bits, stored as twice and four times what they are.
 struct PagedFp8 : Paged {
   float const k_scale = 0.5f, v_scale = 0.25f;
   std::vector<E4M3> k_fp8, v_fp8;

@@ -12,6 +12,7 @@
 #include "runtime/options.hpp"
 #include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
+#include "simt/pages.hpp"
 #include "sm90/forward.hpp"
 
 namespace sm90_case {
@@ -168,6 +169,24 @@ void check_packed(std::vector<Case> const& list, DType dtype, int gap, int& runs
     return status;
   };
   check_calls(list[0].name + ", packed", cases, run, runs);
+}
+
+// The same with keys in pages.
+template <class Kernel>
+void check_pages(std::vector<Case> const& list, DType dtype, packed::PageLayout layout, int& runs) {
+  std::vector<SolvedCase> cases;
+  for (Case const& what : list) cases.emplace_back(what, dtype);
+  std::vector<Problem> problems;
+  for (SolvedCase& one : cases) problems.push_back(one.call());
+  packed::Packed call(problems);
+  packed::Paged const pages(call.problem, layout);
+  auto const run = [&](int num_sms) {
+    Status const status = launch<Kernel>(pages.problem, num_sms);
+    call.give_back();
+    return status;
+  };
+  std::string const of_size = ", pages of " + std::to_string(layout.page_size);
+  check_calls(list[0].name + of_size, cases, run, runs);
 }
 
 }  // namespace sm90_case

@@ -204,6 +204,59 @@ TEST(dense_of_packed) {
   CHECK_EQ(runs, 1);
 }
 
+// In pages of which a tile of keys has several, one, or a part, or parts of several.
+template <class Kernel>
+void check_pages(DType dtype, int head_dim, int head_dim_v = 0) {
+  int runs = 0;
+  auto const check = [&](packed::PageLayout layout, auto const& change) {
+    std::vector<Case> list = sequences(head_dim, head_dim_v);
+    for (Case& what : list) change(what);
+    sm90_case::check_pages<Kernel>(list, dtype, layout, runs);
+  };
+  auto const causal = [](Case& what) {
+    what.causal = what.sinks = true, what.num_heads_q = 4, what.num_heads_kv = 2;
+  };
+  for (int const size : {8, 16, 64, 128, 256, 384, 24, 48}) check({size}, causal);
+  check({16, 0, true}, causal);
+  check({256, 8, true}, [](Case& what) { what.num_heads_q = 2; });
+  for (int const size : {16, 64, 256}) {
+    check({size, 0, true}, [](Case& what) {
+      what.name = "window, packed heads", what.num_heads_q = 8, what.num_heads_kv = 2;
+      what.seqlen_q = what.seqlen_q % 7, what.window_left = 200, what.window_right = 3;
+    });
+  }
+  check({16}, [](Case& what) { what.name = "chunks", what.attention_chunk = 90; });
+  check({48}, [](Case& what) {
+    what.name = "softcap, window", what.softcap = 3, what.window_left = 70, what.causal = true;
+  });
+  CHECK_EQ(runs, 15);
+}
+template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps>
+using Paged =
+    sm90::Forward<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, RowLayout::kPaged>;
+
+TEST(pages_of_64) { check_pages<Paged<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
+TEST(pages_of_128) { check_pages<Paged<bfloat16_t, 128, 128, 128, 128, 8>>(DType::kBFloat16, 128); }
+TEST(pages_of_192_128) {
+  check_pages<Paged<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
+}
+TEST(pages_of_256) { check_pages<Paged<half_t, 256, 256, 128, 64, 8>>(DType::kFloat16, 256); }
+// Without packed queries: entries of equal lengths.
+TEST(pages_of_dense_queries) {
+  int runs = 0;
+  Case what;
+  what.name = "prefill of a batch", what.seqlen_q = 90, what.seqlen_k = 333;
+  what.batch = 3, what.num_heads_q = 4, what.num_heads_kv = 2, what.causal = true;
+  what.head_dim = 128, what.alibi = "bh", what.window_left = 120;
+  std::vector<SolvedCase> cases{SolvedCase(what, DType::kBFloat16)};
+  packed::Paged const pages(cases[0].call(), {32, 0, true});
+  auto const run = [&](int num_sms) {
+    return sm90_case::launch<Paged<bfloat16_t, 128, 128, 128, 128, 8>>(pages.problem, num_sms);
+  };
+  sm90_case::check_calls(what.name, cases, run, runs);
+  CHECK_EQ(runs, 1);
+}
+
 // --- What the engine says of misuse --------------------------------------------------------------
 
 using arch::Sm90;

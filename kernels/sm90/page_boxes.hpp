@@ -1,0 +1,41 @@
+// The TMA boxes of a tile of keys in pages: where the rows of each are.
+#pragma once
+
+#include "core/divide.hpp"
+#include "core/mask.hpp"
+#include "sm90/tma_rows.hpp"
+
+namespace cutlass_attn::sm90 {
+
+// A box that has no key that some row of the tile of rows sees becomes zeros: its page is not read,
+// nor is the number of its page. Of other boxes, rows before the first such key and behind the last
+// become zeros: they may hold NaN, and P V multiplies them by 0. Only where both are in one box,
+// the rows before are copied, of a page that the sequence still owns.
+struct PageBoxes {
+  int32_t const* pages;  // of the sequence
+  FastDivisor by_page;
+  int32_t page_size, box_rows;
+  KeyRange seen;
+
+  // The number of the page of the box that begins at `key`.
+  CA_HOST_DEVICE int32_t look_up(int32_t key) const {
+    bool const is_seen = key < seen.end && key + box_rows > seen.first;
+    return is_seen ? pages[by_page(key)] : 0;
+  }
+  // The row of that page where the box begins.
+  CA_HOST_DEVICE int32_t row(int32_t key) const { return key - by_page(key) * page_size; }
+
+  CA_HOST_DEVICE PageRows rows(int32_t key, int32_t page) const {
+    int32_t const row = this->row(key), begin = in_page(seen.first - key + row);
+    int32_t const end = in_page(seen.end - key + row);
+    if (begin > row && end >= row + box_rows) return {page, begin, 0};
+    return {page, end, RaggedRows::kEnd};
+  }
+
+ private:
+  CA_HOST_DEVICE int32_t in_page(int32_t row) const {
+    return row < 0 ? 0 : row < page_size ? row : page_size;
+  }
+};
+
+}  // namespace cutlass_attn::sm90
