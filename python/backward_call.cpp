@@ -12,6 +12,8 @@
 #include "runtime/options.hpp"
 #include "serving_call.hpp"
 
+namespace py = pybind11;
+
 namespace cutlass_attn {
 namespace {
 
@@ -139,7 +141,7 @@ py::object run(char const* function, Call& call, Arguments const& given) {
   LaunchOptions const options = call.place();
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     status = attention_backward(p, options);
   }
   raise_unless_ok(status);
@@ -193,25 +195,20 @@ py::object run_wanted(char const* function, Call& call, Arguments given) {
     Sequences const& rows = input.value == &Arguments::q ? call.problem.seq_q : call.problem.seq_k;
     return call.leaves_out(rows) ? library.zeros_like(x) : library.empty_like(x);
   };
-  Py_ssize_t const wanted = PySequence_Size(given.wanted);
-  py::check(wanted >= 0);
-  Py_ssize_t const num_grads = std::min(wanted, Py_ssize_t(std::size(kInputs)));
-  py::object grads[std::size(kInputs)];
-  for (Py_ssize_t i = 0; i < num_grads; ++i) {
-    bool const is_wanted = py::is_true(checked(PySequence_GetItem(given.wanted, i)));
+  py::sequence const wanted = py::reinterpret_borrow<py::sequence>(given.wanted);
+  py::tuple grads(std::min(wanted.size(), std::size(kInputs)));
+  for (size_t i = 0; i < grads.size(); ++i) {
+    bool const is_wanted = wanted[i].cast<bool>();
     grads[i] = is_wanted ? make(kInputs[i]) : py::none();
-    if (is_wanted) given.*kInputs[i].grad = grads[i].ptr();
+    if (is_wanted) given.*kInputs[i].grad = PyTuple_GET_ITEM(grads.ptr(), Py_ssize_t(i));
   }
   prepare(call, given);
   run(function, call, given);
-  py::object made = checked(PyTuple_New(num_grads));
-  for (Py_ssize_t i = 0; i < num_grads; ++i) {
-    if (is_bias(kInputs[i]) && has_value(given.grad_bias)) {
-      grads[i] = grads[i].attr("to")(py::handle(given.bias).attr("dtype"));
-    }
-    py::check(PyTuple_SetItem(made.ptr(), i, grads[i].release()) == 0);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!is_bias(kInputs[i]) || !has_value(given.grad_bias)) continue;
+    grads[i] = grads[i].attr("to")(py::handle(given.bias).attr("dtype"));
   }
-  return made;
+  return grads;
 }
 
 // The result of run(), or None if torch's operator has to run the backward pass.
@@ -303,7 +300,7 @@ py::object explain_backward(PyObject* const* args, Py_ssize_t count, PyObject* n
 
 }  // namespace
 
-void define_backward_calls(py::handle m) {
+void define_backward_calls(py::module_& m) {
   static PyMethodDef methods[] = {
       method<backward>("backward", "Writes the gradients of a call of attention()."),
       method<backward_varlen>("backward_varlen",
@@ -312,7 +309,7 @@ void define_backward_calls(py::handle m) {
                                "Verdicts on a backward pass, with `device` as a keyword."),
       {},
   };
-  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::Error();
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 }
 
 }  // namespace cutlass_attn

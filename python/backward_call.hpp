@@ -1,7 +1,7 @@
 // Calls of a backward pass: its inputs and outputs, in addition to the options that call.hpp reads.
 #pragma once
 
-#include "py.hpp"
+#include <pybind11/pybind11.h>
 
 namespace cutlass_attn {
 
@@ -29,6 +29,6 @@ namespace cutlass_attn {
 //
 // explain_backward, with `device`, returns verdicts like explain(). Missing arguments are taken as
 // contiguous, and missing grad_bias and grad_sinks as not wanted.
-void define_backward_calls(py::handle m);
+void define_backward_calls(pybind11::module_& m);
 
 }  // namespace cutlass_attn

@@ -1,5 +1,7 @@
 #include "call.hpp"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +14,8 @@
 #include "prequantized.hpp"
 #include "runtime/options.hpp"
 #include "serving_arrays.hpp"
+
+namespace py = pybind11;
 
 namespace cutlass_attn {
 namespace {
@@ -141,14 +145,14 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
 }  // namespace
 
 void clear(PyObject* array) {
-  py::object const zero = py::to_python(0);
-  if (PyObject_SetItem(array, Py_Ellipsis, zero.ptr()) != 0) throw py::Error();
+  py::int_ const zero(0);
+  if (PyObject_SetItem(array, Py_Ellipsis, zero.ptr()) != 0) throw py::error_already_set();
 }
 
 void Arguments::prepare() {
   for (size_t i = 0; i < kNumKeywords; ++i) {
     g_names[i] = PyUnicode_InternFromString(kKeywords[i].name);
-    if (g_names[i] == nullptr) throw py::Error();
+    if (g_names[i] == nullptr) throw py::error_already_set();
   }
 }
 
@@ -174,8 +178,8 @@ Arguments::Arguments(Function function, char const* name, PyObject* const* args,
   options = args[3];
   PyObject *keyword, *value;
   for (Py_ssize_t at = 0; PyDict_Next(options, &at, &keyword, &value);) set(keyword, value, false);
-  Py_ssize_t const named = names == nullptr ? 0 : PyTuple_Size(names);
-  for (Py_ssize_t i = 0; i < named; ++i) set(PyTuple_GetItem(names, i), args[count + i], true);
+  Py_ssize_t const named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < named; ++i) set(PyTuple_GET_ITEM(names, i), args[count + i], true);
 }
 
 Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given.v)) {
@@ -224,12 +228,10 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
     }
   }
   if (has_value(given.score_mod)) {
-    py::handle const operands = PyTuple_GetItem(given.score_mod, 1);
-    py::check(bool(operands));
-    std::string const name = py::utf8(PyTuple_GetItem(given.score_mod, 0));
+    auto const [name, operands] = py::cast<std::pair<std::string, py::bytes>>(given.score_mod);
     char* data = nullptr;
     Py_ssize_t bytes = 0;
-    if (PyBytes_AsStringAndSize(operands.ptr(), &data, &bytes) != 0) throw py::Error();
+    if (PyBytes_AsStringAndSize(operands.ptr(), &data, &bytes) != 0) throw py::error_already_set();
     if (bytes > UserScoreMod::kMaxBytes) {
       raise(PyExc_ValueError, "score_mod reads tensors and numbers of " + std::to_string(bytes) +
                                   " bytes of sizes, strides and numbers; allowed: up to " +
@@ -499,7 +501,7 @@ LaunchOptions Call::place() {
   library->place(q.device, options);
   // Freed once the call is enqueued: torch reuses the memory only for later work on this stream.
   options.allocate = [this](int64_t bytes) -> Workspace {
-    py::acquire_gil locked;
+    py::gil_scoped_acquire locked;
     held.push_back(library->workspace(q, bytes));
     return {library->read(held.back().ptr(), true).data, bytes};
   };
@@ -527,7 +529,7 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   // Kernels do not write rows outside of the sequences. They are zeros in a result made here, and
   // rows of padding are zeros in any result.
   bool const has_gaps = leaves_out(problem.seq_q);
-  py::object out = has_out    ? py::borrow(given.out)
+  py::object out = has_out    ? py::reinterpret_borrow<py::object>(given.out)
                    : has_gaps ? library->zeros(q, out_shape())
                               : library->empty(q, out_shape());
   read_out(out.ptr(), true, has_out);
@@ -544,12 +546,12 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
     problem.dropout.rng_state = static_cast<uint64_t const*>(library->read(state, true).data);
     // For the backward pass.
     if (recorder && PyDict_SetItemString(given.options, "rng_state", state) != 0) {
-      throw py::Error();
+      throw py::error_already_set();
     }
   }
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     bool const is_rounded = options.workspace.bytes > 0;
     status =
         is_rounded ? attention_prequantized(problem, options) : attention_forward(problem, options);
@@ -579,24 +581,16 @@ py::object Call::explained(Op op, Arguments const& given) const {
   if (kept && kept->workspace.bytes > 0) {
     for (Verdict& verdict : explanation.verdicts) verdict.workspace_bytes = 0;
   }
-  std::vector<py::object> verdicts, passed_over;
-  for (Verdict const& x : explanation.verdicts) {
-    verdicts.push_back(records().verdict(x.key, x.chosen, x.reason, x.splits, x.workspace_bytes,
-                                         x.score, x.at_first_use, x.max_launches));
-  }
-  for (PassedOver const& x : explanation.passed_over) {
-    passed_over.push_back(records().passed_over(x.kernel, x.reason, x.count));
-  }
-  return records().explanation(py::to_list(verdicts), py::to_list(passed_over));
+  return py::cast(std::move(explanation));
 }
 
 py::object Handler::operator()(Arguments const& given, py::object const& results) {
   if (function == nullptr) {
-    py::object found = py::import(module).attr(name);
-    function = found.release();
+    py::object found = py::module_::import(module).attr(name);
+    function = found.release().ptr();
   }
-  return checked(PyObject_CallFunctionObjArgs(function, given.q, given.k, given.v, given.options,
-                                              results.ptr(), nullptr));  // or without results
+  PyObject* const args[] = {given.q, given.k, given.v, given.options, results.ptr()};
+  return checked(PyObject_Vectorcall(function, args, results ? 5 : 4, nullptr));
 }
 
 }  // namespace cutlass_attn

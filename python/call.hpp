@@ -6,13 +6,14 @@
 // writes it to the Problem. Options that are not given leave the Problem unchanged.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "arrays.hpp"
 #include "cutlass_attn.hpp"
-#include "py.hpp"
 
 namespace cutlass_attn {
 
@@ -91,7 +92,7 @@ struct Handler {
   char const* name;
   PyObject* function = nullptr;
 
-  py::object operator()(Arguments const& given, py::object const& results = {});
+  pybind11::object operator()(Arguments const& given, pybind11::object const& results = {});
 };
 
 // Records a call for its backward pass: `results` after it ran here; `call` runs and records rare
@@ -115,7 +116,7 @@ struct Call {
   Prequantized const* kept = nullptr;  // borrowed: K and V, rounded before
 
   // Memory allocated for the call, other than its results.
-  std::vector<py::object> held;
+  std::vector<pybind11::object> held;
 
   // Arguments that the call writes, borrowed.
   std::vector<PyObject*> written;
@@ -167,10 +168,10 @@ struct Call {
 
   // Runs the call after everything except the result has been read. Returns the result, a pair of
   // it and the LSE, or what the recorder returns for that pair.
-  py::object run(Arguments const& given, Recorder* recorder = nullptr);
+  pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
   // The verdict on each variant of the op, for the given device or q's.
-  py::object explained(Op op, Arguments const& given) const;
+  pybind11::object explained(Op op, Arguments const& given) const;
 
   // Completes a call that is not run: a contiguous result, and aligned addresses that do not
   // overlap.
@@ -190,12 +191,6 @@ struct Call {
     return problem.q.dtype == DType::kFloat64 ? "float64" : "float32";
   }
 };
-
-// The named tuples that describe() and explain() return.
-struct Records {
-  py::record call, verdict, passed_over, explanation;
-};
-Records const& records();
 
 // Whether an argument was given and is not None.
 inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }

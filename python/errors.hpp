@@ -1,17 +1,18 @@
 // Python exceptions: from the library's Status, and the words that messages are made of.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <stdexcept>
 #include <string>
 
 #include "core/status.hpp"
-#include "py.hpp"
 
 namespace cutlass_attn {
 
 [[noreturn]] inline void raise(PyObject* type, std::string const& message) {
   PyErr_SetString(type, message.c_str());
-  throw py::Error();
+  throw pybind11::error_already_set();
 }
 
 // Thrown if an array has no memory, such as a FakeTensor: torch's operators then run the call. In
@@ -32,15 +33,12 @@ inline void raise_unless_ok(Status const& status) {
   }
 }
 
-using py::checked;
-using py::repr;
+// repr(x)
+inline std::string repr(PyObject* x) { return pybind11::repr(pybind11::handle(x)); }
 
 // str(x.name), None where x has no such attribute
 inline std::string attribute(PyObject* x, char const* name) {
-  PyObject* const found = PyObject_GetAttrString(x, name);
-  if (found != nullptr) return py::str(checked(found));
-  PyErr_Clear();
-  return "None";
+  return pybind11::str(pybind11::getattr(pybind11::handle(x), name, pybind11::none()));
 }
 
 // "numpy.ndarray" of an array
@@ -51,8 +49,8 @@ inline std::string type_name(PyObject* x) {
 
 // "(2, 4)" of an array with such a shape
 inline std::string shape_of(PyObject* x) {
-  py::object const shape = py::handle(x).attr("shape");
-  return repr(py::checked(PySequence_Tuple(shape.ptr())));
+  pybind11::object const shape = pybind11::handle(x).attr("shape");
+  return repr(pybind11::reinterpret_steal<pybind11::tuple>(PySequence_Tuple(shape.ptr())).ptr());
 }
 
 }  // namespace cutlass_attn

@@ -7,6 +7,8 @@
 #include "errors.hpp"
 #include "parse.hpp"
 
+namespace py = pybind11;
+
 namespace cutlass_attn {
 namespace {
 
@@ -68,7 +70,7 @@ py::object merge(PyObject* const* args, Py_ssize_t count, PyObject*) {
   library.place(a.device, options);
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     status = merge_states(p, options);
   }
   raise_unless_ok(status);
@@ -77,12 +79,12 @@ py::object merge(PyObject* const* args, Py_ssize_t count, PyObject*) {
 
 }  // namespace
 
-void define_merge_call(py::handle m) {
+void define_merge_call(py::module_& m) {
   static PyMethodDef methods[] = {
       method<merge>("merge", "Runs merge_states()'s kernel, or returns None."),
       {},
   };
-  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::Error();
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 }
 
 }  // namespace cutlass_attn

@@ -7,6 +7,8 @@
 #include "arrays.hpp"
 #include "parse.hpp"
 
+namespace py = pybind11;
+
 namespace cutlass_attn {
 namespace {
 
@@ -46,15 +48,13 @@ dlpack::DataType dtype_of(PyObject* x, ArrayStruct const& array) {
 
 class Numpy final : public Library {
  public:
-  explicit Numpy(py::object module)
+  explicit Numpy(py::module_ module)
       : Library(std::move(module)), is_masked_(module_.attr("is_masked")) {}
 
   View read(PyObject* x, bool) const override {
-    py::object const capsule = py::handle(x).attr("__array_struct__");
-    auto const* const pointer =
-        static_cast<ArrayStruct const*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
-    py::check(pointer != nullptr);
-    ArrayStruct const& array = *pointer;
+    py::capsule const capsule = py::handle(x).attr("__array_struct__");
+    auto const& array =
+        *static_cast<ArrayStruct const*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
     View view;
     view.object = x;
     view.data = array.data;
@@ -86,6 +86,6 @@ class Numpy final : public Library {
 
 }  // namespace
 
-Library const* make_numpy(py::object module) { return new Numpy(std::move(module)); }
+Library const* make_numpy(py::module_ module) { return new Numpy(std::move(module)); }
 
 }  // namespace cutlass_attn

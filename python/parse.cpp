@@ -6,6 +6,8 @@
 
 #include "runtime/options.hpp"
 
+namespace py = pybind11;
+
 namespace cutlass_attn {
 
 // --- Scalars -------------------------------------------------------------------------------------
@@ -21,7 +23,7 @@ static void refuse_gradient(char const* name, PyObject* x) {
   PyObject* const answer = PyObject_GetAttrString(x, "requires_grad");
   if (answer == nullptr) return PyErr_Clear();
   if (PyObject_IsTrue(checked(answer).ptr()) != 1) return;
-  if (!py::import("torch").attr("is_grad_enabled")().cast<bool>()) return;
+  if (!py::module_::import("torch").attr("is_grad_enabled")().cast<bool>()) return;
   raise(PyExc_NotImplementedError,
         std::string(name) + " is a tensor that requires a gradient, and has none: pass " + name +
             ".item(), a number" +
@@ -31,7 +33,7 @@ static void refuse_gradient(char const* name, PyObject* x) {
 }
 
 double number(char const* name, PyObject* x) {
-  if (PyFloat_CheckExact(x)) return PyFloat_AsDouble(x);
+  if (PyFloat_CheckExact(x)) return PyFloat_AS_DOUBLE(x);
   auto const refuse = [&] {
     raise(PyExc_TypeError, std::string(name) + " must be a number, got " + repr(x));
   };
@@ -44,7 +46,7 @@ double number(char const* name, PyObject* x) {
     raise(PyExc_ValueError, std::string(name) + " is beyond any float, allowed: a finite number");
   }
   if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
-    throw py::Error();
+    throw py::error_already_set();
   }
   PyErr_Clear();
   refuse();
@@ -59,7 +61,7 @@ std::string string(char const* name, char const* example, PyObject* x) {
   Py_ssize_t length = 0;
   char const* const text = PyUnicode_AsUTF8AndSize(x, &length);
   if (text == nullptr) {  // half a surrogate pair, say
-    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw py::Error();
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw py::error_already_set();
     PyErr_Clear();
     raise(PyExc_ValueError, std::string(name) + " must be text that UTF-8 has, got " + repr(x));
   }
@@ -112,7 +114,7 @@ long long integer(PyObject* x, char const* message, PyObject* argument, int& ove
   PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
   if (index == nullptr) {
     // Arrays of several numbers have __index__, and raise TypeError.
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::Error();
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
     PyErr_Clear();
     raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
   }
@@ -155,12 +157,11 @@ void read_window(PyObject* window, Mask& mask) {
   PyObject* left = window;
   PyObject* right = window;
   if (PyTuple_Check(window) || PyList_Check(window)) {
-    if (PySequence_Size(window) != 2) {
+    if (PySequence_Fast_GET_SIZE(window) != 2) {
       raise(PyExc_ValueError, "window must be an int or a pair (left, right), got " + repr(window));
     }
-    left = PyTuple_Check(window) ? PyTuple_GetItem(window, 0) : PyList_GetItem(window, 0);
-    right = PyTuple_Check(window) ? PyTuple_GetItem(window, 1) : PyList_GetItem(window, 1);
-    py::check(left != nullptr && right != nullptr);
+    left = PySequence_Fast_GET_ITEM(window, 0);
+    right = PySequence_Fast_GET_ITEM(window, 1);
   }
   mask.window_left = window_side(window, left);
   mask.window_right = window_side(window, right);

@@ -2,6 +2,8 @@
 // with the name of the argument, what was given and what is allowed.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +12,6 @@
 #include "arrays.hpp"
 #include "cutlass_attn.hpp"
 #include "errors.hpp"
-#include "py.hpp"
 
 namespace cutlass_attn {
 

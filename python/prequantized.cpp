@@ -11,21 +11,14 @@
 #include "prequantize.hpp"
 #include "runtime/options.hpp"
 
+namespace py = pybind11;
+
 namespace cutlass_attn {
 namespace {
 
-struct PrequantizedObject {
-  PyObject_HEAD Prequantized* value;
-};
-PyTypeObject* g_type = nullptr;  // of PrequantizedKV; never freed
-
-Prequantized const& value_of(PyObject* x) {
-  return *reinterpret_cast<PrequantizedObject*>(x)->value;
-}
-
 py::object version_of(py::object const& x) {
   PyObject* const version = PyObject_GetAttrString(x.ptr(), "_version");
-  if (version != nullptr) return py::object::steal(version);
+  if (version != nullptr) return py::reinterpret_steal<py::object>(version);
   PyErr_Clear();  // of numpy, and of inference mode
   return py::none();
 }
@@ -75,7 +68,8 @@ void Prequantized::require_same(Problem const& call, bool has_memory) const {
 }
 
 Prequantized const* prequantized_of(PyObject* quantize) {
-  return PyObject_TypeCheck(quantize, g_type) ? &value_of(quantize) : nullptr;
+  py::handle const object(quantize);
+  return py::isinstance<Prequantized>(object) ? object.cast<Prequantized const*>() : nullptr;
 }
 
 namespace {
@@ -85,8 +79,8 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
   quantize_of(given.quantize);  // None and what is quantized already are refused here
   Call call(given);
   if (call.library->must_see(call.arrays)) {
-    raise(PyExc_ValueError,
-          attribute(py::import("cutlass_attn._call.torch_library").ptr(), "NO_PREQUANTIZED"));
+    raise(PyExc_ValueError, attribute(py::module_::import("cutlass_attn._call.torch_library").ptr(),
+                                      "NO_PREQUANTIZED"));
   }
   if (call.library->needs_gradient(call.arrays)) {
     raise(PyExc_NotImplementedError,
@@ -98,8 +92,8 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
     raise(PyExc_ValueError, "k and v must be on a CPU or CUDA device, got " + device_text(call.q));
   }
   auto made = std::make_unique<Prequantized>();
-  made->k = py::borrow(given.k);
-  made->v = py::borrow(given.v);
+  made->k = py::reinterpret_borrow<py::object>(given.k);
+  made->v = py::reinterpret_borrow<py::object>(given.v);
   made->versions[0] = version_of(made->k);
   made->versions[1] = version_of(made->v);
   made->memory = py::none();
@@ -108,7 +102,7 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
   LaunchOptions const options = call.place();
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     status = prequantize(call.problem, options);
   }
   raise_unless_ok(status);
@@ -117,79 +111,29 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
     View const bytes = call.library->read(made->memory.ptr(), true);
     made->workspace = {bytes.data, bytes.shape[0]};
   }
-  py::object result = checked(PyType_GenericAlloc(g_type, 0));
-  reinterpret_cast<PrequantizedObject*>(result.ptr())->value = made.release();
-  return result;
-}
-
-// --- The type PrequantizedKV ---------------------------------------------------------------------
-
-void destroy(PyObject* x) {
-  PyTypeObject* const type = Py_TYPE(x);
-  delete reinterpret_cast<PrequantizedObject*>(x)->value;
-  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(x);
-  Py_DECREF(type);
-}
-
-PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
-  PyErr_SetString(PyExc_TypeError, "a PrequantizedKV is made by cutlass_attn.prequantize()");
-  return nullptr;
-}
-
-PyObject* get_k(PyObject* x, void*) { return py::object(value_of(x).k).release(); }
-PyObject* get_v(PyObject* x, void*) { return py::object(value_of(x).v).release(); }
-PyObject* get_quantize(PyObject* x, void*) {
-  return PyUnicode_FromString(name_of(value_of(x).problem.quantize));
-}
-PyObject* get_nbytes(PyObject* x, void*) {
-  return PyLong_FromLongLong(value_of(x).workspace.bytes);
-}
-
-PyObject* text_of(PyObject* object) {
-  try {
-    Prequantized const& x = value_of(object);
-    std::string const text = std::string("PrequantizedKV(\"") + name_of(x.problem.quantize) +
-                             "\", k " + shape_of(x.k.ptr()) + ", v " + shape_of(x.v.ptr()) + ", " +
-                             std::to_string(x.workspace.bytes) + " bytes)";
-    return py::to_python(text).release();
-  } catch (py::Error const&) {
-    return nullptr;
-  }
-}
-
-PyTypeObject* make_type() {
-  static PyGetSetDef fields[] = {
-      {"k", &get_k, nullptr, nullptr, nullptr},
-      {"v", &get_v, nullptr, nullptr, nullptr},
-      {"quantize", &get_quantize, nullptr, nullptr, nullptr},
-      {"nbytes", &get_nbytes, nullptr, nullptr, nullptr},
-      {},
-  };
-  static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("K and V rounded to 8 bits, by `prequantize`: the `quantize` "
-                                    "of calls.")},
-      {Py_tp_new, reinterpret_cast<void*>(&refuse_new)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy)},
-      {Py_tp_repr, reinterpret_cast<void*>(&text_of)},
-      {Py_tp_getset, fields},
-      {},
-  };
-  static PyType_Spec spec = {"cutlass_attn._C.PrequantizedKV", sizeof(PrequantizedObject), 0,
-                             Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release());
+  return py::cast(std::move(made));
 }
 
 }  // namespace
 
-void define_prequantized(py::handle m) {
-  g_type = make_type();
-  auto* const type = reinterpret_cast<PyObject*>(g_type);
-  py::check(PyModule_AddObjectRef(m.ptr(), "PrequantizedKV", type) == 0);
+void define_prequantized(py::module_& m) {
+  py::class_<Prequantized>(m, "PrequantizedKV",
+                           "K and V rounded to 8 bits, by `prequantize`: the `quantize` of calls.")
+      .def_readonly("k", &Prequantized::k)
+      .def_readonly("v", &Prequantized::v)
+      .def_property_readonly("quantize",
+                             [](Prequantized const& x) { return name_of(x.problem.quantize); })
+      .def_property_readonly("nbytes", [](Prequantized const& x) { return x.workspace.bytes; })
+      .def("__repr__", [](Prequantized const& x) {
+        return std::string("PrequantizedKV(\"") + name_of(x.problem.quantize) + "\", k " +
+               shape_of(x.k.ptr()) + ", v " + shape_of(x.v.ptr()) + ", " +
+               std::to_string(x.workspace.bytes) + " bytes)";
+      });
   static PyMethodDef methods[] = {
       method<prequantize_call>("prequantize", "Makes a PrequantizedKV."),
       {},
   };
-  py::check(PyModule_AddFunctions(m.ptr(), methods) == 0);
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 }
 
 }  // namespace cutlass_attn

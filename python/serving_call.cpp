@@ -11,6 +11,9 @@
 #include "runtime/options.hpp"
 #include "serving_arrays.hpp"
 
+namespace py = pybind11;
+using namespace pybind11::literals;
+
 namespace cutlass_attn {
 
 using namespace serving_arrays;
@@ -336,7 +339,7 @@ Appended append_step(Call& call, Arguments const& given, AppendProblem& append) 
   LaunchOptions const options = call.place();
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     status = append_kv(append, options);
   }
   raise_unless_ok(status);
@@ -400,14 +403,12 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
 
 // Something of torch has to see the call before its memory is touched.
 py::object through_operator(char const* name, Arguments const& given) {
-  py::object const function = py::import("cutlass_attn._call.serving_operator").attr(name);
-  py::object const arrays = py::make_tuple(given.q, given.k, given.v);
-  py::object options = py::borrow(given.options);
-  if (has_value(given.mask)) {
-    options = checked(PyDict_Copy(given.options));
-    py::check(PyDict_SetItemString(options.ptr(), "mask", given.mask) == 0);
-  }
-  return checked(PyObject_Call(function.ptr(), arrays.ptr(), options.ptr()));
+  py::object const function = py::module_::import("cutlass_attn._call.serving_operator").attr(name);
+  py::dict const options = py::reinterpret_borrow<py::dict>(given.options);
+  py::tuple const arrays =
+      py::make_tuple(py::handle(given.q), py::handle(given.k), py::handle(given.v));
+  if (has_value(given.mask)) return function(*arrays, "mask"_a = py::handle(given.mask), **options);
+  return function(*arrays, **options);
 }
 
 // Whether a call goes there, before and after its arrays have been read. One that has no gradient
@@ -504,7 +505,7 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   LaunchOptions const options = call.place();
   Status status;
   {
-    py::release_gil unlocked;
+    py::gil_scoped_release unlocked;
     status = append_kv(problem, options);
   }
   raise_unless_ok(status);
@@ -536,7 +537,7 @@ py::object explain_decode(PyObject* const* args, Py_ssize_t count, PyObject* nam
 
 }  // namespace
 
-void define_serving_calls(py::handle m) {
+void define_serving_calls(py::module_& m) {
   static PyMethodDef methods[] = {
       method<varlen>("varlen", "Runs attention_varlen()."),
       method<decode>("decode", "Runs attention_decode()."),
@@ -546,7 +547,7 @@ void define_serving_calls(py::handle m) {
       method<explain_decode>("explain_decode", "Verdicts on a call of attention_decode()."),
       {},
   };
-  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::Error();
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 }
 
 }  // namespace cutlass_attn

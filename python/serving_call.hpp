@@ -2,8 +2,9 @@
 // rows are, on top of the options that call.hpp reads.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include "call.hpp"
-#include "py.hpp"
 
 namespace cutlass_attn {
 
@@ -17,7 +18,7 @@ namespace cutlass_attn {
 //   append         k, k_cache, v_cache, with v as `v_new`: None
 //   explain_varlen, explain_decode   as the calls, with `device`: what explain() of call.hpp
 //   returns
-void define_serving_calls(py::handle m);
+void define_serving_calls(pybind11::module_& m);
 
 // Reads what attention_varlen() and its backward pass are given of arrays, but for `out`, as
 // Call::read_arrays() does.

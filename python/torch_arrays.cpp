@@ -3,11 +3,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "arrays.hpp"
 #include "errors.hpp"
 #include "parse.hpp"
+
+namespace py = pybind11;
 
 namespace cutlass_attn {
 namespace {
@@ -36,10 +37,11 @@ dlpack::Device device_of(py::handle device) {
 
 class Torch final : public Library {
  public:
-  explicit Torch(py::object module)
+  explicit Torch(py::module_ module)
       : Library(std::move(module)),
         tensor_(module_.attr("ARRAY")),
         strided_(module_.attr("strided")),
+        interceptors_(module_.attr("INTERCEPTORS")),
         forward_ad_(module_.attr("forward_ad")),
         empty_like_(module_.attr("empty_like")),
         empty_like_contiguous_(module_.attr("empty_like_contiguous")),
@@ -51,15 +53,11 @@ class Torch final : public Library {
         increment_version_(module_.attr("increment_version")),
         num_threads_(module_.attr("num_threads")),
         current_stream_(module_.attr("current_stream")) {
-    py::object const interceptors = module_.attr("INTERCEPTORS");  // a tuple
-    for (Py_ssize_t i = 0; i < PyTuple_Size(interceptors.ptr()); ++i) {
-      interceptors_.push_back(py::borrow(PyTuple_GetItem(interceptors.ptr(), i)));
-    }
     py::object const capsule = module_.attr("exchange_api");
     if (capsule.is_none()) return;
     api_ = static_cast<dlpack::ExchangeApi const*>(
         PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
-    if (api_ == nullptr) throw py::Error();
+    if (api_ == nullptr) throw py::error_already_set();
     while (api_ != nullptr && api_->version.major != dlpack::kMajorVersion) api_ = api_->older;
     if (api_ != nullptr && api_->tensor_from_object == nullptr) api_ = nullptr;
   }
@@ -80,13 +78,14 @@ class Torch final : public Library {
     for (PyObject* x : arrays) {
       if (!is_plain(x)) return true;  // FakeTensor and other subclasses
     }
-    for (py::object const& intercepts : interceptors_) {
-      if (py::is_true(py::call(intercepts))) return true;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(interceptors_.ptr()); ++i) {
+      if (says(PyObject_CallNoArgs(PyTuple_GET_ITEM(interceptors_.ptr(), i)))) return true;
     }
     py::object const level = checked(PyObject_GetAttr(forward_ad_.ptr(), current_level_.ptr()));
     if (PyLong_AsLong(level.ptr()) >= 0) return true;
     // A lazily negated view: its memory holds the values with the opposite sign.
-    return arrays.any_of_numbers([&](PyObject* x) { return py::is_true(py::call(is_neg_, x)); });
+    return arrays.any_of_numbers(
+        [&](PyObject* x) { return says(PyObject_CallOneArg(is_neg_.ptr(), x)); });
   }
 
   bool share_storage(PyObject* x, PyObject* y) const override {
@@ -97,28 +96,34 @@ class Torch final : public Library {
     return place(x).equal(place(y));
   }
 
-  bool is_frozen(PyObject* x) const override { return py::is_true(py::call(is_frozen_, x)); }
+  bool is_frozen(PyObject* x) const override {
+    return says(PyObject_CallOneArg(is_frozen_.ptr(), x));
+  }
 
-  void count_write(PyObject* x) const override { py::call(increment_version_, x); }
+  void count_write(PyObject* x) const override {
+    checked(PyObject_CallOneArg(increment_version_.ptr(), x));
+  }
 
-  bool records() const override { return py::is_true(py::call(is_grad_enabled_)); }
+  bool records() const override { return says(PyObject_CallNoArgs(is_grad_enabled_.ptr())); }
 
   bool needs_gradient(Arrays const& arrays) const override {
     return records() && arrays.any_of_numbers([&](PyObject* x) {
-      return py::is_true(checked(PyObject_GetAttr(x, requires_grad_.ptr())));
+      return says(PyObject_GetAttr(x, requires_grad_.ptr()));
     });
   }
 
-  bool casts() const override { return py::is_true(py::call(is_autocast_)); }
+  bool casts() const override { return says(PyObject_CallNoArgs(is_autocast_.ptr())); }
 
   py::object empty(View const& x, Shape const& shape) const override {
     // Takes half as long as torch.empty().
     if (!shape.is_of(x)) return Library::empty(x, shape);
     py::object const& function = x.is_contiguous() ? empty_like_ : empty_like_contiguous_;
-    return py::call(function, x.object);
+    return checked(PyObject_CallOneArg(function.ptr(), x.object));
   }
 
-  py::object empty_like(PyObject* x) const override { return py::call(empty_like_, x); }
+  py::object empty_like(PyObject* x) const override {
+    return checked(PyObject_CallOneArg(empty_like_.ptr(), x));
+  }
 
   py::object empty_lse(View const& x, Shape const& shape) const override {
     return by_template(lse_templates_, x, x.dtype == kFloat64 ? "float64" : "float32", shape);
@@ -130,15 +135,21 @@ class Torch final : public Library {
 
   void place(dlpack::Device device, RunOptions& options) const override {
     if (device.type == dlpack::kCpu) {
-      options.num_threads = py::call(num_threads_).cast<int>();
+      options.num_threads = checked(PyObject_CallNoArgs(num_threads_.ptr())).cast<int>();
     } else if (api_ == nullptr) {
       options.stream = reinterpret_cast<void*>(current_stream_(device.index).cast<uintptr_t>());
     } else if (api_->current_work_stream(device.type, device.index, &options.stream) != 0) {
-      throw py::Error();
+      throw py::error_already_set();
     }
   }
 
  private:
+  static bool says(PyObject* answer) {
+    int const value = PyObject_IsTrue(checked(answer).ptr());
+    if (value < 0) throw py::error_already_set();
+    return value != 0;
+  }
+
   // A tensor with elements but without an address is a fault. Freed storage leaves the offset of
   // the first element as the address; no process has memory below 64 KiB.
   void find_fault(View& view) const {
@@ -146,7 +157,7 @@ class Torch final : public Library {
     if (reinterpret_cast<uintptr_t>(view.data) >= kLowest) return;
     int const dims = std::min(view.ndim, View::kMaxDims);
     if (std::count(view.shape, view.shape + dims, 0) > 0) return;
-    view.is_lazy = py::is_true(py::call(is_zeros_, view.object));
+    view.is_lazy = says(PyObject_CallOneArg(is_zeros_.ptr(), view.object));
     view.fault = view.is_lazy ? "is an efficient zero tensor, which has no memory; call .clone() "
                                 "first"
                               : "has elements but no memory: its storage was freed";
@@ -182,8 +193,8 @@ class Torch final : public Library {
     view.dtype = dtype_of(py::str(tensor.attr("dtype")));
     py::object const layout = tensor.attr("layout");
     if (!layout.is(strided_)) {
-      raise(PyExc_TypeError, "tensors must be dense, got one of layout " + py::str(layout) +
-                                 "; call .to_dense() first");
+      raise(PyExc_TypeError, "tensors must be dense, got one of layout " +
+                                 std::string(py::str(layout)) + "; call .to_dense() first");
     }
     view.ndim = tensor.attr("dim")().cast<int>();
     for (int d = 0; d < view.ndim && view.ndim <= View::kMaxDims; ++d) {
@@ -197,8 +208,7 @@ class Torch final : public Library {
       try {
         view.data = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
         find_fault(view);
-      } catch (py::Error const&) {  // of a transform, whose wrapper has no storage
-        PyErr_Clear();
+      } catch (py::error_already_set const&) {  // of a transform, whose wrapper has no storage
         view.fault = "is a tensor without storage";
         view.is_lazy = true;
       }
@@ -230,11 +240,11 @@ class Torch final : public Library {
     for (Template& known : templates.known) {
       if (!known.is_for(x, dtype, shape)) continue;
       if (!known.tensor) {
-        py::object made = module_.attr("template")(x.object, dtype, tuple_of(shape));
+        py::object made = module_.attr("template")(py::handle(x.object), dtype, tuple_of(shape));
         if (made.is_none()) return scratch(x, dtype, shape);
         known.tensor = std::move(made);
       }
-      return py::call(empty_like_contiguous_, known.tensor.ptr());
+      return checked(PyObject_CallOneArg(empty_like_contiguous_.ptr(), known.tensor.ptr()));
     }
     templates.known[templates.next] = {x.device, dtype, shape, {}};
     templates.next = (templates.next + 1) % Templates::kCount;
@@ -245,17 +255,16 @@ class Torch final : public Library {
 
   dlpack::ExchangeApi const* api_ = nullptr;  // null for torch before 2.10
   py::object tensor_, strided_;
-  std::vector<py::object> interceptors_;
+  py::tuple interceptors_;
   py::object forward_ad_;
   py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_, is_autocast_;
   py::object is_frozen_, is_zeros_, increment_version_;
   py::object num_threads_, current_stream_;
-  py::object requires_grad_ = checked(PyUnicode_InternFromString("requires_grad"));
-  py::object current_level_ = checked(PyUnicode_InternFromString("_current_level"));
+  py::str requires_grad_{"requires_grad"}, current_level_{"_current_level"};
 };
 
 }  // namespace
 
-Library const* make_torch(py::object module) { return new Torch(std::move(module)); }
+Library const* make_torch(py::module_ module) { return new Torch(std::move(module)); }
 
 }  // namespace cutlass_attn

@@ -90,21 +90,14 @@ def test_build_requirements():
     """Ranges for who installs, within which constraints.txt pins what nox builds with."""
     scikit_build = BUILD["tool"]["scikit-build"]
     assert scikit_build["cmake"]["version"] == ">=3.31"  # the first with unity builds of CUDA
-    given = BUILD["build-system"]["requires"][0]
-    first, below = re.fullmatch(r"scikit-build-core>=(\d+\.\d+),<(\d+)", given).groups()
-    (pin,) = pinned("scikit-build-core")
-    numbers = [tuple(map(int, version.split("."))) for version in (first, pin, below)]
-    assert numbers[0] <= numbers[1] < numbers[2]
-
-
-def test_one_wheel_for_all_pythons():
-    """The limited API of the lowest Python, in the tag, the macro and the module's name."""
-    lowest = BUILD["project"]["requires-python"].removeprefix(">=")
-    major, minor = map(int, lowest.split("."))
-    assert BUILD["tool"]["scikit-build"]["wheel"]["py-api"] == f"cp{major}{minor}"
-    header = (ROOT / "python" / "py.hpp").read_text()
-    assert f"#define Py_LIMITED_API 0x{major:02X}{minor:02X}0000\n" in header
-    assert Path(cutlass_attn._C.__file__).name == "_C.abi3.so"
+    for requirement in ("scikit-build-core", "pybind11"):
+        (given,) = (r for r in BUILD["build-system"]["requires"] if r.startswith(requirement))
+        first, below = re.fullmatch(rf"{requirement}>=(\d+\.\d+),<(\d+)", given).groups()
+        (pin,) = pinned(requirement)
+        numbers = [tuple(map(int, version.split("."))) for version in (first, pin, below)]
+        assert numbers[0] <= numbers[1] < numbers[2]
+    lowest = least(BUILD["build-system"]["requires"], "pybind11")
+    assert f"find_package(pybind11 {lowest} " in (ROOT / "CMakeLists.txt").read_text()
 
 
 def test_gpus():
