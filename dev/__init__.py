@@ -4,6 +4,7 @@
     python -m dev.issue_slots --library libcutlass_attn.so    what a main loop takes of each unit
     python -m dev.profile                                     Nsight Compute against gates
     python -m dev.accuracy                                    errors of products in 8 bits
+    python -m dev.bench                                       times beside other libraries
     python -m dev.figures result.json                         figures of benchmarks
 
 The package never imports it.

@@ -60,6 +60,12 @@ def test_libraries(name):
         assert re.search(rf"\b{re.escape('.'.join(version.split('.')[:2]))}\b", tried), version
 
 
+def test_the_least_torch():
+    autograd = pytest.importorskip("cutlass_attn._call.autograd", reason="needs torch")
+    requirement = PROJECT["optional-dependencies"]["torch"]
+    assert least(requirement, "torch") == ".".join(map(str, autograd.LEAST))
+
+
 def test_cuda(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "backend"))
     import toolkit

@@ -1,1 +1,1 @@
-"""The error of products in 8 bits against fp64, beside that of another library's algorithm."""
+"""The error of products in 8 bits against fp64, next to that of another library's algorithm."""

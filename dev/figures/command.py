@@ -15,7 +15,7 @@ from .draw import draw
 @click.argument("file")
 @click.option("--out", metavar="FOLDER", default=".", help="Where to write PNG and SVG files.")
 def figures(file: str, out: str) -> int:
-    """Draw a result of `cutlass-attn bench` or of `cutlass-attn check --ladder`."""
+    """Draw a result of `python -m dev.bench` or of `cutlass-attn check --ladder`."""
     try:
         report = load(file)
     except OSError as error:

@@ -209,13 +209,16 @@ def attention(
             intervals. An array is read when the kernel runs: nothing waits for it, and a CUDA graph
             replays with new numbers. Lists are checked, and arrays on a CPU; a GPU takes an
             interval of an array beyond the rows for one that ends there. Not with mask or bias.
-        seqused_k: likewise of keys and values, which are rows ``leftpad_k`` up to ``seqused_k``.
-            Other rows are not read.
-        leftpad_q: likewise: rows of padding before the first query; default 0.
-        leftpad_k: likewise: rows of padding before the first key. With ``causal`` it suffices for a
-            batch padded on the left, where queries of padding then see no key (unless such a query
-            holds NaN and a gradient is computed: give ``leftpad_q`` too). One padded on the right
-            has ``seqused_q`` and ``seqused_k``.
+        seqused_k: padding as lengths, of the type of ``seqused_q``. The keys and values of a batch
+            entry are its rows from ``leftpad_k`` up to ``seqused_k``, by default all. Other rows
+            are not read.
+        leftpad_q: the number of rows of padding before the first query of each batch entry, of the
+            type of ``seqused_q``; default 0.
+        leftpad_k: the number of rows of padding before the first key, of the type of ``seqused_q``;
+            default 0. With ``causal`` it suffices for a batch that is padded on the left: queries
+            of padding then see no key. If such a query holds NaN and a gradient is computed, give
+            ``leftpad_q`` too. A batch that is padded on the right needs ``seqused_q`` and
+            ``seqused_k``.
         alibi_slopes: (Hq,) or (B, Hq) float32 (float64 queries: or float64), contiguous in the last
             dimension: subtracts ``slope * abs(j - (i + Sk - Sq))`` from the logit of query i and
             key j (ALiBi, arXiv 2108.12409).
@@ -247,7 +250,7 @@ def attention(
             it may do.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``: True = visible. Applies on top of the masks
             above. Unlike causal, it counts queries and keys from 0.
-        block_mask: torch's BlockMask of Sq and Sk; applies likewise.
+        block_mask: torch's BlockMask of Sq and Sk. Applies on top of the masks above.
 
     Returns:
         The result, (B, Hq, Sq, Dv) in q's layout and dtype, contiguous, or `out`. With

@@ -66,18 +66,18 @@ def explain(
     if arrays := converted({**given, **options}):
         names = {"device": device, "grad": grad}
         return explain(**{**given, **options, **names, **arrays})
+    where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
+    can_compile = False
+    if where.kind == CUDA:
+        from . import jit
+
+        can_compile = not jit.available(where.ordinal if _is_present(where) else None)
     score_mod, mod_name = None, None
     if find_torch() and not MODS.isdisjoint(options):
         from . import _modified
 
-        call, score_mod = _modified.explained(q, k, v, options)
+        call, score_mod = _modified.explained(q, k, v, options, can_compile)
         q, k, v, options = call.q, call.k, call.v, call.options
-    where, name = parse_device(str(getattr(q, "device", "cpu")) if device is None else device)
-    if where.kind == CUDA:
-        from . import jit
-
-        # The answer depends on it.
-        jit.available(where.ordinal if _is_present(where) else None)
     call = Call(q, k, v, options)
     if function != "attention_decode":
         call = cast(call, "cuda" if where.kind == CUDA else "cpu")

@@ -59,21 +59,29 @@ def attention(function: Callable[..., Any], q: Any, k: Any, v: Any, options: dic
     return _compute(function, given, mods)
 
 
-def explained(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Call, Graph | None]:
+def explained(
+    q: Any, k: Any, v: Any, options: dict[str, Any], can_compile: bool
+) -> tuple[Call, Graph | None]:
     """The translated call for `explain`, and the graph of a score_mod that no option expresses.
 
-    Raises the errors of `options_of`.
+    `can_compile`: the call would run on a GPU, and NVRTC can compile for it. Raises the errors of
+    `options_of`.
     """
     mods = {name: options.get(name) for name in NAMES}
     call = Call(q, k, v, without(options))
     if not are_in(options):
         return call, None
-    call, found = options_of(call, mods)
+    call, found = options_of(call, mods, can_compile)
     return call, found.score
 
 
-def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
+def options_of(
+    call: Call, mods: dict[str, Any], can_compile: bool | None = None
+) -> tuple[Call, Translated]:
     """The call with its mods translated to options, and the translation.
+
+    `can_compile`: whether kernels can be compiled where the call would run; None asks for the
+    device of q.
 
     Raises:
         TypeError: an operand is not a torch tensor, or a function has wrong arguments.
@@ -109,7 +117,7 @@ def options_of(call: Call, mods: dict[str, Any]) -> tuple[Call, Translated]:
         may_compile=_COMPILED.issuperset(
             name for name, x in options.items() if x is not None and x is not False
         )
-        and compiles_well(call.q, call.k, call.v),
+        and compiles_well(call.q, call.k, call.v, can_compile=can_compile),
     )
     if found.scale != 1.0:
         options["softmax_scale"] = _scale(call) * found.scale
@@ -150,17 +158,20 @@ def _compute(function: Callable[..., Any], given: dict[str, Any], mods: dict[str
     return out, lse + found.lse_shift
 
 
-def compiles_well(*operands: torch.Tensor) -> bool:
+def compiles_well(*operands: torch.Tensor, can_compile: bool | None = None) -> bool:
     """Whether fast kernels can be compiled with a score_mod for these q, k and v."""
-    if operands[0].device.type != "cuda" or operands[0].dtype == torch.float32:
+    if operands[0].dtype == torch.float32:
         return False
     for x in operands:
         sizes = [x.shape[-1], x.storage_offset(), *x.stride()[:-1]]
         if x.shape[-1] > 256 or x.stride(-1) != 1 or any(size % 8 for size in sizes):
             return False
-    from . import jit
+    if can_compile is None:
+        from . import jit
 
-    return not jit.available(operands[0].device.index)
+        device = operands[0].device
+        can_compile = device.type == "cuda" and not jit.available(device.index)
+    return can_compile
 
 
 def computed(call: Call, score: Graph) -> Any:

@@ -58,6 +58,10 @@ _NOT_OF_CPP = frozenset(("tree_mask", "cache_leftpad", "validate", "verify", "la
 def _more_than_cpp(
     q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any], is_compiling: bool
 ) -> Any:
+    if not is_compiling and options.get("layout") == "bshd":  # the order that C++ reads
+        options = {name: x for name, x in options.items() if name != "layout"}
+        if _NOT_OF_CPP.isdisjoint(options):
+            return _C.decode(q, k_cache, v_cache, options)
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, **options}
     if arrays := converted(given):
         return attention_decode(**{**given, **arrays})

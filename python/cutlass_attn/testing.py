@@ -188,7 +188,7 @@ def reference(
         causal: query i sees keys up to ``i + Sk - Sq``.
         softmax_scale: factor of q @ k^T; None is ``1 / sqrt(D)``.
         accumulate: "fp32", or for float16 and a positive scale "fp16", "fp16_qk" or "fp16_pv": the
-            yardstick rounds its sums likewise.
+            yardstick rounds its sums to fp16 where such a kernel does.
         rounds_weights: None, or "int8" or "fp8": the yardstick rounds P and V to 8 bits, as that
             `quantize` does, and tolerates twice its own error of the log-sum-exp.
 

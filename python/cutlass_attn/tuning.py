@@ -178,13 +178,20 @@ def load() -> None:
     """Reads the user's file, if there is one. Each mistake in it is a warning, and is ignored."""
     if (file := path()) is None:
         return
+    is_named = bool(os.environ.get(VARIABLE))
     try:
         if not file.is_file():
-            if os.environ.get(VARIABLE):
+            if is_named:
                 warnings.warn(f"${VARIABLE} names {file}, which is no file", stacklevel=2)
             return
+    except PermissionError as error:
+        # Without a file named: the home of another user, as in a container. There is no file.
+        if is_named:
+            warnings.warn(f"{error}; this has no effect", stacklevel=2)
+        return
+    try:
         wrong = apply(read(file), str(file))
-    except (OSError, ValueError) as error:  # also a folder without permission
+    except (OSError, ValueError) as error:
         wrong = [str(error)]
     for message in wrong:
         warnings.warn(f"{message}; this has no effect", stacklevel=2)

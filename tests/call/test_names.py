@@ -66,6 +66,18 @@ def test_a_torch_that_is_too_old_imports(tmp_path):
     )
 
 
+def test_a_call_names_the_torch_that_is_too_old():
+    pytest.importorskip("torch")
+    run(
+        "import torch; torch.__version__ = '2.4.1+cpu'; import cutlass_attn\n"
+        "x = torch.zeros(1, 1, 2, 8, requires_grad=True)\n"
+        "try: cutlass_attn.attention(x, x, x)\n"
+        "except ImportError as error: assert 'torch is 2.4.1+cpu; cutlass_attn needs torch 2.5' in "
+        "str(error)\n"
+        "else: raise AssertionError"
+    )
+
+
 def test_an_exported_program_loads_in_a_new_process(tmp_path):
     torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
 
 from cutlass_attn.tools import console
 from cutlass_attn.tools.experiment import report
-from cutlass_attn.tools.experiment.grids import GRIDS
 from cutlass_attn.tools.experiment.problems import Shape
 
+from dev.bench.grids import GRIDS
 from dev.figures import draw
 from dev.figures.command import figures
 

@@ -94,6 +94,20 @@ def test_the_folder_of_the_cache(monkeypatch):
         cache.folder()
 
 
+def test_a_folder_whose_name_is_not_utf_8(stub, monkeypatch, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", folder)
+    code = jit.cubin("slow/f16", ARCH)
+    monkeypatch.setattr(stub, "compile", lambda *_: pytest.fail("compiled again"))
+    assert jit.cubin("slow/f16", ARCH) == code
+    assert len(cache.entries()) == 1
+    console = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    program = [sys.executable, "-m", "cutlass_attn", "cache"]
+    done = subprocess.run(program, env=env, **console)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_file_system_without_locks_is_no_obstacle(stub, monkeypatch):
     def fail(*args, **options):
         raise OSError("No locks available")

@@ -88,6 +88,22 @@ def test_explain(device, grad, options, kernel):
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_explain_for_an_absent_gpu_names_what_a_gpu_would_run(where):
+    """A GPU compiles what a CPU adds as a dense bias: the device asked about decides, not q's."""
+    bias = torch.zeros(8, 256, 256, device=where)  # float32
+    given = [x.to(where) for x in operands()]
+
+    def biased(score, batch, head, q, k):
+        return score + bias[head, q, k]
+
+    found = cutlass_attn.explain(*given, score_mod=biased, device="sm_90")
+    assert found.score_mod and found.score_mod in found.call and "bias" not in found.call
+    on_cpu = cutlass_attn.explain(*given, score_mod=biased, device="cpu")
+    assert not on_cpu.score_mod and "bias" in on_cpu.call, on_cpu.call
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("scale", [-0.1, 0.0])
 def test_a_score_that_needs_no_softcap_has_none(scale):
     found = cutlass_attn.explain(

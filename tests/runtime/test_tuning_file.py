@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 from cutlass_attn import jit, tuning
@@ -160,6 +162,22 @@ def test_where_the_file_is(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert str(tuning.path()) == "/home/someone/.config/cutlass_attn/tuned.toml"
+
+
+def test_a_home_that_cannot_be_read_is_silent(monkeypatch):
+    """Warnings may be errors (`python -W error`), and the import loads the file."""
+
+    def refuse(file):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.delenv(tuning.VARIABLE, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuning.load()
+    monkeypatch.setenv(tuning.VARIABLE, "/home/other/tuned.toml")
+    with pytest.warns(UserWarning, match="Permission denied: '/home/other/tuned.toml'"):
+        tuning.load()
 
 
 def test_added_tiles_have_a_source():

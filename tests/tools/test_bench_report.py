@@ -4,7 +4,8 @@ from dataclasses import asdict
 
 import pytest
 from cutlass_attn.tools.experiment import report
-from cutlass_attn.tools.experiment.grids import GRIDS
+
+from dev.bench.grids import GRIDS
 
 
 def example():
@@ -29,7 +30,7 @@ def test_a_report_is_read_back(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', "3"])
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match="is not a result of `cutlass-attn bench`"):
+    with pytest.raises(ValueError, match=r"is not a result of `python -m dev\.bench`"):
         report.load(tmp_path / "a.json")
 
 

@@ -1,4 +1,4 @@
-"""How `cutlass-attn bench` times a call, and what it makes of the times."""
+"""How `python -m dev.bench` times a call, and what it makes of the times."""
 
 import math
 import threading

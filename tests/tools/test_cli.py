@@ -11,7 +11,6 @@ import sys
 
 import cases
 import cutlass_attn
-import numpy as np
 import pytest
 import torch
 from cutlass_attn import _C, explain
@@ -125,21 +124,8 @@ def test_check_on_a_gpu(capsys):
     assert vectorized["speedup"]["value"] > tiled["speedup"]["value"] > 1
 
 
-def wrong_kernel(*, offset):
-    """_C.forward with one element of the result moved."""
-
-    def forward(*call, **more):
-        result = real(*call, **more)
-        out = result[0] if isinstance(result, tuple) else result
-        (out if isinstance(out, np.ndarray) else out.numpy()).view(np.uint16)[0, 0, 0, 0] += offset
-        return result
-
-    real = _C.forward
-    return forward
-
-
 def test_check_fails_on_one_wrong_element(capsys, monkeypatch):
-    monkeypatch.setattr(_C, "forward", wrong_kernel(offset=32))
+    monkeypatch.setattr(_C, "forward", cases.wrong_kernel(offset=32))
     assert cli.main([*SMALL, "--kernel", "cpu"]) == 1
     text = capsys.readouterr().out
     assert "FAIL" in text and "due, at (0, 0, 0, 0)" in text

@@ -68,9 +68,10 @@ def compiles(monkeypatch):
 
 
 def rows_of(arguments, speedup):
-    names = [x for flag, x in itertools.pairwise(arguments) if flag == "--impl"]
+    names = [x for flag, x in itertools.pairwise(arguments) if flag == "--kernel"]
     return [
-        {"requested": name, "speedup": {"value": ratio}} for name, ratio in zip(names, (1, speedup))
+        {"requested": f"cutlass_attn:{name}", "speedup": {"value": ratio}}
+        for name, ratio in zip(names, (1, speedup))
     ]
 
 
@@ -84,9 +85,8 @@ def test_a_tile_is_timed_beside_the_other(compiles, monkeypatch):
     monkeypatch.setattr(tune, "run", run)
     assert tune.evaluate(task_of(), "32x64x2", BASE) == {"speedup": pytest.approx(1.5**2)}
     ((names, command, arguments),) = asked
-    assert (set(names), command) == ({"32x64x2", BASE}, "bench")
-    baseline = arguments[arguments.index("--baseline") + 1]
-    assert baseline == f"cutlass_attn:sm80/f16/d128/{BASE}"
+    assert (set(names), command) == ({"32x64x2", BASE}, "trial")
+    assert arguments[arguments.index("--kernel") + 1] == f"sm80/f16/d128/{BASE}"  # the baseline
     assert arguments[arguments.index("--shape") + 1] == "4,16,16,4096,4096,128"
     assert arguments[arguments.index("--timing") + 1] == "events"
 

@@ -21,6 +21,10 @@ from . import torch_library, vmap
 from .call import OF_FORWARD
 from .schema import Schema
 
+LEAST = (2, 5)  # the first torch with CustomOpDef.register_vmap
+if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST:
+    raise ImportError(f"torch is {torch.__version__}; cutlass_attn needs torch 2.5 or later")
+
 _INPUTS = ("q", "k", "v", "bias", "sinks")  # the arguments that have gradients
 _OF_BACKWARD = {
     "grad_out": "Tensor?",

@@ -57,7 +57,7 @@ def converted(given: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises TypeError, ValueError: the values of a list are wrong for the argument.
     """
     given = {name: x for name, x in given.items() if x is not None}
-    like = next(iter(given.values()), None)
+    like = [*given.values(), None][0]  # torch 2.5 cannot trace next() with a default
     if not hasattr(like, "__dlpack__"):
         return None
     found = {name: _by_dlpack(name, x) for name, x in given.items() if _is_foreign(x, given)}

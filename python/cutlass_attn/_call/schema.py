@@ -53,7 +53,7 @@ class Schema:
 
     def arguments(self, **given: Any) -> tuple[Any, ...]:
         """Keywords as positional arguments. Raises TypeError for an unknown keyword."""
-        if given.keys() - self.defaults.keys():
+        if not all(name in self.defaults for name in given):
             names = [name for name in given if name not in self.defaults]
             raise refusal(self.function, names, self.defaults) or TypeError(str(names))
         return tuple(given.get(name, default) for name, default in self.defaults.items())

@@ -101,7 +101,8 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Prints a line without markup or highlighting."""
+    """Prints a line without markup or highlighting; bytes of a path that are no UTF-8, escaped."""
+    text = text.encode("utf-8", "backslashreplace").decode()
     console.print(text, highlight=False, markup=False)
 
 

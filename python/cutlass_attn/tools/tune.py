@@ -154,16 +154,18 @@ def evaluate(task: Task, tile: str, base: str) -> dict[str, Any]:
         return {"rejected": "compile", "reason": (errors or [str(error)])[0]}
     if spilled := spills(log):
         return {"rejected": "spills", "reason": spilled}
-    before, new = (f"cutlass_attn:{task.key(name)}" for name in (base, tile))
+    before, new = task.key(base), task.key(tile)
     is_short = max(shape.flops for shape in task.shapes) < 5e9  # launches would dominate events
-    arguments = ["--baseline", before, "--causal", task.causal]
+    arguments = ["--kernel", before, "--kernel", new, "--causal", task.causal]
     arguments += ["--timing", "graph" if is_short else "events"]
-    for name in (before, new):
-        arguments += ["--impl", name, "--kernel", name.partition(":")[2]]
     for shape in task.shapes:
         arguments += ["--shape", ",".join(map(str, list(asdict(shape).values())[:6]))]
-    rows, reason = run(task, [tile, base], "bench", arguments)
-    ratios = [row["speedup"]["value"] for row in rows if row["requested"] == new and row["speedup"]]
+    rows, reason = run(task, [tile, base], "trial", arguments)
+    ratios = [
+        row["speedup"]["value"]
+        for row in rows
+        if row["requested"].endswith(f":{new}") and row["speedup"]
+    ]
     if reason or not ratios:
         return {"rejected": "time", "reason": reason}
     return {"speedup": geometric_mean(ratios)}
@@ -180,15 +182,21 @@ def is_right(task: Task, tile: str) -> bool:
 def run(
     task: Task, names: list[str], command: str, arguments: list[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """Runs a command in a process with these tiles as variants. Returns its rows and its error."""
+    """Runs "check" or "trial" in a process with these tiles as variants.
+
+    Returns its rows and its error.
+    """
     where = task.device_class, task.kernel, task.dims
     rules = [Rule(*where, name, float(least)) for least, name in enumerate(names)]
-    arguments = [command, "--device", task.device, "--dtype", task.dtype, "--json", "-", *arguments]
+    module = {"check": ["cutlass_attn", "check", "--json", "-"]}.get(
+        command, ["cutlass_attn.tools.trial"]
+    )
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(Tuning(rules[::-1]).dumps())
         file.flush()
         env = {**os.environ, tuning.VARIABLE: file.name}
-        program = [sys.executable, "-m", "cutlass_attn", *arguments]
+        program = [sys.executable, "-m", *module, "--device", task.device, "--dtype", task.dtype]
+        program += arguments
         how: Any = {"capture_output": True, "text": True, "timeout": 600.0, "env": env}
         try:
             done = subprocess.run(program, **how)

@@ -1,6 +1,6 @@
-"""Measurements for check, bench and tune: problems x implementations -> judged and timed rows.
+"""Measurements of `attention` for check and tune: judged and timed rows. dev/bench adds to them.
 
-`problems` and `grids` define the calls, `impls` the implementations. `judge` and `gradients` check
-results, `timing` measures, `stats` computes ratios. `runner` makes a `report` of it all, which
-`table` prints. docs/benchmarking.md describes the method and the file.
+`problems` defines the calls, `impls` the implementations. `judge` checks results, `timing`
+measures, `stats` computes ratios. `runner` makes a `report` of it all, which `table` prints.
+docs/benchmarking.md describes the method and the file.
 """

@@ -76,128 +76,16 @@ class Keywords(NamedTuple):
     flex: Flex | None = None  # None: FlexAttention has no such option
 
 
-def _random(device: str, *sizes: int) -> Any:
-    import torch
-
-    return torch.rand(sizes, generator=torch.Generator(device).manual_seed(1), device=device)
-
-
-def _softcap(problem: Problem, device: str) -> Keywords:
-    import torch
-
-    cap = 30.0
-    return Keywords(
-        {"softcap": cap}, None, Flex(score_mod=lambda s, b, h, q, k: cap * torch.tanh(s / cap))
-    )
-
-
-def _alibi(problem: Problem, device: str) -> Keywords:
-    import torch
-
-    shape, slopes = problem.shape, _random(device, problem.shape.heads_q)
-    offset = shape.seqlen_k - shape.seqlen_q
-
-    def score_mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return s - slopes[h] * torch.abs(q + offset - k)
-
-    return Keywords({"alibi_slopes": slopes}, None, Flex(score_mod=score_mod))
-
-
-def _bias(problem: Problem, device: str) -> Keywords:
-    import torch
-
-    shape = problem.shape
-    bias = 4 * _random(device, 1, shape.heads_q, shape.seqlen_q, shape.seqlen_k) - 2
-    bias = bias.to(getattr(torch, problem.dtype))
-    return Keywords(
-        {"bias": bias},
-        {"attn_mask": bias.expand(shape.batch, -1, -1, -1)},
-        Flex(score_mod=lambda s, b, h, q, k: s + bias[0, h, q, k]),
-    )
-
-
-def _masked(problem: Problem, mask: Any, mask_mod: Callable[..., Any]) -> Keywords:
-    """With a bool mask (B or 1, 1, Sq or 1, Sk). PyTorch gets it expanded, which writes nothing;
-    FlexAttention gets the function."""
-    shape = problem.shape
-    sizes = (shape.batch, shape.heads_q, shape.seqlen_q, shape.seqlen_k)
-    return Keywords(
-        {"mask": mask}, {"attn_mask": mask.expand(sizes)}, Flex(None, mask_mod, len(mask) > 1)
-    )
-
-
-def _mask(problem: Problem, device: str) -> Keywords:
-    """Random: no tile of keys can be skipped."""
-    shape = problem.shape
-    mask = _random(device, shape.batch, 1, shape.seqlen_q, shape.seqlen_k) < 0.9
-    return _masked(problem, mask, lambda b, h, q, k: mask[b, 0, q, k])
-
-
-def _padding(problem: Problem, device: str) -> Keywords:
-    """(B, 1, 1, Sk): each entry has keys of its own number at the beginning, and then padding."""
-    import torch
-
-    lengths = torch.from_numpy(_padded_lengths(problem.shape)).to(device)
-    keys = torch.arange(problem.shape.seqlen_k, device=device)
-    mask = (keys < lengths[:, None])[:, None, None]
-    return _masked(problem, mask, lambda b, h, q, k: k < lengths[b])
-
-
-def _documents(problem: Problem, device: str) -> Keywords:
-    """(1, 1, Sq, Sk): causal documents in one sequence."""
-    import torch
-
-    shape = problem.shape
-    number = torch.from_numpy(_document_of_key(shape)).to(device)
-    keys = torch.arange(shape.seqlen_k, device=device)
-    rows, offset = keys[-shape.seqlen_q :, None], shape.seqlen_k - shape.seqlen_q
-    mask = (number[rows] == number) & (rows >= keys)
-
-    def mask_mod(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return (number[q + offset] == number[k]) & (q + offset >= k)
-
-    return _masked(problem, mask[None, None], mask_mod)
-
-
-def _padded_lengths(shape: Shape) -> np.ndarray:
-    """From all keys down to a quarter of them."""
-    shares = np.linspace(1.0, 0.25, shape.batch)
-    return np.maximum(1, (shape.seqlen_k * shares).astype(np.int64))
-
-
-def _document_of_key(shape: Shape) -> np.ndarray:
-    """The number of each key's document: eight, of lengths that grow from 1/36 to 8/36."""
-    begins = np.cumsum(np.arange(8)) / 36 * shape.seqlen_k
-    return np.searchsorted(begins, np.arange(shape.seqlen_k), side="right") - 1
-
-
-def _visible_of_documents(shape: Shape) -> float:
-    number, keys = _document_of_key(shape), np.arange(shape.seqlen_k)
-    first = np.searchsorted(number, number)  # key of each key's document
-    return float((keys - first + 1)[-shape.seqlen_q :].mean() / shape.seqlen_k)
-
-
 _NOTHING = Keywords({}, {}, Flex())
 
 FP8_CACHE = "fp8_cache"  # what is in 8 bits where keys and values are stored in e4m3
 _LARGEST_E4M3 = 448.0
 
-# Options of calls, other than shapes and a causal mask, made for a problem on a device.
-OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {
-    "none": lambda problem, device: _NOTHING,
-    "softcap": _softcap,
-    "alibi": _alibi,
-    "bias": _bias,
-    "mask": _mask,
-    "padding": _padding,
-    "documents": _documents,
-    "dropout": lambda problem, device: Keywords({"dropout_p": 0.1}, {"dropout_p": 0.1}),
-}
+# Options of calls, other than shapes and a causal mask, made for a problem on a device. dev/bench
+# has others.
+OPTIONS: dict[str, Callable[[Problem, str], Keywords]] = {"none": lambda problem, device: _NOTHING}
 # The share of logits that an option leaves visible, where whole tiles of keys can be skipped.
-_VISIBLE: dict[str, Callable[[Shape], float]] = {
-    "padding": lambda shape: float(_padded_lengths(shape).mean() / shape.seqlen_k),
-    "documents": _visible_of_documents,
-}
+VISIBLE: dict[str, Callable[[Shape], float]] = {}
 
 
 @dataclass(frozen=True)
@@ -243,8 +131,8 @@ class Problem:
     @property
     def flops(self) -> float:
         forward = sum(sequence.flops for sequence in self.sequences)
-        if self.option in _VISIBLE:
-            forward *= _VISIBLE[self.option](self.shape)
+        if self.option in VISIBLE:
+            forward *= VISIBLE[self.option](self.shape)
         return forward * (_BACKWARD_OVER_FORWARD if self.op == "backward" else 1.0)
 
     @property

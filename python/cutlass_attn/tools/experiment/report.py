@@ -160,7 +160,7 @@ def load(path: str | Path) -> Report:
         content = json.loads(Path(path).read_text())
         schema = content["schema"]
     except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError):
-        raise ValueError(f"{path} is not a result of `cutlass-attn bench`") from None
+        raise ValueError(f"{path} is not a result of `python -m dev.bench`") from None
     if schema not in (1, SCHEMA):
         raise ValueError(f"{path} has schema {schema!r}; this version reads 1 and {SCHEMA}")
     if "grid" not in content:

@@ -15,10 +15,9 @@ from functools import cache, partial
 from typing import Any
 
 from ...testing import Accuracy
-from .gradients import GradientYardstick
 from .impls import Bound, Impl, Unsupported, describe_error
 from .judge import Yardstick
-from .problems import FP8_CACHE, Problem
+from .problems import Problem
 from .report import FAILED, MOST_WAITED, OK, UNSUPPORTED, WRONG, Report, Row, rounded
 from .stats import round_order
 from .timing import (
@@ -60,6 +59,8 @@ class Plan:
     inputs: int = 1  # random inputs that each is judged on
     whole: bool = False  # all of each result is compared with fp64, not both ends
     seed: int = 0
+    # What judges results: made from inputs, accumulator, `whole` and 8-bit mode.
+    yardstick: Callable[..., Any] = Yardstick
 
 
 class _DeviceLost(Exception):
@@ -203,11 +204,7 @@ class _Judges:
         @cache
         def yardstick(i: int, accumulate: str, quantize: str | None = None) -> Any:
             show()
-            if problem.op == "backward":
-                return GradientYardstick(self.inputs[i])
-            if quantize == FP8_CACHE:
-                return Yardstick(self.inputs[i].rounded_to_fp8, accumulate, plan.whole)
-            return Yardstick(self.inputs[i], accumulate, plan.whole, quantize)
+            return plan.yardstick(self.inputs[i], accumulate, plan.whole, quantize)
 
         self._yardstick = yardstick
         if problem.option == "none" and plan.impls:

@@ -1,4 +1,4 @@
-"""`cutlass-attn bench --grid`: what options cost, and what fp16 accumulation does to results."""
+"""`python -m dev.bench --grid`: what options cost, and what fp16 accumulation does to results."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,18 @@ from pathlib import Path
 import cutlass_attn
 import pytest
 from cutlass_attn import _C, testing
-from cutlass_attn.tools import cli
-from cutlass_attn.tools.experiment import impls, report
-from cutlass_attn.tools.experiment.grids import GRIDS, grid_for
+from cutlass_attn.tools import console
+from cutlass_attn.tools.experiment import report
 from cutlass_attn.tools.experiment.problems import OPTIONS, Problem
+
+from dev.bench import command, impls
+from dev.bench.grids import GRIDS, grid_for
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
 needs_simt = pytest.mark.skipif(
     cutlass_attn.build_info().simt != "all", reason="on a CPU it runs the simt kernels"
 )
-CPU = ["bench", "--device", "cpu", "--rounds", "5", "--dtype", "fp16", "--causal", "no"]
+CPU = ["--device", "cpu", "--rounds", "5", "--dtype", "fp16", "--causal", "no"]
 ALL = [word for name in OPTIONS for word in ("--option", name)]
 
 
@@ -36,8 +38,13 @@ def test_medium_calls_have_one_to_four_tiles_for_each_of_them():
     assert len(shapes) == 36 and min(tiles) > 132 and max(tiles) <= 4 * 132
 
 
+def run(*arguments):
+    """The exit status of the command."""
+    return console.run(command.bench, "python -m dev.bench", arguments)
+
+
 def bench(capsys, *arguments):
-    status = cli.main([*CPU, *arguments, "--json", "-"])
+    status = run(*CPU, *arguments, "--json", "-")
     return json.loads(capsys.readouterr().out)["rows"], status
 
 
@@ -62,8 +69,8 @@ def test_options_are_timed_and_compared(capsys):
 
 def test_another_result_of_an_option_is_wrong(capsys, monkeypatch):
     """As if PyTorch's backend computed another function."""
-    attention = impls.torch_attention
-    monkeypatch.setattr(impls, "torch_attention", lambda *x, **y: attention(*x, **y) + 0.5)
+    attention = impls.impls.torch_attention
+    monkeypatch.setattr(impls.impls, "torch_attention", lambda *x, **y: attention(*x, **y) + 0.5)
     rows, status = bench(
         capsys, *("--shape", "1,2,2,64,64,64", "--option", "bias", "--impl", "torch:math"),
         *("--impl", "cutlass_attn"),
@@ -127,7 +134,7 @@ def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(impls, "_prepare_ours", prepare)
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*CPU, "--shape", "1,1,1,8,8,64", "--impl", "cutlass_attn"]) == 0
+    assert run(*CPU, "--shape", "1,1,1,8,8,64", "--impl", "cutlass_attn") == 0
     assert reason in capsys.readouterr().out
 
 

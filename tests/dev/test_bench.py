@@ -1,4 +1,4 @@
-"""`cutlass-attn bench`: its statistics, implementations, checks, file, tables and figures."""
+"""`python -m dev.bench`: its statistics, implementations, checks, file, tables and figures."""
 
 import json
 import math
@@ -13,10 +13,9 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cutlass_attn import _C
-from cutlass_attn.tools import cli
-from cutlass_attn.tools.experiment import environment, impls, report, runner, stats, timing
+from cutlass_attn.tools import console
+from cutlass_attn.tools.experiment import environment, report, runner, stats, timing
 from cutlass_attn.tools.experiment import judge as accuracy
-from cutlass_attn.tools.experiment.grids import GRIDS
 from cutlass_attn.tools.experiment.problems import (
     OPTIONS,
     Inputs,
@@ -24,11 +23,13 @@ from cutlass_attn.tools.experiment.problems import (
     Shape,
     parse_shape,
 )
-from test_cli import wrong_kernel
+
+from dev.bench import command, impls
+from dev.bench.grids import GRIDS
 
 torch = cases.torch
 
-CPU = ["bench", "--device", "cpu", "--rounds", "5", "--dtype", "fp16"]
+CPU = ["--device", "cpu", "--rounds", "5", "--dtype", "fp16"]
 TINY = [*CPU, "--shape", "1,2,1,40,40,64"]
 
 
@@ -47,9 +48,14 @@ def peers(monkeypatch):
     return install
 
 
+def run(*arguments):
+    """The exit status of the command."""
+    return console.run(command.bench, "python -m dev.bench", arguments)
+
+
 def bench(capsys, *arguments):
     """The JSON document of a run, and its exit status."""
-    status = cli.main([*arguments, "--json", "-"])
+    status = run(*arguments, "--json", "-")
     return json.loads(capsys.readouterr().out), status
 
 
@@ -252,7 +258,7 @@ def test_a_kernel_has_to_exist():
 
 
 def test_math_is_not_run_out_of_memory(monkeypatch):
-    monkeypatch.setattr(impls, "_memory", lambda device: 4e9)
+    monkeypatch.setattr(impls.impls, "_memory", lambda device: 4e9)
     found = {impl.name: impl for impl in impls.discover()[0]}
     meta = torch.empty(1, device="meta", dtype=torch.float16)
     shape = Shape(1, 32, 32, 4096, 4096, 64)
@@ -340,8 +346,8 @@ def test_times_of_a_busy_machine_are_not_compared(capsys, monkeypatch, tmp_path)
     parts = iter([0.1, 0.5])  # of the first shape, of the second
     monkeypatch.setattr(runner, "waited", lambda *_: next(parts))
     shapes = ["--shape", "1,1,1,40,40,64", "--shape", "1,1,1,40,80,64", "--causal", "no"]
-    command = [*CPU, *shapes, "--json", str(tmp_path / "a.json")]
-    assert cli.main(command) == 0
+    asked = [*CPU, *shapes, "--json", str(tmp_path / "a.json")]
+    assert run(*asked) == 0
     line = "The machine is busy: threads waited for a core 50% of the time."
     assert line in " ".join(capsys.readouterr().out.split())
     document = json.loads((tmp_path / "a.json").read_text())
@@ -395,7 +401,7 @@ def test_table(capsys, peers, tmp_path, monkeypatch):
     peers("flash_attn", flash_attn_func=lambda q, k, v, causal: 1.01 * flash_attn_func(q, k, v))
     peers("flashinfer", BatchPrefillWithRaggedKVCacheWrapper=lambda *x: 1 / 0)
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*TINY, "--causal", "no"]) == 0  # a peer's fault is not ours
+    assert run(*TINY, "--causal", "no") == 0  # a peer's fault is not ours
     text = capsys.readouterr().out
     assert re.search(r"D=64 H=2:1 1x40 +cutlass_attn:cpu/f16 +[\d.]+ +[\d.e-]+ +[\d.]+ ", text)
     assert re.search(r"flash_attn .*wrong", text) and "flash_attn: wrong: " in text
@@ -410,7 +416,7 @@ def test_in_a_checkout_results_go_to_benchmarks(capsys, tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "cutlass_attn"\n')
     (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path / "docs")
-    assert cli.main([*TINY, "--impl", "cutlass_attn", "--causal", "yes"]) == 0
+    assert run(*TINY, "--impl", "cutlass_attn", "--causal", "yes") == 0
     assert (tmp_path / "benchmarks/results/cpu-shapes.json").is_file()
     name = report.default_path("NVIDIA H200", "forward").name
     assert name == "nvidia-h200-forward.json"
@@ -435,7 +441,7 @@ def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
 
 
 def test_a_wrong_kernel_of_ours_fails_the_run(capsys, peers, monkeypatch):
-    monkeypatch.setattr(_C, "forward", wrong_kernel(offset=3000))
+    monkeypatch.setattr(_C, "forward", cases.wrong_kernel(offset=3000))
     document, status = bench(capsys, *TINY)
     assert status == 1
     ours = next(row for row in document["rows"] if row["requested"] == "cutlass_attn:auto")
@@ -444,7 +450,7 @@ def test_a_wrong_kernel_of_ours_fails_the_run(capsys, peers, monkeypatch):
 
 def test_a_result_of_nan_is_wrong_and_valid_json(capsys, peers):
     peers("flash_attn", flash_attn_func=lambda q, k, v, causal: q * math.nan)
-    assert cli.main([*TINY, "--json", "-"]) == 0
+    assert run(*TINY, "--json", "-") == 0
     text = capsys.readouterr().out
     document = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     row = next(row for row in document["rows"] if row["requested"] == "flash_attn")
@@ -507,7 +513,7 @@ def test_rounds_have_orders_of_their_own():
 
 
 def test_few_rounds_are_refused(capsys):
-    assert cli.main([*TINY, "--rounds", "4"]) == 2
+    assert run(*TINY, "--rounds", "4") == 2
     assert "rounds must be 5 or more, got 4" in capsys.readouterr().err
 
 
@@ -525,30 +531,33 @@ def test_few_rounds_are_refused(capsys):
     ],
 )
 def test_errors(capsys, arguments, message):
-    assert cli.main([*CPU, *arguments]) == 2
+    assert run(*CPU, *arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("cutlass-attn bench: ") and message in error
+    assert error.startswith("python -m dev.bench: ") and message in error
 
 
 @pytest.mark.skipif(not cases.no_gpu(), reason="a GPU is there")
 def test_without_a_gpu_it_says_what_is_missing(capsys):
-    assert cli.main(["bench"]) == 2
+    assert run() == 2
     error = capsys.readouterr().err
     lack = environment.why_no_gpu("cuda")
     assert lack and lack in error and "--device cpu" in error
 
 
 def test_without_torch_it_says_so():
-    code = "import sys; sys.modules['torch'] = None; from cutlass_attn.tools import cli;"
-    code += "raise SystemExit(cli.main(['bench', '--device', 'cpu']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code = "import sys; sys.modules['torch'] = None; from cutlass_attn.tools import console; "
+    code += "from dev.bench.command import bench; arguments = ['--device', 'cpu']; "
+    code += "raise SystemExit(console.run(bench, 'bench', arguments))"
+    program = [sys.executable, "-c", code]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=root)
     assert done.returncode == 2 and "pip install torch" in done.stderr
 
 
 @cases.needs_gpu
 @pytest.mark.parametrize("kind", ["events", "graph"])
 def test_on_a_gpu(capsys, kind, peers):
-    arguments = ["bench", "--shape", "2,8,8,512,512,64", "--dtype", "fp16", "--timing", kind]
+    arguments = ["--shape", "2,8,8,512,512,64", "--dtype", "fp16", "--timing", kind]
     document, status = bench(capsys, *arguments, "--rounds", "5")
     assert status == 0
     name = {"events": "events_cold_l2", "graph": "cuda_graph_warm"}[kind]
@@ -571,7 +580,7 @@ def test_on_a_gpu(capsys, kind, peers):
 @cases.needs_gpu
 def test_host_time_on_a_gpu(capsys, peers, monkeypatch):
     monkeypatch.setattr(runner, "HOST_CALLS", 100)
-    arguments = ["bench", "--grid", "reference", "--dtype", "fp16", "--causal", "no"]
+    arguments = ["--grid", "reference", "--dtype", "fp16", "--causal", "no"]
     document, status = bench(capsys, *arguments, "--rounds", "5")
     assert status == 0
     rows = {row["requested"]: row for row in document["rows"]}

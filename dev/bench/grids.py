@@ -1,11 +1,13 @@
-"""The named grids of problems of `cutlass-attn bench --grid`."""
+"""The named grids of problems of `python -m dev.bench --grid`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..._build.facts import ACCUMULATE
-from .problems import OPTIONS, Problem, Shape
+from cutlass_attn._build.facts import ACCUMULATE
+from cutlass_attn.tools.experiment.problems import OPTIONS, Problem, Shape
+
+from . import options  # noqa: F401  # adds to OPTIONS
 
 
 @dataclass(frozen=True)

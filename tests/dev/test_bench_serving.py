@@ -1,4 +1,4 @@
-"""`cutlass-attn bench --grid decode`, `paged` and `varlen`: the calls for serving."""
+"""`python -m dev.bench --grid decode`, `paged` and `varlen`: the calls for serving."""
 
 import json
 from dataclasses import replace
@@ -7,19 +7,26 @@ import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
-from cutlass_attn.tools import cli
-from cutlass_attn.tools.experiment import impls, report
-from cutlass_attn.tools.experiment.grids import GRIDS, grid_for
+from cutlass_attn.tools import console
+from cutlass_attn.tools.experiment import report
 from cutlass_attn.tools.experiment.judge import Yardstick
 from cutlass_attn.tools.experiment.problems import OPS, Problem, Shape
 
-CPU = ["bench", "--device", "cpu", "--rounds", "5", "--impl", "cutlass_attn"]
+from dev.bench import command, impls
+from dev.bench.grids import GRIDS, grid_for
+
+CPU = ["--device", "cpu", "--rounds", "5", "--impl", "cutlass_attn"]
 PACKED = Problem(Shape(5, 4, 2, 200, 200, 64, causal=True), op="varlen")
 PAGED = Problem(Shape(3, 4, 2, 1, 50, 64), op="paged", page=16)
 
 
+def run(*arguments):
+    """The exit status of the command."""
+    return console.run(command.bench, "python -m dev.bench", arguments)
+
+
 def bench(capsys, *arguments):
-    status = cli.main([*CPU, *arguments, "--json", "-"])
+    status = run(*CPU, *arguments, "--json", "-")
     return json.loads(capsys.readouterr().out)["rows"], status
 
 
@@ -215,6 +222,6 @@ def test_a_kernel_by_name_that_cannot_run_is_unsupported(capsys):
 
 def test_table(capsys, tmp_path):
     file = tmp_path / "paged.json"
-    assert cli.main([*CPU, "--grid", "paged", "--dtype", "fp16", "--json", str(file)]) == 0
+    assert run(*CPU, "--grid", "paged", "--dtype", "fp16", "--json", str(file)) == 0
     text = capsys.readouterr().out
     assert "D=64 H=4:2 3x1:300, pages of 16" in text and "TB/s" in text

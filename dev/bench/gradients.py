@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from ... import _C
-from ..._attention import attention
-from ...testing import Accuracy
-from .problems import Inputs
+from cutlass_attn import _C
+from cutlass_attn._attention import attention
+from cutlass_attn.testing import Accuracy
+from cutlass_attn.tools.experiment.problems import Inputs
 
 # The error of a gradient may be this many times that of an unfused backward pass in its dtype.
 _ALLOWED = 2.0

@@ -1,0 +1,1 @@
+"""Times the kernels against those of other libraries."""
