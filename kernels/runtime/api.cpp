@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "cpu/attention.hpp"
 #include "prequantize.hpp"
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
@@ -249,6 +250,16 @@ Status prequantize(Problem const& problem, LaunchOptions const& options) {
 Status attention_prequantized(Problem const& problem, LaunchOptions const& options) {
   if (Status status = refuse_limit(problem); !status.ok()) return status;
   return plan_and_run(problem, Op::kForward, options, Part::kRest);
+}
+
+Status predict_errors(Problem const& problem, LaunchOptions const& options, float* errors) {
+  if (problem.quantize == Quantize::kNone) {
+    return Status::invalid("quantize is None, so that there is nothing to predict");
+  }
+  Status const status = check(problem, Op::kForward, Device::kCpu);
+  return status.ok()
+             ? cpu::predict_errors(problem, options, options.device == Device::kCuda, errors)
+             : status;
 }
 
 Status attention_backward(Problem const& problem, LaunchOptions const& options) {
