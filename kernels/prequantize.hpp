@@ -17,4 +17,9 @@ CUTLASS_ATTN_API Status prequantize(Problem const& problem, LaunchOptions const&
 CUTLASS_ATTN_API Status attention_prequantized(Problem const& problem,
                                                LaunchOptions const& options);
 
+// Predicts the error of each query head of a dense problem on options.device, as max_error decides
+// by it (core/predict.hpp), into errors (batch, num_heads_q). Operands and errors are the CPU's.
+CUTLASS_ATTN_API Status predict_errors(Problem const& problem, LaunchOptions const& options,
+                                       float* errors);
+
 }  // namespace cutlass_attn

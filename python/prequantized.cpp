@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "call.hpp"
 #include "entry.hpp"
@@ -114,6 +115,27 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
   return py::cast(std::move(made));
 }
 
+// The predicted error of each query head of a call with arrays on the CPU, as a list: of the call
+// there, or, with `device`, on a GPU.
+py::object predict_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Arguments const given(kAttention, "predict", args, count, names);
+  Call call(given);
+  call.read_arrays(given, true);
+  call.assume_memory(given);
+  LaunchOptions options = call.place();
+  if (has_value(given.device)) options.device = Device::kCuda;
+  std::vector<float> errors(size_t(call.problem.batch) * size_t(call.problem.num_heads_q));
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = predict_errors(call.problem, options, errors.data());
+  }
+  raise_unless_ok(status);
+  py::list result;
+  for (float error : errors) result.append(error);
+  return std::move(result);
+}
+
 }  // namespace
 
 void define_prequantized(py::module_& m) {
@@ -131,6 +153,7 @@ void define_prequantized(py::module_& m) {
       });
   static PyMethodDef methods[] = {
       method<prequantize_call>("prequantize", "Makes a PrequantizedKV."),
+      method<predict_call>("predict", "The predicted errors of a call's heads, on a CPU."),
       {},
   };
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();

@@ -12,10 +12,10 @@ with the library. Arrays are those of one head, (rows, head_dim); `attention` lo
   8 to 255. The weights take it over before they are rounded to u8, relative to the largest of their
   row and tile. So one value that is far larger, or far smaller with a far larger weight (an
   attention sink), costs the others of its tile no bits.
-- "fp8": weights and values are e4m3, values with a power of 2 for a scale of each tile, keys come
-  last to first, and weights are relative to a row max that lags: it is updated when a row's rounded
-  weights of a tile add up to 448 or more. The row sum is that of rounded weights, so that values
-  which are all the same come out as they are.
+- "fp8": weights and values are e4m3, values with a power of 2 for a scale of each tile, and weights
+  with one for which those of a row and tile add up to 448.
+
+The row sum is that of weights before they are rounded, in all modes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import reference
 
 TILE = 64
 MODES = ("qk", "int8", "fp8")
-# fp8: what the weight of the row max is; the least that a tile's largest value becomes.
-FP8_WEIGHT, FP8_VALUE, FP8_LIMIT = 6.5, 64.0, 448.0
+# fp8: the sum of a tile's weights; the least that a tile's largest value becomes.
+FP8_SUM, FP8_VALUE = 448.0, 64.0
 # int8: a key's scale is at least so much of the largest of its tile.
 LEAST_SCALE = 1 / 32
 
@@ -129,44 +129,32 @@ def quantize_values_e4m3(v):
 
 def multiply_int8(logits, v):
     """The sum of weights times values, and of the weights, both relative to exp(row max)."""
-    top, total, result = _empty(logits, v)
+    weights, total, top = weights_of(logits)
     values = quantize_values_s8(v)
+    result = np.zeros((len(logits), v.shape[1]))
     for first in range(0, len(v), TILE):
         tile = slice(first, first + TILE)
         scale = values.scale[tile, 0]
         if not scale.any():  # all of the tile's values are zeros
-            scale = np.ones(len(scale))
-        # log of the weights times their keys' scales.
-        folded = logits[:, tile] + np.log(scale)
-        own = folded.max(axis=1, keepdims=True)
-        weights = np.rint(255 * np.exp(folded - _finite(own)))
-        new, before = _raised(top, own)
-        factor = np.exp(_finite(own) - _finite(new)) / 255
-        factor = np.where(own == -np.inf, 0.0, factor)
-        result = result * before + weights @ values.values[tile] * factor
-        total = total * before + (weights @ (1 / scale))[:, None] * factor
-        top = new
+            continue
+        # Weights take over what their keys' scales have beyond the largest.
+        folded = weights[:, tile] * scale
+        step = folded.max(axis=1, initial=0.0, keepdims=True) / 255
+        integers = np.rint(folded / np.where(step == 0, 1.0, step))
+        result += integers * step @ values.values[tile]
     return result, total, top
 
 
 def multiply_fp8(logits, v):
-    """The same for e4m3, from the last tile to the first."""
-    top, total, result = _empty(logits, v)
+    """The same for e4m3."""
+    weights, total, top = weights_of(logits)
     values = quantize_values_e4m3(v).dequantized()
-    padded = np.pad(logits, ((0, 0), (0, -len(v) % TILE)), constant_values=-np.inf)
-    for first in reversed(range(0, len(v), TILE)):
+    result = np.zeros((len(logits), v.shape[1]))
+    for first in range(0, len(v), TILE):
         tile = slice(first, first + TILE)
-        scores = padded[:, tile]
-        own = scores.max(axis=1, keepdims=True)
-        weights = FP8_WEIGHT * np.exp(scores - _finite(top))
-        of_rows = round_e4m3(weights).sum(axis=1, keepdims=True)
-        is_late = (top == -np.inf) | (of_rows >= FP8_LIMIT)
-        new, before = _raised(top, np.where(is_late, own, -np.inf))
-        weights = FP8_WEIGHT * np.exp(scores - _finite(new))
-        weights = round_e4m3(weights)[:, : len(v) - first]
-        result = result * before + weights @ values[tile] / FP8_WEIGHT
-        total = total * before + weights.sum(axis=1, keepdims=True) / FP8_WEIGHT
-        top = new
+        unit = weights[:, tile].sum(axis=1, keepdims=True) / FP8_SUM
+        rounded = round_e4m3(weights[:, tile] / np.where(unit == 0, 1.0, unit)) * unit
+        result += rounded @ values[tile]
     return result, total, top
 
 
@@ -183,11 +171,6 @@ def multiply_exact(logits, v):
 
 
 MULTIPLY = {"qk": multiply_exact, "int8": multiply_int8, "fp8": multiply_fp8}
-
-
-def _empty(logits, v):
-    column = (len(logits), 1)
-    return np.full(column, -np.inf), np.zeros(column), np.zeros((len(logits), v.shape[1]))
 
 
 def _finite(top):
@@ -269,3 +252,42 @@ def _finished(result, total, top, sink):
     with np.errstate(divide="ignore"):
         lse = _finite(new) + np.log(total)
     return result * before / np.where(total == 0, 1.0, total), lse[:, 0]
+
+
+# What a prediction looks at, and how far above what it measures it is: docs/eight-bit.md.
+PREDICTED_QUERIES, DEVIATIONS, MARGIN = 32, 3.0, 1.1
+
+
+_MASKS = ("causal", "window", "attention_chunk")
+
+
+def _intervals(q, k, causal=False, window=None, attention_chunk=None):
+    """Which queries see a key of their interval."""
+    lens = q.shape[2], k.shape[2]
+    ends = (
+        reference.visible_keys(i, *lens, causal, window, attention_chunk) for i in range(lens[0])
+    )
+    return np.array([first < end for first, end in ends])
+
+
+def predicted(q, k, v, dtype, mode, **options):
+    """The prediction of each head, (B, Hq): a bound for the relative error of all queries from that
+    of up to 32, evenly spread, by the ratio estimator of a sample without replacement."""
+    rounded = attention(q, k, v, dtype, mode, **options).exact
+    exact = reference.attention(q, k, v, dtype, **options).exact
+    sees = _intervals(q, k, **{x: options[x] for x in _MASKS if x in options})
+    first, seqlen = np.flatnonzero(sees)[0], np.flatnonzero(sees)[-1] + 1 - np.flatnonzero(sees)[0]
+    seen = np.arange(seqlen)
+    if seqlen > PREDICTED_QUERIES:
+        seen = np.arange(PREDICTED_QUERIES) * (seqlen - 1) // (PREDICTED_QUERIES - 1)
+    seen = first + seen
+    rounded = reference.round_to(rounded, dtype)[:, :, seen]
+    error = np.square(rounded - exact[:, :, seen]).sum(axis=3)
+    size = np.square(exact[:, :, seen]).sum(axis=3)
+    total = size.sum(axis=2, keepdims=True)
+    ratio = error.sum(axis=2, keepdims=True) / total
+    deviation = (error - ratio * size) / total * len(seen)
+    variance = np.square(deviation).sum(axis=2) / max(len(seen) - 1, 1) / len(seen)
+    variance *= 1 - len(seen) / seqlen
+    unit = 2.0**-12 if dtype == "float16" else 2.0**-9
+    return np.sqrt(MARGIN**2 * (ratio[..., 0] + DEVIATIONS * np.sqrt(variance)) + unit**2)

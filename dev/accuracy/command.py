@@ -79,22 +79,17 @@ def accuracy(
             progress=show,
         )
     names = list(dict.fromkeys(row.mode for row in rows))
-    table = Table("inputs", "D", *names, "predicted for qk", box=None)
+    table = Table("inputs", "D", *names, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for kind, head_dim in dict.fromkeys((row.inputs, row.head_dim) for row in rows):
         found = {row.mode: row for row in rows if (row.inputs, row.head_dim) == (kind, head_dim)}
-        predicted = next((row.predicted for row in found.values() if row.predicted), None)
-        table.add_row(
-            kind,
-            str(head_dim),
-            *(_percent(found[name]) for name in names),
-            f"{100 * predicted:.2f}" if predicted else "-",
-        )
+        table.add_row(kind, str(head_dim), *(_percent(found[name]) for name in names))
     say(console, f"RMS error in percent, {seqlen} queries, {seqlen_k} keys, {dtype}, on {where}")
     console.print(table)
     for kind in dict.fromkeys(row.inputs for row in rows):
         say(console, f"{kind}: {KINDS[kind].what}")
+    say(console, "In parentheses: what is predicted.")
     if PEER in names:
         say(console, f"{PEER} is SageAttention 2++'s algorithm, computed in numpy.")
     ok = all(row.ok for row in rows)
@@ -109,4 +104,5 @@ def accuracy(
 
 
 def _percent(row: Row) -> str:
-    return f"{100 * row.rms:.3g}{'' if row.ok else '*'}"
+    predicted = "" if row.predicted is None else f" ({100 * row.predicted:.2g})"
+    return f"{100 * row.rms:.2g}{'' if row.ok else '*'}{predicted}"

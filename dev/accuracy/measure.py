@@ -10,7 +10,6 @@ import numpy as np
 from cutlass_attn._attention import attention
 from cutlass_attn._build.facts import QUANTIZE
 from cutlass_attn._explain import explain
-from cutlass_attn.quantized import predicted_error
 
 from . import peer
 from .inputs import Inputs, limit, make
@@ -33,7 +32,7 @@ class Row:
     rms: float
     largest: float
     cosine: float
-    predicted: float | None  # of "qk": what predicted_error() says
+    predicted: float | None  # of a mode of `quantize`: what explain() says
     limit: float | None  # what rms may be
 
     @property
@@ -49,8 +48,8 @@ def exact(inputs: Inputs) -> np.ndarray:
     return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
 
 
-def run(inputs: Inputs, mode: str | None, device: str) -> tuple[np.ndarray, str]:
-    """The result of `attention` in a mode, in fp64, and the key of its kernel.
+def run(inputs: Inputs, mode: str | None, device: str) -> tuple[np.ndarray, str, float | None]:
+    """The result of `attention` in a mode, in fp64, the key of its kernel, and the predicted error.
 
     Raises ValueError where no kernel takes it.
     """
@@ -67,9 +66,10 @@ def run(inputs: Inputs, mode: str | None, device: str) -> tuple[np.ndarray, str]
         bias = torch.from_numpy(arrays[3]).to(device)
     options = {"quantize": mode, **({"bias": bias} if inputs.bias.any() else {})}
     out = attention(*operands, **options)
-    chosen = explain(*operands, **options).chosen
+    explained = explain(*operands, **options)
+    key = explained.chosen.key if explained.chosen else ""
     out = out if isinstance(out, np.ndarray) else out.float().cpu().numpy()
-    return out[0, 0].astype(np.float64), chosen.key if chosen else ""
+    return out[0, 0].astype(np.float64), key, explained.predicted_error
 
 
 def measure(
@@ -91,13 +91,13 @@ def measure(
         progress(f"{kind}, head dim {head_dim}", done, len(cases))
         inputs = make(kind, queries, keys, head_dim, dtype, seed)
         expected = exact(inputs)
-        predicted = predicted_error("qk", inputs.q, inputs.k, inputs.v, inputs.softmax_scale)
         for mode in ("none", *modes, PEER):
             if mode == PEER:
                 operands = (inputs.q, inputs.k, inputs.v, inputs.bias)
                 out, kernel = peer.attention(*operands, dtype, inputs.softmax_scale), "numpy"
+                predicted = None
             else:
-                out, kernel = run(inputs, None if mode == "none" else mode, device)
+                out, kernel, predicted = run(inputs, None if mode == "none" else mode, device)
             allowed = limit(mode, kind)
             rows.append(
                 Row(
@@ -109,7 +109,7 @@ def measure(
                     mode,
                     kernel,
                     *_errors(out, expected),
-                    predicted if mode == "qk" else None,
+                    predicted,
                     allowed if np.isfinite(allowed) else None,
                 )
             )

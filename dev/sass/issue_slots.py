@@ -83,14 +83,13 @@ def per_tile(tile: Tile) -> dict[str, int]:
     )
     in_16_bits = tile.head_dim * (not tile.is_int8) + tile.head_dim_v * (not tile.is_8_bit_v)
     in_int8 = tile.head_dim * tile.is_int8 + tile.head_dim_v * tile.is_int8_v
-    # And a block of ones, which adds up the weights.
-    in_e4m3 = (tile.head_dim_v + 8) * tile.is_fp8_v
+    in_e4m3 = tile.head_dim_v * tile.is_fp8_v
     return {
         "HMMA": tile.rows * in_16_bits // 16 * keys // 8,
         "IMMA": tile.rows * in_int8 // 32 * keys // 8,
         "QMMA": tile.rows * in_e4m3 // 8 * keys // 32,
-        # A reciprocal of each row's largest weight.
-        "MUFU": tile.rows * (16 * keys // 32 + 2 * tile.is_int8_v),
+        # A reciprocal of each row's largest weight, or of their sum.
+        "MUFU": tile.rows * (16 * keys // 32 + 2 * tile.is_8_bit_v),
         "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims) + tile.is_int8,
     }
 

@@ -153,30 +153,27 @@ class Tile(TileShape):
             # Steps of 32 keys, two to an element; tiles of V are whole. Where weights are too
             # large, Q K^T once more.
             pv, copies = pv // 2, copies - bodies * load_v
-            if self.is_fp8_v or self.score != "general":
+            if self.score != "general":
                 qk, times = 2 * qk, 2 * times
-        sums, key_blocks = times, 1
+        key_blocks = 1
         if self.is_int8_v and self.score != "general":
             key_blocks = 2 if self.rows > 1 and self.is_tight else 1
         if self.has_two_8_bit_tiles:
             # V comes ahead as K does, and tiles of both are whole.
             copies = COPIES_Q * load_q + (1 + bodies) * (load_k + load_v + 1)
-        if self.is_fp8_v:
-            # Tiles of K are whole, too. With two key blocks Q K^T comes twice more: for the largest
-            # scores, and for weights.
-            copies -= (1 + bodies) * load_k
+        if self.is_fp8_v and self.score != "general":
             key_blocks = self.key_blocks_fp8
-            if key_blocks > 1:
-                qk, times = qk // 2 * 3, times // 2 * 3
         reads = qk * dims
         if not self.is_pipelined:
             reads += times * key_blocks * self.rows * dims
+            # With two key blocks of e4m3 the compiler keeps Q of one from a full tile's look.
+            if self.is_fp8_v and key_blocks == 2 and self.score == "identity":
+                reads -= self.rows * dims
         products = self.rows * 2 * pv * dims_v
         counts = {
             "HMMA": 0 if self.is_8_bit_v else products,
             "IMMA": self.rows * 2 * qk * dims + products * self.is_int8_v,
-            # And sums of weights, as often as there are weights.
-            "QMMA": (products + self.rows * sums * self.n // 32) * self.is_fp8_v,
+            "QMMA": products * self.is_fp8_v,
             "LDSM": load + reads,
             "LDSM.T": pv * dims_v - again,
             "LDGSTS": copies,

@@ -25,6 +25,20 @@ struct Fp8 {
     return packed;
   }
 
+  // The same of two pairs of fp16.
+  CUTE_DEVICE static uint32_t pack_halves_e4m3(uint32_t pair0, uint32_t pair1) {
+    uint32_t packed;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 low, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 high, %2;\n"
+        "mov.b32 %0, {low, high};\n"
+        "}\n"
+        : "=r"(packed)
+        : "r"(pair0), "r"(pair1));
+    return packed;
+  }
+
   // Converts the four e4m3 numbers of a word to two pairs of Element, exactly.
   template <class Element>
   CUTE_DEVICE static void unpack_e4m3(uint32_t four, uint32_t (&pairs)[2]) {
@@ -76,6 +90,10 @@ struct Fp8 {
   static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     return uint32_t(to_e4m3(x0).raw()) | uint32_t(to_e4m3(x1).raw()) << 8 |
            uint32_t(to_e4m3(x2).raw()) << 16 | uint32_t(to_e4m3(x3).raw()) << 24;
+  }
+  static uint32_t pack_halves_e4m3(uint32_t pair0, uint32_t pair1) {
+    auto const half = [](uint32_t bits) { return half_to_float(uint16_t(bits)); };
+    return pack_e4m3(half(pair0), half(pair0 >> 16), half(pair1), half(pair1 >> 16));
   }
 
   template <class Element>

@@ -25,7 +25,12 @@ struct Packed {
     return mask;
   }
 
-  // On pairs of fp16: mul, fma (rounded once), and max that propagates NaN.
+  // On pairs of fp16: add, mul, fma (rounded once), and max that propagates NaN.
+  CUTE_DEVICE static uint32_t add_halves(uint32_t x, uint32_t y) {
+    uint32_t sum;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
+    return sum;
+  }
   CUTE_DEVICE static uint32_t multiply_halves(uint32_t x, uint32_t y) {
     uint32_t z;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
@@ -60,6 +65,9 @@ struct Packed {
     return low | ((x >> 16 & 0x7fffu) < end >> 16 ? 0xffff0000u : 0);
   }
 
+  static uint32_t add_halves(uint32_t x, uint32_t y) {
+    return of_halves([](float x, float y, float) { return x + y; }, x, y, 0);
+  }
   static uint32_t multiply_halves(uint32_t x, uint32_t y) {
     return of_halves([](float x, float y, float) { return x * y; }, x, y, 0);
   }

@@ -1,33 +1,46 @@
 // Predicts the error of a head's result from products in 8 bits: the RMS of the error relative to
-// the RMS of the result, from a sample of queries, keys and values. cutlass_attn/quantized.py has
-// the formula in numpy and derives it; docs/eight-bit.md says how accurate it is.
+// the RMS of the result.
 //
-//   keys      up to 8 tiles of 64, evenly spread, less the shift of core/quantize.hpp
-//   queries   up to 256, evenly spread; without a mask
-//   logit     has the error softmax_scale * sqrt((|q|^2 dk^2 + |k|^2 dq^2) / 12), where each square
-//             is a mean over the sample, dq = amax / 127 is the step of a query, and dk that of a
-//             tile
-//   kInt8     adds the squared error of rounding V and the weights of up to 16 of the queries; kFp8
-//             adds twice kE4m3Error^2
+//   queries   up to kPredictedQueries of those that see a key, evenly spread, the first and the last
+//             among them
+//   measured  their result is computed twice, with all of its keys, mask, terms and sink: as given,
+//             and with q, k, P and v rounded as core/quantize.hpp says
+//   ratio     of the squared errors to the squared results
+//   unseen    if the sample has not all queries: kDeviations standard deviations of what the ratio
+//             of all queries may differ by (ratio estimator of a sample without replacement); and
+//             as many more queries whose weights all have the mean error of a logit, as one key may
+//             have all of the weight in all rows of a sample
+//   result    the root of their sum times kMargin squared, plus the square of what the rounding of
+//             a result costs in 16 bits, too
+//
+// So the prediction is no less than the error if up to kPredictedQueries queries see keys, and else
+// but for sampling; docs/eight-bit.md has the confidence. Errors that have a cause in common,
+// such as many weights that round to 0, or equal keys, are measured like any other.
 //
 // All in fp32, in an order that depends on the lanes alone: results are bitwise repeatable. Inf or
-// NaN in the sample makes the prediction Inf or NaN, for which is_within() is false.
+// NaN in K, V or the sampled queries makes the prediction Inf or NaN, for which is_within() is
+// false.
 #pragma once
 
 #include "core/macros.hpp"
+#include "core/mask.hpp"
 #include "core/quantize.hpp"
+#include "core/score.hpp"
+#include "core/softmax.hpp"
 #include "facts.hpp"
 
 namespace cutlass_attn::quantize {
 
-inline constexpr int kPredictedTiles = 8, kPredictedQueries = 256;
-inline constexpr int kSoftmaxQueries = 16, kSoftmaxAtOnce = 4;
-inline constexpr float kE4m3Error = 0.026f;  // RMS, of a number rounded to e4m3
+inline constexpr int kPredictedQueries = 32, kQueriesAtOnce = 4;
+inline constexpr float kDeviations = 3.0f, kMargin = 1.1f;
 
-// Element i of a sample of at most `most` of `all` numbers, evenly spread; and the sample's size.
-CA_HOST_DEVICE constexpr int spread_count(int most, int all) { return all < most ? all : most; }
-CA_HOST_DEVICE constexpr int spread(int i, int most, int all) {
-  return all < most ? i : int(int64_t(i) * all / most);
+// Query i of a sample of all `queries`, and the sample's size.
+CA_HOST_DEVICE constexpr int predicted_count(int queries) {
+  return queries < kPredictedQueries ? queries : kPredictedQueries;
+}
+CA_HOST_DEVICE constexpr int predicted_query(int i, int queries) {
+  return queries <= kPredictedQueries ? i
+                                      : int(int64_t(i) * (queries - 1) / (kPredictedQueries - 1));
 }
 
 // Whether a head with this prediction runs in 8 bits. False for NaN.
@@ -35,232 +48,402 @@ CA_HOST_DEVICE bool is_within(float error, float max_error) { return error <= ma
 
 CA_HOST_DEVICE float square(float x) { return x * x; }
 
-// The shape of a head.
-struct PredictedShape {
-  int seqlen_q, seqlen_k, head_dim, head_dim_v;
-  float softmax_scale;
-};
+// The nearest number, ties to even, with kBits of mantissa and exponents from kLeastExponent on;
+// below, the steps stay. For e4m3 (3, -6), fp16 (10, -14) and bf16 (7, -126).
+template <int kBits, int kLeastExponent>
+CA_HOST_DEVICE float rounded_to(float x) {
+  constexpr uint32_t kUnit = 1u << (23 - kBits);
+  uint32_t const bits = float_bits(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
+  if (magnitude >= 0x7f800000u) return x;
+  uint32_t const odd = magnitude >> (23 - kBits) & 1u;
+  float y = bits_float((magnitude + kUnit / 2 - 1 + odd) & ~(kUnit - 1));
+  if constexpr (kLeastExponent > -126) {
+    // Adding this leaves the steps of the least exponent.
+    float const shifter = bits_float(uint32_t(127 + kLeastExponent + 23 - kBits) << 23);
+    float const small = bits_float(magnitude);
+    if (magnitude < uint32_t(127 + kLeastExponent) << 23) y = small + shifter - shifter;
+  }
+  return bits_float(float_bits(y) | sign);
+}
+CA_HOST_DEVICE float to_half(float x) { return rounded_to<10, -14>(x); }
+CA_HOST_DEVICE float to_element(float x, bool is_half) {
+  return is_half ? to_half(x) : rounded_to<7, -126>(x);
+}
 
-// Scratch that the lanes of a prediction share: sums of each warp, and values of each sampled key.
+// x * inverse rounded to an integer: what to_int8() has in its low bits.
+CA_HOST_DEVICE float to_integer(float x, float inverse) {
+#if defined(__CUDA_ARCH__)
+  return fmaf(x, inverse, kMagic) - kMagic;
+#else
+  // The product of two floats is exact in double, so the sum is rounded once.
+  constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
+  return float(double(x) * double(inverse) + kRounder - kRounder);
+#endif
+}
+
+// Scratch that the lanes of a prediction share.
 template <int kWarps>
 struct PredictedScratch {
-  static constexpr int kKeys = kPredictedTiles * kTileKeys;
-  float sums[kWarps][6];
-  float of_tile[kPredictedTiles];  // largest magnitudes
-  float folded[kKeys];             // 8 / e of a key, not rounded
-  float values[kKeys];             // |v|^2
+  struct OfWarp {
+    uint32_t keys[kTileKeys];                  // bits of their largest magnitudes
+    float inverse[kTileKeys];                  // factors that values are rounded with
+    float exact[kQueriesAtOnce][kTileKeys];    // weights
+    float rounded[kQueriesAtOnce][kTileKeys];  // times the scale of V
+  };
+  OfWarp warps[kWarps];
+  float errors[kPredictedQueries], sizes[kPredictedQueries];  // squared, of the queries
+  float logits[kPredictedQueries];                            // mean squared errors
 };
 
 // Lanes defines the threads that compute a prediction together:
 //
 //   static constexpr int kWarps, kLanes;
+//   static constexpr int kMaxColumns;           // of V
+//   static constexpr bool kIsGpu;               // weights are in 16 bits before they are rounded
 //   static int warp(), lane();
-//   static void sync();                         // barrier of all warps
+//   static void sync(), sync_warp();            // barrier of all warps, and of a warp
 //   static float largest(float), sum(float);    // reduction over a warp's lanes, returned to all
 //
-// Q, K and V are rows of one head; K without the shift. load(row, column, float (&)[8]) loads eight
-// columns from a multiple of eight on, with zeros beyond the operand. It is called for all keys of
-// a tile, even those beyond the last.
+// Q, K and V are rows of one head. load(row, column, float (&)[n]) loads 8 columns, of V two, from
+// a multiple of n on, with zeros beyond the operand; load_shift(column, float (&)[8]) of K what is
+// subtracted from its keys. Tiles may have keys beyond the last.
 template <class Lanes, Quantize kMode, class Q, class K, class V>
 struct Prediction {
   using Scratch = PredictedScratch<Lanes::kWarps>;
-  static constexpr int kLaneKeys = kTileKeys / Lanes::kLanes;  // keys of a tile in a lane
+  static constexpr int kRows = kQueriesAtOnce;
+  static constexpr int kLaneKeys = kTileKeys / Lanes::kLanes;                // of a tile
+  static constexpr int kLanePairs = Lanes::kMaxColumns / 2 / Lanes::kLanes;  // of columns of V
+  using Products = float[kRows][kLaneKeys];
+  // What a warp has of its queries: as given, and rounded.
+  struct Row {
+    int query;
+    float scale, inverse, shift;  // of q; q . shift
+    SoftmaxRow exact, rounded;
+    float logits, keys;  // this lane's squared errors of logits, and their number
+  };
+  using Columns = float[kRows][kLanePairs][2];
+  // A tile of keys, and its factors for this lane's keys.
+  struct Tile {
+    int first;
+    float of_values;  // their largest magnitude
+    Factors keys[kLaneKeys];
+    float folded[kLaneKeys];
+  };
 
-  PredictedShape const& shape;
+  Problem const& p;
+  int const batch, head;
   Q const& q;
   K const& k;
   V const& v;
   Scratch& scratch;
-  int tiles, queries;
+  SeqLens const lens;
+  GeneralScore const score;
+  IntervalMask const mask;
+  int first_query, queries;  // that see a key
 
-  CA_HOST_DEVICE Prediction(PredictedShape const& shape, Q const& q, K const& k, V const& v,
-                            Scratch& scratch)
-      : shape(shape),
+  CA_HOST_DEVICE Prediction(Problem const& p, IntervalMask const& mask, int batch, int head,
+                            Q const& q, K const& k, V const& v, Scratch& scratch)
+      : p(p),
+        batch(batch),
+        head(head),
         q(q),
         k(k),
         v(v),
         scratch(scratch),
-        tiles(spread_count(kPredictedTiles, all_tiles())),
-        queries(spread_count(kPredictedQueries, shape.seqlen_q)) {}
+        lens{p.seq_q.seqlen, p.seq_k.seqlen},
+        score(p, lens),
+        mask(mask),
+        first_query(lens.k > 0 ? mask.q_lo(0) : 0),
+        queries(lens.k > 0 ? mask.q_hi(lens.k - 1) - first_query : 0) {}
 
   // Returns the prediction, equal in all lanes.
   CA_HOST_DEVICE float run() {
-    if (tiles == 0 || queries == 0) return 0.0f;
-    float sums[6] = {};  // of |q|^2, dq^2, |k|^2, dk^2; with kInt8 of the error and of the result
-    for (int t = Lanes::warp(); t < tiles; t += Lanes::kWarps) add_keys(t, sums);
-    for (int i = Lanes::warp() * Lanes::kLanes + Lanes::lane(); i < queries;
-         i += Lanes::kWarps * Lanes::kLanes) {
-      float largest = 0.0f;
-      sums[0] += norm(q, spread(i, kPredictedQueries, shape.seqlen_q), shape.head_dim, largest);
-      sums[1] += square(largest * (1.0f / 127.0f));
+    int const count = predicted_count(queries);
+    if (count <= 0) return 0.0f;
+    for (int first = Lanes::warp() * kRows; first < count; first += Lanes::kWarps * kRows) {
+      measure(first, count);
     }
-    if constexpr (kMode == Quantize::kInt8) {
-      Lanes::sync();  // of_tile, folded and values full
-      int const softmax_queries = spread_count(kSoftmaxQueries, queries);
-      for (int i = Lanes::warp() * kSoftmaxAtOnce; i < softmax_queries;
-           i += Lanes::kWarps * kSoftmaxAtOnce) {
-        add_weights(i, softmax_queries, sums);
-      }
+    Lanes::sync();  // errors and sizes full
+    float error = 0.0f, size = 0.0f, of_logits = 0.0f;
+    for (int i = 0; i < count; ++i) {
+      error += scratch.errors[i];
+      size += scratch.sizes[i];
+      of_logits += scratch.logits[i];
     }
-    for (int i = 0; i < 6; ++i) sums[i] = Lanes::sum(sums[i]);
-    if (Lanes::lane() == 0) {
-      for (int i = 0; i < 6; ++i) scratch.sums[Lanes::warp()][i] = sums[i];
+    of_logits *= 1.0f / float(count);
+    float const least = is_half() ? 0x1p-12f : 0x1p-9f;  // of a result in 16 bits, about
+    if (size == 0.0f) return error == 0.0f ? least : kInf;
+    float const ratio = error / size;
+    float residues = 0.0f;
+    for (int i = 0; i < count; ++i) {
+      residues += square(scratch.errors[i] / size - ratio * (scratch.sizes[i] / size));
     }
-    Lanes::sync();  // sums full
-    for (int i = 0; i < 6; ++i) {
-      sums[i] = scratch.sums[0][i];
-      for (int warp = 1; warp < Lanes::kWarps; ++warp) sums[i] += scratch.sums[warp][i];
-    }
-    int keys = 0;
-    for (int t = 0; t < tiles; ++t) keys += keys_of(t);
-    float const per_pair = 1.0f / (float(queries) * float(keys));
-    float variance = square(shape.softmax_scale) * per_pair * (1.0f / 12.0f) *
-                     fmaf(sums[0], sums[3], sums[1] * sums[2]);
-    if constexpr (kMode == Quantize::kInt8) {
-      variance += sums[4] / (12.0f * (sums[5] == 0.0f ? 1.0f : sums[5]));
-    } else if constexpr (kMode == Quantize::kFp8) {
-      variance += 2.0f * kE4m3Error * kE4m3Error;
-    }
-    return sqrtf(variance);
+    // Relative to the sum of the sizes, which is `count` times the mean.
+    float const unseen = 1.0f - float(count) / float(queries);
+    float const variance = residues * unseen * float(count) / float(count > 1 ? count - 1 : 1);
+    float const one_more = queries > count ? of_logits / float(count + 1) : 0.0f;
+    float const upper = ratio + kDeviations * (sqrtf(variance) + one_more);
+    return sqrtf(square(kMargin) * upper + square(least));
   }
 
  private:
-  CA_HOST_DEVICE int all_tiles() const { return (shape.seqlen_k + kTileKeys - 1) / kTileKeys; }
-  CA_HOST_DEVICE int first_key(int t) const {
-    return spread(t, kPredictedTiles, all_tiles()) * kTileKeys;
-  }
-  CA_HOST_DEVICE int keys_of(int t) const {
-    int const left = shape.seqlen_k - first_key(t);
-    return left < kTileKeys ? left : kTileKeys;
+  // Stores the squared errors and results of kRows queries from sampled query `first` on.
+  CA_HOST_DEVICE void measure(int first, int count) {
+    Row rows[kRows];
+    Columns exact = {}, rounded = {};
+    for (int i = 0; i < kRows; ++i) {
+      int const number = first + i < count ? first + i : count - 1;
+      rows[i] = row_of(first_query + predicted_query(number, queries));
+    }
+    for (int key = 0; key < lens.k; key += kTileKeys) {
+      Products s = {}, s8 = {};
+      Tile const tile = tile_at(key);
+      multiply(rows, tile, s, s8);
+      float rescale[2][kRows];
+      softmax(rows, tile, s, s8, rescale);
+      add_values(tile, rescale, exact, rounded);
+      Lanes::sync_warp();  // the warp's scratch empty
+    }
+    for (int i = 0; i < kRows; ++i) {
+      Row& row = rows[i];
+      float const of_exact = finish(row.exact), of_rounded = finish(row.rounded);
+      float error = 0.0f, size = 0.0f;
+      for (int c = 0; c < kLanePairs; ++c) {
+        for (int e = 0; e < 2; ++e) {
+          float const x = exact[i][c][e] * of_exact;
+          float const y = to_element(rounded[i][c][e] * of_rounded, is_half());
+          error += square(y - x);
+          size += square(x);
+        }
+      }
+      error = Lanes::sum(error);
+      size = Lanes::sum(size);
+      float const logits = Lanes::sum(row.logits), keys = Lanes::sum(row.keys);
+      if (Lanes::lane() == 0 && first + i < count) {
+        scratch.errors[first + i] = error;
+        scratch.sizes[first + i] = size;
+        scratch.logits[first + i] = keys > 0.0f ? logits / keys : 0.0f;
+      }
+    }
   }
 
-  // |x|^2 of a row, and its largest magnitude.
-  template <class Rows>
-  CA_HOST_DEVICE static float norm(Rows const& rows, int row, int columns, float& largest) {
-    float sum = 0.0f;
-    for (int column = 0; column < columns; column += 8) {
-      float x[8];
-      rows.load(row, column, x);
-      CA_UNROLL
+  static constexpr bool kIsGpu = Lanes::kIsGpu;
+  CA_HOST_DEVICE static float in_16_bits(float x) { return kIsGpu ? to_half(x) : x; }
+  CA_HOST_DEVICE bool is_half() const { return p.q.dtype == DType::kFloat16; }
+  CA_HOST_DEVICE typename Scratch::OfWarp& own() const { return scratch.warps[Lanes::warp()]; }
+
+  // The factor of a row of O, after the sink.
+  CA_HOST_DEVICE float finish(SoftmaxRow& row) const {
+    float const rescale = p.logits.sinks ? row.add_logit(p.logits.sinks[head], kLog2e) : 1.0f;
+    return rescale * row.inverse_sum();
+  }
+
+  CA_HOST_DEVICE Row row_of(int query) const {
+    uint32_t largest = 0;
+    float shift = 0.0f;
+    for (int column = 0; column < p.head_dim; column += 8) {
+      float x[8], of_keys[8];
+      q.load(query, column, x);
+      k.load_shift(column, of_keys);
       for (int d = 0; d < 8; ++d) {
-        sum = fmaf(x[d], x[d], sum);
-        largest = fmaxf(largest, fabsf(x[d]));
+        largest = larger(largest, magnitude_bits(x[d]));
+        shift = fmaf(x[d], of_keys[d], shift);
       }
     }
-    return sum;
+    Factors const factors = factors_of(largest);
+    return {query, factors.scale, factors.inverse, shift, {}, {}, 0.0f, 0.0f};
   }
 
-  // Adds the keys of a tile, and with kInt8 their values.
-  CA_HOST_DEVICE void add_keys(int t, float (&sums)[6]) const {
-    int const first = first_key(t), count = keys_of(t);
-    float of_keys = 0.0f, of_values = 0.0f;
-    for (int n = Lanes::lane(); n < count; n += Lanes::kLanes) {
-      sums[2] += norm(k, first + n, shape.head_dim, of_keys);
+  // Finds the factors of a tile, and leaves those of values in the warp's scratch.
+  CA_HOST_DEVICE Tile tile_at(int first) const {
+    Tile tile{first, 0.0f, {}, {}};
+    uint32_t of_values[kLaneKeys];
+    for (int m = 0; m < kLaneKeys; ++m) {
+      int const n = Lanes::lane() + m * Lanes::kLanes;
+      uint32_t of_key = 0, of_value = 0;
+      if (first + n < lens.k) {
+        for (int column = 0; column < p.head_dim; column += 8) {
+          float x[8], shift[8];
+          k.load(first + n, column, x);
+          k.load_shift(column, shift);
+          for (int d = 0; d < 8; ++d) of_key = larger(of_key, magnitude_bits(x[d] - shift[d]));
+        }
+        for (int column = 0; column < p.head_dim_v; column += 2) {
+          float x[2];
+          v.load(first + n, column, x);
+          for (float y : x) of_value = larger(of_value, magnitude_bits(y));
+        }
+      }
+      own().keys[n] = of_key;
+      of_values[m] = of_value;
+      tile.of_values = fmaxf(tile.of_values, finite_or_zero(bits_float(of_value)));
+    }
+    tile.of_values = Lanes::largest(tile.of_values);
+    Lanes::sync_warp();  // keys of the warp full
+    for (int m = 0; m < kLaneKeys; ++m) {
+      int const n = Lanes::lane() + m * Lanes::kLanes;
+      uint32_t largest = 0;
+      for (int j = 0; j < kTileKeys / kGroups; ++j) {
+        largest = larger(largest, own().keys[j / 2 * 8 + group_of(n) * 2 + j % 2]);
+      }
+      tile.keys[m] = factors_of(largest);
       if constexpr (kMode == Quantize::kInt8) {
-        float of_key = 0.0f;
-        scratch.values[t * kTileKeys + n] = norm(v, first + n, shape.head_dim_v, of_key);
-        scratch.folded[t * kTileKeys + n] = of_key;
-        of_values = fmaxf(of_values, of_key);
+        ValueFactors const factors = value_factors_of(of_values[m], tile.of_values);
+        tile.folded[m] = in_16_bits(factors.folded);
+        own().inverse[n] = factors.inverse;
+      } else {
+        own().inverse[n] = fp8_factors_of(tile.of_values).inverse;
       }
     }
-    float const step = Lanes::largest(of_keys) * (1.0f / 127.0f);
-    if (Lanes::lane() == 0) sums[3] += float(count) * square(step);
-    if constexpr (kMode == Quantize::kInt8) {
-      float const of_tile = Lanes::largest(of_values);
-      for (int n = Lanes::lane(); n < count; n += Lanes::kLanes) {
-        float& folded = scratch.folded[t * kTileKeys + n];
-        folded = fmaxf(of_tile > 0.0f ? folded / of_tile : 0.0f, kLeastOfTile);
-      }
-      if (Lanes::lane() == 0) scratch.of_tile[t] = of_tile;
-    }
+    return tile;
   }
+  CA_HOST_DEVICE static uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
 
-  // kInt8: adds the errors of kSoftmaxAtOnce queries, from sampled query `first` on, with weights
-  // relative to the largest score of their row so far.
-  CA_HOST_DEVICE void add_weights(int first, int softmax_queries, float (&sums)[6]) const {
-    float row_max[kSoftmaxAtOnce], error[kSoftmaxAtOnce] = {}, size[kSoftmaxAtOnce] = {};
-    CA_UNROLL
-    for (float& max : row_max) max = -kInf;
-    for (int t = 0; t < tiles; ++t) {
-      float s[kSoftmaxAtOnce][kLaneKeys] = {};
-      add_products(first, softmax_queries, t, s);
-      CA_UNROLL
-      for (int i = 0; i < kSoftmaxAtOnce; ++i) add_errors(t, s[i], row_max[i], error[i], size[i]);
-    }
-    CA_UNROLL
-    for (int i = 0; i < kSoftmaxAtOnce; ++i) {
-      if (first + i >= softmax_queries) continue;
-      sums[4] += error[i];
-      sums[5] += size[i];
-    }
-  }
-
-  // q . k for this lane's keys of a tile.
-  CA_HOST_DEVICE void add_products(int first, int softmax_queries, int t,
-                                   float (&s)[kSoftmaxAtOnce][kLaneKeys]) const {
-    int const key = first_key(t) + Lanes::lane();
-    for (int column = 0; column < shape.head_dim; column += 8) {
-      float x[kSoftmaxAtOnce][8];
-      CA_UNROLL
-      for (int i = 0; i < kSoftmaxAtOnce; ++i) {
-        int const number = first + i < softmax_queries ? first + i : softmax_queries - 1;
-        int const query = spread(number, kSoftmaxQueries, queries);
-        q.load(spread(query, kPredictedQueries, shape.seqlen_q), column, x[i]);
+  // Logits of this lane's keys, but for terms and mask; of rounded q and k in s8.
+  CA_HOST_DEVICE void multiply(Row const (&rows)[kRows], Tile const& tile, Products& s,
+                               Products& s8) const {
+    for (int column = 0; column < p.head_dim; column += 8) {
+      float x[kRows][8], x8[kRows][8], shift[8];
+      k.load_shift(column, shift);
+      for (int i = 0; i < kRows; ++i) {
+        q.load(rows[i].query, column, x[i]);
+        for (int d = 0; d < 8; ++d) x8[i][d] = to_integer(x[i][d], rows[i].inverse);
       }
-      CA_UNROLL
       for (int m = 0; m < kLaneKeys; ++m) {
-        float y[8];
-        k.load(key + m * Lanes::kLanes, column, y);
-        CA_UNROLL
-        for (int i = 0; i < kSoftmaxAtOnce; ++i) {
-          CA_UNROLL
-          for (int d = 0; d < 8; ++d) s[i][m] = fmaf(x[i][d], y[d], s[i][m]);
+        float y[8], y8[8];
+        k.load(tile.first + Lanes::lane() + m * Lanes::kLanes, column, y);
+        for (int d = 0; d < 8; ++d) {
+          y[d] -= shift[d];
+          y8[d] = to_integer(y[d], tile.keys[m].inverse);
+        }
+        for (int i = 0; i < kRows; ++i) {
+          for (int d = 0; d < 8; ++d) {
+            s[i][m] += x[i][d] * y[d];
+            s8[i][m] += x8[i][d] * y8[d];
+          }
         }
       }
     }
+    for (int m = 0; m < kLaneKeys; ++m) {
+      for (int i = 0; i < kRows; ++i) {
+        s[i][m] += rows[i].shift;
+        s8[i][m] = s8[i][m] * (rows[i].scale * tile.keys[m].scale) + rows[i].shift;
+      }
+    }
   }
 
-  // Adds a tile to the squares of a query's error and of its result.
-  CA_HOST_DEVICE void add_errors(int t, float (&s)[kLaneKeys], float& row_max, float& error,
-                                 float& size) const {
-    int const count = keys_of(t);
-    float max = row_max;
-    CA_UNROLL
-    for (int m = 0; m < kLaneKeys; ++m) {
-      s[m] =
-          Lanes::lane() + m * Lanes::kLanes < count ? s[m] * (shape.softmax_scale * kLog2e) : -kInf;
-      max = fmaxf(max, s[m]);
+  // From logits to weights, in the warp's scratch, and the factors that rescale the results.
+  CA_HOST_DEVICE void softmax(Row (&rows)[kRows], Tile const& tile, Products& s, Products& s8,
+                              float (&rescale)[2][kRows]) const {
+    for (int i = 0; i < kRows; ++i) {
+      Row& row = rows[i];
+      float most = -kInf, most8 = -kInf;
+      for (int m = 0; m < kLaneKeys; ++m) {
+        int const key = tile.first + Lanes::lane() + m * Lanes::kLanes;
+        bool const is_there = key < lens.k && mask.visible(row.query, key);
+        s[i][m] = is_there ? score(s[i][m], batch, head, row.query, key) : -kInf;
+        s8[i][m] = is_there ? score(s8[i][m], batch, head, row.query, key) : -kInf;
+        if (s[i][m] > -kInf) {
+          row.logits += square(s8[i][m] - s[i][m]);
+          row.keys += 1.0f;
+        }
+        // NaN is no maximum, and stays in the weight.
+        most = fmaxf(most, s[i][m]);
+        most8 = fmaxf(most8, s8[i][m]);
+      }
+      rescale[0][i] = row.exact.update_max(Lanes::largest(most), kLog2e);
+      rescale[1][i] = row.rounded.update_max(Lanes::largest(most8), kLog2e);
+      float sum = 0.0f, sum8 = 0.0f;
+      for (int m = 0; m < kLaneKeys; ++m) {
+        int const n = Lanes::lane() + m * Lanes::kLanes;
+        s[i][m] = row.exact.weight(s[i][m], kLog2e);
+        s8[i][m] = row.rounded.weight(s8[i][m], kLog2e);
+        sum += s[i][m];
+        sum8 += s8[i][m];
+        own().exact[i][n] = s[i][m];
+      }
+      row.exact.sum += Lanes::sum(sum);
+      row.rounded.sum += Lanes::sum(sum8);
+      round_weights(s8[i], tile, own().rounded[i]);
     }
-    max = Lanes::largest(max);
-    float const rescale = square(fast_exp2(row_max - max));
-    row_max = max;
-    float largest = 0.0f;
-    CA_UNROLL
+    Lanes::sync_warp();  // weights of the warp full
+  }
+
+  // The weights of a row with this lane's keys, rounded, times the scale of V.
+  CA_HOST_DEVICE void round_weights(float const (&w)[kLaneKeys], Tile const& tile,
+                                    float* to) const {
+    constexpr float kAtMax = 128.0f, kLeastFactor = 0x1p-7f;  // as in sm80/tile_weights.hpp
+    float x[kLaneKeys], of_row = 0.0f;
     for (int m = 0; m < kLaneKeys; ++m) {
-      s[m] = fast_exp2(s[m] - max);
-      int const n = Lanes::lane() + m * Lanes::kLanes;
-      if (n < count) largest = fmaxf(largest, s[m] * scratch.folded[t * kTileKeys + n]);
+      x[m] = kMode == Quantize::kQk ? (kIsGpu ? to_element(w[m], is_half()) : w[m])
+                                    : in_16_bits(kAtMax * w[m]);
+      if constexpr (kMode == Quantize::kInt8) {
+        x[m] = x[m] == 0.0f ? 0.0f : in_16_bits(x[m] * tile.folded[m]);
+        of_row = fmaxf(of_row, x[m]);
+      } else {
+        of_row += x[m];
+      }
     }
-    float const of_p = square(Lanes::largest(largest) * (1.0f / 255.0f));
-    float const of_v = float(shape.head_dim_v) * square(scratch.of_tile[t] * (1.0f / 127.0f));
-    error *= rescale;
-    size *= rescale;
-    CA_UNROLL
+    if constexpr (kMode == Quantize::kQk) {
+      for (int m = 0; m < kLaneKeys; ++m) to[Lanes::lane() + m * Lanes::kLanes] = x[m];
+      return;
+    }
+    constexpr bool kIsInt8 = kMode == Quantize::kInt8;
+    constexpr float kMost = kIsInt8 ? 255.0f : kFp8Sum;
+    of_row = kIsInt8 ? Lanes::largest(of_row) : Lanes::sum(of_row);
+    if (kIsGpu && of_row < kLeastFactor) of_row = kLeastFactor;
+    float const inverse = of_row < kLeast ? 0.0f : in_16_bits(kMost / of_row);
+    float const v_scale = kIsInt8 ? factors_of(float_bits(tile.of_values)).scale
+                                  : fp8_factors_of(tile.of_values).scale;
+    float const unit = of_row * (1.0f / kAtMax / kMost) * v_scale;
     for (int m = 0; m < kLaneKeys; ++m) {
-      int const n = Lanes::lane() + m * Lanes::kLanes;
-      if (n >= count) continue;
-      float const folded = square(scratch.folded[t * kTileKeys + n]);
-      float const value = scratch.values[t * kTileKeys + n], weight = square(s[m]);
-      error += weight * folded * of_v + of_p / folded * value;
-      size += weight * value;
+      float const y =
+          kIsInt8 ? to_integer(x[m], inverse) : rounded_to<3, -6>(in_16_bits(x[m] * inverse));
+      to[Lanes::lane() + m * Lanes::kLanes] = y * unit;
+    }
+  }
+
+  // Adds weights times values of this lane's columns to the results.
+  CA_HOST_DEVICE void add_values(Tile const& tile, float const (&rescale)[2][kRows], Columns& exact,
+                                 Columns& rounded) const {
+    for (int i = 0; i < kRows; ++i) {
+      for (int c = 0; c < kLanePairs; ++c) {
+        for (int e = 0; e < 2; ++e) {
+          exact[i][c][e] *= rescale[0][i];
+          rounded[i][c][e] *= rescale[1][i];
+        }
+      }
+    }
+    int const left = lens.k - tile.first, keys = left < kTileKeys ? left : kTileKeys;
+    for (int n = 0; n < keys; ++n) {
+      float const inverse = own().inverse[n];
+      for (int c = 0; c < kLanePairs; ++c) {
+        int const column = (c * Lanes::kLanes + Lanes::lane()) * 2;
+        if (column >= p.head_dim_v) break;
+        float x[2];
+        v.load(tile.first + n, column, x);
+        for (int e = 0; e < 2; ++e) {
+          float y = x[e];
+          if constexpr (kMode == Quantize::kInt8) {
+            y = to_integer(finite_or_zero(y), inverse);
+          } else if constexpr (kMode == Quantize::kFp8) {
+            y = rounded_to<3, -6>(to_fp8_value(y, inverse));
+          }
+          for (int i = 0; i < kRows; ++i) {
+            exact[i][c][e] += own().exact[i][n] * x[e];
+            rounded[i][c][e] += own().rounded[i][n] * y;
+          }
+        }
+      }
     }
   }
 };
 
 template <class Lanes, Quantize kMode, class Q, class K, class V>
-CA_HOST_DEVICE float predicted_error(PredictedShape const& shape, Q const& q, K const& k,
-                                     V const& v, PredictedScratch<Lanes::kWarps>& scratch) {
-  return Prediction<Lanes, kMode, Q, K, V>(shape, q, k, v, scratch).run();
+CA_HOST_DEVICE float predicted_error(Problem const& p, IntervalMask const& mask, int batch,
+                                     int head, Q const& q, K const& k, V const& v,
+                                     PredictedScratch<Lanes::kWarps>& scratch) {
+  return Prediction<Lanes, kMode, Q, K, V>(p, mask, batch, head, q, k, v, scratch).run();
 }
 
 }  // namespace cutlass_attn::quantize

@@ -17,16 +17,19 @@
 //            largest magnitude of a tile of 64 keys, and e the largest integer from 8 to 255 for
 //            which nothing is clipped. The factor 8 / e is folded into P before P is rounded: for a
 //            row and a tile, P' = round(255 w / largest w), with w = exp(score) * 8 / e, is uint8.
-//            The row sum is that of P' e / 8, a sum of integers. So a value that is much larger
-//            than others of its tile, or much smaller with a far larger weight (an attention sink),
-//            costs the others no bits. On a GPU w, 8 / e and 255 / largest are rounded to fp16
-//            before, which moves a few P' to the next integer.
+//            So a value that is much larger than others of its tile, or much smaller with a far
+//            larger weight (an attention sink), costs the others no bits. On a GPU w, 8 / e and
+//            255 / largest are rounded to fp16 before, which moves a few P' to the next integer.
 //   kFp8     v8 is e4m3 with a scale for each tile of 64 keys: the power of 2 with which its
-//            largest magnitude is in [64, 128). P is e4m3, with kFp8Weight for a score that equals
-//            the row max. The row max is updated when the sum of a row's P in a tile reaches
-//            kFp8Limit, the largest number of e4m3. So nothing is clipped, and fp16 can hold the
-//            sum of the products of 64 keys, as it does here. The row sum is that of P, too. Tiles
-//            come last to first, so that a sink among the first keys is added last.
+//            largest magnitude is in [64, 128). For a row and a tile, P' = kFp8Sum w / sum w, with
+//            w = exp(score), is e4m3. kFp8Sum is the largest number of e4m3, so nothing is clipped,
+//            and fp16 can hold the sum of the products of 64 keys, as it does here. A tile has its
+//            own scale, so weights next to a dominant key of another tile keep their bits. A weight
+//            that becomes 0 is below 2^-18.8 of the tile's.
+//
+// In all modes the row sum, and with it the LSE, is that of weights before they are rounded. A
+// weight that rounds to 0 leaves the result, where its value is small next to others of its tile,
+// but not the row sum.
 //
 // All in fp32, in this order, rounded to nearest even:
 //
@@ -58,9 +61,7 @@ inline constexpr uint32_t kMagicBits = 0x4B400000u;
 
 // Lower bound for a key's largest value, relative to that of the tile.
 inline constexpr float kLeastOfTile = 1.0f / 32.0f;
-// The sum of 64 weights of kFp8Weight is below the limit: after an update it need not be checked
-// again.
-inline constexpr float kFp8Weight = 6.5f, kFp8Log2Weight = 2.7004397f, kFp8Limit = 448.0f;
+inline constexpr float kFp8Sum = 448.0f;  // the sum of a row's P' in a tile, before rounding
 
 CA_HOST_DEVICE constexpr int group_of(int key) { return key % 8 / 2; }
 
@@ -114,6 +115,10 @@ CA_HOST_DEVICE uint32_t to_int8(float x, float inverse) {
   return float_bits(fmaf(x, inverse, kMagic));
 }
 
+// Bytes that can be read behind the scales and the shift, where a tile has fewer columns than its
+// kernel.
+inline constexpr int kReadableBytes = 256;
+
 // The scales of a tile of 64 keys in k8.
 struct alignas(16) KeyScales {
   float k[kGroups];
@@ -125,9 +130,8 @@ struct alignas(16) KeyScales {
 struct alignas(16) KeyValueScales {
   struct alignas(16) OfLane {
     float k;
-    float v;                                       // of_tile / 127
-    alignas(16) uint32_t eighths[kTileKeys / 16];  // e: word b for 16 keys from 16 b on
-    uint32_t folded[kTileKeys / 8];  // 8 / e in fp16: word n for keys 8 n + 2 t and 8 n + 2 t + 1
+    float v;                                     // of_tile / 127
+    alignas(16) uint32_t folded[kTileKeys / 8];  // 8 / e in fp16, word n: keys 8 n + 2 t and + 1
   };
   OfLane lanes[kGroups];
 
@@ -158,19 +162,18 @@ CA_HOST_DEVICE float to_fp8_value(float x, float inverse) { return fmaf(x, inver
 
 // kInt8: the factors of a key's values.
 struct ValueFactors {
-  float inverse;     // factor of the values
-  float folded;      // 8 / e
-  uint32_t eighths;  // e
+  float inverse;  // factor of the values
+  float folded;   // 8 / e
 };
 
 // From the bits of the key's largest magnitude, and the largest magnitude of the tile.
 CA_HOST_DEVICE ValueFactors value_factors_of(uint32_t amax_bits, float of_tile) {
-  if (amax_bits >= 0x7f800000u) return {0.0f, bits_float(0x7fc00000u), 8};
+  if (amax_bits >= 0x7f800000u) return {0.0f, bits_float(0x7fc00000u)};
   float const amax = fmaxf(bits_float(amax_bits), of_tile * kLeastOfTile);
   float const ratio = factors_of(float_bits(amax)).inverse * (of_tile * (8.0f / 127.0f));
   uint32_t const eighths = ratio < 8.0f ? 8 : (ratio < 255.0f ? uint32_t(ratio) : 255);
   return {factors_of(float_bits(of_tile)).inverse * (float(eighths) * 0.125f),
-          divide_127(float(eighths)) * (8.0f / 127.0f), eighths};
+          divide_127(float(eighths)) * (8.0f / 127.0f)};
 }
 
 }  // namespace cutlass_attn::quantize

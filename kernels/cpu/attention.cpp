@@ -87,6 +87,12 @@ class Tiles {
 
 }  // namespace
 
+Status predict_errors(Problem const& params, RunOptions const& options, bool is_gpu,
+                      float* errors) {
+  static Isa const isa = best_isa();
+  return predict_errors(params, isa, options, is_gpu, errors);
+}
+
 Status attention_forward(Problem const& params, RunOptions const& options) {
   static Isa const isa = best_isa();
   return attention_forward(params, options, isa);
@@ -103,7 +109,7 @@ Status attention_forward(Problem const& params, RunOptions const& options, Isa i
   std::vector<float> errors;
   if (params.max_error > 0.0f) {
     errors.resize(size_t(params.batch) * size_t(params.num_heads_q));
-    Status const status = predict_errors(params, isa, options, errors.data());
+    Status const status = predict_errors(params, isa, options, false, errors.data());
     if (!status.ok()) return status;
   }
   // Decided for all query heads that share a KV head, as on a GPU.

@@ -14,4 +14,8 @@ Status attention_forward(Problem const& params, RunOptions const& options);
 // With a given instruction set, which the processor must have.
 Status attention_forward(Problem const& params, RunOptions const& options, Isa isa);
 
+// Predicts the error of each query head of a call with products in 8 bits (core/predict.hpp), here
+// or on a GPU, into errors (batch, num_heads_q).
+Status predict_errors(Problem const& params, RunOptions const& options, bool is_gpu, float* errors);
+
 }  // namespace cutlass_attn::cpu

@@ -50,11 +50,14 @@ inline float rounded_e4m3(float x) {
 }
 
 // The lanes of core/predict.hpp: one.
+template <bool kIsGpu_>
 struct OneLane {
-  static constexpr int kWarps = 1, kLanes = 1;
+  static constexpr bool kIsGpu = kIsGpu_;
+  static constexpr int kWarps = 1, kLanes = 1, kMaxColumns = kMaxHeadDim;
   static int warp() { return 0; }
   static int lane() { return 0; }
   static void sync() {}
+  static void sync_warp() {}
   static float largest(float x) { return x; }
   static float sum(float x) { return x; }
 };
@@ -68,14 +71,15 @@ TileFunction quantized_tile_function(Problem const& params, Isa isa) {
   return CA_CPU_CALL(isa, function_for(params));
 }
 
-Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors) {
-  int64_t const looked_at =
-      quantize::kSoftmaxQueries * quantize::kTileKeys * quantize::kPredictedTiles;
+Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, bool is_gpu,
+                      float* errors) {
   int64_t const heads = int64_t(params.batch) * params.num_heads_q;
-  double const work = double(heads) * double(looked_at) * params.head_dim;
+  double const products = double(quantize::predicted_count(params.seq_q.seqlen)) *
+                          double(params.seq_k.seqlen) * (params.head_dim + params.head_dim_v);
+  double const work = 2.0 * double(heads) * products;
   return run_items(heads, work, 0, options, [&](int64_t i, char*) {
     int const batch = int(i / params.num_heads_q), head = int(i % params.num_heads_q);
-    errors[i] = CA_CPU_CALL(isa, predict(params, batch, head));
+    errors[i] = CA_CPU_CALL(isa, predict(params, is_gpu, batch, head));
   });
 }
 

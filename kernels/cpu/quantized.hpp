@@ -12,7 +12,9 @@ TileFunction quantized_tile_function(Problem const& params, Isa isa);
 // Number of fp32 numbers of scratch memory that a tile of up to `rows` rows needs.
 size_t quantized_scratch_size(Problem const& params, int rows);
 
-// Predicts the error of each query head (core/predict.hpp) into errors (batch, num_heads_q).
-Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, float* errors);
+// Predicts the error of each query head (core/predict.hpp) into errors (batch, num_heads_q): of
+// this kernel, or that on a GPU.
+Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, bool is_gpu,
+                      float* errors);
 
 }  // namespace cutlass_attn::cpu

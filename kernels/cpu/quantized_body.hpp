@@ -87,9 +87,7 @@ struct KeyTile {
   bool is_full;
   Panel<float> k, v;
   float scale[quantize::kGroups];
-  // kInt8: for each key, the factor folded into its weight, and the one that undoes it in the row
-  // sum.
-  float folded[kTileKeys], unfolded[kTileKeys];
+  float folded[kTileKeys];  // kInt8: the factor folded into a key's weight
 };
 
 // kInt8: replaces a tile's values by v8 times the largest scale.
@@ -108,7 +106,6 @@ CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, Ke
       row[d] = rounded(quantize::finite_or_zero(row[d]), factors.inverse) * scale;
     }
     tile.folded[n] = factors.folded;
-    tile.unfolded[n] = float(factors.eighths) * 0.125f;
   }
 }
 
@@ -125,11 +122,11 @@ CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
   }
 }
 
-// kInt8: rounds the weights of a tile to 8 bits of the largest of their row, and sums them.
+// kInt8: rounds the weights of a tile to 8 bits of the largest of their row.
 template <int kWidth>
-CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
+CA_CPU_TARGET void round_weights(float* s, int keys) {
   alignas(64) float largest[kWidth] = {}, inverse[kWidth];
-  for (int n = 0; n < tile.keys; ++n) {
+  for (int n = 0; n < keys; ++n) {
     for (int r = 0; r < kWidth; ++r) {
       float const x = s[n * kWidth + r];
       largest[r] = x > largest[r] ? x : largest[r];
@@ -139,11 +136,26 @@ CA_CPU_TARGET void round_weights(float* s, KeyTile const& tile, float* sum) {
     inverse[r] = largest[r] < quantize::kLeast ? 0.0f : 255.0f / largest[r];
     largest[r] *= 1.0f / 255.0f;
   }
-  for (int n = 0; n < tile.keys; ++n) {
+  for (int n = 0; n < keys; ++n) {
     for (int r = 0; r < kWidth; ++r) {
       float& x = s[n * kWidth + r];
       x = rounded(x, inverse[r]) * largest[r];
-      sum[r] += x * tile.unfolded[n];
+    }
+  }
+}
+
+// kFp8: rounds the weights of a tile to e4m3, where their sum is kFp8Sum.
+template <int kWidth>
+CA_CPU_TARGET void round_weights_e4m3(float* s, int keys, float const* sum) {
+  alignas(64) float unit[kWidth], inverse[kWidth];
+  for (int r = 0; r < kWidth; ++r) {
+    inverse[r] = sum[r] < quantize::kLeast ? 0.0f : quantize::kFp8Sum / sum[r];
+    unit[r] = sum[r] * (1.0f / quantize::kFp8Sum);
+  }
+  for (int n = 0; n < keys; ++n) {
+    for (int r = 0; r < kWidth; ++r) {
+      float& x = s[n * kWidth + r];
+      x = rounded_e4m3(x * inverse[r]) * unit[r];
     }
   }
 }
@@ -157,20 +169,6 @@ CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, f
   int const keys = tile.keys;
   float* const s = state.s;
   SoftmaxRow* const rows = state.softmax + row;
-  if constexpr (kMode == Quantize::kFp8) {
-    // Whether weights relative to the lagging row max are too large. The first tile has no row max
-    // yet.
-    alignas(64) float of_tile[kWidth] = {};
-    for (int n = 0; n < keys; ++n) {
-      for (int r = 0; r < kWidth; ++r) {
-        float const weight = fast_exp2(s[n * kWidth + r] - rows[r].max);
-        of_tile[r] += rounded_e4m3(quantize::kFp8Weight * weight);
-      }
-    }
-    for (int r = 0; r < kWidth; ++r) {
-      if (rows[r].max != -kInf && of_tile[r] < quantize::kFp8Limit) best[r] = -kInf;
-    }
-  }
   for (int r = 0; r < kWidth; ++r) {
     rescale[r] = rows[r].update_max(best[r], 1.0f);
     row_max[r] = rows[r].row_max_ref();
@@ -180,18 +178,16 @@ CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, f
     for (int r = 0; r < kWidth; ++r) {
       float& x = s[n * kWidth + r];
       float const weight = SoftmaxRow::weight(x, row_max[r], 1.0f);
+      sum[r] += weight;
       if constexpr (kMode == Quantize::kInt8) {
         x = weight == 0.0f ? 0.0f : weight * tile.folded[n];  // NaN if a value is not finite
-      } else if constexpr (kMode == Quantize::kFp8) {
-        x = rounded_e4m3(quantize::kFp8Weight * weight) * (1.0f / quantize::kFp8Weight);
-        sum[r] += x;
       } else {
         x = weight;
-        sum[r] += weight;
       }
     }
   }
-  if constexpr (kMode == Quantize::kInt8) round_weights<kWidth>(s, tile, sum);
+  if constexpr (kMode == Quantize::kInt8) round_weights<kWidth>(s, keys);
+  if constexpr (kMode == Quantize::kFp8) round_weights_e4m3<kWidth>(s, keys, sum);
   for (int r = 0; r < kWidth; ++r) rows[r].sum += sum[r];
 }
 
@@ -251,8 +247,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   std::fill_n(state.o, int64_t(padded) * p.head_dim_v, 0.0f);
 
   TileRange const range = mask.tiles(tile.q_begin, tile.q_end, kTileKeys);
-  for (int i = 0; i < range.end - range.begin; ++i) {
-    int const n = kMode == Quantize::kFp8 ? range.end - 1 - i : range.begin + i;
+  for (int n = range.begin; n < range.end; ++n) {
     KeyTile keys;
     keys.key = n * kTileKeys;
     keys.keys = std::min(kTileKeys, lens.k - keys.key);
@@ -276,7 +271,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   store_output<Element>(p, state, rows);
 }
 
-// Rows of a head for core/predict.hpp; K without the shift.
+// Rows of a head for core/predict.hpp; shift: of K.
 template <class Element>
 struct PredictedRows {
   Element const* first;
@@ -284,17 +279,20 @@ struct PredictedRows {
   int seqlen, head_dim;
   float const* shift = nullptr;
 
-  CA_CPU_TARGET void load(int row, int column, float (&x)[8]) const {
-    for (int d = 0; d < 8; ++d) {
+  template <int kColumns>
+  CA_CPU_TARGET void load(int row, int column, float (&x)[kColumns]) const {
+    for (int d = 0; d < kColumns; ++d) {
       bool const is_there = row < seqlen && column + d < head_dim;
       x[d] = is_there ? to_float(first[row * row_stride + column + d]) : 0.0f;
-      if (is_there && shift) x[d] -= shift[column + d];
     }
+  }
+  CA_CPU_TARGET void load_shift(int column, float (&x)[8]) const {
+    for (int d = 0; d < 8; ++d) x[d] = column + d < head_dim ? shift[column + d] : 0.0f;
   }
 };
 
 // Predicts the error of a query head of a batch entry.
-template <class Element, Quantize kMode>
+template <class Lanes, class Element, Quantize kMode>
 CA_CPU_TARGET float predict(Problem const& p, int batch, int head, float const* shift) {
   DenseSeqInfo const seq(p, batch);
   int const head_kv = head / (p.num_heads_q / p.num_heads_kv);
@@ -303,12 +301,12 @@ CA_CPU_TARGET float predict(Problem const& p, int batch, int head, float const* 
   Rows const q{seq.queries<Element>(p.q, head), p.q.row_stride, seqlen_q, p.head_dim};
   Rows const k{seq.keys<Element>(p.k, head_kv), p.k.row_stride, seqlen_k, p.head_dim, shift};
   Rows const v{seq.keys<Element>(p.v, head_kv), p.v.row_stride, seqlen_k, p.head_dim_v};
-  quantize::PredictedScratch<OneLane::kWarps> scratch;
-  return quantize::predicted_error<OneLane, kMode>(
-      {seqlen_q, seqlen_k, p.head_dim, p.head_dim_v, p.logits.softmax_scale}, q, k, v, scratch);
+  quantize::PredictedScratch<Lanes::kWarps> scratch;
+  return quantize::predicted_error<Lanes, kMode>(p, IntervalMask(p.mask, {seqlen_q, seqlen_k}),
+                                                 batch, head, q, k, v, scratch);
 }
 
-template <class Element>
+template <class Lanes, class Element>
 CA_CPU_TARGET float predict_element(Problem const& p, int batch, int head) {
   float shift[kMaxHeadDim];
   VarlenSeqInfo const seq(p, batch);
@@ -316,17 +314,23 @@ CA_CPU_TARGET float predict_element(Problem const& p, int batch, int head) {
   load_shift(k, p.seq_k.seqlen, p.head_dim, shift);
   switch (p.quantize) {
     case Quantize::kInt8:
-      return predict<Element, Quantize::kInt8>(p, batch, head, shift);
+      return predict<Lanes, Element, Quantize::kInt8>(p, batch, head, shift);
     case Quantize::kFp8:
-      return predict<Element, Quantize::kFp8>(p, batch, head, shift);
+      return predict<Lanes, Element, Quantize::kFp8>(p, batch, head, shift);
     default:
-      return predict<Element, Quantize::kQk>(p, batch, head, shift);
+      return predict<Lanes, Element, Quantize::kQk>(p, batch, head, shift);
   }
 }
 
-CA_CPU_TARGET inline float predict(Problem const& p, int batch, int head) {
-  return p.q.dtype == DType::kFloat16 ? predict_element<Float16>(p, batch, head)
-                                      : predict_element<BFloat16>(p, batch, head);
+template <class Lanes>
+CA_CPU_TARGET float predict_with(Problem const& p, int batch, int head) {
+  return p.q.dtype == DType::kFloat16 ? predict_element<Lanes, Float16>(p, batch, head)
+                                      : predict_element<Lanes, BFloat16>(p, batch, head);
+}
+
+CA_CPU_TARGET inline float predict(Problem const& p, bool is_gpu, int batch, int head) {
+  return is_gpu ? predict_with<OneLane<true>>(p, batch, head)
+                : predict_with<OneLane<false>>(p, batch, head);
 }
 
 template <class Element>

@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "cpu/attention.hpp"
 #include "prequantize.hpp"
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
@@ -257,6 +258,16 @@ bool gives_bias_grad(Problem const& problem, LaunchOptions const& options) {
       plan(problem, Op::kBackward, device_info(options.device, options.device_index),
            options.kernel, chosen);
   return status.ok() && (chosen.num_steps == 0 || !chosen.steps[0]->kernel->scalar);
+}
+
+Status predict_errors(Problem const& problem, LaunchOptions const& options, float* errors) {
+  if (problem.quantize == Quantize::kNone) {
+    return Status::invalid("quantize is None, so that there is nothing to predict");
+  }
+  Status const status = check(problem, Op::kForward, Device::kCpu);
+  return status.ok()
+             ? cpu::predict_errors(problem, options, options.device == Device::kCuda, errors)
+             : status;
 }
 
 Status attention_backward(Problem const& problem, LaunchOptions const& options) {

@@ -48,13 +48,12 @@ struct Config {
   static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
   // With the general score: whether calls may have operands that are not aligned to 16 bytes.
   static constexpr bool kMayBeUnaligned = kIsDense || kIsInt8;
-  // Whether tiles of keys go from last to first: with P V in e4m3 (core/quantize.hpp), with the map
-  // of a mask (core/key_tiles.hpp), and with ALiBi, where the largest logits of a causal call are
-  // those of its last keys. From first to last, steep slopes would update the row max in every key
-  // block.
+  // Whether tiles of keys go from last to first: with the map of a mask (core/key_tiles.hpp), and
+  // with ALiBi, where the largest logits of a causal call are those of its last keys. From first to
+  // last, steep slopes would update the row max in every key block.
   template <class Score>
   static constexpr bool is_reversed() {
-    return kIsE4m3V || kHasMask || Score::kHasAlibi;
+    return kHasMask || Score::kHasAlibi;
   }
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -99,7 +98,7 @@ struct Config {
   static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
                 "weights are rounded with what a row has of a tile");
   // With P V in 8 bits, shared memory has room for two buffers, too, up to a head_dim of 128.
-  static constexpr bool kHasTwo8BitTiles = kIsInt8V && TileK::kBytes + TileV::kBytes <= 16 * 1024;
+  static constexpr bool kHasTwo8BitTiles = kIs8BitV && TileK::kBytes + TileV::kBytes <= 16 * 1024;
   static constexpr int kStages = kKeepsQ || kHasTwo8BitTiles ? 2 : 1;
   // Buffers for the scales of keys: one for each tile that may be in shared memory.
   static constexpr int kScalePlaces = kIs8BitV ? kStages : 2 * kScaleTiles;
@@ -131,7 +130,8 @@ struct Config {
   // Bound for the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
   // block has to stay below 65504. Four threads share a row, so with a bound of 16 each it does as
   // long as no |V| exceeds 1023. (A bound below 8 is impossible: 8 weights of a thread may be 1.)
-  static constexpr int kMaxWeightSum = std::is_same_v<PvAccumulator, cutlass::half_t> ? 16 : 4096;
+  static constexpr int kMaxWeightSum =
+      std::is_same_v<PvAccumulator, cutlass::half_t> && !kIsInt8 ? 16 : 4096;
 
   // Two blocks per SM for 32 rows a warp, with up to 255 registers. 16 rows a warp need at most 168
   // registers while the head dim is small. Q in int8 takes half of the registers, so it also fits

@@ -9,14 +9,14 @@
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
 //               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp). Then
 //               PvAccumulator = int32_t multiplies P V in int8 too (quantized_weights.hpp), and
-//               half_t in e4m3 (fp8_weights.hpp).
+//               half_t in e4m3 (fp8_weights.hpp); both have tile_weights.hpp.
 // Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
 //               if it fits.
 // Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of six schedules, each in a file: pipelined.hpp if Q fits in registers, or
+// Pipeline:     one of five schedules, each in a file: pipelined.hpp if Q fits in registers, or
 //               general.hpp there with the general score; tiled.hpp if Q does not fit; split.hpp
-//               with several warps along N; int8.hpp and int8_fp8.hpp with P V in 8 bits.
+//               with several warps along N; int8.hpp with P V in 8 bits.
 // Mask:         of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp).
 #pragma once
 
@@ -27,7 +27,7 @@
 #include "core/masked_params.hpp"
 #include "core/varlen_params.hpp"
 #include "sm80/general.hpp"
-#include "sm80/int8_fp8.hpp"
+#include "sm80/int8.hpp"
 #include "sm80/merge_splits.hpp"
 #include "sm80/operands.hpp"
 #include "sm80/pipelined.hpp"
@@ -225,10 +225,8 @@ struct Forward {
   template <class Score, class Arch>
   CUTE_DEVICE static void run_schedule(Operands<Config, Score, Arch>& in,
                                        Result<Config, Score, Arch>& out) {
-    if constexpr (Config::kIsInt8V) {
+    if constexpr (Config::kIs8BitV) {
       Int8Schedule<Config, Score, Arch>(in, out).run();
-    } else if constexpr (Config::kIsE4m3V) {
-      Int8Fp8Schedule<Config, Score, Arch>(in, out).run();
     } else if constexpr (Config::kIsSplit) {
       SplitSchedule<Config, Score, Arch>(in, out).run();
     } else if constexpr (!Config::kKeepsQ) {

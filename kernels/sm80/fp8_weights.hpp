@@ -1,58 +1,82 @@
 // P in e4m3, and P V: core/quantize.hpp's kFp8.
 //
-//   P    weights in e4m3, relative to a lagging row max: kFp8Weight is the weight of a logit that
-//        equals the row max. The row sum of a tile is one more product, of P and ones. While it is
-//        below kFp8Limit no weight is clipped, so no row max has to be found
-//   O    += (P v8) * scale of V. Sums within a tile are in fp16, sums over tiles in fp32
+//   P'   kFp8Sum w / sum of w of the row in the tile, in e4m3. No weight is clipped, and the sums of
+//        P' v8 of 64 keys are at most 1.07 * 448 * 128, which fp16 holds
+//   O    += (sum of P' v8) * sum / kFp8Sum * scale of V. Sums within a tile are in fp16, sums over
+//        tiles in fp32
 #pragma once
 
-#include "sm80/operands.hpp"
+#include "sm80/tile_weights.hpp"
 
 namespace cutlass_attn::sm80 {
 
 template <class Config, class Score, class Arch>
-struct Fp8Weights {
+struct Fp8Weights : TileWeights<Config, Score, Arch> {
+  using Base = TileWeights<Config, Score, Arch>;
   using Step = Products<Config, Score, Arch>;
   using Address = typename Arch::SmemAddress;
   using Words = typename Step::Words;
-  static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
-  static constexpr int kSteps = Config::kBlockN / 32;  // k-steps of P V
-  using P = Words[kSteps][kRowBlocks];
+  using Scales = quantize::KeyFp8Scales;
+  using Base::kRows, Base::kRowBlocks, Base::kSteps;
+  using typename Base::P, typename Base::Sums, typename Base::W;
+  static constexpr int kMagicTiles = 0;  // O contains no kMagic
+  // What a thread has of the rows of a tile.
+  struct OfThread {
+    Sums sums;  // of weights
+  };
 
-  // P of the scores of key block j.
-  template <class S, class Units>
+  CUTE_DEVICE static Scales const& own(Scales const& scales) { return scales; }
+
+  // Computes w of the scores of key block j, and what each row has of them in this thread.
+  template <class S, class Units, class IsFull>
   CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
-                                          Units const& units, int j, P& p) {
-    int const first = j * (Step::kKeyBlock / 32);
+                                          Units const& units, Scales const&, IsFull, int j, W& w,
+                                          OfThread& of_thread) {
+    int const first = j * (Step::kKeyBlock / 8);
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      float const factor = units.factor(i), offset = units.offset(i, row_max[i]);
+    for (int n = first; n < first + Step::kKeyBlock / 8; ++n) {
       CUTE_UNROLL
-      for (int b = 0; b < Step::kKeyBlock / 16; ++b) {
-        float weights[4];
-        CUTE_UNROLL
-        for (int e = 0; e < 4; ++e) weights[e] = fast_exp2(fmaf(s(i, 4 * b + e), factor, offset));
-        p[first + b / 2][i / 2][i % 2 + b % 2 * 2] =
-            Arch::pack_e4m3(weights[0], weights[1], weights[2], weights[3]);
+      for (int i = 0; i < kRows; ++i) {
+        float const offset = units.offset(i, row_max[i] - Base::kLog2AtMax);
+        w[i][n] = Base::weigh(s, i, n, first, units, offset, of_thread.sums);
       }
     }
   }
 
-  // The sums of P of a tile: all threads of a quad get the sum of their row.
-  CUTE_DEVICE static void add_up(P const& p, float (&sums)[kRows]) {
-    constexpr uint32_t kOnes = 0x38383838u;
+  // Computes P' and the row sums. factors: factors of the rows' sums of P' v8.
+  template <class Softmax>
+  CUTE_DEVICE static void round(W const& w, OfThread const& of_thread, Softmax& softmax,
+                                Scales const& scales, P& p, float (&factors)[kRows]) {
+    float const v_scale = scales.v;
     CUTE_UNROLL
-    for (int m = 0; m < kRowBlocks; ++m) {
-      uint32_t acc[2] = {0, 0};
+    for (int i = 0; i < kRows; ++i) {
+      float sum = Base::sum_of(of_thread.sums, i);
+      float& row_sum = softmax.rows[i].sum;
+      row_sum = fmaf(sum, Base::kUnit, row_sum);
+      sum += Arch::shuffle_xor(sum, 1);
+      sum += Arch::shuffle_xor(sum, 2);
+      float const divisor = sum < Base::kLeast ? Base::kLeast : sum;
+      float const inverse = quantize::kFp8Sum * fast_reciprocal(divisor);
+      uint32_t const inverses = Arch::template pack<cutlass::half_t>(inverse, inverse);
       CUTE_UNROLL
-      for (int n = 0; n < kSteps; ++n) Arch::mma_e4m3(acc, p[n][m], {kOnes, kOnes}, acc);
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) sums[2 * m + i] = half_to_float(uint16_t(acc[i]));
+      for (int b = 0; b < Config::kBlockN / 16; ++b) {
+        p[b / 2][i / 2][i % 2 + b % 2 * 2] =
+            Arch::pack_halves_e4m3(Arch::multiply_halves(w[i][2 * b], inverses),
+                                   Arch::multiply_halves(w[i][2 * b + 1], inverses));
+      }
+      factors[i] = divisor * (Base::kUnit / quantize::kFp8Sum * v_scale);
     }
   }
 
+  template <class O>
+  CUTE_DEVICE static void subtract_magic(O&&, float (&)[kRows]) {}
+  template <class O>
+  CUTE_DEVICE static void subtract_magic_of_row(O&&, float (&)[kRows], int) {}
+
   // O += P V for a tile.
-  CUTE_DEVICE static void multiply(P const& p, Address v_rows, float v_scale, typename Step::O& o) {
+  CUTE_DEVICE static void multiply(P const& p, Address v_rows, float const (&factors)[kRows],
+                                   typename Step::Start const&, typename Step::O& o,
+                                   float (&)[kRows]) {
     CUTE_UNROLL
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
       uint32_t acc[2][kRowBlocks][2] = {};  // eight columns; rows g, g + 8: a pair of columns
@@ -76,7 +100,8 @@ struct Fp8Weights {
           CUTE_UNROLL
           for (int i = 0; i < 4; ++i) {
             float& at = o(i, m, 2 * d + half);
-            at = fmaf(half_to_float(uint16_t(acc[half][m][i / 2] >> i % 2 * 16)), v_scale, at);
+            float const sum = half_to_float(uint16_t(acc[half][m][i / 2] >> i % 2 * 16));
+            at = fmaf(sum, factors[2 * m + i / 2], at);
           }
         }
       }

@@ -1,8 +1,8 @@
-// The schedule of the mma.sync forward kernel with P V in int8.
+// The schedule of the mma.sync forward kernel with P V in int8 or e4m3.
 //
-// Weights are rounded relative to the largest weight of their row in a tile. So S of the whole tile
-// comes first, and all of P before P V. K with its scales, and V, have two buffers each, and a tile
-// has one barrier:
+// Weights are rounded relative to the largest weight of their row in a tile, or to the sum. So S of
+// the whole tile comes first, and all of P before P V. K with its scales, and V, have two buffers
+// each, and a tile has one barrier:
 //
 //   cp.async   K, V(n+1) -----------------+   K, V(n+2) ---
 //   compute    Q K(n), softmax, P' V(n)   |   Q K(n+1) ...
@@ -15,6 +15,7 @@
 //           ^ K(n) landed              ^ V(n) landed
 #pragma once
 
+#include "sm80/fp8_weights.hpp"
 #include "sm80/quantized_weights.hpp"
 
 namespace cutlass_attn::sm80 {
@@ -22,7 +23,8 @@ namespace cutlass_attn::sm80 {
 template <class Config, class Score, class Arch>
 struct Int8Schedule {
   using Step = Products<Config, Score, Arch>;
-  using Weights = QuantizedWeights<Config, Score, Arch>;
+  using Weights = std::conditional_t<Config::kIsE4m3V, Fp8Weights<Config, Score, Arch>,
+                                     QuantizedWeights<Config, Score, Arch>>;
   using QScales = typename Operands<Config, Score, Arch>::QScales;
   static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
   static constexpr int kKeyBlocks = Step::kKeyBlocks, kStages = Config::kStages;
@@ -68,9 +70,11 @@ struct Int8Schedule {
     softmax(key, is_full, q_scales, p, factors);
     begin_pv(key + kN);
     Weights::multiply(p, opaque(v_rows()), factors, in.start, out.acc_o, magic);
-    constexpr int kMagicKeys = Weights::kMagicTiles * kN;
-    unpredicated_if((key & (kMagicKeys - 1)) == kMagicKeys - kN,
-                    [&] { Weights::subtract_magic(as_rows(out.acc_o), magic); });
+    if constexpr (Weights::kMagicTiles > 0) {
+      constexpr int kMagicKeys = Weights::kMagicTiles * kN;
+      unpredicated_if((key & (kMagicKeys - 1)) == kMagicKeys - kN,
+                      [&] { Weights::subtract_magic(as_rows(out.acc_o), magic); });
+    }
   }
 
   // Copies the first tile and rounds Q. The second buffers overwrite Q.
@@ -118,9 +122,7 @@ struct Int8Schedule {
     return in.shared.block.scales[Config::place_of_scales(key)];
   }
   // The scales that this thread multiplies by.
-  CUTE_DEVICE auto const& own_scales(int key) const {
-    return scales(key).lanes[Weights::thread_in_quad()];
-  }
+  CUTE_DEVICE auto const& own_scales(int key) const { return Weights::own(scales(key)); }
   CUTE_DEVICE auto k_rows() const { return in.k_rows + stage * Config::kKStride; }
   CUTE_DEVICE auto v_rows() const { return in.v_rows + stage * Config::kVStride; }
 
@@ -130,15 +132,15 @@ struct Int8Schedule {
                            float (&factors)[kRows]) {
     auto& softmax = out.softmax;
     typename Weights::W w;
-    typename Weights::Largest largest;
-    uint32_t of_thread[kRows];
+    typename Weights::OfThread of_thread;
     float row_max[kRows];
     if constexpr (Score::kIsGeneral) {
       typename Step::S acc_s;
       auto const s = as_rows(acc_s);
       auto const units = scores(key, 0, is_full, in.units(key), acc_s);
       Weights::subtract_magic(as_rows(out.acc_o), magic);
-      softmax.update_max_checked(s, as_rows(out.acc_o), in.log2_scale);
+      softmax.template update_max_checked<Weights::kLog2Headroom>(s, as_rows(out.acc_o),
+                                                                  in.log2_scale);
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].row_max_ref();
       Weights::softmax_weights(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
@@ -150,24 +152,18 @@ struct Int8Schedule {
         CUTE_UNROLL
         for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
         softmax_weights(key, is_full, q_scales, row_max, w, of_thread);
-        if (!Arch::any(!Weights::are_small(of_thread)) || updates > 0) break;
-        update_row_max(key, is_full, of_thread);
+        if (!Arch::any(!Weights::are_small(of_thread.sums)) || updates > 0) break;
+        update_row_max(key, is_full, of_thread.sums);
       }
     }
-    Weights::find_largest(of_thread, largest);
-    Weights::round(w, largest, softmax, own_scales(key), p, factors);
+    Weights::round(w, of_thread, softmax, own_scales(key), p, factors);
   }
 
   // Updates the row max of rows with weights that are too large, from S recomputed.
   template <class IsFull>
-  CUTE_DEVICE void update_row_max(int key, IsFull is_full, uint32_t const (&of_thread)[kRows]) {
+  CUTE_DEVICE void update_row_max(int key, IsFull is_full, typename Weights::Sums const& sums) {
     auto& softmax = out.softmax;
-    typename Weights::Largest largest;
-    Weights::find_largest(of_thread, largest);
-    int large = 0;  // one bit per row
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) large |= Weights::is_small(largest, i) ? 0 : 1 << i;
-    large = opaque(large);
+    int const large = opaque(Weights::large_rows(sums));
     float max[kRows];
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
@@ -196,7 +192,7 @@ struct Int8Schedule {
   template <class IsFull>
   CUTE_DEVICE void softmax_weights(int key, IsFull is_full, QScales const& q_scales,
                                    float const (&row_max)[kRows], typename Weights::W& w,
-                                   uint32_t (&of_thread)[kRows]) const {
+                                   typename Weights::OfThread& of_thread) const {
     auto const of_tile = in.units(key, q_scales);
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {

@@ -34,12 +34,6 @@ struct KvCopy {
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
-  // With P V in 8 bits, tiles are always full: the launch before the kernel pads them. So no test
-  // for rows beyond the last is needed, which saves 26 instructions a tile with V in e4m3 at d128
-  // 128x64x4. With P V in int8 and two buffers, copy_tile() does without the test; at d256 that
-  // costs 150 bytes of local memory.
-  static constexpr bool kCopiesWhole = Config::kIsE4m3V;
-
   Problem const& p;
   typename Config::SharedStorage& shared;
   TileRange const& range;
@@ -75,9 +69,6 @@ struct KvCopy {
   // and may be beyond the last. Commits one group. If rows are not aligned, the copy is done on
   // return.
   CUTE_DEVICE void copy_k(int key, int stage) {
-    if constexpr (kCopiesWhole) {
-      if (is_aligned) return copy_whole_k(key, stage);
-    }
     if constexpr (Config::kIsInt8) copy_scales(key);
     if (!is_aligned) {
       char const* const smem = reinterpret_cast<char const*>(shared.k);
@@ -113,9 +104,8 @@ struct KvCopy {
     }
     auto& scales = shared.block.scales[Config::place_of_scales(key)];
     constexpr int kVectors = sizeof(scales) / 16;
-    // With fewer columns than kHeadDimV, a copy of V's last row reads beyond its end, into the
-    // scales, which have to cover that.
-    static_assert(sizeof(scales) >= 2 * (Config::kHeadDimV - 8));
+    // With fewer columns than kHeadDimV, a copy of V's last row reads beyond its end.
+    static_assert(quantize::kReadableBytes >= 2 * (Config::kHeadDimV - 8));
     int const own = opaque(thread);
     auto const copy = [&](bool is_there) {
       if (is_there && own < kVectors) {
@@ -154,11 +144,6 @@ struct KvCopy {
       return copy_elements<CopyV, RowsV>(smem + stage * Config::kVStride, p.v, key, p.head_dim_v);
     }
     Address const target = v_target() + stage * Config::kVStride;
-    if constexpr (kCopiesWhole) {
-      // The caller has copied the tile's K, so its V exists.
-      CopyV::load_previous(target, v_source, int32_t(p.v.row_stride), p.head_dim_v, opaque(thread));
-      return Arch::async_copy_commit();
-    }
     if constexpr (Config::kHasMask) {
       copy_at<CopyV, true>(target, shared.block.v, p.v.row_stride, key, p.head_dim_v);
     } else if constexpr (Config::kIsPaged) {
@@ -179,23 +164,6 @@ struct KvCopy {
       target += CopyV::offset(thread) - CopyK::offset(thread);
     }
     return target;
-  }
-
-  // Starts the copies of a full tile of K and of its scales.
-  CUTE_DEVICE void copy_whole_k(int key, int stage) {
-    if (has(key)) {
-      constexpr int kVectors = sizeof(shared.block.scales[0]) / 16;
-      int const own = opaque(thread);
-      if (own < kVectors) {
-        auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
-        int const vector = int(unsigned(key) / quantize::kTileKeys * kVectors) + own;
-        auto* const to = shared.block.scales + Config::place_of_scales(key);
-        Arch::async_copy(Arch::smem_address(to) + own * 16, all + int64_t(vector) * 16, true);
-      }
-      Address const target = k_target + stage * Config::kKStride;
-      CopyK::load_previous(target, k_source, int32_t(p.k.row_stride), k_columns(), own);
-    }
-    Arch::async_copy_commit();
   }
 
   // Columns of a row of K. In int8 they are rounded up to 32, and two of them are one element.

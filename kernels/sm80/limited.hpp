@@ -20,10 +20,12 @@ namespace cutlass_attn::sm80 {
 // The lanes of core/predict.hpp are the warps of a block.
 template <class Arch, int kThreads>
 struct WarpLanes {
-  static constexpr int kWarps = kThreads / 32, kLanes = 32;
+  static constexpr int kWarps = kThreads / 32, kLanes = 32, kMaxColumns = 256;
+  static constexpr bool kIsGpu = true;
   CUTE_DEVICE static int warp() { return Arch::thread() / 32; }
   CUTE_DEVICE static int lane() { return Arch::thread() % 32; }
   CUTE_DEVICE static void sync() { Arch::sync(); }
+  CUTE_DEVICE static void sync_warp() { Arch::sync_warp(); }
   CUTE_DEVICE static float largest(float x) {
     CUTE_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) x = fmaxf(x, Arch::shuffle_xor(x, mask));
@@ -58,9 +60,9 @@ struct PredictError {
                  p.q.row_stride, p.seq_q.seqlen, p.head_dim);
     float error;
     if (q.is_aligned && k.is_aligned && v.is_aligned) {
-      error = predict<Arch, true>(params, head_kv, q, k, v, smem);
+      error = predict<Arch, true>(params, head, head_kv, q, k, v, smem);
     } else {
-      error = predict<Arch, false>(params, head_kv, q, k, v, smem);
+      error = predict<Arch, false>(params, head, head_kv, q, k, v, smem);
     }
     if (Arch::thread() == 0) params.errors[head] = error;
   }
@@ -78,33 +80,44 @@ struct PredictError {
       CUTE_UNROLL
       for (int d = 0; d < 8; ++d) x[d] = element_of<Element>(words, d);
     }
+    CUTE_DEVICE void load(int row, int column, float (&x)[2]) const {
+      uint32_t pair = 0;
+      if (row < rows.seqlen && column < rows.head_dim) {
+        Element const* const from = rows.first + row * rows.row_stride + column;
+        if constexpr (kIsAligned) {
+          pair = *reinterpret_cast<uint32_t const*>(from);
+        } else {
+          pair = uint32_t(from[0].raw()) | uint32_t(from[1].raw()) << 16;
+        }
+      }
+      for (int d = 0; d < 2; ++d) x[d] = element_of<Element>(&pair, d);
+    }
   };
   template <bool kIsAligned>
-  struct Shifted : Loaded<kIsAligned> {
+  struct WithShift : Loaded<kIsAligned> {
     float const* shift;
-    CUTE_DEVICE Shifted(Rows const& rows, float const* shift)
+    CUTE_DEVICE WithShift(Rows const& rows, float const* shift)
         : Loaded<kIsAligned>{rows}, shift(shift) {}
-    CUTE_DEVICE void load(int row, int column, float (&x)[8]) const {
-      Loaded<kIsAligned>::load(row, column, x);
+    CUTE_DEVICE void load_shift(int column, float (&x)[8]) const {
       CUTE_UNROLL
-      for (int d = 0; d < 8; ++d) {
-        x[d] -= shift[Keys::shift_place(column / 16, column % 16 + d)];
-      }
+      for (int d = 0; d < 8; ++d) x[d] = shift[Keys::shift_place(column / 16, column % 16 + d)];
     }
   };
 
   template <class Arch, bool kIsAligned>
-  CUTE_DEVICE static float predict(Params const& params, int head_kv, Rows const& q, Rows const& k,
-                                   Rows const& v, char* smem) {
+  CUTE_DEVICE static float predict(Params const& params, int head, int head_kv, Rows const& q,
+                                   Rows const& k, Rows const& v, char* smem) {
     Problem const& p = params.wide.problem;
     if (k.seqlen == 0) return 0.0f;
     using Lanes = WarpLanes<Arch, Params::kAsideThreads>;
     float* const shift = Keys::template shift_of<Arch, kIsAligned>(
         params.narrow, {head_kv, 1, 1}, k, reinterpret_cast<float*>(smem));
     auto& scratch = *reinterpret_cast<typename Params::Scratch*>(smem + Params::kShiftBytes);
+    SeqLens const lens{p.seq_q.seqlen, p.seq_k.seqlen};
+    int const batch = params.narrow.key_tiles.by_heads_kv(head_kv);
     return quantize::predicted_error<Lanes, kMode>(
-        {p.seq_q.seqlen, p.seq_k.seqlen, p.head_dim, p.head_dim_v, p.logits.softmax_scale},
-        Loaded<kIsAligned>{q}, Shifted<kIsAligned>(k, shift), Loaded<kIsAligned>{v}, scratch);
+        p, params.wide.template mask<true>(lens), batch, head - batch * p.num_heads_q,
+        Loaded<kIsAligned>{q}, WithShift<kIsAligned>(k, shift), Loaded<kIsAligned>{v}, scratch);
   }
 };
 

@@ -129,9 +129,6 @@ struct QuantizeKeysAndValues {
                                                  quantize::value_factors_of(bits[1], largest)};
       if (Arch::thread() % 4 == 0) {
         auto& of_lane = scales.lanes[pair % 4];
-        uint8_t* const eighths = reinterpret_cast<uint8_t*>(of_lane.eighths + warp);
-        CUTE_UNROLL
-        for (int i = 0; i < 2; ++i) eighths[pair / 4 * 2 + i] = uint8_t(factors[i].eighths);
         of_lane.folded[warp * 2 + pair / 4] =
             Arch::template pack<cutlass::half_t>(factors[0].folded, factors[1].folded);
       }

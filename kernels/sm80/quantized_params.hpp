@@ -9,10 +9,10 @@
 //                                          of pair_row()
 //   scales   (head, tile) TileScales       of a tile of 64 keys
 //   shift    (head, columns) fp32          what was subtracted from K
+//   kReadableBytes                         with P V in 8 bits
 //
 // key_tiles.hpp defines where the tiles of a head are; packed sequences have slots. Copies of a
-// tile may read beyond a row of k8 or v8, up to the number of columns that the kernel has. The
-// scales follow v8 and cover that for its last row.
+// tile may read beyond a row of k8 or v8, up to the number of columns that the kernel has.
 #pragma once
 
 #include <type_traits>
@@ -71,7 +71,8 @@ struct BasicQuantizedParams : KeyTiles_::Params {
     int64_t const columns = columns_of(p);
     int64_t const bytes = columns + (kHasValues ? p.head_dim_v : 0);  // of a key
     int64_t const of_tile = quantize::kTileKeys * bytes + int64_t(sizeof(TileScales));
-    return KeyTiles::tiles_of(p) * of_tile + KeyTiles::heads_of(p) * columns * 4;
+    int64_t const behind = kHasValues ? quantize::kReadableBytes : 0;
+    return KeyTiles::tiles_of(p) * of_tile + KeyTiles::heads_of(p) * columns * 4 + behind;
   }
 
   // Blocks that round V, if any, come after those that round K.

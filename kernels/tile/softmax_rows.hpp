@@ -94,21 +94,20 @@ struct SoftmaxRows {
     }
   }
 
-  // Updates the row max if the scores would give too large weights, and rescales O.
-  template <class S, class O>
+  // Updates the row max if the scores would give weights above 2^kLog2Largest, and rescales O.
+  template <int kLog2Largest = 8, class S, class O>
   CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
-    static_assert(columns_of<decltype(s)> * 256 <= kMaxWeightSum);
+    static_assert(columns_of<decltype(s)> << kLog2Largest <= kMaxWeightSum);
     float largest[kRows];
     largest_of_thread(s, largest, std::false_type{});
-    update_max_checked(largest, o, log2_scale);
+    update_max_checked<kLog2Largest>(largest, o, log2_scale);
   }
-  template <class O>
+  template <int kLog2Largest = 8, class O>
   CUTE_DEVICE void update_max_checked(float const (&largest)[kRows], O&& o, float log2_scale) {
-    constexpr float kLog2Largest = 8.0f;  // of a weight
     bool fits[kRows], all_fit = true;
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      fits[i] = fmaf(largest[i], log2_scale, -rows[i].max) <= kLog2Largest;
+      fits[i] = fmaf(largest[i], log2_scale, -rows[i].max) <= float(kLog2Largest);
       all_fit = all_fit && fits[i];
     }
     unpredicated_if(Arch::any(!all_fit), [&] {

@@ -53,31 +53,6 @@ struct TileCopy {
     }
   }
 
-  // Starts the copy of a full tile, and moves `source` to the previous tile. With 32-bit strides an
-  // address is one multiply-add. The stride is signed, which keeps its multiples out of registers:
-  // otherwise sm89/int8_fp8 d128 128x64x4 has 76 bytes of local memory.
-  CUTE_DEVICE static void load_previous(Address target, Element const*& source, int32_t stride,
-                                        int columns, int thread) {
-    int const vector = int(unsigned(thread) % Tile::kVectors);
-    bool inside[Tile::kChunks];
-    CUTE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      inside[c] = vector + c * Tile::kVectors < columns / (8 * kElements);
-    }
-    int32_t const on = -stride;
-    int32_t const apart = on < 0 ? -on : on;
-    CUTE_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      if (!has_row(i, thread)) break;
-      Element const* const row = source + int64_t(apart) * (i * kRowsAtOnce);
-      CUTE_UNROLL
-      for (int c = 0; c < Tile::kChunks; ++c) {
-        Arch::async_copy(target + step(i, c), row + c * kChunk, inside[c]);
-      }
-    }
-    source += int64_t(on) * Tile::kRows;
-  }
-
   // Starts the copy of a full tile, and moves `source` to the next tile. Reads all columns of the
   // tile: memory beyond the end of a row must be readable. Zero-fills unless `is_there`. Without a
   // branch, and with one multiply-add for an address.

@@ -96,6 +96,9 @@ def forward(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> 
 def prequantize(
     q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any
 ) -> PrequantizedKV: ...
+def predict(
+    q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any
+) -> list[float]: ...
 def describe(q: Any, k: Any, v: Any, options: dict[str, Any], /, **more: Any) -> Call: ...
 def explain(
     q: Any, k: Any, v: Any, options: dict[str, Any], /, *, device: Any = ..., **more: Any

@@ -36,9 +36,9 @@ def explain(
     Takes the arguments of `attention`, with ``cu_seqlens_q`` those of `attention_varlen`, with
     ``cache_seqlens`` those of `attention_decode` (its caches are k and v), and `device` and `grad`.
     Nothing runs and nothing is written. Only shapes, strides, dtypes and addresses matter, so
-    tensors on torch's "meta" device will do. With `quantize` the numbers of q, k and v are read as
-    well, to predict the error: up to 256 queries and 8 tiles of 64 keys per head, of up to 8 packed
-    sequences. That waits for the GPU.
+    tensors on torch's "meta" device will do. With `quantize` the numbers are read as well, to
+    predict the error of 32 queries of each head, of up to 8 packed sequences: that waits for the
+    GPU, and copies q, k and v to the host.
 
     Args:
         device: where the call would run. None: the device of q. "cpu"; "cuda" or "cuda:1" for a GPU
@@ -101,7 +101,8 @@ def explain(
             found = call.explained_gradients(where) if grad else call.explained(where)
         facts = call.facts()
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
-    errors = _predicted_errors(call, function) if quantize else None
+    is_gpu = where.kind == CUDA or "-simt" in options.get("kernel", "auto")
+    errors = _predicted_errors(call, function, is_gpu) if quantize else None
     by_key = {variant.key: variant for variant in variants(None)}
     of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
     return Explanation(
@@ -130,18 +131,18 @@ def explain(
     )
 
 
-def _predicted_errors(call: Call, function: str) -> np.ndarray | None:
+def _predicted_errors(call: Call, function: str, is_gpu: bool) -> np.ndarray | None:
     """Predicted RMS error of each head; of packed sequences, of up to 8 evenly spread ones.
 
     None if the values of the tensors cannot be read on the host.
     """
     if function == "attention":
-        return predicted_errors(call)
+        return predicted_errors(call, is_gpu)
     if not library_of(call.q).has_numbers(call.q):
         return None
     calls = [one for _b, _rows, one in dense_calls(call.q, call.k, call.v, call.options)]
     few = quantized.spread(8, len(calls))
-    errors = [predicted_errors(calls[i]) for i in few]
+    errors = [predicted_errors(calls[i], is_gpu) for i in few]
     return np.concatenate([x.ravel() for x in errors if x is not None] or [np.zeros(0)])
 
 

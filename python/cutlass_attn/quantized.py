@@ -8,7 +8,7 @@ import numpy as np
 
 TILE_KEYS, GROUPS, SAMPLES, PARTIAL_SUMS = 64, 4, 64, 8
 LEAST = np.float32(2.0**-100)
-FP8_WEIGHT = 6.5  # the weight of the row max with "fp8"
+FP8_SUM = 448.0  # the sum of a row's weights in a tile with "fp8"
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,6 @@ def operands(q: np.ndarray, k: np.ndarray) -> Operands:
 
 # RMS errors found relative to the result's, docs/eight-bit.md: standard normal inputs, and others.
 ERRORS_FOUND = {"qk": (0.011, 0.022), "int8": (0.014, 0.024), "fp8": (0.040, 0.041)}
-_E4M3_ERROR = 0.026  # RMS, of a number rounded to three bits after the first
-_TILES, _QUERIES, _WEIGHED = 8, 256, 16  # tiles, queries, and queries with weights of a prediction
 
 
 def spread(most: int, count: int) -> np.ndarray:
@@ -98,94 +96,23 @@ def spread(most: int, count: int) -> np.ndarray:
     return np.arange(count) if count < most else np.arange(most) * count // most
 
 
-def keys_looked_at(seqlen_k: int) -> np.ndarray:
-    """The keys that a prediction reads: those of up to 8 tiles."""
-    first = spread(_TILES, -(-seqlen_k // TILE_KEYS)) * TILE_KEYS
-    keys = (first[:, None] + np.arange(TILE_KEYS)).ravel()
-    return np.asarray(keys[keys < seqlen_k])
-
-
-def queries_looked_at(seqlen_q: int) -> np.ndarray:
-    """The queries that a prediction reads: up to 256."""
-    return spread(_QUERIES, seqlen_q)
-
-
-@np.errstate(all="ignore")
-def predicted_error(
-    mode: str,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    softmax_scale: float,
-    shift: np.ndarray | None = None,
-) -> float:
-    """The RMS error that a mode is expected to cause in the result of a head, relative to its RMS.
-
-    Args, in any precision: q (Sq, D), k (Sk, D) and v (Sk, Dv), all rows or those that a prediction
-    reads; shift (D,), which is subtracted from k, by default `shift_of` k. If they are not finite,
-    the result may not be either. kernels/core/predict.hpp computes this for `max_error`.
-
-    Rounding moves an element by up to half a step d = amax / 127, uniformly: d / sqrt(12) RMS. So
-    a logit has an error of softmax_scale * sqrt(|q|^2 dk^2 + |k|^2 dq^2) / sqrt(12), a weight the
-    same relative error, and so has the result if values have no common direction. The error is
-    less if few keys have most of the weight: dividing by the sum of the weights cancels what their
-    errors have in common.
-
-    "int8" adds the error of rounding v, and of rounding the weights that up to 16 of the queries
-    have without a mask; "fp8" adds 2.6 % for each of the two.
-    """
-    if q.size == 0 or k.size == 0:
-        return 0.0
-    q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    if shift is None:
-        shift = shift_of(k[None, None].astype(np.float32))[0, 0]
-    centred = k - shift
-    step_q, step_k = (np.abs(x).max(axis=1) / 127 for x in (q, centred))
-    # A scale of K is that of 16 keys; the largest of each tile stands for them.
-    of_q = np.mean(np.square(q).sum(axis=1)) * np.mean(np.square(_of_tiles(step_k)))
-    of_k = np.mean(np.square(centred).sum(axis=1)) * np.mean(np.square(step_q))
-    variance = softmax_scale**2 * (of_q + of_k) / 12
-    if mode == "fp8":
-        variance += 2 * _E4M3_ERROR**2
-    elif mode == "int8":
-        amax = np.abs(v).max(axis=1, initial=0.0)
-        of_tile = _of_tiles(amax)
-        share = np.maximum(amax / np.where(of_tile > 0, of_tile, 1.0), 1 / 32)  # 8 / e
-        few = q[spread(_WEIGHED, len(q))]
-        logits = few @ centred.T * softmax_scale
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        of_v = v.shape[1] * np.square(share * of_tile / 127)
-        of_p = np.square(_of_tiles(weights * share, axis=1) / 255 / share)
-        values = np.square(v).sum(axis=1)
-        size = np.sum(np.square(weights) * values)
-        found = np.sum(np.square(weights) * of_v) + np.sum(of_p * values)
-        variance += found / 12 / (size if size > 0 else 1.0)
-    return float(np.sqrt(variance))
-
-
-def _of_tiles(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """The largest value of each tile of keys, repeated for every key of the tile."""
-    first = np.arange(0, x.shape[axis], TILE_KEYS)
-    largest = np.maximum.reduceat(x, first, axis=axis)
-    return largest.repeat(np.diff([*first, x.shape[axis]]), axis=axis)
-
-
 def weights_and_values(p: np.ndarray, v: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
     """The weights p (Sq, Sk) and v (Sk, Dv) of a head, float64, as quantize="int8" or "fp8" rounds
-    them; for "fp8" as if the row max did not lag."""
+    them for their product. The sum that it is divided by is that of p."""
     return _in_int8(p, v) if mode == "int8" else _in_fp8(p, v)
 
 
 def _in_fp8(p: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    unit = p.max(axis=1, initial=0.0, keepdims=True) / FP8_WEIGHT
-    rounded_v = np.zeros(v.shape)
+    rounded_p, rounded_v = np.zeros(p.shape), np.zeros(v.shape)
     for first in range(0, len(v), TILE_KEYS):
         tile = slice(first, first + TILE_KEYS)
         of_tile = np.abs(v[tile]).max(where=np.isfinite(v[tile]), initial=0.0)
         if of_tile >= LEAST:
             scale = 2.0 ** (np.floor(np.log2(of_tile)) - 6)
             rounded_v[tile] = round_e4m3(v[tile] / scale) * scale
-    return round_e4m3(p / np.where(unit == 0, 1, unit)) * unit, rounded_v
+        unit = p[:, tile].sum(axis=1, keepdims=True) / FP8_SUM
+        rounded_p[:, tile] = round_e4m3(p[:, tile] / np.where(unit == 0, 1, unit)) * unit
+    return rounded_p, rounded_v
 
 
 def round_e4m3(x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import cases
 import cutlass_attn
 import numpy as np
 import pytest
-from cutlass_attn import attention, explain, prequantize, quantized
+from cutlass_attn import attention, explain, prequantize
 from cutlass_attn._call import call
 from cutlass_attn._call.operator import ATTENTION
 from cutlass_attn.verify import predicted_errors
@@ -14,7 +14,7 @@ on_engine = pytest.mark.skipif(
     cutlass_attn.build_info().simt != "all", reason="a build without GPU kernels on the CPU"
 )
 # Between what is predicted of ordinary heads and of peaked ones.
-LIMITS = {"qk": 0.02, "int8": 0.025, "fp8": 0.045}
+LIMITS = {"qk": 0.018, "int8": 0.019, "fp8": 0.05}
 # Kernels with a limit, and those that they are made of: in 8 bits, and in 16.
 ON_ENGINE = {
     "sm80/int8_qk_limited-simt": ("sm80/int8_qk-simt", "sm80-simt", "128x64x4"),
@@ -66,6 +66,18 @@ def inputs(given, batch=2, heads=4, heads_kv=2, head_dim=64, peaked=((0, 1), (1,
     return (q, k, v), options, in_16_bits
 
 
+def split(tensors, options, mode, is_gpu=False):
+    """A limit in the widest gap between the predictions of key heads, and which query heads are
+    beyond it."""
+    errors = predicted_errors(call.Call(*tensors, {**options, "quantize": mode}), is_gpu)
+    of_groups = errors.reshape(2, 2, 2).max(axis=2)
+    ends = np.sort(of_groups, axis=None)
+    at = int(np.argmax(ends[1:] / ends[:-1]))
+    assert ends[at + 1] > 1.03 * ends[at]
+    limit = float(np.sqrt(ends[at] * ends[at + 1]))
+    return limit, torch.from_numpy((of_groups > limit).repeat(2, axis=1))
+
+
 def by_head(out, options):
     return out.transpose(1, 2) if options.get("layout") == "bshd" else out
 
@@ -76,13 +88,14 @@ def by_head(out, options):
 @pytest.mark.parametrize(("kernel", "narrow", "wide", "tile"), KERNELS)
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_heads_are_bitwise_those_of_one_kernel_or_the_other(kernel, narrow, wide, tile, given):
-    tensors, options, in_16_bits = inputs(given)
+    tensors, options, _ = inputs(given)
     mode = mode_of(kernel)
+    limit, in_16_bits = split(tensors, options, mode, "-simt" in kernel)
     small = {"return_lse": True, **options}
     own = {"kernel": key_of(kernel, tile), "quantize": mode, **small}
     in_8 = attention(*tensors, **own | {"kernel": key_of(narrow, tile)})
     in_16 = attention(*tensors, kernel=key_of(wide, tile), **small)
-    found = attention(*tensors, **own, max_error=LIMITS[mode])
+    found = attention(*tensors, **own, max_error=limit)
     for x, x8, x16 in zip(found, in_8, in_16, strict=True):
         x, x8, x16 = (y if y.dim() == 3 else by_head(y, options) for y in (x, x8, x16))
         assert torch.equal(x[in_16_bits], x16[in_16_bits])
@@ -97,16 +110,21 @@ def test_heads_are_bitwise_those_of_one_kernel_or_the_other(kernel, narrow, wide
 def test_other_numbers_in_the_same_memory_are_decided_anew(kernel, narrow, wide, tile):
     (q, k, v), _, _ = inputs({"seqlen_q": 33, "seqlen_k": 70}, peaked=())
     mode = mode_of(kernel)
-    own = {"kernel": key_of(kernel, tile), "quantize": mode, "max_error": LIMITS[mode]}
+    own = {"kernel": key_of(kernel, tile), "quantize": mode}
+    peaked = q.clone()
+    peaked[1, 3] *= 32
+    ends = [predicted_errors(call.Call(x, k, v, own), "-simt" in kernel) for x in (q, peaked)]
+    assert ends[1][1, 3] > 1.05 * ends[0].max()
+    own["max_error"] = float(np.sqrt(ends[1][1, 3] * ends[0].max()))
     out = torch.empty_like(q)
     attention(q, k, v, **own, out=out)
     before = out.clone()
-    q[1, 3] *= 4
+    q[1, 3] *= 32
     attention(q, k, v, **own, out=out)
     in_16 = attention(q, k, v, kernel=key_of(wide, tile))
     assert torch.equal(out[0], before[0]) and torch.equal(out[1, :2], before[1, :2])
     assert torch.equal(out[1, 2:], in_16[1, 2:])
-    q[1, 3] /= 4
+    q[1, 3] /= 32
     attention(q, k, v, **own, out=out)
     assert torch.equal(out, before)
 
@@ -139,21 +157,22 @@ def test_what_is_not_finite_runs_in_16_bits(kernel, narrow, wide, tile):
 
 @pytest.mark.parametrize(("kernel", "narrow", "wide", "tile"), KERNELS)
 @pytest.mark.parametrize("shape", [(300, 600), (33, 70)])
-def test_the_device_predicts_what_numpy_does(kernel, narrow, wide, tile, shape):
-    """A hair beside the number that numpy has, the other kernel runs."""
+def test_the_device_predicts_what_the_host_does(kernel, narrow, wide, tile, shape):
+    """A bit beside the number that the host has, the other kernel runs: the order of sums is the
+    lanes', and a weight on the edge is rounded the other way."""
     seqlen_q, seqlen_k = shape
     given = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     tensors, _, _ = inputs(given, batch=1, heads=2, heads_kv=1, peaked=((0, 1),), factor=1.7)
     tensors[1][:] += 2  # what all keys have in common costs nothing
     mode = mode_of(kernel)
     own = {"kernel": key_of(kernel, tile), "quantize": mode}
-    errors = predicted_errors(call.Call(*tensors, own))
+    errors = predicted_errors(call.Call(*tensors, own), is_gpu="-simt" in kernel)
     assert errors[0, 1] > errors[0, 0] > 0
     due = [
         attention(*tensors, kernel=key_of(x, tile), quantize=y)
         for x, y in ((narrow, mode), (wide, None))
     ]
-    for factor, expected in zip((1.0005, 0.9995), due, strict=True):
+    for factor, expected in zip((1.01, 0.99), due, strict=True):
         found = attention(*tensors, **own, max_error=errors.max() * factor)
         assert torch.equal(found, expected)
 
@@ -162,13 +181,15 @@ def test_the_device_predicts_what_numpy_does(kernel, narrow, wide, tile, shape):
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_explain_says_which(mode, layout):
     given = {"seqlen_q": 300, "seqlen_k": 600, "layout": layout}
-    tensors, options, in_16_bits = inputs(given)
-    own = {"quantize": mode, "max_error": LIMITS[mode], **options}
+    tensors, options, _ = inputs(given)
+    limit, in_16_bits = split(tensors, options, mode)
+    own = {"quantize": mode, "max_error": limit, **options}
     found = explain(*tensors, **own)
     np.testing.assert_array_equal(found.in_16_bits, in_16_bits)
-    assert found.predicted_errors.shape == (2, 4) and found.max_error == pytest.approx(LIMITS[mode])
+    assert found.predicted_errors.shape == (2, 4) and found.max_error == pytest.approx(limit)
     assert found.predicted_error == found.predicted_errors.max()
-    assert f"4 of 8 heads are beyond max_error={LIMITS[mode]:g}" in str(found)
+    count = int(in_16_bits.sum())
+    assert f"{count} of 8 heads are beyond max_error={found.max_error:g}" in str(found)
     arrays = explain(*(x.numpy() for x in tensors), **own)
     np.testing.assert_array_equal(arrays.in_16_bits, in_16_bits)
     without = explain(*tensors, quantize=mode, **options)
@@ -293,7 +314,7 @@ def test_verify_confirms_it(kernel, given):
 @pytest.mark.parametrize("mode", LIMITS)
 @pytest.mark.parametrize("ran_in", [8, 16])
 def test_verify_takes_a_head_on_the_limit_for_what_it_is(monkeypatch, mode, ran_in):
-    """Where numpy and the device disagree by a hair."""
+    """Where the host and the device disagree a bit."""
     tensors, _, _ = inputs(CASES[0], peaked=((0, 1),), factor=1.5)
     options = {"quantize": mode, "kernel": "auto"}
     limit = predicted_errors(call.Call(*tensors, options)).max()
@@ -355,8 +376,8 @@ def test_verify_judges_the_error_of_heads_in_8_bits(monkeypatch, mode):
 
     run = call.Call.run
     monkeypatch.setattr(call.Call, "run", as_in_8_bits)
-    predicted = quantized.predicted_error
-    monkeypatch.setattr(quantized, "predicted_error", lambda *args: predicted(*args) / 1000)
+    predicted = predicted_errors
+    monkeypatch.setattr("cutlass_attn.verify.predicted_errors", lambda call: predicted(call) / 1000)
     message = r"batch \d, head \d ran in 8 bits .* but max_error is 0\.001; .* predicted"
     with pytest.raises(cutlass_attn.VerificationError, match=message):
         attention(*tensors, **options, max_error=0.001)

@@ -79,15 +79,12 @@ def test_errors(kind, head_dim):
     assert errors["fp8"] <= 1.15 * errors["peer"], errors
 
     for mode, kernel in KERNELS.items():
-        out, chosen = measure.run(few, mode, "cpu")
+        out, chosen, predicted = measure.run(few, mode, "cpu")
         assert chosen == f"{kernel}/f16"
         error = relative(out, expected[:96])
         due = relative(by_definition(few, "qk"), expected[:96]) if mode == "qk" else errors[mode]
         assert error == pytest.approx(due, rel=0.02), mode
-    for mode in KERNELS:
-        predicted = quantized.predicted_error(mode, given.q, given.k, given.v, given.softmax_scale)
-        # 0.8 to 2.4 times what is found
-        assert predicted == pytest.approx(errors[mode] * 1.6, rel=0.5), mode
+        assert error <= predicted < 1.5 * error, mode
 
 
 def test_what_scales_are_for():

@@ -353,13 +353,13 @@ void SolvedCase::solve() {
         size_t const row = exact_o_.size();
         exact_o_.resize(row + c.head_dim_v);
         unfused_o_.resize(row + c.head_dim_v);
-        double lse_sum = sum;
         if (is_8_bit_v) {
           auto const round = c.quantize == Quantize::kInt8 ? &SolvedCase::round_weights
                                                            : &SolvedCase::round_weights_fp8;
-          lse_sum = (this->*round)(p, v, b, h_kv, sum, &unfused_o_[row], lse_bound_.back());
+          (this->*round)(p, v, b, h_kv, sum, &unfused_o_[row]);
+          lse_bound_.back() += 0x1p-10;  // weights are added up in fp16
         }
-        exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(lse_sum));
+        exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
         for (int j = 0; j < c.seqlen_k; ++j) {
           if (!visible(b, h, i, j)) continue;
           double exact = p[j] / sum;

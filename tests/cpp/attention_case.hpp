@@ -157,10 +157,10 @@ class SolvedCase {
     std::vector<double> of_keys;     // (batch, KV head, tile of 64 keys, group)
   };
   Int8Scales round_to_int8(std::vector<double>& q, std::vector<double>& k) const;
-  double round_weights(std::vector<double> const& p, std::vector<double> const& v, int b, int h_kv,
-                       double sum, double* row, double& lse_bound) const;
-  double round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v, int b,
-                           int h_kv, double sum, double* row, double& lse_bound) const;
+  void round_weights(std::vector<double> const& p, std::vector<double> const& v, int b, int h_kv,
+                     double sum, double* row) const;
+  void round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v, int b,
+                         int h_kv, double sum, double* row) const;
   double rounded_dot(double const* q, double const* k, double& bound) const;
   void round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b, int h_kv,
                   double sink, double* row) const;

@@ -79,16 +79,14 @@ SolvedCase::Int8Scales SolvedCase::round_to_int8(std::vector<double>& q,
   return scales;
 }
 
-// P and V of a row in int8, from weights that add up to `sum`: their sum then, O in `row`.
-double SolvedCase::round_weights(std::vector<double> const& p, std::vector<double> const& v, int b,
-                                 int h_kv, double sum, double* row, double& lse_bound) const {
+// O of a row with P and V in int8, from weights that add up to `sum`, into `row`.
+void SolvedCase::round_weights(std::vector<double> const& p, std::vector<double> const& v, int b,
+                               int h_kv, double sum, double* row) const {
   Case const& c = case_;
   auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
-  double rounded_sum = sum;
-  lse_bound += 0x1p-11;  // of 255 / largest, in fp16
   for (int first = 0; first < c.seqlen_k; first += 64) {
     int const keys = std::min(64, c.seqlen_k - first);
-    double amax[64] = {}, eighths[64], of_tile = 0, largest = 0, most = 0;
+    double amax[64] = {}, eighths[64], of_tile = 0, largest = 0;
     for (int n = 0; n < keys; ++n) {
       for (int d = 0; d < c.head_dim_v; ++d) {
         amax[n] = std::fmax(amax[n], std::fabs(value(first + n, d)));
@@ -99,23 +97,18 @@ double SolvedCase::round_weights(std::vector<double> const& p, std::vector<doubl
       double const ratio = of_tile > 0 ? of_tile / std::fmax(amax[n], of_tile / 32) : 1;
       eighths[n] = std::fmin(std::floor(8 * ratio * (1 + 1e-7)), 255);
       largest = std::fmax(largest, p[first + n] * 8 / eighths[n]);
-      most = std::fmax(most, eighths[n] / 8);
     }
     if (largest == 0) continue;
-    // Weights are fp16 before they are integers: a few become the next one.
-    lse_bound += 4 * largest / 255 * most / sum;
     for (int n = 0; n < keys; ++n) {
       double const unfolded = eighths[n] / 8, integer = p[first + n] / unfolded / largest * 255;
       double const weight = std::nearbyint(integer) * largest / 255 * unfolded;
       double const step = of_tile / 127 / unfolded;
-      rounded_sum += weight - p[first + n];
       for (int d = 0; d < c.head_dim_v; ++d) {
         row[d] += step > 0 ? weight * std::nearbyint(value(first + n, d) / step) * step : 0;
       }
     }
   }
-  for (int d = 0; d < c.head_dim_v; ++d) row[d] /= rounded_sum;
-  return rounded_sum;
+  for (int d = 0; d < c.head_dim_v && sum > 0; ++d) row[d] /= sum;
 }
 
 namespace {
@@ -128,33 +121,28 @@ double round_e4m3(double x) {
 
 }  // namespace
 
-// The same in e4m3, relative to a row max that does not lag. The most that LSE is off by: half a
-// step of each weight.
-double SolvedCase::round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v,
-                                     int b, int h_kv, double sum, double* row,
-                                     double& lse_bound) const {
+// The same in e4m3, relative to the sum of a tile's weights.
+void SolvedCase::round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v,
+                                   int b, int h_kv, double sum, double* row) const {
   Case const& c = case_;
   auto const value = [&](int j, int d) { return v[v_.index(b, h_kv, j, d)]; };
-  double rounded_sum = sum, steps = 0;
   for (int first = 0; first < c.seqlen_k; first += 64) {
     int const end = std::min(first + 64, c.seqlen_k);
-    double of_tile = 0;
+    double of_tile = 0, of_weights = 0;
     for (int j = first; j < end; ++j) {
       for (int d = 0; d < c.head_dim_v; ++d) of_tile = std::fmax(of_tile, std::fabs(value(j, d)));
+      of_weights += p[j];
     }
-    double const scale = of_tile == 0 ? 0 : std::ldexp(1.0, std::ilogb(of_tile) - 6);
+    if (of_tile == 0 || of_weights == 0) continue;
+    double const scale = std::ldexp(1.0, std::ilogb(of_tile) - 6), unit = of_weights / 448;
     for (int j = first; j < end; ++j) {
-      double const weight = round_e4m3(6.5 * p[j]) / 6.5;
-      rounded_sum += weight - p[j];
-      steps += std::fmax(p[j] / 16, 0x1p-10 / 6.5);
-      for (int d = 0; d < c.head_dim_v && scale > 0; ++d) {
+      double const weight = round_e4m3(p[j] / unit) * unit;
+      for (int d = 0; d < c.head_dim_v; ++d) {
         row[d] += weight * round_e4m3(value(j, d) / scale) * scale;
       }
     }
   }
-  lse_bound += 1.1 * steps / sum;
-  for (int d = 0; d < c.head_dim_v; ++d) row[d] /= rounded_sum;
-  return rounded_sum;
+  for (int d = 0; d < c.head_dim_v && sum > 0; ++d) row[d] /= sum;
 }
 
 }  // namespace attention_case

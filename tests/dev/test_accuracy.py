@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from cutlass_attn import quantized
 from cutlass_attn.tools import console
 
 from dev.accuracy import inputs
@@ -48,7 +47,7 @@ def test_json(capsys, dtype):
     qk = rows["qk"]
     assert rows["none"]["rms"] < qk["rms"] <= qk["limit"] == 0.013
     assert qk["kernel"].startswith("cpu/int8_qk/")
-    assert qk["predicted"] == pytest.approx(qk["rms"], rel=0.5)
+    assert qk["rms"] <= qk["predicted"] < 1.5 * qk["rms"] + 0.002
     assert 0.999 < qk["cosine"] < 1 and qk["rms"] < qk["largest"]
 
 
@@ -63,20 +62,3 @@ def test_refusals(capsys):
     assert "q, k and v are float32" in capsys.readouterr().err
     assert main([*SMALL, "--seqlen", "33"]) == 2
     assert "33 queries" in capsys.readouterr().err
-
-
-def test_prediction():
-    """It grows with the head dim's square root times the steps, and knows of the keys' mean."""
-    given = inputs.make("random", 128, 512, 64)
-
-    def predicted(q, k, scale, mode="qk"):
-        return quantized.predicted_error(mode, q, k, given.v, scale)
-
-    plain = predicted(given.q, given.k, 0.125)
-    assert predicted(given.q, given.k, 0.25) == pytest.approx(2 * plain)
-    assert predicted(2 * given.q, given.k, 0.125) == pytest.approx(2 * plain)
-    assert predicted(given.q, given.k + 5, 0.125) == pytest.approx(plain, rel=1e-5)
-    assert predicted(given.q, 0 * given.k, 0.125) == 0
-    assert predicted(given.q, given.k[:0], 0.125) == 0
-    assert plain < predicted(given.q, given.k, 0.125, "int8") < 1.5 * plain
-    assert 0.037 < predicted(given.q, given.k, 0.125, "fp8") < 0.041

@@ -20,7 +20,7 @@ MAX_SMEM = 99 * 1024  # of a block on Ada: an SM has 100 KB, and a block takes 1
 _COORDINATES, _COORDINATES_PAGED, _ROW = 120, 168, 8
 # With Q and K in int8 two floats a row, two addresses, and scales of two tiles of keys, or of twice
 # as many of 64; with V in 8 bits scales of one tile, those of its values among them.
-_ADDRESSES, _START, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 64, 16, 224, 32
+_ADDRESSES, _START, _SCALES, _SCALES_INT8_V, _SCALES_FP8_V = 16, 64, 16, 192, 32
 # Kernels of sm80/forward.hpp, with what they accumulate in; those that look rows up in pages.
 FORWARD = {
     "": "fp32",
@@ -85,8 +85,8 @@ class TileShape:
 
     @property
     def has_two_8_bit_tiles(self) -> bool:
-        """With P V in int8 K and V have two buffers each: kHasTwo8BitTiles of sm80/config.hpp."""
-        return self.is_int8_v and self.n * (self.head_dim + self.head_dim_v) <= 16 * 1024
+        """With P V in 8 bits K and V have two buffers each: kHasTwo8BitTiles of sm80/config.hpp."""
+        return self.is_8_bit_v and self.n * (self.head_dim + self.head_dim_v) <= 16 * 1024
 
     @property
     def min_blocks(self) -> int:
@@ -132,9 +132,9 @@ class TileShape:
             elif self.has_two_8_bit_tiles:
                 tiles = k + v + q8 + max(k + v, q - q8, o - k - v - q8)
             scales = 2 * max(1, self.n // 64) * _SCALES
-            if self.is_int8_v:
-                scales = _SCALES_INT8_V * (2 if self.has_two_8_bit_tiles else 1)
-            scales = _SCALES_FP8_V if self.is_fp8_v else scales
+            if self.is_8_bit_v:
+                of_tile = _SCALES_INT8_V if self.is_int8_v else _SCALES_FP8_V
+                scales = of_tile * (2 if self.has_two_8_bit_tiles else 1)
             return tiles + _aligned(scales + _START + _ADDRESSES + 8 * self.m + _COORDINATES)
         if self.columns == 1:
             stages = 2 if self.is_pipelined else 1

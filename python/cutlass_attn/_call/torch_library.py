@@ -131,6 +131,11 @@ def from_float32(like: torch.Tensor, x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x).to(like.device)
 
 
+def on_host(x: Any) -> Any:
+    """A tensor with its numbers in memory of the host; anything else as it is."""
+    return x.detach().cpu() if isinstance(x, torch.Tensor) else x
+
+
 def has_numbers(x: torch.Tensor) -> bool:
     """Whether the tensor's values can be read now: not on the "meta" device, nor while a CUDA graph
     is captured."""

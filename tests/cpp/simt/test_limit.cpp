@@ -1,5 +1,5 @@
-// The kernel with a limit for the error: what it predicts of each head, against plain loops in
-// fp64, and that heads are bitwise those of the kernel in 8 bits, or of that in 16. Also what the
+// The kernel with a limit for the error: what it predicts of each head, against the results of the
+// kernels in 8 and in 16 bits, and that heads are bitwise those of the kernel in 8 bits, or of that in 16. Also what the
 // mutants run.
 #include <algorithm>
 #include <cmath>
@@ -69,6 +69,10 @@ struct Call {
     p.quantize = Quantize::kInt8;
   }
 
+  bool is_general() const {
+    return sizes.unaligned || p.logits.alibi_slopes || p.mask.causal || p.logits.softcap > 0;
+  }
+
   // Runs it, with garbage in what the kernels share and in the result.
   std::vector<half_t> run(float max_error) {
     std::fill(o.begin(), o.end(), half_t(-1.0f));
@@ -77,12 +81,16 @@ struct Call {
     RunOptions options;
     options.workspace = {workspace.data(), int64_t(workspace.size())};
     Status status;
-    if (max_error != 0.0f && sizes.unaligned) {
+    if (max_error != 0.0f && is_general()) {
       status = simt::launch_with_asides_on_host<Limited, GeneralScore>(p, options);
     } else if (max_error != 0.0f) {
       status = simt::launch_with_asides_on_host<Limited, IdentityScore>(p, options);
+    } else if (p.quantize == Quantize::kNone && is_general()) {
+      status = simt::launch_on_host<Limited::Wide, GeneralScore>(p, options);
     } else if (p.quantize == Quantize::kNone) {
       status = simt::launch_on_host<Limited::Wide, IdentityScore>(p, options);
+    } else if (is_general()) {
+      status = simt::launch_with_asides_on_host<Limited::Narrow, GeneralScore>(p, options);
     } else {
       status = simt::launch_with_asides_on_host<Limited::Narrow, IdentityScore>(p, options);
     }
@@ -97,104 +105,49 @@ struct Call {
     return error;
   }
 
-  double at(Operand const& t, int batch, int head, int row, int d) const {
-    auto const* const x = static_cast<half_t const*>(t.data);
-    return float(x[batch * t.batch_stride + head * t.head_stride + row * t.row_stride + d]);
+  // What core/predict.hpp describes, from the results of both kernels.
+  double expected(std::vector<half_t> const& narrow, std::vector<half_t> const& wide,
+                  int head) const {
+    int const rows = sizes.seqlen_q, count = std::min(rows, 32);
+    std::vector<double> errors, squares;
+    double error = 0, square = 0;
+    for (int i = 0; i < count; ++i) {
+      int const row = rows > 32 ? i * (rows - 1) / 31 : i;
+      size_t const first = size_t(head * rows + row) * size_t(sizes.head_dim);
+      errors.push_back(0);
+      squares.push_back(0);
+      for (size_t d = first; d < first + size_t(sizes.head_dim); ++d) {
+        double const x = float(wide[d]), y = float(narrow[d]);
+        errors.back() += (y - x) * (y - x);
+        squares.back() += x * x;
+      }
+      error += errors.back();
+      square += squares.back();
+    }
+    double const ratio = error / square;
+    double variance = 0;
+    for (int i = 0; i < count; ++i) {
+      double const residue = (errors[size_t(i)] - ratio * squares[size_t(i)]) / square;
+      variance += residue * residue;
+    }
+    variance *= (1 - double(count) / rows) * count / std::max(count - 1, 1);
+    return std::sqrt(1.21 * (ratio + 3 * std::sqrt(variance)) + 0x1p-24);
   }
 
-  // What core/predict.hpp describes.
-  double expected(int batch, int head) const {
-    int const head_kv = head / sizes.group, dim = sizes.head_dim, sq = sizes.seqlen_q;
-    int const sk = sizes.seqlen_k, all_tiles = (sk + 63) / 64, tiles = std::min(all_tiles, 8);
-    std::vector<double> shift(size_t(dim), 0.0);
-    int const samples = std::min(sk, 64);
-    for (int i = 0; i < samples; ++i) {
-      for (int d = 0; d < dim; ++d) {
-        shift[size_t(d)] += at(p.k, batch, head_kv, i * sk / samples, d) / samples;
-      }
-    }
-    struct Key {
-      int number, tile;
-      double step, folded, of_value, values;
-    };
-    std::vector<Key> keys;
-    double k2 = 0, dk2 = 0, q2 = 0, dq2 = 0;
-    for (int t = 0; t < tiles; ++t) {
-      int const first = t * all_tiles / tiles * 64, end = std::min(first + 64, sk);
-      double of_keys = 0, of_tile = 0;
-      std::vector<double> amax;
-      for (int j = first; j < end; ++j) {
-        double value = 0, values = 0;
-        for (int d = 0; d < dim; ++d) {
-          double const x = at(p.k, batch, head_kv, j, d) - shift[size_t(d)];
-          double const y = at(p.v, batch, head_kv, j, d);
-          k2 += x * x;
-          of_keys = std::max(of_keys, std::fabs(x));
-          value = std::max(value, std::fabs(y));
-          values += y * y;
-        }
-        of_tile = std::max(of_tile, value);
-        amax.push_back(value);
-        keys.push_back({j, t, 0, 0, 0, values});
-      }
-      for (int j = first; j < end; ++j) {
-        Key& key = keys[keys.size() - size_t(end - j)];
-        key.folded = std::max(amax[size_t(j - first)] / of_tile, 1.0 / 32);
-        key.of_value = of_tile / 127;
-        dk2 += of_keys / 127 * of_keys / 127;
-      }
-    }
-    int const queries = std::min(sq, 256);
-    std::vector<int> looked_at;
-    for (int i = 0; i < queries; ++i) {
-      looked_at.push_back(int(int64_t(i) * sq / queries));
-      double largest = 0;
-      for (int d = 0; d < dim; ++d) {
-        double const x = at(p.q, batch, head, looked_at.back(), d);
-        q2 += x * x;
-        largest = std::max(largest, std::fabs(x));
-      }
-      dq2 += largest / 127 * largest / 127;
-    }
-    double const scale = p.logits.softmax_scale;
-    double variance =
-        scale * scale / 12 * (q2 * dk2 + k2 * dq2) / (double(queries) * double(keys.size()));
-    int const weighed = std::min(queries, 16);
-    double error = 0, size = 0;
-    for (int i = 0; i < weighed; ++i) {
-      int const query = looked_at[size_t(i * queries / weighed)];
-      std::vector<double> w;
-      for (Key const& key : keys) {
-        double sum = 0;
-        for (int d = 0; d < dim; ++d) {
-          sum += at(p.q, batch, head, query, d) *
-                 (at(p.k, batch, head_kv, key.number, d) - shift[size_t(d)]);
-        }
-        w.push_back(sum * scale);
-      }
-      double const max = *std::max_element(w.begin(), w.end());
-      double of_tile[8] = {};
-      for (size_t j = 0; j < keys.size(); ++j) {
-        w[j] = std::exp(w[j] - max);
-        double& largest = of_tile[keys[j].tile];
-        largest = std::max(largest, w[j] * keys[j].folded);
-      }
-      for (size_t j = 0; j < keys.size(); ++j) {
-        double const step_v = keys[j].folded * keys[j].of_value;
-        double const step_p = of_tile[keys[j].tile] / 255 / keys[j].folded;
-        error += w[j] * w[j] * dim * step_v * step_v + step_p * step_p * keys[j].values;
-        size += w[j] * w[j] * keys[j].values;
-      }
-    }
-    return std::sqrt(variance + error / 12 / size);
-  }
-
-  void check_predictions() const {
+  void check_predictions() {
+    std::vector<half_t> const narrow = run(0.0f);
+    p.quantize = Quantize::kNone;
+    std::vector<half_t> const wide = run(0.0f);
+    p.quantize = Quantize::kInt8;
+    run(0.02f);
     for (int b = 0; b < p.batch; ++b) {
       for (int h = 0; h < p.num_heads_q; ++h) {
-        double const due = expected(b, h), found = predicted(b, h);
-        CHECK(std::fabs(found - due) < 2e-4 * due);
-        if (!(std::fabs(found - due) < 2e-4 * due)) {
+        double const due = expected(narrow, wide, b * p.num_heads_q + h), found = predicted(b, h);
+        // Results are fp16, and a rounding may fall the other way. Of a sample there is a bit more:
+        // an error for keys that had no weight in it.
+        double const most = sizes.seqlen_q > 32 ? 1.08 : 1.02;
+        CHECK(found > 0.98 * due && found < most * due);
+        if (!(found > 0.98 * due && found < most * due)) {
           std::printf("batch %d, head %d: %g, expected %g\n", b, h, found, due);
         }
       }
@@ -214,14 +167,21 @@ TEST(predictions) {
   for (Sizes const& sizes : {Sizes{2, 2, 2, 33, 150}, Sizes{1, 1, 1, 300, 64},
                              Sizes{1, 2, 1, 5, 1300, 56}, Sizes{1, 1, 3, 1, 1}}) {
     Call call(sizes, [](int b, int h) { return 1.0f + 0.5f * float(b) + 0.25f * float(h); });
-    call.run(0.02f);
     call.check_predictions();
   }
 }
 
 TEST(predictions_of_any_strides) {
   Call call({1, 2, 2, 20, 70, 64, true}, same);
-  call.run(0.02f);
+  call.check_predictions();
+}
+TEST(predictions_with_masks_and_terms) {
+  Call call({1, 2, 2, 40, 150}, same);
+  call.p.mask.causal = true;
+  call.p.logits.softcap = 2.0f;
+  float const slopes[] = {0.5f, 0.1f, 0.05f, 0.02f}, sinks[] = {1.0f, -1.0f, 2.0f, 0.0f};
+  call.p.logits.alibi_slopes = slopes;
+  call.p.logits.sinks = sinks;
   call.check_predictions();
 }
 
@@ -234,7 +194,7 @@ TEST(heads_are_those_of_one_kernel_or_the_other) {
     call.p.quantize = Quantize::kNone;
     std::vector<half_t> const wide = call.run(0.0f);
     call.p.quantize = Quantize::kInt8;
-    std::vector<half_t> const both = call.run(0.022f);
+    std::vector<half_t> const both = call.run(0.025f);
     for (int head = 0; head < 8; ++head) {
       bool const is_wide = (head / 2 == 1) || (head / 2 == 2);
       CHECK(!call.is_same(narrow, wide, head));

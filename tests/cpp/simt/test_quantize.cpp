@@ -389,7 +389,7 @@ struct Values {
         });
     CHECK_EQ(status.message, "");
     CHECK_EQ(int64_t(reinterpret_cast<char const*>(params.shift_of(heads)) - workspace.data()),
-             int64_t(workspace.size()));
+             int64_t(workspace.size()) - quantize::kReadableBytes);
     for (int head = 0; head < heads; ++head) {
       for (int tile = 0; tile < tiles; ++tile) {
         if constexpr (std::is_same_v<Params, sm80::QuantizedValuesParams>) {
@@ -451,13 +451,11 @@ struct Values {
       CHECK_EQ(of_lane.v, is_zero ? 0 : of_tile * (1.0f / 127));
     }
     for (int n = 0; n < 64; ++n) {
-      // Of lane t word b, byte e: key 16 b + 2 t + e % 2 + 8 (e / 2).
-      int const in_16 = n % 16, byte = in_16 % 2 + in_16 / 8 * 2;
-      auto const& of_lane = found.lanes[in_16 % 8 / 2];
-      int const e = of_lane.eighths[n / 16] >> (8 * byte) & 0xff;
+      auto const& of_lane = found.lanes[n % 8 / 2];
       float const folded = half_to_float(uint16_t(of_lane.folded[n / 8] >> (16 * (n % 2))));
       CHECK_EQ(std::isnan(folded), !is_finite[n]);
       if (!is_finite[n]) continue;
+      int const e = int(std::nearbyint(8 / folded));
       CHECK(e >= 8 && e <= 255);
       CHECK(std::fabs(folded * float(e) - 8) < 0x1p-8f);  // rounded to fp16
       if (is_zero) continue;
