@@ -267,7 +267,7 @@ def measure(case: Case, modes: tuple[str, ...] = MODES, device: str = "cpu") -> 
         difference = (out - expected).square().sum(dim=(2, 3))
         is_there = (size > 0) | (difference > (2.0**-20 * v.abs().max().item()) ** 2)
         errors = torch.where(is_there & (difference > 0), (difference / size).sqrt(), 0.0).flatten()
-        predicted = predicted_errors(Call(*arrays, given))
+        predicted = predicted_errors(Call(arrays[0], arrays[1], arrays[2], given))
         assert predicted is not None
         for head, (error, of_head) in enumerate(zip(errors.tolist(), predicted.ravel())):
             yield Found(mode, head, error, float(of_head), case)

@@ -74,9 +74,9 @@ def test_errors(kind, head_dim):
     assert errors["qk"] <= (0.013 if kind == "random" else 0.025), errors
     assert errors["int8"] <= (0.016 if kind == "random" else 0.03), errors
     assert 0.02 < errors["peer"] < 0.05
-    # "fp8" has the peer's two roundings to e4m3 as well, but of weights relative to a row max that
-    # lags; the peer's largest weight is 448, which is exact.
-    assert errors["fp8"] <= 1.15 * errors["peer"], errors
+    # "fp8" has the peer's two roundings to e4m3 as well, but rounds the largest weight, too, and
+    # has one scale of V a tile; the peer's largest weight is exact, and V has one a channel.
+    assert errors["fp8"] <= 1.35 * errors["peer"], errors
 
     for mode, kernel in KERNELS.items():
         out, chosen, predicted = measure.run(few, mode, "cpu")
@@ -84,7 +84,7 @@ def test_errors(kind, head_dim):
         error = relative(out, expected[:96])
         due = relative(by_definition(few, "qk"), expected[:96]) if mode == "qk" else errors[mode]
         assert error == pytest.approx(due, rel=0.02), mode
-        assert error <= predicted < 1.5 * error, mode
+        assert error <= predicted < 2 * error, mode
 
 
 def test_what_scales_are_for():
@@ -164,12 +164,12 @@ def test_modes(variant, case):
     unit = 2.0**-11 if variant.dtype == "float16" else 2.0**-8
     off = np.abs(cases.to_bhsd(case, out) - expected.exact)
     if variant.quantize != "qk" and variant.head_dim:  # on a GPU, or as it would be there
-        # e4m3: sums of a tile are rounded to fp16, too, and a row max may be updated a tile sooner
-        # or later, which moves the steps of all weights of a row. int8: weights are fp16 before
+        # e4m3: sums of a tile are rounded to fp16, too, and so are weights before; 1 or 2 %
+        # of them become the next number, 6 % off. int8: weights are fp16 before
         # they are integers, and 2 to 4 % of them become the next one. By a computation in numpy
         # that is 0.2 % of the result's RMS and, with few keys, up to 0.005 of the log-sum-exp.
         rms, lse_usual, lse_most = (
-            (0.006, 4e-3, 0.04) if variant.quantize == "fp8" else (0.003, 4e-3, 8e-3)
+            (0.018, 4e-3, 0.04) if variant.quantize == "fp8" else (0.003, 4e-3, 8e-3)
         )
         error = np.square(off).mean()
         assert np.sqrt(error) <= (rms + unit) * np.sqrt(np.square(expected.exact).mean())
@@ -304,11 +304,12 @@ def test_one_key(mode):
 
 @modes
 def test_constant_values(mode):
-    """Whatever the weights, their mean is the value."""
+    """Whatever the weights, their mean is the value, but for rounding them."""
     q, k, v = tensors(33, 150)
     v[:] = 0.75
     out, _ = attend(q * 4, k, v, mode)
-    assert (out == 0.75).all()
+    off = {"qk": 0.0, "int8": 0.02, "fp8": 0.06}[mode]
+    assert ((out.float() - 0.75).abs() <= 0.75 * off).all()
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key)

@@ -189,12 +189,19 @@ TEST(predictions_with_masks_and_terms) {
 TEST(heads_are_those_of_one_kernel_or_the_other) {
   for (int seqlen_q : {9, 150}) {  // heads share tiles, or do not
     Call call({2, 2, 2, seqlen_q, 150},
-              [](int b, int h) { return h == (b == 0 ? 2 : 1) ? 4.0f : 1.0f; });
+              [](int b, int h) { return h == (b == 0 ? 2 : 1) ? 16.0f : 1.0f; });
     std::vector<half_t> const narrow = call.run(0.0f);
     call.p.quantize = Quantize::kNone;
     std::vector<half_t> const wide = call.run(0.0f);
     call.p.quantize = Quantize::kInt8;
-    std::vector<half_t> const both = call.run(0.025f);
+    call.run(1.0f);
+    float const least = std::min(call.predicted(0, 2), call.predicted(1, 1));  // of peaked heads
+    float most = 0;  // of heads whose KV head has none
+    for (int h = 0; h < 2; ++h) {
+      most = std::max({most, call.predicted(0, h), call.predicted(1, 2 + h)});
+    }
+    CHECK(least > 1.02f * most);
+    std::vector<half_t> const both = call.run(std::sqrt(least * most));
     for (int head = 0; head < 8; ++head) {
       bool const is_wide = (head / 2 == 1) || (head / 2 == 2);
       CHECK(!call.is_same(narrow, wide, head));
