@@ -57,9 +57,6 @@ struct BiasGradConfig {
   // Statistics come with Q and are read until the step ends. Q's slot is free before: with so many
   // buffers a step still finds the statistics of the one kStats earlier read.
   static constexpr int kStats = kSlots - 1;
-  // Warpgroups multiply one after the other, so that one multiplies while the other computes
-  // exponentials. Wider heads wait for L2 instead.
-  static constexpr bool kTakesTurns = kHeadDim == 64;
 
   struct SharedStorage {
     alignas(1024) char tiles[kSlots][2][Tile::kBytes];
@@ -68,7 +65,6 @@ struct BiasGradConfig {
     BiasStep steps[kStats];
     DropoutMask dropout;  // which is not used
     arch::Barrier full[kSlots], empty[kSlots], bias_full, bias_empty;
-    arch::Barrier has_begun[kGroups];  // a warpgroup has its S
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };
@@ -256,7 +252,7 @@ struct BiasGradConsumer {
   Scores const scores;
   Ring<Config::kSlots> ring = {};
   Ring<Config::kStats> stats_ring = {};
-  int bias_round = 0, turn = 0;  // modulo 2
+  int bias_round = 0;
   Slice sum;
 
   CUTE_DEVICE BiasGradConsumer(Params const& params, Shared& shared, SeqLens const& lens, int group)
@@ -312,14 +308,12 @@ struct BiasGradConsumer {
     Bits const bits = load_bits(step, first_key, thread);
     Slice x, dp;
     int const slot = ring.stage;
-    take_turn();
     issue(slot, x);
     ring.advance();
     Arch::barrier_wait(&shared.full[ring.stage], ring.round);
     issue(ring.stage, dp);
     Arch::template wgmma_wait<1>(x.x);
     arrive<Arch>(&shared.empty[slot]);
-    if constexpr (Config::kTakesTurns) arrive<Arch>(&shared.has_begun[group]);
     if (step.is_first) Arch::barrier_wait(&shared.bias_full, bias_round);
 
     sm80::StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
@@ -344,14 +338,6 @@ struct BiasGradConsumer {
     }
     ring.advance();
     stats_ring.advance();
-  }
-
-  // The first warpgroup begins a step once the second has begun the one before.
-  CUTE_DEVICE void take_turn() {
-    if constexpr (Config::kTakesTurns) {
-      Arch::barrier_wait(&shared.has_begun[1 - group], group == 0 ? turn ^ 1 : turn);
-      turn ^= 1;
-    }
   }
 
   // x = (K or V) (Q or dO)^T, of this warpgroup's keys.
@@ -498,9 +484,6 @@ CUTE_DEVICE void run_bias_grad(Params const& params, Shared& shared, int number)
     for (int i = 0; i < Config::kSlots; ++i) {
       Arch::barrier_init(&shared.full[i], 1);
       Arch::barrier_init(&shared.empty[i], Config::kComputeThreads / 32);
-    }
-    for (arch::Barrier& barrier : shared.has_begun) {
-      Arch::barrier_init(&barrier, Config::kGroupThreads / 32);
     }
     Arch::barrier_init(&shared.bias_full, 1);
     Arch::barrier_init(&shared.bias_empty, Config::kComputeThreads / 32);
