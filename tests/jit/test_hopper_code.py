@@ -148,7 +148,8 @@ def test_composed_scores_do_not_serialize_and_hardly_spill(name, tmp_path):
 
 
 def test_int8_has_registers_for_four_blocks(tmp_path):
-    """Of 128 threads, with any score but that with every option."""
+    """Of 128 threads, with any score but that with every option. With a softcap three words wait
+    in local memory."""
     if reason := jit.available():
         pytest.skip(reason)
     key = "sm80/int8/f16/d64/64x64x4"
@@ -158,5 +159,5 @@ def test_int8_has_registers_for_four_blocks(tmp_path):
     path = tmp_path / "code.cubin"
     path.write_bytes(code)
     for (_, score), used in sass.read_resources(path, "sm_90").items():
-        assert used["STACK"] == used["LOCAL"] == 0, score
-        assert used["REG"] <= 128, score
+        assert used["STACK"] <= (16 if score == "softcap" else 0), score
+        assert used["LOCAL"] == 0 and used["REG"] <= 128, score

@@ -77,8 +77,9 @@ using WgmmaDropout = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHas
 template <bool kHasMask, class Element, int... kTile>
 using WgmmaBiasGrad =
     sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true, true>;
-template <class Element, int... kTile>
-using WgmmaBias = sm90::Backward<Element, kTile..., DenseSeqInfo, false, false, false, false, true>;
+template <bool kHasMask, class Element, int... kTile>
+using WgmmaBias =
+    sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, false, true>;
 
 template <class Kernel>
 void run_masked() {
@@ -193,8 +194,8 @@ TEST(few_wgmma_terms) {
   run<sm90::Backward<Half, 128, 64, 128, 8>, SoftcapScore>(c, simt::FiberOrder::kRandom);
   Case b{.name = "bias", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
   b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
-  run<WgmmaBias<Half, 64, 64, 192, 12>, Score<Softcap, TileBias>, Score<Softcap, Alibi, TileBias>>(
-      b);
+  run<WgmmaBias<false, Half, 64, 64, 192, 12>, Score<Softcap, TileBias>,
+      Score<Softcap, Alibi, TileBias>>(b);
   Case m = mask_cases(64)[0];
   m.has_alibi = true, m.softcap = 1.5f, m.has_sinks = false;
   run<Masked<Half, 64, 64, 192, 12>, Score<Softcap, Alibi, MaskBits>>(m);
@@ -265,8 +266,7 @@ void run_masked_terms() {
   for (Case c : mask_cases(Kernel::Config::kHeadDim)) {
     if (c.seqlen_q > 1000) continue;
     c.has_alibi = (std::is_same_v<Terms, Alibi> || ...);
-    c.has_bias = c.has_short_bias = (std::is_same_v<Terms, PairBias> || ...);
-    if (c.has_bias && c.seqlen_k % 2 != 0) ++c.seqlen_k;
+    c.has_bias = c.has_short_bias = (std::is_same_v<Terms, TileBias> || ...);
     if ((std::is_same_v<Terms, Softcap> || ...)) c.softcap = c.magnitude > 1.0f ? 30.0f : 1.5f;
     run<Kernel, Score<Terms...>>(c);
   }
@@ -274,7 +274,7 @@ void run_masked_terms() {
 TEST(wgmma_mask_terms) {
   run_masked_terms<Masked<Half, 64, 64, 192, 12>, Softcap, MaskBits>();
   run_masked_terms<Masked<BFloat, 128, 64, 128, 8>, Alibi, MaskBits>();
-  run_masked_terms<Masked<Half, 64, 64, 192, 12>, MaskBits, PairBias>();
+  run_masked_terms<WgmmaBias<true, Half, 64, 64, 192, 12>, MaskBits, TileBias>();
 }
 
 TEST(wgmma_dropout) {
@@ -325,8 +325,8 @@ TEST(wgmma_alibi) {
 }
 
 TEST(wgmma_bias) {
-  run_pairs<WgmmaBias<Half, 64, 64, 192, 12>, TileBias>();
-  run_pairs<WgmmaBias<BFloat, 128, 64, 128, 8>, TileBias>();
+  run_pairs<WgmmaBias<false, Half, 64, 64, 192, 12>, TileBias>();
+  run_pairs<WgmmaBias<false, BFloat, 128, 64, 128, 8>, TileBias>();
 }
 
 TEST(alibi_two_roles) {
