@@ -1,8 +1,8 @@
 // Predicts the error of a head's result from products in 8 bits: the RMS of the error relative to
 // the RMS of the result.
 //
-//   queries   up to kPredictedQueries of those that see a key, evenly spread, the first and the last
-//             among them
+//   queries   up to kPredictedQueries of those that see a key, evenly spread, the first and the
+//             last among them
 //   measured  their result is computed twice, with all of its keys, mask, terms and sink: as given,
 //             and with q, k, P and v rounded as core/quantize.hpp says
 //   ratio     of the squared errors to the squared results

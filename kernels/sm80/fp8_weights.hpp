@@ -1,7 +1,7 @@
 // P in e4m3, and P V: core/quantize.hpp's kFp8.
 //
-//   P'   kFp8Sum w / sum of w of the row in the tile, in e4m3. No weight is clipped, and the sums of
-//        P' v8 of 64 keys are at most 1.07 * 448 * 128, which fp16 holds
+//   P'   kFp8Sum w / sum of w of the row in the tile, in e4m3. No weight is clipped, and the sums
+//        of P' v8 of 64 keys are at most 1.07 * 448 * 128, which fp16 holds
 //   O    += (sum of P' v8) * sum / kFp8Sum * scale of V. Sums within a tile are in fp16, sums over
 //        tiles in fp32
 #pragma once

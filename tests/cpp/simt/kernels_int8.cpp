@@ -54,6 +54,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using Int8Tight = sm80::Forward<cutlass::half_t, 128, 128, 128, 64, 4, 1, int32_t, int32_t>;
   KernelUnderTest int8_tight{"sm80/int8/f16/d128/128x64x4, two key blocks", DType::kFloat16,
                              &launch_on_host<Int8Tight, IdentityScore, SoftcapScore>, false, 128};
+  using Int8At256 = sm80::Forward<cutlass::half_t, 256, 256, 64, 64, 4, 1, int32_t, int32_t>;
+  KernelUnderTest int8_at_256{"sm80/int8/f16/d256/64x64x4, one buffer", DType::kFloat16,
+                              &launch_on_host<Int8At256, IdentityScore, SoftcapScore>, false, 256};
   using Fp8 = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4, 1, int32_t, cutlass::half_t>;
   KernelUnderTest fp8{"sm89/int8_fp8/f16/d64/64x64x4", DType::kFloat16,
                       &launch_on_host<Fp8, IdentityScore, SoftcapScore>};
@@ -73,10 +76,10 @@ std::vector<KernelUnderTest> kernels_under_test() {
   for (KernelUnderTest* kernel : {&pipelined, &general, &tiled, &two_scales, &qk_varlen}) {
     kernel->quantize = Quantize::kQk;
   }
-  for (KernelUnderTest* kernel : {&int8, &int8_general, &int8_tight, &int8_varlen}) {
+  for (KernelUnderTest* kernel : {&int8, &int8_general, &int8_tight, &int8_at_256, &int8_varlen}) {
     kernel->quantize = Quantize::kInt8;
   }
   for (KernelUnderTest* kernel : {&fp8, &fp8_wide, &fp8_general}) kernel->quantize = Quantize::kFp8;
-  return {pipelined, general,  tiled,       two_scales, int8,        int8_general,
-          fp8,       fp8_wide, fp8_general, qk_varlen,  int8_varlen, int8_tight};
+  return {pipelined, general,     tiled,     two_scales,  int8,       int8_general, fp8,
+          fp8_wide,  fp8_general, qk_varlen, int8_varlen, int8_tight, int8_at_256};
 }

@@ -1,6 +1,6 @@
 // The kernel with a limit for the error: what it predicts of each head, against the results of the
-// kernels in 8 and in 16 bits, and that heads are bitwise those of the kernel in 8 bits, or of that in 16. Also what the
-// mutants run.
+// kernels in 8 and in 16 bits, and that heads are bitwise those of the kernel in 8 bits, or of that
+// in 16. Also what the mutants run.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
