@@ -12,9 +12,11 @@ from manifest_rows import (
     ARCHS,
     BACKWARD_OPTIONS,
     COMPILED_OPTIONS,
+    DIM_FIELDS,
     OPTIONS,
     ROW_FIELDS,
     TERMS,
+    TILE_FIELDS,
     Kernel,
     ManifestError,
     choose,
@@ -27,72 +29,57 @@ class Value:
     """What a value on an axis adds to a kernel."""
 
     name: str = ""  # a word of its name
-    type: dict[str, str] = field(default_factory=dict)  # template arguments, by placeholder
+    trait: str = ""  # an option of kernels/core/traits.hpp
     params: str = ""  # a part of its params' name, where the placeholder names the axis
     options: tuple[str, ...] = ()  # options that it implements
     needs: tuple[str, ...] = ()  # options that a call has to ask for
     terms: tuple[str, ...] = ()  # terms in addition to its family's
 
 
-# The axes in the order of their words in a kernel's name. The first value of each is the default,
-# whose template arguments equal the C++ defaults.
+# The axes in the order of their words in a kernel's name. The first value of each is the default.
 AXES: dict[str, dict[str | bool, Value]] = {
     "accumulate": {
-        "fp32": Value(type={"qk": "float", "pv": "float"}),
-        "fp16_qk": Value("fp16_qk", type={"qk": "cutlass::half_t", "pv": "float"}),
-        "fp16_pv": Value("fp16_pv", type={"pv": "cutlass::half_t"}),
-        "fp16": Value("fp16", type={"qk": "cutlass::half_t", "pv": "cutlass::half_t"}),
+        "fp32": Value(),
+        "fp16_qk": Value("fp16_qk", "with::Accumulators<cutlass::half_t, float>"),
+        "fp16_pv": Value("fp16_pv", "with::Accumulators<float, cutlass::half_t>"),
+        "fp16": Value("fp16", "with::Accumulators<cutlass::half_t, cutlass::half_t>"),
     },
     "quantize": {
         "none": Value(),
-        "qk": Value("int8_qk", type={"qk": "int32_t"}, params="Quantized"),
-        "int8": Value("int8", type={"qk": "int32_t", "pv": "int32_t"}, params="QuantizedValues"),
-        "fp8": Value(
-            "int8_fp8", type={"qk": "int32_t", "pv": "cutlass::half_t"}, params="Fp8Values"
-        ),
+        "qk": Value("int8_qk", "with::Accumulators<int32_t, float>", "Quantized"),
+        "int8": Value("int8", "with::Accumulators<int32_t, int32_t>", "QuantizedValues"),
+        "fp8": Value("int8_fp8", "with::Accumulators<int32_t, cutlass::half_t>", "Fp8Values"),
     },
     "layout": {
-        "dense": Value(type={"layout": "RowLayout::kDense", "seq_info": "DenseSeqInfo"}),
-        "varlen": Value(
-            "varlen",
-            type={"layout": "RowLayout::kVarlen", "seq_info": "VarlenSeqInfo"},
-            params="Varlen",
-            options=("varlen",),
-        ),
-        "paged": Value(
-            "paged",
-            type={"layout": "RowLayout::kPaged"},
-            params="Paged",
-            options=("varlen", "paged_kv"),
-        ),
+        "dense": Value(),
+        "varlen": Value("varlen", "with::PackedRows", "Varlen", options=("varlen",)),
+        "paged": Value("paged", "with::Pages", "Paged", options=("varlen", "paged_kv")),
     },
     "kv": {
-        "same": Value(type={"kv": "{element}"}),
-        "fp8": Value("fp8", type={"kv": "E4M3"}, options=("fp8_kv",), needs=("fp8_kv",)),
+        "same": Value(),
+        "fp8": Value("fp8", "with::Fp8Cache", options=("fp8_kv",), needs=("fp8_kv",)),
     },
     "latent": {
         False: Value(),
         True: Value("latent", options=("latent_kv",), needs=("latent_kv",)),
     },
     "bias": {
-        False: Value(type={"bias": "false"}),
-        True: Value("bias", type={"bias": "true"}, params="Bias", needs=("bias",), terms=("bias",)),
+        False: Value(),
+        True: Value("bias", "with::Bias", "Bias", needs=("bias",), terms=("bias",)),
         "pairs": Value("with_bias", needs=("bias",), terms=("pairbias",)),
     },
     "mask": {
-        False: Value(type={"mask": "false"}),
-        True: Value("mask", type={"mask": "true"}, params="Mask", needs=("mask",), terms=("mask",)),
+        False: Value(),
+        True: Value("mask", "with::Mask", "Mask", needs=("mask",), terms=("mask",)),
         "pairs": Value("mask", needs=("mask",), terms=("pairmask",)),
     },
     "bias_grad": {
-        False: Value(type={"bias_grad": "false"}),
-        True: Value(
-            "bias", {"bias_grad": "true"}, "Grad", options=("bias_grad",), needs=("bias_grad",)
-        ),
+        False: Value(),
+        True: Value("bias", "with::BiasGrad", "Grad", options=("bias_grad",), needs=("bias_grad",)),
     },
     "dropout": {
-        False: Value(type={"dropout": "false"}),
-        True: Value("dropout", {"dropout": "true"}, options=("dropout",), needs=("dropout",)),
+        False: Value(),
+        True: Value("dropout", "with::Dropout", options=("dropout",), needs=("dropout",)),
     },
     "limited": {
         False: Value(),
@@ -100,12 +87,12 @@ AXES: dict[str, dict[str | bool, Value]] = {
     },
     # Whether the only score is the general one: follows from `scores`.
     "general": {
-        False: Value(type={"general": "false"}),
-        True: Value("general", type={"general": "true"}),
+        False: Value(),
+        True: Value("general"),
     },
     "ordered": {
-        False: Value(type={"ordered": "false"}),
-        True: Value("ordered", type={"ordered": "true"}, options=("deterministic",)),
+        False: Value(),
+        True: Value("ordered", "with::FixedOrder", options=("deterministic",)),
     },
 }
 DEFAULTS = {axis: next(iter(values)) for axis, values in AXES.items()}
@@ -118,6 +105,7 @@ class Settings:
     """What manifest.toml says of a kernel and of its family; its first lines explain each."""
 
     type: str = ""
+    traits: list = field(default_factory=list)
     function: str = ""
     include: str = ""
     params: str = Kernel.params
@@ -165,7 +153,7 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         name=settings.name or _name(settings, arch),
         device="cuda" if is_cuda else "cpu",
         include=settings.include or f"{settings.namespace}/{settings.class_name}.hpp",
-        code=_code(settings, where),
+        code=_code(settings, op, where),
         scores=scores if is_cuda else {},
         core_scores=_core_scores(settings, list(scores), where),
         options=_options(settings, list(scores), op, where),
@@ -263,7 +251,7 @@ def _alignment(settings: Settings, op: str) -> int:
 
 
 def _head_dim_multiple(settings: Settings, alignment: int) -> int:
-    if "{head_dim}" not in settings.type:
+    if settings.function or ("<" in settings.type and "{head_dim}" not in settings.type):
         return 0
     return 1 if alignment == 1 else ALIGNMENT // (1 if settings.axes["kv"] == "fp8" else 2)
 
@@ -287,20 +275,19 @@ def _name(settings: Settings, arch: str) -> str:
     return "/".join(filter(None, [folder, "_".join(filter(None, parts))]))
 
 
-def _code(settings: Settings, where: str) -> str:
-    """The type with the axes' arguments filled in, without trailing defaults; or the function."""
-    name, opened, arguments = settings.type.removesuffix(">").partition("<")
-    if not opened:
-        return settings.type or settings.function
-    defaults = {k: v for axis in AXES for k, v in AXES[axis][DEFAULTS[axis]].type.items()}
-    chosen = {axis: value for axis, value in settings.axes.items() if value != DEFAULTS[axis]}
-    given = {k: v for axis, value in chosen.items() for k, v in AXES[axis][value].type.items()}
-    listed = arguments.split(", ")
-    _check_placeholders("type", arguments, [*ROW_FIELDS, *defaults], where)
-    while (last := listed[-1][1:-1]) in defaults and last not in given:
-        listed.pop()
-    filled = ((defaults | given).get(x[1:-1], x) if x.startswith("{") else x for x in listed)
-    return f"{name}<{', '.join(filled)}>"
+def _code(settings: Settings, op: str, where: str) -> str:
+    """The type with all its arguments, or the function."""
+    if settings.function:
+        return settings.function
+    if "<" in settings.type:
+        _check_placeholders("type", settings.type, list(ROW_FIELDS), where)
+        return settings.type
+    traits = [*settings.traits, *(value.trait for value in settings.values)]
+    if op == "backward" and settings.axes["general"]:
+        traits.append("with::GeneralScore")
+    shape = ", ".join(f"{{{name}}}" for name in (*DIM_FIELDS, *TILE_FIELDS))
+    arguments = ["{element}", f"TileShape<{shape}>", *filter(None, traits)]
+    return f"{settings.type}<{', '.join(arguments)}>"
 
 
 def _check_placeholders(name: str, text: str, allowed: list[str], where: str) -> None:

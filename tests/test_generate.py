@@ -13,7 +13,7 @@ MANIFEST = """
 scores = { identity = "IdentityScore", softcap = "SoftcapScore" }
 
 [family.fast]
-type = "fast::Forward<{element}, {head_dim}, {head_dim_v}, {m}, {n}, {warps}, {columns}, {kv}>"
+type = "fast::Forward"
 scores = ["identity"]
 
 [[family.fast.kernel]]
@@ -99,13 +99,13 @@ def test_a_unit_has_an_entry_for_every_score(tmp_path):
     files = made(tmp_path)
     unit = files["fast_f16_d64_128x64x8.cu"]
     assert '#include "fast/forward.hpp"' in unit
-    assert "fast::Forward<cutlass::half_t, 64, 64, 128, 64, 8, 1>" in unit
+    assert "fast::Forward<cutlass::half_t, TileShape<64, 64, 128, 64, 8, 1>>" in unit
     assert unit.count("CA_KERNEL_ENTRY") == 1 and "IdentityScore" in unit
     wide = made(tmp_path, tier="full")["fast_f16_d192v128_64x32x4.cu"]
-    assert "fast::Forward<cutlass::half_t, 192, 128, 64, 32, 4, 1>" in wide
+    assert "fast::Forward<cutlass::half_t, TileShape<192, 128, 64, 32, 4, 1>>" in wide
     # Compiled for the CPU in a tier of its own.
     split = files["fast_simt_bf16_d512_32x32x2c4.cpp"]
-    assert "fast::Forward<cutlass::bfloat16_t, 512, 512, 32, 32, 2, 4>" in split
+    assert "fast::Forward<cutlass::bfloat16_t, TileShape<512, 512, 32, 32, 2, 4>>" in split
     assert "fast_bf16_d512_32x32x2c4.cu" not in files
     slow = files["plain_slow_simt_f32.cpp"]
     assert "plain::Slow<float>" in slow and "IdentityScore" in slow and "SoftcapScore" in slow
@@ -285,13 +285,7 @@ params = "{quantize}{layout}Params"
 AXES
 rows = [{ tile = "64x64x4", head_dims = [64], dtypes = ["f16"] }]
 """
-FORWARD = (
-    "sm80::Forward<{head_dim}, {m}, {n}, {warps}, 1, {qk}, {pv}, {layout}, {kv}, {dropout}, "
-    "{bias}, {mask}>"
-)
-BACKWARD = (
-    "sm80::Backward<{element}, {head_dim}, {m}, {n}, {warps}, {general}, {seq_info}, {ordered}>"
-)
+FORWARD, BACKWARD = "sm80::Forward", "sm80::Backward"
 SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
 
 
@@ -302,14 +296,14 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             FORWARD,
             {"scores": ["identity"]},
             "sm80",
-            "{warps}, 1>",
+            "Forward<{element}, TileShape<{head_dim}, {head_dim_v}, {m}, {n}, {warps}, {columns}>>",
             {"options": "sinks", "needs": "", "arch": "80", "asides": False, "tma": False},
         ),
         (
             FORWARD,
             {"layout": "paged", "kv": "fp8", "scores": ["general"], "options": ["kv_scales"]},
             "sm80/paged_fp8_general",
-            "1, float, float, RowLayout::kPaged, E4M3>",
+            ", with::Pages, with::Fp8Cache>",
             {
                 "options": f"{SCORE_OPTIONS} sinks varlen paged_kv kv_scales fp8_kv",
                 "needs": "fp8_kv",
@@ -318,17 +312,17 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             },
         ),
         (
-            "sm90::Forward<{head_dim}, {m}, {n}, {warps}, {layout}>",
+            "sm90::Forward",
             {"layout": "paged", "scores": ["identity"]},
             "sm90/paged",
-            "{warps}, RowLayout::kPaged>",
+            "{columns}>, with::Pages>",
             {"options": "sinks varlen paged_kv", "needs": "paged_kv", "arch": "90a", "tma": True},
         ),
         (
             FORWARD,
             {"quantize": "fp8", "layout": "varlen", "scores": ["general"]},
             "sm89/int8_fp8_varlen_general",
-            "1, int32_t, cutlass::half_t, RowLayout::kVarlen>",
+            "with::Accumulators<int32_t, cutlass::half_t>, with::PackedRows>",
             {
                 "options": f"{SCORE_OPTIONS} sinks varlen",
                 "needs": "varlen",
@@ -344,28 +338,28 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             FORWARD,
             {"accumulate": "fp16_qk", "scores": ["identity"]},
             "sm80/fp16_qk",
-            "1, cutlass::half_t, float>",
+            "{columns}>, with::Accumulators<cutlass::half_t, float>>",
             {"accumulate": "fp16_qk", "options": "sinks"},
         ),
         (
             FORWARD,
             {"dropout": True, "scores": ["identity"]},
             "sm80/dropout",
-            "1, float, float, RowLayout::kDense, {element}, true>",
+            "{columns}>, with::Dropout>",
             {"options": "sinks dropout", "needs": "dropout", "pairs": ""},
         ),
         (
             FORWARD,
             {"bias": True, "mask": True, "terms": ["alibi"]},
             "sm80/bias_mask",
-            "1, float, float, RowLayout::kDense, {element}, false, true, true>",
+            "{columns}>, with::Bias, with::Mask>",
             {"scores": "bias_mask alibi_bias_mask", "pairs": "bias", "asides": True},
         ),
         (
             BACKWARD,
             {"layout": "varlen", "ordered": True, "arch": "90a", "scores": ["general"]},
             "sm90/backward_varlen_general_ordered",
-            "{warps}, true, VarlenSeqInfo, true>",
+            "{columns}>, with::PackedRows, with::FixedOrder, with::GeneralScore>",
             {
                 "options": f"{SCORE_OPTIONS} sinks varlen deterministic",
                 "op": "backward",
@@ -374,10 +368,10 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             },
         ),
         (
-            "sm90::SplitKeys<{element}, {head_dim}, {m}, {n}, {warps}, {bias}>",
+            "sm90::SplitKeys",
             {"terms": ["softcap", "alibi"], "bias": True},
             "sm90/split_keys_bias",
-            "{warps}, true>",
+            "{columns}>, with::Bias>",
             {
                 "scores": "bias softcap_bias alibi_bias softcap_alibi_bias",
                 "options": "softcap negative_scale alibi_slopes bias sinks",
@@ -411,7 +405,11 @@ def test_axes_have_the_values_of_the_facts():
     ("old", "new", "message"),
     [
         # Of a family or a kernel.
-        ("automatic", "aligned", r"\[family.slow\]: entry is 'aligned'; allowed: type, function"),
+        (
+            "automatic",
+            "aligned",
+            r"\[family.slow\]: entry is 'aligned'; allowed: type, traits, function",
+        ),
         ("[[family.fast.kernel]]", "[[family.fast.kernel]]\ntma = true", r"fast\] kernel 1: entry"),
         ("automatic", "general", "entry is 'general'; allowed: type"),
         ("automatic", "name", "entry is 'name'; allowed: type"),
@@ -457,7 +455,11 @@ def test_axes_have_the_values_of_the_facts():
             "options is 'bias_grad'; allowed: score_mod, dropout, varlen",
         ),
         ('names = "plain"\nauto', 'names = "none"\nauto', "'none'; allowed: cutlass, plain"),
-        ("{warps}", "{stages}", "of type is 'stages'; allowed: element, head_dim, .* ordered$"),
+        (
+            "<{element}>",
+            "<{stages}>",
+            "of type is 'stages'; allowed: element, head_dim, .* columns$",
+        ),
         (
             'function = "cpu::attention_forward"',
             "",
@@ -480,8 +482,16 @@ def test_axes_have_the_values_of_the_facts():
         ),
         ("[64]", "[584]", r"\[family.fast\] fast row 1: head_dims has 584; allowed: 1 to 576"),
         ("[64]", "[[64]]", r"head_dims has \[64\]; allowed: 1 to 576, or a pair"),
-        ("{head_dim_v}, ", "", r"row 2: head_dims has \[192, 128\], .* has no head_dim_v"),
-        (", {columns}", "", "row 3: tile has columns, .* does not use them"),
+        (
+            '"fast::Forward"',
+            '"fast::Forward<{head_dim}, {m}, {n}, {warps}, {columns}>"',
+            r"row 2: head_dims has \[192, 128\], .* has no head_dim_v",
+        ),
+        (
+            '"fast::Forward"',
+            '"fast::Forward<{head_dim}, {head_dim_v}, {m}, {n}, {warps}>"',
+            "row 3: tile has columns, .* does not use them",
+        ),
         ("head_dims = [64], ", "", "head_dims is missing, 'fast::"),
         ('tile = "128x64x8", ', "", "tile is missing, 'fast::"),
         ("128x64x8", "128x64", "row 1: tile is '128x64'; it is like 128x64x4 or 32x32x2c4"),

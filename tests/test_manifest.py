@@ -75,4 +75,4 @@ def test_the_tuner_may_choose_tiles_of_every_forward_kernel_of_sm80():
         )
     )
     assert space["sm80/fp16_pv"]["axes"]["columns"] == [1]
-    assert "{warps}, {columns}, float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]
+    assert "with::Accumulators<float, cutlass::half_t>" in space["sm80/fp16_pv"]["source"]

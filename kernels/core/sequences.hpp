@@ -19,13 +19,6 @@
 
 namespace cutlass_attn {
 
-// What a kernel is compiled for.
-enum class RowLayout {
-  kDense,   // DenseSeqInfo, DenseKv
-  kVarlen,  // VarlenSeqInfo, DenseKv
-  kPaged,   // VarlenSeqInfo, PagedKv
-};
-
 // Lengths of one batch entry.
 struct SeqLens {
   int32_t q, k;

@@ -40,21 +40,22 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
-          bool kIsGeneral = false, class SeqInfo = DenseSeqInfo, bool kIsOrdered = false,
-          bool kDrops = false, bool kHasBiasGrad = false>
+template <class Element, class Shape, class... Options>
 struct Backward {
-  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, kIsGeneral, SeqInfo,
-                                kIsOrdered, kDrops, kHasBiasGrad>;
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::PackedRows, with::GeneralScore, with::FixedOrder,
+                                           with::Dropout, with::BiasGrad>);
+  using Config = BackwardConfig<Traits>;
+  using SeqInfo = typename Config::SeqInfo;
   using Shared = typename Config::SharedStorage;
   using Params = BackwardParams;
-  using Before = std::conditional_t<kHasBiasGrad, BackwardBeforeBias<Element, SeqInfo>,
+  using Before = std::conditional_t<Config::kHasBiasGrad, BackwardBeforeBias<Element, SeqInfo>,
                                     BackwardBefore<Element, SeqInfo>>;
   using After = BackwardAfter<Element, SeqInfo>;
-  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  static constexpr bool kIsVarlen = Config::kIsVarlen;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = Config::kMinBlocksPerSm;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kBlockM = kBlockN;  // a tile of keys
+  static constexpr int kBlockN = Config::kBlockN, kBlockM = kBlockN;  // a tile of keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -67,8 +68,8 @@ struct Backward {
     SeqLens const lens = seq.lens(p);
     if (tile.begin >= lens.k) return;
     int const end = tile.begin + kBlockN < lens.k ? tile.begin + kBlockN : lens.k;
-    TileRange const range =
-        params.template mask<kIsGeneral>(lens).query_tiles(tile.begin, end, Config::kBlockM);
+    TileRange const range = params.template mask<Config::kIsGeneral>(lens).query_tiles(
+        tile.begin, end, Config::kBlockM);
 
     if (Arch::thread() == 0) {
       shared.block.seq = seq;
@@ -83,7 +84,7 @@ struct Backward {
                      params.stats + number * Params::kTileRows * 2,
                      params.grad_q ? params.grad_q_at(number, 0) : nullptr};
     }
-    share_visible<Config, Arch>(params.template mask<kIsGeneral>(lens), tile.begin, shared);
+    share_visible<Config, Arch>(params.template mask<Config::kIsGeneral>(lens), tile.begin, shared);
     Arch::sync();  // shared.block full
 
     BackwardStep<Config, Score, Arch> step(params, lens, shared);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/sequences.hpp"
+#include "core/traits.hpp"
 #include "sm80/backward_block.hpp"
 #include "sm80/backward_params.hpp"
 #include "tile/swizzle.hpp"
@@ -16,17 +17,18 @@ namespace cutlass_attn::sm80 {
 // kIsOrdered: blocks add to dQ in the order of their keys, so that results repeat bitwise.
 // kDrops: dropout with a score other than the general one, which always supports it.
 // kHasBiasGrad: the bias has a gradient.
-template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, bool kIsGeneral_,
-          class SeqInfo_, bool kIsOrdered_, bool kDrops_, bool kHasBiasGrad_>
+template <class Traits>
 struct BackwardConfig {
-  using Element = Element_;
-  using SeqInfo = SeqInfo_;
-  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
-  static constexpr bool kIsGeneral = kIsGeneral_, kIsOrdered = kIsOrdered_;
-  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops || kIsGeneral;
-  static constexpr bool kHasBiasGrad = kHasBiasGrad_;
+  using Element = typename Traits::Element;
+  using SeqInfo = typename Traits::SeqInfo;
+  static constexpr bool kIsVarlen = !Traits::kIsDense;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static_assert(Traits::kHeadDimV == kHeadDim && Traits::kWarpsN == 1);
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  static constexpr int kWarps = Traits::kWarps, kThreads = 32 * kWarps;
+  static constexpr bool kIsGeneral = Traits::kIsGeneral, kIsOrdered = Traits::kIsOrdered;
+  static constexpr bool kDrops = Traits::kDrops, kMayDrop = kDrops || kIsGeneral;
+  static constexpr bool kHasBiasGrad = Traits::kHasBiasGrad;
   static_assert(!kHasBiasGrad || (kIsGeneral && !kIsOrdered), "adds to it in any order");
   static constexpr int kSteps = kHeadDim / 16;  // k-steps of a product over head-dim columns
 

@@ -11,6 +11,7 @@
 #include "core/quantize.hpp"
 #include "core/scheduler.hpp"
 #include "core/terms/alibi.hpp"
+#include "core/traits.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
 
@@ -18,29 +19,20 @@ namespace cutlass_attn::sm80 {
 
 // kWarpsM warps along M take m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // computes S for a share of a tile's keys, and O for a share of the head-dim columns.
-// QkAccumulator, PvAccumulator: accumulator types of Q K^T and P V: float or cutlass::half_t.
-//     QkAccumulator = int32_t: Q and K are rounded to int8 (core/quantize.hpp), K before the
-//     kernel. Then PvAccumulator = int32_t rounds V to int8 and P to uint8, and cutlass::half_t
-//     rounds V and P to e4m3.
-// kLayout: whether rows are dense, packed or paged.
-// Kv: the type in which K and V are stored: Element, or E4M3 (products_fp8.hpp).
-// kDrops: dropout with a score other than the general one, which always supports it.
-// kHasBias, kHasMask: a bias, or a bool mask, with such a score.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_,
-          int kWarpsN_ = 1, class QkAccumulator_ = float, class PvAccumulator_ = float,
-          RowLayout kLayout_ = RowLayout::kDense, class Kv_ = Element_, bool kDrops_ = false,
-          bool kHasBias_ = false, bool kHasMask_ = false>
+// Traits: those of core/traits.hpp. Accumulators are float or cutlass::half_t. Qk = int32_t: Q and K
+// are rounded to int8 (core/quantize.hpp), K before the kernel. Then Pv = int32_t rounds V to int8
+// and P to uint8, and cutlass::half_t rounds V and P to e4m3.
+template <class Traits>
 struct Config {
-  static constexpr bool kDrops = kDrops_, kHasBias = kHasBias_, kHasMask = kHasMask_;
-  static constexpr RowLayout kLayout = kLayout_;
-  static constexpr bool kIsDense = kLayout == RowLayout::kDense,
-                        kIsPaged = kLayout == RowLayout::kPaged;
-  using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
-  using Element = Element_;
-  using Kv = Kv_;
-  static constexpr bool kIsFp8 = std::is_same_v<Kv, E4M3>;
-  using QkAccumulator = QkAccumulator_;
-  using PvAccumulator = PvAccumulator_;
+  static constexpr bool kDrops = Traits::kDrops;
+  static constexpr bool kHasBias = Traits::kHasBias, kHasMask = Traits::kHasMask;
+  static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
+  using Coord = BasicTileCoord<typename Traits::SeqInfo>;
+  using Element = typename Traits::Element;
+  using Kv = typename Traits::Kv;  // in which K and V are stored; E4M3: products_fp8.hpp
+  static constexpr bool kIsFp8 = Traits::kIsFp8;
+  using QkAccumulator = typename Traits::Accumulators::Qk;
+  using PvAccumulator = typename Traits::Accumulators::Pv;
   static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
   // P and V in 8 bits: int8, or e4m3.
   static constexpr bool kIsInt8V = std::is_same_v<PvAccumulator, int32_t>;
@@ -55,9 +47,9 @@ struct Config {
   static constexpr bool is_reversed() {
     return kHasMask || Score::kHasAlibi;
   }
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
+  static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  static constexpr int kWarpsM = Traits::kWarpsM, kWarpsN = Traits::kWarpsN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kRowBlocks = kBlockM / kWarpsM / 16;  // m16 blocks of a warp
   static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread

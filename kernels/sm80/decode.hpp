@@ -26,16 +26,19 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          class Kv = Element>
+template <class Element, class Shape, class... Options>
 struct Decode {
+  static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
+  static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
+  static constexpr int kWarps = Shape::kWarps;
+  static_assert(Traits<Element, Shape, Options...>::template are_among<with::Fp8Cache>);
   // Each warp processes its tiles like a block of one warp.
-  using Config = sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, 1, 1, float, float,
-                              RowLayout::kPaged, Kv>;
+  using WarpShape = TileShape<kHeadDim, kHeadDimV, kBlockM, kBlockN, 1>;
+  using Config = sm80::Config<Traits<Element, WarpShape, with::Pages, Options...>>;
+  using Kv = typename Config::Kv;
   using Coord = typename Config::Coord;
   using Place = FragmentPlace<1, 1>;
   using Params = DecodeParams;
-  static constexpr int kBlockM = kBlockM_, kN = kBlockN;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
   // With K and V in 8 bits and a head dim of 64, an SM has two blocks if they take 128 registers,

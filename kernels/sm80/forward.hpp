@@ -39,14 +39,18 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarpsM,
-          int kWarpsN = 1, class QkAccumulator = float, class PvAccumulator = float,
-          RowLayout kLayout = RowLayout::kDense, class Kv = Element, bool kDrops = false,
-          bool kHasBias = false, bool kHasMask = false, bool kSplitsKeys = false>
+template <class Element, class Shape, class... Options>
 struct Forward {
-  using Config =
-      sm80::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarpsM, kWarpsN,
-                   QkAccumulator, PvAccumulator, kLayout, Kv, kDrops, kHasBias, kHasMask>;
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<typename Traits::Accumulators, with::PackedRows,
+                                           with::Pages, with::Fp8Cache, with::Bias, with::Mask,
+                                           with::Dropout, with::KeySplits>);
+  using Config = sm80::Config<Traits>;
+  using Kv = typename Config::Kv;
+  static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  static constexpr bool kHasBias = Config::kHasBias, kHasMask = Config::kHasMask;
+  static constexpr bool kSplitsKeys = Traits::kSplitsKeys;
   static_assert(Config::kIsPaged || !Config::kIsFp8);
   static_assert(!kSplitsKeys || (Config::kIsDense && !Config::kIsInt8 && !Config::kIsSplit &&
                                  !kHasBias && !kHasMask));
@@ -65,9 +69,8 @@ struct Forward {
   using Quantize = std::conditional_t<Config::kIs8BitV,
                                       QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
                                       QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
-  using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM_, kBlockN_>, Quantize>;
+  using Before = std::conditional_t<kHasMask, MakeMaskMap<Params, kBlockM, kBlockN>, Quantize>;
   using After = NoAside<Params>;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = Config::kMinBlocksPerSm;
@@ -166,7 +169,7 @@ struct Forward {
 
  private:
   template <class Score>
-  static constexpr bool kMayDrop = kDrops || Score::kIsGeneral;
+  static constexpr bool kMayDrop = Config::kDrops || Score::kIsGeneral;
 
   // This block's share of the tiles of keys that its rows see.
   template <class Arch>

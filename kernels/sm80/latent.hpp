@@ -43,12 +43,12 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, int kHeadDim, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM,
-          int kWarpsD>
+template <class Element, class Shape>
 struct Latent {
   using Params = LatentParams;
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kN = kBlockN;
+  static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
+  static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
+  static constexpr int kWarpsM = Shape::kWarpsM, kWarpsD = Shape::kWarpsN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsD;
   static constexpr int kMinBlocksPerSm = kWarpsM > 1 ? 1 : 2;
   static constexpr bool kPacksHeads = true;
@@ -62,7 +62,7 @@ struct Latent {
 
   // A warp processes its rows and its slice like a block of one warp.
   struct SliceConfig
-      : Config<Element, kSlice, kSlice, 16, kBlockN, 1, 1, float, float, RowLayout::kPaged> {
+      : Config<Traits<Element, TileShape<kSlice, kSlice, 16, kBlockN, 1>, with::Pages>> {
     template <class Score>
     static constexpr int key_block() {
       return kBlockN;
@@ -77,7 +77,8 @@ struct Latent {
 
   // What SplitMerge wants to know: O of the block, of which each warp has its columns.
   struct MergeConfig {
-    static constexpr int kBlockM = kBlockM_, kHeadDimV = kHeadDimV_, kWarpColumns = kSlice;
+    static constexpr int kBlockM = Shape::kBlockM, kHeadDimV = Shape::kHeadDimV;
+    static constexpr int kWarpColumns = kSlice;
     static constexpr int kRowBlocks = 1, kRows = 2, kThreads = 32 * kWarpsM * kWarpsD;
     using Place = FragmentPlace<kWarpsM, kWarpsD>;
   };

@@ -121,14 +121,13 @@ struct PredictError {
   }
 };
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          class PvAccumulator = float>
+// Accumulators: of the products in 8 bits.
+template <class Element, class Shape, class Accumulators>
 struct Limited {
-  using Narrow =
-      Forward<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, 1, int32_t, PvAccumulator>;
-  using Wide = Forward<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps>;
+  using Narrow = Forward<Element, Shape, Accumulators>;
+  using Wide = Forward<Element, Shape>;
   using Params = LimitedParams<typename Narrow::Params>;
-  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockM = Shape::kBlockM;
   static constexpr int kThreads = Narrow::kThreads;
   static constexpr int kSmemBytes =
       Narrow::kSmemBytes > Wide::kSmemBytes ? Narrow::kSmemBytes : Wide::kSmemBytes;
@@ -142,7 +141,8 @@ struct Limited {
     CUTE_DEVICE static void run(Params const& params, char* smem) {
       int const block = Arch::block() - params.heads;
       if (block < 0) {
-        PredictError<Element, kHeadDim, Params>::template run<Arch>(params, Arch::block(), smem);
+        PredictError<Element, Shape::kHeadDim, Params>::template run<Arch>(params, Arch::block(),
+                                                                           smem);
       } else {
         Narrow::Before::template run<Arch>(params.narrow, smem, block);
       }

@@ -27,12 +27,15 @@
 namespace cutlass_attn::sm90 {
 
 // kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
-template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
-          class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false,
-          bool kDrops = false, bool kHasBiasGrad = false, bool kHasBias = false>
+template <class Element, class Shape, class... Options>
 struct Backward {
-  using Config = BackwardConfig<Element, kHeadDim, kBlockM_, kBlockN, kWarps, SeqInfo, kIsOrdered,
-                                kHasMask, kDrops, kHasBias>;
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::PackedRows, with::FixedOrder, with::Mask,
+                                           with::Dropout, with::Bias, with::BiasGrad>);
+  using Config = BackwardConfig<Traits>;
+  using SeqInfo = typename Config::SeqInfo;
+  static constexpr int kBlockN = Config::kBlockN;
+  static constexpr bool kHasMask = Config::kHasMask, kHasBiasGrad = Traits::kHasBiasGrad;
   using Shared = typename Config::SharedStorage;
   using OfBias = BiasGradConfig<Config>;
   using Params = std::conditional_t<kHasBiasGrad, typename OfBias::Params, typename Config::Params>;
@@ -73,7 +76,7 @@ struct Backward {
       shared.block.seq = seq;
       shared.block.tile = tile;
       shared.block.range = range;
-      if constexpr (kDrops) shared.block.dropout = DropoutMask(p);
+      if constexpr (Config::kDrops) shared.block.dropout = DropoutMask(p);
       init<Arch>(shared);
     }
     if constexpr (kHasMask) {
@@ -97,7 +100,7 @@ struct Backward {
                                                      group - Config::kFirstKeysGroup);
       consumer.run(steps);
       auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
-        if constexpr (kDrops) scale *= shared.block.dropout.kept_scale;
+        if constexpr (Config::kDrops) scale *= shared.block.dropout.kept_scale;
         sm80::store_grad<Config, Arch>(to, columns, scale, shared.block, p, grad,
                                        consumer.thread());
       };
@@ -123,8 +126,8 @@ struct Backward {
     for (int i = 0; i < Config::kStages; ++i) {
       Arch::barrier_init(&shared.q_full[i], 1);
       Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.empty[i], kWarps);
-      Arch::barrier_init(&shared.grad_s_full[i], kWarps);
+      Arch::barrier_init(&shared.empty[i], Shape::kWarps);
+      Arch::barrier_init(&shared.grad_s_full[i], Shape::kWarps);
       Arch::barrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
     }
     Arch::barrier_init_fence();

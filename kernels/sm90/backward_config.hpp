@@ -5,6 +5,7 @@
 
 #include "arch/mbarrier.hpp"
 #include "core/opaque.hpp"
+#include "core/traits.hpp"
 #include "sm80/backward_block.hpp"
 #include "sm90/backward_params.hpp"
 #include "sm90/config.hpp"
@@ -22,24 +23,25 @@ inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
 
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
 // dQ; it is also the producer if registers do not suffice for a separate one.
-template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kWarps_, class SeqInfo_,
-          bool kIsOrdered_, bool kHasMask_, bool kDrops_, bool kHasBias_>
+template <class Traits>
 struct BackwardConfig {
-  using Element = Element_;
-  using SeqInfo = SeqInfo_;
-  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
-  static constexpr bool kIsOrdered = kIsOrdered_, kHasMask = kHasMask_;
+  using Element = typename Traits::Element;
+  using SeqInfo = typename Traits::SeqInfo;
+  static constexpr bool kIsVarlen = !Traits::kIsDense;
+  static constexpr bool kIsOrdered = Traits::kIsOrdered, kHasMask = Traits::kHasMask;
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
   // Whether there is dropout; a bias. The gradient of a bias is up to other blocks.
-  static constexpr bool kDrops = kDrops_, kMayDrop = kDrops;
-  static constexpr bool kHasBias = kHasBias_, kHasBiasGrad = false;
+  static constexpr bool kDrops = Traits::kDrops, kMayDrop = kDrops;
+  static constexpr bool kHasBias = Traits::kHasBias, kHasBiasGrad = false;
   using Dense =
       std::conditional_t<kHasMask,
                          std::conditional_t<kHasBias, BiasMaskBackwardParams, MaskBackwardParams>,
                          std::conditional_t<kHasBias, BiasBackwardParams, BackwardParams>>;
   using Params = std::conditional_t<kIsVarlen, VarlenBackwardParams, Dense>;
-  static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr int kGroups = kWarps_ / 4, kGroupThreads = 128;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static_assert(Traits::kHeadDimV == kHeadDim && Traits::kWarpsN == 1);
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  static constexpr int kGroups = Traits::kWarps / 4, kGroupThreads = 128;
   static constexpr int kComputeThreads = kGroups * kGroupThreads;
   static constexpr bool kCopiesApart = kGroups == 2;
   static constexpr int kFirstKeysGroup = 1 + kCopiesApart;
@@ -52,7 +54,7 @@ struct BackwardConfig {
 
   // Traits that sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
   static constexpr bool kIsGeneral = false;
-  static constexpr int kWarpsN = kWarps_, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
+  static constexpr int kWarpsN = Traits::kWarps, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
 
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;

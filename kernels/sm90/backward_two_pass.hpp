@@ -20,17 +20,19 @@
 
 namespace cutlass_attn::sm90 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN, int kWarps,
-          class SeqInfo = DenseSeqInfo>
+template <class Element, class Shape, class... Options>
 struct BackwardTwoPass {
-  using Config = TwoPassConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN, kWarps, SeqInfo>;
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::PackedRows>);
+  using Config = TwoPassConfig<Traits>;
+  using SeqInfo = typename Config::SeqInfo;
   using Params = typename Config::Params;
   using Machine = arch::Sm90;
   using Before = sm80::BackwardBefore<Element, SeqInfo>;
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = Config::kSmemBytes;
-  static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockN = Config::kBlockN, kBlockM = kBlockN;  // of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -200,8 +202,8 @@ struct BackwardTwoPass {
     for (int i = 0; i < Config::kQueryStages; ++i) {
       Arch::barrier_init(&shared.q_full[i], 1);
       Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.q_empty[i], kWarps);
-      Arch::barrier_init(&shared.grad_o_empty[i], kWarps);
+      Arch::barrier_init(&shared.q_empty[i], Shape::kWarps);
+      Arch::barrier_init(&shared.grad_o_empty[i], Shape::kWarps);
     }
     for (int i = 0; i < Config::kPStages; ++i) {
       Arch::barrier_init(&shared.p_full[i], kWarpsOfGroup);
@@ -215,11 +217,11 @@ struct BackwardTwoPass {
     Arch::barrier_init(&shared.grad_o_full, 1);
     for (int i = 0; i < Config::kKStages; ++i) {
       Arch::barrier_init(&shared.k_full[i], 1);
-      Arch::barrier_init(&shared.k_empty[i], kWarps);
+      Arch::barrier_init(&shared.k_empty[i], Shape::kWarps);
     }
     for (int i = 0; i < Config::kVStages; ++i) {
       Arch::barrier_init(&shared.v_full[i], 1);
-      Arch::barrier_init(&shared.v_empty[i], kWarps);
+      Arch::barrier_init(&shared.v_empty[i], Shape::kWarps);
     }
     Arch::barrier_init_fence();
   }

@@ -4,6 +4,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "arch/mbarrier.hpp"
+#include "core/traits.hpp"
 #include "sm80/backward_block.hpp"
 #include "sm90/backward_two_pass_params.hpp"
 #include "sm90/config.hpp"
@@ -13,19 +14,18 @@
 namespace cutlass_attn::sm90 {
 
 // Two consumer warpgroups, and one of which two warps are producers.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps,
-          class SeqInfo_>
+template <class Traits>
 struct TwoPassConfig {
-  using Element = Element_;
-  using SeqInfo = SeqInfo_;
-  static constexpr bool kIsVarlen = !std::is_same_v<SeqInfo, DenseSeqInfo>;
+  using Element = typename Traits::Element;
+  using SeqInfo = typename Traits::SeqInfo;
+  static constexpr bool kIsVarlen = !Traits::kIsDense;
   using Params = std::conditional_t<kIsVarlen, VarlenTwoPassParams, TwoPassParams>;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   // kBlockM: queries per step of a block of keys. kBlockN: keys of a block of keys, and keys per
   // step of a block of queries.
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kBlockQueries = Params::kQueries;
-  static constexpr int kGroups = kWarps / 4, kGroupThreads = 128;
+  static constexpr int kGroups = Traits::kWarps / 4, kGroupThreads = 128;
   static constexpr int kThreads = (1 + kGroups) * kGroupThreads;
   static constexpr int kCopyRegisters = 24, kComputeRegisters = 240;
   static_assert(kGroups == 2 && kBlockQueries == 64 * kGroups);

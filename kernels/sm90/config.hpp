@@ -9,6 +9,7 @@
 #include "core/key_tiles.hpp"
 #include "core/mask.hpp"
 #include "core/scheduler.hpp"
+#include "core/traits.hpp"
 #include "sm90/params.hpp"
 #include "tile/fragment.hpp"
 #include "tile/swizzle.hpp"
@@ -42,26 +43,26 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
   return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
 }
 
-// kWarps consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the
+// Consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the
 // producer.
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false, bool kDrops_ = false>
-struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
-  using Element = Element_;
-  static constexpr bool kIsDense = kLayout == RowLayout::kDense;
-  static constexpr bool kIsPaged = kLayout == RowLayout::kPaged;
-  static constexpr bool kHasBias = kHasBias_, kHasMask = kHasMask_, kDrops = kDrops_;
-  static_assert(!kHasBias || kBlockN_ % 64 == 0, "TMA copies 64 keys of it at a time");
+template <class Traits>
+struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
+  using Element = typename Traits::Element;
+  static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
+  static constexpr bool kHasBias = Traits::kHasBias, kHasMask = Traits::kHasMask;
+  static constexpr bool kDrops = Traits::kDrops;
+  static_assert(!kHasBias || Traits::kBlockN % 64 == 0, "TMA copies 64 keys of it at a time");
   static_assert(kIsDense || !(kHasBias || kHasMask));
   using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
   using RaggedParams = std::conditional_t<kIsPaged, PagedTmaParams, VarlenTmaParams>;
   using Params = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
                                     std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
-  using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
-  static constexpr int kGroups = kWarps_ / 4;  // consumer warpgroups
-  static constexpr int kGroupRows = 64;        // rows of each: M of wgmma
+  using Coord = BasicTileCoord<typename Traits::SeqInfo>;
+  static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+  static_assert(Traits::kWarpsN == 1);
+  static constexpr int kGroups = Traits::kWarps / 4;  // consumer warpgroups
+  static constexpr int kGroupRows = 64;               // rows of each: M of wgmma
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));

@@ -22,18 +22,18 @@
 
 namespace cutlass_attn::sm90 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps,
-          RowLayout kLayout = RowLayout::kDense, bool kHasBias = false, bool kHasMask = false,
-          bool kDrops = false>
+template <class Element, class Shape, class... Options>
 struct Forward {
-  using Config = sm90::Config<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps, kLayout,
-                              kHasBias, kHasMask, kDrops>;
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::PackedRows, with::Pages, with::Bias, with::Mask,
+                                           with::Dropout>);
+  using Config = sm90::Config<Traits>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
-  using Before = MakeMaskMap<Params, kBlockM_, kBlockN_>;  // launched where there is a mask
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  using Before = MakeMaskMap<Params, kBlockM, kBlockN>;  // launched where there is a mask
   using After = NoAside<Params>;
   using Machine = arch::Sm90;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = 1;  // without, ptxas ignores setmaxnreg
@@ -45,7 +45,7 @@ struct Forward {
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
     if (Arch::thread() == 0) {
       init<Arch>(shared);
-      if constexpr (kDrops) shared.dropout = DropoutMask(params.forward.problem);
+      if constexpr (Config::kDrops) shared.dropout = DropoutMask(params.forward.problem);
     }
     Arch::sync();  // barriers are initialised
     if (group < 0) {

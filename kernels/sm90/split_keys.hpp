@@ -16,13 +16,13 @@
 
 namespace cutlass_attn::sm90 {
 
-template <class Element, int kHeadDim, int kHeadDimV, int kBlockM_, int kBlockN_, int kWarps>
+template <class Element, class Shape>
 struct SplitKeys {
-  using Config = SplitKeysConfig<Element, kHeadDim, kHeadDimV, kBlockM_, kBlockN_, kWarps>;
+  using Config = SplitKeysConfig<Traits<Element, Shape>>;
   using Shared = typename Config::SharedStorage;
   using Params = ClusterSplitsParams;
   using Machine = arch::Sm90;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads, kSmemBytes = sizeof(Shared);
   static constexpr int kMinBlocksPerSm = 1;
   static constexpr bool kPacksHeads = true;

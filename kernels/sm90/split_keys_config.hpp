@@ -2,20 +2,21 @@
 #pragma once
 
 #include "core/softmax.hpp"
+#include "core/traits.hpp"
 #include "sm90/config.hpp"
 #include "sm90/split_keys_params.hpp"
 
 namespace cutlass_attn::sm90 {
 
-template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps>
-struct SplitKeysConfig : WarpgroupProducts<kHeadDimV_, kBlockN_ / 2> {
-  using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_, kHalf = kBlockN / 2;
+template <class Traits>
+struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 2> {
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
+  static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kHalf = kBlockN / 2;
   static constexpr int kGroups = ClusterSplitsParams::kGroups, kGroupThreads = 128;
   static_assert(kGroups == 2 && kHeadDimV % 16 == 0);
   static constexpr int kThreads = kGroups * kGroupThreads;
-  static_assert(kBlockM == 64 && kWarps == 4 * kGroups);
+  static_assert(kBlockM == 64 && Traits::kWarps == 4 * kGroups);
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;

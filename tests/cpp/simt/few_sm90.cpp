@@ -22,8 +22,8 @@ Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
 }
 
 TEST(few) {
-  using Large = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kVarlen>;
-  using Tight = sm90::Forward<bfloat16_t, 256, 256, 128, 64, 8>;
+  using Large = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::PackedRows>;
+  using Tight = sm90::Forward<bfloat16_t, TileShape<256, 256, 128, 64, 8>>;
   int runs = 0;
   Case causal = of("causal, several tiles of a block", 64, 400, 530);
   causal.causal = true;
@@ -63,7 +63,7 @@ TEST(few) {
 }
 
 TEST(few_pages) {
-  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kPaged>;
+  using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Pages>;
   int runs = 0;
   std::vector<Case> sequences;
   for (auto const& [queries, keys] : {std::pair(200, 140), std::pair(20, 0), std::pair(70, 300)}) {
@@ -80,7 +80,7 @@ TEST(few_pages) {
 }
 
 TEST(few_bias) {
-  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, true>;
+  using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Bias>;
   int runs = 0;
   Case shared = of("bias that batch entries share", 64, 200, 264);
   shared.bias = "hqk", shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
@@ -100,9 +100,9 @@ TEST(few_bias) {
 }
 
 TEST(few_mask) {
-  using Kernel = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true>;
-  using Narrow = sm90::Forward<bfloat16_t, 192, 192, 128, 96, 8, RowLayout::kDense, false, true>;
-  using Bias = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, true, true>;
+  using Kernel = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Mask>;
+  using Narrow = sm90::Forward<bfloat16_t, TileShape<192, 192, 128, 96, 8>, with::Mask>;
+  using Bias = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Bias, with::Mask>;
   int runs = 0;
   Case shared = of("mask of all heads and entries, rows without keys, ragged", 64, 200, 333);
   shared.mask = "qk", shared.batch = shared.num_heads_q = shared.num_heads_kv = 2;
@@ -137,8 +137,8 @@ TEST(few_mask) {
 }
 
 TEST(few_dropout) {
-  using Plain = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, false, true>;
-  using Masked = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true, true>;
+  using Plain = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Dropout>;
+  using Masked = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Mask, with::Dropout>;
   int runs = 0;
   for (Case what : attention_case::few_dropout_cases(64)) {
     what.layout = attention_case::Layout::kTransposed;
@@ -155,7 +155,7 @@ TEST(few_dropout) {
 }
 
 TEST(few_split_keys) {
-  using Kernel = sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>;
+  using Kernel = sm90::SplitKeys<half_t, TileShape<64, 64, 64, 128, 8>>;
   int runs = 0;
   Case rounds = of("buffers used again, packed heads", 64, 9, 620);
   rounds.num_heads_q = 8, rounds.num_heads_kv = 2, rounds.causal = rounds.sinks = true;

@@ -149,15 +149,14 @@ Status run_split(Problem const& p, RunOptions const& given) {
 }  // namespace
 
 std::vector<KernelUnderTest> kernels_under_test() {
-  using Decode = sm80::Decode<Half, 64, 64, 16, 16, 4>;
-  using Varlen = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kVarlen>;
-  using PagedForward = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged>;
-  using SplitKeys = sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kDense, Half,
-                                  false, false, false, true>;
+  using Decode = sm80::Decode<Half, TileShape<64, 64, 16, 16, 4>>;
+  using Varlen = sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::PackedRows>;
+  using PagedForward = sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::Pages>;
+  using SplitKeys = sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::KeySplits>;
 
-  using DecodeFp8 = sm80::Decode<Half, 64, 64, 16, 16, 4, E4M3>;
+  using DecodeFp8 = sm80::Decode<Half, TileShape<64, 64, 16, 16, 4>, with::Fp8Cache>;
   using PagedForwardFp8 =
-      sm80::Forward<Half, 64, 64, 64, 64, 4, 1, float, float, RowLayout::kPaged, E4M3>;
+      sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::Pages, with::Fp8Cache>;
   KernelUnderTest decode{"sm80/decode/f16/d64/16x16x4, split over blocks, pages", DType::kFloat16,
                          &run_split<Decode>};
   KernelUnderTest decode_fp8{"sm80/decode_fp8/f16/d64/16x16x4, converted", DType::kFloat16,

@@ -9,15 +9,15 @@ using namespace cutlass_attn;
 // One for each schedule of the main loop, one with fp16 accumulation, two with dropout and two with
 // ALiBi (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
-  using Pipelined = sm80::Forward<cutlass::half_t, 64, 64, 64, 64, 4>;
-  using Tiled = sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4>;
-  using Split = sm80::Forward<cutlass::half_t, 512, 512, 32, 32, 2, 4>;
-  using Half =
-      sm80::Forward<cutlass::half_t, 160, 160, 64, 32, 4, 1, cutlass::half_t, cutlass::half_t>;
-  using PipelinedDropout = sm80::Forward<cutlass::half_t, 64, 64, 128, 64, 4, 1, float, float,
-                                         RowLayout::kDense, cutlass::half_t, true>;
-  using TiledDropout = sm80::Forward<cutlass::half_t, 128, 128, 128, 32, 4, 1, float, float,
-                                     RowLayout::kDense, cutlass::half_t, true>;
+  using Pipelined = sm80::Forward<cutlass::half_t, TileShape<64, 64, 64, 64, 4>>;
+  using Tiled = sm80::Forward<cutlass::half_t, TileShape<160, 160, 64, 32, 4>>;
+  using Split = sm80::Forward<cutlass::half_t, TileShape<512, 512, 32, 32, 2, 4>>;
+  using Half = sm80::Forward<cutlass::half_t, TileShape<160, 160, 64, 32, 4>,
+                             with::Accumulators<cutlass::half_t, cutlass::half_t>>;
+  using PipelinedDropout =
+      sm80::Forward<cutlass::half_t, TileShape<64, 64, 128, 64, 4>, with::Dropout>;
+  using TiledDropout =
+      sm80::Forward<cutlass::half_t, TileShape<128, 128, 128, 32, 4>, with::Dropout>;
   std::vector<KernelUnderTest> kernels = {
       {"sm80/f16/d64/64x64x4, pipelined", DType::kFloat16,
        &simt::launch_on_host<Pipelined, IdentityScore, GeneralScore>, true},

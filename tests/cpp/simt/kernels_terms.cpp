@@ -9,9 +9,8 @@ namespace {
 
 using Half = cutlass::half_t;
 
-template <int kHeadDim, int kBlockM, bool kHasBias, bool kHasMask>
-using Kernel = sm80::Forward<Half, kHeadDim, kHeadDim, kBlockM, 64, 4, 1, float, float,
-                             RowLayout::kDense, Half, false, kHasBias, kHasMask>;
+template <int kHeadDim, int kBlockM, class... Options>
+using Kernel = sm80::Forward<Half, TileShape<kHeadDim, kHeadDim, kBlockM, 64, 4>, Options...>;
 
 // With a workspace of garbage, of the size that is asked for before a kernel is compiled.
 template <class Kernel, class... Scores>
@@ -39,11 +38,11 @@ KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,
 // Calls with a bias, a bool mask, or both, in the two schedules that take them.
 std::vector<KernelUnderTest> kernels_under_test() {
   using simt::launch_on_host;
-  using Bias = Kernel<64, 64, true, false>;
-  using Mask = Kernel<64, 64, false, true>;
-  using BiasMask = Kernel<64, 128, true, true>;
-  using TiledBias = Kernel<128, 128, true, false>;
-  using TiledMask = Kernel<128, 128, false, true>;
+  using Bias = Kernel<64, 64, with::Bias>;
+  using Mask = Kernel<64, 64, with::Mask>;
+  using BiasMask = Kernel<64, 128, with::Bias, with::Mask>;
+  using TiledBias = Kernel<128, 128, with::Bias>;
+  using TiledMask = Kernel<128, 128, with::Mask>;
   return {of("sm80/bias/f16/d64/64x64x4, pipelined",
              &launch_on_host<Bias, Score<TileBias>, Score<Softcap, Alibi, TileBias, Chunk>>,
              &attention_case::few_bias_cases, 64),

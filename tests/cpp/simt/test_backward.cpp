@@ -67,19 +67,25 @@ void run_general() {
 using Half = cutlass::half_t;
 using BFloat = cutlass::bfloat16_t;
 
-template <class Element, int... kTile>
-using BiasGrad = sm80::Backward<Element, kTile..., true, VarlenSeqInfo, false, false, true>;
+// A backward kernel's tile: queries of a step, keys of a block.
+template <int kHeadDim, int kBlockM, int kBlockN, int kWarps>
+using Tile = TileShape<kHeadDim, kHeadDim, kBlockM, kBlockN, kWarps>;
+// Those of sm90::Backward.
+using Wgmma64 = Tile<64, 64, 192, 12>;
+using Wgmma128 = Tile<128, 64, 128, 8>;
 
-template <class Element, int... kTile>
-using Masked = sm90::Backward<Element, kTile..., DenseSeqInfo, false, true>;
-template <bool kHasMask, class Element, int... kTile>
-using WgmmaDropout = sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, true>;
-template <bool kHasMask, class Element, int... kTile>
-using WgmmaBiasGrad =
-    sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, true, true>;
-template <bool kHasMask, class Element, int... kTile>
-using WgmmaBias =
-    sm90::Backward<Element, kTile..., DenseSeqInfo, false, kHasMask, false, false, true>;
+template <class Element, class Shape>
+using BiasGrad =
+    sm80::Backward<Element, Shape, with::PackedRows, with::BiasGrad, with::GeneralScore>;
+
+template <class Element, class Shape, class... Options>
+using Masked = sm90::Backward<Element, Shape, with::Mask, Options...>;
+template <class Element, class Shape, class... Options>
+using WgmmaDropout = sm90::Backward<Element, Shape, with::Dropout, Options...>;
+template <class Element, class Shape, class... Options>
+using WgmmaBiasGrad = sm90::Backward<Element, Shape, with::Bias, with::BiasGrad, Options...>;
+template <class Element, class Shape, class... Options>
+using WgmmaBias = sm90::Backward<Element, Shape, with::Bias, Options...>;
 
 template <class Kernel>
 void run_masked() {
@@ -90,9 +96,9 @@ void run_masked() {
 
 // For mutants: what shows most in little time.
 TEST(few) {
-  using Both = sm80::Backward<Half, 64, 64, 128, 4>;
-  using Roles = sm80::Backward<Half, 128, 32, 128, 8>;
-  using General = sm80::Backward<Half, 64, 32, 128, 4, true>;
+  using Both = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
+  using Roles = sm80::Backward<Half, Tile<128, 32, 128, 8>>;
+  using General = sm80::Backward<Half, Tile<64, 32, 128, 4>, with::GeneralScore>;
   Case c{.name = "causal groups", .seqlen_q = 150, .seqlen_k = 139, .mask = causal()};
   c.has_sinks = c.has_grad_lse = true;
   run<Both, IdentityScore, SoftcapScore>(c);
@@ -105,16 +111,16 @@ TEST(few) {
   run<General, GeneralScore>(d);
   Case b{.name = "bias", .heads_q = 1, .seqlen_q = 40, .softcap = 1.5f, .dropout = 0.3f};
   b.has_bias = true;
-  run<BiasGrad<Half, 64, 32, 128, 4>, GeneralScore>(b);
+  run<BiasGrad<Half, Tile<64, 32, 128, 4>>, GeneralScore>(b);
   d.head_dim = 96;
-  run<sm80::Backward<Half, 96, 64, 128, 8, false, DenseSeqInfo, false, true>, IdentityScore>(d);
+  run<sm80::Backward<Half, Tile<96, 64, 128, 8>, with::Dropout>, IdentityScore>(d);
   Case wide{.name = "wide", .heads_q = 1, .seqlen_q = 80, .seqlen_k = 70, .mask = causal()};
   wide.head_dim = 256;
-  run<sm80::Backward<Half, 256, 32, 64, 8>, IdentityScore>(wide);
+  run<sm80::Backward<Half, Tile<256, 32, 64, 8>>, IdentityScore>(wide);
 }
 TEST(few_terms) {
-  using Both = sm80::Backward<Half, 64, 64, 128, 4>;
-  using Roles = sm80::Backward<Half, 128, 32, 128, 8>;
+  using Both = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
+  using Roles = sm80::Backward<Half, Tile<128, 32, 128, 8>>;
   Case c{.name = "ALiBi", .heads_q = 3, .seqlen_q = 100, .seqlen_k = 139, .has_alibi = true};
   run<Both, Score<Alibi>>(c);
   c.softcap = 1.5f, c.head_dim = 128, c.heads_q = 2, c.mask = causal();
@@ -125,29 +131,30 @@ TEST(few_terms) {
 }
 TEST(few_wgmma) {
   Case c{.name = "window", .heads_q = 1, .seqlen_q = 270, .seqlen_k = 210, .mask = window(150, 0)};
-  run<sm90::Backward<Half, 64, 64, 192, 12>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  run<sm90::Backward<Half, Wgmma64>, IdentityScore>(c, simt::FiberOrder::kRandom);
   c.head_dim = 128, c.seqlen_k = 139;
-  run<sm90::Backward<Half, 128, 64, 128, 8>, IdentityScore>(c, simt::FiberOrder::kRandom);
-  using Ordered = sm90::Backward<Half, 64, 64, 192, 12, DenseSeqInfo, true>;
+  run<sm90::Backward<Half, Wgmma128>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  using Ordered = sm90::Backward<Half, Wgmma64, with::FixedOrder>;
   c.head_dim = 64, c.seqlen_q = 150, c.seqlen_k = 400, c.mask = causal();
   run<Ordered, IdentityScore>(c);
   c.seqlen_k = 1000, c.mask = {};
   run<Ordered, IdentityScore>(c, simt::FiberOrder::kReverse, 16);
   Case packed{.name = "packed", .batch = 3, .heads_q = 1, .seqlen_q = 70, .seqlen_k = 80};
   packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
-  run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(packed);
+  run<sm90::Backward<Half, Wgmma64, with::PackedRows>, IdentityScore>(packed);
 }
 TEST(few_mask) {
   std::vector<Case> const cases = mask_cases(64);
-  for (int i : {0, 1, 2}) run<Masked<Half, 64, 64, 192, 12>, Score<MaskBits>>(cases[i]);
+  for (int i : {0, 1, 2}) run<Masked<Half, Wgmma64>, Score<MaskBits>>(cases[i]);
   for (Case c : {cases[0], cases[1]}) {
     c.head_dim = 128;
-    run<Masked<Half, 128, 64, 128, 8>, Score<MaskBits>>(c, simt::FiberOrder::kRandom);
+    run<Masked<Half, Wgmma128>, Score<MaskBits>>(c, simt::FiberOrder::kRandom);
   }
 }
 
-template <class Element, int kHeadDim, int kHeadDimV, class SeqInfo = DenseSeqInfo>
-using TwoPass = sm90::BackwardTwoPass<Element, kHeadDim, kHeadDimV, 64, 64, 8, SeqInfo>;
+template <class Element, int kHeadDim, int kHeadDimV, class... Options>
+using TwoPass =
+    sm90::BackwardTwoPass<Element, TileShape<kHeadDim, kHeadDimV, 64, 64, 8>, Options...>;
 
 TEST(few_two_pass) {
   Case c{.name = "window", .heads_q = 2, .seqlen_q = 330, .seqlen_k = 270, .mask = window(150, 0)};
@@ -161,87 +168,88 @@ TEST(few_two_pass) {
   run<TwoPass<Half, 64, 64>, Score<Chunk>>(c);
   Case packed{.name = "packed", .batch = 3, .heads_q = 2, .seqlen_q = 70, .seqlen_k = 80};
   packed.cu_seqlens_q = {0, 70, 70, 101}, packed.cu_seqlens_k = {0, 60, 63, 143};
-  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(packed);
+  run<TwoPass<Half, 64, 64, with::PackedRows>, IdentityScore>(packed);
 }
 
 // And without one: roles that hand over, and blocks that wait for each other.
 TEST(races) {
   Case c{.name = "causal groups", .seqlen_q = 90, .seqlen_k = 139, .mask = causal()};
-  run<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>, IdentityScore>(c);
+  run<sm80::Backward<Half, Tile<64, 64, 128, 4>, with::FixedOrder>, IdentityScore>(c);
   c.head_dim = 96;
-  run<sm80::Backward<Half, 96, 64, 128, 8>, IdentityScore>(c);
+  run<sm80::Backward<Half, Tile<96, 64, 128, 8>>, IdentityScore>(c);
   c.head_dim = 128;
-  run<sm80::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>(c);
-  run<sm80::Backward<Half, 128, 32, 128, 8, false, DenseSeqInfo, true>, IdentityScore>(c);
-  run<BiasGrad<BFloat, 128, 32, 64, 8>, GeneralScore>(bias_cases(128)[3]);
+  run<sm80::Backward<BFloat, Tile<128, 64, 128, 8>>, IdentityScore>(c);
+  run<sm80::Backward<Half, Tile<128, 32, 128, 8>, with::FixedOrder>, IdentityScore>(c);
+  run<BiasGrad<BFloat, Tile<128, 32, 64, 8>>, GeneralScore>(bias_cases(128)[3]);
   c.head_dim = 64, c.has_bias = c.has_mask = true;
-  run<sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo, true>, GeneralScore>(c);
+  run<sm80::Backward<Half, Tile<64, 32, 128, 4>, with::PackedRows, with::FixedOrder,
+                     with::GeneralScore>,
+      GeneralScore>(c);
 }
 
 TEST(dropout) {
-  run_dropout<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, false, true>>();
-  run_dropout<sm80::Backward<BFloat, 128, 32, 128, 8, false, DenseSeqInfo, false, true>>();
-  run_dropout<sm80::Backward<BFloat, 128, 64, 128, 8, false, DenseSeqInfo, false, true>>();
-  run_dropout<sm80::Backward<Half, 256, 32, 64, 8, false, DenseSeqInfo, false, true>>();
+  run_dropout<sm80::Backward<Half, Tile<64, 64, 128, 4>, with::Dropout>>();
+  run_dropout<sm80::Backward<BFloat, Tile<128, 32, 128, 8>, with::Dropout>>();
+  run_dropout<sm80::Backward<BFloat, Tile<128, 64, 128, 8>, with::Dropout>>();
+  run_dropout<sm80::Backward<Half, Tile<256, 32, 64, 8>, with::Dropout>>();
 }
 
 TEST(few_wgmma_terms) {
   Case c{.name = "ALiBi", .heads_q = 3, .seqlen_q = 100, .seqlen_k = 139, .has_alibi = true};
-  run<sm90::Backward<Half, 64, 64, 192, 12>, Score<Alibi>>(c);
+  run<sm90::Backward<Half, Wgmma64>, Score<Alibi>>(c);
   c.softcap = 1.5f, c.head_dim = 128, c.heads_q = 2, c.mask = causal();
-  run<sm90::Backward<Half, 128, 64, 128, 8>, Score<Softcap, Alibi>>(c);
+  run<sm90::Backward<Half, Wgmma128>, Score<Softcap, Alibi>>(c);
   c.has_alibi = false;
-  run<sm90::Backward<Half, 128, 64, 128, 8>, SoftcapScore>(c, simt::FiberOrder::kRandom);
+  run<sm90::Backward<Half, Wgmma128>, SoftcapScore>(c, simt::FiberOrder::kRandom);
   Case b{.name = "bias", .heads_q = 2, .seqlen_q = 70, .seqlen_k = 138, .has_bias = true};
   b.has_short_bias = true, b.softcap = 1.5f, b.mask = causal();
-  run<WgmmaBias<false, Half, 64, 64, 192, 12>, Score<Softcap, TileBias>,
-      Score<Softcap, Alibi, TileBias>>(b);
+  run<WgmmaBias<Half, Wgmma64>, Score<Softcap, TileBias>, Score<Softcap, Alibi, TileBias>>(b);
   Case m = mask_cases(64)[0];
   m.has_alibi = true, m.softcap = 1.5f, m.has_sinks = false;
-  run<Masked<Half, 64, 64, 192, 12>, Score<Softcap, Alibi, MaskBits>>(m);
+  run<Masked<Half, Wgmma64>, Score<Softcap, Alibi, MaskBits>>(m);
 }
 TEST(few_wgmma_dropout) {
   Case c{.name = "dropout", .heads_q = 2, .seqlen_q = 90, .seqlen_k = 210, .dropout = 0.3f};
   c.mask = causal(), c.has_grad_lse = true;
-  run<WgmmaDropout<false, Half, 64, 64, 192, 12>, IdentityScore>(c);
+  run<WgmmaDropout<Half, Wgmma64>, IdentityScore>(c);
   c.head_dim = 128, c.seqlen_k = 139;
-  run<WgmmaDropout<false, Half, 128, 64, 128, 8>, IdentityScore>(c, simt::FiberOrder::kRandom);
+  run<WgmmaDropout<Half, Wgmma128>, IdentityScore>(c, simt::FiberOrder::kRandom);
   Case m = mask_cases(64)[0];
   m.dropout = 0.3f;
-  run<WgmmaDropout<true, Half, 64, 64, 192, 12>, Score<MaskBits>>(m);
+  run<WgmmaDropout<Half, Wgmma64, with::Mask>, Score<MaskBits>>(m);
 }
 TEST(few_wgmma_bias_grad) {
   Case c{.name = "bias", .batch = 2, .heads_q = 2, .seqlen_q = 140, .seqlen_k = 270};
   c.has_bias = c.has_short_bias = true, c.mask = causal();
-  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(c);
+  run<WgmmaBiasGrad<Half, Wgmma64>, Score<TileBias>>(c);
   c.bias_of = {true, true, true, true};
-  run<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(c);
+  run<WgmmaBiasGrad<Half, Wgmma64>, Score<TileBias>>(c);
   c.bias_of = {true, false, false, true}, c.has_mask = true, c.mask_of = {true, false, false, true};
-  run<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, TileBias>>(c);
+  run<WgmmaBiasGrad<Half, Wgmma64, with::Mask>, Score<MaskBits, TileBias>>(c);
 }
 
 TEST(one_role) {
-  run_common<sm80::Backward<Half, 64, 64, 128, 4>>();
-  run_common<sm80::Backward<BFloat, 64, 64, 128, 8>>();
+  run_common<sm80::Backward<Half, Tile<64, 64, 128, 4>>>();
+  run_common<sm80::Backward<BFloat, Tile<64, 64, 128, 8>>>();
 }
 
 TEST(two_roles) {
-  run_common<sm80::Backward<BFloat, 128, 64, 128, 8>>();
-  run_common<sm80::Backward<Half, 128, 32, 128, 8>>();
-  run_common<sm80::Backward<Half, 96, 64, 128, 8>>();
+  run_common<sm80::Backward<BFloat, Tile<128, 64, 128, 8>>>();
+  run_common<sm80::Backward<Half, Tile<128, 32, 128, 8>>>();
+  run_common<sm80::Backward<Half, Tile<96, 64, 128, 8>>>();
 }
 
 TEST(wide_heads) {
-  run_common<sm80::Backward<Half, 256, 32, 64, 8>>();
-  run_common<sm80::Backward<Half, 256, 64, 64, 8>>();
-  run_common<sm80::Backward<Half, 192, 32, 64, 8>>();
+  run_common<sm80::Backward<Half, Tile<256, 32, 64, 8>>>();
+  run_common<sm80::Backward<Half, Tile<256, 64, 64, 8>>>();
+  run_common<sm80::Backward<Half, Tile<192, 32, 64, 8>>>();
 }
 
 TEST(wgmma) {
-  run_plain<sm90::Backward<Half, 64, 64, 192, 12>, IdentityScore>();
-  run_plain<sm90::Backward<BFloat, 128, 64, 128, 8>, IdentityScore>();
-  run_plain<sm90::Backward<BFloat, 64, 64, 192, 12, DenseSeqInfo, true>, IdentityScore>();
-  run_plain<sm90::Backward<Half, 128, 64, 128, 8, DenseSeqInfo, true>, IdentityScore>();
+  run_plain<sm90::Backward<Half, Wgmma64>, IdentityScore>();
+  run_plain<sm90::Backward<BFloat, Wgmma128>, IdentityScore>();
+  run_plain<sm90::Backward<BFloat, Wgmma64, with::FixedOrder>, IdentityScore>();
+  run_plain<sm90::Backward<Half, Wgmma128, with::FixedOrder>, IdentityScore>();
 }
 
 template <class Kernel>
@@ -252,13 +260,13 @@ void run_softcap() {
   }
 }
 TEST(wgmma_softcap) {
-  run_softcap<sm90::Backward<Half, 64, 64, 192, 12>>();
-  run_softcap<sm90::Backward<BFloat, 128, 64, 128, 8>>();
+  run_softcap<sm90::Backward<Half, Wgmma64>>();
+  run_softcap<sm90::Backward<BFloat, Wgmma128>>();
 }
 
 TEST(wgmma_mask) {
-  run_masked<Masked<Half, 64, 64, 192, 12>>();
-  run_masked<Masked<BFloat, 128, 64, 128, 8>>();
+  run_masked<Masked<Half, Wgmma64>>();
+  run_masked<Masked<BFloat, Wgmma128>>();
 }
 
 template <class Kernel, class... Terms>
@@ -273,18 +281,18 @@ void run_masked_terms() {
   }
 }
 TEST(wgmma_mask_terms) {
-  run_masked_terms<Masked<Half, 64, 64, 192, 12>, Softcap, MaskBits>();
-  run_masked_terms<Masked<BFloat, 128, 64, 128, 8>, Alibi, MaskBits>();
-  run_masked_terms<WgmmaBias<true, Half, 64, 64, 192, 12>, MaskBits, TileBias>();
+  run_masked_terms<Masked<Half, Wgmma64>, Softcap, MaskBits>();
+  run_masked_terms<Masked<BFloat, Wgmma128>, Alibi, MaskBits>();
+  run_masked_terms<WgmmaBias<Half, Wgmma64, with::Mask>, MaskBits, TileBias>();
 }
 
 TEST(wgmma_dropout) {
-  run_dropout<WgmmaDropout<false, Half, 64, 64, 192, 12>>();
-  run_dropout<WgmmaDropout<false, BFloat, 128, 64, 128, 8>>();
+  run_dropout<WgmmaDropout<Half, Wgmma64>>();
+  run_dropout<WgmmaDropout<BFloat, Wgmma128>>();
   for (Case c : mask_cases(64)) {
     if (c.seqlen_q > 1000 || c.magnitude > 1.0f) continue;
     c.dropout = 0.3f;
-    run<WgmmaDropout<true, Half, 64, 64, 192, 12>, Score<MaskBits>>(c);
+    run<WgmmaDropout<Half, Wgmma64, with::Mask>, Score<MaskBits>>(c);
   }
 }
 
@@ -299,9 +307,9 @@ void run_bias_grad(bool has_mask) {
   }
 }
 TEST(wgmma_bias_grad) {
-  run_bias_grad<WgmmaBiasGrad<false, Half, 64, 64, 192, 12>, Score<TileBias>>(false);
-  run_bias_grad<WgmmaBiasGrad<false, BFloat, 128, 64, 128, 8>, Score<TileBias>>(false);
-  run_bias_grad<WgmmaBiasGrad<true, Half, 64, 64, 192, 12>, Score<MaskBits, TileBias>>(true);
+  run_bias_grad<WgmmaBiasGrad<Half, Wgmma64>, Score<TileBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<BFloat, Wgmma128>, Score<TileBias>>(false);
+  run_bias_grad<WgmmaBiasGrad<Half, Wgmma64, with::Mask>, Score<MaskBits, TileBias>>(true);
 }
 
 TEST(two_pass) {
@@ -318,43 +326,45 @@ TEST(two_pass_chunks) {
   }
 }
 
-TEST(alibi_one_role) { run_alibi<sm80::Backward<Half, 64, 64, 128, 4>>(); }
+TEST(alibi_one_role) { run_alibi<sm80::Backward<Half, Tile<64, 64, 128, 4>>>(); }
 
 TEST(wgmma_alibi) {
-  run_alibi<sm90::Backward<BFloat, 64, 64, 192, 12>>();
-  run_alibi<sm90::Backward<Half, 128, 64, 128, 8>>();
+  run_alibi<sm90::Backward<BFloat, Wgmma64>>();
+  run_alibi<sm90::Backward<Half, Wgmma128>>();
 }
 
 TEST(wgmma_bias) {
-  run_pairs<WgmmaBias<false, Half, 64, 64, 192, 12>, TileBias>();
-  run_pairs<WgmmaBias<false, BFloat, 128, 64, 128, 8>, TileBias>();
+  run_pairs<WgmmaBias<Half, Wgmma64>, TileBias>();
+  run_pairs<WgmmaBias<BFloat, Wgmma128>, TileBias>();
 }
 
 TEST(alibi_two_roles) {
-  run_alibi<sm80::Backward<BFloat, 128, 32, 128, 8>>();
-  run_alibi<sm80::Backward<Half, 256, 32, 64, 8>>();
+  run_alibi<sm80::Backward<BFloat, Tile<128, 32, 128, 8>>>();
+  run_alibi<sm80::Backward<Half, Tile<256, 32, 64, 8>>>();
 }
 
 TEST(pairs_one_role) {
-  using Kernel = sm80::Backward<Half, 64, 64, 128, 4>;
+  using Kernel = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
   run_pairs<Kernel, PairBias>();
   run_pairs<Kernel, PairBias, PairMask>();
 }
 
 TEST(pairs_two_roles) {
-  run_pairs<sm80::Backward<BFloat, 128, 32, 64, 8>, PairBias>();
-  run_pairs<sm80::Backward<Half, 128, 64, 128, 8>, PairMask>();
+  run_pairs<sm80::Backward<BFloat, Tile<128, 32, 64, 8>>, PairBias>();
+  run_pairs<sm80::Backward<Half, Tile<128, 64, 128, 8>>, PairMask>();
 }
 
-TEST(general_one_role) { run_general<sm80::Backward<Half, 64, 32, 128, 4, true>>(); }
+TEST(general_one_role) {
+  run_general<sm80::Backward<Half, Tile<64, 32, 128, 4>, with::GeneralScore>>();
+}
 
 TEST(general_two_roles) {
-  run_general<sm80::Backward<BFloat, 128, 32, 64, 8, true>>();
-  run_general<sm80::Backward<Half, 256, 16, 64, 8, true>>();
+  run_general<sm80::Backward<BFloat, Tile<128, 32, 64, 8>, with::GeneralScore>>();
+  run_general<sm80::Backward<Half, Tile<256, 16, 64, 8>, with::GeneralScore>>();
 }
 
 TEST(bias_one_role) {
-  using Kernel = BiasGrad<Half, 64, 32, 128, 4>;
+  using Kernel = BiasGrad<Half, Tile<64, 32, 128, 4>>;
   for (Case const& c : bias_cases(64)) run<Kernel, GeneralScore>(c);
   Case c{.name = "packed",
          .batch = 3,
@@ -370,21 +380,22 @@ TEST(bias_one_role) {
 
 TEST(bias_two_roles) {
   std::vector<Case> const cases = bias_cases(128);
-  for (int i : {1, 3}) run<BiasGrad<BFloat, 128, 32, 64, 8>, GeneralScore>(cases[i]);
+  for (int i : {1, 3}) run<BiasGrad<BFloat, Tile<128, 32, 64, 8>>, GeneralScore>(cases[i]);
 }
 
 TEST(in_order) {
-  run_common<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>>();
-  run_common<sm80::Backward<Half, 128, 32, 128, 8, false, DenseSeqInfo, true>>();
-  run_plain<sm80::Backward<Half, 256, 32, 64, 8, false, DenseSeqInfo, true>, IdentityScore>();
-  run_general<sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo, true>>();
-  run_alibi<sm80::Backward<Half, 64, 64, 128, 4, false, DenseSeqInfo, true>>();
+  run_common<sm80::Backward<Half, Tile<64, 64, 128, 4>, with::FixedOrder>>();
+  run_common<sm80::Backward<Half, Tile<128, 32, 128, 8>, with::FixedOrder>>();
+  run_plain<sm80::Backward<Half, Tile<256, 32, 64, 8>, with::FixedOrder>, IdentityScore>();
+  run_general<sm80::Backward<Half, Tile<64, 32, 128, 4>, with::PackedRows, with::FixedOrder,
+                             with::GeneralScore>>();
+  run_alibi<sm80::Backward<Half, Tile<64, 64, 128, 4>, with::FixedOrder>>();
 }
 
 TEST(packed_sequences) {
-  using Kernel = sm80::Backward<Half, 64, 64, 128, 4, false, VarlenSeqInfo>;
-  using Roles = sm80::Backward<Half, 128, 32, 128, 8, false, VarlenSeqInfo>;
-  using General = sm80::Backward<Half, 64, 32, 128, 4, true, VarlenSeqInfo>;
+  using Kernel = sm80::Backward<Half, Tile<64, 64, 128, 4>, with::PackedRows>;
+  using Roles = sm80::Backward<Half, Tile<128, 32, 128, 8>, with::PackedRows>;
+  using General = sm80::Backward<Half, Tile<64, 32, 128, 4>, with::PackedRows, with::GeneralScore>;
   Case c{.name = "packed",
          .batch = 5,
          .heads_q = 4,
@@ -403,18 +414,18 @@ TEST(packed_sequences) {
   run<Kernel, Score<Alibi>>(alibi);
   alibi.softcap = 1.5f, alibi.mask = {};
   run<Kernel, Score<Softcap, Alibi>>(alibi);
-  run<sm90::Backward<BFloat, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(c);
+  run<sm90::Backward<BFloat, Wgmma64, with::PackedRows>, IdentityScore>(c);
   c.head_dim = 128;
   run<Roles, IdentityScore>(c);
-  run<sm90::Backward<Half, 128, 64, 128, 8, VarlenSeqInfo>, IdentityScore>(c);
+  run<sm90::Backward<Half, Wgmma128, with::PackedRows>, IdentityScore>(c);
   c.head_dim = 256;
-  run<TwoPass<Half, 256, 256, VarlenSeqInfo>, IdentityScore>(c);
+  run<TwoPass<Half, 256, 256, with::PackedRows>, IdentityScore>(c);
   c.head_dim = 192, c.head_dim_v = 128;
-  run<TwoPass<BFloat, 192, 128, VarlenSeqInfo>, IdentityScore>(c);
+  run<TwoPass<BFloat, 192, 128, with::PackedRows>, IdentityScore>(c);
   Case dense{.name = "dense in a varlen kernel", .batch = 2, .mask = causal()};
   run<Kernel, IdentityScore>(dense);
-  run<sm90::Backward<Half, 64, 64, 192, 12, VarlenSeqInfo>, IdentityScore>(dense);
-  run<TwoPass<Half, 64, 64, VarlenSeqInfo>, IdentityScore>(dense);
+  run<sm90::Backward<Half, Wgmma64, with::PackedRows>, IdentityScore>(dense);
+  run<TwoPass<Half, 64, 64, with::PackedRows>, IdentityScore>(dense);
 }
 
 }  // namespace

@@ -22,11 +22,11 @@ using packed::Rows;
 
 namespace {
 
-using Latent = sm80::Latent<half_t, 576, 512, 16, 32, 1, 4>;
-using WithoutTail = sm80::Latent<half_t, 512, 512, 16, 32, 1, 4>;
-using OfBFloat16 = sm80::Latent<bfloat16_t, 576, 512, 16, 32, 1, 4>;
-using OfFewKeys = sm80::Latent<half_t, 576, 512, 16, 16, 1, 4>;  // more stages
-using OfManyRows = sm80::Latent<half_t, 576, 512, 64, 16, 4, 2>;
+using Latent = sm80::Latent<half_t, TileShape<576, 512, 16, 32, 1, 4>>;
+using WithoutTail = sm80::Latent<half_t, TileShape<512, 512, 16, 32, 1, 4>>;
+using OfBFloat16 = sm80::Latent<bfloat16_t, TileShape<576, 512, 16, 32, 1, 4>>;
+using OfFewKeys = sm80::Latent<half_t, TileShape<576, 512, 16, 16, 1, 4>>;  // more stages
+using OfManyRows = sm80::Latent<half_t, TileShape<576, 512, 64, 16, 4, 2>>;
 
 // The cache in pages of 13 keys, in an order that no number follows from. All other rows are NaN.
 struct Paged {

@@ -17,7 +17,8 @@ using cutlass::half_t;
 
 namespace {
 
-using Limited = sm80::Limited<half_t, 64, 64, 64, 64, 4, int32_t>;
+using Limited =
+    sm80::Limited<half_t, TileShape<64, 64, 64, 64, 4>, with::Accumulators<int32_t, int32_t>>;
 using Params = Limited::Params;
 
 struct Sizes {

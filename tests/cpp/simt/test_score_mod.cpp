@@ -153,10 +153,10 @@ Case rows_without_keys() {
   return c;
 }
 
-using Sm80 = sm80::Forward<half_t, 64, 64, 64, 64, 4>;
-using Sm90 = sm90::Forward<half_t, 64, 64, 128, 128, 8>;
-using Masked = sm90::Forward<half_t, 64, 64, 128, 128, 8, RowLayout::kDense, false, true>;
-using Backward = sm80::Backward<half_t, 64, 64, 128, 4>;
+using Sm80 = sm80::Forward<half_t, TileShape<64, 64, 64, 64, 4>>;
+using Sm90 = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>>;
+using Masked = sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>, with::Mask>;
+using Backward = sm80::Backward<half_t, TileShape<64, 64, 64, 128, 4>>;
 
 template <class Mod>
 void check_all() {

@@ -62,8 +62,7 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
 }
 
 TEST(dropout) {
-  using Wide =
-      sm90::Forward<bfloat16_t, 128, 128, 128, 128, 8, RowLayout::kDense, false, false, true>;
+  using Wide = sm90::Forward<bfloat16_t, TileShape<128, 128, 128, 128, 8>, with::Dropout>;
   int runs = 0;
   for (Case what : attention_case::few_dropout_cases(128)) {
     what.layout = attention_case::Layout::kTransposed;
@@ -71,24 +70,27 @@ TEST(dropout) {
   }
   CHECK_EQ(runs, 3);
 }
-TEST(head_dim_64) { check_cases<sm90::Forward<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
+TEST(head_dim_64) {
+  check_cases<sm90::Forward<half_t, TileShape<64, 64, 192, 128, 12>>>(DType::kFloat16, 64);
+}
 TEST(head_dim_64_two_warpgroups) {
-  check_cases<sm90::Forward<half_t, 64, 64, 128, 128, 8>>(DType::kFloat16, 64);
+  check_cases<sm90::Forward<half_t, TileShape<64, 64, 128, 128, 8>>>(DType::kFloat16, 64);
 }
 TEST(head_dim_128) {
-  check_cases<sm90::Forward<bfloat16_t, 128, 128, 128, 128, 8>>(DType::kBFloat16, 128);
+  check_cases<sm90::Forward<bfloat16_t, TileShape<128, 128, 128, 128, 8>>>(DType::kBFloat16, 128);
 }
 TEST(head_dim_256) {
-  check_cases<sm90::Forward<half_t, 256, 256, 128, 64, 8>>(DType::kFloat16, 256);
+  check_cases<sm90::Forward<half_t, TileShape<256, 256, 128, 64, 8>>>(DType::kFloat16, 256);
 }
 // Of V another than of Q and K, and both less than the tile's.
 TEST(head_dims_192_128) {
-  check_cases<sm90::Forward<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
+  check_cases<sm90::Forward<half_t, TileShape<192, 128, 128, 128, 8>>>(DType::kFloat16, 168, 120);
 }
 TEST(library_cases) {
   int runs = 0;
   for (Case const& what : attention_case::few_cases(128)) {
-    check_case<sm90::Forward<half_t, 128, 128, 128, 128, 8>>(what, DType::kFloat16, runs);
+    check_case<sm90::Forward<half_t, TileShape<128, 128, 128, 128, 8>>>(what, DType::kFloat16,
+                                                                        runs);
   }
   CHECK(runs >= 3);
 }
@@ -129,7 +131,7 @@ std::vector<Case> bias_cases(int head_dim) {
 template <class Element, int kHeadDim, int kBlockM, int kBlockN, int kWarps>
 void check_bias(DType dtype, int head_dim) {
   using Kernel =
-      sm90::Forward<Element, kHeadDim, kHeadDim, kBlockM, kBlockN, kWarps, RowLayout::kDense, true>;
+      sm90::Forward<Element, TileShape<kHeadDim, kHeadDim, kBlockM, kBlockN, kWarps>, with::Bias>;
   int runs = 0;
   for (Case const& what : bias_cases(head_dim)) check_case<Kernel>(what, dtype, runs);
   CHECK_EQ(runs, int(bias_cases(head_dim).size()));
@@ -171,8 +173,8 @@ void check_sequences(DType dtype, int head_dim, int head_dim_v = 0) {
   CHECK_EQ(runs, 4);
 }
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps>
-using Varlen =
-    sm90::Forward<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, RowLayout::kVarlen>;
+using Varlen = sm90::Forward<Element, TileShape<kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps>,
+                             with::PackedRows>;
 
 TEST(packed_of_64) { check_sequences<Varlen<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
 TEST(packed_of_192_128) {
@@ -233,7 +235,7 @@ void check_pages(DType dtype, int head_dim, int head_dim_v = 0) {
 }
 template <class Element, int kHeadDim, int kHeadDimV, int kBlockM, int kBlockN, int kWarps>
 using Paged =
-    sm90::Forward<Element, kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps, RowLayout::kPaged>;
+    sm90::Forward<Element, TileShape<kHeadDim, kHeadDimV, kBlockM, kBlockN, kWarps>, with::Pages>;
 
 TEST(pages_of_64) { check_pages<Paged<half_t, 64, 64, 192, 128, 12>>(DType::kFloat16, 64); }
 TEST(pages_of_128) { check_pages<Paged<bfloat16_t, 128, 128, 128, 128, 8>>(DType::kBFloat16, 128); }

@@ -53,10 +53,13 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
   CHECK_EQ(runs, 4 * 13);
 }
 
-TEST(head_dim_64) { check_cases<sm90::SplitKeys<half_t, 64, 64, 64, 128, 8>>(DType::kFloat16, 64); }
+TEST(head_dim_64) {
+  check_cases<sm90::SplitKeys<half_t, TileShape<64, 64, 64, 128, 8>>>(DType::kFloat16, 64);
+}
 // Of V another than of Q and K, and both less than the tile's.
 TEST(head_dim_128) {
-  check_cases<sm90::SplitKeys<bfloat16_t, 128, 128, 64, 128, 8>>(DType::kBFloat16, 104, 120);
+  check_cases<sm90::SplitKeys<bfloat16_t, TileShape<128, 128, 64, 128, 8>>>(DType::kBFloat16, 104,
+                                                                            120);
 }
 
 // Splits of the keys of calls on 132 multiprocessors.

@@ -1,0 +1,84 @@
+// What a tensor-core kernel is compiled for, as its template arguments:
+//
+//   Kernel<cutlass::half_t, TileShape<64, 64, 128, 64, 4>, with::Bias, with::Mask>
+//
+// an element type, the tile of a block, and options in any order.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/e4m3.hpp"
+#include "core/sequences.hpp"
+
+namespace cutlass_attn {
+
+// kWarpsM warps share out the rows of a block's tile, and kWarpsN warps the columns of their rows.
+template <int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarpsM_, int kWarpsN_ = 1>
+struct TileShape {
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
+  static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_, kWarps = kWarpsM * kWarpsN;
+};
+
+namespace with {
+struct Option {};
+struct PackedRows : Option {};  // or batch entries of different lengths
+struct Pages : Option {};       // K and V are in pages
+struct Fp8Cache : Option {};    // K and V are stored in e4m3
+struct Bias : Option {};
+struct BiasGrad : Option {};      // the gradient of a bias
+struct Mask : Option {};          // a bool mask, read by its map (core/mask_map.hpp)
+struct Dropout : Option {};       // with a score that has none of its own
+struct GeneralScore : Option {};  // a backward kernel that has no other score
+struct FixedOrder : Option {};    // the additions to dQ have an order
+struct KeySplits : Option {};     // several blocks share the keys of a tile of rows
+// Accumulator types of Q K^T and P V, where they are not float.
+template <class Qk_, class Pv_>
+struct Accumulators : Option {
+  using Qk = Qk_;
+  using Pv = Pv_;
+};
+}  // namespace with
+
+// The accumulators among some options; Default if there are none.
+template <class Default, class... Given>
+struct AccumulatorsOf {
+  using type = Default;
+};
+template <class Default, class First, class... Others>
+struct AccumulatorsOf<Default, First, Others...> : AccumulatorsOf<Default, Others...> {};
+template <class Default, class Qk, class Pv, class... Others>
+struct AccumulatorsOf<Default, with::Accumulators<Qk, Pv>, Others...> {
+  using type = with::Accumulators<Qk, Pv>;
+};
+
+template <class Element_, class Shape, class... Given>
+struct Traits : Shape {
+  static_assert((std::is_base_of_v<with::Option, Given> && ...));
+  template <class Option>
+  static constexpr bool has = (std::is_same_v<Option, Given> || ...);
+  template <class Option, class... Options>
+  static constexpr bool is_among = (std::is_same_v<Option, Options> || ...);
+  // Whether a kernel that implements these options implements all that are given.
+  template <class... Options>
+  static constexpr bool are_among = (is_among<Given, Options...> && ...);
+
+  using Element = Element_;
+  static constexpr bool kIsFp8 = has<with::Fp8Cache>;
+  using Kv = std::conditional_t<kIsFp8, E4M3, Element>;
+  using Accumulators = typename AccumulatorsOf<with::Accumulators<float, float>, Given...>::type;
+
+  static constexpr bool kIsPaged = has<with::Pages>;
+  static constexpr bool kIsDense = !kIsPaged && !has<with::PackedRows>;
+  using SeqInfo = std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>;
+
+  static constexpr bool kHasBias = has<with::Bias>, kHasBiasGrad = has<with::BiasGrad>;
+  static constexpr bool kHasMask = has<with::Mask>;
+  static constexpr bool kDrops = has<with::Dropout>;
+  static constexpr bool kIsGeneral = has<with::GeneralScore>;
+  static constexpr bool kIsOrdered = has<with::FixedOrder>;
+  static constexpr bool kSplitsKeys = has<with::KeySplits>;
+};
+
+}  // namespace cutlass_attn
