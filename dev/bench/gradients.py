@@ -20,10 +20,11 @@ Gradients = tuple[Any, Any, Any]  # of q, k and v
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """The backward pass of a call that has been made: gradients of q, k and v."""
+    """The backward pass of a call that has been made: gradients of q, k and v, and of what the
+    option's keywords say is learned."""
 
     out: Any
-    operands: Gradients
+    operands: tuple[Any, ...]
     grad_out: Any
 
     @classmethod
@@ -37,14 +38,14 @@ class BackwardPass:
         operands = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
         with context():
             out = attention(*operands)
-        return cls(out, tuple(operands), _grad_of(out))  # type: ignore[arg-type]
+        return cls(out, (*operands, *inputs.keywords.learned), _grad_of(out))
 
     def __call__(self) -> Gradients:
+        """Returns the gradients of q, k and v."""
         import torch
 
-        return torch.autograd.grad(  # type: ignore[return-value]
-            self.out, self.operands, self.grad_out, retain_graph=True
-        )
+        gradients = torch.autograd.grad(self.out, self.operands, self.grad_out, retain_graph=True)
+        return gradients[:3]  # type: ignore[return-value]
 
 
 class KernelPass:

@@ -44,6 +44,8 @@ def _square(batch: int, heads: int, seqlen: int, head_dim: int) -> tuple[Shape, 
 
 # Bool masks, over shapes without another mask.
 _MASKS = ("none", "padding", "documents", "mask")
+_FORWARD_OPTIONS = tuple(name for name in OPTIONS if name != "bias_grad")
+_TERMS = ("none", "softcap", "alibi", "bias", "bias_grad", "dropout")
 _UNMASKED = (Shape(4, 32, 32, 4096, 4096, 64), Shape(4, 16, 16, 4096, 4096, 128))
 # fp16 accumulation: the kernels that have it. So many tokens fill a GPU alike at every length.
 _IN_FP16 = tuple(f"sm80/{name}" for name in ACCUMULATE if name != "fp32")
@@ -140,7 +142,7 @@ GRIDS = {
                 Shape(4, 16, 16, 4096, 4096, 128),
                 Shape(2, 8, 8, 2048, 2048, 256),
             ),
-            options=tuple(OPTIONS),
+            options=_FORWARD_OPTIONS,
             dtypes=("float16",),
             kernels=("sm80/general",),
             baseline="cutlass_attn:auto",
@@ -160,6 +162,20 @@ GRIDS = {
             options=_MASKS,
             dtypes=("bfloat16",),
             impls=("cutlass_attn", "torch"),
+            baseline="torch:cudnn",
+            op="backward",
+        ),
+        # Backward passes with what models add to a logit: docs/training.md.
+        Grid(
+            "backward-terms",
+            tuple(
+                shape
+                for head_dim, heads in ((64, 32), (128, 16))
+                for shape in _square(4, heads, 4096, head_dim)
+            ),
+            impls=("cutlass_attn", "torch"),
+            options=_TERMS,
+            dtypes=("bfloat16",),
             baseline="torch:cudnn",
             op="backward",
         ),
@@ -225,6 +241,15 @@ GRIDS = {
             op="backward",
         ),
         Grid(
+            "backward-terms-cpu",
+            (Shape(2, 2, 2, 192, 192, 64),),
+            impls=("cutlass_attn", "torch"),
+            options=_TERMS,
+            dtypes=("float16",),
+            baseline="cutlass_attn:auto",
+            op="backward",
+        ),
+        Grid(
             "masks-cpu",
             (Shape(2, 2, 2, 192, 192, 64),),
             options=_MASKS,
@@ -242,7 +267,7 @@ GRIDS = {
         Grid(
             "options-cpu",
             (Shape(1, 2, 2, 64, 64, 64),),
-            options=tuple(OPTIONS),
+            options=_FORWARD_OPTIONS,
             dtypes=("float16",),
             baseline="cutlass_attn:auto",
         ),

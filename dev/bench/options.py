@@ -56,6 +56,18 @@ def _bias(problem: Problem, device: str) -> Keywords:
     )
 
 
+def _bias_grad(problem: Problem, device: str) -> Keywords:
+    """With a gradient of the bias, summed over the batch."""
+    shape = problem.shape
+    bias = _bias(problem, device).ours["bias"].requires_grad_()
+    return Keywords(
+        {"bias": bias},
+        {"attn_mask": bias.expand(shape.batch, -1, -1, -1)},
+        Flex(score_mod=lambda s, b, h, q, k: s + bias[0, h, q, k]),
+        (bias,),
+    )
+
+
 def _masked(problem: Problem, mask: Any, mask_mod: Callable[..., Any]) -> Keywords:
     """With a bool mask (B or 1, 1, Sq or 1, Sk). PyTorch gets it expanded, which writes nothing;
     FlexAttention gets the function."""
@@ -121,6 +133,7 @@ OPTIONS |= {
     "softcap": _softcap,
     "alibi": _alibi,
     "bias": _bias,
+    "bias_grad": _bias_grad,
     "mask": _mask,
     "padding": _padding,
     "documents": _documents,

@@ -1,6 +1,7 @@
 """`python -m dev.bench --grid`: what options cost, and what fp16 accumulation does to results."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import cutlass_attn
@@ -8,9 +9,10 @@ import pytest
 from cutlass_attn import _C, testing
 from cutlass_attn.tools import console
 from cutlass_attn.tools.experiment import report
-from cutlass_attn.tools.experiment.problems import OPTIONS, Problem
+from cutlass_attn.tools.experiment.problems import OPTIONS, Problem, Shape
 
 from dev.bench import command, impls
+from dev.bench.gradients import BackwardPass
 from dev.bench.grids import GRIDS, grid_for
 
 torch = pytest.importorskip("torch", reason="it measures torch tensors")
@@ -18,7 +20,8 @@ needs_simt = pytest.mark.skipif(
     cutlass_attn.build_info().simt != "all", reason="on a CPU it runs the simt kernels"
 )
 CPU = ["--device", "cpu", "--rounds", "5", "--dtype", "fp16", "--causal", "no"]
-ALL = [word for name in OPTIONS for word in ("--option", name)]
+FORWARD_OPTIONS = [name for name in OPTIONS if name != "bias_grad"]
+ALL = [word for name in FORWARD_OPTIONS for word in ("--option", name)]
 
 
 def test_a_cpu_has_grids_of_its_own():
@@ -54,7 +57,7 @@ def test_options_are_timed_and_compared(capsys):
     )
     assert status == 0
     ours = [row for row in rows if row["impl"] == "cutlass_attn:cpu/f16"]
-    assert [row["option"] for row in ours] == list(OPTIONS)
+    assert [row["option"] for row in ours] == FORWARD_OPTIONS
     assert all(row["us"] > 0 and row["seqlen_k"] == 48 for row in ours)
     flash = {row["option"]: row for row in rows if row["requested"] == "torch:flash"}
     assert flash["none"]["rms_error"] > 0
@@ -123,6 +126,29 @@ def test_backward_passes_of_kernels_by_name(capsys):
     assert wgmma["impl"] == f"cutlass_attn:{names[0]}"
     assert 0 < wgmma["rms_error"] <= wgmma["rms_allowed"] < 1e-2
     assert dropout["status"] == "unsupported" and "dropout" in dropout["reason"]
+
+
+def test_backward_passes_with_terms(capsys):
+    rows, status = bench(
+        *(capsys, "--grid", "backward-terms", "--impl", "cutlass_attn", "--impl", "torch:math")
+    )
+    assert status == 0
+    times = {(row["option"], row["requested"]): row["us"] for row in rows if row["status"] == "ok"}
+    assert {option for option, impl in times if impl == "cutlass_attn:auto"} == set(
+        GRIDS["backward-terms"].options
+    )
+    assert times["bias_grad", "torch:math"] > 0
+
+
+def test_the_gradient_of_a_bias_is_part_of_the_pass():
+    problem = Problem(Shape(2, 2, 2, 40, 40, 64), "float16", "bias_grad", "backward")
+    inputs = problem.inputs("cpu", 0)
+    (bias,) = inputs.keywords.learned
+    run = BackwardPass.of(partial(cutlass_attn.attention, **inputs.keywords.ours), inputs)
+    seen = []
+    bias.register_hook(seen.append)
+    assert len(run()) == 3
+    assert seen[0].shape == bias.shape
 
 
 def test_reasons_are_printed_as_they_are(capsys, monkeypatch, tmp_path):

@@ -74,6 +74,7 @@ class Keywords(NamedTuple):
     ours: dict[str, Any]
     torch: dict[str, Any] | None  # None: PyTorch's attention has no such option
     flex: Flex | None = None  # None: FlexAttention has no such option
+    learned: tuple[Any, ...] = ()  # arrays of these that get a gradient as well
 
 
 _NOTHING = Keywords({}, {}, Flex())
