@@ -22,7 +22,9 @@ struct TileShape {
 };
 
 namespace with {
-struct Option {};
+struct Option {
+  static constexpr bool kIsOption = true;
+};
 struct PackedRows : Option {};  // or batch entries of different lengths
 struct Pages : Option {};       // K and V are in pages
 struct Fp8Cache : Option {};    // K and V are stored in e4m3
@@ -55,7 +57,7 @@ struct AccumulatorsOf<Default, with::Accumulators<Qk, Pv>, Others...> {
 
 template <class Element_, class Shape, class... Given>
 struct Traits : Shape {
-  static_assert((std::is_base_of_v<with::Option, Given> && ...));
+  static_assert((Given::kIsOption && ...));
   template <class Option>
   static constexpr bool has = (std::is_same_v<Option, Given> || ...);
   template <class Option, class... Options>
