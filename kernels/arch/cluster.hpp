@@ -15,7 +15,8 @@ struct Cluster {
         "barrier.cluster.wait.acquire.aligned;" ::
             : "memory");
   }
-  // Cluster barrier that orders no writes: afterwards a block that others have read from may exit.
+  // Cluster barrier without memory ordering: after it, a block whose shared memory others read may
+  // exit.
   CUTE_DEVICE static void cluster_leave() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned;\n"

@@ -8,16 +8,16 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct CpAsync {
-  // cp.async of 16 bytes, bypassing L1; without `predicate` it zero-fills and reads nothing.
+  // cp.async of 16 bytes, bypassing L1. Without `predicate` it reads nothing and writes zeros.
   CUTE_DEVICE static void async_copy(SharedMemory::SmemAddress dst, void const* src,
                                      bool predicate) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
                  "r"(predicate ? 16 : 0));
   }
 
-  // cp.async with the L2 policy evict_first: these lines evict each other, and the rest of L2
-  // stays. The other copies have no policy at all: evict_normal took 146 us, no policy 137 us
-  // (H200, sm80/decode, 64x2048 keys of 8 heads).
+  // cp.async with the L2 policy evict_first: these lines evict each other and leave the rest of L2
+  // alone. async_copy() has no policy: evict_normal took 146 us, no policy 137 us (H200,
+  // sm80/decode, 64x2048 keys of 8 heads).
   CUTE_DEVICE static void async_copy_evict_first(SharedMemory::SmemAddress dst, void const* src,
                                                  bool predicate) {
     uint64_t policy;

@@ -1,8 +1,8 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies.
 //
-// A barrier is in phase 0, 1, 2 ... A phase ends when all its arrivals and all expected bytes have
-// come. wait(parity) returns once the phase of that parity, 0 or 1, has ended; the phase before the
-// first counts as ended.
+// A barrier goes through phases 0, 1, 2 ... A phase ends when all its arrivals and all expected
+// bytes are in. wait(parity) returns once the phase of that parity, 0 or 1, has ended; before the
+// first phase, the phase of parity 1 counts as ended.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -17,8 +17,8 @@ struct Mbarrier {
   CUTE_DEVICE static void barrier_init(Barrier* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals));
   }
-  // fence.mbarrier_init: makes initialised barriers visible to TMA. Other threads need a barrier of
-  // the block, too.
+  // fence.mbarrier_init: makes initialised barriers visible to TMA. Other threads also need a
+  // barrier of the block.
   CUTE_DEVICE static void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
