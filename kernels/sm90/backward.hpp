@@ -1,20 +1,22 @@
-// Backward attention on wgmma and TMA (sm_90a: Hopper): dK and dV of a tile of keys a block, dQ
-// added to memory; P is recomputed.
+// Backward attention on wgmma and TMA (sm_90a: Hopper). A block computes dK and dV of a tile of
+// keys, and adds its part of dQ to global memory; P is recomputed.
 //
-// Grid:       one block per (batch, KV head, tile of kBlockN keys); among them, for the gradient of
-//             a bias, blocks with tiles of it (backward_bias.hpp)
+// Grid:       one block per (batch, KV head, tile of kBlockN keys). For the gradient of a bias,
+//             blocks with tiles of that gradient are interleaved (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
-//             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
-//             that of dQ with three
-// Loop:       over tiles of kBlockM queries of all query heads that read the KV head
-// Registers:  dK, dV and S or dP of a warpgroup's keys; dQ of a step
-// Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma
+//             (backward_producer.hpp). With two consumer warpgroups the producer has a warpgroup of
+//             its own; with three it is a warp of the dQ warpgroup
+// Loop:       tiles of kBlockM queries, of all query heads that read the KV head
+// Registers:  consumer: dK, dV, and S or dP of 64 keys; dQ warpgroup: dQ of a step
+// Shared:     K, V, two or three stages of Q, dO and dS; Q, K, V and dO are swizzled by TMA; all
+//             are operands of wgmma
 //
-// Mask:       of a bool mask, the launch before makes a map (backward_before_mask.hpp), and the
-//             loop leaves out tiles of queries that see no key (backward_map_steps.hpp)
+// Mask:       a launch before the kernel makes the map of a bool mask (backward_before_mask.hpp);
+//             the loop skips query tiles that see no key (backward_map_steps.hpp)
 //
-// What comes before and after is sm80/backward_rows.hpp, scores and masks sm80/backward_scores.hpp.
+// The launches before and after are in sm80/backward_rows.hpp, scores and masks in
+// sm80/backward_scores.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -26,7 +28,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
+// kIsOrdered: blocks add to dQ in the order of their keys, which makes the sum deterministic.
 template <class Element, int kHeadDim, int kBlockM_, int kBlockN, int kWarps,
           class SeqInfo = DenseSeqInfo, bool kIsOrdered = false, bool kHasMask = false,
           bool kDrops = false, bool kHasBiasGrad = false, bool kHasBias = false>
@@ -43,7 +45,7 @@ struct Backward {
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
-  static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -81,7 +83,7 @@ struct Backward {
     } else {
       sm80::share_visible<Config, Arch>(mask, tile.begin, shared);
     }
-    Arch::sync();  // shared.block full, barriers are there
+    Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = count_steps(params, shared.block, tiles);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);

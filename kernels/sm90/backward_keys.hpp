@@ -1,14 +1,14 @@
-// A block with a tile of 64 keys: their dK and dV, over all queries that see them.
+// A block with a tile of 64 keys: computes their dK and dV over all queries that see them.
 //
-// Both warpgroups have all 64 keys, in rows. The first computes S, P and dV, the second dP, dS and
-// dK. P, rounded, goes from the first to the second through shared memory, in the order of
-// registers; P and dS are A of the products that follow, in registers.
+// Both warpgroups have all 64 keys, in rows. The first warpgroup computes S, P and dV, the second
+// dP, dS and dK. P, rounded, goes from the first to the second through shared memory, in register
+// order. P and dS are the A operand of the next products, in registers.
 //
 //   first     S(i)  P(i)   dV(i) S(i+1)  P(i+1)   dV(i+1) ...
 //   second          dP(i)        dS(i)   dK(i) dP(i+1)  dS(i+1) ...
 //
-// Each warpgroup issues the second product of a step and the first one of the next together. dS
-// waits for P of the other warpgroup, so the two use the tensor cores in turn.
+// Each warpgroup issues the second product of a step together with the first product of the next
+// step. dS waits for the other warpgroup's P, so the two warpgroups use the tensor cores in turn.
 #pragma once
 
 #include "core/math.hpp"
@@ -18,8 +18,9 @@
 
 namespace cutlass_attn::sm90 {
 
-// The two producer warps. One copies K once, and Q with -LSE at each step. The other copies V once,
-// and dO with delta at each step. As two warps, neither waits for a buffer of the other.
+// The two producer warps. One copies K once, and Q with -LSE in each step; the other copies V once,
+// and dO with delta in each step. Because they are two warps, neither waits for a buffer of the
+// other.
 template <class Config, class Arch>
 struct KeysProducer {
   using Shared = typename Config::KeysStorage;
@@ -123,7 +124,7 @@ struct KeysConsumer {
     Arch::template wgmma_wait<0>(grad_v.x, weights);
   }
 
-  // The second: dK.
+  // The second warpgroup: dK.
   CUTE_DEVICE void run(typename Config::GradQk& grad_k, std::true_type) {
     clear(grad_k);
     if (steps == 0) return;
@@ -163,7 +164,7 @@ struct KeysConsumer {
     Products::template issue_second<TileQk>(weights, shared.q[ring.stage], grad_k);
   }
 
-  // S to P, for this warpgroup and the other.
+  // S to P, for both warpgroups.
   CUTE_DEVICE void weigh(int tile) {
     to_weights(tile * kM);
     arrive<Arch>(&shared.q_empty[ring.stage]);
@@ -181,7 +182,7 @@ struct KeysConsumer {
 
   // --- P and dS: keys in rows, queries in columns ------------------------------------------------
 
-  // Calls visit(x, stat, n, i) for each element x(i, 0, n), with the entry of `stats` of its query.
+  // Calls visit(x, stat, n, i) for each element x(i, 0, n), with its query's entry of `stats`.
   template <class Visit>
   CUTE_DEVICE void for_queries(float const (&stats)[kM], Visit&& visit) {
     Address const from = Arch::smem_address(stats) + Address(thread_of_group<Arch>() % 4 * 8);
@@ -205,7 +206,7 @@ struct KeysConsumer {
     });
   }
 
-  // -inf for queries that do not see a key.
+  // -inf for queries that do not see the key.
   CUTE_DEVICE void apply_mask(int first_query) {
     int const thread = opaque(thread_of_group<Arch>());
     CUTE_UNROLL
@@ -234,7 +235,7 @@ struct KeysConsumer {
     });
   }
 
-  // --- P on its way ------------------------------------------------------------------------------
+  // --- P from the first warpgroup to the second --------------------------------------------------
 
   CUTE_DEVICE Address place_of_p() const {
     return Arch::smem_address(shared.p[p_ring.stage]) + Address(thread_of_group<Arch>() * 16);

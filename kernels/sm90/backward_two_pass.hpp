@@ -1,15 +1,17 @@
-// Backward attention on wgmma and TMA (sm_90a: Hopper) in two passes: blocks with a tile of keys
-// compute dK and dV, blocks with a tile of queries compute dQ. Each pass recomputes P, so a pair of
-// tiles needs seven products instead of five. In return there are no atomic additions: dQ needs no
-// fp32 workspace, and results are deterministic.
+// Backward attention on wgmma and TMA (sm_90a: Hopper) in two passes. Blocks with a tile of keys
+// compute dK and dV; blocks with a tile of queries compute dQ. Both recompute P, so a pair of tiles
+// takes seven products instead of five. In return nothing is added atomically: dQ needs no fp32
+// workspace, and results are deterministic.
 //
-// Grid:       one block per (batch, KV head, 64 keys), then per (batch, query head, 128 queries)
-// Block:      two warps that copy, of a warpgroup of their own, and two consumer warpgroups
-//             (backward_keys.hpp, backward_queries.hpp)
-// Registers:  dK or dV, or dQ of 64 rows, and S, dP, P or dS of a step
-// Shared:     the tiles of the block's own rows, and stages of the two that each step reads
+// Grid:       one block per (batch, KV head, 64 keys), then one per (batch, query head, 128
+//             queries)
+// Block:      a warpgroup with two producer warps, and two consumer warpgroups (backward_keys.hpp,
+//             backward_queries.hpp)
+// Registers:  of a consumer: dK, dV or dQ of 64 rows, and S, dP, P or dS of a step
+// Shared:     the tiles of the block's own rows, and stages of the two tiles that a step reads
 //
-// The launches before and after, in sm80/backward_rows.hpp: row statistics and gradients of sinks.
+// The launches before and after, for row statistics and gradients of sinks, are in
+// sm80/backward_rows.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -30,7 +32,7 @@ struct BackwardTwoPass {
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = Config::kSmemBytes;
-  static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -75,7 +77,7 @@ struct BackwardTwoPass {
       init<Arch>(shared);
     }
     sm80::share_visible<KeysTraits, Arch>(mask, tile.begin, shared);
-    Arch::sync();  // shared.block full, barriers are there
+    Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = params.heads_per_kv * tiles;
     if (group<Arch>() == 0) {
@@ -123,7 +125,7 @@ struct BackwardTwoPass {
       init<Arch>(shared);
     }
     share_visible<Arch>(mask, tile.begin, shared);
-    Arch::sync();  // shared.tile full, barriers are there
+    Arch::sync();  // shared.tile full, barriers initialised
 
     if (group<Arch>() == 0) {
       Arch::template registers_decrease<Config::kCopyRegisters>();
@@ -144,12 +146,13 @@ struct BackwardTwoPass {
                      p.logits.softmax_scale, grad_q);
   }
 
-  // What sm80::share_visible() asks of a Config.
+  // Config as sm80::share_visible() requires it.
   struct KeysTraits : Config {
     using SharedStorage = typename Config::KeysStorage;
   };
 
-  // Which keys each query sees, and those that all queries of a warp see. By all threads.
+  // For each query, the keys that it sees; for each warp, the keys that all its queries see. Called
+  // by all threads.
   template <class Arch>
   CUTE_DEVICE static void share_visible(IntervalMask const& mask, int first_query,
                                         typename Config::QueriesStorage& shared) {
@@ -169,8 +172,8 @@ struct BackwardTwoPass {
     }
   }
 
-  // Rounds and stores the 64 rows of this warpgroup, from row `first` of the head on. Rows from
-  // `rows` on do not exist and are not stored.
+  // Rounds and stores the 64 rows of this warpgroup. first: index in the head. Rows from `rows` on
+  // do not exist and are not stored.
   template <class Arch, class Grad>
   CUTE_DEVICE static void store_rows(Element* head, int64_t row_stride, int first, int rows,
                                      int columns, float scale, Grad const& grad) {

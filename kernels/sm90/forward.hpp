@@ -3,15 +3,15 @@
 // Grid:       persistent, one block per SM (params.hpp). A block computes one tile of kBlockM rows
 //             after the other, from core/scheduler.hpp or, for packed sequences, from
 //             core/varlen_params.hpp
-// Block:      a producer warpgroup, in which one thread copies, or with packed sequences or pages a
-//             warp (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
+// Block:      a producer warpgroup, in which one thread copies, or one warp with packed sequences
+//             or pages (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
 //             rows
-// Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, read by wgmma
-// Pipeline:   Q K^T of a tile of keys overlaps P V of the previous tile, also across tiles of rows.
-//             The row max lags (tile/softmax_rows.hpp). A warp that must update its row max
-//             recomputes S with mma.sync
-// Mask:       of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp)
+// Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, operands of wgmma
+// Pipeline:   Q K^T of a key tile overlaps P V of the previous tile, also across tiles of rows. The
+//             row max lags (tile/softmax_rows.hpp). A warp that must update its row max recomputes
+//             S with mma.sync
+// Mask:       a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp)
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -30,13 +30,13 @@ struct Forward {
                               kHasBias, kHasMask, kDrops>;
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
-  using Before = MakeMaskMap<Params, kBlockM_, kBlockN_>;  // launched where there is a mask
+  using Before = MakeMaskMap<Params, kBlockM_, kBlockN_>;  // launched for calls with a bool mask
   using After = NoAside<Params>;
   using Machine = arch::Sm90;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kMinBlocksPerSm = 1;  // without, ptxas ignores setmaxnreg
+  static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
   static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>

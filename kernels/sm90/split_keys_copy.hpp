@@ -1,5 +1,5 @@
-// Copies for warpgroups that split a tile's keys: Q once for all, K and V into the buffers of each
-// warpgroup.
+// Copies for warpgroups that split the keys of a tile: Q once for all, K and V into the buffers of
+// each warpgroup.
 #pragma once
 
 #include "sm90/split_keys_config.hpp"
@@ -19,8 +19,8 @@ struct SplitKeysCopy {
   TileCoord const& tile;
   TileRange const& range;  // in keys
 
-  // In one thread of the block: initialises the barriers, and expects the bytes of the first
-  // copies. No warp waits for a tile of keys that does not exist.
+  // In one thread of the block: initialises the barriers and sets the bytes of the first copies. No
+  // warp waits for a key tile that does not exist.
   CUTE_DEVICE static void make_barriers(ClusterSplitsParams const& params, Shared& shared) {
     Arch::tma_prefetch(params.k.map);
     Arch::tma_prefetch(params.q);
@@ -38,11 +38,11 @@ struct SplitKeysCopy {
     }
   }
 
-  // In one thread: copies Q and as many tiles of keys as there are buffers. An SM receives some 60
-  // bytes a clock, so the data that is needed first is copied first. Warpgroups then begin one
-  // after the other, and one multiplies while another computes exponentials.
+  // In one thread: copies Q and as many key tiles as there are stages. An SM receives about 60
+  // bytes per clock, so data that is needed first is copied first. Warpgroups then begin one after
+  // the other, and one multiplies while another computes exponentials.
   CUTE_DEVICE void begin() const {
-    int const heads = tile.by_heads(tile.head_q);  // the group of heads
+    int const heads = tile.by_heads(tile.head_q);  // index of the head group
     Arch::wait_for_grids_before();
     CUTE_UNROLL
     for (int c = 0; c < TileQ::kChunks; ++c) {
@@ -59,13 +59,13 @@ struct SplitKeysCopy {
     }
   }
 
-  // The first tile of keys of a warpgroup, and the distance to its next one.
+  // First key tile of a warpgroup, and the distance to its next one.
   CUTE_DEVICE int first_key(int group) const {
     return range.begin + (params.rank<Arch>() * Config::kGroups + group) * kN;
   }
   CUTE_DEVICE int stride() const { return params.blocks * Config::kGroups * kN; }
 
-  // In one thread: copies the tile of K or V that begins at `key`, if there is one.
+  // In one thread: copies the tile of K or V that begins at `key`, if it exists.
   CUTE_DEVICE void k(int group, int key, int stage) const {
     if (key < range.end) Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
     load_k(group, key, stage);
@@ -76,7 +76,7 @@ struct SplitKeysCopy {
   }
 
  private:
-  // Likewise, where the barrier already expects the bytes.
+  // As k() and v(), when the barrier already expects the bytes.
   CUTE_DEVICE void load_k(int group, int key, int stage) const {
     load<TileK>(params.k, shared.buffers[group].k[stage], &shared.k_full[group][stage], key);
   }
