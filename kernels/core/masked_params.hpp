@@ -34,7 +34,7 @@ struct MaskedParams : Base {
   static constexpr int64_t kBaseBytes = MaskMap::kAlignment;
 
   static MaskMap map_of(Problem const& p, KernelFacts facts, void* memory) {
-    // all kernels with these parameters pack heads, also those not compiled yet
+    // All kernels with these parameters pack heads, also those not compiled yet
     facts.packs_heads = 1;
     return MaskMap::prepare(p, Base::scheduler_of(p, facts), facts.block_m, facts.block_n, memory);
   }

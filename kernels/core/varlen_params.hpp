@@ -16,7 +16,7 @@ struct VarlenParams {
   int64_t blocks;  // of the grid: the slots of all head groups
   FastDivisor by_slots, by_slots_each, by_heads, by_heads_per_kv;
   FastDivisor by_chunk;
-  // divides by the page size; without pages by a number that makes every page index 0
+  // Divides by the page size; without pages by a number that makes every page index 0
   FastDivisor by_page;
 
   // On the host. Works for any kernel with these facts, also one compiled by NVRTC.

@@ -22,7 +22,7 @@ struct MapSteps {
   CUTE_DEVICE MapSteps(Params const& params, Block const& block)
       : params(params), keys(block.tile), head(block.tile.head * params.heads_per_kv) {}
 
-  // Finds the first step. There is one.
+  // Moves to the next step, which must exist.
   CUTE_DEVICE void begin() {
     QueryMap const& map = params.map;
     while (left == 0) {

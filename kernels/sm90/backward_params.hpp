@@ -122,7 +122,7 @@ template <class Base>
 struct WithBiasGrad : Base {
   static constexpr int kBiasQueries = 128, kBiasKeys = 128;  // of a block's tile
 
-  // a broadcast dimension counts as one
+  // A broadcast dimension counts as one.
   int32_t bias_tiles_k, bias_tiles_q, bias_heads, bias_batch;
   int32_t bias_tiles_of_block;
 

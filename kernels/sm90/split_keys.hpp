@@ -51,7 +51,7 @@ struct SplitKeys {
   template <class Arch>
   CUTE_DEVICE static void begin(Params const& params, Shared& shared, int warp) {
     using Copy = SplitKeysCopy<Config, Arch>;
-    // kCopies: a warp of the last warpgroup
+    // kCopies: a warp of the last warpgroup.
     constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;
     TileCoord tile = {};
     TileRange range = {};
