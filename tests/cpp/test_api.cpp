@@ -177,7 +177,7 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
   if (build_info().simt != "all") return;
   SplitCall call;
   call.p.num_splits = 0;
-  CHECK_EQ(prequantize(call.p, {}).message, "quantize is None, so that there is nothing to keep");
+  CHECK_EQ(prequantize(call.p, {}).message, "quantize is None, so there is nothing to keep");
   call.p.quantize = Quantize::kInt8;
   LaunchOptions options = with("sm80/int8-simt");
   CHECK_EQ(attention_forward(call.p, options).message, "");

@@ -385,7 +385,7 @@ TEST(lengths_and_pages) {
              p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = cu;
              p.seq_q.seqlen = 4;
            }),
-           "entry 1 of cu_seqlens_q has 5 rows, but seqlen_q, the most of any, is 4");
+           "entry 1 of cu_seqlens_q has 5 rows, but seqlen_q, the maximum, is 4");
   auto const used = [&](int32_t const(&k)[2]) {
     return run([&](P& p) {
       p.o.batch_stride = 8;
@@ -403,9 +403,9 @@ TEST(lengths_and_pages) {
   };
   CHECK_EQ(padded({8, 0}, {8, 0}), "");
   CHECK_EQ(padded({8, 1}, {8, 0}),
-           "leftpad_k[1] is 1, allowed: 0 to 0, where the rows of k that count end in that entry");
+           "leftpad_k[1] is 1, allowed: 0 to 0, the end of the valid rows of k in that entry");
   CHECK_EQ(padded({-1, 1}, {8, 0}),
-           "leftpad_k[0] is -1, allowed: 0 to 8, where the rows of k that count end in that entry");
+           "leftpad_k[0] is -1, allowed: 0 to 8, the end of the valid rows of k in that entry");
   auto const pages = [&](int32_t const(&table)[4], int32_t const(&k)[2]) {
     return run([&](P& p) {
       p.o.batch_stride = 8;
@@ -416,9 +416,9 @@ TEST(lengths_and_pages) {
   };
   CHECK_EQ(pages({0, 2, 1, -1}, {8, 4}), "");
   CHECK_EQ(pages({0, 2, 1, -1}, {8, 5}),
-           "block_table[1, 1] is -1, allowed: 0 to 2, the pages that there are");
+           "block_table[1, 1] is -1, allowed: 0 to 2, the pages of the cache");
   CHECK_EQ(pages({0, 3, 1, -1}, {8, 4}),
-           "block_table[0, 1] is 3, allowed: 0 to 2, the pages that there are");
+           "block_table[0, 1] is 3, allowed: 0 to 2, the pages of the cache");
   CHECK_EQ(pages({0, 2, 1, -1}, {9, 4}),
            "seqused_k[0] is 9, but block_table has 8 rows for that entry");
 }

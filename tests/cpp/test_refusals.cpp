@@ -49,8 +49,8 @@ TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
   CHECK(refuse_kernel("late/f16/d56/64x64x4", "error: no").ok());
   CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
   CHECK_EQ(refuse_kernel("fast/f16/d64", "no").message,
-           "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out, also with "
-           "\"+\" and one of its scores, or one of which it left out this score");
+           "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out, with or "
+           "without \"+\" and a score, or a variant whose score this build left out");
   set_compiler(nullptr, "no NVRTC");
   CHECK_EQ(reason("late/f16/d48", other, kGpu),
            "not compiled into this build (tier full): no NVRTC; or rebuild with "
