@@ -1,7 +1,7 @@
-// Runs grids on the CPU, and defines the functions that a kernel's body calls: see engine.hpp.
+// Runs grids on the CPU, and defines the functions that kernel bodies call (engine.hpp).
 //
-// Compile this file without -fsanitize=thread, with CUTLASS_ATTN_SIMT_TSAN defined, to link it into
-// a ThreadSanitizer build: see fiber.hpp.
+// To link this file into a ThreadSanitizer build, compile it without -fsanitize=thread and with
+// CUTLASS_ATTN_SIMT_TSAN defined (fiber.hpp).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -47,7 +47,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
              " threads and " + std::to_string(grid.smem_bytes) + " bytes of shared memory";
     }
     if (mine.empty()) return;
-    next = clusters;  // the others stop after their current one
+    next = clusters;  // the other threads stop after their present cluster
     std::lock_guard<std::mutex> const lock(mutex);
     if (error.empty()) error = std::move(mine);
   };
@@ -58,7 +58,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
   try {
     while (int64_t(helpers.size()) + 1 < std::min(wanted, clusters)) helpers.emplace_back(work);
   } catch (std::system_error const&) {
-    // The system refuses more threads: the existing ones do all the work.
+    // The system allows no more threads: the existing ones do all the work.
   }
   if (clusters > 0) work();
   for (std::thread& helper : helpers) helper.join();
@@ -95,7 +95,7 @@ void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
   bool fits = true;
   self->worker->collective(WaitFor{is_signed ? Wait::kMmaInt8 : Wait::kMmaUint8}, operands,
                            [&](auto const& all) { fits = warp_mma_int8(is_signed, all); });
-  if (!fits) self->worker->check("calls mma.m16n8k32, of which a sum is beyond an int32");
+  if (!fits) self->worker->check("calls mma.m16n8k32 with a sum that overflows int32");
 }
 
 void mma_m16n8k32_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],

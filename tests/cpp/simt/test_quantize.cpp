@@ -96,7 +96,7 @@ TEST(a_sum_beyond_an_int32_is_an_error) {
     });
   };
   CHECK(run(INT32_MAX - 32).ok());
-  CHECK(run(INT32_MAX - 31).message.find("beyond an int32") != std::string::npos);
+  CHECK(run(INT32_MAX - 31).message.find("overflows int32") != std::string::npos);
 }
 
 // Integers and their halves, which e4m3 and fp16 have; their sums are rounded to fp16, once or

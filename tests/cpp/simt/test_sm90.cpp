@@ -481,7 +481,7 @@ TEST(copies_wait_for_grids_before) {
         true, true);
   };
   CHECK_EQ(copy(true), "");
-  CHECK(has(copy(false), "thread 32 has TMA copy what grids before may still write"));
+  CHECK(has(copy(false), "thread 32 has TMA copy data that earlier grids may still write"));
 }
 
 TEST(wgmma_needs_a_fence) {
@@ -569,7 +569,8 @@ TEST(a_wait_is_of_its_own_warp) {
       if (thread == 0) load(shared, a, a);
       Sm90::barrier_wait(shared.full, 1);
     });
-    CHECK(syncs ? said.empty() : has(said, "wgmma reads for a warp that has yet to go on"));
+    CHECK(syncs ? said.empty()
+                : has(said, "wgmma reads for a warp that has not resumed from its wait"));
   }
 }
 
