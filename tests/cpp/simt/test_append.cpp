@@ -189,7 +189,7 @@ TEST(bad_requests) {
   CHECK_EQ(message([](P& p) { p.rotary.positions = 7; }),
            "rotary.positions is 7, allowed: 8 to 2147483647");
   CHECK_EQ(message([](P& p) { p.rotary.dim = 0; }),
-           "q is set, but rotary.dim is 0: there is nothing to rotate it by");
+           "q is set, but rotary.dim is 0: q would not be rotated");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType::kFloat16; }),
            "v is float16, allowed: float32 like k");
   CHECK_EQ(message([](P& p) { p.v_cache.dtype = DType::kFloat8E4M3; }),
