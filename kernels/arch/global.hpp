@@ -13,14 +13,14 @@ namespace cutlass_attn::arch {
 
 struct GlobalMemory {
   // atom.add, relaxed: returns the previous value.
-  CUTE_DEVICE static int32_t fetch_add(int32_t* counter, int32_t value) {
+  CUTE_DEVICE static int32_t atom_add(int32_t* counter, int32_t value) {
     return atomicAdd(counter, value);
   }
 
   // atom.add.acq_rel: returns the previous value. Writes of this thread before it, or of other
   // threads before a barrier with this thread, are visible to every thread that adds later, and to
   // threads that then pass a barrier with that thread.
-  CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
+  CUTE_DEVICE static int32_t atom_add_acq_rel(int32_t* counter, int32_t value) {
     int32_t before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                  : "=r"(before)
@@ -31,20 +31,20 @@ struct GlobalMemory {
 
   // red.add.release: writes of this thread before it, or of other threads before a barrier with
   // this thread, are visible after wait_until() has read the new value.
-  CUTE_DEVICE static void add_release(int32_t* counter, int32_t value) {
+  CUTE_DEVICE static void red_add_release(int32_t* counter, int32_t value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
-  // fence.acq_rel and red.add: add_release() that also orders later reads. If peek() has read a
-  // value, the writes that other blocks released before that value are visible afterwards.
-  CUTE_DEVICE static void add_acq_rel(int32_t* counter, int32_t value) {
+  // fence.acq_rel and red.add: red_add_release() that also orders later reads. If ld_relaxed() has
+  // read a value, the writes that other blocks released before that value are visible afterwards.
+  CUTE_DEVICE static void red_add_acq_rel(int32_t* counter, int32_t value) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
   // ld.relaxed: present value of a counter that other blocks increase. Orders nothing until
-  // add_acq_rel().
-  CUTE_DEVICE static int32_t peek(int32_t const* counter) {
+  // red_add_acq_rel().
+  CUTE_DEVICE static int32_t ld_relaxed(int32_t const* counter) {
     int32_t now;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     return now;
@@ -57,7 +57,7 @@ struct GlobalMemory {
     return kAddsFour ? lane * 4 + i : i * 32 + lane;
   }
   // `to`: address of element 0 of this lane.
-  CUTE_DEVICE static void add(float* to, float const (&x)[4]) {
+  CUTE_DEVICE static void red_add(float* to, float const (&x)[4]) {
     if constexpr (kAddsFour) {
       asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
                    "f"(x[2]), "f"(x[3])
@@ -68,7 +68,7 @@ struct GlobalMemory {
     }
   }
   // Two neighbours, aligned to 8 bytes.
-  CUTE_DEVICE static void add(float* to, float const (&x)[2]) {
+  CUTE_DEVICE static void red_add(float* to, float const (&x)[2]) {
     if constexpr (kAddsFour) {
       asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[0]), "f"(x[1])
                    : "memory");
@@ -77,7 +77,7 @@ struct GlobalMemory {
       add(to + 1, x[1]);
     }
   }
-  CUTE_DEVICE static void add(float* to, float x) {
+  CUTE_DEVICE static void red_add(float* to, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
   }
 
@@ -101,27 +101,29 @@ struct GlobalMemory {
 #else
 
 struct GlobalMemory {
-  static int32_t fetch_add(int32_t* counter, int32_t value) {
+  static int32_t atom_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
   }
-  static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
+  static int32_t atom_add_acq_rel(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
   }
-  static void add_release(int32_t* counter, int32_t value) {
+  static void red_add_release(int32_t* counter, int32_t value) {
     __atomic_fetch_add(counter, value, __ATOMIC_RELEASE);
   }
   // ThreadSanitizer does not model fences, so each of these two functions orders memory by itself.
-  static void add_acq_rel(int32_t* counter, int32_t value) { add_release(counter, value); }
-  static int32_t peek(int32_t const* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+  static void red_add_acq_rel(int32_t* counter, int32_t value) { red_add_release(counter, value); }
+  static int32_t ld_relaxed(int32_t const* counter) {
+    return __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+  }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
-  static void add(float* to, float const (&x)[4]) {
+  static void red_add(float* to, float const (&x)[4]) {
     for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x[i]);
   }
-  static void add(float* to, float const (&x)[2]) {
+  static void red_add(float* to, float const (&x)[2]) {
     add(to, x[0]);
     add(to + 1, x[1]);
   }
-  static void add(float* to, float x) {
+  static void red_add(float* to, float x) {
     float before, after;
     __atomic_load(to, &before, __ATOMIC_RELAXED);
     do {

@@ -10,12 +10,12 @@ namespace cutlass_attn::arch {
 struct Grid {
   // griddepcontrol.wait: returns when earlier grids of the stream are complete and their writes
   // visible. Before it, a grid that overlaps earlier ones may read only its parameters.
-  CUTE_DEVICE static void wait_for_grids_before() {
+  CUTE_DEVICE static void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
   }
   // griddepcontrol.launch_dependents: once all blocks have called this, the next grid may start on
   // free resources.
-  CUTE_DEVICE static void let_next_grid_begin() {
+  CUTE_DEVICE static void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 };
@@ -23,8 +23,8 @@ struct Grid {
 #else
 
 struct Grid {
-  static void wait_for_grids_before() { simt::engine::wait_for_grids_before(); }
-  static void let_next_grid_begin() {}
+  static void griddepcontrol_wait() { simt::engine::griddepcontrol_wait(); }
+  static void griddepcontrol_launch_dependents() {}
 };
 
 #endif

@@ -33,7 +33,7 @@ struct Tma {
         "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
-  CUTE_DEVICE static void tma_prefetch(TensorMap const& map) {
+  CUTE_DEVICE static void prefetch_tensormap(TensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
   }
 };
@@ -49,7 +49,7 @@ struct Tma {
                        int w) {
     simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});
   }
-  static void tma_prefetch(TensorMap const&) {}
+  static void prefetch_tensormap(TensorMap const&) {}
 };
 
 #endif

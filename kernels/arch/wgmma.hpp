@@ -104,17 +104,17 @@ struct Wgmma {
 
   // fence.proxy.async: after this fence and a barrier, this thread's stores to shared memory are
   // visible to products.
-  CUTE_DEVICE static void async_proxy_fence() {
+  CUTE_DEVICE static void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
 
   // setmaxnreg.dec and .inc: every thread of the warpgroup releases or acquires registers.
   template <int kRegisters>
-  CUTE_DEVICE static void registers_decrease() {
+  CUTE_DEVICE static void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
   template <int kRegisters>
-  CUTE_DEVICE static void registers_increase() {
+  CUTE_DEVICE static void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
 
@@ -177,14 +177,14 @@ struct Wgmma {
   static void wgmma_wait(Arrays&...) {
     simt::engine::wgmma_wait(kPending);
   }
-  static void async_proxy_fence() { simt::engine::async_proxy_fence(); }
+  static void fence_proxy_async() { simt::engine::fence_proxy_async(); }
   template <int kRegisters>
-  static void registers_decrease() {
-    simt::engine::set_registers(kRegisters);
+  static void setmaxnreg_dec() {
+    simt::engine::setmaxnreg(kRegisters);
   }
   template <int kRegisters>
-  static void registers_increase() {
-    simt::engine::set_registers(kRegisters);
+  static void setmaxnreg_inc() {
+    simt::engine::setmaxnreg(kRegisters);
   }
 
  private:

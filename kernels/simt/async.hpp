@@ -112,7 +112,7 @@ class AsyncUnits {
     if (counts == nullptr)
       return "has TMA count at " + name(offset(barrier)) + ", which is not initialised";
     if (!counts->is_fenced) {
-      return "has TMA count at " + name(offset(barrier)) + " without a barrier_init_fence()";
+      return "has TMA count at " + name(offset(barrier)) + " without a fence_mbarrier_init()";
     }
     int64_t const bytes = bytes_of(view);
     if (offset(to) % 1024 != 0 || offset(to) + bytes > smem_bytes_) {

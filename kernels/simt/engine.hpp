@@ -83,11 +83,11 @@ void sync();
 void cluster_sync();
 
 // griddepcontrol.wait
-void wait_for_grids_before();
+void griddepcontrol_wait();
 
 // mapa: the address in block `rank` of the cluster that corresponds to `address` in the calling
 // thread's block.
-void const* of_block(void const* address, int rank);
+void const* mapa(void const* address, int rank);
 
 // bar.sync of barrier 1 to 15 with `threads` threads, a multiple of kWarpSize.
 void sync(int barrier, int threads);
@@ -127,10 +127,10 @@ void wmma(int m, int n, float* c, uint16_t const* a, uint16_t const* b);
 void check_matrix(char const* what, void const* matrix, int ld, int lines, int length, int bytes);
 
 // ldmatrix.x4[.trans]: `row` is the address of the 16-byte row that this lane supplies.
-void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
+void ldmatrix_x4(bool transposed, void const* row, uint32_t (&d)[4]);
 
 // movmatrix.trans: takes a pair of a row of the matrix, returns a pair of a row of the transpose.
-uint32_t transpose_matrix(uint32_t pair);
+uint32_t movmatrix_trans(uint32_t pair);
 
 // st.shared and ld.shared of 1, 2 or 4 words.
 void store_shared(void* smem, uint32_t const* words, int count);
@@ -143,17 +143,17 @@ uint64_t shuffle_xor(uint64_t value, int lane_mask);
 bool any(bool predicate);
 
 // cp.async of 16 bytes. Without `predicate` it reads nothing and writes zeros.
-void async_copy(void* smem, void const* global, bool predicate);
-void async_copy_commit();
+void cp_async(void* smem, void const* global, bool predicate);
+void cp_async_commit_group();
 // Lands the copies of all but this thread's `pending` newest committed groups. Copies that were
 // never committed stay in flight, even for 0, where cp.async.wait_all would include them.
-void async_copy_wait(int pending);
+void cp_async_wait_group(int pending);
 
 // mbarrier: init, arrive.expect_tx, and wait for the parity of a phase.
-void barrier_init(void* barrier, int arrivals);
-void barrier_init_fence();
-void barrier_arrive(void* barrier, int bytes);
-void barrier_wait(void* barrier, int parity);
+void mbarrier_init(void* barrier, int arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(void* barrier, int bytes);
+void mbarrier_wait(void* barrier, int parity);
 
 // cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
 void tma_load(void* to, TensorMap const& map, void* barrier,
@@ -175,10 +175,10 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 // fence.proxy.async: wgmma may now read what this thread stored in shared memory.
-void async_proxy_fence();
+void fence_proxy_async();
 
 // setmaxnreg
-void set_registers(int registers);
+void setmaxnreg(int registers);
 
 // Offset of an address in shared memory.
 uint32_t smem_offset(void const* address);

@@ -76,9 +76,7 @@ int thread() { return self->thread; }
 int block() { return int(self->block->index); }
 void sync() { self->worker->sync(); }
 void cluster_sync() { self->worker->cluster_sync(); }
-void const* of_block(void const* address, int rank) {
-  return self->worker->of_block(address, rank);
-}
+void const* mapa(void const* address, int rank) { return self->worker->mapa(address, rank); }
 void sync(int barrier, int threads) { self->worker->sync(barrier, threads); }
 void arrive(int barrier, int threads) { self->worker->arrive(barrier, threads); }
 
@@ -120,7 +118,7 @@ void check_matrix(char const* what, void const* matrix, int ld, int lines, int l
   self->worker->check_matrix(what, matrix, ld, lines, length, bytes);
 }
 
-void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
+void ldmatrix_x4(bool transposed, void const* row, uint32_t (&d)[4]) {
   self->worker->check_shared("ldmatrix", row);
   race::read16(row, __builtin_return_address(0));
   LoadMatrixOperands operands{static_cast<char const*>(row), d};
@@ -129,7 +127,7 @@ void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
                            [transposed](auto const& all) { warp_load_matrix(transposed, all); });
 }
 
-uint32_t transpose_matrix(uint32_t pair) {
+uint32_t movmatrix_trans(uint32_t pair) {
   self->worker->collective(WaitFor{Wait::kTransposeMatrix}, pair,
                            [](auto const& all) { warp_transpose_matrix(all); });
   return pair;
@@ -164,22 +162,22 @@ bool any(bool predicate) {
   return predicate;
 }
 
-void async_copy(void* smem, void const* global, bool predicate) {
-  self->worker->async_copy(smem, global, predicate, __builtin_return_address(0));
+void cp_async(void* smem, void const* global, bool predicate) {
+  self->worker->cp_async(smem, global, predicate, __builtin_return_address(0));
 }
-void async_copy_commit() { ++self->groups; }
-void async_copy_wait(int pending) {
-  self->worker->async_copy_wait(pending, __builtin_return_address(0));
+void cp_async_commit_group() { ++self->groups; }
+void cp_async_wait_group(int pending) {
+  self->worker->cp_async_wait_group(pending, __builtin_return_address(0));
 }
 
-void barrier_init(void* barrier, int arrivals) {
+void mbarrier_init(void* barrier, int arrivals) {
   race::Unseen const unseen;
   self->worker->check(self->worker->units().init(barrier, arrivals));
 }
-void barrier_init_fence() { self->worker->units().fence(); }
-void barrier_arrive(void* barrier, int bytes) { self->worker->barrier_arrive(barrier, bytes); }
-void barrier_wait(void* barrier, int parity) { self->worker->barrier_wait(barrier, parity); }
-void wait_for_grids_before() { self->worker->wait_for_grids_before(); }
+void fence_mbarrier_init() { self->worker->units().fence(); }
+void mbarrier_arrive(void* barrier, int bytes) { self->worker->mbarrier_arrive(barrier, bytes); }
+void mbarrier_wait(void* barrier, int parity) { self->worker->mbarrier_wait(barrier, parity); }
+void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {
   self->worker->tma_load(to, map, barrier, at);
@@ -192,12 +190,12 @@ void wgmma(WgmmaCall const& call, float* accumulator) {
 void wgmma_fence() { self->wgmma.fence(); }
 void wgmma_commit() { self->wgmma.commit(); }
 void wgmma_wait(int pending) { self->worker->wgmma_wait(pending); }
-void async_proxy_fence() {
+void fence_proxy_async() {
   race::Unseen const unseen;
   self->worker->units().proxy_fence(self->thread);
 }
 
-void set_registers(int registers) { self->worker->set_registers(registers); }
+void setmaxnreg(int registers) { self->worker->setmaxnreg(registers); }
 uint32_t smem_offset(void const* address) { return self->worker->units().offset(address); }
 
 }  // namespace engine

@@ -180,7 +180,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
       AsyncUnits::Stored const stored = units.stored(at);
       if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
       if (stored == AsyncUnits::Stored::kUnseen) {
-        wrong = "has wgmma read what was stored without an async_proxy_fence()";
+        wrong = "has wgmma read what was stored without an fence_proxy_async()";
       }
       std::memcpy(&x, smem + at, 2);
       lines.add(at);

@@ -102,7 +102,7 @@ class Worker {
     race::acquire(token);
   }
 
-  void const* of_block(void const* address, int rank) {
+  void const* mapa(void const* address, int rank) {
     if (rank < 0 || rank >= grid_.cluster) {
       fail("asks for shared memory of block " + std::to_string(rank) +
            " of its cluster; allowed: 0 to " + std::to_string(grid_.cluster - 1));
@@ -189,7 +189,7 @@ class Worker {
     wake(self->id / kWarpSize);
   }
 
-  void async_copy(void* smem, void const* global, bool predicate, void* place) {
+  void cp_async(void* smem, void const* global, bool predicate, void* place) {
     check_shared("cp.async", smem);
     if (predicate && uintptr_t(global) % kCopyBytes != 0) {
       fail("cp.async reads from an address that is not aligned to 16 bytes");
@@ -200,7 +200,7 @@ class Worker {
                             predicate ? static_cast<char const*>(global) : nullptr, self->groups});
   }
 
-  void async_copy_wait(int pending, void* place) {
+  void cp_async_wait_group(int pending, void* place) {
     auto& copies = self->copies;
     auto const landed = std::find_if(copies.begin(), copies.end(), [&](AsyncCopy const& copy) {
       return copy.group >= self->groups - pending;
@@ -224,7 +224,7 @@ class Worker {
     if (!wrong.empty()) fail(wrong);
   }
 
-  void barrier_arrive(void* address, int bytes) {
+  void mbarrier_arrive(void* address, int bytes) {
     AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier != nullptr) race::release(&barrier->token);
     race::Unseen const unseen;
@@ -233,7 +233,7 @@ class Worker {
     wake(woken);
   }
 
-  void barrier_wait(void* address, int parity) {
+  void mbarrier_wait(void* address, int parity) {
     AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier == nullptr) {
       fail("waits at " + AsyncUnits::name(units().offset(address)) + ", which is not initialised");
@@ -252,7 +252,7 @@ class Worker {
     race::acquire(&barrier->token);
   }
 
-  void wait_for_grids_before() {
+  void griddepcontrol_wait() {
     race::Unseen const unseen;
     self->block->has_waited = true;
   }
@@ -262,7 +262,7 @@ class Worker {
     if (!self->block->has_waited) {
       fail(
           "has TMA copy data that earlier grids may still write, without a "
-          "wait_for_grids_before()");
+          "griddepcontrol_wait()");
     }
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
@@ -308,7 +308,7 @@ class Worker {
     group.waiting &= ~(1u << warp);
   }
 
-  void set_registers(int registers) {
+  void setmaxnreg(int registers) {
     if (registers % 8 != 0 || registers < 24 || registers > 256) {
       fail("calls setmaxnreg with " + std::to_string(registers) +
            " registers; allowed: multiples of 8 from 24 to 256");

@@ -65,7 +65,7 @@ CUTE_DEVICE void add_to_bias(PerLogit const& to, typename Scores::Slice& x, Step
         for (int half = 0; half < 2; ++half) {
           int const key = place.key(m, 2 * half);
           if (query < queries && key < keys) {
-            Arch::add(row + key * to.key_stride, x(2 * half + j, m, n));
+            Arch::red_add(row + key * to.key_stride, x(2 * half + j, m, n));
           }
         }
       }

@@ -41,7 +41,7 @@ CUTE_DEVICE int number_of_tile(BackwardParams const& params, int block,
   if constexpr (!Config::kIsOrdered) {
     return params.tile_of_block(block);
   } else {
-    if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
+    if (Arch::thread() == 0) shared.block.ticket = Arch::atom_add(params.tickets(), 1);
     Arch::sync();  // ticket full
     return params.tile_of(shared.block.ticket);
   }

@@ -47,7 +47,7 @@ struct BackwardProducts {
     for (int k = 0; k < kStationary; ++k) {
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m)
-        Arch::load_matrix(TileKv::block(key_rows, m, k) + Address(distance), words[k][m]);
+        Arch::ldmatrix_x4(TileKv::block(key_rows, m, k) + Address(distance), words[k][m]);
     }
   }
 
@@ -64,13 +64,13 @@ struct BackwardProducts {
           CUTE_UNROLL
           for (int i = 0; i < 4; ++i) a[m][i] = stationary[k < kStationary ? k : 0][m][i];
         } else {
-          Arch::load_matrix(TileKv::block(key_rows, m, k) + Address(key_distance), a[m]);
+          Arch::ldmatrix_x4(TileKv::block(key_rows, m, k) + Address(key_distance), a[m]);
         }
       }
       CUTE_UNROLL
       for (int n = 0; n < kSlice / 16; ++n) {
         Words b;
-        Arch::load_matrix(
+        Arch::ldmatrix_x4(
             TileQ::block(query_columns, slice * (kSlice / 16) + n, k) + Address(query_distance), b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -90,7 +90,7 @@ struct BackwardProducts {
       CUTE_UNROLL
       for (int d = 0; d < Config::kSteps; ++d) {
         Words b;
-        Arch::load_matrix_trans(
+        Arch::ldmatrix_x4_trans(
             TileQ::block(query_rows, slice * (kSlice / 16) + n, d) + Address(query_distance), b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -163,8 +163,8 @@ struct BackwardProducts {
         CUTE_UNROLL
         for (int d = 0; d < kAtOnce; ++d) {
           if (d >= end) break;
-          Arch::add(row + d * 256, acc.block(m, 2 * d));
-          Arch::add(row + d * 256 + 128, acc.block(m, 2 * d + 1));
+          Arch::red_add(row + d * 256, acc.block(m, 2 * d));
+          Arch::red_add(row + d * 256 + 128, acc.block(m, 2 * d + 1));
         }
       }
     }
@@ -180,12 +180,12 @@ struct BackwardProducts {
       Words a[Config::kQueryBlocks];
       CUTE_UNROLL
       for (int m = 0; m < Config::kQueryBlocks; ++m) {
-        Arch::load_matrix_trans((rows_s ^ Address(m * 32)) + n * 16 * TileS::kRowBytes, a[m]);
+        Arch::ldmatrix_x4_trans((rows_s ^ Address(m * 32)) + n * 16 * TileS::kRowBytes, a[m]);
       }
       CUTE_UNROLL
       for (int d = 0; d < Config::kColumnsAtOnce; ++d) {
         Words b;
-        Arch::load_matrix_trans((rows_k ^ Address(d * 32)) + n * 16 * TileKv::kRowBytes, b);
+        Arch::ldmatrix_x4_trans((rows_k ^ Address(d * 32)) + n * 16 * TileKv::kRowBytes, b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL

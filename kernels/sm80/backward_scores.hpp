@@ -63,7 +63,8 @@ struct PairEntries {
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m) {
         CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) words[n][m][half] = Arch::transpose(words[n][m][half]);
+        for (int half = 0; half < 2; ++half)
+          words[n][m][half] = Arch::movmatrix_trans(words[n][m][half]);
       }
     }
   }

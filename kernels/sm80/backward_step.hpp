@@ -70,7 +70,7 @@ struct BackwardStep {
     };
     load(p.k, Arch::smem_address(shared.k), p.head_dim);
     load(p.v, Arch::smem_address(shared.k) + Address(Config::kVDistance), p.head_dim_v);
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   CUTE_DEVICE void run() {
@@ -84,7 +84,7 @@ struct BackwardStep {
     uint32_t row_before = kNone;  // row() of the previous step
     if (!kGradOIsLate || role() == 0) copy(now);
     for (; now.left > 0; now = next(now)) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // Q, dO and stats of this step full, of the next empty; previous dS full
       if (kGradOIsLate && role() == 1) {
         copy(now);
@@ -148,7 +148,7 @@ struct BackwardStep {
   CUTE_DEVICE void pass_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      Arch::add_release(turn(at), 1);  // releases what all threads added before the barrier
+      Arch::red_add_release(turn(at), 1);  // releases what all threads added before the barrier
     }
   }
   CUTE_DEVICE int32_t* turn(Position const& at) const {
@@ -156,7 +156,7 @@ struct BackwardStep {
   }
 
   CUTE_DEVICE void load_stationary() {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K, V, visible and queries_of_key full
     int const lane = Arch::thread() % 32;
     Address const rows = Products::key_rows(Arch::smem_address(shared.k), warp_n(), lane);
@@ -195,17 +195,17 @@ struct BackwardStep {
       }
       if (thread < kBlockM / 2) {
         float const* const from = shared.from.stats + (uint64_t(row(at)) + thread * 2) * 2;
-        Arch::async_copy(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
+        Arch::cp_async(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
       }
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   // If dO is copied at the beginning of its step: the warps of the second role, which copy it, wait
   // until it has landed, then signal the first role, which waits where it needs dO.
   static constexpr int kGradOBarrier = 1 + Config::kWarpsN * Config::kSlices;
   CUTE_DEVICE static void pass_grad_o() {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync(kGradOBarrier, Config::kThreads / 2);    // dO full
     Arch::arrive(kGradOBarrier + 1, Config::kThreads);  // dO full, for the first role
   }

@@ -154,11 +154,11 @@ struct Decode {
       for (int i = 0; i < kStages - 1; ++i) {
         copy(first + i * kStep, last, i);
         if (i == 0 && begin < end) copy_queries();  // after the keys, which take longer
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
       }
       gather.look_up_if(first + (kStages - 1) * kStep, last);
-      Arch::template async_copy_wait<kStages - 2>();  // Q and the first tile
-      Arch::sync();                                   // Q full
+      Arch::template cp_async_wait_group<kStages - 2>();  // Q and the first tile
+      Arch::sync();                                       // Q full
       if constexpr (Config::kKeepsQ) {
         Step::load_q(q_rows(), q);
         Arch::sync();  // Q empty
@@ -166,11 +166,11 @@ struct Decode {
       int stage = 0;
       for (int key = first; key < last; key += kStep) {
         gather.place();
-        Arch::template async_copy_wait<kStages - 2>();  // this stage
-        Arch::sync_warp();                              // this stage full; the one before it empty
+        Arch::template cp_async_wait_group<kStages - 2>();  // this stage
+        Arch::sync_warp();  // this stage full; the one before it empty
         int const next = stage == 0 ? kStages - 1 : stage - 1;
         copy_looked_up(key + (kStages - 1) * kStep, last, next);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         gather.look_up_if(key + kStages * kStep, last);
         if (range.is_full(key)) {
           step(key, stage, std::true_type{});
@@ -179,7 +179,7 @@ struct Decode {
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
-      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       Arch::sync_warp();
       softmax.complete_sums();
     }

@@ -140,7 +140,7 @@ struct Forward {
     if (has_keys) {
       in.copy.begin(tiles.key());
       run_schedule(in, out);
-      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
       if constexpr (Config::kIsSplit)
         merge_sums<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
@@ -219,7 +219,7 @@ struct Forward {
     using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
     auto const target = Arch::smem_address(&shared) + Config::kQOffset;
     Copy::load_queries(target + Copy::offset(Arch::thread()), p, tile, is_aligned, Arch::thread());
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   template <class Score, class Arch>

@@ -48,12 +48,12 @@ struct GeneralSchedule {
       in.to_products(as_rows(scores), key);
       in.scores.scale(as_rows(scores));
       if (next_j == 0) {
-        Arch::template async_copy_wait<1>();
+        Arch::template cp_async_wait_group<1>();
         Arch::sync();  // the next tile's K full; this one's empty
         in.copy.copy_k(key + kKeyBlock + kN, stage);
       }
       if (j == 0) {
-        Arch::template async_copy_wait<1>();
+        Arch::template cp_async_wait_group<1>();
         Arch::sync();  // this tile's V full; the previous tile's empty
         in.copy.copy_v(key + kN, stage ^ 1);
       }

@@ -93,7 +93,7 @@ struct Int8Schedule {
     stage = kStages == 2 ? stage ^ 1 : 0;
     char const* next_scales = nullptr;
     if constexpr (kStages == 2) next_scales = in.copy.scales_source(next);
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K and scales full; V, or the other buffers, empty
     if constexpr (kStages == 2) {
       in.copy.copy_tile(has_next, next, next_scales, stage ^ 1);
@@ -105,7 +105,7 @@ struct Int8Schedule {
   // After it, V is full.
   CUTE_DEVICE void begin_pv(int next) {
     if constexpr (kStages == 1) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // V full; K and scales empty
       in.copy.copy_k(next, 0);
     }

@@ -92,7 +92,7 @@ struct KeySplits {
   template <class Arch>
   CA_HOST_DEVICE static bool is_last_of(int32_t& counter, int blocks, int32_t& ticket) {
     Arch::sync();  // results of all threads stored
-    if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(&counter, 1);
+    if (Arch::thread() == 0) ticket = Arch::atom_add_acq_rel(&counter, 1);
     Arch::sync();  // ticket full
     if (ticket != blocks - 1) return false;
     if (Arch::thread() == 0) counter = 0;  // for the next call

@@ -109,7 +109,7 @@ struct KvCopy {
     int const own = opaque(thread);
     auto const copy = [&](bool is_there) {
       if (is_there && own < kVectors) {
-        Arch::async_copy(Arch::smem_address(&scales) + own * 16, scales_source, true);
+        Arch::cp_async(Arch::smem_address(&scales) + own * 16, scales_source, true);
       }
       CopyK::load_next(is_there, k_target + stage * Config::kKStride, k_source,
                        uint32_t(p.k.row_stride));
@@ -121,7 +121,7 @@ struct KvCopy {
     } else {
       copy(is_there);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   // Starts the copy of a tile's mask bits, in the group of the next copy_k() or copy_v(). tile: as
@@ -133,8 +133,8 @@ struct KvCopy {
       if (!is_partial || own >= Config::kBlockM) return;
       static_assert(Config::kBlockM <= Config::kThreads);
       auto const* const from = shared.block.all_bits + int64_t(tile >> 1) * kBitsOfTile;
-      Arch::async_copy(Arch::smem_address(shared.block.bits[stage][own]),
-                       from + own * MaskMap::kLanes, true);
+      Arch::cp_async(Arch::smem_address(shared.block.bits[stage][own]),
+                     from + own * MaskMap::kLanes, true);
     }
   }
 
@@ -188,7 +188,7 @@ struct KvCopy {
   }
   CUTE_DEVICE void copy_vector(float* to, float const* from) const {
     if (is_aligned) {
-      Arch::async_copy(Arch::smem_address(to), from, true);
+      Arch::cp_async(Arch::smem_address(to), from, true);
     } else {
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) to[i] = from[i];
@@ -262,7 +262,7 @@ struct KvCopy {
     } else if (has(key)) {
       Copy::load(target, source, row_stride, copied_rows<kIsV>(key), columns, own);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   // Copies rows from the addresses that paged_rows stored.
@@ -275,7 +275,7 @@ struct KvCopy {
     } else if (has(key)) {
       Copy::load_rows(target, row, copied_rows<kIsV>(key), columns, thread);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   // Copies element by element to the tile at `smem`. opaque: without it, the compiler keeps this

@@ -133,9 +133,9 @@ struct KvGather {
       Address const to = stage + Tile::offset(r, first / kElements);
       Kv const* const from = source + c * (Tile::kChunk * kElements);
       if constexpr (kEvictFirst) {
-        Arch::async_copy_evict_first(to, from, inside && first < columns);
+        Arch::cp_async_evict_first(to, from, inside && first < columns);
       } else {
-        Arch::async_copy(to, from, inside && first < columns);
+        Arch::cp_async(to, from, inside && first < columns);
       }
     }
   }

@@ -127,7 +127,7 @@ struct Operands {
     copy_bits(0);
     copy.copy_k(first_key(), 0);
     copy.copy_v(first_key(), 0);
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q and K full
     if constexpr (Config::kIsInt8) {
       quantize_q(q);
@@ -149,7 +149,7 @@ struct Operands {
   // the next barrier the other half may be overwritten.
   CUTE_DEVICE void write_q8() {
     typename Step::Q q;
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q full
     quantize_q(q);
     Arch::sync();  // Q empty

@@ -45,7 +45,7 @@ struct PipelinedSchedule {
     }
     // The first key block has no P V before it. It multiplies the first V by P = 0, so that all
     // tiles run one code. The first V must therefore be in shared memory here.
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();
     for (; in.has_tile(); in.tiles.advance()) {
       int from = -1;
@@ -91,7 +91,7 @@ struct PipelinedSchedule {
     Step::pv(p, v_rows(is_first ? v_stage : stage), is_first ? kKeyBlocks - 1 : j - 1, v_first,
              out.acc_o);
     if (is_last) {
-      Arch::template async_copy_wait<1>();
+      Arch::template cp_async_wait_group<1>();
       Arch::sync();  // the next tile's K full
     }
     Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, in.start,
@@ -105,7 +105,7 @@ struct PipelinedSchedule {
     // Instructions that need no weights come before the vote, because instructions do not mix
     // across a branch.
     if (is_first) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // this tile's V full; the previous tile's buffers empty
     }
     Step::load_v(v_rows(stage), j, v_first);

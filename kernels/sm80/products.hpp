@@ -88,7 +88,7 @@ struct Products {
   }
 
   CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
-    Arch::load_matrix(TileQ::block(q_rows, m * Config::kWarpsM, k), words);
+    Arch::ldmatrix_x4(TileQ::block(q_rows, m * Config::kWarpsM, k), words);
   }
   CUTE_DEVICE static void load_q(Address q_rows, Q& q) {
     CUTE_UNROLL
@@ -118,7 +118,7 @@ struct Products {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         if constexpr (kIsInt8) {
-          Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+          Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
         } else {
           load_q(q_rows, m, k, q[m]);
         }
@@ -136,7 +136,7 @@ struct Products {
       Words q[kRowBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+        Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
       }
       qk_step(q, k_rows, key_block, k, start, s);
     }
@@ -149,7 +149,7 @@ struct Products {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;
-      Arch::load_matrix(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
+      Arch::ldmatrix_x4(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
@@ -220,7 +220,7 @@ struct Products {
     load_v(v_rows, key_block * (kKeyBlock / 16), 0, words);
   }
   CUTE_DEVICE static void load_v(Address v_rows, int n, int d, Words& words) {
-    Arch::load_matrix_trans(TileV::block(v_rows, n, d), words);
+    Arch::ldmatrix_x4_trans(TileV::block(v_rows, n, d), words);
   }
 
   // O += P V of a key block, after its load_v(). seen: AllKeys or SeenKeys.

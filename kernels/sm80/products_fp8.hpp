@@ -126,7 +126,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;  // by 8 keys, then 16 columns
-      Arch::load_matrix(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
+      Arch::ldmatrix_x4(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         uint32_t b[2][2];

@@ -65,7 +65,7 @@ struct SplitSchedule {
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.first_key(), 0);
     if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q full
     CUTE_UNROLL
     for (int k = 0; k < kStepsKept; ++k) {
@@ -78,7 +78,7 @@ struct SplitSchedule {
   // Processes a key tile. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K full; P and V empty (in the first tile Q, in V's place)
     in.copy.copy_v(key, 0);
     Scores acc_s;
@@ -89,7 +89,7 @@ struct SplitSchedule {
     bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
     write_p(weights, own_key);
     if (Arch::any(!ok) && lane == 0) in.shared.large_at[warp_m][warp_n] = key;
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // P and V full; K empty
     if (is_large(key)) rescale(acc_s, own_key);
     out.softmax.add_sums();
@@ -107,7 +107,7 @@ struct SplitSchedule {
     Address const q_here = opaque(in.q_rows), k_here = opaque(k_rows);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      if (k % 2 == 0) Arch::load_matrix(TileK::block(k_here, 0, k), k_words);  // for 2 steps
+      if (k % 2 == 0) Arch::ldmatrix_x4(TileK::block(k_here, 0, k), k_words);  // for 2 steps
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         Words words;
@@ -161,7 +161,7 @@ struct SplitSchedule {
       Words p_words[kRowBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::load_matrix(TileP::block(p_here, m, k), p_words[m]);
+        Arch::ldmatrix_x4(TileP::block(p_here, m, k), p_words[m]);
       }
       CUTE_UNROLL
       for (int d = 0; d < Config::kWarpColumns / 16; ++d) {

@@ -33,14 +33,14 @@ struct TiledSchedule {
   // Processes a key tile. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K full; V empty
     in.copy_bits(0);
     in.copy.copy_v(key, 0);
     auto bias = in.read_bias(key, is_full);
     typename Step::S acc_s[kKeyBlocks];
     Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, in.start, acc_s);
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // V full; K empty
     typename Step::P p;
     typename Operands<Config, Score, Arch>::Drawn drawn;

@@ -88,13 +88,13 @@ struct Backward {
     int const steps = count_steps(params, shared.block, tiles);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (Config::kCopiesApart && group == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       if (Arch::thread() < 32) BackwardProducer<Config, Arch>(params, shared, steps).run();
     } else if (group < Config::kFirstKeysGroup) {
-      Arch::template registers_decrease<Config::kGradQRegisters>();
+      Arch::template setmaxnreg_dec<Config::kGradQRegisters>();
       BackwardGradQ<Config, Arch>{params, shared}.run(steps);
     } else {
-      Arch::template registers_increase<Config::kKeysRegisters>();
+      Arch::template setmaxnreg_inc<Config::kKeysRegisters>();
       BackwardConsumer<Config, Score, Arch> consumer(params, lens, shared,
                                                      group - Config::kFirstKeysGroup);
       consumer.run(steps);
@@ -120,16 +120,16 @@ struct Backward {
 
   template <class Arch>
   CUTE_DEVICE static void init(Shared& shared) {
-    Arch::barrier_init(&shared.k_full, 1);
-    Arch::barrier_init(&shared.v_full, 1);
+    Arch::mbarrier_init(&shared.k_full, 1);
+    Arch::mbarrier_init(&shared.v_full, 1);
     for (int i = 0; i < Config::kStages; ++i) {
-      Arch::barrier_init(&shared.q_full[i], 1);
-      Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.empty[i], kWarps);
-      Arch::barrier_init(&shared.grad_s_full[i], kWarps);
-      Arch::barrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
+      Arch::mbarrier_init(&shared.q_full[i], 1);
+      Arch::mbarrier_init(&shared.grad_o_full[i], 1);
+      Arch::mbarrier_init(&shared.empty[i], kWarps);
+      Arch::mbarrier_init(&shared.grad_s_full[i], kWarps);
+      Arch::mbarrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
 };
 

@@ -178,7 +178,7 @@ struct BiasGradProducer {
     int const lane = Arch::thread(), kv = step.head / params.heads_per_kv;
     Stats stats[2] = {};
     if (step.is_seen) stats[0] = stats_of(step, 0, lane), stats[1] = stats_of(step, 1, lane);
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     auto* const to = reinterpret_cast<Stats*>(shared.stats[stats_ring.stage]);
     to[lane] = stats[0], to[32 + lane] = stats[1];
     if (lane == 0) shared.steps[stats_ring.stage] = step;
@@ -188,18 +188,18 @@ struct BiasGradProducer {
     stats_ring.advance();
     if (step.tile < 0) return;
     if (step.is_seen && step.is_first) {
-      Arch::barrier_wait(&shared.bias_empty, bias_round ^ 1);
+      Arch::mbarrier_wait(&shared.bias_empty, bias_round ^ 1);
       if (Arch::elect()) copy_bias(tile);
       bias_round ^= 1;
     }
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     if (Arch::elect()) copy_pair(step, tile, params.v, kv, params.grad_o);
     ring.advance();
   }
 
   CUTE_DEVICE void copy_bias(BiasTile const& tile) const {
     using TileBias = typename Config::TileBias;
-    Arch::barrier_expect(&shared.bias_full, Config::kGroups * TileBias::kBytes);
+    Arch::mbarrier_arrive_expect_tx(&shared.bias_full, Config::kGroups * TileBias::kBytes);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups * kM / 64; ++i) {
       int const group = i % Config::kGroups, rows = i / Config::kGroups * 64;
@@ -213,7 +213,7 @@ struct BiasGradProducer {
   CUTE_DEVICE void copy_pair(BiasStep const& step, BiasTile const& tile, DenseRows const& keys,
                              int kv, DenseRows const& queries) const {
     arch::Barrier* const full = &shared.full[ring.stage];
-    Arch::barrier_expect(full, step.is_seen ? 2 * Tile::kBytes : 0);
+    Arch::mbarrier_arrive_expect_tx(full, step.is_seen ? 2 * Tile::kBytes : 0);
     if (!step.is_seen) return;
     SequenceRows const of = {step.batch, 0, 0};
     copy_boxes<Tile, Arch>(keys, shared.tiles[ring.stage][0], full, tile.first_key, kv, of);
@@ -272,7 +272,7 @@ struct BiasGradConsumer {
     clear(sum);
     CUTE_NO_UNROLL
     while (true) {
-      Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
       BiasStep const step = shared.steps[stats_ring.stage];
       if (step.tile < 0) return;
       if (step.is_seen) {
@@ -294,7 +294,7 @@ struct BiasGradConsumer {
  private:
   CUTE_DEVICE void skip() {
     for (int i = 0; i < 2; ++i) {
-      Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
       arrive<Arch>(&shared.empty[ring.stage]);
       ring.advance();
     }
@@ -310,11 +310,11 @@ struct BiasGradConsumer {
     int const slot = ring.stage;
     issue(slot, x);
     ring.advance();
-    Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
     issue(ring.stage, dp);
     Arch::template wgmma_wait<1>(x.x);
     arrive<Arch>(&shared.empty[slot]);
-    if (step.is_first) Arch::barrier_wait(&shared.bias_full, bias_round);
+    if (step.is_first) Arch::mbarrier_wait(&shared.bias_full, bias_round);
 
     sm80::StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
                                 step.query};
@@ -483,26 +483,26 @@ CUTE_DEVICE void run_bias_grad(Params const& params, Shared& shared, int number)
   using Config = BiasGradConfig<Main>;
   if (Arch::thread() == 0) {
     for (int i = 0; i < Config::kSlots; ++i) {
-      Arch::barrier_init(&shared.full[i], 1);
-      Arch::barrier_init(&shared.empty[i], Config::kComputeThreads / 32);
+      Arch::mbarrier_init(&shared.full[i], 1);
+      Arch::mbarrier_init(&shared.empty[i], Config::kComputeThreads / 32);
     }
-    Arch::barrier_init(&shared.bias_full, 1);
-    Arch::barrier_init(&shared.bias_empty, Config::kComputeThreads / 32);
-    Arch::barrier_init_fence();
+    Arch::mbarrier_init(&shared.bias_full, 1);
+    Arch::mbarrier_init(&shared.bias_empty, Config::kComputeThreads / 32);
+    Arch::fence_mbarrier_init();
     shared.dropout = DropoutMask(params.problem);
   }
   Arch::sync();  // barriers initialised
   SeqLens const lens = DenseSeqInfo(params.problem, 0).lens(params.problem);
   int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
   if (group < Config::kFirstKeysGroup) {
-    Arch::template registers_decrease<Config::kIdleRegisters>();
+    Arch::template setmaxnreg_dec<Config::kIdleRegisters>();
     if (Arch::thread() < 32) {
       int const first = number * params.bias_tiles_of_block;
       int const end = first + params.bias_tiles_of_block, tiles = params.bias_tiles();
       BiasGradProducer<Main, Arch>(params, shared, lens).run(first, end < tiles ? end : tiles);
     }
   } else {
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     BiasGradConsumer<Main, Score, Arch>(params, shared, lens, group - Config::kFirstKeysGroup)
         .run();
   }

@@ -162,7 +162,7 @@ CUTE_DEVICE void copy_boxes(Rows const& from, char* to, arch::Barrier* full, int
 template <class Arch>
 CUTE_DEVICE void arrive(arch::Barrier* barrier) {
   Arch::sync_warp();
-  if (opaque(Arch::thread()) % 32 == 0) Arch::barrier_arrive(barrier);
+  if (opaque(Arch::thread()) % 32 == 0) Arch::mbarrier_arrive(barrier);
 }
 
 // An accumulator as an argument of wgmma.

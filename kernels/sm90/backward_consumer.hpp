@@ -68,8 +68,8 @@ struct BackwardConsumer {
   CUTE_DEVICE void run(int steps) {
     if (steps == 0) return;
     Steps at(params, shared.block);
-    Arch::barrier_wait(&shared.k_full, 0);
-    Arch::barrier_wait(&shared.v_full, 0);
+    Arch::mbarrier_wait(&shared.k_full, 0);
+    Arch::mbarrier_wait(&shared.v_full, 0);
     CUTE_NO_UNROLL
     do {
       step(at);
@@ -79,13 +79,13 @@ struct BackwardConsumer {
 
  private:
   CUTE_DEVICE void step(Steps const& at) {
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     uint32_t const bits = load_bits(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
     to_weights(at, bits);
 
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
     issue_second(products_of_v(), shared.grad_o, grad_v);
     if constexpr (kHasTwoWeights) {  // frees the registers of `weights`
@@ -93,7 +93,7 @@ struct BackwardConsumer {
     } else {
       Arch::template wgmma_wait<1>(registers_of(x));
     }
-    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     if constexpr (Config::kHasBias) {
       Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS reuses its buffer
     }
@@ -190,7 +190,7 @@ struct BackwardConsumer {
     Products::store_s(grad_s, 0,
                       Arch::smem_address(shared.grad_s[ring.stage]) +
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
-    Arch::async_proxy_fence();
+    Arch::fence_proxy_async();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
   }
 

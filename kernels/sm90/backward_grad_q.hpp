@@ -37,7 +37,7 @@ struct BackwardGradQ {
 
     Steps at(params, shared.block);
     Ring<Config::kStages> ring;
-    Arch::barrier_wait(&shared.k_full, 0);
+    Arch::mbarrier_wait(&shared.k_full, 0);
     int64_t before = 0;  // tile of the previous step
     CUTE_NO_UNROLL
     do {
@@ -46,7 +46,7 @@ struct BackwardGradQ {
       // In ordered mode the end of the step has no time to wait for memory. In unordered mode
       // loading this early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
-      Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.grad_s_full[ring.stage], ring.round);
       if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // published by now
       int32_t done = 0;  // key tiles that have been added to this tile of queries
       CUTE_UNROLL
@@ -98,7 +98,7 @@ struct BackwardGradQ {
     CUTE_UNROLL
     for (int n = 0; n < kColumns / 8; ++n) {
       if (n >= end) break;
-      Arch::add(to + n * 128, grad_q.block(0, n));
+      Arch::red_add(to + n * 128, grad_q.block(0, n));
     }
   }
 
@@ -108,7 +108,7 @@ struct BackwardGradQ {
   CUTE_DEVICE int32_t* turn(int64_t tile) const { return params.turn_at(tile, first_query()); }
 
   CUTE_DEVICE int32_t peek(int64_t tile) const {
-    return takes_turns() ? Arch::peek(turn(tile)) : 0;
+    return takes_turns() ? Arch::ld_relaxed(turn(tile)) : 0;
   }
   // Waits until all earlier key tiles have been added. `done` is valid: it was read before the
   // previous turn was released.
@@ -127,7 +127,7 @@ struct BackwardGradQ {
   CUTE_DEVICE void pass_turn(int64_t tile) const {
     if constexpr (Config::kIsOrdered) {
       Arch::sync_warp();  // all lanes have added
-      if (takes_turns()) Arch::add_acq_rel(turn(tile), 1);
+      if (takes_turns()) Arch::red_add_acq_rel(turn(tile), 1);
     }
   }
 };

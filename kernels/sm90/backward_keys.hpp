@@ -54,7 +54,7 @@ struct KeysProducer {
     if (steps == 0) return;
     sm80::RowTile const& tile = shared.block.tile;
     if (Arch::elect()) {
-      Arch::barrier_expect(once_full, Tile::kBytes);
+      Arch::mbarrier_arrive_expect_tx(once_full, Tile::kBytes);
       load_tile<Tile, Arch>(stationary, once, once_full, tile.begin, tile.head,
                             key_rows(shared.block.seq, params.problem));
     }
@@ -66,12 +66,12 @@ struct KeysProducer {
       float const* const from =
           params.stats + at.number_of(params, tile.batch) * (kM * 2) + lane * 4 + stat;
       float const of_even = from[0], of_odd = from[2];
-      Arch::barrier_wait(&empty[ring.stage], ring.round ^ 1);
+      Arch::mbarrier_wait(&empty[ring.stage], ring.round ^ 1);
       stats[ring.stage][lane * 2] = of_even;
       stats[ring.stage][lane * 2 + 1] = of_odd;
       Arch::sync_warp();
       if (Arch::elect()) {
-        Arch::barrier_expect(&full[ring.stage], Tile::kBytes);
+        Arch::mbarrier_arrive_expect_tx(&full[ring.stage], Tile::kBytes);
         load_tile<Tile, Arch>(rows, tiles[ring.stage], &full[ring.stage], at.tile * kM, at.head,
                               query_rows(shared.block.seq, params.problem));
       }
@@ -105,7 +105,7 @@ struct KeysConsumer {
     clear(grad_v);
     if (steps == 0) return;
     BackwardSteps<Config> at(params, shared.block);
-    Arch::barrier_wait(&shared.k_full, 0);
+    Arch::mbarrier_wait(&shared.k_full, 0);
     issue_s();
     Arch::template wgmma_wait<0>(x.x);
     weigh(at.tile);
@@ -128,7 +128,7 @@ struct KeysConsumer {
   CUTE_DEVICE void run(typename Config::GradQk& grad_k, std::true_type) {
     clear(grad_k);
     if (steps == 0) return;
-    Arch::barrier_wait(&shared.v_full, 0);
+    Arch::mbarrier_wait(&shared.v_full, 0);
     issue_dp();
     Arch::template wgmma_wait<0>(x.x);
     differentiate();
@@ -149,15 +149,15 @@ struct KeysConsumer {
 
  private:
   CUTE_DEVICE void issue_s() {
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     Products::template issue_first<TileQk>(shared.k, shared.q[ring.stage], x);
   }
   CUTE_DEVICE void issue_dp() {
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     Products::template issue_first<TileV>(shared.v, shared.grad_o[ring.stage], x);
   }
   CUTE_DEVICE void issue_grad_v(typename Config::GradV& grad_v) {
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     Products::template issue_second<TileV>(weights, shared.grad_o[ring.stage], grad_v);
   }
   CUTE_DEVICE void issue_grad_k(typename Config::GradQk& grad_k) {
@@ -176,7 +176,7 @@ struct KeysConsumer {
     take_over();
     to_grad_s();
     arrive<Arch>(&shared.grad_o_empty[ring.stage]);
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     Products::pack(x, weights);
   }
 
@@ -241,14 +241,14 @@ struct KeysConsumer {
     return Arch::smem_address(shared.p[p_ring.stage]) + Address(thread_of_group<Arch>() * 16);
   }
   CUTE_DEVICE void hand_over() {
-    Arch::barrier_wait(&shared.p_empty[p_ring.stage], p_ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.p_empty[p_ring.stage], p_ring.round ^ 1);
     CUTE_UNROLL
     for (int n = 0; n < 4; ++n) Arch::store_shared(place_of_p() + Address(n * 2048), weights[n]);
     arrive<Arch>(&shared.p_full[p_ring.stage]);
     p_ring.advance();
   }
   CUTE_DEVICE void take_over() {
-    Arch::barrier_wait(&shared.p_full[p_ring.stage], p_ring.round);
+    Arch::mbarrier_wait(&shared.p_full[p_ring.stage], p_ring.round);
     CUTE_UNROLL
     for (int n = 0; n < 4; ++n) Arch::load_shared(place_of_p() + Address(n * 2048), weights[n]);
     arrive<Arch>(&shared.p_empty[p_ring.stage]);

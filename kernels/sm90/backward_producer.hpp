@@ -61,7 +61,7 @@ struct BackwardProducer {
   CUTE_DEVICE void copy() {
     if (at.number == steps) return;
     int const lane = Arch::thread();
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
     if constexpr (Config::kHasMask) {
       if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
@@ -101,7 +101,7 @@ struct BackwardProducer {
   CUTE_DEVICE void load_bias(int first_query) const {
     using TileBias = typename Config::TileBias;
     sm80::RowTile const& keys = shared.block.tile;
-    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
       Arch::tma_load(shared.grad_s[ring.stage] + i * TileBias::kBytes, params.bias,
@@ -114,7 +114,7 @@ struct BackwardProducer {
   template <class Tile, int kMoreBytes = 0, class Rows>
   CUTE_DEVICE void load(Rows const& from, char* to, arch::Barrier* full, int row, int head,
                         SequenceRows const& of) const {
-    Arch::barrier_expect(full, Tile::kBytes + kMoreBytes);
+    Arch::mbarrier_arrive_expect_tx(full, Tile::kBytes + kMoreBytes);
     copy_boxes<Tile, Arch>(from, to, full, row, head, of);
   }
 };

@@ -46,7 +46,7 @@ struct QueriesProducer {
     sm80::RowTile const& tile = shared.tile;
     SequenceRows const queries = query_rows(shared.seq, params.problem);
     SequenceRows const keys = key_rows(shared.seq, params.problem);
-    Arch::barrier_expect(once_full, kGroups * Tile::kBytes);
+    Arch::mbarrier_arrive_expect_tx(once_full, kGroups * Tile::kBytes);
     CUTE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       load_tile<Tile, Arch>(stationary, once[group], once_full, tile.begin + group * 64, tile.head,
@@ -56,8 +56,8 @@ struct QueriesProducer {
     Ring<kStages> ring;
     CUTE_NO_UNROLL
     for (int j = range.begin; j < range.end; ++j) {
-      Arch::barrier_wait(&empty[ring.stage], ring.round ^ 1);
-      Arch::barrier_expect(&full[ring.stage], Tile::kBytes);
+      Arch::mbarrier_wait(&empty[ring.stage], ring.round ^ 1);
+      Arch::mbarrier_arrive_expect_tx(&full[ring.stage], Tile::kBytes);
       load_tile<Tile, Arch>(rows, tiles[ring.stage], &full[ring.stage], j * 64, head_kv, keys);
       ring.advance();
     }
@@ -89,8 +89,8 @@ struct QueriesConsumer {
     TileRange const range = shared.range;
     if (range.begin >= range.end) return;
     read_stats();
-    Arch::barrier_wait(&shared.q_full, 0);
-    Arch::barrier_wait(&shared.grad_o_full, 0);
+    Arch::mbarrier_wait(&shared.q_full, 0);
+    Arch::mbarrier_wait(&shared.grad_o_full, 0);
     issue_s();
     issue_dp();
     to_grad_s(range.begin);
@@ -111,11 +111,11 @@ struct QueriesConsumer {
 
  private:
   CUTE_DEVICE void issue_s() {
-    Arch::barrier_wait(&shared.k_full[k_ring.stage], k_ring.round);
+    Arch::mbarrier_wait(&shared.k_full[k_ring.stage], k_ring.round);
     Products::template issue_first<TileQk>(shared.q[group], shared.k[k_ring.stage], s);
   }
   CUTE_DEVICE void issue_dp() {
-    Arch::barrier_wait(&shared.v_full[v_ring.stage], v_ring.round);
+    Arch::mbarrier_wait(&shared.v_full[v_ring.stage], v_ring.round);
     Products::template issue_first<TileV>(shared.grad_o[group], shared.v[v_ring.stage], dp);
   }
   CUTE_DEVICE void issue_grad_q(typename Config::GradQk& grad_q) {

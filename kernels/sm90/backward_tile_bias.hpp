@@ -21,7 +21,7 @@ CUTE_DEVICE void add_tile_bias(char const* tile, int thread, Score const& score,
   CUTE_UNROLL
   for (int n = 0; n < TileBias::kRows / 16; ++n) {
     uint32_t words[4];  // 8 queries: their first 8 keys, their last 8 keys; then 8 more queries
-    Arch::load_matrix_trans(TileBias::block(queries, n, 0), words);
+    Arch::ldmatrix_x4_trans(TileBias::block(queries, n, 0), words);
     CUTE_UNROLL
     for (int i = 0; i < 8; ++i) {
       uint16_t const bits = uint16_t(words[i / 2] >> i % 2 * 16);

@@ -81,14 +81,14 @@ struct BackwardTwoPass {
 
     int const steps = params.heads_per_kv * tiles;
     if (group<Arch>() == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       KeysProducer<Config, Arch> const producer{params, shared, steps};
       int const warp = Arch::uniform(Arch::thread() / 32);
       if (warp == 0) producer.copy_q();
       if (warp == 1) producer.copy_grad_o();
       return;
     }
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     KeysConsumer<Config, Score, Arch> consumer{params, shared, steps};
     auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
       if (to.data == nullptr) return;
@@ -128,14 +128,14 @@ struct BackwardTwoPass {
     Arch::sync();  // shared.tile full, barriers initialised
 
     if (group<Arch>() == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       QueriesProducer<Config, Arch> const producer{params, shared};
       int const warp = Arch::uniform(Arch::thread() / 32);
       if (warp == 0) producer.copy_k();
       if (warp == 1) producer.copy_v();
       return;
     }
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     int const first = (group<Arch>() - 1) * 64;
     QueriesConsumer<Config, Score, Arch> consumer{params, shared, group<Arch>() - 1};
     typename Config::GradQk grad_q;
@@ -198,33 +198,33 @@ struct BackwardTwoPass {
   template <class Arch>
   CUTE_DEVICE static void init(typename Config::KeysStorage& shared) {
     constexpr int kWarpsOfGroup = kGroupThreads / 32;
-    Arch::barrier_init(&shared.k_full, 1);
-    Arch::barrier_init(&shared.v_full, 1);
+    Arch::mbarrier_init(&shared.k_full, 1);
+    Arch::mbarrier_init(&shared.v_full, 1);
     for (int i = 0; i < Config::kQueryStages; ++i) {
-      Arch::barrier_init(&shared.q_full[i], 1);
-      Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.q_empty[i], kWarps);
-      Arch::barrier_init(&shared.grad_o_empty[i], kWarps);
+      Arch::mbarrier_init(&shared.q_full[i], 1);
+      Arch::mbarrier_init(&shared.grad_o_full[i], 1);
+      Arch::mbarrier_init(&shared.q_empty[i], kWarps);
+      Arch::mbarrier_init(&shared.grad_o_empty[i], kWarps);
     }
     for (int i = 0; i < Config::kPStages; ++i) {
-      Arch::barrier_init(&shared.p_full[i], kWarpsOfGroup);
-      Arch::barrier_init(&shared.p_empty[i], kWarpsOfGroup);
+      Arch::mbarrier_init(&shared.p_full[i], kWarpsOfGroup);
+      Arch::mbarrier_init(&shared.p_empty[i], kWarpsOfGroup);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
   template <class Arch>
   CUTE_DEVICE static void init(typename Config::QueriesStorage& shared) {
-    Arch::barrier_init(&shared.q_full, 1);
-    Arch::barrier_init(&shared.grad_o_full, 1);
+    Arch::mbarrier_init(&shared.q_full, 1);
+    Arch::mbarrier_init(&shared.grad_o_full, 1);
     for (int i = 0; i < Config::kKStages; ++i) {
-      Arch::barrier_init(&shared.k_full[i], 1);
-      Arch::barrier_init(&shared.k_empty[i], kWarps);
+      Arch::mbarrier_init(&shared.k_full[i], 1);
+      Arch::mbarrier_init(&shared.k_empty[i], kWarps);
     }
     for (int i = 0; i < Config::kVStages; ++i) {
-      Arch::barrier_init(&shared.v_full[i], 1);
-      Arch::barrier_init(&shared.v_empty[i], kWarps);
+      Arch::mbarrier_init(&shared.v_full[i], 1);
+      Arch::mbarrier_init(&shared.v_empty[i], kWarps);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
 };
 

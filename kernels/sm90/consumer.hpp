@@ -294,7 +294,7 @@ struct Consumer {
     CUTE_UNROLL
     for (int block = 0; block < kN / 16; ++block) {
       uint32_t words[4];  // rows g and g + 8 with the first 8 keys, then with the last 8
-      Arch::load_matrix(TileBias::block(rows, 0, block), words);
+      Arch::ldmatrix_x4(TileBias::block(rows, 0, block), words);
       CUTE_UNROLL
       for (int i = 0; i < 8; ++i) {
         uint16_t const bits = uint16_t(words[i / 2] >> i % 2 * 16);
@@ -310,7 +310,7 @@ struct Consumer {
 
   CUTE_DEVICE void issue_qk_of_next() {
     int const round = round_of<Config::kQStages>(taken - 1);
-    Arch::barrier_wait(&shared.q_full[q_stage()][group], round);
+    Arch::mbarrier_wait(&shared.q_full[q_stage()][group], round);
     take_turn();
     issue_qk();
   }
@@ -320,14 +320,14 @@ struct Consumer {
   CUTE_DEVICE void take_turn() {
     if (!Config::kTakesTurns || group == Config::kGroups - 1) return;
     int const round = round_of<Config::kInfos>(taken - 1);
-    Arch::barrier_wait(&shared.has_begun[info_stage()][group + 1], round);
+    Arch::mbarrier_wait(&shared.has_begun[info_stage()][group + 1], round);
   }
   CUTE_DEVICE void end_turn() {
     if (Config::kTakesTurns) release(&shared.has_begun[info_stage()][group]);
   }
 
   CUTE_DEVICE void issue_qk() {
-    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q[q_stage()][group], 16, 1024);
     auto const tile = Arch::descriptor(shared.k[k.stage], 16, 1024);
     auto& s = s_registers();
@@ -343,7 +343,7 @@ struct Consumer {
 
   template <int kKeys = kN>
   CUTE_DEVICE void issue_pv() {
-    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
     auto const tile = Arch::descriptor(shared.v[v.stage], TileV::kChunkBytes, 1024);
     auto& o = o_registers();
     Arch::wgmma_fence(o, p);
@@ -373,7 +373,7 @@ struct Consumer {
   // The next tile of rows; is_there is 0 if none is left.
   CUTE_DEVICE Info* take() {
     int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
-    Arch::barrier_wait(&shared.info_full[stage], round);
+    Arch::mbarrier_wait(&shared.info_full[stage], round);
     ++taken;
     return &shared.info(stage);
   }
@@ -400,13 +400,13 @@ struct Consumer {
   // A buffer may only be released once it is full: otherwise its previous phase would end too
   // early.
   CUTE_DEVICE void skip_k() {
-    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     k.advance();
     Arch::sync_warp();
     release_k();
   }
   CUTE_DEVICE void skip_v() {
-    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
     v.advance();
     Arch::sync_warp();
     release_v();
@@ -423,7 +423,7 @@ struct Consumer {
   // their wait for this round of the buffer: a late lane would miss its phase. Callers guarantee it
   // by a wgmma_wait() or sync_warp() before.
   CUTE_DEVICE void release(arch::Barrier* empty) {
-    if (thread() % 32 == 0) Arch::barrier_arrive(empty);
+    if (thread() % 32 == 0) Arch::mbarrier_arrive(empty);
   }
 
   // --- Output ------------------------------------------------------------------------------------

@@ -49,10 +49,10 @@ struct Forward {
     }
     Arch::sync();  // barriers are initialised
     if (group < 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       if (Arch::thread() < 32) Producer<Config, Score, Arch>{params, shared}.run();
     } else {
-      Arch::template registers_increase<Config::kComputeRegisters>();
+      Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();
     }
   }
@@ -75,15 +75,15 @@ struct Forward {
     for (int i = 0; i < Config::kInfos; ++i) {
       init<Arch>(&shared.info_full[i], &shared.info_empty[i], kReaders);
       for (int j = 0; j < Config::kGroups; ++j) {
-        Arch::barrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
+        Arch::mbarrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
       }
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
   template <class Arch>
   CUTE_DEVICE static void init(arch::Barrier* full, arch::Barrier* empty, int readers) {
-    Arch::barrier_init(full, 1);
-    Arch::barrier_init(empty, readers);
+    Arch::mbarrier_init(full, 1);
+    Arch::mbarrier_init(empty, readers);
   }
 };
 

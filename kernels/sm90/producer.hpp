@@ -34,10 +34,10 @@ struct Producer {
     copies = kElects ? Arch::elect() : Arch::thread() == 0;
     if (Config::kIsDense && !copies) return;
     if (is_copying()) {
-      Arch::tma_prefetch(params.q);
-      Arch::tma_prefetch(params.k.map);
-      Arch::tma_prefetch(params.v.map);
-      if constexpr (Config::kHasBias) Arch::tma_prefetch(params.bias);
+      Arch::prefetch_tensormap(params.q);
+      Arch::prefetch_tensormap(params.k.map);
+      Arch::prefetch_tensormap(params.v.map);
+      if constexpr (Config::kHasBias) Arch::prefetch_tensormap(params.bias);
     }
     for (int number = Arch::block(); number < params.tiles; number = next()) {
       Coord const tile = params.template tile_of<Config::kBlockM, Arch>(number);
@@ -55,7 +55,7 @@ struct Producer {
     }
     if (!is_copying()) return;
     next_info().is_there = 0;
-    Arch::barrier_arrive(&shared.info_full[info_stage()]);
+    Arch::mbarrier_arrive(&shared.info_full[info_stage()]);
   }
 
  private:
@@ -68,7 +68,7 @@ struct Producer {
 
   // Fetches the next tile number from the counter. Called early, because the atomic takes long.
   CUTE_DEVICE void ask() {
-    if (params.counter != nullptr && is_copying()) taken = Arch::fetch_add(params.counter, 1);
+    if (params.counter != nullptr && is_copying()) taken = Arch::atom_add(params.counter, 1);
     has_asked = true;
   }
 
@@ -78,7 +78,7 @@ struct Producer {
     if (params.counter == nullptr) return params.tiles;
     if (!has_asked) ask();
     has_asked = false;
-    if (is_copying() && taken == params.tiles - 1) Arch::fetch_add(params.counter, -params.tiles);
+    if (is_copying() && taken == params.tiles - 1) Arch::atom_add(params.counter, -params.tiles);
     int number = is_copying() ? taken : 0;
     if constexpr (!Config::kIsDense) {  // broadcast to all lanes
       CUTE_UNROLL
@@ -90,7 +90,7 @@ struct Producer {
   CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(published); }
   CUTE_DEVICE Info& next_info() {
     int const round = round_of<Config::kInfos>(published);
-    Arch::barrier_wait(&shared.info_empty[info_stage()], round ^ 1);
+    Arch::mbarrier_wait(&shared.info_empty[info_stage()], round ^ 1);
     return shared.info(info_stage());
   }
 
@@ -119,7 +119,7 @@ struct Producer {
       CUTE_NO_UNROLL
       for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
-    Arch::barrier_arrive(&shared.info_full[info_stage()]);
+    Arch::mbarrier_arrive(&shared.info_full[info_stage()]);
     return info;
   }
 
@@ -169,8 +169,8 @@ struct Producer {
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
       arch::Barrier* const full = &shared.q_full[stage][i];
-      Arch::barrier_wait(&shared.q_empty[stage][i], round ^ 1);
-      Arch::barrier_expect(full, TileQ::kBytes);
+      Arch::mbarrier_wait(&shared.q_empty[stage][i], round ^ 1);
+      Arch::mbarrier_arrive_expect_tx(full, TileQ::kBytes);
       int const query = tile.query(i * Config::kGroupRows), group = tile.head_q / tile.heads;
       // Rows beyond the sequence belong to the next sequence. Their results are not stored.
       int const row = first_q(tile.seq) + query;
@@ -260,8 +260,8 @@ struct Producer {
 
   CUTE_DEVICE void begin_copy(arch::Barrier* full, arch::Barrier* empty, int round,
                               int bytes) const {
-    Arch::barrier_wait(empty, round ^ 1);
-    if (leads()) Arch::barrier_expect(full, bytes);
+    Arch::mbarrier_wait(empty, round ^ 1);
+    if (leads()) Arch::mbarrier_arrive_expect_tx(full, bytes);
   }
 };
 

@@ -30,7 +30,7 @@ struct SplitKeys {
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Arch::let_next_grid_begin();
+    Arch::griddepcontrol_launch_dependents();
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const warp = Arch::uniform(Arch::thread() / 32);
     begin<Arch>(params, shared, warp);

@@ -22,19 +22,19 @@ struct SplitKeysCopy {
   // In one thread of the block: initialises the barriers and sets the bytes of the first copies. No
   // warp waits for a key tile that does not exist.
   CUTE_DEVICE static void make_barriers(ClusterSplitsParams const& params, Shared& shared) {
-    Arch::tma_prefetch(params.k.map);
-    Arch::tma_prefetch(params.q);
-    Arch::tma_prefetch(params.v.map);
-    Arch::barrier_init(&shared.q_full, 1);
+    Arch::prefetch_tensormap(params.k.map);
+    Arch::prefetch_tensormap(params.q);
+    Arch::prefetch_tensormap(params.v.map);
+    Arch::mbarrier_init(&shared.q_full, 1);
     for (int g = 0; g < Config::kGroups; ++g) {
-      for (auto& full : shared.k_full[g]) Arch::barrier_init(&full, 1);
-      for (auto& full : shared.v_full[g]) Arch::barrier_init(&full, 1);
+      for (auto& full : shared.k_full[g]) Arch::mbarrier_init(&full, 1);
+      for (auto& full : shared.v_full[g]) Arch::mbarrier_init(&full, 1);
     }
-    Arch::barrier_init_fence();
-    Arch::barrier_expect(&shared.q_full, TileQ::kBytes);
+    Arch::fence_mbarrier_init();
+    Arch::mbarrier_arrive_expect_tx(&shared.q_full, TileQ::kBytes);
     for (int g = 0; g < Config::kGroups; ++g) {
-      for (auto& full : shared.k_full[g]) Arch::barrier_expect(&full, TileK::kBytes);
-      for (auto& full : shared.v_full[g]) Arch::barrier_expect(&full, TileV::kBytes);
+      for (auto& full : shared.k_full[g]) Arch::mbarrier_arrive_expect_tx(&full, TileK::kBytes);
+      for (auto& full : shared.v_full[g]) Arch::mbarrier_arrive_expect_tx(&full, TileV::kBytes);
     }
   }
 
@@ -43,7 +43,7 @@ struct SplitKeysCopy {
   // the other, and one multiplies while another computes exponentials.
   CUTE_DEVICE void begin() const {
     int const heads = tile.by_heads(tile.head_q);  // index of the head group
-    Arch::wait_for_grids_before();
+    Arch::griddepcontrol_wait();
     CUTE_UNROLL
     for (int c = 0; c < TileQ::kChunks; ++c) {
       Arch::tma_load(shared.q + c * TileQ::kChunkBytes, params.q, &shared.q_full, c * 64, 0,
@@ -67,11 +67,13 @@ struct SplitKeysCopy {
 
   // In one thread: copies the tile of K or V that begins at `key`, if it exists.
   CUTE_DEVICE void k(int group, int key, int stage) const {
-    if (key < range.end) Arch::barrier_expect(&shared.k_full[group][stage], TileK::kBytes);
+    if (key < range.end)
+      Arch::mbarrier_arrive_expect_tx(&shared.k_full[group][stage], TileK::kBytes);
     load_k(group, key, stage);
   }
   CUTE_DEVICE void v(int group, int key, int stage) const {
-    if (key < range.end) Arch::barrier_expect(&shared.v_full[group][stage], TileV::kBytes);
+    if (key < range.end)
+      Arch::mbarrier_arrive_expect_tx(&shared.v_full[group][stage], TileV::kBytes);
     load_v(group, key, stage);
   }
 

@@ -53,7 +53,7 @@ struct SplitKeysGroup {
         shared.block.interval};
     SplitKeysCopy<Config, Arch> const copy{params, shared, shared.tile(), range};
     int const first = copy.first_key(group), stride = copy.stride();
-    Arch::barrier_wait(&shared.q_full, 0);
+    Arch::mbarrier_wait(&shared.q_full, 0);
     bool const has_two = first + stride < range.end && first + 2 * stride >= range.end;
     if (Config::kPassTiles == 2 && has_two) {
       begin_pass<Config::kPassTiles>();
@@ -160,7 +160,7 @@ struct SplitKeysGroup {
   // Issue products of the i-th half. The first half of a tile waits for its buffer; the second half
   // advances to the next buffer.
   CUTE_DEVICE void issue_qk(int i) {
-    if (i % 2 == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
+    if (i % 2 == 0) Arch::mbarrier_wait(&shared.k_full[group][k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
     auto const tile =
         Arch::descriptor(shared.buffers[group].k[k.stage], 16, 1024) + rows_step<TileK>(i % 2);
@@ -176,7 +176,7 @@ struct SplitKeysGroup {
   }
 
   CUTE_DEVICE void issue_pv(int i, bool accumulates) {
-    if (i % 2 == 0) Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
+    if (i % 2 == 0) Arch::mbarrier_wait(&shared.v_full[group][v.stage], v.round);
     auto const tile = Arch::descriptor(shared.buffers[group].v[v.stage], TileV::kChunkBytes, 1024) +
                       rows_step<TileV>(i % 2);
     auto& o = o_registers();

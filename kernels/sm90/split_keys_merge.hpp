@@ -32,7 +32,7 @@ struct SplitKeysMerge {
       target.o = tile.template row_of<Element>(p.o, row);
       if (p.softmax_lse) target.lse = p.softmax_lse + tile.seq.lse(p, head, query);
       if (p.logits.sinks) {
-        Arch::wait_for_grids_before();
+        Arch::griddepcontrol_wait();
         target.sink = p.logits.sinks[head];
       }
     }
@@ -147,7 +147,7 @@ struct SplitKeysMerge {
   CUTE_DEVICE void add_blocks(Place const& place, int first, int count, Rows& rows,
                               Quad (&sums)[Config::kShare]) const {
     auto const part_of = [&](int i, int block) {
-      return *Arch::of_block(&shared.merged_rows[place.row(i)], block);
+      return *Arch::mapa(&shared.merged_rows[place.row(i)], block);
     };
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) rows.state[i] = SoftmaxRow();
@@ -172,7 +172,7 @@ struct SplitKeysMerge {
       CUTE_UNROLL
       for (int d = 0; d < kMost; ++d) {
         if (d >= count) continue;
-        Quad const part = *Arch::of_block(&from[first % Config::kShare + d][place.thread], b);
+        Quad const part = *Arch::mapa(&from[first % Config::kShare + d][place.thread], b);
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
           sums[d].values[e] = fmaf(part.values[e], factors[e / 2], sums[d].values[e]);

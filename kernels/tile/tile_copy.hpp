@@ -64,7 +64,7 @@ struct TileCopy {
       Element const* const row = source + uint64_t(stride) * (i * kRowsAtOnce);
       CUTE_UNROLL
       for (int c = 0; c < Tile::kChunks; ++c) {
-        Arch::async_copy(target + step(i, c), row + c * kChunk, is_there);
+        Arch::cp_async(target + step(i, c), row + c * kChunk, is_there);
       }
     }
     source += uint64_t(stride) * Tile::kRows;
@@ -179,7 +179,7 @@ struct TileCopy {
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       bool const inside = is_row && column(thread) + c * kChunk < columns;
-      Arch::async_copy(target + step(0, c), source + c * kChunk, inside);
+      Arch::cp_async(target + step(0, c), source + c * kChunk, inside);
     }
   }
 

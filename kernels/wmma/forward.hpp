@@ -136,23 +136,23 @@ struct Forward {
 
     CUTE_DEVICE void run() {
       load_queries();
-      Arch::async_copy_commit();
+      Arch::cp_async_commit_group();
       if (range.begin < range.end) load_keys(shared.k, p.k, range.begin, p.head_dim);
-      Arch::async_copy_commit();
-      Arch::template async_copy_wait<1>();
+      Arch::cp_async_commit_group();
+      Arch::template cp_async_wait_group<1>();
       Arch::sync_warp();  // the warp's Q full
       read_queries();
       clear_output();
       for (int n = range.begin; n < range.end; ++n) {
-        Arch::template async_copy_wait<0>();
+        Arch::template cp_async_wait_group<0>();
         Arch::sync();  // K full; previous V, and the strip, empty
         load_keys(shared.v, p.v, n, p.head_dim_v);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         product_qk();
-        Arch::template async_copy_wait<0>();
+        Arch::template cp_async_wait_group<0>();
         Arch::sync();  // V and S full; K empty
         if (n + 1 < range.end) load_keys(shared.k, p.k, n + 1, p.head_dim);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         float const rescale = softmax_weights(n);
         if (Arch::any(rescale != 1.0f)) scale_output(rescale);
         product_pv();
@@ -162,7 +162,7 @@ struct Forward {
 
     // Starts copying 8 elements. Without `inside` it reads nothing and writes zeros.
     CUTE_DEVICE static void load_vector(uint16_t* to, Element const* from, bool inside) {
-      Arch::async_copy(Arch::smem_address(to), from, inside);
+      Arch::cp_async(Arch::smem_address(to), from, inside);
     }
 
     CUTE_DEVICE void load_queries() {

@@ -29,10 +29,10 @@ alignas(16) char const source[16] = {};
 // The wait makes a copy visible to the thread that issued it, not to the others.
 void missing_barrier_after_wait(char* smem) {
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
-  Sm80::async_copy_commit();
-  Sm80::async_copy_wait<0>();
-  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 32), d);
+  engine::cp_async(smem + 16 * Sm80::thread(), source, true);
+  Sm80::cp_async_commit_group();
+  Sm80::cp_async_wait_group<0>();
+  engine::ldmatrix_x4(false, smem + 16 * ((Sm80::thread() + 1) % 32), d);
 }
 
 // Of four warps, 0 and 1 are one group, 2 and 3 the other; this reads what the other warp of the
@@ -65,11 +65,11 @@ void with_barriers(char* smem) {
   if (read_next(slots) < 0) write_own(slots);
   Sm80::sync();
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
-  Sm80::async_copy_commit();
-  Sm80::async_copy_wait<0>();
+  engine::cp_async(smem + 16 * Sm80::thread(), source, true);
+  Sm80::cp_async_commit_group();
+  Sm80::cp_async_wait_group<0>();
   Sm80::sync();
-  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 64), d);
+  engine::ldmatrix_x4(false, smem + 16 * ((Sm80::thread() + 1) % 64), d);
 }
 
 void with_named_barriers(char* smem) {

@@ -228,9 +228,9 @@ void check_load_matrix() {
           Sm80::SmemAddress const row = Sm80::smem_address(own);
           uint32_t d[4];
           if constexpr (kTransposed) {
-            Sm80::load_matrix_trans(row, d);
+            Sm80::ldmatrix_x4_trans(row, d);
           } else {
-            Sm80::load_matrix(row, d);
+            Sm80::ldmatrix_x4(row, d);
           }
           for (int matrix = 0; matrix < 4; ++matrix) {
             for (int i = 0; i < 2; ++i) {
@@ -293,10 +293,10 @@ TEST(async_copy_by_address) {
         run_grid({1, 32, 32}, {}, [&](char* smem) {
           if (Sm80::thread() != 0) return;
           uint32_t const* const to = reinterpret_cast<uint32_t const*>(smem + 16);
-          Sm80::async_copy(Sm80::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
-          Sm80::async_copy_commit();
+          Sm80::cp_async(Sm80::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
+          Sm80::cp_async_commit_group();
           CHECK(to[0] == 0xffffffff);
-          Sm80::async_copy_wait<0>();
+          Sm80::cp_async_wait_group<0>();
           for (int i = 0; i < 4; ++i) CHECK(to[i] == (predicate ? source[i] : 0));
         }).message;
     CHECK(error.empty());
@@ -401,8 +401,8 @@ TEST(transpose_swaps_rows_and_columns) {
   int wrong = 0;
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           int const row = Sm80::thread() / 4, column = Sm80::thread() % 4 * 2;
-          uint32_t const x =
-              Sm80::transpose(uint32_t(row * 8 + column) | uint32_t(row * 8 + column + 1) << 16);
+          uint32_t const x = Sm80::movmatrix_trans(uint32_t(row * 8 + column) |
+                                                   uint32_t(row * 8 + column + 1) << 16);
           wrong += (x & 0xffff) != uint32_t(column * 8 + row);
           wrong += x >> 16 != uint32_t((column + 1) * 8 + row);
         }).ok());

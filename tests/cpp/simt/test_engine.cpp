@@ -205,7 +205,7 @@ TEST(divergence_is_reported) {
                              if (engine::thread() < 8) {
                                mma(engine::MmaInput::kFloat16);
                              } else if (engine::thread() < 31) {
-                               engine::load_matrix(true, smem, d);
+                               engine::ldmatrix_x4(true, smem, d);
                              }
                            }),
                  "block 0: warp 0 has diverged: lanes 0-7 wait in mma.m16n8k16.f16; lanes 8-30 "
@@ -346,7 +346,7 @@ TEST(blocks_of_a_cluster_see_each_other) {
         wrong += mine[63 - thread] != round * 10000 + block * 100 + 63 - thread;
         engine::cluster_sync();
         for (int rank = 0; rank < 4; ++rank) {
-          int const other = *static_cast<int const*>(engine::of_block(&mine[thread], rank));
+          int const other = *static_cast<int const*>(engine::mapa(&mine[thread], rank));
           wrong += other != round * 10000 + (block / 4 * 4 + rank) * 100 + thread;
         }
         engine::cluster_sync();
@@ -363,14 +363,14 @@ TEST(bad_use_of_clusters_is_reported) {
   };
   CHECK(contains(error_of(3, [](char*) {}), "simt: clusters of 3 blocks in 4"));
   CHECK(contains(
-      error_of(2, [](char* smem) { engine::of_block(smem, 2); }),
+      error_of(2, [](char* smem) { engine::mapa(smem, 2); }),
       "block 0: thread 0 asks for shared memory of block 2 of its cluster; allowed: 0 to 1"));
-  CHECK(contains(error_of(2, [](char* smem) { engine::of_block(smem + 64, 1); }),
+  CHECK(contains(error_of(2, [](char* smem) { engine::mapa(smem + 64, 1); }),
                  "thread 0 mapa at an address outside the 64 bytes of shared memory"));
   CHECK(contains(
       error_of(2,
                [](char* smem) {
-                 if (engine::block() % 2 == 1) engine::of_block(smem, 0);
+                 if (engine::block() % 2 == 1) engine::mapa(smem, 0);
                }),
       "block 1: thread 0 asks for shared memory of block 0 of its cluster, which has exited"));
   CHECK(contains(
@@ -386,7 +386,7 @@ TEST(bad_use_of_clusters_is_reported) {
       auto* const mine = reinterpret_cast<uint32_t*>(smem);
       mine[0] = 7;
       engine::cluster_sync();
-      auto const* other = static_cast<uint32_t const*>(engine::of_block(mine, 0));
+      auto const* other = static_cast<uint32_t const*>(engine::mapa(mine, 0));
       engine::cluster_sync();
       if (engine::block() == 0) return;
       for (int i = 0; i < 100; ++i) engine::sync();
@@ -454,29 +454,29 @@ TEST(copies_land_at_their_wait) {
     if (engine::thread() != 0) return;
     Vector* const to = reinterpret_cast<Vector*>(smem);
     to[0] = filled(0);
-    engine::async_copy(&to[0], &source[0], true);
+    engine::cp_async(&to[0], &source[0], true);
     CHECK(all(to[0], 0xff));  // not what was there, not what will be
-    engine::async_copy_commit();
-    engine::async_copy(&to[1], &source[1], true);
-    engine::async_copy(&to[2], nullptr, false);
-    engine::async_copy_commit();
+    engine::cp_async_commit_group();
+    engine::cp_async(&to[1], &source[1], true);
+    engine::cp_async(&to[2], nullptr, false);
+    engine::cp_async_commit_group();
     CHECK(all(to[0], 0xff) && all(to[1], 0xff) && all(to[2], 0xff));
 
     source[0] = filled(7);  // the copy reads when it lands
-    engine::async_copy_wait(2);
+    engine::cp_async_wait_group(2);
     CHECK(all(to[0], 0xff));
-    engine::async_copy_wait(1);
+    engine::cp_async_wait_group(1);
     CHECK(all(to[0], 7) && all(to[1], 0xff) && all(to[2], 0xff));
 
-    engine::async_copy_commit();  // a group without copies is a group
-    engine::async_copy_wait(1);
+    engine::cp_async_commit_group();  // a group without copies is a group
+    engine::cp_async_wait_group(1);
     CHECK(all(to[1], 2) && all(to[2], 0));
 
-    engine::async_copy(&to[3], &source[3], true);
-    engine::async_copy_wait(0);
+    engine::cp_async(&to[3], &source[3], true);
+    engine::cp_async_wait_group(0);
     CHECK(all(to[3], 0xff));  // never committed
-    engine::async_copy_commit();
-    engine::async_copy_wait(0);
+    engine::cp_async_commit_group();
+    engine::cp_async_wait_group(0);
     CHECK(all(to[3], 4));
   });
   CHECK(error.empty());
@@ -487,13 +487,13 @@ TEST(copies_belong_to_their_thread) {
   CHECK(run_block(64, 64 * 16, [&](char* smem) {
           Vector* const to = reinterpret_cast<Vector*>(smem);
           int const thread = engine::thread();
-          engine::async_copy(&to[thread], &source, true);
-          engine::async_copy_commit();
-          if (thread % 2 == 0) engine::async_copy_wait(0);
+          engine::cp_async(&to[thread], &source, true);
+          engine::cp_async_commit_group();
+          if (thread % 2 == 0) engine::cp_async_wait_group(0);
           engine::sync();
           CHECK(all(to[(thread + 1) % 64], thread % 2 == 0 ? 0xff : 9));
           engine::sync();
-          engine::async_copy_wait(0);
+          engine::cp_async_wait_group(0);
         }).empty());
 }
 
@@ -502,9 +502,9 @@ TEST(bad_copies_are_reported) {
   auto const copy = [&](ptrdiff_t to, ptrdiff_t from, bool predicate = true) {
     return run_block(32, 32, [&](char* smem) {
       if (engine::thread() != 3) return;
-      engine::async_copy(smem + to, reinterpret_cast<char const*>(source) + from, predicate);
-      engine::async_copy_commit();
-      engine::async_copy_wait(0);
+      engine::cp_async(smem + to, reinterpret_cast<char const*>(source) + from, predicate);
+      engine::cp_async_commit_group();
+      engine::cp_async_wait_group(0);
     });
   };
   CHECK(copy(16, 16).empty());
@@ -518,9 +518,9 @@ TEST(bad_copies_are_reported) {
     CHECK(contains(run_block(32, 32,
                              [&](char* smem) {
                                if (engine::thread() != 5) return;
-                               engine::async_copy(smem, source, true);
-                               engine::async_copy(smem + 16, source, true);
-                               if (commit) engine::async_copy_commit();
+                               engine::cp_async(smem, source, true);
+                               engine::cp_async(smem + 16, source, true);
+                               if (commit) engine::cp_async_commit_group();
                              }),
                    "thread 5 exits with 2 asynchronous copies in flight that no wait covers"));
   }
@@ -530,7 +530,7 @@ TEST(bad_matrix_addresses_are_reported) {
   auto const load = [](ptrdiff_t offset) {
     return run_block(32, 512, [&](char* smem) {
       uint32_t d[4];
-      engine::load_matrix(false, smem + (engine::thread() == 7 ? offset : 0), d);
+      engine::ldmatrix_x4(false, smem + (engine::thread() == 7 ? offset : 0), d);
     });
   };
   CHECK(load(496).empty());

@@ -285,9 +285,9 @@ std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, boo
         Tiles& shared = *reinterpret_cast<Tiles*>(smem);
         int const thread = Sm90::thread();
         if (thread == 0) {
-          Sm90::barrier_init(shared.full, 1);
-          Sm90::barrier_init(shared.empty, 4);
-          if (fences) Sm90::barrier_init_fence();
+          Sm90::mbarrier_init(shared.full, 1);
+          Sm90::mbarrier_init(shared.empty, 4);
+          if (fences) Sm90::fence_mbarrier_init();
         }
         Sm90::sync();
         float acc[32] = {};
@@ -297,7 +297,7 @@ std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, boo
 }
 
 void load(Tiles& shared, Matrix const& a, Matrix const& b) {
-  Sm90::barrier_expect(shared.full, 2 * kBytes);
+  Sm90::mbarrier_arrive_expect_tx(shared.full, 2 * kBytes);
   Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
   Sm90::tma_load(shared.b, b.map, shared.full, 0, 0, 0, 0, 0);
 }
@@ -337,7 +337,7 @@ TEST(a_product_is_there_after_its_wait) {
   std::vector<float> c(64 * 64), before(64 * 64);
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, m.a, m.b);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              multiply(shared, acc);
              auto const keep = [&](std::vector<float>& to) {
@@ -368,7 +368,7 @@ TEST(a_product_of_rows_with_rows) {
   std::vector<float> c(64 * 64);
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, m.a, m.b);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              auto const a = Sm90::descriptor(shared.a, kBytes, 1024);
              auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
@@ -399,16 +399,16 @@ TEST(stores_need_a_fence_for_wgmma) {
   auto const store = [&](bool fences) {
     return run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::store_shared(Sm90::smem_address(shared.a + thread * 4), 0u);
-      if (fences) Sm90::async_proxy_fence();
+      if (fences) Sm90::fence_proxy_async();
       Sm90::sync();
       Sm90::wgmma_fence(acc);
       multiply(shared, acc);
       Sm90::wgmma_wait<0>(acc);
     });
   };
-  CHECK(has(store(false), "without an async_proxy_fence()"));
+  CHECK(has(store(false), "without an fence_proxy_async()"));
   CHECK_EQ(store(true), "");
 }
 
@@ -416,8 +416,8 @@ TEST(a_wrong_parity_never_ends) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
-              Sm90::barrier_wait(shared.full, 1);
+              Sm90::mbarrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 1);
             }),
             "wait for parity 1 of the barrier at byte 16384"));
 }
@@ -426,19 +426,19 @@ TEST(too_few_bytes_keep_a_phase_open) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
               if (thread == 0) {
-                Sm90::barrier_expect(shared.full, 2 * kBytes);
+                Sm90::mbarrier_arrive_expect_tx(shared.full, 2 * kBytes);
                 Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
               }
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
             }),
             "lacks 0 of 1 arrivals and 8192 bytes"));
 }
 
 TEST(too_many_arrivals) {
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
-              if (thread == 0) Sm90::barrier_expect(shared.full, 16);
+              if (thread == 0) Sm90::mbarrier_arrive_expect_tx(shared.full, 16);
               Sm90::sync();
-              if (thread == 1) Sm90::barrier_arrive(shared.full);
+              if (thread == 1) Sm90::mbarrier_arrive(shared.full);
             }),
             "after all 1 arrivals of its phase"));
 }
@@ -464,7 +464,7 @@ TEST(barriers_need_a_fence_for_tma) {
                   if (thread == 0) load(shared, a, a);
                 },
                 false),
-            "without a barrier_init_fence()"));
+            "without a fence_mbarrier_init()"));
 }
 
 // Of a grid that begins while those before may still run; one thread waits for all of its block.
@@ -473,10 +473,10 @@ TEST(copies_wait_for_grids_before) {
   auto const copy = [&](bool waits) {
     return run(
         [&](Tiles& shared, int thread, float (&)[32]) {
-          if (thread == 0 && waits) Sm90::wait_for_grids_before();
+          if (thread == 0 && waits) Sm90::griddepcontrol_wait();
           Sm90::sync();
           if (thread == 32) load(shared, a, a);
-          Sm90::barrier_wait(shared.full, 0);
+          Sm90::mbarrier_wait(shared.full, 0);
         },
         true, true);
   };
@@ -488,7 +488,7 @@ TEST(wgmma_needs_a_fence) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               multiply(shared, acc);
               Sm90::wgmma_wait<0>(acc);
             }),
@@ -499,7 +499,7 @@ TEST(wgmma_needs_a_wait) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               Sm90::wgmma_fence(acc);
               multiply(shared, acc);
             }),
@@ -510,7 +510,7 @@ TEST(accumulators_are_not_to_be_written_in_flight) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               Sm90::wgmma_fence(acc);
               multiply(shared, acc);
               acc[0] = 0.0f;
@@ -523,7 +523,7 @@ TEST(a_is_not_to_be_written_in_flight) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               uint32_t registers[4] = {};
               Sm90::wgmma_fence(acc, registers);
               auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
@@ -541,7 +541,7 @@ TEST(an_early_release_is_seen) {
   float sum = 0;
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, a, a);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              multiply(shared, acc);
              Sm90::sync();
@@ -549,7 +549,7 @@ TEST(an_early_release_is_seen) {
              Sm90::sync();
              Sm90::wgmma_wait<0>(acc);
              sum += acc[0];
-             Sm90::barrier_wait(shared.full, 1);
+             Sm90::mbarrier_wait(shared.full, 1);
            }),
            "");
   CHECK(sum != sum);
@@ -561,13 +561,13 @@ TEST(a_wait_is_of_its_own_warp) {
   for (bool const syncs : {false, true}) {
     std::string const said = run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::wgmma_fence(acc);
       multiply(shared, acc);
       Sm90::wgmma_wait<0>(acc);
       if (syncs) Sm90::sync();
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 1);
+      Sm90::mbarrier_wait(shared.full, 1);
     });
     CHECK(syncs ? said.empty()
                 : has(said, "wgmma reads for a warp that has not resumed from its wait"));
@@ -581,7 +581,7 @@ TEST(descriptors_have_to_fit_the_tile) {
     float value = 0;
     std::string const error = run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::wgmma_fence(acc);
       multiply(shared, acc, 16, stride);
       Sm90::wgmma_wait<0>(acc);
@@ -604,17 +604,17 @@ TEST(tiles_lie_at_the_period_of_the_swizzle) {
 }
 
 TEST(registers_come_in_eights) {
-  CHECK(has(run([](Tiles&, int, float (&)[32]) { Sm90::registers_increase<236>(); }),
+  CHECK(has(run([](Tiles&, int, float (&)[32]) { Sm90::setmaxnreg_inc<236>(); }),
             "allowed: multiples of 8"));
 }
 
 // 168 for each of 384 threads: more would be waited for until the block ends.
 TEST(a_block_gets_no_more_registers_than_it_began_with) {
   Status const status = simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0},
-                                       [](char*) { Sm90::registers_increase<176>(); });
+                                       [](char*) { Sm90::setmaxnreg_inc<176>(); });
   CHECK(has(status.message, "a block of 384 threads has 64512"));
   CHECK(simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0}, [](char*) {
-          Sm90::registers_increase<168>();
+          Sm90::setmaxnreg_inc<168>();
         }).ok());
 }
 

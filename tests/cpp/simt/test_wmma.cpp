@@ -140,10 +140,10 @@ TEST(without_poison_memory_starts_as_zero) {
                     [](char* smem) {
                       if (Sm80::thread() != 0) return;
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Sm80::async_copy(Sm80::smem_address(smem), source, true);
-                      Sm80::async_copy_commit();
+                      Sm80::cp_async(Sm80::smem_address(smem), source, true);
+                      Sm80::cp_async_commit_group();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Sm80::async_copy_wait<0>();
+                      Sm80::cp_async_wait_group<0>();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 1);
                     })
                .message,
