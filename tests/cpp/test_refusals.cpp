@@ -1,4 +1,4 @@
-// Dispatch on a table of its own: rows that the build left out, and what refusals say.
+// Dispatch on its own table: rows that the build left out, and the texts of refusals.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -97,7 +97,7 @@ TEST(refusals_say_what_each_candidate_lacked_and_what_would_do) {
            "  fast/f16/d96: needs head_dim 96, got 80; not compiled into this build (tier full): "
            "rebuild with CUTLASS_ATTN_TIER=full\n"
            "kernel \"slow\" would take it");
-  // The request is fine, the build lacks it.
+  // The request is valid; the build lacks the kernel.
   CHECK_EQ(refusal(call(kF16, 96), kGpu, "fast", StatusCode::kNoKernel),
            "kernel \"fast\" does not take this call:\n"
            "  fast/f16/d96: not compiled into this build (tier full): rebuild with "

@@ -1,4 +1,4 @@
-// The engine's own promises: order, barriers, shuffles, asynchronous copies, and what it reports.
+// The engine's promises: order, barriers, shuffles, asynchronous copies, and its reports.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -20,7 +20,7 @@ Schedule const kSchedules[] = {
     {1, FiberOrder::kRandom, 2},  {3, FiberOrder::kForward, 0},
 };
 
-// Runs one block and returns what the engine reports, empty for success.
+// Runs one block and returns the engine's report, empty for success.
 template <class Body>
 std::string run_block(int threads, int smem_bytes, Body const& body) {
   return run_grid({1, threads, smem_bytes}, kSchedules[0], body).message;
@@ -101,7 +101,8 @@ TEST(any_is_of_the_warp) {
     CHECK(run_grid({2, 96, 0}, schedule, [&](char*) {
             int const warp = engine::thread() / 32, lane = engine::thread() % 32;
             for (int round = 0; round < 40; ++round) {
-              // Warp 0 never, warp 1 in one lane, warp 2 in all but one; from round 32 on no lane.
+              // Warp 0 in no lane, warp 1 in one lane, warp 2 in all but one; from round 32 on in
+              // no lane.
               bool const one = lane == round;
               bool const predicate = warp == 0 ? false : warp == 1 ? one : !one && round < 32;
               wrong += engine::any(predicate) != (warp != 0 && round < 32);
@@ -115,7 +116,8 @@ TEST(any_is_of_the_warp) {
 TEST(named_barriers_separate_their_groups) {
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> wrong{0};
-    // Warps 0 and 2 at barrier 1, warps 1, 3 and 4 at barrier 15, each in its own number of rounds.
+    // Warps 0 and 2 at barrier 1, warps 1, 3 and 4 at barrier 15, each with its own number of
+    // rounds.
     Status const status = run_grid({3, 160, 160 * sizeof(int)}, schedule, [&](char* smem) {
       int* const slots = reinterpret_cast<int*>(smem);
       int const thread = engine::thread(), warp = thread / 32;
@@ -130,12 +132,12 @@ TEST(named_barriers_separate_their_groups) {
         engine::sync(barrier, threads);
       }
       engine::sync();
-      // The barrier of the whole block frees all: other warps, another count.
+      // The barrier of the whole block frees all named barriers: other warps, another count.
       slots[thread] = -thread;
       engine::sync(warp < 1 ? 2 : 1, warp < 1 ? 32 : 128);
       int const other = warp < 1 ? (thread + 1) % 32 : 32 + (thread + 40) % 128;
       wrong += slots[other] != -other;
-      engine::sync(3, 160);  // a named one of all threads as well
+      engine::sync(3, 160);  // a named barrier of all threads as well
       engine::sync(1, 160);
     });
     CHECK(status.ok());
@@ -145,8 +147,8 @@ TEST(named_barriers_separate_their_groups) {
 
 TEST(named_barriers_let_other_groups_pass) {
   for (Schedule const& schedule : kSchedules) {
-    // Warp 0 stays at barrier 1 while warps 2 and 3 pass barrier 2 again and again: warp 1, which
-    // it waits for, is at barrier 3 until warp 2 comes there.
+    // Warp 0 waits at barrier 1 while warps 2 and 3 pass barrier 2 repeatedly. Warp 1, which warp 0
+    // waits for, is at barrier 3 until warp 2 arrives there.
     int rounds = 0, seen = -1;
     Status const status = run_grid({1, 128, 0}, schedule, [&](char*) {
       int const warp = engine::thread() / 32;
@@ -250,7 +252,7 @@ TEST(divergence_at_votes_and_named_barriers_is_reported) {
                  "shuffle_xor(4)"));
   CHECK(contains(run_block(32, 0, [](char*) { engine::thread() < 31 && engine::any(false); }),
                  "lanes 0-30 wait in any(); lanes 31 have exited"));
-  // Barriers take whole warps: half of one is not made up for by half of another.
+  // Barriers take whole warps: two half warps do not count as one.
   CHECK(contains(run_block(64, 0,
                            [](char*) {
                              if (engine::thread() % 32 < 16) engine::sync(3, 64);
@@ -318,7 +320,7 @@ TEST(bad_arrivals_at_named_barriers_are_reported) {
     auto const error_of = [&](auto const& body) {
       return run_grid({1, 64, 0}, schedule, body).message;
     };
-    // Twice the same 32 threads would make up the 64.
+    // 32 threads that arrive twice would count as the 64.
     CHECK(contains(error_of([](char*) {
                      if (engine::thread() >= 32) return;
                      engine::arrive(1, 64);
@@ -333,7 +335,7 @@ TEST(bad_arrivals_at_named_barriers_are_reported) {
   }
 }
 
-// Every block leaves numbers in its memory, and sums those of all.
+// Every block writes numbers to its memory, and sums those of all blocks.
 TEST(blocks_of_a_cluster_see_each_other) {
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> wrong{0};
@@ -342,7 +344,7 @@ TEST(blocks_of_a_cluster_see_each_other) {
       int const thread = engine::thread(), block = engine::block();
       for (int round = 0; round < 3; ++round) {
         mine[thread] = round * 10000 + block * 100 + thread;
-        engine::sync();  // of a block alone
+        engine::sync();  // of one block only
         wrong += mine[63 - thread] != round * 10000 + block * 100 + 63 - thread;
         engine::cluster_sync();
         for (int rank = 0; rank < 4; ++rank) {
@@ -379,7 +381,7 @@ TEST(bad_use_of_clusters_is_reported) {
                  if (engine::block() % 2 == 1) engine::cluster_sync();
                }),
       "deadlock: threads 0-31 have exited; threads 32-63 wait in cluster_sync() of the cluster"));
-  // An address from before the block was gone.
+  // An address taken before the block exited.
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> seen{0};
     Status const status = run_grid({2, 32, 64, 2}, schedule, [&](char* smem) {
@@ -413,7 +415,7 @@ TEST(bad_calls_of_named_barriers_are_reported) {
     auto const error_of = [&](auto const& body) {
       return run_grid({1, 128, 0}, schedule, body).message;
     };
-    // Which of the two comes second is up to the schedule.
+    // The schedule determines which of the two comes second.
     std::string const mismatch =
         error_of([](char*) { engine::sync(1, engine::thread() < 64 ? 64 : 96); });
     CHECK(contains(mismatch, "calls sync(1, 64) where others call sync(1, 96)") ||
@@ -431,8 +433,7 @@ TEST(bad_calls_of_named_barriers_are_reported) {
                  "thread 64 calls sync(5, 64) after warps 0, 1 with no barrier"));
 }
 
-// --- cp.async
-// -------------------------------------------------------------------------------------
+// --- cp.async ------------------------------------------------------------------------------------
 
 struct alignas(16) Vector {
   uint8_t bytes[16];
@@ -455,7 +456,7 @@ TEST(copies_land_at_their_wait) {
     Vector* const to = reinterpret_cast<Vector*>(smem);
     to[0] = filled(0);
     engine::cp_async(&to[0], &source[0], true);
-    CHECK(all(to[0], 0xff));  // not what was there, not what will be
+    CHECK(all(to[0], 0xff));  // neither the old data nor the new
     engine::cp_async_commit_group();
     engine::cp_async(&to[1], &source[1], true);
     engine::cp_async(&to[2], nullptr, false);
@@ -468,7 +469,7 @@ TEST(copies_land_at_their_wait) {
     engine::cp_async_wait_group(1);
     CHECK(all(to[0], 7) && all(to[1], 0xff) && all(to[2], 0xff));
 
-    engine::cp_async_commit_group();  // a group without copies is a group
+    engine::cp_async_commit_group();  // a group without copies counts as a group
     engine::cp_async_wait_group(1);
     CHECK(all(to[1], 2) && all(to[2], 0));
 

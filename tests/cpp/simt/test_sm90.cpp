@@ -1,5 +1,5 @@
-// The wgmma forward kernel on the engine: right against fp64, whatever the order of its threads and
-// however many tiles a block has; and what the engine says of misuse of wgmma, TMA and mbarriers.
+// The wgmma forward kernel on the engine: right against fp64, in every order of its threads and for
+// any number of tiles per block; and the engine's reports of misuse of wgmma, TMA and mbarriers.
 #include <functional>
 #include <numeric>
 #include <string>
@@ -16,7 +16,7 @@ using sm90_case::check_case;
 
 namespace {
 
-// Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
+// Sizes relative to tiles of 128 rows, in warpgroups of 64, and of 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   std::vector<Case> list(15);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
@@ -81,7 +81,7 @@ TEST(head_dim_128) {
 TEST(head_dim_256) {
   check_cases<sm90::Forward<half_t, 256, 256, 128, 64, 8>>(DType::kFloat16, 256);
 }
-// Of V another than of Q and K, and both less than the tile's.
+// V has another head dim than Q and K, and both are less than the tile's.
 TEST(head_dims_192_128) {
   check_cases<sm90::Forward<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
 }
@@ -93,7 +93,7 @@ TEST(library_cases) {
   CHECK(runs >= 3);
 }
 
-// With a bias, of which entries of a batch, heads or queries may share entries.
+// With a bias. Batch entries, heads or queries may share entries.
 std::vector<Case> bias_cases(int head_dim) {
   std::vector<Case> list(11);
   list[0].name = "bias of every logit", list[0].bias = "bhqk", list[0].seqlen_q = 200;
@@ -138,8 +138,8 @@ TEST(bias_of_64) { check_bias<half_t, 64, 128, 128, 8>(DType::kFloat16, 64); }
 TEST(bias_of_128) { check_bias<bfloat16_t, 128, 128, 128, 8>(DType::kBFloat16, 120); }
 TEST(bias_of_256) { check_bias<half_t, 256, 128, 64, 8>(DType::kFloat16, 256); }
 
-// Sequences of other lengths than each other, one without queries, one without keys, of which the
-// last keys are followed by NaN.
+// Sequences of different lengths, one without queries, one without keys; some with NaN after the
+// last key.
 std::vector<Case> sequences(int head_dim, int head_dim_v = 0) {
   std::vector<Case> list;
   int const lengths[][2] = {{200, 333}, {1, 130}, {70, 0},   {129, 128},
@@ -178,7 +178,7 @@ TEST(packed_of_64) { check_sequences<Varlen<half_t, 64, 64, 192, 128, 12>>(DType
 TEST(packed_of_192_128) {
   check_sequences<Varlen<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
 }
-// Dense calls, too, and entries of which not all keys count, the others being NaN.
+// Also dense calls, and entries with ignored keys, which are NaN.
 TEST(dense_of_packed) {
   using Kernel = Varlen<half_t, 64, 64, 192, 128, 12>;
   int runs = 0;
@@ -204,7 +204,7 @@ TEST(dense_of_packed) {
   CHECK_EQ(runs, 1);
 }
 
-// In pages of which a tile of keys has several, one, or a part, or parts of several.
+// In pages: a tile of keys has several pages, one, a part of one, or parts of several.
 template <class Kernel>
 void check_pages(DType dtype, int head_dim, int head_dim_v = 0) {
   int runs = 0;
@@ -257,7 +257,7 @@ TEST(pages_of_dense_queries) {
   CHECK_EQ(runs, 1);
 }
 
-// --- What the engine says of misuse --------------------------------------------------------------
+// --- The engine's reports of misuse --------------------------------------------------------------
 
 using arch::Sm90;
 constexpr int kBytes = 64 * 128;  // of a tile of 64 x 64
@@ -276,7 +276,7 @@ struct Matrix {
   }
 };
 
-// What body(shared, thread, accumulators) of a warpgroup does, barriers being made.
+// Runs body(shared, thread, accumulators) in a warpgroup, after barriers are initialised.
 std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, bool fences = true,
                 bool overlaps = false) {
   simt::Schedule const schedule{1, simt::FiberOrder::kForward, 0};
@@ -315,7 +315,7 @@ bool has(std::string const& text, char const* part) {
   return false;
 }
 
-// Element (row, column) of what a thread has of a product.
+// Calls visit for element (row, column) of a thread's part of a product.
 template <class Visit>
 void for_accumulators(int thread, Visit&& visit) {
   int const row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -393,7 +393,7 @@ TEST(a_product_of_rows_with_rows) {
   CHECK_EQ(wrong, 0);
 }
 
-// What threads store, wgmma reads through another proxy.
+// wgmma reads the stores of threads through another proxy.
 TEST(stores_need_a_fence_for_wgmma) {
   Matrix const a;
   auto const store = [&](bool fences) {
@@ -467,7 +467,7 @@ TEST(barriers_need_a_fence_for_tma) {
             "without a fence_mbarrier_init()"));
 }
 
-// Of a grid that begins while those before may still run; one thread waits for all of its block.
+// In a grid that begins before earlier grids end. One thread waits for its whole block.
 TEST(copies_wait_for_grids_before) {
   Matrix a;
   auto const copy = [&](bool waits) {
@@ -535,7 +535,7 @@ TEST(a_is_not_to_be_written_in_flight) {
             "changed registers of A"));
 }
 
-// A buffer that is given back too early is NaN when wgmma reads it.
+// A buffer that is released too early is NaN when wgmma reads it.
 TEST(an_early_release_is_seen) {
   Matrix a;
   float sum = 0;
@@ -555,7 +555,7 @@ TEST(an_early_release_is_seen) {
   CHECK(sum != sum);
 }
 
-// A wait says nothing of what other warps of the warpgroup still read.
+// A wait says nothing about reads of other warps of the warpgroup.
 TEST(a_wait_is_of_its_own_warp) {
   Matrix a;
   for (bool const syncs : {false, true}) {
@@ -608,7 +608,7 @@ TEST(registers_come_in_eights) {
             "allowed: multiples of 8"));
 }
 
-// 168 for each of 384 threads: more would be waited for until the block ends.
+// 168 for each of 384 threads: a request for more would wait until the block ends.
 TEST(a_block_gets_no_more_registers_than_it_began_with) {
   Status const status = simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0},
                                        [](char*) { Sm90::setmaxnreg_inc<176>(); });
