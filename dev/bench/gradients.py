@@ -20,7 +20,7 @@ Gradients = tuple[Any, Any, Any]  # of q, k and v
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """The backward pass of a call that has been made: gradients of q, k and v."""
+    """The backward pass of a finished call: gradients of q, k and v."""
 
     out: Any
     operands: Gradients
@@ -68,7 +68,7 @@ class KernelPass:
 
 
 def _grad_of(out: Any) -> Any:
-    """A random gradient for a result, equal in every run."""
+    """A random gradient of a result, equal in every run."""
     import torch
 
     generator = torch.Generator(out.device).manual_seed(2)
