@@ -2,16 +2,16 @@
 
     python -m dev.check_gates --library libcutlass_attn.so [--arch sm_89] [--tier core]
 
-For every compiled GPU row of the manifest and every score, what gates/gates.toml says of machine
-code: registers, local memory, and of sm80 rows shared memory, which is no part of the code and
-follows from the tile. Of sm80 rows also:
+For every compiled GPU row of the manifest and every score, the thresholds of gates/gates.toml for
+machine code: registers, local memory, and for sm80 rows shared memory, which is not in the code and
+follows from the tile. For sm80 rows also:
 
-- registers few enough for the blocks per SM that the kernel asks for;
-- exactly as many HMMA (and of them those with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the
-  tile implies. More of them mean that the compiler duplicated a loop body or that copies got
-  narrower, fewer that work was lost;
-- with the identity score, a main loop that does what the tile asks for: its issue slots, which
-  `python -m dev.issue_slots` has a table of.
+- registers few enough for the blocks per SM that the kernel requires;
+- exactly as many HMMA (and HMMA with fp16 accumulation), LDSM, LDSM.T and LDGSTS as the tile
+  implies. More mean that the compiler duplicated a loop body or that copies got narrower, fewer
+  that work was lost;
+- with the identity score, a main loop that does the tile's work: its issue slots, of which
+  `python -m dev.issue_slots` prints a table.
 
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 """

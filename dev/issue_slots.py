@@ -1,11 +1,11 @@
-"""Issue slots of the mma.sync kernels' main loop on Ada; docs/notes/ada.md is about them.
+"""Issue slots of the mma.sync kernels' main loop on Ada (docs/notes/ada.md).
 
     python -m dev.issue_slots --library libcutlass_attn.so [--arch sm_89] [--json FILE]
 
-For every sm80 row with the identity score, whatever its sums are in: the instructions that a warp
-executes for one tile of keys which all its queries see, of a backward row for one step of its loop,
-and what they take of each unit, by the model of sass/issue_slots.py.
-A .cubin of nvcc will do for the library.
+For every sm80 row with the identity score and any accumulator: the instructions that a warp
+executes for one tile of keys that all its queries see, or for one step of a backward row's loop,
+and the time on each unit by the model of sass/issue_slots.py. A .cubin of nvcc can replace the
+library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="or a .cubin")
     parser.add_argument("--arch", default="sm_89")
-    parser.add_argument("--json", metavar="FILE", help="- for stdout, in place of the tables")
+    parser.add_argument("--json", metavar="FILE", help="- for stdout, instead of the tables")
     options = parser.parse_args()
 
     found: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,5 @@
-"""Puts within reach what reads a library before the package is installed: the generator, and the
-package's own modules.
+"""Makes modules importable before the package is installed: the generator's, and the package's
+own modules that read a library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 sys.path.insert(0, str(ROOT / "kernels"))
 
-# The package without what it does on import, which needs it to be built.
+# The package without its import-time code, which needs a built package.
 _package = ModuleType("cutlass_attn")
 _package.__path__ = [str(ROOT / "python" / "cutlass_attn")]
 sys.modules["cutlass_attn"] = _package

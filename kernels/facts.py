@@ -1,4 +1,4 @@
-"""What facts.toml says, as a C++ header and as a module of the Python package."""
+"""facts.toml as a C++ header and as a module of the Python package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def module(facts: dict[str, Any]) -> str:
 
 
 def load(name: str) -> ModuleType:
-    """That module as an import of this name finds it, where the package is not installed."""
+    """Registers that module under this name, for builds without an installed package."""
     generated = sys.modules[name] = ModuleType(name)
     exec(module(FACTS), vars(generated))
     return generated
@@ -60,22 +60,22 @@ def header(facts: dict[str, Any]) -> str:
         BANNER
         + "#pragma once\n\n#include <cstdint>\n\nnamespace cutlass_attn {\n\n"
         + enum("DType", (dtype["enumerator"] for dtype in all_dtypes.values()))
-        + "// Those that are computed with, which come first.\n"
+        + "// The first ones are dtypes of computation.\n"
         + f"inline constexpr int kNumDTypes = {len(dtypes)};\n"
-        + "// What the tensor cores accumulate in: fp32, or fp16 for Q K^T, for P V, or for both.\n"
+        + "// Accumulators of tensor cores: fp32, or fp16 for Q K^T, for P V, or for both.\n"
         + enum("Accumulate", facts["accumulate"].values())
         + f"inline constexpr int kNumAccumulates = {len(facts['accumulate'])};\n\n"
-        + "// What is multiplied in 8 bits: nothing, or q and k.\n"
+        + "// Products in 8 bits: none, Q K^T, or both with P and V in int8 or in e4m3.\n"
         + enum("Quantize", facts["quantize"].values())
         + f"inline constexpr int kNumQuantizes = {len(facts['quantize'])};\n\n"
         + f"inline constexpr int kMaxHeadDim = {limits['max_head_dim']};\n"
         + f"inline constexpr int32_t kMaxSeqlen = {limits['max_seqlen']};\n"
         + f"inline constexpr int32_t kMaxAttentionChunk = {limits['max_attention_chunk']};\n"
-        + "// Calls with so many queries or fewer are decoding.\n"
+        + "// Calls with at most this many queries are decoding.\n"
         + f"inline constexpr int32_t kMaxDecodeQueries = {limits['max_decode_queries']};\n"
         + "\n// Options of a call that a kernel may lack, as bits.\nnamespace option {\n"
         + f"enum Bit : uint32_t {{\n{bits}}};\n}}  // namespace option\n\n"
-        + "// By number, as Python has them.\nnamespace facts {\n"
+        + "// Indexed by enumerator, with Python's names.\nnamespace facts {\n"
         + array("char const*", "kDTypeNames", map(json.dumps, all_dtypes))
         + array("int", "kDTypeBytes", (dtype["bytes"] for dtype in all_dtypes.values()))
         + array("char const*", "kAccumulateNames", map(json.dumps, facts["accumulate"]))

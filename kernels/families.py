@@ -1,4 +1,4 @@
-"""Makes a kernel of what manifest.toml says of it and of its family.
+"""Makes a kernel from its entry in manifest.toml and the entry of its family.
 
 Its name, C++ type, arguments, options and conditions on a call follow from its values on the axes.
 """
@@ -26,13 +26,13 @@ from manifest_rows import (
 
 @dataclass(frozen=True)
 class Value:
-    """What a value on an axis adds to a kernel."""
+    """Contribution of a value on an axis to a kernel."""
 
-    name: str = ""  # a word of its name
+    name: str = ""  # a word of the kernel's name
     trait: str = ""  # an option of kernels/core/traits.hpp
-    params: str = ""  # a part of its params' name, where the placeholder names the axis
+    params: str = ""  # part of the params' name, filled in for the axis' placeholder
     options: tuple[str, ...] = ()  # options that it implements
-    needs: tuple[str, ...] = ()  # options that a call has to ask for
+    needs: tuple[str, ...] = ()  # options that a call must use
     terms: tuple[str, ...] = ()  # terms in addition to its family's
 
 
@@ -102,7 +102,7 @@ ALIGNMENT = 16  # bytes of a copy
 
 @dataclass
 class Settings:
-    """What manifest.toml says of a kernel and of its family; its first lines explain each."""
+    """Settings of a kernel and its family; the first lines of manifest.toml explain each."""
 
     type: str = ""
     traits: list = field(default_factory=list)
@@ -208,15 +208,15 @@ def _core_scores(settings: Settings, scores: list[str], where: str) -> tuple[str
 def _needs(settings: Settings) -> tuple[str, ...]:
     needs = [option for value in settings.values for option in value.needs]
     if settings.type and settings.axes["quantize"] != "none":
-        # Dense keys are rounded by DenseKeyTiles alone (sm80/key_tiles.hpp).
+        # Dense keys are rounded by DenseKeyTiles only (sm80/key_tiles.hpp).
         needs += ["varlen"] * (settings.axes["layout"] == "varlen")
     if settings.namespace == "sm90" and settings.axes["layout"] == "paged":
-        needs += ["paged_kv"]  # TMA's boxes are rows of a page
+        needs += ["paged_kv"]  # TMA boxes are rows of a page
     return tuple(needs)
 
 
 def _pairs(settings: Settings) -> tuple[str, ...]:
-    """A bias that TMA does not copy, and a mask without a map."""
+    """Options read in pairs: a bias that TMA does not copy, and a mask without a map."""
     read_in_pairs = {
         "bias": settings.axes["bias"] == "pairs"
         or (settings.axes["bias"] and settings.namespace != "sm90"),
@@ -226,11 +226,11 @@ def _pairs(settings: Settings) -> tuple[str, ...]:
 
 
 def _options(settings: Settings, scores: list[str], op: str, where: str) -> tuple[str, ...]:
-    """The options that its scores and axes imply, and those that the manifest adds."""
+    """Options implied by the scores and the axes, and options added by the manifest."""
     known = [x for x in OPTIONS if op == "backward" or x not in BACKWARD_OPTIONS]
     if settings.options == ALL_OPTIONS:
         return tuple(x for x in known if x not in COMPILED_OPTIONS)
-    # Scores decide about the options that change a logit; every kernel implements sinks.
+    # Scores imply the options that change a logit; every kernel implements sinks.
     of_scores = [option for option in known if OPTIONS[option]]
     others = [x for x in known if x not in (*of_scores, "sinks")]
     for option in settings.options:
@@ -246,7 +246,7 @@ def _alignment(settings: Settings, op: str) -> int:
     if settings.alignment or settings.function:
         return settings.alignment or 1
     if settings.axes["general"] and op == "forward" and settings.axes["layout"] != "paged":
-        return 2  # the kernel of the general score copies elements where 16 bytes are not aligned
+        return 2  # the kernel of the general score copies unaligned calls element by element
     return ALIGNMENT
 
 
@@ -260,12 +260,12 @@ def _arch(settings: Settings) -> str:
     if settings.arch or settings.function:
         return settings.arch
     if settings.axes["quantize"] == "fp8":
-        return "89"  # whose tensor cores multiply e4m3
+        return "89"  # its tensor cores multiply e4m3
     return "90a" if settings.namespace == "sm90" else "80"
 
 
 def _name(settings: Settings, arch: str) -> str:
-    """Such as sm80/paged_general: arch of tensor cores or namespace, then class and axes."""
+    """Such as sm80/paged_general: the tensor cores' arch or the namespace, then class and axes."""
     is_of_arch = settings.namespace in {f"sm{arch.rstrip('a')}" for arch in ARCHS}
     folder = f"sm{arch.rstrip('a')}" if is_of_arch else settings.namespace
     parts = [AXES[axis][value].name for axis, value in settings.axes.items()]
@@ -276,7 +276,7 @@ def _name(settings: Settings, arch: str) -> str:
 
 
 def _code(settings: Settings, op: str, where: str) -> str:
-    """The type with all its arguments, or the function."""
+    """The function, or the type with all its template arguments."""
     if settings.function:
         return settings.function
     if "<" in settings.type:

@@ -3,20 +3,20 @@
 
     generate.py --out DIR [--tier core|full] [--cuda] [--simt all|scalar|none] [--archs 80]
 
-and runtime/tuned.toml into the table that tiles are chosen by. It writes into DIR
+and runtime/tuned.toml into the table of tile rules. It writes into DIR
 
     <row>.cu, <row>.cpp       one unit per compiled kernel x dtype x head dim x tile
-    facts.hpp, facts.py       what facts.toml says
-    units.json                sources of the GPU kernels left out, or of the scores left out of one,
-                              for NVRTC: compiled at first use
-    manifest_units.inc        what manifest.cpp must see declared
+    facts.hpp, facts.py       the content of facts.toml
+    units.json                for NVRTC: sources of GPU kernels, or of scores of a kernel, that this
+                              build leaves out; compiled at first use
+    manifest_units.inc        declarations for manifest.cpp
     manifest_table.inc        kKernels, kRows (compiled or not) and kTuned, for manifest.cpp
-    score_mods.json           the kernels that a score_mod is compiled with, and all their scores
-    space.json                what the tuner may choose, by space.toml, and the source to fill in
+    score_mods.json           kernels that a score_mod can be compiled with, and all their scores
+    space.json                the tuner's search space (space.toml), and sources to fill in
     units.cmake               the lists CUTLASS_ATTN_CUDA_UNITS_<arch>, CUTLASS_ATTN_SIMT_UNITS
 
-A file whose content would stay the same is left untouched, so that nothing rebuilds without need;
-a unit that no row asks for any more is deleted.
+A file whose content would stay the same is not written, so that nothing is rebuilt without need. A
+unit that no row requires any more is deleted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SPACE = Path(__file__).with_name("space.toml")
 
 
 def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Any]:
-    """Reads the choices of tiles, which must be among `rows`. Raises ManifestError."""
+    """Reads the tile rules, whose tiles must be in `rows`. Raises ManifestError."""
     tiles: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.head_dims and row.tile and not row.simt:
@@ -72,7 +72,7 @@ def load_tuned(rows: list[Row], path: Path | str = TUNED) -> list[Any]:
 
 
 def load_space(rows: list[Row], path: Path | str = SPACE) -> dict[str, Any]:
-    """What the tuner may choose of a kernel, and its source to fill in. Raises ManifestError."""
+    """The tuner's search space of each kernel, and its source to fill in. Raises ManifestError."""
     space = {}
     for name, axes in read_toml(path).items():
         kernels = {row.kernel_name: row.kernel for row in rows if row.device == "cuda"}
@@ -114,7 +114,7 @@ def _array(declaration: str, entries: Iterable[str]) -> str:
 def outputs(
     rows: list[Row], tuned: list[Any], build: Build, space: dict[str, Any] | None = None
 ) -> dict[str, str]:
-    """Everything the build needs: {file name: content}."""
+    """All generated files: {file name: content}."""
     compiled = [row for row in rows if build.compiles(row)]
     units = [row for row in compiled if row.kernel.device == "cuda"]
     kernels = list({row.kernel.name: row.kernel for row in rows}.values())
@@ -169,7 +169,7 @@ def outputs(
 
 
 def write(directory: Path, files: dict[str, str]) -> None:
-    """Makes `directory` hold exactly `files`, touching only what differs."""
+    """Makes `directory` hold exactly `files`; writes only files that differ."""
     directory.mkdir(parents=True, exist_ok=True)
     for stale in directory.iterdir():
         if stale.is_file() and stale.name not in files:
@@ -185,11 +185,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--manifest", type=Path, default=MANIFEST)
     parser.add_argument("--tuned", type=Path, default=TUNED)
     parser.add_argument("--space", type=Path, default=SPACE)
-    parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
+    parser.add_argument("--out", type=Path, required=True, help="directory for these files alone")
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels")
     parser.add_argument("--simt", choices=SIMT, default="none", help="GPU kernels for the CPU")
-    parser.add_argument("--archs", default="80,89", help="of GPU code; other rows are for NVRTC")
+    parser.add_argument("--archs", default="80,89", help="compiled ahead; other rows are for NVRTC")
     options = parser.parse_args(arguments)
     source = options.manifest
     try:

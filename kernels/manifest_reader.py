@@ -41,7 +41,7 @@ MANIFEST = Path(__file__).with_name("manifest.toml")
 
 @dataclass
 class RowSettings:
-    """An entry of `rows`, over what the kernel and its family say for all rows."""
+    """An entry of `rows`; overrides the settings of the kernel and its family for all rows."""
 
     tile: str = ""
     head_dims: list = dataclasses.field(default_factory=list)
@@ -72,7 +72,7 @@ def _check_names(table: dict, allowed: list[str], where: str) -> None:
 
 
 def _settings(table: dict[str, Any], where: str) -> Settings:
-    """The table of a kernel, over that of its family, checked."""
+    """Checked settings of a kernel, which override those of its family."""
     settings = Settings()
     for name, value in table.items():
         if name in AXES:
@@ -180,7 +180,7 @@ def _rows(kernel: Kernel, entry: dict[str, Any], where: str) -> list[Row]:
         for dtype in given.dtypes
         for dims in head_dims
     ]
-    # Tests run them in every build.
+    # Tests run simt rows in every build.
     simt = [row for row in rows if row.dtype in given.simt]
     return rows + [dataclasses.replace(row, simt=True, tier="core") for row in simt]
 
@@ -195,7 +195,7 @@ def _tile(text: str, kernel: Kernel, where: str) -> Tile:
 
 
 def _head_dims(entry: Any, kernel: Kernel, where: str) -> HeadDims:
-    """64, or [192, 128] where V has a head dim of its own."""
+    """A number such as 64, or [192, 128] if V has head dim 128."""
     pair = entry if type(entry) is list and len(entry) == 2 else [entry, entry]
     if any(type(dim) is not int or not 0 < dim <= MAX_HEAD_DIM for dim in pair):
         raise ManifestError(

@@ -1,4 +1,4 @@
-"""Kernels and rows, as manifest_reader.py makes them of manifest.toml, and the C++ of each, which
+"""Kernels and rows, which manifest_reader.py makes from manifest.toml, and their C++, which
 generate.py writes."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BANNER = "// Generated from kernels/manifest.toml by kernels/generate.py; do not
 
 
 def _load(name: str) -> Any:
-    """A module whose formats the package reads as well; without the package around it."""
+    """Imports a module of formats that the package reads as well, without the package itself."""
     package = "_cutlass_attn_formats"
     if package not in sys.modules:
         module = types.ModuleType(package)
@@ -45,12 +45,12 @@ OPTIONS: dict[str, list[str]] = FACTS["options"]
 BACKWARD_OPTIONS: list[str] = FACTS["backward"]["options"]
 COMPILED_OPTIONS: list[str] = FACTS["compiled"]["options"]
 ARCHS: dict[str, list[int]] = FACTS["archs"]
-# Of a call, which a kernel can avoid: manifest.toml explains each.
+# Numbers of a call for which a kernel can avoid ranges; manifest.toml explains each.
 COUNTS = ("blocks_per_sm", "rows", "keys", "splits", "num_splits")
 MAX_AVOIDS = 3  # ManifestKernel::kMaxAvoids
 MAX_HEAD_DIM: int = FACTS["limits"]["max_head_dim"]
 TERMS: dict[str, dict] = FACTS["terms"]
-# What a kernel type leaves to its rows.
+# Fields that rows fill in to complete a kernel type.
 DIM_FIELDS = ("head_dim", "head_dim_v")
 TILE_FIELDS = ("m", "n", "warps", "columns")
 ROW_FIELDS = ("element", *DIM_FIELDS, *TILE_FIELDS)
@@ -61,7 +61,7 @@ class ManifestError(ValueError):
 
 
 def choose(value: object, allowed: Iterable[object], name: str, where: str) -> None:
-    """Refuses a value that is none of these."""
+    """Raises ManifestError if the value is not allowed."""
     if value not in (listed := list(allowed)):
         words = (str(x).lower() if type(x) is bool else str(x) for x in listed)
         raise ManifestError(f"{where}: {name} is {value!r}; allowed: {', '.join(words)}")
@@ -69,7 +69,7 @@ def choose(value: object, allowed: Iterable[object], name: str, where: str) -> N
 
 def compositions(terms: list[str], needs: list[str]) -> dict[str, str]:
     """The scores of a kernel that takes every set of these terms: {token: C++ type}, smaller sets
-    first. Terms whose option a call has to ask for are in all of them."""
+    first. Terms whose option a call must use are in every set."""
     required = [term for term in terms if set(TERMS[term]["options"]) & set(needs)]
     others = [term for term in terms if term not in required]
     scores = {}
@@ -83,24 +83,26 @@ def compositions(terms: list[str], needs: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with all its tiles, and what it asks of a call."""
+    """A kernel with all its tiles, and its requirements of a call."""
 
     name: str
     device: str  # "cuda" or "cpu"
     include: str
     code: str  # cuda: the kernel type, with placeholders; cpu: the function
     scores: dict[str, str] = field(default_factory=dict)  # {token: C++ functor}; cuda only
-    core_scores: tuple[str, ...] = ()  # the first of them, all that a build of tier core compiles
+    core_scores: tuple[str, ...] = ()  # the first scores, which builds of tier core compile
     options: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # of these, what a call has to ask for
-    pairs: tuple[str, ...] = ()  # and whose operand it reads for two neighbouring keys at a time
+    needs: tuple[str, ...] = ()  # options that a call must use
+    # Options whose operand it reads for two neighbouring keys at a time.
+    pairs: tuple[str, ...] = ()
     op: str = "forward"
     asides: bool = False  # cuda only: a launch before it and one after it
     arch: str = ""  # cuda only, one of ARCHS
-    params: str = "ForwardParams"  # the struct of its arguments, and its header
+    params: str = "ForwardParams"  # the struct of its parameters, and its header
     params_include: str = "core/forward_params.hpp"
     alignment: int = 1
-    head_dim_multiple: int = 0  # takes multiples up to a row's head dim; 0: that one alone
+    # Also takes smaller head dims that are multiples of this; 0: only a row's own.
+    head_dim_multiple: int = 0
     automatic: bool = True
     max_rows: int = 0  # queries times query heads of a KV head; 0: any number
     accumulate: str = "fp32"
@@ -161,15 +163,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call takes with a row's tiles: TileCost of kernels/runtime/tile_cost.hpp."""
+    """Predicted time of a row's tiles: TileCost of kernels/runtime/tile_cost.hpp."""
 
-    tile_us: float  # a tile of queries
-    step_us: float  # and each of its tiles of keys
+    tile_us: float  # per tile of queries
+    step_us: float  # per tile of keys of it
 
 
 @dataclass(frozen=True)
 class HeadDims:
-    """The head dim of Q and K and that of V and O which a row is compiled for."""
+    """The head dims that a row is compiled for: of Q and K, and of V and O."""
 
     qk: int
     v: int
@@ -189,7 +191,7 @@ class Row:
     tier: str
     entry_names: str = "cutlass"
     cost: Cost | None = None
-    simt: bool = False  # the kernel of a GPU, compiled for the CPU
+    simt: bool = False  # a GPU kernel compiled for the CPU
     plain_terms: tuple[str, ...] = ()  # whose scores have plain entry names
 
     @property
@@ -215,7 +217,7 @@ class Row:
         return str(variant_key.symbol_of(self.key, self.entry_names))
 
     def entry_symbol(self, score: str) -> str:
-        """What the name of a score's entry begins with."""
+        """Prefix of the name of a score's entry."""
         is_plain = not set(self.plain_terms).isdisjoint(score.split("_"))
         names = "plain" if is_plain else self.entry_names
         return str(variant_key.symbol_of(self.key, names))
@@ -230,8 +232,8 @@ class Row:
         )
 
     def source(self, scores: Iterable[str]) -> str:
-        """The translation unit of a GPU kernel with some of its scores: for the GPU by nvcc or
-        NVRTC; or for the CPU, with all."""
+        """The translation unit of a GPU kernel with some of its scores for the GPU, by nvcc or
+        NVRTC; or with all scores for the CPU."""
         if self.simt:
             arguments = ", ".join([self.type, *self.kernel.scores.values()])
             unit = "host_unit_with_asides" if self.kernel.asides else "host_unit"
@@ -276,7 +278,7 @@ class Row:
 
     @property
     def _plain_scores(self) -> int:
-        """A bit for each score whose entry has a name that begins otherwise than the symbol."""
+        """One bit per score; set if its entry's name does not begin with the row's symbol."""
         scores = enumerate(self.kernel.scores)
         return sum(1 << i for i, score in scores if self.entry_symbol(score) != self.symbol)
 
@@ -288,9 +290,9 @@ class Row:
 
 
 def device_source(kernel: Kernel, kernel_type: str, symbol: str, entries: dict[str, str]) -> str:
-    """A kernel per score, <its symbol in entries>__<token>, and what the host reads of them.
+    """One kernel per score, <symbol in entries>__<token>, and the data that the host reads.
 
-    All it declares has the symbol in its name: CMake compiles several such sources as one.
+    All declared names contain the symbol, because CMake compiles several of these sources as one.
     """
     alias = f"{symbol}__kernel"
     code = "".join(
@@ -316,7 +318,7 @@ def device_source(kernel: Kernel, kernel_type: str, symbol: str, entries: dict[s
 
 @dataclass(frozen=True)
 class Build:
-    """What this build compiles."""
+    """The variants that this build compiles."""
 
     tier: str = "core"
     cuda: bool = True
@@ -331,14 +333,14 @@ class Build:
         return row.device == "cpu" or (self.cuda and row.kernel.arch in self.archs)
 
     def scores(self, row: Row) -> list[str]:
-        """The scores that it compiles of a row's."""
+        """The scores of a row that it compiles."""
         if not self.compiles(row):
             return []
         is_core = self.tier == "core" and not row.simt
         return list(row.kernel.core_scores if is_core else row.kernel.scores)
 
     def scores_for_nvrtc(self, row: Row) -> list[str]:
-        """Those of a GPU kernel that it does not compile, but can load."""
+        """The scores of a GPU kernel that it does not compile, but can load."""
         if not self.cuda or row.device != "cuda":
             return []
         compiled = self.scores(row)
@@ -346,7 +348,7 @@ class Build:
 
 
 def _ranges(calls: dict[str, list[float]]) -> str:
-    """The calls as CallRanges of kernels/runtime/manifest.hpp."""
+    """An entry of avoids as CallRanges of kernels/runtime/manifest.hpp."""
 
     def bound(value: float) -> str:
         return "kUnlimited" if value == math.inf else f"{float(value)}f"

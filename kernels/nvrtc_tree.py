@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Gathers what NVRTC needs of this project, of CUTLASS and of CCCL to compile kernels at first use.
+"""Gathers the headers of this project, CUTLASS and CCCL with which NVRTC compiles kernels.
 
     nvrtc_tree.py --units gen/units.json --space gen/space.json --cutlass CUTLASS/include \\
         --cuda CUDA/include --cxx g++ --out DIR
 
 writes into DIR
 
-    units.json        the source of every kernel that this build leaves out
-    score_mods.json   and of every kernel that a score_mod can be compiled with
+    units.json        sources of the kernels that this build leaves out
+    score_mods.json   sources of the kernels that a score_mod can be compiled with
     space.json        sources of other tiles, to be filled in
     include/          the headers that a compilation opens, and no others
-    include/cccl/     those of CCCL
-    digest            of the headers: kernels compiled with others are not reused
+    include/cccl/     the headers of CCCL
+    digest            hash of the headers: kernels compiled with other headers are not reused
     CUTLASS_LICENSE.txt, CCCL_LICENSE.txt
 
-Headers of the CUDA runtime are not among them: they come with CUDA's own wheels or toolkit.
+Headers of the CUDA runtime are not included: they come with CUDA's own wheels or toolkit.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ KERNELS = Path(__file__).parent
 CCCL_LICENCE = KERNELS.parent / "third_party/cccl/LICENSE.txt"
 INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"].*$", re.MULTILINE)
 
-# What decides which headers are opened: the lowest and the newest NVRTC that were tried, and a GPU
-# of each family of kernels.
+# These determine which headers are opened: the lowest and the newest NVRTC that were tried, and one
+# GPU for each family of kernels.
 VERSIONS = ((12, 8), (13, 5))
 ARCHS = (
     ("__CUDA_ARCH__=800",),
     ("__CUDA_ARCH__=890",),
     ("__CUDA_ARCH__=900", "__CUDA_ARCH_FEAT_SM90_ALL", "__CUDA_ARCH_SPECIFIC__=900"),
 )
-# NVRTC defines these itself, the runtime's headers among them: it has read them beforehand.
+# NVRTC defines these itself, including the guards of runtime headers that it has read in advance.
 PREDEFINED = (
     *("__CUDACC__", "__CUDACC_RTC__", "__LP64__", "__EDG__", "__EDG_VERSION__=606"),
     *("__CUDA_RUNTIME_H__", "__DEVICE_TYPES_H__", "__DRIVER_TYPES_H__"),
     *("__HOST_DEFINES_H__", "__VECTOR_TYPES_H__"),
 )
-# Variables by which g++ and clang++ search more folders: CPATH, CPLUS_INCLUDE_PATH, ...
+# Variables that make g++ and clang++ search more folders: CPATH, CPLUS_INCLUDE_PATH, ...
 SEARCHED = ("CPATH", "INCLUDE_PATH")
 
 
 def opened(sources: list[str], folders: list[Path], cxx: str) -> list[Path]:
-    """The files that NVRTC opens for the sources, by what the C++ preprocessor lists."""
+    """The files that NVRTC opens for the sources, as listed by the C++ preprocessor."""
     text = "\n".join(dict.fromkeys(line for x in sources for line in INCLUDE.findall(x)))
     found: dict[Path, None] = {}
-    # Folders of the environment are searched in spite of -nostdinc.
+    # -nostdinc does not exclude folders of the environment.
     env = {name: value for name, value in os.environ.items() if not name.endswith(SEARCHED)}
     for (major, minor), arch in itertools.product(VERSIONS, ARCHS):
         version = (
@@ -84,10 +84,10 @@ def version_of(header: Path, pattern: str) -> tuple[int, ...]:
 
 
 def find_cccl(cuda: list[Path], cutlass: Path) -> Path:
-    """The folder of CCCL's headers: of the toolkit, else of a wheel of this environment.
+    """The folder of CCCL's headers: in the toolkit, otherwise in a wheel of this environment.
 
-    NVRTC cannot compile CUTLASS before 4.7 with CCCL from 3.2 on, which CUDA 13.2 has: both
-    specialise std::tuple_size.
+    NVRTC cannot compile CUTLASS before 4.7 with CCCL 3.2 or later (in CUDA 13.2): both specialise
+    std::tuple_size.
     """
     wheels = [Path(place) / "nvidia" / "cu13" / "include" for place in sys.path if place]
     is_old = version_of(cutlass / "cutlass/version.h", r"#define CUTLASS_M\w+OR (\d+)") < (4, 7)
@@ -108,7 +108,7 @@ def find_cccl(cuda: list[Path], cutlass: Path) -> Path:
 
 
 def licence(cutlass: Path) -> Path:
-    """The file of CUTLASS's licence: that of a checkout, or of the wheel around the headers."""
+    """CUTLASS's licence file: in a checkout, or in the wheel that contains the headers."""
     candidates = [cutlass.parent / "LICENSE.txt"]
     candidates += cutlass.parents[2].glob("nvidia_cutlass-*.dist-info/licenses/LICENSE.txt")
     for path in candidates:
@@ -126,7 +126,7 @@ def write(out: Path, units: Path, space: Path, cutlass: Path, cuda: list[Path], 
     shutil.rmtree(out, ignore_errors=True)
     (out / "include").mkdir(parents=True)
     cccl = find_cccl(cuda, cutlass)
-    # The order in which NVRTC is to look: {folder: what it becomes}.
+    # Order in which NVRTC searches: {folder: its place in `include`}.
     places = {KERNELS / "nvrtc": "", KERNELS: "", units.parent: "", cutlass: "", cccl: "cccl"}
     headers: dict[str, Path] = {}
     for path in opened(sources, [*places, *cuda], cxx):
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--cutlass", type=Path, required=True, help="its include directory")
     parser.add_argument("--cuda", type=folders, required=True, help="the toolkit's, with ; between")
     parser.add_argument("--cxx", required=True, help="g++, or a compiler with its options")
-    parser.add_argument("--out", type=Path, required=True, help="directory for nothing else")
+    parser.add_argument("--out", type=Path, required=True, help="directory for these files alone")
     options = parser.parse_args()
     write(options.out, options.units, options.space, options.cutlass, options.cuda, options.cxx)
 

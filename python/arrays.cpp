@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace cutlass_attn {
 namespace {
 
-// Set once, and never freed.
+// Set once, never freed.
 Library const* g_torch = nullptr;
 Library const* g_numpy = nullptr;
 

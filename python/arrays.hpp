@@ -22,13 +22,14 @@ struct View {
   dlpack::Device device = {dlpack::kCpu, 0};
   dlpack::DataType dtype = {dlpack::kOther, 0, 1};
   int ndim = 0;
-  int64_t shape[kMaxDims] = {};  // unset, as strides, of an array of more dimensions
+  int64_t shape[kMaxDims] = {};  // shape and strides are unset for an array with more dimensions
   int64_t strides[kMaxDims] = {};
   bool is_writable = true;
-  bool is_aligned = true;  // address and strides are whole elements; else strides are wrong
-  // Why the elements cannot be accessed, as text that follows the argument's name; null: they can.
+  // Address and strides are multiples of the element size; otherwise strides are wrong.
+  bool is_aligned = true;
+  // Why the elements cannot be accessed, as text to follow the argument's name. Null: they can.
   char const* fault = nullptr;
-  bool is_lazy = false;  // with a fault: torch's operators run such a call
+  bool is_lazy = false;  // for a fault with which torch's operators can run the call
 
   bool is_contiguous() const;
 };
@@ -52,18 +53,18 @@ struct Shape {
 
 pybind11::tuple tuple_of(Shape const& shape);
 
-// The arrays that a call was given, borrowed: q, k and v, then options and the result.
+// The arrays passed to a call, borrowed: q, k and v, then options and the result.
 struct Arrays {
   static constexpr int kMax = 24;
   PyObject* items[kMax];
-  bool is_integer[kMax];  // by what the argument is for: it has neither a sign bit nor a gradient
+  bool is_integer[kMax];  // by argument: integers have neither a lazy sign bit nor a gradient
   int count = 0;
 
   void add(PyObject* x, bool integer = false) {
     is_integer[count] = integer;
     items[count++] = x;
   }
-  // Calls visit(x) for the arrays that may be of floating point, until one returns true.
+  // Calls visit(x) for the arrays that may be of floating point, until one call returns true.
   template <class Visit>
   bool any_of_numbers(Visit&& visit) const {
     for (int i = 0; i < count; ++i) {
@@ -82,19 +83,19 @@ class Library {
 
   bool has(PyObject* x) const { return PyObject_TypeCheck(x, type_); }
 
-  // Reads metadata only. Without `memory` the address stays null, since the array may have none.
+  // Reads metadata only. Without `memory` the address stays null, because the array may have none.
   virtual View read(PyObject* x, bool memory) const = 0;
 
   // Whether the library must see the call before memory is touched (dispatch modes, tracing).
   virtual bool must_see(Arrays const& arrays) const = 0;
 
-  // Whether writing to the array is forbidden; count_write() tells the library of a write.
+  // Whether writing to the array is forbidden. count_write() reports a write to the library.
   virtual bool is_frozen(PyObject*) const { return false; }
-  // Whether arrays without memory begin at one element of one storage.
+  // Whether two arrays without memory begin at one element of one storage.
   virtual bool share_storage(PyObject*, PyObject*) const { return false; }
   virtual void count_write(PyObject*) const {}
 
-  // Whether gradients are recorded now, whether one of these arrays needs a gradient, and whether
+  // Whether gradients are being recorded, whether one of these arrays needs a gradient, and whether
   // arguments are cast, as under torch.autocast.
   virtual bool records() const { return false; }
   virtual bool needs_gradient(Arrays const&) const { return false; }
@@ -104,18 +105,18 @@ class Library {
   virtual pybind11::object empty(View const& x, Shape const& shape) const;
   virtual pybind11::object empty_lse(View const& x, Shape const& shape) const;
 
-  // An array with the shape of `x`, for a gradient; `x` itself if contiguous, else a copy.
+  // An array with the shape of `x`, for a gradient; and `x` itself if contiguous, else a copy.
   virtual pybind11::object empty_like(PyObject* x) const;
   pybind11::object zeros_like(PyObject* x) const;
   pybind11::object contiguous(PyObject* x) const;
 
-  // zeros(): as empty(), of zeros. filled(), scratch(): arrays of the dtype with this name on the
-  // device of `x`, with all elements equal to `value`, and uninitialised.
+  // zeros(): like empty(), filled with zeros. filled(), scratch(): arrays with the dtype of this
+  // name on the device of `x`, filled with `value`, or uninitialised.
   pybind11::object zeros(View const& x, Shape const& shape) const;
   pybind11::object filled(View const& x, char const* dtype, Shape const& shape, double value) const;
   pybind11::object scratch(View const& x, char const* dtype, Shape const& shape) const;
 
-  // Uninitialised memory for a call's kernels.
+  // Uninitialised memory for the kernels of a call.
   virtual pybind11::object workspace(View const& x, int64_t bytes) const {
     return scratch(x, "uint8", {bytes});
   }
@@ -123,15 +124,15 @@ class Library {
   // Seed and offset for dropout, on the device of x.
   pybind11::object random_state(View const& x) const;
 
-  // Stream or threads of a call whose operands are on this device, which is a CPU or a GPU.
+  // Sets stream or threads for a call whose operands are on this device, a CPU or a GPU.
   virtual void place(dlpack::Device device, RunOptions& options) const = 0;
 
  protected:
-  // `module` has ARRAY, the type of arrays, and functions named as those above that make or convert
-  // arrays.
+  // `module` has ARRAY, the type of arrays, and functions with the names of those above that make
+  // or convert arrays.
   explicit Library(pybind11::module_ module);
 
-  // Whether `x` is of the type itself, not of a subclass.
+  // Whether `x` is exactly of this type, not of a subclass.
   bool is_plain(PyObject* x) const { return Py_TYPE(x) == type_; }
 
   pybind11::module_ module_;

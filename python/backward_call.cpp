@@ -23,7 +23,7 @@ void require_shape(char const* name, View const& x, Shape const& shape) {
                               shape_of(x.object));
 }
 
-// Reads an operand with the dtype and device of q. A null address is replaced by kNoMemory, since
+// Reads an operand with the dtype and device of q. A null address is replaced by kNoMemory, because
 // null means that a gradient is not wanted.
 Operand read_rows(Call const& call, char const* name, PyObject* object, bool memory,
                   Shape const& shape) {
@@ -47,7 +47,7 @@ float const* read_lse(Call const& call, char const* name, PyObject* object, bool
   return address<float>(x);
 }
 
-// A gradient that is written, with the shape of an operand of the forward call.
+// A gradient to be written, with the shape of an operand of the forward call.
 struct Wanted {
   char const* name;
   PyObject* object;
@@ -55,7 +55,7 @@ struct Wanted {
   Shape shape;
 };
 
-// Reads all arguments except q, k, v and their options, which have been read.
+// Reads all arguments except q, k, v and their options, which are read already.
 void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& grad) {
   Problem& p = call.problem;
   if (given.deterministic) grad.deterministic = boolean("deterministic", given.deterministic);
@@ -70,7 +70,7 @@ void read_gradients(Call& call, Arguments const& given, bool memory, Gradients& 
     grad.softmax_lse = read_lse(call, "grad_softmax_lse", given.grad_softmax_lse, memory);
   }
   auto const write_to = [&](char const* name, View const& x) {
-    if (!has_value(given.wanted)) call.write_to(name, x);  // else it was made here
+    if (!has_value(given.wanted)) call.write_to(name, x);  // otherwise it was allocated here
   };
   Wanted const wanted[] = {
       {"grad_q", given.grad_q, &Gradients::q,
@@ -115,7 +115,7 @@ void require_given(char const* function, Arguments const& given) {
   }
 }
 
-// Sets all gradients to zero, for a call without queries, which runs nothing.
+// Sets all gradients to zero, for a call without queries, which launches nothing.
 void clear(Arguments const& given) {
   for (Input const& input : kInputs) {
     PyObject* const x = given.*input.grad;
@@ -123,7 +123,7 @@ void clear(Arguments const& given) {
   }
 }
 
-// Returns false, and does nothing, if the gradient of a bias has to be float32.
+// Returns false, and does nothing, if the gradient of a bias must be float32.
 bool run(char const* function, Call& call, Arguments const& given) {
   require_given(function, given);
   Gradients grad;
@@ -159,7 +159,7 @@ bool run(char const* function, Call& call, Arguments const& given) {
   return true;
 }
 
-// For a call with `wanted`, whose forward call did not go through torch's dispatcher.
+// For a call with `wanted` whose forward call did not go through torch's dispatcher.
 bool must_see(Call const& call, Arguments const& given) {
   if (has_value(given.dispatched)) return false;
   Arrays arrays;
@@ -181,7 +181,8 @@ void prepare(Call& call, Arguments& given) {
     bool is_lse;
   } const results[] = {{"out", given.out, false},
                        {"softmax_lse", given.softmax_lse, true},
-                       {"grad_out", given.grad_out, false},  // of a sum, say: one number for all
+                       // May be broadcast: the gradient of a sum is one number for all.
+                       {"grad_out", given.grad_out, false},
                        {"grad_softmax_lse", given.grad_softmax_lse, true}};
   for (auto const& [name, object, is_lse] : results) {
     if (!has_value(object)) continue;
@@ -193,13 +194,12 @@ void prepare(Call& call, Arguments& given) {
   if (!has_value(given.grad_out)) replace(given.grad_out, library.zeros_like(given.out));
 }
 
-// Makes a tuple of gradients, as long as `wanted`.
+// Returns a tuple of gradients, as long as `wanted`.
 py::object run_wanted(char const* function, Call& call, Arguments given) {
   Library const& library = *call.library;
   auto const is_bias = [](Input const& input) { return input.value == &Arguments::bias; };
-  // The gradient of a bias, summed over its broadcast dimensions: rounded where the kernel does
-  // that itself, otherwise in float32 first. Kernels do not write the rows that sequences leave
-  // out.
+  // The gradient of a bias, summed over its broadcast dimensions: in the bias's dtype if the kernel
+  // rounds, otherwise in float32 first. Kernels do not write rows outside the sequences.
   auto const make = [&](Input const& input) {
     PyObject* const x = given.*input.value;
     if (is_bias(input)) return library.empty(library.read(x, true), Shape(library.read(x, true)));
@@ -225,7 +225,7 @@ py::object run_wanted(char const* function, Call& call, Arguments given) {
   return grads;
 }
 
-// The result of run(), or None if torch's operator has to run the backward pass.
+// The result of run(), or None if torch's operator must run the backward pass.
 template <class Run>
 py::object unless_lazy(Arguments const& given, Run&& run) {
   try {
@@ -269,11 +269,11 @@ py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* na
   });
 }
 
-// Gives addresses that do not overlap to arrays that are missing or have no memory.
+// Assigns addresses that do not overlap to arrays that are missing or have no memory.
 void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
   call.assume_memory(given);
   Problem& p = call.problem;
-  // The strides of a contiguous array (batch, heads, rows, columns).
+  // Strides of a contiguous array (batch, heads, rows, columns).
   auto const assume = [&](Operand& rows, bool is_given, int64_t place, int64_t heads,
                           int64_t seqlen, int64_t head_dim) {
     if (!is_given) {
@@ -287,7 +287,7 @@ void assume_memory(Call& call, Arguments const& given, Gradients& grad) {
   assume(grad.k, has_value(given.grad_k), 5, p.num_heads_kv, p.seq_k.seqlen, p.head_dim);
   assume(grad.v, has_value(given.grad_v), 6, p.num_heads_kv, p.seq_k.seqlen, p.head_dim_v);
   if (p.softmax_lse == nullptr) p.softmax_lse = static_cast<float*>(kNoMemory);
-  if (grad.bias) {  // as run_wanted() makes it
+  if (grad.bias) {  // as run_wanted() allocates it
     PerLogit const& bias = p.logits.bias;
     int64_t entries = 1;
     auto const stride_of = [&](int64_t of_bias, int64_t count) {

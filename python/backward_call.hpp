@@ -1,4 +1,4 @@
-// Calls of a backward pass: its inputs and outputs, in addition to the options that call.hpp reads.
+// Calls of a backward pass: inputs and outputs in addition to the options that call.hpp reads.
 #pragma once
 
 #include <pybind11/pybind11.h>

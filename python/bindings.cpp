@@ -1,5 +1,5 @@
-// The Python module _C: calls by keyword, plain lists and dicts out. It links neither torch nor
-// numpy.
+// The Python module _C: functions with keywords, which return plain lists and dicts. It links
+// neither torch nor numpy.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,8 +25,8 @@ namespace {
 
 using namespace cutlass_attn;
 
-// attention(). Unless the keyword `dispatched` is given, it asks first whether torch must see the
-// call; if so, Python's _call.operator takes over.
+// attention(). Unless the keyword `dispatched` is given, it first asks whether torch must see the
+// call; if so, Python's _call.operator runs it.
 py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "attention", args, count, names);
   Call call(given);
@@ -55,7 +55,7 @@ py::object forward(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   return call.run(given, recording == Recording::kResults ? &recorder : nullptr);
 }
 
-// Reads and checks a call without running it; its tensors need no memory.
+// Reads and checks a call without running it. Its tensors need no memory.
 Call read_call(Arguments const& given, bool memory) {
   Call call(given);
   call.read_arrays(given, memory);
@@ -85,7 +85,7 @@ void define_calls(py::module_& m) {
   };
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) throw py::error_already_set();
 
-  py::class_<Call> call(m, "Call", "What a call of attention() asks for, but for its arrays.");
+  py::class_<Call> call(m, "Call", "The options and sizes of a call of attention().");
   auto const field = [&call](char const* name, auto get) {
     call.def_property_readonly(name, [get](Call const& c) { return get(c.problem); });
   };
@@ -109,7 +109,7 @@ void define_calls(py::module_& m) {
   call.def_property_readonly(
       "device", [](Call const& c) { return c.device() == Device::kCuda ? "cuda" : "cpu"; });
 
-  py::class_<Verdict>(m, "Verdict", "What dispatch thinks of one variant for one call.")
+  py::class_<Verdict>(m, "Verdict", "Dispatch's verdict on one variant for one call.")
       .def_readonly("key", &Verdict::key)
       .def_readonly("chosen", &Verdict::chosen)
       .def_readonly("reason", &Verdict::reason)
@@ -118,7 +118,7 @@ void define_calls(py::module_& m) {
       .def_readonly("score", &Verdict::score)
       .def_readonly("at_first_use", &Verdict::at_first_use)
       .def_readonly("max_launches", &Verdict::max_launches);
-  py::class_<PassedOver>(m, "PassedOver", "A kernel that is preferred to the one that runs.")
+  py::class_<PassedOver>(m, "PassedOver", "A kernel that dispatch prefers to the one that runs.")
       .def_readonly("kernel", &PassedOver::kernel)
       .def_readonly("reason", &PassedOver::reason)
       .def_readonly("count", &PassedOver::count);

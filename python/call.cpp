@@ -25,7 +25,7 @@ namespace {
 struct Keyword {
   char const* name;
   PyObject* Arguments::* value;
-  unsigned functions;                                 // that know it
+  unsigned functions;                                 // functions with this keyword
   unsigned internal = 0;                              // of these, where it is this package's own
   enum Kind { kAny, kArray, kIntegers } kind = kAny;  // kArray: always; kIntegers: one of those
 };
@@ -94,7 +94,7 @@ constexpr Keyword kKeywords[] = {
 };
 constexpr size_t kNumKeywords = std::size(kKeywords);
 
-PyObject* g_names[kNumKeywords];  // interned, as those that Python's compiler puts into a call
+PyObject* g_names[kNumKeywords];  // interned, like names in calls that Python compiled
 
 Keyword const* find(PyObject* name) {
   for (size_t i = 0; i < kNumKeywords; ++i) {
@@ -126,11 +126,11 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
   }
   if (v.shape[head] != k.shape[head]) {
     raise(PyExc_ValueError,
-          "k and v must have as many heads, got " + of(k, head) + " and " + of(v, head));
+          "k and v must have equal numbers of heads, got " + of(k, head) + " and " + of(v, head));
   }
   if (v.shape[row] != k.shape[row]) {
     raise(PyExc_ValueError,
-          "k and v must be as long, got " + of(k, row) + " and " + of(v, row) + " keys");
+          "k and v must have equal lengths, got " + of(k, row) + " and " + of(v, row) + " keys");
   }
   if (!(k.dtype == q.dtype) || !(v.dtype == q.dtype)) {
     raise(PyExc_ValueError, "q, k and v must have one dtype, got " + dtype_text(q) + ", " +
@@ -201,7 +201,7 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
   if (given.layout) bshd = is_bshd(given.layout);
   if (given.causal) p.mask.causal = boolean("causal", given.causal);
   if (given.return_lse) return_lse = boolean("return_lse", given.return_lse);
-  // Checked here; Python and the backward pass read the values.
+  // Only checked here; Python and the backward pass read the values.
   if (given.verify) boolean("verify", given.verify);
   if (given.deterministic) boolean("deterministic", given.deterministic);
   if (has_value(given.window)) read_window(given.window, p.mask);
@@ -456,8 +456,8 @@ void Call::write_to(char const* name, View const& x) {
   require_writable(name, x);
   if (library->is_frozen(x.object)) {
     raise(PyExc_RuntimeError, std::string(name) +
-                                  " is an inference tensor, which is written to in inference mode "
-                                  "alone; call .clone() first");
+                                  " is an inference tensor, which can be written only in inference "
+                                  "mode; call .clone() first");
   }
   written.push_back(x.object);
 }
@@ -512,7 +512,7 @@ Recording Call::recording(Arguments const& given) const {
   if (!has_value(given.is_cast) && library->casts()) return Recording::kCall;
   if (!library->needs_gradient(arrays)) return Recording::kNone;
   if (has_value(given.out) || has_value(given.quantize)) return Recording::kCall;
-  Arrays others;  // which have no gradient
+  Arrays others;  // arguments without a gradient
   for (int i = 0; i < arrays.count; ++i) {
     PyObject* const x = arrays.items[i];
     bool const is_input = std::any_of(std::begin(kInputs), std::end(kInputs),
@@ -526,8 +526,8 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
   LaunchOptions options = place();
   if (kept) options.workspace = kept->workspace;
   bool const has_out = has_value(given.out);
-  // Kernels do not write rows outside of the sequences. They are zeros in a result made here, and
-  // rows of padding are zeros in any result.
+  // Kernels do not write rows outside the sequences. These rows are zero in a result allocated
+  // here; rows of padding are zero in any result.
   bool const has_gaps = leaves_out(problem.seq_q);
   py::object out = has_out    ? py::reinterpret_borrow<py::object>(given.out)
                    : has_gaps ? library->zeros(q, out_shape())

@@ -1,9 +1,9 @@
-// A call of attention() or explain(): Python's arguments in, a Problem out. serving_call.hpp has
-// the calls with packed sequences and caches, and backward_call.hpp the backward passes, which
-// share their options.
+// A call of attention() or explain(): turns Python's arguments into a Problem. serving_call.hpp has
+// the calls with packed sequences and caches, backward_call.hpp the backward passes; they share the
+// options.
 //
-// An option is a member of Arguments, a line of kKeywords in call.cpp, and the code there that
-// writes it to the Problem. Options that are not given leave the Problem unchanged.
+// An option is a member of Arguments, a line of kKeywords in call.cpp, and code there that writes
+// it to the Problem. An option that is not given leaves the Problem unchanged.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,7 +17,7 @@
 
 namespace cutlass_attn {
 
-// The Python functions, as bits: each keyword lists the functions that have it.
+// The Python functions, as bits. Each keyword lists the functions that have it.
 enum Function : unsigned {
   kAttention = 1,
   kVarlen = 2,
@@ -30,14 +30,14 @@ enum Function : unsigned {
 // Arguments by name, borrowed; null if not given. The Python functions document them.
 struct Arguments {
   PyObject *q = nullptr, *k = nullptr, *v = nullptr;
-  PyObject* options = nullptr;  // a dict of what follows
+  PyObject* options = nullptr;  // a dict of the arguments below
 
   PyObject *causal = nullptr, *window = nullptr, *attention_chunk = nullptr;
   PyObject *softmax_scale = nullptr, *softcap = nullptr;
   PyObject *layout = nullptr, *return_lse = nullptr, *out = nullptr, *kernel = nullptr;
   PyObject *accumulate = nullptr, *quantize = nullptr, *max_error = nullptr;
   PyObject* verify = nullptr;
-  PyObject* score_mod = nullptr;  // (name, operands): of _modified.py
+  PyObject* score_mod = nullptr;  // (name, operands), from _modified.py
   PyObject *bias = nullptr, *mask = nullptr, *alibi_slopes = nullptr, *sinks = nullptr;
   PyObject *dropout_p = nullptr, *rng_state = nullptr;
 
@@ -51,28 +51,30 @@ struct Arguments {
   PyObject *num_splits = nullptr, *split_size = nullptr;
   PyObject* slot_mapping = nullptr;
 
-  // For a backward pass, which takes `out` as an input.
+  // For a backward pass, where `out` is an input.
   PyObject *grad_out = nullptr, *softmax_lse = nullptr, *grad_softmax_lse = nullptr;
   PyObject *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
   PyObject *grad_bias = nullptr, *grad_sinks = nullptr;
   PyObject* deterministic = nullptr;
-  PyObject* wanted = nullptr;  // inputs whose gradients to make, in place of those to write
+  // Inputs whose gradients are allocated, instead of written to given arrays.
+  PyObject* wanted = nullptr;
 
-  PyObject* dispatched =
-      nullptr;  // of a function that runs: torch has seen the call, memory may be touched
-  PyObject* is_cast = nullptr;  // of such a function: arrays are of what torch.autocast wants
-  PyObject* device = nullptr;   // of explain(): a devices.Device, or None for that of q
+  // Internal: torch has seen the call, so memory may be touched.
+  PyObject* dispatched = nullptr;
+  // Internal: arrays already have the dtypes that torch.autocast wants.
+  PyObject* is_cast = nullptr;
+  PyObject* device = nullptr;  // for explain(): a devices.Device, or None for the device of q
 
   // Reads a vectorcall function(q, k, v, options, **more). `more` overrides `options`, and only
-  // `more` may have keywords internal to this package. `name`: for messages. Raises TypeError.
+  // `more` may contain keywords internal to this package. `name`: for messages. Raises TypeError.
   Arguments(Function function, char const* name, PyObject* const* args, Py_ssize_t count,
             PyObject* names);
 
-  // Interns the names of arguments. To be called once, first.
+  // Interns the names of arguments. Call once, first.
   static void prepare();
 };
 
-// The arguments that may have a gradient, in the order of `wanted`, and their gradients.
+// Arguments that may have a gradient, in the order of `wanted`, and their gradients.
 struct Input {
   PyObject* Arguments::* value;
   PyObject* Arguments::* grad;
@@ -95,8 +97,8 @@ struct Handler {
   pybind11::object operator()(Arguments const& given, pybind11::object const& results = {});
 };
 
-// Records a call for its backward pass: `results` after it ran here; `call` runs and records rare
-// calls in Python, such as those under autocast.
+// Records a call for its backward pass. `results` records a call that ran here; `call` runs and
+// records rare calls in Python, such as calls under autocast.
 struct Recorder {
   Handler results, call;
 };
@@ -104,16 +106,16 @@ enum class Recording { kNone, kResults, kCall };
 
 struct Call {
   Library const* library = nullptr;
-  Arrays arrays;  // all that are given
+  Arrays arrays;  // all arrays that are given
   bool bshd = false, return_lse = false;
   bool is_packed = false;  // q and the result are (all rows, heads, columns)
   std::string kernel = "auto";
   View q;
   Problem problem;
   Float64Scalars scalars;                         // as given; the Problem has them in float32
-  std::shared_ptr<Float64Scalars const> float64;  // of a float64 problem, which points to them
-  UserScoreMod score_mod;              // of a problem that has one; its operands are borrowed
-  Prequantized const* kept = nullptr;  // borrowed: K and V, rounded before
+  std::shared_ptr<Float64Scalars const> float64;  // for a float64 problem, which points to them
+  UserScoreMod score_mod;              // if the problem has one; its operands are borrowed
+  Prequantized const* kept = nullptr;  // borrowed: prequantized K and V
 
   // Memory allocated for the call, other than its results.
   std::vector<pybind11::object> held;
@@ -121,42 +123,42 @@ struct Call {
   // Arguments that the call writes, borrowed.
   std::vector<PyObject*> written;
 
-  // Reads everything but arrays: types of objects, scalars, strings. Raises TypeError, ValueError.
+  // Reads everything but arrays: object types, scalars, strings. Raises TypeError, ValueError.
   explicit Call(Arguments const& given);
 
   // Reads shapes, dtypes, devices and strides of all arrays except `out`, and with `memory` their
   // addresses. Raises TypeError, ValueError.
   void read_arrays(Arguments const& given, bool memory);
 
-  // Writes softmax_scale and softcap to the Problem. Its dtype and head dim must be set.
+  // Writes softmax_scale and softcap to the Problem. Dtype and head dim must be set already.
   void set_scalars(Arguments const& given);
 
-  // Reads padding as lengths, of a call that is not packed.
+  // Reads padding as lengths, for a call that is not packed.
   void read_padding(Arguments const& given, bool memory);
 
   // Reads alibi_slopes, sinks and other options whose shapes depend on the Problem's sizes, which
-  // must be set.
+  // must be set already.
   void read_options(Arguments const& given, bool memory);
 
   // Reads an array that must be on the device of q.
   View read_option(char const* name, PyObject* x, bool memory) const;
 
-  // Reads dtype and device of q, or of the array that takes its place in other functions.
+  // Reads dtype and device of q, or of the array in its place in other functions.
   DType read_q(char const* name, PyObject* x, bool memory);
 
   // Reads an array that broadcasts to one entry per logit, or an array of one entry per query head.
   PerLogit read_per_logit(char const* name, View const& x) const;
   float const* read_per_head(char const* name, PyObject* x, bool memory) const;
 
-  // Reads the array for the result, given by the caller or allocated for this call.
+  // Reads the array of the result, given by the caller or allocated for this call.
   void read_out(PyObject* out, bool memory, bool is_given = true);
 
-  // Records an argument that the call writes. Raises ValueError, RuntimeError if that is forbidden.
+  // Records an argument that the call writes. Raises ValueError or RuntimeError if it may not.
   void write_to(char const* name, View const& x);
-  // Tells torch of these writes after the call, unless torch's own operator does.
+  // Reports these writes to torch after the call, unless torch's own operator does.
   void count_writes(Arguments const& given);
 
-  // Raises the errors of run() before anything is written. Reads `out` if it is given.
+  // Raises the errors that run() would, before anything is written. Reads `out` if it is given.
   void require_kernel(Arguments const& given) const;
 
   // Launch options: device, stream or threads, and an allocator of memory that lives as long as
@@ -167,10 +169,10 @@ struct Call {
   Recording recording(Arguments const& given) const;
 
   // Runs the call after everything except the result has been read. Returns the result, a pair of
-  // it and the LSE, or what the recorder returns for that pair.
+  // result and LSE, or the recorder's return value for that pair.
   pybind11::object run(Arguments const& given, Recorder* recorder = nullptr);
 
-  // The verdict on each variant of the op, for the given device or q's.
+  // Verdicts on each variant of the op, for the given device or that of q.
   pybind11::object explained(Op op, Arguments const& given) const;
 
   // Completes a call that is not run: a contiguous result, and aligned addresses that do not
@@ -182,7 +184,7 @@ struct Call {
   Shape out_shape() const;
   Shape operand_shape(Sequences const& rows, int64_t heads, int64_t head_dim) const;
   Shape lse_shape() const;
-  // Whether some rows may belong to no sequence, so that kernels do not write them.
+  // Whether some rows may belong to no sequence; kernels do not write these.
   bool leaves_out(Sequences const& rows) const { return is_packed || rows.is_padded(); }
 
   // Raises ValueError unless an array has the dtype of LSE and sinks: float32, or float64 like q.

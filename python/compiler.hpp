@@ -11,7 +11,7 @@
 
 namespace cutlass_attn {
 
-// Exceptions of Python, KeyboardInterrupt among them, pass through the library to the caller.
+// Python exceptions, including KeyboardInterrupt, pass through the library to the caller.
 inline Status compile_in_python(std::string const& key, int device_index) {
   pybind11::gil_scoped_acquire locked;
   pybind11::module_::import("cutlass_attn.jit").attr("provide")(key, device_index);

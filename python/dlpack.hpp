@@ -41,7 +41,7 @@ struct Tensor {
   Device device;
   int32_t ndim;
   DataType dtype;
-  int64_t* shape;    // (ndim), the tensor's own
+  int64_t* shape;    // (ndim), owned by the tensor
   int64_t* strides;  // (ndim), in elements
   uint64_t byte_offset;
 };
@@ -55,8 +55,8 @@ struct ExchangeApi {
   void* managed_tensor_allocator;
   void* managed_tensor_from_object;
   void* managed_tensor_to_object;
-  // Both return 0, or -1 with a Python exception set. What `out` points at is valid for as long as
-  // the object is unchanged.
+  // Both return 0, or -1 with a Python exception set. The target of `out` is valid as long as the
+  // object is unchanged.
   int (*tensor_from_object)(void* object, Tensor* out);
   int (*current_work_stream)(int32_t device_type, int32_t device_index, void** stream);
 };

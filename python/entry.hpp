@@ -1,4 +1,4 @@
-// Defines Python functions without pybind11, whose dispatch of arguments takes as long as all other
+// Defines Python functions without pybind11, whose argument dispatch takes as long as all other
 // work of a call before its launch.
 #pragma once
 

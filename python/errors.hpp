@@ -1,4 +1,4 @@
-// Python exceptions: from the library's Status, and the words that messages are made of.
+// Python exceptions from the library's Status, and the parts that messages are made of.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,8 +15,8 @@ namespace cutlass_attn {
   throw pybind11::error_already_set();
 }
 
-// Thrown if an array has no memory, such as a FakeTensor: torch's operators then run the call. In
-// contexts without such operators it is a ValueError.
+// Thrown if an array has no memory, such as a FakeTensor: torch's operators then run the call.
+// Where there are no such operators, it becomes a ValueError.
 struct NoMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -36,7 +36,7 @@ inline void raise_unless_ok(Status const& status) {
 // repr(x)
 inline std::string repr(PyObject* x) { return pybind11::repr(pybind11::handle(x)); }
 
-// str(x.name), None where x has no such attribute
+// str(x.name); None if x has no such attribute
 inline std::string attribute(PyObject* x, char const* name) {
   return pybind11::str(pybind11::getattr(pybind11::handle(x), name, pybind11::none()));
 }

@@ -31,7 +31,7 @@ xla::Error* error(CallFrame const& frame, Status const& status) {
   return error(frame, code, "cutlass_attn: " + status.message);
 }
 
-// An attribute that cutlass_attn.jax always gives.
+// An attribute that cutlass_attn.jax always sets.
 template <class T>
 T attribute(CallFrame const& frame, char const* name) {
   xla::Attributes const& all = frame.attributes;
@@ -59,8 +59,8 @@ DType dtype_of(xla::Buffer const& x) {
   }
 }
 
-// (batch, heads, rows, columns) of a dense array; dimensions before the last three, of which vmap
-// adds some, are the batch.
+// Sizes (batch, heads, rows, columns) of a dense array. All dimensions before the last three are
+// the batch; vmap adds some.
 struct Sizes {
   int32_t batch = 1, heads = 0, rows = 0, columns = 0;
 
@@ -108,7 +108,7 @@ Problem problem_of(CallFrame const& frame, bool bshd) {
   return p;
 }
 
-// Scratch memory of XLA, which it reuses for later work on the stream once the call is enqueued.
+// Scratch memory of XLA. Once the call is enqueued, XLA reuses it for later work on the stream.
 class Scratch {
  public:
   explicit Scratch(CallFrame const& frame) : frame_(frame) {}
@@ -146,7 +146,7 @@ LaunchOptions place(CallFrame const& frame, Device device, Scratch& scratch) {
   xla::GetStream stream{sizeof(stream), nullptr, frame.context, nullptr};
   xla::GetDevice ordinal{sizeof(ordinal), nullptr, frame.context, 0};
   if (frame.api->get_stream(&stream) || frame.api->get_device(&ordinal)) {
-    throw Status::device_error("XLA does not say on which stream and device to run");
+    throw Status::device_error("XLA did not report the stream and device to run on");
   }
   options.stream = stream.stream;
   options.device_index = ordinal.ordinal;
@@ -163,8 +163,8 @@ Status forward(CallFrame const& frame, Device device) {
   return attention_forward(p, place(frame, device, scratch));
 }
 
-// Arguments: q, k, v, the output, the LSE, the gradient of the output and, if there is one, that of
-// the LSE. Results: the gradients of q, k and v.
+// Arguments: q, k, v, the output, the LSE, the gradient of the output and, optionally, the gradient
+// of the LSE. Results: the gradients of q, k and v.
 Status backward(CallFrame const& frame, Device device) {
   bool const bshd = attribute<bool>(frame, "bshd");
   xla::Buffer* const* const args = frame.arguments.items;
@@ -190,14 +190,14 @@ xla::Error* handler(CallFrame* frame) {
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(x)->metadata;
     metadata.version.major = xla::kMajor;
     metadata.version.minor = xla::kMinor;
-    metadata.traits = 0;  // not for command buffers: a first call may compile its kernel
+    metadata.traits = 0;  // not for command buffers, because a first call may compile its kernel
     return nullptr;
   }
   try {
     return error(*frame, function(*frame, device));
   } catch (Status const& status) {
     return error(*frame, status);
-  } catch (py::error_already_set& raised) {  // by the compiler of kernels
+  } catch (py::error_already_set& raised) {  // from the compiler of kernels
     py::gil_scoped_acquire locked;
     return error(*frame, Status::device_error(raised.what()));
   } catch (std::exception const& thrown) {

@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace cutlass_attn {
 namespace {
 
-// A log-sum-exp: (batch, heads, rows), or (heads, rows) of packed ones.
+// A log-sum-exp: (batch, heads, rows), or (heads, rows) if packed.
 PerRow per_row(View const& x) {
   int const first = x.ndim - 2;
   return {static_cast<float*>(x.data), first == 0 ? 0 : x.strides[0], x.strides[first],

@@ -1,5 +1,5 @@
-// numpy arrays, by numpy's own C interface: DLPack has no read-only arrays, no other byte orders
-// (which messages name), and not ml_dtypes' bfloat16.
+// numpy arrays, read by numpy's own C interface: DLPack has no read-only arrays, no other byte
+// orders (which messages name) and no bfloat16 of ml_dtypes.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace cutlass_attn {
 namespace {
 
-// What the capsule in an array's __array_struct__ points at (numpy.org: The array interface).
+// The target of the capsule in an array's __array_struct__ (numpy.org: The array interface).
 struct ArrayStruct {
   int two;  // the number 2
   int ndim;
@@ -64,7 +64,7 @@ class Numpy final : public Library {
     view.is_aligned = (array.flags & kAligned) != 0;
     if (!is_plain(x) && is_masked_(py::handle(x)).cast<bool>()) {
       view.fault =
-          "is a masked array with masked entries; allowed: none that is masked, so call .filled() "
+          "is a masked array with masked entries; allowed: no masked entries, so call .filled() "
           "first";
     }
     Py_ssize_t const item = std::max(array.item_bytes, 1);
@@ -78,7 +78,7 @@ class Numpy final : public Library {
 
   bool must_see(Arrays const&) const override { return false; }
 
-  void place(dlpack::Device, RunOptions&) const override {}  // threads on all cores
+  void place(dlpack::Device, RunOptions&) const override {}  // runs on threads of all cores
 
  private:
   py::object is_masked_;

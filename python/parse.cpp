@@ -17,7 +17,7 @@ bool boolean(char const* name, PyObject* x) {
   raise(PyExc_TypeError, std::string(name) + " must be True or False, got " + repr(x));
 }
 
-// Raises if a tensor that stands for a number requires a gradient.
+// Raises if a tensor that is passed as a number requires a gradient.
 static void refuse_gradient(char const* name, PyObject* x) {
   if (PyLong_CheckExact(x)) return;
   PyObject* const answer = PyObject_GetAttrString(x, "requires_grad");
@@ -25,8 +25,8 @@ static void refuse_gradient(char const* name, PyObject* x) {
   if (PyObject_IsTrue(checked(answer).ptr()) != 1) return;
   if (!py::module_::import("torch").attr("is_grad_enabled")().cast<bool>()) return;
   raise(PyExc_NotImplementedError,
-        std::string(name) + " is a tensor that requires a gradient, and has none: pass " + name +
-            ".item(), a number" +
+        std::string(name) + " is a tensor that requires a gradient, which is not computed: pass " +
+            name + ".item(), a number" +
             (std::string(name) == "softmax_scale"
                  ? "; to learn it, multiply q by it and pass softmax_scale=1.0"
                  : ""));
@@ -60,10 +60,11 @@ std::string string(char const* name, char const* example, PyObject* x) {
   }
   Py_ssize_t length = 0;
   char const* const text = PyUnicode_AsUTF8AndSize(x, &length);
-  if (text == nullptr) {  // half a surrogate pair, say
+  if (text == nullptr) {  // such as half a surrogate pair
     if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw py::error_already_set();
     PyErr_Clear();
-    raise(PyExc_ValueError, std::string(name) + " must be text that UTF-8 has, got " + repr(x));
+    raise(PyExc_ValueError,
+          std::string(name) + " must be text that UTF-8 can encode, got " + repr(x));
   }
   return {text, size_t(length)};
 }
@@ -109,11 +110,11 @@ float max_error_of(PyObject* x) {
 namespace {
 
 // Reads an int. Raises TypeError with `message` and the whole argument. `overflow`: 1 or -1 for a
-// number beyond a long long, else 0.
+// number beyond long long, else 0.
 long long integer(PyObject* x, char const* message, PyObject* argument, int& overflow) {
   PyObject* const index = PyIndex_Check(x) && !PyBool_Check(x) ? PyNumber_Index(x) : nullptr;
   if (index == nullptr) {
-    // Arrays of several numbers have __index__, and raise TypeError.
+    // Arrays of several numbers have __index__ as well, and raise TypeError.
     if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
     PyErr_Clear();
     raise(PyExc_TypeError, std::string(message) + ", got " + repr(argument));
@@ -121,7 +122,7 @@ long long integer(PyObject* x, char const* message, PyObject* argument, int& ove
   return PyLong_AsLongLongAndOverflow(checked(index).ptr(), &overflow);
 }
 
-// Reads one side of `window`, in keys; the whole argument is for messages.
+// Reads one side of `window`, in keys. The whole argument is for messages.
 int32_t window_side(PyObject* window, PyObject* side) {
   if (side == Py_None) return kUnbounded;
   int overflow = 0;

@@ -20,11 +20,11 @@ namespace {
 py::object version_of(py::object const& x) {
   PyObject* const version = PyObject_GetAttrString(x.ptr(), "_version");
   if (version != nullptr) return py::reinterpret_steal<py::object>(version);
-  PyErr_Clear();  // of numpy, and of inference mode
+  PyErr_Clear();  // numpy arrays and inference tensors have none
   return py::none();
 }
 
-// Dimensions in order of memory. A dimension of size 0 or 1 may have any stride.
+// Strides in memory order. A dimension of size 0 or 1 may have any stride.
 bool is_same(Operand const& a, Operand const& b, Problem const& p) {
   auto const same = [](int32_t entries, int64_t x, int64_t y) { return entries <= 1 || x == y; };
   return a.data == b.data && same(p.batch, a.batch_stride, b.batch_stride) &&
@@ -77,7 +77,7 @@ namespace {
 
 py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "prequantize", args, count, names);
-  quantize_of(given.quantize);  // None and what is quantized already are refused here
+  quantize_of(given.quantize);  // rejects None and a PrequantizedKV
   Call call(given);
   if (call.library->must_see(call.arrays)) {
     raise(PyExc_ValueError, attribute(py::module_::import("cutlass_attn._call.torch_library").ptr(),
@@ -115,8 +115,8 @@ py::object prequantize_call(PyObject* const* args, Py_ssize_t count, PyObject* n
   return py::cast(std::move(made));
 }
 
-// The predicted error of each query head of a call with arrays on the CPU, as a list: of the call
-// there, or, with `device`, on a GPU.
+// The predicted error of each query head of a call with arrays on the CPU, as a list: for the CPU
+// or, with `device`, for a GPU.
 py::object predict_call(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   Arguments const given(kAttention, "predict", args, count, names);
   Call call(given);

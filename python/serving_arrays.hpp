@@ -1,5 +1,4 @@
-// What the calls of serving_call.hpp ask of their arrays: of all of them alike, and of what is
-// stored.
+// Checks of arrays that the calls of serving_call.hpp share, and readers of caches.
 #pragma once
 
 #include "call.hpp"
@@ -16,22 +15,22 @@ void require_dims(char const* name, View const& x, int ndim, char const* dims);
 void require_device_of_q(Call const& call, Names const& names, char const* name, View const& x);
 void require_like_q(Call const& call, Names const& names, char const* name, View const& x);
 
-// Keys and values: rows and heads of as many, of q's dtype and device; with `may_be_fp8` also both
-// of float8_e4m3fn. Returns their dtype, q's being `dtype`.
+// Checks keys and values: equal rows and heads, q's dtype and device. With `may_be_fp8` both may
+// also be float8_e4m3fn. Returns their dtype. `dtype`: dtype of q.
 DType check_pair(Call const& call, Names const& names, View const& k, View const& v, int ndim,
                  char const* dims, DType dtype, bool may_be_fp8);
 
-// int32 numbers next to each other, of this shape; `dims` says it in words.
+// Reads a contiguous int32 array of this shape; `dims` describes the shape in messages.
 View read_int32(Call const& call, char const* name, PyObject* x, bool memory, Shape const& shape,
                 char const* dims);
 
-// (batch + 1): how many entries there are.
+// Reads (batch + 1) offsets. Their number determines the batch.
 View read_offsets(Call const& call, char const* name, PyObject* x, bool memory);
 
-// A factor of what is stored, for all heads or for each.
+// Reads a dequantization factor, one for all heads or one per head.
 void read_scale(Call& call, char const* name, PyObject* x, bool memory, Operand& operand);
 
-// Pages that a table names: (pages, page_size, heads, head_dim).
+// Reads the pages of a block table: (pages, page_size, heads, head_dim).
 void read_pages(Call& call, Arguments const& given, Names const& names, View const& k, bool memory);
 void set_dims(Call& call, DType dtype, int64_t heads_q, View const& k, View const& v);
 

@@ -85,7 +85,7 @@ namespace {
 
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
 
-// Lists of the keys of each query, which are rows of the whole cache.
+// Reads lists of keys, one per query. Keys are rows of the whole cache.
 void read_indices(Call& call, Arguments const& given, View const& k, bool memory) {
   struct {
     char const* name;
@@ -130,7 +130,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_listed = has_value(given.indices);
   if (!is_listed) require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
   if (!is_listed && has_value(given.topk_lengths)) {
-    raise(PyExc_ValueError, "topk_lengths is given without indices, whose lengths these are");
+    raise(PyExc_ValueError, "topk_lengths are lengths of indices, but indices is not given");
   }
   Problem& p = call.problem;
   DType const dtype = call.read_q("q", given.q, memory);
@@ -162,7 +162,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   } else {
     p.seq_k.seqlen = size("the number of rows of k_cache", k.shape[1]);
     if (is_mapped) {
-      // An entry of the cache is a page that holds all rows.
+      // Each entry of the cache is a page that holds all its rows.
       View const index =
           read_int32(call, "cache_batch_idx", given.cache_batch_idx, memory, {p.batch}, "(batch,)");
       p.kv = {address<int32_t>(index), 1, std::max(p.seq_k.seqlen, 1),
@@ -170,7 +170,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
     } else if (k.shape[0] != p.batch) {
       raise(PyExc_ValueError, "k_cache has " + std::to_string(k.shape[0]) + " entries and q " +
                                   std::to_string(p.batch) +
-                                  "; allowed: as many, or cache_batch_idx, or block_table");
+                                  "; allowed: equal numbers, or cache_batch_idx, or block_table");
     }
   }
   if (!is_listed) {
@@ -183,7 +183,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   call.read_options(given, memory);
 }
 
-// Lengths and entries that lie on the host, by the names that they have here.
+// Checks lengths and entries in host memory; messages use this function's argument names.
 void check_cache_seqlens(Call const& call, Arguments const& given) {
   Problem const& p = call.problem;
   bool const is_mapped = has_value(given.cache_batch_idx);
@@ -242,7 +242,7 @@ void read_rotary(Call const& call, Arguments const& given, bool memory, AppendPr
     }
   }
   if (views[1].shape[1] != views[0].shape[1]) {
-    raise(PyExc_ValueError, "rotary_cos and rotary_sin must have as many columns, got " +
+    raise(PyExc_ValueError, "rotary_cos and rotary_sin must have equal numbers of columns, got " +
                                 shape_of(given.rotary_cos) + " and " + shape_of(given.rotary_sin));
   }
   append.rotary.cos = address<void>(views[0]);
@@ -257,7 +257,7 @@ void read_rotary(Call const& call, Arguments const& given, bool memory, AppendPr
   }
 }
 
-// What new keys ask for; a null k.data: there are none.
+// Reads the arguments for new keys. A null k.data: the call has none.
 AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"q", "k_new", "v_new"};
   AppendProblem append;
@@ -268,8 +268,8 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
   if (!has_value(given.k_new)) {
     if (has_value(given.rotary_cos) || has_value(given.rotary_sin)) {
       raise(PyExc_ValueError,
-            "rotary_cos and rotary_sin need k_new: keys of the cache are taken "
-            "as rotated already");
+            "rotary_cos and rotary_sin need k_new: keys in the cache must be "
+            "rotated already");
     }
     return append;
   }
@@ -303,22 +303,22 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
   return append;
 }
 
-// What append_step() made.
+// Results of append_step().
 struct Appended {
   py::object q_rotated = py::none(), seqlens_after;
 };
 
-// Before the new keys are written: of a call that is refused nothing is.
+// Called before the new keys are written, so that a rejected call writes nothing.
 void require_kernel(Call const& call, Arguments const& given, AppendProblem const& append) {
   if (append.rotary.dim == 0) return call.require_kernel(given);
-  Call rotated = call;  // whose queries have memory of their own, which is still to be made
+  Call rotated = call;  // its queries will have memory of their own, not allocated yet
   Problem& p = rotated.problem;
   int64_t const row = int64_t(p.num_heads_q) * p.head_dim;
   p.q = {nullptr, p.seq_q.seqlen * row, p.head_dim, row, p.q.dtype};
   rotated.require_kernel(given);
 }
 
-// Writes the new keys; the call then asks for attention over all of them.
+// Writes the new keys. Afterwards the call is attention over all keys.
 Appended append_step(Call& call, Arguments const& given, AppendProblem& append) {
   Problem& p = call.problem;
   Appended made;
@@ -401,7 +401,7 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
 
 // --- Entries -------------------------------------------------------------------------------------
 
-// Something of torch has to see the call before its memory is touched.
+// Runs a call through torch's operator: torch must see it before its memory is touched.
 py::object through_operator(char const* name, Arguments const& given) {
   py::object const function = py::module_::import("cutlass_attn._call.serving_operator").attr(name);
   py::dict const options = py::reinterpret_borrow<py::dict>(given.options);
@@ -411,14 +411,14 @@ py::object through_operator(char const* name, Arguments const& given) {
   return function(*arrays, **options);
 }
 
-// Whether a call goes there, before and after its arrays have been read. One that has no gradient
-// says so there.
+// Whether a call runs through the operator; asked before and after its arrays are read. Functions
+// without a gradient raise their error there.
 bool must_go(Call const& call, Arguments const& given, bool has_gradient = false) {
   if (has_value(given.dispatched)) return false;
   return call.library->must_see(call.arrays) ||
          (!has_gradient && call.library->needs_gradient(call.arrays));
 }
-// Reads the call: whether it goes there as an array has no memory.
+// Reads the call. Returns true if it runs through the operator because an array has no memory.
 template <class Read>
 bool is_lazy(Arguments const& given, Read&& read) {
   try {
@@ -455,7 +455,7 @@ py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
 Arguments decode_arguments(char const* name, PyObject* const* args, Py_ssize_t count,
                            PyObject* names) {
   Arguments given(kDecode, name, args, count, names);
-  // Where keys are in a list, nobody knows which of them come after a query.
+  // With lists of keys, the position of a key relative to its query is unknown.
   if (given.causal == nullptr && !has_value(given.indices)) given.causal = Py_True;
   return given;
 }
@@ -473,7 +473,7 @@ py::object decode(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   }
   if (has_no_memory(call, given)) return through_operator("decode", given);
   check_cache_seqlens(call, given);
-  Appended made;  // which lives as long as the call
+  Appended made;  // lives as long as the call
   if (has_value(given.k_new)) {
     require_kernel(call, given, append);
     made = append_step(call, given, append);
@@ -513,7 +513,7 @@ py::object append(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   return py::none();
 }
 
-// What dispatch says of a call that is not run.
+// Explanation of a call that is not run.
 py::object explained(Call& call, Arguments const& given) {
   if (has_value(given.out)) call.read_out(given.out, true);
   call.assume_memory(given);
@@ -541,7 +541,8 @@ void define_serving_calls(py::module_& m) {
   static PyMethodDef methods[] = {
       method<varlen>("varlen", "Runs attention_varlen()."),
       method<decode>("decode", "Runs attention_decode()."),
-      method<decode_append>("decode_append", "Runs what attention_decode() does with new keys."),
+      method<decode_append>("decode_append",
+                            "Runs the part of attention_decode() that appends new keys."),
       method<append>("append", "Runs append_kv()."),
       method<explain_varlen>("explain_varlen", "Verdicts on a call of attention_varlen()."),
       method<explain_decode>("explain_decode", "Verdicts on a call of attention_decode()."),

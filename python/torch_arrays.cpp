@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace cutlass_attn {
 namespace {
 
-// The dtypes that a call may have, by torch's names without "torch."; all others are kOther.
+// Dtypes that a call may have, by torch's names without "torch."; all others are kOther.
 dlpack::DataType dtype_of(std::string const& name) {
   static constexpr std::pair<char const*, dlpack::DataType> kTypes[] = {
       {"float16", {dlpack::kFloat, 16, 1}}, {"bfloat16", {dlpack::kBfloat, 16, 1}},
@@ -66,7 +66,7 @@ class Torch final : public Library {
     if (memory && api_ != nullptr && is_plain(x)) {
       dlpack::Tensor t;
       if (api_->tensor_from_object(x, &t) != 0) {
-        PyErr_Clear();  // a tensor without memory of its own
+        PyErr_Clear();  // a tensor without memory
       } else if (t.device.type == dlpack::kCpu || t.device.type == dlpack::kCuda) {
         return view_of(x, t);
       }
@@ -150,8 +150,8 @@ class Torch final : public Library {
     return value != 0;
   }
 
-  // A tensor with elements but without an address is a fault. Freed storage leaves the offset of
-  // the first element as the address; no process has memory below 64 KiB.
+  // A tensor with elements but without an address is a fault. If its storage was freed, the address
+  // is the offset of the first element; no process has memory below 64 KiB.
   void find_fault(View& view) const {
     constexpr uintptr_t kLowest = 1 << 16;
     if (reinterpret_cast<uintptr_t>(view.data) >= kLowest) return;
@@ -178,7 +178,8 @@ class Torch final : public Library {
     return view;
   }
 
-  // For tensors that the exchange table does not support: subclasses, no memory, older torch.
+  // For tensors that the exchange table does not support: subclasses, tensors without memory, older
+  // torch.
   View read_attributes(PyObject* x, bool memory) const {
     py::handle const tensor(x);
     if (tensor.attr("is_nested").cast<bool>()) {
@@ -201,14 +202,14 @@ class Torch final : public Library {
       view.shape[d] = tensor.attr("size")(d).cast<int64_t>();
       view.strides[d] = tensor.attr("stride")(d).cast<int64_t>();
     }
-    // A subclass that dispatches by itself, such as FakeTensor, need not have memory.
+    // A subclass with its own __torch_dispatch__, such as FakeTensor, need not have memory.
     bool const has_memory =
         tensor.attr("__torch_dispatch__").is(tensor_.attr("__torch_dispatch__"));
     if (memory && has_memory && view.device.type != dlpack::kOtherDevice) {
       try {
         view.data = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
         find_fault(view);
-      } catch (py::error_already_set const&) {  // of a transform, whose wrapper has no storage
+      } catch (py::error_already_set const&) {  // a wrapper of a transform, which has no storage
         view.fault = "is a tensor without storage";
         view.is_lazy = true;
       }
@@ -216,9 +217,9 @@ class Torch final : public Library {
     return view;
   }
 
-  // Templates: tensors with the memory of one element, of the most recent shapes. empty_like() of a
-  // template takes half as long as torch.empty(). Making a template takes longer, so it is made
-  // when a shape is used a second time. Protected by the GIL.
+  // Templates: tensors with the memory of one element, for the most recent shapes. empty_like() of
+  // a template takes half as long as torch.empty(). Making a template takes longer, so it is made
+  // when a shape is used for the second time. Protected by the GIL.
   struct Template {
     dlpack::Device device{dlpack::kOtherDevice, 0};
     std::string_view dtype;

@@ -1,6 +1,6 @@
-// What handlers of XLA's foreign function interface read and write, in version 0.3 of that
-// interface, as jaxlib's xla/ffi/api/c_api.h has it: structs of C whose layout XLA keeps within a
-// version. Stated here so that a build needs no jaxlib; tests/call/test_jax.py compares the two.
+// The structs that handlers of XLA's foreign function interface read and write, in version 0.3, as
+// in jaxlib's xla/ffi/api/c_api.h: C structs whose layout XLA keeps within a version. Stated here
+// so that a build needs no jaxlib; tests/call/test_jax.py compares the two.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline constexpr int kMetadata = 1;
 struct Version {
   size_t size;
   Extension* extensions;
-  int major, minor;  // to write
+  int major, minor;  // written
 };
 
 struct Metadata {
@@ -37,7 +37,7 @@ struct Metadata {
   uint32_t traits;
 };
 
-// A call with it asks what the handler is, and runs nothing.
+// A call with this extension asks for metadata, and runs nothing.
 struct MetadataExtension {
   Extension base;
   Metadata* metadata;
@@ -62,7 +62,7 @@ struct Scalar {
   void const* value;
 };
 
-// Arguments, results: `items` are Buffers. Attributes: Scalars, if their type is kScalar.
+// Arguments and results: `items` are Buffers. Attributes: Scalars, if their type is kScalar.
 struct Buffers {
   size_t size;
   Extension* extensions;

@@ -1,8 +1,8 @@
-"""A search for inputs whose error in 8 bits is above what is predicted of them.
+"""A search for inputs whose error in 8 bits is above its prediction.
 
     python -m dev.accuracy.adversarial --count 20000 --seed 1 --keep tests/call/worst_cases.json
 
-A case is small, has a few numbers that describe it, and is built from them alone: `draw` draws one,
+A case is small and is built from a few numbers that describe it: `draw` draws a case at random,
 `build` makes its tensors, `measure` has the true and the predicted error of each of its heads.
 """
 
@@ -23,7 +23,7 @@ from cutlass_attn._call.call import Call
 from cutlass_attn.verify import predicted_errors
 
 MODES = ("qk", "int8", "fp8")
-SAMPLED = 32  # queries of a head that a prediction looks at: kernels/core/predict.hpp
+SAMPLED = 32  # queries of a head that a prediction samples: kernels/core/predict.hpp
 KEYS = (
     *("random", "dominant", "some", "equal", "two", "biased", "channel", "outlier", "zero"),
     "growing",
@@ -36,9 +36,9 @@ VALUES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One call, but for its mode.
+    """One call, except for its mode.
 
-    `keys` and `values` name what is done to normal numbers: see `_change_keys`, `_change_values`.
+    `keys` and `values` name changes of normal numbers: see `_change_keys`, `_change_values`.
     """
 
     seed: int
@@ -54,37 +54,37 @@ class Case:
     k_scale: float
     v_scale: float
     keys: str
-    nats: float  # of the logits of dominant keys above others
-    place: float  # of a key, from 0, the first, to 1, the last
-    share: float  # of keys, where there are some
+    nats: float  # logits of dominant keys minus those of other keys
+    place: float  # position of a key: 0 is the first, 1 the last
+    share: float  # share of dominant keys
     values: str
     factor: float
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_seen(self) -> bool:
-        """Whether the prediction looks at all queries."""
+        """Whether the prediction samples all queries."""
         return self.seqlen_q <= SAMPLED
 
 
 @dataclass(frozen=True)
 class Found:
     mode: str
-    head: int  # of all batch entries
+    head: int  # index over all batch entries
     error: float
     predicted: float
     case: Case
 
     @property
     def ratio(self) -> float:
-        """Of the error to the prediction."""
-        # NaN predicts nothing, and max_error sends the head to 16 bits.
+        """Ratio of the error to the prediction."""
+        # A NaN prediction says nothing, and max_error runs the head in 16 bits.
         says = not math.isnan(self.predicted)
         return self.error / self.predicted if says and self.error > 0 else 0.0
 
 
 def draw(rng: np.random.Generator) -> Case:
-    """A case at random."""
+    """A random case."""
 
     def log(low: float, high: float) -> float:
         return float(np.exp(rng.uniform(math.log(low), math.log(high))))
@@ -136,13 +136,13 @@ def draw(rng: np.random.Generator) -> Case:
 
 
 def _change_keys(case: Case, rng: np.random.Generator, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Changes q (B, Hq, S, D) and k (B, Hkv, Sk, D); returns which keys (Sk,) stand out."""
+    """Changes q (B, Hq, S, D) and k (B, Hkv, Sk, D); returns which keys (Sk,) are dominant."""
     count, scale = k.shape[2], case.options.get("softmax_scale") or k.shape[3] ** -0.5
     one = np.arange(count) == round(case.place * (count - 1))
     if case.keys in ("dominant", "some"):
         if case.keys == "some":
             one = rng.random(count) < case.share
-        # Logits that the softcap leaves are less.
+        # The softcap reduces logits.
         q[..., 0] = 8.0
         k[..., 0] = 0.0
         k[:, :, one, 0] = case.nats / 8.0 / abs(scale)
@@ -165,7 +165,7 @@ def _change_keys(case: Case, rng: np.random.Generator, q: np.ndarray, k: np.ndar
 
 
 def _change_values(case: Case, rng: np.random.Generator, v: np.ndarray, one: np.ndarray) -> None:
-    """Changes v (B, Hkv, Sk, Dv); `one`: of keys that stand out."""
+    """Changes v (B, Hkv, Sk, Dv). `one`: for dominant keys."""
     count = v.shape[2]
     if case.values == "one":
         v[:, :, ~one] = 0.0
@@ -191,7 +191,7 @@ def _change_values(case: Case, rng: np.random.Generator, v: np.ndarray, one: np.
 
 
 def build(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """q, k, v in (B, H, S, D), and the options, of layout bhsd."""
+    """q, k, v in (B, H, S, D), and options with layout bhsd."""
     rng = np.random.default_rng(case.seed)
     b, s, n = case.batch, case.seqlen_q, case.seqlen_k
     q = rng.standard_normal((b, case.heads, s, case.head_dim)) * case.q_scale
@@ -219,7 +219,7 @@ def build(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[st
 def exact(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    """The result in float64, of layout bhsd; from the definition alone."""
+    """The result in float64, layout bhsd, from the definition alone."""
     q, k, v = (x.double() for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -248,7 +248,7 @@ def exact(
 
 
 def measure(case: Case, modes: tuple[str, ...] = MODES, device: str = "cpu") -> Iterator[Found]:
-    """The errors of each mode and query head of the case."""
+    """Errors of each mode and query head of the case."""
     q, k, v, options = build(case)
     expected = exact(q, k, v, options)
     own = {name: x.to(device) if torch.is_tensor(x) else x for name, x in options.items()}
@@ -258,7 +258,7 @@ def measure(case: Case, modes: tuple[str, ...] = MODES, device: str = "cpu") -> 
         arrays = [x.transpose(1, 2) for x in arrays]
         own["layout"] = "bshd"
     size = expected.square().sum(dim=(2, 3))
-    # Where values cancel exactly, what is left is this sum's rounding.
+    # Where values cancel exactly, the rest is rounding of this sum.
     size[size <= (2.0**-40 * v.abs().max().item()) ** 2] = 0.0
     for mode in modes:
         given = {**own, "quantize": mode}
@@ -274,14 +274,14 @@ def measure(case: Case, modes: tuple[str, ...] = MODES, device: str = "cpu") -> 
 
 
 def search(count: int, seed: int, modes: tuple[str, ...] = MODES) -> Iterator[Found]:
-    """The heads of `count` cases."""
+    """Heads of `count` cases."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         yield from measure(draw(rng), modes)
 
 
 def worst(found: list[Found], count: int) -> list[Found]:
-    """The largest ratios, one of each case and mode."""
+    """The largest ratios, one per case and mode."""
     best: dict[tuple[int, str], Found] = {}
     for x in sorted(found, key=lambda x: -x.ratio):
         best.setdefault((x.case.seed, x.mode), x)
@@ -289,7 +289,7 @@ def worst(found: list[Found], count: int) -> list[Found]:
 
 
 def named(x: Found) -> dict[str, Any]:
-    """As it is kept in a file."""
+    """The case as stored in a file."""
     kind = "all queries seen" if x.case.is_seen else "sampled"
     name = f"{x.mode}, {x.case.keys} keys, {x.case.values} values, {kind}"
     return {"name": name, "mode": x.mode, "ratio": round(x.ratio, 3), "case": asdict(x.case)}

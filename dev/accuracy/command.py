@@ -30,7 +30,7 @@ from .measure import MODES, PEER, Row, as_json, measure
     "modes",
     type=click.Choice(MODES),
     multiple=True,
-    help="Of quantize; may be repeated (all).",
+    help="A mode of quantize; may be repeated (all).",
 )
 @click.option(
     "--inputs",
@@ -62,7 +62,7 @@ def accuracy(
     """Errors of products in 8 bits, against fp64.
 
     RMS errors of the result, in percent of its own RMS, for inputs that 8 bits find easy or hard,
-    beside those without `quantize` and those of SageAttention 2++, whose algorithm runs in numpy.
+    next to errors without `quantize` and of SageAttention 2++, whose algorithm runs in numpy.
     """
     console = make_console(stderr=json_file == "-")
     where = device or default_device()

@@ -1,4 +1,4 @@
-"""Inputs that 8 bits find easy or hard: what they do to q, k and v, and the errors allowed."""
+"""Inputs that are easy or hard in 8 bits: how they change q, k and v, and the errors allowed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cutlass_attn.testing import round_to
 
 @dataclass(frozen=True)
 class Inputs:
-    """One head: q (S, D), k and v (Sk, D), in float32 of values that `dtype` has."""
+    """One head: q (S, D), k and v (Sk, D), in float32, with values that `dtype` can hold."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
-    bias: np.ndarray  # (Sk,), what is added to each query's logit of a key
+    bias: np.ndarray  # (Sk,), added to each query's logit of a key
     dtype: str
 
     @property
@@ -49,7 +49,7 @@ def _sink(rng, q, k, v, bias):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of inputs: standard normal numbers, and what is done to them."""
+    """A kind of inputs: standard normal numbers, and their change."""
 
     what: str
     change: Change | None
@@ -63,12 +63,12 @@ KINDS = {
     "sink": Kind("key 0 has a logit 9 larger, and a value of a twentieth", _sink),
 }
 
-# RMS errors relative to the result's that a mode may have: of standard normal inputs, of others.
+# RMS errors that a mode may have, relative to the result's: for standard normal inputs, for others.
 LIMITS = {"qk": (0.013, 0.025), "int8": (0.016, 0.03)}
 
 
 def limit(mode: str, kind: str) -> float:
-    """What a mode may be off by; infinity where nothing is stated."""
+    """Error that a mode may have; infinity if there is no limit."""
     of_random, of_others = LIMITS.get(mode, (math.inf, math.inf))
     return of_random if kind == "random" else of_others
 

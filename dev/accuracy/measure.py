@@ -1,4 +1,4 @@
-"""Errors of the modes of `quantize`, and of SageAttention 2++, against fp64 of the same inputs."""
+"""Errors of the modes of `quantize`, and of SageAttention 2++, against fp64 of equal inputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Row:
     seqlen_q: int
     seqlen_k: int
     dtype: str
-    mode: str  # of `quantize`, "none", or PEER
-    kernel: str  # a variant's key; of PEER "numpy"
+    mode: str  # mode of `quantize`, "none", or PEER
+    kernel: str  # a variant's key; for PEER "numpy"
     rms: float
     largest: float
     cosine: float
-    predicted: float | None  # of a mode of `quantize`: what explain() says
-    limit: float | None  # what rms may be
+    predicted: float | None  # for a mode of `quantize`: the prediction of explain()
+    limit: float | None  # limit of rms
 
     @property
     def ok(self) -> bool:
@@ -41,7 +41,7 @@ class Row:
 
 
 def exact(inputs: Inputs) -> np.ndarray:
-    """In fp64."""
+    """The result in fp64."""
     q, k, v = (x.astype(np.float64) for x in (inputs.q, inputs.k, inputs.v))
     logits = q @ k.T * inputs.softmax_scale + inputs.bias
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -51,7 +51,7 @@ def exact(inputs: Inputs) -> np.ndarray:
 def run(inputs: Inputs, mode: str | None, device: str) -> tuple[np.ndarray, str, float | None]:
     """The result of `attention` in a mode, in fp64, the key of its kernel, and the predicted error.
 
-    Raises ValueError where no kernel takes it.
+    Raises ValueError if no kernel can run the call.
     """
     arrays = [x[None, None] for x in (inputs.q, inputs.k, inputs.v, inputs.bias[None])]
     if device == "cpu" and inputs.dtype != "bfloat16":
@@ -84,7 +84,7 @@ def measure(
     seed: int,
     progress: Callable[[str, int, int], None],
 ) -> list[Row]:
-    """A row for each kind of inputs, head dim and mode, of "none" and PEER too."""
+    """One row per kind of inputs, head dim and mode, including "none" and PEER."""
     cases = [(kind, head_dim) for kind in kinds for head_dim in head_dims]
     rows = []
     for done, (kind, head_dim) in enumerate(cases):
@@ -117,7 +117,7 @@ def measure(
 
 
 def _errors(out: np.ndarray, expected: np.ndarray) -> tuple[float, float, float]:
-    """RMS and the largest, relative to the RMS of what is expected; and the cosine."""
+    """RMS and largest error, relative to the RMS of the expected result; and the cosine."""
     size = np.sqrt(np.mean(np.square(expected)))
     error = out - expected
     cosine = np.sum(out * expected) / np.sqrt(np.sum(np.square(out)) * np.sum(np.square(expected)))

@@ -1,13 +1,13 @@
 """SageAttention 2++ in numpy, to compare errors with: arXiv 2505.21136, 2411.10958, 2410.02367, and
 the sources of version 2.2 (its kernel for sm_89, `pv_accum_dtype="fp32+fp16"`).
 
-- K loses its mean over all keys. Q has a scale for rows g, g + 8, g + 16 and g + 24 of every 32, K
-  one for keys 8 j + 2 t and 8 j + 2 t + 1 of every 64: amax / 127 + 1e-7.
-- V is e4m3 with a scale for each channel over all keys, whose largest value becomes 2.25.
-- Weights are e4m3, 448 where the running row max is. Their sum is of the weights before rounding.
-- Products of 32 keys are added up in fp16, within a tile of 64; tiles in fp32, from the first on.
+- K is reduced by its mean over all keys. Q has one scale for rows g, g + 8, g + 16 and g + 24 of
+  every 32; K has one for keys 8 j + 2 t and 8 j + 2 t + 1 of every 64: amax / 127 + 1e-7.
+- V is e4m3 with one scale per channel over all keys, which maps its largest value to 2.25.
+- Weights are e4m3, 448 at the running row max. Their sum adds the weights before rounding.
+- Products of 32 keys are added in fp16 within a tile of 64; tiles are added in fp32.
 
-What is rounded is written out; all else is fp64.
+Roundings are written out; everything else is fp64.
 """
 
 from __future__ import annotations

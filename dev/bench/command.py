@@ -70,7 +70,7 @@ from .table import print_report
 @click.option(
     "--timing",
     type=click.Choice(["events", "graph"]),
-    help="On a GPU: events with a cold L2, or in a CUDA graph, warm; by default the grid's own.",
+    help="On a GPU: events with a cold L2, or in a CUDA graph, warm; by default as the grid says.",
 )
 @click.option("--rounds", type=int, default=7, help=f"{MIN_ROUNDS} or more.")
 @seed_option
@@ -115,14 +115,15 @@ def bench(*, json_file: str | None, device: str, **given: Any) -> int:
         environment(device),
         describe_method(plan),
         versions={impl.name: impl.version for impl in plan.impls if impl.version},
-        absent={} if grid.impls else absent,  # else none of them was asked for
+        absent={} if grid.impls else absent,  # otherwise none of them was requested
         commit=given["commit"] or checkout_commit(),
     )
     to_stdout = json_file == "-"
     named = report.environment["device"] if device != "cpu" else "cpu"
     path = Path(json_file) if json_file else default_path(named, grid.name)
 
-    def save(report: Report) -> None:  # after each problem: a run that is cut short keeps them
+    # After each problem, so that an interrupted run keeps its results.
+    def save(report: Report) -> None:
         if not to_stdout:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(report.dumps())

@@ -20,8 +20,7 @@ Gradients = tuple[Any, Any, Any]  # of q, k and v
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """The backward pass of a call that has been made: gradients of q, k and v, and of what the
-    option's keywords say is learned."""
+    """The backward pass of a finished call: gradients of q, k, v and what the option learns."""
 
     out: Any
     operands: tuple[Any, ...]
@@ -69,7 +68,7 @@ class KernelPass:
 
 
 def _grad_of(out: Any) -> Any:
-    """A random gradient for a result, equal in every run."""
+    """A random gradient of a result, equal in every run."""
     import torch
 
     generator = torch.Generator(out.device).manual_seed(2)

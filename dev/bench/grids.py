@@ -12,19 +12,19 @@ from . import options  # noqa: F401  # adds to OPTIONS
 
 @dataclass(frozen=True)
 class Grid:
-    """Problems that are measured in the same way."""
+    """Problems that are measured in one way."""
 
     name: str
     shapes: tuple[Shape, ...]
     timing: str = "events"  # on a GPU: "events" (cold L2) or "graph" (warm)
-    host_time: bool = False  # also the time that a call takes on the host
+    host_time: bool = False  # also the host time of a call
     options: tuple[str, ...] = ("none",)
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
     kernels: tuple[str, ...] = ()  # kernels of this library, in addition to "auto"
     impls: tuple[str, ...] = ()  # only these
     baseline: str = "torch:flash"
     op: str = "forward"  # of OPS
-    pages: tuple[int | None, ...] = (None,)  # keys of a page, of op "paged"
+    pages: tuple[int | None, ...] = (None,)  # keys per page, for op "paged"
 
     @property
     def problems(self) -> list[Problem]:
@@ -47,7 +47,7 @@ _MASKS = ("none", "padding", "documents", "mask")
 _FORWARD_OPTIONS = tuple(name for name in OPTIONS if name != "bias_grad")
 _TERMS = ("none", "softcap", "alibi", "bias", "bias_grad", "dropout")
 _UNMASKED = (Shape(4, 32, 32, 4096, 4096, 64), Shape(4, 16, 16, 4096, 4096, 128))
-# fp16 accumulation: the kernels that have it. So many tokens fill a GPU alike at every length.
+# fp16 accumulation: kernels that have it. This many tokens fill a GPU equally at every length.
 _IN_FP16 = tuple(f"sm80/{name}" for name in ACCUMULATE if name != "fp32")
 _TOKENS = 16384
 
@@ -86,7 +86,7 @@ GRIDS = {
             op="paged",
             pages=(16, 1, 256),
         ),
-        # The cost of packing, relative to a dense call for each sequence.
+        # The cost of packing, relative to one dense call per sequence.
         Grid(
             "varlen",
             tuple(
@@ -107,7 +107,7 @@ GRIDS = {
             ),
             timing="graph",
         ),
-        # No more tiles of 64 rows than SMs, whose keys are shared: docs/notes/hopper.md.
+        # At most as many tiles of 64 rows as SMs; blocks share their keys: docs/notes/hopper.md.
         Grid(
             "few",
             (
@@ -123,7 +123,7 @@ GRIDS = {
                 Shape(1, 32, 8, 16, 8192, 128),
             ),
         ),
-        # Some tiles of 64 rows for every SM, where the tile counts most: docs/notes/hopper.md.
+        # A few tiles of 64 rows per SM, where the tile matters most: docs/notes/hopper.md.
         Grid(
             "medium",
             tuple(
@@ -147,7 +147,7 @@ GRIDS = {
             kernels=("sm80/general",),
             baseline="cutlass_attn:auto",
         ),
-        # Bool masks and what each leaves visible: docs/attention.md.
+        # Bool masks, and the share that each leaves visible: docs/attention.md.
         Grid(
             "masks",
             _UNMASKED,
@@ -215,7 +215,8 @@ GRIDS = {
             options=("none", "dropout"),
             op="backward",
         ),
-        # These on a CPU: small, and for fp16 accumulation the errors of emulated kernels alone.
+        # On a CPU these grids are small, and for fp16 accumulation have only errors of emulated
+        # kernels.
         Grid(
             "decode-cpu",
             (Shape(3, 4, 2, 1, 300, 64), Shape(1, 4, 2, 1, 600, 64)),
@@ -284,7 +285,7 @@ GRIDS = {
 
 
 def grid_for(name: str | None, device: str) -> Grid:
-    """The grid of this name for a device; by default "forward", on a CPU "small"."""
+    """The grid of this name for a device; default "forward", on a CPU "small"."""
     if device == "cpu":
         return GRIDS.get(f"{name}-cpu") or GRIDS[name or "small"]
     return GRIDS[name or "forward"]

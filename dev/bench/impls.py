@@ -37,14 +37,14 @@ from cutlass_attn.tools.experiment.problems import FP8_CACHE, Inputs
 
 from .gradients import BackwardPass, GradientYardstick, KernelPass
 
-# Of OPS those whose operands are dense arrays as well.
+# Those of OPS whose operands are dense arrays as well.
 _DENSE_OPS = ("forward", "decode", "paged")
 _TORCH_OPS = (*_DENSE_OPS, "backward")
 _FLEX_OPS = ("forward", "backward")
 
 
 def yardstick(inputs: Inputs, accumulate: str, whole: bool, quantize: str | None) -> Any:
-    """What judges the results of a problem without an option."""
+    """Judges the results of a problem without an option."""
     if inputs.problem.op == "backward":
         return GradientYardstick(inputs)
     if quantize == FP8_CACHE:
@@ -153,7 +153,7 @@ def _prepare_backward(kernel: str, inputs: Inputs) -> Bound:
 
 
 def _prepare_decode(kernel: str, inputs: Inputs, **scales: Any) -> Bound:
-    """A decoding step over a contiguous or paged cache, by the problem's op."""
+    """A decoding step over a contiguous or paged cache, depending on the problem's op."""
     q, k, v = inputs.bshd
     options = _options(attention_decode, inputs) | scales
     if inputs.problem.page is not None:
@@ -200,7 +200,7 @@ def _of_kernel(
 
 
 def _prepare_contiguous(inputs: Inputs) -> Bound:
-    """The call without pages, which shows the cost of pages."""
+    """The call without pages, to show the cost of pages."""
     unpaged = replace(inputs, problem=replace(inputs.problem, op="decode", page=None))
     return replace(_prepare_decode("auto", unpaged), name=f"{OURS}:contiguous")
 
@@ -213,12 +213,12 @@ def _prepare_fp8_cache(inputs: Inputs) -> Bound:
 
 
 def _prepare_each(inputs: Inputs) -> Bound:
-    """A dense call for each packed sequence, which shows the cost of packing."""
+    """One dense call per packed sequence, to show the cost of packing."""
     import torch
 
     lengths = [sequence.seqlen_q for sequence in inputs.problem.sequences]
     packed = (x.transpose(1, 2).split(lengths, dim=2) for x in inputs.bshd)
-    if inputs.keywords.ours:  # which may be made for other sizes
+    if inputs.keywords.ours:  # may be made for other sizes
         raise Unsupported(f"is timed without {inputs.problem.option}")
     calls = [
         partial(attention, *operands, causal=inputs.shape.causal)
@@ -299,7 +299,7 @@ def _prepare_flex(inputs: Inputs) -> Bound:
         batch = shape.batch if option.has_batch else None
         sizes = (shape.seqlen_q, shape.seqlen_k)
         block_mask = create_block_mask(mask_mod, batch, None, *sizes, device=inputs.q.device)
-    # At its limit of 8 functions dynamo would go on without fusing.
+    # At its limit of 8 functions dynamo would continue without fusing.
     torch._dynamo.reset()
     call = partial(
         torch.compile(flex_attention, dynamic=False),
@@ -392,7 +392,7 @@ def _prepare_peer(peer: _Peer, module: ModuleType, inputs: Inputs) -> Bound:
 class _Peer:
     name: str
     module: str
-    function: str  # what tells that the module is the library meant
+    function: str  # function by which the module is recognised
     prepare: Callable[[ModuleType, Inputs], Bound]
 
 

@@ -79,14 +79,14 @@ def _masked(problem: Problem, mask: Any, mask_mod: Callable[..., Any]) -> Keywor
 
 
 def _mask(problem: Problem, device: str) -> Keywords:
-    """Random: no tile of keys can be skipped."""
+    """Random: no key tile can be skipped."""
     shape = problem.shape
     mask = _random(device, shape.batch, 1, shape.seqlen_q, shape.seqlen_k) < 0.9
     return _masked(problem, mask, lambda b, h, q, k: mask[b, 0, q, k])
 
 
 def _padding(problem: Problem, device: str) -> Keywords:
-    """(B, 1, 1, Sk): each entry has keys of its own number at the beginning, and then padding."""
+    """(B, 1, 1, Sk): each entry has its own number of keys at the beginning, then padding."""
     import torch
 
     lengths = torch.from_numpy(_padded_lengths(problem.shape)).to(device)
@@ -118,14 +118,14 @@ def _padded_lengths(shape: Shape) -> np.ndarray:
 
 
 def _document_of_key(shape: Shape) -> np.ndarray:
-    """The number of each key's document: eight, of lengths that grow from 1/36 to 8/36."""
+    """Index of each key's document: eight documents, with lengths that grow from 1/36 to 8/36."""
     begins = np.cumsum(np.arange(8)) / 36 * shape.seqlen_k
     return np.searchsorted(begins, np.arange(shape.seqlen_k), side="right") - 1
 
 
 def _visible_of_documents(shape: Shape) -> float:
     number, keys = _document_of_key(shape), np.arange(shape.seqlen_k)
-    first = np.searchsorted(number, number)  # key of each key's document
+    first = np.searchsorted(number, number)  # first key of each key's document
     return float((keys - first + 1)[-shape.seqlen_q :].mean() / shape.seqlen_k)
 
 

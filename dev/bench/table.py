@@ -21,7 +21,7 @@ _NOTES = {WRONG: "[red]wrong[/]", FAILED: "[red]failed[/]", OK: ""}
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Prints all rows, the means, and why the others are missing."""
+    """Prints all rows, the means, and why other rows are missing."""
     console.print(_rows_table(report))
     if any(row.ratio for row in report.rows):
         console.print(_means_table(report))
@@ -90,7 +90,7 @@ def _mean(mean: Mean | None) -> str:
 
 
 def _reasons(rows: list[Row]) -> dict[str, int]:
-    """What went wrong or is not supported, and in how many rows."""
+    """What failed or is not supported, and in how many rows."""
     counts: dict[str, int] = {}
     for row in rows:
         if row.reason:

@@ -1,4 +1,4 @@
-"""Figures of a report, as PNG and SVG; the same report gives the same SVG, byte for byte."""
+"""Figures of a report, as PNG and SVG. Equal reports give equal SVG files, byte for byte."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cutlass_attn.tools.experiment.report import OK, Report, Row, mean_speedup, 
 from cutlass_attn.tools.experiment.timing import ColdEvents, HostClock, WarmGraph
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which differ for colour-blind eyes too, each with a marker of its own.
-# What is known by name looks the same in every figure.
+# Okabe and Ito's colours, which colour-blind eyes can distinguish, each with its own marker. An
+# implementation that is known by name looks alike in every figure.
 _STYLES = {
     "cutlass_attn:auto": ("#0072B2", "o"),
     "torch:flash": ("#000000", "s"),
@@ -42,10 +42,10 @@ _TIMINGS = {
     WarmGraph.name: "in a CUDA graph",
     HostClock.name: "on the CPU",
 }
-# White behind the number above a bar: that of a bar just below 1 lies on the line.
+# White background of the number above a bar: for a bar just below 1 the number lies on the line.
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 _SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "cutlass_attn",  # else the ids in an SVG are random
+    "svg.hashsalt": "cutlass_attn",  # otherwise the ids in an SVG are random
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -77,8 +77,8 @@ def draw(report: Report, stem: str, folder: Path) -> list[Path]:
 
 
 def draw_ladder(report: Report, stem: str, folder: Path) -> list[Path]:
-    """Bars of how fast each rung and PyTorch's backends are, over scalar/minimal or, where that has
-    no time, the slowest. Wrong rows are hatched.
+    """Bars with the speed of each rung and of PyTorch's backends, over scalar/minimal or, if that
+    has no time, over the slowest. Wrong rows are hatched.
 
     Raises ValueError for a ladder without a time, or with those of a CPU: they depend on what else
     the machine runs.
@@ -129,7 +129,7 @@ def _styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 class _Column(NamedTuple):
-    """What the rows of a column of panels have in common."""
+    """Properties that the rows of a column of panels share."""
 
     head_dim: int
     heads_q: int
@@ -174,13 +174,13 @@ def _rate_figure(report: Report, rows: list[Row], columns: list[_Column]) -> Fig
             if i == len(masks) - 1:
                 axis.set_xlabel("keys")
         axes[i][0].set_ylabel("TFLOP/s")
-    axes[0][0].set_ylim(bottom=0)  # of all, whose limits grow with each other's lines until now
+    axes[0][0].set_ylim(bottom=0)  # for all panels, whose limits have grown with each other's lines
     _finish(figure, axes, _title(report, rows[0].dtype))
     return figure
 
 
 def _points(rows: list[Row]) -> list[tuple[int, float]]:
-    """(keys, TFLOP/s); of several batches with one length the largest."""
+    """(keys, TFLOP/s); for several batches of one length, the largest."""
     found: dict[int, float] = {}
     for row in sorted(rows, key=lambda row: (row.seqlen_k, row.batch, row.seqlen_q)):
         assert row.tflops is not None  # the caller leaves out rows without a time
@@ -374,7 +374,7 @@ def _panels(rows: int, columns: int, width: float = 4.0) -> tuple[Figure, Any]:
 
 
 def _finish(figure: Figure, axes: Sequence[Sequence[Any]], title: str) -> None:
-    """One legend for all panels, below them, with what any of them has."""
+    """One legend for all panels, below them, with the entries of every panel."""
     entries: dict[str, Any] = {}
     for axis in (axis for row in axes for axis in row):
         for handle, label in zip(*axis.get_legend_handles_labels()):

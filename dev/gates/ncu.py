@@ -38,13 +38,13 @@ def find_ncu(path: str | None = None) -> str:
 
 
 def known_metrics(ncu: str) -> set[str]:
-    """Names, without suffixes such as .sum, of what the GPU present can count. Raises NcuError."""
+    """Names, without suffixes such as .sum, of the metrics of the present GPU. Raises NcuError."""
     text = _run([ncu, "--query-metrics"])
     return set(re.findall(r"^([a-z0-9]+__\w+)\b", text, re.MULTILINE))
 
 
 def wanted(gates: Iterable[Gate], known: set[str]) -> dict[str, tuple[str, ...]]:
-    """{gate: its metrics} as far as the GPU has them; those of the launch are always there."""
+    """{gate: its metrics} that the GPU has; metrics of the launch are always available."""
 
     def there(metric: str) -> bool:
         return metric.startswith("launch__") or metric.partition(".")[0] in known
@@ -62,8 +62,8 @@ def wanted(gates: Iterable[Gate], known: set[str]) -> dict[str, tuple[str, ...]]
 def measure(ncu: str, program: Sequence[str], metrics: Iterable[str]) -> dict[str, float]:
     """Metrics of the one kernel that `program` launches while its profiler is on.
 
-    The clocks are left as they are: with Nsight Compute's own, utilisation would be that of another
-    machine. Raises NcuError.
+    The clocks are not changed: with clocks locked by Nsight Compute, utilisation would be that of
+    another machine. Raises NcuError.
     """
     command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
     command += ["--profile-from-start", "off", "--launch-count", "1"]
@@ -75,7 +75,7 @@ def measure(ncu: str, program: Sequence[str], metrics: Iterable[str]) -> dict[st
 
 
 def parse_csv(text: str) -> list[dict[str, float]]:
-    """{metric: value} of each launch in what `ncu --csv --page raw` prints; other text is skipped.
+    """{metric: value} of each launch in the output of `ncu --csv --page raw`.
 
     Metrics without a number, such as n/a, are left out.
     """
@@ -102,7 +102,7 @@ def _number(text: str | None) -> float | None:
 def figures(
     gates: Mapping[str, Gate], chosen: Mapping[str, Iterable[str]], values: Mapping[str, float]
 ) -> dict[str, float]:
-    """The gates' figures from the metrics that `wanted` chose, without those that lack one."""
+    """The gates' figures from the metrics in `wanted`; gates with a missing metric are left out."""
     found = {}
     for name, metrics in chosen.items():
         parts = [values.get(metric) for metric in metrics]
@@ -132,7 +132,7 @@ def _run(command: Sequence[str]) -> str:
         )
     if done.returncode != 0 or "==ERROR==" in output:
         lines = [line for line in output.splitlines() if line.strip()]
-        # What the program said last, and what Nsight Compute says of it.
+        # The last output of the program, and the report of Nsight Compute.
         said = [line for line in lines if not line.startswith("==")][-3:]
         said += [line for line in lines if "==ERROR==" in line]
         text = "\n".join(said)

@@ -33,7 +33,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The most or the least that a figure may be, from a head dim on."""
+    """Limit of a figure, upper or lower, from a head dim on."""
 
     most: float | None = None
     least: float | None = None

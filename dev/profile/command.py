@@ -42,12 +42,12 @@ from .measure import Report, run_profile
 @click.option(
     "--device",
     default="cuda",
-    help='"cuda" or "cuda:N"; "sm_89", say, for the machine code alone.',
+    help='"cuda" or "cuda:N"; or an architecture such as "sm_89", for machine code only.',
 )
 @click.option(
     "--mark",
     is_flag=True,
-    help="Note in the tuning file which variants fail here: others are then preferred.",
+    help="Record failing variants in the tuning file: others are then preferred.",
 )
 @click.option("--ncu", metavar="PROGRAM", help="Nsight Compute, if not on PATH.")
 @json_option
@@ -66,7 +66,7 @@ def profile(
     decode call, and judges tensor-pipe utilisation, DRAM throughput, bank conflicts, warps active,
     registers, shared and local memory by the thresholds of its class. A kernel's --shape runs the
     variants of the smallest head dim that takes it. Without a GPU, Nsight Compute or the right to
-    read counters it judges the machine code alone, and says so.
+    read counters, it judges only the machine code, and says so.
     """
     try:
         with progress_bar() as show:
@@ -86,7 +86,7 @@ def profile(
 
 
 def _mark(report: Report) -> None:
-    """Writes the marks of the variants profiled; those of others stay. ValueError if none can."""
+    """Writes the marks of the profiled variants; marks of others stay. ValueError if none can."""
     if report.static_only:
         raise ValueError(f"--mark is for measured figures; {report.static_only}")
     if (file := tuning.path()) is None:

@@ -1,6 +1,6 @@
-"""`python -m dev.profile`: every GPU variant's figures beside its gates.
+"""`python -m dev.profile`: every GPU variant's figures next to its gates.
 
-Measured by Nsight Compute where there is a GPU and the program; else read off the machine code.
+Measured by Nsight Compute if it and a GPU are present, otherwise read off the machine code.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Row:
-    """A variant's gates in one call, or of its code alone."""
+    """A variant's gates in one call, or of its code only."""
 
     kernel: str
-    shape: Shape | None  # None: of the machine code alone
+    shape: Shape | None  # None: for machine code only
     gates: list[Judgement] = field(default_factory=list)
-    score: str = ""  # of the machine code: which of its kernels
-    reason: str = ""  # why nothing was read
+    score: str = ""  # for machine code: the score of the kernel
+    reason: str = ""  # why no figure was read
 
     @property
     def ok(self) -> bool:
@@ -60,13 +60,13 @@ class Row:
 
 @dataclass
 class Report:
-    """What was profiled, where, and what it lacked to measure more."""
+    """The profiled rows, the device, and what was missing to measure more."""
 
     device: str
     environment: dict[str, Any]
     static_only: str = ""  # why Nsight Compute measured nothing
     rows: list[Row] = field(default_factory=list)
-    interrupted: bool = False  # before all rows were measured
+    interrupted: bool = False  # interrupted before all rows were measured
 
     @property
     def ok(self) -> bool:
@@ -96,7 +96,7 @@ class Report:
 def default_shapes(variant: Variant, device: str) -> list[Shape]:
     """4 x 4096 queries and keys with 2048 columns of heads, and one query on 8192 keys.
 
-    The latter, decoding, only for the tile that dispatch takes for it: others never run it.
+    The latter, decoding, only for the tile that dispatch chooses for it: others never run it.
     """
     head_dim = variant.head_dim or 64
     heads = max(1, 2048 // head_dim)
@@ -106,13 +106,13 @@ def default_shapes(variant: Variant, device: str) -> list[Shape]:
 
 
 def _is_chosen(variant: Variant, shape: Shape, device: str) -> bool:
-    """Whether this is the variant of its kernel that runs a call."""
+    """Whether this variant of its kernel runs a call."""
     chosen = _explained(variant, shape, device, variant.kernel).chosen
     return chosen is not None and chosen.key == variant.key
 
 
 def _explained(variant: Variant, shape: Shape, device: str, kernel: str) -> Explanation:
-    """What a call with the dtype and the sums of `variant` runs of a kernel, or of one variant."""
+    """Explanation of a call with `variant`'s dtype and accumulator, for a kernel or one variant."""
     import torch
 
     dtype = getattr(torch, variant.dtype)
@@ -126,7 +126,7 @@ def _explained(variant: Variant, shape: Shape, device: str, kernel: str) -> Expl
 
 
 def choose(names: Iterable[str], dtypes: Sequence[str]) -> list[Variant]:
-    """The GPU variants of `names`, keys or kernels; the compiled automatic ones without any.
+    """The GPU variants of `names`, keys or kernels; by default the compiled automatic ones.
 
     Raises ValueError for a name that no GPU variant has.
     """
@@ -150,9 +150,9 @@ _Library = tuple[dict[tuple[str, str], dict[str, int]], dict[tuple[str, str], An
 
 
 def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> list[Row]:
-    """Each variant's gates as far as its machine code for `arch` shows them, a row per score.
+    """Each variant's gates that its machine code for `arch` determines, one row per score.
 
-    Hopper's own kernels have theirs for sm_90a.
+    Hopper's kernels have code for sm_90a.
     """
     from cutlass_attn import jit
 
@@ -178,7 +178,7 @@ def static_rows(chosen: Sequence[Variant], arch: str, progress: Progress) -> lis
 
 
 def _read_library(chosen: Sequence[Variant], arch: str) -> _Library:
-    """What the library has of these variants."""
+    """Machine code of these variants in the library."""
     if not any(v.compiled for v in chosen) or arch not in _compiled_for():
         return {}, {}
     resources = sass.read_resources(LIBRARY, arch)
@@ -192,7 +192,7 @@ def _compiled_for() -> list[str]:
 
 
 def _rows_of_cubin(variant: Variant, arch: str) -> list[Row]:
-    """Of a variant that NVRTC compiles."""
+    """Machine code of a variant that NVRTC compiles."""
     from cutlass_attn import jit
 
     if variant.key not in jit.units():
@@ -228,10 +228,10 @@ def _static_row(variant: Variant, score: str, used: dict[str, int], counts: Any)
 def fitting_calls(
     chosen: Sequence[Variant], shapes: Sequence[Shape], fitting: Collection[str], device: str
 ) -> list[tuple[Variant, Shape]]:
-    """Each variant in each shape; of those with a key in `fitting` only where they fit it.
+    """Each variant in each shape; variants with a key in `fitting` only in shapes that they fit.
 
-    A variant fits a shape that it takes if none of its kernel's others in `fitting` does with a
-    smaller head dim. Raises ValueError for a shape that leaves no variant.
+    A variant fits a shape if it can run it and no variant of its kernel in `fitting` with a smaller
+    head dim can. Raises ValueError if a shape has no variant.
     """
     calls = []
     for shape in shapes:
@@ -312,8 +312,8 @@ def run_profile(
 ) -> Report:
     """Profiles on "cuda" or "cuda:N", or reads the code for an architecture such as "sm_89".
 
-    Where Nsight Compute or the GPU is missing, the report says so and has the machine code's part.
-    One that is interrupted has the rows measured until then.
+    If Nsight Compute or the GPU is missing, the report says so and has only the part of the machine
+    code. An interrupted report has the rows measured so far.
     Raises ValueError for a wrong name or device, and ToolNotFound without cuobjdump.
     """
     (kind, index, capability, _sms), _ = parse_device(device)

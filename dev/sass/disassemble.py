@@ -34,7 +34,7 @@ def cuobjdump() -> str:
 
 
 def _run(*command: str, cwd: str | None = None) -> str:
-    """What a tool prints. nvdisasm, which cuobjdump runs too, is looked for beside that first."""
+    """Output of a tool. nvdisasm, which cuobjdump also runs, is searched first in its folder."""
     search = os.pathsep.join([str(Path(cuobjdump()).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": search}
     try:
@@ -47,14 +47,14 @@ def _run(*command: str, cwd: str | None = None) -> str:
 
 
 def without_warnings(text: str) -> str:
-    """What a tool prints on stderr, less cuobjdump's warnings: asked for a few functions, it prints
-    one for every other cubin of the library."""
+    """What a tool prints on stderr, without cuobjdump's warnings: for a few selected functions, it
+    prints one for every other cubin of the library."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("cuobjdump warning"))
 
 
 def dump(option: str, library: Path, arch: str, functions: Iterable[str] = ()) -> str:
-    """What cuobjdump prints of a library's or a .cubin's code for `arch`, of all functions or of
+    """Output of cuobjdump for a library's or a .cubin's code for `arch`, of all functions or of
     some."""
     of = ["-fun", names] if (names := ",".join(functions)) else []
     return _run(cuobjdump(), option, *of, "-arch", arch, str(library))
@@ -65,10 +65,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def control_flow(library: Path, arch: str) -> Iterator[tuple[str, str]]:
-    """(function, its graph of basic blocks) of a library's or a .cubin's code for `arch`."""
+    """(function, its graph of basic blocks) for a library's or a .cubin's code for `arch`."""
     with tempfile.TemporaryDirectory() as folder:
         _run(cuobjdump(), "-xelf", arch, str(library.resolve()), cwd=folder)
-        # In the library's order: its files are numbered, and called alike but for that.
+        # In the library's order: file names differ only in their number.
         for cubin in sorted(Path(folder).iterdir(), key=lambda path: _numbers(path.name)):
             yield from parse_graphs(_run("nvdisasm", "-bbcfg", "-poff", str(cubin)))
 
@@ -102,7 +102,7 @@ def parse_graphs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def count(listing: str) -> Counter[str]:
-    """How often the code has each of the instructions that the gates count."""
+    """Number of each instruction in the code that the gates count."""
     counts: Counter[str] = Counter()
     kinds = r"HMMA|IMMA|QMMA|HGMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I|USETMAXREG|WARPGROUP\.DEPBAR"
     for operation in re.findall(rf"\b(?:{kinds})\b[.\w]*", listing):
@@ -134,10 +134,10 @@ def read_counts(
 def static_figures(
     used: Mapping[str, int], counts: Mapping[str, int], smem: int | None
 ) -> dict[str, float]:
-    """The gates' figures that machine code has, of its resources and instructions.
+    """The gates' figures that machine code determines, from its resources and instructions.
 
-    `smem` is the shared memory that the kernel is launched with, beside what it declares; None if
-    unknown, and then there is no figure of it.
+    `smem`: shared memory that the kernel is launched with, in addition to what it declares; None if
+    unknown, and then it has no figure.
     """
     local = (
         used.get("STACK", 0) + used.get("LOCAL", 0) + counts.get("LDL", 0) + counts.get("STL", 0)

@@ -1,12 +1,12 @@
 """Issue-slot model of the mma.sync kernels' main loop on Ada, read off the machine code.
 
-What a warp executes for one tile of keys which all its queries see, and what that takes of each
-unit; of a backward kernel for one step of its loop, both roles together, of which a scheduler has a
+What a warp executes for one tile of keys that all its queries see, and the time of that on each
+unit; for a backward kernel: one step of its loop, both roles together, of which a scheduler has one
 warp each. docs/notes/ada.md has the model and its sources.
 
-The tile's path is the way around the loop with the products, exponentials and copies that the
-tile's sizes ask for, and the fewest instructions: a mask's test makes it longer, a reference that
-is raised takes further exponentials or products (loops.py).
+The tile's path is the cycle through the loop with the products, exponentials and copies that follow
+from the tile's sizes, and the fewest instructions: a mask test makes it longer, and updating the
+row max takes further exponentials or products (loops.py).
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from .loops import KINDS, MEMORY, Instruction, hot_path, read_blocks
 from .tiles import BackwardTile, Tile
 
-SCHEDULERS = 4  # of an SM, each with a quarter of its units
+SCHEDULERS = 4  # per SM; each has a quarter of its units
 MUFU_CLOCKS = 32 // 4
 ALU_CLOCKS = 32 // 16  # integers, compares, conversions: half as many lanes as for FP32
 HMMA_FLOP = 2 * 16 * 8 * 16
-IMMA_FLOP = 2 * 16 * 8 * 32  # of int8, or e4m3
+IMMA_FLOP = 2 * 16 * 8 * 32  # int8 or e4m3
 
 
 @dataclass(frozen=True)
 class Part:
-    """A GPU as its maker describes it."""
+    """A GPU by its vendor's data."""
 
     name: str
     sms: int
     boost_ghz: float
-    tflops: float  # dense, float16 products added up in float32
-    tflops_fp16: float  # and in float16
+    tflops: float  # dense, float16 products accumulated in float32
+    tflops_fp16: float  # accumulated in float16
     tops_int8: float
 
     @property
     def imma_clocks(self) -> int:
-        """Clocks of a scheduler's tensor core for one m16n8k32 product of int8, or of e4m3 that is
-        added up in float16."""
+        """Clocks of a scheduler's tensor core for one m16n8k32 product of int8, or of e4m3 with
+        float16 accumulation."""
         return self._clocks(self.tops_int8, IMMA_FLOP)
 
     @property
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def hmma_clocks_fp16(self) -> int:
-        """The same for one that is added up in float16."""
+        """Clocks of one m16n8k16 product with float16 accumulation."""
         return self._clocks(self.tflops_fp16)
 
     def _clocks(self, tflops: float, flop: int = HMMA_FLOP) -> int:
@@ -63,20 +63,20 @@ PARTS = (
 
 
 def smem_clocks(instruction: Instruction) -> int:
-    """Clocks of the SM's shared memory, at 128 bytes each and without conflicts."""
+    """Clocks of the SM's shared memory, at 128 bytes per clock and without conflicts."""
     width = instruction.name.split(".")[-1]
-    if instruction.kind == "LDSM":  # as many 8x8 matrices
+    if instruction.kind == "LDSM":  # number of 8x8 matrices
         return int(width) if width.isdigit() else 1
-    if instruction.kind in MEMORY:  # bits of each thread
+    if instruction.kind in MEMORY:  # bits per thread
         return int(width) // 32 if width in ("64", "128") else 1
     return 0
 
 
 def per_tile(tile: Tile) -> dict[str, int]:
-    """What a warp has to do for a tile that all its queries see, however it is compiled."""
+    """The work of a warp for a tile that all its queries see, however it is compiled."""
     keys = tile.n // tile.columns
-    # A row of K in int8 is as long as one of half as many elements; its scales are one copy more.
-    # There are half as many rows of V in 8 bits.
+    # A row of int8 K is as long as one with half as many elements; its scales are one more copy.
+    # 8-bit V has half as many rows.
     dims = (
         tile.head_dim // 2 if tile.is_int8 else tile.head_dim,
         tile.head_dim_v // 2 if tile.is_8_bit_v else tile.head_dim_v,
@@ -88,14 +88,14 @@ def per_tile(tile: Tile) -> dict[str, int]:
         "HMMA": tile.rows * in_16_bits // 16 * keys // 8,
         "IMMA": tile.rows * in_int8 // 32 * keys // 8,
         "QMMA": tile.rows * in_e4m3 // 8 * keys // 32,
-        # A reciprocal of each row's largest weight, or of their sum.
+        # The reciprocal of each row's largest weight, or of the row sum.
         "MUFU": tile.rows * (16 * keys // 32 + 2 * tile.is_8_bit_v),
         "LDGSTS": sum(-(-tile.n * dim // 8 // tile.threads) for dim in dims) + tile.is_int8,
     }
 
 
 def model(path: list[Instruction]) -> dict[str, Any]:
-    """Counts by kind, and clocks of a scheduler per unit for one warp and tile."""
+    """Counts by kind, and clocks per unit of a scheduler, for one warp and tile."""
     counts = Counter(i.kind for i in path)
     clocks = {
         "issue": len(path),

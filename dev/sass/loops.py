@@ -1,9 +1,8 @@
 """The instructions of a loop's usual iteration, from a function's control flow.
 
-nvdisasm finds the basic blocks and where control goes from each. Among them the loop with products
-is looked for, and in it the shortest way from its head back to it that has as many instructions of
-some kinds as the caller knows an iteration to have. Code that is not like that is an error; nothing
-is guessed.
+nvdisasm finds the basic blocks and their successors. This module searches the loop with products,
+and in it the shortest cycle through its head with the numbers of instructions, by kind, that the
+caller expects of an iteration. Code without such a cycle is an error; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-FP32 = {"FADD", "FFMA", "FMUL", "HADD2"}  # as many lanes; HADD2.F32 is how fp16 becomes fp32
+FP32 = {"FADD", "FFMA", "FMUL", "HADD2"}  # equal numbers of lanes; HADD2.F32 converts fp16 to fp32
 CONTROL = {"BAR", "BRA", "BSSY", "BSYNC", "DEPBAR", "LDGDEPBAR", "NOP", "VOTE", "WARPSYNC"}
 MEMORY = {"LDGSTS", "LDS", "LDSM", "STS"}
 KINDS = (
@@ -20,7 +19,7 @@ KINDS = (
     *("LDSM", "LDGSTS", "LDS", "STS", "RED", "control", "other"),
 )
 
-PRODUCTS = ("HMMA", "IMMA", "QMMA")  # of numbers of 16 bits, of int8, of e4m3
+PRODUCTS = ("HMMA", "IMMA", "QMMA")  # of 16-bit numbers, int8, e4m3
 
 JUMPS_ANYWHERE = {"BRX", "BRXU", "JMP", "JMX", "JMXU"}
 
@@ -31,7 +30,7 @@ _EDGE = re.compile(r'^"(.+)":\w+:\w+ -> "(.+)":\w+:\w+', re.MULTILINE)
 
 
 class SassError(ValueError):
-    """The code is not what was expected; the message says what was found."""
+    """The code is not as expected; the message says what was found."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions that are executed one after the other, and the blocks that may be next."""
+    """Instructions that are executed one after the other, and the possible next blocks."""
 
     code: tuple[Instruction, ...]
     successors: tuple[str, ...]
@@ -69,7 +68,7 @@ class Block:
 def read_blocks(graph: str) -> dict[str, Block]:
     """Basic blocks of a function by their names, from its graph as nvdisasm -bbcfg -poff draws it.
 
-    Code that control cannot get to is not in it. A CALL leads to what follows it, and the function
+    Unreachable code is not in it. A CALL leads to the next instruction, and the function
     called is none of the blocks.
     """
     edges = _EDGE.findall(graph)
@@ -92,7 +91,7 @@ def read_blocks(graph: str) -> dict[str, Block]:
 
 
 def reach(start: str, edges: dict[str, set[str]]) -> set[str]:
-    """What can be reached from `start` in one step or more."""
+    """Blocks that can be reached from `start` in one step or more."""
     seen: set[str] = set()
     todo = [start]
     while todo:
@@ -103,7 +102,7 @@ def reach(start: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def find_loop(blocks: dict[str, Block]) -> tuple[str, frozenset[str]]:
-    """Head and blocks of the one loop that has products."""
+    """Head and blocks of the only loop with products."""
     after = {at: set(block.successors) for at, block in blocks.items()}
     before = {at: {other for other in blocks if at in after[other]} for at in blocks}
     products = [at for at, x in blocks.items() if any(map(x.count, PRODUCTS))]
@@ -118,9 +117,9 @@ def find_loop(blocks: dict[str, Block]) -> tuple[str, frozenset[str]]:
 
 
 def _in_order(blocks: dict[str, Block], head: str, body: frozenset[str]) -> list[str]:
-    """The loop's blocks, each before those that control goes to from there.
+    """The loop's blocks, each before its successors.
 
-    But for ways back of loops within it, which go to blocks that a way has already been through.
+    Back edges of inner loops are excepted: they lead to blocks that come earlier.
     """
     done: list[str] = []
     under_way: set[str] = set()
@@ -140,9 +139,9 @@ def _in_order(blocks: dict[str, Block], head: str, body: frozenset[str]) -> list
 
 
 def hot_path(blocks: dict[str, Block], wanted: dict[str, int]) -> list[Instruction]:
-    """The shortest way around the loop with exactly so many instructions of the kinds `wanted`."""
+    """The shortest cycle through the loop with exactly these numbers of instructions by kind."""
     head, body = find_loop(blocks)
-    # The shortest ways to a block, and back to the head, by what they have of the kinds so far.
+    # Shortest paths to a block, and back to the head, by the numbers of each kind so far.
     Ways = dict[tuple[int, ...], list[tuple[str, ...]]]
     ways: dict[str, Ways] = {at: {} for at in body}
     ways[head][(0,) * len(wanted)] = [()]

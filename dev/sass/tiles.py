@@ -7,17 +7,18 @@ from dataclasses import asdict, dataclass
 from cutlass_attn._build.tile import FORWARD, REGISTERS, TileShape, shape_of
 from cutlass_attn._build.variant_key import parse
 
-# The loop's body is compiled for tiles that need the mask's test and for those that do not; that
-# of the general score once, for all. (Where Q stays in registers its loop is another one, over the
-# key blocks of all tiles.)
+# The loop's body is compiled once for partial tiles and once for full tiles; for the general score
+# once for all tiles. (If Q stays in registers, the general score has another loop, over the key
+# blocks of all tiles.)
 BODIES, BODIES_GENERAL = 2, 1
-# A copy of keys for whole tiles and for others; one of queries for tiles of several heads as well.
+# Copies of keys: one for whole tiles, one for others. Copies of queries: also for tiles of several
+# heads.
 COPIES, COPIES_Q = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile(TileShape):
-    """What a kernel's machine code depends on."""
+    """The properties that determine a kernel's machine code."""
 
     score: str
     accumulate: str = "fp32"
@@ -31,7 +32,7 @@ class Tile(TileShape):
 
     @property
     def key_blocks_fp8(self) -> int:
-        """With P V in e4m3, of a tile: kKeyBlocks of sm80/products.hpp."""
+        """With P V in e4m3, key blocks of a tile: kKeyBlocks of sm80/products.hpp."""
         return 2 if self.rows > 1 and (self.score == "identity" or not self.is_tight) else 1
 
     @property
@@ -41,11 +42,11 @@ class Tile(TileShape):
 
     @property
     def steps_in_registers(self) -> int:
-        """Steps of 16 columns of Q that stay in registers."""
+        """k-steps of 16 columns of Q that stay in registers."""
         return self.steps_kept(self.score == "general")
 
     def in_fp16(self, qk: int, pv: int) -> int:
-        """How many of so many products of Q K^T and of P V are added up in fp16."""
+        """Number of these products of Q K^T and of P V that accumulate in fp16."""
         return qk * (self.accumulate in ("fp16", "fp16_qk")) + pv * (
             self.accumulate in ("fp16", "fp16_pv")
         )
@@ -53,9 +54,9 @@ class Tile(TileShape):
     def counts(self) -> dict[str, int]:
         """Instructions of one thread's code.
 
-        m16n8k16 products: Q K^T has n/8 of them per 16 of head_dim, P V head_dim_v/8 per 16 keys,
-        for every 16 rows of a warp. ldmatrix.x4 brings 16x16 elements; Q and K come plain, V
-        transposed. cp.async brings 8 elements. Outside the bodies are the first copies.
+        m16n8k16 products: Q K^T has n/8 per 16 of head_dim, P V head_dim_v/8 per 16 keys, for every
+        16 rows of a warp. ldmatrix.x4 loads 16x16 elements; Q and K plain, V transposed. cp.async
+        copies 8 elements. The first copies are outside the bodies.
         """
         if self.is_int8:
             return self._int8_counts()
@@ -83,9 +84,9 @@ class Tile(TileShape):
                 "LDGSTS": copies,
             }
         if self.is_pipelined and self.score == "general":
-            # Q once; Q K^T of the first key block, and in the loop of one; there P V of one, twice:
-            # where every key is seen, and where V of some is cleared. Both begin with one load of
-            # V. Before the loop the copies of two tiles of K begin.
+            # Q once; Q K^T of the first key block, and in the loop of one key block; in the loop
+            # also P V of one, twice: if every key is seen, and if V of some keys is cleared. Both
+            # begin with one load of V. Before the loop the copies of two tiles of K begin.
             products = (
                 self.rows * 4 * self.key_block * dims,
                 self.rows * 4 * self.key_block * dims_v,
@@ -98,9 +99,9 @@ class Tile(TileShape):
                 "LDGSTS": copies + COPIES * (load_k + load_v),
             }
         if self.is_pipelined:
-            # Q once; the first key block's Q K^T and the last one's P V, of which the loop has read
-            # the first 16 columns; in the body for any tile Q K^T of each key block once more, for
-            # those whose row max has to be updated.
+            # Q once; Q K^T of the first key block, and P V of the last one, of which the loop has
+            # read the first 16 columns; in the body for any tile, Q K^T of each key block once
+            # more, to update the row max.
             qk, pv = (bodies + 1) * blocks + self.key_block, bodies * blocks + self.key_block
             products = self.rows * 2 * qk * dims, self.rows * 2 * pv * dims_v
             return {
@@ -121,10 +122,10 @@ class Tile(TileShape):
         }
 
     def _int8_counts(self) -> dict[str, int]:
-        """The same with Q and K in int8: m16n8k32 products of them, of which two are an element to
-        ldmatrix and cp.async. Scales are a further copy of each tile of K. Q is read twice to be
-        rounded, and in a loop for its product with the shift, a row of a thread at a time. Nothing
-        is converted: the general score does that itself.
+        """counts() with Q and K in int8: m16n8k32 products; two numbers are one element to ldmatrix
+        and cp.async. Scales are a further copy per tile of K. Q is read twice to be rounded, and in
+        a loop for its product with the shift, one row of a thread at a time. Nothing is converted:
+        the general score does that itself.
         """
         bodies = BODIES_GENERAL if self.score == "general" else BODIES
         blocks, dims, dims_v = self.n // 16, self.head_dim // 32, self.head_dim_v // 16
@@ -148,10 +149,10 @@ class Tile(TileShape):
             copies += COPIES * load_v
         else:
             qk, pv, again = bodies * blocks, bodies * blocks, 0
-        times = bodies  # Q is read, where it is in shared memory: once a tile
+        times = bodies  # number of times that Q is read from shared memory: once per tile
         if self.is_8_bit_v:
-            # Steps of 32 keys, two to an element; tiles of V are whole. Where weights are too
-            # large, Q K^T once more.
+            # Steps of 32 keys, two per element; tiles of V are whole. If weights are too large, Q
+            # K^T once more.
             pv, copies = pv // 2, copies - bodies * load_v
             if self.score != "general":
                 qk, times = 2 * qk, 2 * times
@@ -159,14 +160,14 @@ class Tile(TileShape):
         if self.is_int8_v and self.score != "general":
             key_blocks = 2 if self.rows > 1 and self.is_tight else 1
         if self.has_two_8_bit_tiles:
-            # V comes ahead as K does, and tiles of both are whole.
+            # V is copied ahead like K, and tiles of both are whole.
             copies = COPIES_Q * load_q + (1 + bodies) * (load_k + load_v + 1)
         if self.is_fp8_v and self.score != "general":
             key_blocks = self.key_blocks_fp8
         reads = qk * dims
         if not self.is_pipelined:
             reads += times * key_blocks * self.rows * dims
-            # With two key blocks of e4m3 the compiler keeps Q of one from a full tile's look.
+            # With two key blocks of e4m3 the compiler keeps Q of one in a full tile.
             if self.is_fp8_v and key_blocks == 2 and self.score == "identity":
                 reads -= self.rows * dims
         products = self.rows * 2 * pv * dims_v
@@ -183,7 +184,7 @@ class Tile(TileShape):
         return counts
 
     def register_limit(self) -> int:
-        """Registers a thread may use: min_blocks_per_sm() of sm80/config.hpp on an SM."""
+        """Registers a thread may use: min_blocks_per_sm() of sm80/config.hpp."""
         blocks = self.min_blocks
         if self.is_int8_v and blocks == 3 and self.score != "general":
             blocks = 4
@@ -192,7 +193,7 @@ class Tile(TileShape):
 
 @dataclass(frozen=True)
 class DecodeTile:
-    """The same of sm80/decode.hpp: warps take tiles of n keys in turn, each for all m rows."""
+    """Tile of sm80/decode.hpp: warps take tiles of n keys in turn, each for all m rows."""
 
     head_dim: int
     head_dim_v: int
@@ -211,7 +212,7 @@ class DecodeTile:
 
     @property
     def packed(self) -> int:
-        """Columns of K and V that are one to a copy and to ldmatrix."""
+        """Columns of K and V that are one element to a copy and to ldmatrix."""
         return 2 if self.is_fp8 else 1
 
     @property
@@ -219,16 +220,16 @@ class DecodeTile:
         return self.head_dim <= 128
 
     def counts(self) -> dict[str, int]:
-        """Instructions of one thread's code, as Tile's, of a warp with one m16 block of rows.
+        """Instructions of one thread's code, as in Tile, for a warp with one m16 block of rows.
 
-        The general score has two bodies, too: its mask is jumped over.
+        The general score has two bodies as well: a branch skips its mask.
         """
         dims, dims_v = self.head_dim // 16, self.head_dim_v // 16
-        # Of rows in chunks of 64 columns, which 8 threads share.
+        # Rows in chunks of 64 columns, which 8 threads share.
         load_q = -(-self.m // (self.threads // 8)) * (self.head_dim // 64)
         load_kv = self.n * (self.head_dim + self.head_dim_v) // 8 // 32 // self.packed
-        of_q = 0 if self.is_fp8 else (1 if self.keeps_q else BODIES) * dims  # else by LDS
-        policies = 1 if self.is_fp8 else 2  # of L2, one of which a copy has
+        of_q = 0 if self.is_fp8 else (1 if self.keeps_q else BODIES) * dims  # otherwise by LDS
+        policies = 1 if self.is_fp8 else 2  # L2 policies; a copy has one of them
         return {
             "HMMA": BODIES * (2 * dims + 2 * dims_v),
             "HMMA.F16": 0,
@@ -243,21 +244,21 @@ class DecodeTile:
 
     @property
     def smem_bytes(self) -> int:
-        """Of a block: Shared of sm80/decode.hpp."""
+        """Bytes of a block: Shared of sm80/decode.hpp."""
         stage = 2 * self.n * (self.head_dim + self.head_dim_v) // self.packed
         result = (
             4 * self.m * (self.head_dim_v + 8) + 8 * self.m
-        )  # of a warp, in the place of stages
-        rows = 16 * self.n  # where they are, of a tile of a warp
+        )  # per warp, in the memory of the stages
+        rows = 16 * self.n  # row addresses of a warp's tile
         q = 128 if self.keeps_q else 2 * self.m * self.head_dim
-        ticket = 128  # which is 4 bytes, and aligned
+        ticket = 128  # 4 bytes, aligned
         warp = -(-max(self.stages * stage, result) // 128) * 128
         return self.warps * (warp + rows) + q + ticket
 
 
 @dataclass(frozen=True)
 class LatentTile:
-    """The same of sm80/latent.hpp: `columns` warps divide the columns of K, `warps` the rows."""
+    """Tile of sm80/latent.hpp: `columns` warps divide the columns of K, `warps` the rows."""
 
     head_dim: int
     head_dim_v: int
@@ -292,9 +293,9 @@ class LatentTile:
         return ((99 << 10) - 2 * self.sums - 2048) // (self.columns * self.stage)
 
     def counts(self) -> dict[str, int]:
-        """Instructions of one thread's code, as Tile's. Q K^T is outside of the bodies."""
+        """Instructions of one thread's code, as in Tile. Q K^T is outside of the bodies."""
         blocks, (slice_, *_) = self.n // 16, self.parts
-        keys = self.n // self.warps  # that a warp copies
+        keys = self.n // self.warps  # copied by a warp
         copies = sum(-(-keys // (32 // (columns // 8))) for columns in self.parts)
         return {
             "HMMA": 2 * blocks * (sum(self.parts) // 16 + BODIES * slice_ // 16),
@@ -310,7 +311,7 @@ class LatentTile:
 
     @property
     def smem_bytes(self) -> int:
-        """Of a block: Shared of sm80/latent.hpp."""
+        """Bytes of a block: Shared of sm80/latent.hpp."""
         rows = 8 * self.n * self.columns
         present = 4 * self.columns * self.stages * self.warps
         block = 144 + 8  # BlockInfo, and the ticket before it
@@ -320,7 +321,7 @@ class LatentTile:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """The same of sm80/backward.hpp: n keys stay, m queries go by at each step of the loop."""
+    """Tile of sm80/backward.hpp: n stationary keys, m queries per step of the loop."""
 
     head_dim: int
     m: int
@@ -329,16 +330,16 @@ class BackwardTile:
 
     @property
     def has_roles(self) -> bool:
-        """Two warps share keys, each with two of their four products: kHasRoles of its config."""
+        """Whether two warps share keys, with two of their four products each: kHasRoles."""
         return self.head_dim > 64
 
     @property
     def has_one_slice(self) -> bool:
-        """All queries of a step go through softmax at a time, so that no loop is in the loop."""
+        """Whether all queries of a step go through softmax at once, without an inner loop."""
         return self.m <= 32 or not self.has_roles
 
     def step(self) -> list[dict[str, int]]:
-        """What a warp of each role executes for a step whose queries all see all keys."""
+        """Instructions of a warp of each role for a step whose queries all see all keys."""
         threads, keys = 32 * self.warps, self.n * (2 if self.has_roles else 1) // self.warps
         product = self.m * keys * self.head_dim // 2048  # over the warp's keys
         every = {
@@ -368,7 +369,7 @@ def backward_tile_of(key: str) -> BackwardTile | None:
 
 
 def tile_of(key: str, score: str) -> Tile | None:
-    """The tile of a variant's key, as it is compiled with a score; None for other kernels."""
+    """The tile in a variant's key, as compiled with a score; None for other kernels."""
     parts, shape = parse(key), shape_of(key)
     if parts is None or shape is None:
         return None

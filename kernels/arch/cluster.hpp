@@ -15,7 +15,8 @@ struct Cluster {
         "barrier.cluster.wait.acquire.aligned;" ::
             : "memory");
   }
-  // Cluster barrier that orders no writes: afterwards a block that others have read from may exit.
+  // Cluster barrier without memory ordering: after it, a block whose shared memory others read may
+  // exit.
   CUTE_DEVICE static void cluster_leave() {
     asm volatile(
         "barrier.cluster.arrive.relaxed.aligned;\n"
@@ -25,7 +26,7 @@ struct Cluster {
 
   // mapa: the address in block `rank` of the cluster that corresponds to `address` in this block.
   template <class T>
-  CUTE_DEVICE static T const* of_block(T const* address, int rank) {
+  CUTE_DEVICE static T const* mapa(T const* address, int rank) {
     uint64_t there;
     asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(address), "r"(rank));
     return reinterpret_cast<T const*>(there);
@@ -38,8 +39,8 @@ struct Cluster {
   static void cluster_sync() { simt::engine::cluster_sync(); }
   static void cluster_leave() { simt::engine::cluster_sync(); }
   template <class T>
-  static T const* of_block(T const* address, int rank) {
-    return static_cast<T const*>(simt::engine::of_block(address, rank));
+  static T const* mapa(T const* address, int rank) {
+    return static_cast<T const*>(simt::engine::mapa(address, rank));
   }
 };
 

@@ -25,7 +25,7 @@ struct Fp8 {
     return packed;
   }
 
-  // The same of two pairs of fp16.
+  // pack_e4m3() for two pairs of fp16.
   CUTE_DEVICE static uint32_t pack_halves_e4m3(uint32_t pair0, uint32_t pair1) {
     uint32_t packed;
     asm("{\n"

@@ -1,4 +1,4 @@
-// Global memory that blocks of a grid share: atomics and their orders.
+// Global memory shared by the blocks of a grid: atomics and their memory orders.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -13,14 +13,14 @@ namespace cutlass_attn::arch {
 
 struct GlobalMemory {
   // atom.add, relaxed: returns the previous value.
-  CUTE_DEVICE static int32_t fetch_add(int32_t* counter, int32_t value) {
+  CUTE_DEVICE static int32_t atom_add(int32_t* counter, int32_t value) {
     return atomicAdd(counter, value);
   }
 
-  // atom.add.acq_rel: returns the previous value. Writes that this thread made before, or other
-  // threads before a barrier with it, are visible to threads that add later, and to threads that
-  // then pass a barrier with those.
-  CUTE_DEVICE static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
+  // atom.add.acq_rel: returns the previous value. Writes of this thread before it, or of other
+  // threads before a barrier with this thread, are visible to every thread that adds later, and to
+  // threads that then pass a barrier with that thread.
+  CUTE_DEVICE static int32_t atom_add_acq_rel(int32_t* counter, int32_t value) {
     int32_t before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                  : "=r"(before)
@@ -29,34 +29,35 @@ struct GlobalMemory {
     return before;
   }
 
-  // red.add.release: writes that this thread made before, or other threads before a barrier with
-  // it, are visible after wait_until() has seen the new value.
-  CUTE_DEVICE static void add_release(int32_t* counter, int32_t value) {
+  // red.add.release: writes of this thread before it, or of other threads before a barrier with
+  // this thread, are visible after wait_until() has read the new value.
+  CUTE_DEVICE static void red_add_release(int32_t* counter, int32_t value) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
-  // red.add after a fence.acq_rel: add_release() that also orders what follows: writes that other
-  // blocks released before a value that peek() has seen are visible afterwards.
-  CUTE_DEVICE static void add_acq_rel(int32_t* counter, int32_t value) {
+  // fence.acq_rel and red.add: red_add_release() that also orders later reads. If ld_relaxed() has
+  // read a value, the writes that other blocks released before that value are visible afterwards.
+  CUTE_DEVICE static void red_add_acq_rel(int32_t* counter, int32_t value) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
   }
 
-  // ld.relaxed: the present value of a counter that other blocks increase. Orders nothing before
-  // add_acq_rel().
-  CUTE_DEVICE static int32_t peek(int32_t const* counter) {
+  // ld.relaxed: present value of a counter that other blocks increase. Orders nothing until
+  // red_add_acq_rel().
+  CUTE_DEVICE static int32_t ld_relaxed(int32_t const* counter) {
     int32_t now;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     return now;
   }
 
-  // red.add of a warp's m16n8 accumulator to 128 floats aligned to 16 bytes. Element i of this lane
-  // is added at place_of(lane, i). One instruction adds four elements where the hardware has it.
+  // red.add of a warp's m16n8 accumulator to 128 floats, aligned to 16 bytes. Element i of a lane
+  // is added at place_of(lane, i). Where the hardware has red.v4, one instruction adds four
+  // elements.
   CUTE_DEVICE static constexpr int place_of(int lane, int i) {
     return kAddsFour ? lane * 4 + i : i * 32 + lane;
   }
-  // `to`: the address of this lane's element 0.
-  CUTE_DEVICE static void add(float* to, float const (&x)[4]) {
+  // `to`: address of element 0 of this lane.
+  CUTE_DEVICE static void red_add(float* to, float const (&x)[4]) {
     if constexpr (kAddsFour) {
       asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
                    "f"(x[2]), "f"(x[3])
@@ -66,8 +67,8 @@ struct GlobalMemory {
       for (int i = 0; i < 4; ++i) add(to + i * 32, x[i]);
     }
   }
-  // To two neighbours, aligned to 8 bytes.
-  CUTE_DEVICE static void add(float* to, float const (&x)[2]) {
+  // Two neighbours, aligned to 8 bytes.
+  CUTE_DEVICE static void red_add(float* to, float const (&x)[2]) {
     if constexpr (kAddsFour) {
       asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[0]), "f"(x[1])
                    : "memory");
@@ -76,12 +77,12 @@ struct GlobalMemory {
       add(to + 1, x[1]);
     }
   }
-  CUTE_DEVICE static void add(float* to, float x) {
+  CUTE_DEVICE static void red_add(float* to, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
   }
 
-  // ld.acquire in a loop: waits until a counter that other blocks increase is at least `value`.
-  // Writes that they released before are then visible.
+  // ld.acquire in a loop, until a counter that other blocks increase is at least `value`. Writes
+  // that they released before are then visible.
   CUTE_DEVICE static void wait_until(int32_t const* counter, int32_t value) {
     int32_t now;
     do {
@@ -100,27 +101,29 @@ struct GlobalMemory {
 #else
 
 struct GlobalMemory {
-  static int32_t fetch_add(int32_t* counter, int32_t value) {
+  static int32_t atom_add(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
   }
-  static int32_t fetch_add_acq_rel(int32_t* counter, int32_t value) {
+  static int32_t atom_add_acq_rel(int32_t* counter, int32_t value) {
     return __atomic_fetch_add(counter, value, __ATOMIC_ACQ_REL);
   }
-  static void add_release(int32_t* counter, int32_t value) {
+  static void red_add_release(int32_t* counter, int32_t value) {
     __atomic_fetch_add(counter, value, __ATOMIC_RELEASE);
   }
-  // ThreadSanitizer does not model fences: here each of the two functions orders by itself.
-  static void add_acq_rel(int32_t* counter, int32_t value) { add_release(counter, value); }
-  static int32_t peek(int32_t const* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+  // ThreadSanitizer does not model fences, so each of these two functions orders memory by itself.
+  static void red_add_acq_rel(int32_t* counter, int32_t value) { red_add_release(counter, value); }
+  static int32_t ld_relaxed(int32_t const* counter) {
+    return __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+  }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
-  static void add(float* to, float const (&x)[4]) {
+  static void red_add(float* to, float const (&x)[4]) {
     for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x[i]);
   }
-  static void add(float* to, float const (&x)[2]) {
+  static void red_add(float* to, float const (&x)[2]) {
     add(to, x[0]);
     add(to + 1, x[1]);
   }
-  static void add(float* to, float x) {
+  static void red_add(float* to, float x) {
     float before, after;
     __atomic_load(to, &before, __ATOMIC_RELAXED);
     do {
@@ -128,8 +131,8 @@ struct GlobalMemory {
     } while (
         !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   }
-  // Blocks on other OS threads increase the counter. On one OS thread, a kernel's blocks must not
-  // wait for later blocks.
+  // Blocks on other OS threads increase the counter. On a single OS thread, a block must not wait
+  // for a later block.
   static void wait_until(int32_t const* counter, int32_t value) {
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) std::this_thread::yield();
   }

@@ -8,15 +8,14 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Grid {
-  // griddepcontrol.wait: afterwards previous grids of the stream are complete, and their writes are
-  // visible. In a grid that overlaps previous ones, a kernel may read only its parameters before
-  // this.
-  CUTE_DEVICE static void wait_for_grids_before() {
+  // griddepcontrol.wait: returns when earlier grids of the stream are complete and their writes
+  // visible. Before it, a grid that overlaps earlier ones may read only its parameters.
+  CUTE_DEVICE static void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
   }
-  // griddepcontrol.launch_dependents: the next grid may begin, once all blocks have called this, as
-  // far as resources allow.
-  CUTE_DEVICE static void let_next_grid_begin() {
+  // griddepcontrol.launch_dependents: once all blocks have called this, the next grid may start on
+  // free resources.
+  CUTE_DEVICE static void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   }
 };
@@ -24,8 +23,8 @@ struct Grid {
 #else
 
 struct Grid {
-  static void wait_for_grids_before() { simt::engine::wait_for_grids_before(); }
-  static void let_next_grid_begin() {}
+  static void griddepcontrol_wait() { simt::engine::griddepcontrol_wait(); }
+  static void griddepcontrol_launch_dependents() {}
 };
 
 #endif

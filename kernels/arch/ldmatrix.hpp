@@ -9,20 +9,21 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct LdMatrix {
-  // ldmatrix.x4: lane l supplies the 16-byte row l % 8 of matrix l / 8; d[i] belongs to matrix i.
-  CUTE_DEVICE static void load_matrix(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+  // ldmatrix.x4: lane l supplies the address of row l % 8 (16 bytes) of matrix l / 8; d[i] is
+  // matrix i.
+  CUTE_DEVICE static void ldmatrix_x4(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(row));
   }
-  CUTE_DEVICE static void load_matrix_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+  CUTE_DEVICE static void ldmatrix_x4_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(row));
   }
   // movmatrix.trans: lane l passes columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, and receives
-  // these rows of column l / 4.
-  CUTE_DEVICE static uint32_t transpose(uint32_t x) {
+  // those rows of column l / 4.
+  CUTE_DEVICE static uint32_t movmatrix_trans(uint32_t x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
     return x;
   }
@@ -31,13 +32,13 @@ struct LdMatrix {
 #else
 
 struct LdMatrix {
-  static void load_matrix(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
-    simt::engine::load_matrix(false, reinterpret_cast<void const*>(row), d);
+  static void ldmatrix_x4(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    simt::engine::ldmatrix_x4(false, reinterpret_cast<void const*>(row), d);
   }
-  static void load_matrix_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
-    simt::engine::load_matrix(true, reinterpret_cast<void const*>(row), d);
+  static void ldmatrix_x4_trans(SharedMemory::SmemAddress row, uint32_t (&d)[4]) {
+    simt::engine::ldmatrix_x4(true, reinterpret_cast<void const*>(row), d);
   }
-  static uint32_t transpose(uint32_t x) { return simt::engine::transpose_matrix(x); }
+  static uint32_t movmatrix_trans(uint32_t x) { return simt::engine::movmatrix_trans(x); }
 };
 
 #endif

@@ -1,8 +1,8 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of bulk copies.
 //
-// A barrier is in phase 0, 1, 2 ... A phase ends when all its arrivals and all expected bytes have
-// come. wait(parity) returns once the phase of that parity, 0 or 1, has ended; the phase before the
-// first counts as ended.
+// A barrier goes through phases 0, 1, 2 ... A phase ends when all its arrivals and all expected
+// bytes are in. wait(parity) returns once the phase of that parity, 0 or 1, has ended; before the
+// first phase, the phase of parity 1 counts as ended.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -14,24 +14,24 @@ using Barrier = uint64_t;
 #if defined(CA_DEVICE_TWIN)
 
 struct Mbarrier {
-  CUTE_DEVICE static void barrier_init(Barrier* barrier, int arrivals) {
+  CUTE_DEVICE static void mbarrier_init(Barrier* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals));
   }
-  // fence.mbarrier_init: makes initialised barriers visible to TMA. Other threads need a barrier of
-  // the block, too.
-  CUTE_DEVICE static void barrier_init_fence() {
+  // fence.mbarrier_init: makes initialised barriers visible to TMA. Other threads also need a
+  // barrier of the block.
+  CUTE_DEVICE static void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  CUTE_DEVICE static void barrier_arrive(Barrier* barrier) {
+  CUTE_DEVICE static void mbarrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(barrier)) : "memory");
   }
   // mbarrier.arrive.expect_tx: arrives, and adds `bytes` to the transaction count of the phase.
-  CUTE_DEVICE static void barrier_expect(Barrier* barrier, int bytes) {
+  CUTE_DEVICE static void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier)),
                  "r"(bytes)
                  : "memory");
   }
-  CUTE_DEVICE static void barrier_wait(Barrier* barrier, int parity) {
+  CUTE_DEVICE static void mbarrier_wait(Barrier* barrier, int parity) {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -52,16 +52,16 @@ struct Mbarrier {
 #else
 
 struct Mbarrier {
-  static void barrier_init(Barrier* barrier, int arrivals) {
-    simt::engine::barrier_init(barrier, arrivals);
+  static void mbarrier_init(Barrier* barrier, int arrivals) {
+    simt::engine::mbarrier_init(barrier, arrivals);
   }
-  static void barrier_init_fence() { simt::engine::barrier_init_fence(); }
-  static void barrier_arrive(Barrier* barrier) { simt::engine::barrier_arrive(barrier, 0); }
-  static void barrier_expect(Barrier* barrier, int bytes) {
-    simt::engine::barrier_arrive(barrier, bytes);
+  static void fence_mbarrier_init() { simt::engine::fence_mbarrier_init(); }
+  static void mbarrier_arrive(Barrier* barrier) { simt::engine::mbarrier_arrive(barrier, 0); }
+  static void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
+    simt::engine::mbarrier_arrive(barrier, bytes);
   }
-  static void barrier_wait(Barrier* barrier, int parity) {
-    simt::engine::barrier_wait(barrier, parity);
+  static void mbarrier_wait(Barrier* barrier, int parity) {
+    simt::engine::mbarrier_wait(barrier, parity);
   }
 };
 

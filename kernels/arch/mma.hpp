@@ -40,8 +40,8 @@ struct Mma {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 
-  // mma.sync m16n8k32 of int8 with int32 accumulators: d = a b + c. A: int8_t or uint8_t, the type
-  // of a.
+  // mma.sync m16n8k32 of int8 with int32 accumulators: d = a b + c. A: type of a, int8_t or
+  // uint8_t.
   template <class A>
   CUTE_DEVICE static void mma_int8(int32_t (&d)[4], uint32_t const (&a)[4], uint32_t const (&b)[2],
                                    int32_t const (&c)[4]) {
@@ -83,9 +83,9 @@ struct Mma {
         std::is_same_v<Element, cutlass::half_t> ? MmaInput::kFloat16 : MmaInput::kBFloat16;
     simt::engine::mma_m16n8k16(kInput, d, a, b);
   }
-  // With fp16 accumulators: the sum of the accumulator and the 16 products is computed in fp32 and
-  // rounded once to fp16, to nearest even. Hardware may also round after the first eight products:
-  // compare results by a rule that allows for both (python/cutlass_attn/testing.py).
+  // With fp16 accumulators: the sum of the accumulator and 16 products is computed in fp32 and
+  // rounded once to fp16, to nearest even. Hardware may also round after the first eight products,
+  // so compare results by a rule that allows both (python/cutlass_attn/testing.py).
   template <class Element>
   static void mma_m16n8k16(cutlass::half_t (&d)[4], uint32_t const (&a)[4],
                            uint32_t const (&b)[2]) {

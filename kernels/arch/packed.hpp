@@ -1,4 +1,4 @@
-// Operations on words of two 16-bit numbers, or of four bytes.
+// Operations on words of two 16-bit numbers or of four bytes.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -15,8 +15,8 @@ struct Packed {
     return __byte_perm(x, y, order);
   }
 
-  // 0xffff in each half of x whose lower 15 bits are less than those of `end`, which are at most
-  // 0x7c00: up to there fp16 is ordered like its bits; beyond are infinity and NaN.
+  // 0xffff in each half of x whose lower 15 bits are less than those of `end`, which is at most
+  // 0x7c00: up to that value fp16 is ordered like its bits; beyond it are infinity and NaN.
   CUTE_DEVICE static uint32_t below_15bit(uint32_t x, uint32_t end) {
     uint32_t mask;
     asm("{\n.reg .b32 t;\nabs.f16x2 t, %1;\nset.lt.u32.f16x2 %0, t, %2;\n}"

@@ -1,5 +1,5 @@
-// Shared memory by byte address: kernels compute swizzled addresses themselves. Shared memory is
-// aligned to 128 bytes, so that XOR with offsets below 128 is safe.
+// Shared memory by byte address, because kernels compute swizzled addresses themselves. Shared
+// memory is aligned to 128 bytes, so XOR with offsets below 128 is safe.
 #pragma once
 
 #include "arch/twins.hpp"

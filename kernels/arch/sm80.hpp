@@ -17,7 +17,7 @@ struct Sm80 : Threads, Votes, Packed, SharedMemory, GlobalMemory, LdMatrix, CpAs
   static constexpr int kSmemAlignment = 128;
 };
 
-// The machine that a kernel needs: `Kernel::Machine`, or by default Sm80.
+// Machine of a kernel: `Kernel::Machine`, by default Sm80.
 namespace detail {
 template <class Kernel, class = void>
 struct MachineOf {

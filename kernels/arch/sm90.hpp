@@ -11,7 +11,7 @@
 namespace cutlass_attn::arch {
 
 struct Sm90 : Sm80, Cluster, Grid, Mbarrier, Tma, Wgmma {
-  static constexpr int kSmemAlignment = 1024;  // the swizzle's period
+  static constexpr int kSmemAlignment = 1024;  // period of the swizzle
 };
 
 }  // namespace cutlass_attn::arch

@@ -11,20 +11,20 @@ struct Threads {
   CUTE_DEVICE static int thread() { return int(threadIdx.x); }
   CUTE_DEVICE static int block() { return int(blockIdx.x); }
 
-  // Returns x, which must be equal in all lanes of the warp, in a form that the compiler knows as
+  // Returns x, which must be equal in all lanes of the warp. The compiler then knows that it is
   // uniform.
   CUTE_DEVICE static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
   CUTE_DEVICE static void sync() { __syncthreads(); }
 
-  // bar.sync: barrier 1 to 15 among `threads` threads, in whole warps, which all pass an equal
-  // count. Until the next barrier of all the block's threads, a barrier serves one set of warps.
+  // bar.sync: barrier 1 to 15 of `threads` threads, in whole warps, which all pass an equal count.
+  // Until the next barrier of the whole block, a barrier number serves one set of warps.
   CUTE_DEVICE static void sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
 
   // bar.arrive: sync() without waiting. Writes of this thread are visible to the threads that wait.
-  // A thread arrives once for every time that the barrier brings all `threads` together.
+  // A thread arrives once per completion of the barrier.
   CUTE_DEVICE static void arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
   }
@@ -54,7 +54,7 @@ struct Threads {
     return packed;
   }
 
-  // The low bytes of four words; x0 gives the lowest byte.
+  // Low bytes of four words; x0 becomes the lowest byte.
   CUTE_DEVICE static uint32_t pack_bytes(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
     return __byte_perm(__byte_perm(x0, x1, 0x0040), __byte_perm(x2, x3, 0x0040), 0x5410);
   }

@@ -1,4 +1,4 @@
-// TMA: bulk copies of boxes of a tensor into shared memory, started by one thread.
+// TMA: bulk copies of a box of a tensor into shared memory, issued by one thread.
 #pragma once
 
 #include "arch/mbarrier.hpp"
@@ -9,8 +9,8 @@ namespace cutlass_attn::arch {
 #if defined(CA_DEVICE_TWIN)
 
 struct Tma {
-  // elect.sync: true in one lane of a warp; all lanes call it. ptxas knows that one lane starts
-  // copies under this condition. Under any other condition it makes each copy a loop over lanes.
+  // elect.sync: true in one lane of a warp; all lanes call it. Under this condition ptxas knows
+  // that one lane issues a copy. Under any other condition it makes each copy a loop over lanes.
   CUTE_DEVICE static bool elect() {
     uint32_t is_elected;
     asm volatile(
@@ -23,8 +23,8 @@ struct Tma {
     return is_elected != 0;
   }
   // cp.async.bulk.tensor: copies the box that begins at the coordinates. For swizzled tiles the
-  // address is aligned to 1024 bytes. All bytes of the box, even those outside the tensor, count
-  // for the barrier's phase.
+  // shared address is aligned to 1024 bytes. All bytes of the box count for the barrier's phase,
+  // also those outside the tensor.
   CUTE_DEVICE static void tma_load(void* to, TensorMap const& map, Barrier* barrier, int x, int y,
                                    int z, int u, int w) {
     asm volatile(
@@ -33,7 +33,7 @@ struct Tma {
         "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(w)
         : "memory");
   }
-  CUTE_DEVICE static void tma_prefetch(TensorMap const& map) {
+  CUTE_DEVICE static void prefetch_tensormap(TensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
   }
 };
@@ -49,7 +49,7 @@ struct Tma {
                        int w) {
     simt::engine::tma_load(to, map, barrier, {x, y, z, u, w});
   }
-  static void tma_prefetch(TensorMap const&) {}
+  static void prefetch_tensormap(TensorMap const&) {}
 };
 
 #endif

@@ -1,12 +1,12 @@
-// The machine that a kernel body sees: one header for each family of instructions, with thin
-// wrappers. A kernel calls them through its template parameter Arch; the only exception is a family
-// that few kernels need (arch/wmma.hpp).
+// The machine that a kernel body sees: thin wrappers, one header per family of instructions. A
+// kernel calls them through its template parameter Arch. The only exception is a family that few
+// kernels need (arch/wmma.hpp).
 //
-// Each family has two forms with one name and one interface. The device twin is the instruction.
+// Each family has two twins with one name and one interface. The device twin is the instruction.
 // The host twin emulates what the instruction guarantees, on the engine of simt/engine.hpp, and
-// reports uses that go beyond that. The compiler of a translation unit selects the twin: nvcc and
-// NVRTC get the device's, a C++ compiler the host's. sm80.hpp combines the families of an
-// architecture.
+// reports uses that rely on more. The compiler of a translation unit selects the twin: nvcc and
+// NVRTC get the device twin, a C++ compiler gets the host twin. sm80.hpp and sm90.hpp combine the
+// families of an architecture.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -31,7 +31,7 @@ inline constexpr bool is_16_bit =
     std::is_same_v<Element, cutlass::half_t> || std::is_same_v<Element, cutlass::bfloat16_t>;
 
 #if defined(CA_DEVICE_TWIN)
-// The address in the shared window of a generic address.
+// Address in the shared window, from a generic address.
 CUTE_DEVICE uint32_t shared_address(void const* smem) {
   return uint32_t(__cvta_generic_to_shared(smem));
 }

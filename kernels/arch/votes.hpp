@@ -1,4 +1,4 @@
-// Votes of a warp, one bit of each lane.
+// Votes of a warp: one bit per lane.
 #pragma once
 
 #include "arch/twins.hpp"

@@ -1,5 +1,6 @@
-// wgmma: asynchronous products of a warpgroup, 64 x N x 16. B is in shared memory, A there or in
-// registers. An accumulator is a row of m16n8 blocks; warp w has the rows [16 w, 16 w + 16).
+// wgmma: asynchronous products of a warpgroup, 64 x N x 16. B is in shared memory; A is in shared
+// memory or in registers. An accumulator is a row of m16n8 blocks; warp w holds rows [16 w, 16 w +
+// 16).
 //
 // Between wgmma_fence() and the wgmma_wait() that covers a product, no thread may access its
 // accumulators or A registers, or overwrite its operands in shared memory.
@@ -15,8 +16,8 @@
 
 namespace cutlass_attn::arch {
 
-// Descriptor of an operand in shared memory, in tiles that TMA swizzled by 128 bytes. Its fields
-// are in units of 16 bytes: the address, and the leading and the stride byte offset. Adding n to a
+// Descriptor of an operand in shared memory, whose tiles have TMA's 128-byte swizzle. Its fields
+// count 16 bytes: the address, the leading byte offset and the stride byte offset. Adding n to a
 // descriptor adds 16 n bytes to the address.
 using MatrixDescriptor = uint64_t;
 
@@ -54,7 +55,7 @@ CA_GMMA_OF_TYPES(256)
 }  // namespace detail
 
 struct Wgmma {
-  // The descriptor of an operand whose tile begins at `tile`.
+  // Descriptor of the operand whose tile begins at `tile`.
   CUTE_DEVICE static MatrixDescriptor descriptor(void const* tile, int leading_bytes,
                                                  int stride_bytes) {
     return matrix_descriptor(shared_address(tile), leading_bytes, stride_bytes);
@@ -75,8 +76,8 @@ struct Wgmma {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::TS;
     ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
-  // acc = a b, or acc += a b if `accumulates`. A is in registers, as for mma.m16n8k16; B is in
-  // shared memory, row-major.
+  // acc = a b, or acc += a b if `accumulates`. A is in registers, in the layout of mma.m16n8k16; B
+  // is in shared memory, row-major.
   template <class Element, int kSize>
   CUTE_DEVICE static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                                    bool accumulates) {
@@ -84,7 +85,7 @@ struct Wgmma {
     rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
 
-  // wgmma.fence: orders this thread's accesses to these registers before the products that follow.
+  // wgmma.fence: orders this thread's accesses to these registers before the following products.
   template <class... Arrays>
   CUTE_DEVICE static void wgmma_fence(Arrays&... arrays) {
     (pin(arrays), ...);
@@ -93,32 +94,32 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   }
-  // wgmma.wait_group: all but the newest `kPending` committed groups are complete; they have
-  // written these registers.
+  // wgmma.wait_group: returns when all but the newest `kPending` committed groups are complete and
+  // have written these registers.
   template <int kPending, class... Arrays>
   CUTE_DEVICE static void wgmma_wait(Arrays&... arrays) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
     (pin(arrays), ...);
   }
 
-  // fence.proxy.async: this thread's stores to shared memory are visible to products after a
-  // barrier.
-  CUTE_DEVICE static void async_proxy_fence() {
+  // fence.proxy.async: after this fence and a barrier, this thread's stores to shared memory are
+  // visible to products.
+  CUTE_DEVICE static void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
 
-  // setmaxnreg.dec and .inc: release registers of every thread of the warpgroup, or acquire some.
+  // setmaxnreg.dec and .inc: every thread of the warpgroup releases or acquires registers.
   template <int kRegisters>
-  CUTE_DEVICE static void registers_decrease() {
+  CUTE_DEVICE static void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
   template <int kRegisters>
-  CUTE_DEVICE static void registers_increase() {
+  CUTE_DEVICE static void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
 
  private:
-  // Keeps the compiler from moving accesses to x across.
+  // Keeps the compiler from moving accesses to x across this point.
   template <class T>
   CUTE_DEVICE static void pin(T& x) {
     if constexpr (std::is_same_v<T, float>) {
@@ -176,14 +177,14 @@ struct Wgmma {
   static void wgmma_wait(Arrays&...) {
     simt::engine::wgmma_wait(kPending);
   }
-  static void async_proxy_fence() { simt::engine::async_proxy_fence(); }
+  static void fence_proxy_async() { simt::engine::fence_proxy_async(); }
   template <int kRegisters>
-  static void registers_decrease() {
-    simt::engine::set_registers(kRegisters);
+  static void setmaxnreg_dec() {
+    simt::engine::setmaxnreg(kRegisters);
   }
   template <int kRegisters>
-  static void registers_increase() {
-    simt::engine::set_registers(kRegisters);
+  static void setmaxnreg_inc() {
+    simt::engine::setmaxnreg(kRegisters);
   }
 
  private:

@@ -1,13 +1,13 @@
-// wmma, kM x kN x 16, fp16 with fp32 accumulators: a warp's matrices as fragments with an
-// unspecified mapping of elements to lanes. Fragments of one type have one mapping.
+// wmma, kM x kN x 16, fp16 with fp32 accumulators. A warp holds matrices as fragments; the mapping
+// of elements to lanes is unspecified, but equal for fragments of one type.
 //
-// The mapping is documented nowhere and differs between GPUs. The host twin uses a mapping like
-// none of them, so that a kernel that relies on the position of an element gets wrong numbers. A
-// load or a store consists of each lane's own accesses to shared memory, at the lane's own time: a
-// barrier has to order them after another lane's writes.
+// The mapping is undocumented and differs between GPUs. The host twin uses a mapping that no GPU
+// has, so that a kernel that relies on the position of an element gets wrong numbers. In a load or
+// store, each lane accesses shared memory at its own time: a barrier has to order them after writes
+// of other lanes.
 //
-// The device twin is PTX instead of <mma.h>, which includes crt/mma.h: CUDA's wheels for NVRTC and
-// for the runtime have no crt folder.
+// The device twin is PTX instead of <mma.h>, because <mma.h> includes crt/mma.h, and CUDA's wheels
+// for NVRTC and the runtime have no crt folder.
 #pragma once
 
 #include "arch/twins.hpp"
@@ -27,8 +27,8 @@ struct WmmaShape<8, 32> {
   static constexpr char kName[] = "m8n32k16";
 };
 
-// The constraint "C" inserts a string into the instruction. "memory", because kernels also access
-// the loaded and stored matrices by C++.
+// The constraint "C" inserts a string into the instruction. The "memory" clobber is there because
+// kernels also access the matrices in shared memory by C++.
 template <int kM, int kN>
 struct Wmma {
   using Shape = WmmaShape<kM, kN>;
@@ -38,7 +38,7 @@ struct Wmma {
   struct ColMajor {
     static constexpr char kName[] = "col";
   };
-  // Pairs of fp16. In m8n32k16, A has half as many elements, each held twice.
+  // Pairs of fp16. In m8n32k16, A has half as many elements and holds each twice.
   struct A {
     uint32_t x[8];
   };
@@ -56,8 +56,7 @@ struct Wmma {
     for (float& x : c.x) x = value;
   }
 
-  // wmma.load.a, .b and .c, wmma.store.d: `ld` is the distance between rows, or columns, in
-  // elements.
+  // wmma.load.a, .b and .c, and wmma.store.d. `ld`: leading dimension in elements.
   CUTE_DEVICE static void load(A& a, cutlass::half_t const* from, int ld) {
     asm volatile(
         "wmma.load.a.sync.aligned.row.%10.shared.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
@@ -115,20 +114,19 @@ struct Wmma {
   struct RowMajor {};
   struct ColMajor {};
 
-  // Element i of a lane is element simt::engine::wmma_element() of the matrix, counted along its
-  // rows.
+  // Element i of a lane is element simt::engine::wmma_element() of the matrix in row-major order.
   template <class T, int kRows, int kColumns, class Order>
   struct Fragment {
     static constexpr int num_elements = kRows * kColumns / simt::kWarpSize;
     T x[num_elements];
 
-    // Offset of element i of this lane in a matrix whose rows, or columns, are `ld` apart.
+    // Offset of element i of this lane in a matrix with leading dimension `ld`.
     static int offset(int i, int ld) {
       int const at = simt::engine::wmma_element(i, kRows * kColumns);
       int const row = at / kColumns, column = at % kColumns;
       return std::is_same_v<Order, RowMajor> ? row * ld + column : column * ld + row;
     }
-    // Reports addresses and leading dimensions that the instruction does not support.
+    // Reports addresses and leading dimensions that the instruction does not allow.
     static void check(char const* what, T const* matrix, int ld) {
       constexpr bool kByRows = std::is_same_v<Order, RowMajor>;
       simt::engine::check_matrix(what, matrix, ld, kByRows ? kRows : kColumns,

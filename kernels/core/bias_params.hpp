@@ -1,4 +1,4 @@
-// Arguments of a dense kernel for calls with a bias.
+// Launch parameters of a dense kernel for calls with a bias.
 #pragma once
 
 #include "core/forward_params.hpp"

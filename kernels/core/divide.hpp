@@ -1,5 +1,5 @@
-// Division by a number that is known at launch, as a multiplication and a shift. An integer
-// division takes some 20 instructions on a GPU.
+// Division by a divisor that is known at launch, as a multiplication and a shift. An integer
+// division takes about 20 instructions on a GPU.
 #pragma once
 
 #include <cstdint>

@@ -1,28 +1,28 @@
-// Dropout of softmax weights: which weights are dropped, and the factor of the others.
+// Dropout of softmax weights: which weights are dropped, and the factor of the kept weights.
 //
-// Whether a weight is kept depends on the seed, the offset and its (batch, head, query, key) alone,
-// by Philox4x32 (Salmon et al., SC 2011), so that every kernel and every tile shape draws the same
-// mask, forward and backward. Seed and offset give a state once a call, by ten rounds; draws are
-// seven rounds, the fewest that pass BigCrush, of a counter combined with it:
+// Whether a weight is kept depends only on the seed, the offset and its (batch, head, query, key),
+// by Philox4x32 (Salmon et al., SC 2011). So every kernel and every tile shape draws one mask,
+// forward and backward. Once per call, ten rounds turn seed and offset into a state. A draw is
+// seven rounds, the fewest that pass BigCrush, of a counter combined with the state:
 //
 //   state    philox10(counter (offset low, offset high, 0, 0), key (seed low, seed high))
 //   draw     philox7(counter (key & ~25, query & ~8, batch * num_heads_q + head, 0) ^ state, key 0)
 //
-// The key of draws is a constant so that those of its rounds are immediate operands.
+// The Philox key of draws is a constant, so the keys of its rounds are immediate operands.
 //
 // One draw covers the 16 weights of queries q and q + 8 with keys k, k + 1, and the keys 8, 16 and
-// 24 further on: the elements that a thread has of four neighbouring m16n8 accumulators. Words 0
-// and 2 belong to query q with keys k and k + 16, words 1 and 3 to query q + 8; k has the low half
-// of the word, k + 1 the high half. Keys 8 further on have the low byte of that half and, below it,
-// the high byte of that half of the other query's word. (So four numbers are the four rotations by
-// whole bytes of 32 bits. No other number has the 7 bits that decide all but one in 128 weights.
-// Neighbouring numbers share a byte; the correlation of their weights is at most 1 / 128, and 0
-// where p is a multiple of 1 / 128.)
+// 24 further on. A thread holds exactly these elements of four neighbouring m16n8 accumulators.
+// Words 0 and 2 belong to query q with keys k and k + 16; words 1 and 3 belong to query q + 8. The
+// low half of a word is the number of k, the high half that of k + 1. For keys 8 further on, the
+// number's high byte is the low byte of that half, and its low byte is the high byte of that half
+// of the other query's word. (So the four numbers are the four byte rotations of 32 bits. No two of
+// them share the 7 bits that decide all but one in 128 weights. Neighbouring numbers share a byte;
+// the correlation of their weights is at most 1 / 128, and 0 where p is a multiple of 1 / 128.)
 //
 // A number has 15 bits. If it is less than 2^15 min(p, 1 - p), rounded, the outcome is the rarer
-// one: dropped, for p up to 1/2, or kept. Kept weights are divided by the share that is really
-// kept, not by 1 - p: so the expectation is exact, whatever p, and p is rounded to a multiple of
-// 2^-15.
+// one: dropped for p up to 1/2, kept above. Kept weights are divided by the share of weights that
+// is really kept, not by 1 - p. So p is rounded to a multiple of 2^-15, but the expectation is
+// exact.
 #pragma once
 
 #include "core/macros.hpp"
@@ -60,27 +60,27 @@ CA_HOST_DEVICE PhiloxWords philox4x32(PhiloxWords counter, uint32_t key0, uint32
   return counter;
 }
 
-// How many of 2^15 numbers give the rarer outcome.
+// How many of the 2^15 numbers give the rarer outcome.
 CA_HOST_DEVICE uint32_t dropout_threshold(float p) {
   return uint32_t((p > 0.5f ? 1.0f - p : p) * 32768.0f + 0.5f);
 }
 
-// The share of weights that are kept; 1 if no weight is, so that it can be a divisor.
+// Share of weights that are kept; 1 if none is kept, so that it can be a divisor.
 CA_HOST_DEVICE float kept_share(float p) {
   float const rarer = float(dropout_threshold(p)) * (1.0f / 32768.0f);
   if (p <= 0.5f) return 1.0f - rarer;
   return rarer > 0.0f ? rarer : 1.0f;
 }
 
-// A call's dropout, for kernels.
+// The dropout of one call, as kernels use it.
 struct DropoutMask {
   PhiloxWords state = {};
-  uint32_t thresholds = 0;  // for both halves of a word
-  uint32_t flip = ~0u;      // all bits: numbers below the threshold are dropped; none: kept
+  uint32_t thresholds = 0;  // threshold, in both halves of a word
+  uint32_t flip = ~0u;      // ~0: a number below the threshold drops; 0: it keeps
   float kept_scale = 1.0f;
   int32_t num_heads = 0;
 
-  // Reads rng_state if there is any dropout.
+  // Reads rng_state only if the call has dropout.
   CA_HOST_DEVICE explicit DropoutMask(Problem const& p) : num_heads(p.num_heads_q) {
     if (p.dropout.p == 0.0f) return;
     thresholds = dropout_threshold(p.dropout.p) * 0x10001u;
@@ -93,7 +93,7 @@ struct DropoutMask {
 
   CA_HOST_DEVICE bool is_active() const { return thresholds != 0 || flip == 0; }
 
-  // The draw that contains the weight of this query and key.
+  // The draw that covers the weight of this query and key.
   CA_HOST_DEVICE PhiloxWords draw(int b, int h, int q, int key) const {
     uint32_t const head = uint32_t(b) * uint32_t(num_heads) + uint32_t(h);
     uint32_t const(&s)[4] = state.word;
@@ -101,8 +101,7 @@ struct DropoutMask {
         {{(uint32_t(key) & ~25u) ^ s[0], (uint32_t(q) & ~8u) ^ s[1], head ^ s[2], s[3]}}, 0, 0);
   }
 
-  // The number of a weight, from the words of its draw that belong to its query and to the other
-  // query.
+  // The number of a weight. own: its query's word of the draw; other: the word of the other query.
   CA_HOST_DEVICE static uint32_t number(uint32_t own, uint32_t other, int key) {
     own >>= key % 2 * 16, other >>= key % 2 * 16;
     return (key / 8 % 2 ? own << 8 | (other >> 8 & 0xffu) : own) & 0x7fffu;

@@ -41,7 +41,7 @@ CA_HOST_DEVICE E4M3 to_e4m3(float x) {
   uint32_t const sign = bits_of(x) >> 24 & 0x80u;
   uint32_t const magnitude = bits_of(x) & 0x7fffffffu;
   float const size = fabsf(x);
-  // Under 2^-6. Between 2^14 and 2^15 fp32 steps by 2^-9, as subnormal numbers do: the addition
+  // Below 2^-6. Between 2^14 and 2^15, fp32 has steps of 2^-9, like subnormal e4m3, so the addition
   // rounds.
   uint32_t const subnormal = bits_of(size + 16384.0f) - bits_of(16384.0f);
   uint32_t const normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;

@@ -1,4 +1,4 @@
-// The epilogue of a query row, once all its keys are in the softmax state; shared by all kernels.
+// Epilogue of a query row, after its last key; shared by all kernels.
 #pragma once
 
 #include "core/macros.hpp"
@@ -8,8 +8,8 @@
 namespace cutlass_attn {
 
 // Adds the sink of query head `head`, writes the LSE, and returns the factor of the row of O.
-//   seq:         of the batch entry (core/sequences.hpp)
-//   row:         includes all keys; log2_scale belongs to its units
+//   seq:         rows of the batch entry (core/sequences.hpp)
+//   row:         state after the last key; log2_scale is that of its units
 //   writes_lse:  true in one of the threads that share the row; false for rows beyond the last
 template <class SeqInfo>
 CA_HOST_DEVICE float finish_row(Problem const& p, SeqInfo const& seq, int head, int query,

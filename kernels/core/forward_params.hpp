@@ -1,5 +1,5 @@
-// Launch parameters of the forward kernels: the problem, and the assignment of tiles of queries to
-// blocks. A kernel with other parameters defines a struct with this interface.
+// Launch parameters of the forward kernels: the problem, and which block computes which tile of
+// queries. A kernel with other parameters defines a struct with this interface.
 #pragma once
 
 #include "core/launch.hpp"
@@ -12,9 +12,9 @@ namespace cutlass_attn {
 struct ForwardParams {
   Problem problem;
   TileScheduler scheduler;
-  FastDivisor by_chunk;  // by keys of an attention chunk
+  FastDivisor by_chunk;  // divides by the keys of an attention chunk
 
-  // Called on the host, for any kernel with these facts, whoever compiled it.
+  // On the host. Works for any kernel with these facts, also one compiled by NVRTC.
   static ForwardParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
                                KernelFacts const& facts) {
     return {p, TileScheduler(p, facts.block_m, facts.packs_heads),
@@ -28,12 +28,12 @@ struct ForwardParams {
   static TileScheduler scheduler_of(Problem const& p, KernelFacts const& facts) {
     return {p, facts.block_m, facts.packs_heads != 0};
   }
-  // Called in a kernel. kHasChunks: whether the kernel takes calls with attention chunks.
+  // In a kernel. kHasChunks: whether the kernel runs calls with attention chunks.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The tile of this block.
+  // This block's tile.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
     return tile_of<kBlockM, Arch>(Arch::block());

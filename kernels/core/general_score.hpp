@@ -1,4 +1,4 @@
-// The score with every term, each switched on at run time: for calls whose composition of terms
+// The score with every term, each switched on at run time. For calls whose composition of terms
 // (score.hpp) no kernel is compiled with.
 #pragma once
 
@@ -10,24 +10,24 @@
 
 namespace cutlass_attn {
 
-// logit = softcap(softmax_scale * s) - slope * |distance from the diagonal| (ALiBi) + bias, and
-// -inf where the mask of bytes masks the key.
+// logit = softcap(softmax_scale * s) - slope * |distance from the diagonal| (ALiBi) + bias; -inf
+// where the bool mask masks the key.
 struct GeneralScore {
   static constexpr bool kIsIdentity = false;
   static constexpr bool kIsGeneral = true;
   static constexpr bool kIsLinear = false;
   static constexpr bool kHasChunks = true;
   static constexpr bool kHasMod = false;
-  // It has these, but none of the terms' code.
+  // These flags select the compiled-in terms; this score has its own code for all terms.
   static constexpr bool kHasAlibi = false, kHasBias = false, kHasMask = false;
   template <int kRows>
   using Rows = NoRows;
   Problem const& p;
   SeqLens seqlens;
   Score<Softcap> capped;
-  float unit;          // what a logit is multiplied by
+  float unit;          // factor of every logit
   float inner, outer;  // factors before and after the softcap
-  float diagonal;      // of query 0
+  float diagonal;      // key on the diagonal of query 0
 
   CA_HOST_DEVICE GeneralScore(Problem const& params, SeqLens lens, float factor = 1.0f,
                               float unit = 1.0f)
@@ -52,23 +52,23 @@ struct GeneralScore {
     return capped.grad(s, b, h, q, k);
   }
 
-  // The same in two steps for the products x(i, j) of some rows with some keys. The first has no
-  // branches: it is the same for all calls.
+  // The score in two steps, for the products x(i, j) of kRows rows with kKeys keys. Step one has no
+  // branch: every call has a scale.
   template <int kRows, int kKeys, class X>
   CA_HOST_DEVICE void scale(X&& x) const {
     for_all<kRows, kKeys>([&](int i, int j) { x(i, j) *= inner; });
   }
 
-  // The second: one term after the other for all products, so that what a call has not is skipped
-  // at once, and loads do not wait for each other. What lies beyond the sequences gets the terms
-  // of some query and key and goes unused.
-  //   place: what the terms depend on; batch(), head(i), query(i), key(j). Keys come in pairs:
-  //          key(0) is even, key(1) is one more.
+  // Step two: one term after the other, each for all products. So a call jumps over its absent
+  // terms, and loads do not wait for each other. Products beyond the sequences get the terms of an
+  // arbitrary query and key; nothing reads them.
+  //   place: batch(), head(i), query(i), key(j) of the products. Keys come in pairs: key(0) is
+  //          even, key(1) = key(0) + 1.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE void add_terms(X&& x, Place const& place) const {
     add_terms<kRows, kKeys>(x, place, [](int, int, float) {});
   }
-  // The same, which calls set_slope(i, j, .) with d logit / d(scale s) where that is not 1.
+  // As above, and calls set_slope(i, j, .) with d logit / d(scale s) where that is not 1.
   template <int kRows, int kKeys, class X, class Place, class SetSlope>
   CA_HOST_DEVICE void add_terms(X&& x, Place const& place, SetSlope&& set_slope) const {
     unpredicated_if(terms & kSoftcap, [&] {
@@ -112,7 +112,7 @@ struct GeneralScore {
   }
 
  private:
-  // What a call has; pairs: of keys whose entries one load reads.
+  // Terms of a call. Pairs: one load reads the entries of two neighbouring keys.
   enum Term {
     kSoftcap = 1,
     kAlibi = 2,
@@ -133,7 +133,7 @@ struct GeneralScore {
            (p.logits.bias.data ? bias : 0) | (p.mask.elements.data ? mask : 0);
   }
 
-  // Whether the entries of an even key and the next lie at a multiple of their size.
+  // Whether the entries of an even key and the next key are aligned to the size of both.
   CA_HOST_DEVICE static bool has_pairs(SeqLens lens, PerLogit const& t, int entry_bytes) {
     uint64_t const bits =
         reinterpret_cast<uint64_t>(t.data) |
@@ -141,7 +141,7 @@ struct GeneralScore {
     return t.key_stride == 1 && lens.k % 2 == 0 && bits % (2 * uint64_t(entry_bytes)) == 0;
   }
 
-  // One product, and where it is.
+  // A single product and its position.
   struct One {
     float& x;
     int b, h, q, k;
@@ -161,7 +161,7 @@ struct GeneralScore {
     }
   }
 
-  // Calls visit(i, j, entry) for the entries of all rows with all keys.
+  // Calls visit(i, j, entry) for the entry of every row and key.
   template <int kRows, int kKeys, class Entry, class Place, class Visit>
   CA_HOST_DEVICE void for_entries(PerLogit const& t, int has_pairs, Place const& place,
                                   Visit&& visit) const {

@@ -1,19 +1,23 @@
-// Which tiles of keys a tile of rows goes through. Producers and consumers iterate over the same
-// tiles.
+// Key tiles that a tile of rows goes through. Producers and consumers iterate over equal lists.
 //
-//   RangeTiles   those of an interval mask, from the last to the first
-//   MapTiles     those of a mask map, likewise
+//   RangeTiles   tiles of an interval mask, from the last to the first
+//   MapTiles     tiles of a mask map, from the last to the first
 //
-// Both are made of a Start and have key(), where the present tile begins; is_there(); is_full(),
-// whether every row sees every key of it; and advance(). first_key() and is_full_at(), of the first
-// tile, read a Start where it is: a copy takes registers.
+// Both are made from a Start. Interface:
+//   key()        first key of the present tile
+//   is_there()   whether there is a present tile
+//   is_full()    whether every row sees every key of it
+//   advance()    to the next tile
+// first_key() and is_full_at() describe the first tile. They read the Start in place, because a
+// copy of it would take registers.
 //
-//   RangeTilesAhead   those of an interval mask, in either direction
-//   MapTilesAhead     those of a mask map, from the last to the first
+//   RangeTilesAhead   tiles of an interval mask, in either direction
+//   MapTilesAhead     tiles of a mask map, from the last to the first
 //
-// These are for kernels whose threads both copy and compute. They know the next tile as well, whose
-// copies begin before the present one is done: next_key(), after look_ahead(). Such kernels are
-// short of registers, so all the rest stays where it is.
+// These two are for kernels whose threads both copy and compute. They also know the next tile,
+// because its copy starts before the present tile is done: next_key(), valid after look_ahead().
+// These kernels have few registers left, so the iterators hold only positions and read the rest in
+// place.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +30,8 @@ namespace cutlass_attn {
 
 template <int kKeys>
 struct RangeTiles {
-  using Start = TileRange;  // in keys, with a tile at least
-  // Whether to advance beside products that are waited for, as it takes a while.
+  using Start = TileRange;  // in keys; at least one tile
+  // Whether advance() is slow enough to be overlapped with products in flight.
   static constexpr bool kAdvancesEarly = false;
   TileRange range;
   int32_t at;
@@ -43,7 +47,7 @@ struct RangeTiles {
   CA_HOST_DEVICE bool is_full() const { return range.is_full(at); }
   CA_HOST_DEVICE void advance() { at -= kKeys; }
 
-  // Tiles with keys from `end` on are not called full.
+  // No tile with keys from `end` on counts as full.
   CA_HOST_DEVICE void end_full(int32_t end) {
     end = end - kKeys + 1;
     range.full_end = end < range.full_end ? end : range.full_end;
@@ -65,15 +69,15 @@ struct MapTiles {
   using Start = MapTiles;
   static constexpr bool kAdvancesEarly = true;
   MaskWord const* words;
-  uint32_t left;  // tiles of the present word that come after the present tile
-  uint32_t all;   // of the present word
-  int32_t word;   // the present one
-  int32_t tile;   // -1: there is none
+  uint32_t left;  // tiles of this word that come after the present tile
+  uint32_t all;   // full tiles of this word
+  int32_t word;   // index of the present word
+  int32_t tile;   // present tile; -1: none
   int32_t full_end;
 
   MapTiles() = default;
-  // Begins with the last tile. Where the rows see no key that is a tile beyond the last key, of
-  // which TMA makes zeros.
+  // Starts at the last tile. For rows that see no key, that is a tile beyond the last key, which
+  // TMA fills with zeros.
   CA_HOST_DEVICE MapTiles(MaskMap const& map, int64_t row)
       : words(map.words_of(row)), left(0), all(0), word(map.num_words), full_end(INT32_MAX) {
     advance();
@@ -85,7 +89,7 @@ struct MapTiles {
   CA_HOST_DEVICE int32_t key() const { return tile * kKeys; }
   CA_HOST_DEVICE bool is_there() const { return tile >= 0; }
   CA_HOST_DEVICE bool is_full() const { return has_no_bits() && key() + kKeys <= full_end; }
-  // Whether the map has no bits for the tile because every row sees every key of it.
+  // Whether the map has no bits for the tile, because every row sees every key of it.
   CA_HOST_DEVICE bool has_no_bits() const { return all >> (tile & 31) & 1; }
   CA_HOST_DEVICE void advance() {
     while (left == 0) {
@@ -124,13 +128,13 @@ struct RangeTilesAhead {
 
 template <int kKeys>
 struct MapTilesAhead {
-  MaskWord const* const& words;  // of the tile of rows
-  // Twice the number of a tile, plus 1 if it is full; -1: there is none.
+  MaskWord const* const& words;  // map of the tile of rows
+  // 2 * index of a tile + is_full; -1: none.
   int32_t at, next;
 
-  // The last tile before the one with this number.
+  // The last tile before tile `number`.
   CA_HOST_DEVICE static int32_t before(MaskWord const* words, int32_t number) {
-    uint32_t wanted = (1u << (number & 31)) - 1;  // of its word
+    uint32_t wanted = (1u << (number & 31)) - 1;  // bits of the candidates in the present word
     for (int32_t word = number >> 5; word >= 0; --word, wanted = ~0u) {
       if (wanted == 0) continue;
       MaskWord const found = words[word];

@@ -1,24 +1,24 @@
-// The interface of a kernel and its launch. Plain data, for host, GPU and run-time compiler.
+// Interface of a kernel, and its launch. Plain data for the host, the GPU and NVRTC.
 #pragma once
 
 #include <cstdint>
 
 namespace cutlass_attn {
 
-// Limits of a GPU on which launches depend.
+// Device limits that launches depend on.
 struct DeviceLimits {
   int32_t compute_capability = 0;  // 89 for sm_89; 0 for the CPU
-  int32_t num_sms = 0;             // streaming multiprocessors
-  int32_t smem_per_sm = 0;         // bytes of shared memory of each
-  int32_t smem_per_block = 0;      // the most that one block may have
+  int32_t num_sms = 0;             // number of streaming multiprocessors
+  int32_t smem_per_sm = 0;         // shared memory of an SM, in bytes
+  int32_t smem_per_block = 0;      // largest shared memory of a block, in bytes
 };
 
 // Facts that a compiled kernel exports.
 struct KernelFacts {
-  int32_t threads = 0;      // of a block
-  int32_t smem_bytes = 0;   // of shared memory
+  int32_t threads = 0;      // per block
+  int32_t smem_bytes = 0;   // shared memory of a block
   int32_t block_m = 0;      // rows of a block's tile: queries, or keys in a backward pass
-  int32_t packs_heads = 0;  // whether these rows may be of several heads
+  int32_t packs_heads = 0;  // whether a tile may hold rows of several heads
   int32_t block_n = 0;      // keys of a tile, if the launch depends on it
 };
 
@@ -39,25 +39,25 @@ constexpr KernelFacts facts_of() {
           detail::block_n_of<Kernel>(0)};
 }
 
-// Memory that a call's kernels share, on the device that runs the call.
+// Memory shared by the kernels of a call, on the device that runs it.
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;
-  // Zeroed memory, which kernels leave zeroed; it may be less than a kernel wants. run() provides
-  // it.
+  // Memory that is zero before and after every kernel. run() provides it; there may be less than a
+  // kernel would like.
   void* zeros = nullptr;
   int64_t zeros_bytes = 0;
 };
 
 struct Launch {
   int64_t blocks = 0;
-  int32_t cluster = 1;  // blocks that run together and see each other's shared memory
+  int32_t cluster = 1;  // blocks of a cluster
   int32_t threads = 0;
   int32_t smem_bytes = 0;
-  // Whether the grid may begin before previous grids of its stream are complete. Its kernel waits
-  // for them (arch/grid.hpp).
+  // Whether the grid may start before earlier grids of its stream are complete (programmatic
+  // dependent launch). The kernel then waits for them (arch/grid.hpp).
   bool overlaps = false;
-  int64_t zeroed_bytes = 0;       // of the workspace, zeroed before the launch
+  int64_t zeroed_bytes = 0;       // bytes of the workspace that are zeroed before the launch
   char const* failure = nullptr;  // why the kernel cannot be launched
 };
 

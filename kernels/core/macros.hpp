@@ -7,15 +7,14 @@
 #define CA_HOST_DEVICE inline
 #endif
 
-// Before a loop whose counter has to be a constant, so that the arrays that it indexes are in
-// registers.
+// Unrolls a loop completely, so that the arrays it indexes stay in registers.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CA_UNROLL _Pragma("unroll")
 #else
 #define CA_UNROLL
 #endif
 
-// Before a loop of unknown length, to have the loads of eight iterations in flight.
+// Unrolls a loop of unknown length, so that the loads of eight iterations are in flight.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define CA_UNROLL_8 _Pragma("unroll 8")
 #else

@@ -1,9 +1,9 @@
-// The mask of dense attention: for every query row one interval of visible keys.
+// The mask of dense attention: one interval of visible keys per query row.
 //
-// Query q sees the keys [lo(q), hi(q)). Both ends grow with q. So the first and the last row of a
-// tile of queries determine the key tiles to visit and the full tiles, which need no test per
-// element. Causal masks, sliding windows, attention chunks and the ragged end of the keys are all
-// such intervals.
+// Query q sees keys [lo(q), hi(q)). Both ends are monotonic in q, so the first and the last row of
+// a query tile determine which key tiles to visit and which of them are full and need no predicate
+// per element. Causal masks, sliding windows, attention chunks and the ragged end of the keys are
+// all intervals.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace cutlass_attn {
 
-// Key tiles that a tile of queries visits: [begin, end). Those in [full_begin, full_end) are
-// visible to every row; the range is empty if full_begin >= full_end. For a tile of keys, likewise:
-// the tiles of queries that see any of its keys, and those whose every row sees all of them.
+// Key tiles [begin, end) that a tile of queries visits. Tiles in [full_begin, full_end) are visible
+// to every row; that range is empty if full_begin >= full_end. For a tile of keys: the query tiles
+// that see any of its keys, and the tiles whose every row sees all of them.
 struct TileRange {
   int32_t begin, end, full_begin, full_end;
 
   CA_HOST_DEVICE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
 
-  // The range counted in keys.
+  // This range in keys instead of tiles.
   CA_HOST_DEVICE TileRange in_keys(int32_t block_n) const {
     return {begin * block_n, end * block_n, full_begin * block_n, full_end * block_n};
   }
@@ -38,12 +38,12 @@ struct KeyRange {
   }
 };
 
-// The intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees the keys
-// [lo(q), hi(q)); keys below 0 do not exist.
+// Intervals of the queries of a tile, in 32-bit arithmetic: query `first` + q sees keys [lo(q),
+// hi(q)). Keys below 0 do not exist.
 struct NearMask {
   int32_t first_lo, first_hi, seqlen_k;
   int32_t chunk;  // keys of an attention chunk; 0: no chunks, and own_key and by_chunk are not set
-  int32_t own_key;  // the key on which query `first` sits
+  int32_t own_key;  // key on the diagonal of query `first`
   FastDivisor by_chunk;
 
   CA_HOST_DEVICE int32_t lo(int32_t q) const {
@@ -55,7 +55,7 @@ struct NearMask {
     return window_hi(q) < chunk_hi(q) ? window_hi(q) : chunk_hi(q);
   }
 
-  // The window and the chunk, whose intersection is the interval; the chunk only if there are
+  // The interval is the intersection of window and chunk. The chunk is defined only if there are
   // chunks.
   CA_HOST_DEVICE int32_t window_lo(int32_t q) const { return first_lo + q; }
   CA_HOST_DEVICE int32_t window_hi(int32_t q) const {
@@ -67,8 +67,8 @@ struct NearMask {
   }
   CA_HOST_DEVICE int32_t chunk_hi(int32_t q) const { return chunk_lo(q) + chunk; }
 
-  // Without chunks: the mask counted from query `first` + q, and the key tiles of block_n keys for
-  // the queries [q_begin, q_end).
+  // For masks without chunks. from(): the mask counted from query `first` + q. tiles(): key tiles
+  // of block_n keys for the queries [q_begin, q_end).
   CA_HOST_DEVICE NearMask from(int32_t q) const {
     NearMask moved = *this;
     moved.first_lo += q;
@@ -86,20 +86,20 @@ struct NearMask {
 
 struct IntervalMask {
   int32_t seqlen_q, seqlen_k;
-  int64_t diagonal;   // query q sits on key q + diagonal
+  int64_t diagonal;   // key on the diagonal of query q is q + diagonal
   int64_t lo_offset;  // lo(q) = q + lo_offset, before clamping
   int64_t hi_offset;  // hi(q) = q + hi_offset, before clamping
-  int32_t chunk;      // keys of an attention chunk; 0: there are none
+  int32_t chunk;      // keys of an attention chunk; 0: no chunks
   FastDivisor by_chunk;
 
-  // Called on the host.
+  // On the host.
   IntervalMask(Mask const& mask, SeqLens const& seqlens)
       : IntervalMask(mask, seqlens, divisor_of(mask), true) {}
 
-  // Called in a kernel, with the result of divisor_of() on the host: a division in the kernel is a
-  // call, for which the compiler keeps convergence barriers in every main loop. has_chunks: false
-  // in code that takes no calls with chunks. Even an untaken branch costs time: on an H200, 7 % of
-  // d64 causal 16x1024, and 7 % of the reference shape.
+  // In a kernel, with divisor_of() from the host: a division in the kernel is a call, for which the
+  // compiler keeps convergence barriers in every main loop. has_chunks: false in code for calls
+  // without chunks. Even a branch that is not taken costs time: on an H200, 7 % of d64 causal
+  // 16x1024, and 7 % of the reference shape.
   CA_HOST_DEVICE IntervalMask(Mask const& mask, SeqLens const& seqlens, FastDivisor by_chunk,
                               bool has_chunks)
       : seqlen_q(seqlens.q),
@@ -123,17 +123,16 @@ struct IntervalMask {
   // The first key that query q sees, in [0, hi(q)].
   CA_HOST_DEVICE int32_t lo(int32_t q) const { return at(q).lo; }
 
-  // The keys that any of the queries [q_begin, q_end), q_begin < q_end, sees are among these.
+  // Contains every key that any query of [q_begin, q_end), q_begin < q_end, sees.
   CA_HOST_DEVICE KeyRange keys(int32_t q_begin, int32_t q_end) const {
     return {lo(q_begin), hi(q_end - 1)};
   }
 
   CA_HOST_DEVICE bool visible(int32_t q, int32_t key) const { return key >= lo(q) && key < hi(q); }
 
-  // The intervals of `queries` queries from `first` on: those of a tile, or of all queries, for
-  // from().
+  // Intervals of `queries` queries from `first` on. The default covers all queries, for from().
   CA_HOST_DEVICE NearMask near(int32_t first, int32_t queries = 1 << 20) const {
-    // Far ends may be moved closer, as long as they stay beyond every key.
+    // Ends are moved closer to fit 32 bits. They stay beyond every key.
     int64_t const least = -int64_t(queries);
     auto const bounded = [&](int64_t x) {
       return int32_t(x < least ? least : (x > seqlen_k ? seqlen_k : x));
@@ -162,8 +161,8 @@ struct IntervalMask {
             first.hi / block_n};
   }
 
-  // The inverse: both ends of a query's interval grow with the query, so the queries that see a key
-  // are an interval, too. The key is in [0, seqlen_k).
+  // The inverse. Both ends of a query's interval are monotonic, so the queries that see a key are
+  // an interval as well. The key is in [0, seqlen_k).
   CA_HOST_DEVICE int32_t q_lo(int32_t key) const {
     int64_t lo = key - hi_offset + 1;
     if (chunk > 0 && lo < chunk_begin(key) - diagonal) lo = chunk_begin(key) - diagonal;
@@ -186,7 +185,7 @@ struct IntervalMask {
 
  private:
   static constexpr int64_t kFar = int64_t(1) << 32;
-  // A key so far behind all keys that its chunk contains none of them.
+  // Offset behind all keys; the chunk of that key contains none of them.
   static constexpr int64_t kBehind = int64_t(kMaxSeqlen) + kMaxAttentionChunk;
 
   struct Ends {

@@ -1,5 +1,5 @@
-// Arguments of a dense kernel for calls with a bool mask. A launch before the kernel makes the
-// mask's map (tile/mask_map.hpp) in the workspace.
+// Launch parameters of a dense kernel for calls with a bool mask. A launch before the kernel makes
+// the mask map (tile/mask_map.hpp) in the workspace.
 #pragma once
 
 #include "core/bias_params.hpp"
@@ -7,10 +7,10 @@
 
 namespace cutlass_attn {
 
-// Base: arguments of the kernel without a mask, with
+// Base: parameters of the kernel without a mask. It has
 //   ForwardParams const& dense() const;  // its tiles
 //   static TileScheduler scheduler_of(Problem const&, KernelFacts const&);
-// and with at most MaskMap::kAlignment bytes of workspace.
+// and takes at most MaskMap::kAlignment bytes of workspace.
 template <class Base>
 struct MaskedParams : Base {
   MaskMap map;
@@ -34,7 +34,8 @@ struct MaskedParams : Base {
   static constexpr int64_t kBaseBytes = MaskMap::kAlignment;
 
   static MaskMap map_of(Problem const& p, KernelFacts facts, void* memory) {
-    facts.packs_heads = 1;  // as all kernels with these arguments do, also those yet to be compiled
+    // All kernels with these parameters pack heads, also those not compiled yet
+    facts.packs_heads = 1;
     return MaskMap::prepare(p, Base::scheduler_of(p, facts), facts.block_m, facts.block_n, memory);
   }
 };

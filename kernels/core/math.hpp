@@ -1,4 +1,4 @@
-// The transcendental functions that attention needs, with one definition for GPU and CPU.
+// Transcendental functions of attention, with one definition for GPU and CPU.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ CA_HOST_DEVICE float bits_float(uint32_t bits) {
   return x;
 }
 
-// Converts the bits of a bfloat16, or of a float16, to float.
+// Bits of a bfloat16 (then of a float16) to float.
 CA_HOST_DEVICE float bfloat16_to_float(uint16_t bits) {
   uint32_t const wide = uint32_t(bits) << 16;
   float x;
@@ -36,9 +36,9 @@ CA_HOST_DEVICE float half_to_float(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 #else
-  // Exponent and mantissa are in place, but the exponent's bias is 112 too small: a multiplication
-  // corrects that, and normalises subnormal numbers. Infinities and NaNs get the largest exponent.
-  // Branchless, so that compilers vectorise loops over it.
+  // Exponent and mantissa are in place, but the exponent's bias is 112 too small. A multiplication
+  // corrects the bias and normalises subnormal numbers. Infinities and NaNs get the largest
+  // exponent. The code has no branch, so that compilers vectorise loops over it.
   uint32_t const magnitude = uint32_t(bits & 0x7fffu) << 13;
   float x;
   __builtin_memcpy(&x, &magnitude, sizeof x);
@@ -51,15 +51,15 @@ CA_HOST_DEVICE float half_to_float(uint16_t bits) {
 #endif
 }
 
-// 2^x to 2 ulp; results under 2^-125 may become 0. On the GPU one MUFU.EX2 instruction.
+// 2^x to 2 ulp; results under 2^-125 may become 0. On the GPU one MUFU.EX2.
 CA_HOST_DEVICE float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // Without calls, so that compilers vectorise loops over it. 2^x = 2^n * 2^f with n an integer and
-  // |f| <= 1/2. 2^f is a minimax polynomial (relative error 2e-9), computed twice as large so that
+  // No calls, so that compilers vectorise loops over it. 2^x = 2^n * 2^f with integer n and |f| <=
+  // 1/2. 2^f is a minimax polynomial (relative error 2e-9). It is computed twice as large, so that
   // the scale 2^(n-1) is finite wherever the result is.
   float const bounded = x > 129.0f ? 129.0f : x;  // NaN stays NaN
   constexpr float kRounder = 12582912.0f;         // 1.5 * 2^23: adding it leaves n in the low bits
@@ -81,7 +81,7 @@ CA_HOST_DEVICE float fast_exp2(float x) {
 #endif
 }
 
-// 1 / x to 1 ulp, and log2(x) to 2 ulp or, near x = 1, 2^-22. On the GPU one instruction each.
+// 1 / x to 1 ulp. log2(x) to 2 ulp, near x = 1 to 2^-22. On the GPU one MUFU each.
 CA_HOST_DEVICE float fast_reciprocal(float x) {
 #if defined(__CUDA_ARCH__)
   float y;

@@ -1,5 +1,5 @@
-// The problem of merge_states() as plain data: results of attention over two disjoint sets of keys,
-// to be merged.
+// The problem of merge_states() as plain data: merges the attention results of two disjoint sets of
+// keys.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace cutlass_attn {
 
-// A natural log-sum-exp per query head and row, with any strides in elements.
+// One natural log-sum-exp per query head and row. Strides count elements.
 struct PerRow {
   float* data = nullptr;
   int64_t batch_stride = 0;
@@ -17,7 +17,7 @@ struct PerRow {
 };
 
 // With w the softmax of the two log-sum-exps of a row: o = w_a a + w_b b. -inf and +inf both mean
-// that a row saw no key; its values are then ignored, even NaN.
+// that a row saw no key; its values are then ignored, even if they are NaN.
 struct MergeProblem {
   Operand a, b, o;  // (batch, num_heads, seqlen, head_dim) of one dtype
   PerRow lse_a, lse_b, lse;

@@ -1,12 +1,12 @@
 // Hints to the compiler about registers and branches. None changes a result. Each use says what was
-// measured with and without it.
+// measured with and without the hint.
 //
 //   opaque(x)             x through an empty asm. The compiler knows nothing about the result, so
 //                         it recomputes expressions of it at each use, instead of keeping them in
-//                         registers or local memory. And x itself is computed here, not later
-//   opaque_index(x)       opaque for a non-negative number, which the compiler may assume: division
-//                         by a power of two is then a shift instead of four instructions
-//   forget_memory()       values that were read from memory are read again
+//                         registers or local memory. x itself is computed at this point, not later
+//   opaque_index(x)       opaque for a number that the compiler may assume to be non-negative:
+//                         division by a power of two is then a shift instead of four instructions
+//   forget_memory()       values read from memory before are loaded again when needed
 //   unpredicated_if()     an `if` that stays a branch
 #pragma once
 
@@ -44,9 +44,9 @@ CA_HOST_DEVICE void forget_memory() {
 #endif
 }
 
-// `if (condition > 0) body();` as a real branch: the body is jumped over if the condition does not
-// hold, and no part of it is computed before. The compiler turns an `if` into predicated
-// instructions, even hundreds of them, which are then always issued. It does not do that to a loop.
+// `if (condition > 0) body();` as a real branch: if the condition does not hold, the body is jumped
+// over, and no part of it is hoisted. The compiler turns an `if` into predicated instructions, even
+// hundreds of them, which are then always issued. It does not do that to a loop.
 template <class Body>
 CA_HOST_DEVICE void unpredicated_if(int condition, Body&& body) {
 #if defined(__CUDA_ARCH__)

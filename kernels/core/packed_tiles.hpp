@@ -1,9 +1,8 @@
 // Tiles of packed sequences, whose lengths only the device knows.
 //
-// The grid has slots for tiles. A sequence whose rows are [a, b) of all packed rows has b / m - a /
-// m + 1 slots for tiles of m rows. That is at least the ceil((b - a) / m) tiles that it has, and at
-// most one more. So the first slot of a sequence depends on `a` alone, and no prefix sum over the
-// batch is needed.
+// The grid reserves slots for tiles of m rows. A sequence with the packed rows [a, b) gets b / m -
+// a / m + 1 slots. It has ceil((b - a) / m) tiles, so at most one slot is unused. The first slot
+// depends on `a` alone, so no prefix sum over the batch is needed.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +12,13 @@
 
 namespace cutlass_attn {
 
-// Tiles of `rows` rows. Each row of a sequence has `heads` rows in the tiles (heads that share a
-// tile).
+// rows: rows of a tile. heads: query heads packed into a tile; each row of a sequence contributes
+// `heads` tile rows.
 struct PackedTiles {
   int32_t const* cu_seqlens;
   int32_t heads, rows;
 
-  // The number of slots for all entries.
+  // Number of slots of all entries.
   static int64_t slots(int64_t total, int32_t heads, int32_t rows, int32_t batch) {
     return total * heads / rows + batch;
   }
@@ -28,8 +27,8 @@ struct PackedTiles {
     return cu_seqlens[batch] * heads / rows + batch;
   }
 
-  // The entry, of `count` entries, that a slot belongs to: the last one whose first slot is not
-  // beyond it. Called by all lanes of a warp, which compare 32 entries at a time.
+  // The entry, of `count` entries, that a slot belongs to: the last one whose first slot is <=
+  // slot. Called by all lanes of a warp, which compare 32 entries at a time.
   template <class Arch>
   CA_HOST_DEVICE int entry_of(int slot, int count) const {
     int first = 0;

@@ -1,16 +1,16 @@
-// A bool mask as the backward kernel on wgmma reads it: the map of core/mask_map.hpp the other way
-// round. A launch before the kernel makes it (sm90/backward_before_mask.hpp): for each tile of
-// keys, which tiles of queries see any of them, and which all of them; for the tiles in between, a
-// bit for each logit. Causal masks, windows, attention chunks and the end of the keys are part of
-// it, so that the kernel applies nothing else.
+// A bool mask as the backward kernel on wgmma reads it: core/mask_map.hpp, transposed. A launch
+// before the kernel makes it (sm90/backward_before_mask.hpp). For each tile of keys it says which
+// query tiles see none, some or all of the keys; partial tiles have one bit per logit. Causal
+// masks, windows, attention chunks and the end of the keys are included, so the kernel applies no
+// other mask.
 //
 //   classes  (unit, key tile, query tile) TileClass
-//   bits     (unit, key tile, query tile, 128 for every 64 keys) uint32   a word for each thread of
-//            the warpgroups with these keys: bit i masks accumulator i of its S, which has keys in
-//            rows. Only partial tiles have them
+//   bits     (unit, key tile, query tile, 128 per 64 keys) uint32: one word for each thread of the
+//            warpgroups that own these keys. Bit i masks accumulator i of the thread's S, whose M
+//            is keys. Written for partial tiles only
 //
-// A unit is a query head of a batch entry. Where the mask broadcasts over the batch or the heads,
-// all entries or heads share one.
+// A unit is a query head of a batch entry. Where the mask broadcasts over batch or heads, all
+// entries or heads share a unit.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ namespace cutlass_attn {
 
 enum class TileClass : uint8_t {
   kEmpty,    // no query sees any key
-  kPartial,  // in between
-  kFull,     // each query sees each key
+  kPartial,  // some do
+  kFull,     // every query sees every key
 };
 
 struct QueryMap {
@@ -33,10 +33,10 @@ struct QueryMap {
   TileClass* classes;
   uint32_t* bits;
   int32_t key_tiles, query_tiles;
-  int32_t tile_words;            // of the bits of a tile
-  int32_t num_batch, num_heads;  // of units; 1: shared
+  int32_t tile_words;            // uint32 words of a tile's bits
+  int32_t num_batch, num_heads;  // units; 1: shared by all
 
-  // On the host, for tiles of block_n keys, a multiple of 64.
+  // On the host. block_n: keys of a tile, a multiple of 64.
   static QueryMap prepare(Problem const& p, int block_n, void* memory) {
     QueryMap map = {};
     map.key_tiles = (p.seq_k.seqlen + block_n - 1) / block_n;
@@ -50,11 +50,11 @@ struct QueryMap {
   }
   int64_t bytes() const { return classes_bytes() + tiles() * tile_words * int64_t(sizeof *bits); }
 
-  // Of all units.
+  // Tiles of all units.
   CA_HOST_DEVICE int64_t tiles() const {
     return int64_t(num_batch) * num_heads * key_tiles * query_tiles;
   }
-  // The number of a key tile's first query tile among them.
+  // Index of a key tile's first query tile.
   CA_HOST_DEVICE int64_t first_tile(int32_t batch, int32_t head, int32_t key_tile) const {
     int64_t const entry = num_batch == 1 ? 0 : batch;
     int64_t const unit = entry * num_heads + (num_heads == 1 ? 0 : head);

@@ -1,4 +1,4 @@
-// Which tile of which head a thread block works on.
+// Assignment of tiles and heads to thread blocks.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace cutlass_attn {
 
-// The order in which blocks take the tiles of all heads.
+// Order in which blocks take the tiles of all heads.
 struct TileOrder {
-  int32_t tiles;   // of a head
-  int32_t tail;    // the number of last heads, whose tiles are interleaved
-  int32_t before;  // the number of other heads
+  int32_t tiles;   // per head
+  int32_t tail;    // number of last heads, whose tiles are interleaved
+  int32_t before;  // number of heads before them
   FastDivisor by_tiles, by_tail;
 
   struct Place {
-    int32_t head, turn;  // index of the tile in its head; the tile with the most work is 0
+    int32_t head, turn;  // turn: order of the tile in its head; 0 has the most work
   };
 
   TileOrder() = default;
@@ -29,9 +29,10 @@ struct TileOrder {
         by_tiles(tiles),
         by_tail(this->tail > 0 ? this->tail : 1) {}
 
-  // Blocks run through the tiles of one head before the next, so that neighbours share operands in
-  // L2. Under a causal mask the tiles of a head with the most work start first. For the last `tail`
-  // heads, tiles run longest first across heads, so that short tiles fill the last wave.
+  // Blocks finish the tiles of one head before the next head, so that concurrent blocks share
+  // operands in L2. Under a causal mask, the tiles of a head start with the one with the most work.
+  // For the last `tail` heads, tiles run longest first across heads (LPT), so that short tiles fill
+  // the last wave.
   CA_HOST_DEVICE Place place(int block) const {
     int const at = block - before * tiles;
     int const head = by_tiles(block), turn = by_tail(at < 0 ? 0 : at);
@@ -39,9 +40,10 @@ struct TileOrder {
     return {before + at - turn * tail, turn};
   }
 
-  // Number of heads with head_bytes each that fit L2 together; 0 if all tiles do about equal work.
+  // Number of heads, of head_bytes each, that fit in L2 at once; 0 if all tiles do about equal
+  // work.
   static int32_t tail_of(Mask const& mask, int64_t head_bytes) {
-    constexpr int64_t kBytes = 32 << 20;  // Ada's and Hopper's L2 have more
+    constexpr int64_t kBytes = 32 << 20;  // L2 of Ada and Hopper is larger
     bool const has_end = mask.causal || mask.window_right != kUnbounded;
     bool const is_triangle = has_end && mask.window_left == kUnbounded && mask.attention_chunk == 0;
     if (!is_triangle) return 0;
@@ -49,10 +51,10 @@ struct TileOrder {
   }
 };
 
-// Where batch entries share the bias of a head, the tiles of all of them run before the next head,
-// and read the bias from L2.
+// If batch entries share the bias of a head, its tiles of all entries run before the next head, so
+// that the bias is read from L2.
 struct BiasOrder {
-  int32_t entries;  // that run before the next head
+  int32_t entries;  // entries that run before the next head
   FastDivisor by_entries;
 
   static BiasOrder of(Problem const& p) {
@@ -61,7 +63,7 @@ struct BiasOrder {
     int32_t const entries = is_shared ? p.batch : 1;
     return {entries, FastDivisor(entries)};
   }
-  // `heads` of each entry.
+  // `heads`: heads of each entry.
   CA_HOST_DEVICE TileOrder::Place place(TileOrder::Place place, int heads) const {
     if (entries > 1) {
       int const head = by_entries(place.head);
@@ -72,37 +74,37 @@ struct BiasOrder {
 };
 
 // Rows of a head group, cut into tiles of block_m. If they do not fill all tiles, the first tile is
-// shorter, in steps of kStep: under a causal mask the last tile has the most keys, and is full or
-// nearly full.
+// shorter, by a multiple of kStep: under a causal mask the last tile has the most keys, so it
+// should be full or nearly full.
 struct TileRows {
   static constexpr int kStep = 64;
   int32_t tiles;  // at least one
-  int32_t lacks;  // rows that the first tile lacks
+  int32_t lacks;  // rows that are missing in the first tile
 
   TileRows() = default;
   CA_HOST_DEVICE TileRows(int32_t rows, int block_m)
       : tiles(rows > 0 ? int32_t((int64_t(rows) + block_m - 1) / block_m) : 1),
         lacks(int32_t(int64_t(tiles) * block_m - rows) / kStep * kStep) {}
 
-  // The first row of a tile; negative for a first tile that lacks rows.
+  // First row of a tile; negative for a first tile that is shorter.
   CA_HOST_DEVICE int begin(int tile, int block_m) const { return tile * block_m - lacks; }
 };
 
-// The grid of a call, one block for each tile of queries, computed on the host. A kernel gets it
-// next to the call's parameters.
+// Grid of a call, one block per tile of queries. Computed on the host; part of a kernel's
+// parameters.
 struct TileScheduler {
   // Query heads that share a tile. If there are fewer queries than a tile has rows, as in decoding,
-  // the heads of one KV head are packed into a tile: K and V are then read once for all of them.
-  // Row r of such a group of heads is query r / heads, head r % heads.
+  // a tile holds all query heads of a KV head, so that K and V are read once for all of them. Row r
+  // of such a head group is query r / heads, head r % heads.
   int32_t heads;
   TileRows rows;    // rows of a head group
   int32_t groups;   // head groups of a batch entry
-  int64_t blocks;   // in the grid
-  TileOrder order;  // order of head groups, with tiles from the last queries to the first
+  int64_t blocks;   // of the grid
+  TileOrder order;  // order of head groups; within one, from the last queries to the first
   FastDivisor by_groups, by_heads;
-  FastDivisor by_heads_per_kv;  // query heads that read one KV head
+  FastDivisor by_heads_per_kv;  // query heads of a KV head
 
-  // For kernels whose tiles have block_m rows. `pack`: a tile may have rows of several heads.
+  // For kernels whose tiles have block_m rows. `pack`: a tile may hold rows of several heads.
   TileScheduler(Problem const& p, int block_m, bool pack)
       : heads(pack ? heads_of_tile(p, block_m) : 1),
         rows(p.seq_q.seqlen * heads, block_m),
@@ -119,8 +121,8 @@ struct TileScheduler {
     return int64_t(p.batch) * (p.num_heads_q / heads) * tiles;
   }
 
-  // The number of heads to pack. Dropout draws for queries of one head, 8 rows apart, so it
-  // excludes packing.
+  // Number of heads to pack. A dropout draw covers two queries of one head that are 8 tile rows
+  // apart, so dropout excludes packing.
   static int32_t heads_of_tile(Problem const& p, int block_m) {
     int const heads = at_least_1(p.num_heads_q / at_least_1(p.num_heads_kv));
     bool const packs = p.seq_q.seqlen < block_m && heads <= 1024 && p.dropout.p == 0.0f;
@@ -137,15 +139,15 @@ struct TileScheduler {
   }
 };
 
-// The rows of a block's tile.
+// The tile of a block: its rows.
 template <class SeqInfo>
 struct BasicTileCoord {
-  SeqInfo seq;              // the batch entry
-  int32_t heads;            // query heads in this tile
-  int32_t head_q, head_kv;  // the first query head, and the KV head that they share
-  int32_t row_begin;        // first row of the tile in the head group
-  int32_t rows;             // rows of the tile inside the head group; not positive: none
-  int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in this tile
+  SeqInfo seq;              // batch entry
+  int32_t heads;            // query heads in the tile
+  int32_t head_q, head_kv;  // first query head, and the KV head of all of them
+  int32_t row_begin;        // first row in the head group
+  int32_t rows;             // rows inside the head group; <= 0: none
+  int32_t q_begin, q_end;   // queries [q_begin, q_end) have rows in the tile
   FastDivisor by_heads;
 
   BasicTileCoord() = default;
@@ -159,7 +161,7 @@ struct BasicTileCoord {
     set_rows(p, s.rows, s.rows.tiles - 1 - place.turn, block_m);
   }
 
-  // From its parts: a tile of the heads from head_q on.
+  // A tile of the `heads` heads from head_q on.
   CA_HOST_DEVICE BasicTileCoord(Problem const& p, SeqInfo const& seq, int heads,
                                 FastDivisor by_heads, int head_q, int head_kv, int tile,
                                 int block_m)
@@ -167,7 +169,7 @@ struct BasicTileCoord {
     set_rows(p, TileRows(seq.lens(p).q * heads, block_m), tile, block_m);
   }
 
-  // Query and head of a row of the tile.
+  // Query, and below the head, of a row of the tile.
   CA_HOST_DEVICE int query(int row) const {
     return heads == 1 ? row_begin + row : by_heads(row_begin + row);
   }
@@ -180,7 +182,7 @@ struct BasicTileCoord {
   }
 
  private:
-  // This sequence may have only the first of the rows that were cut into tiles.
+  // A sequence may be shorter than the rows that were cut into tiles.
   CA_HOST_DEVICE void set_rows(Problem const& p, TileRows const& all, int tile, int block_m) {
     int const begin = all.begin(tile, block_m);
     row_begin = begin > 0 ? begin : 0;

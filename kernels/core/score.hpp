@@ -1,17 +1,17 @@
-// Scores: from the raw product s = q.k to the logit that softmax sees.
+// From the product s = q.k to the logit that softmax sees.
 //
-// Score<Terms...> is composed of the terms that a call has, one file each in core/terms/. A term
-// that a kernel is compiled without costs nothing. A score turns s into an x such that the softmax
-// weight is 2^(x * log2_scale()), with log2_scale() > 0: the largest x is the largest logit.
+// Score<Terms...> is composed of the terms of a call; each has a file in core/terms/. An absent
+// term costs nothing. A score maps s to x, such that the softmax weight is 2^(x * log2_scale())
+// with log2_scale() > 0: the largest x is the largest logit.
 //
-//   no term     x = s; the scale is left to the exponential's one fused multiply-add
-//   Softcap     x = tanh(s * inner); the cap is left to the exponential
-//   additive    x = (s or tanh) * factor + term, in units of log2. Then the row max is one of the x
-//   terms       and not a rounded product of one: next to a bias of -1e9 a logit keeps its exact
-//               distance from the row max.
+//   no term     x = s; the scale goes into the fused multiply-add of the exponential
+//   Softcap     x = tanh(s * inner); the cap goes into the exponential
+//   additive    x = (s or tanh) * factor + term, in units of log2. The row max is then one of the
+//   terms       x, not a rounded product: next to a bias of -1e9 a logit keeps its exact distance
+//               from the row max.
 //
-// A score is made of a call, and of `factor`, which the products lack where operands have scales:
-// softmax_scale times it is the scale in use. grad() is d logit / d s.
+// A score is made from a call and `factor`, a factor that the products lack if operands have
+// scales: the scale in use is softmax_scale * factor. grad() is d logit / d s.
 #pragma once
 
 #include <type_traits>
@@ -39,21 +39,21 @@ struct Score {
   static constexpr bool kHas = (std::is_same_v<Term, Terms> || ...);
   static constexpr bool kHasSoftcap = kHas<Softcap>, kHasBias = kHas<TileBias>;
   static constexpr bool kHasAlibi = kHas<Alibi>;
-  // A user's function, which gets what the terms before it make; void if there is none.
+  // The user's function among the terms, applied after the others; void if there is none.
   using Mod = typename ScoreModOf<Terms...>::type;
   static constexpr bool kHasMod = !std::is_same_v<Mod, void>;
-  // Whether anything is added to a logit.
+  // Whether a term is added to logits.
   static constexpr bool kAdds = kHasAlibi || kHasBias || kHas<PairBias> || kHasMod;
-  // Whether apply() has nothing to do: a bias is added by with_bias().
+  // Whether apply() does nothing. with_bias() adds a bias, so a bias alone counts as identity.
   static constexpr bool kIsIdentity = !kHas<Alibi> && !kHasMod && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
   // Whether d logit / d(softmax_scale s) is 1.
   static constexpr bool kIsLinear = !kHasSoftcap && !kHasMod;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
-  // Whether logits may grow towards smaller keys, as where rising_from() says.
+  // Whether logits may grow towards smaller keys; rising_from() says from which key on.
   static constexpr bool kRises = kHas<Alibi>;
-  // Sinks are divided by the scale where it is left to the exponential. Below this one they could
-  // overflow.
+  // Sinks are divided by the scale if the exponential applies it. A smaller scale than this could
+  // make them overflow.
   static constexpr float kLeastScale = 1e-30f;
 
   Problem const& p;
@@ -63,9 +63,9 @@ struct Score {
   CA_HOST_DEVICE explicit Score(Problem const& p, SeqLens = {}, float factor = 1.0f)
       : p(p), inner(inner_of(p, factor)), cap(kHasSoftcap ? p.logits.softcap : 0.0f) {}
 
-  // Whether the kernel with this score can run the call: it has all of its terms. A kernel with a
-  // bias or a mask has to be given one. A user's score_mod, which joins the score when the kernel
-  // is compiled, adds to logits, so any scale will do.
+  // Whether the kernel with this score can run the call: the score has every term of the call. A
+  // kernel with a bias or a mask requires the call to have one. A score_mod joins the score when
+  // the kernel is compiled; it adds to logits, so any scale is allowed.
   CA_HOST_DEVICE static bool takes(Problem const& p) {
     return (kHasSoftcap || !Softcap::is_in(p)) && (kHasChunks || kHasMask || !Chunk::is_in(p)) &&
            (kHas<Alibi> || !Alibi::is_in(p)) &&
@@ -81,7 +81,7 @@ struct Score {
     return inner * kLog2e;
   }
 
-  // One product, of query q with key k. Not of a score that adds.
+  // One product, of query q with key k. Only for scores without additive terms.
   CA_HOST_DEVICE float operator()(float s, int = 0, int = 0, int = 0, int = 0) const {
     static_assert(!kAdds);
     if constexpr (!kHasSoftcap) return s;
@@ -94,7 +94,7 @@ struct Score {
     return (1.0f - t * t) * inner * cap;
   }
 
-  // What the terms read of kRows rows, whatever the key.
+  // What the terms keep per row, for kRows rows.
   template <int kRows>
   using Rows = std::conditional_t<kHas<Alibi>, Alibi::Rows<kRows>, NoRows>;
   template <int kRows, class Place>
@@ -102,14 +102,14 @@ struct Score {
     return Alibi::rows<kRows>(p, place);
   }
 
-  // The key from which on logits of `query` and later ones grow towards smaller keys: there the row
-  // max of larger keys will not do.
+  // Logits of `query` and later queries grow towards smaller keys from this key on. There, the row
+  // max of larger keys is no upper bound.
   CA_HOST_DEVICE int32_t rising_from(SeqLens lens, int32_t query) const {
     return kRises ? Alibi::rising_from(p, lens, query) : INT32_MAX;
   }
 
-  // The products x(i, j) of kRows rows with kKeys keys. rows: Rows<kRows>, or an Alibi::KeyBlock of
-  // a score with ALiBi. place: see the terms.
+  // Products x(i, j) of kRows rows with kKeys keys. rows: Rows<kRows>, or Alibi::KeyBlock for a
+  // score with ALiBi. place: see the terms.
   template <int kRows, int kKeys, class Read, class X, class Place>
   CA_HOST_DEVICE void apply(Read const& rows, X&& x, Place const& place) const {
     if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
@@ -118,14 +118,14 @@ struct Score {
     if constexpr (kHasMod) Mod::template apply<kRows, kKeys>(p, x, unit_of_mod(), place);
   }
 
-  // What the terms read of a query head, whatever the row and key.
+  // What the terms keep per query head.
   using Head = std::conditional_t<kHas<Alibi>, Alibi::Head, NoRows>;
   CA_HOST_DEVICE Head head(SeqLens lens, int batch, int head) const {
     if constexpr (kHas<Alibi>) return Alibi::head_of(p, lens, batch, head);
     return Head{};
   }
-  // What a backward pass does in steps, each of which leaves x to the next:
-  //   apply_softcap<., false>()  x = tanh(s * inner), of which 1 - x^2 is d logit / d(scale s)
+  // Steps of a backward pass; each takes the x of the step before:
+  //   apply_softcap<., false>()  x = tanh(s * inner); 1 - x^2 is d logit / d(scale s)
   //   add_alibi()                x(i, j) of kRows rows of one head with kKeys keys
   //   add_bias()                 one x
   template <int kRows, int kKeys, class X, class Place>
@@ -136,9 +136,9 @@ struct Score {
     return fmaf(bias, kLog2e, kHas<Alibi> ? x : x * factor_of_terms());
   }
 
-  // kCount products x(i) with the softcap alone. Jumps over it where there is none: that takes
-  // fewer registers than a select, but does not mix with the instructions around it.
-  // kScales: whether x is in the units of the terms after it.
+  // Softcap of kCount products x(i). A call without a softcap jumps over it: that takes fewer
+  // registers than a select, but the instructions do not mix with the code around it. kScales:
+  // whether the result is in the units of the next terms.
   template <int kCount, bool kScales = kAdds, class X>
   CA_HOST_DEVICE void apply_softcap(X&& x) const {
     CA_UNROLL
@@ -151,7 +151,7 @@ struct Score {
     });
   }
 
-  // One product with its bias: all that comes before the other terms.
+  // One product with softcap and bias: everything before the remaining terms.
   CA_HOST_DEVICE float with_bias(float s, float bias) const {
     float x = s * inner;
     if constexpr (kHasSoftcap) {
@@ -160,13 +160,14 @@ struct Score {
     return fmaf(bias, kLog2e, x);
   }
 
-  // What a user's function gets is x times this.
+  // The user's function gets x times this.
   CA_HOST_DEVICE float unit_of_mod() const {
     return kHasSoftcap || kHasBias || kHasAlibi ? kLn2 : inner * kLn2;
   }
 
  private:
-  // From what apply_softcap<., false>() leaves to units of log2, of a score that adds.
+  // Factor from the result of apply_softcap<., false>() to units of log2. For scores with additive
+  // terms.
   CA_HOST_DEVICE float factor_of_terms() const {
     return !kHasSoftcap ? inner : cap > 0.0f ? cap * kLog2e : 1.0f;
   }
@@ -178,7 +179,7 @@ struct Score {
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
 };
 
-// A score with one term more.
+// A score with one more term.
 template <class Score, class Term>
 struct WithTerm;
 template <class... Terms, class Term>
@@ -195,8 +196,8 @@ using SoftcapScore = Score<Softcap>;
 
 namespace cutlass_attn {
 
-// The score for who multiplies by log2_scale() before the row max is subtracted: a general score is
-// in units of log2 then, for the reason above.
+// The score for callers that multiply by log2_scale() before they subtract the row max. A general
+// score is then in units of log2, for the reason given above.
 template <class Score>
 CA_HOST_DEVICE Score score_in_log2(Problem const& p, SeqLens lens, float factor = 1.0f) {
   if constexpr (Score::kIsGeneral) {

@@ -1,13 +1,13 @@
-// Where the rows of a batch entry are, and how many it has. A kernel asks once a block, and reads
-// no sequence length of the problem itself.
+// Where the rows of a batch entry are, and how many. A kernel asks once per block, and reads no
+// sequence length of the problem itself.
 //
-//   DenseSeqInfo    every entry has as many rows; nothing is read from memory
-//   VarlenSeqInfo   packed rows (cu_seqlens), or entries of which not all rows count (seqused,
-//                   leftpad); dense calls, too
+//   DenseSeqInfo    all entries have equal lengths; nothing is read from memory
+//   VarlenSeqInfo   packed rows (cu_seqlens), or entries with ignored rows (seqused, leftpad);
+//                   dense calls as well
 //   DenseKv         rows of a head of K or V at a constant stride
-//   PagedKv         rows in pages that a block table names, or all pages; dense calls, too
-//   StoredKv        the same, of Element or of E4M3, as the call has them
-//   KeyList         which rows of all pages are the keys of a query, where the call has lists
+//   PagedKv         rows in the pages of a block table, or all pages; dense calls as well
+//   StoredKv        PagedKv of Element or of E4M3, as the call stores them
+//   KeyList         the rows that are the keys of a query, for calls with lists
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct DenseSeqInfo {
 
   CA_HOST_DEVICE SeqLens lens(Problem const& p) const { return {p.seq_q.seqlen, p.seq_k.seqlen}; }
 
-  // Address of a head's row 0: of q or o, and of k or v.
+  // Address of row 0 of a head: of q or o (queries), of k or v (keys).
   template <class Element>
   CA_HOST_DEVICE Element* queries(Operand const& t, int head) const {
     return static_cast<Element*>(t.data) + batch * t.batch_stride + head * t.head_stride;
@@ -42,7 +42,7 @@ struct DenseSeqInfo {
     return queries<Element>(t, head);
   }
 
-  // Index of a query's entry in softmax_lse.
+  // Index of a query in softmax_lse.
   CA_HOST_DEVICE int64_t lse(Problem const& p, int head, int query) const {
     return (int64_t(batch) * p.num_heads_q + head) * p.seq_q.seqlen + query;
   }
@@ -51,7 +51,7 @@ struct DenseSeqInfo {
 // Packed operands have no batch stride; their softmax_lse is (num_heads_q, seq_q.total).
 struct VarlenSeqInfo {
   int32_t batch;
-  int32_t first_q, first_k;  // rows before this entry's: of others if packed, and its leftpad
+  int32_t first_q, first_k;  // rows before this entry's: of earlier entries if packed, and leftpad
   SeqLens seqlens;
 
   CA_HOST_DEVICE VarlenSeqInfo(Problem const& p, int32_t batch)
@@ -86,7 +86,7 @@ struct VarlenSeqInfo {
   CA_HOST_DEVICE static int32_t first_of(Sequences const& s, int32_t batch) {
     return (s.cu_seqlens ? s.cu_seqlens[batch] : 0) + padding_of(s, batch);
   }
-  // 0 where numbers of a GPU's call, which nobody checks, would say less.
+  // At least 0: nothing checks the lengths of a GPU call, which may be inconsistent.
   CA_HOST_DEVICE static int32_t length_of(Sequences const& s, int32_t batch) {
     int32_t const all = s.cu_seqlens ? s.cu_seqlens[batch + 1] - s.cu_seqlens[batch] : s.seqlen;
     int32_t const end = s.seqused && s.seqused[batch] < all ? s.seqused[batch] : all;
@@ -98,7 +98,7 @@ struct VarlenSeqInfo {
   }
 };
 
-// What the stored numbers of a head are multiplied by.
+// Dequantization factor of a head.
 CA_HOST_DEVICE float scale_of(Operand const& t, int head) {
   return t.scale ? t.scale[head * t.scale_head_stride] : 1.0f;
 }
@@ -119,7 +119,7 @@ template <class Element>
 struct PagedKv {
   Element const* first;
   int64_t row_stride, page_stride;
-  int32_t const* pages;  // of this batch entry; null: dense, or all pages in order
+  int32_t const* pages;  // of this entry; null: dense, or all pages in order
   int32_t page_size;
   bool is_dense;
 
@@ -150,7 +150,7 @@ struct KeyList {
                           : nullptr),
         num_rows(int64_t(p.kv.num_pages) * p.kv.page_size) {}
 
-  // The row that key j is, as PagedKv numbers rows; -1: none. Without lists key j itself.
+  // Row of key j, numbered as in PagedKv; -1: no key. Without lists: j.
   CA_HOST_DEVICE int32_t operator()(int j) const {
     if (rows == nullptr) return j;
     int32_t const row = rows[j];

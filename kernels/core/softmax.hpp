@@ -20,25 +20,25 @@ struct SoftmaxRow {
   float max = -kInf;  // largest score so far; -inf: no score, or all of them -inf
   float sum = 0.0f;   // of the weights, relative to max
 
-  // Updates the row max to at least `candidate`. Returns the factor for everything accumulated so
-  // far; `sum` has already been multiplied by it.
+  // Raises the row max to at least `candidate`. Returns the factor for everything accumulated so
+  // far; `sum` is already multiplied by it.
   CA_HOST_DEVICE float update_max(float candidate, float log2_scale) {
     float const previous = max;
     max = fmaxf(previous, candidate);
-    // The difference comes first. previous * log2_scale - max * log2_scale may become a fused
-    // multiply-add that is off by the rounding of one product even when the maximum stays: a drift
-    // that every tile of keys adds to.
+    // Subtracts before it multiplies. previous * log2_scale - max * log2_scale may become a fused
+    // multiply-add, which is off by the rounding of one product even if the maximum stays: a drift
+    // that grows with every key tile.
     float const rescale = fast_exp2((previous - row_max_ref()) * log2_scale);
     sum *= rescale;
     return rescale;
   }
 
-  // The row max to subtract from scores. 0 for a row without a finite score, so that its weights
-  // are 2^-inf = 0 and not 2^(-inf + inf) = NaN.
+  // The row max to subtract from scores. It is 0 for a row without a finite score, so that the
+  // row's weights are 2^-inf = 0 and not 2^(-inf + inf) = NaN.
   CA_HOST_DEVICE float row_max_ref() const { return max == -kInf ? 0.0f : max; }
 
-  // exp(score - row max). The difference comes first here, too: score * log2_scale minus a rounded
-  // product has the rounding error of that product, which dominates for logits beyond 1e9.
+  // exp(score - row max). Subtracts first here as well: score * log2_scale minus a rounded product
+  // has the rounding error of that product, which dominates for logits beyond 1e9.
   CA_HOST_DEVICE float weight(float score, float log2_scale) const {
     return weight(score, row_max_ref(), log2_scale);
   }
@@ -46,8 +46,8 @@ struct SoftmaxRow {
     return fast_exp2((score - row_max_ref) * log2_scale);
   }
 
-  // Merges the state of a disjoint set of keys. Returns the factor for this side's O, and in
-  // `other_factor` that for the other side's.
+  // Merges the state of a disjoint set of keys. Returns the factor for this O; other_factor is the
+  // factor for the other O.
   CA_HOST_DEVICE float merge(SoftmaxRow const& other, float log2_scale, float& other_factor) {
     float const mine = update_max(other.max, log2_scale);
     other_factor = fast_exp2((other.max - row_max_ref()) * log2_scale);

@@ -1,4 +1,4 @@
-// Outcome of a host-side call. Host only.
+// Result of a host-side call. Host only.
 #pragma once
 
 #include <string>

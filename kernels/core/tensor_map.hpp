@@ -1,14 +1,14 @@
-// The description of an operand for TMA: its shape and strides in memory, and the box that one
-// instruction copies.
+// Description of a TMA operand: its shape and strides in memory, and the box that one instruction
+// copies.
 #pragma once
 
 #include <cstdint>
 
 namespace cutlass_attn {
 
-// A 5-d view of 16-bit elements, the first dimension contiguous. A box is copied into shared memory
-// in the order of the dimensions, 128 bytes a row, which TMA swizzles (tile/swizzle.hpp). Elements
-// of the box outside the view become zeros.
+// A 5-d view of 16-bit elements; the first dimension is contiguous. A box is copied into shared
+// memory in the order of the dimensions, in rows of 128 bytes, which TMA swizzles
+// (tile/swizzle.hpp). Elements of the box outside the view become zeros.
 struct TensorView {
   static constexpr int kDims = 5;
   void const* data;
@@ -17,7 +17,7 @@ struct TensorView {
   uint32_t box[kDims];        // box[0] * 2 is 128 bytes
 };
 
-// The view in the hardware's format, or on the CPU the TensorView itself. Only encode() and the
+// The view in the hardware's format; on the CPU, the TensorView itself. Only encode() and the
 // copies read it.
 struct alignas(64) TensorMap {
   uint64_t words[16];

@@ -1,5 +1,5 @@
-// What the forward kernels are launched with where sequences have lengths of their own, which only
-// the device knows.
+// Launch parameters of forward kernels for sequences of different lengths, which only the device
+// knows.
 #pragma once
 
 #include "core/forward_params.hpp"
@@ -12,13 +12,14 @@ struct VarlenParams {
 
   Problem problem;
   int32_t heads;   // query heads that share a tile, as in TileScheduler
-  int32_t slots;   // for tiles, of all batch entries together
-  int64_t blocks;  // in the grid: the slots of every group of heads
+  int32_t slots;   // slots of all batch entries, per head group
+  int64_t blocks;  // of the grid: the slots of all head groups
   FastDivisor by_slots, by_slots_each, by_heads, by_heads_per_kv;
   FastDivisor by_chunk;
-  FastDivisor by_page;  // keys of a page; without pages by so many that all are in the first
+  // Divides by the page size; without pages by a number that makes every page index 0
+  FastDivisor by_page;
 
-  // On the host, for any kernel with these facts, whoever compiled it.
+  // On the host. Works for any kernel with these facts, also one compiled by NVRTC.
   static VarlenParams prepare(Problem const& p, Workspace const&, DeviceLimits const&,
                               KernelFacts const& facts) {
     VarlenParams params;
@@ -48,19 +49,19 @@ struct VarlenParams {
     return {blocks, 1, facts.threads, facts.smem_bytes};
   }
 
-  // In a kernel. kHasChunks: whether it is given calls with attention chunks.
+  // In a kernel. kHasChunks: whether the kernel runs calls with attention chunks.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
 
-  // The tile of this block, perhaps one without rows. As with TileScheduler neighbours share K and
-  // V, and the last queries come first.
+  // This block's tile; it may have no rows. As in TileScheduler, neighbours share K and V, and the
+  // last queries come first.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE Tile tile() const {
     return tile_of<kBlockM, Arch>(Arch::block());
   }
-  // The same of any block of the grid; all lanes of a warp ask together.
+  // The tile of any block of the grid. All lanes of a warp call together.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE Tile tile_of(int block) const {
     int const group = by_slots(block);
@@ -81,7 +82,7 @@ struct VarlenParams {
     return {problem.seq_q.cu_seqlens, heads, kBlockM};
   }
 
-  // The first slot of a batch entry.
+  // First slot of a batch entry.
   template <int kBlockM>
   CA_HOST_DEVICE int first_slot(int batch) const {
     Sequences const& s = problem.seq_q;

@@ -14,8 +14,8 @@
 namespace cutlass_attn::cpu {
 namespace {
 
-// All tiles of a call, numbered. The numbering depends on the call alone, so results do not depend
-// on the number of threads.
+// All tiles of a call, in a linear order. The order depends on the call alone, so results do not
+// depend on the number of threads.
 class Tiles {
  public:
   explicit Tiles(Problem const& p)
@@ -41,10 +41,10 @@ class Tiles {
 
   int64_t count() const { return count_; }
   int max_rows() const { return heads_ * queries_; }
-  double work() const { return work_; }  // multiplications and additions, without a mask
+  double work() const { return work_; }  // multiply-adds, without a mask
 
   // Neighbouring tiles share K and V. Under a causal mask the last queries have the most work, so
-  // they come first, and the threads finish together.
+  // they come first; the threads then finish together.
   Tile operator[](int64_t index) const {
     int batch = 0, seqlen_q = p_.seq_q.seqlen;
     if (first_.empty()) {
@@ -76,7 +76,7 @@ class Tiles {
   Problem const& p_;
   int group_, heads_, queries_, head_tiles_;
   int64_t count_;
-  std::vector<int64_t> first_;  // first tile of each batch entry, where lengths differ
+  std::vector<int64_t> first_;  // first tile of each batch entry, if lengths differ
   double work_;
 
   // Tiles of a batch entry with seqlen_q queries.
@@ -112,7 +112,7 @@ Status attention_forward(Problem const& params, RunOptions const& options, Isa i
     Status const status = predict_errors(params, isa, options, false, errors.data());
     if (!status.ok()) return status;
   }
-  // Decided for all query heads that share a KV head, as on a GPU.
+  // One decision for all query heads that share a KV head, as on a GPU.
   int const group = params.num_heads_q / params.num_heads_kv;
   auto const is_within = [&](Tile const& tile) {
     if (errors.empty()) return true;

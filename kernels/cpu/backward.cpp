@@ -1,4 +1,4 @@
-// See tile.cpp: vectorised loops; neither option changes a result.
+// Vectorised loops, see tile.cpp. Neither option changes a result.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3,no-trapping-math,no-math-errno")
 #endif
@@ -20,7 +20,7 @@ namespace cutlass_attn::cpu {
 namespace {
 
 // The type in which operands of a dtype are computed. The LSE, sinks, and the gradients of sinks
-// and bias have this type, too.
+// and bias have this type as well.
 template <class Element>
 using RealOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
@@ -28,10 +28,10 @@ using RealOf = std::conditional_t<std::is_same_v<Element, double>, double, float
 template <class Real>
 struct Rows {
   VarlenSeqInfo seq;  // of the batch entry
-  int count = 0;      // rows beyond are padding, with all keys masked
+  int count = 0;      // rows from here on are padding, with all keys masked
   int32_t head[kMaxBlock], query[kMaxBlock], lo[kMaxBlock], hi[kMaxBlock];
   Real lse[kMaxBlock];
-  Real delta[kMaxBlock];  // subtracted from dP: dO.O less the gradient of the LSE
+  Real delta[kMaxBlock];  // subtracted from dP: dO.O minus the gradient of the LSE
 
   explicit Rows(VarlenSeqInfo const& seq) : seq(seq) {}
 
@@ -53,14 +53,14 @@ struct Rows {
 
 int64_t padded(int64_t count) { return (count + kMaxLanes - 1) / kMaxLanes * kMaxLanes; }
 
-// A thread's memory, with room for the widest block of any instruction set.
+// A thread's memory, large enough for the widest block of any instruction set.
 template <class Real>
 struct Buffers {
   Real *q, *grad_o, *grad_q;         // [column][row]
   Real *q_columns, *grad_o_columns;  // in blocks of columns
   Real *p, *ds, *slope, *factor;     // [key][row] of a tile; slope is null without a softcap
   Real *k_panel, *v_panel;           // [key][column] of a tile
-  Real *grad_k = nullptr, *grad_v = nullptr;  // [tile of keys], each in blocks of columns
+  Real *grad_k = nullptr, *grad_v = nullptr;  // [tile of keys], each tile in blocks of columns
   double* grad_bias = nullptr;                // [key][row]
 
   Buffers(Problem const& p, char* scratch) { place(p, scratch); }
@@ -103,7 +103,7 @@ struct Interval {
   int begin, end;
 };
 
-// Entries of a bias that one thread adds up: ranges of batch entries, heads and queries.
+// Entries of a bias gradient that one thread sums: ranges of batch entries, heads and queries.
 struct BiasItem {
   Interval batch, head, query;
 };
@@ -111,7 +111,7 @@ struct BiasItem {
 #define CA_CPU_BODY "cpu/backward_body.hpp"
 #include "cpu/each_isa.hpp"
 
-// Multiplications and additions, without a mask.
+// Multiply-adds, without a mask.
 double work_of(Problem const& p) {
   return double(p.seq_q.seqlen) * p.seq_k.seqlen * p.batch * p.num_heads_q *
          (3.0 * p.head_dim + 2.0 * p.head_dim_v);
@@ -124,7 +124,7 @@ size_t scratch_bytes(Problem const& p) {
 Status run_biases(Problem const& p, RunOptions const& options, Isa isa) {
   PerLogit const& t = p.grad->bias;
   int const block = CA_CPU_CALL(isa, block_rows(p.q.dtype));
-  // The number of parts of a dimension: ceil(size / step), or 1 if it is broadcast.
+  // Number of parts of a dimension: ceil(size / step), or 1 if it is broadcast.
   auto const parts = [](int64_t stride, int size, int step) {
     return stride == 0 ? 1 : (size + step - 1) / step;
   };

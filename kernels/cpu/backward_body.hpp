@@ -1,4 +1,4 @@
-// The backward pass for one instruction set (see each_isa.hpp), and the forward pass in float64.
+// The backward pass for one instruction set (each_isa.hpp), and the forward pass in float64.
 //
 // A block of queries of one head loops over tiles of keys. With rows along lanes:
 //
@@ -11,8 +11,8 @@
 //   grad K   dK[key][d]     += sum over row   dS[key][row] * Q[row][d]
 //   grad V   dV[key][d]     += sum over row    P[key][row] * dO[row][d]
 //
-// Arrays with columns along lanes are cut into blocks of columns. The block from column c on begins
-// at c * rows, and its rows have width_at(c) numbers.
+// Arrays with columns along lanes are cut into blocks of columns. The block that starts at column c
+// begins at c * rows, and its rows have width_at(c) numbers.
 
 #include "cpu/block_body.hpp"
 
@@ -22,7 +22,7 @@ CA_CPU_TARGET int width_at(int column, int columns) {
   return std::min(kBlockOf<Real>, (columns - column + kLanes - 1) / kLanes * kLanes);
 }
 
-// C += A X for such arrays C and X. A(key, row) is a[key * kBlock + row].
+// C += A X, for arrays C and X with columns along lanes. A(key, row) is a[key * kBlock + row].
 template <int kVectors, class Real>
 CA_CPU_TARGET void add_product(int width, int keys, int rows, Real const* a, Real const* x,
                                Real const* ones, Real* c) {
@@ -41,8 +41,8 @@ CA_CPU_TARGET void add_product(int columns, int keys, int rows, Real const* a, R
   }
 }
 
-// Loads rows of q, o or a gradient of them as Real: transposed, and in blocks of columns, if
-// by_columns is not null. Columns beyond the last are 0.
+// Loads rows of q, o or a gradient as Real: transposed, and, if by_columns is not null, in blocks
+// of columns. Columns beyond the last are 0.
 template <class Element, class Real>
 CA_CPU_TARGET void load_rows(Operand const& t, Rows<Real> const& rows, int columns,
                              Real* transposed, Real* by_columns) {
@@ -63,8 +63,8 @@ CA_CPU_TARGET void load_rows(Operand const& t, Rows<Real> const& rows, int colum
   }
 }
 
-// Loads a block's rows before the loop over keys. Returns the sum of what they add to the gradient
-// of their head's sink.
+// Loads a block's rows before the loop over keys. Returns the sum of their contributions to the
+// gradient of their head's sink.
 template <class Element, class Real>
 CA_CPU_TARGET Real load_block(Problem const& p, IntervalMask const& mask, int head, int q_begin,
                               Rows<Real>& rows, Buffers<Real> const& to) {
@@ -97,8 +97,8 @@ CA_CPU_TARGET Real load_block(Problem const& p, IntervalMask const& mask, int he
   return sink;
 }
 
-// Computes masked logits of a block with a tile of keys into to.p, and the derivative of the
-// softcap into to.slope.
+// Computes masked logits of a block and a tile of keys into to.p, and the derivative of the softcap
+// into to.slope.
 template <class Real>
 CA_CPU_TARGET void compute_logits(Problem const& p, Rows<Real> const& rows, int key, int keys,
                                   bool is_full, Panel<Real> k, Buffers<Real> const& to) {
@@ -143,8 +143,8 @@ CA_CPU_TARGET void compute_gradients(Problem const& p, Rows<Real> const& rows,
   }
 }
 
-// Computes dQ, dK and dV of all heads that share a KV head, and each query head's part of its
-// sink's gradient. run_bias() computes the gradient of the bias.
+// Computes dQ, dK and dV of all heads that share a KV head, and each query head's contribution to
+// its sink's gradient. run_bias() computes the gradient of the bias.
 template <class Element, class Real = RealOf<Element>>
 CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* scratch,
                                double* sinks) {
@@ -182,7 +182,7 @@ CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* s
           add_product(p.head_dim_v, keys, rows.count, to.p, to.grad_o_columns, ones,
                       to.grad_v + n * v_tile);
         }
-        // From the gradient of the logits to that of the products.
+        // From the gradient of logits to the gradient of products.
         if (to.slope) {
           for (int i = 0; i < keys * kBlock; ++i) to.ds[i] *= to.slope[i];
         } else {
@@ -229,7 +229,7 @@ CA_CPU_TARGET void run_kv_head(Problem const& p, int batch, int kv_head, char* s
   }
 }
 
-// The gradient of a bias, for the entries of one block of queries, or for all queries if they are
+// The gradient of a bias, for the entries of one block of queries, or of all queries if they are
 // broadcast: sums over every (batch, head, query, key) that reads the entry.
 template <class Element, class Real = RealOf<Element>>
 CA_CPU_TARGET void run_bias(Problem const& p, BiasItem const& item, char* scratch) {

@@ -1,4 +1,4 @@
-// The part of block_body.hpp that does not depend on the instruction set.
+// The part of block_body.hpp that is common to all instruction sets.
 #pragma once
 
 #include <algorithm>
@@ -23,10 +23,10 @@ struct Panel {
   int64_t stride;
 };
 
-// A block's rows in an operand with one entry per logit.
+// Rows of a block in an operand with one entry per logit.
 struct Entries {
   int64_t offset[kMaxBlock];  // of key 0, in elements
-  bool is_same;               // all rows share their entries
+  bool is_same;               // whether all rows share their entries
 
   template <class Rows>
   Entries(PerLogit const& t, Rows const& rows, int row, int width) : is_same(true) {
@@ -38,7 +38,7 @@ struct Entries {
   }
 };
 
-// How a bias, and a mask of bytes, change a logit.
+// How a bias and a bool mask change a logit.
 struct MaskByte {
   uint8_t is_visible;
 };
@@ -54,7 +54,7 @@ Real with_entry(Real logit, Bias bias) {
 inline float tanh_of(float x) { return fast_tanh(x); }
 inline double tanh_of(double x) { return std::tanh(x); }
 
-// The softmax scale and the softcap as Real: exact in a float64 call that has them.
+// Softmax scale and softcap as Real: exact in a float64 call.
 template <class Real>
 struct Scalars {
   Real softmax_scale, softcap;

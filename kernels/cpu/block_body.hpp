@@ -1,9 +1,8 @@
-// Operations of the per-instruction-set bodies (see each_isa.hpp) on a block of query rows and a
-// tile of keys: products, and logits from products. `Real` is float, or double for float64
-// operands.
+// Operations of the per-instruction-set bodies (each_isa.hpp) on a block of query rows and a tile
+// of keys: products, and logits from products. `Real` is float, or double for float64 operands.
 //
-// Query rows lie along the lanes of vectors. `Rows` has what a logit depends on: each row's query
-// head in head[], its query in query[], and the batch entry's `seq`.
+// Query rows lie along the lanes of vectors. `Rows` has the properties that logits depend on: each
+// row's query head in head[], its query in query[], and the batch entry's `seq`.
 
 template <class Real>
 struct VectorOf {
@@ -11,7 +10,7 @@ struct VectorOf {
   using Scalar = Real;  // not deduced
 };
 
-// Numbers in a vector register, and rows of a block: in fp32, and for Real.
+// Numbers per vector register and rows per block: in fp32, and for Real.
 inline constexpr int kLanes = CA_CPU_LANES;
 inline constexpr int kBlock = CA_CPU_LANES * CA_CPU_VECTORS;
 template <class Real>
@@ -82,7 +81,7 @@ CA_CPU_TARGET void products(Real const* a, int64_t stride, int count, int steps,
   }
 }
 
-// The keys of a block that no row sees, a bit each: all their scores are -inf.
+// Keys of a block that no row sees, one bit each: all their scores are -inf.
 template <int kVectors, class Real>
 CA_CPU_TARGET uint64_t unseen_keys(Real const* s, int keys) {
   constexpr int kWidth = kVectors * kLanesOf<Real>;
@@ -96,8 +95,8 @@ CA_CPU_TARGET uint64_t unseen_keys(Real const* s, int keys) {
   return unseen;
 }
 
-// O = O * factor + P V. Leaves out `unseen` keys whose V is not finite: their weights are 0, but 0
-// times NaN is NaN. Overwrites `factor`.
+// O = O * factor + P V. Skips `unseen` keys whose V is not finite: their weights are 0, but 0 times
+// NaN is NaN. Overwrites `factor`.
 template <int kVectors, class Real>
 CA_CPU_TARGET void add_values(Panel<Real> v, int columns, int keys, uint64_t unseen,
                               Real const* weights, Real* factor, Real* o) {
@@ -119,7 +118,7 @@ CA_CPU_TARGET void add_values(Panel<Real> v, int columns, int keys, uint64_t uns
   }
 }
 
-// Rows [first, first + count) of K or V, or of those in `list`: in place, or converted into
+// Rows [first, first + count) of K or V, or of the rows in `list`: in place, or converted into
 // `scratch`.
 template <class Element, class Real>
 CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, int count,
@@ -168,8 +167,8 @@ CA_CPU_TARGET void add_entries(PerLogit const& t, Rows const& state, int row, in
   }
 }
 
-// From products to logits, in place, with the terms of GeneralScore one after the other. If `slope`
-// is not null, it receives d logit / d product; without a softcap that is softmax_scale.
+// From products to logits, in place, one term of GeneralScore after the other. If `slope` is not
+// null, it receives d logit / d product; without a softcap that is softmax_scale.
 template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int key, int keys,
                              Real* s, typename VectorOf<Real>::Scalar* slope) {
@@ -212,7 +211,7 @@ CA_CPU_TARGET void add_terms(Problem const& p, Rows const& state, int row, int k
   add_entries<MaskByte, kVectors>(p.mask.elements, state, row, key, keys, s);
 }
 
-// Applies dropout to the weights of a block, in place, and scales the kept ones. `key` is a
+// Applies dropout to the weights of a block, in place, and scales the kept weights. `key`: a
 // multiple of 32.
 template <int kVectors, class Real, class Rows>
 CA_CPU_TARGET void drop(Problem const& p, DropoutMask const& dropout, Rows const& state, int row,

@@ -1,4 +1,4 @@
-// Includes the file CA_CPU_BODY once for each instruction set, in a namespace for each, with these
+// Includes the file CA_CPU_BODY once per instruction set, each time in a namespace, with these
 // macros:
 //
 //   CA_CPU_TARGET    the attribute that selects the instruction set

@@ -56,7 +56,7 @@ inline void from_float(float x, Float16& out) {
   uint32_t const sign = (bits >> 16) & 0x8000u;
   uint32_t const magnitude = bits & 0x7fffffffu;
   uint32_t const nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // quiet
-  // Under 2^-14. Between 1/2 and 1 fp32 steps by 2^-24, as subnormal fp16 does: the addition
+  // Below 2^-14. Between 1/2 and 1, fp32 has steps of 2^-24, like subnormal fp16, so the addition
   // rounds.
   uint32_t const subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
   uint32_t const normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;

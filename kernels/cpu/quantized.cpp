@@ -1,4 +1,4 @@
-// See tile.cpp: vectorised loops; neither option changes a result.
+// Vectorised loops, see tile.cpp. Neither option changes a result.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3,no-trapping-math,no-math-errno")
 #endif
@@ -30,8 +30,8 @@ struct QuantizedState : State {
   explicit QuantizedState(VarlenSeqInfo const& seq) : State(seq) {}
 };
 
-// The integer nearest to x * inverse, rounded like to_int8(). The product of two floats is exact in
-// double, so the sum is rounded once, without a fused multiply-add.
+// The integer nearest to x * inverse, rounded as in to_int8(). The product of two floats is exact
+// in double, so the sum is rounded once, without a fused multiply-add.
 inline float rounded(float x, float inverse) {
   constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
   return float(double(x) * double(inverse) + kRounder - kRounder);
@@ -40,7 +40,7 @@ inline float rounded(float x, float inverse) {
 // The nearest e4m3 number, ties to even: 3 bits of mantissa; steps of 2^-9 below 2^-6; larger
 // magnitudes saturate at 448. NaN stays NaN.
 inline float rounded_e4m3(float x) {
-  constexpr float kSubnormal = 16384.0f;  // 2^14, which has steps of 2^-9
+  constexpr float kSubnormal = 16384.0f;  // 2^14, from where fp32 has steps of 2^-9
   uint32_t const bits = bits_of(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
   uint32_t const normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & ~0xfffffu;
   float const small = float_of(magnitude) + kSubnormal - kSubnormal;
@@ -49,7 +49,7 @@ inline float rounded_e4m3(float x) {
   return float_of(bits_of(magnitude > 0x7f800000u ? x : clipped) | sign);
 }
 
-// The lanes of core/predict.hpp: one.
+// The lanes of core/predict.hpp: a single lane.
 template <bool kIsGpu_>
 struct OneLane {
   static constexpr bool kIsGpu = kIsGpu_;

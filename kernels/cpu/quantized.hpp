@@ -1,4 +1,4 @@
-// Tiles of calls with products in 8 bits: see core/quantize.hpp.
+// Tiles of calls with products in 8 bits (core/quantize.hpp).
 #pragma once
 
 #include "core/status.hpp"
@@ -9,11 +9,11 @@ namespace cutlass_attn::cpu {
 
 TileFunction quantized_tile_function(Problem const& params, Isa isa);
 
-// Number of fp32 numbers of scratch memory that a tile of up to `rows` rows needs.
+// Size of the scratch memory, in fp32 numbers, for a tile of up to `rows` rows.
 size_t quantized_scratch_size(Problem const& params, int rows);
 
-// Predicts the error of each query head (core/predict.hpp) into errors (batch, num_heads_q): of
-// this kernel, or that on a GPU.
+// Predicts the error of each query head (core/predict.hpp) into errors (batch, num_heads_q): the
+// error of this kernel, or of the kernel on a GPU.
 Status predict_errors(Problem const& params, Isa isa, RunOptions const& options, bool is_gpu,
                       float* errors);
 

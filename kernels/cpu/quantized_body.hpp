@@ -1,11 +1,11 @@
-// Attention of one tile in 8 bits, for one instruction set: see each_isa.hpp.
+// Attention of one tile in 8 bits, for one instruction set (each_isa.hpp).
 //
-// Like tile_body.hpp, with q8 and k8 for Q and K, as fp32 numbers: their products are integers
-// below 2^24, so sums of them are exact. P and V are unrounded (kQk), or rounded, too.
+// As tile_body.hpp, with q8 and k8 for Q and K, as fp32 numbers: their products are integers below
+// 2^24, so sums of them are exact. P and V are unrounded (kQk) or rounded as well.
 
 #include "cpu/rows_body.hpp"
 
-// Computes the mean of sampled keys.
+// Computes the mean of the sampled keys.
 template <class Element>
 CA_CPU_TARGET void load_shift(PagedKv<Element> const& k, int seqlen_k, int head_dim, float* shift) {
   constexpr int kSums = quantize::kPartialSums;
@@ -35,7 +35,7 @@ CA_CPU_TARGET inline uint32_t largest_bits(float const* x, int count) {
   return largest;
 }
 
-// Computes q8, transposed, and for each row its scale and its product with the shift; padded with
+// Computes q8, transposed, and for each row its scale and its product with the shift. Padded with
 // zeros.
 template <class Element>
 CA_CPU_TARGET void quantize_queries(Problem const& p, QuantizedState& state, int rows) {
@@ -109,7 +109,7 @@ CA_CPU_TARGET inline void quantize_values(float* v, int keys, int head_dim_v, Ke
   }
 }
 
-// kFp8: replaces a tile's values by v8 times its scale; an infinity becomes NaN.
+// kFp8: replaces a tile's values by v8 times its scale. An infinity becomes NaN.
 CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
   float of_tile = 0.0f;
   for (int i = 0; i < keys * head_dim_v; ++i) {
@@ -122,7 +122,7 @@ CA_CPU_TARGET inline void round_values(float* v, int keys, int head_dim_v) {
   }
 }
 
-// kInt8: rounds the weights of a tile to 8 bits of the largest of their row.
+// kInt8: rounds the weights of a tile to 8 bits of the largest weight of their row.
 template <int kWidth>
 CA_CPU_TARGET void round_weights(float* s, int keys) {
   alignas(64) float largest[kWidth] = {}, inverse[kWidth];
@@ -144,7 +144,7 @@ CA_CPU_TARGET void round_weights(float* s, int keys) {
   }
 }
 
-// kFp8: rounds the weights of a tile to e4m3, where their sum is kFp8Sum.
+// kFp8: rounds the weights of a tile to e4m3, scaled so that their sum is kFp8Sum.
 template <int kWidth>
 CA_CPU_TARGET void round_weights_e4m3(float* s, int keys, float const* sum) {
   alignas(64) float unit[kWidth], inverse[kWidth];
@@ -160,7 +160,7 @@ CA_CPU_TARGET void round_weights_e4m3(float* s, int keys, float const* sum) {
   }
 }
 
-// From scores of a tile, in units of log2, to weights for V, and to the factors that rescale O.
+// From the scores of a tile, in units of log2, to weights for V and the factors that rescale O.
 template <Quantize kMode, int kVectors>
 CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, float* best,
                                    float* rescale) {
@@ -191,7 +191,7 @@ CA_CPU_TARGET void softmax_weights(State& state, int row, KeyTile const& tile, f
   for (int r = 0; r < kWidth; ++r) rows[r].sum += sum[r];
 }
 
-// Processes a block of rows with a tile of keys.
+// Processes a block of rows and a tile of keys.
 template <Quantize kMode, int kVectors>
 CA_CPU_TARGET void attend(Problem const& p, QuantizedState& state, int row, KeyTile const& tile) {
   constexpr int kWidth = kVectors * kLanes;
@@ -271,7 +271,7 @@ CA_CPU_TARGET void run(Problem const& p, Tile const& tile, float* scratch) {
   store_output<Element>(p, state, rows);
 }
 
-// Rows of a head for core/predict.hpp; shift: of K.
+// Rows of a head for core/predict.hpp. shift: of K.
 template <class Element>
 struct PredictedRows {
   Element const* first;

@@ -1,4 +1,4 @@
-// Operations of the per-instruction-set bodies (see each_isa.hpp) on the rows of a tile: their
+// Operations of the per-instruction-set bodies (each_isa.hpp) on the rows of a tile: their
 // addresses, their scores with a tile of keys, and storing their output.
 
 #include "cpu/block_body.hpp"
@@ -8,8 +8,8 @@ CA_CPU_TARGET inline int block_width(int row, int rows) {
   return std::min(kBlock, (rows - row + kLanes - 1) / kLanes * kLanes);
 }
 
-// Sets the rows of a tile. Rows up to `padded` beyond the last query have all keys masked, by an
-// interval or as the last row has.
+// Sets the rows of a tile. Rows beyond the last query, up to `padded`, have all keys masked, by an
+// empty interval or as in the last row.
 CA_CPU_TARGET inline void place_rows(State& state, IntervalMask const& mask, Tile const& tile,
                                      int padded) {
   for (int r = 0; r < padded; ++r) state.softmax[r] = {};
@@ -29,7 +29,7 @@ CA_CPU_TARGET inline void place_rows(State& state, IntervalMask const& mask, Til
   }
 }
 
-// The first element of a row of q or o.
+// First element of a row of q or o.
 template <class Element>
 CA_CPU_TARGET Element* row_of(Operand const& t, State const& state, int row) {
   return state.seq.template queries<Element>(t, state.head[row]) + state.query[row] * t.row_stride;
@@ -50,8 +50,8 @@ CA_CPU_TARGET void store_output(Problem const& p, State const& state, int rows) 
   }
 }
 
-// Computes the masked scores of keys [key, key + keys) for a block of rows in place in `s`, and the
-// largest of each row in `best`.
+// Computes the masked scores of keys [key, key + keys) for a block of rows, in place in `s`, and
+// the largest score of each row in `best`.
 template <int kVectors, bool kMasked, class Score>
 CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row, int key, int keys,
                                 float* s, float* best) {
@@ -63,7 +63,7 @@ CA_CPU_TARGET void apply_scores(Score const& score, State const& state, int row,
     for (int r = 0; r < kWidth; ++r) {
       float x = score(s[r], state.seq.batch, state.head[row + r], state.query[row + r], k);
       if (kMasked) x = (k >= lo[r]) & (k < hi[r]) ? x : -kInf;
-      best[r] = x > best[r] ? x : best[r];  // ignores NaN; the weights will show it
+      best[r] = x > best[r] ? x : best[r];  // ignores NaN; the weights will have it
       s[r] = x;
     }
   }

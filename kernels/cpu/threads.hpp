@@ -17,15 +17,15 @@
 
 namespace cutlass_attn::cpu {
 
-// Calls run(index, scratch) for every index below `count`. `scratch` is `bytes` of memory private
-// to the thread, aligned to 64. work: multiplications and additions of all items, which determine
-// the number of threads. If an item throws, no further item is started, and the first exception
-// reaches the caller once all threads have ended.
+// Calls run(index, scratch) for every index below `count`. `scratch`: `bytes` of memory private to
+// the thread, aligned to 64. `work`: multiply-adds of all items, which determine the number of
+// threads. If an item throws, no further item is started, and the first exception reaches the
+// caller once all threads have ended.
 template <class Run>
 Status run_items(int64_t count, double work, size_t bytes, RunOptions const& options,
                  Run const& run) {
   if (count == 0) return {};
-  // Starting a thread costs about as much as this many multiplications and additions.
+  // Starting a thread costs about as much as this many multiply-adds.
   constexpr double kWorkPerThread = 1 << 21;
   static int const cores = std::max(1, int(std::thread::hardware_concurrency()));
   int64_t const wanted = options.num_threads > 0 ? options.num_threads : cores;
@@ -64,7 +64,7 @@ Status run_items(int64_t count, double work, size_t bytes, RunOptions const& opt
     others.reserve(size_t(threads - 1));
     for (int64_t t = 1; t < threads; ++t) others.emplace_back(run_some, t);
   } catch (std::exception const&) {
-    // The system refuses more threads; the ones that started do the work.
+    // The system allows no more threads; the started ones do the work.
   }
   run_some(0);
   for (std::thread& other : others) other.join();

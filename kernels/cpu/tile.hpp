@@ -7,13 +7,13 @@
 
 namespace cutlass_attn::cpu {
 
-// Tiles of 144 rows keep all their state in a 1 MB L2 cache, and divide into blocks of 48, 16
-// and 8.
+// Tiles of 144 rows keep all their state in a 1 MB L2 cache, and divide into blocks of 48, 16 and
+// 8.
 inline constexpr int kTileRows = 144;
 inline constexpr int kTileKeys = 64;
 
-// A tile's rows are pairs of a query in [q_begin, q_end) and one of `heads` query heads, from
-// head_begin on, that share a KV head. At most kTileRows, with queries in ascending order.
+// The rows of a tile are pairs of a query in [q_begin, q_end) and one of `heads` query heads, from
+// head_begin on, that share a KV head. At most kTileRows rows; queries ascend.
 struct Tile {
   int batch, kv_head, head_begin, heads, q_begin, q_end;
 
@@ -23,7 +23,7 @@ struct Tile {
 // Instruction sets with a compiled tile function, slowest first.
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// The fastest instruction set that this processor executes.
+// The fastest instruction set that this processor supports.
 Isa best_isa();
 
 // Computes one tile. `scratch` is aligned to 64 bytes.
@@ -31,7 +31,7 @@ using TileFunction = void (*)(Problem const& params, Tile const& tile, float* sc
 
 TileFunction tile_function(Problem const& params, Isa isa);
 
-// Number of fp32 numbers of scratch memory that a tile of up to `rows` rows needs.
+// Size of the scratch memory, in fp32 numbers, for a tile of up to `rows` rows.
 size_t scratch_size(Problem const& params, int rows);
 
 }  // namespace cutlass_attn::cpu

@@ -1,7 +1,7 @@
-// Attention of one tile, for one instruction set: see each_isa.hpp.
+// Attention of one tile, for one instruction set (each_isa.hpp).
 //
-// Query rows lie along the lanes of vectors. The queries are transposed to [head_dim][row]. Then
-// both products read K and V in place, broadcasting one number to all lanes, and softmax is lane by
+// Query rows lie along the lanes of vectors. Queries are transposed to [head_dim][row]. Then both
+// products read K and V in place and broadcast one number to all lanes, and softmax is lane by
 // lane:
 //
 //   scores   S[key][row]  = sum over d    K[key][d] * Q[d][row]
@@ -12,7 +12,7 @@
 
 #include "cpu/rows_body.hpp"
 
-// Q as fp32, times the scales of q and k, transposed; padded with zeros.
+// Q as fp32, times the scales of q and k, transposed. Padded with zeros.
 template <class Element>
 CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows, float k_scale) {
   for (int row = 0; row < rows; row += kBlock) {
@@ -32,7 +32,7 @@ CA_CPU_TARGET void load_queries(Problem const& p, State const& state, int rows, 
   }
 }
 
-// Processes a block of rows with a tile of keys.
+// Processes a block of rows and a tile of keys.
 template <class Score, int kVectors>
 CA_CPU_TARGET void attend(Problem const& p, Score const& score, DropoutMask const& dropout,
                           State& state, int row, int key, int keys, bool is_full, Panel<float> k,

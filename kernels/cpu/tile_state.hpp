@@ -1,4 +1,4 @@
-// The part of tile_body.hpp and quantized_body.hpp that does not depend on the instruction set.
+// The part of tile_body.hpp and quantized_body.hpp that is common to all instruction sets.
 #pragma once
 
 #include <vector>
@@ -9,15 +9,15 @@
 
 namespace cutlass_attn::cpu {
 
-// The state of a tile of rows between tiles of keys. Rows are padded to whole vectors.
+// State of a tile of rows between tiles of keys. Rows are padded to whole vectors.
 struct State {
   static constexpr int kRows = kTileRows + kMaxLanes;
-  VarlenSeqInfo seq;  // the batch entry
+  VarlenSeqInfo seq;  // batch entry
   int32_t head[kRows], query[kRows], lo[kRows], hi[kRows];
   SoftmaxRow softmax[kRows];
-  float scale[kRows];  // the final factor of a row of O
+  float scale[kRows];  // final factor of a row of O
   float* q;            // [block][head_dim][row]
-  float* o;            // [block][head_dim_v][row], not yet divided by the sum
+  float* o;            // [block][head_dim_v][row], not yet divided by the row sum
   float* s;            // [key][row] of one block: scores, then weights
 
   explicit State(VarlenSeqInfo const& seq) : seq(seq) {}
@@ -32,7 +32,7 @@ struct State {
   }
 };
 
-// The rows in the list of a tile's one query, without those that are none; empty without lists.
+// Valid rows in the list of a tile's single query; empty without lists.
 inline std::vector<int32_t> rows_of_list(Problem const& p, Tile const& tile, int keys) {
   std::vector<int32_t> rows;
   KeyList const list(p, tile.batch, tile.q_begin);

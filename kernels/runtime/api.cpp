@@ -1,5 +1,5 @@
-// The public interface, put together from check, dispatch and device. The CUTLASS_ATTN_* strings
-// come from CMake.
+// The public interface, built from check, dispatch and device. CMake defines the CUTLASS_ATTN_*
+// strings.
 #include "cutlass_attn.hpp"
 
 #include <cstdint>
@@ -42,7 +42,7 @@ Plan plan_of(Problem const& problem, Op op, DeviceInfo const& device, Variant co
   return plan;
 }
 
-// The instance of a variant with a score that takes the call, compiled now if need be.
+// The instance of a variant with the score that fits the call; compiled now if needed.
 Status provide(Variant const& variant, Problem const& problem, DeviceInfo const& device,
                RunOptions const& options, KernelUnit const*& unit) {
   int const score = score_of(variant.kernel->arguments, problem);
@@ -60,7 +60,7 @@ Status provide(Variant const& variant, Problem const& problem, DeviceInfo const&
   if (!status.ok()) return status;
   unit = find();
   if (unit == nullptr) {
-    // The compiler has said by set_compiler() or refuse_kernel() that there will be none.
+    // set_compiler() or refuse_kernel() has reported that there will be none.
     std::string const& refusal = why_not_compiled(variant, score);
     std::string const key = entry_key(variant, score, mod);
     if (!refusal.empty()) return Status::no_kernel(key + ": " + refusal);
@@ -88,8 +88,8 @@ Status run_step(Variant const& variant, Problem const& problem, DeviceInfo const
   return launch(arguments, *unit, problem, device, options, part);
 }
 
-// Whether there is nothing to do. A backward pass without queries has gradients of K and V to
-// clear.
+// Whether there is nothing to compute. A backward pass without queries still clears the gradients
+// of K and V.
 bool is_empty(Problem const& p, Op op) {
   if (p.batch == 0 || p.num_heads_q == 0) return true;
   return p.seq_q.seqlen == 0 && (op == Op::kForward || p.seq_k.seqlen == 0);
@@ -97,7 +97,8 @@ bool is_empty(Problem const& p, Op op) {
 
 Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
            RunOptions const& options, Part part = Part::kAll) {
-  // Before anything else: one length in place of two offsets is a call without sequences.
+  // First, because a call that passes one length as two offsets looks like a call without
+  // sequences.
   if (plan.device == Device::kCpu) {
     Status const status = check_lengths(problem);
     if (!status.ok()) return status;
@@ -124,8 +125,8 @@ Status run(Plan const& plan, Problem const& problem, DeviceInfo const& device,
   return {};
 }
 
-// Whether a plan's only launch is the one that uses its workspace: threads that share a stream then
-// cannot come between two.
+// Whether the plan's only launch is the one that uses its workspace. Then no launch of another
+// thread on this stream can come between two launches of the plan.
 bool is_one_launch(Plan const& plan) {
   return plan.num_steps == 1 && !plan.steps[0]->kernel->arguments.has_asides();
 }
@@ -139,7 +140,8 @@ int max_launches_of(Plan const& plan) {
   return launches;
 }
 
-// Memory for a plan: what is kept for its stream, or as the caller allocates it, or the host's own.
+// Memory for a plan: the memory kept for its stream, memory from the caller's `allocate`, or host
+// memory.
 Status find_workspace(Plan const& plan, LaunchOptions const& options,
                       std::unique_ptr<char[]>& on_host, Workspace& workspace) {
   Workspace kept;
@@ -202,7 +204,7 @@ namespace {
 
 Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
                     Part part = Part::kAll) {
-  // A part's workspace is the caller's to keep.
+  // The caller keeps the workspace of a part.
   bool const may_find = part == Part::kAll || (part == Part::kBefore && options.allocate);
   DeviceInfo const device = device_info(options.device, options.device_index);
   RunOptions where = options;
@@ -216,7 +218,7 @@ Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
     }
     if (status.ok()) status = run(chosen, problem, device, where, part);
     if (status.code != StatusCode::kNoKernel || chosen.num_steps == 0) return status;
-    // A kernel that turned out not to be had is not chosen again.
+    // A kernel that turned out to be unavailable is not chosen again.
     if (why_not(*chosen.steps[0], problem, device).empty()) return status;
   }
 }
@@ -229,8 +231,8 @@ Status attention_forward(Problem const& problem, LaunchOptions const& options) {
 
 namespace {
 
-// Predictions are of q as well, and are made by the launch that a call with prequantized K and V
-// leaves out.
+// Predictions also depend on q. The launch that computes them is the one that a call with
+// prequantized K and V omits.
 Status refuse_limit(Problem const& problem) {
   if (problem.max_error == 0.0f) return {};
   return Status::invalid("max_error is " + value_of(problem.max_error) +
@@ -241,7 +243,7 @@ Status refuse_limit(Problem const& problem) {
 
 Status prequantize(Problem const& problem, LaunchOptions const& options) {
   if (problem.quantize == Quantize::kNone) {
-    return Status::invalid("quantize is None, so that there is nothing to keep");
+    return Status::invalid("quantize is None, so there is nothing to keep");
   }
   if (Status status = refuse_limit(problem); !status.ok()) return status;
   return plan_and_run(problem, Op::kForward, options, Part::kBefore);
@@ -262,7 +264,7 @@ bool gives_bias_grad(Problem const& problem, LaunchOptions const& options) {
 
 Status predict_errors(Problem const& problem, LaunchOptions const& options, float* errors) {
   if (problem.quantize == Quantize::kNone) {
-    return Status::invalid("quantize is None, so that there is nothing to predict");
+    return Status::invalid("quantize is None, so there is nothing to predict");
   }
   Status const status = check(problem, Op::kForward, Device::kCpu);
   return status.ok()
@@ -275,7 +277,7 @@ Status attention_backward(Problem const& problem, LaunchOptions const& options) 
   bool const has_others =
       grad && (grad->q.data || grad->k.data || grad->v.data || grad->sinks != nullptr);
   // If only a scalar kernel can compute the gradient of the bias (deterministic, or without NVRTC),
-  // it computes nothing else: a faster kernel computes the other gradients.
+  // it computes that gradient alone: a faster kernel computes the others.
   if (grad && grad->bias && has_others && options.device == Device::kCuda &&
       options.kernel == "auto") {
     Plan of_all;

@@ -1,5 +1,5 @@
-// Whether a request is valid, whatever the device. Each message names the argument, what was given
-// and what is allowed; messages are built only when something is wrong.
+// Whether a request is valid on any device. Each message names the argument, what was given and
+// what is allowed. Messages are built only if something is wrong.
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -15,7 +15,7 @@
 namespace cutlass_attn {
 namespace {
 
-// Memory of a call: elements at `data`, with strides in elements for as many dimensions as counts.
+// Memory of a call: elements at `data`, with a count and a stride in elements per dimension.
 struct Memory {
   char const* name;
   void const* data;
@@ -36,7 +36,7 @@ struct Memory {
     std::copy(strides_of_dims.begin(), strides_of_dims.end(), strides);
     std::copy(counts.begin(), counts.end(), rows.counts);
     for (int d = 0; d < dims; ++d) {
-      // A stride that is never taken a step along may hold anything.
+      // A dimension of size 1 may have any stride.
       if (rows.counts[d] > 1 && __builtin_mul_overflow(strides[d], element, &rows.strides[d])) {
         rows.strides[d] = INT64_MIN;
       }
@@ -44,7 +44,7 @@ struct Memory {
   }
 };
 
-// All rows that there are: of batch entries, packed, or in pages.
+// All rows of an operand: of batch entries, packed, or in pages.
 Memory tensor(char const* name, Operand const& t, int64_t batch, int64_t heads, int64_t seqlen,
               int64_t head_dim) {
   return {name,
@@ -70,7 +70,7 @@ Memory keys(char const* name, Operand const& t, Problem const& p, int64_t head_d
                 is_packed ? p.seq_k.total : p.seq_k.seqlen, head_dim);
 }
 
-// Of the LSE, a sink or a gradient that no operand has: see Problem.
+// Bytes of the LSE, a sink or a float32 gradient: see Problem.
 int64_t bytes_of_number(Problem const& p) { return p.q.dtype == DType::kFloat64 ? 8 : 4; }
 
 Memory per_query(char const* name, float const* lse, Problem const& p) {
@@ -85,7 +85,7 @@ Memory per_query(char const* name, float const* lse, Problem const& p) {
 }
 
 Memory per_logit(char const* name, PerLogit const& t, Problem const& p, int64_t element) {
-  // Keys next to each other are a row: fewer dimensions to search for overlaps.
+  // Contiguous keys count as one row: fewer dimensions to search for overlaps.
   bool const is_dense = t.key_stride == 1 && p.seq_k.seqlen > 0;
   return {name,
           t.data,
@@ -130,7 +130,7 @@ Status check_dimensions(Problem const& p) {
       {"seqlen_k", p.seq_k.seqlen, 0, kMaxSeqlen},
       {"seq_q.total", p.seq_q.total, 0, kMaxSeqlen},
       {"seq_k.total", p.seq_k.total, 0, kMaxSeqlen},
-      // Kernels number the rows of all heads in 32 bits where sequences are packed.
+      // With packed sequences, kernels count the rows of all heads in 32 bits.
       {"seq_q.total x num_heads_q", p.seq_q.cu_seqlens ? int64_t(p.seq_q.total) * p.num_heads_q : 0,
        0, INT32_MAX},
       {"num_pages", p.kv.num_pages, 0, INT32_MAX},
@@ -159,7 +159,7 @@ Status check_dimensions(Problem const& p) {
   return {};
 }
 
-// "0 (first), 1 (second)", of the first `count` names.
+// "0 (first), 1 (second)" for the first `count` names.
 template <int kCount>
 std::string numbered(char const* const (&names)[kCount], int count = kCount) {
   std::string text;
@@ -174,11 +174,11 @@ struct Named {
   Operand const& operand;
 };
 
-// All have the dtype of q.
+// Checks that all have the dtype of q.
 Status check_dtypes(Problem const& p, std::initializer_list<Named> operands) {
   for (auto const& [name, operand] : operands) {
     DType const dtype = operand.dtype;
-    bool const is_kv = &operand == &p.k || &operand == &p.v;  // which may be stored in 8 bits
+    bool const is_kv = &operand == &p.k || &operand == &p.v;  // may be stored in 8 bits
     int const known = is_kv ? int(std::size(facts::kDTypeNames)) : kNumDTypes;
     if (int32_t(dtype) < 0 || int32_t(dtype) >= known) {
       return Status::invalid(std::string(name) + "'s dtype is " + std::to_string(int32_t(dtype)) +
@@ -192,7 +192,7 @@ Status check_dtypes(Problem const& p, std::initializer_list<Named> operands) {
   return {};
 }
 
-// K and V are as q, or both of float8_e4m3fn in a forward call.
+// K and V have the dtype of q, or, in a forward call, are both float8_e4m3fn.
 Status check_dtypes(Problem const& p, Op op) {
   if (!has_fp8_kv(p)) {
     return check_dtypes(p, {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.o}});
@@ -248,7 +248,8 @@ Status check_options(Problem const& p, Op op) {
                            ", allowed: 1 to " + std::to_string(kMaxAttentionChunk) +
                            " keys, or 0 for no chunks");
   }
-  constexpr int64_t kMaxShift = int64_t(1) << 32;  // beyond every key: a larger one says no more
+  // Beyond every key: a larger shift has no other effect.
+  constexpr int64_t kMaxShift = int64_t(1) << 32;
   if (p.mask.diagonal_shift < -kMaxShift || p.mask.diagonal_shift > kMaxShift) {
     return Status::invalid("diagonal_shift is " + std::to_string(p.mask.diagonal_shift) +
                            ", allowed: -2^32 to 2^32");
@@ -272,7 +273,7 @@ Status check_options(Problem const& p, Op op) {
   return {};
 }
 
-// What products in 8 bits go with.
+// Checks what products in 8 bits can be combined with.
 Status check_quantize(Problem const& p, Op op) {
   if (int32_t(p.quantize) < 0 || int32_t(p.quantize) >= kNumQuantizes) {
     return Status::invalid("quantize is " + std::to_string(int32_t(p.quantize)) +
@@ -311,14 +312,14 @@ Status check_quantize(Problem const& p, Op op) {
       !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.is_padded() && !p.seq_k.is_padded();
   if (p.max_error != 0.0f && !is_dense) {
     return with("max_error is " + value_of(p.max_error) +
-                " with sequences that are packed or of lengths of their own; allowed: dense ones");
+                " with packed sequences or sequences of different lengths; allowed: dense ones");
   }
   if (has_fp8_kv(p)) return with("k and v are float8_e4m3fn; allowed: of q's dtype");
   if (p.k.scale || p.v.scale) return with("k_scale or v_scale is given; allowed: none, or 1");
   return {};
 }
 
-// Sequences of their own lengths, pages and scales. What the arrays hold is on the device, and not
+// Checks sequence lengths, pages and scales. The contents of the arrays are on the device and not
 // read.
 Status check_sequences(Problem const& p) {
   struct {
@@ -349,7 +350,7 @@ Status check_sequences(Problem const& p) {
   for (auto const& [name, sequences] :
        {std::pair("leftpad_q", &p.seq_q), std::pair("leftpad_k", &p.seq_k)}) {
     if (sequences->leftpad == nullptr) continue;
-    // A mask or a bias is indexed from row 0 of the operands on, padding included.
+    // A mask or a bias is indexed from row 0 of the operands, which includes padding.
     if (p.logits.bias || p.mask.elements) {
       return Status::invalid(std::string(name) + " is set, but there is a " +
                              (p.mask.elements ? "mask" : "bias") +
@@ -382,7 +383,8 @@ Status check_sequences(Problem const& p) {
   return {};
 }
 
-// What lists of keys go with: where a key is in its sequence they do not say.
+// Checks what lists of keys can be combined with. A list does not say where a key is in its
+// sequence, so masks and distances are excluded.
 Status check_indices(Problem const& p, Op op) {
   if (p.kv.indices == nullptr) return {};
   Mask const& mask = p.mask;
@@ -441,7 +443,7 @@ Status check_operand(Memory const& operand) {
   return {};
 }
 
-// An output's rows do not overlap each other.
+// Checks that an output's rows do not overlap each other.
 Status check_rows(Memory const& output) {
   if (!overlaps_itself(output.rows)) return {};
   return Status::invalid(std::string("the rows of ") + output.name + " (strides " +
@@ -449,7 +451,7 @@ Status check_rows(Memory const& output) {
                          ") overlap each other; an output needs memory of its own for every row");
 }
 
-// Calls visit(memory) for what a forward call reads, until one returns an error.
+// Calls visit(memory) for each input of a forward call, until one returns an error.
 template <class Visit>
 Status for_inputs(Problem const& p, Visit&& visit) {
   Status status = visit(queries("q", p.q, p, p.head_dim));
@@ -500,7 +502,7 @@ Status check_memory(Problem const& p) {
   });
 }
 
-// The gradients that are wanted.
+// The requested gradients.
 std::vector<Memory> wanted(Problem const& p, Gradients const& grad) {
   std::vector<Memory> all;
   if (grad.q.data) all.push_back(queries("grad_q", grad.q, p, p.head_dim));

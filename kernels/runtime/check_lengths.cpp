@@ -1,5 +1,4 @@
-// What a call says in arrays that lie on the host: offsets, lengths and pages. On a GPU nobody
-// reads them before its kernels do.
+// Checks arrays that lie on the host: offsets, lengths and pages. On a GPU only kernels read them.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -14,13 +13,13 @@ std::string entry(std::string const& name, int64_t at) {
   return name + "[" + std::to_string(at) + "]";
 }
 
-// Whether what stands for offsets is lengths, whose first one is not 0 and whose sum is all rows.
+// Whether the offsets look like lengths: the first is not 0, and they add up to all rows.
 bool are_lengths(Sequences const& s, int32_t batch) {
   if (s.cu_seqlens[0] <= 0) return false;
   return std::accumulate(s.cu_seqlens, s.cu_seqlens + batch + 1, int64_t(0)) == s.total;
 }
 
-// `operand` is "q" or "k". An entry may have up to `most` rows, which are those of `holder`.
+// `operand`: "q" or "k". An entry may have up to `most` rows, the rows of `holder`.
 Status check(std::string const& operand, Sequences const& s, int32_t batch, int64_t most,
              char const* holder) {
   std::string const cu_seqlens = "cu_seqlens_" + operand, seqused = "seqused_" + operand;
@@ -51,7 +50,7 @@ Status check(std::string const& operand, Sequences const& s, int32_t batch, int6
       if (rows > s.seqlen) {
         return Status::invalid("entry " + std::to_string(b) + " of " + cu_seqlens + " has " +
                                std::to_string(rows) + " rows, but seqlen_" + operand +
-                               ", the most of any, is " + std::to_string(s.seqlen));
+                               ", the maximum, is " + std::to_string(s.seqlen));
       }
     }
     if (s.seqused && (s.seqused[b] < 0 || s.seqused[b] > rows)) {
@@ -62,8 +61,8 @@ Status check(std::string const& operand, Sequences const& s, int32_t batch, int6
     int64_t const end = s.seqused ? s.seqused[b] : rows;
     if (s.leftpad && (s.leftpad[b] < 0 || s.leftpad[b] > end)) {
       return Status::invalid(entry(leftpad, b) + " is " + std::to_string(s.leftpad[b]) +
-                             ", allowed: 0 to " + std::to_string(end) + ", where the rows of " +
-                             operand + " that count end in that entry");
+                             ", allowed: 0 to " + std::to_string(end) +
+                             ", the end of the valid rows of " + operand + " in that entry");
     }
   }
   return {};
@@ -80,12 +79,12 @@ Status check_pages(KvStore const& kv, int32_t batch_entry, int64_t rows) {
   return Status::invalid("block_table[" + std::to_string(batch_entry) + ", " +
                          std::to_string(wrong - table) + "] is " + std::to_string(*wrong) +
                          ", allowed: 0 to " + std::to_string(kv.num_pages - 1) +
-                         ", the pages that there are");
+                         ", the pages of the cache");
 }
 
 namespace {
 
-// The entries of the lists that are looked at.
+// Checks the entries of the lists that are read.
 Status check_indices(Problem const& p, int32_t batch) {
   int64_t const rows = int64_t(p.kv.num_pages) * p.kv.page_size;
   int32_t const keys = VarlenSeqInfo(p, batch).lens(p).k;

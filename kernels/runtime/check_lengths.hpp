@@ -1,4 +1,4 @@
-// Whether offsets, lengths and pages that lie on the host fit the operands they are of.
+// Whether offsets, lengths and pages in host memory fit the operands that they describe.
 #pragma once
 
 #include "core/problem.hpp"
@@ -6,10 +6,10 @@
 
 namespace cutlass_attn {
 
-// Of a (valid) call that runs on the CPU.
+// For a (valid) call that runs on the CPU.
 Status check_lengths(Problem const& problem);
 
-// Of the pages that hold the first `rows` keys of a batch entry.
+// Checks the pages of the first `rows` keys of a batch entry.
 Status check_pages(KvStore const& kv, int32_t batch_entry, int64_t rows);
 
 }  // namespace cutlass_attn

@@ -1,4 +1,4 @@
-// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+// CMake defines CUTLASS_ATTN_CUDA as 0 or 1.
 #include "runtime/device.hpp"
 
 #if CUTLASS_ATTN_CUDA
@@ -20,10 +20,10 @@ Status cuda_status(cudaError_t error, char const* what) {
 
 namespace {
 
-// All fields but `device`; a compute capability of 0 if the runtime will not say.
+// Sets all fields except `device`. If the runtime reports nothing, the compute capability is 0.
 void read_attributes(int device, DeviceInfo& info) {
-  // Asking costs microseconds, so the first answer is kept, in one word. Failures are not: a driver
-  // may be there next time.
+  // The query takes microseconds, so the first answer is kept, in one word. Failures are not kept:
+  // a driver may be available next time.
   static std::atomic<uint64_t> known[64];
   bool const is_kept = device >= 0 && device < 64;
   uint64_t word = is_kept ? known[device].load(std::memory_order_relaxed) : 0;
@@ -42,7 +42,7 @@ void read_attributes(int device, DeviceInfo& info) {
       (void)cudaGetLastError();
       return;
     }
-    // Shared memory comes in units of 64 bytes at least.
+    // Shared memory is a multiple of 64 bytes.
     word = uint64_t(smem / 64) << 48 | uint64_t(smem_block / 64) << 32 | uint64_t(sms) << 16 |
            uint64_t(major * 10 + minor);
     if (is_kept) known[device].store(word, std::memory_order_relaxed);
@@ -83,7 +83,7 @@ DeviceGuard::DeviceGuard(int device_index) {
 }
 
 DeviceGuard::~DeviceGuard() {
-  // Going back to a device that was current before has no failure that a caller could act on.
+  // If restoring the caller's device fails, no caller could act on it.
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
 }
 
@@ -142,11 +142,11 @@ DeviceInfo typical_device(int compute_capability) {
   info.device = Device::kCuda;
   info.compute_capability = compute_capability;
   for (auto const& [capability, num_sms, smem_kb] : known) {
-    // One that is not named is taken for the last before it.
+    // A device that is not listed counts as the last one listed before it.
     if (capability > compute_capability && info.num_sms != 0) break;
     info.num_sms = num_sms;
     info.smem_per_sm = smem_kb * 1024;
-    info.smem_per_block = (smem_kb - 1) * 1024;  // a block takes 1 KB beyond its own
+    info.smem_per_block = (smem_kb - 1) * 1024;  // a block takes 1 KB in addition to its own
   }
   return info;
 }

@@ -1,4 +1,4 @@
-// The CUDA runtime, as much of it as dispatch needs.
+// The part of the CUDA runtime that dispatch needs.
 #pragma once
 
 #include "cutlass_attn.hpp"
@@ -15,11 +15,11 @@ namespace cutlass_attn {
 
 struct Launch;
 
-// A __global__ function with one argument, on the options' stream.
+// Launches a __global__ function with one argument on the stream of `options`.
 Status launch_on_device(void const* function, void* params, Launch const& launch,
                         RunOptions const& options);
 
-// Makes a device current for a scope and restores the caller's at its end.
+// Makes a device current for a scope, and restores the caller's device at its end.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device_index);
@@ -35,8 +35,8 @@ class DeviceGuard {
 
 #if __has_include(<driver_types.h>)
 // Lets this thread allocate, load code and wait while another thread captures a stream. In the
-// default mode of a capture such a call fails, and invalidates the other thread's capture. The
-// stream of the call itself must not be captured.
+// default capture mode such a call fails and invalidates the other thread's capture. The stream of
+// the call itself must not be captured.
 class RelaxedCapture {
  public:
   RelaxedCapture();

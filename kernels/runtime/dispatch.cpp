@@ -15,7 +15,7 @@
 namespace cutlass_attn {
 namespace {
 
-// GPUs as tuned.toml tells them apart: the most shared memory of an SM, in KB.
+// GPU classes of tuned.toml: largest shared memory of an SM, in KB.
 constexpr auto const& kClasses = facts::kSmemClassesKb;
 
 int class_of(DeviceInfo const& device) {
@@ -26,11 +26,11 @@ int class_of(DeviceInfo const& device) {
   return index;
 }
 
-// Thread blocks that the call has for every SM of the device with tiles of block_m rows. Kernels
-// with a choice of tiles pack heads.
+// Thread blocks per SM of the device, with tiles of block_m rows. Kernels with a choice of tiles
+// pack heads.
 float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& device) {
   if (op == Op::kBackward) {
-    // A block has a tile of keys, block_m of them, of a KV head.
+    // A block has a tile of block_m keys of a KV head.
     bool const is_packed = p.seq_k.cu_seqlens != nullptr;
     int64_t const keys = p.seq_k.rows();
     int64_t const tiles = (keys + block_m - 1) / block_m * (is_packed ? 1 : p.batch);
@@ -43,10 +43,10 @@ float blocks_per_sm(Problem const& p, Op op, int block_m, DeviceInfo const& devi
   return float(entries * (p.num_heads_q / heads) * tiles) / float(std::max(device.num_sms, 1));
 }
 
-// A number of a call of which `avoids` of manifest.toml has ranges.
+// A number of a call for which `avoids` of manifest.toml has ranges.
 struct Counted {
   CallRanges::Range CallRanges::* range;
-  char const* format;  // of the number, with what is counted
+  char const* format;  // of the number, with its unit
   float (*count)(Variant const&, Problem const&, DeviceInfo const&);
 };
 
@@ -69,7 +69,7 @@ constexpr Counted kCounts[] = {
 
 bool is_any(CallRanges::Range const& range) { return range.from <= 0 && range.below == kUnlimited; }
 
-// The entry of the kernel's `avoids` that holds; null if it is not to leave the call to others.
+// The entry of the kernel's `avoids` that applies, or null.
 CallRanges const* avoided(Variant const& variant, Problem const& p, DeviceInfo const& device) {
   for (int i = 0; i < variant.kernel->num_avoids; ++i) {
     CallRanges const& ranges = variant.kernel->avoids[i];
@@ -92,19 +92,19 @@ bool is_decode(Problem const& p, Op op) {
   return op == Op::kForward && p.seq_q.seqlen <= kMaxDecodeQueries;
 }
 
-// A variant at its place in the order of preference.
+// A variant in the order of preference.
 struct Choice {
   Variant const* variant;
-  bool has_cost;            // predicted times decide between its kernel and others that have some
-  int rivals;               // number of the choices of its kernel between which they decide
-  float min_blocks_per_sm;  // that a call has to have for it to be here
+  bool has_cost;  // whether predicted times decide between this kernel and others with a cost
+  int rivals;     // index of its group; within a group predicted times decide
+  float min_blocks_per_sm;  // 0: no condition
 };
 
-// The order in which variants are tried, on GPUs of a class, for decoding or other calls.
+// Order in which variants are tried, for a class of GPUs, for decoding or for other calls.
 struct Order {
   std::vector<Choice> choices;
 
-  // The first choice that can run; from the first choice with a cost on, the one with the lowest
+  // The first choice that can run. From the first choice with a cost on, the choice with the lowest
   // predicted cost. Choices of a kernel with more padding are used only if none with less padding
   // can run. A kernel runs a call that it avoids only if no other kernel can.
   Variant const* best(Call const& call, DeviceInfo const& device) const {
@@ -112,7 +112,7 @@ struct Order {
       Variant const* variant = nullptr;
       float cost = 0.0f;
     } wanted, left;
-    Choice const* last = nullptr;  // that could run
+    Choice const* last = nullptr;  // the last choice that could run
     for (Choice const& choice : choices) {
       Variant const& variant = *choice.variant;
       bool const has_variant = last && last->variant->kernel == variant.kernel;
@@ -151,8 +151,8 @@ struct Group {
     return info.head_dim ? info.head_dim + info.head_dim_v : INT_MAX;
   }
 
-  // Its variants at the end of an order: tiles as the rules say, then in the order of the manifest,
-  // then those that fail a gate.
+  // Appends the group's variants to an order: tiles in the order of the rules, then in the order of
+  // the manifest, then those that fail a gate.
   void append_to(Order& order, int smem_kb, bool decode) const {
     int const last = order.choices.empty() ? 0 : order.choices.back().rivals;
     std::vector<Choice> choices = choices_of(last, smem_kb, decode);
@@ -172,9 +172,8 @@ struct Group {
  private:
   bool has_cost() const { return variants[0]->cost.is_known(); }
 
-  // The choices by the tile rules, in order, then the same choices without conditions as a
-  // fallback. Each has a number of rivals of its own, from last + 1 on, so that costs do not
-  // compare them.
+  // Choices by the tile rules, in order, then all of them without conditions as a fallback. Each is
+  // a group of its own, numbered from last + 1 on, so that costs do not compare them.
   std::vector<Choice> choices_of(int last, int smem_kb, bool decode) const {
     VariantInfo const& info = variants[0]->info;
     std::vector<Choice> choices;
@@ -197,10 +196,10 @@ struct Group {
 
 constexpr int kDevices = 2;
 
-// What a name stands for, of one op, device and dtype.
+// All variants that a name stands for, for one op, device and dtype.
 struct Candidates {
   std::vector<Group> groups;
-  Order orders[std::size(kClasses)][2];  // by class of GPUs; the second for decoding
+  Order orders[std::size(kClasses)][2];  // by GPU class; [1]: for decoding
 
   void add(Variant const& v) {
     auto const is_like = [&](Group const& group) { return group.is_like(v); };
@@ -243,7 +242,7 @@ struct Shortlist {
 
 using Shortlists = std::unordered_map<std::string, Shortlist>;
 
-// Every name that a caller may give. Built once: the registry does not change any more.
+// Every name that a caller may pass. Built once, because the registry is final.
 Shortlists const& shortlists() {
   static Shortlists const lists = [] {
     Shortlists made;

@@ -1,4 +1,4 @@
-// What keeps a variant from running a call, and why in words.
+// Reasons why a variant cannot run a call, and their texts.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,14 @@ inline std::string capability(int value) {
   return std::to_string(value / 10) + "." + std::to_string(value % 10);
 }
 
-// In bytes, what TMA does not take any more.
+// First stride, in bytes, that is too large for TMA.
 inline constexpr int64_t kMostTmaStride = int64_t(1) << 40;
 
-// What a variant can lack. The kernel is made for calls of another kind: another device, dtype,
-// accumulator or operand precision, more or fewer rows. Or the request is at odds with the kernel.
-// Or the machine or the build lacks something, and another one could run the call.
+// What a variant can lack.
+//   kKind:         the kernel is for another kind of call: device, dtype, accumulator, precision of
+//                  the operands, number of rows
+//   kRequest:      the request does not fit the kernel
+//   kEnvironment:  the machine or the build lacks something that another may have
 enum class Lack { kKind, kRequest, kEnvironment };
 
 // Calls visit(name, operand, heads, rows) for every operand that the op reads or writes.
@@ -40,7 +42,7 @@ void for_operands(Problem const& p, Op op, Visit&& visit) {
   if (p.grad->v.data) visit("grad_v", p.grad->v, p.num_heads_kv, p.seq_k.rows());
 }
 
-// Calls visit(dimension, stride) for every stride of an operand that a step is taken along.
+// Calls visit(dimension, stride) for every dimension of an operand that has more than one index.
 template <class Visit>
 void for_strides(Problem const& p, Operand const& ref, int heads, int rows, Visit&& visit) {
   bool const has_pages = p.kv.has_pages() && (&ref == &p.k || &ref == &p.v);
@@ -54,12 +56,12 @@ inline int64_t rows_of(Problem const& p) {
   return int64_t(p.seq_q.seqlen) * (p.num_heads_q / std::max(p.num_heads_kv, 1));
 }
 
-// What variants look at of a call, found out once for all of them.
+// Properties of a call that variants look at, computed once for all of them.
 struct Call {
   Problem const& p;
   Op op;
   uint32_t options;
-  uint64_t addresses;  // address_bits(): operands are aligned to as many bytes as the lowest says
+  uint64_t addresses;  // address_bits(); the lowest set bit is the alignment of all operands
 
   Call(Problem const& params, Op op)
       : p(params), op(op), options(options_of(params, op)), addresses(bits_of_addresses()) {}
@@ -78,14 +80,14 @@ struct Call {
   int element() const { return size_of(p.q.dtype); }
 };
 
-// The instance that would run; null if it has yet to be compiled.
+// The instance that would run; null if it is not compiled yet.
 inline KernelUnit const* unit_of(Variant const& variant, int score, DeviceInfo const& device) {
   return is_left_out(variant, score) ? loaded(variant, score, device.compute_capability)
                                      : variant.unit;
 }
 
-// Calls lacks(reason) for what keeps TMA from reading the bias: 16 bytes at a time, by strides that
-// are no less than 0.
+// Calls lacks(reason) for each obstacle to reading the bias by TMA, which needs alignment to 16
+// bytes and strides >= 0.
 template <class Lacks>
 void examine_bias(Problem const& p, Lacks&& lacks) {
   constexpr int64_t kElements = 8;  // of 16 bytes
@@ -121,7 +123,7 @@ void examine_bias(Problem const& p, Lacks&& lacks) {
   }
 }
 
-// The same for what keeps a kernel from reading a bias or a mask for two keys at a time.
+// Likewise for reading a bias or a mask for two keys at a time.
 template <class Lacks>
 void examine_pairs(Problem const& p, std::string const& name, PerLogit const& entries, int bytes,
                    Lacks&& lacks) {
@@ -162,9 +164,9 @@ inline bool has_capability(Variant const& variant, DeviceInfo const& device) {
   return variant.info.device != Device::kCuda || (least <= given && given <= last);
 }
 
-// Calls lacks(kind, reason) for everything that keeps `variant` from running the call. `reason` is
-// a function that makes the text: on the way to a kernel that runs, none is made. A result of true
-// ends the examination early.
+// Calls lacks(kind, reason) for each obstacle to running the call with `variant`. `reason` is a
+// function that makes the text, so that no text is made on the way to a kernel that runs. If
+// lacks() returns true, the examination ends early.
 template <class Lacks>
 void examine(Variant const& variant, Call const& call, DeviceInfo const& device, Lacks&& lacks) {
   VariantInfo const& info = variant.info;
@@ -181,7 +183,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       })) {
     return;
   }
-  // Of a backward pass nothing but fp32 is to be had, whatever the forward call accumulated in.
+  // Backward passes exist in fp32 only, whatever accumulator the forward call used.
   bool const is_forward = call.op == Op::kForward;
   if (is_forward && info.accumulate != p.accumulate && lacks(Lack::kKind, [&] {
         return std::string("needs accumulate=\"") + name_of(info.accumulate) + "\", got \"" +
@@ -210,10 +212,10 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
         return text + " " + std::to_string(needed) + ", got " + std::to_string(given);
       };
       if (lacks(Lack::kRequest, reason)) return;
-      break;  // a wrong head_dim alone says it
+      break;  // a wrong head_dim is reported alone
     }
   }
-  // To other kernels V is an operand like any.
+  // Kernels without latent_kv read V like any operand.
   uint32_t const missing = call.options & ~variant.kernel->options & ~uint32_t(option::latent_kv);
   if (missing != 0) {
     auto const reason = [&] {
@@ -262,7 +264,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   if (variant.kernel->tma) {
     for_operands(p, call.op, [&](char const* name, Operand const& ref, int heads, int rows) {
-      if (&ref == &p.o) return;  // which is written otherwise
+      if (&ref == &p.o) return;  // not written through TMA
       for_strides(p, ref, heads, rows, [&](char const* dim, int64_t stride) {
         if (stride >= 0 && stride < kMostTmaStride / call.element()) return;
         lacks(Lack::kRequest, [&] {
@@ -273,7 +275,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
       });
     });
   }
-  // A box of TMA has whole swizzled groups of eight rows, of one page.
+  // A TMA box is whole swizzled groups of eight rows, all of one page.
   if (variant.kernel->tma && p.kv.block_table && p.kv.page_size % 8 != 0) {
     lacks(Lack::kRequest, [&] {
       return "needs pages of a multiple of 8 rows, got " + std::to_string(p.kv.page_size);
@@ -285,7 +287,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   if ((call.options & option::bias_grad) && p.grad->bias_dtype != DType::kFloat32 &&
       !(variant.kernel->tma && (variant.kernel->needs & option::bias_grad))) {
     lacks(Lack::kRequest, [&] {
-      return std::string("gives the gradient of a bias in float32, not in ") +
+      return std::string("computes the gradient of a bias in float32, not in ") +
              name_of(p.grad->bias_dtype);
     });
   }
@@ -318,8 +320,7 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   KernelArguments const& arguments = variant.kernel->arguments;
   int const score = score_of(arguments, p);
-  // No score takes the call: its options are among the lacks above, and there is no unit to ask
-  // for.
+  // No score fits the call: its options are among the reasons above, and no unit exists to examine.
   if (arguments.num_scores > 0 && score == arguments.num_scores) return;
   KernelUnit const* const unit = unit_of(variant, score, device);
   if (unit && info.device == Device::kCuda && unit->facts.smem_bytes > device.smem_per_block) {
@@ -331,9 +332,9 @@ void examine(Variant const& variant, Call const& call, DeviceInfo const& device,
   }
   if (p.logits.has_score_mod) {
     std::string const why_not =
-        variant.is_simt ? "compiles a score_mod for GPUs alone" : why_not_compiled(variant, score);
+        variant.is_simt ? "compiles a score_mod for GPUs only" : why_not_compiled(variant, score);
     if (!why_not.empty()) lacks(Lack::kEnvironment, [&] { return "score_mod: " + why_not; });
-    // Three warpgroups have too few registers for a function: at head dim 64, T5's table has 208
+    // Three warpgroups have too few registers for a score_mod: at head dim 64, T5's table takes 208
     // bytes of local memory with 192x128x12, and 40 with 128x128x8.
     if (call.op == Op::kForward && variant.block_m > 128) {
       lacks(Lack::kRequest, [] { return std::string("has no registers left for a score_mod"); });

@@ -1,4 +1,4 @@
-// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+// CMake defines CUTLASS_ATTN_CUDA as 0 or 1.
 #include "runtime/kernel.hpp"
 
 #include <cstring>
@@ -16,9 +16,9 @@ namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-// Loads the code of a score and its asides, once per device, and lets it use its shared memory:
-// beyond 48 KB a kernel must opt in. CUDA would load it lazily, at its first launch, which then
-// invalidates the capture of another thread.
+// Loads the code of a score and its asides, once per device, and opts in to shared memory beyond 48
+// KB. CUDA would load the code lazily, at the first launch, which would invalidate the capture of
+// another thread.
 Status load_code(KernelUnit const& unit, int score, int device_index) {
   std::atomic<uint64_t>& loaded = unit.loaded[score];
   uint64_t const bit = uint64_t(1) << (device_index & 63);
@@ -61,7 +61,7 @@ Status launch_on_device(void const* function, void* params, Launch const& launch
     if (error != cudaSuccess) return cuda_status(error, "cudaMemsetAsync");
   }
   void* arguments[] = {params};
-  // Not <<<>>>: its outcome has to be asked of cudaGetLastError, which also knows errors of others.
+  // Not <<<>>>: its result comes from cudaGetLastError, which also reports errors of other calls.
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.attrs = attributes;
@@ -103,7 +103,7 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   if (problem.logits.has_score_mod != (mod != nullptr) ||
       (mod != nullptr && (mod->bytes < 0 || mod->bytes > UserScoreMod::kMaxBytes))) {
     return Status::invalid(
-        "score_mod: the problem has one where the options name one, of at most " +
+        "score_mod: the options must name one exactly if the problem has one, of at most " +
         std::to_string(UserScoreMod::kMaxBytes) + " bytes");
   }
   alignas(64) char params[KernelArguments::kMaxBytes + UserScoreMod::kMaxBytes];
@@ -142,7 +142,7 @@ Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem con
   if (is_on_device) status = load_code(unit, score, options.device_index);
   if (status.ok() && part != Part::kRest) status = run_aside(0);
   if (!status.ok() || part == Part::kBefore) return status;
-  // A kernel without asides is only called where it has something to do.
+  // A kernel without asides is called only if it has something to compute.
   if (status.ok() && (main.blocks > 0 || !kernel.has_asides())) {
     status = run(main, unit.device_code[score], unit.host_code[score]);
   }

@@ -1,5 +1,6 @@
-// Kernels as the host sees them: a kernel of the manifest, whatever its tile (KernelArguments), and
-// a compiled instance (KernelUnit), made by nvcc or g++ with the library, or by NVRTC at first use.
+// Kernels on the host side: KernelArguments describes a kernel of the manifest with any tile;
+// KernelUnit is a compiled instance, made by nvcc or g++ with the library, or by NVRTC at first
+// use.
 #pragma once
 
 #include <array>
@@ -14,25 +15,25 @@
 namespace cutlass_attn {
 
 inline constexpr int kMaxScores = 8;
-inline constexpr int kNumAsides = 2;  // launches before and after the kernel itself
+inline constexpr int kNumAsides = 2;  // launches before and after the kernel
 
-// How a kernel's arguments are made, and which scores it is compiled with. `Params`, the kernel's
-// struct of arguments, supplies
+// How a kernel's parameters are made, and the scores that it is compiled with. `Params`, the
+// kernel's parameter struct, supplies
 //
 //   static Params prepare(Problem const&, Workspace const&, DeviceLimits const&,
 //                         KernelFacts const&);
 //   static int64_t workspace_bytes(Problem const&, DeviceLimits const&, KernelFacts const&);
 //   Launch launch(KernelFacts const&) const;
 //
-// The facts are those of the instance that runs. workspace_bytes() is also asked before that is
-// compiled, when block_m and block_n alone are known.
+// The facts are those of the instance that runs. workspace_bytes() is also called before the
+// instance is compiled, when only block_m and block_n are known.
 //
-// and, if the keys of a tile are split over blocks, their number:
+// and, if blocks share the keys of a tile, their number:
 //
 //   static int32_t splits_of_keys(Problem const&, DeviceLimits const&, KernelFacts const&);
 //
-// A kernel with asides has a launch before it and one after it, with the same arguments; its Params
-// then supplies launch_before() and launch_after() as well, whose grids may be empty.
+// A kernel with asides has a launch before it and one after it, with equal parameters. Its Params
+// also supplies launch_before() and launch_after(); their grids may be empty.
 struct KernelArguments {
   static constexpr int kMaxBytes = 2048;  // of Params
 
@@ -64,7 +65,7 @@ constexpr std::nullptr_t splits_of(...) {
 }
 }  // namespace detail
 
-// tokens: names of the scores. The name of an entry ends with its token.
+// tokens: names of the scores, with which the names of entries end.
 template <class Params, class... Scores>
 constexpr KernelArguments arguments_of(std::array<char const*, sizeof...(Scores)> tokens = {}) {
   static_assert(sizeof...(Scores) <= kMaxScores);
@@ -99,14 +100,14 @@ constexpr KernelArguments arguments_with_asides_of(
   return result;
 }
 
-// The first of the kernel's scores that takes the call; num_scores if none does.
+// The first of the kernel's scores that fits the call; num_scores if none does.
 inline int score_of(KernelArguments const& kernel, Problem const& problem) {
   int score = 0;
   while (score < kernel.num_scores && !kernel.scores[score].takes(problem)) ++score;
   return score;
 }
 
-// The names of the asides' entries end with these tokens.
+// Tokens at the end of the asides' entry names.
 inline constexpr char const* kAsideTokens[kNumAsides] = {"before", "after"};
 
 // A compiled instance: its facts, and its code for each score.
@@ -115,20 +116,20 @@ struct KernelUnit {
   using HostCode = Status (*)(void const* params, Launch const&, RunOptions const&);
 
   KernelFacts facts;
-  void const* device_code[kMaxScores];  // a __global__ function, or a cudaKernel_t
+  void const* device_code[kMaxScores];  // a __global__ function or a cudaKernel_t
   HostCode host_code[kMaxScores];
   void const* device_asides[kNumAsides] = {};
   HostCode host_asides[kNumAsides] = {};
-  // By score, a bit per device on which the code is loaded and may use facts.smem_bytes, the most
-  // that Params::launch() may ask for.
+  // Per score, one bit per device: set if the code is loaded there and may use facts.smem_bytes,
+  // the most that Params::launch() may ask for.
   mutable std::atomic<uint64_t> loaded[kMaxScores] = {};
 };
 
-// Which launches of a call to run: all, those before the kernel itself, or the others. Callers of a
-// part are in prequantize.hpp.
+// Which launches of a call to run: all, those before the kernel, or the rest. prequantize.hpp runs
+// parts.
 enum class Part { kAll, kBefore, kRest };
 
-// Launches the kernel with the first score that takes the call. The device is current already;
+// Launches the kernel with the first score that fits the call. The device is already current;
 // `limits` are its limits.
 Status launch(KernelArguments const& kernel, KernelUnit const& unit, Problem const& problem,
               DeviceLimits const& limits, RunOptions const& options, Part part = Part::kAll);

@@ -1,4 +1,4 @@
-// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+// CMake defines CUTLASS_ATTN_CUDA as 0 or 1.
 #include "runtime/loaded.hpp"
 
 #include <algorithm>
@@ -33,7 +33,8 @@ std::atomic<CompilerState const*>& compiler_state() {
   return state;
 }
 
-// Of one variant, the newest first. Nodes are never removed: calls on other threads may be reading.
+// Loaded instances of one variant, the newest first. Nodes are never removed, because other threads
+// may be reading them.
 struct Node {
   int compute_capability;
   KernelUnit unit;
@@ -51,14 +52,14 @@ std::atomic<std::string const*>& refusal_of(Variant const& variant, int score) {
   return refusals[size_t(&variant - registry().data()) * kMaxScores + size_t(score)];
 }
 
-// What a key names.
+// The meaning of a key.
 struct LeftOut {
-  Variant const* variant = nullptr;  // null: nothing that this build left out
-  int first = 0, last = 0;           // its scores [first, last)
-  std::string score_mod = {};        // with this score_mod; empty: without one
+  Variant const* variant = nullptr;  // null: names no kernel that this build left out
+  int first = 0, last = 0;           // scores [first, last) of the variant
+  std::string score_mod = {};        // name of the score_mod; empty: none
 };
 
-// Kernels with a user's score_mod, the newest first; as the nodes above.
+// Kernels with a user's score_mod, the newest first. Never removed either.
 struct ModNode {
   Variant const* variant;
   int score;
@@ -94,8 +95,8 @@ LeftOut find_left_out(std::string const& key, Status& status) {
     }
   }
   status = Status::invalid("key is \"" + key +
-                           "\", allowed: a GPU variant that this build left out, also with \"+\" "
-                           "and one of its scores, or one of which it left out this score");
+                           "\", allowed: a GPU variant that this build left out, with or without "
+                           "\"+\" and a score, or a variant whose score this build left out");
   return {};
 }
 
@@ -103,7 +104,8 @@ LeftOut find_left_out(std::string const& key, Status& status) {
 
 void set_compiler(Compiler compiler, std::string why_not) {
   static std::mutex mutex;
-  static std::vector<std::unique_ptr<CompilerState const>> all;  // kept: others may be reading
+  // Never freed, because other threads may be reading it.
+  static std::vector<std::unique_ptr<CompilerState const>> all;
   std::lock_guard const lock(mutex);
   if (kCannotLoad != nullptr) {
     compiler = nullptr;
@@ -122,7 +124,8 @@ void set_compiler(Compiler compiler, std::string why_not) {
 
 void refuse(Variant const& variant, int score, std::string why_not) {
   static std::mutex mutex;
-  static std::vector<std::unique_ptr<std::string const>> all;  // kept: others may be reading
+  // Never freed, because other threads may be reading it.
+  static std::vector<std::unique_ptr<std::string const>> all;
   if (why_not.empty()) why_not = "refused";
   std::lock_guard const lock(mutex);
   all.push_back(std::make_unique<std::string const>(std::move(why_not)));
@@ -205,8 +208,8 @@ Status may_load(Variant const&, int, std::string const&, void*) { return {}; }
 
 namespace {
 
-// Copies to the host on a stream that waits for no other. cudaMemcpy would use the legacy stream,
-// and so invalidate the capture of any stream that synchronises with that.
+// Copies to the host on a non-blocking stream. cudaMemcpy would use the legacy stream, which
+// invalidates the capture of any stream that synchronises with it.
 cudaError_t copy_to_host(void* to, void const* from, size_t bytes) {
   cudaStream_t stream;
   cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -217,7 +220,7 @@ cudaError_t copy_to_host(void* to, void const* from, size_t bytes) {
   return error;
 }
 
-// What the code says of itself, and its entries by score.
+// Reads the exported facts of the code, and its entries by score.
 Status read_unit(LeftOut const& named, cudaLibrary_t library, KernelUnit& unit) {
   Variant const& variant = *named.variant;
   std::string const facts = variant.symbol + "__facts";
@@ -289,7 +292,7 @@ Status load_kernel(std::string const& key, int device_index, void const* cubin) 
   node->next = head.load();
   while (!head.compare_exchange_weak(node->next, node.get(), std::memory_order_release)) {
   }
-  (void)node.release();  // and the library stays loaded as long as the process
+  (void)node.release();  // the library stays loaded until the process ends
   return {};
 }
 

@@ -1,4 +1,5 @@
-// The generated tables. Compiled as C++20, for designated initialisers: every field has its name.
+// The generated tables. Compiled as C++20 for designated initialisers, so that each field has its
+// name.
 #include "runtime/manifest.hpp"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// manifest.toml and tuned.toml as tables, which generate.py writes.
+// manifest.toml and tuned.toml as tables, written by generate.py.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace cutlass_attn {
 
 inline constexpr float kUnlimited = __builtin_huge_valf();
 
-// Ranges [from, below) of what dispatch counts in a call: manifest.toml has their meaning.
+// Ranges [from, below) of numbers of a call; manifest.toml defines them.
 struct CallRanges {
   struct Range {
     float from = 0.0f, below = kUnlimited;
@@ -18,34 +18,35 @@ struct CallRanges {
   Range blocks_per_sm = {}, rows = {}, keys = {}, splits = {}, num_splits = {};
 };
 
-// A kernel of the manifest: what it asks of a call, and how it is launched.
+// A kernel of the manifest: its requirements of a call, and how it is launched.
 struct ManifestKernel {
   static constexpr int kMaxAvoids = 3;
 
   char const* name;
   Op op = Op::kForward;
-  char const* arch = "";  // as VariantInfo's
+  char const* arch = "";  // as in VariantInfo
   uint32_t options = 0;   // bits of option:: that it implements
-  uint32_t needs = 0;     // and those without which it takes no call
-  uint32_t pairs = 0;     // and those whose operand it reads for two neighbouring keys at a time
-  int head_dim_multiple = 0;  // as VariantInfo's
+  uint32_t needs = 0;     // bits of option:: that a call must have
+  // Bits of option:: whose operand it reads for two neighbouring keys at a time.
+  uint32_t pairs = 0;
+  int head_dim_multiple = 0;  // as in VariantInfo
   Accumulate accumulate = Accumulate::kFloat32;
   Quantize quantize = Quantize::kNone;
-  int compute_capability[2] = {0, 0};  // the least and the last that it runs on
-  int alignment = 1;                   // bytes: of every operand address and stride
+  int compute_capability[2] = {0, 0};  // first and last
+  int alignment = 1;                   // of every operand address and stride, in bytes
   bool automatic = true;
-  int max_rows = 0;     // as VariantInfo's
-  bool tma = false;     // reads operands through TMA, which takes no negative strides
-  bool scalar = false;  // a GPU kernel without tensor cores
-  CallRanges avoids[kMaxAvoids] = {};  // calls for which a later kernel is preferred that can run
-  int num_avoids = 0;                  // of these
-  KernelArguments arguments = {};      // of a GPU kernel
-  // The CPU's own kernel instead: computes calls that check() and why_not() have passed, with at
+  int max_rows = 0;                    // as in VariantInfo
+  bool tma = false;                    // reads operands by TMA, which allows no negative strides
+  bool scalar = false;                 // a GPU kernel without tensor cores
+  CallRanges avoids[kMaxAvoids] = {};  // calls left to later kernels, if one of them can run
+  int num_avoids = 0;                  // number of these
+  KernelArguments arguments = {};      // for a GPU kernel
+  // For the CPU's own kernel: computes a call that check() and why_not() accepted and that has at
   // least one query row.
   Status (*function)(Problem const&, RunOptions const&) = nullptr;
 };
 
-// One of its rows.
+// A row of a kernel.
 struct ManifestRow {
   char const* kernel;
   char const* key;
@@ -56,12 +57,12 @@ struct ManifestRow {
   char const* tier;
   bool is_simt = false;
   bool compiled = false;
-  char const* symbol;    // what the names of its entries begin with
-  int plain_scores = 0;  // bits of the scores whose entries' names lack "cutlass_" there
-  KernelUnit const* unit = nullptr;  // of a compiled GPU kernel
+  char const* symbol;                // prefix of the names of its entries
+  int plain_scores = 0;              // bits of the scores whose entry names lack "cutlass_"
+  KernelUnit const* unit = nullptr;  // for a compiled GPU kernel
 };
 
-// A rule of tuned.toml; the same as TileRule.
+// A rule of tuned.toml; equal to TileRule.
 struct ManifestRule {
   int smem_kb;
   char const* kernel;

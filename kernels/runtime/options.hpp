@@ -1,4 +1,4 @@
-// Options of a call that a kernel may lack: which ones a call asks for. A new one is named in
+// Options that a kernel may lack, and which of them a call uses. A new option is named in
 // facts.toml, which makes its bit, and has its condition here.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace cutlass_attn {
 
-// Whether K and V are of a dtype that nobody computes with.
+// Whether K and V are stored in fp8, in which no kernel computes.
 inline bool has_fp8_kv(Problem const& p) {
   return p.k.dtype == DType::kFloat8E4M3 && p.v.dtype == DType::kFloat8E4M3;
 }
 
-// Whether V is a view of the first columns of K. Of smaller head dims no kernel makes use of it.
+// Whether V is a view of the first columns of K. No kernel uses that for smaller head dims.
 inline bool has_latent_kv(Problem const& p) {
   Operand const &k = p.k, &v = p.v;
   return p.head_dim > 256 && p.head_dim_v <= p.head_dim && k.data == v.data && k.dtype == v.dtype &&
@@ -25,7 +25,7 @@ inline bool has_latent_kv(Problem const& p) {
          k.row_stride == v.row_stride;
 }
 
-// What the call asks for.
+// Options of the call, as bits.
 inline uint32_t options_of(Problem const& p, Op op) {
   uint32_t bits = 0;
   if (p.logits.softcap != 0.0f) bits |= option::softcap;
@@ -61,13 +61,13 @@ inline std::vector<std::string> option_names(uint32_t bits) {
   return names;
 }
 
-// As Python has them.
+// Names as in Python.
 inline char const* name_of(DType dtype) { return facts::kDTypeNames[int(dtype)]; }
 inline char const* name_of(Accumulate accumulate) {
   return facts::kAccumulateNames[int(accumulate)];
 }
 inline char const* name_of(Quantize quantize) { return facts::kQuantizeNames[int(quantize)]; }
-// As a value of Python's.
+// A value as Python writes it.
 inline std::string value_of(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", x);

@@ -9,17 +9,17 @@ namespace {
 
 constexpr int kDims = StridedRows::kDims;
 
-// The offsets { origin + sum of stride_t * n_t, 0 <= n_t < count_t }.
+// The set of offsets { origin + sum of stride_t * n_t, 0 <= n_t < count_t }.
 //
-// Whether one of them falls into an interval decides every question here, with one term per
-// dimension of each operand. The search tries the largest stride first and visits only indices
-// from which the other terms can still reach the interval: one or two per level when each stride
-// spans the smaller ones, as it does in a slice or a transpose of a dense tensor.
+// All questions here reduce to whether one of them lies in an interval, with one term per dimension
+// of each operand. The search tries the largest stride first and visits only indices from which the
+// remaining terms can still reach the interval: one or two per level if each stride spans the
+// smaller ones, as in a slice or a transpose of a dense tensor.
 class Offsets {
  public:
   explicit Offsets(int64_t origin) : origin_(origin) {}
 
-  // A dimension with the index running over [first, last].
+  // Adds a dimension whose index runs over [first, last].
   void add(int64_t stride, int64_t first, int64_t last) {
     origin_ += stride * (stride >= 0 ? first : last);
     stride = std::abs(stride);
@@ -49,7 +49,7 @@ class Offsets {
  private:
   struct Term {
     int64_t stride, last;
-    int64_t span_below;  // the most that the terms after this one add up to
+    int64_t span_below;  // largest sum of the terms after this one
   };
 
   bool search(int t, int64_t low, int64_t high) const {
@@ -64,12 +64,12 @@ class Offsets {
     return false;
   }
 
-  Term terms_[2 * StridedRows::kDims];  // by stride, the largest first; no two alike
+  Term terms_[2 * StridedRows::kDims];  // in decreasing order of strides, which are all different
   int size_ = 0;
   int64_t origin_;
 };
 
-// From the first byte to behind the last one.
+// From the first byte to one past the last byte.
 std::pair<int64_t, int64_t> extent(StridedRows const& r) {
   int64_t low = r.address, high = r.address + r.row_bytes;
   for (int d = 0; d < kDims; ++d) {
@@ -83,7 +83,7 @@ bool is_empty(StridedRows const& r) {
   return r.row_bytes == 0 || std::count(r.counts, r.counts + kDims, 0) != 0;
 }
 
-// Sufficient, not necessary: from the smallest stride up, each steps over all that lies below it.
+// Sufficient, not necessary: in increasing order, each stride exceeds the extent below it.
 bool is_nested(StridedRows const& r) {
   std::pair<int64_t, int64_t> dims[kDims];
   for (int d = 0; d < kDims; ++d) dims[d] = {std::abs(r.strides[d]), r.counts[d]};
@@ -113,8 +113,8 @@ bool span_is_sane(StridedRows const& r) {
 
 bool overlaps_itself(StridedRows const& r) {
   if (is_empty(r) || is_nested(r)) return false;
-  // Two rows overlap if the difference of their offsets is under row_bytes. Without loss of
-  // generality the first index that differs is the larger one in the first row.
+  // Two rows overlap if the difference of their offsets is less than row_bytes. Without loss of
+  // generality, the first index that differs is larger in the first row.
   for (int leading = 0; leading < kDims; ++leading) {
     if (r.counts[leading] == 1) continue;
     Offsets difference(0);
@@ -131,7 +131,7 @@ bool overlap(StridedRows const& a, StridedRows const& b) {
   if (is_empty(a) || is_empty(b)) return false;
   auto const [a_low, a_high] = extent(a);
   auto const [b_low, b_high] = extent(b);
-  if (a_high <= b_low || b_high <= a_low) return false;  // which tells most operands apart
+  if (a_high <= b_low || b_high <= a_low) return false;  // true for most pairs of operands
   Offsets difference(a.address - b.address);
   for (int d = 0; d < kDims; ++d) {
     difference.add(a.strides[d], 0, a.counts[d] - 1);

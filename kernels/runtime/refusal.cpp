@@ -12,7 +12,7 @@
 namespace cutlass_attn {
 namespace {
 
-// How far a variant is from running a call: the kind of call counts before the request.
+// Distance of a variant from running a call: the kind of call counts before the request.
 struct Distance {
   int kinds = 0, requests = 0;
 
@@ -34,7 +34,7 @@ Distance distance_of(Variant const& variant, Call const& call, DeviceInfo const&
   return distance;
 }
 
-// Variants of a kernel that are as close to the call as any other one of that kernel.
+// The variants of a kernel that are closest to the call.
 struct Nearest {
   std::string kernel;
   Distance distance;
@@ -53,10 +53,10 @@ void add(std::vector<Nearest>& kernels, Variant const& variant, Distance const& 
   }
 }
 
-// Variants with one reason.
+// Variants that share a reason.
 struct Reason {
   std::string text;
-  std::string key;  // of the first
+  std::string key;  // of the first variant
   int count;
 };
 
@@ -76,7 +76,7 @@ std::vector<Reason> reasons_of(Nearest const& kernel, Why const& why) {
   return reasons;
 }
 
-// Levenshtein's distance: characters to insert, to remove or to replace.
+// Levenshtein distance: the number of characters to insert, remove or replace.
 int edits_between(std::string const& a, std::string const& b) {
   std::vector<int> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -99,7 +99,7 @@ bool ends_with(std::string const& text, std::string const& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// "; did you mean ...?" with up to three of the names; empty if none is spelt like `given`.
+// "; did you mean ...?" with up to three names; empty if no name is spelt like `given`.
 std::string did_you_mean(std::string const& given, std::vector<std::string> const& names) {
   constexpr size_t kMostHints = 3, kMostCharacters = 100;
   if (given.empty() || given.size() > kMostCharacters) return "";
@@ -120,7 +120,7 @@ std::string did_you_mean(std::string const& given, std::vector<std::string> cons
   return text.empty() ? text : text + "\"?";
 }
 
-// The names, but for those with a "/": of these the part before it, and how many it stands for.
+// Lists the names. Names with a "/" are grouped by the part before it, with the size of the group.
 std::string families(std::vector<std::string> const& kernels) {
   std::string text;
   std::vector<std::string> named;
@@ -177,9 +177,9 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
   for (Variant const& variant : registry()) {
     if (variant.kernel->op != op || !names(kernel, variant)) continue;
     is_named = true;
-    // "auto" means one for this device; others would only repeat that they are not.
+    // For "auto", kernels of another device would all give that one reason.
     if (is_auto && variant.info.device != device.device) continue;
-    // Nobody who has not asked for fp16 accumulation, or 8 bits, looks for a kernel that has it.
+    // Skips kernels with fp16 accumulation or 8 bits if the caller did not request these.
     bool const is_fp16 = variant.info.accumulate != Accumulate::kFloat32;
     bool const is_8_bit = variant.info.quantize != Quantize::kNone;
     if (is_auto && op == Op::kForward &&
@@ -197,7 +197,7 @@ Status refusal(Problem const& problem, Op op, DeviceInfo const& device, std::str
                                 ": " + device.unavailable);
   }
   if (is_auto) {
-    // Kernels for calls of another kind say something only where none is for this kind.
+    // Kernels for other kinds of calls are listed only if there is none for this kind.
     int least = INT_MAX;
     for (Nearest const& x : kernels) least = std::min(least, x.distance.kinds);
     auto const is_far = [&](Nearest const& x) { return x.distance.kinds > least; };

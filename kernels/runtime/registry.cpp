@@ -1,4 +1,4 @@
-// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+// CMake defines CUTLASS_ATTN_CUDA as 0 or 1.
 #include "runtime/registry.hpp"
 
 #include <algorithm>
@@ -14,27 +14,27 @@ ManifestKernel const& kernel_of(ManifestRow const& row) {
   for (ManifestKernel const& kernel : manifest_kernels()) {
     if (std::string_view(kernel.name) == row.kernel) return kernel;
   }
-  __builtin_unreachable();  // generate.py has seen to it
+  __builtin_unreachable();  // generate.py ensures it
 }
 
 bool has_all_scores(ManifestKernel const& kernel, KernelUnit const* unit) {
-  // Those that a unit lacks are the last: see core_scores in manifest.toml.
+  // The scores that a unit lacks are the last ones: see core_scores in manifest.toml.
   return unit != nullptr && unit->device_code[kernel.arguments.num_scores - 1] != nullptr;
 }
 
-// The first numbers of a tile as a key has it, "64x128x8": queries, and keys.
+// The first two numbers of a tile in a key, "64x128x8": queries and keys.
 struct TileSize {
   int queries = 0, keys = 0;
 
   explicit TileSize(std::string const& tile) {
     std::sscanf(tile.c_str(), "%dx%d", &queries, &keys);
   }
-  // Rows of a block's tile, and of the other operand that it goes through.
+  // Rows of a block's tile, and of the operand that it iterates over.
   int block_m(Op op) const { return op == Op::kBackward ? keys : queries; }
   int block_n(Op op) const { return op == Op::kBackward ? queries : keys; }
 };
 
-// What `name` is for another tile: its last part.
+// `name` for another tile: replaces its last part.
 std::string with_tile(std::string const& name, std::string const& old, std::string const& tile) {
   return name.substr(0, name.size() - old.size()) + tile;
 }
@@ -76,13 +76,13 @@ Variant variant_of(ManifestRow const& row) {
   return variant;
 }
 
-// What can still change, until registry() is called.
+// State that can change until registry() is called.
 struct Tables {
   std::mutex mutex;
   bool is_final = false;
   std::vector<Variant> variants;
   std::vector<TileRule> rules;
-  std::vector<TileRule> replaced;  // which stand for those that rules of prefer_tile() replace
+  std::vector<TileRule> replaced;  // rules that prefer_tile() replaces
   std::map<std::pair<int, std::string>, std::string> failing;
 
   Tables() {
@@ -101,7 +101,7 @@ Tables& tables() {
 
 Status too_late() {
   return Status::invalid(
-      "variants have been listed or a kernel chosen already: tiles are added and preferred before");
+      "variants were already listed or a kernel chosen: add or prefer tiles before that");
 }
 
 Status check_class(int smem_kb) {
@@ -113,7 +113,7 @@ Status check_class(int smem_kb) {
   return Status::invalid("smem_kb is " + std::to_string(smem_kb) + ", allowed: " + allowed);
 }
 
-template <class A, class B>  // an AddedTile, a TileRule or a VariantInfo
+template <class A, class B>  // AddedTile, TileRule or VariantInfo
 bool is_alike(A const& a, B const& b) {
   return a.kernel == b.kernel && a.head_dim == b.head_dim && a.head_dim_v == b.head_dim_v;
 }
@@ -160,7 +160,7 @@ Status add_tile(AddedTile const& tile) {
   }
   if (!is_known) return Status::invalid("no variant is of " + name_of(tile));
   for (Variant& row : rows) {
-    // Behind the last one of its kernel.
+    // After the last row of its kernel.
     auto const last =
         std::find_if(all.variants.rbegin(), all.variants.rend(),
                      [&](Variant const& v) { return v.info.kernel == row.info.kernel; });
@@ -206,7 +206,7 @@ Status mark_failing(int smem_kb, std::string const& key, std::string reason) {
   if (Status status = check_class(smem_kb); !status.ok()) return status;
   if (std::none_of(all.variants.begin(), all.variants.end(),
                    [&](Variant const& v) { return v.info.key == key; })) {
-    return Status::invalid("key is \"" + key + "\", allowed: that of a variant");
+    return Status::invalid("key is \"" + key + "\", allowed: the key of a variant");
   }
   all.failing[{smem_kb, key}] = std::move(reason);
   return {};

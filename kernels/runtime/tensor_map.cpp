@@ -1,4 +1,4 @@
-// CUTLASS_ATTN_CUDA, 0 or 1, comes from CMake.
+// CMake defines CUTLASS_ATTN_CUDA as 0 or 1.
 #include "core/tensor_map.hpp"
 
 #include <cstring>
@@ -13,8 +13,8 @@ namespace {
 
 #if CUTLASS_ATTN_CUDA
 
-// The driver's function, which it has from CUDA 12.0 on; asked of it, so that the library can be
-// loaded without a driver.
+// The driver's function, available from CUDA 12.0 on. Looked up at run time, so that the library
+// loads without a driver.
 auto encoder() {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static Encode const found = [] {
@@ -30,8 +30,8 @@ auto encoder() {
   return found;
 }
 
-// The driver's own functions need a context in this thread, which a new thread has only after a
-// call that makes the current device's its own.
+// Functions of the driver need a context in this thread. A new thread has one only after a call
+// that makes the current device's context current.
 bool has_context() {
   int device = 0;
   bool const made = cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
@@ -50,7 +50,7 @@ char const* encode_on_gpu(TensorView const& view, TensorMap& map) {
     steps[i] = 1;
   }
   for (int i = 0; i + 1 < TensorView::kDims; ++i) strides[i] = cuuint64_t(view.stride[i]);
-  // Elements are copied as they are: any type of 16 bits does.
+  // Elements are copied unchanged, so any 16-bit type will do.
   auto const encoded = [&] {
     return encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                   TensorView::kDims, const_cast<void*>(view.data), extents, strides, view.box,

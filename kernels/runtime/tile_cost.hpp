@@ -1,4 +1,4 @@
-// Predicts the time of a call with tiles of some shape, by two numbers fitted to measured times.
+// Predicts the time of a call for a tile shape, from two numbers fitted to measurements.
 #pragma once
 
 #include <algorithm>
@@ -10,15 +10,15 @@
 
 namespace cutlass_attn {
 
-// The cost of a variant, from manifest.toml. Only ratios between variants matter.
+// Cost of a variant, from manifest.toml. Only ratios between variants matter.
 struct TileCost {
-  int block_n = 0;                       // keys of a step; 0: not known
+  int block_n = 0;                       // keys per step; 0: unknown
   float tile_us = 0.0f, step_us = 0.0f;  // of a tile of rows, and of each of its steps
 
   bool is_known() const { return block_n > 0; }
 
-  // Time of all tiles of block_m rows on num_sms SMs. Equal tiles run in whole waves. Unequal ones,
-  // as under a causal mask, fill the SMs evenly, unless the longest tile alone takes longer.
+  // Time of all tiles of block_m rows on num_sms SMs. Equal tiles run in whole waves. Unequal
+  // tiles, as under a causal mask, fill the SMs evenly, unless the longest tile alone takes longer.
   float of_call(Problem const& p, int block_m, int num_sms) const {
     int const heads = TileScheduler::heads_of_tile(p, block_m);
     int64_t const tiles = TileScheduler::blocks_of(p, block_m, heads);

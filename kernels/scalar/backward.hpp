@@ -1,17 +1,18 @@
-// The backward pass on CUDA cores: the reference for faster kernels, and the fallback where none of
-// them applies. All sums are in fp32 in a fixed order, so results are deterministic.
+// The backward pass on CUDA cores: the reference for faster kernels, and the fallback if none of
+// them can run. All sums are in fp32 in a fixed order, so results are deterministic.
 //
-// Three launches of blocks of 256 threads, each of which recomputes P from the LSE:
+// Three launches of blocks of 256 threads. Each recomputes P from the LSE:
 //
 //   before   32 queries of a head: delta, stored in the workspace, and dQ
-//   kernel   32 keys of a KV head, all query heads that share it: dK and dV
-//   after    one head: its sink's gradient; or entries of the bias's gradient, a few lanes each
+//   kernel   32 keys of a KV head, with all query heads that share it: dK and dV
+//   after    one head: the gradient of its sink; or entries of the bias gradient, each by 1 to 32
+//            lanes
 //
 // The first two launches are symmetric. A block owns 32 rows and loops over tiles of 32 columns.
-// Warp w owns rows 4w .. 4w+3, and lane l owns column l. Head dimensions go through shared memory
-// in chunks of 64, with rows 65 floats apart. Products of rows and columns give weights in shared
-// memory. The rows of the other operand are summed with these weights: there lane l owns columns l
-// and l + 32 of each chunk.
+// Warp w owns rows 4w .. 4w+3, lane l owns column l. Head dimensions go through shared memory in
+// chunks of 64, with rows 65 floats apart. Products of rows and columns give weights in shared
+// memory. The rows of the other operand are summed with these weights; in that step lane l owns
+// columns l and l + 32 of each chunk.
 #pragma once
 
 #include <cute/config.hpp>
@@ -34,10 +35,10 @@ struct Backward {
   static constexpr bool kPacksHeads = false;
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocksPerSm = 1;
-  static constexpr int kOwn = kTile / (kThreads / 32);  // rows of a warp
+  static constexpr int kOwn = kTile / (kThreads / 32);  // rows per warp
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
-  static constexpr int kCols = kChunk / 32;  // columns of a chunk in a lane
+  static constexpr int kCols = kChunk / 32;  // columns of a chunk per lane
   static_assert(kHeadDim % kChunk == 0);
 
   struct SharedStorage {
@@ -48,14 +49,14 @@ struct Backward {
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  // A tile of an operand's rows, from `begin` on; rows from `end` on are zeros.
+  // A tile of rows of an operand, starting at `begin`. Rows from `end` on are zeros.
   struct Rows {
     Element const* first;
     int64_t stride;
     int begin, end, columns;
   };
 
-  // The sums of a warp for its rows: column lane + 32 j of chunk c in [c * kCols + j].
+  // A warp's sums for its rows: column lane + 32 j of chunk c in [c * kCols + j].
   using Sums = float[kOwn][kChunks * kCols];
 
   template <class Arch>
@@ -73,7 +74,7 @@ struct Backward {
     }
   }
 
-  // s[i]: the product of row i of this warp with this lane's column.
+  // s[i]: product of row i of this warp and this lane's column.
   template <class Arch>
   CUTE_DEVICE static void multiply(SharedStorage& shared, Rows const& rows, Rows const& columns,
                                    float (&s)[kOwn]) {
@@ -143,7 +144,7 @@ struct Backward {
     CUTE_DEVICE Logits(Problem const& p, VarlenSeqInfo const& seq)
         : p(p), seq(seq), score(p, seq.lens(p)), dropout(p) {}
 
-    // weight: after dropout. Returns the gradient of the logit.
+    // weight: output, after dropout. Returns the gradient of the logit.
     CUTE_DEVICE float grad(float s, float dp, int head, int q, int key, float lse, float delta,
                            float& weight) const {
       weight = 0.0f;

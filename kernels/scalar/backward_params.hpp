@@ -9,8 +9,8 @@
 namespace cutlass_attn::scalar {
 
 struct BackwardParams {
-  // Entries of a bias's gradient: `count` of each dimension, 1 if it is broadcast. `each` times as
-  // many logits are summed into one entry.
+  // Entries of a bias gradient: `count` per dimension, 1 if it is broadcast. An entry sums the
+  // gradients of `each` logits per dimension.
   struct Entries {
     int32_t count[4], each[4];
 
@@ -21,13 +21,13 @@ struct BackwardParams {
   Gradients grad;
   float* delta;  // workspace, in the layout of the LSE: rowsum(dO O) - dLSE
   Entries entries;
-  int32_t lanes;  // lanes of a warp that share an entry of the bias: 1 to 32, a power of 2
+  int32_t lanes;  // lanes of a warp that share an entry of the bias: a power of 2 up to 32
   int32_t tiles_q, tiles_k;
   FastDivisor by_tiles_q, by_tiles_k, by_heads_q, by_heads_kv, by_heads_per_kv, by_lanes;
   FastDivisor by_chunk;
 
-  // Called on the host, for any kernel with these facts, whoever compiled it. Tiles of queries and
-  // of keys have an equal number of rows.
+  // On the host. Works for any kernel with these facts, also one compiled by NVRTC. Tiles of
+  // queries and of keys have an equal number of rows.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
                                 KernelFacts const& facts) {
     auto const at_least_1 = [](int32_t x) { return x < 1 ? 1 : x; };
@@ -40,7 +40,7 @@ struct BackwardParams {
     int32_t const sizes[] = {p.batch, p.num_heads_q, p.seq_q.seqlen, p.seq_k.seqlen};
     int64_t const strides[] = {bias.batch_stride, bias.head_stride, bias.row_stride,
                                bias.key_stride};
-    int64_t logits = 1;  // in an entry
+    int64_t logits = 1;  // per entry
     for (int d = 0; d < 4; ++d) {
       bool const is_broadcast = bias && strides[d] == 0;
       params.entries.count[d] = is_broadcast ? 1 : sizes[d];
@@ -66,17 +66,17 @@ struct BackwardParams {
     return rows * p.num_heads_q * int64_t(sizeof(float));
   }
 
-  // One block per tile of queries of a head: delta, and the gradient of q.
+  // One block per tile of queries of a head: delta and dQ.
   Launch launch_before(KernelFacts const& facts) const {
     return of_blocks(int64_t(problem.batch) * problem.num_heads_q * tiles_q, facts);
   }
-  // One block per tile of keys of a KV head: the gradients of k and v.
+  // One block per tile of keys of a KV head: dK and dV.
   Launch launch(KernelFacts const& facts) const {
     bool const is_wanted = grad.k.data != nullptr || grad.v.data != nullptr;
     return of_blocks(is_wanted ? int64_t(problem.batch) * problem.num_heads_kv * tiles_k : 0,
                      facts);
   }
-  // One block per sink, then blocks for entries of the bias's gradient.
+  // One block per sink, then blocks for entries of the bias gradient.
   Launch launch_after(KernelFacts const& facts) const {
     int64_t const threads = grad.bias ? entries.all() * lanes : 0;
     return of_blocks(sinks() + (threads + facts.threads - 1) / facts.threads, facts);

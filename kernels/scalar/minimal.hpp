@@ -1,8 +1,8 @@
-// The first rung of the ladder: attention as written in a textbook, one thread a query row.
+// The first rung of the ladder: textbook attention, one thread per query row.
 //
 // Grid:  batch * num_heads_q * ceil(seqlen_q / 128) blocks of 128 threads.
-// Each thread loops over its visible keys once with an online softmax and keeps its row of O in
-// local memory. It uses no shared memory. This kernel is the reference for faster ones. It takes
+// Each thread loops once over its visible keys with an online softmax, and keeps its row of O in
+// local memory. The kernel uses no shared memory. It is the reference for faster kernels, and takes
 // every kind of problem: packed sequences, pages, lists of keys, scales.
 #pragma once
 
@@ -59,7 +59,7 @@ struct Minimal {
       });
 
       float const x = score(s * qk_scale, batch, head, q, key);
-      if (x == -kInf) continue;  // masked: 0 times a V of NaN would be NaN
+      if (x == -kInf) continue;  // masked; 0 times NaN in V would be NaN
       float const rescale = softmax.update_max(x, log2_scale);
       float weight = softmax.weight(x, log2_scale);
       softmax.sum += weight;

@@ -30,8 +30,8 @@ struct Tiled {
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocksPerSm = kHeadDim <= 256 ? 2 : 1;  // limited by shared memory
-  static constexpr int kRows = kBlockM / (kThreads / 32);          // queries of a warp
-  static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, in a lane
+  static constexpr int kRows = kBlockM / (kThreads / 32);          // queries per warp
+  static constexpr int kCols = kBlockN / 32;  // keys, or columns of a chunk, per lane
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPitch = kChunk + 1;
   static_assert(kHeadDim % kChunk == 0 && kCols == 2);
@@ -43,7 +43,7 @@ struct Tiled {
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  // Columns [d0, d0 + kChunk) of the rows [row0, row0 + kBlockN); zeros beyond the operand.
+  // Columns [d0, d0 + kChunk) of rows [row0, row0 + kBlockN); zeros beyond the operand.
   template <class Arch>
   CUTE_DEVICE static void load_chunk(SharedStorage& shared, DenseKv<Element> const& source,
                                      int row0, int rows, int d0, int columns) {
@@ -55,7 +55,7 @@ struct Tiled {
     }
   }
 
-  // o += P V of a key, for a chunk of columns.
+  // o += P V of one key, for a chunk of columns.
   template <class Acc>
   CUTE_DEVICE static void add_value(SharedStorage const& shared, int row0, int lane, int key, int c,
                                     Acc& acc) {
@@ -76,7 +76,7 @@ struct Tiled {
     TileCoord const tile(p, params.scheduler, kBlockM, Arch::block());
     SeqLens const seqlens = tile.seq.lens(p);
     int const lane = Arch::thread() % 32;
-    int const row0 = Arch::thread() / 32 * kRows;  // this warp's first query within the tile
+    int const row0 = Arch::thread() / 32 * kRows;  // this warp's first query in the tile
 
     Element const* const q = tile.seq.template queries<Element>(p.q, tile.head_q);
     Element* const o = tile.seq.template queries<Element>(p.o, tile.head_q);
@@ -124,7 +124,7 @@ struct Tiled {
         }
       }
 
-      bool is_seen[kCols] = {};  // this lane's keys, by the warp's queries
+      bool is_seen[kCols] = {};  // per key of this lane: whether a query of the warp sees it
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         bool const is_there = tile.q_begin + row0 + i < seqlens.q;
@@ -157,7 +157,7 @@ struct Tiled {
         for (int c = 0; c < kChunks * kCols; ++c) acc[i][c] *= rescale;
       }
 
-      // Their weights are 0, but 0 times NaN is NaN.
+      // Weights of unseen keys are 0, but 0 times NaN is NaN.
       uint32_t unseen[kCols];
       CUTE_UNROLL
       for (int j = 0; j < kCols; ++j) unseen[j] = arch::Votes::ballot(!is_seen[j]);

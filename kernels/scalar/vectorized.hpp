@@ -2,11 +2,12 @@
 //
 // Grid:     batch * num_heads_q * ceil(seqlen_q / 64) blocks of 256 threads, or of 128 for head
 //           dimensions beyond 64.
-// Tile:     64 queries x 64 keys. K and V go through one buffer in chunks of 64 columns: K's
+// Tile:     64 queries x 64 keys. K and V go through one buffer in chunks of 64 columns: first K's
 //           chunks, then V's.
-// Groups:   if kHeadDim is 64, two groups of warps take the tiles of keys in turn, each with its
-//           buffers, softmax state and O. They merge at the end. This gives each scheduler of an SM
-//           two warps. For more head dimensions Ada has too little shared memory.
+// Groups:   if kHeadDim is 64, two groups of warps take the key tiles in turn. Each group has
+//           buffers, a softmax state and an O of its own; they merge at the end. This gives each
+//           scheduler of an SM two warps. For more head dimensions Ada has too little shared
+//           memory.
 // Thread:   kRows queries, 4 apart, by 8 keys, 8 apart; of O, kRows queries by 8 columns of each
 //           chunk. The 8 threads that share queries are in one warp: softmax needs three shuffles,
 //           and P never leaves the warp.
@@ -20,18 +21,19 @@
 //   thread    0    1    2   ...   7    0    1  ...   7   (padding)
 //
 // In fp16 the two quads are one 16-byte vector in global memory, so columns are permuted in shared
-// memory. Q K^T is unaffected, because Q is permuted alike. In P V a thread gets 8 neighbouring
-// columns of O, which it stores as one vector. No access has a bank conflict. 8 threads, a phase of
-// a 128-bit access, store 128 bytes of one row; they read one quad of Q or P, or the quads of 8
-// neighbouring rows of K, which are 68 floats and so 4 banks apart, or 128 bytes of one row of V.
-// P's rows are 72 floats apart: the 4 x 8 weights that a warp stores at a time are in 32 banks.
+// memory. Q K^T is unaffected, because Q has the same permutation. In P V a thread gets 8
+// neighbouring columns of O, which it stores as one vector. No access has a bank conflict: 8
+// threads, a phase of a 128-bit access, store 128 bytes of one row. They read one quad of Q or P,
+// or the quads of 8 neighbouring rows of K, which are 68 floats and so 4 banks apart, or 128 bytes
+// of one row of V. Rows of P are 72 floats apart: the 4 x 8 weights that a warp stores at a time
+// are in 32 banks.
 //
 // Speed limit: the reference shape (B=2 H=8 S=512 D=64, fp16) takes 2 B H S^2 D = 537 M FFMA. Its
-// 128 blocks run on 128 of an H200's 132 SMs. Each executes 4.2 M FFMA, 128 a clock: 32,768 clocks,
-// 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA; an LDS.128 that merges two quarters of
-// a warp takes 96 of the 128 clocks for that. The kernel is bound by latency, with two warps a
-// scheduler: docs/notes/ladder.md lists what was tried. scalar/tiled executes six loads for eight
-// FFMA.
+// 128 blocks run on 128 of an H200's 132 SMs. Each executes 4.2 M FFMA, 128 per clock: 32,768
+// clocks, 16.6 us at 1.98 GHz. A thread reads 12 quads for 128 FFMA; an LDS.128 that merges two
+// quarters of a warp takes 96 of the 128 clocks for that. The kernel is bound by latency, with two
+// warps per scheduler; docs/notes/ladder.md lists what was tried. scalar/tiled executes six loads
+// for eight FFMA.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -49,8 +51,8 @@
 
 namespace cutlass_attn::scalar {
 
-// Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands begin at multiples of 16
-// bytes, and their lengths are multiples of 16 bytes.
+// Head dimensions up to kHeadDim, a multiple of 64. Rows of the operands are aligned to 16 bytes,
+// and their lengths are multiples of 16 bytes.
 template <class Element, int kHeadDim>
 struct Vectorized {
   using Params = ForwardParams;
@@ -59,8 +61,8 @@ struct Vectorized {
   static constexpr int kBlockN = 64;
   static constexpr int kChunk = 64;
   static constexpr int kChunks = kHeadDim / kChunk;
-  static constexpr int kCols = 8;  // keys, or columns of a chunk, in a thread
-  // Queries of a thread. 8 would read less shared memory per FFMA, but halve the number of warps.
+  static constexpr int kCols = 8;  // keys, or columns of a chunk, per thread
+  // Queries per thread. 8 would read less shared memory per FFMA, but halve the number of warps.
   static constexpr int kRows = 4;
   static constexpr int kGroups = kChunks == 1 ? 2 : 1;
   static constexpr int kGroupThreads = kBlockM / kRows * 8;
@@ -76,13 +78,13 @@ struct Vectorized {
   };
 
   // This thread's position in its group, and its part of a tile: queries row(i) and keys lane + 8
-  // j. Lanes of a warp that differ only in bit 0 share keys, those that differ only in bit 1 share
-  // queries: either lets LDS.128 merge two quarters of a warp into one phase.
+  // j. Lanes of a warp that differ only in bit 0 share keys; lanes that differ only in bit 1 share
+  // queries. Both let LDS.128 merge two quarters of a warp into one phase.
   struct Place {
     int group, thread, lane, row0;
 
     CUTE_DEVICE explicit Place(int number) {
-      // Without opaque, the compiler keeps all values derived from the number through the loop.
+      // Without opaque, the compiler keeps all values derived from `number` through the loop.
       number = opaque(number);
       group = number / kGroupThreads;
       thread = number % kGroupThreads;
@@ -110,7 +112,7 @@ struct Vectorized {
   // Shared memory of one group.
   struct GroupStorage {
     union {
-      Chunk kv;                                         // the present chunk
+      Chunk kv;                                         // present chunk
       float o[kChunks * kRows * kCols][kGroupThreads];  // at the end: this group's O
     };
     Weights p;
@@ -126,8 +128,9 @@ struct Vectorized {
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  // A thread's share of a chunk on its way from global to shared memory, if kCopiers threads copy
-  // it: 8 columns of every kStep-th row. Kept as words: fp16 elements would take a register each.
+  // A thread's part of a chunk on its way from global to shared memory, if kCopiers threads copy
+  // it: 8 columns of every kStep-th row. Kept as words, because fp16 elements would take a register
+  // each.
   template <int kCopiers>
   struct Copy {
     static constexpr int kStep = kCopiers / 8;
@@ -184,7 +187,7 @@ struct Vectorized {
     return quad;
   }
 
-  // The column of a chunk at which vector n of thread `lane` (of 8) begins.
+  // Column of a chunk at which vector n of thread `lane` (of 8) begins.
   CUTE_DEVICE static constexpr int column_of(int lane, int n) {
     return sizeof(Element) == 2 ? lane * 8 : n * 32 + lane * 4;
   }
@@ -210,8 +213,8 @@ struct Vectorized {
     }
   }
 
-  // o += P V for a chunk of V's columns. kLeavesOut: without keys that are not in `seen`, which has
-  // a bit for each.
+  // o += P V for a chunk of V's columns. kLeavesOut: skips keys that are not in `seen`, one bit per
+  // key.
   template <bool kLeavesOut>
   CUTE_DEVICE static void multiply_pv(GroupStorage& own, Place const& at, uint64_t seen,
                                       Scores& o) {
@@ -263,7 +266,7 @@ struct Vectorized {
       Arch::sync(1 + at.group, kGroupThreads);
     };
 
-    float max[kRows];  // of each row's scores
+    float max[kRows];  // largest score of each row
     float acc[kChunks][kRows][kCols] = {};
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -332,8 +335,8 @@ struct Vectorized {
     }
   }
 
-  // The keys that any query of the warp sees, a bit each: the weights of others are 0, but 0 times
-  // NaN is NaN. Bit j of seen: of key lane + 8 j, by this thread's queries.
+  // Keys that any query of the warp sees, one bit each: weights of other keys are 0, but 0 times
+  // NaN is NaN. Bit j of seen: key lane + 8 j, for this thread's queries.
   template <class Arch>
   CUTE_DEVICE static uint64_t seen_keys(uint32_t seen, int lane) {
     static_assert(kCols == 8 && kBlockN == 64);

@@ -70,7 +70,7 @@ Status check(AppendProblem const& p) {
                              ", allowed: float16, bfloat16, float32");
   }
   if (p.q.data && p.rotary.dim == 0) {
-    return Status::invalid("q is set, but rotary.dim is 0: there is nothing to rotate it by");
+    return Status::invalid("q is set, but rotary.dim is 0: q would not be rotated");
   }
   bool const by_slots = p.slot_mapping != nullptr, by_lengths = p.cache_seqlens != nullptr;
   if (by_slots == by_lengths && p.batch > 0 && p.seqlen > 0) {
@@ -84,7 +84,7 @@ Status check(AppendProblem const& p) {
   return {};
 }
 
-// Checks that stored rows overlap neither each other nor the rows that are read.
+// Checks that stored rows overlap neither each other nor rows that are read.
 Status check_memory(AppendProblem const& p) {
   auto const rows = [](Operand const& t, int64_t batch, int64_t heads, int64_t seqlen,
                        int64_t head_dim) {
@@ -124,13 +124,13 @@ Status check_memory(AppendProblem const& p) {
     for (auto const* b = &a + 1; b != std::end(all); ++b) {
       if (!overlap(a.rows, b->rows)) continue;
       return Status::invalid(std::string(b->name) + " overlaps " + a.name +
-                             ", which is written; allowed: memory apart from it");
+                             ", which is written; allowed: separate memory");
     }
   }
   return {};
 }
 
-// Checks that no two new rows go to one row of the cache, where one would overwrite the other.
+// Checks that no two new rows go to one row of the cache.
 Status check_rows_apart(AppendProblem const& p) {
   struct Place {
     int64_t row;
@@ -187,7 +187,7 @@ Status check_on_host(AppendProblem const& p) {
   return p.cache_seqlens && p.kv.block_table ? check_rows_apart(p) : Status{};
 }
 
-// Whether all rows begin at multiples of 16 bytes and have lengths that are multiples of 16 bytes.
+// Whether all rows are aligned to 16 bytes and have lengths that are multiples of 16 bytes.
 bool is_aligned(AppendProblem const& p) {
   int64_t const bytes = size_of(p.k.dtype);
   bool result = p.head_dim * bytes % 16 == 0 && p.head_dim_v * bytes % 16 == 0;

@@ -1,9 +1,10 @@
 // Writes new rows of K and V into a cache, with rotary positions, and rotates the queries: one
 // launch before a decoding step.
 //
-// Grid: 8 rows a block of 128 threads. A row is one head of one token of K, V or Q. 16 threads
-// share a row. Each copies 16 bytes at a time if all rows are aligned to that, and otherwise an
-// element or a pair. The last rows are the lengths, one batch entry a row. No shared memory.
+// Grid: blocks of 128 threads with 8 rows each. A row is one head of one token of K, V or Q, and is
+// shared by 16 threads. A thread copies 16 bytes at a time if all rows are aligned to 16 bytes,
+// otherwise an element or a pair. The last rows are the lengths, one batch entry each. No shared
+// memory.
 #pragma once
 
 #include "core/append.hpp"
@@ -13,7 +14,7 @@
 
 namespace cutlass_attn::serving {
 
-// Whether the cache is stored as E4M3, whatever the dtype of the new rows.
+// Whether the cache is stored as E4M3, whatever dtype the new rows have.
 inline bool is_stored_as_fp8(AppendProblem const& p) {
   return p.k_cache.dtype == DType::kFloat8E4M3 && p.v_cache.dtype == DType::kFloat8E4M3;
 }
@@ -30,7 +31,7 @@ struct AppendRow {
   bool is_aligned;
   int lane, lanes;  // threads that share the row
 
-  // Number of rows of K and V; then follow rows of Q, then lengths.
+  // Number of rows of K and V. Rows of Q follow, then lengths.
   CA_HOST_DEVICE static int64_t rows_kv(AppendProblem const& p) {
     return int64_t(p.batch) * p.seqlen * p.num_heads_kv * 2;
   }
@@ -53,11 +54,11 @@ struct AppendRow {
   }
 
  private:
-  // The destination of a token's new row; page -1: none.
+  // Destination of a token's new row; page -1: none.
   struct Place {
     int32_t page;
     int32_t row;
-    int32_t position;  // in the entry
+    int32_t position;  // in the batch entry
   };
 
   CA_HOST_DEVICE Place place_of(int32_t batch, int32_t i) const {
@@ -152,7 +153,7 @@ struct AppendKernel {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocksPerSm = 4;  // without it, ptxas spills
   static constexpr int kLanes = 16;
-  static constexpr int kRows = kThreads / kLanes;  // of a block
+  static constexpr int kRows = kThreads / kLanes;  // per block
 
   static Launch launch(AppendParams const& params) {
     int64_t const rows = AppendRow<Element>::rows(params.problem);

@@ -62,7 +62,7 @@ Status check(MergeProblem const& p) {
   return {};
 }
 
-// Whether all rows begin at multiples of 16 bytes and have lengths that are multiples of 16 bytes.
+// Whether all rows are aligned to 16 bytes and have lengths that are multiples of 16 bytes.
 bool is_aligned(MergeProblem const& p) {
   int64_t const bytes = size_of(p.a.dtype);
   bool result = p.head_dim * bytes % 16 == 0;

@@ -1,9 +1,9 @@
 // Merges results over two sets of keys, in one launch.
 //
-// Grid: 8 rows a block of 128 threads. A row is one head of one query. 16 threads share a row. Each
-// takes 16 bytes at a time if all rows are aligned to that, and otherwise an element. No shared
-// memory. Every operation is commutative in the two inputs and rounded once, so that swapping them
-// gives bitwise equal results.
+// Grid: blocks of 128 threads with 8 rows each. A row is one head of one query, and is shared by 16
+// threads. A thread takes 16 bytes at a time if all rows are aligned to 16 bytes, otherwise one
+// element. No shared memory. Every operation is commutative in the two inputs and rounded once, so
+// swapping the inputs gives bitwise equal results.
 #pragma once
 
 #include "core/launch.hpp"
@@ -19,7 +19,7 @@ struct MergeParams {
   bool is_aligned;  // addresses and lengths of rows are multiples of 16 bytes
 };
 
-// a * b, rounded, and never contracted into a fused multiply-add.
+// a * b, rounded, never contracted into a fused multiply-add.
 CA_HOST_DEVICE float rounded_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -33,7 +33,7 @@ struct MergeKernel {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocksPerSm = 4;
   static constexpr int kLanes = 16;
-  static constexpr int kRows = kThreads / kLanes;  // of a block
+  static constexpr int kRows = kThreads / kLanes;  // per block
 
   static int64_t rows(MergeProblem const& p) { return int64_t(p.batch) * p.seqlen * p.num_heads; }
   static Launch launch(MergeParams const& params) {
@@ -63,7 +63,7 @@ struct MergeKernel {
     Element const* const from_a = row_of(p.a, batch, head, i);
     Element const* const from_b = row_of(p.b, batch, head, i);
     Element* const to = row_of(p.o, batch, head, i);
-    // The values of a side without visible keys are ignored.
+    // Values of a side without visible keys are ignored.
     auto const merged = [&](Element x, Element y) {
       float const part_a = of_a == 0.0f ? 0.0f : rounded_product(Convert::load(x), of_a);
       float const part_b = of_b == 0.0f ? 0.0f : rounded_product(Convert::load(y), of_b);

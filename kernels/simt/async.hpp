@@ -1,5 +1,5 @@
 // mbarriers of a thread block on the CPU, and the TMA copies that they count. For host.cpp, which
-// knows the threads: functions return an error message, or an empty string.
+// knows the threads. Functions return an error message, or an empty string.
 #pragma once
 
 #include <cstring>
@@ -18,12 +18,12 @@ inline uint32_t swizzle128(uint32_t linear) { return linear ^ (linear >> 7 & 7) 
 class AsyncUnits {
  public:
   static constexpr uint32_t kWord = 4;
-  enum class Stored : uint8_t { kNot, kUnseen, kSeen };  // by a thread
+  enum class Stored : uint8_t { kNot, kUnseen, kSeen };  // by the thread's proxy fence
 
   struct Barrier {
-    int arrivals, pending;  // arrivals of a phase; those that the present phase still lacks
-    int64_t bytes = 0;      // that the present phase still lacks
-    unsigned phase = 0;     // the number of the present phase
+    int arrivals, pending;  // arrivals of a phase; arrivals missing in the present phase
+    int64_t bytes = 0;      // missing in the present phase
+    unsigned phase = 0;     // index of the present phase
     bool is_fenced = false;
     std::vector<int> waiters;  // threads
     char token = 0;            // stands for an order of events to the race detector
@@ -40,7 +40,7 @@ class AsyncUnits {
     stores_.clear();
   }
 
-  // The asynchronous proxy, through which wgmma reads, need not see what a thread stores before
+  // A thread's store. The asynchronous proxy, through which wgmma reads, need not see it before
   // that thread's proxy_fence().
   void store(void const* to, int bytes, int thread) {
     if (barriers_.empty()) return;  // a kernel without mbarriers
@@ -63,7 +63,7 @@ class AsyncUnits {
   uint32_t offset(void const* address) const {
     return uint32_t(static_cast<char const*>(address) - smem_);
   }
-  // Null if the address holds no mbarrier.
+  // Null if no mbarrier is at the address.
   Barrier* find(void const* address) {
     auto const found = barriers_.find(offset(address));
     return found == barriers_.end() ? nullptr : &found->second;
@@ -85,11 +85,12 @@ class AsyncUnits {
     for (auto& [at, barrier] : barriers_) barrier.is_fenced = true;
   }
 
-  // An arrival that also adds `bytes` to the transaction count of the phase. Puts the threads to
-  // wake into `woken`.
+  // An arrival that also adds `bytes` to the transaction count of the phase. Appends the threads to
+  // wake to `woken`.
   std::string arrive(void const* address, int bytes, std::vector<int>& woken) {
     Barrier* const barrier = find(address);
-    if (barrier == nullptr) return "arrives at " + name(offset(address)) + ", which nobody made";
+    if (barrier == nullptr)
+      return "arrives at " + name(offset(address)) + ", which is not initialised";
     if (barrier->pending == 0) {
       return "arrives at " + name(offset(address)) + " after all " +
              std::to_string(barrier->arrivals) + " arrivals of its phase";
@@ -104,14 +105,14 @@ class AsyncUnits {
     return int(barrier.phase & 1) != parity;
   }
 
-  // Starts a copy. Its target is NaN until it lands.
+  // Starts a copy. Its destination is NaN until the copy lands.
   std::string copy(TensorView const& view, void* to, void const* barrier, Coordinates const& at,
                    bool poison) {
     Barrier* const counts = find(barrier);
     if (counts == nullptr)
-      return "has TMA count at " + name(offset(barrier)) + ", which nobody made";
+      return "has TMA count at " + name(offset(barrier)) + ", which is not initialised";
     if (!counts->is_fenced) {
-      return "has TMA count at " + name(offset(barrier)) + " without a barrier_init_fence()";
+      return "has TMA count at " + name(offset(barrier)) + " without a fence_mbarrier_init()";
     }
     int64_t const bytes = bytes_of(view);
     if (offset(to) % 1024 != 0 || offset(to) + bytes > smem_bytes_) {
@@ -126,7 +127,7 @@ class AsyncUnits {
     return "";
   }
 
-  // The number of bytes of a copy.
+  // Bytes of a copy.
   static int64_t bytes_of(TensorView const& view) {
     int64_t bytes = 2;
     for (uint32_t const n : view.box) bytes *= n;
@@ -157,7 +158,7 @@ class AsyncUnits {
 
   size_t copies_in_flight() const { return copies_.size(); }
 
-  // Describes what the barriers with waiting threads lack.
+  // Describes what the barriers with waiting threads still lack.
   std::string describe() const {
     std::string text;
     for (auto const& [at, barrier] : barriers_) {
@@ -185,7 +186,7 @@ class AsyncUnits {
     barrier.waiters.clear();
   }
 
-  // The reason for which cuTensorMapEncodeTiled would refuse the view.
+  // Why cuTensorMapEncodeTiled would reject the view; empty if it would not.
   static std::string why_not(TensorView const& view) {
     if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
       return "has TMA read a tensor whose address is not aligned to 16 bytes";

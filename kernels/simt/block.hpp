@@ -1,4 +1,4 @@
-// State that the threads of a GPU block on the CPU share: memory, barriers, and asynchronous units.
+// State shared by the threads of a GPU block on the CPU: memory, barriers, and asynchronous units.
 // For worker.hpp only.
 #pragma once
 
@@ -16,18 +16,18 @@
 namespace cutlass_attn::simt {
 namespace {
 
-// The warps of a warpgroup that wait for their wgmma.
+// A warpgroup whose warps wait for their wgmma.
 struct Warpgroup {
   int arrived = 0;  // threads
   int pending = 0;  // groups that may stay in flight
-  // Warps that have not resumed since: a GPU may still be executing their part of the products. The
-  // products' operands, as lines of shared memory.
+  // Warps that have not resumed since: a GPU may still be executing their part of the products.
+  // `lines`: the products' operands, as lines of shared memory.
   uint32_t waiting = 0;
   WgmmaLines lines;
 };
 
 struct Barrier {
-  int threads = 0;     // threads that make up the barrier; 0: no thread has come to it yet
+  int threads = 0;     // threads of the barrier; 0: no thread has arrived yet
   uint32_t warps = 0;  // their warps
   int arrived = 0;
   uint32_t lanes[kWarpSize] = {};  // arrived lanes, by warp
@@ -78,7 +78,7 @@ struct Block {
     std::memset(smem, 0xff, smem_bytes);
   }
 
-  // Describes unfinished operations, which a block must not end with.
+  // Describes unfinished operations, with which a block must not end.
   std::string what_is_left() const {
     if (units.copies_in_flight() > 0) {
       return "ends with " + std::to_string(units.copies_in_flight()) +

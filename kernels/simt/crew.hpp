@@ -19,7 +19,7 @@ namespace {
 struct AsyncCopy {
   char* to;
   char const* from;  // null: zeros
-  int64_t group;     // index of the commit that it belongs to
+  int64_t group;     // index of its commit
 };
 
 class Worker;
@@ -39,23 +39,23 @@ struct Fiber {
 };
 
 struct Warp {
-  uint32_t ready = 0;  // lanes that can go on
+  uint32_t ready = 0;  // lanes that can run
   int arrived = 0;     // lanes at a collective
   void* operands[kWarpSize];
   unsigned generation = 0;  // of sync_warp()
-  char tokens[2] = {};      // like those of Barrier
+  char tokens[2] = {};      // as in Barrier
 };
 
 // The barrier of cluster_sync(), for all threads of the cluster.
 struct ClusterBarrier {
   int arrived = 0;
   unsigned generation = 0;
-  char tokens[2] = {};  // like those of Barrier
+  char tokens[2] = {};  // as in Barrier
 };
 
 thread_local Fiber* self = nullptr;
 
-// The threads of a cluster. A launch hands its threads on to the next launch with an equal number:
+// The threads of a cluster. A launch passes its threads on to the next launch with an equal number:
 // creating them takes longer than a small grid does, especially under ThreadSanitizer.
 struct Crew {
   explicit Crew(int threads) : stacks(threads) {
@@ -85,7 +85,7 @@ class IdleCrews {
     return crew;
   }
 
-  // All of the crew's fibers have to be at the end of a block.
+  // All fibers of the crew must be at the end of a block.
   void leave(std::unique_ptr<Crew> crew) {
     constexpr size_t kMost = 8;
     std::lock_guard<std::mutex> const lock(mutex_);

@@ -1,18 +1,18 @@
-// Runs GPU thread blocks on the CPU: every thread of a block is a fiber, the fibers of a cluster of
-// blocks take turns on one OS thread, the clusters of a grid are spread over OS threads.
+// Runs GPU thread blocks on the CPU: each thread of a block is a fiber, the fibers of a cluster of
+// blocks take turns on one OS thread, and the clusters of a grid are spread over OS threads.
 //
-// Plain C++. The instructions on top of it are the host twins in arch/, a header for each family.
-// The engine is meant to be stricter than a GPU. Behaviour that hardware leaves undefined is either
-// made visible in the results (as NaN) or reported as an error:
+// Plain C++. The instructions on top of it are the host twins in arch/, one header per family.
+// The engine is meant to be stricter than a GPU. Behaviour that hardware leaves undefined either
+// becomes visible in the results (as NaN) or is reported as an error:
 //
 //   - shared memory starts as NaN (0xff bytes); bytes past its end are checked when a block ends;
 //   - the destination of an asynchronous copy is NaN from its issue until the wait that covers it,
 //     and its source is read only then; a copy that no wait covers is an error;
-//   - a warp collective needs all 32 lanes of a warp at the same kind of collective, and a barrier
-//     needs all of its threads: a wait that can never end is reported, with who waits where;
-//   - a named barrier belongs to the warps that come to it first, until a barrier of the whole
-//     block frees it. Reported: another warp, which a GPU could count in the wrong round; a thread
-//     that arrives twice before the others have come, or where they never come;
+//   - a warp collective needs all 32 lanes of a warp at one kind of collective, and a barrier needs
+//     all of its threads: a wait that can never end is reported, with the position of each thread;
+//   - a named barrier belongs to the warps that reach it first, until a barrier of the whole block
+//     frees it. Reported: another warp, which a GPU could count in the wrong round; a thread that
+//     arrives twice before the others have arrived, or where they never arrive;
 //   - the destination of a TMA copy is NaN from its issue until a thread waits for the phase that
 //     counts it;
 //   - accumulators of wgmma are NaN until the wait that covers it, and its operands are read only
@@ -20,7 +20,7 @@
 //     before every warp has resumed from its wait;
 //   - reported: an mbarrier that was not initialised, that gets more arrivals or bytes than its
 //     phase counts, or whose phase can never end;
-//   - reported: a TMA copy in a grid that overlaps previous grids, before any thread of the block
+//   - reported: a TMA copy in a grid that overlaps earlier grids, before any thread of the block
 //     has executed griddepcontrol.wait;
 //   - shared memory of a block whose threads have exited is NaN to the other blocks of its cluster;
 //   - addresses outside shared memory, or not aligned to 16 bytes, are reported by thread.
@@ -36,7 +36,7 @@ namespace cutlass_attn::simt {
 
 inline constexpr int kWarpSize = 32;
 
-// Which of the ready threads runs next. A correct kernel cannot tell the difference.
+// Which ready thread runs next. A correct kernel cannot tell the difference.
 enum class FiberOrder { kForward, kReverse, kRandom };
 
 struct Schedule {
@@ -45,10 +45,10 @@ struct Schedule {
   uint64_t seed = 0;  // for kRandom
   // false: undefined behaviour yields a likely value instead of NaN. Shared memory starts as zeros
   // and keeps its contents until an asynchronous copy lands; rows of a wmma matrix may overlap.
-  // This hides bugs: use it only to see what a bug would do on a GPU.
+  // This hides bugs: use it only to see the effect that a bug would have on a GPU.
   bool poison = true;
   // Rounding of e4m3 products. true: to fp16 after the first half of the products, after the second
-  // half, and with the accumulator, like GPUs without native e4m3 products. false: once. Results
+  // half, and with the accumulator, as GPUs without native e4m3 products do. false: once. Results
   // may differ by these roundings.
   bool halves_e4m3 = false;
 };
@@ -57,8 +57,8 @@ struct Grid {
   int64_t blocks = 0;
   int threads = 0;  // per block, a multiple of kWarpSize
   int smem_bytes = 0;
-  int cluster = 1;        // blocks that run together and see each other's shared memory
-  bool overlaps = false;  // begins while grids before it may still run (Launch::overlaps)
+  int cluster = 1;        // blocks of a cluster
+  bool overlaps = false;  // may begin before earlier grids end (Launch::overlaps)
 };
 
 // Calls body(smem) in every thread of every block. `smem` is the block's shared memory, aligned to
@@ -66,11 +66,11 @@ struct Grid {
 Status run_grid(Grid const& grid, Schedule const& schedule,
                 std::function<void(char* smem)> const& body);
 
-// The schedule with which a unit's host code, called on this OS thread, runs a grid. Tests may
-// change it. The number of threads comes from RunOptions.
+// The schedule that a unit's host code, called on this OS thread, runs a grid with. Tests may
+// change it. RunOptions has the number of threads.
 Schedule& launch_schedule();
 
-// The functions below are for the body alone: each acts for the calling GPU thread.
+// Only the body calls the functions below. Each acts for the calling GPU thread.
 namespace engine {
 
 int thread();
@@ -83,14 +83,13 @@ void sync();
 void cluster_sync();
 
 // griddepcontrol.wait
-void wait_for_grids_before();
+void griddepcontrol_wait();
 
 // mapa: the address in block `rank` of the cluster that corresponds to `address` in the calling
 // thread's block.
-void const* of_block(void const* address, int rank);
+void const* mapa(void const* address, int rank);
 
-// bar.sync: `barrier` is 1 to 15; `threads`, a multiple of kWarpSize, is the number that it brings
-// together.
+// bar.sync of barrier 1 to 15 with `threads` threads, a multiple of kWarpSize.
 void sync(int barrier, int threads);
 
 // bar.arrive: as bar.sync, without waiting.
@@ -105,17 +104,17 @@ enum class MmaInput { kFloat16, kBFloat16 };
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
 
 // mma.sync.m16n8k32 of int8 with int32 accumulators: d = a b + c. A is uint8 unless `is_signed`. An
-// int32 overflow, which would wrap around, is an error.
+// int32 overflow, which hardware wraps, is an error.
 void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
                        uint32_t const (&b)[2], int32_t const (&c)[4]);
 
-// mma.sync.m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Schedule::halves_e4m3 determines
-// the rounding.
+// mma.sync.m16n8k32 of e4m3 with fp16 accumulators: d = a b + c. Rounded as in
+// Schedule::halves_e4m3.
 void mma_m16n8k32_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
                        uint32_t const (&c)[2]);
 
-// The index of the matrix element that is element i of this lane's wmma fragment. The matrix has
-// `size` elements, a power of 2.
+// Index of the matrix element that is element i of this lane's wmma fragment. The matrix has `size`
+// elements, a power of 2.
 int wmma_element(int i, int size);
 
 // wmma.mma.sync.m16n16k16, m8n32k16 or m32n8k16: c += a b in fp16 with fp32 accumulators. a, b and
@@ -123,15 +122,15 @@ int wmma_element(int i, int size);
 void wmma(int m, int n, float* c, uint16_t const* a, uint16_t const* b);
 
 // Checks the requirements of wmma.load and wmma.store on a matrix of `lines` rows, or columns, of
-// `length` elements each: it begins on 32 bytes; if it begins in shared memory, all of it is there;
-// its lines do not overlap and begin on 16 bytes.
+// `length` elements each: it is aligned to 32 bytes; a matrix that begins in shared memory ends
+// there; its lines do not overlap and are aligned to 16 bytes.
 void check_matrix(char const* what, void const* matrix, int ld, int lines, int length, int bytes);
 
 // ldmatrix.x4[.trans]: `row` is the address of the 16-byte row that this lane supplies.
-void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]);
+void ldmatrix_x4(bool transposed, void const* row, uint32_t (&d)[4]);
 
-// movmatrix.trans: takes a pair of a row of the matrix, returns a pair of a row of its transpose.
-uint32_t transpose_matrix(uint32_t pair);
+// movmatrix.trans: takes a pair of a row of the matrix, returns a pair of a row of the transpose.
+uint32_t movmatrix_trans(uint32_t pair);
 
 // st.shared and ld.shared of 1, 2 or 4 words.
 void store_shared(void* smem, uint32_t const* words, int count);
@@ -143,25 +142,26 @@ uint64_t shuffle_xor(uint64_t value, int lane_mask);
 // vote.sync.any over the whole warp.
 bool any(bool predicate);
 
-// cp.async of 16 bytes; without `predicate` it zero-fills and reads nothing.
-void async_copy(void* smem, void const* global, bool predicate);
-void async_copy_commit();
+// cp.async of 16 bytes. Without `predicate` it reads nothing and writes zeros.
+void cp_async(void* smem, void const* global, bool predicate);
+void cp_async_commit_group();
 // Lands the copies of all but this thread's `pending` newest committed groups. Copies that were
 // never committed stay in flight, even for 0, where cp.async.wait_all would include them.
-void async_copy_wait(int pending);
+void cp_async_wait_group(int pending);
 
 // mbarrier: init, arrive.expect_tx, and wait for the parity of a phase.
-void barrier_init(void* barrier, int arrivals);
-void barrier_init_fence();
-void barrier_arrive(void* barrier, int bytes);
-void barrier_wait(void* barrier, int parity);
+void mbarrier_init(void* barrier, int arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(void* barrier, int bytes);
+void mbarrier_wait(void* barrier, int parity);
 
 // cp.async.bulk.tensor of the box at these coordinates; `map` holds a TensorView.
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]);
 
-// wgmma 64 x n x 16 with fp32 accumulators: A in registers and B by rows; or both by descriptor: A
-// by rows and B by columns, or, if `is_transposed`, A by columns and B by rows.
+// wgmma 64 x n x 16 with fp32 accumulators. Either A in registers and B row-major, or both by
+// descriptor: A row-major and B column-major, or, if `is_transposed`, A column-major and B
+// row-major.
 struct WgmmaCall {
   MmaInput input;
   int n;
@@ -175,12 +175,12 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 // fence.proxy.async: wgmma may now read what this thread stored in shared memory.
-void async_proxy_fence();
+void fence_proxy_async();
 
 // setmaxnreg
-void set_registers(int registers);
+void setmaxnreg(int registers);
 
-// The offset of an address in shared memory.
+// Offset of an address in shared memory.
 uint32_t smem_offset(void const* address);
 
 }  // namespace engine

@@ -1,11 +1,11 @@
-// Fibers: stacks of execution that take turns on one OS thread, and their annotations for
+// Fibers: execution stacks that take turns on one OS thread, and their annotations for
 // ThreadSanitizer. For host.cpp only.
 //
-// A switch is the compiler's builtin setjmp and longjmp, a handful of instructions. swapcontext
+// A switch is the compiler's builtin setjmp and longjmp: a handful of instructions. swapcontext
 // makes a system call each time. The C library's longjmp does not support a change of stacks:
-// _FORTIFY_SOURCE reports it as an attack, and ThreadSanitizer wraps it in its own bookkeeping. In
-// a ThreadSanitizer build (CUTLASS_ATTN_SIMT_TSAN) every fiber is a separate thread to the
-// sanitizer, and a switch orders nothing between them.
+// _FORTIFY_SOURCE reports it as an attack, and ThreadSanitizer wraps it in bookkeeping. In a
+// ThreadSanitizer build (CUTLASS_ATTN_SIMT_TSAN) every fiber is a separate thread to the sanitizer,
+// and a switch orders nothing between fibers.
 #pragma once
 
 #include <sys/mman.h>
@@ -39,9 +39,9 @@ void AnnotateIgnoreWritesEnd(char const* file, int line);
 
 namespace cutlass_attn::simt {
 
-// What the race detector sees. host.cpp itself is compiled without instrumentation, so its reads
-// and writes on behalf of other fibers are invisible. Accesses that a GPU thread makes are
-// announced here, with their place in the kernel.
+// The race detector's view. host.cpp itself is compiled without instrumentation, so its reads and
+// writes on behalf of other fibers are invisible. Accesses by a GPU thread are announced here, with
+// their place in the kernel.
 namespace race {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
 inline void acquire(void* token) { __tsan_acquire(token); }
@@ -62,7 +62,8 @@ inline void write(void* address, int bytes, void* place) {
                                      : &__tsan_write16_pc;
   function(address, place);
 }
-// While an Unseen exists, calls of malloc, free and memcpy by the present fiber are invisible, too.
+// While an Unseen exists, calls of malloc, free and memcpy by the present fiber are invisible as
+// well.
 struct Unseen {
   Unseen() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -124,7 +125,7 @@ class Stacks {
   Pages pages_;
 };
 
-// A stack of execution: the caller's own (default constructed), or a fiber that runs `entry`, which
+// An execution stack: the caller's own (default constructed), or a fiber that runs `entry`, which
 // never returns.
 class Context {
  public:
@@ -154,8 +155,8 @@ class Context {
   Context(Context const&) = delete;
   Context& operator=(Context const&) = delete;
 
-  // For the race detector: everything that `other` has done happens before what the present context
-  // does from now on.
+  // For the race detector: everything that `other` has done happens before everything that the
+  // present context does from now on.
   void join(Context& other) {
 #if defined(CUTLASS_ATTN_SIMT_TSAN)
     constexpr unsigned kSync = 0;
@@ -179,7 +180,7 @@ class Context {
   }
 
  private:
-  // The compiler requires its longjmp to be in another function than its setjmp.
+  // The compiler requires longjmp and setjmp to be in different functions.
   [[noreturn, gnu::noinline]] void resume() { __builtin_longjmp(resume_, 1); }
 
   ucontext_t start_;

@@ -1,7 +1,7 @@
-// Runs grids on the CPU, and defines the functions that a kernel's body calls: see engine.hpp.
+// Runs grids on the CPU, and defines the functions that kernel bodies call (engine.hpp).
 //
-// Compile this file without -fsanitize=thread, with CUTLASS_ATTN_SIMT_TSAN defined, to link it into
-// a ThreadSanitizer build: see fiber.hpp.
+// To link this file into a ThreadSanitizer build, compile it without -fsanitize=thread and with
+// CUTLASS_ATTN_SIMT_TSAN defined (fiber.hpp).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -47,7 +47,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
              " threads and " + std::to_string(grid.smem_bytes) + " bytes of shared memory";
     }
     if (mine.empty()) return;
-    next = clusters;  // the others stop after their current one
+    next = clusters;  // the other threads stop after their present cluster
     std::lock_guard<std::mutex> const lock(mutex);
     if (error.empty()) error = std::move(mine);
   };
@@ -58,7 +58,7 @@ Status run_grid(Grid const& grid, Schedule const& schedule,
   try {
     while (int64_t(helpers.size()) + 1 < std::min(wanted, clusters)) helpers.emplace_back(work);
   } catch (std::system_error const&) {
-    // The system refuses more threads: the existing ones do all the work.
+    // The system allows no more threads: the existing ones do all the work.
   }
   if (clusters > 0) work();
   for (std::thread& helper : helpers) helper.join();
@@ -76,9 +76,7 @@ int thread() { return self->thread; }
 int block() { return int(self->block->index); }
 void sync() { self->worker->sync(); }
 void cluster_sync() { self->worker->cluster_sync(); }
-void const* of_block(void const* address, int rank) {
-  return self->worker->of_block(address, rank);
-}
+void const* mapa(void const* address, int rank) { return self->worker->mapa(address, rank); }
 void sync(int barrier, int threads) { self->worker->sync(barrier, threads); }
 void arrive(int barrier, int threads) { self->worker->arrive(barrier, threads); }
 
@@ -95,7 +93,7 @@ void mma_m16n8k32_int8(bool is_signed, int32_t (&d)[4], uint32_t const (&a)[4],
   bool fits = true;
   self->worker->collective(WaitFor{is_signed ? Wait::kMmaInt8 : Wait::kMmaUint8}, operands,
                            [&](auto const& all) { fits = warp_mma_int8(is_signed, all); });
-  if (!fits) self->worker->check("calls mma.m16n8k32, of which a sum is beyond an int32");
+  if (!fits) self->worker->check("calls mma.m16n8k32 with a sum that overflows int32");
 }
 
 void mma_m16n8k32_e4m3(uint32_t (&d)[2], uint32_t const (&a)[4], uint32_t const (&b)[2],
@@ -120,7 +118,7 @@ void check_matrix(char const* what, void const* matrix, int ld, int lines, int l
   self->worker->check_matrix(what, matrix, ld, lines, length, bytes);
 }
 
-void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
+void ldmatrix_x4(bool transposed, void const* row, uint32_t (&d)[4]) {
   self->worker->check_shared("ldmatrix", row);
   race::read16(row, __builtin_return_address(0));
   LoadMatrixOperands operands{static_cast<char const*>(row), d};
@@ -129,7 +127,7 @@ void load_matrix(bool transposed, void const* row, uint32_t (&d)[4]) {
                            [transposed](auto const& all) { warp_load_matrix(transposed, all); });
 }
 
-uint32_t transpose_matrix(uint32_t pair) {
+uint32_t movmatrix_trans(uint32_t pair) {
   self->worker->collective(WaitFor{Wait::kTransposeMatrix}, pair,
                            [](auto const& all) { warp_transpose_matrix(all); });
   return pair;
@@ -164,22 +162,22 @@ bool any(bool predicate) {
   return predicate;
 }
 
-void async_copy(void* smem, void const* global, bool predicate) {
-  self->worker->async_copy(smem, global, predicate, __builtin_return_address(0));
+void cp_async(void* smem, void const* global, bool predicate) {
+  self->worker->cp_async(smem, global, predicate, __builtin_return_address(0));
 }
-void async_copy_commit() { ++self->groups; }
-void async_copy_wait(int pending) {
-  self->worker->async_copy_wait(pending, __builtin_return_address(0));
+void cp_async_commit_group() { ++self->groups; }
+void cp_async_wait_group(int pending) {
+  self->worker->cp_async_wait_group(pending, __builtin_return_address(0));
 }
 
-void barrier_init(void* barrier, int arrivals) {
+void mbarrier_init(void* barrier, int arrivals) {
   race::Unseen const unseen;
   self->worker->check(self->worker->units().init(barrier, arrivals));
 }
-void barrier_init_fence() { self->worker->units().fence(); }
-void barrier_arrive(void* barrier, int bytes) { self->worker->barrier_arrive(barrier, bytes); }
-void barrier_wait(void* barrier, int parity) { self->worker->barrier_wait(barrier, parity); }
-void wait_for_grids_before() { self->worker->wait_for_grids_before(); }
+void fence_mbarrier_init() { self->worker->units().fence(); }
+void mbarrier_arrive(void* barrier, int bytes) { self->worker->mbarrier_arrive(barrier, bytes); }
+void mbarrier_wait(void* barrier, int parity) { self->worker->mbarrier_wait(barrier, parity); }
+void griddepcontrol_wait() { self->worker->griddepcontrol_wait(); }
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]) {
   self->worker->tma_load(to, map, barrier, at);
@@ -192,12 +190,12 @@ void wgmma(WgmmaCall const& call, float* accumulator) {
 void wgmma_fence() { self->wgmma.fence(); }
 void wgmma_commit() { self->wgmma.commit(); }
 void wgmma_wait(int pending) { self->worker->wgmma_wait(pending); }
-void async_proxy_fence() {
+void fence_proxy_async() {
   race::Unseen const unseen;
   self->worker->units().proxy_fence(self->thread);
 }
 
-void set_registers(int registers) { self->worker->set_registers(registers); }
+void setmaxnreg(int registers) { self->worker->setmaxnreg(registers); }
 uint32_t smem_offset(void const* address) { return self->worker->units().offset(address); }
 
 }  // namespace engine

@@ -1,5 +1,5 @@
-// A translation unit of a GPU kernel for the CPU: the type that kernel_unit.hpp compiles for the
-// GPU, run by simt.
+// A translation unit of a GPU kernel for the CPU: simt runs the type that kernel_unit.hpp compiles
+// for the GPU.
 #pragma once
 
 #include "arch/sm80.hpp"

@@ -1,5 +1,5 @@
 // A translation unit of a GPU kernel: its entries, one per score functor, and its facts. nvcc
-// compiles this source with the library, and NVRTC at first use. The kernel type supplies
+// compiles this source with the library, NVRTC at first use. The kernel type supplies
 //
 //   using Params;                    // its arguments, see runtime/kernel.hpp
 //   static constexpr int kThreads, kMinBlocksPerSm, kSmemBytes;
@@ -8,9 +8,9 @@
 //   template <class Score, class Arch>
 //   static void run(Params const&, char* smem);
 //
-// and optionally `template <class Score> min_blocks_per_sm()`, if it differs between scores;
-// `Machine`, the Arch that it needs, if arch/sm80.hpp is not enough; and the types of the launches
-// before and after it (asides),
+// Optional: `template <class Score> min_blocks_per_sm()`, if it differs between scores; `Machine`,
+// the required Arch, if arch/sm80.hpp is not enough; the types of the launches before and after the
+// kernel (asides),
 //
 //   struct Before, After { kThreads, kSmemBytes; template <class Arch> static void run(as above); }
 //
@@ -23,7 +23,7 @@
 
 namespace cutlass_attn {
 
-// Blocks per SM that the registers of the entry for Score allow.
+// Blocks per SM that the register limit of the entry for Score allows.
 template <class Kernel, class Score, class = int>
 struct MinBlocksPerSm {
   static constexpr int value = Kernel::kMinBlocksPerSm;
@@ -35,8 +35,8 @@ struct MinBlocksPerSm<Kernel, Score, decltype(Kernel::template min_blocks_per_sm
 
 }  // namespace cutlass_attn
 
-// The __global__ function <symbol>__<token>: runs a block of the type Kernel with the score given
-// by the last argument.
+// The __global__ function <symbol>__<token>: runs a block of Kernel with the score given by the
+// last argument.
 #define CA_KERNEL_ENTRY(symbol, token, Kernel, ...)                                   \
   extern "C" __global__ void __launch_bounds__(                                       \
       Kernel::kThreads, (::cutlass_attn::MinBlocksPerSm<Kernel, __VA_ARGS__>::value)) \

@@ -1,4 +1,4 @@
-// The operations that threads of a block on the CPU wait for, and their text in errors.
+// Operations that threads of a block on the CPU wait for, and their names in errors.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace cutlass_attn::simt {
 
-// The operation that a thread waits for, and the arguments that all waiting threads have to agree
-// on.
+// The operation that a thread waits for, with the arguments on which all waiting threads must
+// agree.
 enum class Wait : uint8_t {
   kNothing,
   kBarrier,
@@ -33,9 +33,9 @@ enum class Wait : uint8_t {
 
 struct WaitFor {
   Wait what = Wait::kNothing;
-  // A shuffle's lane mask, a named barrier's number, rows of a wmma, or a parity.
+  // A shuffle's lane mask, a named barrier's index, the rows of a wmma, or a parity.
   uint8_t argument = 0;
-  uint16_t threads = 0;  // of a named barrier; of an mbarrier its offset in units of 8 bytes
+  uint16_t threads = 0;  // of a named barrier; for an mbarrier its offset in units of 8 bytes
 
   bool operator==(WaitFor const& x) const {
     return what == x.what && argument == x.argument && threads == x.threads;

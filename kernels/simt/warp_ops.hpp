@@ -1,6 +1,6 @@
-// The arithmetic and data movement of warp collectives, on the operands of all 32 lanes at once.
-// Fragment positions are written down from the PTX ISA ("Matrix Fragments for mma.m16n8k16",
-// "ldmatrix"), not taken from CuTe's traits: the two check each other.
+// Arithmetic and data movement of warp collectives, on the operands of all 32 lanes at once.
+// Fragment positions come from the PTX ISA ("Matrix Fragments for mma.m16n8k16", "ldmatrix"), not
+// from CuTe's traits, so the two check each other.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace cutlass_attn::simt {
 
-// The SIMD width of every 64-bit machine.
+// SIMD width of every 64-bit machine.
 using Floats = float __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(16)));
 inline constexpr int kVectorLanes = 4;
@@ -30,10 +30,10 @@ inline Words floats_to_bits(Floats x) {
   return y;
 }
 
-// The low 16 bits of each word as fp16, exactly, subnormals, infinities and NaN included.
+// Low 16 bits of each word as fp16, exact for subnormals, infinities and NaN.
 inline Floats half_to_float(Words x) {
   Words const magnitude = (x & 0x7fffu) << 13;
-  // Moves the exponent's bias from 15 to 127; subnormal halves become normal floats on the way.
+  // Moves the exponent's bias from 15 to 127, which also makes subnormal halves normal floats.
   Words const scaled = floats_to_bits(bits_to_floats(magnitude) * 0x1p112f);
   Words const special = Words(magnitude >= 0x7c00u << 13) & 0x7f800000u;
   return bits_to_floats(scaled | special | (x & 0x8000u) << 16);
@@ -76,8 +76,8 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
   widen(input, &a16[0][0], &a[0][0], 16 * 16);
   widen(input, &b16[0][0], &b[0][0], 16 * 8);
 
-  // A product of two 11-bit or 8-bit significands is exact in fp32; the sum is rounded step by
-  // step, where hardware aligns all 16 products and truncates once: both are within fp32 error.
+  // A product of two 11-bit or 8-bit significands is exact in fp32. The sum is rounded step by
+  // step; hardware aligns all 16 products and truncates once. Both are within fp32 error.
   for (int n = 0; n < 8; n += kVectorLanes) {
     Floats columns[16];
     for (int k = 0; k < 16; ++k) std::memcpy(&columns[k], &b[k][n], sizeof(Floats));
@@ -96,13 +96,13 @@ inline void warp_mma(engine::MmaInput input, MmaOperands* const (&lanes)[kWarpSi
 }
 
 struct Mma8Operands {
-  uint32_t const* a;  // (4) four int8 or uint8 in each, of the row-major 16 x 32 matrix A
+  uint32_t const* a;  // (4) of the row-major 16 x 32 matrix A, each four int8 or uint8
   uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
   int32_t const* c;   // (4) elements of the 16 x 8 matrix C
   int32_t* d;         // (4)
 };
 
-// "Matrix Fragments for mma.m16n8k32" of the PTX ISA. Returns false if a sum overflows an int32.
+// "Matrix Fragments for mma.m16n8k32" of the PTX ISA. Returns false if a sum overflows int32.
 inline bool warp_mma_int8(bool is_signed, Mma8Operands* const (&lanes)[kWarpSize]) {
   uint8_t a[16][32];  // (m, k)
   int8_t b[8][32];    // (n, k)
@@ -140,14 +140,14 @@ inline uint16_t half_of(double x) {
 }
 
 struct MmaE4m3Operands {
-  uint32_t const* a;  // (4) four e4m3 in each, of the row-major 16 x 32 matrix A
+  uint32_t const* a;  // (4) of the row-major 16 x 32 matrix A, each four e4m3
   uint32_t const* b;  // (2) of the column-major 32 x 8 matrix B
   uint32_t const* c;  // (2) pairs of fp16 of the 16 x 8 matrix C
   uint32_t* d;        // (2)
 };
 
-// The fragments of int8 m16n8k32 for A and B, and those of m16n8k16 for pairs of C. Products of two
-// 4-bit significands, and sums of 32 of them and an fp16, are exact in fp64.
+// A and B have the fragments of int8 m16n8k32, pairs of C those of m16n8k16. Products of two 4-bit
+// significands, and sums of 32 products and an fp16, are exact in fp64.
 inline void warp_mma_e4m3(bool halves, MmaE4m3Operands* const (&lanes)[kWarpSize]) {
   float numbers[256];
   for (int bits = 0; bits < 256; ++bits) numbers[bits] = float(E4M3{uint8_t(bits)});
@@ -184,7 +184,7 @@ inline void warp_mma_e4m3(bool halves, MmaE4m3Operands* const (&lanes)[kWarpSize
   }
 }
 
-// An index that a kernel cannot know; the odd factor makes it a permutation.
+// An index that a kernel cannot know. The odd factor makes it a permutation.
 inline int wmma_element_of(int lane, int i, int size) { return (lane + i * kWarpSize) * 77 % size; }
 
 struct WmmaOperands {

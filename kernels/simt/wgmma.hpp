@@ -1,6 +1,6 @@
 // wgmma of one thread block on the CPU. For host.cpp, which knows the threads.
 //
-// A product is executed by the wait that covers it: until then its accumulators are NaN, and its
+// The wait that covers a product executes it: until then its accumulators are NaN, and its
 // operands, in shared memory and in registers, are read only then.
 #pragma once
 
@@ -50,7 +50,7 @@ class ThreadWgmma {
     int64_t group;
     uint32_t a[4];  // the registers at the time of the call
   };
-  // The number of calls, oldest first, that a wait for all but `pending` groups covers.
+  // Number of calls, oldest first, that a wait for all but `pending` groups covers.
   size_t covered(int pending) const {
     size_t n = 0;
     while (n < calls_.size() && calls_[n].group < groups_ - pending) ++n;
@@ -116,7 +116,7 @@ class ThreadWgmma {
   bool is_fenced_ = false;
 };
 
-// The lines of shared memory that products read.
+// Lines of shared memory that products read.
 class WgmmaLines {
  public:
   static constexpr uint32_t kLine = 128;  // bytes
@@ -143,8 +143,7 @@ struct WgmmaMatrix {
         stride(uint32_t(descriptor >> 32 & 0x3fff) * 16),
         is_swizzled(descriptor >> 62 == 1) {}
 
-  // The offset of element (row, column). Columns are contiguous, in groups of 8 rows and 64
-  // columns.
+  // Offset of element (row, column). Columns are contiguous, in groups of 8 rows and 64 columns.
   uint32_t offset(int row, int column) const {
     return swizzle128(start + uint32_t(column) / 64 * leading + uint32_t(row) / 8 * stride +
                       uint32_t(row) % 8 * 128 + uint32_t(column) % 64 * 2);
@@ -181,7 +180,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
       AsyncUnits::Stored const stored = units.stored(at);
       if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
       if (stored == AsyncUnits::Stored::kUnseen) {
-        wrong = "has wgmma read what was stored without an async_proxy_fence()";
+        wrong = "has wgmma read what was stored without an fence_proxy_async()";
       }
       std::memcpy(&x, smem + at, 2);
       lines.add(at);
@@ -203,7 +202,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
   for (int k = 0; k < kK; ++k) {
     for (int j = 0; j < n; ++j) {
-      // With both A and B in shared memory, one is transposed there.
+      // With both A and B in shared memory, one of them is transposed there.
       bool const has_rows = first.a != nullptr || first.is_transposed;
       b16[k * n + j] = has_rows ? read(matrix, k, j) : read(matrix, j, k);
     }

@@ -1,5 +1,6 @@
-// Runs the clusters of a grid one after the other: chooses the fiber that runs next, tracks what
-// each waits for, and reports errors. See engine.hpp for what is reported. For host.cpp only.
+// Runs the clusters of a grid one after the other: chooses the fiber that runs next, tracks the
+// operation that each fiber waits for, and reports errors (listed in engine.hpp). For host.cpp
+// only.
 #pragma once
 
 #include <cstring>
@@ -75,7 +76,7 @@ class Worker {
     return error_;
   }
 
-  // The main loop of every fiber: runs the body once for each block, for any worker.
+  // The main loop of every fiber: runs the body once per block, for any worker.
   static void fiber_main() {
     for (;;) run_body();
   }
@@ -101,7 +102,7 @@ class Worker {
     race::acquire(token);
   }
 
-  void const* of_block(void const* address, int rank) {
+  void const* mapa(void const* address, int rank) {
     if (rank < 0 || rank >= grid_.cluster) {
       fail("asks for shared memory of block " + std::to_string(rank) +
            " of its cluster; allowed: 0 to " + std::to_string(grid_.cluster - 1));
@@ -124,7 +125,7 @@ class Worker {
            {Wait::kNamedBarrier, uint8_t(number), uint16_t(threads)});
   }
 
-  // Finds a named barrier to which the calling thread is about to come.
+  // The named barrier that the calling thread is about to reach.
   Barrier& named_barrier(int number, int threads) {
     if (number < 1 || number >= kBarriers || threads < kWarpSize || threads % kWarpSize != 0 ||
         threads > grid_.threads) {
@@ -138,8 +139,8 @@ class Worker {
            call_of_sync(number, barrier.threads));
     }
     uint32_t const warp = uint32_t(1) << self->thread / kWarpSize;
-    // Warps of earlier rounds of the barrier count, too: otherwise some schedules would hide that
-    // there is one warp too many.
+    // Warps of earlier rounds of the barrier count as well: otherwise some schedules would hide
+    // that there is one warp too many.
     if (__builtin_popcount(barrier.warps | warp) * kWarpSize > threads) {
       std::string others;
       for (int i = 0; i < grid_.threads / kWarpSize; ++i) {
@@ -188,7 +189,7 @@ class Worker {
     wake(self->id / kWarpSize);
   }
 
-  void async_copy(void* smem, void const* global, bool predicate, void* place) {
+  void cp_async(void* smem, void const* global, bool predicate, void* place) {
     check_shared("cp.async", smem);
     if (predicate && uintptr_t(global) % kCopyBytes != 0) {
       fail("cp.async reads from an address that is not aligned to 16 bytes");
@@ -199,7 +200,7 @@ class Worker {
                             predicate ? static_cast<char const*>(global) : nullptr, self->groups});
   }
 
-  void async_copy_wait(int pending, void* place) {
+  void cp_async_wait_group(int pending, void* place) {
     auto& copies = self->copies;
     auto const landed = std::find_if(copies.begin(), copies.end(), [&](AsyncCopy const& copy) {
       return copy.group >= self->groups - pending;
@@ -223,7 +224,7 @@ class Worker {
     if (!wrong.empty()) fail(wrong);
   }
 
-  void barrier_arrive(void* address, int bytes) {
+  void mbarrier_arrive(void* address, int bytes) {
     AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier != nullptr) race::release(&barrier->token);
     race::Unseen const unseen;
@@ -232,10 +233,10 @@ class Worker {
     wake(woken);
   }
 
-  void barrier_wait(void* address, int parity) {
+  void mbarrier_wait(void* address, int parity) {
     AsyncUnits::Barrier* const barrier = units().find(address);
     if (barrier == nullptr) {
-      fail("waits at " + AsyncUnits::name(units().offset(address)) + ", which nobody made");
+      fail("waits at " + AsyncUnits::name(units().offset(address)) + ", which is not initialised");
     }
     for (;;) {
       {
@@ -251,7 +252,7 @@ class Worker {
     race::acquire(&barrier->token);
   }
 
-  void wait_for_grids_before() {
+  void griddepcontrol_wait() {
     race::Unseen const unseen;
     self->block->has_waited = true;
   }
@@ -259,7 +260,9 @@ class Worker {
   void tma_load(void* to, TensorMap const& map, void* barrier, AsyncUnits::Coordinates const& at) {
     race::Unseen const unseen;
     if (!self->block->has_waited) {
-      fail("has TMA copy what grids before may still write, without a wait_for_grids_before()");
+      fail(
+          "has TMA copy data that earlier grids may still write, without a "
+          "griddepcontrol_wait()");
     }
     TensorView view;
     std::memcpy(&view, &map, sizeof(view));
@@ -268,7 +271,7 @@ class Worker {
     for (Warpgroup const& group : self->block->warpgroups) {
       if (group.waiting == 0 || !group.lines.has_any(begin, bytes)) continue;
       fail("has TMA copy to byte " + std::to_string(begin) +
-           " of shared memory, which wgmma reads for a warp that has yet to go on");
+           " of shared memory, which wgmma reads for a warp that has not resumed from its wait");
     }
     // Threads that already wait get the data at once.
     AsyncUnits::Barrier* const counts = units().find(barrier);
@@ -305,7 +308,7 @@ class Worker {
     group.waiting &= ~(1u << warp);
   }
 
-  void set_registers(int registers) {
+  void setmaxnreg(int registers) {
     if (registers % 8 != 0 || registers < 24 || registers > 256) {
       fail("calls setmaxnreg with " + std::to_string(registers) +
            " registers; allowed: multiples of 8 from 24 to 256");
@@ -314,8 +317,7 @@ class Worker {
     all_registers[size_t(self->thread) / kWarpSize] = registers;
     int total = 0;
     for (int const of_warp : all_registers) total += of_warp * kWarpSize;
-    // The register file of a block: 64 K divided by its threads, rounded down to a multiple of 8
-    // each.
+    // Register file of a block: 64 K divided by its threads, rounded down to a multiple of 8 each.
     int const all = 64 * 1024 / grid_.threads / 8 * 8 * grid_.threads;
     if (total > all) {
       fail("calls setmaxnreg with " + std::to_string(registers) + " registers, which makes " +
@@ -387,7 +389,8 @@ class Worker {
     worker.leave({Wait::kExited});
   }
 
-  // The last thread to wait reads the operands, on behalf of all threads, from what others stored.
+  // The last thread to wait reads the operands, which other threads stored, on behalf of all
+  // threads.
   void multiply(int first, int pending, WgmmaLines& lines) {
     of_threads_.clear();
     do_products(first, pending, lines);
@@ -418,7 +421,7 @@ class Worker {
     for (int t = 0; t < kWarpgroupSize; ++t) check(fibers_[first + t]->wgmma.finish(count));
   }
 
-  // For the race detector: all that the fibers did happens before what follows.
+  // For the race detector: everything that the fibers did happens before everything that follows.
   void join() {
     for (auto const& fiber : fibers_) root_.join(fiber->context);
   }
@@ -481,7 +484,7 @@ class Worker {
     }
   }
 
-  // Makes these threads ready, each by itself.
+  // Makes these threads ready, each individually.
   void wake(std::vector<int> const& threads) {
     for (int const id : threads) {
       warps_[id / kWarpSize].ready |= uint32_t(1) << id % kWarpSize;
@@ -496,7 +499,7 @@ class Worker {
     std::fill_n(&waits_[warp * kWarpSize], kWarpSize, WaitFor{});
   }
 
-  // The first thread in the order of the schedule, when every thread is ready.
+  // First thread in the order of the schedule, when every thread is ready.
   int first() {
     bool const reverse = schedule_.order == FiberOrder::kReverse;
     return next_ready(reverse ? int(warps_.size()) - 1 : 0, reverse ? 0 : kWarpSize - 1);
@@ -514,7 +517,8 @@ class Worker {
     }
     for (int i = 0; i < warps; ++i) {
       if (uint32_t const ready = warps_[warp].ready) {
-        // Rotated so that the nearest candidate is the lowest bit, or in reverse the highest bit.
+        // Rotated so that the nearest candidate is the lowest bit, or in reverse order the highest
+        // bit.
         uint64_t const twice = uint64_t(ready) << 32 | ready;
         int const next = reverse ? lane - 1 - __builtin_clz(uint32_t(twice >> lane))
                                  : lane + 1 + __builtin_ctz(uint32_t(twice >> (lane + 1)));
@@ -556,7 +560,7 @@ class Worker {
   std::vector<Warp> warps_;     // of all its blocks
   std::vector<WaitFor> waits_;  // by thread
   ClusterBarrier cluster_;
-  std::vector<uint32_t> of_threads_;  // words that wgmma reads and threads stored
+  std::vector<uint32_t> of_threads_;  // words that wgmma reads and that threads stored
 
   char launched_ = 0;  // stands for an order of events to the race detector
 

@@ -1,10 +1,10 @@
-// Backward on mma.sync. A block computes dK and dV of a tile of keys and adds dQ to memory. P is
-// recomputed.
+// Backward on mma.sync. A block computes dK and dV of a tile of keys, and adds its part of dQ to
+// global memory. P is recomputed.
 //
 //   grid    one block per (batch, KV head, tile of kBlockN keys)
 //   block   warps along the keys; beyond head dim 64 two warps share keys, in two roles
-//   loop    over tiles of kBlockM queries of all query heads that read the KV head, so that dK and
-//           dV of grouped heads accumulate in registers
+//   loop    tiles of kBlockM queries, of all query heads that read the KV head, so that dK and dV
+//           of grouped heads accumulate in registers
 //
 //   a step, for a slice of queries at a time:
 //
@@ -15,18 +15,21 @@
 //     all warps    dQ = dS K of the previous step, added to memory
 //
 // With dropout, P is multiplied by 1 where a weight is kept, not by the factor of kept weights.
-// delta is divided by that factor in advance, and dQ, dK and dV are multiplied by it when they are
+// delta is divided by that factor in advance; dQ, dK and dV are multiplied by it when they are
 // rounded.
 //
-// Address arithmetic is what a step can save. Addresses that depend on batch and head are computed
-// once a block (Config::Rows), the warps of a role copy one operand each, and a lane's offset is
-// known not to be negative (opaque_index). Together with 32 queries a step instead of 16 that takes
-// 44 % fewer instructions for each product at d256, and 21 % fewer at d128 (docs/notes/ada.md).
+// Address arithmetic is the part of a step that can be saved. Addresses that depend on batch and
+// head are computed once per block (Config::Rows), the warps of a role copy one operand each, and a
+// lane's offset is known to be non-negative (opaque_index). Together with 32 queries per step
+// instead of 16, that takes 44 % fewer instructions per product at d256, and 21 % fewer at d128
+// (docs/notes/ada.md).
 //
-// Registers: dK or dV (both without roles), and as much of K or V as BackwardConfig says. Shared
-// memory: K, the tiles of Q and dO of this step and of the next one (dO of this step alone where
-// two do not fit), dS of this step and of the previous one. One barrier a step. backward_rows.hpp
-// has the launches before and after.
+// Registers:      dK or dV (both without roles), and as much of K or V as BackwardConfig says
+// Shared memory:  K; Q and dO of this step and of the next one (only dO of this step where two do
+//                 not fit); dS of this step and of the previous one
+// Barriers:       one per step
+//
+// backward_rows.hpp has the launches before and after.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -55,7 +58,8 @@ struct Backward {
   static constexpr bool kIsVarlen = Config::kIsVarlen;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = Config::kMinBlocksPerSm;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kBlockN = Config::kBlockN, kBlockM = kBlockN;  // a tile of keys
+  static constexpr int kBlockN = Config::kBlockN,
+                       kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -96,7 +100,7 @@ struct Backward {
  private:
   using BlockInfo = typename Config::BlockInfo;
 
-  // dK and dV, rounded.
+  // Rounds and stores dK and dV.
   template <class Arch, class Step>
   CUTE_DEVICE static void store(Params const& params, BlockInfo const& block, Step const& step) {
     Problem const& p = params.problem;

@@ -1,5 +1,5 @@
-// The gradient of a bias: the gradient of its logits, added up in fp32 by atomics, in any order of
-// the blocks. BackwardBeforeBias has zeroed it.
+// The gradient of a bias: gradients of its logits, added in fp32 by atomics, in any order of the
+// blocks. BackwardBeforeBias has zeroed it.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -7,9 +7,9 @@
 
 namespace cutlass_attn::sm80 {
 
-// Adds x = P (dP - delta) of a slice. Where queries or keys share an entry (a broadcast dimension),
-// the sum is reduced within the warp first: within a thread, then over the four lanes with equal
-// keys, or the eight lanes with equal queries.
+// Adds x = P (dP - delta) of a slice. If queries or keys share an entry (a broadcast dimension),
+// their sum is reduced first: within the thread, then over the four lanes with equal keys, or the
+// eight lanes with equal queries.
 template <class Scores>
 CUTE_DEVICE void add_to_bias(PerLogit const& to, typename Scores::Slice& x, StepPlace const& at,
                              int slice, Scores const& scores, int lane) {
@@ -65,7 +65,7 @@ CUTE_DEVICE void add_to_bias(PerLogit const& to, typename Scores::Slice& x, Step
         for (int half = 0; half < 2; ++half) {
           int const key = place.key(m, 2 * half);
           if (query < queries && key < keys) {
-            Arch::add(row + key * to.key_stride, x(2 * half + j, m, n));
+            Arch::red_add(row + key * to.key_stride, x(2 * half + j, m, n));
           }
         }
       }

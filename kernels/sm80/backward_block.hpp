@@ -1,8 +1,8 @@
-// What the backward kernels on mma.sync and on wgmma share: which tile of keys a block has, which
-// queries see its keys, and how dK and dV are stored.
+// Shared by the backward kernels on mma.sync and on wgmma: the tile of keys of a block, the queries
+// that see its keys, and how dK and dV are stored.
 //
-// A Config has kHeadDim, kBlockN keys of a block, and kWarpsN warps with kWarpKeys keys each, which
-// are kKeyBlocks m16 blocks. Its SharedStorage has a BackwardBlock `block` and
+// A Config has kHeadDim, kBlockN keys per block, and kWarpsN warps with kWarpKeys keys each, in
+// kKeyBlocks m16 blocks. Its SharedStorage has a BackwardBlock `block` and
 // queries_of_key[kBlockN][2].
 #pragma once
 
@@ -15,40 +15,40 @@
 namespace cutlass_attn::sm80 {
 
 // Queries that see keys of a warp: [some_begin, some_end) see at least one key, [all_begin,
-// all_end) see all of them. A range is empty if begin >= end.
+// all_end) see all keys. A range is empty if begin >= end.
 struct alignas(16) VisibleQueries {
   int32_t some_begin, some_end, all_begin, all_end;
 };
 
-// In shared memory, because the loop is short of registers.
+// In shared memory, because the loop has no registers for it.
 template <class SeqInfo, int kWarpsN>
 struct BackwardBlock {
-  SeqInfo seq;      // the batch entry
+  SeqInfo seq;      // batch entry
   RowTile tile;     // of keys
-  int32_t ticket;   // where dQ is added in order: the number of blocks that began before this one
-  TileRange range;  // of tiles of queries that see any key of this tile
+  int32_t ticket;   // if dQ is added in order: number of blocks that began before this one
+  TileRange range;  // tiles of queries that see any key of this tile
   DropoutMask dropout;
   VisibleQueries visible[kWarpsN];
 };
 
-// The number of the tile of keys that the block with this number, among those that have one, takes.
-// Where dQ is added in order, blocks wait for blocks of earlier keys. Tiles are therefore assigned
-// in the order in which blocks begin, so that every block that one waits for has begun. Called by
-// all threads of the block.
+// Index of a block's tile of keys. block: index among the blocks with a tile. If dQ is added in
+// order, blocks wait for blocks of earlier keys. Tiles are therefore assigned in the order in which
+// blocks begin, so that a block only waits for blocks that have begun. Called by all threads of the
+// block.
 template <class Config, class Arch>
 CUTE_DEVICE int number_of_tile(BackwardParams const& params, int block,
                                typename Config::SharedStorage& shared) {
   if constexpr (!Config::kIsOrdered) {
     return params.tile_of_block(block);
   } else {
-    if (Arch::thread() == 0) shared.block.ticket = Arch::fetch_add(params.tickets(), 1);
-    Arch::sync();  // the ticket full
+    if (Arch::thread() == 0) shared.block.ticket = Arch::atom_add(params.tickets(), 1);
+    Arch::sync();  // ticket full
     return params.tile_of(shared.block.ticket);
   }
 }
 
-// Finds the queries that see each key, and those that see the keys of each warp. Called by all
-// threads of the block.
+// Finds the queries that see each key, and the queries that see the keys of each warp. Called by
+// all threads of the block.
 template <class Config, class Arch>
 CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
                                typename Config::SharedStorage& shared) {
@@ -72,7 +72,7 @@ CUTE_DEVICE void share_visible(IntervalMask const& mask, int first_key,
   }
 }
 
-// Rounds and stores dK or dV. `thread` is the index among the threads that compute.
+// Rounds and stores dK or dV. `thread`: index among the threads that compute.
 template <class Config, class Arch, class Block, class Grad>
 CUTE_DEVICE void store_grad(Operand const& to, int columns, float scale, Block const& block,
                             Problem const& p, Grad const& grad, int thread) {

@@ -9,9 +9,9 @@
 //                                                    delta = rowsum(dO O) - dLSE
 //   grad_q   (tile, m16 block, n8 block, 128) fp32   dQ before softmax_scale, as accumulators
 //   sinks    (tile) fp32                             sum of exp(sink - LSE) delta over the rows
-//   turns    (tile, m16 block) int32                 of a kernel that adds dQ in order: the number
-//                                                    of key tiles that have added theirs; and, at
-//                                                    the end, the number of blocks that have begun
+//   turns    (tile, m16 block) int32                 if dQ is added in order: number of key tiles
+//                                                    that have been added. Behind the last tile:
+//                                                    the number of blocks that have begun
 #pragma once
 
 #include "core/divide.hpp"
@@ -24,15 +24,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// A tile of rows of a head: the rows of its sequence from row `begin` on.
+// A tile of rows of a head: rows of its sequence from `begin` on.
 struct RowTile {
   static constexpr int32_t kNone = 1 << 30;  // `begin` of a tile without rows
   int32_t batch, head, begin;
 };
 
-// All tiles of `rows` rows, by number. `rows` is a constant in a kernel.
+// All tiles of `rows` rows, in a linear order. `rows` is a constant in a kernel.
 struct RowTiles {
-  int32_t each;  // tiles of a head: of one sequence, or of all sequences if they are packed
+  int32_t each;  // per head: of one sequence, or of all sequences if they are packed
   int32_t heads;
   int64_t all;
   FastDivisor by_each, by_heads;
@@ -46,7 +46,7 @@ struct RowTiles {
         by_each(each > 0 ? each : 1),
         by_heads(heads > 0 ? heads : 1) {}
 
-  // kIsVarlen: whether sequences may be packed.
+  // Index of a tile. kIsVarlen: whether sequences may be packed.
   template <int kRows, bool kIsVarlen>
   CA_HOST_DEVICE int64_t number(Sequences const& s, RowTile const& tile) const {
     int const index = int(unsigned(tile.begin) / kRows);
@@ -57,7 +57,7 @@ struct RowTiles {
     return (int64_t(tile.batch) * heads + tile.head) * each + index;
   }
 
-  // Called by all threads of a warp.
+  // The tile with this index. Called by all threads of a warp.
   template <int kRows, bool kIsVarlen, class Arch>
   CA_HOST_DEVICE RowTile tile(Sequences const& s, int32_t batches, int32_t number) const {
     int32_t const group = by_each(number), index = number - group * each;
@@ -73,31 +73,32 @@ struct RowTiles {
 };
 
 struct BackwardParams {
-  static constexpr int kTileRows = 64;  // queries of a tile in the workspace
+  static constexpr int kTileRows = 64;  // queries per tile of the workspace
   static constexpr int kAsideThreads = 128;
-  static constexpr int kTurns = kTileRows / 16;  // of a tile
-  static constexpr int kBiasRows = 16;           // rows of the bias's gradient that a block zeroes
+  static constexpr int kTurns = kTileRows / 16;  // per tile
+  static constexpr int kBiasRows = 16;           // rows of the bias gradient that a block zeroes
 
   Problem problem;
   Gradients grad;
   RowTiles queries, keys;
   FastDivisor by_chunk;
   int32_t heads_per_kv;
-  int32_t columns;  // of grad_q in the workspace: the head dim, rounded up to 32
+  int32_t columns;  // columns of grad_q in the workspace: the head dim, rounded up to 32
   float* stats;
-  float* grad_q;  // null: not requested
-  float* sinks;   // null: not requested
+  float* grad_q;  // null: not wanted
+  float* sinks;   // null: not wanted
   int32_t* turns;
-  // Where dQ is added in order: heads that begin a tile of keys before any of them begins its next
-  // one. With many heads, the few tiles of a head that run at a time wait for each other once, at
-  // their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile reads them.
+  // If dQ is added in order: number of heads that all begin a tile of keys before one of them begins
+  // its next tile. With many heads, the few tiles of a head that run at a time wait for each other
+  // once, at their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile reads
+  // them.
   int32_t group;
   FastDivisor by_group;
-  int32_t zeroes_bias;  // whether the launch before zeroes the bias's gradient
-  TileOrder order;      // where dQ is added in any order and sequences are not packed
+  int32_t zeroes_bias;  // whether the launch before zeroes the bias gradient
+  TileOrder order;      // used if dQ is added in any order and sequences are not packed
   BiasOrder bias_order;
 
-  // facts.block_m is the number of keys in a tile.
+  // facts.block_m: keys per tile.
   static BackwardParams prepare(Problem const& p, Workspace const& workspace, DeviceLimits const&,
                                 KernelFacts const& facts) {
     BackwardParams params;
@@ -118,7 +119,7 @@ struct BackwardParams {
     int32_t const tiles_of_head = params.tiles_of_head();
     params.zeroes_bias = bool(p.grad->bias);
     params.bias_order = BiasOrder::of(p);
-    // What the blocks of a KV head read: Q and dO.
+    // Q and dO, which the blocks of a KV head read.
     int64_t const bytes = int64_t(p.seq_q.seqlen) * (p.head_dim + p.head_dim_v) * 2;
     params.order = TileOrder(tiles_of_head, params.keys.all / tiles_of_head,
                              TileOrder::tail_of(p.mask, bytes * params.heads_per_kv));
@@ -136,13 +137,13 @@ struct BackwardParams {
     return (floats + queries.all * kTurns + 1) * int64_t(sizeof(float));
   }
 
-  // One block per tile of queries, then blocks that zero the bias's gradient.
+  // One block per tile of queries, then blocks that zero the bias gradient.
   CA_HOST_DEVICE int64_t blocks_before() const {
     return queries.all + (zeroes_bias ? (bias_rows() + kBiasRows - 1) / kBiasRows : 0);
   }
   Launch launch_before(KernelFacts const&) const {
     Launch launch{blocks_before(), 1, kAsideThreads, 1024};
-    // BackwardStep::row() numbers the rows of a KV head's queries in 32 bits.
+    // BackwardStep::row() counts the rows of a KV head's queries in 32 bits.
     if (int64_t(heads_per_kv) * queries.each > (int64_t(1) << 32) / kTileRows) {
       launch.failure =
           "seqlen_q, or total + 64 x batch of packed q, times num_heads_q / num_heads_kv is more "
@@ -159,18 +160,18 @@ struct BackwardParams {
     return {tiles + heads, 1, kAsideThreads, 1024};
   }
 
-  // Called in a kernel.
+  // In a kernel.
   template <bool kHasChunks>
   CA_HOST_DEVICE IntervalMask mask(SeqLens const& seqlens) const {
     return IntervalMask(problem.mask, seqlens, by_chunk, kHasChunks);
   }
-  // The number of the tile of keys of a block.
+  // Index of a block's tile of keys.
   CA_HOST_DEVICE int32_t tile_of_block(int32_t block) const {
     if (problem.seq_k.cu_seqlens) return block;
     TileOrder::Place const place = bias_order.place(order.place(block), keys.heads);
     return place.head * order.tiles + place.turn;
   }
-  // The number of the tile of keys of the block with this ticket.
+  // Index of the tile of keys of the block with this ticket.
   CA_HOST_DEVICE int32_t tile_of(int32_t ticket) const {
     int32_t const first = by_group(ticket) * group;
     int32_t const heads = int32_t(keys.all / tiles_of_head());
@@ -179,13 +180,13 @@ struct BackwardParams {
     return (first + place - tile * size) * keys.each + tile;
   }
   CA_HOST_DEVICE int32_t tiles_of_head() const { return keys.each > 0 ? keys.each : 1; }
-  // The counter of blocks that have begun.
+  // Counter of blocks that have begun.
   CA_HOST_DEVICE int32_t* tickets() const { return turns + queries.all * kTurns; }
   CA_HOST_DEVICE int32_t* turn_at(int64_t tile, int query) const {
     return turns + tile * kTurns + unsigned(query) % kTileRows / 16;
   }
 
-  // Rows of keys in the bias's gradient: the product of the dimensions that are not broadcast.
+  // Rows of keys in the bias gradient: the product of the dimensions that are not broadcast.
   CA_HOST_DEVICE int64_t bias_rows() const {
     PerLogit const& t = grad.bias;
     return int64_t(t.batch_stride == 0 ? 1 : problem.batch) *
@@ -193,7 +194,7 @@ struct BackwardParams {
            (t.row_stride == 0 ? 1 : problem.seq_q.seqlen);
   }
 
-  // The address of the m16 block of dQ that begins at `query`, in tile number `tile`.
+  // Address of the m16 block of dQ that begins at `query`, in workspace tile `tile`.
   CA_HOST_DEVICE float* grad_q_at(int64_t tile, int query) const {
     return grad_q + (tile * kTileRows + unsigned(query) % kTileRows / 16 * 16) * columns;
   }

@@ -1,9 +1,9 @@
-// The products of the backward kernel, by one warp or by all warps of a block.
+// Products of the backward kernel, by one warp or by all warps of a block.
 //
-// Warps are along the keys. A chain's first product multiplies the stationary operand by a tile's
-// rows transposed: K Q^T or V dO^T. Keys are then the rows of the accumulator, which, rounded, is
-// the A operand of the second product, P^T dO or dS^T Q. Neither goes through shared memory. dQ =
-// dS K sums over all keys of the block, so dS does go through shared memory.
+// Warps are along the keys. The first product of a chain multiplies the stationary operand by the
+// transposed rows of a tile: K Q^T or V dO^T. So keys are rows of the accumulator, which, rounded,
+// is the A operand of the second product, P^T dO or dS^T Q. Neither goes through shared memory. dQ
+// = dS K sums over all keys of the block, so for dQ dS does go through shared memory.
 #pragma once
 
 #include "sm80/backward_config.hpp"
@@ -29,9 +29,9 @@ struct BackwardProducts {
   using Packed = Words[kSlice / 16][kKeyBlocks];  // a slice, rounded
   using Stationary = Words[kStationary > 0 ? kStationary : 1][kKeyBlocks];
 
-  // This lane's ldmatrix addresses in block (0, 0): the warp's keys in K; Q as B of S = K Q^T; Q as
-  // B of dK = dS^T Q. V and dO lie at a constant distance, which is passed as a second argument, so
-  // that their addresses need no registers.
+  // ldmatrix addresses of this lane in block (0, 0): the warp's keys in K; Q as B of S = K Q^T; Q
+  // as B of dK = dS^T Q. V and dO lie at a constant distance, passed as a second argument, so that
+  // their addresses need no registers.
   CUTE_DEVICE static Address key_rows(Address tile, int warp_n, int lane) {
     return tile + TileKv::offset(warp_n * Config::kWarpKeys + lane % 16, lane / 16 * 8);
   }
@@ -47,7 +47,7 @@ struct BackwardProducts {
     for (int k = 0; k < kStationary; ++k) {
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m)
-        Arch::load_matrix(TileKv::block(key_rows, m, k) + Address(distance), words[k][m]);
+        Arch::ldmatrix_x4(TileKv::block(key_rows, m, k) + Address(distance), words[k][m]);
     }
   }
 
@@ -64,13 +64,13 @@ struct BackwardProducts {
           CUTE_UNROLL
           for (int i = 0; i < 4; ++i) a[m][i] = stationary[k < kStationary ? k : 0][m][i];
         } else {
-          Arch::load_matrix(TileKv::block(key_rows, m, k) + Address(key_distance), a[m]);
+          Arch::ldmatrix_x4(TileKv::block(key_rows, m, k) + Address(key_distance), a[m]);
         }
       }
       CUTE_UNROLL
       for (int n = 0; n < kSlice / 16; ++n) {
         Words b;
-        Arch::load_matrix(
+        Arch::ldmatrix_x4(
             TileQ::block(query_columns, slice * (kSlice / 16) + n, k) + Address(query_distance), b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -90,7 +90,7 @@ struct BackwardProducts {
       CUTE_UNROLL
       for (int d = 0; d < Config::kSteps; ++d) {
         Words b;
-        Arch::load_matrix_trans(
+        Arch::ldmatrix_x4_trans(
             TileQ::block(query_rows, slice * (kSlice / 16) + n, d) + Address(query_distance), b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -106,7 +106,7 @@ struct BackwardProducts {
     CUTE_UNROLL
     for (int n = 0; n < kSlice / 16; ++n) pack(x, n, words);
   }
-  // The 16 queries with number n.
+  // Packs the n-th 16 queries.
   CUTE_DEVICE static void pack(Slice const& x, int n, Packed& words) {
     CUTE_UNROLL
     for (int m = 0; m < kKeyBlocks; ++m) {
@@ -119,7 +119,7 @@ struct BackwardProducts {
     }
   }
 
-  // Stores dS of a slice to shared memory, (key, query). `tile` is this lane's address in the row
+  // Stores dS of a slice to shared memory as (key, query). `tile`: this lane's address in the row
   // of the warp's key 0.
   CUTE_DEVICE static void store_s(Packed const& words, int slice, Address tile) {
     constexpr int kVectors = TileS::kVectors;
@@ -140,9 +140,9 @@ struct BackwardProducts {
     }
   }
 
-  // Adds dQ = dS K of a step to memory. All warps of the block take part: each has some of the m16
-  // blocks of rows, and some of the columns.
-  //   to: the address of the step's first m16 block; columns: the length of a row there
+  // Adds dQ = dS K of a step to global memory. Called by all warps of the block: each has some of
+  // the m16 blocks of rows and some of the columns.
+  //   to: address of the step's first m16 block; columns: length of a row there
   CUTE_DEVICE static void add_q(Address s, Address k, float* to, int columns, int thread) {
     constexpr int kQueryBlocks = Config::kQueryBlocks, kAtOnce = Config::kColumnsAtOnce;
     int const lane = thread % 32, warp = thread / 32;
@@ -156,22 +156,22 @@ struct BackwardProducts {
       Address const rows_k = k + TileKv::offset(lane % 16, first_column * 16 + lane / 16 * 8);
       Fragment<float, kQueryBlocks, 2 * kAtOnce> acc;
       multiply_q(rows_s, rows_k, acc);
-      int const end = columns / 16 - first_column;  // column blocks that exist from here on
+      int const end = columns / 16 - first_column;  // column blocks left from here on
       CUTE_UNROLL
       for (int m = 0; m < kQueryBlocks; ++m) {
         float* const row = to + m * 16 * columns + first_column * 256;
         CUTE_UNROLL
         for (int d = 0; d < kAtOnce; ++d) {
           if (d >= end) break;
-          Arch::add(row + d * 256, acc.block(m, 2 * d));
-          Arch::add(row + d * 256 + 128, acc.block(m, 2 * d + 1));
+          Arch::red_add(row + d * 256, acc.block(m, 2 * d));
+          Arch::red_add(row + d * 256 + 128, acc.block(m, 2 * d + 1));
         }
       }
     }
   }
 
  private:
-  // dS K for the m16 blocks and the column blocks that begin at these addresses.
+  // dS K for the m16 blocks and column blocks at these addresses.
   template <class Acc>
   CUTE_DEVICE static void multiply_q(Address rows_s, Address rows_k, Acc& acc) {
     clear(acc);
@@ -180,12 +180,12 @@ struct BackwardProducts {
       Words a[Config::kQueryBlocks];
       CUTE_UNROLL
       for (int m = 0; m < Config::kQueryBlocks; ++m) {
-        Arch::load_matrix_trans((rows_s ^ Address(m * 32)) + n * 16 * TileS::kRowBytes, a[m]);
+        Arch::ldmatrix_x4_trans((rows_s ^ Address(m * 32)) + n * 16 * TileS::kRowBytes, a[m]);
       }
       CUTE_UNROLL
       for (int d = 0; d < Config::kColumnsAtOnce; ++d) {
         Words b;
-        Arch::load_matrix_trans((rows_k ^ Address(d * 32)) + n * 16 * TileKv::kRowBytes, b);
+        Arch::ldmatrix_x4_trans((rows_k ^ Address(d * 32)) + n * 16 * TileKv::kRowBytes, b);
         CUTE_UNROLL
         for (int half = 0; half < 2; ++half) {
           CUTE_UNROLL

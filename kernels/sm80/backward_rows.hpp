@@ -1,5 +1,5 @@
-// The launches before and after the backward kernel, for the rows of queries: one block per tile of
-// 64 queries of a head.
+// The launches before and after the backward kernel, for rows of queries: one block per tile of 64
+// queries of a head.
 #pragma once
 
 #include "core/dropout.hpp"
@@ -9,7 +9,7 @@
 
 namespace cutlass_attn::sm80 {
 
-// Computes the statistics of the rows, and zeroes dQ.
+// Computes the row statistics, and zeroes dQ.
 template <class Element, class SeqInfo>
 struct BackwardBefore {
   using Params = BackwardParams;
@@ -24,7 +24,7 @@ struct BackwardBefore {
     int const block = Arch::block(), thread = Arch::thread();
     RowTile const tile = params.queries.tile<kRows, kIsVarlen, Arch>(p.seq_q, p.batch, block);
     SeqInfo const seq(p, tile.batch);
-    int const rows = seq.lens(p).q - tile.begin;  // none if not positive
+    int const rows = seq.lens(p).q - tile.begin;  // none if <= 0
 
     if (params.grad_q) {
       auto* const zeros = reinterpret_cast<Vector16*>(params.grad_q_at(block, 0));
@@ -50,7 +50,7 @@ struct BackwardBefore {
   }
 
  private:
-  // The dot product of a row of dO and of O, in all lanes of the row; 0 if row < 0.
+  // Dot product of a row of dO and of O, in all lanes of the row; 0 if row < 0.
   template <class Arch>
   CUTE_DEVICE static float dot(Params const& params, SeqInfo const& seq, RowTile const& tile,
                                int row, int lane) {
@@ -82,13 +82,13 @@ struct BackwardBefore {
     int64_t const at = seq.lse(p, tile.head, tile.begin + row);
     float const lse = p.softmax_lse[at] * kLog2e;
     float const delta = params.grad.softmax_lse ? sum - params.grad.softmax_lse[at] : sum;
-    if (lse == -kInf) return;  // no weights, and so no gradients
+    if (lse == -kInf) return;  // no weights, so no gradients
     stats[0] = -lse;
     stats[1] = delta * kept_share(p.dropout.p);  // see backward.hpp
     if (params.sinks) sink_sum += fast_exp2(p.logits.sinks[tile.head] * kLog2e - lse) * delta;
   }
 
-  // Adds up x over the block, in a fixed order.
+  // Sums x over the block, in a fixed order.
   template <class Arch>
   CUTE_DEVICE static void add_up(float x, char* smem, float* to) {
     CUTE_UNROLL
@@ -105,7 +105,7 @@ struct BackwardBefore {
   }
 };
 
-// BackwardBefore, which also zeroes the gradient of the bias.
+// BackwardBefore, which also zeroes the bias gradient.
 template <class Element, class SeqInfo>
 struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
   using Before = BackwardBefore<Element, SeqInfo>;
@@ -133,7 +133,7 @@ struct BackwardBeforeBias : BackwardBefore<Element, SeqInfo> {
   }
 };
 
-// Scales and rounds dQ; computes the gradients of sinks.
+// Scales and rounds dQ, and computes the gradients of sinks.
 template <class Element, class SeqInfo>
 struct BackwardAfter {
   using Params = BackwardParams;
@@ -185,8 +185,8 @@ struct BackwardAfter {
     }
   }
 
-  // The gradient of a query head's sink, in a fixed order: minus the sum of exp(sink - LSE) delta
-  // over all rows.
+  // Gradient of a query head's sink, summed in a fixed order: minus the sum of exp(sink - LSE)
+  // delta over all rows.
   template <class Arch>
   CUTE_DEVICE static void add_sinks(Params const& params, int head, char* smem) {
     Problem const& p = params.problem;

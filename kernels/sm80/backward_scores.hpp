@@ -1,4 +1,4 @@
-// From the products of a slice to P and to dS: score_mod, mask and dropout, on fragments whose rows
+// From the products of a slice to P and dS: score_mod, mask and dropout, on fragments whose rows
 // are keys.
 #pragma once
 
@@ -11,29 +11,29 @@
 
 namespace cutlass_attn::sm80 {
 
-// The key and the query of element i of block (m, n) of a slice, relative to the warp's first key
-// and to the slice's first query.
+// Key and query of element i of block (m, n) of a slice, relative to the warp's first key and the
+// slice's first query.
 struct SlicePlace {
   int lane;
   CUTE_DEVICE int key(int m, int i) const { return m * 16 + i / 2 * 8 + lane / 4; }
   CUTE_DEVICE int query(int n, int i) const { return n * 8 + lane % 4 * 2 + i % 2; }
 };
 
-// The position of a step, which its scores depend on.
+// Position of a step.
 struct StepPlace {
   int batch, head;
   int first_key;    // of the warp
   int first_query;  // of the step
 };
 
-// Entries of a bias, or of a mask, for a slice. A word has two entries: neighbouring keys, as they
-// lie in memory, and after read() neighbouring queries.
+// Entries of a bias or a mask for a slice. A word has two entries: neighbouring keys, as in memory,
+// and after transpose() neighbouring queries.
 template <int kQueryColumns, int kKeyBlocks>
 struct PairEntries {
   uint32_t words[kQueryColumns][kKeyBlocks][2];
 
   // Reads this lane's rows from `query` on and keys from `key` on. Positions beyond the sequences
-  // are clamped, and get the entries of another query or key.
+  // are clamped, and get the entry of another query or key.
   template <class Entry>
   CUTE_DEVICE void read(PerLogit const& t, int batch, int head, int query, int key, SeqLens lens) {
     struct alignas(2 * sizeof(Entry)) Pair {
@@ -63,7 +63,8 @@ struct PairEntries {
       CUTE_UNROLL
       for (int m = 0; m < kKeyBlocks; ++m) {
         CUTE_UNROLL
-        for (int half = 0; half < 2; ++half) words[n][m][half] = Arch::transpose(words[n][m][half]);
+        for (int half = 0; half < 2; ++half)
+          words[n][m][half] = Arch::movmatrix_trans(words[n][m][half]);
       }
     }
   }
@@ -77,7 +78,7 @@ constexpr bool kHasTerm = false;
 template <class Term, class... Terms>
 constexpr bool kHasTerm<Score<Terms...>, Term> = Score<Terms...>::template kHas<Term>;
 
-// A softcap, without and with a term that adds to its logits.
+// Whether the score is a softcap without, or with, a term that adds to its logits.
 template <class Score>
 constexpr bool kIsSoftcapAlone = false;
 template <class... Terms>
@@ -99,8 +100,8 @@ struct BackwardScores {
   using Element = typename Config::Element;
   static constexpr int kKeyBlocks = Config::kKeyBlocks, kQueryColumns = Config::kSlice / 8;
 
-  // What weights() passes to gradient(): P d logit / d(scale s), and, where the logits have
-  // gradients themselves (a bias), P. The sign bit says that dropout dropped the weight.
+  // Passed from weights() to gradient(): P d logit / d(scale s), and, if the logits need gradients
+  // (of a bias), P. The sign bit marks a weight that dropout dropped.
   struct OfProducts {
     Packed products;
   };
@@ -109,7 +110,7 @@ struct BackwardScores {
   };
   using Given = std::conditional_t<Config::kHasBiasGrad && !Score::kIsLinear, OfLogits, OfProducts>;
 
-  // Entries read from memory for the logits of a slice.
+  // Entries of a slice's logits, read from memory.
   static constexpr bool kHasBias = kHasTerm<Score, PairBias>, kHasMask = kHasTerm<Score, PairMask>;
   using Pairs = PairEntries<kQueryColumns, kKeyBlocks>;
   struct NoPairs {};
@@ -141,8 +142,7 @@ struct BackwardScores {
     }
   }
 
-  // Starts to read the entries that weights() uses. Called before the products, because of the
-  // latency.
+  // Loads the entries that weights() uses. Called before the products, to hide the latency.
   CUTE_DEVICE Entries read_entries(StepPlace const& at, SeqLens lens, int slice, int lane) const {
     Entries entries;
     int const query = at.first_query + slice * Config::kSlice + lane / 4;
@@ -157,16 +157,15 @@ struct BackwardScores {
   }
 
   // From products of a slice to P = exp(logit - LSE), rounded.
-  //   lens:     of the batch entry
-  //   entries:  the result of read_entries()
-  //   words:    P for dV, after dropout; the factor of kept weights is applied later
-  //   given:    the result for gradient()
-  //   stats:    statistics of the slice's first query in shared memory
-  //   queries:  queries_of_key from the warp's first key on; is_masked: whether any element is
-  //             masked
-  //   extra:    add_bias() adds the bias of a TileBias term; apply_bits() masks what the bits of a
-  //             MaskBits mask; keep(n, given) is called once
-  //             `given` has the 16 queries with number n
+  //   lens:       of the batch entry
+  //   entries:    the result of read_entries()
+  //   words:      P for dV, after dropout; the factor of kept weights is applied later
+  //   given:      the result for gradient()
+  //   stats:      statistics of the slice's first query in shared memory
+  //   queries:    queries_of_key from the warp's first key on
+  //   is_masked:  whether any element is masked
+  //   extra:      add_bias() adds the bias of a TileBias term; apply_bits() applies the bits of a
+  //               MaskBits term; keep(n, given) is called when `given` has the n-th 16 queries
   struct NoExtra {
     CUTE_DEVICE void apply_bits(Slice&) const {}
     CUTE_DEVICE void keep(int, Given const&) const {}
@@ -181,7 +180,7 @@ struct BackwardScores {
     } else {
       if constexpr (Score::kHasSoftcap) {
         score.template apply_softcap<Slice::kSize, false>(x);
-        if constexpr (kAddsToSoftcap<Score>) {  // slopes wait, rounded, for the other terms
+        if constexpr (kAddsToSoftcap<Score>) {  // slopes are kept, rounded, for the other terms
           for_all([&](int m, int n, int i) { slope(i, m, n) = slope_of_softcap(x(i, m, n)); });
           Products::pack(slope, given.products);
         }
@@ -191,7 +190,7 @@ struct BackwardScores {
       if constexpr (Score::kHasBias) extra.add_bias(score, x);
       if constexpr (Score::kHasMod) apply_mod(x, slope, at, slice, lane);
     }
-    if constexpr (kHasTerm<Score, MaskBits>) {  // whose bits have the interval, too
+    if constexpr (kHasTerm<Score, MaskBits>) {  // the bits include the interval
       extra.apply_bits(x);
     } else {
       unpredicated_if(is_masked, [&] { apply_mask(x, at, slice, queries, lane); });
@@ -199,13 +198,12 @@ struct BackwardScores {
     CUTE_UNROLL
     for (int n = 0; n < Config::kSlice / 16; ++n) {
       for_queries(n, stats, lane, [&](int m, int n, int i, float (&stat)[2]) {
-        // x is still the tanh. As late as here its slope takes few registers.
+        // x is still the tanh. Computed this late, its slope takes few registers.
         if constexpr (kIsSoftcapAlone<Score>) slope(i, m, n) = slope_of_softcap(x(i, m, n));
         if constexpr (kAddsToSoftcap<Score>) slope(i, m, n) = element_of(given.products, m, n, i);
         x(i, m, n) = fast_exp2(fmaf(x(i, m, n), log2_scale, stat[0]));
         if constexpr (!Score::kIsLinear) {
-          // Where a weight is 0, the slope may be infinite: of a user's function, or of a masked
-          // key.
+          // If a weight is 0, the slope may be infinite: of a user's function, or of a masked key.
           bool const is_none = (Score::kHasMod || kIsSoftcapAlone<Score>) && x(i, m, n) == 0.0f;
           slope(i, m, n) = is_none ? 0.0f : slope(i, m, n) * x(i, m, n);
         }
@@ -248,7 +246,7 @@ struct BackwardScores {
     uint32_t const word = words[n / 2][m][n % 2 * 2 + i / 2];
     return to_float(uint16_t(i % 2 ? word >> 16 : word));
   }
-  // Of a softcap's logit / cap.
+  // Slope of softcap logit / cap.
   CUTE_DEVICE float slope_of_softcap(float x) const {
     return score.cap > 0.0f ? 1.0f - x * x : 1.0f;
   }
@@ -262,7 +260,7 @@ struct BackwardScores {
     CUTE_UNROLL
     for (int n = 0; n < Config::kSlice / 16; ++n) for_queries(n, stats, lane, visit);
   }
-  // For those of 16 queries.
+  // for_queries() for the n16-th 16 queries.
   template <class Visit>
   CUTE_DEVICE static void for_queries(int n16, Address stats, int lane, Visit&& visit) {
     stats += Address(lane % 4 * 16);
@@ -281,14 +279,14 @@ struct BackwardScores {
     }
   }
 
-  // Drops weights of 16 queries of a slice: sets them to 0 in `words`, and the sign bit in `given`.
-  // One draw covers the keys of two neighbouring lanes and one of the queries that they share: each
-  // lane draws for one query, and they swap.
+  // Applies dropout to 16 queries of a slice: sets dropped weights to 0 in `words`, and sets their
+  // sign bit in `given`. One draw covers the keys of two neighbouring lanes and one of the queries
+  // that they share. So each lane draws for one query, and the two lanes exchange.
   CUTE_DEVICE void drop(StepPlace const& at, int slice, int lane, int n, Packed& words,
                         Given& given) const {
     bool const is_odd = lane / 4 % 2;
     int const query = at.first_query + slice * Config::kSlice + lane % 4 * 2 + is_odd;
-    // Halves: this lane's keys for the even query, and for the odd one.
+    // Halves: this lane's keys for the even query, and for the odd query.
     uint32_t const selector = is_odd ? 0x3276 : 0x5410;
     PhiloxWords drawn =
         dropout.draw(at.batch, at.head, query + n * 16, at.first_key + (lane / 4 & 6));
@@ -360,11 +358,11 @@ struct BackwardScores {
     CUTE_DEVICE int key(int j) const { return at.first_key + place.key(j / 2, j % 2 * 2); }
   };
 
-  // A user's function, of queries of one key at a time.
+  // Applies a user's function, for the queries of one key at a time.
   CUTE_DEVICE void apply_mod(Slice& x, Slice& slope, StepPlace const& at, int slice,
                              int lane) const {
-    static_assert(!Score::kHasSoftcap && !Score::kHasAlibi, "the product is all that it gets");
-    static_assert(!kHasBias && !kHasMask, "which would come before it");
+    static_assert(!Score::kHasSoftcap && !Score::kHasAlibi, "score_mod gets the product alone");
+    static_assert(!kHasBias && !kHasMask, "a bias or mask would come before score_mod");
     CUTE_UNROLL
     for (int m = 0; m < kKeyBlocks; ++m) {
       CUTE_UNROLL
@@ -377,7 +375,7 @@ struct BackwardScores {
     }
   }
 
-  // Applies the terms after the softcap, except for the mask's interval.
+  // Applies the terms after the softcap, except for the interval mask.
   CUTE_DEVICE void apply_terms(Slice& x, StepPlace const& at, SeqLens lens, int slice,
                                Entries const& entries, int lane) const {
     if constexpr (kHasTerm<Score, Alibi>) {

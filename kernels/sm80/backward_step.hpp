@@ -1,4 +1,4 @@
-// The loop of the backward kernel over tiles of queries: see backward.hpp.
+// The loop of the backward kernel over tiles of queries (see backward.hpp).
 #pragma once
 
 #include "core/opaque.hpp"
@@ -26,8 +26,8 @@ struct BackwardStep {
   static constexpr int kSlice = Config::kSlice, kBlockM = Config::kBlockM;
   static constexpr bool kGradOIsLate = Config::kGradOStages < Config::kStages;
 
-  // A tile of queries of a query head. `head` counts the query heads of the KV head. `left` counts
-  // the steps from this one to the last. Steps alternate between the stages.
+  // A tile of queries of a query head. `head`: index among the query heads of the KV head. `left`:
+  // steps from this one to the last. Steps alternate between the stages.
   struct Position {
     int head, tile, left;
     CUTE_DEVICE int stage() const { return unsigned(left) % Config::kStages; }
@@ -38,10 +38,10 @@ struct BackwardStep {
   Shared& shared;
   typename Config::BlockInfo const& block;
   Scores const scores;
-  int const warp;  // its index in the block
+  int const warp;  // index in the block
 
-  typename Products::Grad grad[Config::kChains];              // dV and dK, or that of the role
-  typename Products::Stationary stationary[Config::kChains];  // K and V, or that of the role
+  typename Products::Grad grad[Config::kChains];  // dV and dK, or the gradient of the role
+  typename Products::Stationary stationary[Config::kChains];  // K and V, or the operand of the role
 
   CUTE_DEVICE BackwardStep(BackwardParams const& params, SeqLens const& lens, Shared& shared)
       : params(params),
@@ -70,21 +70,21 @@ struct BackwardStep {
     };
     load(p.k, Arch::smem_address(shared.k), p.head_dim);
     load(p.v, Arch::smem_address(shared.k) + Address(Config::kVDistance), p.head_dim_v);
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   CUTE_DEVICE void run() {
     load_stationary();
     if (block.range.begin >= block.range.end) return;
-    // Where dQ is added in order, tiles go from the last queries to the first. Under a causal mask
-    // the last queries see the keys of most blocks, and waiting for their turns at the beginning
-    // would stall.
+    // If dQ is added in order, tiles go from the last queries to the first. Under a causal mask the
+    // last queries see the keys of most blocks, so blocks would wait for their turns at the
+    // beginning.
     Position now = {0, kStep > 0 ? block.range.begin : block.range.end - 1, steps()};
     constexpr uint32_t kNone = ~0u;
     uint32_t row_before = kNone;  // row() of the previous step
     if (!kGradOIsLate || role() == 0) copy(now);
     for (; now.left > 0; now = next(now)) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // Q, dO and stats of this step full, of the next empty; previous dS full
       if (kGradOIsLate && role() == 1) {
         copy(now);
@@ -109,7 +109,7 @@ struct BackwardStep {
   }
 
  private:
-  static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // from a tile of queries to the next
+  static constexpr int kStep = Config::kIsOrdered ? -1 : 1;  // between tiles of queries
 
   CUTE_DEVICE int steps() const {
     return params.heads_per_kv * (block.range.end - block.range.begin);
@@ -129,9 +129,9 @@ struct BackwardStep {
     return at;
   }
 
-  // Where dQ is added in order: waits until all tiles of earlier keys that the step's queries see
-  // have added their dQ. pass_turn() says that this tile has. Each warp waits by itself, so that
-  // the other warps compute while one polls memory.
+  // If dQ is added in order: waits until all tiles of earlier keys that the step's queries see have
+  // added their dQ. pass_turn() reports that this tile has. Each warp waits separately, so that the
+  // other warps compute while one polls memory.
   CUTE_DEVICE void wait_for_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() % 32 == 0) {
@@ -148,7 +148,7 @@ struct BackwardStep {
   CUTE_DEVICE void pass_turn(Position const& at) const {
     if constexpr (Config::kIsOrdered) {
       if (Arch::thread() != 0 || params.grad_q == nullptr) return;
-      Arch::add_release(turn(at), 1);  // releases what all threads added before the barrier
+      Arch::red_add_release(turn(at), 1);  // releases what all threads added before the barrier
     }
   }
   CUTE_DEVICE int32_t* turn(Position const& at) const {
@@ -156,7 +156,7 @@ struct BackwardStep {
   }
 
   CUTE_DEVICE void load_stationary() {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K, V, visible and queries_of_key full
     int const lane = Arch::thread() % 32;
     Address const rows = Products::key_rows(Arch::smem_address(shared.k), warp_n(), lane);
@@ -169,9 +169,9 @@ struct BackwardStep {
     if constexpr (!Config::kKeepsV) Arch::sync();  // the buffer of V empty
   }
 
-  // Starts the copies of Q, dO and the statistics of a step, if the step exists. With roles, the
-  // warps of the first copy Q and those of the second dO, so that a warp computes addresses of one
-  // operand.
+  // Starts the copies of Q, dO and the statistics of a step, if the step exists. With roles, warps
+  // of the first role copy Q and warps of the second role copy dO, so that a warp computes
+  // addresses of one operand only.
   CUTE_DEVICE void copy(Position const& at) const {
     if (at.left > 0) {
       constexpr int kThreads = kHasRoles ? Config::kThreads / 2 : Config::kThreads;
@@ -180,7 +180,7 @@ struct BackwardStep {
       int const stage = at.stage(), first = at.tile * kBlockM;
       int const queries = block.seq.lens(p).q - first;
       auto const load = [&](Operand const& from, void const* rows, Address to, int columns) {
-        // Neither is negative, which saves half of a 64-bit product.
+        // Neither factor is negative, which saves half of a 64-bit product.
         Element const* const source =
             static_cast<Element const*>(rows) + int64_t(unsigned(at.head)) * from.head_stride +
             int64_t(unsigned(first + Copy::row(of_copy))) * from.row_stride + Copy::column(of_copy);
@@ -195,18 +195,17 @@ struct BackwardStep {
       }
       if (thread < kBlockM / 2) {
         float const* const from = shared.from.stats + (uint64_t(row(at)) + thread * 2) * 2;
-        Arch::async_copy(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
+        Arch::cp_async(stage_of(shared.stats, stage) + Address(thread * 16), from, true);
       }
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
-  // Where dO is copied at the beginning of its step: the warps of the second role, which have
-  // copied it, wait until it has landed, and then signal the first role, which waits when it needs
-  // dO.
+  // If dO is copied at the beginning of its step: the warps of the second role, which copy it, wait
+  // until it has landed, then signal the first role, which waits where it needs dO.
   static constexpr int kGradOBarrier = 1 + Config::kWarpsN * Config::kSlices;
   CUTE_DEVICE static void pass_grad_o() {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync(kGradOBarrier, Config::kThreads / 2);    // dO full
     Arch::arrive(kGradOBarrier + 1, Config::kThreads);  // dO full, for the first role
   }
@@ -214,18 +213,18 @@ struct BackwardStep {
     if (kGradOIsLate && slice == 0) Arch::sync(kGradOBarrier + 1, Config::kThreads);
   }
 
-  // The address of buffer `stage` in an array of buffers; an array of one is shared by all stages.
+  // Address of buffer `stage` in an array of buffers. All stages share an array of one buffer.
   template <class T, int kCount>
   CUTE_DEVICE Address stage_of(T const (&buffers)[kCount], int stage) const {
     return Arch::smem_address(buffers) + (kCount > 1 ? Address(stage * int(sizeof(T))) : 0);
   }
 
-  // The number of the workspace tile that holds a step's queries.
+  // Index of the workspace tile with a step's queries.
   CUTE_DEVICE int64_t query_tile(Position const& at) const {
     return params.queries.number<BackwardParams::kTileRows, Config::kIsVarlen>(
         p.seq_q, {block.tile.batch, head(at), at.tile * kBlockM});
   }
-  // The number of the step's first row, counted from the block's first query head.
+  // Index of the step's first row, counted from the block's first query head.
   CUTE_DEVICE uint32_t row(Position const& at) const {
     return unsigned(at.head) * unsigned(params.queries.each) * BackwardParams::kTileRows +
            unsigned(at.tile) * kBlockM;
@@ -237,13 +236,13 @@ struct BackwardStep {
   CUTE_DEVICE void add_q(Position const& at, uint32_t row) const {
     if (params.grad_q == nullptr) return;
     wait_for_turn(at);
-    // opaque: otherwise the compiler keeps the upper half, which is 0, in a register.
+    // opaque: without it, the compiler keeps the upper half, which is 0, in a register.
     float* const to = shared.from.grad_q + uint64_t(opaque(row)) * unsigned(params.columns);
     Products::add_q(stage_of(shared.stages.grad_s, at.stage()), Arch::smem_address(shared.k), to,
                     params.columns, opaque_index(Arch::thread()));
   }
 
-  // The products of a step over this warp's keys.
+  // Products of a step over this warp's keys.
   CUTE_DEVICE void run_chain(Position const& at) {
     int const thread = opaque_index(Arch::thread()), lane = thread % 32;
     int const warp_n = thread / 32 % Config::kWarpsN;
@@ -283,9 +282,8 @@ struct BackwardStep {
     }
   }
 
-  // This lane's addresses, as BackwardProducts takes them: in K, in Q for the first product, and in
-  // Q for the second. In the first role the last one is in dO. In the second role they are in V, dO
-  // and Q.
+  // This lane's addresses for BackwardProducts. First role: keys in K, query_columns in Q,
+  // query_rows in dO. Second role: V, dO, Q. Without roles: K, Q, Q.
   struct Rows {
     Address keys, query_columns, query_rows;
   };
@@ -308,11 +306,11 @@ struct BackwardStep {
     Products::second(words, rows.query_rows, 0, slice, grad[Config::kChains - 1]);
   }
 
-  // One copy of the code of the products serves both roles.
+  // Both roles share one copy of the code of the products.
   CUTE_DEVICE void run_role(int role, StepPlace const& place, int slice, Rows const& rows,
                             Address stats, Address s, Address queries, bool is_masked, int lane,
                             int warp_n) {
-    // Every slice of a step has its own buffer and barrier to pass P on, so that the first role
+    // Every slice of a step has a buffer and a barrier of its own for P, so that the first role
     // never waits.
     Address const handover =
         Arch::smem_address(shared.p) +
@@ -340,7 +338,7 @@ struct BackwardStep {
     Products::second(words, rows.query_rows, 0, slice, grad[0]);
   }
 
-  // Adds dP of a slice to the gradient of the bias.
+  // Adds dP of a slice to the bias gradient.
   CUTE_DEVICE void add_bias(Slice const& dp, Given const& given, StepPlace const& at, int slice,
                             Address stats, int lane) const {
     if constexpr (Config::kHasBiasGrad) {

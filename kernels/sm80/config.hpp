@@ -19,9 +19,9 @@ namespace cutlass_attn::sm80 {
 
 // kWarpsM warps along M take m16 blocks of rows in turn. kWarpsN warps along N share the rows: each
 // computes S for a share of a tile's keys, and O for a share of the head-dim columns.
-// Traits: those of core/traits.hpp. Accumulators are float or cutlass::half_t. Qk = int32_t: Q and K
-// are rounded to int8 (core/quantize.hpp), K before the kernel. Then Pv = int32_t rounds V to int8
-// and P to uint8, and cutlass::half_t rounds V and P to e4m3.
+// Accumulators are float or cutlass::half_t. Qk = int32_t: Q and K are rounded to int8
+// (core/quantize.hpp), K before the kernel. Pv = int32_t then rounds V to int8 and P to uint8;
+// cutlass::half_t rounds V and P to e4m3.
 template <class Traits>
 struct Config {
   static constexpr bool kDrops = Traits::kDrops;
@@ -38,11 +38,11 @@ struct Config {
   static constexpr bool kIsInt8V = std::is_same_v<PvAccumulator, int32_t>;
   static constexpr bool kIsE4m3V = kIsInt8 && std::is_same_v<PvAccumulator, cutlass::half_t>;
   static constexpr bool kIs8BitV = kIsInt8V || kIsE4m3V;
-  // With the general score: whether calls may have operands that are not aligned to 16 bytes.
+  // For the general score: whether operands of a call may be unaligned to 16 bytes.
   static constexpr bool kMayBeUnaligned = kIsDense || kIsInt8;
-  // Whether tiles of keys go from last to first: with the map of a mask (core/key_tiles.hpp), and
-  // with ALiBi, where the largest logits of a causal call are those of its last keys. From first to
-  // last, steep slopes would update the row max in every key block.
+  // Whether key tiles go from last to first: with a mask map (core/key_tiles.hpp), and with ALiBi,
+  // where the largest logits of a causal call are those of its last keys. From first to last, steep
+  // slopes would update the row max in every key block.
   template <class Score>
   static constexpr bool is_reversed() {
     return kHasMask || Score::kHasAlibi;
@@ -51,21 +51,21 @@ struct Config {
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kWarpsM = Traits::kWarpsM, kWarpsN = Traits::kWarpsN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kRowBlocks = kBlockM / kWarpsM / 16;  // m16 blocks of a warp
-  static constexpr int kRows = 2 * kRowBlocks;               // rows of a thread
-  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;   // columns of O
+  static constexpr int kRowBlocks = kBlockM / kWarpsM / 16;  // m16 blocks per warp
+  static constexpr int kRows = 2 * kRowBlocks;               // rows per thread
+  static constexpr int kWarpColumns = kHeadDimV / kWarpsN;   // columns of O per warp
   static_assert(kBlockM % (16 * kWarpsM) == 0 && kBlockN % 16 == 0);
 
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;
   // Two 8-bit numbers count as one element of the tile, for copies and ldmatrix.
   using TileK = SwizzledTile<kBlockN, kHeadDim / (kIsFp8 || kIsInt8 ? 2 : 1)>;
-  // V that this kernel rounds to 8 bits has two keys in an element, and so half as many rows.
+  // V that this kernel reads in 8 bits has two keys per element, and so half as many rows.
   using TileV = SwizzledTile<kBlockN / (kIs8BitV ? 2 : 1), kHeadDimV / (kIsFp8 ? 2 : 1)>;
   using TileO = SwizzledTile<kBlockM, kHeadDimV>;
   using TileP = SwizzledTile<16 * kRowBlocks, kBlockN>;  // shared by warps along N
   using Place = FragmentPlace<kWarpsM, kWarpsN>;
 
-  // Factors of Q K^T and P V where K and V are stored divided by a scale, which only calls with
+  // Factors of Q K^T and P V if K and V are stored divided by a scale, which only calls with
   // sequences of different lengths may have.
   CUTE_DEVICE static float qk_factor(Problem const& p, int head_kv) {
     return kIsDense ? 1.0f : scale_of(p.k, head_kv);
@@ -74,39 +74,39 @@ struct Config {
     return kIsDense ? 1.0f : scale_of(p.v, head_kv);
   }
 
-  // The schedule depends on kKeepsQ. Q stays in registers if it takes at most 32 of them, or, in
-  // int8, if Q and O take at most 128; then K and V have two buffers each. With P V in 8 bits, S of
-  // a whole tile takes these registers.
+  // Whether Q stays in registers, which selects the schedule. It does if it takes at most 32
+  // registers, or, in int8, if Q and O take at most 128; K and V then have two stages each. With P
+  // V in 8 bits, S of a whole tile needs these registers.
   static constexpr bool kIsSplit = kWarpsN > 1;
   static constexpr int kSteps = kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
   static constexpr int kQAndO = kRowBlocks * (kSteps * 4 + kHeadDimV / 2);
   static constexpr bool kKeepsQ =
       !kIsSplit && !kIs8BitV && (kIsInt8 ? kQAndO <= 128 : kRowBlocks * kSteps * 4 <= 32);
-  // Keys of a tile that share scales, and the number of such groups in a tile.
+  // Keys of a tile that share scales, and the number of these groups in a tile.
   static constexpr int kScaleKeys = kBlockN < quantize::kTileKeys ? kBlockN : quantize::kTileKeys;
   static constexpr int kScaleTiles = kBlockN / kScaleKeys;
   static_assert(!kIsInt8 || (!kIsSplit && !kIsPaged && kBlockN % kScaleKeys == 0 &&
                              quantize::kTileKeys % kScaleKeys == 0));
   static_assert(!kIs8BitV || (kIsInt8 && kBlockN == quantize::kTileKeys),
-                "weights are rounded with what a row has of a tile");
-  // With P V in 8 bits, shared memory has room for two buffers, too, up to a head_dim of 128.
+                "weights are rounded relative to their row in one tile");
+  // With P V in 8 bits, shared memory also has room for two stages, up to a head_dim of 128.
   static constexpr bool kHasTwo8BitTiles = kIs8BitV && TileK::kBytes + TileV::kBytes <= 16 * 1024;
   static constexpr int kStages = kKeepsQ || kHasTwo8BitTiles ? 2 : 1;
-  // Buffers for the scales of keys: one for each tile that may be in shared memory.
+  // Buffers for scales of keys: one for each tile that may be in shared memory.
   static constexpr int kScalePlaces = kIs8BitV ? kStages : 2 * kScaleTiles;
   CUTE_DEVICE static int place_of_scales(int key) {
     return int(unsigned(key) / kScaleKeys % kScalePlaces);
   }
 
-  // Whether O and S of a whole tile leave few registers. P V in two levels and the scales of int8
+  // Whether O and S of a whole tile leave few registers. P V in two levels, and the scales of int8,
   // take some of them.
   static constexpr bool kIsTight =
       !kKeepsQ && !kIsSplit &&
       kRowBlocks * (kHeadDimV + kBlockN) >=
           (std::is_same_v<PvAccumulator, float> && !kIsInt8 ? 384 : 320);
 
-  // Keys that go through softmax and P V at a time. More keys mean fewer branches and more
-  // registers, and softcap needs registers itself.
+  // Keys that go through softmax and P V at a time. More keys mean fewer branches but more
+  // registers, and softcap needs registers too.
   template <class Score>
   static constexpr int key_block() {
     if (kIsSplit) return kBlockN / kWarpsN;
@@ -119,22 +119,22 @@ struct Config {
     return kKeepsQ && kBlockN % 64 == 0 && (Score::kIsIdentity || Score::kIsGeneral) ? 32 : 16;
   }
 
-  // Bound for the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
+  // Bound of the sum of a thread's weights in a key block. With fp16 accumulation, P V of a key
   // block has to stay below 65504. Four threads share a row, so with a bound of 16 each it does as
   // long as no |V| exceeds 1023. (A bound below 8 is impossible: 8 weights of a thread may be 1.)
   static constexpr int kMaxWeightSum =
       std::is_same_v<PvAccumulator, cutlass::half_t> && !kIsInt8 ? 16 : 4096;
 
-  // Two blocks per SM for 32 rows a warp, with up to 255 registers. 16 rows a warp need at most 168
-  // registers while the head dim is small. Q in int8 takes half of the registers, so it also fits
-  // 168 at a head_dim of 128, and with 32 rows a warp in tiles of 128 keys, which are for GPUs with
-  // shared memory for three of them.
+  // Two blocks per SM for 32 rows per warp, with up to 255 registers. 16 rows per warp need at most
+  // 168 registers while the head dim is small. Q in int8 takes half of the registers, so it also
+  // fits 168 at a head_dim of 128, and with 32 rows per warp in tiles of 128 keys, which are for
+  // GPUs whose shared memory holds three blocks.
   static constexpr bool kIsSmall =
       kRowBlocks == 1 && kHeadDim <= 64 && kHeadDimV <= 64 && !kIsPaged;
   static constexpr bool kIsSmallInInt8 =
       kIsInt8 && kKeepsQ && kQAndO <= 80 && (kRowBlocks == 1 || kBlockN == 128);
   static constexpr int kMinBlocksPerSm = kIsSplit ? 1 : kIsSmall || kIsSmallInInt8 ? 3 : 2;
-  // P V in int8 then fits 128 registers, unless the score has options: four warps a scheduler
+  // P V in int8 then fits 128 registers, unless the score has options: four warps per scheduler
   // instead of three are 6 % faster on an H100.
   template <class Score>
   static constexpr int min_blocks_per_sm() {
@@ -145,9 +145,9 @@ struct Config {
   template <class Accumulator, int kColumns>
   using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 
-  // The columns of Q, in k-steps of 16, that stay in registers where several warps share a row. The
-  // others are read from shared memory in every tile. Q and O together take up to 160 registers.
-  // The general score holds more values, and leaves room for fewer.
+  // Columns of Q, in k-steps of 16, that stay in registers if several warps share a row. The other
+  // columns are read from shared memory in every tile. Q and O together take up to 160 registers.
+  // The general score holds more values and leaves room for fewer.
   static constexpr int q_steps_kept(bool is_general) {
     int const budget = is_general ? 144 : 160;
     int const steps = (budget - kRowBlocks * (kWarpColumns / 8) * 4) / (kRowBlocks * 4);
@@ -155,44 +155,44 @@ struct Config {
   }
   static constexpr int kMovedBytes = q_steps_kept(true) / 4 * TileQ::kChunkBytes;
 
-  // State that the threads of a block share, beside the operands. In shared memory, because the
-  // main loop is short of registers.
+  // Per-block state besides the operands. In shared memory, because the main loop has no registers
+  // for it.
   struct Pages {
     Kv const *k, *v;       // row 0 of the head, or the head's part of page 0
-    int32_t const* pages;  // pages of the batch entry; null: not paged
+    int32_t const* pages;  // block table of the batch entry; null: not paged
     FastDivisor by_page;
     Kv const* rows[kBlockN];  // rows that each warp copies next: paged_rows.hpp
   };
   struct NoPages {};
   struct Scales {
-    // Scales of two tiles of K, in turn: the tile in softmax and the next one. Scales of V stay as
-    // long as those of the tile's K.
+    // Scales of two tiles of K, alternating: the tile in softmax and the next one. Scales of V stay
+    // as long as those of K.
     using OfTile = std::conditional_t<
         kIsInt8V, quantize::KeyValueScales,
         std::conditional_t<kIsE4m3V, quantize::KeyFp8Scales, quantize::KeyScales>>;
     OfTile scales[kScalePlaces];
     // kMagic, four times for each lane of a quad: the initial value of int32 accumulators. Threads
-    // load it from here. If the compiler knew it as a constant, or as uniform over lanes, it would
-    // set the four registers of each m16n8 block again for every tile, which is 64 instructions a
-    // tile at d64.
+    // load it from here. If the compiler knew that it is constant, or uniform over lanes, it would
+    // set the four registers of each m16n8 block again for every tile: 64 instructions per tile at
+    // d64.
     alignas(16) uint32_t start[4][4];
-    float q_scale[kBlockM];  // of the rows
-    float q_shift[kBlockM];  // Q . shift of the rows
-    // Arrays of the KV head, in global memory.
+    float q_scale[kBlockM];  // per row
+    float q_shift[kBlockM];  // Q . shift per row
+    // Arrays of the KV head in global memory.
     OfTile const* all_scales;
     float const* shift;
   };
   struct NoScales {};
   struct Bias {
-    uint16_t const* bias[kBlockM];  // of the rows, from key 0 on
+    uint16_t const* bias[kBlockM];  // per row, address of key 0
   };
   struct NoBias {};
-  // Of the mask's map, for the tile of rows.
+  // Mask map of the tile of rows.
   struct MapRow {
     Kv const *k, *v;  // row 0 of the head
     MaskWord const* words;
     uint32_t const* all_bits;
-    // Of a tile of keys in each buffer, where it is partial.
+    // Bits of the key tile in each stage, if the tile is partial.
     alignas(16) uint32_t bits[kStages][kBlockM][MaskMap::kLanes];
   };
   struct NoMapRow {};
@@ -201,16 +201,16 @@ struct Config {
                      std::conditional_t<kHasBias, Bias, NoBias>,
                      std::conditional_t<kHasMask, MapRow, NoMapRow> {
     Coord tile;
-    TileRange range;    // tiles of keys that its queries see, in keys
-    NearMask interval;  // for the queries from the tile's first on
-    KeyRange keys;      // that any of its queries sees
+    TileRange range;    // key tiles that the tile's queries see, in keys
+    NearMask interval;  // for queries from the tile's first on
+    KeyRange keys;      // that any of the tile's queries sees
     union {
       DropoutMask dropout;  // with the general score, or kDrops
       Alibi::Tile alibi;    // with a score that has ALiBi
     };
   };
 
-  // O of the block overwrites Q, and then K and V, once nobody reads them any more.
+  // At the end, O of the block overwrites Q, then K and V.
   struct WholeRowStorage {
     alignas(128) char q[TileQ::kBytes];  // first: O begins here
     alignas(128) char k[kStages][TileK::kBytes];
@@ -220,7 +220,7 @@ struct Config {
 
   CUTE_HOST_DEVICE static constexpr int larger_of(int a, int b) { return a > b ? a : b; }
 
-  // The second buffers overwrite Q as soon as Q, in int8, is in registers. O begins at k.
+  // The second stages overwrite Q once Q, in int8, is in registers. O begins at k.
   struct ReusedStorage {
     alignas(128) char k[TileK::kBytes];
     alignas(128) char v[TileV::kBytes];
@@ -230,7 +230,7 @@ struct Config {
   };
 
   // For Q in int8 that does not fit in registers: it is written back to half of its buffer, and the
-  // rest holds V, or the second buffers. O begins at k.
+  // other half holds V or the second stages. O begins at k.
   using TileQ8 = SwizzledTile<kBlockM, kHeadDim / 2>;
   struct HalvedStorage {
     alignas(128) char k[TileK::kBytes];
@@ -249,14 +249,14 @@ struct Config {
     BlockInfo block;
   };
 
-  // Q is copied across the end of V: its first chunks lie in V's buffer, and move to registers
-  // before V is copied; the others lie behind it. O overwrites K, and then V, once nobody reads
-  // them any more. So does the exchange of row sums.
+  // Q overlaps the end of V: its first chunks lie in V's buffer and move to registers before V is
+  // copied; the other chunks lie behind V. At the end, O and the exchange of row sums overwrite K,
+  // then V.
   struct SplitStorage {
     alignas(128) char k[1][TileK::kBytes];
     alignas(128) char v[1][TileV::kBytes];
     alignas(128) char q_and_p[TileQ::kBytes - kMovedBytes + kWarpsM * TileP::kBytes];
-    // The tile of keys, by its first key, in which a warp last found too large a weight.
+    // First key of the tile in which a warp last found too large a weight.
     int32_t large_at[kWarpsM][kWarpsN];
     BlockInfo block;
 
@@ -276,7 +276,7 @@ struct Config {
                                   : !kIsInt8    ? 0
                                   : kQIsBehindV ? TileK::kBytes + TileV::kBytes
                                                 : TileK::kBytes;
-  // Bytes from a buffer of K, or of V, to the next; and from K's first buffer to V's.
+  // Bytes from one stage of K, or of V, to the next; and from the first stage of K to that of V.
   static constexpr int kInt8Stride =
       TileK::kBytes + TileV::kBytes + (kHasTwo8BitTiles ? TileQ8::kBytes : 0);
   static constexpr int kKStride = kIsInt8 ? kInt8Stride : TileK::kBytes;
@@ -292,14 +292,13 @@ struct Config {
   static_assert(!kIsFp8 || (!kIsSplit && !kIsInt8));
   static_assert(kIsSplit || (kHeadDim % 32 == 0 && kHeadDimV % 32 == 0));
   static_assert(!kIsSplit || (kHeadDim % 64 == 0 && kHeadDimV % (64 * kWarpsN) == 0),
-                "so that a warp's columns of V are chunks");
-  static_assert(!kIsSplit || kBlockN / kWarpsN == 8,
-                "so that an ldmatrix of K brings 8 keys x 32 columns");
+                "a warp's columns of V must be whole chunks");
+  static_assert(!kIsSplit || kBlockN / kWarpsN == 8, "one ldmatrix of K loads 8 keys x 32 columns");
   static_assert(!kIsInt8 || kIs8BitV || std::is_same_v<PvAccumulator, float>);
   static_assert(!kIsSplit || kMovedBytes <= TileV::kBytes);
   static_assert(!kIsSplit ||
                     (std::is_same_v<QkAccumulator, float> && std::is_same_v<PvAccumulator, float>),
-                "the split schedule accumulates in fp32 alone");
+                "the split schedule accumulates in fp32 only");
 };
 
 }  // namespace cutlass_attn::sm80

@@ -1,18 +1,18 @@
-// Forward attention of few queries with many keys on mma.sync: decoding, with or without pages. It
-// is bound by reading K and V from memory once.
+// Forward attention of few queries with many keys on mma.sync: decoding, with or without pages. The
+// kernel is bound by reading K and V from memory once.
 //
-//   Grid:       kBlockM rows of the queries of the heads that read one KV head, packed (core/
-//               scheduler.hpp), times the splits of their keys (key_splits.hpp).
-//   Block:      kWarps warps. They share the rows and take tiles of kBlockN keys in turn.
-//   Warp:       all rows, its own tiles of keys, its own softmax and its own O. Warps have no
-//               barrier between them before the end.
+//   Grid:       tiles of kBlockM rows of the packed query heads of a KV head (core/scheduler.hpp),
+//               times the splits of their keys (key_splits.hpp).
+//   Block:      kWarps warps, which share the rows and take tiles of kBlockN keys in turn.
+//   Warp:       all rows, some of the key tiles, with a softmax state and an O of its own. There is
+//               no barrier between warps before the end.
 //   Registers:  Q up to a head dim of 128, S and P of a tile, O.
-//   Shared:     for each warp kStages tiles of K and V, filled by cp.async, and the row addresses
-//               of the tile that it copies next; Q in the last stage of warp 0, until it is in
+//   Shared:     per warp: kStages tiles of K and V, filled by cp.async, and the row addresses of
+//               the tile that it copies next; Q in the last stage of warp 0, until it is in
 //               registers; at the end O of each warp.
 //   Pipeline:   kStages - 1 tiles of a warp are in flight while it computes one.
-//   Merge:      of the warps through shared memory; of the splits through global memory, by the
-//               block that finishes last. Both in the order of the keys, so that results repeat
+//   Merge:      warps through shared memory; splits through global memory, by the block that
+//               finishes last. Both in key order, so that results repeat bitwise.
 //               bitwise.
 #pragma once
 
@@ -41,15 +41,15 @@ struct Decode {
   using Params = DecodeParams;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kWarps > 4 ? 1 : 2;
-  // With K and V in 8 bits and a head dim of 64, an SM has two blocks if they take 128 registers,
-  // which the compiler would exceed.
+  // With K and V in 8 bits and a head dim of 64, an SM has two blocks if they take at most 128
+  // registers, a limit that the compiler would exceed on its own.
   template <class Score>
   static constexpr int min_blocks_per_sm() {
     return kHeadDim <= 64 && !Score::kIsGeneral ? 2 : kMinBlocksPerSm;
   }
   static constexpr bool kPacksHeads = true;
-  // The most stages that fit Ada's 99 KB. H200, 16x8192 keys at D = 128: 134 us; 151 us with 2
-  // stages, 136 us with 4 (too large for Ada).
+  // Most stages that fit Ada's 99 KB. H200, 16x8192 keys at D = 128: 134 us; 151 us with 2 stages,
+  // 136 us with 4 (too large for Ada).
   static constexpr int kStages = kHeadDim + kHeadDimV <= 256 ? 3 : 2;
   static_assert(kBlockM == 16 && kBlockN == 16);
 
@@ -57,7 +57,7 @@ struct Decode {
     alignas(128) char k[Config::TileK::kBytes];
     alignas(128) char v[Config::TileV::kBytes];
   };
-  // O of a warp, once nobody copies or reads tiles any more. Eight floats of padding a row make the
+  // O of a warp, after the last tile has been read. Eight floats of padding per row make the
   // threads of an m16n8 fragment write to different banks.
   struct WarpResult {
     float o[kBlockM][kHeadDimV + 8];
@@ -70,9 +70,9 @@ struct Decode {
   struct Shared {
     WarpStorage warps[kWarps];
     KvRow<Kv> rows[kWarps][kBlockN];  // rows of the tile that a warp copies next
-    // Q, where it does not fit in registers.
+    // Q, if it does not fit in registers.
     alignas(128) char q[Config::kKeepsQ ? 128 : Config::TileQ::kBytes];
-    int32_t ticket;  // the number of splits that finished before this one
+    int32_t ticket;  // number of splits that finished before this one
   };
   static constexpr int kSmemBytes = sizeof(Shared);
   static_assert(!Config::kKeepsQ || Config::TileQ::kBytes <= sizeof(Stage));
@@ -84,7 +84,7 @@ struct Decode {
     int const unit = params.splits.unit(Arch::block());  // tile of rows
     int const split = params.splits.split(Arch::block());
     Coord const tile(p, params.scheduler, kBlockM, unit);
-    if (tile.rows <= 0) return;  // also in all other splits of this tile
+    if (tile.rows <= 0) return;  // all splits of this tile return
     SeqLens const lens = tile.seq.lens(p);
     KvGather<Config, Arch> const gather(p, params.by_page, tile, Arch::thread() % 32,
                                         shared.rows[Arch::thread() / 32]);
@@ -111,12 +111,12 @@ struct Decode {
 
  private:
   struct Masks {
-    TileRange const& range;  // tiles of keys, in keys
+    TileRange const& range;  // key tiles, in keys
     NearMask const& interval;
     KeyRange const& keys;  // that any row sees
   };
 
-  // A warp, and its share of the tiles of keys.
+  // A warp, and its share of the key tiles.
   template <class Score, class Arch>
   struct WarpKeys {
     using Step = Products<Config, Score, Arch>;
@@ -149,7 +149,7 @@ struct Decode {
       gather.set_keys(masks.keys);
     }
 
-    // Computes every kWarps-th of the tiles [begin, end).
+    // Processes every kWarps-th of the key tiles [begin, end).
     CUTE_DEVICE void run(int begin, int end) {
       int const first = (begin + warp) * kN, last = end * kN;
       clear(acc_o);
@@ -157,11 +157,11 @@ struct Decode {
       for (int i = 0; i < kStages - 1; ++i) {
         copy(first + i * kStep, last, i);
         if (i == 0 && begin < end) copy_queries();  // after the keys, which take longer
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
       }
       gather.look_up_if(first + (kStages - 1) * kStep, last);
-      Arch::template async_copy_wait<kStages - 2>();  // Q and the first tile
-      Arch::sync();                                   // Q full
+      Arch::template cp_async_wait_group<kStages - 2>();  // Q and the first tile
+      Arch::sync();                                       // Q full
       if constexpr (Config::kKeepsQ) {
         Step::load_q(q_rows(), q);
         Arch::sync();  // Q empty
@@ -169,11 +169,11 @@ struct Decode {
       int stage = 0;
       for (int key = first; key < last; key += kStep) {
         gather.place();
-        Arch::template async_copy_wait<kStages - 2>();  // this stage
-        Arch::sync_warp();                              // this stage full; the one before it empty
+        Arch::template cp_async_wait_group<kStages - 2>();  // this stage
+        Arch::sync_warp();  // this stage full; the one before it empty
         int const next = stage == 0 ? kStages - 1 : stage - 1;
         copy_looked_up(key + (kStages - 1) * kStep, last, next);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         gather.look_up_if(key + kStages * kStep, last);
         if (range.is_full(key)) {
           step(key, stage, std::true_type{});
@@ -182,7 +182,7 @@ struct Decode {
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
-      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       Arch::sync_warp();
       softmax.complete_sums();
     }
@@ -205,7 +205,7 @@ struct Decode {
     }
 
    private:
-    static constexpr int kStep = kWarps * kN;  // from one tile of the warp to its next
+    static constexpr int kStep = kWarps * kN;  // between two tiles of the warp
     static constexpr int kStageBytes = sizeof(Stage);
 
     // Called by all warps.
@@ -268,7 +268,7 @@ struct Decode {
     }
   };
 
-  // The results of the warps of this block.
+  // Results of the warps of this block.
   struct WarpResults {
     Shared const& shared;
     CUTE_DEVICE int count() const { return kWarps; }
@@ -281,7 +281,7 @@ struct Decode {
     }
   };
 
-  // The results of the splits of a tile of rows.
+  // Results of the splits of a tile of rows.
   struct Partials {
     static constexpr int64_t kFloats = KeySplits::partial_floats(kBlockM, kHeadDimV);
     float* first;
@@ -311,8 +311,8 @@ struct Decode {
     float values[4];
   };
 
-  // Merges all parts and calls visit(row, column, softmax, o) with the result, for 4 head-dim
-  // columns of a row at a time.
+  // Merges all parts and calls visit(row, column, softmax, o) with the result, 4 head-dim columns
+  // of a row at a time.
   template <class Arch, class Parts, class Visit>
   CUTE_DEVICE static void merge(Coord const& tile, Parts const& parts, Visit&& visit) {
     constexpr int kQuads = kHeadDimV / 4;
@@ -320,9 +320,9 @@ struct Decode {
       int const row = item / kQuads, column = item % kQuads * 4;
       SoftmaxRow softmax;
       float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      // Parts whose loads are in flight at a time: with 8 of them, 16 splits took 0.4 us more. At
-      // head dim 64, 16 parts take 144 registers; an SM then has one block instead of two, for a
-      // cache in 8 bits.
+      // Parts whose loads are in flight at a time. With 8 of them, 16 splits took 0.4 us more. At
+      // head dim 64, 16 parts take 144 registers: for an 8-bit cache, an SM would have one block
+      // instead of two.
       constexpr int kAtOnce = kHeadDim <= 64 ? 8 : 16;
       CUTE_NO_UNROLL
       for (int first = 0; first < parts.count(); first += kAtOnce) {

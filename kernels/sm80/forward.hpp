@@ -1,23 +1,23 @@
-// Forward attention on mma.sync (sm_80 and later; what Ada runs).
+// Forward attention on mma.sync (sm_80 and later; used on Ada).
 //
-// Grid:         one block for every kBlockM rows of a head, or, with fewer queries than that, of
-//               all heads of one KV head together (core/scheduler.hpp); with kSplitsKeys times the
-//               splits of their keys (key_splits.hpp).
-// Block:        kWarpsM warps along M, and kWarpsN along N; a loop over tiles of kBlockN keys.
+// Grid:         one block per kBlockM rows of a head; with fewer queries than that, of all heads of
+//               a KV head together (core/scheduler.hpp). With kSplitsKeys, times the splits of the
+//               keys (key_splits.hpp).
+// Block:        kWarpsM warps along M, kWarpsN along N; a loop over tiles of kBlockN keys.
 // Warp:         kBlockM / kWarpsM rows, all keys of a tile, the whole head dimension; with several
-//               warps along N a share of the keys for S, and of the head dimension for O.
+//               warps along N, a share of the keys for S and of the head dimension for O.
 // Accumulation: in fp32, or in fp16 with QkAccumulator or PvAccumulator = half_t (products.hpp).
-//               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp). Then
-//               PvAccumulator = int32_t multiplies P V in int8 too (quantized_weights.hpp), and
-//               half_t in e4m3 (fp8_weights.hpp); both have tile_weights.hpp.
-// Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q
-//               if it fits.
-// Shared:       Q, and K and V tiles, swizzled (tile/swizzle.hpp); filled by cp.async, read by
+//               QkAccumulator = int32_t multiplies Q K^T in int8 (quantized_queries.hpp).
+//               PvAccumulator = int32_t then multiplies P V in int8 (quantized_weights.hpp), and
+//               half_t in e4m3 (fp8_weights.hpp); both use tile_weights.hpp.
+// Registers:    S of a key block or of a tile, P of a key block, O, softmax state of the rows; Q if
+//               it fits.
+// Shared:       Q, and tiles of K and V, swizzled (tile/swizzle.hpp); filled by cp.async, read by
 //               ldmatrix.
-// Pipeline:     one of five schedules, each in a file: pipelined.hpp if Q fits in registers, or
-//               general.hpp there with the general score; tiled.hpp if Q does not fit; split.hpp
-//               with several warps along N; int8.hpp with P V in 8 bits.
-// Mask:         of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp).
+// Pipeline:     one of five schedules, each in a file. Q in registers: pipelined.hpp, or
+//               general.hpp with the general score. Q in shared memory: tiled.hpp. Several warps
+//               along N: split.hpp. P V in 8 bits: int8.hpp.
+// Mask:         a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp).
 #pragma once
 
 #include <type_traits>
@@ -65,7 +65,7 @@ struct Forward {
   using KeyTiles = std::conditional_t<Config::kIsDense, DenseKeyTiles, VarlenKeyTiles>;
   using QuantizedParams = BasicQuantizedParams<typename Config::Scales::OfTile, KeyTiles>;
   using Params = std::conditional_t<Config::kIsInt8, QuantizedParams, OtherParams>;
-  // With int8 or a mask: the launches before and after the kernel.
+  // For int8 or a mask: the launches before and after the kernel.
   using Quantize = std::conditional_t<Config::kIs8BitV,
                                       QuantizeKeysAndValues<Element, kHeadDim, kHeadDimV, Params>,
                                       QuantizeKeys<Element, kHeadDim, QuantizedParams>>;
@@ -90,7 +90,7 @@ struct Forward {
     IntervalMask const mask = params.template mask<Score::kHasChunks>(tile.seq.lens(p));
     TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
     TileRange const own = own_tiles<Arch>(params, all).in_keys(kBlockN);
-    // Where Q stays in registers, the range of keys does too. The other loops have fewer free
+    // If Q stays in registers, the range of keys does too. The other loops have fewer free
     // registers, and are long enough to hide a read of shared memory.
     TileRange const& range = Config::kKeepsQ ? own : shared.block.range;
     if (Arch::thread() == 0) {
@@ -133,9 +133,9 @@ struct Forward {
     bool has_keys = own.begin < own.end;  // visible keys
     if constexpr (kHasMask) has_keys = tiles.is_there();
     if (has_keys) copy_queries<Arch>(p, tile, is_aligned, shared);
-    // Where Q stays in registers, the first copies of aligned, dense K and V need nothing from
-    // shared.block, unless there is a mask or rows of theirs are left out, so they start before the
-    // barrier that fills it.
+    // If Q stays in registers, the first copies of aligned, dense K and V need nothing from
+    // shared.block, except with a mask or if rows are left out. So they start before the barrier
+    // that fills it.
     if (!Config::kKeepsQ || !Config::kIsDense || kHasMask || !is_aligned || !has_keys ||
         !own.is_full(tiles.key())) {
       Arch::sync();  // shared.block full
@@ -143,13 +143,13 @@ struct Forward {
     if (has_keys) {
       in.copy.begin(tiles.key());
       run_schedule(in, out);
-      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       out.softmax.complete_sums();
       if constexpr (Config::kIsSplit)
         merge_sums<Config, Arch>(shared, Place{Arch::thread()}, out.softmax);
     }
 
-    // opaque: otherwise the compiler keeps the thread's place in registers through the loop.
+    // opaque: without it, the compiler keeps the thread's place in registers through the loop.
     Place const place{opaque(Arch::thread())};
     if constexpr (kSplitsKeys) {
       SplitMerge<Config, Score, Arch> const splits{params.splits, place};
@@ -171,7 +171,7 @@ struct Forward {
   template <class Score>
   static constexpr bool kMayDrop = Config::kDrops || Score::kIsGeneral;
 
-  // This block's share of the tiles of keys that its rows see.
+  // This block's share of the key tiles that its rows see.
   template <class Arch>
   CUTE_DEVICE static TileRange own_tiles(Params const& params, TileRange const& all) {
     if constexpr (kSplitsKeys) {
@@ -181,7 +181,7 @@ struct Forward {
     }
   }
 
-  // The first tile of keys. Reads nothing of shared memory, which is not full yet.
+  // First key tile. Reads nothing of shared memory, which is not full yet.
   template <class In, class Arch>
   CUTE_DEVICE static typename In::Tiles first_tiles(Params const& params, Coord const& tile,
                                                     TileRange const& own, Shared& shared) {
@@ -194,7 +194,7 @@ struct Forward {
     }
   }
 
-  // Where the bias of each row is; that of the last row for those beyond it.
+  // Addresses of the bias of each row. Rows beyond the last get the address of the last row.
   CUTE_DEVICE static void find_bias(Problem const& p, Coord const& tile, int thread,
                                     Shared& shared) {
     static_assert(kBlockM <= kThreads);
@@ -212,7 +212,7 @@ struct Forward {
     if constexpr (Score::kIsGeneral && Config::kMayBeUnaligned) {
       return address_bits(p, sizeof(Element)) % 16 == 0;
     } else {
-      return std::true_type{};  // see manifest.toml
+      return std::true_type{};  // guaranteed by the manifest's alignment
     }
   }
 
@@ -222,7 +222,7 @@ struct Forward {
     using Copy = TileCopy<Arch, Element, typename Config::TileQ, kThreads>;
     auto const target = Arch::smem_address(&shared) + Config::kQOffset;
     Copy::load_queries(target + Copy::offset(Arch::thread()), p, tile, is_aligned, Arch::thread());
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
   template <class Score, class Arch>
@@ -241,7 +241,7 @@ struct Forward {
     }
   }
 
-  // Adds to each row max, in units of log2, the constant Q . shift that all logits of the row lack.
+  // Adds to each row max, in units of log2, the constant Q . shift that the row's logits lack.
   template <class Result>
   CUTE_DEVICE static void add_q_shift(Shared const& shared, Place const& place, float log2_scale,
                                       Result& out) {
@@ -256,7 +256,7 @@ struct Forward {
   CUTE_DEVICE static void finish_rows(Problem const& p, Coord const& tile, Place const& place,
                                       float o_scale, Result& out) {
     auto const o = as_rows(out.acc_o);                                  // (row, column)
-    bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // one thread of each row
+    bool const is_first = place.column(0) == 0 && place.warp_n() == 0;  // one thread per row
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       int const row = place.row(i);
@@ -267,7 +267,7 @@ struct Forward {
     }
   }
 
-  // Writes O, rounded, over Q.
+  // Rounds O and writes it over Q.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output(Place const& place, O const& acc_o, char* smem) {
     if constexpr (Config::kIsFp8) return stage_output_fp8<Arch>(place, acc_o, smem);
@@ -285,7 +285,7 @@ struct Forward {
     }
   }
 
-  // stage_output() where a thread has four neighbouring columns of every 16.
+  // stage_output() for threads with four neighbouring columns of every 16.
   template <class Arch, class O>
   CUTE_DEVICE static void stage_output_fp8(Place const& place, O const& acc_o, char* smem) {
     auto const o = as_rows(acc_o);  // (row, column)

@@ -1,7 +1,7 @@
 // P in e4m3, and P V: core/quantize.hpp's kFp8.
 //
-//   P'   kFp8Sum w / sum of w of the row in the tile, in e4m3. No weight is clipped, and the sums
-//        of P' v8 of 64 keys are at most 1.07 * 448 * 128, which fp16 holds
+//   P'   kFp8Sum w / (sum of w of the row in the tile), in e4m3. No weight is clipped. Sums of
+//        P' v8 over 64 keys are at most 1.07 * 448 * 128, which fp16 can hold
 //   O    += (sum of P' v8) * sum / kFp8Sum * scale of V. Sums within a tile are in fp16, sums over
 //        tiles in fp32
 #pragma once
@@ -20,14 +20,14 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
   using Base::kRows, Base::kRowBlocks, Base::kSteps;
   using typename Base::P, typename Base::Sums, typename Base::W;
   static constexpr int kMagicTiles = 0;  // O contains no kMagic
-  // What a thread has of the rows of a tile.
+  // A thread's state of the rows of a tile.
   struct OfThread {
     Sums sums;  // of weights
   };
 
   CUTE_DEVICE static Scales const& own(Scales const& scales) { return scales; }
 
-  // Computes w of the scores of key block j, and what each row has of them in this thread.
+  // From scores of key block j to w, and to the sums of each row in this thread.
   template <class S, class Units, class IsFull>
   CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
                                           Units const& units, Scales const&, IsFull, int j, W& w,
@@ -43,7 +43,7 @@ struct Fp8Weights : TileWeights<Config, Score, Arch> {
     }
   }
 
-  // Computes P' and the row sums. factors: factors of the rows' sums of P' v8.
+  // Computes P' and the row sums. factors: factor of each row's sum of P' v8.
   template <class Softmax>
   CUTE_DEVICE static void round(W const& w, OfThread const& of_thread, Softmax& softmax,
                                 Scales const& scales, P& p, float (&factors)[kRows]) {

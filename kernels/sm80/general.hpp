@@ -1,15 +1,15 @@
-// The general schedule of the mma.sync forward kernel: one copy of the code serves all key blocks.
+// The general schedule of the mma.sync forward kernel: all key blocks share one copy of the code.
 //
-// The general score is a thousand instructions a key block, nearly all of which a call jumps over.
-// If each key block of a tile had its own copy of the code, as in pipelined.hpp, the code would not
-// fit the instruction cache, and the instructions that do execute would wait for fetches. So the
-// loop runs over key blocks. In iteration j:
+// The general score takes a thousand instructions per key block; a call jumps over nearly all of
+// them. If each key block of a tile had its own copy of the code, as in pipelined.hpp, the code
+// would not fit the instruction cache, and the instructions that do execute would wait for fetches.
+// So the loop runs over key blocks. In iteration j:
 //
 //   tensor cores   P V(j-1)  Q K(j+1)        P V(j)  Q K(j+2)
 //   the rest            score, softmax(j)         score, softmax(j+1)
 //
-// K and V have two buffers each. A tile's copy begins as soon as its buffer is empty, and has the
-// time of one tile to land:
+// K and V have two stages each. The copy of a tile starts as soon as its buffer is empty, and has
+// the time of one tile to land:
 //
 //   cp.async   V(n+1), once P V(n-1) is done        K(n+2), once Q K(n) is done
 //   compute    first key block of tile n       ...  last key block of tile n
@@ -38,9 +38,9 @@ struct GeneralSchedule {
     in.begin_with_q(q);
     typename Step::S next;  // Q K^T of the next key block
     Step::qk(q, in.k_rows, 0, in.start, next);
-    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty: its buffer becomes the second buffers
+    if constexpr (Config::kIsInt8) Arch::sync();  // Q empty: its buffer becomes the second stages
     in.copy.copy_k(in.range.begin + kN, 1);
-    int stage = 0, j = 0;  // of the tile; key block in the tile
+    int stage = 0, j = 0;  // stage of the tile; key block in the tile
     for (int key = in.range.begin; key < in.range.end; key += kKeyBlock) {
       int const next_j = j + 1 == kKeyBlocks ? 0 : j + 1;
       int const next_stage = next_j == 0 ? stage ^ 1 : stage;
@@ -48,12 +48,12 @@ struct GeneralSchedule {
       in.to_products(as_rows(scores), key);
       in.scores.scale(as_rows(scores));
       if (next_j == 0) {
-        Arch::template async_copy_wait<1>();
+        Arch::template cp_async_wait_group<1>();
         Arch::sync();  // the next tile's K full; this one's empty
         in.copy.copy_k(key + kKeyBlock + kN, stage);
       }
       if (j == 0) {
-        Arch::template async_copy_wait<1>();
+        Arch::template cp_async_wait_group<1>();
         Arch::sync();  // this tile's V full; the previous tile's empty
         in.copy.copy_v(key + kN, stage ^ 1);
       }

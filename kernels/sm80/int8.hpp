@@ -1,14 +1,14 @@
 // The schedule of the mma.sync forward kernel with P V in int8 or e4m3.
 //
-// Weights are rounded relative to the largest weight of their row in a tile, or to the sum. So S of
-// the whole tile comes first, and all of P before P V. K with its scales, and V, have two buffers
+// Weights are rounded relative to the largest weight of their row in a tile, or to their sum. So S
+// of the whole tile comes first, and all of P before P V. K with its scales, and V, have two stages
 // each, and a tile has one barrier:
 //
 //   cp.async   K, V(n+1) -----------------+   K, V(n+2) ---
 //   compute    Q K(n), softmax, P' V(n)   |   Q K(n+1) ...
 //           ^ K, V(n) landed                ^ K, V(n+1) landed
 //
-// Beyond a head_dim of 128 they have one buffer each, and a tile has two barriers:
+// Beyond a head_dim of 128 they have one stage each, and a tile has two barriers:
 //
 //   cp.async   V(n) -----------------+   K(n+1) ---+
 //   compute    Q K(n), softmax, P'   |   P' V(n)   |   Q K(n+1) ...
@@ -34,7 +34,7 @@ struct Int8Schedule {
   Result<Config, Score, Arch>& out;
 
   float magic[kRows] = {};  // how many times O contains kMagic
-  int stage = 1;            // buffers of the previous tile, and then of this one
+  int stage = 1;            // of the previous tile, then of this one
 
   CUTE_DEVICE Int8Schedule(Operands<Config, Score, Arch>& in, Result<Config, Score, Arch>& out)
       : in(in), out(out) {}
@@ -44,7 +44,7 @@ struct Int8Schedule {
     int const end = in.range.end;
     begin(key);
     while (key < end) {
-      // Full tiles, which need no look at the range, and then one tile that may be masked.
+      // Full tiles, without a look at the range, then one tile that may be partial.
       int const full_end = is_full(key) ? in.range.full_end : key;
       for (; key < full_end; key += kN) step(key, end, std::true_type{});
       if (key < end) {
@@ -60,7 +60,7 @@ struct Int8Schedule {
     }
   }
 
-  // A tile of keys. is_full: no key of it is masked.
+  // Processes a key tile. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, int end, IsFull is_full) {
     auto const q_scales = in.q_scales();
@@ -77,7 +77,7 @@ struct Int8Schedule {
     }
   }
 
-  // Copies the first tile and rounds Q. The second buffers overwrite Q.
+  // Copies the first tile and rounds Q. The second stages overwrite Q.
   CUTE_DEVICE void begin(int key) {
     if constexpr (kStages == 2) {
       in.copy.copy_tile(true, key, in.copy.scales_source(key), 0);
@@ -87,13 +87,13 @@ struct Int8Schedule {
     in.write_q8();
   }
 
-  // Afterwards K and scales of the tile are full, with two buffers V, too. The buffers of the
+  // After it, K and scales of the tile are full; with two stages V as well. The buffers of the
   // previous tile, or of V, are empty.
   CUTE_DEVICE void begin_tile(int key, int next, bool has_next) {
     stage = kStages == 2 ? stage ^ 1 : 0;
     char const* next_scales = nullptr;
     if constexpr (kStages == 2) next_scales = in.copy.scales_source(next);
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K and scales full; V, or the other buffers, empty
     if constexpr (kStages == 2) {
       in.copy.copy_tile(has_next, next, next_scales, stage ^ 1);
@@ -102,16 +102,16 @@ struct Int8Schedule {
     }
   }
 
-  // Afterwards V is full.
+  // After it, V is full.
   CUTE_DEVICE void begin_pv(int next) {
     if constexpr (kStages == 1) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // V full; K and scales empty
       in.copy.copy_k(next, 0);
     }
   }
 
-  // scores.is_full() without a separate branch, which takes four more instructions.
+  // scores.is_full() without a separate branch, which would take four more instructions.
   CUTE_DEVICE bool is_full(int key) const {
     TileRange const& range = in.range;
     bool const is_behind = key >= range.full_begin, is_before = key < range.full_end;
@@ -121,7 +121,7 @@ struct Int8Schedule {
   CUTE_DEVICE auto const& scales(int key) const {
     return in.shared.block.scales[Config::place_of_scales(key)];
   }
-  // The scales that this thread multiplies by.
+  // Scales that this thread multiplies by.
   CUTE_DEVICE auto const& own_scales(int key) const { return Weights::own(scales(key)); }
   CUTE_DEVICE auto k_rows() const { return in.k_rows + stage * Config::kKStride; }
   CUTE_DEVICE auto v_rows() const { return in.v_rows + stage * Config::kVStride; }
@@ -145,8 +145,8 @@ struct Int8Schedule {
       for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].row_max_ref();
       Weights::softmax_weights(s, row_max, units, own_scales(key), is_full, 0, w, of_thread);
     } else {
-      // Computes the weights once, or, if the row max has to be updated (almost never), twice.
-      // opaque: a loop whose count the compiler cannot know keeps one copy of the body.
+      // Computes the weights once, or twice if the row max has to be updated (almost never).
+      // opaque: a loop of a count that the compiler cannot know keeps one copy of the body.
       CUTE_NO_UNROLL
       for (int updates = opaque(0);; ++updates) {
         CUTE_UNROLL
@@ -159,7 +159,7 @@ struct Int8Schedule {
     Weights::round(w, of_thread, softmax, own_scales(key), p, factors);
   }
 
-  // Updates the row max of rows with weights that are too large, from S recomputed.
+  // Recomputes S and updates the row max of rows with weights that are too large.
   template <class IsFull>
   CUTE_DEVICE void update_row_max(int key, IsFull is_full, typename Weights::Sums const& sums) {
     auto& softmax = out.softmax;
@@ -188,7 +188,7 @@ struct Int8Schedule {
     Arch::sync_warp();  // quads have diverged
   }
 
-  // Computes w, a key block at a time.
+  // Computes w, one key block at a time.
   template <class IsFull>
   CUTE_DEVICE void softmax_weights(int key, IsFull is_full, QScales const& q_scales,
                                    float const (&row_max)[kRows], typename Weights::W& w,
@@ -197,7 +197,7 @@ struct Int8Schedule {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
       typename Step::S s;
-      // Otherwise the compiler interleaves the key blocks, and S of all of them takes registers.
+      // Without it, the compiler interleaves the key blocks, and S of all of them takes registers.
       if (j > 0) Arch::sync_warp();
       auto const units = scores(key, j, is_full, of_tile, s);
       Weights::softmax_weights(as_rows(s), row_max, units, own_scales(key), is_full, j, w,

@@ -1,5 +1,5 @@
-// Splits: blocks that share the keys of a tile of rows. Which keys a split has, and where it stores
-// its partial result for the last block to merge.
+// Splits: blocks that share the keys of a tile of rows. Defines the keys of a split, and where a
+// split stores its partial result for the last block to merge.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,12 @@ struct KeySplits {
   static constexpr int kMax = 256;
 
   int32_t count;       // blocks that share the keys of a tile of rows
-  int32_t tiles_each;  // of keys, in a split; the last one has the rest. 0: they share evenly
+  int32_t tiles_each;  // key tiles of a split; the last split has the rest. 0: split evenly
   FastDivisor by_count;
-  int32_t group;         // splits that one block merges; more are merged in two levels, by groups
-  bool zeroes_counters;  // the counters are in the workspace, which is uninitialised before the
-                         // launch
-  int32_t* counters;  // (tiles of rows, counters of a tile): splits, or groups, that have finished
-  float* partials;    // (tiles of rows, splits, partial_floats)
+  int32_t group;  // splits that one block merges; more splits are merged in two levels, by groups
+  bool zeroes_counters;  // the counters are in the workspace, uninitialised before the launch
+  int32_t* counters;     // (tiles of rows, counters per tile): finished splits, or groups
+  float* partials;       // (tiles of rows, splits, partial_floats)
 
   // Floats of a split: O, not normalised, (block_m, head_dim_v), then row max and row sum of each
   // row.
@@ -27,13 +26,13 @@ struct KeySplits {
     return int64_t(block_m) * (head_dim_v + 2);
   }
 
-  // What determines the size of the workspace.
+  // Numbers that determine the size of the workspace.
   struct Size {
     int64_t tiles;  // of rows
     int32_t count;
-    int64_t partial;  // floats of a split
+    int64_t partial;  // floats per split
     int32_t group = kMax;
-    int32_t tiles_each = 0;  // of keys, in a split of a fixed size
+    int32_t tiles_each = 0;  // key tiles of a split of fixed size
 
     // In units of 4 bytes, rounded up to 16 bytes, so that `partials` is aligned.
     int64_t counters() const { return (tiles * counters_of_tile(count, group) + 3) / 4 * 4; }
@@ -54,7 +53,7 @@ struct KeySplits {
     partials = static_cast<float*>(workspace.data) + size.counters();
   }
 
-  // Of a kernel with these splits of `tiles` tiles of rows.
+  // Launch of a kernel with these splits of `tiles` tiles of rows.
   Launch launch(int64_t tiles, KernelFacts const& facts) const {
     Launch launch{tiles * count, 1, facts.threads, facts.smem_bytes};
     Size const size{tiles, count, 0, group};
@@ -62,11 +61,11 @@ struct KeySplits {
     return launch;
   }
 
-  // Called in a kernel: the tile of rows, and the split, of a block of the grid.
+  // In a kernel: tile of rows (unit) and split of a block of the grid.
   CA_HOST_DEVICE int unit(int block) const { return by_count(block); }
   CA_HOST_DEVICE int split(int block) const { return block - unit(block) * count; }
 
-  // The share of these tiles of keys that a split has.
+  // A split's share of these key tiles.
   CA_HOST_DEVICE TileRange share(TileRange const& all, int split) const {
     int const tiles = all.end > all.begin ? all.end - all.begin : 0;
     if (tiles_each > 0) {
@@ -83,24 +82,24 @@ struct KeySplits {
     return partials + (int64_t(unit) * count + split) * floats;
   }
 
-  // Whether this block is the last of its tile of rows to finish. All of the tile's blocks have
-  // then stored their results. ticket: unused shared memory.
+  // Whether this block is the last of its tile of rows to finish. All blocks of the tile have then
+  // stored their results. ticket: unused shared memory.
   template <class Arch>
   CA_HOST_DEVICE bool is_last(int unit, int32_t& ticket) const {
     return is_last_of<Arch>(counters[unit], count, ticket);
   }
-  // The same of `blocks` blocks that share a counter.
+  // is_last() for `blocks` blocks that share a counter.
   template <class Arch>
   CA_HOST_DEVICE static bool is_last_of(int32_t& counter, int blocks, int32_t& ticket) {
     Arch::sync();  // results of all threads stored
-    if (Arch::thread() == 0) ticket = Arch::fetch_add_acq_rel(&counter, 1);
+    if (Arch::thread() == 0) ticket = Arch::atom_add_acq_rel(&counter, 1);
     Arch::sync();  // ticket full
     if (ticket != blocks - 1) return false;
     if (Arch::thread() == 0) counter = 0;  // for the next call
     return true;
   }
 
-  // A counter for the splits of each group, and where there are several one for the groups.
+  // Counters of a tile: one per group for its splits, and one for the groups if there are several.
   static CA_HOST_DEVICE int32_t groups_of(int32_t count, int32_t group) {
     return (count - 1) / group + 1;
   }
@@ -110,14 +109,14 @@ struct KeySplits {
   }
 
  private:
-  // The first of `tiles` tiles of keys that split i has.
+  // First of `tiles` key tiles of split i.
   CA_HOST_DEVICE int first(int tiles, int i) const {
     int const each = by_count(tiles), more = tiles - each * count;
     return each * i + (i < more ? i : more);
   }
 };
 
-// Upper bound, computed on the host, on the keys that any `queries` consecutive rows see together.
+// Upper bound, computed on the host, of the keys that any `queries` consecutive rows see together.
 inline int64_t most_keys(Problem const& p, int queries) {
   int64_t const right = p.mask.causal ? 0 : p.mask.window_right;
   int64_t keys = p.seq_k.seqlen;
@@ -125,24 +124,24 @@ inline int64_t most_keys(Problem const& p, int queries) {
     int64_t const window = int64_t(p.mask.window_left) + right + queries;
     if (window < keys) keys = window;
   }
-  // Rows of neighbouring chunks see both, up to their own key if the call is causal.
+  // Rows of neighbouring chunks see both chunks; in a causal call only up to their own key.
   int64_t const chunks = (right == 0 ? 1 : 2) * int64_t(p.mask.attention_chunk) + queries;
   if (p.mask.attention_chunk > 0 && chunks < keys) keys = chunks;
   return keys;
 }
 
-// The most splits of p.split_size keys that the keys of a tile of rows make. A window or chunk may
-// begin inside of a tile of up to 64 keys.
+// Most splits of p.split_size keys for the keys of a tile of rows. A window or chunk may begin
+// inside a tile of up to 64 keys.
 inline int32_t splits_of_size(Problem const& p) {
   int64_t keys = most_keys(p, p.seq_q.seqlen) + 63;
   if (keys > p.seq_k.seqlen) keys = p.seq_k.seqlen;
   return int32_t((keys + p.split_size - 1) / p.split_size);
 }
 
-// What the splits of a call's tiles of rows take. Choice determines their number:
+// Size of a call's splits. Choice determines their number:
 //   static int32_t splits(Problem const&, int64_t tiles, DeviceLimits const&, int block_m);
-//   static constexpr int kMaxHeadDim;  // of its kernels
-//   static constexpr int kTileKeys;    // of their tiles
+//   static constexpr int kMaxHeadDim;  // largest head dim of its kernels
+//   static constexpr int kTileKeys;    // keys of their tiles
 template <class Choice>
 KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                KernelFacts const& facts, int tile_keys,
@@ -150,7 +149,7 @@ KeySplits::Size size_of_splits(Problem const& p, int64_t tiles, DeviceLimits con
   int32_t count = p.split_size > 0 ? splits_of_size(p) : p.num_splits;
   if (count < 1) count = Choice::splits(p, tiles, device, facts.block_m);
   if (count > KeySplits::kMax) count = KeySplits::kMax;
-  // The largest padded head dim of a kernel that can take the call.
+  // The largest padded head dim of a kernel that can run the call.
   int const padded =
       (p.head_dim_v + Choice::kMaxHeadDim - 1) / Choice::kMaxHeadDim * Choice::kMaxHeadDim;
   return {tiles, count, KeySplits::partial_floats(facts.block_m, padded), group,
@@ -162,7 +161,7 @@ template <class Choice>
 struct SplitParams : ForwardParams {
   KeySplits splits;
 
-  // Called on the host.
+  // On the host.
   SplitParams(Problem const& p, Workspace const& workspace, DeviceLimits const& device,
               KernelFacts const& facts)
       : ForwardParams(ForwardParams::prepare(p, workspace, device, facts)),
@@ -182,15 +181,15 @@ struct SplitParams : ForwardParams {
   }
   Launch launch(KernelFacts const& facts) const { return splits.launch(scheduler.blocks, facts); }
 
-  // Called in a kernel: the tile of rows of this block.
+  // In a kernel: the tile of rows of this block.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
     return this->template tile_of<kBlockM, Arch>(splits.unit(Arch::block()));
   }
 
  private:
-  // Called by dispatch in each call, so without the divisors of a TileScheduler. All kernels with
-  // splits pack heads; the facts of a kernel that is not compiled yet do not say so.
+  // Dispatch calls this in each call, so it computes no divisors of a TileScheduler. All kernels
+  // with splits pack heads, although the facts of a kernel that is not compiled yet do not say so.
   static int64_t tiles_of(Problem const& p, KernelFacts const& facts) {
     return TileScheduler::blocks_of(p, facts.block_m,
                                     TileScheduler::heads_of_tile(p, facts.block_m));

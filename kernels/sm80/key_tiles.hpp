@@ -1,10 +1,10 @@
-// Tiles of 64 keys that are rounded to 8 bits: where they are in the workspace, and which block
+// Tiles of 64 keys that are rounded to 8 bits: their position in the workspace, and the block that
 // rounds them.
 //
 //   DenseKeyTiles    every batch entry has an equal number of tiles
 //   VarlenKeyTiles   packed keys, or entries of which only the first keys count. The workspace has
-//                    slots for tiles, for an upper bound that the host can compute (core/
-//                    packed_tiles.hpp). Tiles are counted from the first key of each sequence
+//                    slots for tiles; the host computes an upper bound of their number
+//                    (core/packed_tiles.hpp). Tiles are counted from the first key of a sequence
 #pragma once
 
 #include "core/divide.hpp"
@@ -14,15 +14,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// The tiles that a block rounds: tiles [first, end) of one KV head of a batch entry.
+// Tiles [first, end) of one KV head of a batch entry, which one block rounds.
 template <class Head>
 struct QuantizedTiles {
   Head head;
   int32_t first, end;
 };
 
-// Each block computes the shift of its head, and waits for the first of its tiles. So a block takes
-// up to eight tiles, as long as there are 16 blocks for each SM.
+// Each block computes the shift of its head, and waits for the first of its tiles. To share that
+// cost, a block takes up to eight tiles, as long as there are 16 blocks per SM.
 inline int32_t tiles_of_a_block(int64_t all_tiles, DeviceLimits const& device) {
   int64_t const blocks = 16 * int64_t(device.num_sms), each = 8;
   return int32_t(all_tiles < blocks * each ? 1 + (all_tiles - 1) / blocks : each);
@@ -34,12 +34,13 @@ CA_HOST_DEVICE int32_t tiles_of_keys(int32_t keys) {
 
 struct DenseKeyTiles {
   using Params = ForwardParams;
-  using Head = int32_t;  // a KV head of a batch entry, counted over all entries
+  using Head = int32_t;  // KV head of a batch entry, counted over all entries
   static constexpr bool kMayBeNone = false;
 
-  int32_t tiles;  // of a head
+  int32_t tiles;  // per head
   int32_t heads;
-  int32_t block_tiles, head_blocks;  // tiles of a block that rounds; such blocks of a head
+  // Tiles of a block that rounds; number of these blocks per head.
+  int32_t block_tiles, head_blocks;
   FastDivisor by_blocks, by_heads_kv;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }
@@ -54,13 +55,13 @@ struct DenseKeyTiles {
         by_blocks(head_blocks > 0 ? head_blocks : 1),
         by_heads_kv(p.num_heads_kv > 0 ? p.num_heads_kv : 1) {}
 
-  // An operand in the workspace, with of_tile elements a tile and of_row elements a row.
+  // An operand in the workspace, with of_tile elements per tile and of_row elements per row.
   Operand placed(Problem const& p, void* data, DType dtype, int64_t of_tile, int64_t of_row) const {
     int64_t const of_head = tiles * of_tile;
     return {data, p.num_heads_kv * of_head, of_head, of_row, dtype};
   }
 
-  // Called in a kernel.
+  // In a kernel.
   CA_HOST_DEVICE Head head_of(Problem const& p, DenseSeqInfo const& seq, int32_t head_kv) const {
     return seq.batch * p.num_heads_kv + head_kv;
   }
@@ -70,12 +71,12 @@ struct DenseKeyTiles {
     int32_t const end = first + block_tiles;
     return {head, first, end < tiles ? end : tiles};
   }
-  // The number of a tile in the workspace, and of a head among those with a shift.
+  // Index of a tile in the workspace; index of a head among those with a shift.
   CA_HOST_DEVICE int64_t number(Head head, int32_t tile) const {
     return int64_t(head) * tiles + tile;
   }
   CA_HOST_DEVICE int64_t number(Problem const&, Head head) const { return head; }
-  // The rows to be rounded: those of the call's operand.
+  // The rows to be rounded, in the call's operand.
   template <class Element>
   CA_HOST_DEVICE Element const* source(Problem const& p, Operand const& t, Head head) const {
     int const batch = by_heads_kv(head);
@@ -90,13 +91,14 @@ struct VarlenKeyTiles {
   struct Head {
     VarlenSeqInfo seq;
     int32_t head_kv;
-    int32_t slot;  // the slot of the sequence's first tile
+    int32_t slot;  // slot of the sequence's first tile
   };
   static constexpr bool kMayBeNone = true;
 
-  int32_t slots;                     // slots of a KV head, for tiles of all sequences
-  int32_t heads;                     // KV heads
-  int32_t block_tiles, head_blocks;  // tiles of a block that rounds; slots for its blocks in a head
+  int32_t slots;  // per KV head, for tiles of all sequences
+  int32_t heads;  // KV heads
+  // Tiles of a block that rounds; slots for these blocks per head.
+  int32_t block_tiles, head_blocks;
   FastDivisor by_blocks, by_blocks_each;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }
@@ -116,13 +118,13 @@ struct VarlenKeyTiles {
     return {data, of_tile, slots * of_tile, of_row, dtype};
   }
 
-  // The slot of a sequence's first tile.
+  // Slot of a sequence's first tile.
   CA_HOST_DEVICE static int32_t first_slot(Problem const& p, VarlenSeqInfo const& seq) {
     if (p.seq_k.cu_seqlens) return packed(p, 1).first_slot(seq.batch);
     return seq.batch * tiles_of_keys(p.seq_k.seqlen);
   }
 
-  // Called in a kernel; of_block() by all lanes of a warp.
+  // In a kernel; all lanes of a warp call of_block().
   CA_HOST_DEVICE Head head_of(Problem const& p, VarlenSeqInfo const& seq, int32_t head_kv) const {
     return {seq, head_kv, first_slot(p, seq)};
   }
@@ -172,7 +174,7 @@ struct VarlenKeyTiles {
   }
 };
 
-// Rows of K or V in 8 bits, where VarlenKeyTiles has placed them.
+// Rows of K or V in 8 bits, at the position that VarlenKeyTiles chose.
 template <class Element>
 struct TiledKv {
   Element const* first;

@@ -19,7 +19,7 @@ struct KvCopy {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   using Coord = typename Config::Coord;
-  // Where rows are: 8-bit rows of packed sequences lie in tiles of the workspace.
+  // Type of the rows: 8-bit rows of packed sequences lie in tiles of the workspace.
   template <bool kIs8Bit>
   using RowsOf = std::conditional_t<kIs8Bit && !Config::kIsDense, TiledKv<Kv>, DenseKv<Kv>>;
   using RowsK = RowsOf<Config::kIsInt8>;
@@ -29,8 +29,8 @@ struct KvCopy {
   static constexpr int kN = Config::kBlockN;
   static constexpr int kStep = kIsReversed ? -kN : kN;  // to the next tile
   static_assert(!Config::kIsPaged || int(TileK::kVectors) == int(TileV::kVectors),
-                "so that a warp copies the same rows of both");
-  // Keys in a row of the tile: 2 for V in 8 bits, whose tiles are always full, with permuted keys.
+                "a warp must copy equal rows of K and V");
+  // Keys per row of the tile: 2 for 8-bit V, whose tiles are always full, with permuted keys.
   template <class Copy>
   static constexpr int kKeysOfRow = kN / Copy::Tile::kRows;
 
@@ -41,10 +41,10 @@ struct KvCopy {
   int const thread;
   Kv const* k_source;  // this thread's first address in the next tile to be copied
   Kv const* v_source;
-  Address const k_target;  // this thread's first address in K's buffer 0
-  PagedRows<Config, Arch, CopyK, kIsReversed> paged_rows;  // with pages
+  Address const k_target;  // this thread's first address in K's stage 0
+  PagedRows<Config, Arch, CopyK, kIsReversed> paged_rows;  // used with pages
 
-  // `tile` will be stored in shared.block.tile before the next barrier.
+  // `tile` is also stored in shared.block.tile before the next barrier.
   CUTE_DEVICE KvCopy(Problem const& p, Coord const& tile, TileRange const& range, int first_key,
                      IsAligned is_aligned, typename Config::SharedStorage& shared)
       : p(p),
@@ -65,8 +65,8 @@ struct KvCopy {
     }
   }
 
-  // Starts the copy of the tile that begins at `key`, which follows the tile of the previous call
-  // and may be beyond the last. Commits one group. If rows are not aligned, the copy is done on
+  // Starts the copy of the tile that begins at `key`. It follows the tile of the previous call, and
+  // may be beyond the last. Commits one group. If rows are not aligned, the copy is complete on
   // return.
   CUTE_DEVICE void copy_k(int key, int stage) {
     if constexpr (Config::kIsInt8) copy_scales(key);
@@ -86,7 +86,7 @@ struct KvCopy {
     }
   }
 
-  // Where this thread reads its vector of the tile's scales.
+  // This thread's vector of the scales of the tile.
   CUTE_DEVICE char const* scales_source(int key) const {
     auto const* const all = reinterpret_cast<char const*>(shared.block.all_scales);
     unsigned const of_tile = sizeof(shared.block.scales[0]);
@@ -94,8 +94,8 @@ struct KvCopy {
   }
 
   // Starts the copies of K, V and scales of a full tile in one group, if `is_there`. The copies are
-  // predicated, so that they mix with the instructions that follow. In a tight tile they are behind
-  // a branch: otherwise products wait for their operands (5 % at d128 128x64x4 on an H100).
+  // predicated, so that they mix with the following instructions. In a tight tile they are behind a
+  // branch: otherwise products wait for their operands (5 % at d128 128x64x4 on an H100).
   CUTE_DEVICE void copy_tile(bool is_there, int key, char const* scales_source, int stage) {
     static_assert(Config::kHasTwo8BitTiles);
     if (!is_aligned) {
@@ -109,7 +109,7 @@ struct KvCopy {
     int const own = opaque(thread);
     auto const copy = [&](bool is_there) {
       if (is_there && own < kVectors) {
-        Arch::async_copy(Arch::smem_address(&scales) + own * 16, scales_source, true);
+        Arch::cp_async(Arch::smem_address(&scales) + own * 16, scales_source, true);
       }
       CopyK::load_next(is_there, k_target + stage * Config::kKStride, k_source,
                        uint32_t(p.k.row_stride));
@@ -121,11 +121,11 @@ struct KvCopy {
     } else {
       copy(is_there);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
-  // Starts the copy of the mask's bits for a tile, which is given as MapTilesAhead has it. In the
-  // group of the next copy_k() or copy_v().
+  // Starts the copy of a tile's mask bits, in the group of the next copy_k() or copy_v(). tile: as
+  // in MapTilesAhead.
   CUTE_DEVICE void copy_bits(int tile, int stage) {
     if constexpr (Config::kHasMask) {
       bool const is_partial = tile >= 0 && !(tile & 1);
@@ -133,8 +133,8 @@ struct KvCopy {
       if (!is_partial || own >= Config::kBlockM) return;
       static_assert(Config::kBlockM <= Config::kThreads);
       auto const* const from = shared.block.all_bits + int64_t(tile >> 1) * kBitsOfTile;
-      Arch::async_copy(Arch::smem_address(shared.block.bits[stage][own]),
-                       from + own * MaskMap::kLanes, true);
+      Arch::cp_async(Arch::smem_address(shared.block.bits[stage][own]),
+                     from + own * MaskMap::kLanes, true);
     }
   }
 
@@ -188,14 +188,14 @@ struct KvCopy {
   }
   CUTE_DEVICE void copy_vector(float* to, float const* from) const {
     if (is_aligned) {
-      Arch::async_copy(Arch::smem_address(to), from, true);
+      Arch::cp_async(Arch::smem_address(to), from, true);
     } else {
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) to[i] = from[i];
     }
   }
 
-  // Whether the tile that begins at `key` exists; tiles are asked for in the order of the loop.
+  // Whether the tile at `key` exists. Only valid for tiles in loop order.
   CUTE_DEVICE bool has(int key) const {
     if constexpr (Config::kHasMask) return key >= 0;
     return kIsReversed ? key >= range.begin : key < range.end;
@@ -203,18 +203,18 @@ struct KvCopy {
 
   CUTE_DEVICE int seqlen_k() const { return shared.block.tile.seq.lens(p).k; }
 
-  // Whether all rows of the tile that begins at `key` are copied: of K those that exist, of V those
-  // that a row of Q sees. The others are zeros: their weights are 0, but 0 times NaN is NaN.
+  // Whether all rows of the tile at `key` are copied. Rows of K are copied if they exist, rows of V
+  // if a row of Q sees them. The other rows are zeros: their weights are 0, but 0 times NaN is NaN.
   template <class Copy, bool kIsV>
   CUTE_DEVICE bool is_whole(int key) const {
     if constexpr (kIsV && kKeysOfRow<Copy> == 1 && !Config::kHasMask) return range.is_full(key);
     return rows_left<Copy>(key) >= Copy::Tile::kRows;
   }
-  // Whether row r of that tile is, of one that has not all of them.
+  // Predicate of the rows to copy, for a tile that is not whole.
   template <bool kIsV>
   CUTE_DEVICE auto copied_rows(int key) const {
     if constexpr (kIsV && !Config::kHasMask) {
-      // opaque: otherwise d256 64x64x4 with pages and ALiBi has 8 bytes more of local memory.
+      // opaque: without it, d256 64x64x4 with pages and ALiBi has 8 bytes more of local memory.
       return [&keys = shared.block.keys, key](int r) {
         return key + r >= opaque(keys.first) && key + r < keys.end;
       };
@@ -223,13 +223,13 @@ struct KvCopy {
     }
   }
 
-  // Rows from the tile that begins at `key` to the end.
+  // Rows from the tile at `key` to the end.
   template <class Copy>
   CUTE_DEVICE int rows_left(int key) const {
     return kKeysOfRow<Copy> == 1 ? seqlen_k() - key : Copy::Tile::kRows;
   }
 
-  // Where a thread reads its first vector of the tile that begins at `key`.
+  // Address of a thread's first vector of the tile at `key`.
   template <class Copy, class Rows>
   CUTE_DEVICE static Kv const* source(Problem const& p, Operand const& t, Coord const& tile,
                                       int key, int thread) {
@@ -237,15 +237,15 @@ struct KvCopy {
     return Rows(p, tile.seq, t, tile.head_kv).row(row) + Copy::column(thread);
   }
 
-  // Copies a tile and advances `source`. opaque: otherwise d128 128x64x4 has 8 bytes of local
-  // memory for this thread's place in a tile, which elsewhere saves instructions.
+  // Copies a tile and advances `source`. opaque: without it, d128 128x64x4 has 8 bytes of local
+  // memory for this thread's place in a tile. In other tiles keeping the place saves instructions.
   template <class Copy, bool kIsV>
   CUTE_DEVICE void copy(Address target, Kv const*& source, int64_t row_stride, int key,
                         int columns) const {
     copy_from<Copy, kIsV>(target, source, row_stride, key, columns);
     source += (kIsReversed ? -Copy::Tile::kRows : Copy::Tile::kRows) * row_stride;
   }
-  // Copies the tile that begins at `key`, wherever the last one was. first: row 0.
+  // Copies the tile at `key`, independent of the previous one. first: row 0.
   template <class Copy, bool kIsV>
   CUTE_DEVICE void copy_at(Address target, Kv const* first, int64_t row_stride, int key,
                            int columns) const {
@@ -262,10 +262,10 @@ struct KvCopy {
     } else if (has(key)) {
       Copy::load(target, source, row_stride, copied_rows<kIsV>(key), columns, own);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
-  // Copies rows from the addresses that paged_rows has stored.
+  // Copies rows from the addresses that paged_rows stored.
   template <class Copy, bool kIsV>
   CUTE_DEVICE void gather(Address target, int key, int columns) const {
     auto const row = [&](int r) { return shared.block.rows[r] + Copy::column(thread); };
@@ -275,10 +275,10 @@ struct KvCopy {
     } else if (has(key)) {
       Copy::load_rows(target, row, copied_rows<kIsV>(key), columns, thread);
     }
-    Arch::async_copy_commit();
+    Arch::cp_async_commit_group();
   }
 
-  // Copies element by element to the tile at `smem`. opaque: otherwise the compiler keeps this
+  // Copies element by element to the tile at `smem`. opaque: without it, the compiler keeps this
   // thread's place in registers through the loop, and spills.
   template <class Copy, class Rows>
   CUTE_DEVICE void copy_elements(char const* smem, Operand const& t, int key, int columns) const {

@@ -8,16 +8,16 @@
 
 namespace cutlass_attn::sm80 {
 
-// The addresses of a key's rows.
+// Addresses of a key's rows.
 template <class Kv>
 struct alignas(16) KvRow {
   Kv const *k, *v;
 };
 
-// The lanes of a warp copy kRowsAtOnce rows side by side. One lane computes the address of a row
-// and stores it in shared memory for the lanes that copy the row: a 64-bit division and
-// multiplication in every lane would take more instructions than the copies. The page of a row is
-// looked up one tile ahead, because the block table is in global memory, too.
+// The lanes of a warp copy kRowsAtOnce rows at a time. One lane computes the address of a row and
+// stores it in shared memory for the lanes that copy the row: a 64-bit division and multiplication
+// in every lane would take more instructions than the copies. The page of a row is looked up one
+// tile ahead, because the block table is in global memory as well.
 template <class Config, class Arch>
 struct KvGather {
   using Kv = typename Config::Kv;
@@ -25,10 +25,10 @@ struct KvGather {
   using TileK = typename Config::TileK;
   using TileV = typename Config::TileV;
   static constexpr int kVectors = TileK::kVectors;
-  static constexpr int kElements = 2 / int(sizeof(Kv));  // in a column of the tiles
+  static constexpr int kElements = 2 / int(sizeof(Kv));  // per column of the tiles
   static constexpr int kRowsAtOnce = 32 / kVectors;
   static constexpr int kPasses = Config::kBlockN / kRowsAtOnce;
-  static_assert(TileV::kVectors == kVectors, "so that a lane copies the same rows of both");
+  static_assert(TileV::kVectors == kVectors, "a lane must copy equal rows of K and V");
 
   using Row = KvRow<Kv>;
   static_assert(Config::kBlockN <= 32);
@@ -39,7 +39,7 @@ struct KvGather {
   Row* const rows;  // of this warp's next tile, in shared memory
   KeyRange keys = {0, 0};
   Kv const *k, *v;       // row 0 of the head, or the head's part of page 0
-  int32_t const* pages;  // pages of the batch entry; null: not paged
+  int32_t const* pages;  // block table of the batch entry; null: not paged
   bool const is_read_once;
   bool evict_first = false;
   int page = 0, row = 0;  // of this lane's key in the tile that was looked up
@@ -63,7 +63,7 @@ struct KvGather {
     evict_first = leaves_l2();
   }
 
-  // Looks up the pages of the tile that begins at `key`. place() and copy() then work on that tile.
+  // Looks up the pages of the tile at `key`. place() and copy() then process that tile.
   CUTE_DEVICE void look_up(int key) {
     int const wanted = key + lane % Config::kBlockN;
     int const at = wanted < keys.end ? wanted : keys.end - 1;  // clamped to a key that exists
@@ -76,14 +76,14 @@ struct KvGather {
     if (key < end) look_up(key);
   }
 
-  // Stores the row addresses of that tile in shared memory. All lanes see them after a sync_warp().
+  // Stores the row addresses of the tile in shared memory. Lanes see them after a sync_warp().
   CUTE_DEVICE void place() const {
     Arch::sync_warp();  // rows of the previous tile empty
     if (lane < Config::kBlockN) rows[lane] = {k + offset(p.k), v + offset(p.v)};
   }
 
-  // Starts the copy of that tile to a stage's buffers. Rows that no row of Q sees are zeros: the
-  // weights are 0, but 0 times NaN is NaN.
+  // Starts the copy of the tile to a stage. Rows that no row of Q sees are zeros: their weights are
+  // 0, but 0 times NaN is NaN.
   CUTE_DEVICE void copy(int key, Address k_stage, Address v_stage) const {
     if constexpr (kElements == 1) {
       if (evict_first) return copy_rows<true>(key, k_stage, v_stage);
@@ -100,7 +100,7 @@ struct KvGather {
   //   for more data: lines that evict each other arrive at 4.3 TB/s instead of 4.8, and 16x8192
   //   (537 MB) takes 141 us instead of 135;
   //   for keys that another tile of rows reads, too;
-  //   for a cache in 8 bits, which is bound by instructions: the choice costs 2 %.
+  //   for an 8-bit cache, which is bound by instructions: the branch costs 2 %.
   //
   // The number of bytes is estimated from this sequence.
   CUTE_DEVICE bool leaves_l2() const {
@@ -133,9 +133,9 @@ struct KvGather {
       Address const to = stage + Tile::offset(r, first / kElements);
       Kv const* const from = source + c * (Tile::kChunk * kElements);
       if constexpr (kEvictFirst) {
-        Arch::async_copy_evict_first(to, from, inside && first < columns);
+        Arch::cp_async_evict_first(to, from, inside && first < columns);
       } else {
-        Arch::async_copy(to, from, inside && first < columns);
+        Arch::cp_async(to, from, inside && first < columns);
       }
     }
   }

@@ -200,7 +200,7 @@ struct Latent {
       gather.look_up_if(first + (kStages - 1) * kN, last);
       int stage = 0;
       for (int key = first; key < last; key += kN) {
-        Arch::template async_copy_wait<kStages - 2>();  // this stage
+        Arch::template cp_async_wait_group<kStages - 2>();  // this stage
         copy_looked_up(key + (kStages - 1) * kN, last, stage == 0 ? kStages - 1 : stage - 1);
         gather.look_up_if(key + kStages * kN, last);
         S s;
@@ -213,7 +213,7 @@ struct Latent {
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
-      Arch::template async_copy_wait<0>();  // copies of tiles beyond the last
+      Arch::template cp_async_wait_group<0>();  // copies of tiles beyond the last
       result.softmax.complete_sums();
     }
 
@@ -261,7 +261,7 @@ struct Latent {
           if (lane == 0) shared.present[d][stage][m] = present;
         }
       }
-      Arch::async_copy_commit();
+      Arch::cp_async_commit_group();
     }
 
     // Barriers of the warps of a slice, and of those that share rows.
@@ -312,7 +312,7 @@ struct Latent {
         for (int i = 0; i < kTail / 16 * kBlocks / 2; ++i) {
           int const k = i / (kBlocks / 2), n = i % (kBlocks / 2);
           uint32_t words[4];
-          Arch::load_matrix(TileTail::block(rows, n, k), words);
+          Arch::ldmatrix_x4(TileTail::block(rows, n, k), words);
           SliceStep::multiply(q_tail[k][0], words, s.block(0, 2 * n));
           SliceStep::multiply(q_tail[k][0], words + 2, s.block(0, 2 * n + 1));
         }

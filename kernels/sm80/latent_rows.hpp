@@ -87,8 +87,8 @@ struct LatentRows {
       int const r = i * kRowsAtOnce + lane / kLanes;
       if (kRows % kRowsAtOnce != 0 && r >= kRows) break;
       Element const* const from = rows[r];
-      Arch::async_copy(to + Tile::offset(begin + r, column), from + first_column + column,
-                       inside && from);
+      Arch::cp_async(to + Tile::offset(begin + r, column), from + first_column + column,
+                     inside && from);
     }
   }
 };

@@ -1,13 +1,13 @@
-// Multiplies in 8 bits for heads whose predicted error is within Problem::max_error, and in 16 bits
-// for the others.
+// Computes heads whose predicted error is within Problem::max_error in 8 bits, and the other heads
+// in 16 bits.
 //
-// Before:   the launch that rounds K, or K and V, has one more block for every query head. It
-//           predicts the head's error (core/predict.hpp) and stores it in the workspace. These
-//           blocks come first, because each takes longer than a block that rounds.
+// Before:   the launch that rounds K, or K and V, has one more block per query head. It predicts
+//           the head's error (core/predict.hpp) and stores it in the workspace. These blocks come
+//           first, because each takes longer than a block that rounds.
 // Grid:     that of either kernel; both have equal tiles of queries.
-// Block:    reads the predictions for its KV head, and runs the body of one kernel or of the other.
-//           All heads that share a KV head get one answer, because a tile may have rows of all of
-//           them.
+// Block:    reads the predictions for its KV head, and runs the body of one of the two kernels. All
+//           heads that share a KV head run in one of them, because a tile may have rows of all of
+//           these heads.
 //
 // The choice is made on the device, so a replay of a CUDA graph makes it again.
 #pragma once
@@ -47,7 +47,7 @@ struct PredictError {
                                     : std::is_same_v<Narrow, Fp8ValuesParams> ? Quantize::kFp8
                                                                               : Quantize::kInt8;
 
-  // head: counted over all batch entries.
+  // head: index over all batch entries.
   template <class Arch>
   CUTE_DEVICE static void run(Params const& params, int head, char* smem) {
     Problem const& p = params.wide.problem;
@@ -70,7 +70,7 @@ struct PredictError {
  private:
   using Rows = SourceRows<Element>;
 
-  // The rows for core/predict.hpp, in fp32.
+  // Rows for core/predict.hpp, in fp32.
   template <bool kIsAligned>
   struct Loaded {
     Rows const& rows;

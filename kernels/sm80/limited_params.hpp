@@ -1,5 +1,5 @@
-// Launch parameters of the kernel with a limit for the error (sm80/limited.hpp): those of the
-// kernels that it combines, for equal tiles of queries. The workspace is that of products in 8 bits
+// Launch parameters of the kernel with an error limit (sm80/limited.hpp): those of the two kernels
+// that it combines, for equal tiles of queries. The workspace is that of products in 8 bits
 // (sm80/quantized_params.hpp), and
 //
 //   errors   (batch, num_heads_q) fp32     predictions of core/predict.hpp
@@ -14,8 +14,8 @@ template <class Narrow_>
 struct LimitedParams {
   using Narrow = Narrow_;
   static constexpr int kAsideThreads = Narrow::kAsideThreads;
-  // The shift of a head, computed as for rounding its tiles; and scratch that lanes of a prediction
-  // share.
+  // Shared memory of a prediction: the shift of a head, computed as for rounding its tiles, and
+  // scratch of the lanes.
   using Scratch = quantize::PredictedScratch<kAsideThreads / 32>;
   static constexpr int kShiftBytes = Narrow::kAsideSmemBytes;
   static constexpr int kAsideSmemBytes = kShiftBytes + int(sizeof(Scratch));
@@ -23,7 +23,7 @@ struct LimitedParams {
   Narrow narrow;       // in 8 bits
   ForwardParams wide;  // in 16 bits
   float* errors;
-  int32_t heads;  // query heads of all batch entries, each with a prediction
+  int32_t heads;  // query heads of all batch entries; each has a prediction
   int32_t heads_per_kv;
 
   static LimitedParams prepare(Problem const& p, Workspace const& workspace,
@@ -51,8 +51,8 @@ struct LimitedParams {
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
-  // Called in a kernel: whether the predictions of all query heads that share KV head `head`,
-  // counted over all batch entries, are within the limit.
+  // In a kernel: whether the predictions of all query heads that share KV head `head` are within
+  // the limit. head: index over all batch entries.
   CA_HOST_DEVICE bool is_within(int32_t head) const {
     float const* const of_group = errors + int64_t(head) * heads_per_kv;
     bool result = true;

@@ -9,8 +9,8 @@ namespace cutlass_attn::sm80 {
 
 // Thread t of the last block has the rows and columns of thread t of every other block. So
 // fragments of O go through global memory unchanged, in vectors of 16 bytes that neighbouring
-// threads write to neighbouring addresses.
-// Out: a Result, or what has acc_o and softmax like one.
+// threads write to neighbouring addresses. Out: a Result, or a struct with acc_o and softmax like
+// those of a Result.
 template <class Config, class Score, class Arch, class Out = Result<Config, Score, Arch>>
 struct SplitMerge {
   static constexpr int64_t kFloats = KeySplits::partial_floats(Config::kBlockM, Config::kHeadDimV);
@@ -25,7 +25,7 @@ struct SplitMerge {
   int const unit = splits.unit(Arch::block());
 
   // Stores this block's result. Returns true in the last block of its tile of rows, which then has
-  // the result of all, merged in the order of the keys. ticket: shared memory that the main loop no
+  // the result of all blocks, merged in key order. ticket: shared memory that the main loop no
   // longer uses.
   CUTE_DEVICE bool run(Out& out, int32_t& ticket) const {
     store(partial(splits.split(Arch::block())), out);
@@ -34,9 +34,9 @@ struct SplitMerge {
     return true;
   }
 
-  // The same in two levels: the last block of each group of splits merges the group, and stores the
-  // result in place of the group's first one; the last of these blocks merges the groups. One block
-  // that reads all splits takes longer than the keys do, where there are many splits of large O.
+  // run() in two levels. The last block of each group of splits merges the group and stores the
+  // result in place of the group's first one; the last of these blocks merges the groups. With many
+  // splits of a large O, a single block would take longer to read all splits than the keys take.
   CUTE_DEVICE bool run_in_groups(Out& out, int32_t& ticket) const {
     int const split = splits.split(Arch::block()), size = splits.group;
     int const group = split / size, first = group * size;
@@ -48,7 +48,7 @@ struct SplitMerge {
     if (!KeySplits::is_last_of<Arch>(counters[group], own, ticket)) return false;
     merge(out, first, 1, own);
     if (groups == 1) return true;
-    Arch::sync();  // the first split's rows empty
+    Arch::sync();  // rows of the first split empty
     store(partial(first), out);
     if (!KeySplits::is_last_of<Arch>(counters[groups], groups, ticket)) return false;
     merge(out, 0, size, groups);
@@ -89,7 +89,7 @@ struct SplitMerge {
     }
   }
 
-  // Merges `count` results, every step-th from that of split `first` on.
+  // Merges `count` results, every step-th from split `first` on.
   CUTE_DEVICE void merge(Out& out, int first, int step, int count) const {
     int const end = first + step * count;
     SoftmaxRow(&rows)[kRows] = out.softmax.rows;
@@ -98,7 +98,7 @@ struct SplitMerge {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i].max = fmaxf(rows[i].max, row(partial(n), i)->max);
     }
-    // The row max is known, so that no part waits for another one.
+    // The row max is known, so no part waits for another.
     clear(out.acc_o);
     for (int n = first; n < end; n += step) {
       float factors[kRows];

@@ -1,4 +1,4 @@
-// The inputs of every schedule of the mma.sync forward kernel, and their result.
+// The inputs of all schedules of the mma.sync forward kernel, and their result.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +19,7 @@ struct Operands {
   using Shared = typename Config::SharedStorage;
   using Place = typename Config::Place;
   using Step = Products<Config, Score, Arch>;
-  // Only the general score takes calls that are not aligned: see manifest.toml.
+  // Only the general score runs calls that are not aligned (the manifest's alignment).
   using IsAligned =
       std::conditional_t<Score::kIsGeneral && Config::kMayBeUnaligned, bool, std::true_type>;
 
@@ -30,7 +30,7 @@ struct Operands {
   using RangeTiles = RangeTilesAhead<kN, kIsReversed>;
   using Tiles = std::conditional_t<kHasMask, MapTilesAhead<kN>, RangeTiles>;
 
-  // Entries of the bias for a key block: of a thread's rows, for two neighbouring keys each.
+  // Bias of a key block: for each row of a thread, pairs of two neighbouring keys.
   struct BiasPairs {
     uint32_t pairs[Config::kRows][(Step::kKeyBlock + 7) / 8];
   };
@@ -43,16 +43,16 @@ struct Operands {
   };
 
   Shared& shared;
-  TileRange const& range;  // tiles of keys, in keys; not set with a mask
-  Tiles tiles;             // the one that is computed and the next
+  TileRange const& range;  // key tiles, in keys; not set with a mask
+  Tiles tiles;             // the present tile and the next
   FragmentScores<Arch, Score, Place, Config::kRows, Config::kIsTight || Config::kIsSplit,
                  typename Config::Coord> const scores;
   float const log2_scale;
   KvCopy<Config, Arch, IsAligned, kIsReversed> copy;
-  Address const q_rows, k_rows, v_rows;  // in buffer 0: see products.hpp
+  Address const q_rows, k_rows, v_rows;  // in stage 0: see products.hpp
   typename Step::Start start;
 
-  // `tile` and `tiles` are stored in shared memory before the next barrier, too.
+  // `tile` and `tiles` are also stored in shared memory before the next barrier.
   CUTE_DEVICE Operands(Problem const& p, typename Config::Coord const& tile, TileRange const& range,
                        Tiles const& tiles, IsAligned is_aligned, Shared& shared)
       : shared(shared),
@@ -71,9 +71,9 @@ struct Operands {
         k_rows(Step::k_rows(Arch::smem_address(shared.k), Arch::thread() % 32)),
         v_rows(Step::v_rows(Arch::smem_address(shared.v), Arch::thread() % 32)) {}
 
-  // Begins with the first tile of keys.
+  // Starts at the first key tile.
   CUTE_DEVICE void begin_tiles() {
-    // Read again, from where the range is: kept since the first copy, it would take a register.
+    // Read from the range again: kept since the first copy, it would take a register.
     if constexpr (!kHasMask) tiles.at = RangeTiles::first_key(range);
   }
   CUTE_DEVICE int first_key() const {
@@ -83,14 +83,14 @@ struct Operands {
       return RangeTiles::first_key(range);
     }
   }
-  // Looks for the tile after the present one.
+  // Finds the tile after the present one.
   CUTE_DEVICE void look_ahead() {
     tiles.look_ahead();
-    // The compiler does not know that all threads find the same tile. Otherwise it guards each
+    // The compiler does not know that all threads find one tile. Without uniform(), it guards each
     // shuffle and vote in the loop against a diverged warp.
     if constexpr (kHasMask) tiles.next = Arch::uniform(tiles.next);
   }
-  // Whether the present tile is there.
+  // Whether there is a present tile.
   CUTE_DEVICE bool has_tile() const {
     if constexpr (kHasMask) {
       return tiles.is_there();
@@ -109,8 +109,8 @@ struct Operands {
     }
   }
 
-  // Calls step(key, is_full) for all tiles of keys in order. is_full: no key of the tile is masked.
-  // The code of a step is compiled twice, unless is_full() is a constant.
+  // Calls step(key, is_full) for all key tiles in order. is_full: no key of the tile is masked. The
+  // code of a step is compiled twice, unless is_full() is a constant.
   template <class Step>
   CUTE_DEVICE void for_each_tile(Step&& step) {
     for (begin_tiles(); has_tile(); tiles.advance()) {
@@ -127,7 +127,7 @@ struct Operands {
     copy_bits(0);
     copy.copy_k(first_key(), 0);
     copy.copy_v(first_key(), 0);
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q and K full
     if constexpr (Config::kIsInt8) {
       quantize_q(q);
@@ -136,8 +136,8 @@ struct Operands {
     }
   }
 
-  // Starts the copies of the mask's bits for the present tile, and for the next one, in the group
-  // of the K or V that is copied next.
+  // Starts the copies of mask bits for the present tile, and for the next one, in the group of the
+  // K or V that is copied next.
   CUTE_DEVICE void copy_bits(int stage) {
     if constexpr (kHasMask) copy.copy_bits(tiles.at, stage);
   }
@@ -145,18 +145,18 @@ struct Operands {
     if constexpr (kHasMask) copy.copy_bits(tiles.next, stage);
   }
 
-  // Rounds Q to int8 in half of Q's buffer, while the first K, or K and V, are being copied. The
-  // next barrier lets the other half be overwritten.
+  // Rounds Q to int8 in half of Q's buffer, while the first K, or K and V, are being copied. After
+  // the next barrier the other half may be overwritten.
   CUTE_DEVICE void write_q8() {
     typename Step::Q q;
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q full
     quantize_q(q);
     Arch::sync();  // Q empty
     Step::store_q8(q, shared, scores.place);
   }
 
-  // The address from which qk_of_tile() reads Q.
+  // Address from which qk_of_tile() reads Q.
   CUTE_DEVICE Address q_rows_of_tile() const {
     if constexpr (Config::kIsInt8) {
       return Step::q8_rows(Arch::smem_address(shared.q8), scores.place.warp_m(),
@@ -171,7 +171,7 @@ struct Operands {
     using Queries = QuantizedQueries<Config, Score, Arch>;
     float scale[Config::kRows];
     Queries::load(q_rows, q, scale);
-    bool const is_first = scores.place.thread % 4 == 0;  // one thread of each row
+    bool const is_first = scores.place.thread % 4 == 0;  // one thread per row
     CUTE_UNROLL
     for (int i = 0; i < Config::kRows; ++i) {
       if (is_first) shared.block.q_scale[scores.place.row(i)] = scale[i];
@@ -188,7 +188,7 @@ struct Operands {
     Arch::load_shared(Arch::smem_address(shared.block.start[scores.place.thread % 4]), start);
   }
 
-  // The units of the scores of the key block that begins at `key`, after apply().
+  // Units of the scores of the key block at `key`, after apply().
   CUTE_DEVICE auto units(int key) const {
     if constexpr (kKeepsSums) {
       return units_of(key, [&](int i) { return q_scale_of(i); });
@@ -222,7 +222,7 @@ struct Operands {
   }
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
-    // The bits of a mask's map have the interval, too.
+    // The bits of a mask map include the interval.
     using HasNoInterval = std::conditional_t<kHasMask, std::true_type, IsFull>;
     if constexpr (Score::kHasAlibi) {
       constexpr int kKeys = 4 * columns_of<decltype(s)>;  // of a quad
@@ -233,8 +233,8 @@ struct Operands {
     }
   }
 
-  // Masks key block j of the present tile by the mask's bits, if the map has them. They are in
-  // buffer `stage`.
+  // Applies the mask bits to key block j of the present tile, if the map has bits for it. stage:
+  // the buffer of the bits.
   template <class S, class IsFull>
   CUTE_DEVICE void apply_bits(S&& s, int j, int stage, IsFull is_full) const {
     if constexpr (kHasMask && !is_full) {
@@ -254,8 +254,8 @@ struct Operands {
     }
   }
 
-  // Reads the bias of the key block that begins at `key`. Called before products, because of the
-  // latency. Keys beyond the last get the entries of the first ones.
+  // Reads the bias of the key block at `key`. Called before products, to hide the latency. Keys
+  // beyond the last get the entries of the first keys.
   template <class IsFull>
   CUTE_DEVICE Bias read_bias(int key, IsFull is_full) const {
     Bias bias;
@@ -273,7 +273,7 @@ struct Operands {
     }
     return bias;
   }
-  // Adds it to the products of that key block.
+  // Adds the bias to the products of that key block.
   template <class S>
   CUTE_DEVICE void add_bias(S&& s, Bias const& bias) const {
     if constexpr (kHasBias) {
@@ -289,7 +289,7 @@ struct Operands {
     }
   }
 
-  // Converts sums in int32 to products of Q and K. With other accumulators scores are products
+  // Converts int32 sums to products of Q and K. With other accumulators, scores are products
   // already.
   template <class S>
   CUTE_DEVICE void to_products(S&& s, int key) const {
@@ -307,9 +307,9 @@ struct Operands {
     }
   }
 
-  // Draws dropout for the key block that begins at `key`, `at` keys after a multiple of 32. One
-  // draw serves two key blocks of 16 keys: the second uses the draw of the first, or, with the
-  // general score, where a call may have no dropout, draws again.
+  // Draws dropout for the key block at `key`, `at` keys after a multiple of 32. One draw serves two
+  // key blocks of 16 keys: the second uses the draw of the first. With the general score, where a
+  // call may have no dropout, the second draws again.
   using Drawn = DrawnRows<Arch, Config::kRowBlocks>;
   CUTE_DEVICE void draw(int key, int at, Drawn& drawn) const {
     if (Config::kDrops && at == 0) drawn.draw(shared.block.dropout, scores.place, scores.tile, key);
@@ -326,8 +326,7 @@ struct Operands {
     }
   }
 
-  // Whether the logits need Q . shift. Where int32 sums go to softmax, only the LSE and sinks need
-  // it.
+  // Whether logits need Q . shift. If int32 sums go to softmax, only the LSE and sinks need it.
   CUTE_DEVICE static bool needs_q_shift(Problem const& p) {
     return !kKeepsSums || p.softmax_lse || p.logits.sinks;
   }
@@ -341,9 +340,9 @@ struct Operands {
     }
   }
 
-  // Whether sums in int32 go to softmax unconverted.
+  // Whether int32 sums go to softmax unconverted.
   static constexpr bool kKeepsSums = Config::kIsInt8 && Score::kIsIdentity;
-  // Lower bound for a factor: a scale may be 0, and 0 times -inf would be NaN.
+  // Lower bound of a factor: a scale may be 0, and 0 times -inf would be NaN.
   static constexpr float kLeastFactor = 0x1p-126f;
 
   template <class QScaleOf>
@@ -357,7 +356,7 @@ struct Operands {
     return units;
   }
 
-  // The scale of the group of keys that this thread has in an accumulator.
+  // Scale of the key group that this thread has in an accumulator.
   CUTE_DEVICE float k_scale_of(int key) const {
     return shared.block.scales[Config::place_of_scales(key)].of_group(scores.place.thread % 4);
   }

@@ -1,10 +1,10 @@
-// Row addresses of the tiles of keys that a block copies from pages, in the order of the loop.
+// Row addresses of the key tiles that a block copies from pages, in the order of the loop.
 //
 //   K(n) copied   place V(n)     look up tile n+1
 //   V(n) copied   place K(n+1)
 //
-// Several lanes copy a row side by side, and copy several rows one after the other. They divide
-// these rows among them: each lane looks up the page of its rows and stores their addresses in
+// Several lanes copy one row, and they copy several rows one after the other. They divide the
+// address work: each lane looks up the page of some of these rows and stores their addresses in
 // shared memory for the other lanes. So one lane does the 64-bit division and multiplication, and a
 // copy begins with an address, not with a wait for the block table.
 #pragma once
@@ -14,19 +14,19 @@
 
 namespace cutlass_attn::sm80 {
 
-// Copy: the TileCopy of K. A warp copies the rows of V that it copies of K.
+// Copy: TileCopy of K. A warp copies equal rows of K and V.
 template <class Config, class Arch, class Copy, bool kIsReversed>
 struct PagedRows {
   using Kv = typename Config::Kv;
   static constexpr int kLanes = Copy::Tile::kVectors;                     // that copy a row
-  static constexpr int kLookUps = (Copy::kPasses + kLanes - 1) / kLanes;  // of a lane
+  static constexpr int kLookUps = (Copy::kPasses + kLanes - 1) / kLanes;  // per lane
 
   Problem const& p;
   typename Config::BlockInfo& shared;
   int const thread;
-  uint32_t page[kLookUps] = {};  // pages of this lane's rows in the tile that was looked up
+  uint32_t page[kLookUps] = {};  // of this lane's rows in the tile that was looked up
 
-  // Looks up the tile that begins at `key`, which may be beyond the last.
+  // Looks up the tile at `key`, which may be beyond the last.
   CUTE_DEVICE void look_up(int key, int seqlen_k) {
     if (p.kv.block_table == nullptr) return;
     CUTE_UNROLL
@@ -36,7 +36,7 @@ struct PagedRows {
   }
 
   // Stores the addresses of that tile's rows in shared.rows, for this warp, whose copies from the
-  // previous addresses have started. `t` is K or V, `first` the address of row 0 of page 0.
+  // previous addresses have started. `t`: K or V. `first`: address of row 0 of page 0.
   CUTE_DEVICE void place(Kv const* first, Operand const& t, int key, int seqlen_k) const {
     Arch::sync_warp();  // rows empty
     CUTE_UNROLL
@@ -50,7 +50,7 @@ struct PagedRows {
   }
 
  private:
-  // The row of the tile that this lane handles in look-up i; may be beyond the tile.
+  // Row of the tile that this lane handles in look-up i; may be beyond the tile.
   CUTE_DEVICE int row(int i) const {
     return (thread % kLanes + i * kLanes) * Copy::kRowsAtOnce + Copy::row(thread);
   }

@@ -1,12 +1,12 @@
-// The pipelined schedule of the mma.sync forward kernel, where Q fits in registers.
+// The pipelined schedule of the mma.sync forward kernel, for Q in registers.
 //
-// While a key block goes through softmax, the tensor cores compute the products around it, in
-// straight-line code:
+// While a key block goes through softmax, the tensor cores compute the products before and after
+// it, in straight-line code:
 //
 //   tensor cores   P V(j-1)  Q K(j+1)      P V(j)  Q K(j+2)
 //   the rest          softmax(j)              softmax(j+1)
 //
-// K and V have two buffers each: tile i is in buffer i % 2.
+// K and V have two stages each: tile i is in stage i % 2.
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -18,13 +18,12 @@ struct PipelinedSchedule {
   using Step = Products<Config, Score, Arch>;
   static constexpr int kN = Config::kBlockN;
   static constexpr int kKeyBlock = Step::kKeyBlock, kKeyBlocks = Step::kKeyBlocks;
-  // So that S of a tile's last key block and S of the next tile's first one use different
-  // registers.
+  // S of a tile's last key block and S of the next tile's first one must use different registers.
   static_assert(kKeyBlocks % 2 == 0);
 
   Operands<Config, Score, Arch>& in;
   Result<Config, Score, Arch>& out;
-  int stage = 0, v_stage = 0;  // buffers of the present tile, and those of the previous key block
+  int stage = 0, v_stage = 0;  // of the present tile, and of the previous key block
   typename Step::Q q;
   typename Step::S acc_s[2];  // of key block j, and of the next, by j % 2
   typename Step::P p;
@@ -45,8 +44,8 @@ struct PipelinedSchedule {
       out.softmax.start(as_rows(scores), units);
     }
     // The first key block has no P V before it. It multiplies the first V by P = 0, so that all
-    // tiles run the same code. So the first V has to be in shared memory here.
-    Arch::template async_copy_wait<0>();
+    // tiles run one code. The first V must therefore be in shared memory here.
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();
     for (; in.has_tile(); in.tiles.advance()) {
       int from = -1;
@@ -58,8 +57,8 @@ struct PipelinedSchedule {
     Step::pv(p, v_rows(v_stage), kKeyBlocks - 1, v_first, out.acc_o);
   }
 
-  // The fast path: a tile without masked keys. Stops at a key block for which the row max has to be
-  // updated, and returns its number.
+  // The fast path: a tile without masked keys. Stops at a key block whose row max has to be
+  // updated, and returns the index of that key block.
   CUTE_DEVICE int run_fast() {
     CUTE_UNROLL
     for (int j = 0; j < kKeyBlocks; ++j) {
@@ -82,8 +81,8 @@ struct PipelinedSchedule {
     }
   }
 
-  // Softmax of key block j, overlapped with P V of the previous key block and Q K^T of the next.
-  // Returns false if some weights are too large.
+  // Softmax of key block j, overlapped with P V of the previous key block and Q K^T of the next
+  // one. Returns false if some weights are too large.
   template <class IsFull>
   CUTE_DEVICE bool step(int j, IsFull is_full) {
     bool const is_first = j == 0, is_last = j + 1 == kKeyBlocks;
@@ -92,7 +91,7 @@ struct PipelinedSchedule {
     Step::pv(p, v_rows(is_first ? v_stage : stage), is_first ? kKeyBlocks - 1 : j - 1, v_first,
              out.acc_o);
     if (is_last) {
-      Arch::template async_copy_wait<1>();
+      Arch::template cp_async_wait_group<1>();
       Arch::sync();  // the next tile's K full
     }
     Step::qk(q, k_rows(is_last ? stage ^ 1 : stage), is_last ? 0 : j + 1, in.start,
@@ -103,17 +102,17 @@ struct PipelinedSchedule {
     bool const ok = out.softmax.softmax_weights(as_rows(scores), units);
     Step::pack(scores, p);
     drop(j);
-    // Instructions that need no weights come before the vote: instructions do not mix across a
-    // branch.
+    // Instructions that need no weights come before the vote, because instructions do not mix
+    // across a branch.
     if (is_first) {
-      Arch::template async_copy_wait<0>();
+      Arch::template cp_async_wait_group<0>();
       Arch::sync();  // this tile's V full; the previous tile's buffers empty
     }
     Step::load_v(v_rows(stage), j, v_first);
     return !Arch::any(!ok);
   }
 
-  // Updates the row max and repeats softmax of key block j, from S recomputed.
+  // Recomputes S, updates the row max and repeats softmax of key block j.
   CUTE_DEVICE void rescale(int j) {
     auto const bias = in.read_bias(key_of(j), std::false_type{});
     Step::qk(q, k_rows(stage), j, in.start, acc_s[j % 2]);
@@ -133,8 +132,8 @@ struct PipelinedSchedule {
     in.apply_bits(as_rows(scores), j, stage, is_full);
   }
 
-  // The units of the scores of key block j. In the fast path they are read once for all keys that
-  // share scales.
+  // Units of the scores of key block j. In the fast path they are read once for all keys that share
+  // scales.
   template <class IsFull>
   CUTE_DEVICE auto units_of(int j, IsFull is_full) {
     bool const is_kept = Config::kIsInt8 && is_full && j % (Config::kScaleKeys / kKeyBlock) != 0;

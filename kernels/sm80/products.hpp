@@ -1,4 +1,4 @@
-// The steps of Q K^T and P V of a warp, on fragments that the caller owns. Stateless.
+// Steps of Q K^T and P V of a warp, on fragments that the caller owns. Stateless.
 //
 // Operands come from shared memory by ldmatrix, a 16 x 16 block at a time. `rows` is this lane's
 // address in block (0, 0) of a tile, from q_rows(), k_rows() or v_rows().
@@ -31,15 +31,15 @@ struct Products {
   using PvAccumulator = typename Config::PvAccumulator;
   static constexpr int kRowBlocks = Config::kRowBlocks;
   static constexpr int kKeyBlock = Config::template key_block<Score>();
-  static constexpr int kKeyBlocks = Config::kBlockN / kKeyBlock;  // of a tile
+  static constexpr int kKeyBlocks = Config::kBlockN / kKeyBlock;  // per tile
   static constexpr bool kIsInt8 = std::is_same_v<QkAccumulator, int32_t>;
   static constexpr int kSteps = Config::kHeadDim / (kIsInt8 ? 32 : 16);  // of Q K^T
 
   using Words = uint32_t[4];  // A of one m16 block, or B of two n8 blocks
   using Q = Words[kSteps][kRowBlocks];
-  // The initial value of accumulators of int8 products: kMagic, four times.
+  // Initial value of accumulators of int8 products: kMagic, four times.
   using Start = std::conditional_t<kIsInt8, Words, NoStart>;
-  // Sums in int32 are kept as the bits of floats: sm80/quantized_queries.hpp.
+  // int32 sums are stored as the bits of floats (sm80/quantized_queries.hpp).
   using S = typename Config::template Fragment<std::conditional_t<kIsInt8, float, QkAccumulator>,
                                                kKeyBlock>;
   using Scores = typename Config::template Fragment<float, kKeyBlock>;  // S in fp32
@@ -56,13 +56,13 @@ struct Products {
     return v + TileV::offset(lane % 16, lane / 16 * 8);
   }
 
-  // The head-dim column of element j of a row of O: see FragmentPlace.
+  // Head-dim column of element j of a row of O: see FragmentPlace.
   template <class Place>
   CUTE_DEVICE static int o_column(Place const& place, int j) {
     return place.column(j);
   }
 
-  // This lane's address in Q in int8, where Q was written back.
+  // This lane's address in Q in int8, after Q was written back.
   CUTE_DEVICE static Address q8_rows(Address q8, int warp_m, int lane) {
     return q8 + Config::TileQ8::offset(warp_m * 16 + lane % 16, lane / 16 * 8);
   }
@@ -88,7 +88,7 @@ struct Products {
   }
 
   CUTE_DEVICE static void load_q(Address q_rows, int m, int k, Words& words) {
-    Arch::load_matrix(TileQ::block(q_rows, m * Config::kWarpsM, k), words);
+    Arch::ldmatrix_x4(TileQ::block(q_rows, m * Config::kWarpsM, k), words);
   }
   CUTE_DEVICE static void load_q(Address q_rows, Q& q) {
     CUTE_UNROLL
@@ -118,7 +118,7 @@ struct Products {
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         if constexpr (kIsInt8) {
-          Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+          Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
         } else {
           load_q(q_rows, m, k, q[m]);
         }
@@ -136,7 +136,7 @@ struct Products {
       Words q[kRowBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::load_matrix(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
+        Arch::ldmatrix_x4(Config::TileQ8::block(q_rows, m * Config::kWarpsM, k), q[m]);
       }
       qk_step(q, k_rows, key_block, k, start, s);
     }
@@ -149,7 +149,7 @@ struct Products {
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;
-      Arch::load_matrix(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
+      Arch::ldmatrix_x4(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         CUTE_UNROLL
@@ -164,7 +164,7 @@ struct Products {
     }
   }
 
-  // A: int8_t or uint8_t, the type of a. is_first: the sum begins with `start`, not with acc.
+  // A: type of a, int8_t or uint8_t. is_first: the sum begins with `start`, not with acc.
   template <class A, class Acc>
   CUTE_DEVICE static void multiply_int8(Words const& a, uint32_t const* b, bool is_first,
                                         Start const& start, Acc& acc) {
@@ -197,7 +197,7 @@ struct Products {
       for (int m = 0; m < kRowBlocks; ++m) {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) {
-          // An m16n8 block: rows g and g + 8, two columns.
+          // an m16n8 block: rows g and g + 8, two columns
           auto const& pair = weights.block(m, 2 * n + i / 2);
           p[n][m][i] = Arch::template pack<PvElement>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
@@ -220,10 +220,10 @@ struct Products {
     load_v(v_rows, key_block * (kKeyBlock / 16), 0, words);
   }
   CUTE_DEVICE static void load_v(Address v_rows, int n, int d, Words& words) {
-    Arch::load_matrix_trans(TileV::block(v_rows, n, d), words);
+    Arch::ldmatrix_x4_trans(TileV::block(v_rows, n, d), words);
   }
 
-  // O += P V of a key block, after its load_v(). seen: AllKeys, or SeenKeys.
+  // O += P V of a key block, after its load_v(). seen: AllKeys or SeenKeys.
   template <class Seen = AllKeys>
   CUTE_DEVICE static void pv(P const& p, Address v_rows, int key_block, Words const& v_first, O& o,
                              Seen const& seen = {}) {

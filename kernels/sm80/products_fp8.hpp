@@ -1,15 +1,16 @@
-// The steps of Q K^T and P V of a warp where K and V are float8_e4m3fn: the interface of
-// products.hpp, with conversions in registers.
+// Steps of Q K^T and P V of a warp for K and V in float8_e4m3fn: the interface of products.hpp,
+// with conversions in registers.
 //
-// Rows are copied as stored, half as many bytes, and ldmatrix sees two neighbouring columns as one
-// 16-bit element. So one ldmatrix loads 32 columns, and no data changes lanes:
+// Rows are copied as stored, half as many bytes, and ldmatrix treats two neighbouring columns as
+// one 16-bit element. So one ldmatrix loads 32 columns, and no data changes lanes:
 //
 //   K   thread t of a quad gets columns 4t .. 4t + 3 of every 16 of a key, where B of Q K^T has 2t,
 //       2t + 1, 2t + 8 and 2t + 9. The order in which columns are summed does not matter, if Q is
-//       loaded in the same order.
+//       loaded in that order as well.
 //   V   ldmatrix.trans loads columns 2g and 2g + 1 of keys 2t and 2t + 1 together, but B of P V has
-//       one column at a time. Even columns form one n8 block, odd columns the next: of every 16
-//       columns of O a thread has 4t and 4t + 2 in the first, 4t + 1 and 4t + 3 in the second.
+//       one column at a time. So even columns form one n8 block and odd columns the next: of every
+//       16 columns of O, a thread has 4t and 4t + 2 in the first block, 4t + 1 and 4t + 3 in the
+//       second.
 //
 // P and V are multiplied in fp16, whatever type Q has: weights are at most 4096, e4m3 numbers are
 // exact in fp16 and bf16, and the conversion to fp16 takes the fewest instructions. K is converted
@@ -125,7 +126,7 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     CUTE_UNROLL
     for (int n = 0; n < kKeyBlock / 16; ++n) {
       Words words;  // by 8 keys, then 16 columns
-      Arch::load_matrix(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
+      Arch::ldmatrix_x4(TileK::block(k_rows, key_block * (kKeyBlock / 16) + n, k), words);
       CUTE_UNROLL
       for (int half = 0; half < 2; ++half) {
         uint32_t b[2][2];
@@ -140,8 +141,8 @@ struct Products<Config, Score, Arch, true> : Products<Config, Score, Arch, false
     }
   }
 
-  // Multiplies 16 keys and 16 head-dim columns into o.block(m, at), the even columns, and
-  // o.block(m, at + 1), the odd ones. words: keys 0 to 7, and 8 to 15.
+  // Multiplies 16 keys and 16 head-dim columns into o.block(m, at) (even columns) and o.block(m, at
+  // + 1) (odd columns). words: keys 0 to 7, then 8 to 15.
   CUTE_DEVICE static void pv_step(Words const (&p)[kRowBlocks], uint32_t const* words, int at,
                                   O& o) {
     uint32_t b[2][2];  // by column parity, then 8 keys

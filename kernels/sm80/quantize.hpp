@@ -1,11 +1,11 @@
 // Rounds K to int8, before the kernel that multiplies in 8 bits. core/quantize.hpp defines the
-// rounding, and sm80/quantized_params.hpp the destination.
+// rounding, sm80/quantized_params.hpp the destination.
 //
-// Grid:      a block for several neighbouring tiles of 64 keys of one KV head.
-// Block:     four warps. First the shift of the head, from 64 of its keys. Every block of the head
-//            computes it: those rows come from L2.
-// Warp:      warp t has group t of a tile: 16 keys, in neighbouring pairs. Their largest value is
-//            found by shuffles, so there are no barriers from here on.
+// Grid:      one block per several neighbouring tiles of 64 keys of a KV head.
+// Block:     four warps. They first compute the shift of the head, from 64 of its keys. Every block
+//            of the head does: those rows come from L2.
+// Warp:      warp t has group t of a tile: 16 keys, in neighbouring pairs. Shuffles find their
+//            largest value, so there are no barriers from here on.
 // Thread:    16 columns of a key at a time: two loads of 16 bytes, and later one store.
 // Shared:    partial sums of the shift, and the shift.
 #pragma once
@@ -19,13 +19,13 @@
 
 namespace cutlass_attn::sm80 {
 
-// The rows of K or V of a head in the call's operand.
+// Rows of K or V of a head, in the call's operand.
 template <class Element>
 struct SourceRows {
   Element const* first;
   int64_t row_stride;
   int seqlen, head_dim;
-  bool is_aligned;  // to 16 bytes, all rows
+  bool is_aligned;  // whether all rows are aligned to 16 bytes
 
   template <class Params>
   CUTE_DEVICE SourceRows(Params const& params, Operand const& t, int head_dim,
@@ -38,8 +38,9 @@ struct SourceRows {
     is_aligned = (reinterpret_cast<uint64_t>(first) | uint64_t(row_stride * 2)) % 16 == 0;
   }
 
-  // Loads 16 or 8 columns of a row, from a multiple of 8 on; zeros beyond the operand. kIsAligned
-  // is a constant: otherwise each load would be in a branch, and the next would wait for it.
+  // Loads 16 or 8 columns of a row, starting at a multiple of 8; zeros beyond the operand.
+  // kIsAligned is a constant: otherwise each load would be in a branch, and the next would wait for
+  // it.
   template <bool kIsAligned, int kWords>
   CUTE_DEVICE void load(int row, int column, uint32_t (&words)[kWords]) const {
     CUTE_UNROLL
@@ -78,9 +79,9 @@ struct QuantizeKeys {
   using Keys = SourceRows<Element>;
   static constexpr int kThreads = Params::kAsideThreads;
   static constexpr int kSmemBytes = Params::kAsideSmemBytes;
-  static constexpr int kChunks = kHeadDim / 16;  // of 16 columns of a key
+  static constexpr int kChunks = kHeadDim / 16;  // per key, 16 columns each
   static constexpr int kWarpKeys = quantize::kTileKeys / quantize::kGroups;
-  static constexpr int kPieces = kWarpKeys * kChunks / 32;  // of a thread: 16 columns of a key
+  static constexpr int kPieces = kWarpKeys * kChunks / 32;  // per thread, 16 columns of a key each
   static constexpr int kPartialSums = quantize::kPartialSums;
   static_assert(kThreads == 32 * quantize::kGroups && kWarpKeys * kChunks % 32 == 0);
   static_assert((kPartialSums + 1) * kHeadDim * int(sizeof(float)) <= kSmemBytes);
@@ -102,7 +103,8 @@ struct QuantizeKeys {
     }
   }
 
-  // The shift, in shared memory behind the partial sums, at shift_place(). Called by all threads.
+  // Computes the shift, behind the partial sums in shared memory, in the order of shift_place().
+  // Called by all threads.
   template <class Arch, bool kIsAligned>
   CUTE_DEVICE static float* shift_of(Params const& params, Tiles const& own, Keys const& keys,
                                      float* partial) {
@@ -114,7 +116,8 @@ struct QuantizeKeys {
     return shift;
   }
 
-  // Lanes read four columns at a time of neighbouring chunks, from different banks.
+  // Order of the shift: lanes read four columns at a time of neighbouring chunks, which must come
+  // from different banks.
   CUTE_DEVICE static int shift_place(int chunk, int column) {
     return column / 4 * (kHeadDim / 4) + chunk * 4 + column % 4;
   }
@@ -183,18 +186,18 @@ struct QuantizeKeys {
     }
   }
 
-  // The key of the tile, and the columns, of piece i of a thread. Neighbouring lanes have
-  // neighbouring columns.
+  // Key of the tile, and columns, of piece i of a thread. Neighbouring lanes have neighbouring
+  // columns.
   struct Piece {
     int key, chunk;
     CUTE_DEVICE Piece(int i, int group, int lane) {
-      int const place = i * 32 + lane, number = place / kChunks;  // of the group's keys
+      int const place = i * 32 + lane, number = place / kChunks;  // index among the group's keys
       key = number / 2 * 8 + group * 2 + number % 2;
       chunk = place % kChunks;
     }
   };
 
-  // Eight partial sums of up to eight samples each, for all columns.
+  // Eight partial sums, of up to eight samples each, for all columns.
   template <class Arch, bool kIsAligned>
   CUTE_DEVICE static void add_up_samples(Keys const& keys, float* partial) {
     constexpr int kVectors = kHeadDim / 8, kEach = quantize::kSamples / kPartialSums;
@@ -238,7 +241,7 @@ struct QuantizeKeys {
 
   CUTE_DEVICE static void store(Params const& params, Head const& head, int key, int chunk,
                                 uint32_t const (&words)[4]) {
-    Operand const& k8 = params.problem.k;  // of elements of two bytes
+    Operand const& k8 = params.problem.k;  // elements of two bytes
     int64_t const row = params.key_tiles.number(head, 0) * quantize::kTileKeys + key;
     char* const to = static_cast<char*>(k8.data) + row * params.columns + chunk * 16;
     store_vector(to, words);

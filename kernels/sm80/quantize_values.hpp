@@ -1,12 +1,12 @@
 // Rounds K to int8 and V to int8 or e4m3 in one launch, before the kernel that multiplies both in 8
 // bits.
 //
-// Grid:      that of QuantizeKeys, and an equal number of blocks for V.
+// Grid:      that of QuantizeKeys, then an equal number of blocks for V.
 // Block:     four warps; several neighbouring tiles of 64 values.
-// Warp:      16 of the tile's keys.
+// Warp:      16 keys of a tile.
 // Thread:    two neighbouring keys. Each lane of a quad has every fourth group of 8 columns: two
 //            loads of 16 bytes, and later one store for both keys.
-// Shared:    the largest value that each warp has seen, of two tiles.
+// Shared:    largest value of each warp, for two tiles.
 #pragma once
 
 #include "sm80/quantize.hpp"
@@ -22,7 +22,8 @@ struct QuantizeKeysAndValues {
       std::is_same_v<typename Params::TileScales, quantize::KeyFp8Scales>;
   using Keys = QuantizeKeys<Element, kHeadDim, Params>;
   static constexpr int kThreads = Keys::kThreads, kSmemBytes = Keys::kSmemBytes;
-  static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;  // of 8 columns of a key
+  // kVectors: per key, 8 columns each.
+  static constexpr int kWarps = kThreads / 32, kVectors = kHeadDimV / 32;
   static_assert(16 * kWarps == quantize::kTileKeys && kHeadDimV % 32 == 0);
 
   template <class Arch>
@@ -50,8 +51,8 @@ struct QuantizeKeysAndValues {
  private:
   using Values = SourceRows<Element>;
 
-  // A magnitude that counts for the largest of a key. In e4m3, Inf and NaN are stored as such and
-  // do not count. In int8 they make the scale of their key NaN.
+  // A magnitude, if it counts for the largest value of a key, else 0. In e4m3, Inf and NaN are
+  // stored as such and do not count. In int8 they make the scale of their key NaN.
   CUTE_DEVICE static uint32_t counted(uint32_t magnitude) {
     constexpr uint32_t kInfinity = std::is_same_v<Element, cutlass::half_t> ? 0x7c00 : 0x7f80;
     return kIsFp8 && magnitude >= kInfinity ? 0 : magnitude;
@@ -62,7 +63,7 @@ struct QuantizeKeysAndValues {
                                 float* of_warps) {
     CUTE_NO_UNROLL
     for (int tile = own.first; tile < own.end; ++tile) {
-      // One barrier a tile suffices: of_warps is double-buffered.
+      // One barrier per tile suffices: of_warps is double-buffered.
       round_tile<Arch, kIsAligned>(params, own.head, tile, values, of_warps + tile % 2 * kWarps);
     }
   }
@@ -82,7 +83,7 @@ struct QuantizeKeysAndValues {
         values.template load<kIsAligned>(key, first_column + v * 32, words[i][v]);
       }
     }
-    uint32_t amax[2] = {0, 0};  // as bits of Element, without the sign
+    uint32_t amax[2] = {0, 0};  // bits of an Element without the sign
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
       CUTE_UNROLL
@@ -147,7 +148,7 @@ struct QuantizeKeysAndValues {
       if (Arch::thread() < quantize::kGroups) scales.lanes[Arch::thread()].v = v_scale;
     }
 
-    Operand const& v8 = params.problem.v;  // of elements of two bytes
+    Operand const& v8 = params.problem.v;  // elements of two bytes
     int64_t const row =
         params.key_tiles.number(head, tile) * (quantize::kTileKeys / 2) + warp * 8 + pair_row(pair);
     CUTE_UNROLL
@@ -168,7 +169,7 @@ struct QuantizeKeysAndValues {
     }
   }
 
-  // Two columns of two keys.
+  // Rounds two columns of two keys.
   template <class Arch>
   CUTE_DEVICE static uint32_t round(float const (&x)[4], float const (&inverse)[2]) {
     if constexpr (kIsFp8) {

@@ -1,18 +1,18 @@
 // Launch parameters of the mma.sync forward kernel with Q K^T in int8, and its workspace:
 //
-//   k8       (head, key, columns) int8     K rounded as core/quantize.hpp says. A head is a KV head
+//   k8       (head, key, columns) int8     K rounded as in core/quantize.hpp. A head is a KV head
 //                                          of a batch entry. Keys are padded to 64 and columns to
 //                                          32, with zeros. Each 16 columns are in the order of
 //                                          permuted_column()
-//   v8       (head, pair, columns, 2)      V, with P V in 8 bits. The two keys of a pair are
+//   v8       (head, pair, columns, 2)      V, if P V is in 8 bits. The two keys of a pair are
 //                                          neighbours. The pairs of each 16 keys are in the order
 //                                          of pair_row()
-//   scales   (head, tile) TileScales       of a tile of 64 keys
-//   shift    (head, columns) fp32          what was subtracted from K
-//   kReadableBytes                         with P V in 8 bits
+//   scales   (head, tile) TileScales       one per tile of 64 keys
+//   shift    (head, columns) fp32          subtracted from K
+//   kReadableBytes                         if P V is in 8 bits
 //
-// key_tiles.hpp defines where the tiles of a head are; packed sequences have slots. Copies of a
-// tile may read beyond a row of k8 or v8, up to the number of columns that the kernel has.
+// key_tiles.hpp defines the position of a head's tiles; packed sequences have slots. Copies of a
+// tile may read beyond a row of k8 or v8, up to the number of columns of the kernel.
 #pragma once
 
 #include <type_traits>
@@ -21,15 +21,15 @@
 
 namespace cutlass_attn::sm80 {
 
-// The column, of 16, that is at place p in k8. A word of the A operand of mma.m16n8k32 holds places
-// 4 t .. 4 t + 3 of lane t of a quad. ldmatrix for m16n8k16 brings that lane columns 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9 of Q. The order in which columns are summed does not matter, if Q and K have
-// the same order.
+// Column, of 16, at place p in k8. A word of the A operand of mma.m16n8k32 holds places 4 t .. 4 t
+// + 3 of lane t of a quad. ldmatrix for m16n8k16 loads columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of
+// Q into that lane. The order in which columns are summed does not matter, if it is equal for Q and
+// K.
 CA_HOST_DEVICE constexpr int permuted_column(int p) { return p / 4 * 2 + p % 2 + p % 4 / 2 * 8; }
 
-// The row, of the eight of 16 keys, that holds a pair. A word of P holds keys 2 t, 2 t + 1, 2 t + 8
-// and 2 t + 9, which are pairs t and t + 4. ldmatrix.trans brings lane t rows 2 t and 2 t + 1 of V
-// together.
+// Row, of the eight rows of 16 keys, that holds a pair. A word of P holds keys 2 t, 2 t + 1, 2 t +
+// 8 and 2 t + 9, which are pairs t and t + 4. ldmatrix.trans loads rows 2 t and 2 t + 1 of V into
+// lane t together.
 CA_HOST_DEVICE constexpr int pair_row(int pair) { return pair % 4 * 2 + pair / 4; }
 
 template <class TileScales_, class KeyTiles_ = DenseKeyTiles>
@@ -43,7 +43,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 
-  // The call's operands. K and V of `problem` are k8 and v8, with two int8 in an element.
+  // The call's operands. K and V of `problem` are k8 and v8, with two int8 per element.
   Operand source_k, source_v;
   TileScales* scales;
   float* shift;
@@ -69,25 +69,25 @@ struct BasicQuantizedParams : KeyTiles_::Params {
 
   static int64_t workspace_bytes(Problem const& p, DeviceLimits const&, KernelFacts const&) {
     int64_t const columns = columns_of(p);
-    int64_t const bytes = columns + (kHasValues ? p.head_dim_v : 0);  // of a key
+    int64_t const bytes = columns + (kHasValues ? p.head_dim_v : 0);  // per key
     int64_t const of_tile = quantize::kTileKeys * bytes + int64_t(sizeof(TileScales));
     int64_t const behind = kHasValues ? quantize::kReadableBytes : 0;
     return KeyTiles::tiles_of(p) * of_tile + KeyTiles::heads_of(p) * columns * 4 + behind;
   }
 
-  // Blocks that round V, if any, come after those that round K.
+  // Blocks that round V, if any, follow those that round K.
   Launch launch_before(KernelFacts const&) const {
     int64_t const blocks = int64_t(key_tiles.heads) * key_tiles.head_blocks;
     return {blocks * (kHasValues ? 2 : 1), 1, kAsideThreads, kAsideSmemBytes};
   }
   Launch launch_after(KernelFacts const&) const { return {}; }
 
-  // Called in a kernel: the tiles of block `block` among those that round K, or V.
+  // In a kernel: tiles of block `block` among those that round K, or V.
   template <class Arch>
   CA_HOST_DEVICE QuantizedTiles<Head> tiles_of_block(int32_t block) const {
     return key_tiles.template of_block<Arch>(problem, block);
   }
-  // The head of the workspace for a KV head of a batch entry.
+  // Head of the workspace for a KV head of a batch entry.
   template <class SeqInfo>
   CA_HOST_DEVICE Head head_of(SeqInfo const& seq, int32_t head_kv) const {
     return key_tiles.head_of(problem, seq, head_kv);
@@ -102,7 +102,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
  private:
   explicit BasicQuantizedParams(Base const& params) : Base(params) {}
 
-  // Places an operand with `rows` rows a tile and two-byte elements at `next`, and advances `next`.
+  // Places an operand with `rows` rows per tile and two-byte elements at `next`; advances `next`.
   Operand place(char*& next, Operand const& from, int64_t rows, int64_t row_elements) const {
     int64_t const of_tile = rows * row_elements;
     Operand const placed = key_tiles.placed(problem, next, from.dtype, of_tile, row_elements);

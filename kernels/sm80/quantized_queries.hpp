@@ -1,6 +1,5 @@
 // Q in int8, in registers: converts the fragments that ldmatrix loads for m16n8k16 to those of
-// m16n8k32, with a scale for each row (core/quantize.hpp). Also converts sums of products to
-// scores.
+// m16n8k32, with a scale per row (core/quantize.hpp). Also converts sums of products to scores.
 //
 // The int32 accumulators begin with the bits of kMagic, 1.5 * 2^23. Their bits are then those of
 // the float kMagic + sum, so no conversion is needed. If a score goes to softmax unmodified, its
@@ -75,18 +74,17 @@ struct QuantizedQueries {
     return element_to_float<Element>(uint16_t(pair >> 16));
   }
 
-  // Rounds two columns and those 8 further on.
+  // Rounds two columns and the two columns 8 further on.
   CUTE_DEVICE static uint32_t to_int8(uint32_t pair, uint32_t pair8, float inverse) {
     return Arch::pack_bytes(
         quantize::to_int8(low(pair), inverse), quantize::to_int8(high(pair), inverse),
         quantize::to_int8(low(pair8), inverse), quantize::to_int8(high(pair8), inverse));
   }
 
-  // For rows g and g + 8 of an m16 block: the scale, and the factor by which elements are
-  // multiplied.
+  // For rows g and g + 8 of an m16 block: the scale, and the factor of the elements.
   CUTE_DEVICE static void find_factors(Address q_rows, int m, float& scale, float& scale8,
                                        float (&inverse)[2]) {
-    uint32_t amax[2] = {0, 0};  // as bits of Element, without the sign
+    uint32_t amax[2] = {0, 0};  // bits of an Element without the sign
     CUTE_UNROLL
     for (int k = 0; k < kSteps16; ++k) {
       Words words;
@@ -112,8 +110,8 @@ struct QuantizedQueries {
   }
 };
 
-// Converts unconverted sums to exponents of 2: see SoftmaxRows::softmax_weights(). Factors are
-// positive, so that a masked -inf stays -inf, or NaN.
+// Units of unconverted sums: see SoftmaxRows::softmax_weights(). Factors are positive, so that a
+// masked -inf stays -inf, or NaN.
 template <int kRows>
 struct SumUnits {
   float factors[kRows];

@@ -1,15 +1,15 @@
 // P in uint8, and P V in int8: core/quantize.hpp's kInt8.
 //
-//   w    of tile_weights.hpp, multiplied by V's folded scales
-//   P'   round(255 w / largest w of the row in the tile). A quad shares the largest. Added to 1024,
-//        an 8-bit integer is the low byte of an fp16
-//   O    += (sum of P' v8) * largest / 255 * scale of V. Like those of Q K^T, sums begin with
-//        the bits of kMagic, and with 64 keys they stay below 2^22. kMagic is added to O as well,
-//        so that a sum takes one multiply-add instead of two. `magic` counts how often, and
-//        subtract_magic() subtracts it every kMagicTiles tiles. Until then the error of O is less
-//        than a hundredth of that of rounding P
+//   w    of tile_weights.hpp, multiplied by the folded scales of V
+//   P'   round(255 w / largest w of the row in the tile). The largest w is shared by a quad. Added
+//        to 1024, an 8-bit integer is the low byte of an fp16
+//   O    += (sum of P' v8) * largest / 255 * scale of V. As in Q K^T, sums begin with the bits of
+//        kMagic; with 64 keys they stay below 2^22. kMagic is added to O as well, so that a sum
+//        takes one multiply-add instead of two. `magic` counts how often, and subtract_magic()
+//        subtracts it every kMagicTiles tiles. Until then it adds less than a hundredth of the
+//        error of rounding P to the error of O
 //
-// int8 cannot hold NaN. If a weight or a folded scale is NaN, the largest of the row becomes NaN,
+// int8 cannot hold NaN. If a weight or a folded scale is NaN, the largest w of the row becomes NaN,
 // and so does the row of O.
 #pragma once
 
@@ -28,19 +28,19 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
   using typename Base::P, typename Base::Sums, typename Base::W;
   static constexpr int kMagicTiles = 16;
   static constexpr uint32_t kInteger = 0x64006400u;  // 1024, twice
-  // What a thread has of the rows of a tile.
+  // A thread's state of the rows of a tile.
   struct OfThread {
     Sums sums;                // of weights
     uint32_t largest[kRows];  // w, in one half or the other
   };
 
-  // The scales that this thread multiplies by.
+  // Scales that this thread multiplies by.
   CUTE_DEVICE static OfLane const& own(quantize::KeyValueScales const& scales) {
     return scales.lanes[(Config::kIsTight ? opaque(Arch::thread()) : Arch::thread()) % 4];
   }
 
-  // Computes w of the scores of key block j, and what each row has of them in this thread. is_full:
-  // no key is masked.
+  // From scores of key block j to w, and to the state of each row in this thread. is_full: no key
+  // is masked.
   template <class S, class Units, class IsFull>
   CUTE_DEVICE static void softmax_weights(S const& s, float const (&row_max)[kRows],
                                           Units const& units, OfLane const& scales, IsFull, int j,
@@ -65,7 +65,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
     }
   }
 
-  // Computes P' and the row sums. factors: factors of the rows' sums of P' v8.
+  // Computes P' and the row sums. factors: factor of each row's sum of P' v8.
   template <class Softmax>
   CUTE_DEVICE static void round(W const& w, OfThread const& of_thread, Softmax& softmax,
                                 OfLane const& scales, P& p, float (&factors)[kRows]) {
@@ -140,7 +140,7 @@ struct QuantizedWeights : TileWeights<Config, Score, Arch> {
   }
 
  private:
-  // 0xffff for each half that is not 0.
+  // 0xffff for each nonzero half.
   CUTE_DEVICE static uint32_t nonzero_halves(uint32_t x) {
     return (x & 0xffffu ? 0xffffu : 0u) | (x >> 16 ? 0xffff0000u : 0u);
   }

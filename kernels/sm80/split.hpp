@@ -1,22 +1,22 @@
 // The split schedule of the mma.sync forward kernel: warps along N share the rows.
 //
-// Beyond a head_dim of 256 a warp has no registers for 16 rows of O across all head-dim columns.
-// Here Config::kWarpsN warps share the rows. Warp (m, n)
+// Beyond a head_dim of 256 a warp has no registers for 16 rows of O with all head-dim columns. Here
+// Config::kWarpsN warps share the rows. Warp (m, n)
 //
-//   computes S of the rows m with its share n of a tile's keys, over all of head_dim, and from it
-//   the weights P, which it writes to shared memory, where all warps (m, .) read them,
-//   adds P V to its share n of the head-dim columns of O, over all keys of the tile.
+//   computes S of rows m with share n of a tile's keys, over all of head_dim, and the weights P,
+//   which it writes to shared memory for all warps (m, .);
+//   adds P V to share n of the head-dim columns of O, over all keys of the tile.
 //
-// K and V have one buffer each, and a tile has two barriers:
+// K and V have one stage each, and a tile has two barriers:
 //
 //   cp.async   V(n) ------------------+   K(n+1) ------+
 //   compute    Q K(n), softmax, P ->  |   -> P, P V(n) |   Q K(n+1) ...
 //           ^ K(n) landed, P empty      ^ V(n) landed, P full
 //
 // All warps of a row must subtract an equal row max (tile/softmax_rows.hpp), because P V combines
-// their weights. A warp whose weights are too large sets a flag next to P, which all warps (m, .)
-// see after the barrier that P needs anyway. Only then do they exchange the largest scores, through
-// P's buffer, update the row max and write P again.
+// their weights. A warp whose weights are too large sets a flag next to P. All warps (m, .) see it
+// after the barrier that P needs anyway. Only then do they exchange the largest scores, through P's
+// buffer, update the row max and write P again.
 #pragma once
 
 #include "core/opaque.hpp"
@@ -40,8 +40,7 @@ struct SplitSchedule {
   static constexpr int kN = Config::kBlockN, kKeyBlock = Step::kKeyBlock;
   static constexpr int kSteps = Step::kSteps;
   static constexpr int kStepsKept = Config::q_steps_kept(Score::kIsGeneral);
-  // Independent accumulation chains: the result of an HMMA takes five times as long as the issue of
-  // the next HMMA.
+  // Independent accumulation chains: the latency of an HMMA is five times its issue interval.
   static constexpr int kChains = 4 / kRowBlocks;
   static_assert(kChains >= 1 && kSteps % 2 == 0);
 
@@ -50,13 +49,13 @@ struct SplitSchedule {
   int const warp_m = in.scores.place.warp_m(), warp_n = in.scores.place.warp_n();
   int const lane = in.scores.place.thread % 32;
   char* const p_tile = in.shared.p(warp_m);  // of the warps that share the rows
-  // This lane's ldmatrix addresses in block (0, 0): of this warp's keys, of its columns, of P.
+  // ldmatrix addresses of this lane in block (0, 0): this warp's keys, its columns, P.
   Address const k_rows =
       Arch::smem_address(in.shared.k) + TileK::offset(warp_n * kKeyBlock + lane % 8, lane / 8 * 8);
   Address const v_rows = Arch::smem_address(in.shared.v) +
                          TileV::offset(lane % 16, warp_n* Config::kWarpColumns + lane / 16 * 8);
   Address const p_rows = Arch::smem_address(p_tile) + TileP::offset(lane % 16, lane / 16 * 8);
-  // The offset of this thread's first pair of weights.
+  // Offset of this thread's first pair of weights.
   int const p_first = TileP::offset(lane / 4, warp_n* kKeyBlock) + lane % 4 * 4;
   Words q[kStepsKept][kRowBlocks];
 
@@ -66,7 +65,7 @@ struct SplitSchedule {
   CUTE_DEVICE void run() {
     in.copy.copy_k(in.first_key(), 0);
     if (lane == 0) in.shared.large_at[warp_m][warp_n] = -1;
-    Arch::template async_copy_wait<1>();
+    Arch::template cp_async_wait_group<1>();
     Arch::sync();  // Q full
     CUTE_UNROLL
     for (int k = 0; k < kStepsKept; ++k) {
@@ -76,10 +75,10 @@ struct SplitSchedule {
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 
-  // A tile of keys. is_full: no key of it is masked.
+  // Processes a key tile. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K full; P and V empty (in the first tile Q, in V's place)
     in.copy.copy_v(key, 0);
     Scores acc_s;
@@ -90,7 +89,7 @@ struct SplitSchedule {
     bool const ok = out.softmax.softmax_weights(as_rows(weights), in.log2_scale);
     write_p(weights, own_key);
     if (Arch::any(!ok) && lane == 0) in.shared.large_at[warp_m][warp_n] = key;
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // P and V full; K empty
     if (is_large(key)) rescale(acc_s, own_key);
     out.softmax.add_sums();
@@ -98,7 +97,7 @@ struct SplitSchedule {
     pv();
   }
 
-  // S = Q K^T for this warp's share of the keys. opaque, here and below: otherwise the compiler
+  // S = Q K^T for this warp's share of the keys. opaque, here and below: without it, the compiler
   // keeps the addresses of all blocks in registers through the loop, and spills.
   CUTE_DEVICE void qk(Scores& acc_s) const {
     Scores chains[kChains];
@@ -108,7 +107,7 @@ struct SplitSchedule {
     Address const q_here = opaque(in.q_rows), k_here = opaque(k_rows);
     CUTE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      if (k % 2 == 0) Arch::load_matrix(TileK::block(k_here, 0, k), k_words);  // for 2 steps
+      if (k % 2 == 0) Arch::ldmatrix_x4(TileK::block(k_here, 0, k), k_words);  // for 2 steps
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
         Words words;
@@ -162,7 +161,7 @@ struct SplitSchedule {
       Words p_words[kRowBlocks];
       CUTE_UNROLL
       for (int m = 0; m < kRowBlocks; ++m) {
-        Arch::load_matrix(TileP::block(p_here, m, k), p_words[m]);
+        Arch::ldmatrix_x4(TileP::block(p_here, m, k), p_words[m]);
       }
       CUTE_UNROLL
       for (int d = 0; d < Config::kWarpColumns / 16; ++d) {
@@ -179,7 +178,7 @@ struct SplitSchedule {
     }
   }
 
-  // Whether a warp of these rows found too large a weight in the tile that begins at `key`.
+  // Whether a warp of these rows found too large a weight in the tile at `key`.
   CUTE_DEVICE bool is_large(int key) const {
     bool result = false;
     CUTE_UNROLL
@@ -192,7 +191,7 @@ struct SplitSchedule {
   // Barrier of the warps that share rows.
   CUTE_DEVICE void sync_rows() const { Arch::sync(1 + warp_m, 32 * Config::kWarpsN); }
 
-  // Updates the row max and recomputes the weights, by all warps that share the rows. The weights
+  // Updates the row max and recomputes the weights, in all warps that share the rows. The weights
   // replace the scores.
   CUTE_DEVICE void rescale(Scores& acc_s, int key) {
     static_assert(sizeof(BlockMax) * Config::kWarpsN * kWarpRows <= TileP::kBytes);
@@ -221,9 +220,9 @@ struct SplitSchedule {
   }
 };
 
-// Completes the sums of rows that several warps share: each has its share of the keys, relative to
-// an equal row max. They go through shared memory, (warp along N, row), in K's buffer, which is
-// empty since the last tile's P was full.
+// Completes the sums of rows that several warps share. Each warp has the sum over its keys,
+// relative to an equal row max. The sums go through shared memory, (warp along N, row), in K's
+// buffer, which is empty since P of the last tile was full.
 template <class Config, class Arch, class Softmax>
 CUTE_DEVICE void merge_sums(typename Config::SharedStorage& shared,
                             typename Config::Place const& place, Softmax& softmax) {

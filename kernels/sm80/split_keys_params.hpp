@@ -5,10 +5,10 @@
 
 namespace cutlass_attn {
 
-// Chooses the number of splits with the least modelled latency. The unit is the time for one key in
-// a block that is alone on its SM. A split has its share of the keys. The last block waits for the
-// others' results, and then reads one result for each split (docs/notes/decode.md). All splits of
-// all tiles run at once, each on an SM.
+// Chooses the number of splits with the least modelled latency. Unit: time per key of a block that
+// is alone on its SM. A split takes the time of its share of the keys. The last block waits for the
+// other results, then reads one result per split (docs/notes/decode.md). All splits of all tiles
+// run at once, each on an SM.
 struct DenseSplits {
   static constexpr int64_t kMergeKeys = 120;  // for results to reach the last block
   static constexpr int64_t kPartKeys = 20;    // for it to read the result of one split

@@ -1,10 +1,10 @@
-// Weights of a tile of keys before they are rounded to 8 bits, for P V in int8 and in e4m3.
+// Weights of a key tile before they are rounded to 8 bits, for P V in int8 and in e4m3.
 //
-//   w        in fp16, two keys a word, relative to a lagging row max (tile/softmax_rows.hpp):
+//   w        in fp16, two keys per word, relative to a lagging row max (tile/softmax_rows.hpp):
 //            2^kLog2AtMax for a logit that equals the row max
-//   sums     of a thread's w of each row, in fp16, one for each half of the words. They are below
-//            kLimit, or the row max is updated, which almost never happens. The row sum is that of
-//            w before it is rounded to 8 bits, so neither it nor the row max depends on V
+//   sums     a thread's sum of w per row, in fp16, one for each half of the words. If a sum reaches
+//            kLimit, the row max is updated, which almost never happens. The row sum adds w before
+//            it is rounded to 8 bits, so neither the row sum nor the row max depends on V
 #pragma once
 
 #include "sm80/operands.hpp"
@@ -16,7 +16,7 @@ struct TileWeights {
   using Step = Products<Config, Score, Arch>;
   using Words = typename Step::Words;
   static constexpr int kRows = Config::kRows, kRowBlocks = Config::kRowBlocks;
-  static constexpr int kPairs = Config::kBlockN / 8;   // pairs of keys, in a row of a thread
+  static constexpr int kPairs = Config::kBlockN / 8;   // pairs of keys per row of a thread
   static constexpr int kSteps = Config::kBlockN / 32;  // k-steps of P V
   static constexpr float kLog2AtMax = 7.0f, kUnit = 1.0f / 128.0f;  // 2^-kLog2AtMax
   static constexpr uint32_t kLimit = 0x7800;                        // 2^15 in fp16
@@ -43,8 +43,8 @@ struct TileWeights {
     return pair;
   }
 
-  // Whether this thread's sums of all rows are small enough for the row maxima to stay. The
-  // addition sets the highest bit of a half that is kLimit or more.
+  // Whether this thread's sums of all rows are small enough to keep the row maxima. The addition
+  // sets the highest bit of a half that is kLimit or more.
   CUTE_DEVICE static bool are_small(Sums const& sums) {
     uint32_t of_all = sums[0];
     CUTE_UNROLL
@@ -53,7 +53,7 @@ struct TileWeights {
     return ((of_all + kToTop * 0x10001u) & 0x80008000u) == 0;
   }
 
-  // A bit for each row whose quad has a sum that is not small.
+  // One bit per row whose quad has a sum that is not small.
   CUTE_DEVICE static int large_rows(Sums const& sums) {
     uint32_t largest[kRowBlocks];
     max_of_quad(sums, largest);
@@ -64,8 +64,8 @@ struct TileWeights {
   }
 
  protected:
-  // The largest of each row over its quad, from the larger half of x[i]. Of two rows: g in the low
-  // half of a word, g + 8 in the high half.
+  // Largest value of each row over its quad, from the larger half of x[i]. A result word holds two
+  // rows: g in the low half, g + 8 in the high half.
   CUTE_DEVICE static void max_of_quad(uint32_t const (&x)[kRows], uint32_t (&largest)[kRowBlocks]) {
     CUTE_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
@@ -82,7 +82,7 @@ struct TileWeights {
     return uint16_t(words[i / 2] >> i % 2 * 16);
   }
 
-  // The sum of this thread's w of row i.
+  // Sum of this thread's w of row i.
   CUTE_DEVICE static float sum_of(Sums const& sums, int i) {
     return half_to_float(uint16_t(sums[i])) + half_to_float(uint16_t(sums[i] >> 16));
   }

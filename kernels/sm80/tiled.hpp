@@ -1,7 +1,7 @@
-// The tiled schedule of the mma.sync forward kernel, where Q does not fit in registers.
+// The tiled schedule of the mma.sync forward kernel, for Q in shared memory.
 //
-// Q K^T of a whole tile comes first, so that Q is read from shared memory once a tile. Then softmax
-// of key block j + 1 overlaps with P V of key block j. K and V have one buffer each:
+// Q K^T of a whole tile comes first, so that Q is read from shared memory once per tile. Then
+// softmax of key block j + 1 overlaps P V of key block j. K and V have one stage each:
 //
 //   cp.async   V(n) ------+   K(n+1) ----------+
 //   compute    Q K(n)     |   softmax, P V(n)  |   Q K(n+1) ...
@@ -30,17 +30,17 @@ struct TiledSchedule {
     in.for_each_tile([&](int key, auto is_full) { step(key, is_full); });
   }
 
-  // A tile of keys. is_full: no key of it is masked.
+  // Processes a key tile. is_full: no key of it is masked.
   template <class IsFull>
   CUTE_DEVICE void step(int key, IsFull is_full) {
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // K full; V empty
     in.copy_bits(0);
     in.copy.copy_v(key, 0);
     auto bias = in.read_bias(key, is_full);
     typename Step::S acc_s[kKeyBlocks];
     Step::qk_of_tile(in.q_rows_of_tile(), in.k_rows, in.start, acc_s);
-    Arch::template async_copy_wait<0>();
+    Arch::template cp_async_wait_group<0>();
     Arch::sync();  // V full; K empty
     typename Step::P p;
     typename Operands<Config, Score, Arch>::Drawn drawn;
@@ -52,7 +52,7 @@ struct TiledSchedule {
       if (j + 1 < kKeyBlocks) bias = in.read_bias(key + (j + 1) * kKeyBlock, is_full);
       out.softmax.add_sums();
       if (j == 0) {
-        in.look_ahead();  // as late as here it takes a register less
+        in.look_ahead();  // called this late, it takes one register less
         in.copy.copy_k(in.tiles.next_key(), 0);
       }
       // opaque: without it, d128 128x64x4 with softcap has 8 bytes of local memory.
@@ -67,7 +67,7 @@ struct TiledSchedule {
     }
   }
 
-  // The offset of key block j from a multiple of 32.
+  // Distance of key block j from a multiple of 32.
   CUTE_DEVICE static int at(int j) {
     static_assert(kN % 32 == 0 && 32 % kKeyBlock == 0);
     return j * kKeyBlock % 32;
@@ -86,7 +86,7 @@ struct TiledSchedule {
       unpredicated_if(in.scores.may_hide_keys(key), [&] { seen.find(as_rows(scores)); });
     }
     in.apply_bits(as_rows(scores), j, 0, is_full);
-    typename Step::Scores weights = scores;  // S stays: its K is overwritten by now
+    typename Step::Scores weights = scores;  // S stays: its K is already overwritten
     bool const ok = out.softmax.softmax_weights(as_rows(weights), units);
     Step::pack(weights, p);
     in.drop(key, at(j), drawn, p);

@@ -1,20 +1,22 @@
-// Backward attention on wgmma and TMA (sm_90a: Hopper): dK and dV of a tile of keys a block, dQ
-// added to memory; P is recomputed.
+// Backward attention on wgmma and TMA (sm_90a: Hopper). A block computes dK and dV of a tile of
+// keys, and adds its part of dQ to global memory; P is recomputed.
 //
-// Grid:       one block per (batch, KV head, tile of kBlockN keys); among them, for the gradient of
-//             a bias, blocks with tiles of it (backward_bias.hpp)
+// Grid:       one block per (batch, KV head, tile of kBlockN keys). For the gradient of a bias,
+//             blocks with tiles of that gradient are interleaved (backward_bias.hpp)
 // Block:      two or three consumer warpgroups with 64 keys each (backward_consumer.hpp), one
 //             warpgroup that multiplies dQ (backward_grad_q.hpp), and a producer warp
-//             (backward_producer.hpp): in a warpgroup of its own with two consumer warpgroups, in
-//             that of dQ with three
-// Loop:       over tiles of kBlockM queries of all query heads that read the KV head
-// Registers:  dK, dV and S or dP of a warpgroup's keys; dQ of a step
-// Shared:     K, V, two or three tiles of Q, of dO, swizzled by TMA, and of dS; read by wgmma
+//             (backward_producer.hpp). With two consumer warpgroups the producer has a warpgroup of
+//             its own; with three it is a warp of the dQ warpgroup
+// Loop:       tiles of kBlockM queries, of all query heads that read the KV head
+// Registers:  consumer: dK, dV, and S or dP of 64 keys; dQ warpgroup: dQ of a step
+// Shared:     K, V, two or three stages of Q, dO and dS; Q, K, V and dO are swizzled by TMA; all
+//             are operands of wgmma
 //
-// Mask:       of a bool mask, the launch before makes a map (backward_before_mask.hpp), and the
-//             loop leaves out tiles of queries that see no key (backward_map_steps.hpp)
+// Mask:       a launch before the kernel makes the map of a bool mask (backward_before_mask.hpp);
+//             the loop skips query tiles that see no key (backward_map_steps.hpp)
 //
-// What comes before and after is sm80/backward_rows.hpp, scores and masks sm80/backward_scores.hpp.
+// The launches before and after are in sm80/backward_rows.hpp, scores and masks in
+// sm80/backward_scores.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -26,7 +28,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// kIsOrdered: blocks add to dQ in the order of their keys, so that the sum is always the same.
+// kIsOrdered: blocks add to dQ in the order of their keys, which makes the sum deterministic.
 template <class Element, class Shape, class... Options>
 struct Backward {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
@@ -46,7 +48,7 @@ struct Backward {
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kBiasBytes = kHasBiasGrad ? int(sizeof(typename OfBias::SharedStorage)) : 0;
   static constexpr int kSmemBytes = kBiasBytes > int(sizeof(Shared)) ? kBiasBytes : sizeof(Shared);
-  static constexpr int kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -84,18 +86,18 @@ struct Backward {
     } else {
       sm80::share_visible<Config, Arch>(mask, tile.begin, shared);
     }
-    Arch::sync();  // shared.block full, barriers are there
+    Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = count_steps(params, shared.block, tiles);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (Config::kCopiesApart && group == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       if (Arch::thread() < 32) BackwardProducer<Config, Arch>(params, shared, steps).run();
     } else if (group < Config::kFirstKeysGroup) {
-      Arch::template registers_decrease<Config::kGradQRegisters>();
+      Arch::template setmaxnreg_dec<Config::kGradQRegisters>();
       BackwardGradQ<Config, Arch>{params, shared}.run(steps);
     } else {
-      Arch::template registers_increase<Config::kKeysRegisters>();
+      Arch::template setmaxnreg_inc<Config::kKeysRegisters>();
       BackwardConsumer<Config, Score, Arch> consumer(params, lens, shared,
                                                      group - Config::kFirstKeysGroup);
       consumer.run(steps);
@@ -121,16 +123,16 @@ struct Backward {
 
   template <class Arch>
   CUTE_DEVICE static void init(Shared& shared) {
-    Arch::barrier_init(&shared.k_full, 1);
-    Arch::barrier_init(&shared.v_full, 1);
+    Arch::mbarrier_init(&shared.k_full, 1);
+    Arch::mbarrier_init(&shared.v_full, 1);
     for (int i = 0; i < Config::kStages; ++i) {
-      Arch::barrier_init(&shared.q_full[i], 1);
-      Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.empty[i], Shape::kWarps);
-      Arch::barrier_init(&shared.grad_s_full[i], Shape::kWarps);
-      Arch::barrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
+      Arch::mbarrier_init(&shared.q_full[i], 1);
+      Arch::mbarrier_init(&shared.grad_o_full[i], 1);
+      Arch::mbarrier_init(&shared.empty[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.grad_s_full[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.grad_s_empty[i], Config::kGroupThreads / 32);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
 };
 

@@ -1,11 +1,11 @@
-// What comes before a backward kernel with a bool mask: statistics and zeros as for the others, and
-// the map of the mask (core/query_map.hpp).
+// The launch before a backward kernel with a bool mask: row statistics and zeros, as without a
+// mask, and the query map (core/query_map.hpp).
 //
-// Grid:      blocks of sm80::BackwardBefore or BackwardBeforeBias, then one for every four tiles of
-//            the map
-// Block:     a warp for each tile of the map
-// Thread:    four neighbouring keys of each 64 and half of the queries: half a warp has a row of 64
-//            keys, and the halves have rows n8 + 0 to 3 and n8 + 4 to 7
+// Grid:      the blocks of sm80::BackwardBefore or BackwardBeforeBias, then one block per four
+//            tiles of the map
+// Block:     one warp per tile of the map
+// Thread:    four neighbouring keys of each 64, and half of the queries: 16 lanes cover a row of 64
+//            keys; the lower half of the warp has rows n8 + 0 to 3, the upper half n8 + 4 to 7
 // Registers: one bit per logit of the tile. If the tile is partial, the warp shuffles the bits into
 //            words, in the order of the accumulator S
 #pragma once
@@ -20,14 +20,14 @@ namespace cutlass_attn::sm90 {
 template <int kBlockN, class Arch>
 struct QueryMapTile {
   static constexpr int kGroups = kBlockN / 64, kQueries = QueryMap::kQueries;
-  // Bits[2 group + h][c] has one byte for each of this lane's four keys of a group. Bit 2 n + r of
+  // bits[2 group + h][c] has one byte for each of this lane's four keys of a group. Bit 2 n + r of
   // a byte is query (4 h + n) 8 + 4 half + 2 c + r.
   static constexpr int kParts = 2 * kGroups;
   using Bits = uint32_t[kParts][2];
 
   MaskBackwardParams const& params;
   PerLogit const& mask;
-  int const number;  // of the tile
+  int const number;  // index of the tile
   int batch, head, first_key, first_query, last_query;
 
   CUTE_DEVICE QueryMapTile(MaskBackwardParams const& params, int number)
@@ -62,7 +62,7 @@ struct QueryMapTile {
  private:
   CUTE_DEVICE static int lane() { return Arch::thread() % 32; }
   CUTE_DEVICE static int half() { return lane() / 16; }
-  // The first of this lane's keys of a group of 64.
+  // First of this lane's keys in a group of 64.
   CUTE_DEVICE int key(int group) const { return first_key + group * 64 + lane() % 16 * 4; }
 
   // Not unrolled: unrolled code makes warps stall on instruction fetches.
@@ -99,7 +99,7 @@ struct QueryMapTile {
         gather(load, first, found);
       }
       if (!has_all) apply_interval(interval, key, part % 2, found);
-      // Rotates the array: with constant indices it stays in registers.
+      // Rotates the array, because constant indices keep it in registers.
       CUTE_UNROLL
       for (int i = 0; i < kParts; ++i) {
         CUTE_UNROLL
@@ -108,7 +108,7 @@ struct QueryMapTile {
       }
     }
   }
-  // load(query): four bytes. Queries beyond the last are as the last.
+  // load(query): four bytes. Queries beyond the last read the last one.
   template <class Load>
   CUTE_DEVICE void gather(Load const& load, int first, uint32_t (&found)[2]) const {
     uint32_t bytes[2][8];
@@ -127,7 +127,7 @@ struct QueryMapTile {
       for (int i = 0; i < 8; ++i) found[c] |= high_bits(bytes[c][i]) >> (7 - i);
     }
   }
-  // The high bit of each byte: whether it is not 0.
+  // High bit of each byte: whether the byte is nonzero.
   CUTE_DEVICE static uint32_t high_bits(uint32_t bytes) {
     return (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
   }
@@ -159,8 +159,8 @@ struct QueryMapTile {
     return Arch::any(all != ~0u) ? TileClass::kPartial : TileClass::kFull;
   }
 
-  // A thread's S has keys g and g + 8 of its warp's 16. Here two lanes, two apart, have these keys.
-  // They exchange bits, and each of them writes the words of one pair of queries.
+  // A thread's S has keys g and g + 8 of its warp's 16. Here, two lanes that are two apart hold the
+  // bits of these keys. They exchange bits, and each writes the words of one pair of queries.
   CUTE_DEVICE void store(Bits const& bits) const {
     bool const is_upper = lane() & 2;
     int const pair = half() * 2 + is_upper;  // queries 2 pair and 2 pair + 1 of each 8
@@ -184,7 +184,7 @@ struct QueryMapTile {
       }
     }
   }
-  // The low bytes of two words, their pairs of bits four apart.
+  // Low bytes of two words, with their pairs of bits spread to a distance of four.
   CUTE_DEVICE static uint32_t spread(uint32_t x, uint32_t y) {
     x = (x & 0xff) | (y & 0xff) << 16;
     x = (x | x << 4) & 0x0f0f0f0fu;
@@ -192,7 +192,7 @@ struct QueryMapTile {
   }
 };
 
-// Before: what comes before the kernel without a mask.
+// Before: the launch before the kernel without a mask.
 template <class Before, int kBlockN>
 struct BackwardBeforeMask : Before {
   using Params = MaskBackwardParams;

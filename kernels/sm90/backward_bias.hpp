@@ -1,16 +1,16 @@
-// The gradient of a bias, in tiles of 128 queries and 128 keys. A block computes several of them.
+// The gradient of a bias, in tiles of 128 queries and 128 keys. A block computes several tiles.
 //
-// dS of a tile is summed over all that the bias is broadcast over: batch entries, heads, or tiles
-// of queries. Each of them is a step, which recomputes P. The sum stays in registers, in fp32, and
-// is stored once: there are no additions to memory, and results are deterministic.
+// dS is summed over the dimensions that the bias broadcasts: batch entries, heads or tiles of
+// queries. Each summand is a step, which recomputes P. The sum stays in fp32 registers and is
+// stored once, without atomics, so results are deterministic.
 //
-//   Block:      two warpgroups with 64 keys each, and a warp that copies. It goes on to the next
-//               tile while the warpgroups still have this one
-//   Registers:  S, dP and the sum of a warpgroup's 64 keys and 128 queries
+//   Block:      two consumer warpgroups with 64 keys each, and a producer warp, which starts the
+//               next tile while the consumers finish the present one
+//   Registers:  S, dP and the sum, for a warpgroup's 64 keys and 128 queries
 //   Shared:     the bias of a tile; a ring of pairs of tiles: K and Q, then V and dO
 //
-// S and dP have keys in rows, as in backward_consumer.hpp. They are multiplied together, so that
-// the tensor cores multiply dP while P is computed.
+// S and dP have keys in rows, as in backward_consumer.hpp. Both are issued together, so that the
+// tensor cores multiply dP while P is computed.
 #pragma once
 
 #include "sm80/backward_scores.hpp"
@@ -19,15 +19,15 @@
 
 namespace cutlass_attn::sm90 {
 
-// A step, as the warp that copies announces it.
+// A step, as the producer publishes it.
 struct alignas(16) BiasStep {
-  int32_t tile;  // of the gradient; negative: there are no more
+  int32_t tile;  // of the gradient; negative: no step is left
   int32_t first_key, batch, head, query;
-  int32_t is_seen;  // 0: no query of the tile sees any key in any step, and this one is empty
+  int32_t is_seen;  // 0: no query of the tile sees a key in any step; this step is empty
   int32_t is_first, is_last;
 };
 
-// Main: the BackwardConfig of the kernel whose blocks these are.
+// Main: BackwardConfig of the kernel that these blocks belong to.
 template <class Main>
 struct BiasGradConfig {
   using Element = typename Main::Element;
@@ -42,7 +42,7 @@ struct BiasGradConfig {
   static constexpr int kIdleRegisters = 32, kComputeRegisters = 224;
   static_assert(kBlockN == 64 * kGroups && kFirstKeysGroup == 2);
 
-  // Traits that sm80::BackwardScores asks for.
+  // Traits required by sm80::BackwardScores.
   static constexpr bool kIsGeneral = false, kDrops = false, kMayDrop = false, kHasBiasGrad = false;
   static constexpr int kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
@@ -51,11 +51,11 @@ struct BiasGradConfig {
   using TileKv = Tile;
   using TileQ = Tile;
   using TileS = SwizzledTile<kBlockN, kBlockM>;
-  using TileBias = SwizzledTile<kBlockM, 64>;  // of a warpgroup's keys: query, key
-  // A step has two pairs. While it is computed, those of the next one arrive.
+  using TileBias = SwizzledTile<kBlockM, 64>;  // (query, key), for a warpgroup's keys
+  // A step uses two slots. Meanwhile, the pairs of the next step arrive.
   static constexpr int kSlots = kHeadDim == 128 ? 3 : 4;
-  // Statistics come with Q and are read until the step ends. Q's slot is free before: with so many
-  // buffers a step still finds the statistics of the one kStats earlier read.
+  // Statistics arrive with Q but are read until the step ends, later than Q's slot is released.
+  // With kStats buffers, a buffer is free when the step kStats later writes it.
   static constexpr int kStats = kSlots - 1;
 
   struct SharedStorage {
@@ -63,14 +63,14 @@ struct BiasGradConfig {
     char bias[kGroups][TileBias::kBytes];
     alignas(16) float stats[kStats][kBlockM][2];  // -LSE in log2, delta
     BiasStep steps[kStats];
-    DropoutMask dropout;  // which is not used
+    DropoutMask dropout;  // required by BackwardScores, not used
     arch::Barrier full[kSlots], empty[kSlots], bias_full, bias_empty;
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024);
 };
 
-// What a mask leaves of 64 queries, `queries` behind the step's first, and of 64 keys. bits: the
-// number of their tile in the map.
+// Class of the mask of 64 queries, `queries` after the step's first, and 64 keys. bits: index of
+// their tile in the map.
 template <class Main>
 CUTE_DEVICE TileClass class_of(QueryMap const& map, BiasStep const& step, int queries, int key,
                                int64_t& bits) {
@@ -80,7 +80,7 @@ CUTE_DEVICE TileClass class_of(QueryMap const& map, BiasStep const& step, int qu
   return map.classes[bits];
 }
 
-// The warp that copies.
+// The producer warp.
 template <class Main, class Arch>
 struct BiasGradProducer {
   using Config = BiasGradConfig<Main>;
@@ -98,8 +98,8 @@ struct BiasGradProducer {
   Ring<Config::kSlots> ring = {};
   Ring<Config::kStats> stats_ring = {};
   int bias_round = 0;
-  int word = -1;      // of steps: the present 32
-  uint32_t seen = 0;  // those of which any logit is visible
+  int word = -1;      // present group of 32 steps
+  uint32_t seen = 0;  // steps of the group in which any logit is visible
 
   CUTE_DEVICE BiasGradProducer(Params const& params, Shared& shared, SeqLens const& lens)
       : params(params), shared(shared), lens(lens) {}
@@ -144,7 +144,7 @@ struct BiasGradProducer {
             0};
   }
 
-  // The first step from `number` on of which anything is visible. By all lanes.
+  // First step from `number` on in which any logit is visible. Called by all lanes.
   CUTE_DEVICE int next_seen(BiasTile const& tile, int number) {
     if constexpr (Config::kHasMask) {
       CUTE_NO_UNROLL
@@ -173,12 +173,12 @@ struct BiasGradProducer {
     return is_seen;
   }
 
-  // Announces a step and copies its tiles.
+  // Publishes a step and copies its tiles.
   CUTE_DEVICE void copy(BiasTile const& tile, BiasStep const& step) {
     int const lane = Arch::thread(), kv = step.head / params.heads_per_kv;
     Stats stats[2] = {};
     if (step.is_seen) stats[0] = stats_of(step, 0, lane), stats[1] = stats_of(step, 1, lane);
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     auto* const to = reinterpret_cast<Stats*>(shared.stats[stats_ring.stage]);
     to[lane] = stats[0], to[32 + lane] = stats[1];
     if (lane == 0) shared.steps[stats_ring.stage] = step;
@@ -188,18 +188,18 @@ struct BiasGradProducer {
     stats_ring.advance();
     if (step.tile < 0) return;
     if (step.is_seen && step.is_first) {
-      Arch::barrier_wait(&shared.bias_empty, bias_round ^ 1);
+      Arch::mbarrier_wait(&shared.bias_empty, bias_round ^ 1);
       if (Arch::elect()) copy_bias(tile);
       bias_round ^= 1;
     }
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     if (Arch::elect()) copy_pair(step, tile, params.v, kv, params.grad_o);
     ring.advance();
   }
 
   CUTE_DEVICE void copy_bias(BiasTile const& tile) const {
     using TileBias = typename Config::TileBias;
-    Arch::barrier_expect(&shared.bias_full, Config::kGroups * TileBias::kBytes);
+    Arch::mbarrier_arrive_expect_tx(&shared.bias_full, Config::kGroups * TileBias::kBytes);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups * kM / 64; ++i) {
       int const group = i % Config::kGroups, rows = i / Config::kGroups * 64;
@@ -209,18 +209,18 @@ struct BiasGradProducer {
     }
   }
 
-  // Tiles of keys and of queries.
+  // Copies a tile of keys and a tile of queries.
   CUTE_DEVICE void copy_pair(BiasStep const& step, BiasTile const& tile, DenseRows const& keys,
                              int kv, DenseRows const& queries) const {
     arch::Barrier* const full = &shared.full[ring.stage];
-    Arch::barrier_expect(full, step.is_seen ? 2 * Tile::kBytes : 0);
+    Arch::mbarrier_arrive_expect_tx(full, step.is_seen ? 2 * Tile::kBytes : 0);
     if (!step.is_seen) return;
     SequenceRows const of = {step.batch, 0, 0};
     copy_boxes<Tile, Arch>(keys, shared.tiles[ring.stage][0], full, tile.first_key, kv, of);
     copy_boxes<Tile, Arch>(queries, shared.tiles[ring.stage][1], full, step.query, step.head, of);
   }
 
-  // This lane's two of 64 queries: those of the tile, or the next 64.
+  // Statistics of this lane's two queries among the 64 of the tile, or among the next 64.
   CUTE_DEVICE Stats stats_of(BiasStep const& step, int half, int lane) const {
     int const query = step.query + half * 64;
     if (query >= lens.q) return {{-kInf, 0.0f, -kInf, 0.0f}};
@@ -230,7 +230,7 @@ struct BiasGradProducer {
   }
 };
 
-// A warpgroup that computes.
+// A consumer warpgroup.
 template <class Main, class Score, class Arch>
 struct BiasGradConsumer {
   using Config = BiasGradConfig<Main>;
@@ -272,7 +272,7 @@ struct BiasGradConsumer {
     clear(sum);
     CUTE_NO_UNROLL
     while (true) {
-      Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
       BiasStep const step = shared.steps[stats_ring.stage];
       if (step.tile < 0) return;
       if (step.is_seen) {
@@ -294,7 +294,7 @@ struct BiasGradConsumer {
  private:
   CUTE_DEVICE void skip() {
     for (int i = 0; i < 2; ++i) {
-      Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
       arrive<Arch>(&shared.empty[ring.stage]);
       ring.advance();
     }
@@ -310,15 +310,15 @@ struct BiasGradConsumer {
     int const slot = ring.stage;
     issue(slot, x);
     ring.advance();
-    Arch::barrier_wait(&shared.full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.full[ring.stage], ring.round);
     issue(ring.stage, dp);
     Arch::template wgmma_wait<1>(x.x);
     arrive<Arch>(&shared.empty[slot]);
-    if (step.is_first) Arch::barrier_wait(&shared.bias_full, bias_round);
+    if (step.is_first) Arch::mbarrier_wait(&shared.bias_full, bias_round);
 
     sm80::StepPlace const place{step.batch, step.head, first_key + thread / 32 * Config::kWarpKeys,
                                 step.query};
-    typename Products::Packed words;  // not used, like `given`: x is P in fp32 as well
+    typename Products::Packed words;  // not used, like `given`: x also has P, in fp32
     typename Scores::Given given;
     Extra const extra{*this, bits, place, thread};
     scores.weights(x, place, lens, 0, {}, stats, {}, false, lane, words, given, extra);
@@ -340,7 +340,7 @@ struct BiasGradConsumer {
     stats_ring.advance();
   }
 
-  // x = (K or V) (Q or dO)^T, of this warpgroup's keys.
+  // x = (K or V) (Q or dO)^T, for this warpgroup's keys.
   CUTE_DEVICE void issue(int slot, Slice& x) const {
     auto const a = Arch::descriptor(shared.tiles[slot][0] + group * 64 * Tile::kRowBytes, 16, 1024);
     auto const b = Arch::descriptor(shared.tiles[slot][1], 16, 1024);
@@ -353,7 +353,7 @@ struct BiasGradConsumer {
     Arch::wgmma_commit();
   }
 
-  struct Bits {  // of this thread's 64 queries, and of the next 64
+  struct Bits {  // of this thread's first 64 queries, and of the next 64
     uint32_t of[2];
   };
   CUTE_DEVICE Bits load_bits(BiasStep const& step, int first_key, int thread) const {
@@ -376,14 +376,14 @@ struct BiasGradConsumer {
     return bits;
   }
 
-  // What BackwardScores leaves to this kernel.
+  // Hooks of BackwardScores.
   struct Extra {
     BiasGradConsumer const& of;
     Bits const bits;
     sm80::StepPlace const& place;
     int const thread;
 
-    // And applies the mask of a kernel without a map.
+    // Also applies the mask, in a kernel without a map.
     CUTE_DEVICE void add_bias(Score const& score, Slice& x) const {
       add_tile_bias<typename Config::TileBias, Arch, Element>(of.shared.bias[of.group], thread,
                                                               score, x);
@@ -465,7 +465,7 @@ struct BiasGradConsumer {
       }
     }
   }
-  // Of a key: over this warp's 128 queries.
+  // Sum of a key over this warp's 128 queries.
   CUTE_DEVICE float sum_of_queries(int half) const {
     float all = 0.0f;
     CUTE_UNROLL
@@ -476,32 +476,33 @@ struct BiasGradConsumer {
   }
 };
 
-// The block with this number among those that compute the gradient of a bias. By all its threads.
+// A block that computes the gradient of a bias; `number`: its index among those blocks. Called by
+// all threads.
 template <class Main, class Score, class Arch, class Params, class Shared>
 CUTE_DEVICE void run_bias_grad(Params const& params, Shared& shared, int number) {
   using Config = BiasGradConfig<Main>;
   if (Arch::thread() == 0) {
     for (int i = 0; i < Config::kSlots; ++i) {
-      Arch::barrier_init(&shared.full[i], 1);
-      Arch::barrier_init(&shared.empty[i], Config::kComputeThreads / 32);
+      Arch::mbarrier_init(&shared.full[i], 1);
+      Arch::mbarrier_init(&shared.empty[i], Config::kComputeThreads / 32);
     }
-    Arch::barrier_init(&shared.bias_full, 1);
-    Arch::barrier_init(&shared.bias_empty, Config::kComputeThreads / 32);
-    Arch::barrier_init_fence();
+    Arch::mbarrier_init(&shared.bias_full, 1);
+    Arch::mbarrier_init(&shared.bias_empty, Config::kComputeThreads / 32);
+    Arch::fence_mbarrier_init();
     shared.dropout = DropoutMask(params.problem);
   }
-  Arch::sync();  // barriers are there
+  Arch::sync();  // barriers initialised
   SeqLens const lens = DenseSeqInfo(params.problem, 0).lens(params.problem);
   int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
   if (group < Config::kFirstKeysGroup) {
-    Arch::template registers_decrease<Config::kIdleRegisters>();
+    Arch::template setmaxnreg_dec<Config::kIdleRegisters>();
     if (Arch::thread() < 32) {
       int const first = number * params.bias_tiles_of_block;
       int const end = first + params.bias_tiles_of_block, tiles = params.bias_tiles();
       BiasGradProducer<Main, Arch>(params, shared, lens).run(first, end < tiles ? end : tiles);
     }
   } else {
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     BiasGradConsumer<Main, Score, Arch>(params, shared, lens, group - Config::kFirstKeysGroup)
         .run();
   }

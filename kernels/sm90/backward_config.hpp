@@ -13,16 +13,17 @@
 
 namespace cutlass_attn::sm90 {
 
-// A step of a kernel with a mask. The producer, which reads the map, publishes it in shared memory.
+// A step of a kernel with a mask. The producer reads the map and publishes the step in shared
+// memory.
 struct alignas(16) MapStep {
-  int32_t number;      // of the tile of queries, by which the workspace is ordered
-  int32_t bits;        // the number of its tile in the map; -1: each query sees each key
+  int32_t number;      // index of the tile of queries in the workspace
+  int32_t bits;        // index of the tile in the map; -1: every query sees every key
   int32_t head, tile;  // as in BackwardSteps
 };
-inline constexpr int kMapSteps = 8;  // the latest ones, which are kept
+inline constexpr int kMapSteps = 8;  // ring of the latest steps
 
 // kWarps consumer warps form warpgroups of four, with 64 keys each. One more warpgroup multiplies
-// dQ; it is also the producer if registers do not suffice for a separate one.
+// dQ; it contains the producer warp if registers do not suffice for a separate producer.
 template <class Traits>
 struct BackwardConfig {
   using Element = typename Traits::Element;
@@ -30,7 +31,7 @@ struct BackwardConfig {
   static constexpr bool kIsVarlen = !Traits::kIsDense;
   static constexpr bool kIsOrdered = Traits::kIsOrdered, kHasMask = Traits::kHasMask;
   static_assert(!kHasMask || !(kIsVarlen || kIsOrdered));
-  // Whether there is dropout; a bias. The gradient of a bias is up to other blocks.
+  // Whether the call has dropout, or a bias. Other blocks compute the gradient of a bias.
   static constexpr bool kDrops = Traits::kDrops, kMayDrop = kDrops;
   static constexpr bool kHasBias = Traits::kHasBias, kHasBiasGrad = false;
   using Dense =
@@ -52,16 +53,16 @@ struct BackwardConfig {
                 kBlockM == BackwardParams::kBlockM);
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
-  // Traits that sm80::BackwardProducts and sm80::BackwardScores ask for: slices are whole tiles.
+  // Traits required by sm80::BackwardProducts and sm80::BackwardScores: slices are whole tiles.
   static constexpr bool kIsGeneral = false;
   static constexpr int kWarpsN = Traits::kWarps, kWarpKeys = 16, kKeyBlocks = 1, kSlice = kBlockM;
   static constexpr int kSteps = kHeadDim / 16, kStationary = 0;
 
   using TileKv = SwizzledTile<kBlockN, kHeadDim>;
   using TileQ = SwizzledTile<kBlockM, kHeadDim>;  // of Q and of dO
-  using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: key, query
-  // The bias of a warpgroup's keys: query, key. It comes in the buffer of the dS that these keys
-  // get later in the step.
+  using TileS = SwizzledTile<kBlockN, kBlockM>;   // of dS: (key, query)
+  // Bias of a warpgroup's keys: (query, key). It arrives in the buffer that these keys' dS takes
+  // later in the step.
   using TileBias = SwizzledTile<kBlockM, 64>;
   static_assert(kGroups * TileBias::kBytes == TileS::kBytes);
   static constexpr int kStages = kCopiesApart ? 2 : 3;
@@ -71,7 +72,7 @@ struct BackwardConfig {
     int32_t num_steps;
     MapStep steps[kMapSteps];
   };
-  // The consumers are at most kStages steps ahead of dQ, and the copies kStages ahead of them.
+  // Consumers are at most kStages steps ahead of dQ, and copies kStages ahead of consumers.
   static_assert(kMapSteps >= 2 * kStages);
 
   struct SharedStorage {
@@ -81,9 +82,9 @@ struct BackwardConfig {
     char grad_o[kStages][TileQ::kBytes];
     char grad_s[kStages][TileS::kBytes];
     alignas(16) float stats[kStages][kBlockM][2];    // -LSE in log2, delta
-    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: from, to
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: [from, to)
     std::conditional_t<kHasMask, MaskedBlock, Block> block;
-    // Of each consumer thread: P for dS, where that for dV has other values.
+    // For each consumer thread: P for dS, if it differs from P for dV.
     alignas(16) uint32_t weights[kBlockM / 16][kComputeThreads][4];
     // Full: the copy has landed (Q with the statistics), or dS is stored. Empty: all readers have
     // released Q, dO and the statistics, or dS.
@@ -92,7 +93,7 @@ struct BackwardConfig {
   };
 };
 
-// Iterates over the tiles of queries of all query heads that read a KV head. Where dQ is added in
+// Iterates over the tiles of queries of all query heads that read a KV head. If dQ is added in
 // order, it goes from the last tile to the first: under a causal mask the last queries see the keys
 // of most blocks, and blocks would wait for each other at the beginning.
 template <class Config>
@@ -114,7 +115,7 @@ struct BackwardSteps {
     }
   }
 
-  // The number of the tile, by which the workspace is ordered.
+  // Index of the tile in the workspace.
   CUTE_DEVICE int64_t number_of(typename Config::Params const& params, int batch) const {
     return params.queries.template number<Config::kBlockM, Config::kIsVarlen>(
         params.problem.seq_q, {batch, head, tile * Config::kBlockM});
@@ -126,7 +127,7 @@ struct BackwardSteps {
   }
 };
 
-// The steps of a kernel with a mask, as the producer has published them.
+// Steps of a kernel with a mask, as published by the producer.
 struct PublishedSteps {
   MapStep const* steps;
   int number = 0;
@@ -141,11 +142,11 @@ struct PublishedSteps {
   }
 };
 
-// What the consumers and the warpgroup of dQ iterate with.
+// Iterator of the consumers and of the dQ warpgroup.
 template <class Config>
 using StepsOf = std::conditional_t<Config::kHasMask, PublishedSteps, BackwardSteps<Config>>;
 
-// Copies a tile from `row` on, in boxes of 64 rows and 64 columns. By one thread.
+// Copies a tile that begins at `row`, in boxes of 64 rows and 64 columns. Called by one thread.
 template <class Tile, class Arch, class Rows>
 CUTE_DEVICE void copy_boxes(Rows const& from, char* to, arch::Barrier* full, int row, int head,
                             SequenceRows const& of) {
@@ -159,14 +160,14 @@ CUTE_DEVICE void copy_boxes(Rows const& from, char* to, arch::Barrier* full, int
   }
 }
 
-// Arrives at a barrier for a warp, once all its lanes are done. Called by all lanes.
+// One arrival per warp at a barrier, once all lanes are done. Called by all lanes.
 template <class Arch>
 CUTE_DEVICE void arrive(arch::Barrier* barrier) {
   Arch::sync_warp();
-  if (opaque(Arch::thread()) % 32 == 0) Arch::barrier_arrive(barrier);
+  if (opaque(Arch::thread()) % 32 == 0) Arch::mbarrier_arrive(barrier);
 }
 
-// An accumulator as wgmma takes it.
+// An accumulator as an argument of wgmma.
 template <class Fragment>
 CUTE_DEVICE auto& registers_of(Fragment& fragment) {
   return fragment.x;

@@ -1,16 +1,16 @@
-// A warpgroup with 64 keys: their dK and dV.
+// A consumer warpgroup with 64 keys: computes their dK and dV.
 //
-// S and dP have keys in rows, so that P and dS, rounded, are A of the products that follow, in
-// registers; dS goes to shared memory as well, for dQ (backward_grad_q.hpp):
+// S and dP have keys in rows, so that P and dS, rounded, are the A operand of the next products, in
+// registers. dS also goes to shared memory, for dQ (backward_grad_q.hpp):
 //
 //   tensor cores   S(i)        dP(i) dV(i)       dK(i)   S(i+1)
 //   the rest              P(i)            dS(i)
 //
-// No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run the
-// products of the other warpgroups, which share no barrier with this one and so drift apart.
+// No wgmma of this warpgroup is in flight between steps. Meanwhile the tensor cores run products of
+// the other warpgroups. These share no barrier with this one, so they drift apart.
 //
-// With a softcap, a score_mod or dropout, dS is multiplied by other numbers than dV. They wait in
-// shared memory: registers do not suffice for both.
+// With a softcap, a score_mod or dropout, dS and dV need different P. P for dS waits in shared
+// memory, because registers do not suffice for both.
 #pragma once
 
 #include "sm80/backward_scores.hpp"
@@ -68,8 +68,8 @@ struct BackwardConsumer {
   CUTE_DEVICE void run(int steps) {
     if (steps == 0) return;
     Steps at(params, shared.block);
-    Arch::barrier_wait(&shared.k_full, 0);
-    Arch::barrier_wait(&shared.v_full, 0);
+    Arch::mbarrier_wait(&shared.k_full, 0);
+    Arch::mbarrier_wait(&shared.v_full, 0);
     CUTE_NO_UNROLL
     do {
       step(at);
@@ -79,13 +79,13 @@ struct BackwardConsumer {
 
  private:
   CUTE_DEVICE void step(Steps const& at) {
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     uint32_t const bits = load_bits(at);
     issue_first(shared.k, shared.q);  // S
     Arch::template wgmma_wait<0>(registers_of(x));
     to_weights(at, bits);
 
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     issue_first(shared.v, shared.grad_o);  // dP
     issue_second(products_of_v(), shared.grad_o, grad_v);
     if constexpr (kHasTwoWeights) {  // frees the registers of `weights`
@@ -93,9 +93,9 @@ struct BackwardConsumer {
     } else {
       Arch::template wgmma_wait<1>(registers_of(x));
     }
-    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     if constexpr (Config::kHasBias) {
-      Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS takes its place
+      Arch::sync(1 + group, Config::kGroupThreads);  // bias empty: dS reuses its buffer
     }
     to_grad_s();
     issue_second(grad_s, shared.q, grad_k);
@@ -105,7 +105,7 @@ struct BackwardConsumer {
     ring.advance();
   }
 
-  // What the mask leaves of this thread's S, loaded while S is computed.
+  // Mask bits of this thread's S, loaded while S is computed.
   CUTE_DEVICE uint32_t load_bits(Steps const& at) const {
     if constexpr (Config::kHasMask) {
       int const tile = at.present().bits;
@@ -117,7 +117,7 @@ struct BackwardConsumer {
     return ~0u;
   }
 
-  // What BackwardScores leaves to this kernel.
+  // Hooks of BackwardScores.
   struct Extra {
     Shared& shared;
     uint32_t const bits;
@@ -151,7 +151,7 @@ struct BackwardConsumer {
   }
   CUTE_DEVICE SeqLens lens() const { return shared.block.seq.lens(p); }
 
-  // P, which dV is multiplied with.
+  // P as the A operand of dV.
   CUTE_DEVICE typename Products::Packed& products_of_v() {
     if constexpr (kHasTwoWeights) {
       return weights;
@@ -176,7 +176,7 @@ struct BackwardConsumer {
     }
   }
 
-  // In registers and, for dQ, in shared memory.
+  // dS goes to registers and, for dQ, to shared memory.
   CUTE_DEVICE void to_grad_s() {
     int const thread = BackwardConsumer::thread(), lane = thread % 32;
     if constexpr (kHasTwoWeights) {
@@ -190,7 +190,7 @@ struct BackwardConsumer {
     Products::store_s(grad_s, 0,
                       Arch::smem_address(shared.grad_s[ring.stage]) +
                           Address(TileS::offset(row, 0) + lane % 4 * 4));
-    Arch::async_proxy_fence();
+    Arch::fence_proxy_async();
     arrive<Arch>(&shared.grad_s_full[ring.stage]);
   }
 
@@ -198,7 +198,7 @@ struct BackwardConsumer {
 
   // --- Products ----------------------------------------------------------------------------------
 
-  // x = (K or V) (Q or dO)^T, of this warpgroup's keys.
+  // x = (K or V) (Q or dO)^T, for this warpgroup's keys.
   CUTE_DEVICE void issue_first(char const (&keys)[TileKv::kBytes],
                                char const (&queries)[Config::kStages][TileQ::kBytes]) {
     auto const a = Arch::descriptor(keys + group * 64 * TileKv::kRowBytes, 16, 1024);

@@ -1,13 +1,13 @@
 // The warpgroup that multiplies dQ of each step, over all keys of the block, and adds it to global
 // memory.
 //
-// By default blocks add to a tile of queries in any order. In a deterministic backward pass each
-// warp waits, for its 16 queries, until all earlier tiles of keys that they see have added theirs,
-// so that the sum is always the same. The wait and the release of the previous turn overlap the
+// By default, blocks add to a tile of queries in any order. In a deterministic backward pass each
+// warp waits, for its 16 queries, until all earlier key tiles that these queries see have been
+// added; so the sum is deterministic. The wait, and the release of the previous turn, overlap the
 // product.
 //
-// dS, which the consumers store as (key, query), is A by columns. dQ is multiplied in slices of
-// columns, because registers are short.
+// dS, which the consumers store as (key, query), is a column-major A operand. dQ is multiplied in
+// slices of columns, because there are not enough registers for all of it.
 #pragma once
 
 #include "sm90/backward_producer.hpp"
@@ -37,23 +37,23 @@ struct BackwardGradQ {
 
     Steps at(params, shared.block);
     Ring<Config::kStages> ring;
-    Arch::barrier_wait(&shared.k_full, 0);
-    int64_t before = 0;  // the tile of the previous step
+    Arch::mbarrier_wait(&shared.k_full, 0);
+    int64_t before = 0;  // tile of the previous step
     CUTE_NO_UNROLL
     do {
       int64_t tile = 0;
       if constexpr (!Config::kHasMask) tile = at.number_of(params, shared.block.tile.batch);
-      // With turns, there is no time to wait for memory at the end of the step. Without turns,
-      // loading so early costs 1 to 2 %.
+      // In ordered mode the end of the step has no time to wait for memory. In unordered mode
+      // loading this early costs 1 to 2 %.
       if (Config::kIsOrdered && copies) producer.load_stats();
-      Arch::barrier_wait(&shared.grad_s_full[ring.stage], ring.round);
+      Arch::mbarrier_wait(&shared.grad_s_full[ring.stage], ring.round);
       if constexpr (Config::kHasMask) tile = at.number_of(params, 0);  // published by now
-      int32_t done = 0;  // tiles of keys that have added to this tile of queries
+      int32_t done = 0;  // key tiles that have been added to this tile of queries
       CUTE_UNROLL
       for (int column = 0; column < Config::kHeadDim; column += kColumns) {
         Slice grad_q;
         issue(ring.stage, column, registers_of(grad_q));
-        if (column == 0) {  // overlaps the product, as each is a round trip to L2
+        if (column == 0) {  // both are round trips to L2, which overlap the product
           done = peek(tile);
           if (at.number > 0) pass_turn(before);
         }
@@ -72,7 +72,7 @@ struct BackwardGradQ {
   }
 
  private:
-  // grad_q = dS^T K, of a slice of columns
+  // grad_q = dS^T K, for a slice of columns
   template <class Registers>
   CUTE_DEVICE void issue(int stage, int column, Registers& grad_q) const {
     auto const a = Arch::descriptor(shared.grad_s[stage], TileS::kChunkBytes, 1024);
@@ -98,7 +98,7 @@ struct BackwardGradQ {
     CUTE_UNROLL
     for (int n = 0; n < kColumns / 8; ++n) {
       if (n >= end) break;
-      Arch::add(to + n * 128, grad_q.block(0, n));
+      Arch::red_add(to + n * 128, grad_q.block(0, n));
     }
   }
 
@@ -108,10 +108,10 @@ struct BackwardGradQ {
   CUTE_DEVICE int32_t* turn(int64_t tile) const { return params.turn_at(tile, first_query()); }
 
   CUTE_DEVICE int32_t peek(int64_t tile) const {
-    return takes_turns() ? Arch::peek(turn(tile)) : 0;
+    return takes_turns() ? Arch::ld_relaxed(turn(tile)) : 0;
   }
-  // Waits until all earlier tiles of keys have added. `done` is valid because the previous turn was
-  // released after it was read.
+  // Waits until all earlier key tiles have been added. `done` is valid: it was read before the
+  // previous turn was released.
   CUTE_DEVICE void wait_for_turn(Steps const& at, int64_t tile, int32_t done) const {
     if constexpr (Config::kIsOrdered) {
       if (takes_turns()) {
@@ -126,8 +126,8 @@ struct BackwardGradQ {
   }
   CUTE_DEVICE void pass_turn(int64_t tile) const {
     if constexpr (Config::kIsOrdered) {
-      Arch::sync_warp();  // added by all lanes
-      if (takes_turns()) Arch::add_acq_rel(turn(tile), 1);
+      Arch::sync_warp();  // all lanes have added
+      if (takes_turns()) Arch::red_add_acq_rel(turn(tile), 1);
     }
   }
 };

@@ -1,14 +1,14 @@
-// A block with a tile of 64 keys: their dK and dV, over all queries that see them.
+// A block with a tile of 64 keys: computes their dK and dV over all queries that see them.
 //
-// Both warpgroups have all 64 keys, in rows. The first computes S, P and dV, the second dP, dS and
-// dK. P, rounded, goes from the first to the second through shared memory, in the order of
-// registers; P and dS are A of the products that follow, in registers.
+// Both warpgroups have all 64 keys, in rows. The first warpgroup computes S, P and dV, the second
+// dP, dS and dK. P, rounded, goes from the first to the second through shared memory, in register
+// order. P and dS are the A operand of the next products, in registers.
 //
 //   first     S(i)  P(i)   dV(i) S(i+1)  P(i+1)   dV(i+1) ...
 //   second          dP(i)        dS(i)   dK(i) dP(i+1)  dS(i+1) ...
 //
-// Each warpgroup issues the second product of a step and the first one of the next together. dS
-// waits for P of the other warpgroup, so the two use the tensor cores in turn.
+// Each warpgroup issues the second product of a step together with the first product of the next
+// step. dS waits for the other warpgroup's P, so the two warpgroups use the tensor cores in turn.
 #pragma once
 
 #include "core/math.hpp"
@@ -18,8 +18,9 @@
 
 namespace cutlass_attn::sm90 {
 
-// The two producer warps. One copies K once, and Q with -LSE at each step. The other copies V once,
-// and dO with delta at each step. As two warps, neither waits for a buffer of the other.
+// The two producer warps. One copies K once, and Q with -LSE in each step; the other copies V once,
+// and dO with delta in each step. Because they are two warps, neither waits for a buffer of the
+// other.
 template <class Config, class Arch>
 struct KeysProducer {
   using Shared = typename Config::KeysStorage;
@@ -53,7 +54,7 @@ struct KeysProducer {
     if (steps == 0) return;
     sm80::RowTile const& tile = shared.block.tile;
     if (Arch::elect()) {
-      Arch::barrier_expect(once_full, Tile::kBytes);
+      Arch::mbarrier_arrive_expect_tx(once_full, Tile::kBytes);
       load_tile<Tile, Arch>(stationary, once, once_full, tile.begin, tile.head,
                             key_rows(shared.block.seq, params.problem));
     }
@@ -65,12 +66,12 @@ struct KeysProducer {
       float const* const from =
           params.stats + at.number_of(params, tile.batch) * (kM * 2) + lane * 4 + stat;
       float const of_even = from[0], of_odd = from[2];
-      Arch::barrier_wait(&empty[ring.stage], ring.round ^ 1);
+      Arch::mbarrier_wait(&empty[ring.stage], ring.round ^ 1);
       stats[ring.stage][lane * 2] = of_even;
       stats[ring.stage][lane * 2 + 1] = of_odd;
       Arch::sync_warp();
       if (Arch::elect()) {
-        Arch::barrier_expect(&full[ring.stage], Tile::kBytes);
+        Arch::mbarrier_arrive_expect_tx(&full[ring.stage], Tile::kBytes);
         load_tile<Tile, Arch>(rows, tiles[ring.stage], &full[ring.stage], at.tile * kM, at.head,
                               query_rows(shared.block.seq, params.problem));
       }
@@ -104,7 +105,7 @@ struct KeysConsumer {
     clear(grad_v);
     if (steps == 0) return;
     BackwardSteps<Config> at(params, shared.block);
-    Arch::barrier_wait(&shared.k_full, 0);
+    Arch::mbarrier_wait(&shared.k_full, 0);
     issue_s();
     Arch::template wgmma_wait<0>(x.x);
     weigh(at.tile);
@@ -123,11 +124,11 @@ struct KeysConsumer {
     Arch::template wgmma_wait<0>(grad_v.x, weights);
   }
 
-  // The second: dK.
+  // The second warpgroup: dK.
   CUTE_DEVICE void run(typename Config::GradQk& grad_k, std::true_type) {
     clear(grad_k);
     if (steps == 0) return;
-    Arch::barrier_wait(&shared.v_full, 0);
+    Arch::mbarrier_wait(&shared.v_full, 0);
     issue_dp();
     Arch::template wgmma_wait<0>(x.x);
     differentiate();
@@ -148,22 +149,22 @@ struct KeysConsumer {
 
  private:
   CUTE_DEVICE void issue_s() {
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     Products::template issue_first<TileQk>(shared.k, shared.q[ring.stage], x);
   }
   CUTE_DEVICE void issue_dp() {
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     Products::template issue_first<TileV>(shared.v, shared.grad_o[ring.stage], x);
   }
   CUTE_DEVICE void issue_grad_v(typename Config::GradV& grad_v) {
-    Arch::barrier_wait(&shared.grad_o_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.grad_o_full[ring.stage], ring.round);
     Products::template issue_second<TileV>(weights, shared.grad_o[ring.stage], grad_v);
   }
   CUTE_DEVICE void issue_grad_k(typename Config::GradQk& grad_k) {
     Products::template issue_second<TileQk>(weights, shared.q[ring.stage], grad_k);
   }
 
-  // S to P, for this warpgroup and the other.
+  // S to P, for both warpgroups.
   CUTE_DEVICE void weigh(int tile) {
     to_weights(tile * kM);
     arrive<Arch>(&shared.q_empty[ring.stage]);
@@ -175,13 +176,13 @@ struct KeysConsumer {
     take_over();
     to_grad_s();
     arrive<Arch>(&shared.grad_o_empty[ring.stage]);
-    Arch::barrier_wait(&shared.q_full[ring.stage], ring.round);
+    Arch::mbarrier_wait(&shared.q_full[ring.stage], ring.round);
     Products::pack(x, weights);
   }
 
   // --- P and dS: keys in rows, queries in columns ------------------------------------------------
 
-  // Calls visit(x, stat, n, i) for each element x(i, 0, n), with the entry of `stats` of its query.
+  // Calls visit(x, stat, n, i) for each element x(i, 0, n), with its query's entry of `stats`.
   template <class Visit>
   CUTE_DEVICE void for_queries(float const (&stats)[kM], Visit&& visit) {
     Address const from = Arch::smem_address(stats) + Address(thread_of_group<Arch>() % 4 * 8);
@@ -205,7 +206,7 @@ struct KeysConsumer {
     });
   }
 
-  // -inf for queries that do not see a key.
+  // -inf for queries that do not see the key.
   CUTE_DEVICE void apply_mask(int first_query) {
     int const thread = opaque(thread_of_group<Arch>());
     CUTE_UNROLL
@@ -234,20 +235,20 @@ struct KeysConsumer {
     });
   }
 
-  // --- P on its way ------------------------------------------------------------------------------
+  // --- P from the first warpgroup to the second --------------------------------------------------
 
   CUTE_DEVICE Address place_of_p() const {
     return Arch::smem_address(shared.p[p_ring.stage]) + Address(thread_of_group<Arch>() * 16);
   }
   CUTE_DEVICE void hand_over() {
-    Arch::barrier_wait(&shared.p_empty[p_ring.stage], p_ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.p_empty[p_ring.stage], p_ring.round ^ 1);
     CUTE_UNROLL
     for (int n = 0; n < 4; ++n) Arch::store_shared(place_of_p() + Address(n * 2048), weights[n]);
     arrive<Arch>(&shared.p_full[p_ring.stage]);
     p_ring.advance();
   }
   CUTE_DEVICE void take_over() {
-    Arch::barrier_wait(&shared.p_full[p_ring.stage], p_ring.round);
+    Arch::mbarrier_wait(&shared.p_full[p_ring.stage], p_ring.round);
     CUTE_UNROLL
     for (int n = 0; n < 4; ++n) Arch::load_shared(place_of_p() + Address(n * 2048), weights[n]);
     arrive<Arch>(&shared.p_empty[p_ring.stage]);

@@ -1,12 +1,12 @@
-// The tiles of queries that a block with a mask goes through, from the mask's map.
+// Query tiles that a block with a bool mask visits, from the query map.
 #pragma once
 
 #include "sm90/backward_config.hpp"
 
 namespace cutlass_attn::sm90 {
 
-// Iterates over the tiles that see any key of the block, of all query heads that read the KV head.
-// All lanes of a warp take part: each has the class of one of 32 tiles.
+// Iterates over the query tiles that see any key of the block, of all query heads that read the KV
+// head. Called by all lanes of a warp: each lane holds the class of one of 32 tiles.
 template <class Config, class Arch>
 struct MapSteps {
   using Params = typename Config::Params;
@@ -14,15 +14,15 @@ struct MapSteps {
   Params const& params;
   sm80::RowTile const& keys;
   int head, tile = 0, number = 0;
-  int word = -1;      // of the map: the present 32 tiles
-  uint32_t left = 0;  // its tiles that are not empty and come after the present one
-  uint32_t full = 0;  // its full tiles
+  int word = -1;      // present group of 32 tiles of the map
+  uint32_t left = 0;  // tiles of the group that are not empty and come after the present one
+  uint32_t full = 0;  // full tiles of the group
 
   template <class Block>
   CUTE_DEVICE MapSteps(Params const& params, Block const& block)
       : params(params), keys(block.tile), head(block.tile.head * params.heads_per_kv) {}
 
-  // Finds the first step. There is one.
+  // Moves to the next step, which must exist.
   CUTE_DEVICE void begin() {
     QueryMap const& map = params.map;
     while (left == 0) {
@@ -40,7 +40,7 @@ struct MapSteps {
     left &= left - 1;
     tile = word * 32 + bit;
   }
-  // steps: of the block.
+  // steps: number of steps of the block.
   CUTE_DEVICE void advance(int steps) {
     if (++number < steps) begin();
   }
@@ -55,7 +55,7 @@ struct MapSteps {
             head, tile};
   }
 
-  // Counts the steps of the block with these keys. By all threads of the block.
+  // Counts the steps of the block with these keys. Called by all threads of the block.
   template <class Block>
   CUTE_DEVICE static void share_count(Params const& params, sm80::RowTile const& keys,
                                       Block& block) {

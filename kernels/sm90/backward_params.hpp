@@ -1,5 +1,5 @@
-// Arguments of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q, dO, K,
-// V and a bias, and the map of a mask.
+// Launch parameters of the wgmma backward kernels: those of the mma.sync kernels, tensor maps of Q,
+// dO, K, V and a bias, and the query map of a mask.
 #pragma once
 
 #include "core/query_map.hpp"
@@ -11,7 +11,7 @@ namespace cutlass_attn::sm90 {
 
 template <class Rows>
 struct BasicBackwardParams : sm80::BackwardParams {
-  static constexpr int kBlockM = kTileRows;  // queries of a step, and rows of each copy
+  static constexpr int kBlockM = kTileRows;  // queries of a step; rows of a copy
 
   Rows q, grad_o, k, v;
   char const* failure = nullptr;  // why the tensor maps could not be made
@@ -21,8 +21,8 @@ struct BasicBackwardParams : sm80::BackwardParams {
     BasicBackwardParams params;
     static_cast<sm80::BackwardParams&>(params) =
         sm80::BackwardParams::prepare(p, workspace, device, facts);
-    // An eighth of the SMs of an H200. D = 128, 4 x 4096 takes 2566 us, and 3150 with 64. D = 64,
-    // 16 x 1024 takes 3 to 4 % less, and causal as much more.
+    // An eighth of the SMs of an H200. D = 128, 4 x 4096 takes 2566 us; with 64 it takes 3150. D =
+    // 64, 16 x 1024 takes 3 to 4 % less, and causal 3 to 4 % more.
     params.begin_together(16);
     if (params.keys.all == 0 || params.queries.all == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
@@ -48,7 +48,7 @@ struct BasicBackwardParams : sm80::BackwardParams {
 using BackwardParams = BasicBackwardParams<DenseRows>;
 using VarlenBackwardParams = BasicBackwardParams<RaggedRows>;
 
-// Dense calls with a bool mask. The launch before the kernel makes its map.
+// For dense calls with a bool mask. The launch before the kernel makes the query map.
 struct MaskBackwardParams : BackwardParams {
   using Base = BasicBackwardParams<DenseRows>;
   static constexpr int kTilesOfBlock = kAsideThreads / 32;  // of the map
@@ -82,7 +82,7 @@ struct MaskBackwardParams : BackwardParams {
   }
 };
 
-// Dense calls with a bias, whose tiles TMA copies as well. Base: without it.
+// For dense calls with a bias, whose tiles TMA copies as well. Base: parameters without a bias.
 template <class Base>
 struct WithBias : Base {
   TensorMap bias;
@@ -98,14 +98,14 @@ struct WithBias : Base {
     return params;
   }
 };
-// A tile of the gradient of a bias, and the steps that it sums over: of each batch entry, of each
-// head, the tiles of queries.
+// A tile of the gradient of a bias, and the steps that it sums over: batch entries, heads, and
+// tiles of queries.
 struct BiasTile {
-  int32_t batch, head;  // the first ones
+  int32_t batch, head;  // of the first step
   int32_t first_key, first_query;
   int32_t query_tiles, steps_of_batch, steps;
 
-  // Leaves out tiles of queries that see no key.
+  // Drops tiles of queries that see no key.
   CA_HOST_DEVICE void keep(TileRange const& range, int block_m) {
     int32_t const tiles = steps_of_batch, first = first_query / block_m, end = first + query_tiles;
     int32_t const begin = range.begin > first ? range.begin : first;
@@ -117,12 +117,13 @@ struct BiasTile {
   }
 };
 
-// And blocks that compute the gradient of the bias (backward_bias.hpp).
+// Adds blocks that compute the gradient of the bias (backward_bias.hpp).
 template <class Base>
 struct WithBiasGrad : Base {
   static constexpr int kBiasQueries = 128, kBiasKeys = 128;  // of a block's tile
 
-  int32_t bias_tiles_k, bias_tiles_q, bias_heads, bias_batch;  // what is broadcast counts as one
+  // A broadcast dimension counts as one.
+  int32_t bias_tiles_k, bias_tiles_q, bias_heads, bias_batch;
   int32_t bias_tiles_of_block;
 
   static WithBiasGrad prepare(Problem const& p, Workspace const& workspace,
@@ -135,8 +136,8 @@ struct WithBiasGrad : Base {
         to.row_stride == 0 ? 1 : (p.seq_q.seqlen + kBiasQueries - 1) / kBiasQueries;
     params.bias_heads = to.head_stride == 0 ? 1 : p.num_heads_q;
     params.bias_batch = to.batch_stride == 0 ? 1 : p.batch;
-    // Four blocks or more for an SM, so that the last ones end at about the same time, with not too
-    // many tiles each: a block that begins waits for its first ones.
+    // At least four blocks per SM, so that the last blocks end at about one time, but with few
+    // tiles each, because a new block waits for its first tiles.
     int32_t const blocks = 4 * (device.num_sms > 0 ? device.num_sms : 1);
     int32_t const tiles = params.bias_tiles() / blocks;
     params.bias_tiles_of_block = tiles < 1 ? 1 : tiles < 16 ? tiles : 16;
@@ -152,7 +153,8 @@ struct WithBiasGrad : Base {
   CA_HOST_DEVICE int32_t bias_blocks() const {
     return (bias_tiles() + bias_tiles_of_block - 1) / bias_tiles_of_block;
   }
-  // Among the first blocks of the grid. They are spread evenly: L2 limits them, and others less.
+  // Number of bias blocks among the first `block` blocks of the grid. They are spread evenly: L2
+  // limits them more than the other blocks.
   CA_HOST_DEVICE int32_t bias_blocks_before(int32_t block) const {
     int64_t const of_bias = bias_blocks();
     return int32_t(block * of_bias / (this->keys.all + of_bias));
@@ -161,7 +163,7 @@ struct WithBiasGrad : Base {
     return bias_batch * bias_heads * bias_tiles_q * bias_tiles_k;
   }
 
-  // In a kernel: tiles of keys follow each other, then those of queries, heads and entries.
+  // In a kernel. Tiles are ordered by key tile, then query tile, head, batch entry.
   CA_HOST_DEVICE BiasTile bias_tile(int32_t number) const {
     Problem const& p = this->problem;
     BiasTile tile;

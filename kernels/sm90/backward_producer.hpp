@@ -34,7 +34,7 @@ struct BackwardProducer {
     while (at.number < steps) next();
   }
 
-  // Copies K and V, and as many steps as there are buffers.
+  // Copies K and V, and as many steps as there are stages.
   CUTE_DEVICE void begin() {
     if (Arch::elect()) {
       sm80::RowTile const& tile = shared.block.tile;
@@ -53,15 +53,15 @@ struct BackwardProducer {
     copy();
   }
 
-  // The two halves of next(): statistics pass through registers, and are loaded while the stage may
-  // still be in use; then the rest.
+  // The two halves of next(). load_stats() loads the statistics into registers, while the stage may
+  // still be in use. copy() waits for the stage and does the rest.
   CUTE_DEVICE void load_stats() {
     if (at.number < steps) stats = stats_of_step(Arch::thread());
   }
   CUTE_DEVICE void copy() {
     if (at.number == steps) return;
     int const lane = Arch::thread();
-    Arch::barrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.empty[ring.stage], ring.round ^ 1);
     reinterpret_cast<Stats*>(shared.stats[ring.stage])[lane] = stats;
     if constexpr (Config::kHasMask) {
       if (lane == 0) shared.block.steps[at.number % kMapSteps] = at.published();
@@ -96,11 +96,12 @@ struct BackwardProducer {
     return reinterpret_cast<Stats const*>(params.stats + tile * Config::kBlockM * 2)[lane];
   }
 
-  // Comes with Q, where dS will be, once dQ has been multiplied with the one before.
+  // Copies the bias into the stage of dS, once dQ of that stage's previous dS has been multiplied.
+  // It arrives with Q.
   CUTE_DEVICE void load_bias(int first_query) const {
     using TileBias = typename Config::TileBias;
     sm80::RowTile const& keys = shared.block.tile;
-    Arch::barrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
+    Arch::mbarrier_wait(&shared.grad_s_empty[ring.stage], ring.round ^ 1);
     CUTE_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
       Arch::tma_load(shared.grad_s[ring.stage] + i * TileBias::kBytes, params.bias,
@@ -109,11 +110,11 @@ struct BackwardProducer {
     }
   }
 
-  // kMoreBytes: that other copies bring for the barrier.
+  // kMoreBytes: bytes of other copies that the barrier counts.
   template <class Tile, int kMoreBytes = 0, class Rows>
   CUTE_DEVICE void load(Rows const& from, char* to, arch::Barrier* full, int row, int head,
                         SequenceRows const& of) const {
-    Arch::barrier_expect(full, Tile::kBytes + kMoreBytes);
+    Arch::mbarrier_arrive_expect_tx(full, Tile::kBytes + kMoreBytes);
     copy_boxes<Tile, Arch>(from, to, full, row, head, of);
   }
 };

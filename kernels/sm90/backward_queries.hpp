@@ -1,6 +1,6 @@
-// A block with a tile of 128 queries: their dQ, over all keys that they see.
+// A block with a tile of 128 queries: computes their dQ over all keys that they see.
 //
-// Each warpgroup has 64 queries, in rows. dS, rounded, is A of dQ in registers.
+// Each warpgroup has 64 queries, in rows. dS, rounded, is the A operand of dQ, in registers.
 //
 //   tensor cores   S(j) dP(j)                  dQ(j) S(j+1) dP(j+1)
 //   the rest             P(j)        dS(j)                  P(j+1) ...
@@ -13,7 +13,8 @@
 
 namespace cutlass_attn::sm90 {
 
-// A warp that copies: Q once and K of each step, or dO and V.
+// A producer warp. One copies Q once and K in each step; the other copies dO once and V in each
+// step.
 template <class Config, class Arch>
 struct QueriesProducer {
   using Shared = typename Config::QueriesStorage;
@@ -45,7 +46,7 @@ struct QueriesProducer {
     sm80::RowTile const& tile = shared.tile;
     SequenceRows const queries = query_rows(shared.seq, params.problem);
     SequenceRows const keys = key_rows(shared.seq, params.problem);
-    Arch::barrier_expect(once_full, kGroups * Tile::kBytes);
+    Arch::mbarrier_arrive_expect_tx(once_full, kGroups * Tile::kBytes);
     CUTE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       load_tile<Tile, Arch>(stationary, once[group], once_full, tile.begin + group * 64, tile.head,
@@ -55,8 +56,8 @@ struct QueriesProducer {
     Ring<kStages> ring;
     CUTE_NO_UNROLL
     for (int j = range.begin; j < range.end; ++j) {
-      Arch::barrier_wait(&empty[ring.stage], ring.round ^ 1);
-      Arch::barrier_expect(&full[ring.stage], Tile::kBytes);
+      Arch::mbarrier_wait(&empty[ring.stage], ring.round ^ 1);
+      Arch::mbarrier_arrive_expect_tx(&full[ring.stage], Tile::kBytes);
       load_tile<Tile, Arch>(rows, tiles[ring.stage], &full[ring.stage], j * 64, head_kv, keys);
       ring.advance();
     }
@@ -72,7 +73,7 @@ struct QueriesConsumer {
   using TileV = typename Config::TileV;
   using Products = TwoPassProducts<Config, Arch>;
   using Params = typename Config::Params;
-  static constexpr int kN = 64;  // keys of a step
+  static constexpr int kN = 64;  // per step
 
   Params const& params;
   Shared& shared;
@@ -88,8 +89,8 @@ struct QueriesConsumer {
     TileRange const range = shared.range;
     if (range.begin >= range.end) return;
     read_stats();
-    Arch::barrier_wait(&shared.q_full, 0);
-    Arch::barrier_wait(&shared.grad_o_full, 0);
+    Arch::mbarrier_wait(&shared.q_full, 0);
+    Arch::mbarrier_wait(&shared.grad_o_full, 0);
     issue_s();
     issue_dp();
     to_grad_s(range.begin);
@@ -110,18 +111,18 @@ struct QueriesConsumer {
 
  private:
   CUTE_DEVICE void issue_s() {
-    Arch::barrier_wait(&shared.k_full[k_ring.stage], k_ring.round);
+    Arch::mbarrier_wait(&shared.k_full[k_ring.stage], k_ring.round);
     Products::template issue_first<TileQk>(shared.q[group], shared.k[k_ring.stage], s);
   }
   CUTE_DEVICE void issue_dp() {
-    Arch::barrier_wait(&shared.v_full[v_ring.stage], v_ring.round);
+    Arch::mbarrier_wait(&shared.v_full[v_ring.stage], v_ring.round);
     Products::template issue_first<TileV>(shared.grad_o[group], shared.v[v_ring.stage], dp);
   }
   CUTE_DEVICE void issue_grad_q(typename Config::GradQk& grad_q) {
     Products::template issue_second<TileQk>(grad_s, shared.k[k_ring.stage], grad_q);
   }
 
-  // dS of a tile of keys, while S and dP are being multiplied.
+  // dS of a tile of keys, while S and dP are in flight.
   CUTE_DEVICE void to_grad_s(int tile) {
     Arch::template wgmma_wait<1>(s.x);
     to_weights(tile * kN);
@@ -136,7 +137,8 @@ struct QueriesConsumer {
     Products::pack(dp, grad_s);
   }
 
-  // From the workspace. Queries beyond the sequence keep -inf: they have no weights.
+  // Reads the statistics from the workspace. Queries beyond the sequence keep -inf, so their
+  // weights are 0.
   CUTE_DEVICE void read_stats() {
     sm80::RowTile const& tile = shared.tile;
     int const first = tile.begin + group * 64, thread = thread_of_group<Arch>();
@@ -169,7 +171,7 @@ struct QueriesConsumer {
     }
   }
 
-  // -inf for keys that a query does not see.
+  // -inf for keys that the query does not see.
   CUTE_DEVICE void apply_mask(int first_key) {
     int const thread = opaque(thread_of_group<Arch>());
     CUTE_UNROLL

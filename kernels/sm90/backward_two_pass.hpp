@@ -1,15 +1,17 @@
-// Backward attention on wgmma and TMA (sm_90a: Hopper) in two passes: blocks with a tile of keys
-// compute dK and dV, blocks with a tile of queries compute dQ. Each pass recomputes P, so a pair of
-// tiles needs seven products instead of five. In return there are no atomic additions: dQ needs no
-// fp32 workspace, and results are deterministic.
+// Backward attention on wgmma and TMA (sm_90a: Hopper) in two passes. Blocks with a tile of keys
+// compute dK and dV; blocks with a tile of queries compute dQ. Both recompute P, so a pair of tiles
+// takes seven products instead of five. In return nothing is added atomically: dQ needs no fp32
+// workspace, and results are deterministic.
 //
-// Grid:       one block per (batch, KV head, 64 keys), then per (batch, query head, 128 queries)
-// Block:      two warps that copy, of a warpgroup of their own, and two consumer warpgroups
-//             (backward_keys.hpp, backward_queries.hpp)
-// Registers:  dK or dV, or dQ of 64 rows, and S, dP, P or dS of a step
-// Shared:     the tiles of the block's own rows, and stages of the two that each step reads
+// Grid:       one block per (batch, KV head, 64 keys), then one per (batch, query head, 128
+//             queries)
+// Block:      a warpgroup with two producer warps, and two consumer warpgroups (backward_keys.hpp,
+//             backward_queries.hpp)
+// Registers:  of a consumer: dK, dV or dQ of 64 rows, and S, dP, P or dS of a step
+// Shared:     the tiles of the block's own rows, and stages of the two tiles that a step reads
 //
-// The launches before and after, in sm80/backward_rows.hpp: row statistics and gradients of sinks.
+// The launches before and after, for row statistics and gradients of sinks, are in
+// sm80/backward_rows.hpp.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -32,7 +34,8 @@ struct BackwardTwoPass {
   using After = sm80::BackwardAfter<Element, SeqInfo>;
   static constexpr int kThreads = Config::kThreads, kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = Config::kSmemBytes;
-  static constexpr int kBlockN = Config::kBlockN, kBlockM = kBlockN;  // of a block's tile: keys
+  static constexpr int kBlockN = Config::kBlockN,
+                       kBlockM = kBlockN;  // rows of a block's tile: keys
   static constexpr bool kPacksHeads = false;
 
   template <class Score, class Arch>
@@ -77,18 +80,18 @@ struct BackwardTwoPass {
       init<Arch>(shared);
     }
     sm80::share_visible<KeysTraits, Arch>(mask, tile.begin, shared);
-    Arch::sync();  // shared.block full, barriers are there
+    Arch::sync();  // shared.block full, barriers initialised
 
     int const steps = params.heads_per_kv * tiles;
     if (group<Arch>() == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       KeysProducer<Config, Arch> const producer{params, shared, steps};
       int const warp = Arch::uniform(Arch::thread() / 32);
       if (warp == 0) producer.copy_q();
       if (warp == 1) producer.copy_grad_o();
       return;
     }
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     KeysConsumer<Config, Score, Arch> consumer{params, shared, steps};
     auto const store = [&](Operand const& to, int columns, float scale, auto const& grad) {
       if (to.data == nullptr) return;
@@ -125,17 +128,17 @@ struct BackwardTwoPass {
       init<Arch>(shared);
     }
     share_visible<Arch>(mask, tile.begin, shared);
-    Arch::sync();  // shared.tile full, barriers are there
+    Arch::sync();  // shared.tile full, barriers initialised
 
     if (group<Arch>() == 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       QueriesProducer<Config, Arch> const producer{params, shared};
       int const warp = Arch::uniform(Arch::thread() / 32);
       if (warp == 0) producer.copy_k();
       if (warp == 1) producer.copy_v();
       return;
     }
-    Arch::template registers_increase<Config::kComputeRegisters>();
+    Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
     int const first = (group<Arch>() - 1) * 64;
     QueriesConsumer<Config, Score, Arch> consumer{params, shared, group<Arch>() - 1};
     typename Config::GradQk grad_q;
@@ -146,12 +149,13 @@ struct BackwardTwoPass {
                      p.logits.softmax_scale, grad_q);
   }
 
-  // What sm80::share_visible() asks of a Config.
+  // Config as sm80::share_visible() requires it.
   struct KeysTraits : Config {
     using SharedStorage = typename Config::KeysStorage;
   };
 
-  // Which keys each query sees, and those that all queries of a warp see. By all threads.
+  // For each query, the keys that it sees; for each warp, the keys that all its queries see. Called
+  // by all threads.
   template <class Arch>
   CUTE_DEVICE static void share_visible(IntervalMask const& mask, int first_query,
                                         typename Config::QueriesStorage& shared) {
@@ -171,8 +175,8 @@ struct BackwardTwoPass {
     }
   }
 
-  // Rounds and stores the 64 rows of this warpgroup, from row `first` of the head on. Rows from
-  // `rows` on do not exist and are not stored.
+  // Rounds and stores the 64 rows of this warpgroup. first: index in the head. Rows from `rows` on
+  // do not exist and are not stored.
   template <class Arch, class Grad>
   CUTE_DEVICE static void store_rows(Element* head, int64_t row_stride, int first, int rows,
                                      int columns, float scale, Grad const& grad) {
@@ -197,33 +201,33 @@ struct BackwardTwoPass {
   template <class Arch>
   CUTE_DEVICE static void init(typename Config::KeysStorage& shared) {
     constexpr int kWarpsOfGroup = kGroupThreads / 32;
-    Arch::barrier_init(&shared.k_full, 1);
-    Arch::barrier_init(&shared.v_full, 1);
+    Arch::mbarrier_init(&shared.k_full, 1);
+    Arch::mbarrier_init(&shared.v_full, 1);
     for (int i = 0; i < Config::kQueryStages; ++i) {
-      Arch::barrier_init(&shared.q_full[i], 1);
-      Arch::barrier_init(&shared.grad_o_full[i], 1);
-      Arch::barrier_init(&shared.q_empty[i], Shape::kWarps);
-      Arch::barrier_init(&shared.grad_o_empty[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.q_full[i], 1);
+      Arch::mbarrier_init(&shared.grad_o_full[i], 1);
+      Arch::mbarrier_init(&shared.q_empty[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.grad_o_empty[i], Shape::kWarps);
     }
     for (int i = 0; i < Config::kPStages; ++i) {
-      Arch::barrier_init(&shared.p_full[i], kWarpsOfGroup);
-      Arch::barrier_init(&shared.p_empty[i], kWarpsOfGroup);
+      Arch::mbarrier_init(&shared.p_full[i], kWarpsOfGroup);
+      Arch::mbarrier_init(&shared.p_empty[i], kWarpsOfGroup);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
   template <class Arch>
   CUTE_DEVICE static void init(typename Config::QueriesStorage& shared) {
-    Arch::barrier_init(&shared.q_full, 1);
-    Arch::barrier_init(&shared.grad_o_full, 1);
+    Arch::mbarrier_init(&shared.q_full, 1);
+    Arch::mbarrier_init(&shared.grad_o_full, 1);
     for (int i = 0; i < Config::kKStages; ++i) {
-      Arch::barrier_init(&shared.k_full[i], 1);
-      Arch::barrier_init(&shared.k_empty[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.k_full[i], 1);
+      Arch::mbarrier_init(&shared.k_empty[i], Shape::kWarps);
     }
     for (int i = 0; i < Config::kVStages; ++i) {
-      Arch::barrier_init(&shared.v_full[i], 1);
-      Arch::barrier_init(&shared.v_empty[i], Shape::kWarps);
+      Arch::mbarrier_init(&shared.v_full[i], 1);
+      Arch::mbarrier_init(&shared.v_empty[i], Shape::kWarps);
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
 };
 

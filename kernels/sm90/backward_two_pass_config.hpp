@@ -13,7 +13,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// Two consumer warpgroups, and one of which two warps are producers.
+// Two consumer warpgroups, and one warpgroup with two producer warps.
 template <class Traits>
 struct TwoPassConfig {
   using Element = typename Traits::Element;
@@ -33,7 +33,7 @@ struct TwoPassConfig {
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0);
   static_assert(kHeadDim <= 256 && kHeadDimV <= 256, "accumulators of a warpgroup");
 
-  // Of Q or K, and of dO or V: 64 rows each.
+  // Tiles of 64 rows: of Q or K, and of dO or V.
   using TileQk = SwizzledTile<64, kHeadDim>;
   using TileV = SwizzledTile<64, kHeadDimV>;
 
@@ -44,15 +44,15 @@ struct TwoPassConfig {
 
   static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 3072;
   static constexpr int kMaxStages = 4;
-  // Number of stages of a pair of tiles that fit beside other_bytes of shared memory.
+  // Number of stages, each a pair of tiles, that fit in shared memory next to other_bytes.
   static constexpr int stages(int other_bytes, int pair_bytes) {
     int const stages = (kMaxSmemBytes - kOtherBytes - other_bytes) / pair_bytes;
     return stages < kMaxStages ? stages : kMaxStages;
   }
 
   // --- A block of keys ---
-  // P on its way from the first warpgroup to the second: a thread's words for the thread of the
-  // same number.
+  // P from the first warpgroup to the second: each thread writes words for the thread of equal
+  // index.
   static constexpr int kPStages = 2, kPBytes = sizeof(Packed) * kGroupThreads;
   static constexpr int kQueryStages =
       stages(TileQk::kBytes + TileV::kBytes + kPStages * kPBytes + 2 * kMaxStages * kBlockM * 4,
@@ -66,7 +66,7 @@ struct TwoPassConfig {
     char p[kPStages][kPBytes];
     alignas(16) float neg_lse[kQueryStages][kBlockM];  // in units of log2
     alignas(16) float delta[kQueryStages][kBlockM];
-    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: from, to
+    alignas(16) int32_t queries_of_key[kBlockN][2];  // that see the key: [from, to)
     sm80::BackwardBlock<SeqInfo, 4> block;
     // Full: the copy has landed (Q with -LSE, dO with delta), or P is stored. Empty: all readers
     // have released it.
@@ -75,7 +75,7 @@ struct TwoPassConfig {
   };
 
   // --- A block of queries ---
-  // A step reads K until dQ is multiplied, and V only until dP is. If two stages of both do not
+  // A step reads K until dQ is multiplied, but V only until dP is. If two stages of both do not
   // fit, K has two stages and V has one.
   static constexpr int kStationaryBytes = kGroups * (TileQk::kBytes + TileV::kBytes);
   static constexpr int kPairs = stages(kStationaryBytes, TileQk::kBytes + TileV::kBytes);
@@ -85,11 +85,11 @@ struct TwoPassConfig {
     char grad_o[kGroups][TileV::kBytes];
     char k[kKStages][TileQk::kBytes];
     char v[kVStages][TileV::kBytes];
-    alignas(16) int32_t keys_of_query[kBlockQueries][2];  // that it sees: from, to
+    alignas(16) int32_t keys_of_query[kBlockQueries][2];  // that it sees: [from, to)
     alignas(16) int32_t keys_of_all[4 * kGroups][2];      // that all queries of a warp see
     SeqInfo seq;
     sm80::RowTile tile;  // of queries
-    TileRange range;     // of the tiles of keys that any of them sees
+    TileRange range;     // key tiles that any of the queries sees
     arch::Barrier q_full, grad_o_full, k_full[kKStages], k_empty[kKStages], v_full[kVStages],
         v_empty[kVStages];
   };
@@ -103,23 +103,23 @@ struct TwoPassConfig {
                                         : int(sizeof(QueriesStorage));
   static_assert(kSmemBytes <= kMaxSmemBytes);
 
-  // Traits that sm80::share_visible(), BackwardSteps and the tests ask for.
+  // Traits required by sm80::share_visible(), BackwardSteps and the tests.
   static constexpr bool kIsOrdered = false, kHasBiasGrad = false;
   static constexpr int kWarpsN = 4, kWarpKeys = 16;
 };
 
-// Index of this thread among those of its warpgroup.
+// Index of this thread in its warpgroup.
 template <class Arch>
 CUTE_DEVICE int thread_of_group() {
   return opaque(Arch::thread()) % 128;
 }
 
-// The products of a warpgroup, 64 rows each.
+// Products of a warpgroup's 64 rows.
 template <class Config, class Arch>
 struct TwoPassProducts {
   using Element = typename Config::Element;
 
-  // x = A B^T of 64 rows each, over all columns of the tiles.
+  // x = A B^T, 64 rows each, over all columns of the tiles.
   template <class Tile>
   CUTE_DEVICE static void issue_first(char const* a_tile, char const* b_tile,
                                       typename Config::Weights& x) {
@@ -134,7 +134,7 @@ struct TwoPassProducts {
     Arch::wgmma_commit();
   }
 
-  // grad += A B, with 64 rows of B in a tile.
+  // grad += A B, with 64 rows of B per tile.
   template <class Tile, class Grad>
   CUTE_DEVICE static void issue_second(typename Config::Packed& words, char const* tile,
                                        Grad& grad) {
@@ -160,7 +160,7 @@ struct TwoPassProducts {
   }
 };
 
-// Copies a tile, which begins at a row, to a buffer. By the thread that copies.
+// Copies the tile that begins at `row` to a buffer. Called by the producer thread.
 template <class Tile, class Arch, class Rows>
 CUTE_DEVICE void load_tile(Rows const& from, char* to, arch::Barrier* full, int row, int head,
                            SequenceRows const& of) {

@@ -1,8 +1,8 @@
-// Arguments of the two-pass backward kernels: those of the mma.sync kernels without a workspace for
-// dQ, and tensor maps.
+// Launch parameters of the two-pass backward kernels: those of the mma.sync kernels without a
+// workspace for dQ, and tensor maps.
 //
-// A grid has two kinds of blocks. The first blocks have a tile of keys each, the others a tile of
-// queries. A kind has no blocks if none of its gradients is requested.
+// The grid has two kinds of blocks: first the blocks with a tile of keys each, then the blocks with
+// a tile of queries each. If no gradient of a kind is wanted, that kind has no blocks.
 #pragma once
 
 #include "sm80/backward_params.hpp"
@@ -13,7 +13,7 @@ namespace cutlass_attn::sm90 {
 template <class Rows>
 struct BasicTwoPassParams : sm80::BackwardParams {
   static constexpr int kKeys = 64, kQueries = 128;  // of a block
-  static constexpr int kStepRows = 64;              // queries of a step, or keys
+  static constexpr int kStepRows = 64;              // queries, or keys, of a step
 
   Rows q, grad_o, k, v;
   sm80::RowTiles query_tiles;
@@ -64,8 +64,8 @@ struct BasicTwoPassParams : sm80::BackwardParams {
     return launch;
   }
 
-  // In a kernel: the number of the tile of queries that a block of the second kind has. Under a
-  // causal mask the last queries see most keys.
+  // In a kernel: index of the query tile of a block of the second kind. Under a causal mask, the
+  // last queries, which see most keys, come first.
   CA_HOST_DEVICE int32_t query_tile_of(int32_t block) const {
     if (problem.seq_q.cu_seqlens) return block;
     TileOrder::Place const place = query_order.place(block);
@@ -73,7 +73,7 @@ struct BasicTwoPassParams : sm80::BackwardParams {
   }
 
  private:
-  // The call as the workspace sees it: dQ needs none.
+  // The call without dQ, because dQ needs no workspace.
   struct WithoutGradQ {
     Problem problem;
     Gradients grad;

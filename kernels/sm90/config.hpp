@@ -16,7 +16,7 @@
 
 namespace cutlass_attn::sm90 {
 
-// Traits that sm80::Products asks for: a warpgroup has 64 rows.
+// Traits required by sm80::Products: a warpgroup has 64 rows.
 template <int kHeadDimV, int kBlockN>
 struct WarpgroupProducts {
   using Place = FragmentPlace<4, 1>;  // by thread
@@ -33,8 +33,7 @@ struct WarpgroupProducts {
   using Fragment = cutlass_attn::Fragment<Accumulator, kRowBlocks, kColumns / 8>;
 };
 
-// Head dims are rounded up to chunks of 64 columns. TMA fills the columns beyond a head dim with
-// zeros.
+// Head dims are rounded up to chunks of 64 columns. TMA fills columns beyond a head dim with zeros.
 constexpr int whole_chunks(int columns) { return (columns + 63) / 64 * 64; }
 
 // Offset of the i-th 16 columns in a descriptor, for a tile in chunks of 64 columns.
@@ -62,26 +61,25 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static_assert(Traits::kWarpsN == 1);
   static constexpr int kGroups = Traits::kWarps / 4;  // consumer warpgroups
-  static constexpr int kGroupRows = 64;               // rows of each: M of wgmma
+  static constexpr int kGroupRows = 64;               // rows of a consumer warpgroup: M of wgmma
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
 
-  // Registers of a producer thread and of a consumer thread. A block has 64 K registers in all.
+  // Registers of a producer thread and of a consumer thread. A block has 64 K registers in total.
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
 
   using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
-  // The bias of a warpgroup's rows: (query, key). The tiles of all warpgroups follow K in its
-  // buffer.
+  // Bias of a warpgroup's rows: (query, key). The tiles of all warpgroups follow K in its buffer.
   using TileBias = SwizzledTile<kGroupRows, kBlockN>;
   static constexpr int kKBytes = TileK::kBytes + (kHasBias ? kGroups * TileBias::kBytes : 0);
   using Place = FragmentPlace<4 * kGroups, 1>;  // by consumer thread
 
-  // Q has two buffers, so that the next tile arrives early, if that leaves room for three tiles of
-  // K and V (with two, d128 is 10 % slower on an H200). K and V have the remaining shared memory.
+  // Q has two stages, so that the next tile arrives early, if three tiles of K and V still fit
+  // (with two, d128 is 10 % slower on an H200). K and V get the remaining shared memory.
   static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 2048;
   static constexpr int room(int q_stages) {
     return kMaxSmemBytes - kOtherBytes - q_stages * kGroups * TileQ::kBytes;
@@ -94,24 +92,24 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static constexpr int kKStages =
       room(kQStages) - kPairs * kPairBytes >= kKBytes ? kPairs + 1 : kPairs;
 
-  // The producer takes the number of the next tile before it copies the keys of this one, so that
-  // the next Q and K arrive in time. With one buffer of Q this is no faster, and a block that takes
-  // its next tile too early leaves others idle at the end (d256 causal: 5 % on an H200).
+  // The producer fetches the next tile number before it copies the keys of this tile, so that the
+  // next Q and K arrive in time. With one stage of Q this is no faster, and a block that fetches
+  // its next tile too early leaves other blocks idle at the end (d256 causal: 5 % on an H200).
   static constexpr bool kAsksEarly = kQStages > 1;
 
   // Warpgroups begin a tile of rows one after the other, so that one multiplies while another
-  // computes exponentials. If all begin at once, they drift apart only after several tiles of keys
-  // (d64 192x128x12 on an H200: 3200 clocks for each of the first three, 2100 for later ones).
-  // Wider heads leave no gaps between products, and turns make them up to 3 % slower.
+  // computes exponentials. If all begin at once, they drift apart only after several key tiles (d64
+  // 192x128x12 on an H200: 3200 clocks for each of the first three, 2100 for later ones). Wider
+  // heads leave no gaps between products; turns make them up to 3 % slower.
   static constexpr bool kTakesTurns = kGroups > 1 && kHeadDim <= 64;
 
-  // If a warpgroup's rows see only the first half of their last tile of keys, as every other 64
-  // rows do under a causal mask, a copy of the step multiplies P V of that half alone. Three
+  // If a warpgroup's rows see only the first half of their last key tile, as every other 64 rows do
+  // under a causal mask, a second copy of the step multiplies P V of that half only. Three
   // warpgroups have no registers for it. (With half of S as well, ptxas of NVRTC 13.0 serialized
   // wgmma: C7511.)
   static constexpr int kHalf = kBlockN == 128 && kGroups < 3 && !kHasMask ? 64 : kBlockN;
 
-  // Tiles of keys. With a mask all warpgroups of a block go through the same ones.
+  // Key tiles. With a bool mask all warpgroups of a block visit equal tiles.
   using Tiles = std::conditional_t<kHasMask, MapTiles<kBlockN>, RangeTiles<kBlockN>>;
   struct Unmasked {};
   struct Masked {
@@ -119,18 +117,18 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     uint32_t const* bits;  // of the mask map, for the tile of rows
   };
 
-  // A tile of rows as consumers need it; the producer writes it.
+  // Metadata of a tile of rows, written by the producer for the consumers.
   struct TileInfo : std::conditional_t<kHasMask, Masked, Unmasked> {
     int32_t is_there;  // 0: no tile is left
     Coord tile;
-    // Not set where there is a mask:
+    // Set only in kernels without a bool mask:
     TileRange range;            // keys that are copied: those of all rows
     TileRange ranges[kGroups];  // keys of each warpgroup's rows
-    int32_t is_half[kGroups];   // whether these see only the first half of their last tile
+    int32_t is_half[kGroups];   // whether these rows see only the first half of their last tile
     NearMask interval;
     CUTE_HOST_DEVICE explicit TileInfo(Coord const& tile) : tile(tile) {}
   };
-  // Where a warpgroup's tiles of keys start, and the tiles that are copied.
+  // Start of a warpgroup's key tiles, and of the key tiles that are copied.
   CUTE_DEVICE static typename Tiles::Start const& start_of(TileInfo const& info, int group) {
     if constexpr (kHasMask) {
       return info.tiles;
@@ -146,8 +144,8 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     }
   }
 
-  // One TileInfo for the tile of rows in progress and one for the next. With two buffers of Q there
-  // are two more, or the next Q would wait until the previous O is stored (d64 causal 16x1024 on an
+  // One TileInfo for the present tile of rows and one for the next. With two stages of Q there are
+  // four; otherwise the next Q would wait until the previous O is stored (d64 causal 16x1024 on an
   // H100: 5 %).
   static constexpr int kInfos = kQStages > 1 ? 4 : 2;
 
@@ -157,7 +155,7 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   };
   struct NoPages {};
   struct Pages {
-    KeyRange seen;  // keys that some row of the tile sees whose keys are copied
+    KeyRange seen;  // keys seen by some row of the tile whose keys are being copied
   };
   struct Copies {
     alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
@@ -169,7 +167,7 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     arch::Barrier k_full[kKStages], k_empty[kKStages];
     arch::Barrier v_full[kVStages], v_empty[kVStages];
     arch::Barrier info_full[kInfos], info_empty[kInfos];
-    arch::Barrier has_begun[kInfos][kGroups];  // a warpgroup has its first S
+    arch::Barrier has_begun[kInfos][kGroups];  // the warpgroup has its first S
 
     CUTE_DEVICE TileInfo& info(int i) { return *reinterpret_cast<TileInfo*>(infos[i]); }
   };
@@ -179,7 +177,7 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
 
-// Buffer and round of a block's n-th tile of rows, with kSize buffers, a power of two.
+// Stage and round of a block's n-th tile of rows, for kSize stages, a power of two.
 template <int kSize>
 CUTE_DEVICE int stage_of(uint32_t n) {
   static_assert((kSize & (kSize - 1)) == 0);
@@ -190,10 +188,10 @@ CUTE_DEVICE int round_of(uint32_t n) {
   return int(n / kSize % 2);
 }
 
-// The next of several buffers, and its round.
+// Position in a ring of kSize buffers, and its round.
 template <int kSize>
 struct Ring {
-  int stage = 0, round = 0;  // round: modulo 2, the parity of the barrier's phase
+  int stage = 0, round = 0;  // round: modulo 2; the parity of the barrier's phase
 
   // The buffer that was used last.
   CUTE_DEVICE int last() const { return (stage == 0 ? kSize : stage) - 1; }

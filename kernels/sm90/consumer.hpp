@@ -1,7 +1,7 @@
-// A consumer warpgroup: 64 rows of one tile after the other.
+// A consumer warpgroup: processes 64 rows of one tile after the other.
 //
-// While a tile of keys goes through softmax, the tensor cores multiply its neighbours; with two
-// buffers of Q also across the end of a tile of rows:
+// Softmax of a key tile overlaps products of the neighbouring key tiles. With two stages of Q this
+// continues across tiles of rows:
 //
 //   tensor cores   Q K(j)  P V(j-1)            Q K(j+1)  P V(j)
 //   the rest               softmax(j)                    softmax(j+1)
@@ -9,8 +9,8 @@
 //   at the end     Q K(n-1)  P V(n-2)          Q' K'(0)  P V(n-1)               Q' K'(1) ...
 //                            softmax(n-1)                softmax'(0)   store O
 //
-// Keys go from last to first. Under a causal mask the partly masked tile then comes first, where
-// the row max has to be found in any case.
+// Keys go from last to first. Under a causal mask the partial tile then comes first, where the row
+// max has to be found in any case.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -37,10 +37,10 @@ struct Consumer {
   using Softmax = SoftmaxRows<Arch, Config::kRows>;
   using Scores = FragmentScores<Arch, Score, Place, Config::kRows, false, typename Config::Coord>;
   static constexpr int kN = Config::kBlockN;
-  // Tiles of keys that a warpgroup may skip between two of its own and still overlap P V of the
-  // first with Q K^T of the second. V has too few buffers for more.
+  // Most key tiles that a warpgroup may skip between two of its own and still overlap P V of the
+  // first with Q K^T of the second. Limited by the stages of V.
   static constexpr int kMostSkipped = 1;
-  // With one buffer of Q, the next Q arrives too late to overlap tiles of rows.
+  // With one stage of Q, the next Q arrives too late to overlap tiles of rows.
   static constexpr bool kCrosses = Config::kQStages > 1;
 
   typename Config::Params const& params;
@@ -50,14 +50,14 @@ struct Consumer {
   float const log2_scale;
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
-  uint32_t taken = 0;        // tiles of rows
+  uint32_t taken = 0;        // index of the next tile of rows
   bool accumulates = false;  // whether O already holds a product
   Softmax softmax;
   typename Scores::Rows score_rows;
-  typename Step::S acc_s[1];  // of a tile of keys
+  typename Step::S acc_s[1];  // of a key tile
   typename Step::O acc_o;
   typename Step::P p;
-  uint32_t bits[Config::kRows];  // of a tile of keys with a mask: as MaskMap has them
+  uint32_t bits[Config::kRows];  // mask bits of a key tile, as in MaskMap
 
   CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
       : params(params),
@@ -77,8 +77,8 @@ struct Consumer {
         int const stage = info_stage();
         Info* next = nullptr;
         int skipped = trailing(*info);
-        // The producer publishes the next tile once it has copied all keys of this one, which it
-        // cannot before this warpgroup has released the tiles that it skips.
+        // The producer publishes the next tile after it has copied all keys of this one. It cannot
+        // do that before this warpgroup has released the tiles that it skips.
         if (kCrosses && skipped <= kMostSkipped) {
           next = take();
           if (next->is_there) skipped += leading(*next);
@@ -103,7 +103,7 @@ struct Consumer {
   // Index among the consumer threads. Recomputed at each use: keeping it would cost a register.
   CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
 
-  // The first tile of keys of a tile of rows, with no product to overlap.
+  // First key tile of a tile of rows, without a product to overlap.
   CUTE_DEVICE void start(Info const& info) {
     skip(leading(info));
     issue_qk_of_next();
@@ -114,7 +114,7 @@ struct Consumer {
     pack(info, Tiles::first_key(Config::start_of(info, group)));
   }
 
-  // Likewise, overlapped with the last P V of the previous tile of rows.
+  // As start(), overlapped with the last P V of the previous tile of rows.
   CUTE_DEVICE void cross(Info const& info, int skipped) {
     for (int i = 0; i < skipped; ++i) skip_k();
     issue_qk_of_next();
@@ -130,20 +130,20 @@ struct Consumer {
     pack(info, Tiles::first_key(Config::start_of(info, group)));
   }
 
-  // All tiles of keys but the first.
+  // All key tiles after the first.
   CUTE_DEVICE void steps(Info const& info) {
-    // In registers: reads of shared memory would delay Q K^T (reading both ends of the range cost 3
-    // % of d128 4x4096 on an H200).
+    // In registers, because reads of shared memory would delay Q K^T (reading both ends of the
+    // range cost 3 % of d128 4x4096 on an H200).
     Tiles tiles(Config::start_of(info, group));
     // Where logits grow towards smaller keys, as with ALiBi right of the diagonal, a lagging row
-    // max is too small. The step for masked tiles finds the row max first.
+    // max is too small. The step for partial tiles finds the row max first.
     if constexpr (Score::kRises) {
       int const rising = score.rising_from(info.tile.seq.lens(params.forward.problem),
                                            info.tile.query(info.tile.row_begin));
       tiles.end_full(rising);
     }
     tiles.advance();
-    // The code of a user's function, for 64 logits, is in each step: there are no more than needed.
+    // A score_mod puts its code for 64 logits into each step, so there is no step for half tiles.
     if constexpr (Config::kHalf < kN && !Score::kHasMod) {
       bool const is_half = Arch::uniform(info.is_half[group]);
       if (is_half && tiles.is_there() && tiles.is_full()) {
@@ -162,8 +162,8 @@ struct Consumer {
     }
   }
 
-  // Q K^T and softmax of a tile of keys, overlapped with P V of the previous tile, of its first
-  // kKeys keys. is_full: no key is masked. Then the row max may lag.
+  // Q K^T and softmax of a key tile, overlapped with P V of the first kKeys keys of the previous
+  // tile. is_full: no key is masked, so the row max may lag.
   template <int kKeys = kN, class IsFull>
   CUTE_DEVICE void step(Info const& info, Tiles& tiles, IsFull is_full) {
     int const key = tiles.key();
@@ -195,7 +195,7 @@ struct Consumer {
     pack(info, key);
   }
 
-  // Rounds the weights of a tile of keys, and drops some.
+  // Rounds the weights of a key tile, and applies dropout.
   CUTE_DEVICE void pack(Info const& info, int key) {
     Step::pack(acc_s[0], p);
     if constexpr (Config::kDrops) {
@@ -235,7 +235,7 @@ struct Consumer {
     }
     if constexpr (Config::kHasBias) release_k();
     softmax = Softmax();
-    float factors[Config::kRows];  // of an O that is still to come
+    float factors[Config::kRows];  // of an O that has no product yet
     softmax.softmax_weights_after_max(s, factors, log2_scale);
     softmax.add_sums();
   }
@@ -245,7 +245,7 @@ struct Consumer {
             info.ranges[group],     info.interval};
   }
 
-  // Score_mod and mask of a tile of keys.
+  // Applies score_mod and mask to a key tile.
   template <class S, class IsFull>
   CUTE_DEVICE void apply_score(Info const& info, S&& s, int key, IsFull is_full) const {
     if constexpr (Config::kHasBias) add_bias(s);
@@ -257,7 +257,7 @@ struct Consumer {
     }
   }
 
-  // Loads the bits of the tile of keys that was issued last, while its products are computed.
+  // Loads the mask bits of the key tile issued last, while its products are computed.
   CUTE_DEVICE void load_bits(Info const& info, Tiles const& tiles) {
     if constexpr (Config::kHasMask) {
       int64_t const first = int64_t(tiles.tile) * Config::kBlockM;
@@ -280,8 +280,8 @@ struct Consumer {
     }
   }
 
-  // Adds the bias of the tile of keys that was multiplied last. ldmatrix distributes 16 x 16
-  // entries as mma.sync does its accumulators.
+  // Adds the bias of the key tile multiplied last. ldmatrix distributes 16 x 16 entries in the
+  // layout of mma.sync accumulators.
   template <class S>
   CUTE_DEVICE void add_bias(S&& s) const {
     using TileBias = typename Config::TileBias;
@@ -293,8 +293,8 @@ struct Consumer {
     auto const rows = tile + TileBias::offset(row, lane / 16 * 8);
     CUTE_UNROLL
     for (int block = 0; block < kN / 16; ++block) {
-      uint32_t words[4];  // of rows g and g + 8, of the first 8 keys and of the others
-      Arch::load_matrix(TileBias::block(rows, 0, block), words);
+      uint32_t words[4];  // rows g and g + 8 with the first 8 keys, then with the last 8
+      Arch::ldmatrix_x4(TileBias::block(rows, 0, block), words);
       CUTE_UNROLL
       for (int i = 0; i < 8; ++i) {
         uint16_t const bits = uint16_t(words[i / 2] >> i % 2 * 16);
@@ -310,7 +310,7 @@ struct Consumer {
 
   CUTE_DEVICE void issue_qk_of_next() {
     int const round = round_of<Config::kQStages>(taken - 1);
-    Arch::barrier_wait(&shared.q_full[q_stage()][group], round);
+    Arch::mbarrier_wait(&shared.q_full[q_stage()][group], round);
     take_turn();
     issue_qk();
   }
@@ -320,14 +320,14 @@ struct Consumer {
   CUTE_DEVICE void take_turn() {
     if (!Config::kTakesTurns || group == Config::kGroups - 1) return;
     int const round = round_of<Config::kInfos>(taken - 1);
-    Arch::barrier_wait(&shared.has_begun[info_stage()][group + 1], round);
+    Arch::mbarrier_wait(&shared.has_begun[info_stage()][group + 1], round);
   }
   CUTE_DEVICE void end_turn() {
     if (Config::kTakesTurns) release(&shared.has_begun[info_stage()][group]);
   }
 
   CUTE_DEVICE void issue_qk() {
-    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q[q_stage()][group], 16, 1024);
     auto const tile = Arch::descriptor(shared.k[k.stage], 16, 1024);
     auto& s = s_registers();
@@ -343,7 +343,7 @@ struct Consumer {
 
   template <int kKeys = kN>
   CUTE_DEVICE void issue_pv() {
-    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
     auto const tile = Arch::descriptor(shared.v[v.stage], TileV::kChunkBytes, 1024);
     auto& o = o_registers();
     Arch::wgmma_fence(o, p);
@@ -357,7 +357,7 @@ struct Consumer {
     v.advance();
   }
 
-  // The last P V of a tile of rows.
+  // Last P V of a tile of rows.
   CUTE_DEVICE void finish_products() {
     issue_pv();
     Arch::template wgmma_wait<0>(o_registers(), p);
@@ -370,18 +370,18 @@ struct Consumer {
 
   // --- Buffers -----------------------------------------------------------------------------------
 
-  // The next tile of rows; its is_there is 0 if none is left.
+  // The next tile of rows; is_there is 0 if none is left.
   CUTE_DEVICE Info* take() {
     int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
-    Arch::barrier_wait(&shared.info_full[stage], round);
+    Arch::mbarrier_wait(&shared.info_full[stage], round);
     ++taken;
     return &shared.info(stage);
   }
-  // Buffers of the tile that was taken last.
+  // Stages of the present tile of rows.
   CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(taken - 1); }
   CUTE_DEVICE int q_stage() const { return stage_of<Config::kQStages>(taken - 1); }
 
-  // Tiles of keys that are copied before and after this warpgroup's own tiles.
+  // Key tiles that are copied before (leading) and after (trailing) this warpgroup's own.
   CUTE_DEVICE int leading(Info const& info) const {
     if constexpr (Config::kHasMask) return 0;
     return (info.range.end - info.ranges[group].end) / kN;
@@ -397,32 +397,33 @@ struct Consumer {
       skip_v();
     }
   }
-  // A buffer may only be released once it is full, or its previous round would end too early.
+  // A buffer may only be released once it is full: otherwise its previous phase would end too
+  // early.
   CUTE_DEVICE void skip_k() {
-    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     k.advance();
     Arch::sync_warp();
     release_k();
   }
   CUTE_DEVICE void skip_v() {
-    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
+    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
     v.advance();
     Arch::sync_warp();
     release_v();
   }
 
-  // Releases the K or V that was used last.
+  // Stage of the K used last; release of the K or V used last.
   CUTE_DEVICE int k_stage() const { return k.last(); }
   CUTE_DEVICE void release_k() {
-    if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their part of it
+    if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their bias
     release(&shared.k_empty[k_stage()]);
   }
   CUTE_DEVICE void release_v() { release(&shared.v_empty[v.last()]); }
-  // Each warp arrives for itself, since warps diverge in rescale(). All its lanes must have passed
-  // their wait for this round of the buffer, or a late lane would wait for a round that is over:
-  // callers have a wgmma_wait() or a sync_warp() before.
+  // Each warp arrives separately, because warps diverge in rescale(). All lanes must have passed
+  // their wait for this round of the buffer: a late lane would miss its phase. Callers guarantee it
+  // by a wgmma_wait() or sync_warp() before.
   CUTE_DEVICE void release(arch::Barrier* empty) {
-    if (thread() % 32 == 0) Arch::barrier_arrive(empty);
+    if (thread() % 32 == 0) Arch::mbarrier_arrive(empty);
   }
 
   // --- Output ------------------------------------------------------------------------------------
@@ -430,7 +431,7 @@ struct Consumer {
   CUTE_DEVICE void store(Info const& info, Softmax& done) {
     Problem const& problem = params.forward.problem;
     typename Config::Coord const& tile = info.tile;
-    int const thread = Consumer::thread(), lane = thread % 4;  // of a quad
+    int const thread = Consumer::thread(), lane = thread % 4;  // lane of the quad
     auto o = as_rows(acc_o);
     done.complete_sums();
     CUTE_UNROLL

@@ -3,15 +3,15 @@
 // Grid:       persistent, one block per SM (params.hpp). A block computes one tile of kBlockM rows
 //             after the other, from core/scheduler.hpp or, for packed sequences, from
 //             core/varlen_params.hpp
-// Block:      a producer warpgroup, in which one thread copies, or with packed sequences or pages a
-//             warp (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
+// Block:      a producer warpgroup, in which one thread copies, or one warp with packed sequences
+//             or pages (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
 // Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
 //             rows
-// Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, read by wgmma
-// Pipeline:   Q K^T of a tile of keys overlaps P V of the previous tile, also across tiles of rows.
-//             The row max lags (tile/softmax_rows.hpp). A warp that must update its row max
-//             recomputes S with mma.sync
-// Mask:       of a bool mask, a launch before the kernel makes a map (tile/mask_map.hpp)
+// Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, operands of wgmma
+// Pipeline:   Q K^T of a key tile overlaps P V of the previous tile, also across tiles of rows. The
+//             row max lags (tile/softmax_rows.hpp). A warp that must update its row max recomputes
+//             S with mma.sync
+// Mask:       a launch before the kernel makes the map of a bool mask (tile/mask_map.hpp)
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -31,12 +31,12 @@ struct Forward {
   using Shared = typename Config::SharedStorage;
   using Params = typename Config::Params;
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
-  using Before = MakeMaskMap<Params, kBlockM, kBlockN>;  // launched where there is a mask
+  using Before = MakeMaskMap<Params, kBlockM, kBlockN>;  // launched for calls with a bool mask
   using After = NoAside<Params>;
   using Machine = arch::Sm90;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kMinBlocksPerSm = 1;  // without, ptxas ignores setmaxnreg
+  static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
   static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>
@@ -49,10 +49,10 @@ struct Forward {
     }
     Arch::sync();  // barriers are initialised
     if (group < 0) {
-      Arch::template registers_decrease<Config::kCopyRegisters>();
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
       if (Arch::thread() < 32) Producer<Config, Score, Arch>{params, shared}.run();
     } else {
-      Arch::template registers_increase<Config::kComputeRegisters>();
+      Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();
     }
   }
@@ -75,15 +75,15 @@ struct Forward {
     for (int i = 0; i < Config::kInfos; ++i) {
       init<Arch>(&shared.info_full[i], &shared.info_empty[i], kReaders);
       for (int j = 0; j < Config::kGroups; ++j) {
-        Arch::barrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
+        Arch::mbarrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
       }
     }
-    Arch::barrier_init_fence();
+    Arch::fence_mbarrier_init();
   }
   template <class Arch>
   CUTE_DEVICE static void init(arch::Barrier* full, arch::Barrier* empty, int readers) {
-    Arch::barrier_init(full, 1);
-    Arch::barrier_init(empty, readers);
+    Arch::mbarrier_init(full, 1);
+    Arch::mbarrier_init(empty, readers);
   }
 };
 

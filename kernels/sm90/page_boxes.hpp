@@ -1,4 +1,4 @@
-// The TMA boxes of a tile of keys in pages: where the rows of each are.
+// TMA boxes of a tile of paged keys: page and rows of each box.
 #pragma once
 
 #include "core/divide.hpp"
@@ -7,22 +7,23 @@
 
 namespace cutlass_attn::sm90 {
 
-// A box that has no key that some row of the tile of rows sees becomes zeros: its page is not read,
-// nor is the number of its page. Of other boxes, rows before the first such key and behind the last
-// become zeros: they may hold NaN, and P V multiplies them by 0. Only where both are in one box,
-// the rows before are copied, of a page that the sequence still owns.
+// A box without a seen key (a key that some row of the tile sees) is filled with zeros; neither its
+// page nor its page number is read. In other boxes, rows before the first seen key and after the
+// last one become zeros: they may hold NaN, which P V would multiply by 0. If one box has both
+// ends, only the rows after the last one become zeros; the rows before the first one are copied,
+// from a page that the sequence still owns.
 struct PageBoxes {
-  int32_t const* pages;  // of the sequence
+  int32_t const* pages;  // block table of the sequence
   FastDivisor by_page;
   int32_t page_size, box_rows;
   KeyRange seen;
 
-  // The number of the page of the box that begins at `key`.
+  // Page number of the box that begins at `key`.
   CA_HOST_DEVICE int32_t look_up(int32_t key) const {
     bool const is_seen = key < seen.end && key + box_rows > seen.first;
     return is_seen ? pages[by_page(key)] : 0;
   }
-  // The row of that page where the box begins.
+  // Row of the page at which the box begins.
   CA_HOST_DEVICE int32_t row(int32_t key) const { return key - by_page(key) * page_size; }
 
   CA_HOST_DEVICE PageRows rows(int32_t key, int32_t page) const {

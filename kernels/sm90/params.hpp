@@ -1,9 +1,9 @@
-// Arguments of the wgmma forward kernels: the tiles of ForwardParams or VarlenParams, and tensor
-// maps of Q, K, V and a bias.
+// Launch parameters of the wgmma forward kernels: tiles of ForwardParams or VarlenParams, and
+// tensor maps of Q, K, V and a bias.
 //
-// The grid is persistent, with a block per SM. A block begins with the tile of its own number and
-// takes the next ones from a counter that all blocks share. The host knows the number of tiles;
-// with packed sequences some have no rows.
+// The grid is persistent, with one block per SM. A block starts with the tile of its own index and
+// fetches further tiles from a counter that all blocks share. The host knows the number of tiles;
+// with packed sequences some tiles have no rows.
 #pragma once
 
 #include "core/masked_params.hpp"
@@ -29,8 +29,8 @@ Tiles tiles_of(Problem const& p, KernelFacts facts) {
   return Tiles::prepare(p, {}, {}, facts);
 }
 
-// Q in boxes of 64 columns. Rows are those of a group of `heads` heads: column, head in the group,
-// query, group, batch entry.
+// Q in boxes of 64 columns. Dimensions: column, head in its group of `heads` heads, query, group,
+// batch entry.
 inline TensorView queries_of(Problem const& p, int32_t heads) {
   Operand const& q = p.q;
   int32_t const rows = p.seq_q.rows();
@@ -43,8 +43,8 @@ inline TensorView queries_of(Problem const& p, int32_t heads) {
       {64, uint32_t(heads), uint32_t(kBoxRows / heads), 1, 1}};
 }
 
-// The bias in boxes of 64 keys, with the rows of Q, or the one row that all share: key, head in the
-// group, query, group, batch entry.
+// The bias in boxes of 64 keys, with the rows of Q or with one row for all. Dimensions: key, head
+// in the group, query, group, batch entry.
 inline TensorView bias_of(Problem const& p, int32_t heads, bool shares_rows) {
   PerLogit const& bias = p.logits.bias;
   int32_t const queries = p.seq_q.seqlen, groups = p.num_heads_q / heads;
@@ -65,18 +65,18 @@ struct BasicTmaParams {
   Rows k, v;
   Tiles forward;
   int32_t tiles;
-  int32_t blocks;          // in the grid
-  int32_t zeroes_counter;  // whether the counter lies in the workspace and is cleared by the launch
-  int32_t* counter;        // tiles taken so far; null if each block has one tile
+  int32_t blocks;          // of the grid
+  int32_t zeroes_counter;  // whether the counter is in the workspace and the launch clears it
+  int32_t* counter;        // tiles fetched so far; null if each block has one tile
   char const* failure;     // why the tensor maps could not be made
 
-  // In a kernel: the tile with this number.
+  // In a kernel: the tile with this index.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE auto tile_of(int number) const {
     return forward.template tile_of<kBlockM, Arch>(number);
   }
 
-  // For MaskedParams, whose workspace has the counter in front of the map.
+  // For MaskedParams, whose workspace has the counter before the map.
   CA_HOST_DEVICE Tiles const& dense() const { return forward; }
   static TileScheduler scheduler_of(Problem const& p, KernelFacts const& facts) {
     return sm90::tiles_of<Tiles>(p, facts).scheduler;
@@ -137,12 +137,12 @@ using TmaParams = BasicTmaParams<ForwardParams, sm90::DenseRows>;
 using VarlenTmaParams = BasicTmaParams<VarlenParams, sm90::RaggedRows>;
 using PagedTmaParams = BasicTmaParams<VarlenParams, sm90::PagedRows>;
 
-// Dense calls with a bias, whose tiles TMA copies as well.
+// For dense calls with a bias, whose tiles TMA copies as well.
 struct BiasTmaParams : TmaParams {
   TensorMap bias;
   BiasOrder order;
-  int32_t shares_rows;  // whether one row of bias is copied for all rows of a tile
-  int32_t bias_bytes;   // copied with a tile of keys
+  int32_t shares_rows;  // whether all rows of a tile share one row of bias
+  int32_t bias_bytes;   // copied with a key tile
 
   static BiasTmaParams prepare(Problem const& p, Workspace const& workspace,
                                DeviceLimits const& device, KernelFacts const& facts) {
@@ -167,7 +167,7 @@ struct BiasTmaParams : TmaParams {
   }
 };
 
-// Dense calls with a bool mask, with or without a bias.
+// For dense calls with a bool mask, without or with a bias.
 using MaskTmaParams = MaskedParams<TmaParams>;
 using BiasMaskTmaParams = MaskedParams<BiasTmaParams>;
 

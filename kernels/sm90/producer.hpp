@@ -1,6 +1,6 @@
-// The producer warp. One lane takes tiles of rows from the counter, publishes them to the consumers
-// and keeps the buffers of Q, K and V full. The other lanes only help to find the sequence of a
-// tile, and to copy K and V from pages.
+// The producer warp. One lane fetches tiles of rows from the counter, publishes them to the
+// consumers and keeps the stages of Q, K and V full. The other lanes only help to find the sequence
+// of a tile and to copy K and V from pages.
 #pragma once
 
 #include "sm90/config.hpp"
@@ -22,10 +22,10 @@ struct Producer {
   Shared& shared;
   Ring<Config::kKStages> k = {};
   Ring<Config::kVStages> v = {};
-  uint32_t published = 0;  // tiles of rows
-  int taken = 0;           // number that the counter gave
+  uint32_t published = 0;  // index of the next tile of rows
+  int taken = 0;           // tile number from the counter
   bool has_asked = false;
-  bool copies = false;  // whether this lane does
+  bool copies = false;  // whether this lane copies
 
   CUTE_DEVICE void run() {
     // With elect(), NVRTC 13.0 makes the consumer loop of three warpgroups wait for P V before the
@@ -34,10 +34,10 @@ struct Producer {
     copies = kElects ? Arch::elect() : Arch::thread() == 0;
     if (Config::kIsDense && !copies) return;
     if (is_copying()) {
-      Arch::tma_prefetch(params.q);
-      Arch::tma_prefetch(params.k.map);
-      Arch::tma_prefetch(params.v.map);
-      if constexpr (Config::kHasBias) Arch::tma_prefetch(params.bias);
+      Arch::prefetch_tensormap(params.q);
+      Arch::prefetch_tensormap(params.k.map);
+      Arch::prefetch_tensormap(params.v.map);
+      if constexpr (Config::kHasBias) Arch::prefetch_tensormap(params.bias);
     }
     for (int number = Arch::block(); number < params.tiles; number = next()) {
       Coord const tile = params.template tile_of<Config::kBlockM, Arch>(number);
@@ -45,7 +45,7 @@ struct Producer {
       if constexpr (Config::kIsPaged) {
         if (!has_rows) continue;
         if (copies) publish(tile);
-        Arch::sync_warp();  // all lanes read what one has published
+        Arch::sync_warp();  // the TileInfo is visible to all lanes
         copy_tile(shared.info(info_stage()));
         ++published;
       } else if (is_copying() && has_rows) {
@@ -55,31 +55,32 @@ struct Producer {
     }
     if (!is_copying()) return;
     next_info().is_there = 0;
-    Arch::barrier_arrive(&shared.info_full[info_stage()]);
+    Arch::mbarrier_arrive(&shared.info_full[info_stage()]);
   }
 
  private:
-  // Known at compile time where the other lanes have returned.
+  // Constant in dense kernels, where the other lanes have returned.
   CUTE_DEVICE bool is_copying() const { return Config::kIsDense || copies; }
 
-  // Whether this lane copies Q and tells barriers what to expect, of those that call copy_tile():
-  // with pages all lanes do.
+  // Whether this lane copies Q and sets the bytes of barriers. With pages, all lanes call
+  // copy_tile().
   CUTE_DEVICE bool leads() const { return !Config::kIsPaged || copies; }
 
-  // Takes the number of the next tile from the counter, early, because the atomic takes long.
+  // Fetches the next tile number from the counter. Called early, because the atomic takes long.
   CUTE_DEVICE void ask() {
-    if (params.counter != nullptr && is_copying()) taken = Arch::fetch_add(params.counter, 1);
+    if (params.counter != nullptr && is_copying()) taken = Arch::atom_add(params.counter, 1);
     has_asked = true;
   }
 
-  // Each block takes numbers until no tile is left. The last one to do so resets the counter to 0.
+  // Each block fetches numbers until no tile is left. The last block to do so resets the counter to
+  // 0.
   CUTE_DEVICE int next() {
     if (params.counter == nullptr) return params.tiles;
     if (!has_asked) ask();
     has_asked = false;
-    if (is_copying() && taken == params.tiles - 1) Arch::fetch_add(params.counter, -params.tiles);
+    if (is_copying() && taken == params.tiles - 1) Arch::atom_add(params.counter, -params.tiles);
     int number = is_copying() ? taken : 0;
-    if constexpr (!Config::kIsDense) {  // for all lanes
+    if constexpr (!Config::kIsDense) {  // broadcast to all lanes
       CUTE_UNROLL
       for (int lanes = 1; lanes < 32; lanes *= 2) number += Arch::shuffle_xor(number, lanes);
     }
@@ -89,7 +90,7 @@ struct Producer {
   CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(published); }
   CUTE_DEVICE Info& next_info() {
     int const round = round_of<Config::kInfos>(published);
-    Arch::barrier_wait(&shared.info_empty[info_stage()], round ^ 1);
+    Arch::mbarrier_wait(&shared.info_empty[info_stage()], round ^ 1);
     return shared.info(info_stage());
   }
 
@@ -106,7 +107,7 @@ struct Producer {
       IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
       TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
       if (range.begin >= range.end) {
-        // No row sees a key: use a tile beyond the last key, which TMA fills with zeros.
+        // no row sees a key: use a tile beyond the last key, which TMA fills with zeros
         int const beyond = (lens.k + kN - 1) / kN + 1;
         range = {beyond, beyond + 1, 0, 0};
       }
@@ -118,12 +119,12 @@ struct Producer {
       CUTE_NO_UNROLL
       for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
-    Arch::barrier_arrive(&shared.info_full[info_stage()]);
+    Arch::mbarrier_arrive(&shared.info_full[info_stage()]);
     return info;
   }
 
-  // The keys of a warpgroup's rows: at least one of the tiles that are copied. A warpgroup without
-  // rows has the first copied tile, because others wait for it to begin.
+  // Keys of a warpgroup's rows: at least one of the tiles that are copied. A warpgroup without rows
+  // gets the first copied tile, because others wait for it to begin.
   CUTE_DEVICE static void set_range(IntervalMask const& mask, TileRange const& all, int group,
                                     Info& info) {
     Coord const& tile = info.tile;
@@ -145,8 +146,8 @@ struct Producer {
 
   CUTE_DEVICE void copy_tile(Info const& info) {
     typename Config::Tiles tiles(Config::start_of_copies(info));
-    // With two buffers, Q is copied while consumers are still at the previous tile. With one, K
-    // must not wait for that.
+    // With two stages, Q is copied while consumers still process the previous tile. With one stage,
+    // K must not wait for that.
     if constexpr (Config::kQStages > 1) copy_q(info);
     copy_k(info, tiles.key());
     if constexpr (Config::kQStages == 1) copy_q(info);
@@ -168,10 +169,10 @@ struct Producer {
     CUTE_NO_UNROLL
     for (int i = 0; i < Config::kGroups; ++i) {
       arch::Barrier* const full = &shared.q_full[stage][i];
-      Arch::barrier_wait(&shared.q_empty[stage][i], round ^ 1);
-      Arch::barrier_expect(full, TileQ::kBytes);
+      Arch::mbarrier_wait(&shared.q_empty[stage][i], round ^ 1);
+      Arch::mbarrier_arrive_expect_tx(full, TileQ::kBytes);
       int const query = tile.query(i * Config::kGroupRows), group = tile.head_q / tile.heads;
-      // Rows beyond the sequence belong to the next one. Their results are not stored.
+      // Rows beyond the sequence belong to the next sequence. Their results are not stored.
       int const row = first_q(tile.seq) + query;
       CUTE_UNROLL
       for (int c = 0; c < TileQ::kChunks; ++c) {
@@ -200,7 +201,7 @@ struct Producer {
     return TileK::kBytes;
   }
 
-  // The bias of all warpgroups' rows, or the one row that they share, goes behind K.
+  // The bias of all warpgroups' rows, or the one row that they share, is stored behind K.
   CUTE_DEVICE void copy_bias(Coord const& tile, int key) const {
     using TileBias = typename Config::TileBias;
     int const group = tile.head_q / tile.heads;
@@ -216,7 +217,7 @@ struct Producer {
     }
   }
 
-  // bytes: number that the barrier waits for.
+  // bytes: number of bytes that the barrier expects.
   template <class Tile, class Rows>
   CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
                         int round, Info const& info, int key, int bytes) const {
@@ -233,8 +234,8 @@ struct Producer {
     }
   }
 
-  // Each lane copies 64 columns of a box. The hardware takes copies from one lane after the other,
-  // but the lanes look up pages and compute coordinates at the same time.
+  // Each lane copies 64 columns of a box. The hardware issues the copies of the lanes one after the
+  // other, but the lanes look up pages and compute coordinates in parallel.
   template <class Tile>
   CUTE_DEVICE void copy_pages(PagedRows const& from, char* to, arch::Barrier* full,
                               arch::Barrier* empty, int round, Info const& info, int key,
@@ -244,9 +245,9 @@ struct Producer {
                           params.forward.by_page, kv.page_size, from.box_rows, shared.seen};
     int const lane = Arch::thread();
     auto const row_of = [&](int i) { return i / Tile::kChunks * from.box_rows; };
-    int32_t page = boxes.look_up(key + row_of(lane));  // arrives while the warp waits
+    int32_t page = boxes.look_up(key + row_of(lane));  // in flight while the warp waits
     begin_copy(full, empty, round, bytes);
-    Arch::sync_warp();  // the bytes are expected before they arrive
+    Arch::sync_warp();  // the barrier expects the bytes before they arrive
     CUTE_NO_UNROLL
     for (int i = lane; i < from.boxes * Tile::kChunks; i += 32) {
       int const row = row_of(i), chunk = i % Tile::kChunks;
@@ -259,8 +260,8 @@ struct Producer {
 
   CUTE_DEVICE void begin_copy(arch::Barrier* full, arch::Barrier* empty, int round,
                               int bytes) const {
-    Arch::barrier_wait(empty, round ^ 1);
-    if (leads()) Arch::barrier_expect(full, bytes);
+    Arch::mbarrier_wait(empty, round ^ 1);
+    if (leads()) Arch::mbarrier_arrive_expect_tx(full, bytes);
   }
 };
 

@@ -1,13 +1,14 @@
-// Forward attention on wgmma and TMA for few tiles of rows: the keys of a tile are split over the
-// warpgroups of a block and over the blocks of a cluster.
+// Forward attention on wgmma and TMA for calls with few tiles of rows: the keys of a tile are split
+// over the warpgroups of a block and the blocks of a cluster.
 //
-// Grid:       a cluster of blocks for every 64 rows of a head, or of the heads of one KV head
-//             together where there are fewer queries (core/scheduler.hpp)
-// Block:      warpgroups that take tiles of kBlockN keys in turn (split_keys_group.hpp), each with
-//             buffers, barriers and an O of its own
-// Registers:  S and P of a tile of keys, O, softmax state of the rows
-// Shared:     Q, and tiles of K and of V of each warpgroup, swizzled by TMA, read by wgmma; then O
-// At the end: the parts of all warpgroups of the cluster are merged (split_keys_merge.hpp)
+// Grid:       one cluster per 64 rows of a head; with fewer queries than that, of the heads of a KV
+//             head together (core/scheduler.hpp)
+// Block:      warpgroups that take tiles of kBlockN keys in turn (split_keys_group.hpp). Each has
+//             buffers, barriers and a partial O
+// Registers:  S and P of a key tile, O, softmax state of the rows
+// Shared:     Q, and tiles of K and of V per warpgroup, swizzled by TMA, operands of wgmma; later O
+// At the end: the partial results of all warpgroups of the cluster are merged
+//             (split_keys_merge.hpp)
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -29,14 +30,14 @@ struct SplitKeys {
 
   template <class Score, class Arch>
   CUTE_DEVICE static void run(Params const& params, char* smem) {
-    Arch::let_next_grid_begin();
+    Arch::griddepcontrol_launch_dependents();
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const warp = Arch::uniform(Arch::thread() / 32);
     begin<Arch>(params, shared, warp);
 
     SplitKeysGroup<Config, Score, Arch> group(params, shared, warp);
     SplitKeysMerge<Config, Arch> const merge{params, shared};
-    constexpr int kFirst = kThreads - kBlockM;  // the first thread that copies nothing
+    constexpr int kFirst = kThreads - kBlockM;  // first thread that copies nothing
     if (Arch::thread() >= kFirst) merge.set_target(shared.tile(), Arch::thread() - kFirst);
 
     group.run();
@@ -44,13 +45,14 @@ struct SplitKeys {
   }
 
  private:
-  // A block whose SM was busy does this after the previous grid has ended, while all others wait
-  // for it. So warps do it in parallel and meet once, and the work before the first product
+  // A block whose SM was busy runs this after the previous grid has ended, while all other blocks
+  // wait for it. So warps run it in parallel with one barrier, and work before the first product
   // overlaps the copies.
   template <class Arch>
   CUTE_DEVICE static void begin(Params const& params, Shared& shared, int warp) {
     using Copy = SplitKeysCopy<Config, Arch>;
-    constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;  // a warp of the last warpgroup
+    // kCopies: a warp of the last warpgroup.
+    constexpr int kMakesBarriers = 0, kCopies = kThreads / 32 - 4;
     TileCoord tile = {};
     TileRange range = {};
     if (warp == kCopies) {

@@ -1,4 +1,4 @@
-// Tile shapes and shared memory of the wgmma kernel whose warpgroups share keys.
+// Tile shapes and shared memory of the wgmma kernel that splits keys over warpgroups.
 #pragma once
 
 #include "core/softmax.hpp"
@@ -20,21 +20,21 @@ struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 
   using TileQ = SwizzledTile<kBlockM, whole_chunks(kHeadDim)>;
   using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
   using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
-  // Tiles of keys of a pass. Wider heads leave no registers for S of two tiles.
+  // Key tiles of a pass. Wider heads leave no registers for S of two tiles.
   static constexpr int kPassTiles = kHeadDim <= 64 && kHeadDimV <= 64 ? 2 : 1;
-  // Buffers of a warpgroup: as many as fit.
+  // Stages of a warpgroup: as many as fit.
   static constexpr int kKStages = 2, kVStages = kPassTiles;
-  // Columns of O to merge, in the layout of a thread: four numbers of an m16n8 block.
+  // Columns of O to merge, in a thread's layout: four numbers of an m16n8 block.
   struct alignas(16) Quad {
     float values[4];
   };
   static constexpr int kColumnBlocks = kHeadDimV / 8;
-  static constexpr int kShare = kColumnBlocks / kGroups;  // of a warpgroup
+  static constexpr int kShare = kColumnBlocks / kGroups;  // column blocks per warpgroup
   using Share = Quad[kShare][kGroupThreads];
 
   struct SharedStorage {
     alignas(1024) char q[TileQ::kBytes];
-    // Tiles of K and V of a warpgroup. At the end, V's place holds its partial O for the other
+    // Tiles of K and V of a warpgroup. At the end, V's buffer holds the partial O for the other
     // warpgroup of the block and for other blocks.
     struct Buffers {
       char k[kKStages][TileK::kBytes];
@@ -46,7 +46,7 @@ struct SplitKeysConfig : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN / 
       };
     } buffers[kGroups];
     SoftmaxRow rows[kGroups][kBlockM], merged_rows[kBlockM];
-    // Addresses of a row's results. They take long to find, so this overlaps the copies.
+    // Addresses of a row's results. They take long to compute, so this overlaps the copies.
     struct Target {
       Element* o;  // null: no such row
       float* lse;  // null: not wanted

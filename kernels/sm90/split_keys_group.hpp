@@ -1,13 +1,13 @@
-// A warpgroup with a share of a tile's keys, which computes a partial O.
+// A warpgroup with a share of a tile's keys: computes a partial O.
 //
-// With few keys, time is a chain of latencies. So each tile of keys is processed in halves, and
+// With few keys, the run time is a chain of latencies. So each key tile is processed in halves, and
 // softmax of one half overlaps products of the other half and of the next tile:
 //
 //   tensor cores                               P V(a) Q' K'(a)         P V(b) Q' K'(b)
 //   the rest      row max of a, of b   exp(a)                  exp(b)                  ...
 //
 // The row max is found in the first tile, and again if a weight would become too large. If a
-// warpgroup has only two tiles and enough registers, they are one pass: four halves with one row
+// warpgroup has only two tiles and enough registers, both form one pass: four halves with one row
 // max. All copies are issued before the first product.
 #pragma once
 
@@ -32,7 +32,7 @@ struct SplitKeysGroup {
 
   ClusterSplitsParams const& params;
   Shared& shared;
-  int const group;      // of the block
+  int const group;      // index in the block
   bool const is_first;  // whether this is the first warp of the warpgroup
   Ring<Config::kKStages> k;
   Ring<Config::kVStages> v;
@@ -53,7 +53,7 @@ struct SplitKeysGroup {
         shared.block.interval};
     SplitKeysCopy<Config, Arch> const copy{params, shared, shared.tile(), range};
     int const first = copy.first_key(group), stride = copy.stride();
-    Arch::barrier_wait(&shared.q_full, 0);
+    Arch::mbarrier_wait(&shared.q_full, 0);
     bool const has_two = first + stride < range.end && first + 2 * stride >= range.end;
     if (Config::kPassTiles == 2 && has_two) {
       begin_pass<Config::kPassTiles>();
@@ -94,7 +94,7 @@ struct SplitKeysGroup {
     Arch::template wgmma_wait<2 * kTiles - 1>(s_registers(0));
   }
 
-  // Softmax and P V of the tiles of a pass, which begins at `key`. Issues Q K^T of the next pass if
+  // Softmax and P V of the tiles of a pass that begins at `key`. Issues Q K^T of the next pass if
   // there is one.
   template <int kTiles, class IsLast>
   CUTE_DEVICE void pass(SplitKeysCopy<Config, Arch> const& copy, Scores const& scores, int key,
@@ -127,7 +127,7 @@ struct SplitKeysGroup {
     }
   }
 
-  // Copies the next tile of keys into the buffer of the tile at `key`, which is empty.
+  // Copies the next key tile into the buffer of the tile at `key`, which is empty.
   CUTE_DEVICE void refill_k(SplitKeysCopy<Config, Arch> const& copy, int key) const {
     int const next = key + Config::kKStages * copy.stride();
     if (next >= copy.range.end) return;
@@ -157,10 +157,10 @@ struct SplitKeysGroup {
     Step::pack(acc_s[i], p[i]);
   }
 
-  // Issue products of the i-th half. The first half of a tile waits for its buffer, the second
-  // moves on to the next buffer.
+  // Issue products of the i-th half. The first half of a tile waits for its buffer; the second half
+  // advances to the next buffer.
   CUTE_DEVICE void issue_qk(int i) {
-    if (i % 2 == 0) Arch::barrier_wait(&shared.k_full[group][k.stage], k.round);
+    if (i % 2 == 0) Arch::mbarrier_wait(&shared.k_full[group][k.stage], k.round);
     auto const rows = Arch::descriptor(shared.q, 16, 1024);
     auto const tile =
         Arch::descriptor(shared.buffers[group].k[k.stage], 16, 1024) + rows_step<TileK>(i % 2);
@@ -176,7 +176,7 @@ struct SplitKeysGroup {
   }
 
   CUTE_DEVICE void issue_pv(int i, bool accumulates) {
-    if (i % 2 == 0) Arch::barrier_wait(&shared.v_full[group][v.stage], v.round);
+    if (i % 2 == 0) Arch::mbarrier_wait(&shared.v_full[group][v.stage], v.round);
     auto const tile = Arch::descriptor(shared.buffers[group].v[v.stage], TileV::kChunkBytes, 1024) +
                       rows_step<TileV>(i % 2);
     auto& o = o_registers();

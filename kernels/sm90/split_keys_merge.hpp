@@ -1,6 +1,6 @@
 // Merges the partial results of a cluster's warpgroups: first within each block, then across
-// blocks. Each warpgroup merges a share of the columns, and each thread the same place of all
-// parts.
+// blocks. Each warpgroup merges a share of the columns; each thread merges one position of all
+// partial results.
 #pragma once
 
 #include "core/epilogue.hpp"
@@ -23,7 +23,7 @@ struct SplitKeysMerge {
   ClusterSplitsParams const& params;
   Shared& shared;
 
-  // Finds the addresses of a row's results, before there is anything to merge.
+  // Computes the addresses of a row's results, before there is anything to merge.
   CUTE_DEVICE void set_target(TileCoord const& tile, int row) const {
     Problem const& p = params.forward.problem;
     Target target = {nullptr, nullptr, -kInf};
@@ -32,7 +32,7 @@ struct SplitKeysMerge {
       target.o = tile.template row_of<Element>(p.o, row);
       if (p.softmax_lse) target.lse = p.softmax_lse + tile.seq.lse(p, head, query);
       if (p.logits.sinks) {
-        Arch::wait_for_grids_before();
+        Arch::griddepcontrol_wait();
         target.sink = p.logits.sinks[head];
       }
     }
@@ -40,7 +40,7 @@ struct SplitKeysMerge {
   }
 
   // Merges the two parts of a block. Each warpgroup keeps half of its columns in registers and
-  // gives the other half to the other warpgroup.
+  // passes the other half to the other warpgroup.
   template <class Group>
   CUTE_DEVICE void run(Group& in) const {
     Place const place{Arch::thread() % Config::kGroupThreads};
@@ -100,7 +100,7 @@ struct SplitKeysMerge {
   }
 
  private:
-  // The rows of a thread: softmax state, addresses of the results, and factors that normalise O.
+  // A thread's rows: softmax state, addresses of the results, and factors that normalise O.
   struct Rows {
     SoftmaxRow state[kRows];
     Target target[kRows];
@@ -122,7 +122,7 @@ struct SplitKeysMerge {
     }
   };
 
-  // Merges the parts of a cluster's blocks in the order of blocks.
+  // Merges the parts of a cluster's blocks, in block order.
   CUTE_DEVICE void run_cluster(Place const& place, int group, Rows& rows,
                                Quad (&sums)[Config::kShare]) const {
     CUTE_UNROLL
@@ -147,7 +147,7 @@ struct SplitKeysMerge {
   CUTE_DEVICE void add_blocks(Place const& place, int first, int count, Rows& rows,
                               Quad (&sums)[Config::kShare]) const {
     auto const part_of = [&](int i, int block) {
-      return *Arch::of_block(&shared.merged_rows[place.row(i)], block);
+      return *Arch::mapa(&shared.merged_rows[place.row(i)], block);
     };
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) rows.state[i] = SoftmaxRow();
@@ -172,7 +172,7 @@ struct SplitKeysMerge {
       CUTE_UNROLL
       for (int d = 0; d < kMost; ++d) {
         if (d >= count) continue;
-        Quad const part = *Arch::of_block(&from[first % Config::kShare + d][place.thread], b);
+        Quad const part = *Arch::mapa(&from[first % Config::kShare + d][place.thread], b);
         CUTE_UNROLL
         for (int e = 0; e < 4; ++e) {
           sums[d].values[e] = fmaf(part.values[e], factors[e / 2], sums[d].values[e]);
@@ -187,7 +187,7 @@ struct SplitKeysMerge {
     }
   }
 
-  // Rounds and stores `count` blocks of eight columns from `first` on.
+  // Rounds and stores `count` blocks of eight columns, starting at block `first`.
   CUTE_DEVICE void store(Place const& place, Rows const& rows, Quad const (&sums)[Config::kShare],
                          int first, int count) const {
     int const lane = place.thread % 4, columns = params.forward.problem.head_dim_v;

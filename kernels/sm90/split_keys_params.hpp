@@ -1,5 +1,5 @@
-// Arguments of the wgmma kernel that splits the keys of a tile of rows over warpgroups and the
-// blocks of a cluster.
+// Launch parameters of the wgmma kernel that splits the keys of a tile of rows over warpgroups and
+// over the blocks of a cluster.
 #pragma once
 
 #include "core/forward_params.hpp"
@@ -15,7 +15,7 @@ struct ClusterSplitsParams {
   sm90::DenseRows k, v;
   ForwardParams forward;
   NearMask interval;  // counted from query 0
-  int32_t blocks;     // in a cluster: a power of 2
+  int32_t blocks;     // of a cluster: a power of 2
   int32_t log2_blocks;
   char const* failure;  // why the tensor maps could not be made
 
@@ -57,7 +57,7 @@ struct ClusterSplitsParams {
     return launch;
   }
 
-  // In a kernel: the tile of rows of this block, and its rank in the cluster.
+  // In a kernel: the tile of rows of this block, and the block's rank in the cluster.
   template <int kBlockM, class Arch>
   CA_HOST_DEVICE TileCoord tile() const {
     return forward.template tile_of<kBlockM, Arch>(Arch::block() >> log2_blocks);
@@ -68,17 +68,18 @@ struct ClusterSplitsParams {
   }
 
  private:
-  // The number of blocks with the least time, by a model fitted on an H200 (docs/notes/hopper.md),
-  // in units of a block's time for 256 keys. A cluster begins and merges later than a single block.
+  // Number of blocks with the least modelled time. The model was fitted on an H200
+  // (docs/notes/hopper.md); its unit is a block's time for 256 keys. A cluster begins and merges
+  // later than a single block.
   static int32_t blocks_of_cluster(Problem const& p, int64_t tiles, DeviceLimits const& device,
                                    int block_m) {
     constexpr int64_t kKeys = 128 * kGroups;
     // Fewer large clusters run at once than the number of SMs allows: an H200 has no room for 32
-    // clusters of four blocks. If each tile has its own K and V, wider heads reach the memory limit
-    // earlier.
+    // clusters of four blocks. If each tile has a K and V of its own, wider heads reach the memory
+    // limit earlier.
     constexpr struct {
       int32_t blocks;
-      int64_t sms;  // needed for a tile
+      int64_t sms;  // needed per tile
       double merge;
     } clusters[] = {{1, 0, 0.0}, {2, 2, 1.2}, {4, 6, 2.3}, {8, 10, 3.7}};
     bool const shares_keys = tiles > int64_t(p.batch) * p.num_heads_kv;

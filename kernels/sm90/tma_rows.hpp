@@ -1,8 +1,8 @@
 // TMA copies of a tile of rows of Q, dO, K or V. A tile ends where its sequence ends: rows beyond
-// are zeros, so that no number of another sequence, such as a NaN, enters a sum.
+// become zeros, so that no value of another sequence, such as a NaN, enters a sum.
 //
 //   DenseRows    batch entries of equal length
-//   RaggedRows   packed sequences, or batch entries with lengths of their own; dense calls as well
+//   RaggedRows   packed sequences, or batch entries of different lengths; dense calls as well
 //   PagedRows    K and V in pages
 #pragma once
 
@@ -15,16 +15,17 @@
 
 namespace cutlass_attn::sm90 {
 
-// A stride in bytes. TMA checks strides even of dimensions of size 1, whose stride may be anything.
+// Stride in bytes. TMA checks even the stride of a dimension of size 1, which may be anything.
 inline int64_t stride_bytes(int64_t extent, int64_t stride) { return extent > 1 ? stride * 2 : 16; }
 
-// An operand without rows may have a null address. Nothing is read from the address given here.
+// An operand without rows may have a null address, which TMA rejects. Nothing is read from the
+// replacement.
 inline void const* address_of(Operand const& t, Problem const& p) {
   return t.data ? t.data : p.q.data;
 }
 
-// Batch entries of equal length, in boxes of 64 columns and box_rows rows: column, row, head,
-// entry.
+// Batch entries of equal length, in boxes of 64 columns and box_rows rows. Dimensions: column, row,
+// head, entry.
 inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
                              Sequences const& sequences, int heads, int box_rows) {
   int32_t const rows = sequences.seqlen > 1 ? sequences.seqlen : 1;
@@ -38,7 +39,7 @@ inline TensorView dense_view(Problem const& p, Operand const& t, int columns,
 // The rows of a sequence.
 struct SequenceRows {
   int32_t batch;
-  int32_t first;  // packed rows before those of this entry
+  int32_t first;  // packed rows before this entry
   int32_t count;
 };
 template <class SeqInfo>
@@ -61,7 +62,7 @@ CA_HOST_DEVICE SequenceRows key_rows(SeqInfo const& seq, Problem const& p) {
 struct DenseRows {
   TensorMap map;
 
-  // On the host, for tiles of box_rows rows. Returns why there is no map, or null.
+  // On the host, for tiles of box_rows rows. Returns null, or why the map cannot be made.
   char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
                       int heads, int box_rows, bool is_on_gpu) {
     return encode(dense_view(p, t, columns, sequences, heads, box_rows), is_on_gpu, map);
@@ -77,7 +78,7 @@ struct DenseRows {
 
 // A tensor map has one bound for all sequences. So row r of a sequence with n rows has coordinate
 // kEnd - n + r, and every sequence ends at the bound kEnd. Two more dimensions correct the address:
-// one adds the offset of the sequence's end, the other takes kEnd rows away again, modulo 2^64:
+// one adds the offset of the sequence's end, the other subtracts kEnd rows, modulo 2^64:
 //
 //   (kEnd - n + r) row + end of the sequence + kEnd (2^35 - row)  =  begin + r row + 2^65
 //
@@ -86,7 +87,7 @@ struct RaggedRows {
   static constexpr int kEnd = 1 << 30;
   static_assert(kMaxSeqlen <= kEnd);
   TensorMap map;
-  int32_t batch_step, row_step;  // from one entry, one row, to the next, in units of dimension 3
+  int32_t batch_step, row_step;  // distance of two entries and of two rows, in units of dimension 3
 
   char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const& sequences,
                       int heads, int box_rows, bool is_on_gpu) {
@@ -122,7 +123,7 @@ struct RaggedRows {
         is_on_gpu, map);
   }
 
-  // The largest number that divides both.
+  // Greatest common divisor.
   static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
       int64_t const rest = a % b;
@@ -132,16 +133,16 @@ struct RaggedRows {
   }
 };
 
-// The rows of a page that a box copies: those before `bound` if origin is RaggedRows::kEnd, those
-// from `bound` on if it is 0. The other rows of the box become zeros.
+// Rows of a page that a box copies: rows before `bound` if origin is RaggedRows::kEnd, rows from
+// `bound` on if origin is 0. The other rows of the box become zeros.
 struct PageRows {
   int32_t page, bound, origin;
 };
 
-// The entries of RaggedRows are pages. A box has as many rows as divide both a page and a tile, so
-// that it never crosses the end of a page (page_boxes.hpp).
+// RaggedRows whose entries are pages. box_rows divides both a page and a tile, so a box never
+// crosses the end of a page (page_boxes.hpp).
 struct PagedRows : RaggedRows {
-  int32_t box_rows, boxes;  // of a tile
+  int32_t box_rows, boxes;  // boxes: per tile
 
   // On the host, for tiles of tile_rows rows.
   char const* prepare(Problem const& p, Operand const& t, int columns, Sequences const&, int heads,

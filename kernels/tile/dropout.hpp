@@ -1,12 +1,12 @@
-// Dropout of a key block between softmax and P V, on rounded weights, two in a word.
+// Dropout of a key block between softmax and P V. Weights are already rounded, two in a word.
 #pragma once
 
 #include "core/dropout.hpp"
 
 namespace cutlass_attn {
 
-// A mask with 0xffff in the halves of a word of weights that are kept. The keys are `at`, a
-// multiple of 8, and more after a multiple of 32.
+// Mask of a word of two weights: 0xffff in the half of each kept weight. `at`: the keys' distance
+// from a multiple of 32, itself a multiple of 8.
 //   second: 0 for query q of the draw, 1 for q + 8
 //   words:  of one draw; or of two draws, if both halves of a word belong to one row or key
 template <class Arch>
@@ -19,7 +19,7 @@ CUTE_DEVICE uint32_t kept_weights(DropoutMask const& dropout, PhiloxWords const&
   return Arch::below_15bit(number, dropout.thresholds) ^ dropout.flip;
 }
 
-// The draws of a thread's rows for 32 keys. All rows are queries of one head: core/scheduler.hpp.
+// Draws of a thread's rows for 32 keys. All rows are queries of one head (core/scheduler.hpp).
 template <class Arch, int kRowBlocks>
 struct DrawnRows {
   PhiloxWords words[kRowBlocks];
@@ -35,7 +35,7 @@ struct DrawnRows {
   }
 
   // Applies dropout to the weights of a key block of kKeys keys, `at` keys after a multiple of 32.
-  //   p: A operand; words of rows g and g + 8, for keys of n8 blocks in turn
+  //   p: A operand; words alternate between rows g and g + 8, n8 block after n8 block
   template <int kKeys, class P>
   CUTE_DEVICE void drop(DropoutMask const& dropout, int at, P&& p) const {
     CUTE_UNROLL

@@ -1,5 +1,5 @@
-// A thread's part of a matrix in m16n8 blocks, as mma.sync and wgmma accumulate it: registers,
-// conversions, and the rows and columns of its elements.
+// A thread's part of a matrix in m16n8 blocks, the accumulator layout of mma.sync and wgmma:
+// registers, conversions, and the rows and columns of the elements.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -9,7 +9,7 @@
 
 namespace cutlass_attn {
 
-// kM x kN blocks of m16n8. In each block a thread has rows g and g + 8, and in both rows kWide
+// kM x kN blocks of m16n8. In each block a thread holds rows g and g + 8, and in both rows kWide
 // neighbouring columns: two, or one if an element is a word of two columns.
 template <class T, int kM_, int kN_, int kWide_ = 2>
 struct Fragment {
@@ -44,7 +44,7 @@ CUTE_DEVICE void clear(Fragment<T, kM, kN, kWide>& fragment) {
   for (int i = 0; i < fragment.kSize; ++i) fragment.x[i] = T(0);
 }
 
-// A fragment as a matrix of the thread's rows and columns. F: Fragment, const or not.
+// View of a fragment as a matrix of the thread's rows and columns. F: Fragment, const or not.
 template <class F>
 struct FragmentRows {
   static constexpr int kRows = 2 * F::kM, kColumns = F::kWide * F::kN, kSize = F::kSize;
@@ -60,13 +60,13 @@ template <class F>
 CUTE_DEVICE FragmentRows<F> as_rows(F& fragment) {
   return {fragment};
 }
-// Rows and columns of such a matrix type, or of a reference to it.
+// Rows and columns of a view, or of a reference to it.
 template <class S>
 inline constexpr int rows_of = std::decay_t<S>::kRows;
 template <class S>
 inline constexpr int columns_of = std::decay_t<S>::kColumns;
 
-// Converts the bits of an Element to float.
+// Bits of an Element to float.
 template <class Element>
 CUTE_DEVICE float element_to_float(uint16_t bits) {
   if constexpr (std::is_same_v<Element, cutlass::half_t>) {
@@ -76,7 +76,7 @@ CUTE_DEVICE float element_to_float(uint16_t bits) {
   }
 }
 
-// A copy of the fragment in fp32.
+// Copy of a fragment in fp32.
 template <class T, int kM, int kN>
 CUTE_DEVICE Fragment<float, kM, kN> to_float(Fragment<T, kM, kN> const& from) {
   Fragment<float, kM, kN> to;
@@ -85,7 +85,7 @@ CUTE_DEVICE Fragment<float, kM, kN> to_float(Fragment<T, kM, kN> const& from) {
   return to;
 }
 
-// The fragment rounded to nearest even, two neighbouring columns in a word.
+// A fragment rounded to nearest even, two neighbouring columns per word.
 template <class Arch, class Element, int kM, int kN>
 CUTE_DEVICE Fragment<uint32_t, kM, kN, 1> pack_columns(Fragment<float, kM, kN> const& from) {
   Fragment<uint32_t, kM, kN, 1> to;
@@ -96,8 +96,8 @@ CUTE_DEVICE Fragment<uint32_t, kM, kN, 1> pack_columns(Fragment<float, kM, kN> c
   return to;
 }
 
-// Transposes 4 x 4 words over a quad: thread `lane` receives word `lane` of every thread. If a word
-// is two columns of an m16n8 block, a thread then has eight columns of one block.
+// Transposes 4 x 4 words in a quad: thread `lane` receives word `lane` of every thread. If a word
+// is two columns of an m16n8 block, a thread afterwards holds eight columns of one block.
 template <class Arch>
 CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
   CUTE_UNROLL
@@ -113,8 +113,8 @@ CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
   }
 }
 
-// The position of element (i, j) of as_rows() in a block's tile. kWarpsM warps along M take m16
-// blocks in turn; each is split among kWarpsN warps along N.
+// Position of element (i, j) of as_rows() in the tile of a thread block. m16 blocks go to the
+// kWarpsM warps along M in turn; the kWarpsN warps along N share each of them.
 template <int kWarpsM, int kWarpsN>
 struct FragmentPlace {
   int thread;
@@ -126,9 +126,9 @@ struct FragmentPlace {
   CUTE_DEVICE int row(int i) const {
     return warp_m() * 16 + thread % 32 / 4 + i % 2 * 8 + i / 2 * (16 * kWarpsM);
   }
-  // Column of the warp's share: a key of its key block, or a head-dim column.
+  // Column within the warp's columns: a key of its key block, or a head-dim column.
   CUTE_DEVICE int column(int j) const { return thread % 4 * 2 + j % 2 + j / 2 * 8; }
-  // A mask of a thread's first 32 columns: bit j says whether column(j) is less than `end`.
+  // Bit mask of a thread's first 32 columns: bit j is set if column(j) < `end`.
   CUTE_DEVICE uint32_t columns_before(int end) const {
     int const beyond = end - thread % 4 * 2, in_8 = beyond & 7;
     int const count = beyond < 0 ? 0 : beyond / 8 * 2 + (in_8 < 2 ? in_8 : 2);

@@ -1,9 +1,9 @@
-// Makes the mask map (core/mask_map.hpp) of a call, before the kernel that reads it.
+// Makes the mask map (core/mask_map.hpp) of a call, in a launch before the kernel that reads it.
 //
-// Grid:    for each tile of rows of the map, a block for every 8 key tiles: a byte of a MaskWord
-// Block:   a warp for each key tile
-// Thread:  16 keys of a row at a time, in one load if rows are aligned and the tile is whole. Four
-//          or eight neighbouring lanes have a row
+// Grid:    for each tile of rows, one block per 8 key tiles: one byte of a MaskWord
+// Block:   one warp per key tile
+// Thread:  16 keys of a row at a time, in one load if rows are aligned and the tile is not cut off.
+//          Four or eight neighbouring lanes share a row
 // Shared:  the words of each warp's key tile, until it is known whether the tile is partial
 #pragma once
 
@@ -19,17 +19,17 @@ namespace cutlass_attn {
 template <class Params_, int kBlockM, int kBlockN>
 struct MakeMaskMap {
   using Params = Params_;
-  static constexpr int kWarps = 8;  // a byte has so many bits
+  static constexpr int kWarps = 8;  // bits of a byte
   static constexpr int kThreads = kWarps * 32;
   static_assert(kThreads == MaskMap::kThreads);
-  static constexpr int kKeys = 16;  // of a load
+  static constexpr int kKeys = 16;  // per load
   static constexpr int kLoads = kBlockN / kKeys;
-  static constexpr int kLanes = kLoads > 4 ? 8 : 4;  // that have a row
-  static constexpr int kRows = 32 / kLanes;          // of a warp at a time
-  static constexpr int kBatch = 8;                   // loads that are issued together
+  static constexpr int kLanes = kLoads > 4 ? 8 : 4;  // lanes that share a row
+  static constexpr int kRows = 32 / kLanes;          // rows of a warp per load
+  static constexpr int kBatch = 8;                   // loads issued together
   static constexpr int kTileWords = kBlockM * MaskMap::kLanes;
   static constexpr int kSmemBytes = MaskMap::smem_bytes(kBlockM);
-  // A row that sees every key: of the columns that a lane of a quad has.
+  // Word of a row that sees every key, for the columns of one lane of a quad.
   static constexpr uint32_t kAll = kBlockN == 128 ? ~0u : (1u << kBlockN / 4 % 32) - 1;
   static_assert(kBlockN % kKeys == 0 && kBlockN <= 128 && kBlockM % (kBatch * kRows) == 0);
 
@@ -60,11 +60,11 @@ struct MakeMaskMap {
 
  private:
   struct Class {
-    uint16_t any, all;  // whether any row sees any key of a tile; whether each sees each
+    uint16_t any, all;  // whether any row sees any key of a tile; whether every row sees every key
   };
   static_assert(sizeof(Class) == sizeof(uint32_t));
 
-  // A tile of rows, as a lane has part of it.
+  // A lane's part of a tile of rows.
   template <class Arch>
   struct Rows {
     PerLogit const& mask;
@@ -87,7 +87,7 @@ struct MakeMaskMap {
       is_aligned = mask.key_stride == 1 && bits % kKeys == 0;
     }
 
-    // words: in shared memory, of a warp.
+    // words: scratch of the warp in shared memory.
     CUTE_DEVICE Class classify(uint32_t* bits, int key_tile, uint32_t* words) const {
       if (key_tile < range.begin || key_tile >= range.end) return {0, 0};
       bits += int64_t(key_tile) * kTileWords;
@@ -131,7 +131,7 @@ struct MakeMaskMap {
       return {uint16_t(any), uint16_t(all)};
     }
 
-    // Bits of the keys that the row's interval has, for the lane's columns.
+    // Bits of the lane's columns whose keys are in the row's interval.
     CUTE_DEVICE uint32_t within_interval(int row, int key, int lane) const {
       int const q = tile.query(row) - tile.q_begin;
       FragmentPlace<1, 1> const place{lane};
@@ -139,11 +139,11 @@ struct MakeMaskMap {
              ~place.columns_before(interval.lo(q) - key);
     }
 
-    // 16 keys of a row from `key` on, four in a word; 0 where there are none. Of rows beyond the
-    // last, anything.
+    // 16 keys of a row from `key` on, four in a word; 0 where no key exists. Arbitrary for rows
+    // beyond the last.
     template <bool kIsVector>
     CUTE_DEVICE void load(int row, int key, uint32_t (&words)[4]) const {
-      // Of rows and loads that are not there others take the place: in a branch each load would be
+      // Rows and loads out of range are replaced by valid ones: in a branch, each load would be
       // waited for before the next.
       row = row < tile.rows ? row : tile.rows - 1;
       bool const is_load = kLoads % kLanes == 0 || Arch::thread() % kLanes < kLoads;
@@ -167,8 +167,8 @@ struct MakeMaskMap {
       for (int i = 0; i < 4; ++i) words[i] = is_load ? words[i] : 0;
     }
 
-    // The word of the row for lane `at` % 4 of a quad, of the 16 bytes that each lane of the row
-    // has.
+    // The word of the row for lane `at` % 4 of a quad, from the 16 bytes that each lane of the row
+    // holds.
     CUTE_DEVICE static uint32_t gather(uint32_t const (&bytes)[4], int at) {
       uint32_t words[4];  // by lane of a quad: keys 2 lane and 2 lane + 1 of each eight
       CUTE_UNROLL
@@ -191,7 +191,7 @@ struct MakeMaskMap {
       return (is_odd ? odd : even) | Arch::shuffle_xor(is_odd ? even : odd, 1);
     }
 
-    // Bits 0 and 1: whether bytes 0 and 1 are not 0; bits 16 and 17: bytes 2 and 3.
+    // Bits 0 and 1: whether bytes 0 and 1 are nonzero. Bits 16 and 17: bytes 2 and 3.
     CUTE_DEVICE static uint32_t pairs_of(uint32_t bytes) {
       bytes |= bytes >> 4;
       bytes |= bytes >> 2;

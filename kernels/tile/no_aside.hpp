@@ -1,4 +1,4 @@
-// A launch before or after a kernel (aside, simt/kernel_unit.hpp) that is never launched.
+// An empty launch before or after a kernel (an aside, simt/kernel_unit.hpp). It is never launched.
 #pragma once
 
 #include <cute/config.hpp>

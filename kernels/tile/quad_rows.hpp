@@ -1,4 +1,4 @@
-// Rows of m16n8 accumulators, rearranged to be stored 16 bytes at a time.
+// Rearranges rows of m16n8 accumulators, so that they are stored 16 bytes at a time.
 #pragma once
 
 #include <cute/config.hpp>
@@ -8,9 +8,9 @@
 
 namespace cutlass_attn {
 
-// The four threads of a quad hold a row of four neighbouring m16n8 blocks: each word is two columns
-// of 16-bit elements of one block. Transposes these 4 x 4 words, so that thread t of the quad has
-// all eight columns of block t.
+// The four threads of a quad hold a row of four neighbouring m16n8 blocks: word i of a thread is
+// two 16-bit columns of block i. Transposes the 4 x 4 words, so that thread t of the quad holds all
+// eight columns of block t.
 template <class Arch>
 CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
   CUTE_UNROLL
@@ -30,9 +30,8 @@ CUTE_DEVICE void gather_columns(uint32_t (&words)[4], int lane) {
   }
 }
 
-// Stores a row of blocks [first, first + 4) to `target`, the address of the row's column 0. The row
-// has `columns` columns, a multiple of 8. Called by all lanes of a warp; stores nothing unless
-// is_row.
+// Stores a row of blocks [first, first + 4). `target`: address of column 0 of the row. `columns`:
+// columns of the row, a multiple of 8. Called by all lanes of a warp; stores nothing unless is_row.
 template <class Arch, class Element>
 CUTE_DEVICE void store_columns(Element* target, uint32_t (&words)[4], int first, int columns,
                                bool is_row, int lane) {

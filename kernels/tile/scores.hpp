@@ -1,4 +1,4 @@
-// Score_mod and mask of a key block's fragment, between Q K^T and softmax.
+// score_mod and mask of a key block's fragment, between Q K^T and softmax.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace cutlass_attn {
 
-// Fragments are accessed through as_rows(): (row, key), with kRows rows of a thread.
+// Fragments are accessed through as_rows(): (row, key), with kRows rows per thread.
 //   Place:     FragmentPlace of the kernel's warps
 //   kIsTight:  whether saving one register is worth a few instructions
 template <class Arch, class Score, class Place, int kRows, bool kIsTight, class Coord = TileCoord>
@@ -19,14 +19,14 @@ struct FragmentScores {
   Problem const& p;
   Score const score;
   Place const place;
-  // References to shared memory, mostly: main loops are short of registers.
+  // References, mostly to shared memory: main loops have no registers for copies.
   Coord const& tile;
   TileRange const& range;  // in keys
   NearMask const& interval;
 
-  // Whether the tile of keys that begins at `key` takes the code for full tiles, because none of
-  // its keys is masked. The general score has no such code: most of its code would be repeated, and
-  // it is long.
+  // Whether the key tile at `key` runs the code for full tiles, in which no key is masked. The
+  // general score has no second code for full tiles: its code is long, and most of it would be
+  // there twice.
   CUTE_DEVICE auto is_full(int key) const {
     if constexpr (Score::kIsGeneral) {
       return std::false_type{};
@@ -35,14 +35,14 @@ struct FragmentScores {
     }
   }
 
-  // Whether every row may have a key masked of the key block that begins at `key`.
+  // Whether the key block at `key` may have masked keys in some row.
   CUTE_DEVICE bool may_hide_keys(int key) const {
     bool const has_mask = Score::kIsGeneral && p.mask.elements.data;
     return has_mask || !range.is_full(key);
   }
 
-  // Values of the thread's rows that a score needs and that do not depend on the key. None for the
-  // general score.
+  // Values per row that a score needs and that do not depend on the key. Empty for the general
+  // score.
   using Rows = typename Score::template Rows<kRows>;
   CUTE_DEVICE Rows rows() const {
     if constexpr (std::is_same_v<Rows, NoRows>) {
@@ -52,8 +52,7 @@ struct FragmentScores {
     }
   }
 
-  // Applies score_mod and mask to the key block that begins at `key`. is_full: no key of it is
-  // masked.
+  // Applies score_mod and mask to the key block at `key`. is_full: no key of it is masked.
   template <class S, class IsFull>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full) const {
     apply(s, key, is_full, rows());
@@ -61,8 +60,7 @@ struct FragmentScores {
   template <class S, class IsFull, class Read>
   CUTE_DEVICE void apply(S&& s, int key, IsFull is_full, Read const& rows) const {
     if constexpr (is_full && Score::kIsIdentity) return;
-    // Without this, the ends of every row's interval stay in registers between key blocks, and
-    // spill.
+    // Without this, the interval ends of every row stay in registers between key blocks and spill.
     forget_memory();
     if constexpr (Score::kIsGeneral) {
       scale(s);
@@ -75,7 +73,7 @@ struct FragmentScores {
     }
   }
 
-  // apply() for the general score in two steps; the first has no branch on an option.
+  // apply() for the general score in two steps. Step one, scale(), has no branch on an option.
   template <class S>
   CUTE_DEVICE void scale(S&& s) const {
     score.template scale<kRows, columns_of<decltype(s)>>(s);
@@ -86,17 +84,17 @@ struct FragmentScores {
     unpredicated_if(!range.is_full(key), [&] { apply_mask(s, key, std::false_type{}); });
   }
 
-  // Sets masked keys to -inf. The only place that evaluates a row's interval.
+  // Sets masked keys to -inf. No other code evaluates a row's interval.
   template <class S, class IsFull>
   CUTE_DEVICE void apply_mask(S&& s, int key, IsFull is_full) const {
     if constexpr (is_full) return;
     mask_outside(
         s, key, [&](int q) { return interval.window_lo(q); },
         [&](int q) { return interval.window_hi(q); });
-    // Calls without chunks jump over this. In a tight tile, ptxas nevertheless allocates fewer
-    // registers with this code than without: on sm_89 it saves 8 bytes of local memory in d128
-    // 128x64x4 and d512 with softcap, and 16 in d256 with P V in fp16. The exception is the
-    // identity with 32 rows a warp, whose masked tiles would be slower for the branch.
+    // Calls without chunks jump over this. In a tight tile, ptxas allocates fewer registers with
+    // this code than without it: on sm_89 it saves 8 bytes of local memory in d128 128x64x4 and in
+    // d512 with softcap, and 16 in d256 with P V in fp16. The exception is the identity with 32
+    // rows per warp: the branch would make its masked tiles slower.
     constexpr bool kHelps = kIsTight && (!Score::kIsIdentity || kRows == 2);
     if constexpr (Score::kHasChunks || kHelps) {
       unpredicated_if(interval.chunk, [&] {
@@ -108,12 +106,12 @@ struct FragmentScores {
   }
 
  private:
-  // Whether `keys` keys of a row are masked by a bit mask: less than two instructions a key (R2P
-  // makes predicates of seven bits), where two comparisons take three. In tight tiles that takes
-  // registers: sm89/int8_fp8 d128 128x64x4 with softcap has 80 bytes of local memory for it.
+  // Whether a bit mask masks `keys` keys of a row. It takes less than two instructions per key (R2P
+  // makes predicates of seven bits); two comparisons take three. It also takes registers, so tight
+  // tiles do without: sm89/int8_fp8 d128 128x64x4 with softcap would have 80 bytes of local memory.
   static constexpr bool uses_bits(int keys) { return keys >= 16 && !kIsTight; }
 
-  // Sets keys outside [lo(q), hi(q)) to -inf, with q counted from the tile's first query.
+  // Sets keys outside [lo(q), hi(q)) to -inf. q counts from the tile's first query.
   template <class S, class Lo, class Hi>
   CUTE_DEVICE void mask_outside(S&& s, int key, Lo&& lo_of, Hi&& hi_of) const {
     Place at = place;
@@ -138,14 +136,14 @@ struct FragmentScores {
     }
   }
 
-  // The positions of a thread's logits, with the interface that terms use.
+  // Positions of a thread's logits, with the interface that terms expect.
   struct Logits {
     FragmentScores const& scores;
     Place place;
     int first_key;
     CUTE_DEVICE int batch() const { return scores.tile.seq.batch; }
-    // Like tile.query() and tile.head(), but without a branch for tiles of one head: with the
-    // branch the compiler duplicates the code of all terms, 4776 instructions at d64 instead of
+    // As tile.query() and tile.head(), but without their branch for tiles of one head. With the
+    // branch the compiler duplicates the code of all terms: 4776 instructions at d64 instead of
     // 3960.
     CUTE_DEVICE int query(int i) const {
       return scores.tile.by_heads(scores.tile.row_begin + place.row(i));

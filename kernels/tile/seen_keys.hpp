@@ -1,23 +1,23 @@
-// Keeps V of keys that no row of a warp sees out of P V. Their weights are 0, but 0 times NaN, or
-// infinity, is NaN, and a page may hold what another request left there.
+// Excludes V of keys that no row of a warp sees from P V. Their weights are 0, but 0 times NaN or
+// infinity is NaN, and a page may still hold data of another request.
 #pragma once
 
 #include "tile/fragment.hpp"
 
 namespace cutlass_attn {
 
-// Where some row sees every key.
+// For tiles in which some row sees every key.
 struct AllKeys {
   CUTE_DEVICE void apply(int, uint32_t (&)[4]) const {}
 };
 
-// kKeys: of a key block.
+// kKeys: keys of a key block.
 template <class Arch, int kKeys>
 struct SeenKeys {
   static constexpr uint32_t kAll = (1u << kKeys / 4) - 1;
-  uint32_t bits = kAll;  // of this thread's columns of S: whether any row of the warp sees the key
+  uint32_t bits = kAll;  // per column of S of this thread: whether a row of the warp sees the key
 
-  // s: the scores of the key block, -inf where they are masked.
+  // s: scores of the key block; -inf where masked.
   template <class S>
   CUTE_DEVICE void find(S&& s) {
     static_assert(columns_of<S> == kKeys / 4);
@@ -33,11 +33,11 @@ struct SeenKeys {
     for (int lanes = 4; lanes < 32; lanes *= 2) bits |= Arch::shuffle_xor(bits, lanes);
   }
 
-  // For the whole warp.
+  // Whether the warp sees all keys; uniform over the warp.
   CUTE_DEVICE bool are_all() const { return !Arch::any(bits != kAll); }
 
-  // Clears what unseen keys have in v, words of the n-th 16 keys as ldmatrix.trans loads them: like
-  // S, a thread has keys 2t and 2t + 1 of each eight, as halves of a word.
+  // Clears V of unseen keys. v: words of the n-th 16 keys, as ldmatrix.trans loads them. As in S, a
+  // thread has keys 2t and 2t + 1 of each eight, here in the halves of a word.
   CUTE_DEVICE void apply(int n, uint32_t (&v)[4]) const {
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -47,9 +47,9 @@ struct SeenKeys {
   }
 };
 
-// O += P V of a key block, after Step::load_v(), without what unseen keys hold. The code is there
-// twice, so that a warp that sees all keys has no more instructions. Where registers are short call
-// Step::pv() with `seen`.
+// O += P V of a key block, after Step::load_v(), without V of unseen keys. The code of pv() is
+// there twice, so that a warp that sees all keys executes no extra instruction. Where registers are
+// short, call Step::pv() with `seen` instead.
 template <class Step, class Seen>
 CUTE_DEVICE void pv_of_seen(typename Step::P const& p, typename Step::Address v_rows, int key_block,
                             typename Step::Words const& v_first, typename Step::O& o,

@@ -7,11 +7,10 @@
 
 namespace cutlass_attn {
 
-// Units of scores: factor(i) and offset(i, row max) are those of the multiply-add that turns a
-// score of row i into the base-2 exponent of its weight. in_log2(i, score) converts a score to
-// units of log2.
+// Units of scores. A multiply-add with factor(i) and offset(i, row max) turns a score of row i into
+// the base-2 exponent of its weight. in_log2(i, score) converts a score to units of log2.
 //
-// ScaledUnits: the exponent is score times log2_scale, minus the row max.
+// ScaledUnits: the exponent is score * log2_scale - row max.
 struct ScaledUnits {
   float log2_scale;
   CUTE_DEVICE float factor(int) const { return log2_scale; }
@@ -19,37 +18,36 @@ struct ScaledUnits {
   CUTE_DEVICE float in_log2(int, float score) const { return score * log2_scale; }
 };
 
-// The four threads of a quad share a row of an m16n8 accumulator. Every thread keeps the row max
-// (in units of log2: its log2_scale is 1) and the sum over its columns.
+// The four threads of a quad share a row of an m16n8 accumulator. Each thread keeps the row max, in
+// units of log2 (SoftmaxRow with log2_scale = 1), and the sum over its own columns.
 //
-// The row max lags. Softmax does not depend on what is subtracted from the scores, as long as no
-// weight overflows and the largest does not vanish. So P = exp(S - row max) is first computed with
-// the row max of the previous key blocks, and the exponentials need not wait for a reduction over
-// the row. This almost always suffices. Only if the sum of a thread's weights shows that one is too
-// large, the row max is updated and O rescaled, as in the textbook. A row without a row max (-inf)
-// has infinite weights, or NaN, and gets its first row max in this way.
+// The row max lags. Softmax does not depend on the number that is subtracted from the scores, as
+// long as no weight overflows and the largest weight does not vanish. So P = exp(S - row max) is
+// computed with the row max of the previous key blocks, and the exponentials need not wait for a
+// reduction over the row. This almost always suffices. If the sum of a thread's weights shows that
+// one of them is too large, the row max is updated and O rescaled, as in textbook online softmax. A
+// row without a row max (-inf) gets weights of infinity or NaN, and so its first row max.
 //
-// This needs the code of P twice. If scores cost more code than P, softmax_weights_checked()
-// compares the scores before it computes weights: a thread's own scores, so again without a
-// reduction.
+// This duplicates the code of P. If scores take more code than P, use softmax_weights_checked(): it
+// compares the thread's own scores before it computes weights, also without a reduction.
 //
 // The row max has 24 bits. For scores beyond 2^24 it is off by whole units of log2, and the weights
-// of a row by one common factor, which in fp16 overflows or underflows from about 2^28 on. The
-// general score is not affected: it is in units of log2 itself, so its row max equals one of the
-// scores. (To subtract first, as core/softmax.hpp does, takes one more instruction a score.)
+// of a row are off by a common factor, which in fp16 overflows or underflows from about 2^28 on.
+// The general score is not affected: it is in units of log2, so its row max equals one of the
+// scores. (Subtracting first, as in core/softmax.hpp, takes one more instruction per score.)
 template <class Arch, int kRows, int kMaxWeightSum = 4096>
 struct SoftmaxRows {
-  // Bound for the sum of one thread's weights in a key block: fp16 can hold 16 times 4096.
+  // Bound of the sum of one thread's weights in a key block. fp16 can hold 16 times 4096.
   static constexpr float kLimit = float(kMaxWeightSum);
 
   SoftmaxRow rows[kRows];
-  // This thread's sum of weights in the present key block, until add_sums(); if weights are rounded
-  // to 8 bits, the largest weight instead.
+  // This thread's sum of weights in the present key block, until add_sums(). If weights are rounded
+  // to 8 bits: the largest weight.
   float sums[kRows];
 
   // Turns the scores of a key block into weights, with the lagging row max. Returns false if some
   // weights are too large.
-  //   s: (row, key)
+  //   s:     (row, key)
   //   units: log2_scale, or units as above
   template <class S, class Units>
   CUTE_DEVICE bool softmax_weights(S&& s, Units const& units) {
@@ -67,11 +65,10 @@ struct SoftmaxRows {
     return softmax_weights(s, ScaledUnits{log2_scale});
   }
 
-  // Whether softmax_weights() found the weights of row i small enough.
+  // Whether the weights of row i from softmax_weights() are small enough.
   CUTE_DEVICE bool is_small(int i) const { return sums[i] <= kLimit; }
 
-  // Turns scores, recomputed by the caller, into weights; first updates the row max where it has to
-  // be.
+  // Turns scores, recomputed by the caller, into weights. Updates the row max first where needed.
   //   s: (row, key), all keys of the key block in this quad
   //   o: (row, column)
   template <class S, class O>
@@ -82,7 +79,7 @@ struct SoftmaxRows {
     }
   }
 
-  // Both in one, for scores with much code: checks the scores before it computes weights.
+  // softmax_weights() and the update in one, for scores with much code: checks scores first.
   template <class S, class O>
   CUTE_DEVICE void softmax_weights_checked(S&& s, O&& o, float log2_scale) {
     update_max_checked(s, o, log2_scale);
@@ -94,7 +91,7 @@ struct SoftmaxRows {
     }
   }
 
-  // Updates the row max if the scores would give weights above 2^kLog2Largest, and rescales O.
+  // If the scores would give weights above 2^kLog2Largest, updates the row max and rescales O.
   template <int kLog2Largest = 8, class S, class O>
   CUTE_DEVICE void update_max_checked(S const& s, O&& o, float log2_scale) {
     static_assert(columns_of<decltype(s)> << kLog2Largest <= kMaxWeightSum);
@@ -118,8 +115,8 @@ struct SoftmaxRows {
     });
   }
 
-  // Turns scores into weights after updating the row max. O is still being accumulated: the caller
-  // has to multiply it by `factors` later.
+  // Updates the row max, then turns scores into weights. O is still being accumulated: the caller
+  // multiplies it by `factors` later.
   template <class S>
   CUTE_DEVICE void softmax_weights_after_max(S&& s, float (&factors)[kRows], float log2_scale) {
     CUTE_UNROLL
@@ -129,8 +126,8 @@ struct SoftmaxRows {
     }
   }
 
-  // The steps of that, for scores that come in parts. The largest scores of this thread, combined
-  // with those of the previous parts:
+  // Steps of softmax_weights_after_max(), for scores that come in parts. First: the largest scores
+  // of this thread, including those of the previous parts.
   template <class S, class HasBefore>
   CUTE_DEVICE static void largest_of_thread(S const& s, float (&largest)[kRows], HasBefore) {
     CUTE_UNROLL
@@ -154,16 +151,16 @@ struct SoftmaxRows {
     }
   }
 
-  // Updates the row max of row i if its weights were too large, and rescales O.
+  // If the weights of row i were too large: updates its row max and rescales O.
   template <class S, class O, class Units>
   CUTE_DEVICE void update_max_of_row(S const& s, O&& o, Units const& units, int i) {
     rescale(o, {any_of_quad(!is_small(i)), max_of_quad(s, i, units)}, i, 1.0f);
   }
 
-  // The maximum over a quad of a row of a key block.
+  // Maximum over a quad, for one row of a key block.
   struct BlockMax {
-    int is_too_large;  // whether the sum of its weights is
-    float max;         // of its scores
+    int is_too_large;  // whether the sum of weights is
+    float max;         // largest score
   };
 
   template <class S>
@@ -182,7 +179,7 @@ struct SoftmaxRows {
     scale(o, i, factor);
   }
 
-  // rescale(), and then turns the scores of row i into weights.
+  // rescale(), then turns the scores of row i into weights.
   template <class S, class O>
   CUTE_DEVICE void weights_of_row_rescaled(S&& s, O&& o, BlockMax const& block, int i,
                                            float log2_scale) {
@@ -195,7 +192,7 @@ struct SoftmaxRows {
     for (int i = 0; i < kRows; ++i) rows[i].sum += sums[i];
   }
 
-  // Sets the row max to that of the first key block.
+  // Sets the row max to the maximum of the first key block.
   template <class S>
   CUTE_DEVICE void start(S const& s, float log2_scale) {
     CUTE_UNROLL
@@ -213,7 +210,7 @@ struct SoftmaxRows {
     for (int i = 0; i < kRows; ++i) rows[i].max = max_of_quad(s, i, units);
   }
 
-  // Completes the sums of the rows: adds up the partial sums of the quad's threads.
+  // Completes the row sums: adds the partial sums of the quad's threads.
   CUTE_DEVICE void complete_sums() {
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -222,7 +219,7 @@ struct SoftmaxRows {
     }
   }
 
-  // The largest score of row i: in this thread, and in its quad.
+  // Largest score of row i: in this thread, and in its quad.
   template <class S>
   CUTE_DEVICE static float max_of_thread(S const& s, int i) {
     float max = s(i, 0);
@@ -234,7 +231,7 @@ struct SoftmaxRows {
   CUTE_DEVICE static float max_of_quad(S const& s, int i) {
     return max_of_quad(max_of_thread(s, i));
   }
-  // The largest in units of log2, if the threads of a quad have scores of different units.
+  // Largest score in units of log2, if the threads of a quad hold scores in different units.
   template <class S, class Units>
   CUTE_DEVICE static float max_of_quad(S const& s, int i, Units const& units) {
     return max_of_quad(units.in_log2(i, max_of_thread(s, i)));
@@ -257,7 +254,7 @@ struct SoftmaxRows {
     return x | Arch::shuffle_xor(x, 2);
   }
 
-  // Computes the weights of row i from its scores, and their sum.
+  // Weights of row i from its scores, and their sum.
   template <class S>
   CUTE_DEVICE void weights_of_row(S&& s, int i, float factor, float offset) {
     CUTE_UNROLL

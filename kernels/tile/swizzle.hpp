@@ -1,17 +1,19 @@
-// The layout of a tile of 16-bit elements in shared memory.
+// Layout of a tile of 16-bit elements in shared memory.
 //
-// Rows are cut into chunks of 64 elements (128 bytes), or of 32 or 16 if the width is not a
-// multiple of more. The chunks of all rows follow each other. The 16-byte vectors of a chunk are
-// permuted by the row, so that the 8 rows that an ldmatrix reads at one column, and the vectors
-// that one cp.async phase writes, fall into different banks:
+// Rows are cut into chunks of 64 elements (128 bytes), or of 32 or 16 if the width is no multiple
+// of 64 or 32. A chunk of all rows is followed by the next chunk of all rows. The 16-byte vectors
+// of a chunk are permuted by the row, so that the 8 rows that an ldmatrix reads at one column, and
+// the vectors that one cp.async phase writes, fall into different banks. Position of vector v of
+// row r in its chunk:
 //
-//   vector v of row r is at v ^ (r % 8) in a chunk of 8 vectors, at v ^ (r / 2 % 4) in one of 4, at
-//   v ^ (r / 4 % 2) in one of 2
+//   chunk of 8 vectors   v ^ (r % 8)
+//   chunk of 4 vectors   v ^ (r / 2 % 4)
+//   chunk of 2 vectors   v ^ (r / 4 % 2)
 //
-// Addresses are computed by hand instead of by CuTe's swizzled layouts, because the permutation
-// then costs one XOR per ldmatrix: a lane's offset from its row is constant, and 16 columns further
-// on is one flipped bit. (With CuTe's copies and two stages the compiler recomputed every address
-// in every tile: a sixth of all instructions at head_dim 64.)
+// Addresses are computed by hand, not by CuTe's swizzled layouts: the permutation then costs one
+// XOR per ldmatrix, because a lane's offset from its row is constant, and a step of 16 columns
+// flips one bit. (With CuTe's copies and two stages the compiler recomputed every address in every
+// tile: a sixth of all instructions at head_dim 64.)
 #pragma once
 
 #include <cute/config.hpp>
@@ -36,8 +38,8 @@ struct SwizzledTile {
     return column / kChunk * kChunkBytes + row * kRowBytes + permuted * 16;
   }
 
-  // From an address in the 16 x 16 block (0, 0) to the corresponding address in block (row,
-  // column). Rows 8 apart are permuted alike.
+  // From an address in the 16 x 16 block (0, 0) to the address of that element in block (row,
+  // column). Rows that are 8 apart have one permutation.
   template <class Address>
   CUTE_HOST_DEVICE static constexpr Address block(Address first, int row, int column) {
     constexpr int kBlocks = kChunk / 16;

@@ -1,5 +1,5 @@
-// Copies of tiles from global to shared memory, and of O back: cp.async of 16 bytes, or element by
-// element if a call's rows do not begin at multiples of 16 bytes.
+// Copies tiles from global to shared memory, and O back: by cp.async of 16 bytes, or element by
+// element if the rows of a call are not aligned to 16 bytes.
 #pragma once
 
 #include <cute/config.hpp>
@@ -11,13 +11,13 @@
 
 namespace cutlass_attn {
 
-// The threads of a block divide the 16-byte vectors of a tile: 8 or 4 threads copy a row side by
-// side, kRowsAtOnce rows at a time. Two 8-bit elements are one column of the tile.
+// The threads of a block share the 16-byte vectors of a tile: 8 or 4 consecutive threads copy one
+// row, and a pass copies kRowsAtOnce rows. Two 8-bit elements count as one column of the tile.
 template <class Arch, class Element, class Tile_, int kThreads>
 struct TileCopy {
   using Tile = Tile_;
   using Address = typename Arch::SmemAddress;
-  static constexpr int kElements = 2 / int(sizeof(Element));  // in a column of the tile
+  static constexpr int kElements = 2 / int(sizeof(Element));  // per column of the tile
   static constexpr int kChunk = Tile::kChunk * kElements;
   static constexpr int kRowsAtOnce = kThreads / Tile::kVectors;
   static constexpr int kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
@@ -31,7 +31,7 @@ struct TileCopy {
     return Tile::offset(row(thread), column(thread) / kElements);
   }
 
-  // Byte offset from the thread's first vector to its vector in chunk c, in the row of pass i.
+  // Byte offset from the thread's first vector to its vector of pass i in chunk c.
   CUTE_DEVICE static constexpr int step(int i, int c) {
     return i * kRowsAtOnce * Tile::kRowBytes + c * Tile::kChunkBytes;
   }
@@ -41,9 +41,8 @@ struct TileCopy {
     return Tile::kRows % kRowsAtOnce == 0 || i * kRowsAtOnce + row(thread) < Tile::kRows;
   }
 
-  // Starts the copy of a full tile. Its first `columns` columns exist; the others are zero-filled
-  // and not read. `target` is the tile's address plus offset(); `source` is the address of the
-  // thread's first vector.
+  // Starts the copy of a full tile. Columns from `columns` on are zero-filled and not read.
+  // `target`: address of the tile plus offset(). `source`: address of the thread's first vector.
   CUTE_DEVICE static void load_whole(Address target, Element const* source, int64_t row_stride,
                                      int columns, int thread) {
     CUTE_UNROLL
@@ -53,30 +52,30 @@ struct TileCopy {
     }
   }
 
-  // Starts the copy of a full tile, and moves `source` to the next tile. Reads all columns of the
-  // tile: memory beyond the end of a row must be readable. Zero-fills unless `is_there`. Without a
-  // branch, and with one multiply-add for an address.
+  // Starts the copy of a full tile, and advances `source` to the next tile. Reads all columns of
+  // the tile, so memory beyond the end of a row must be readable. Zero-fills unless `is_there`.
+  // Branchless, with one multiply-add per address.
   CUTE_DEVICE static void load_next(bool is_there, Address target, Element const*& source,
                                     uint32_t stride) {
     static_assert(Tile::kRows % kRowsAtOnce == 0);
-    stride = opaque(stride);  // otherwise it is shifted in 64 bits, and then truncated
+    stride = opaque(stride);  // otherwise it is shifted in 64 bits, then truncated
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) {
       Element const* const row = source + uint64_t(stride) * (i * kRowsAtOnce);
       CUTE_UNROLL
       for (int c = 0; c < Tile::kChunks; ++c) {
-        Arch::async_copy(target + step(i, c), row + c * kChunk, is_there);
+        Arch::cp_async(target + step(i, c), row + c * kChunk, is_there);
       }
     }
     source += uint64_t(stride) * Tile::kRows;
   }
 
-  // Starts the copy of a tile of which only the first `rows` rows exist.
+  // Starts the copy of a tile with `rows` valid rows.
   CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride, int rows,
                                int columns, int thread) {
     load(target, source, row_stride, [&](int r) { return r < rows; }, columns, thread);
   }
-  // Starts the copy of the rows r for which is_row(r); the others are zero-filled and not read.
+  // Starts the copy of the rows r with is_row(r). The other rows are zero-filled and not read.
   template <class IsRow>
   CUTE_DEVICE static void load(Address target, Element const* source, int64_t row_stride,
                                IsRow const& is_row, int columns, int thread) {
@@ -88,12 +87,13 @@ struct TileCopy {
     }
   }
 
-  // Likewise for a tile whose row r begins, for this thread, at row_address(r), which is called for
-  // all rows.
+  // Starts the copy of a tile from scattered rows. row_address(r): address of this thread's first
+  // vector in row r; called for every row, also where is_row(r) is false.
   template <class RowAddress, class IsRow>
   CUTE_DEVICE static void load_rows(Address target, RowAddress&& row_address, IsRow const& is_row,
                                     int columns, int thread) {
-    Element const* sources[kPasses];  // all loaded before the first copy: they come from memory
+    // all addresses are loaded before the first copy, because they come from memory
+    Element const* sources[kPasses];
     CUTE_UNROLL
     for (int i = 0; i < kPasses; ++i) sources[i] = row_address(i * kRowsAtOnce + row(thread));
     CUTE_UNROLL
@@ -103,8 +103,8 @@ struct TileCopy {
     }
   }
 
-  // Copies a tile from any address; it is written on return. The loops are not unrolled: unrolled
-  // ones take registers from the main loop.
+  // Synchronous copy of a tile with any alignment. The loops are not unrolled, because unrolled
+  // they take registers from the main loop.
   CUTE_DEVICE static void load_elements(Address target, Element const* source, int64_t row_stride,
                                         int rows, int columns, int thread) {
     CUTE_NO_UNROLL
@@ -116,8 +116,8 @@ struct TileCopy {
     }
   }
 
-  // Copies a tile of Q, with rows of several heads if these are packed. `Queries`: a
-  // BasicTileCoord. `IsAligned`: bool, or std::true_type for kernels that take only aligned calls.
+  // Copies a tile of Q, with rows of several heads if heads are packed. `Queries`: a
+  // BasicTileCoord. `IsAligned`: bool, or std::true_type for kernels of aligned calls only.
   template <class Queries, class IsAligned>
   CUTE_DEVICE static void load_queries(Address target, Problem const& p, Queries const& tile,
                                        IsAligned is_aligned, int thread) {
@@ -179,7 +179,7 @@ struct TileCopy {
     CUTE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       bool const inside = is_row && column(thread) + c * kChunk < columns;
-      Arch::async_copy(target + step(0, c), source + c * kChunk, inside);
+      Arch::cp_async(target + step(0, c), source + c * kChunk, inside);
     }
   }
 
@@ -201,7 +201,7 @@ struct TileCopy {
     }
   }
 
-  // The address of the thread's first vector in a row of Q.
+  // Address of the thread's first vector in a row of Q.
   template <class Queries>
   CUTE_DEVICE static Element const* query_source(Problem const& p, Queries const& tile, int r,
                                                  int thread) {

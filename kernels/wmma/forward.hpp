@@ -1,26 +1,26 @@
 // Forward attention in nvcuda::wmma fragments: the rung between the scalar kernels and mma.sync.
 //
-// Grid:   a block for every 16 * kWarps queries of a head.
+// Grid:   one block per 16 * kWarps queries of a head.
 // Block:  kWarps warps along M; a loop over tiles of kBlockN keys.
 // Warp:   16 queries, all keys of a tile, the whole head dimension, in fragments of
 //         kFragM x kFragN x 16.
 // Fragments: Q and O for the whole call; S of a tile until it is stored.
-// Shared: two cp.async buffers, one for K and one for V of a tile; for each warp a strip with its
-//         queries, then S in fp32, then P and row factors:
+// Shared: two cp.async buffers, one for K and one for V of a tile; per warp a strip, which holds
+//         its queries, then S in fp32, then P and row factors:
 //
 //           cp.async   V(n) --+   K(n+1) -----------+
 //           compute    S      |   softmax, O += P V |   S ...
 //                    ^ K(n) landed  ^ V(n) landed
 //
-// The mapping of fragment elements to lanes is unspecified. So softmax works on the strip, where a
-// pair of lanes shares a row: after S is stored and before P is loaded as a fragment. O stays in
-// fragments nevertheless: a factor for each row is stored to the strip as a matrix with equal
-// columns, loaded as a fragment of O's type, and multiplied element by element, because fragments
-// of one type have one mapping.
+// The mapping of fragment elements to lanes is unspecified. So softmax works on the strip, where
+// two lanes share a row: after S is stored and before P is loaded as a fragment. O stays in
+// fragments nevertheless. To rescale it, a factor per row is stored to the strip as a matrix with
+// equal columns, loaded as a fragment of O's type, and multiplied element by element: fragments of
+// one type have one mapping.
 //
 // Rows in shared memory are padded by 16 bytes (S: by 32), so that the accesses of a warp hit
-// different banks. A swizzle would need no padding, but a fragment is loaded from rows at a
-// constant distance.
+// different banks. A swizzle would need no padding, but a fragment load requires rows at a constant
+// distance.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -43,23 +43,23 @@ struct Forward {
   static constexpr int kBlockM = kBlockM_;
   static constexpr bool kPacksHeads = false;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRows = kBlockM / kWarps;  // queries of a warp
-  static constexpr int kK = 16;                   // depth of a fragment's product
+  static constexpr int kRows = kBlockM / kWarps;  // queries per warp
+  static constexpr int kK = 16;                   // depth of a fragment product
   static_assert(std::is_same_v<Element, cutlass::half_t>);
-  static_assert(kRows == 16 && kRows % kFragM == 0, "so that two lanes share a row");
+  static_assert(kRows == 16 && kRows % kFragM == 0, "two lanes share a row");
   static_assert(kHeadDim % kFragN == 0 && kHeadDim % kK == 0);
   static_assert(kBlockN % kFragN == 0 && kBlockN % kK == 0);
 
-  // Distances between rows, in elements: the leading dimensions of the fragment loads.
+  // Row pitches in elements: leading dimensions of the fragment loads.
   static constexpr int kPitch = kHeadDim + 8;                                // of Q, K and V
   static constexpr int kPitchS = kBlockN + 8;                                // of S, in fp32
   static constexpr int kPitchP = kBlockN + 8;                                // of P
   static constexpr int kPitchFactor = kFragN + 8;                            // of factors, in fp32
   static constexpr int kColumnsO = kBlockN < kHeadDim ? kBlockN : kHeadDim;  // staged at a time
 
-  // The strip of one warp. Q is loaded into fragments before there is an S. All of S is in
-  // registers before P and the factors overwrite it. After the last tile O overwrites them,
-  // kColumnsO columns at a time.
+  // The strip of one warp. Q is loaded into fragments before S exists. All of S is in registers
+  // before P and the factors overwrite it. After the last tile, O overwrites them, kColumnsO
+  // columns at a time.
   union Strip {
     uint16_t q[kRows * kPitch];
     float s[kRows * kPitchS];
@@ -95,20 +95,20 @@ struct Forward {
     static constexpr int kSteps = kHeadDim / kK;        // of Q K^T along the head dim
     static constexpr int kBlocksS = kBlockN / kFragN;   // blocks of S along N
     static constexpr int kBlocksO = kHeadDim / kFragN;  // blocks of O along N
-    static constexpr int kRowKeys = kBlockN / 2;        // keys of a lane, in one row
+    static constexpr int kRowKeys = kBlockN / 2;        // keys per lane, in one row
 
     Problem const& p;
     SharedStorage& shared;
     TileCoord const tile;
     IntervalMask const mask;
     KeyRange const seen;    // keys that its queries see
-    TileRange const range;  // tiles of them
+    TileRange const range;  // tiles with these keys
     Score const score;
     float const log2_scale;
     int const lane;
-    int const row0;  // the warp's first query within the tile
+    int const row0;  // the warp's first query in the tile
     Strip& strip;
-    // This lane has row lane / 2 of the warp, and of every eight keys the first or the last four.
+    // This lane has row lane / 2 of the warp, and the first or last four of every eight keys.
     int const query;
     int const first_key;
     int lo, hi;  // the row's visible keys
@@ -136,23 +136,23 @@ struct Forward {
 
     CUTE_DEVICE void run() {
       load_queries();
-      Arch::async_copy_commit();
+      Arch::cp_async_commit_group();
       if (range.begin < range.end) load_keys(shared.k, p.k, range.begin, p.head_dim);
-      Arch::async_copy_commit();
-      Arch::template async_copy_wait<1>();
+      Arch::cp_async_commit_group();
+      Arch::template cp_async_wait_group<1>();
       Arch::sync_warp();  // the warp's Q full
       read_queries();
       clear_output();
       for (int n = range.begin; n < range.end; ++n) {
-        Arch::template async_copy_wait<0>();
+        Arch::template cp_async_wait_group<0>();
         Arch::sync();  // K full; previous V, and the strip, empty
         load_keys(shared.v, p.v, n, p.head_dim_v);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         product_qk();
-        Arch::template async_copy_wait<0>();
+        Arch::template cp_async_wait_group<0>();
         Arch::sync();  // V and S full; K empty
         if (n + 1 < range.end) load_keys(shared.k, p.k, n + 1, p.head_dim);
-        Arch::async_copy_commit();
+        Arch::cp_async_commit_group();
         float const rescale = softmax_weights(n);
         if (Arch::any(rescale != 1.0f)) scale_output(rescale);
         product_pv();
@@ -160,9 +160,9 @@ struct Forward {
       finish();
     }
 
-    // Starts copying 8 elements; without `inside` it zero-fills and reads nothing.
+    // Starts copying 8 elements. Without `inside` it reads nothing and writes zeros.
     CUTE_DEVICE static void load_vector(uint16_t* to, Element const* from, bool inside) {
-      Arch::async_copy(Arch::smem_address(to), from, inside);
+      Arch::cp_async(Arch::smem_address(to), from, inside);
     }
 
     CUTE_DEVICE void load_queries() {
@@ -211,8 +211,7 @@ struct Forward {
       }
     }
 
-    // S = Q K^T into the strip. K is row-major with a row for each key: read column-major, that is
-    // K^T.
+    // Stores S = Q K^T to the strip. K has one row per key; read column-major it is K^T.
     CUTE_DEVICE void product_qk() {
       CUTE_UNROLL
       for (int n = 0; n < kBlocksS; ++n) {
@@ -255,7 +254,7 @@ struct Forward {
       CUTE_UNROLL
       for (int i = 0; i < kRowKeys; ++i) {
         x[i] = softmax.weight(x[i], log2_scale);
-        softmax.sum += x[i];  // this lane's keys; the pair of lanes is summed after the loop
+        softmax.sum += x[i];  // this lane's keys; the two lanes' sums are added after the loop
       }
       Arch::sync_warp();  // all lanes have read their part of S
       CUTE_UNROLL

@@ -433,7 +433,7 @@ def new(**options):
         (
             lambda: new(rotary_cos=ANGLES, rotary_sin=ANGLES[:, :4]),
             ValueError,
-            "must have as many columns",
+            "must have equal numbers of columns",
         ),
         (lambda: new(**ROTARY, rotary_interleaved=1), TypeError, "rotary_interleaved must be True"),
         (

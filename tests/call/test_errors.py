@@ -34,7 +34,7 @@ WRONG = [
     (lambda: call(k=K[:1]), ValueError, "one batch size, got 2, 1, 2"),
     (lambda: call(v=K[:1]), ValueError, "one batch size, got 2, 2, 1"),
     (lambda: call(k=K[..., :32]), ValueError, "q and k must have one head dim, got 64 and 32"),
-    (lambda: call(v=K[:, :1]), ValueError, "as many heads, got 2 and 1"),
+    (lambda: call(v=K[:, :1]), ValueError, "equal numbers of heads, got 2 and 1"),
     (lambda: call(v=K[:, :, :7]), ValueError, "as long, got 8 and 7"),
     (lambda: call(q=Q[:, :3]), ValueError, "num_heads_q is 3.*multiple of num_heads_kv.* 2"),
     (lambda: call(k=K[:, :0], v=K[:, :0]), ValueError, "num_heads_q is 4"),
@@ -64,7 +64,7 @@ WRONG = [
     (
         lambda: call(kernel="\ud800"),
         ValueError,
-        r"kernel must be text that UTF-8 has, got '.ud800'",
+        r"kernel must be text that UTF-8 can encode, got '.ud800'",
     ),
     (lambda: call(v=K.to_sparse()), TypeError, "dense, got one of layout torch.sparse_coo"),
     (lambda: call(softmax_scale=10**400), ValueError, "softmax_scale is beyond any float"),

@@ -462,7 +462,7 @@ def test_lengths_beyond_the_rows_end_there():
         (
             {"leftpad_k": [0, 5, 0], "seqused_k": [9, 4, 9]},
             ValueError,
-            r"leftpad_k\[1\] is 5, allowed: 0 to 4, where the rows of k that count end",
+            r"leftpad_k\[1\] is 5, allowed: 0 to 4, the end of the valid rows of k",
         ),
         ({"seqused_k": [1, 2]}, ValueError, r"seqused_k must have shape \(batch,\) = \(3,\), got"),
         ({"leftpad_k": torch.zeros(3)}, ValueError, "leftpad_k must be int32"),

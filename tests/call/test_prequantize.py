@@ -118,7 +118,7 @@ def test_prequantize_names_what_is_wrong():
         prequantize(k, v, quantize="int4")
     with pytest.raises(ValueError, match='quantize is "qk", but q, k and v are float32; allowed'):
         prequantize(k.float(), v.float(), quantize="qk")
-    with pytest.raises(ValueError, match="k and v must be as long, got 50 and 40 keys"):
+    with pytest.raises(ValueError, match="k and v must have equal lengths, got 50 and 40 keys"):
         prequantize(k, v[:, :, :40], quantize="qk")
     with pytest.raises(TypeError, match="must all be torch tensors or all numpy arrays"):
         prequantize(k, v.tolist(), quantize="qk")

@@ -155,7 +155,7 @@ def test_refused():
         flash_mla_with_kvcache(*args, is_fp8_kvcache=True)
     with pytest.raises(NotImplementedError, match="extra_k_cache is given; allowed: None"):
         flash_mla_with_kvcache(*args, extra_k_cache=cache)
-    with pytest.raises(ValueError, match="topk_length is given without indices"):
+    with pytest.raises(ValueError, match="topk_length is the length of indices"):
         flash_mla_with_kvcache(*args, topk_length=lengths)
     with pytest.raises(ValueError, match=r"attn_sink must have shape \(16,\), got \(3,\)"):
         flash_mla_with_kvcache(*args, attn_sink=torch.zeros(3))

@@ -17,8 +17,7 @@ constexpr char kGarbage = 0x5a;
 
 }  // namespace
 
-// --- Operands
-// -------------------------------------------------------------------------------------
+// --- Operands ------------------------------------------------------------------------------------
 
 SolvedCase::Operand SolvedCase::make(char name, int heads, int rows, int columns,
                                      double fill) const {
@@ -34,7 +33,7 @@ SolvedCase::Operand SolvedCase::make(char name, int heads, int rows, int columns
     x.head_stride = length * pitch;
   }
   x.batch_stride = heads * length * pitch;
-  // Kernels copy 16 bytes at a time: whatever the allocator gives is aligned to that.
+  // Kernels copy 16 bytes at a time: the allocator's memory is aligned to 16 bytes.
   int64_t const size = x.first + case_.batch * x.batch_stride;
   x.bytes.resize(size_t(size) * format(dtype_).bytes);
   for (int64_t i = 0; i < size; ++i) store(x, i, fill);
@@ -85,7 +84,7 @@ cutlass_attn::Operand SolvedCase::ref(Operand& x) const {
 SolvedCase::Entries SolvedCase::make_entries(char const* dims) const {
   std::string const varying(dims);
   int const sizes[4] = {case_.batch, case_.num_heads_q, case_.seqlen_q, case_.seqlen_k};
-  // From the innermost dimension on; queries there in a transposed layout.
+  // From the innermost dimension outwards. In a transposed layout queries are outside heads.
   int const order[4] = {3, 2, 1, 0}, transposed[4] = {2, 1, 3, 0};
   Entries x;
   int64_t size = 1;
@@ -99,7 +98,7 @@ SolvedCase::Entries SolvedCase::make_entries(char const* dims) const {
   return x;
 }
 
-// Fills what is there of bias, mask, slopes and sinks.
+// Fills bias, mask, slopes and sinks, if the case has them.
 void SolvedCase::make_terms() {
   Case const& c = case_;
   std::mt19937 random(4);
@@ -135,7 +134,7 @@ void SolvedCase::make_terms() {
     fill(mask_, [&](int b, int q, int k) {
       if (c.mask_block > 0) return (b + q / c.mask_block + k / c.mask_block) % 3 != 0 ? 1 : 0;
       if (has_queries && q % 5 == 2) return 0;
-      return std::array{0, 1, 2, 0, 16, 255}[random() % 6];  // any byte but 0 shows
+      return std::array{0, 1, 2, 0, 16, 255}[random() % 6];  // any nonzero byte is visible
     });
     for (double value : mask_.values)
       mask_.bytes.push_back(char(uint8_t(std::isnan(value) ? 1 : value)));
@@ -218,8 +217,7 @@ Problem SolvedCase::call() {
   return p;
 }
 
-// --- The answer
-// -----------------------------------------------------------------------------------
+// --- The answer ----------------------------------------------------------------------------------
 
 bool SolvedCase::visible(int b, int h, int q, int k) const {
   Case const& c = case_;
@@ -232,7 +230,7 @@ bool SolvedCase::visible(int b, int h, int q, int k) const {
   return !c.mask || mask_.at(b, h, q, k) != 0;
 }
 
-// The logit of a key that is visible.
+// The logit of a visible key.
 double SolvedCase::logit(int b, int h, int q, int k, double dot) const {
   Case const& c = case_;
   double x = double(c.softmax_scale) * dot;
@@ -245,8 +243,8 @@ double SolvedCase::logit(int b, int h, int q, int k, double dot) const {
   return x;
 }
 
-// q.k with the sum rounded to fp16 after every 8 products, if the case asks for such sums.
-// `bound`: on what the roundings change.
+// q.k with the sum rounded to fp16 after every 8 products, if the case accumulates in fp16.
+// `bound`: limit of the effect of these roundings.
 double SolvedCase::rounded_dot(double const* q, double const* k, double& bound) const {
   bool const rounds =
       case_.accumulate == Accumulate::kFloat16 || case_.accumulate == Accumulate::kFloat16Qk;
@@ -262,8 +260,8 @@ double SolvedCase::rounded_dot(double const* q, double const* k, double& bound) 
   return sum;
 }
 
-// A row of O from logits with rounded sums: those of P V as well, if the case asks for it. Weights
-// are relative to the largest, as kernels have them.
+// A row of O from logits with rounded sums. Sums of P V are rounded as well, if the case says so.
+// Weights are relative to the largest weight, as in kernels.
 void SolvedCase::round_sums(std::vector<double> const& logits, std::vector<double> const& v, int b,
                             int h_kv, double sink, double* row) const {
   Case const& c = case_;
@@ -297,13 +295,13 @@ void SolvedCase::solve() {
   bool const is_fp32 = c.accumulate == Accumulate::kFloat32;
   Format const f = format(dtype_);
   cutlass_attn::DropoutMask const dropout(call());
-  // Weights are dropped in steps of 2^-15 of probability.
+  // Dropout drops in steps of 2^-15 of probability.
   double const dropped = std::round(double(c.dropout_p) * 32768) / 32768;
   std::vector<double> const v = values(v_), given_q = values(q_);
   std::vector<double> q = given_q, k = values(k_);
   bool const is_int8 = c.quantize != Quantize::kNone,
              is_8_bit_v = is_int8 && c.quantize != Quantize::kQk;
-  // Without a softcap or terms a score goes from the sum to the exponent in one step.
+  // Without a softcap or other terms, a score goes from the sum to the exponent in one step.
   bool const is_one_step = is_int8 && c.softcap == 0 && !c.bias && !c.alibi && !c.mask &&
                            c.attention_chunk == 0 && c.softmax_scale > 0;
   Int8Scales scales;
@@ -319,7 +317,7 @@ void SolvedCase::solve() {
           q_shift += given_q[q_.index(b, h, i, d)] *
                      scales.shift[size_t(b * c.num_heads_kv + h_kv) * c.head_dim + d];
         }
-        // One unit of the sums for key j.
+        // One unit of the integer sums for key j.
         auto const unit = [&](int j) {
           int const tiles = (c.seqlen_k + 63) / 64;
           size_t const group = size_t((b * c.num_heads_kv + h_kv) * tiles + j / 64) * 4 + j % 8 / 2;
@@ -357,7 +355,7 @@ void SolvedCase::solve() {
           auto const round = c.quantize == Quantize::kInt8 ? &SolvedCase::round_weights
                                                            : &SolvedCase::round_weights_fp8;
           (this->*round)(p, v, b, h_kv, sum, &unfused_o_[row]);
-          lse_bound_.back() += 0x1p-9;  // weights are added up in fp16, a few at a time
+          lse_bound_.back() += 0x1p-9;  // weights are summed in fp16, a few at a time
         }
         exact_lse_.push_back(sum == 0 ? -kInfinity : largest + std::log(sum));
         for (int j = 0; j < c.seqlen_k; ++j) {
@@ -387,7 +385,7 @@ void SolvedCase::solve() {
 std::string SolvedCase::verdict() const {
   Case const& c = case_;
   Format const f = format(dtype_);
-  Operand outside = o_;  // gets garbage where the output is: nothing else may differ from garbage
+  Operand outside = o_;  // garbage where the output is: nothing else may differ from garbage
   double worst = -1, largest_reference = 0, square = 0, square_reference = 0;
   std::string where;
   size_t n = 0, row = 0;
@@ -433,13 +431,13 @@ std::string SolvedCase::verdict() const {
   for (char byte : outside.bytes) {
     if (byte != kGarbage) return "memory beside O was written";
   }
-  // Rounding to fp32 says nothing about fp32 accumulation: there, an error of their own, which
-  // dropout scales up as it does O.
+  // Rounding to fp32 says nothing about fp32 accumulation, which has an error of its own. Dropout
+  // scales that error as it scales O.
   double const fp32 = dtype_ == DType::kFloat32 ? 4e-6 * c.magnitude / (1 - c.dropout_p) : 0;
   if (worst > 2 * largest_reference + fp32) {
     return "O" + where + "; an unfused kernel is off by " + std::to_string(largest_reference);
   }
-  // cutlass_attn.testing says why: with sums of Q K^T in fp16 the error is in a few rows.
+  // See cutlass_attn.testing: with sums of Q K^T in fp16, the error is in a few rows.
   bool const is_qk_in_fp16 =
       c.accumulate == Accumulate::kFloat16 || c.accumulate == Accumulate::kFloat16Qk;
   double const allowed = (is_qk_in_fp16 ? 2.0 : 1.5) * std::sqrt(square_reference);

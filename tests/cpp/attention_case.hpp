@@ -1,9 +1,9 @@
-// Attention problems with their fp64 answer, to judge any kernel by.
+// Attention problems with their fp64 answers, to judge any kernel.
 //
-// Masks, scores, softmax and number formats are stated here once more, in doubles and in plain
-// loops, and share no code with the library: an oracle that shared the kernel's mask could not
-// catch a wrong mask. Only which weights dropout keeps comes from core/dropout.hpp, which has tests
-// of its own.
+// Masks, scores, softmax and number formats are stated here again, in doubles and in plain loops,
+// and share no code with the library: an oracle that shared the kernel's mask could not catch a
+// wrong mask. Only the choice of dropped weights comes from core/dropout.hpp, which has its own
+// tests.
 #pragma once
 
 #include <cstdint>
@@ -37,84 +37,86 @@ struct Case {
   float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   float softcap = 0;
   float magnitude = 1;     // of Q
-  unsigned seed = 1;       // of Q, K and V: with the same one, rows of the same place are equal
+  unsigned seed = 1;       // of Q, K and V: with equal seeds, rows at equal positions are equal
   int nan_key = -1;        // a row of K that is NaN
-  bool fp8_kv = false;     // K and V are numbers of float8_e4m3fn
+  bool fp8_kv = false;     // K and V are float8_e4m3fn numbers
   bool latent_kv = false;  // V is a view of the first columns of K
   Layout layout = Layout::kPadded;
-  char const* unaligned = "";         // those of "qkvo" that lie at odd addresses with odd strides
+  char const* unaligned = "";         // operands of "qkvo" with odd addresses and odd strides
   int head_dim = 64, head_dim_v = 0;  // 0: head_dim
 
-  // Operands with an entry per logit: the dimensions they vary along, some of "bhqk", the others
-  // being broadcast; null: not there. The layout tells how they lie in memory.
+  // Operands with one entry per logit: dimensions along which they vary, some of "bhqk"; they
+  // broadcast over the others. Null: absent. The layout determines their order in memory.
   char const* bias = nullptr;
   bool bias_is_fp32 = false;    // or of the dtype
-  char const* mask = nullptr;   // hides a third of the keys, and every fifth query's all
-  int mask_block = 0;           // or a third of the blocks of so many queries and keys
+  char const* mask = nullptr;   // masks a third of the keys, and all keys of every fifth query
+  int mask_block = 0;           // or a third of the blocks of this many queries and keys
   char const* alibi = nullptr;  // slopes along "h" or "bh"
-  bool sinks = false;           // that of head 1 is -inf
+  bool sinks = false;           // the sink of head 1 is -inf
   float dropout_p = 0;
 
-  // Of the kernel that is judged; fp16 accumulation knows none of the options from `bias` on but
-  // sinks.
+  // Accumulator of the kernel. Kernels with fp16 accumulation implement none of the options from
+  // `bias` on except sinks.
   Accumulate accumulate = Accumulate::kFloat32;
-  // q and k are rounded to int8, and the answer is that of what they are then.
+  // q and k are rounded to int8; the answer is that of the rounded operands.
   Quantize quantize = Quantize::kNone;
 };
 
-// Each for a reason; ragged against tiles of 64 unless the name says otherwise.
+// Each case has a reason. Sizes are ragged against tiles of 64 unless the name says otherwise.
 std::vector<Case> cases(int head_dim);
 
-// A handful that reaches every line of a kernel, for slow builds.
+// A few cases that reach every line of a kernel, for slow builds.
 std::vector<Case> few_cases(int head_dim);
 
-// The options from `bias` on, each by itself and together.
+// The options from `bias` on, each alone and together.
 std::vector<Case> option_cases(int head_dim);
 
-// A handful of these, for slow builds.
+// A few of these, for slow builds.
 std::vector<Case> few_option_cases(int head_dim);
-std::vector<Case> few_alibi_cases(int head_dim);  // of several tiles of keys
+std::vector<Case> few_alibi_cases(int head_dim);  // with several tiles of keys
 std::vector<Case> few_dropout_cases(int head_dim);
 std::vector<Case> few_bias_cases(
     int head_dim);  // of 16 bits, with entries of two keys side by side
-std::vector<Case> few_mask_cases(int head_dim);  // tiles of which all, some, or no keys are seen
+std::vector<Case> few_mask_cases(int head_dim);  // tiles in which all, some, or no keys are seen
 std::vector<Case> few_bias_mask_cases(int head_dim);
 
-// Few queries with many keys, which kernels for decoding split; the first reach every line of one.
+// Few queries with many keys, which decode kernels split. The first cases reach every line of a
+// kernel.
 std::vector<Case> decode_cases(int head_dim);
 
-// Head dimensions that only kernels without a fixed one take.
+// Head dimensions that only kernels without a fixed head dim run.
 std::vector<Case> odd_head_dims();
 
 class SolvedCase {
  public:
   SolvedCase(Case const& what, DType dtype);
 
-  // The call; its outputs are this object's, overwritten with garbage now.
+  // The call. Its outputs belong to this object and are overwritten with garbage now.
   Problem call();
 
-  // With fp16 accumulation the unfused computation rounds its own sums to fp16 after every 8
-  // products, those of P V within 32 keys (python/cutlass_attn/testing.py has the derivation); LSE
-  // may be off by the bound of those roundings.
+  // With fp16 accumulation, the unfused computation rounds its own sums to fp16 after every 8
+  // products; sums of P V within 32 keys (derived in python/cutlass_attn/testing.py). LSE may be
+  // off by the bound of these roundings.
   //
-  // With q and k in int8, the unfused computation has exponents by one multiply-add of a number as
-  // large as 1.5 * 2^23, where nothing but softmax follows (sm80/quantized_queries.hpp): they, and
-  // LSE, are off by up to a unit of the integer products.
+  // With q and k in int8, if only softmax follows, the unfused computation has exponents from one
+  // multiply-add of a number as large as 1.5 * 2^23 (sm80/quantized_queries.hpp). The exponents and
+  // LSE are off by up to one unit of the integer products.
   //
-  // With P and V in 8 bits (int8, fp8), it rounds them as core/quantize.hpp says, and LSE may be
-  // off by two weights that are rounded the other way, in e4m3, whose steps depend on when the row
-  // max was updated, by half a step of each.
+  // With P and V in 8 bits (int8, fp8), it rounds them as in core/quantize.hpp. LSE may be off by
+  // two weights that are rounded the other way; in e4m3, whose steps depend on when the row max was
+  // updated, by half a step of each.
   //
-  // Empty if the outputs are right: within 1.5 times the RMS error (twice with Q K^T in fp16) and
-  // twice the largest error of an unfused computation that rounds P and O to the dtype, NaN exactly
-  // where fp64 has it, nothing written beside them. Otherwise what is wrong, and where.
+  // Empty if the outputs are right: the RMS error is within 1.5 times (twice with Q K^T in fp16),
+  // and the largest error within twice, that of an unfused computation that rounds P and O to the
+  // dtype; NaN is exactly where fp64 has it; nothing is written outside. Otherwise it says what is
+  // wrong and where.
   std::string verdict() const;
 
   // All bytes of O and LSE, to compare runs.
   std::vector<char> outputs() const;
 
  private:
-  // A 4-d operand of the case: storage in the dtype and how to find an element.
+  // A 4-d operand of the case: storage in the dtype, and the position of an element.
   struct Operand {
     std::vector<char> bytes;
     int rows, columns;
@@ -126,7 +128,7 @@ class SolvedCase {
     }
   };
 
-  // A bias, a mask or slopes: numbers or bytes of a 4-d array, of which some strides may be 0.
+  // A bias, a mask or slopes: numbers or bytes of a 4-d array, some of whose strides may be 0.
   struct Entries {
     std::vector<char> bytes;
     std::vector<double> values;  // of each element in memory
@@ -152,7 +154,7 @@ class SolvedCase {
   cutlass_attn::Operand ref(Operand& x) const;
   void solve();
   struct Int8Scales {
-    std::vector<double> shift;       // what was subtracted from K: (batch, KV head, column)
+    std::vector<double> shift;       // subtracted from K: (batch, KV head, column)
     std::vector<double> of_queries;  // (batch, head, query)
     std::vector<double> of_keys;     // (batch, KV head, tile of 64 keys, group)
   };
@@ -173,7 +175,7 @@ class SolvedCase {
   uint64_t rng_state_[2] = {0x123456789abcdef0u, 0x0fedcba987654321u};
   std::vector<float> lse_;
   std::vector<double> exact_o_, unfused_o_, exact_lse_;  // (B, Hq, Sq[, Dv])
-  std::vector<double> lse_bound_;                        // what fp16 accumulation may move LSE by
+  std::vector<double> lse_bound_;                        // how far fp16 accumulation may move LSE
 };
 
 }  // namespace attention_case

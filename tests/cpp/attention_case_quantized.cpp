@@ -1,4 +1,5 @@
-// Operands and weights of a case in 8 bits, as core/quantize.hpp says, in doubles and plain loops.
+// Operands and weights of a case in 8 bits, as defined in core/quantize.hpp, in doubles and plain
+// loops.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +10,7 @@ namespace attention_case {
 
 namespace {
 
-// Numbers that are multiplied as int8 with one scale.
+// int8 numbers that share a scale.
 struct Int8Group {
   float amax = 0;
   bool is_finite = true;
@@ -29,7 +30,7 @@ struct Int8Group {
 
 }  // namespace
 
-// kernels/core/quantize.hpp, for both operands in place.
+// As in kernels/core/quantize.hpp, for both operands in place.
 SolvedCase::Int8Scales SolvedCase::round_to_int8(std::vector<double>& q,
                                                  std::vector<double>& k) const {
   Case const& c = case_;
@@ -79,7 +80,7 @@ SolvedCase::Int8Scales SolvedCase::round_to_int8(std::vector<double>& q,
   return scales;
 }
 
-// O of a row with P and V in int8, from weights that add up to `sum`, into `row`.
+// Computes O of a row with P and V in int8 into `row`, from weights that add up to `sum`.
 void SolvedCase::round_weights(std::vector<double> const& p, std::vector<double> const& v, int b,
                                int h_kv, double sum, double* row) const {
   Case const& c = case_;
@@ -121,7 +122,7 @@ double round_e4m3(double x) {
 
 }  // namespace
 
-// The same in e4m3, relative to the sum of a tile's weights.
+// round_weights() in e4m3, relative to the sum of a tile's weights.
 void SolvedCase::round_weights_fp8(std::vector<double> const& p, std::vector<double> const& v,
                                    int b, int h_kv, double sum, double* row) const {
   Case const& c = case_;

@@ -18,7 +18,7 @@ std::vector<Case> few_cases(int head_dim) {
   Case whole{"whole tiles", 64, 192};
   Case nothing{"rows that see nothing, whole tiles of them too", 150, 20};
   nothing.causal = true;
-  // Later tiles of keys have scores far above those before: of few rows, in few of their keys.
+  // Later tiles of keys have scores far above earlier ones, in few rows and few keys.
   Case peaks{"references that few keys raise", 40, 300};
   peaks.magnitude = 8;
   std::vector<Case> list{causal, window, whole, nothing, peaks};
@@ -131,7 +131,7 @@ std::vector<Case> decode_cases(int head_dim) {
     x.causal = true;
     x.layout = Layout::kTransposed;
   }
-  // Later keys have scores far above those before: row maxima of warps and splits differ.
+  // Later keys have scores far above earlier ones, so row maxima of warps and splits differ.
   add("decode, a row max that few keys raise", 3, 500, 1).magnitude = 8;
   {
     Case& x = add("decode, all options", 4, 260, 2);
@@ -188,7 +188,7 @@ std::vector<Case> few_option_cases(int head_dim) {
   sinks.num_heads_kv = 2;
   sinks.causal = true;
   sinks.sinks = true;
-  // The mask is so that no score is chosen that takes aligned operands only.
+  // The mask excludes scores that only take aligned operands.
   Case unaligned{"rows at odd addresses, three tiles of keys, heads in one tile", 20, 170};
   unaligned.batch = 2;
   unaligned.num_heads_q = 4;

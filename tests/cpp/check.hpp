@@ -3,9 +3,9 @@
 //   TEST(what_is_true) { CHECK(x < y); CHECK_EQ(a, b); CHECK_NEAR(a, b, tolerance); }
 //   int main(int argc, char** argv) { return check::run(argc, argv); }
 //
-// A failing check prints its place and values and the test goes on, or ends the program where
-// STOP_AT_FAILURE is set in the environment. Arguments of the program name the tests to run;
-// without any it runs all. Checks may come from any thread.
+// A failing check prints its position and values, and the test goes on; if STOP_AT_FAILURE is set
+// in the environment, the program ends. Arguments of the program name the tests to run; without
+// arguments it runs all. Checks may come from any thread.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,7 @@ inline bool near(double a, double b, double tolerance) {
   return std::isnan(a) ? std::isnan(b) : a == b || std::fabs(a - b) <= tolerance;
 }
 
-// Runs the tests that the arguments name, or all. 1: one failed; 2: there is none of a name.
+// Runs the tests that the arguments name, or all. Returns 1 if one failed, 2 if a name is unknown.
 inline int run(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     bool is_known = false;

@@ -1,4 +1,4 @@
-// A valid call of check(), to be changed.
+// A valid call for check(), to be modified.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace cutlass_attn {
 
-// A valid call on memory of its own.
+// A valid call with its own memory.
 struct Call {
   static constexpr int kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 5, kSeqlenK = 7, kDim = 8;
   std::vector<float> q, k, v, o, lse;
@@ -36,7 +36,7 @@ struct Call {
   }
 };
 
-// The message that a change to a valid call earns; "" if it is still valid.
+// The error message after a change to a valid call; "" if the call is still valid.
 template <class Change>
 std::string message(Change const& change, StatusCode code = StatusCode::kInvalidArgument) {
   Call call;

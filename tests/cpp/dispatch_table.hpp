@@ -1,5 +1,5 @@
-// The table that dispatch chooses from in tests, in place of the generated ones, and the devices
-// and calls that they ask with. For one file of a program.
+// The table of variants for tests of dispatch, in place of the generated tables, and devices and
+// calls for it. Included by one file of a program.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ KernelUnit const kUnit{{128, 48 * 1024, 64, 0}, {}, {}};
 KernelUnit const kUnitInPart{{128, 48 * 1024, 64, 0}, {&kUnit}, {}};
 KernelUnit const kLargeUnit{{128, 160 * 1024, 64, 0}, {}, {}};
 
-// Of a kernel with these needs; kept for as long as the program runs.
+// A kernel with these options; lives as long as the program.
 ManifestKernel const* kernel(uint32_t options, int least, int last, int alignment) {
   ManifestKernel made{};
   made.name = "";
@@ -48,7 +48,7 @@ Variant variant(std::string const& key, std::string const& kernel_name, Device d
   return v;
 }
 
-// A row that the build left out and that may be compiled at run time.
+// A row that the build left out and that can be compiled at run time.
 Variant left_out(std::string const& key, std::string const& kernel, int head_dim) {
   Variant v =
       variant(key, kernel, Device::kCuda, DType::kFloat16, head_dim, "full", false, true, 80, 16);
@@ -56,7 +56,7 @@ Variant left_out(std::string const& key, std::string const& kernel, int head_dim
   return v;
 }
 
-// A row with two scores, of which the build has the first.
+// A row with two scores; the build has the first.
 Variant in_part() {
   Variant v = variant("part/f16/d104", "part", kCuda, kF16, 104, "core", true, true, 80, 16);
   ManifestKernel made = *v.kernel;
@@ -70,7 +70,7 @@ Variant in_part() {
   return v;
 }
 
-// A row of a kernel that takes multiples of 8 up to its head dims, with a tile.
+// A row with a tile, of a kernel that takes multiples of 8 up to its head dims.
 Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
   std::string const tile = std::to_string(block_m) + "x64x4";
   std::string const dims = std::to_string(head_dim) + "v" + std::to_string(head_dim_v);
@@ -84,7 +84,7 @@ Variant tiled(int head_dim, int head_dim_v, int block_m, bool compiled = true) {
   return v;
 }
 
-// For Hopper alone, with more shared memory than others have.
+// Only for Hopper, with more shared memory than other GPUs have.
 Variant hopper() {
   Variant v = variant("hopper/f16/d40", "hopper", kCuda, kF16, 40, "core", true, false, 80, 16);
   v.kernel = kernel(0, 90, 90, 16);
@@ -92,7 +92,7 @@ Variant hopper() {
   return v;
 }
 
-// The same with a kernel that reads through TMA.
+// As hopper(), of a kernel that reads by TMA.
 Variant with_tma() {
   Variant v = hopper();
   v.info.key = "tma/f16/d40", v.info.kernel = "tma";
@@ -102,7 +102,7 @@ Variant with_tma() {
   return v;
 }
 
-// Of a kernel that wants half a tile of 64 rows for every SM.
+// A row of a kernel that requires half a tile of 64 rows per SM.
 Variant of_many_blocks() {
   Variant v = variant("many/f16/d48", "many", kCuda, kF16, 48, "core", true, true, 90, 16);
   v.block_m = 64;
@@ -112,7 +112,7 @@ Variant of_many_blocks() {
   return v;
 }
 
-// Of a kernel for calls whose keys it splits.
+// A row of a kernel for calls whose keys it splits.
 Variant of_splits() {
   Variant v = variant("split/f16/d72", "split", kCuda, kF16, 72, "core", true, true, 80, 16);
   ManifestKernel made = *v.kernel;
@@ -124,7 +124,7 @@ Variant of_splits() {
   return v;
 }
 
-// Of tiles with a cost.
+// A row with a cost.
 Variant of_cost(std::string const& kernel_name, int block_m, float tile_us, float step_us) {
   std::string const tile = std::to_string(block_m) + "x64x4";
   Variant v = variant(kernel_name + "/f16/d88/" + tile, kernel_name, kCuda, kF16, 88, "core", true,
@@ -135,7 +135,7 @@ Variant of_cost(std::string const& kernel_name, int block_m, float tile_us, floa
   return v;
 }
 
-// Of the other op, which also knows an option that is a backward pass's alone.
+// A row of the backward op, which also implements an option of backward passes.
 Variant of_backward(std::string const& key, uint32_t options) {
   Variant v = variant(key, "back", kCuda, kF16, 0, "core", true, true, 80, 16);
   ManifestKernel made = *v.kernel;
@@ -175,7 +175,7 @@ Problem call(DType dtype = kF16, int head_dim = 64) {
 
 }  // namespace
 
-// These take the place of the generated tables.
+// These replace the generated tables.
 std::vector<Variant> const& cutlass_attn::registry() {
   static std::vector<Variant> const table = {
       variant("fast/f16/d64", "fast", kCuda, kF16, 64, "core", true, true, 80, 16),

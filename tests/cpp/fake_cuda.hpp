@@ -1,5 +1,5 @@
-// A CUDA runtime without a GPU: calls of the library come here by the linker's --wrap, which
-// CMakeLists.txt lists. Kernels do not run. For one test program only.
+// A CUDA runtime without a GPU. The linker's --wrap redirects calls of the library to these
+// functions (listed in CMakeLists.txt). Kernels do not run. Included by one test program only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +36,7 @@ struct Call {
   std::thread::id thread;
 };
 
-// What other threads do, and what came of it.
+// Actions of other threads, and their results.
 struct State {
   std::mutex mutex;
   std::vector<Call> calls;
@@ -66,7 +66,7 @@ inline std::vector<Call> take_calls() {
   return std::move(state().calls);
 }
 
-// A call that a capture in global mode forbids to every thread but those that relaxed their mode.
+// A call that a capture in global mode forbids to every thread that has not relaxed its mode.
 inline cudaError_t unsafe(char const* name, void* address = nullptr, int64_t bytes = 0) {
   record(name, address, bytes);
   if (!state().has_capture || mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
@@ -74,7 +74,8 @@ inline cudaError_t unsafe(char const* name, void* address = nullptr, int64_t byt
   return cudaErrorStreamCaptureUnsupported;
 }
 
-// CUDA loads code lazily: at its first launch on a device, if it was not asked for its attributes.
+// CUDA loads code lazily: at its first launch on a device, unless its attributes were queried
+// before.
 inline cudaError_t load(char const* name, void const* code, void const* stream = nullptr) {
   bool is_first = false;
   {
@@ -86,7 +87,7 @@ inline cudaError_t load(char const* name, void const* code, void const* stream =
   return cudaSuccess;
 }
 
-// Work on the legacy stream invalidates a capture whatever the mode.
+// Work on the legacy stream invalidates a capture in any mode.
 inline cudaError_t legacy(char const* name) {
   record(name);
   if (!state().has_capture) return cudaSuccess;

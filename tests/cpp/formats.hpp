@@ -33,7 +33,7 @@ inline Format format(DType dtype) {
   return {};
 }
 
-// Distance of neighbouring numbers at x.
+// Distance between neighbouring numbers at x.
 inline double ulp(Format f, double x) {
   int exponent = 1 - f.bias();
   if (x != 0) exponent = std::max(exponent, std::ilogb(x));
@@ -50,7 +50,7 @@ inline uint32_t encode(Format f, double x) {
   if (std::isnan(x)) return sign | top | 1u << (f.significand_bits - 1);
   x = std::fabs(round_to(f, x));
   if (std::isinf(x)) return sign | top;
-  // Counts in units of the last place; the carry out of the significand is the exponent.
+  // Counts in units of the last place. The carry out of the significand goes to the exponent.
   double const unit = ulp(f, x);
   uint32_t const exponent = uint32_t(std::ilogb(unit) + f.significand_bits - 1 + f.bias());
   return sign | ((exponent << f.significand_bits) + uint32_t(x / unit));

@@ -86,7 +86,7 @@ TEST(bad_calls_are_refused_before_anything_runs) {
   CHECK_EQ(attention_forward(call.p, {}).message, "head_dim is 600, allowed: 1 to 576");
   call.p.head_dim = 16;
   CHECK(attention_forward(call.p, with("warp/9")).code == StatusCode::kInvalidArgument);
-  // explain() and plan() refuse what attention_forward() does.
+  // explain() and plan() reject what attention_forward() rejects.
   call.p.q.dtype = DType(7);
   Explanation explanation;
   Plan planned;
@@ -103,7 +103,7 @@ TEST(bad_calls_are_refused_before_anything_runs) {
   CHECK_EQ(call.o[0], -1.0f);
 }
 
-// A kernel whose blocks share keys, in fp16: v is 3.
+// A kernel whose blocks share keys, in fp16. v is 3.
 struct SplitCall : Call {
   static constexpr char const* kKernel = "sm80/decode-simt";
 
@@ -150,7 +150,7 @@ TEST(a_workspace_comes_from_the_caller_or_the_host) {
   CHECK_EQ(asked, 1);
   CHECK(given.is_right());
 
-  // What is there is used first, and whoever runs a plan brings it.
+  // A given workspace is used first; run() requires it.
   options.workspace = options.allocate(planned.workspace_bytes);
   SplitCall brought;
   CHECK(attention_forward(brought.p, options).ok());
@@ -161,7 +161,7 @@ TEST(a_workspace_comes_from_the_caller_or_the_host) {
            "workspace has " + std::to_string(planned.workspace_bytes - 1) +
                " bytes, the plan needs " + std::to_string(planned.workspace_bytes));
 
-  // And at an address that vectors can be read from.
+  // Also at an address that vectors can be read from.
   for (int64_t const shift : {4, 8, 16}) {
     memory.assign(size_t(planned.workspace_bytes) + 512, 0);
     auto const address = reinterpret_cast<uintptr_t>(memory.data());
@@ -177,7 +177,7 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
   if (build_info().simt != "all") return;
   SplitCall call;
   call.p.num_splits = 0;
-  CHECK_EQ(prequantize(call.p, {}).message, "quantize is None, so that there is nothing to keep");
+  CHECK_EQ(prequantize(call.p, {}).message, "quantize is None, so there is nothing to keep");
   call.p.quantize = Quantize::kInt8;
   LaunchOptions options = with("sm80/int8-simt");
   CHECK_EQ(attention_forward(call.p, options).message, "");
@@ -193,7 +193,7 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
     return {memory.data(), bytes};
   };
   CHECK_EQ(prequantize(call.p, options).message, "");
-  CHECK_EQ(attention_prequantized(call.p, options).message, refusal);  // which allocates nothing
+  CHECK_EQ(attention_prequantized(call.p, options).message, refusal);  // allocates nothing
   CHECK(!memory.empty());
   for (float o : call.o) CHECK_EQ(o, -1.0f);
 
@@ -205,19 +205,19 @@ TEST(k_and_v_are_rounded_once_for_many_calls) {
   CHECK(call.o == due && memory == kept);
   CHECK_EQ(attention_forward(call.p, options).message, "");
   CHECK(call.o != due);
-  // Heads that are predicted to be too far off are for calls that round, and look at q.
+  // Only calls that round, and look at q, can predict heads with too large an error.
   call.p.max_error = 0.5f;
   for (auto* half : {&prequantize, &attention_prequantized}) {
     CHECK_EQ(half(call.p, options).message,
              "max_error is 0.5, but K and V are prequantized; allowed: 0");
   }
   call.p.max_error = 0.0f;
-  // A kernel that keeps nothing rounds as it goes.
+  // A kernel that keeps nothing rounds in each call.
   memory.clear();
   options = with("cpu/int8");
   CHECK_EQ(prequantize(call.p, options).message, "");
   CHECK_EQ(attention_prequantized(call.p, options).message, "");
-  // Of 16 bits: half of the memory.
+  // 16 bits: half of the memory.
   for (size_t i = 0; i < call.o.size() / 2; ++i) CHECK_EQ(call.o[i], 0.0f);
 }
 

@@ -1,4 +1,4 @@
-// check(): what is refused and in which words.
+// check(): which calls it rejects, and with which words.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -58,7 +58,7 @@ TEST(options) {
   CHECK_EQ(message([](P& p) { p.logits.softcap = 5000; }),
            "softcap is 5000, allowed: up to 4096, as logits have an error of 1e-7 of it, or 0 for "
            "no cap");
-  // The scalars of a float64 call take the place of those of Logits.
+  // The scalars of a float64 call replace those of Logits.
   static Float64Scalars scalars;
   auto const in_float64 = [](P& p, Float64Scalars given) {
     scalars = given;
@@ -129,7 +129,7 @@ TEST(products_in_8_bits_go_without_some) {
   }
 }
 
-// Memory for the options, and calls that use it well.
+// Memory for the options, and calls that use it correctly.
 struct Terms {
   float bias[2 * 4 * 5 * 7], slopes[2 * 4], sinks[4];
   uint8_t mask[2 * 4 * 5 * 7];
@@ -149,7 +149,7 @@ TEST(terms_sinks_and_dropout_pass) {
              p.dropout.rng_state = t.rng_state;
            }),
            "");
-  // Broadcast, backwards, keys not next to each other.
+  // Broadcast, negative strides, keys not adjacent.
   CHECK_EQ(message([](P& p) {
              p.logits.bias = {t.bias, 7, 0, 0, 1};
              p.logits.bias_dtype = DType::kFloat32;
@@ -239,7 +239,7 @@ TEST(outputs_share_no_memory_with_terms) {
     CHECK_EQ(on([](P& p) { return p.softmax_lse + 38; }),
              "softmax_lse overlaps " + input + "; it needs memory that no other operand uses");
   };
-  // `at` is within the output's last elements.
+  // `at`: within the output's last elements.
   overlaps("bias", [](P& p, float* at) {
     p.logits.bias = {at, 0, 0, 0, 1};
     p.logits.bias_dtype = DType::kFloat32;
@@ -294,7 +294,7 @@ TEST(sequences_and_pages) {
   CHECK_EQ(message([=](P& p) { p.seq_q.cu_seqlens = numbers, p.q.batch_stride = 0; }),
            "out's batch stride is 160, allowed: 0 with cu_seqlens, which says where a batch entry "
            "begins");
-  // What else there is of a packed call is looked at as of any other.
+  // Everything else in a packed call is checked as in any call.
   CHECK_EQ(message([=](P& p) {
              pack(p);
              p.softmax_lse = reinterpret_cast<float*>(reinterpret_cast<char*>(p.softmax_lse) + 1);
@@ -332,7 +332,7 @@ TEST(sequences_and_pages) {
            "v is null, but it has 3 x 2 x 16 rows");
   CHECK_EQ(message([](P& p) { p.seq_q.total = -1; }),
            "seq_q.total is -1, allowed: 0 to 1073741824");
-  // Packed rows of all heads are numbered in 32 bits.
+  // Packed rows of all heads are counted in 32 bits.
   auto const rows = [=](int32_t total) {
     return message([=](P& p) {
       pack(p);
@@ -348,7 +348,7 @@ TEST(sequences_and_pages) {
            "split_size is 64 and num_splits 2; allowed: one of them");
   CHECK_EQ(message([](P& p) { p.split_size = 64; }),
            "split_size is 64, allowed: 0 where all sequences have equal lengths");
-  // Outputs are told from inputs by all rows that there are.
+  // Outputs are compared to inputs over all rows.
   CHECK_EQ(message([=](P& p) {
              pack(p);
              p.seq_q.total = p.seq_k.total = 3;
@@ -385,7 +385,7 @@ TEST(lengths_and_pages) {
              p.seq_q.cu_seqlens = p.seq_k.cu_seqlens = cu;
              p.seq_q.seqlen = 4;
            }),
-           "entry 1 of cu_seqlens_q has 5 rows, but seqlen_q, the most of any, is 4");
+           "entry 1 of cu_seqlens_q has 5 rows, but seqlen_q, the maximum, is 4");
   auto const used = [&](int32_t const(&k)[2]) {
     return run([&](P& p) {
       p.o.batch_stride = 8;
@@ -403,9 +403,9 @@ TEST(lengths_and_pages) {
   };
   CHECK_EQ(padded({8, 0}, {8, 0}), "");
   CHECK_EQ(padded({8, 1}, {8, 0}),
-           "leftpad_k[1] is 1, allowed: 0 to 0, where the rows of k that count end in that entry");
+           "leftpad_k[1] is 1, allowed: 0 to 0, the end of the valid rows of k in that entry");
   CHECK_EQ(padded({-1, 1}, {8, 0}),
-           "leftpad_k[0] is -1, allowed: 0 to 8, where the rows of k that count end in that entry");
+           "leftpad_k[0] is -1, allowed: 0 to 8, the end of the valid rows of k in that entry");
   auto const pages = [&](int32_t const(&table)[4], int32_t const(&k)[2]) {
     return run([&](P& p) {
       p.o.batch_stride = 8;
@@ -416,9 +416,9 @@ TEST(lengths_and_pages) {
   };
   CHECK_EQ(pages({0, 2, 1, -1}, {8, 4}), "");
   CHECK_EQ(pages({0, 2, 1, -1}, {8, 5}),
-           "block_table[1, 1] is -1, allowed: 0 to 2, the pages that there are");
+           "block_table[1, 1] is -1, allowed: 0 to 2, the pages of the cache");
   CHECK_EQ(pages({0, 3, 1, -1}, {8, 4}),
-           "block_table[0, 1] is 3, allowed: 0 to 2, the pages that there are");
+           "block_table[0, 1] is 3, allowed: 0 to 2, the pages of the cache");
   CHECK_EQ(pages({0, 2, 1, -1}, {9, 4}),
            "seqused_k[0] is 9, but block_table has 8 rows for that entry");
 }
@@ -438,7 +438,7 @@ TEST(addresses_and_strides) {
         message([=](P& p) { p.q.batch_stride = stride; }),
         "q's strides (" + std::to_string(stride) + ", 40, 8) reach further than any address space");
   }
-  // Strides of a dimension of size 1 mean nothing.
+  // The stride of a dimension of size 1 has no meaning.
   CHECK_EQ(message([](P& p) { p.batch = 1, p.q.batch_stride = INT64_MIN, p.o.batch_stride = 0; }),
            "");
 }

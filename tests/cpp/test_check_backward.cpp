@@ -1,4 +1,4 @@
-// check() of a backward pass: what is refused and in which words; and dispatch by op.
+// check() of a backward pass: which calls it rejects, and with which words; and dispatch by op.
 #include <string>
 #include <vector>
 
@@ -9,7 +9,7 @@ using namespace cutlass_attn;
 
 namespace {
 
-// A valid backward pass on memory of its own.
+// A valid backward pass with its own memory.
 struct Call {
   static constexpr int kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 5, kSeqlenK = 7, kDim = 8;
   std::vector<float> q, k, v, o, lse, grad_o, grad_lse, grad_q, grad_k, grad_v;
@@ -55,7 +55,7 @@ struct Call {
   }
 };
 
-// The message that a change to a valid call earns; "" if it is still valid.
+// The error message after a change to a valid call; "" if the call is still valid.
 template <class Change>
 std::string message(Change const& change) {
   Call call;
@@ -140,12 +140,12 @@ TEST(outputs_share_no_memory) {
            "of its own for every row");
 }
 
-// Of float64 operands, numbers beside them have 8 bytes each.
+// With float64 operands, numbers besides them have 8 bytes each.
 TEST(numbers_of_float64) {
   auto const change = [](C& c) {
     c.p.set_dtype(DType::kFloat64);
     for (Operand* t : {&c.grad.o, &c.grad.q, &c.grad.k, &c.grad.v}) t->dtype = DType::kFloat64;
-    // Rows half as long, in the same memory.
+    // Rows half as long, in the same amount of memory.
     c.p.head_dim = c.p.head_dim_v = 4;
     for (Operand* t :
          {&c.p.q, &c.p.k, &c.p.v, &c.p.o, &c.grad.o, &c.grad.q, &c.grad.k, &c.grad.v}) {
@@ -192,8 +192,8 @@ TEST(a_backward_pass_runs) {
   for (size_t i = 0; i < call.grad_o.size(); ++i) call.grad_o[i] = float(i % 3) - 1.0f;
   for (float& x : call.grad_sinks) x = -1.0f;
   CHECK(attention_backward(call.p, {}).ok());
-  // Q and K are zero, and with an LSE of 0 all weights are 1: dV is the sum of dO over queries and
-  // the two heads of a KV head.
+  // Q and K are zero, and with an LSE of 0 all weights are 1, so dV is the sum of dO over queries
+  // and the two heads of a KV head.
   for (int d = 0; d < Call::kDim; ++d) {
     float sum = 0.0f;
     for (int row = 0; row < 2 * Call::kSeqlenQ; ++row) sum += call.grad_o[row * Call::kDim + d];

@@ -1,4 +1,4 @@
-// The CPU's own kernel, with every instruction set that this processor has, against fp64.
+// The CPU's own kernel, with every instruction set of this processor, against fp64.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ void run(Case const& what) {
   }
 }
 
-// A call of fp32 numbers on one head, for what Case cannot say.
+// An fp32 call with one head, for problems that Case cannot describe.
 struct Plain {
   std::vector<float> q, k, v, o, lse;
   Problem p;
@@ -69,7 +69,7 @@ struct Plain {
   }
 };
 
-// The same in fp16, with products in 8 bits.
+// Plain in fp16, with products in 8 bits.
 struct Rounded : Plain {
   std::vector<cpu::Float16> q16, k16, v16, o16;
 
@@ -91,7 +91,7 @@ struct Rounded : Plain {
   }
 };
 
-// A copy of numbers, behind which no memory may be read.
+// A copy of numbers, after which no memory may be read.
 class Guarded {
  public:
   explicit Guarded(std::vector<cpu::Float16> const& x) {
@@ -138,8 +138,8 @@ TEST(q_and_k_in_8_bits) {
   }
 }
 
-// Weights that are rounded to 8 bits may fall the other way; tests/call/test_quantize_accuracy.py
-// holds the fastest instruction set to the definition.
+// Weights that are rounded to 8 bits may fall the other way. tests/call/test_quantize_accuracy.py
+// compares the fastest instruction set to the definition.
 TEST(instruction_sets_round_weights_alike) {
   for (Quantize mode : {Quantize::kInt8, Quantize::kFp8}) {
     std::vector<std::vector<float>> results;
@@ -177,7 +177,7 @@ TEST(nothing_is_read_beyond_the_last_row) {
   }
 }
 
-// More tiles of queries and of keys than one, all of them ragged.
+// More than one tile of queries and of keys, all of them ragged.
 TEST(many_tiles) {
   Case causal{"three tiles, causal", 160, 150};
   causal.num_heads_q = 2;
@@ -235,7 +235,7 @@ TEST(lse_may_be_unwanted) {
 
 TEST(strides_may_be_zero_or_negative) {
   for_each_isa([](Isa isa) {
-    // Keys and values backwards in memory, queries all the same.
+    // Keys and values in reverse order in memory, all queries one row.
     Plain reversed(20, 70, 16), plain(20, 70, 16);
     for (int n = 0; n < 70; ++n) {
       std::memcpy(&plain.k[n * 16], &reversed.k[(69 - n) * 16], 16 * sizeof(float));

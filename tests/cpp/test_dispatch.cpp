@@ -1,4 +1,4 @@
-// Dispatch on a table of its own: every reason, and the order of preference.
+// Dispatch on its own table: every reason, and the order of preference.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@ TEST(a_tile_that_fails_a_gate_comes_after_the_others) {
   CHECK_EQ(chosen(call(kF16, 128), device, "tiled"), "tiled/f16/d128v128/64x64x4");
   CHECK_EQ(chosen(call(kF16, 128), device, "tiled/f16/d128v128/128x64x4"),
            "tiled/f16/d128v128/128x64x4");
-  // Where all fail, they run as before: no other kernel, and no greater head dim.
+  // If all fail the gate, they run as before: no other kernel, and no larger head dim.
   CHECK_EQ(chosen(call(kF16, 96), device, "tiled"), "tiled/f16/d96v96/64x64x4");
   Status status;
   Variant const* const best = select(call(kF16, 128), Op::kForward, device, "tiled", status);
@@ -82,12 +82,12 @@ TEST(tma_takes_no_negative_strides) {
            "k's row stride is -40 elements, allowed: from 0 to 549755813887");
   CHECK_EQ(reason("hopper/f16/d40", p, kBigGpu), "");
   p.k.row_stride = 0;
-  p.o.row_stride = -40;  // which is written otherwise
+  p.o.row_stride = -40;  // not written by TMA
   CHECK_EQ(reason("tma/f16/d40", p, kBigGpu), "");
   p.v.batch_stride = int64_t(1) << 39;
   CHECK_EQ(reason("tma/f16/d40", p, kBigGpu),
            "v's batch stride is 549755813888 elements, allowed: from 0 to 549755813887");
-  p.batch = 1;  // then the stride means nothing
+  p.batch = 1;  // then the stride has no meaning
   CHECK_EQ(reason("tma/f16/d40", p, kBigGpu), "");
 }
 
@@ -97,7 +97,7 @@ TEST(a_kernel_of_few_blocks_comes_after_others) {
   DeviceInfo device = kBigGpu;
   device.num_sms = 40;
   CHECK_EQ(chosen(p, device, "auto"), "many/f16/d48");
-  device.num_sms = 41;  // 0.488 for each
+  device.num_sms = 41;  // 0.488 per SM
   CHECK_EQ(chosen(p, device, "auto"), "slow/f16");
   CHECK_EQ(why_preferred(find("slow/f16"), find("many/f16/d48"), p, device),
            "could run; slow is preferred for 0.488 blocks an SM");
@@ -124,7 +124,8 @@ TEST(of_tiles_with_costs_the_least_is_chosen_whichever_the_kernel) {
     p.mask.causal = causal;
     return chosen(p, kGpu, "auto");
   };
-  // Ten SMs, and 16 steps of 1, 1.5 or 2 for a tile: 10 tiles of 64 rows are a wave of 18, 20 two.
+  // Ten SMs, and 16 steps of 1, 1.5 or 2 per tile: 10 tiles of 64 rows are a wave of 18, 20 tiles
+  // are two.
   CHECK_EQ(chosen_for(10, 64, false), "narrow/f16/d88/64x64x4");
   CHECK_EQ(chosen_for(1, 640, false), "narrow/f16/d88/64x64x4");
   CHECK_EQ(chosen_for(1, 1024, false), "wide/f16/d88/128x64x4");
@@ -133,10 +134,10 @@ TEST(of_tiles_with_costs_the_least_is_chosen_whichever_the_kernel) {
   CHECK_EQ(why_preferred(find("wide/f16/d88/128x64x4"), find("wide/f16/d88/256x64x4"), p, kGpu),
            "could run; predicted to take 1.41 times as long as wide/f16/d88/128x64x4");
   CHECK_EQ(chosen_for(10, 1024, false), "wide/f16/d88/256x64x4");
-  // Of 16 causal tiles the last takes 18, all together 168: more than 16.8 for each SM. Of eight
-  // that are twice as wide the last takes 27.
+  // The last of 16 causal tiles takes 18, all together 168: more than 16.8 per SM. The last of
+  // eight tiles that are twice as wide takes 27.
   CHECK_EQ(chosen_for(1, 1024, true), "narrow/f16/d88/64x64x4");
-  // By name a kernel's own, of a kernel without costs what it was.
+  // A kernel's name selects among its own tiles; a kernel without costs is unaffected.
   CHECK_EQ(chosen(p, kGpu, "wide"), "wide/f16/d88/128x64x4");
   CHECK_EQ(chosen(p, kGpu, "slow"), "slow/f16");
 }
@@ -168,7 +169,7 @@ TEST(kernels_of_k_and_v_in_8_bits) {
   p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
   CHECK_EQ(why_not(variant, p, kGpu), "");
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "does not implement fp8_kv");
-  // Strides count elements, which are bytes.
+  // Strides count elements, here bytes.
   p.v.row_stride = 72;
   CHECK_EQ(why_not(variant, p, kGpu),
            "v's row stride of 72 elements is not a multiple of 16 bytes");
@@ -203,14 +204,14 @@ TEST(options) {
            "  tiled/f16/d96v96/32x64x4: does not implement softcap, alibi_slopes, mask");
 }
 
-// A kernel that runs only calls which ask for it: `ask` does, and the refusals say what is needed.
+// A kernel that only runs calls with an option: `ask` sets it, and refusals name it.
 void check_asked_for(std::string const& kernel, std::string const& needs, std::string const& has,
                      void (*ask)(Problem&)) {
   std::string const key = kernel + "/f16/d64", fast = "fast/f16/d64";
   Problem p = call();
   CHECK_EQ(reason(key, p, kGpu), needs);
   CHECK_EQ(chosen(p, kGpu, kernel), "");
-  p.set_dtype(kBF16);  // which no kernel of the table takes
+  p.set_dtype(kBF16);  // no kernel of the table takes it
   CHECK_EQ(refusal(p, kGpu, "auto", StatusCode::kNoKernel).find(kernel + "/"), std::string::npos);
   p.set_dtype(kF16);
   ask(p);
@@ -275,7 +276,7 @@ TEST(tiles_follow_the_tuned_table) {
   }
   p.batch = 1;
   CHECK_EQ(chosen(p, kBigGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
-  // A few queries of heads that share K and V are one tile: as many blocks as KV heads.
+  // A few queries of heads that share K and V are one tile: one block per KV head.
   p.batch = 10;
   p.seq_q.seqlen = 1;
   p.num_heads_q = 32;
@@ -286,18 +287,18 @@ TEST(tiles_follow_the_tuned_table) {
   p.batch = p.num_heads_q = p.num_heads_kv = 1;
   // Head dims that the table does not name: the manifest's order.
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d128v128/128x64x4");
-  // A tuned tile that cannot run gives way to the next, one that is not named comes last.
+  // A tuned tile that cannot run is skipped; a tile that is not named comes last.
   p = call(kF16, 96);
   p.seq_q.seqlen = 4096;
   CHECK_EQ(chosen(p, kGpu, "tiled"), "tiled/f16/d96v96/32x64x4");
   CHECK_EQ(chosen(p, kGpu, "tiled/f16/d96v96/64x64x4"), "tiled/f16/d96v96/64x64x4");
 }
 
-// Without any, they follow those of all calls: the test before this one.
+// Without decode rules, decoding follows the general rules: the test before this one.
 TEST(decoding_follows_rules_of_its_own) {
   Problem p = call(kF16, 96);
   p.num_heads_q = p.num_heads_kv = 1;
-  p.batch = 80;  // 8 for each multiprocessor
+  p.batch = 80;  // 8 per multiprocessor
   for (auto [seqlen_q, tile] : {std::pair(1, "32x64x4"), {16, "32x64x4"}, {17, "64x64x4"}}) {
     p.seq_q.seqlen = seqlen_q;
     CHECK_EQ(chosen(p, kBigGpu, "tiled"), std::string("tiled/f16/d96v96/") + tile);
@@ -365,13 +366,13 @@ TEST(alignment) {
   p.o.batch_stride = 516;
   CHECK_EQ(reason("fast/f16/d64", p, kGpu),
            "out's batch stride of 516 elements is not a multiple of 16 bytes");
-  p.batch = 1;  // then the stride means nothing
+  p.batch = 1;  // then the stride has no meaning
   CHECK_EQ(reason("fast/f16/d64", p, kGpu), "");
   p = call();
   p.q.row_stride = 65;
   p.k.data = static_cast<char*>(p.k.data) + 2;
-  CHECK_EQ(reason("later/f16", p, kGpu), "");  // a multiple of the element is all that it asks for
-  p.set_dtype(kF32);                           // of an element that is larger than that, too
+  CHECK_EQ(reason("later/f16", p, kGpu), "");  // it only requires a multiple of the element size
+  p.set_dtype(kF32);                           // also of a larger element
   p.k.data = static_cast<char*>(p.k.data) + 1;
   CHECK_EQ(reason("later/f16", p, kGpu),
            "needs float16, got float32; k's address is not a multiple of 2 bytes");
@@ -462,7 +463,7 @@ TEST(each_op_has_kernels_of_its_own) {
   CHECK_EQ(reason("back/f16", p, kGpu), "does not implement deterministic");
   grad.deterministic = false;
 
-  // Operands of a backward pass have to be aligned as those of the forward call.
+  // Operands of a backward pass must be aligned like those of the forward call.
   grad.k.row_stride += 1;
   CHECK_EQ(chosen_for_backward("auto"), "");
   CHECK_EQ(reason("back/f16", p, kGpu),

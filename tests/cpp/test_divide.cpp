@@ -1,4 +1,4 @@
-// Division by multiplication against the division of the language.
+// Division by multiplication, against the language's division.
 #include "check.hpp"
 #include "core/divide.hpp"
 

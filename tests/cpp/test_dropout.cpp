@@ -66,12 +66,12 @@ TEST(no_dropout_needs_no_state) {
 TEST(a_probability_of_one_drops_all) {
   DropoutMask const dropout = Call(1, 5).dropout();
   CHECK(dropout.is_active());
-  CHECK_EQ(dropout.kept_scale, 1.0f);  // of nothing
+  CHECK_EQ(dropout.kept_scale, 1.0f);  // nothing is kept
   for (int key = 0; key < 1000; ++key) CHECK_EQ(dropout.factor(0, 1, 2, key), 0.0f);
 }
 
-// Of all numbers that there are, exactly the share is kept by which weights are divided: so their
-// expectation is 1 to the rounding of fp32. And the share is the one asked for, to 2^-16.
+// Over all possible numbers, the kept share is exactly the share by which weights are divided, so
+// the expectation is 1 to the rounding of fp32. The share is the requested one to 2^-16.
 TEST(the_expectation_is_exact) {
   for (float p : {1e-5f, 1e-4f, 1e-3f, 0.1f, 1 / 3.0f, 0.5f, 0.50001f, 0.9f, 0.999f, 1.0f}) {
     DropoutMask const dropout = Call(p, 1).dropout();
@@ -101,7 +101,7 @@ TEST(the_rate_is_what_was_asked_for) {
   }
 }
 
-// Neighbours along every dimension agree as often as independent weights do: half of the time.
+// Neighbours along every dimension agree as often as independent weights: half of the time.
 TEST(neighbours_are_independent) {
   constexpr int kSize = 64;
   DropoutMask const dropout = Call(0.5f, 7).dropout();
@@ -122,7 +122,8 @@ TEST(neighbours_are_independent) {
                                 {0, 0, 8, 8}}) {
     int same = 0, count = 0;
     for (int b = 0; b < 2; ++b) {
-      for (int h = 0; h < 3; ++h) {  // of 4: head 3 of a batch is next to head 0 of the following
+      // Three of 4 heads: head 3 of a batch entry is next to head 0 of the next one.
+      for (int h = 0; h < 3; ++h) {
         for (int q = 0; q < kSize; ++q) {
           for (int key = 0; key < kSize; ++key, ++count) {
             same += keeps(b, h, q, key) == keeps(b + db, h + dh, q + dq, key + dk);
@@ -134,8 +135,8 @@ TEST(neighbours_are_independent) {
   }
 }
 
-// One draw serves 16 weights, at the places that the head of dropout.hpp names, and no others have
-// its words. Their numbers are the four rotations by bytes of two 32-bit numbers for each half.
+// One draw serves the 16 weights listed at the top of dropout.hpp, and no others have its words.
+// Their numbers are the four byte rotations of two 32-bit numbers for each half.
 TEST(a_draw_serves_16_weights) {
   DropoutMask const dropout = Call(0.25f, 9).dropout();
   std::set<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> draws;
@@ -158,7 +159,7 @@ TEST(a_draw_serves_16_weights) {
   CHECK_EQ(int(draws.size()), count);
 }
 
-// Every bit of the state counts, so that replays which advance the offset draw anew.
+// Every bit of the state counts, so that replays that advance the offset draw again.
 TEST(seed_and_offset_choose_the_mask) {
   auto const first = [](uint64_t seed, uint64_t offset) {
     PhiloxWords const words = Call(0.5f, seed, offset).dropout().draw(0, 0, 0, 0);
@@ -167,7 +168,7 @@ TEST(seed_and_offset_choose_the_mask) {
   std::set<uint64_t> seen{first(0, 0)};
   for (int bit = 0; bit < 64; ++bit) {
     seen.insert(first(uint64_t(1) << bit, 0));
-    // The upper half of the offset goes into the key beside the seed.
+    // The upper half of the offset goes into the key, next to the seed.
     seen.insert(first(uint64_t(0x5555) << 40, uint64_t(1) << bit));
   }
   CHECK_EQ(int(seen.size()), 1 + 2 * 64);

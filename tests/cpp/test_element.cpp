@@ -61,8 +61,8 @@ void every_pattern_round_trips() {
   }
 }
 
-// Between each number and the next one up: the middle goes to the even one, its neighbours in fp32
-// to the nearer one. The "number" after the largest is where infinity begins.
+// Between each number and the next: the middle goes to the even one, its fp32 neighbours to the
+// nearer one. The "number" after the largest is where infinity begins.
 template <class Element>
 void rounds_to_nearest_even() {
   Format const f = format(Element{});
@@ -133,7 +133,7 @@ double value_of(E4M3 x) {
 TEST(e4m3_round_trips) {
   for (int bits = 0; bits < 256; ++bits) {
     E4M3 const x{uint8_t(bits)};
-    // Two at once, as GPUs without an instruction for it convert them; the other one is NaN.
+    // Two at once, as GPUs without an instruction for it convert them. The other one is NaN.
     uint32_t const halves = cutlass_attn::small_halves_of(uint32_t(bits) << 8 | 0x7f000000u);
     float const small = to_float(Float16{uint16_t(halves)});
     CHECK(std::isnan(to_float(Float16{uint16_t(halves >> 16)})));

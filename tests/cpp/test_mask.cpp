@@ -1,4 +1,4 @@
-// The interval mask against a predicate that knows no intervals.
+// The interval mask, against a predicate that uses no intervals.
 #include "check.hpp"
 #include "core/mask.hpp"
 
@@ -21,7 +21,7 @@ Problem call(int seqlen_q, int seqlen_k, int left, int right, bool causal, int64
 
 IntervalMask mask_of(Problem const& p) { return {p.mask, {p.seq_q.seqlen, p.seq_k.seqlen}}; }
 
-// May query q see key k? Word by word from the comment on Problem.
+// Whether query q sees key k, literally from the comment on Problem.
 bool sees(Problem const& p, int64_t q, int64_t k) {
   int64_t const own_key = q + p.seq_k.seqlen - p.seq_q.seqlen + p.mask.diagonal_shift;
   if (k < 0 || k >= p.seq_k.seqlen) return false;
@@ -29,7 +29,7 @@ bool sees(Problem const& p, int64_t q, int64_t k) {
   if (p.mask.window_left >= 0 && own_key - k > p.mask.window_left) return false;
   if (p.mask.window_right >= 0 && k - own_key > p.mask.window_right) return false;
   int const chunk = p.mask.attention_chunk;
-  // From key 0 on, to both sides.
+  // Chunks are counted from key 0, to both sides.
   auto const number = [&](int64_t key) { return key < 0 ? -1 - (-1 - key) / chunk : key / chunk; };
   return chunk == 0 || number(k) == number(own_key);
 }
@@ -66,7 +66,8 @@ TEST(visible_keys_are_those_of_the_definition) {
   });
 }
 
-// Tiles beyond [begin, end) hold no visible key; is_full() says exactly which need no test.
+// Tiles outside [begin, end) hold no visible key. is_full() names exactly the tiles that need no
+// predicate.
 TEST(tiles_cover_what_is_visible) {
   for_small_calls([](Problem const& p) {
     IntervalMask const mask = mask_of(p);
@@ -90,7 +91,7 @@ TEST(tiles_cover_what_is_visible) {
   });
 }
 
-// The queries that see a key, and the tiles of queries that a tile of keys meets.
+// The queries that see a key, and the query tiles that a tile of keys meets.
 TEST(queries_of_keys) {
   for_small_calls([](Problem const& p) {
     IntervalMask const mask = mask_of(p);
@@ -121,7 +122,8 @@ TEST(queries_of_keys) {
   });
 }
 
-// Without a gap between the windows of a tile's first and last row, no tile is visited in vain.
+// If the windows of a tile's first and last row have no gap in between, every visited tile has a
+// visible key.
 TEST(no_tile_is_visited_in_vain) {
   for (int shift : {-3, 0, 5}) {
     for (bool causal : {false, true}) {

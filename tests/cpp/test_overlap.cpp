@@ -1,4 +1,4 @@
-// check(): outputs need memory of their own; overlap of strided operands against brute force.
+// check(): outputs must not overlap; overlap of strided operands, against brute force.
 #include <random>
 #include <set>
 #include <vector>
@@ -103,7 +103,7 @@ TEST(overlap_is_exact) {
     self += repeats;
     both += shares;
   }
-  // Both answers are tried often.
+  // Both answers occur often.
   CHECK(self > kDraws / 10 && self < kDraws * 9 / 10);
   CHECK(both > kDraws / 10 && both < kDraws * 9 / 10);
 }

@@ -1,4 +1,4 @@
-// Dispatch on a table of its own: rows that the build left out, and what refusals say.
+// Dispatch on its own table: rows that the build left out, and the texts of refusals.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -49,8 +49,8 @@ TEST(a_kernel_that_cannot_be_compiled_leaves_the_others) {
   CHECK(refuse_kernel("late/f16/d56/64x64x4", "error: no").ok());
   CHECK_EQ(chosen(p, kGpu, "auto"), "slow/f16");
   CHECK_EQ(refuse_kernel("fast/f16/d64", "no").message,
-           "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out, also with "
-           "\"+\" and one of its scores, or one of which it left out this score");
+           "key is \"fast/f16/d64\", allowed: a GPU variant that this build left out, with or "
+           "without \"+\" and a score, or a variant whose score this build left out");
   set_compiler(nullptr, "no NVRTC");
   CHECK_EQ(reason("late/f16/d48", other, kGpu),
            "not compiled into this build (tier full): no NVRTC; or rebuild with "
@@ -97,7 +97,7 @@ TEST(refusals_say_what_each_candidate_lacked_and_what_would_do) {
            "  fast/f16/d96: needs head_dim 96, got 80; not compiled into this build (tier full): "
            "rebuild with CUTLASS_ATTN_TIER=full\n"
            "kernel \"slow\" would take it");
-  // The request is fine, the build lacks it.
+  // The request is valid; the build lacks the kernel.
   CHECK_EQ(refusal(call(kF16, 96), kGpu, "fast", StatusCode::kNoKernel),
            "kernel \"fast\" does not take this call:\n"
            "  fast/f16/d96: not compiled into this build (tier full): rebuild with "

@@ -1,4 +1,4 @@
-// Which tile of which head a block has.
+// Assignment of tiles and heads to blocks.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -33,7 +33,7 @@ std::vector<TileCoord> coords(Problem const& p, TileScheduler const& scheduler) 
   return all;
 }
 
-// Of heads of 4 MB of K and V, eight are the tail.
+// Heads with 4 MB of K and V: eight are the tail.
 Problem long_rows(int heads_q, int heads_kv, bool causal) {
   return problem(2, heads_q, heads_kv, 8192, causal);
 }
@@ -74,8 +74,8 @@ TEST(the_longest_of_the_last_heads_come_first) {
 TEST(the_tail_counts_kv_heads) {
   CHECK_EQ(TileScheduler(long_rows(80, 10, true), kBlockM, true).order.tail, 8 * 8);
   Problem p = long_rows(3, 3, true);
-  CHECK_EQ(TileScheduler(p, kBlockM, true).order.tail, 6);  // there are no more
-  p.mask.causal = false, p.mask.window_right = 0;           // another way to say it
+  CHECK_EQ(TileScheduler(p, kBlockM, true).order.tail, 6);  // there are no more heads
+  p.mask.causal = false, p.mask.window_right = 0;           // an equivalent mask
   CHECK_EQ(TileScheduler(p, kBlockM, true).order.tail, 6);
 }
 
@@ -105,7 +105,7 @@ TEST(rows_that_do_not_fill_their_tiles_lack_from_the_first) {
       CHECK_EQ(std::max(rows.begin(i, c.block_m), 0), c.begins[i]);
     }
     CHECK(rows.begin(0, c.block_m) <= 0 && rows.begin(0, c.block_m) >= -c.block_m);
-    // A tile that there is not begins beyond the last row.
+    // A tile that does not exist begins beyond the last row.
     CHECK(rows.begin(rows.tiles, c.block_m) >= c.rows);
   }
 }
@@ -165,10 +165,10 @@ TEST(the_cost_of_a_call) {
   Problem p = problem(1, 12, 12, 1024, false);
   CHECK_EQ(cost.of_call(p, 128, 96), 12.0f);  // 96 tiles of 8 steps
   CHECK_EQ(cost.of_call(p, 128, 95), 24.0f);
-  p.mask.causal = true;  // 1 to 8 steps, 4.5 in the mean
+  p.mask.causal = true;  // 1 to 8 steps, 4.5 on average
   CHECK_EQ(cost.of_call(p, 128, 96), 12.0f);
   CHECK_EQ(cost.of_call(p, 128, 48), 17.0f);
-  p.mask.window_left = 127;  // 1 step of the first tile, 2 of the others: nearly
+  p.mask.window_left = 127;  // the first tile has 1 step, the others 2: nearly equal
   CHECK_EQ(cost.of_call(p, 128, 48), 2 * (4.0f + 1.75f));
   p = problem(1, 32, 8, 16, false);  // 4 heads of 16 rows are a tile
   p.seq_k.seqlen = 1024;

@@ -1,5 +1,5 @@
 // Score functors and the functions of core/math.hpp: values in doubles, gradients by differences;
-// each term of a logit by itself.
+// each term of a logit alone.
 #include "core/score.hpp"
 
 #include <algorithm>
@@ -96,7 +96,7 @@ TEST(a_score_takes_the_calls_whose_terms_it_has) {
   CHECK(Score<Alibi>::takes(alibi));
   CHECK((Score<Softcap, Alibi>::takes(alibi)));
   CHECK(Score<TileBias>::takes(bias) && !Score<Alibi>::takes(bias));
-  CHECK(!Score<TileBias>::takes(call(0.125f, 0)));  // such a kernel reads one in any case
+  CHECK(!Score<TileBias>::takes(call(0.125f, 0)));  // a kernel with a bias always reads one
   Problem capped = alibi;
   capped.logits.softcap = 3;
   CHECK(!Score<Alibi>::takes(capped));
@@ -166,7 +166,7 @@ TEST(alibi_falls_off_on_both_sides_of_the_diagonal) {
       CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p) && GeneralScore::takes(p));
       GeneralScore const score(p, lens_of(p));
       for_each_logit(p, [&](int b, int h, int q, int k) {
-        // Query q sits on key q + 1 + shift.
+        // The diagonal of query q is key q + 1 + shift.
         float const distance = std::fabs(float(q + 1 + int(shift) - k));
         CHECK_EQ(score(6, b, h, q, k), 3 - slopes[b * batch_stride + h] * distance);
         CHECK_EQ(score.grad(6, b, h, q, k), 0.5f);
@@ -176,7 +176,7 @@ TEST(alibi_falls_off_on_both_sides_of_the_diagonal) {
 }
 
 TEST(bias_comes_after_the_softcap_in_any_dtype_and_layout) {
-  // Powers of two, which all formats hold.
+  // Powers of two, which all formats can hold.
   std::vector<float> full(2 * 3 * 4 * 5 * 2);
   std::vector<uint16_t> half(full.size()), bfloat(full.size());
   for (size_t i = 0; i < full.size(); ++i) {
@@ -230,7 +230,7 @@ TEST(mask_hides_where_its_byte_is_zero_whatever_the_bias) {
   CHECK(!IdentityScore::takes(p) && !SoftcapScore::takes(p));
 }
 
-// Tiles reach beyond the sequences: no other address may be read for what is there.
+// Tiles reach beyond the sequences: no other address may be read for positions out there.
 TEST(beyond_the_sequences_the_last_terms_are_read) {
   float bias[4 * 5];
   uint8_t mask[4 * 5];
@@ -251,8 +251,8 @@ TEST(beyond_the_sequences_the_last_terms_are_read) {
   }
 }
 
-// The logits of a thread, as kernels have them, have the terms of each by itself; whether two keys'
-// entries are read at once or not.
+// The logits of a thread, as kernels hold them, get the terms of each logit alone, whether or not
+// the entries of two keys are read at once.
 TEST(a_block_of_logits_has_the_terms_of_each) {
   struct Place {
     int heads[2] = {2, 0}, queries[2] = {3, 1}, keys[4] = {2, 3, 10, 11};
@@ -271,8 +271,8 @@ TEST(a_block_of_logits_has_the_terms_of_each) {
     half[i] = uint16_t((exponent + 15) << 10);
     mask[i] = i % 7 != 0;
   }
-  // Of 12 keys side by side, in rows of 12 and of 13; of 12 keys every second; of 11, whose last
-  // has no neighbour.
+  // 12 adjacent keys, in rows of 12 and of 13; every second of 12 keys; 11 keys, whose last one has
+  // no neighbour.
   PerLogit const layouts[] = {{nullptr, 144, 48, 12, 1},
                               {nullptr, 156, 52, 13, 1},
                               {nullptr, 288, 96, 24, 2},

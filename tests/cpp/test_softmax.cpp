@@ -1,4 +1,4 @@
-// The online softmax state against a softmax in doubles that sees all scores at once.
+// The online softmax state, against a softmax in doubles that sees all scores at once.
 #include "core/softmax.hpp"
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Row {
   SoftmaxRow softmax;
   float o = 0;
 
-  // A tile of scores, each with its value.
+  // Processes a tile of scores, each with its value.
   void take(std::vector<float> const& scores, std::vector<float> const& values) {
     float best = -kInf;
     for (float x : scores) best = std::fmax(best, x);
@@ -134,7 +134,7 @@ TEST(a_row_without_keys) {
 
 TEST(masked_scores_weigh_nothing) {
   Row row;
-  row.take({-kInf, -kInf}, {1, 2});  // a tile in which this row sees nothing
+  row.take({-kInf, -kInf}, {1, 2});  // a tile in which this row sees no key
   CHECK_EQ(row.result(), 0.0f);
   CHECK_EQ(row.lse(), -kInf);
   row.take({-kInf, 3, -kInf}, {5, 7, 9});
@@ -144,7 +144,7 @@ TEST(masked_scores_weigh_nothing) {
   CHECK_EQ(row.result(), 7.0f);
 }
 
-// As one more score whose value is 0; the logit is a natural one, a score has units of its own.
+// Like one more score with a value of 0. The logit is natural; a score has its own units.
 TEST(a_logit_without_a_value_joins_the_denominator) {
   float const unit = float(kScale * std::log(2.0));  // logit per score
   for (double spread : {0.1, 1.0, 30.0}) {

@@ -1,6 +1,6 @@
-// What a process that runs for months asks of the library: kept memory with a bound, calls of many
-// threads on one stream, and first uses beside another thread's capture. Over fake_cuda.hpp. The
-// library keeps its state for the program, so each test has a GPU for itself.
+// Requirements of a process that runs for months: bounded kept memory, calls of many threads on one
+// stream, and first uses during another thread's capture. Uses fake_cuda.hpp. The library's state
+// lives as long as the program, so each test has a GPU of its own.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -28,7 +28,7 @@ std::string names(std::vector<fake::Call> const& calls) {
   return text;
 }
 
-// A few queries over many keys, which blocks share. Operands are addresses that nothing reads.
+// A few queries over many keys, which blocks share. The operands' addresses are never read.
 Problem decode(int batch = 1) {
   Problem p;
   p.set_dtype(DType::kFloat16);
@@ -56,7 +56,7 @@ LaunchOptions on(int device_index, void* stream) {
   return options;
 }
 
-// As a caller's allocator gives it: nobody else has this memory.
+// Memory like that of a caller's allocator: nobody else has it.
 Workspace allocated(int64_t bytes) {
   static std::atomic<uintptr_t> next{uintptr_t(1) << 44};
   fake::record("allocate");
@@ -91,7 +91,7 @@ TEST(kept_memory_has_a_bound) {
   }
   CHECK_EQ(kept_bytes(kGpu), Kept::kMostBytes);
   CHECK_EQ(Kept::kMostBytes, 18 << 20);
-  // Each stream's counters are made 0 once, on that stream, and nothing else is.
+  // Each stream's counters are zeroed once, on that stream, and nothing else is.
   std::vector<fake::Call> const calls = fake::take_calls();
   int64_t bytes = 0;
   std::set<void*> zeroed;
@@ -105,7 +105,7 @@ TEST(kept_memory_has_a_bound) {
   CHECK(zeroed == zeros);
   CHECK_EQ(bytes, Kept::kMostBytes);
   CHECK_EQ(count(calls, "cudaFree"), 0);
-  // What a stream has does not overlap what another has.
+  // Memory of different streams does not overlap.
   std::vector<std::pair<uintptr_t, int64_t>> parts;
   for (int i = 0; i < Kept::kStreams; ++i) {
     Workspace const kept = kept_workspace(kGpu, streams[size_t(i)], 0);
@@ -144,7 +144,7 @@ TEST(a_captured_stream_gets_nothing) {
     stream->is_captured = is_captured;
     CHECK_EQ(kept_workspace(kGpu, stream, 0).zeros == nullptr, is_captured);
   }
-  // So a call takes memory that the graph owns, and counts in it.
+  // A captured call uses memory that the graph owns, including counters.
   stream->is_captured = true;
   LaunchOptions options = on(kGpu, stream);
   options.allocate = allocated;
@@ -164,7 +164,7 @@ TEST(a_call_makes_three_driver_calls) {
   run_call(decode(), options);
   std::string made = names(fake::take_calls());
   CHECK_EQ(made, "cudaStreamIsCapturing cudaStreamGetId cudaLaunchKernel ");
-  // With memory of the caller's, and counters that are kept, no more than these.
+  // With memory of the caller and kept counters, nothing more is kept.
   Problem const large = decode(500);
   CHECK(attention_forward(large, options).message.find("the call needs a workspace of ") == 0);
   options.allocate = allocated;
@@ -174,8 +174,8 @@ TEST(a_call_makes_three_driver_calls) {
   CHECK_EQ(made, "cudaStreamIsCapturing cudaStreamGetId allocate cudaLaunchKernel ");
 }
 
-// A memset and the launch that counts in that memory are two driver calls. Between them another
-// thread may launch on the stream: its call must not use the same memory.
+// A memset and the launch that counts in its memory are two driver calls. Between them another
+// thread may launch on the stream; its call must not use that memory.
 TEST(two_threads_share_a_stream) {
   constexpr int kGpu = 5, kCalls = 200;
   fake::Stream* const stream = fake::new_stream();
@@ -189,7 +189,7 @@ TEST(two_threads_share_a_stream) {
       return workspace;
     };
     for (int i = first; i < first + kCalls; ++i) {
-      // In kept memory; counters alone are kept; more tiles than a stream has counters.
+      // In kept memory; only counters kept; more tiles than a stream has counters.
       int const batch = i % 3 == 0 ? 1 : i % 3 == 1 ? 500 : 2000;
       run_call(decode(batch), options);
     }
@@ -236,7 +236,7 @@ TEST(first_uses_leave_a_capture_of_another_thread_valid) {
     CHECK(!state.is_invalidated);
     CHECK_EQ(int(fake::mode), int(cudaStreamCaptureModeGlobal));
   }
-  // The fake does invalidate the capture where a thread has not relaxed its mode.
+  // The fake invalidates the capture if a thread has not relaxed its mode.
   void* data = nullptr;
   CHECK(cudaMalloc(&data, 1) != cudaSuccess);
   CHECK(state.is_invalidated);

@@ -19,9 +19,9 @@ RunOptions with_threads(int count) {
   return options;
 }
 
-constexpr double kMuchWork = 1e12;  // enough for every thread that is asked for
+constexpr double kMuchWork = 1e12;  // enough for every requested thread
 
-// Both threads have an item before one throws, so the one that throws is known.
+// Both threads have an item before one throws, so it is known which thread throws.
 void check_exception_reaches_caller(bool of_caller) {
   std::thread::id const caller = std::this_thread::get_id();
   std::atomic<int> started{0};

@@ -33,7 +33,7 @@ CUTE_DEVICE void run(Params const& params, char* smem) {
     uint32_t const copy[4] = {words[0], words[1], words[2], words[3]};
     Arch::store_shared(Arch::smem_address(smem + at), copy);
   }
-  Arch::async_proxy_fence();
+  Arch::fence_proxy_async();
   Arch::sync();
   auto const* const words = reinterpret_cast<uint32_t const*>(params.image + 16 * thread);
   uint32_t a[4] = {words[0], words[1], words[2], words[3]};

@@ -12,7 +12,7 @@ namespace cutlass_attn {
 struct Alibi {
   CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.logits.alibi_slopes != nullptr; }
 
-  // What depends on the row alone. A caller with registers for it loads it once for all key blocks.
+  // Per-row state. A caller with enough registers loads it once for all key blocks.
   template <int kRows>
   struct Rows {
     float slope[kRows];  // in units of log2
@@ -27,12 +27,12 @@ struct Alibi {
     return rows;
   }
 
-  // The same of a tile of rows, for kernels that keep it in shared memory. Rows of one head have
-  // one slope, and their distances from a key differ by constants.
+  // Per-tile state, for kernels that keep it in shared memory. Rows of one head have one slope, and
+  // their distances from a key differ by constants.
   struct Tile {
     float slope;  // in units of log2
-    // The keys on the diagonal of the first and of the last row. With rows of several heads they
-    // are so far apart that every key is between them.
+    // Keys on the diagonal of the first and of the last row. For rows of several heads they are
+    // INT32_MIN and INT32_MAX, so that every key is between them.
     int32_t first_key, last_key;
 
     template <class Coord>
@@ -44,12 +44,12 @@ struct Alibi {
       return {kLog2e * p.logits.alibi_slopes[at], has_line ? int32_t(key) : INT32_MIN,
               has_line ? int32_t(key) + rows - 1 : INT32_MAX};
     }
-    // Whether all of these keys are on one side of the diagonal, whatever the row.
+    // Whether these keys are all on one side of the diagonal, for every row.
     CA_HOST_DEVICE bool is_on_one_side(int32_t key, int32_t keys) const {
       return key + keys - 1 <= first_key || key >= last_key;
     }
   };
-  // A key block of such a tile. kIsOnOneSide: whether it is known to be on one side.
+  // A key block of a Tile. kIsOnOneSide: whether it is known to be on one side.
   template <bool kIsOnOneSide>
   struct KeyBlock {
     Tile const& tile;
@@ -61,7 +61,7 @@ struct Alibi {
     return p.mask.causal ? INT32_MAX : query + lens.k - lens.q + p.mask.diagonal_shift;
   }
 
-  // What all rows of a query head have in common, for kernels whose rows are of one head.
+  // Per-head state, for kernels whose rows are of one head.
   struct Head {
     float slope;     // in units of log2
     float diagonal;  // the key on the diagonal of query 0
@@ -70,7 +70,7 @@ struct Alibi {
     return {kLog2e * p.logits.alibi_slopes[batch * p.logits.alibi_batch_stride + head],
             float(p.mask.diagonal_shift + lens.k - lens.q)};
   }
-  // As add() below, for rows of one head. place: query(i) and key(j), which grow with i and j.
+  // add() for rows of one head. place: query(i) and key(j), which grow with i and j.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE static void add_of_head(Problem const& p, Head const& head, X&& x, float factor,
                                          Place const& place) {
@@ -103,14 +103,14 @@ struct Alibi {
   }
 
   // x(i, j) = x(i, j) * factor - slope * |distance|, in units of log2.
-  //   place: where x is: batch(), head(i), query(i), key(j), lens() of the batch entry.
+  //   place: batch(), head(i), query(i), key(j) of x, and lens() of the batch entry.
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE static void add(Problem const& p, Rows<kRows> const& rows, X&& x, float factor,
                                  Place const& place) {
     float const diagonal = Alibi::diagonal(p, place.lens());
     auto const step = [&](int j) { return float(place.key(j) - place.key(0)); };
     // On one side of the diagonal the distance is linear in the key, which saves one of three
-    // instructions per logit. Under a causal mask keys right of it are masked.
+    // instructions per logit. Under a causal mask, keys right of the diagonal are masked.
     float first[kRows], slope[kRows];
     bool is_linear = true;
     CA_UNROLL
@@ -141,9 +141,9 @@ struct Alibi {
     });
   }
 
-  // The same for a key block. Its place alone decides which way it is computed, so that the logits
+  // add() for a key block. The position of the block alone selects the branch, so that the logits
   // of a row do not depend on the other rows of its warp.
-  //   place: also row(i), of the tile, and again(): the place, of which the compiler keeps nothing.
+  //   place: also row(i) of the tile, and again(): an opaque copy of place, to be recomputed.
   template <int kRows, int kKeys, bool kIsOnOneSide, class X, class Place>
   CA_HOST_DEVICE static void add(Problem const& p, KeyBlock<kIsOnOneSide> const& block, X&& x,
                                  float factor, Place const& place) {
@@ -181,7 +181,7 @@ struct Alibi {
   }
 
  private:
-  // Of query 0.
+  // Key on the diagonal of query 0.
   CA_HOST_DEVICE static float diagonal(Problem const& p, SeqLens lens) {
     return float(int64_t(lens.k) - lens.q + p.mask.diagonal_shift);
   }

@@ -1,6 +1,6 @@
-// A bias of q's dtype that the kernel brings for each tile of logits, and adds by
-// Score::with_bias(): on Hopper by TMA, with the tile of K; elsewhere it reads the entries of two
-// neighbouring keys at a time, which begin at a multiple of their size.
+// A bias of q's dtype. The kernel loads it for each tile of logits and adds it by
+// Score::with_bias(). On Hopper TMA copies it with the tile of K. Elsewhere one load reads the
+// entries of two neighbouring keys, aligned to their size.
 #pragma once
 
 #include "core/macros.hpp"

@@ -1,5 +1,5 @@
-// Attention chunks (Llama 4). They are part of the interval mask and leave the logit alone. They
-// are a term because masking them costs registers: code without the term does not pay.
+// Attention chunks (Llama 4). They are part of the interval mask and do not change the logit. They
+// are a term because masking them costs registers, which kernels without the term do not pay.
 #pragma once
 
 #include "core/macros.hpp"

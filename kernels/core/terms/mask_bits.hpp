@@ -1,5 +1,5 @@
-// A bool mask, as the launch before the kernel has read it (core/mask_map.hpp). Causal masks,
-// windows and attention chunks are in its bits, too.
+// A bool mask, read by the launch before the kernel (core/mask_map.hpp). Its bits include causal
+// masks, windows and attention chunks.
 #pragma once
 
 #include "core/macros.hpp"

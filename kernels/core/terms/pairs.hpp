@@ -1,6 +1,5 @@
-// A bias and a bool mask that the kernel reads from memory where it wants them, the entries of two
-// neighbouring keys at a time: of its rows keys lie side by side, and pairs begin at multiples of
-// their size.
+// A bias and a bool mask that the kernel loads at the point of use, the entries of two neighbouring
+// keys at a time. Keys are contiguous in their rows, and pairs are aligned to their size.
 #pragma once
 
 #include "core/macros.hpp"

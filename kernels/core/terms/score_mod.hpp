@@ -1,8 +1,8 @@
-// A user's score_mod: a function that cutlass_attn/_mods/cpp.py writes, compiled with the kernel at
-// first use.
+// A user's score_mod: a function written by cutlass_attn/_mods/cpp.py and compiled with the kernel
+// at first use.
 //
-// Its operands are no part of a Problem, which every kernel has. They lie behind the arguments of
-// the kernel that has the function, in one struct:
+// Its operands are not in Problem, which every kernel has. They lie behind the parameters of the
+// kernel that has the function, in one struct:
 //
 //   struct Mod {
 //     ...                                                        // captured tensors, numbers
@@ -32,8 +32,8 @@ template <class Params>
 CA_HOST_DEVICE auto problem_of(Params const& params, long) -> decltype((params.forward.problem)) {
   return params.forward.problem;
 }
-// Where a kernel's arguments have the problem. By hand: NVRTC has no offsetof of classes with
-// bases.
+// Offset of the problem in a kernel's parameters. Written by hand: NVRTC has no offsetof for
+// classes with bases.
 template <class Params>
 CA_HOST_DEVICE int64_t problem_offset() {
   constexpr uint64_t kAnywhere = 4096;
@@ -42,17 +42,17 @@ CA_HOST_DEVICE int64_t problem_offset() {
 }
 }  // namespace detail
 
-// Mod: as above; Params: of the kernel.
+// Mod: as above. Params: parameters of the kernel.
 template <class Mod, class Params>
 struct ScoreMod {
-  // p: of the kernel's own arguments, no copy.
+  // p: must be the one in the kernel's parameters, not a copy.
   CA_HOST_DEVICE static Mod const& of(Problem const& p) {
     char const* const params = reinterpret_cast<char const*>(&p) - detail::problem_offset<Params>();
     return reinterpret_cast<WithScoreMod<Params, Mod> const*>(params)->mod;
   }
 
   // x(i, j) = score_mod(x(i, j) * unit), in units of log2.
-  //   place: where x is: batch(), head(i), query(i), key(j)
+  //   place: batch(), head(i), query(i), key(j) of x
   template <int kRows, int kKeys, class X, class Place>
   CA_HOST_DEVICE static void apply(Problem const& p, X&& x, float unit, Place const& place) {
     Mod const& mod = of(p);
@@ -66,7 +66,7 @@ struct ScoreMod {
       }
     }
   }
-  // The same, which calls set_slope(i, j, .) with d logit / d score.
+  // As above, and calls set_slope(i, j, .) with d logit / d score.
   template <int kRows, int kKeys, class X, class Place, class SetSlope>
   CA_HOST_DEVICE static void apply(Problem const& p, X&& x, float unit, Place const& place,
                                    SetSlope&& set_slope) {
@@ -85,7 +85,7 @@ struct ScoreMod {
   }
 };
 
-// The term of this kind among others; void if there is none.
+// The score_mod among the terms; void if there is none.
 template <class... Terms>
 struct ScoreModOf {
   using type = void;

@@ -6,7 +6,7 @@
 
 namespace cutlass_attn {
 
-// Without a cap, the logit is softmax_scale * s for a scale of any sign.
+// Without a cap, the logit is softmax_scale * s for a scale of either sign.
 struct Softcap {
   CA_HOST_DEVICE static bool is_in(Problem const& p) { return p.logits.softcap != 0.0f; }
 };

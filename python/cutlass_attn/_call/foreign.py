@@ -151,7 +151,7 @@ def _check_range(name: str, values: list[int], given: Mapping[str, Any]) -> None
     ends, why = None, f"the rows of {operand}"
     if kind == "leftpad":
         ends = given.get(f"seqused_{operand}")
-        why = f"where the rows of {operand} that count end in that entry"
+        why = f"the end of the valid rows of {operand} in that entry"
     if not isinstance(ends, (list, tuple)) or len(ends) != len(values):
         ends = [rows] * len(values)
     for i, (value, most) in enumerate(zip(values, ends, strict=True)):

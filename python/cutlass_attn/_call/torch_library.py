@@ -214,8 +214,8 @@ def options_for_operator(q: torch.Tensor, options: dict[str, Any]) -> None:
         # number() in python/parse.cpp checks eager calls; compiled ones never pass it the tensor.
         if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(
-                f"{name} is a tensor that requires a gradient, and has none: pass {name}.item(), "
-                "a number"
+                f"{name} is a tensor that requires a gradient, which is not computed: "
+                f"pass {name}.item(), a number"
             )
     if (window := options.get("window")) is not None:
         sides = window if isinstance(window, (tuple, list)) else (window, window)

@@ -93,7 +93,7 @@ def flash_mla_with_kvcache(
         options = {"indices": indices, "topk_lengths": topk_length, "causal": causal}
         cache_seqlens = None
     elif topk_length is not None:
-        raise ValueError("topk_length is given without indices, whose lengths these are")
+        raise ValueError("topk_length is the length of indices, but indices is not given")
     out, lse = attention_decode(
         q,
         k_cache,

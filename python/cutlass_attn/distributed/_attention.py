@@ -204,8 +204,9 @@ def _check_own(plan: ContextPlan, call: _layouts.Call, terms: Terms, dropout_p: 
             )
         if x.shape[:1] != q.shape[:1] or x.shape[2] != k.shape[2]:
             raise ValueError(
-                f"q, k and v must have one batch, k and v as many heads, got {tuple(q.shape)}, "
-                f"{tuple(k.shape)} and {tuple(v.shape)} as (B, rows, heads, head_dim)"
+                "q, k and v must have one batch, k and v equal numbers of heads, got "
+                f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} as (B, rows, heads, "
+                "head_dim)"
             )
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"heads of k, {k.shape[2]}, must divide those of q, {q.shape[2]}")

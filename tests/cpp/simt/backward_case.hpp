@@ -1,5 +1,5 @@
-// A call of a backward kernel on the CPU, its gradients in fp64, worked out here from the
-// definition, and whether a kernel gives them.
+// A call of a backward kernel on the CPU, its gradients in fp64 computed from the definition, and
+// the comparison of both.
 #pragma once
 
 #include <array>
@@ -28,15 +28,16 @@ struct Case {
   float softcap = 0.0f, scale = 0.25f, dropout = 0.0f, magnitude = 1.0f;
   bool has_bias = false, has_mask = false, has_alibi = false, has_sinks = false;
   bool has_grad_lse = false;
-  bool has_short_bias = false;                                // of the operands' dtype
-  std::array<bool, 4> bias_of = {false, true, true, true};    // what is not broadcast: as its shape
-  std::array<bool, 4> mask_of = {false, true, true, true};    // likewise
-  std::function<bool(int b, int h, int i, int j)> sees = {};  // the mask; or one at random
-  int nan_keys = 0;  // so many last keys, which nobody sees, are NaN, and their values
-  std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed, where there are any
+  bool has_short_bias = false;  // in the operands' dtype
+  // Dimensions over which the bias does not broadcast.
+  std::array<bool, 4> bias_of = {false, true, true, true};
+  std::array<bool, 4> mask_of = {false, true, true, true};    // likewise for the mask
+  std::function<bool(int b, int h, int i, int j)> sees = {};  // the mask; null: a random mask
+  int nan_keys = 0;  // number of last keys, which no query sees, that are NaN, as are their values
+  std::vector<int32_t> cu_seqlens_q = {}, cu_seqlens_k = {};  // packed sequences, if not empty
 };
 
-// A call, its gradients in fp64, and what a kernel makes of it.
+// A call, its gradients in fp64, and the gradients of a kernel.
 template <class Element>
 struct Solved {
   Case c;
@@ -78,7 +79,7 @@ struct Solved {
       return size_t(entries);
     };
     fill(bias, entries_of(c.bias_of, strides), 1.0f);
-    if (c.has_short_bias) {  // in rows that TMA reads, with NaN at their ends
+    if (c.has_short_bias) {  // in rows that TMA can read, with NaN at their ends
       short_bias.resize(entries_of(c.bias_of, short_strides, 8), Element(NAN));
       for (size_t i = 0; i < bias.size(); ++i) {
         size_t const row = i / size_t(c.seqlen_k), padded = size_t(c.seqlen_k + 7) / 8 * 8;
@@ -128,7 +129,7 @@ struct Solved {
     }
   }
 
-  // Rows of all heads lie next to each other: (row, head, column).
+  // Rows of all heads are adjacent: (row, head, column).
   Operand rows(std::vector<Element>& x, int heads, int seqlen, int dim) const {
     int64_t const row = int64_t(heads) * dim;
     DType const dtype =
@@ -185,8 +186,8 @@ struct Solved {
     return {x.data(), of[0], of[1], of[2], of[3]};
   }
 
-  // One head's forward call and gradients. Of a row's weights the gradient is that of the softmax,
-  // dS = P (dP - sum of P dP) + dLSE P, with the output rounded to what a forward call returns.
+  // Forward call and gradients of one head. The gradient of a row's scores is that of softmax, dS =
+  // P (dP - sum of P dP) + dLSE P, with the output rounded as a forward call returns it.
   void solve(int b, int h) {
     bool const is_packed = !c.cu_seqlens_q.empty();
     int const first_q = is_packed ? c.cu_seqlens_q[b] : b * c.seqlen_q;
@@ -291,7 +292,7 @@ struct Solved {
     judge("grad_k", grad_k, exact_k, tolerance);
     judge("grad_v", grad_v, exact_v, tolerance);
     if (c.has_sinks) judge("grad_sinks", grad_sinks, exact_sinks, tolerance);
-    // Of the sums over a row's keys most cancels.
+    // The sums over a row's keys cancel almost completely.
     if (has_grad_bias)
       judge("grad_bias", grad_bias, exact_bias, c.bias_of[3] ? tolerance : 2 * tolerance);
     return text;
@@ -300,7 +301,7 @@ struct Solved {
  private:
   bool has_grad_bias;
   int rows_q = 0, rows_k = 0;
-  // Of the bias, in fp32 and in the operands' dtype; of the mask.
+  // Of the bias in fp32, of the bias in the operands' dtype, of the mask.
   int64_t strides[4] = {}, short_strides[4] = {}, mask_strides[4] = {};
 
   size_t mask_at(int b, int h, int i, int j) const {
@@ -330,7 +331,7 @@ constexpr bool has_bias_grad(int) {
   return std::is_same_v<typename Kernel::Params, typename OfBias::Params>;
 }
 
-// crowded: further runs, with so many blocks at a time that they overtake each other.
+// crowded: further runs with so many concurrent blocks that blocks overtake each other.
 template <class Kernel, class... Scores>
 void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, int crowded = 0) {
   Solved<typename Kernel::Config::Element> solved(what, has_bias_grad<Kernel>(0));
@@ -350,7 +351,7 @@ void run(Case const& what, simt::FiberOrder other = simt::FiberOrder::kReverse, 
     Status const status = simt::launch_with_asides_on_host<Kernel, Scores...>(solved.p, options);
     std::string error = status.ok() ? solved.verdict() : status.message;
     if (Kernel::Config::kIsOrdered) {
-      // The workspace: dQ in fp32 shows an order that rounding to 16 bits would hide.
+      // The workspace: dQ in fp32 shows a difference in order that rounding to 16 bits would hide.
       auto const* const begin = static_cast<char const*>(options.workspace.data);
       std::vector<char> const given(begin, begin + bytes);
       if (first.empty()) first = given;

@@ -1,4 +1,4 @@
-// The cases of the backward kernels, by what a kernel takes.
+// Cases of the backward kernels, by the features of a kernel.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace backward_case {
 
-// What every kernel takes.
+// For every kernel.
 inline std::vector<Case> common_cases(int head_dim, int block_n) {
   std::vector<Case> cases = {
       {.name = "plain", .seqlen_q = 70, .seqlen_k = block_n + 9},
@@ -46,7 +46,7 @@ inline std::vector<Case> general_cases(int head_dim) {
   return cases;
 }
 
-// Scores that are composed for the call, with each option that they have.
+// Scores composed for the call, with each option that they implement.
 inline std::vector<Case> alibi_cases(int head_dim) {
   std::vector<Case> cases = {
       {.name = "ALiBi", .seqlen_q = 150, .seqlen_k = 137},
@@ -99,7 +99,7 @@ inline std::vector<Case> pair_cases(int head_dim, bool has_bias, bool has_mask) 
   return cases;
 }
 
-// Biases of each kind of shape, and what else is between a bias and its gradient.
+// Biases of each kind of shape, and the terms between a bias and its gradient.
 inline std::vector<Case> bias_cases(int head_dim) {
   std::vector<Case> cases = {
       {.name = "bias", .batch = 2, .seqlen_k = 137, .bias_of = {true, true, true, true}},
@@ -122,7 +122,7 @@ inline std::vector<Case> bias_cases(int head_dim) {
   return cases;
 }
 
-// Masks by their map; the first three are for mutants.
+// Masks with a query map. The first three cases are for mutants.
 inline std::vector<Case> mask_cases(int head_dim) {
   std::vector<Case> cases = {
       {.name = "mask of each head",

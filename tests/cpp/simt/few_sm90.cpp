@@ -1,6 +1,6 @@
-// The wgmma forward kernels on few cases, for mutants and for the race detector: where sequences
-// have their own lengths with two buffers of Q, otherwise with one; with keys in pages;
-// with a bias; and where blocks share keys.
+// The wgmma forward kernels on few cases, for mutants and for the race detector: sequences of
+// different lengths with two stages of Q, other calls with one; keys in pages; a bias; blocks that
+// share keys.
 #include <utility>
 #include <vector>
 

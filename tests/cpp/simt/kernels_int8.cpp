@@ -9,7 +9,7 @@ using namespace cutlass_attn;
 
 namespace {
 
-// With the workspace that its launches share, full of garbage before.
+// With the workspace that the launches share, full of garbage before.
 template <class Kernel, class... Scores>
 Status launch_on_host(Problem const& problem, RunOptions const& given) {
   std::vector<char> workspace(size_t(Kernel::Params::workspace_bytes(problem, {}, {})), char(0xff));
@@ -18,8 +18,9 @@ Status launch_on_host(Problem const& problem, RunOptions const& given) {
   return simt::launch_with_asides_on_host<Kernel, Scores...>(problem, options);
 }
 
-// The same as packed sequences, behind each of which three keys do not count, between two of half
-// the keys and no queries: their slots, scales and shifts are not those of the call.
+// As packed sequences. Three keys after each sequence are ignored; between two sequences is one
+// with half the keys and no queries. Slots, scales and shifts therefore differ from those of the
+// dense call.
 template <class Kernel, class... Scores>
 Status run_packed(Problem const& problem, RunOptions const& options) {
   Problem beside = problem;
@@ -33,7 +34,7 @@ Status run_packed(Problem const& problem, RunOptions const& options) {
 
 }  // namespace
 
-// Q K^T in int8, of each schedule that has it, and P V, too.
+// Q K^T in int8 with each schedule that has it, and P V in 8 bits as well.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, TileShape<64, 64, 64, 64, 4>,
                                   with::Accumulators<int32_t, float>>;

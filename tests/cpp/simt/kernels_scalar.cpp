@@ -6,7 +6,7 @@
 
 using namespace cutlass_attn;
 
-// Of the vectorized kernel, two groups of warps with elements of 16 and of 32 bits, and one group
+// Of the vectorized kernel: two groups of warps with elements of 16 and of 32 bits, and one group
 // that takes the head dimension in chunks.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Half = scalar::Vectorized<cutlass::half_t, 64>;

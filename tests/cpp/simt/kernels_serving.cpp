@@ -1,5 +1,5 @@
-// Kernels of calls whose rows are elsewhere than in dense operands: the dense cases of
-// test_races.cpp are packed, or put into pages, before they run.
+// Kernels of calls whose rows are not in dense operands: the dense cases of test_races.cpp are
+// packed or put into pages before they run.
 #include <algorithm>
 #include <vector>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Half = cutlass::half_t;
 
-// K and V in pages and in 8 bits, stored as twice and four times what they are.
+// K and V in pages and in 8 bits, stored as two and four times their values.
 struct PagedFp8 : Paged {
   float const k_scale = 0.5f, v_scale = 0.25f;
   std::vector<E4M3> k_fp8, v_fp8;
@@ -37,7 +37,7 @@ struct PagedFp8 : Paged {
   }
 };
 
-// The same batch entries in longer ones: rows before and behind those that count are NaN.
+// Batch entries embedded in longer ones: rows before and after the valid rows are NaN.
 struct Padded {
   static constexpr int kLeft = 2, kRight = 3;
   Problem problem;
@@ -66,7 +66,7 @@ struct Padded {
   }
   Padded(Padded const&) = delete;
 
-  // The results, to where the call has them.
+  // Copies the results to their positions in the call.
   void give_back() {
     Problem const& p = given_;
     move(o, p.o, p.seq_q, p.num_heads_q, p.head_dim_v, true);
@@ -97,7 +97,7 @@ struct Padded {
   }
 };
 
-// As it is.
+// Unchanged.
 struct Dense {
   Problem problem;
   explicit Dense(Problem const& p) : problem(p) {}
@@ -128,8 +128,7 @@ Status run_padded(Problem const& p, RunOptions const& options) {
   return status;
 }
 
-// Three splits, which leave what they have in a workspace that begins as garbage. Zeros are left by
-// each run for the next one.
+// Three splits, whose workspace begins as garbage. Each run leaves zeros for the next one.
 template <class Kernel, class Pages = Paged, class OtherScore = GeneralScore>
 Status run_split(Problem const& p, RunOptions const& given) {
   static KernelUnit const unit = simt::host_unit<Kernel, IdentityScore, OtherScore>();

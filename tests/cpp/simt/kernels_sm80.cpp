@@ -6,8 +6,8 @@
 
 using namespace cutlass_attn;
 
-// One for each schedule of the main loop, one with fp16 accumulation, two with dropout and two with
-// ALiBi (simt_kernels has others).
+// One kernel for each schedule of the main loop, one with fp16 accumulation, two with dropout and
+// two with ALiBi (simt_kernels has others).
 std::vector<KernelUnderTest> kernels_under_test() {
   using Pipelined = sm80::Forward<cutlass::half_t, TileShape<64, 64, 64, 64, 4>>;
   using Tiled = sm80::Forward<cutlass::half_t, TileShape<160, 160, 64, 32, 4>>;

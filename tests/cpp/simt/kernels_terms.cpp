@@ -12,7 +12,7 @@ using Half = cutlass::half_t;
 template <int kHeadDim, int kBlockM, class... Options>
 using Kernel = sm80::Forward<Half, TileShape<kHeadDim, kHeadDim, kBlockM, 64, 4>, Options...>;
 
-// With a workspace of garbage, of the size that is asked for before a kernel is compiled.
+// With a workspace of garbage, of the size that is reported before a kernel is compiled.
 template <class Kernel, class... Scores>
 Status launch_with_map(Problem const& problem, RunOptions const&) {
   using Params = typename Kernel::Params;
@@ -35,7 +35,7 @@ KernelUnderTest of(char const* name, decltype(KernelUnderTest::launch) launch,
 
 }  // namespace
 
-// Calls with a bias, a bool mask, or both, in the two schedules that take them.
+// Calls with a bias, a bool mask, or both, in the two schedules that implement them.
 std::vector<KernelUnderTest> kernels_under_test() {
   using simt::launch_on_host;
   using Bias = Kernel<64, 64, with::Bias>;

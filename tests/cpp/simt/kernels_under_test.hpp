@@ -1,4 +1,4 @@
-// The kernels that one unit compiles for test_races.cpp.
+// Kernels that one unit compiles for test_races.cpp.
 #pragma once
 
 #include <vector>
@@ -16,10 +16,10 @@ struct KernelUnderTest {
   bool is_decode = false;  // its cases have few queries
   cutlass_attn::Accumulate accumulate = cutlass_attn::Accumulate::kFloat32;
   cutlass_attn::Quantize quantize = cutlass_attn::Quantize::kNone;
-  bool fp8_kv = false;     // K and V are numbers of float8_e4m3fn
+  bool fp8_kv = false;     // K and V are float8_e4m3fn numbers
   bool drops = false;      // its cases have dropout
   bool has_alibi = false;  // its cases have ALiBi
-  std::vector<attention_case::Case> (*cases)(int head_dim) = nullptr;  // of these alone
+  std::vector<attention_case::Case> (*cases)(int head_dim) = nullptr;  // only these cases
 };
 
 std::vector<KernelUnderTest> kernels_under_test();

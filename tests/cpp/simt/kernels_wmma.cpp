@@ -4,7 +4,7 @@
 
 using namespace cutlass_attn;
 
-// Both shapes of fragments, and a head dimension whose O leaves in several parts.
+// Both fragment shapes, and a head dimension whose O is stored in several parts.
 std::vector<KernelUnderTest> kernels_under_test() {
   using Square = wmma::Forward<cutlass::half_t, 64, 128, 64, 8, 16, 16>;
   using Wide = wmma::Forward<cutlass::half_t, 128, 64, 64, 4, 8, 32>;

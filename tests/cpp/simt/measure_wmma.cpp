@@ -1,6 +1,6 @@
-// What a bug in the wmma kernel does to its results: tests/mutants/post_mortem.py compiles this
-// with bugs planted, one of which the environment chooses. Prints one line of JSON: which of the
-// checks pass, then the error at the reference shape, against fp64 rounded to fp16.
+// The effect of a bug in the wmma kernel on its results. tests/mutants/post_mortem.py compiles this
+// file with planted bugs, and an environment variable selects one. Prints one line of JSON: which
+// checks pass, then the error at the reference shape against fp64 rounded to fp16.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -48,7 +48,7 @@ void measure(LaunchKernel launch, bool causal, simt::FiberOrder order) {
 int main(int argc, char** argv) {
   bool const wide = argc > 1 && std::string(argv[1]) == "wide";
   LaunchKernel const launch = wide ? kWmma<8, 8, 32> : kWmma<8, 16, 16>;
-  simt::launch_schedule().poison = false;  // what a GPU would do, as far as there is one answer
+  simt::launch_schedule().poison = false;  // as on a GPU, if a GPU has a unique answer
   std::printf("{\"identity\": %d, ", identity_gives_identity());
   std::printf("\"first_tile\": %d, ", first_tile_is_the_scalar_one(kWmma<4, 16, 16>, 16));
   std::printf("\"one_warp\": %d, ", first_tile_is_the_scalar_one(kWmma<1, 16, 16>, 16));

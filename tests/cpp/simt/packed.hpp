@@ -1,4 +1,4 @@
-// Dense calls as packed sequences of one call, for kernels that take those.
+// Dense calls as packed sequences of one call, for kernels that take packed sequences.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@ namespace packed {
 using cutlass_attn::Operand;
 using cutlass_attn::Problem;
 
-// Rows of an operand, copied one by one to where the new owner wants them.
+// Rows of an operand, copied one by one to their positions in the new layout.
 struct Rows {
   static constexpr uint16_t kNaN = 0x7fff;
   std::vector<uint16_t> memory;
 
   explicit Rows(int64_t elements) : memory(size_t(elements), kNaN) {}
 
-  // copy(from, to): either way. at(b, h, r): where the row is here.
+  // copy(from, to) in either direction. at(b, h, r): position of the row in this layout.
   template <class At>
   void move(Operand const& t, int batch, int heads, int rows, int columns, bool back, At&& at) {
     for (int b = 0; b < batch; ++b) {
@@ -35,9 +35,9 @@ struct Rows {
   }
 };
 
-// The batch entries of calls that are alike but for their lengths behind each other, with one of no
-// queries and no keys after the first. Behind the keys of each are `gap` rows of NaN that do not
-// count (seqused), and NaN behind all.
+// Packs the batch entries of calls that differ only in their lengths; after the first entry comes
+// one without queries and keys. After the keys of each entry are `gap` ignored rows of NaN
+// (seqused), and NaN after all entries.
 struct Packed {
   Problem problem;
   std::vector<int32_t> cu_q = {0}, cu_k = {0}, used_k;
@@ -67,7 +67,7 @@ struct Packed {
   }
   Packed(Packed const&) = delete;
 
-  // The results, to where the calls have theirs.
+  // Copies the results to their positions in the calls.
   void give_back() {
     Problem const& first = calls_[0];
     move(o_, &Problem::o, cu_q, first.num_heads_q, first.head_dim_v, true);

@@ -1,4 +1,4 @@
-// Keys of dense or packed calls in pages, for kernels that take those.
+// Keys of dense or packed calls in pages, for kernels that take pages.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,16 @@ using cutlass_attn::IntervalMask;
 
 struct PageLayout {
   int page_size = 13;
-  int gap = 16;         // behind rows of V, so that its strides are not K's
-  bool halves = false;  // a page has its rows of K, then those of V, in one tensor
+  int gap = 16;         // after the rows of V, so that the strides of V and K differ
+  bool halves = false;  // a page has its rows of K, then its rows of V, in one tensor
 };
 
-// Pages are in an order that no number follows from. Rows beyond the last, keys that no query sees,
-// and a page that no sequence has are NaN; the table names that page where a sequence has none.
+// Pages are in an irregular order. Rows beyond the last key, keys that no query sees, and a page of
+// no sequence are NaN; the table names that page where a sequence has none.
 struct Paged {
   Problem problem;
   PageLayout const layout;
-  int const each;  // entries of the table for a batch entry
+  int const each;  // table entries per batch entry
   std::vector<int32_t> table, used;
   Rows k, v;
 
@@ -98,7 +98,7 @@ struct Paged {
     }
     here = {rows.memory.data() + offset, page, columns, row, there.dtype};
   }
-  // A window or chunk has left their pages, which may be others' by now.
+  // Pages that a window or chunk has left behind may belong to other sequences by now.
   template <class At>
   void forget_unseen(Rows& rows, int b, int64_t row, At const& at) const {
     int const count = queries(problem, b);

@@ -1,5 +1,5 @@
-// Kernels with one synchronisation missing, to see that ThreadSanitizer reports it with both
-// places. ctest checks the report; see CMakeLists.txt.
+// Kernels with one synchronisation missing, to check that ThreadSanitizer reports it with both
+// positions. ctest checks the report; see CMakeLists.txt.
 #include <string>
 
 #include "arch/sm80.hpp"
@@ -15,8 +15,8 @@ __attribute__((noinline)) int read_next(int const* slots) {
   return slots[(Sm80::thread() + 1) % 64];
 }
 
-// Every thread reads what another one wrote, and nothing is between the two. A warp collective
-// stands where the barrier should: it brings the warp together but orders no memory.
+// Every thread reads a value of another thread without synchronisation in between. A warp
+// collective is in place of the barrier: it converges the warp but orders no memory.
 void missing_barrier(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
@@ -26,21 +26,21 @@ void missing_barrier(char* smem) {
 
 alignas(16) char const source[16] = {};
 
-// The wait makes a copy visible to the thread that issued it, not to the others.
+// The wait makes a copy visible to the thread that issued it, but not to the others.
 void missing_barrier_after_wait(char* smem) {
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
-  Sm80::async_copy_commit();
-  Sm80::async_copy_wait<0>();
-  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 32), d);
+  engine::cp_async(smem + 16 * Sm80::thread(), source, true);
+  Sm80::cp_async_commit_group();
+  Sm80::cp_async_wait_group<0>();
+  engine::ldmatrix_x4(false, smem + 16 * ((Sm80::thread() + 1) % 32), d);
 }
 
-// Of four warps, 0 and 1 are one group, 2 and 3 the other; this reads what the other warp of the
-// caller's group wrote.
+// Warps 0 and 1 are one group, warps 2 and 3 the other. Reads what the other warp of the caller's
+// group wrote.
 __attribute__((noinline)) int read_partner(int const* slots) { return slots[Sm80::thread() ^ 32]; }
 int group() { return Sm80::thread() / 64; }
 
-// Each warp at a barrier of its own: nothing is between the two of a group.
+// Each warp waits at its own barrier, so nothing orders the two warps of a group.
 void missing_named_barrier(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
@@ -48,8 +48,8 @@ void missing_named_barrier(char* smem) {
   if (read_partner(slots) < 0) write_own(slots);
 }
 
-// Each group at its barrier, which orders nothing between the groups. The group that runs last
-// reads: an engine that let one barrier order another would stay silent.
+// Each group waits at its own barrier, which orders nothing between the groups. The group that runs
+// last reads: an engine in which one barrier orders another would report nothing.
 void missing_barrier_between_groups(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
@@ -57,7 +57,7 @@ void missing_barrier_between_groups(char* smem) {
   if (group() == 1 && slots[Sm80::thread() ^ 64] < 0) write_own(slots);
 }
 
-// The same kernels with their barriers: no report.
+// These kernels with their barriers: no report.
 void with_barriers(char* smem) {
   int* const slots = reinterpret_cast<int*>(smem);
   write_own(slots);
@@ -65,11 +65,11 @@ void with_barriers(char* smem) {
   if (read_next(slots) < 0) write_own(slots);
   Sm80::sync();
   uint32_t d[4];
-  engine::async_copy(smem + 16 * Sm80::thread(), source, true);
-  Sm80::async_copy_commit();
-  Sm80::async_copy_wait<0>();
+  engine::cp_async(smem + 16 * Sm80::thread(), source, true);
+  Sm80::cp_async_commit_group();
+  Sm80::cp_async_wait_group<0>();
   Sm80::sync();
-  engine::load_matrix(false, smem + 16 * ((Sm80::thread() + 1) % 64), d);
+  engine::ldmatrix_x4(false, smem + 16 * ((Sm80::thread() + 1) % 64), d);
 }
 
 void with_named_barriers(char* smem) {

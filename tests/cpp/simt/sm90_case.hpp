@@ -1,5 +1,4 @@
-// Runs the wgmma forward kernels on the engine and judges them against fp64, in three orders of
-// threads.
+// Runs the wgmma forward kernels on the engine and compares them to fp64, in three thread orders.
 #pragma once
 
 #include <string>
@@ -21,7 +20,7 @@ using namespace cutlass_attn;
 using attention_case::Case;
 using attention_case::SolvedCase;
 
-// Rows of heads next to each other, as TMA has them in models.
+// Rows of heads are adjacent, as TMA reads them in models.
 inline std::vector<Case> with_head_dims(std::vector<Case> list, int head_dim, int head_dim_v) {
   for (Case& what : list) {
     what.head_dim = head_dim, what.head_dim_v = head_dim_v;
@@ -64,7 +63,7 @@ constexpr KernelArguments arguments() {
   }
 }
 
-// On so many multiprocessors: 0 has a block for every tile.
+// On this many multiprocessors; 0: one block per tile.
 template <class Kernel, class... Scores>
 Status launch(Problem const& problem, int num_sms, ScoreList<Scores...>) {
   static KernelUnit const unit = unit_of<Kernel, Scores...>();
@@ -72,7 +71,7 @@ Status launch(Problem const& problem, int num_sms, ScoreList<Scores...>) {
   DeviceLimits limits;
   limits.num_sms = num_sms;
   std::vector<int32_t> zeros(16);
-  // Of garbage, and of the size that is asked for before a kernel is compiled.
+  // A workspace of garbage, of the size that is reported before a kernel is compiled.
   KernelFacts known;
   known.block_m = Kernel::kBlockM, known.block_n = Kernel::kBlockN;
   std::vector<Vector16> workspace(
@@ -113,21 +112,21 @@ struct Run {
   int num_sms;
   Order order;
 };
-// With a multiprocessor for every tile, one, and three.
+// With one multiprocessor per tile, with one, and with three.
 inline std::vector<Run> const kRuns{{0, Order::kForward},
                                     {1, Order::kReverse},
                                     {1, Order::kForward},
                                     {1, Order::kRandom},
                                     {3, Order::kRandom}};
 
-// Judges the calls of these cases, which are one call of the kernel: launch_all(num_sms).
+// Compares the calls of these cases, which are one call of the kernel: launch_all(num_sms).
 template <class Launch>
 void check_calls(std::string const& name, std::vector<SolvedCase>& cases, Launch const& launch_all,
                  int& runs, std::vector<Run> const& list = kRuns) {
   std::vector<char> first;
   for (auto const [num_sms, order] : list) {
     simt::launch_schedule() = {1, order};
-    for (SolvedCase& one : cases) one.call();  // garbage into its outputs
+    for (SolvedCase& one : cases) one.call();  // fills the outputs with garbage
     Status const status = launch_all(num_sms);
     std::string error = status.message;
     std::vector<char> outputs;
@@ -155,7 +154,7 @@ void check_case(Case const& what, DType dtype, int& runs) {
       what.name, cases, [&](int num_sms) { return launch<Kernel>(problem, num_sms); }, runs);
 }
 
-// Cases that differ in their lengths alone, as packed sequences of one call.
+// Cases that differ only in their lengths, as packed sequences of one call.
 template <class Kernel>
 void check_packed(std::vector<Case> const& list, DType dtype, int gap, int& runs) {
   std::vector<SolvedCase> cases;
@@ -171,7 +170,7 @@ void check_packed(std::vector<Case> const& list, DType dtype, int gap, int& runs
   check_calls(list[0].name + ", packed", cases, run, runs);
 }
 
-// The same with keys in pages.
+// As packed sequences with keys in pages.
 template <class Kernel>
 void check_pages(std::vector<Case> const& list, DType dtype, packed::PageLayout layout, int& runs) {
   std::vector<SolvedCase> cases;

@@ -1,5 +1,5 @@
-// Runs the wgmma kernel that shares keys on the engine and judges it against fp64, in three orders
-// of threads.
+// Runs the wgmma kernel that splits keys on the engine and compares it to fp64, in three thread
+// orders.
 #pragma once
 
 #include "simt/sm90_case.hpp"
@@ -11,7 +11,7 @@ using sm90_case::Case;
 using sm90_case::DType;
 using sm90_case::Order;
 
-// blocks: of a cluster.
+// blocks: blocks of a cluster.
 template <class Kernel>
 void check(Case const& what, DType dtype, int blocks, int& runs) {
   std::vector<sm90_case::SolvedCase> cases{sm90_case::SolvedCase(what, dtype)};

@@ -1,5 +1,5 @@
-// The kernel that writes new keys into a cache: its GPU form, run by simt, against the CPU's loop,
-// and what it does with what lies beyond the cache, which the CPU refuses.
+// The kernel that writes new keys into a cache: its GPU form, run by simt, against the CPU's loop;
+// and its behaviour for rows beyond the cache, which the CPU rejects.
 #include <cstring>
 #include <random>
 #include <vector>
@@ -28,12 +28,12 @@ std::vector<float> normal(size_t size, unsigned seed) {
   return x;
 }
 
-// Rows of all heads next to each other.
+// Rows of all heads are adjacent.
 Operand rows_of(std::vector<float>& x, int rows, int heads, int dim) {
   return {x.data(), int64_t(rows) * heads * dim, dim, int64_t(heads) * dim, DType::kFloat32};
 }
 
-// A decoding step with everything that it may ask for.
+// A decoding step with every option.
 struct Step {
   int dim, dim_v;
   std::vector<float> k, v, q, k_cache, v_cache, q_rotated, cos, sin;
@@ -119,7 +119,7 @@ TEST(the_kernel_equals_the_loop) {
   compare(true, false, 7, 5, false);
 }
 
-// A cache in 8 bits: in the memory of one in 32.
+// An 8-bit cache, in the memory of a 32-bit one.
 TEST(the_kernel_equals_the_loop_in_8_bits) {
   for (bool const by_slots : {false, true}) {
     Step gpu(16, 8), cpu(16, 8);
@@ -154,11 +154,11 @@ TEST(rows_go_where_they_are_due) {
   CHECK_EQ(touched(step.v_cache), int64_t(step.v.size()));
 }
 
-// A GPU finds out too late to say so.
+// A GPU finds such rows too late to report them.
 TEST(what_lies_beyond_the_cache_is_skipped) {
   Step step(16, 8);
-  step.before = {7, -1, 8};  // room for one of two; no length; no room
-  step.table[1] = kPages;    // the page of the first
+  step.before = {7, -1, 8};  // room for one of two; invalid length; no room
+  step.table[1] = kPages;    // page of the first entry
   AppendProblem const p = step.problem(false, true);
   run_kernel(p, true);
   CHECK_EQ(touched(step.k_cache), 0);
@@ -189,7 +189,7 @@ TEST(bad_requests) {
   CHECK_EQ(message([](P& p) { p.rotary.positions = 7; }),
            "rotary.positions is 7, allowed: 8 to 2147483647");
   CHECK_EQ(message([](P& p) { p.rotary.dim = 0; }),
-           "q is set, but rotary.dim is 0: there is nothing to rotate it by");
+           "q is set, but rotary.dim is 0: q would not be rotated");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType::kFloat16; }),
            "v is float16, allowed: float32 like k");
   CHECK_EQ(message([](P& p) { p.v_cache.dtype = DType::kFloat8E4M3; }),

@@ -1,4 +1,4 @@
-// The host atoms against tables written down by hand from the PTX ISA, and against plain loops.
+// The host atoms against tables written by hand from the PTX ISA, and against plain loops.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -38,7 +38,7 @@ Position position_c(int lane, int i) {
   return {lane / 4 + (i >= 2 ? 8 : 0), lane % 4 * 2 + (i & 1)};
 }
 
-// CuTe's layouts of the instruction, a second source, say the same.
+// CuTe's layouts of the instruction are a second source; they must agree.
 template <class Atom>
 void check_traits() {
   using Traits = cute::MMA_Traits<Atom>;
@@ -63,8 +63,8 @@ void check_traits() {
   CHECK(wrong == 0);
 }
 
-// A fragment has its elements in the order of CuTe's accumulators of several blocks, and its rows
-// and columns are those of FragmentPlace.
+// A fragment has its elements in the order of CuTe's accumulators of several blocks; its rows and
+// columns are those of FragmentPlace.
 void check_fragment() {
   using namespace cute;
   constexpr int kM = 2, kN = 3;
@@ -97,7 +97,7 @@ void check_fragment() {
   CHECK(wrong == 0);
 }
 
-// c += a b by the instruction, every lane in a fiber of its own.
+// c += a b by the instruction, each lane in a fiber.
 template <class Element>
 void mma(Element const (&a)[16][16], Element const (&b)[16][8], float (&c)[16][8]) {
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
@@ -169,7 +169,7 @@ void check_sums_in_fp16() {
             for (half_t x : d) CHECK(x.raw() == half_t(sum.expected).raw());
           }).ok());
   }
-  // Which element is where: row 3 and column 5 of C are in lane 14, high half of the first word.
+  // Positions: row 3 and column 5 of C are in lane 14, high half of the first word.
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           int const lane = Sm80::thread();
           half_t d[4] = {half_t(0), half_t(lane == 14 ? 7.0f : 0.0f), half_t(0), half_t(0)};
@@ -200,7 +200,7 @@ void check_special_values() {
   }
 }
 
-// All 65,536 values, in whatever lane of the vector.
+// All 65,536 values, in every lane of the vector.
 template <class Element>
 void check_conversion(engine::MmaInput input) {
   std::vector<uint16_t> bits(1 << 16);
@@ -218,7 +218,8 @@ void check_conversion(engine::MmaInput input) {
 
 template <bool kTransposed>
 void check_load_matrix() {
-  // Row r of matrix m lies where lane 8 m + r says: here in reverse, to tell lanes from addresses.
+  // Lane 8 m + r supplies row r of matrix m. Here rows are in reverse order, to distinguish lanes
+  // from addresses.
   int wrong = 0;
   CHECK(run_grid({1, 32, 512}, {}, [&](char* smem) {
           int const lane = Sm80::thread();
@@ -228,9 +229,9 @@ void check_load_matrix() {
           Sm80::SmemAddress const row = Sm80::smem_address(own);
           uint32_t d[4];
           if constexpr (kTransposed) {
-            Sm80::load_matrix_trans(row, d);
+            Sm80::ldmatrix_x4_trans(row, d);
           } else {
-            Sm80::load_matrix(row, d);
+            Sm80::ldmatrix_x4(row, d);
           }
           for (int matrix = 0; matrix < 4; ++matrix) {
             for (int i = 0; i < 2; ++i) {
@@ -244,7 +245,7 @@ void check_load_matrix() {
   CHECK(wrong == 0);
 }
 
-// The bits of pack() in the low and in the high half, with a value beside it that shows a mix-up.
+// The bits of pack() in the low and in the high half, next to a value that shows a mix-up.
 template <class Element>
 void check_pack(float x, uint16_t expected) {
   uint32_t const one = Element(1.0f).raw();
@@ -258,8 +259,8 @@ bool packs_to_nan(float x) {
   return std::isnan(float(Element::bitcast(uint16_t(packed)))) && packed >> 16 == (packed & 0xffff);
 }
 
-// Every value packs to itself, and what lies between two neighbours to the nearest, the even one
-// in the middle.
+// Every value packs to itself; a value between two neighbours packs to the nearest, in the middle
+// to the even one.
 template <class Element>
 void check_pack_rounds_to_nearest_even(uint16_t infinity) {
   int wrong = 0;
@@ -293,10 +294,10 @@ TEST(async_copy_by_address) {
         run_grid({1, 32, 32}, {}, [&](char* smem) {
           if (Sm80::thread() != 0) return;
           uint32_t const* const to = reinterpret_cast<uint32_t const*>(smem + 16);
-          Sm80::async_copy(Sm80::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
-          Sm80::async_copy_commit();
+          Sm80::cp_async(Sm80::smem_address(smem) ^ 16, predicate ? source : nullptr, predicate);
+          Sm80::cp_async_commit_group();
           CHECK(to[0] == 0xffffffff);
-          Sm80::async_copy_wait<0>();
+          Sm80::cp_async_wait_group<0>();
           for (int i = 0; i < 4; ++i) CHECK(to[i] == (predicate ? source[i] : 0));
         }).message;
     CHECK(error.empty());
@@ -327,7 +328,7 @@ TEST(pack_puts_two_in_a_word) {
   check_pack<bfloat16_t>(INFINITY, 0x7f80);
   check_pack<bfloat16_t>(-INFINITY, 0xff80);
 
-  // A NaN whose payload is in the bits that go, as well.
+  // Also a NaN whose payload is in the bits that are cut off.
   uint32_t const low_payload = 0x7f800001;
   float nan;
   std::memcpy(&nan, &low_payload, sizeof(nan));
@@ -401,8 +402,8 @@ TEST(transpose_swaps_rows_and_columns) {
   int wrong = 0;
   CHECK(run_grid({1, 32, 0}, {}, [&](char*) {
           int const row = Sm80::thread() / 4, column = Sm80::thread() % 4 * 2;
-          uint32_t const x =
-              Sm80::transpose(uint32_t(row * 8 + column) | uint32_t(row * 8 + column + 1) << 16);
+          uint32_t const x = Sm80::movmatrix_trans(uint32_t(row * 8 + column) |
+                                                   uint32_t(row * 8 + column + 1) << 16);
           wrong += (x & 0xffff) != uint32_t(column * 8 + row);
           wrong += x >> 16 != uint32_t((column + 1) * 8 + row);
         }).ok());

@@ -1,4 +1,4 @@
-// The backward kernels of mma.sync and of wgmma on the CPU, at tiles of each kind, against
+// The backward kernels of mma.sync and of wgmma on the CPU, with tiles of each kind, against
 // gradients in fp64.
 #include <array>
 #include <string>
@@ -94,7 +94,7 @@ void run_masked() {
   run<Kernel, Score<MaskBits>>(narrow);
 }
 
-// For mutants: what shows most in little time.
+// For mutants: the cases that show most bugs in little time.
 TEST(few) {
   using Both = sm80::Backward<Half, Tile<64, 64, 128, 4>>;
   using Roles = sm80::Backward<Half, Tile<128, 32, 128, 8>>;
@@ -171,7 +171,7 @@ TEST(few_two_pass) {
   run<TwoPass<Half, 64, 64, with::PackedRows>, IdentityScore>(packed);
 }
 
-// And without one: roles that hand over, and blocks that wait for each other.
+// Also for races: roles that pass P on, and blocks that wait for each other.
 TEST(races) {
   Case c{.name = "causal groups", .seqlen_q = 90, .seqlen_k = 139, .mask = causal()};
   run<sm80::Backward<Half, Tile<64, 64, 128, 4>, with::FixedOrder>, IdentityScore>(c);
@@ -275,7 +275,7 @@ void run_masked_terms() {
     if (c.seqlen_q > 1000) continue;
     c.has_alibi = (std::is_same_v<Terms, Alibi> || ...);
     c.has_bias = c.has_short_bias = (std::is_same_v<Terms, TileBias> || ...);
-    if (c.has_bias && c.seqlen_k == 1) continue;  // a gradient of 0, but for rounding
+    if (c.has_bias && c.seqlen_k == 1) continue;  // the gradient is 0 except for rounding
     if ((std::is_same_v<Terms, Softcap> || ...)) c.softcap = c.magnitude > 1.0f ? 30.0f : 1.5f;
     run<Kernel, Score<Terms...>>(c);
   }

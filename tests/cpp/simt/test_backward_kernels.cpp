@@ -1,6 +1,6 @@
-// Every compiled backward kernel of the GPU on the CPU: the gradients of the CPU's own kernel, and
-// bitwise the same in whatever order threads and blocks run. tests/call/test_backward.py has them
-// against fp64.
+// Every compiled backward kernel of the GPU on the CPU: gradients equal those of the CPU's own
+// kernel, and are bitwise equal in every order of threads and blocks. tests/call/test_backward.py
+// compares them to fp64.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -27,7 +27,7 @@ struct Shape {
   bool causal;
 };
 
-// A call with every option, of numbers of a dtype.
+// A call with every option, in one dtype.
 class Call {
  public:
   Problem p;
@@ -62,7 +62,7 @@ class Call {
     CHECK(attention_forward(p, options).ok());
   }
 
-  // All that a backward pass writes, as fp32.
+  // All outputs of a backward pass, as fp32.
   std::vector<float> outputs() const {
     std::vector<float> all;
     auto const add = [&](Operand const& t) {
@@ -96,7 +96,7 @@ class Call {
   Operand operand(int heads, int rows, int columns) {
     int const count = p.batch * heads * rows * columns;
     float* const data = numbers(count);
-    for (int i = 0; i < count; ++i) {  // in place: an element is no larger than what it is made of
+    for (int i = 0; i < count; ++i) {  // in place: the new element is no larger than the old one
       float const x = data[i];
       if (dtype_ == DType::kFloat16) {
         cpu::from_float(x, reinterpret_cast<cpu::Float16*>(data)[i]);
@@ -128,7 +128,7 @@ void run(Variant const& variant, Shape const& shape) {
                                                              : 2e-2f;
   KernelArguments const& arguments = variant.kernel->arguments;
   auto const bytes = size_t(arguments.workspace_bytes(call.p, {}, variant.unit->facts));
-  // Others add dQ to memory in the order of blocks.
+  // Other kernels add dQ to memory in block order.
   bool const is_deterministic = variant.kernel->options & option::deterministic;
   std::vector<float> first;
   for (simt::Schedule const& schedule : schedules) {

@@ -1,4 +1,4 @@
-// The engine's own promises: order, barriers, shuffles, asynchronous copies, and what it reports.
+// The engine's promises: order, barriers, shuffles, asynchronous copies, and its reports.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -20,7 +20,7 @@ Schedule const kSchedules[] = {
     {1, FiberOrder::kRandom, 2},  {3, FiberOrder::kForward, 0},
 };
 
-// Runs one block and returns what the engine reports, empty for success.
+// Runs one block and returns the engine's report, empty for success.
 template <class Body>
 std::string run_block(int threads, int smem_bytes, Body const& body) {
   return run_grid({1, threads, smem_bytes}, kSchedules[0], body).message;
@@ -101,7 +101,8 @@ TEST(any_is_of_the_warp) {
     CHECK(run_grid({2, 96, 0}, schedule, [&](char*) {
             int const warp = engine::thread() / 32, lane = engine::thread() % 32;
             for (int round = 0; round < 40; ++round) {
-              // Warp 0 never, warp 1 in one lane, warp 2 in all but one; from round 32 on no lane.
+              // Warp 0 in no lane, warp 1 in one lane, warp 2 in all but one; from round 32 on in
+              // no lane.
               bool const one = lane == round;
               bool const predicate = warp == 0 ? false : warp == 1 ? one : !one && round < 32;
               wrong += engine::any(predicate) != (warp != 0 && round < 32);
@@ -115,7 +116,8 @@ TEST(any_is_of_the_warp) {
 TEST(named_barriers_separate_their_groups) {
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> wrong{0};
-    // Warps 0 and 2 at barrier 1, warps 1, 3 and 4 at barrier 15, each in its own number of rounds.
+    // Warps 0 and 2 at barrier 1, warps 1, 3 and 4 at barrier 15, each with its own number of
+    // rounds.
     Status const status = run_grid({3, 160, 160 * sizeof(int)}, schedule, [&](char* smem) {
       int* const slots = reinterpret_cast<int*>(smem);
       int const thread = engine::thread(), warp = thread / 32;
@@ -130,12 +132,12 @@ TEST(named_barriers_separate_their_groups) {
         engine::sync(barrier, threads);
       }
       engine::sync();
-      // The barrier of the whole block frees all: other warps, another count.
+      // The barrier of the whole block frees all named barriers: other warps, another count.
       slots[thread] = -thread;
       engine::sync(warp < 1 ? 2 : 1, warp < 1 ? 32 : 128);
       int const other = warp < 1 ? (thread + 1) % 32 : 32 + (thread + 40) % 128;
       wrong += slots[other] != -other;
-      engine::sync(3, 160);  // a named one of all threads as well
+      engine::sync(3, 160);  // a named barrier of all threads as well
       engine::sync(1, 160);
     });
     CHECK(status.ok());
@@ -145,8 +147,8 @@ TEST(named_barriers_separate_their_groups) {
 
 TEST(named_barriers_let_other_groups_pass) {
   for (Schedule const& schedule : kSchedules) {
-    // Warp 0 stays at barrier 1 while warps 2 and 3 pass barrier 2 again and again: warp 1, which
-    // it waits for, is at barrier 3 until warp 2 comes there.
+    // Warp 0 waits at barrier 1 while warps 2 and 3 pass barrier 2 repeatedly. Warp 1, which warp 0
+    // waits for, is at barrier 3 until warp 2 arrives there.
     int rounds = 0, seen = -1;
     Status const status = run_grid({1, 128, 0}, schedule, [&](char*) {
       int const warp = engine::thread() / 32;
@@ -205,7 +207,7 @@ TEST(divergence_is_reported) {
                              if (engine::thread() < 8) {
                                mma(engine::MmaInput::kFloat16);
                              } else if (engine::thread() < 31) {
-                               engine::load_matrix(true, smem, d);
+                               engine::ldmatrix_x4(true, smem, d);
                              }
                            }),
                  "block 0: warp 0 has diverged: lanes 0-7 wait in mma.m16n8k16.f16; lanes 8-30 "
@@ -250,7 +252,7 @@ TEST(divergence_at_votes_and_named_barriers_is_reported) {
                  "shuffle_xor(4)"));
   CHECK(contains(run_block(32, 0, [](char*) { engine::thread() < 31 && engine::any(false); }),
                  "lanes 0-30 wait in any(); lanes 31 have exited"));
-  // Barriers take whole warps: half of one is not made up for by half of another.
+  // Barriers take whole warps: two half warps do not count as one.
   CHECK(contains(run_block(64, 0,
                            [](char*) {
                              if (engine::thread() % 32 < 16) engine::sync(3, 64);
@@ -318,7 +320,7 @@ TEST(bad_arrivals_at_named_barriers_are_reported) {
     auto const error_of = [&](auto const& body) {
       return run_grid({1, 64, 0}, schedule, body).message;
     };
-    // Twice the same 32 threads would make up the 64.
+    // 32 threads that arrive twice would count as the 64.
     CHECK(contains(error_of([](char*) {
                      if (engine::thread() >= 32) return;
                      engine::arrive(1, 64);
@@ -333,7 +335,7 @@ TEST(bad_arrivals_at_named_barriers_are_reported) {
   }
 }
 
-// Every block leaves numbers in its memory, and sums those of all.
+// Every block writes numbers to its memory, and sums those of all blocks.
 TEST(blocks_of_a_cluster_see_each_other) {
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> wrong{0};
@@ -342,11 +344,11 @@ TEST(blocks_of_a_cluster_see_each_other) {
       int const thread = engine::thread(), block = engine::block();
       for (int round = 0; round < 3; ++round) {
         mine[thread] = round * 10000 + block * 100 + thread;
-        engine::sync();  // of a block alone
+        engine::sync();  // of one block only
         wrong += mine[63 - thread] != round * 10000 + block * 100 + 63 - thread;
         engine::cluster_sync();
         for (int rank = 0; rank < 4; ++rank) {
-          int const other = *static_cast<int const*>(engine::of_block(&mine[thread], rank));
+          int const other = *static_cast<int const*>(engine::mapa(&mine[thread], rank));
           wrong += other != round * 10000 + (block / 4 * 4 + rank) * 100 + thread;
         }
         engine::cluster_sync();
@@ -363,14 +365,14 @@ TEST(bad_use_of_clusters_is_reported) {
   };
   CHECK(contains(error_of(3, [](char*) {}), "simt: clusters of 3 blocks in 4"));
   CHECK(contains(
-      error_of(2, [](char* smem) { engine::of_block(smem, 2); }),
+      error_of(2, [](char* smem) { engine::mapa(smem, 2); }),
       "block 0: thread 0 asks for shared memory of block 2 of its cluster; allowed: 0 to 1"));
-  CHECK(contains(error_of(2, [](char* smem) { engine::of_block(smem + 64, 1); }),
+  CHECK(contains(error_of(2, [](char* smem) { engine::mapa(smem + 64, 1); }),
                  "thread 0 mapa at an address outside the 64 bytes of shared memory"));
   CHECK(contains(
       error_of(2,
                [](char* smem) {
-                 if (engine::block() % 2 == 1) engine::of_block(smem, 0);
+                 if (engine::block() % 2 == 1) engine::mapa(smem, 0);
                }),
       "block 1: thread 0 asks for shared memory of block 0 of its cluster, which has exited"));
   CHECK(contains(
@@ -379,14 +381,14 @@ TEST(bad_use_of_clusters_is_reported) {
                  if (engine::block() % 2 == 1) engine::cluster_sync();
                }),
       "deadlock: threads 0-31 have exited; threads 32-63 wait in cluster_sync() of the cluster"));
-  // An address from before the block was gone.
+  // An address taken before the block exited.
   for (Schedule const& schedule : kSchedules) {
     std::atomic<int> seen{0};
     Status const status = run_grid({2, 32, 64, 2}, schedule, [&](char* smem) {
       auto* const mine = reinterpret_cast<uint32_t*>(smem);
       mine[0] = 7;
       engine::cluster_sync();
-      auto const* other = static_cast<uint32_t const*>(engine::of_block(mine, 0));
+      auto const* other = static_cast<uint32_t const*>(engine::mapa(mine, 0));
       engine::cluster_sync();
       if (engine::block() == 0) return;
       for (int i = 0; i < 100; ++i) engine::sync();
@@ -413,7 +415,7 @@ TEST(bad_calls_of_named_barriers_are_reported) {
     auto const error_of = [&](auto const& body) {
       return run_grid({1, 128, 0}, schedule, body).message;
     };
-    // Which of the two comes second is up to the schedule.
+    // The schedule determines which of the two comes second.
     std::string const mismatch =
         error_of([](char*) { engine::sync(1, engine::thread() < 64 ? 64 : 96); });
     CHECK(contains(mismatch, "calls sync(1, 64) where others call sync(1, 96)") ||
@@ -431,8 +433,7 @@ TEST(bad_calls_of_named_barriers_are_reported) {
                  "thread 64 calls sync(5, 64) after warps 0, 1 with no barrier"));
 }
 
-// --- cp.async
-// -------------------------------------------------------------------------------------
+// --- cp.async ------------------------------------------------------------------------------------
 
 struct alignas(16) Vector {
   uint8_t bytes[16];
@@ -454,29 +455,29 @@ TEST(copies_land_at_their_wait) {
     if (engine::thread() != 0) return;
     Vector* const to = reinterpret_cast<Vector*>(smem);
     to[0] = filled(0);
-    engine::async_copy(&to[0], &source[0], true);
-    CHECK(all(to[0], 0xff));  // not what was there, not what will be
-    engine::async_copy_commit();
-    engine::async_copy(&to[1], &source[1], true);
-    engine::async_copy(&to[2], nullptr, false);
-    engine::async_copy_commit();
+    engine::cp_async(&to[0], &source[0], true);
+    CHECK(all(to[0], 0xff));  // neither the old data nor the new
+    engine::cp_async_commit_group();
+    engine::cp_async(&to[1], &source[1], true);
+    engine::cp_async(&to[2], nullptr, false);
+    engine::cp_async_commit_group();
     CHECK(all(to[0], 0xff) && all(to[1], 0xff) && all(to[2], 0xff));
 
     source[0] = filled(7);  // the copy reads when it lands
-    engine::async_copy_wait(2);
+    engine::cp_async_wait_group(2);
     CHECK(all(to[0], 0xff));
-    engine::async_copy_wait(1);
+    engine::cp_async_wait_group(1);
     CHECK(all(to[0], 7) && all(to[1], 0xff) && all(to[2], 0xff));
 
-    engine::async_copy_commit();  // a group without copies is a group
-    engine::async_copy_wait(1);
+    engine::cp_async_commit_group();  // a group without copies counts as a group
+    engine::cp_async_wait_group(1);
     CHECK(all(to[1], 2) && all(to[2], 0));
 
-    engine::async_copy(&to[3], &source[3], true);
-    engine::async_copy_wait(0);
+    engine::cp_async(&to[3], &source[3], true);
+    engine::cp_async_wait_group(0);
     CHECK(all(to[3], 0xff));  // never committed
-    engine::async_copy_commit();
-    engine::async_copy_wait(0);
+    engine::cp_async_commit_group();
+    engine::cp_async_wait_group(0);
     CHECK(all(to[3], 4));
   });
   CHECK(error.empty());
@@ -487,13 +488,13 @@ TEST(copies_belong_to_their_thread) {
   CHECK(run_block(64, 64 * 16, [&](char* smem) {
           Vector* const to = reinterpret_cast<Vector*>(smem);
           int const thread = engine::thread();
-          engine::async_copy(&to[thread], &source, true);
-          engine::async_copy_commit();
-          if (thread % 2 == 0) engine::async_copy_wait(0);
+          engine::cp_async(&to[thread], &source, true);
+          engine::cp_async_commit_group();
+          if (thread % 2 == 0) engine::cp_async_wait_group(0);
           engine::sync();
           CHECK(all(to[(thread + 1) % 64], thread % 2 == 0 ? 0xff : 9));
           engine::sync();
-          engine::async_copy_wait(0);
+          engine::cp_async_wait_group(0);
         }).empty());
 }
 
@@ -502,9 +503,9 @@ TEST(bad_copies_are_reported) {
   auto const copy = [&](ptrdiff_t to, ptrdiff_t from, bool predicate = true) {
     return run_block(32, 32, [&](char* smem) {
       if (engine::thread() != 3) return;
-      engine::async_copy(smem + to, reinterpret_cast<char const*>(source) + from, predicate);
-      engine::async_copy_commit();
-      engine::async_copy_wait(0);
+      engine::cp_async(smem + to, reinterpret_cast<char const*>(source) + from, predicate);
+      engine::cp_async_commit_group();
+      engine::cp_async_wait_group(0);
     });
   };
   CHECK(copy(16, 16).empty());
@@ -518,9 +519,9 @@ TEST(bad_copies_are_reported) {
     CHECK(contains(run_block(32, 32,
                              [&](char* smem) {
                                if (engine::thread() != 5) return;
-                               engine::async_copy(smem, source, true);
-                               engine::async_copy(smem + 16, source, true);
-                               if (commit) engine::async_copy_commit();
+                               engine::cp_async(smem, source, true);
+                               engine::cp_async(smem + 16, source, true);
+                               if (commit) engine::cp_async_commit_group();
                              }),
                    "thread 5 exits with 2 asynchronous copies in flight that no wait covers"));
   }
@@ -530,7 +531,7 @@ TEST(bad_matrix_addresses_are_reported) {
   auto const load = [](ptrdiff_t offset) {
     return run_block(32, 512, [&](char* smem) {
       uint32_t d[4];
-      engine::load_matrix(false, smem + (engine::thread() == 7 ? offset : 0), d);
+      engine::ldmatrix_x4(false, smem + (engine::thread() == 7 ? offset : 0), d);
     });
   };
   CHECK(load(496).empty());

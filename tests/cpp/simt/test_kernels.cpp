@@ -1,5 +1,5 @@
-// Every compiled kernel that runs on the CPU, the GPU's among them, on every case: right against
-// fp64, and bitwise the same in whatever order threads and blocks run.
+// Every compiled kernel that runs on the CPU, including the GPU's, on every case: right against
+// fp64, and bitwise equal in every order of threads and blocks.
 #include <cstring>
 #include <map>
 #include <string>
@@ -22,9 +22,9 @@ constexpr uint32_t kAllOptions = option::softcap | option::negative_scale | opti
                                  option::bias | option::mask | option::attention_chunk |
                                  option::sinks | option::dropout;
 
-// In the first two, any two threads run in both orders between one barrier and the next, so that
-// whatever depends on the order of two differs: every third case has both. The others are for a
-// handful of cases.
+// In the first two schedules, any two threads run in both orders between one barrier and the next,
+// so that a result that depends on their order differs; every third case uses both. The other
+// schedules are for a few cases.
 simt::Schedule const schedules[] = {
     {0, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kReverse, 0},
     {1, simt::FiberOrder::kForward, 0}, {1, simt::FiberOrder::kRandom, 1},
@@ -32,12 +32,13 @@ simt::Schedule const schedules[] = {
 };
 enum Schedules { kOne = 1, kTwo = 2, kAll = 5 };
 
-// Past check(), whose limits some cases go beyond.
+// Bypasses check(), whose limits some cases exceed.
 Status run(Variant const& variant, Problem const& problem, RunOptions const& options) {
   if (variant.kernel->function) return variant.kernel->function(problem, options);
   KernelArguments const& arguments = variant.kernel->arguments;
   if (!arguments.has_asides()) return launch(arguments, *variant.unit, problem, {}, options);
-  // With a launch before it: what that writes is all that the kernel may read of the garbage.
+  // With a launch before the kernel: the kernel may read only what that launch writes over the
+  // garbage.
   size_t const bytes = size_t(arguments.workspace_bytes(problem, {}, variant.unit->facts));
   std::vector<char> workspace(bytes, char(0xff));
   RunOptions with_workspace = options;
@@ -45,8 +46,8 @@ Status run(Variant const& variant, Problem const& problem, RunOptions const& opt
   return launch(arguments, *variant.unit, problem, {}, with_workspace);
 }
 
-// Of a kernel that splits the keys of a call: the same in three parts, with a workspace of garbage,
-// and with `zeros` or without.
+// For a kernel that splits the keys of a call: in three parts, with a workspace of garbage, and
+// with or without `zeros`.
 Status run_split(Variant const& variant, Problem problem, std::vector<int32_t>& zeros) {
   problem.num_splits = 3;
   KernelArguments const& arguments = variant.kernel->arguments;
@@ -57,7 +58,7 @@ Status run_split(Variant const& variant, Problem problem, std::vector<int32_t>& 
   return launch(arguments, *variant.unit, problem, {}, options);
 }
 
-// Returns whether the variant takes the case.
+// Returns whether the variant can run the case.
 bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedules count) {
   if (!why_not(variant, problem.call(), device_info(Device::kCpu)).empty()) return false;
   std::vector<char> first;
@@ -88,18 +89,18 @@ bool run(Variant const& variant, Case const& what, SolvedCase& problem, Schedule
   return true;
 }
 
-// Whether the kernel is for so many queries at all.
+// Whether the kernel is for this many queries.
 bool has_few_rows(Variant const& variant, Case const& x) {
   int const rows = x.seqlen_q * (x.num_heads_q / x.num_heads_kv);
   return variant.info.max_rows == 0 || rows <= variant.info.max_rows;
 }
 
-// Those that take any head dimension get a short one, and the odd ones.
+// Kernels for any head dimension get a short one, and the odd ones.
 bool takes_any_head_dim(Variant const& variant) {
   return variant.info.head_dim == 0 || variant.info.head_dim_multiple == 1;
 }
 
-// Variants that are judged by the same answers, which take as long as some of the kernels.
+// Variants that share answers; answers take as long as some of the kernels.
 struct Group {
   DType dtype;
   int head_dim;
@@ -118,10 +119,10 @@ struct Group {
   }
 };
 
-// Kernels for calls with a bias or a mask alone.
+// Options of kernels that are only for calls with a bias or a mask.
 constexpr uint32_t kOfLogits = option::bias | option::mask;
 
-// Whether such a kernel has to take a case, which asks for these options.
+// Whether such a kernel must run a case with these options.
 bool is_made_for(Variant const& variant, Case const& x, uint32_t asked) {
   uint32_t const options = variant.kernel->options, needs = variant.kernel->needs & kOfLogits;
   bool const has_pairs = !x.bias || (!x.bias_is_fp32 && std::strchr(x.bias, 'k'));
@@ -129,7 +130,7 @@ bool is_made_for(Variant const& variant, Case const& x, uint32_t asked) {
          x.layout == attention_case::Layout::kContiguous && !*x.unaligned && x.seqlen_k % 2 == 0;
 }
 
-// Each variant with the cases of a list; must_take(variant, case): whether it has to take it.
+// Runs each variant on a list of cases. must_take(variant, case): whether it must run the case.
 template <class MustTake>
 void run_list(Group const& group, std::vector<Variant const*> const& variants,
               std::vector<Case> const& cases, size_t few, MustTake const& must_take) {
@@ -149,9 +150,9 @@ void run_list(Group const& group, std::vector<Variant const*> const& variants,
   }
 }
 
-// Whether a variant is here, and has cases: few_sm90.cpp, test_backward.cpp, kernels_serving.cpp,
-// tests/call/test_float64.py and, for P and V in 8 bits, test_cpu.cpp, kernels_int8.cpp and
-// tests/call/test_quantize_accuracy.py are for the others.
+// Whether a variant is in this build and tested here. Other variants are tested by few_sm90.cpp,
+// test_backward.cpp, kernels_serving.cpp, tests/call/test_float64.py and, for P and V in 8 bits,
+// test_cpu.cpp, kernels_int8.cpp and tests/call/test_quantize_accuracy.py.
 bool is_tested(Variant const& variant) {
   VariantInfo const& info = variant.info;
   uint32_t const known = option::dropout | (variant.kernel->tma ? 0 : kOfLogits);
@@ -187,7 +188,7 @@ void run_all(bool scalar) {
   CHECK(!groups.empty());
   for (auto const& [group, variants] : groups) {
     int const head_dim = group.head_dim;
-    // The lists begin with the handful.
+    // The lists begin with the few cases.
     run_list(group, variants, attention_case::cases(head_dim),
              attention_case::few_cases(head_dim).size(), [](Variant const& variant, Case const& x) {
                bool const is_scaled = x.softcap == 0 && x.softmax_scale >= 0;  // 0: by default
@@ -217,7 +218,7 @@ void run_all(bool scalar) {
   }
 }
 
-// Several tests, so that ctest can run them side by side.
+// Several tests, so that ctest can run them in parallel.
 TEST(scalar) { run_all(true); }
 TEST(other) { run_all(false); }
 TEST(decode) { run_decode(); }

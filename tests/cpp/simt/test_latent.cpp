@@ -1,5 +1,5 @@
 // Latent attention against fp64: contiguous caches, pages and lists of keys, with splits merged in
-// one level and in two. Also what the mutants run.
+// one level and in two. The mutants run it as well.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -28,7 +28,7 @@ using OfBFloat16 = sm80::Latent<bfloat16_t, TileShape<576, 512, 16, 32, 1, 4>>;
 using OfFewKeys = sm80::Latent<half_t, TileShape<576, 512, 16, 16, 1, 4>>;  // more stages
 using OfManyRows = sm80::Latent<half_t, TileShape<576, 512, 64, 16, 4, 2>>;
 
-// The cache in pages of 13 keys, in an order that no number follows from. All other rows are NaN.
+// The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
 struct Paged {
   static constexpr int kPageSize = 13;
   Problem problem;
@@ -56,16 +56,16 @@ struct Paged {
   Paged(Paged const&) = delete;
   void give_back() {}
 
-  // The row of all pages that a key is.
+  // The row of a key among the rows of all pages.
   int64_t slot(int batch, int key) const {
     return int64_t(table[size_t(batch * each + key / kPageSize)]) * kPageSize + key % kPageSize;
   }
 };
 
-// Lists of the keys that each query sees by the mask, in any order, with places that hold none
-// among them. What lies behind the length of a list is out of bounds.
+// Lists of the keys that the mask lets each query see, in any order, with invalid places in
+// between. Entries beyond the length of a list are out of bounds.
 struct Listed : Paged {
-  static constexpr int kNone = 3;  // places without a key, of each list
+  static constexpr int kNone = 3;  // places without a key, per list
   std::vector<int32_t> lists;
 
   explicit Listed(Problem const& p) : Paged(p) {
@@ -102,7 +102,7 @@ struct Dense {
   void give_back() {}
 };
 
-// Packed sequences, with one of no rows among them, and rows of NaN behind the keys of each.
+// Packed sequences, one of them without rows, with rows of NaN after the keys of each.
 struct Packed : packed::Packed {
   explicit Packed(Problem const& p) : packed::Packed({p}, 3) {}
 };

@@ -1,6 +1,5 @@
-// The kernel with a limit for the error: what it predicts of each head, against the results of the
-// kernels in 8 and in 16 bits, and that heads are bitwise those of the kernel in 8 bits, or of that
-// in 16. Also what the mutants run.
+// The kernel with an error limit: its prediction for each head, against the results of the kernels
+// in 8 and in 16 bits; heads are bitwise equal to one of these kernels. The mutants run it as well.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,7 +32,7 @@ struct Call {
   std::vector<char> workspace;
   Problem p;
 
-  // peaked(batch, query head): q is that many times as large.
+  // peaked(batch, query head): factor of q.
   template <class Peaked>
   Call(Sizes const& s, Peaked&& peaked) : sizes(s) {
     int const heads = s.heads_kv * s.group;
@@ -74,7 +73,7 @@ struct Call {
     return sizes.unaligned || p.logits.alibi_slopes || p.mask.causal || p.logits.softcap > 0;
   }
 
-  // Runs it, with garbage in what the kernels share and in the result.
+  // Runs the call, with garbage in the workspace and in the result.
   std::vector<half_t> run(float max_error) {
     std::fill(o.begin(), o.end(), half_t(-1.0f));
     p.max_error = max_error;
@@ -106,7 +105,7 @@ struct Call {
     return error;
   }
 
-  // What core/predict.hpp describes, from the results of both kernels.
+  // The error that core/predict.hpp describes, from the results of both kernels.
   double expected(std::vector<half_t> const& narrow, std::vector<half_t> const& wide,
                   int head) const {
     int const rows = sizes.seqlen_q, count = std::min(rows, 32);
@@ -144,8 +143,8 @@ struct Call {
     for (int b = 0; b < p.batch; ++b) {
       for (int h = 0; h < p.num_heads_q; ++h) {
         double const due = expected(narrow, wide, b * p.num_heads_q + h), found = predicted(b, h);
-        // Results are fp16, and a rounding may fall the other way. Of a sample there is a bit more:
-        // an error for keys that had no weight in it.
+        // Results are fp16, and a rounding may fall the other way. A sampled prediction is a bit
+        // larger: it includes keys that had no weight in the sample.
         double const most = sizes.seqlen_q > 32 ? 1.08 : 1.02;
         CHECK(found > 0.98 * due && found < most * due);
         if (!(found > 0.98 * due && found < most * due)) {
@@ -155,7 +154,7 @@ struct Call {
     }
   }
 
-  // Whether the results of a query head are the same, bit by bit.
+  // Whether the results of a query head are bitwise equal.
   bool is_same(std::vector<half_t> const& a, std::vector<half_t> const& b, int head) const {
     size_t const size = size_t(sizes.seqlen_q * sizes.head_dim), first = size_t(head) * size;
     return std::memcmp(a.data() + first, b.data() + first, size * sizeof(half_t)) == 0;
@@ -186,7 +185,7 @@ TEST(predictions_with_masks_and_terms) {
   call.check_predictions();
 }
 
-// One KV head of each batch entry, another one, has a peaked query head, and one that is not.
+// In each batch entry, a different KV head has a peaked query head and one that is not.
 TEST(heads_are_those_of_one_kernel_or_the_other) {
   for (int seqlen_q : {9, 150}) {  // heads share tiles, or do not
     Call call({2, 2, 2, seqlen_q, 150},
@@ -197,7 +196,7 @@ TEST(heads_are_those_of_one_kernel_or_the_other) {
     call.p.quantize = Quantize::kInt8;
     call.run(1.0f);
     float const least = std::min(call.predicted(0, 2), call.predicted(1, 1));  // of peaked heads
-    float most = 0;  // of heads whose KV head has none
+    float most = 0;  // of heads whose KV head has no peaked head
     for (int h = 0; h < 2; ++h) {
       most = std::max({most, call.predicted(0, h), call.predicted(1, 2 + h)});
     }
@@ -213,7 +212,8 @@ TEST(heads_are_those_of_one_kernel_or_the_other) {
   }
 }
 
-// What the device decides by is read anew, wherever the host had the call planned before.
+// The device reads the data that it decides by again in each run, although the call was planned
+// once.
 TEST(the_same_memory_with_other_numbers) {
   Call call({1, 2, 1, 40, 100}, same);
   std::vector<half_t> const before = call.run(0.025f);

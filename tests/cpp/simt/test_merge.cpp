@@ -18,8 +18,8 @@ namespace {
 constexpr int kBatch = 2, kHeads = 3, kRows = 5;
 constexpr float kUntouched = 1e6f;
 
-// Two results. Row 0 of head 0 saw no key on side a, row 1 none on b, row 2 none on either; their
-// log-sum-exps say so in both ways that there are, and their results are NaN.
+// Two results. Row 0 of head 0 saw no key on side a, row 1 none on side b, row 2 none on either.
+// Their log-sum-exps say so in both possible ways, and their results are NaN.
 struct Pair {
   int dim;
   std::vector<float> a, b, o, lse_a, lse_b, lse;
@@ -37,7 +37,7 @@ struct Pair {
     for (std::vector<float>* x : {&a, &b}) {
       for (float& value : *x) value = normal(random);
     }
-    // So far apart that exponentials of most of them are beyond any float.
+    // So far apart that exponentials of most of them overflow any float.
     for (std::vector<float>* x : {&lse_a, &lse_b}) {
       for (float& value : *x) value = 300 + 40 * normal(random);
     }

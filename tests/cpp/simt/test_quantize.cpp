@@ -1,5 +1,5 @@
-// K and V as the launch before the mma.sync kernel rounds them, bit by bit against plain loops; and
-// the products of int8 and e4m3 against a table written down by hand from the PTX ISA.
+// K and V as rounded by the launch before the mma.sync kernel, bit by bit against plain loops; and
+// the products of int8 and e4m3 against a table written by hand from the PTX ISA.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -96,10 +96,10 @@ TEST(a_sum_beyond_an_int32_is_an_error) {
     });
   };
   CHECK(run(INT32_MAX - 32).ok());
-  CHECK(run(INT32_MAX - 31).message.find("beyond an int32") != std::string::npos);
+  CHECK(run(INT32_MAX - 31).message.find("overflows int32") != std::string::npos);
 }
 
-// Integers and their halves, which e4m3 and fp16 have; their sums are rounded to fp16, once or
+// Integers and their halves, which e4m3 and fp16 can hold. Their sums are rounded to fp16, once or
 // after each half of the products.
 void check_products_of_e4m3(bool halves) {
   std::mt19937 random(4);
@@ -170,12 +170,12 @@ TEST(halves_at_their_ends) {
 
 struct Keys {
   int batch = 1, heads = 1, seqlen = 1, head_dim = 64;
-  int pitch = 64;                 // elements from a row to the next
+  int pitch = 64;                 // between two rows, in elements
   float bias = 0, magnitude = 1;  // of all values
-  int num_sms = 0;                // 0: as many tiles a block as there may be
+  int num_sms = 0;                // 0: as many tiles per block as allowed
 };
 
-// K in float, and as the launch left it: what the workspace says it is.
+// K in float, and K from the workspace after the launch.
 template <class Element, int kHeadDim>
 struct Quantized {
   using Params = sm80::QuantizedParams;
@@ -238,7 +238,7 @@ struct Quantized {
     return floats()[keys.batch * keys.heads * tiles * 4 + head * columns + d];
   }
 
-  // Against kernels/core/quantize.hpp's words.
+  // Compares to the definition in kernels/core/quantize.hpp.
   void check() const {
     for (int head = 0; head < keys.batch * keys.heads; ++head) {
       std::vector<float> shifts(columns);
@@ -270,7 +270,7 @@ struct Quantized {
         bool const is_zero = amax < 0x1p-100f;
         CHECK_EQ(scale(head, key), is_zero ? 0 : amax * (1.0f / 127));
         for (int place = 0; place < columns; ++place) {
-          // A word is columns 2 t, 2 t + 1 and those 8 on.
+          // A word is columns 2 t, 2 t + 1 and the columns 8 further on.
           int const t = place % 16 / 4;
           int const d = place / 16 * 16 + 2 * t + place % 2 + (place % 4 >= 2 ? 8 : 0);
           bool const is_there = key < keys.seqlen && d < keys.head_dim && !is_zero;
@@ -300,11 +300,11 @@ TEST(whole_and_ragged_tiles) {
 TEST(tiles_of_several_blocks) {
   Keys keys{1, 2, 150, 32, 32};
   keys.num_sms = 1;
-  check_keys<half_t, 32>(keys);  // a tile each
+  check_keys<half_t, 32>(keys);  // one tile per block
   keys.seqlen = 800;
-  check_keys<half_t, 32>(keys);  // two each, of 13 a head
+  check_keys<half_t, 32>(keys);  // two tiles per block, 13 per head
   keys.num_sms = 0;
-  check_keys<half_t, 32>(keys);  // eight
+  check_keys<half_t, 32>(keys);  // eight tiles per block
 }
 TEST(head_dims_that_are_padded) {
   check_keys<half_t, 64>({1, 1, 70, 40, 48});
@@ -340,7 +340,7 @@ TEST(not_finite_keys_are_their_groups_business) {
   }
 }
 TEST(extreme_magnitudes) {
-  check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e38f});  // of which means are infinite
+  check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e38f});  // means are infinite
   check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-30f});
   check_keys<bfloat16_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-36f});
   check_keys<half_t, 64>({1, 1, 70, 64, 64, 0.0f, 1e-6f});
@@ -348,7 +348,7 @@ TEST(extreme_magnitudes) {
 
 // --- V -------------------------------------------------------------------------------------------
 
-// V in float, and as the launch left it, whose K is V as well.
+// V in float, and V from the workspace after the launch; K is V as well.
 template <class Element, int kHeadDim, class Params>
 struct Values {
   int const seqlen, head_dim, tiles = (seqlen + 63) / 64;
@@ -406,13 +406,13 @@ struct Values {
     return key < seqlen ? float(v[(size_t(head) * seqlen + key) * head_dim + d]) : 0.0f;
   }
 
-  // Two keys to an element; rows of a pair in the order 0, 4, 1, 5, ...
+  // Two keys per element; rows of a pair in the order 0, 4, 1, 5, ...
   uint8_t rounded(int head, int tile, int n, int d) const {
     int const pair = n % 16 / 2, row = tile * 32 + n / 16 * 8 + pair % 4 * 2 + pair / 4;
     return uint8_t(v8[((size_t(head) * tiles * 32 + row) * head_dim + d) * 2 + n % 2]);
   }
 
-  // Against kernels/core/quantize.hpp's words.
+  // Compares to the definition in kernels/core/quantize.hpp.
   void check_e4m3(int head, int tile) const {
     float of_tile = 0;
     for (int n = 0; n < 64; ++n) {
@@ -459,7 +459,7 @@ struct Values {
       CHECK(e >= 8 && e <= 255);
       CHECK(std::fabs(folded * float(e) - 8) < 0x1p-8f);  // rounded to fp16
       if (is_zero) continue;
-      // The largest that clips nothing, in fp32.
+      // The largest scale that clips nothing, in fp32.
       double const bound = 8.0 * of_tile / std::fmax(amax[n], of_tile / 32);
       CHECK(e <= bound * (1 + 1e-6) && (e == 255 || e + 1 > bound * (1 - 1e-6)));
       for (int d = 0; d < head_dim; ++d) {
@@ -486,7 +486,7 @@ TEST(values_of_each_shape) {
   check_values<bfloat16_t, 128>(2, 150, 128);
   check_values<half_t, 96>(2, 65, 72);
   check_values<half_t, 32>(1, 1, 8);
-  check_values<half_t, 32>(2, 650, 32);  // two blocks a head
+  check_values<half_t, 32>(2, 650, 32);  // two blocks per head
 }
 TEST(values_far_apart) {
   check_values<half_t, 64>(1, 130, 64, [](half_t* v) {
@@ -503,7 +503,7 @@ TEST(values_far_apart) {
 TEST(values_that_are_not_finite) {
   for (float bad : {INFINITY, -INFINITY, NAN}) {
     check_values<half_t, 64>(1, 130, 64, [&](half_t* v) { v[70 * 64 + 5] = half_t(bad); });
-    // Beside a value of the same key that is the largest of its tile.
+    // Next to a value of that key that is the largest of its tile.
     check_values<bfloat16_t, 64>(1, 130, 64, [&](bfloat16_t* v) {
       v[70 * 64 + 5] = bfloat16_t(bad);
       v[70 * 64 + 6] = v[70 * 64 + 40] = bfloat16_t(1000);

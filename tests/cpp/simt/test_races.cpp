@@ -1,8 +1,8 @@
-// One unit of kernels on a few cases, built with ThreadSanitizer: an error of the engine, a wrong
-// number, or a data race (the sanitizer's exit status) fails it. Also what the mutants run.
+// One unit of kernels on a few cases, built with ThreadSanitizer. It fails for an error of the
+// engine, a wrong number, or a data race (the sanitizer's exit status). The mutants run it as well.
 //
-//   TEST_FIRST    a text: kernels and cases whose names share words with it come first, which tells
-//                 sooner whether a bug is seen that the text is about
+//   TEST_FIRST    a text: kernels and cases whose names share words with it run first, so that a
+//                 bug that the text is about is found sooner
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -18,7 +18,7 @@ using namespace cutlass_attn;
 
 namespace {
 
-// How many words of a name, short ones left out, are in a text.
+// How many words of a name, except short ones, are in a text.
 int words_in(std::string const& name, std::string const& text) {
   int count = 0;
   auto const is_letter = [](unsigned char c) { return std::isalnum(c) != 0; };
@@ -71,7 +71,7 @@ int main() {
         std::string const error = status.ok() ? problem.verdict() : status.message;
         if (error.empty()) continue;
         std::printf("%s, %s: %s\n", kernel.name, what.name.c_str(), error.c_str());
-        return 1;  // the first is enough: mutants have many
+        return 1;  // the first failure is enough: mutants have many
       }
     }
   }

@@ -1,5 +1,5 @@
-// Kernels with a user's score_mod, whose C++ is what cutlass_attn/_mods writes: results and
-// gradients are those of the terms that the functions repeat.
+// Kernels with a user's score_mod, whose C++ cutlass_attn/_mods writes: results and gradients equal
+// those of the terms that the functions reimplement.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ auto captured(std::vector<T> const& x, int32_t const (&size)[kRank]) {
   return result;
 }
 
-// A call with terms, and the same with a function in their place.
+// A call with terms, and the call with a function in place of the terms.
 struct WithMod : Solved<half_t> {
   // keeps_mask: for a kernel that has both.
   explicit WithMod(Case const& what, bool keeps_mask = false) : Solved(what, false) {
@@ -134,7 +134,7 @@ void check_backward(Case const& what) {
   if (!error.empty()) check::fail(__FILE__, __LINE__, what.name + ": " + error);
 }
 
-// seqlen_k - seqlen_q is kOffset: where ALiBi has its diagonal.
+// seqlen_k - seqlen_q is kOffset, where ALiBi has its diagonal.
 Case plain() {
   Case c;
   c.name = "ragged, grouped heads", c.seqlen_q = 70, c.seqlen_k = 70 + kOffset, c.batch = 2;

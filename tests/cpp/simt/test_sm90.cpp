@@ -1,5 +1,5 @@
-// The wgmma forward kernel on the engine: right against fp64, whatever the order of its threads and
-// however many tiles a block has; and what the engine says of misuse of wgmma, TMA and mbarriers.
+// The wgmma forward kernel on the engine: right against fp64, in every order of its threads and for
+// any number of tiles per block; and the engine's reports of misuse of wgmma, TMA and mbarriers.
 #include <functional>
 #include <numeric>
 #include <string>
@@ -16,7 +16,7 @@ using sm90_case::check_case;
 
 namespace {
 
-// Sizes against tiles of 128 rows, in warpgroups of 64, and 64 to 128 keys.
+// Sizes relative to tiles of 128 rows, in warpgroups of 64, and of 64 to 128 keys.
 std::vector<Case> cases(int head_dim, int head_dim_v = 0) {
   std::vector<Case> list(15);
   list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
@@ -82,7 +82,7 @@ TEST(head_dim_128) {
 TEST(head_dim_256) {
   check_cases<sm90::Forward<half_t, TileShape<256, 256, 128, 64, 8>>>(DType::kFloat16, 256);
 }
-// Of V another than of Q and K, and both less than the tile's.
+// V has another head dim than Q and K, and both are less than the tile's.
 TEST(head_dims_192_128) {
   check_cases<sm90::Forward<half_t, TileShape<192, 128, 128, 128, 8>>>(DType::kFloat16, 168, 120);
 }
@@ -95,7 +95,7 @@ TEST(library_cases) {
   CHECK(runs >= 3);
 }
 
-// With a bias, of which entries of a batch, heads or queries may share entries.
+// With a bias. Batch entries, heads or queries may share entries.
 std::vector<Case> bias_cases(int head_dim) {
   std::vector<Case> list(11);
   list[0].name = "bias of every logit", list[0].bias = "bhqk", list[0].seqlen_q = 200;
@@ -140,8 +140,8 @@ TEST(bias_of_64) { check_bias<half_t, 64, 128, 128, 8>(DType::kFloat16, 64); }
 TEST(bias_of_128) { check_bias<bfloat16_t, 128, 128, 128, 8>(DType::kBFloat16, 120); }
 TEST(bias_of_256) { check_bias<half_t, 256, 128, 64, 8>(DType::kFloat16, 256); }
 
-// Sequences of other lengths than each other, one without queries, one without keys, of which the
-// last keys are followed by NaN.
+// Sequences of different lengths, one without queries, one without keys; some with NaN after the
+// last key.
 std::vector<Case> sequences(int head_dim, int head_dim_v = 0) {
   std::vector<Case> list;
   int const lengths[][2] = {{200, 333}, {1, 130}, {70, 0},   {129, 128},
@@ -180,7 +180,7 @@ TEST(packed_of_64) { check_sequences<Varlen<half_t, 64, 64, 192, 128, 12>>(DType
 TEST(packed_of_192_128) {
   check_sequences<Varlen<half_t, 192, 128, 128, 128, 8>>(DType::kFloat16, 168, 120);
 }
-// Dense calls, too, and entries of which not all keys count, the others being NaN.
+// Also dense calls, and entries with ignored keys, which are NaN.
 TEST(dense_of_packed) {
   using Kernel = Varlen<half_t, 64, 64, 192, 128, 12>;
   int runs = 0;
@@ -206,7 +206,7 @@ TEST(dense_of_packed) {
   CHECK_EQ(runs, 1);
 }
 
-// In pages of which a tile of keys has several, one, or a part, or parts of several.
+// In pages: a tile of keys has several pages, one, a part of one, or parts of several.
 template <class Kernel>
 void check_pages(DType dtype, int head_dim, int head_dim_v = 0) {
   int runs = 0;
@@ -259,7 +259,7 @@ TEST(pages_of_dense_queries) {
   CHECK_EQ(runs, 1);
 }
 
-// --- What the engine says of misuse --------------------------------------------------------------
+// --- The engine's reports of misuse --------------------------------------------------------------
 
 using arch::Sm90;
 constexpr int kBytes = 64 * 128;  // of a tile of 64 x 64
@@ -278,7 +278,7 @@ struct Matrix {
   }
 };
 
-// What body(shared, thread, accumulators) of a warpgroup does, barriers being made.
+// Runs body(shared, thread, accumulators) in a warpgroup, after barriers are initialised.
 std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, bool fences = true,
                 bool overlaps = false) {
   simt::Schedule const schedule{1, simt::FiberOrder::kForward, 0};
@@ -287,9 +287,9 @@ std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, boo
         Tiles& shared = *reinterpret_cast<Tiles*>(smem);
         int const thread = Sm90::thread();
         if (thread == 0) {
-          Sm90::barrier_init(shared.full, 1);
-          Sm90::barrier_init(shared.empty, 4);
-          if (fences) Sm90::barrier_init_fence();
+          Sm90::mbarrier_init(shared.full, 1);
+          Sm90::mbarrier_init(shared.empty, 4);
+          if (fences) Sm90::fence_mbarrier_init();
         }
         Sm90::sync();
         float acc[32] = {};
@@ -299,7 +299,7 @@ std::string run(std::function<void(Tiles&, int, float (&)[32])> const& body, boo
 }
 
 void load(Tiles& shared, Matrix const& a, Matrix const& b) {
-  Sm90::barrier_expect(shared.full, 2 * kBytes);
+  Sm90::mbarrier_arrive_expect_tx(shared.full, 2 * kBytes);
   Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
   Sm90::tma_load(shared.b, b.map, shared.full, 0, 0, 0, 0, 0);
 }
@@ -317,7 +317,7 @@ bool has(std::string const& text, char const* part) {
   return false;
 }
 
-// Element (row, column) of what a thread has of a product.
+// Calls visit for element (row, column) of a thread's part of a product.
 template <class Visit>
 void for_accumulators(int thread, Visit&& visit) {
   int const row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -339,7 +339,7 @@ TEST(a_product_is_there_after_its_wait) {
   std::vector<float> c(64 * 64), before(64 * 64);
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, m.a, m.b);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              multiply(shared, acc);
              auto const keep = [&](std::vector<float>& to) {
@@ -370,7 +370,7 @@ TEST(a_product_of_rows_with_rows) {
   std::vector<float> c(64 * 64);
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, m.a, m.b);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              auto const a = Sm90::descriptor(shared.a, kBytes, 1024);
              auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
@@ -395,22 +395,22 @@ TEST(a_product_of_rows_with_rows) {
   CHECK_EQ(wrong, 0);
 }
 
-// What threads store, wgmma reads through another proxy.
+// wgmma reads the stores of threads through another proxy.
 TEST(stores_need_a_fence_for_wgmma) {
   Matrix const a;
   auto const store = [&](bool fences) {
     return run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::store_shared(Sm90::smem_address(shared.a + thread * 4), 0u);
-      if (fences) Sm90::async_proxy_fence();
+      if (fences) Sm90::fence_proxy_async();
       Sm90::sync();
       Sm90::wgmma_fence(acc);
       multiply(shared, acc);
       Sm90::wgmma_wait<0>(acc);
     });
   };
-  CHECK(has(store(false), "without an async_proxy_fence()"));
+  CHECK(has(store(false), "without an fence_proxy_async()"));
   CHECK_EQ(store(true), "");
 }
 
@@ -418,8 +418,8 @@ TEST(a_wrong_parity_never_ends) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
-              Sm90::barrier_wait(shared.full, 1);
+              Sm90::mbarrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 1);
             }),
             "wait for parity 1 of the barrier at byte 16384"));
 }
@@ -428,19 +428,19 @@ TEST(too_few_bytes_keep_a_phase_open) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
               if (thread == 0) {
-                Sm90::barrier_expect(shared.full, 2 * kBytes);
+                Sm90::mbarrier_arrive_expect_tx(shared.full, 2 * kBytes);
                 Sm90::tma_load(shared.a, a.map, shared.full, 0, 0, 0, 0, 0);
               }
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
             }),
             "lacks 0 of 1 arrivals and 8192 bytes"));
 }
 
 TEST(too_many_arrivals) {
   CHECK(has(run([&](Tiles& shared, int thread, float (&)[32]) {
-              if (thread == 0) Sm90::barrier_expect(shared.full, 16);
+              if (thread == 0) Sm90::mbarrier_arrive_expect_tx(shared.full, 16);
               Sm90::sync();
-              if (thread == 1) Sm90::barrier_arrive(shared.full);
+              if (thread == 1) Sm90::mbarrier_arrive(shared.full);
             }),
             "after all 1 arrivals of its phase"));
 }
@@ -466,31 +466,31 @@ TEST(barriers_need_a_fence_for_tma) {
                   if (thread == 0) load(shared, a, a);
                 },
                 false),
-            "without a barrier_init_fence()"));
+            "without a fence_mbarrier_init()"));
 }
 
-// Of a grid that begins while those before may still run; one thread waits for all of its block.
+// In a grid that begins before earlier grids end. One thread waits for its whole block.
 TEST(copies_wait_for_grids_before) {
   Matrix a;
   auto const copy = [&](bool waits) {
     return run(
         [&](Tiles& shared, int thread, float (&)[32]) {
-          if (thread == 0 && waits) Sm90::wait_for_grids_before();
+          if (thread == 0 && waits) Sm90::griddepcontrol_wait();
           Sm90::sync();
           if (thread == 32) load(shared, a, a);
-          Sm90::barrier_wait(shared.full, 0);
+          Sm90::mbarrier_wait(shared.full, 0);
         },
         true, true);
   };
   CHECK_EQ(copy(true), "");
-  CHECK(has(copy(false), "thread 32 has TMA copy what grids before may still write"));
+  CHECK(has(copy(false), "thread 32 has TMA copy data that earlier grids may still write"));
 }
 
 TEST(wgmma_needs_a_fence) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               multiply(shared, acc);
               Sm90::wgmma_wait<0>(acc);
             }),
@@ -501,7 +501,7 @@ TEST(wgmma_needs_a_wait) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               Sm90::wgmma_fence(acc);
               multiply(shared, acc);
             }),
@@ -512,7 +512,7 @@ TEST(accumulators_are_not_to_be_written_in_flight) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               Sm90::wgmma_fence(acc);
               multiply(shared, acc);
               acc[0] = 0.0f;
@@ -525,7 +525,7 @@ TEST(a_is_not_to_be_written_in_flight) {
   Matrix a;
   CHECK(has(run([&](Tiles& shared, int thread, float (&acc)[32]) {
               if (thread == 0) load(shared, a, a);
-              Sm90::barrier_wait(shared.full, 0);
+              Sm90::mbarrier_wait(shared.full, 0);
               uint32_t registers[4] = {};
               Sm90::wgmma_fence(acc, registers);
               auto const b = Sm90::descriptor(shared.b, kBytes, 1024);
@@ -537,13 +537,13 @@ TEST(a_is_not_to_be_written_in_flight) {
             "changed registers of A"));
 }
 
-// A buffer that is given back too early is NaN when wgmma reads it.
+// A buffer that is released too early is NaN when wgmma reads it.
 TEST(an_early_release_is_seen) {
   Matrix a;
   float sum = 0;
   CHECK_EQ(run([&](Tiles& shared, int thread, float (&acc)[32]) {
              if (thread == 0) load(shared, a, a);
-             Sm90::barrier_wait(shared.full, 0);
+             Sm90::mbarrier_wait(shared.full, 0);
              Sm90::wgmma_fence(acc);
              multiply(shared, acc);
              Sm90::sync();
@@ -551,27 +551,28 @@ TEST(an_early_release_is_seen) {
              Sm90::sync();
              Sm90::wgmma_wait<0>(acc);
              sum += acc[0];
-             Sm90::barrier_wait(shared.full, 1);
+             Sm90::mbarrier_wait(shared.full, 1);
            }),
            "");
   CHECK(sum != sum);
 }
 
-// A wait says nothing of what other warps of the warpgroup still read.
+// A wait says nothing about reads of other warps of the warpgroup.
 TEST(a_wait_is_of_its_own_warp) {
   Matrix a;
   for (bool const syncs : {false, true}) {
     std::string const said = run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::wgmma_fence(acc);
       multiply(shared, acc);
       Sm90::wgmma_wait<0>(acc);
       if (syncs) Sm90::sync();
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 1);
+      Sm90::mbarrier_wait(shared.full, 1);
     });
-    CHECK(syncs ? said.empty() : has(said, "wgmma reads for a warp that has yet to go on"));
+    CHECK(syncs ? said.empty()
+                : has(said, "wgmma reads for a warp that has not resumed from its wait"));
   }
 }
 
@@ -582,7 +583,7 @@ TEST(descriptors_have_to_fit_the_tile) {
     float value = 0;
     std::string const error = run([&](Tiles& shared, int thread, float (&acc)[32]) {
       if (thread == 0) load(shared, a, a);
-      Sm90::barrier_wait(shared.full, 0);
+      Sm90::mbarrier_wait(shared.full, 0);
       Sm90::wgmma_fence(acc);
       multiply(shared, acc, 16, stride);
       Sm90::wgmma_wait<0>(acc);
@@ -605,17 +606,17 @@ TEST(tiles_lie_at_the_period_of_the_swizzle) {
 }
 
 TEST(registers_come_in_eights) {
-  CHECK(has(run([](Tiles&, int, float (&)[32]) { Sm90::registers_increase<236>(); }),
+  CHECK(has(run([](Tiles&, int, float (&)[32]) { Sm90::setmaxnreg_inc<236>(); }),
             "allowed: multiples of 8"));
 }
 
-// 168 for each of 384 threads: more would be waited for until the block ends.
+// 168 for each of 384 threads: a request for more would wait until the block ends.
 TEST(a_block_gets_no_more_registers_than_it_began_with) {
   Status const status = simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0},
-                                       [](char*) { Sm90::registers_increase<176>(); });
+                                       [](char*) { Sm90::setmaxnreg_inc<176>(); });
   CHECK(has(status.message, "a block of 384 threads has 64512"));
   CHECK(simt::run_grid({1, 384, 0}, {1, simt::FiberOrder::kForward, 0}, [](char*) {
-          Sm90::registers_increase<168>();
+          Sm90::setmaxnreg_inc<168>();
         }).ok());
 }
 

@@ -1,5 +1,5 @@
 // The wgmma kernel whose warpgroups and blocks share keys, on the engine: right against fp64, with
-// clusters of one to eight blocks, whatever the order of their threads.
+// clusters of one to eight blocks, in every order of their threads.
 #include <string>
 #include <vector>
 
@@ -12,7 +12,7 @@ using cutlass::half_t;
 
 namespace {
 
-// Sizes against 64 rows and, with two warpgroups, 256 keys of a block at once.
+// Sizes relative to 64 rows and, with two warpgroups, 256 keys of a block at once.
 std::vector<Case> cases(int head_dim, int head_dim_v) {
   std::vector<Case> list(13);
   auto const set = [&](int i, char const* name, int queries, int keys) -> Case& {
@@ -56,13 +56,13 @@ void check_cases(DType dtype, int head_dim, int head_dim_v = 0) {
 TEST(head_dim_64) {
   check_cases<sm90::SplitKeys<half_t, TileShape<64, 64, 64, 128, 8>>>(DType::kFloat16, 64);
 }
-// Of V another than of Q and K, and both less than the tile's.
+// V has another head dim than Q and K, and both are less than the tile's.
 TEST(head_dim_128) {
   check_cases<sm90::SplitKeys<bfloat16_t, TileShape<128, 128, 64, 128, 8>>>(DType::kBFloat16, 104,
                                                                             120);
 }
 
-// Splits of the keys of calls on 132 multiprocessors.
+// Splits of keys for calls on 132 multiprocessors.
 TEST(shares_of_the_keys) {
   KernelFacts facts;
   facts.block_m = 64;

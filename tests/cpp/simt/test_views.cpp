@@ -1,6 +1,6 @@
-// Views of a problem that only some kernels take: packed sequences, entries of which the first rows
-// count, pages, and scales. Each gives what the same numbers give as dense calls: bit by bit, but
-// for scales, which round.
+// Views of a problem that only some kernels can run: packed sequences, entries with ignored rows,
+// pages, and scales. Each result equals that of the equivalent dense calls: bit by bit, except for
+// scales, which round.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -24,7 +24,7 @@ std::vector<float> normal(size_t size, unsigned seed) {
   return x;
 }
 
-// Rows of all heads next to each other: (row, head, column).
+// Rows of all heads are adjacent: (row, head, column).
 Operand rows_of(std::vector<float>& x, int heads, int64_t batch_stride) {
   return {x.data(), batch_stride, kDim, int64_t(heads) * kDim, DType::kFloat32};
 }
@@ -43,7 +43,7 @@ Problem problem(int batch, int seqlen_q, int seqlen_k) {
   return p;
 }
 
-// Which one a test is run with.
+// The kernel that a test runs.
 char const* g_kernel = nullptr;
 
 void run_kernel(Problem const& p) {
@@ -60,7 +60,7 @@ void for_each_kernel(Body const& body) {
   }
 }
 
-// O and LSE of one dense sequence whose rows begin at these.
+// O and LSE of one dense sequence whose rows begin at these addresses.
 struct Dense {
   std::vector<float> o, lse;
 
@@ -86,7 +86,7 @@ void packed_sequences() {
   std::vector<float> q = normal(total_q * kHeadsQ * kDim, 1);
   std::vector<float> k = normal(total_k * kHeadsKv * kDim, 2), v = normal(k.size(), 3);
   std::vector<float> o(q.size(), -1.0f), lse(size_t(total_q) * kHeadsQ, -1.0f);
-  Problem p = problem(4, 8, 200);  // the most of any, or more
+  Problem p = problem(4, 8, 200);  // the maximum, or more
   p.q = rows_of(q, kHeadsQ, 0), p.k = rows_of(k, kHeadsKv, 0);
   p.v = rows_of(v, kHeadsKv, 0), p.o = rows_of(o, kHeadsQ, 0);
   p.softmax_lse = lse.data();
@@ -170,7 +170,7 @@ void pages() {
   }
 }
 
-// Powers of two, so that nothing is rounded on the way.
+// Powers of two, so that scaling rounds nothing.
 void scales() {
   std::vector<float> q = normal(3 * kHeadsQ * kDim, 10);
   std::vector<float> k = normal(9 * kHeadsKv * kDim, 11), v = normal(k.size(), 12);

@@ -19,7 +19,7 @@ bool contains(std::string const& text, std::string const& part) {
   return text.find(part) != std::string::npos;
 }
 
-// C = A B + C with B in both orders, every matrix with gaps between its lines.
+// C = A B + C with B in both orders, and every matrix with gaps between its lines.
 template <int kM, int kN, class Order>
 void check_product() {
   using Wmma = arch::Wmma<kM, kN>;
@@ -140,18 +140,18 @@ TEST(without_poison_memory_starts_as_zero) {
                     [](char* smem) {
                       if (Sm80::thread() != 0) return;
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Sm80::async_copy(Sm80::smem_address(smem), source, true);
-                      Sm80::async_copy_commit();
+                      Sm80::cp_async(Sm80::smem_address(smem), source, true);
+                      Sm80::cp_async_commit_group();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 0);
-                      Sm80::async_copy_wait<0>();
+                      Sm80::cp_async_wait_group<0>();
                       CHECK(*reinterpret_cast<uint32_t*>(smem) == 1);
                     })
                .message,
            "");
 }
 
-// A pointer to the first element of a two-dimensional array and one to the array are the same
-// address: what the earlier effort suspected of `Q_tile` without `&[0][0]` cannot be.
+// A pointer to the first element of a two-dimensional array and a pointer to the array are equal
+// addresses: the suspicion of the earlier effort about `Q_tile` without `&[0][0]` is wrong.
 TEST(an_array_begins_where_its_first_element_does) {
   static half_t tile[16][64];
   CHECK(reinterpret_cast<half_t*>(tile) == &tile[0][0]);

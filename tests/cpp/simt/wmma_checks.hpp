@@ -1,6 +1,6 @@
 // The wmma kernel on problems whose answer is known, and the checks that the earlier effort
-// proposed to find out why its kernel was wrong. The tests run them, and measure_wmma.cpp with bugs
-// planted.
+// proposed to find out why its kernel was wrong. The tests run them, and so does measure_wmma.cpp
+// with planted bugs.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct KnownProblem {
     }
   }
 
-  // O, or nothing where the engine found the kernel at fault.
+  // O, or nothing if the engine reported an error of the kernel.
   std::vector<half_t> run(LaunchKernel launch, int num_threads = 0) {
     std::vector<half_t> o(q.size(), half_t(0.0f));
     Problem p;
@@ -78,7 +78,7 @@ struct KnownProblem {
   std::vector<half_t> exact() const {
     std::vector<half_t> o;
     std::vector<double> const wide_q(q.begin(), q.end()), wide_v(v.begin(), v.end());
-    std::vector<double> transposed(k.size());  // of each head
+    std::vector<double> transposed(k.size());  // per head
     for (size_t i = 0; i < k.size(); ++i) {
       size_t const head = i / (seqlen * kHeadDim), row = i / kHeadDim % seqlen, d = i % kHeadDim;
       transposed[(head * kHeadDim + d) * seqlen + row] = double(k[i]);
@@ -143,7 +143,8 @@ inline bool first_tile_is_the_scalar_one(LaunchKernel launch, int rows) {
   return true;
 }
 
-// Each query finds one key, no two the same and none the one of its own row: O is V permuted.
+// Each query matches one key; all matches differ, and none is in the query's own row. O is V
+// permuted.
 inline bool known_values_come_back() {
   auto const place = [](int row) { return (row * 5 + 3) % 64; };
   KnownProblem problem(
