@@ -64,7 +64,7 @@ struct GlobalMemory {
                    : "memory");
     } else {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) add(to + i * 32, x[i]);
+      for (int i = 0; i < 4; ++i) red_add(to + i * 32, x[i]);
     }
   }
   // Two neighbours, aligned to 8 bytes.
@@ -73,8 +73,8 @@ struct GlobalMemory {
       asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[0]), "f"(x[1])
                    : "memory");
     } else {
-      add(to, x[0]);
-      add(to + 1, x[1]);
+      red_add(to, x[0]);
+      red_add(to + 1, x[1]);
     }
   }
   CUTE_DEVICE static void red_add(float* to, float x) {
@@ -117,11 +117,11 @@ struct GlobalMemory {
   }
   static constexpr int place_of(int lane, int i) { return i * 32 + lane; }
   static void red_add(float* to, float const (&x)[4]) {
-    for (int i = 0; i < 4; ++i) add(to + place_of(0, i), x[i]);
+    for (int i = 0; i < 4; ++i) red_add(to + place_of(0, i), x[i]);
   }
   static void red_add(float* to, float const (&x)[2]) {
-    add(to, x[0]);
-    add(to + 1, x[1]);
+    red_add(to, x[0]);
+    red_add(to + 1, x[1]);
   }
   static void red_add(float* to, float x) {
     float before, after;
