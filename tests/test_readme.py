@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from cutlass_attn.tools.experiment import report
+from cutlass_attn.tools.experiment.report import OK
 from cutlass_attn.tools.experiment.stats import geometric_mean
+
+from dev.bench import results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,8 +32,8 @@ ROWS = {
 def ratios(name, dtype, head_dim, other, option="none", ours="cutlass_attn:auto"):
     """Speed of `ours` over `other`, of each shape, by rounds."""
     times = {}
-    for row in report.load(RESULTS / f"nvidia-{name}.json").rows:
-        if row.dtype == dtype and head_dim in (None, row.head_dim) and row.status == report.OK:
+    for row in results.load(RESULTS / f"nvidia-{name}.json").rows:
+        if row.dtype == dtype and head_dim in (None, row.head_dim) and row.status == OK:
             times.setdefault((row.shape, row.option), {})[row.requested] = row.rounds_us
     return [
         geometric_mean([a / b for a, b in zip(by[other], by[ours], strict=True)])
