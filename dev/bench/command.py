@@ -20,11 +20,12 @@ from cutlass_attn.tools.console import (
 )
 from cutlass_attn.tools.experiment.environment import environment, why_no_gpu
 from cutlass_attn.tools.experiment.problems import OPTIONS
-from cutlass_attn.tools.experiment.report import Report, checkout_commit, default_path
+from cutlass_attn.tools.experiment.report import Report
 from cutlass_attn.tools.experiment.runner import MIN_ROUNDS, Plan, describe_method, run
 
 from .grids import GRIDS, Grid, grid_for
 from .impls import discover, select, yardstick
+from .results import checkout_commit, default_path
 from .table import print_report
 
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from cutlass_attn.tools.experiment.report import (
-    FAILED,
-    OK,
-    WRONG,
-    Mean,
-    Report,
-    Row,
-    mean_speedup,
-    unique,
-)
+from cutlass_attn.tools.experiment.report import FAILED, OK, WRONG, Report, Row
 from cutlass_attn.tools.experiment.table import number
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from .results import Mean, mean_speedup, unique
 
 _NOTES = {WRONG: "[red]wrong[/]", FAILED: "[red]failed[/]", OK: ""}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 from cutlass_attn.tools.console import command
-from cutlass_attn.tools.experiment.report import load
 
+from ..bench.results import load
 from .draw import draw
 
 

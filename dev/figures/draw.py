@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
-from cutlass_attn.tools.experiment.report import OK, Report, Row, mean_speedup, unique
+from cutlass_attn.tools.experiment.report import OK, Report, Row
 from cutlass_attn.tools.experiment.timing import ColdEvents, HostClock, WarmGraph
 from matplotlib.figure import Figure
+
+from ..bench.results import mean_speedup, unique
 
 # Okabe and Ito's colours, which colour-blind eyes can distinguish, each with its own marker. An
 # implementation that is known by name looks alike in every figure.

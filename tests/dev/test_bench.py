@@ -24,7 +24,7 @@ from cutlass_attn.tools.experiment.problems import (
     parse_shape,
 )
 
-from dev.bench import command, impls
+from dev.bench import command, impls, results
 from dev.bench.grids import GRIDS
 
 torch = cases.torch
@@ -409,7 +409,7 @@ def test_table(capsys, peers, tmp_path, monkeypatch):
     assert re.search(r"^ *cutlass_attn:auto +float16 +[\d.]+ +[\d.]+ *$", text, re.MULTILINE)
     assert not re.search(r"^ *flash_attn +float16", text, re.MULTILINE)  # no mean of wrong rows
     assert "written to cpu-shapes.json" in text
-    assert report.load("cpu-shapes.json").grid == "shapes"
+    assert results.load("cpu-shapes.json").grid == "shapes"
 
 
 def test_in_a_checkout_results_go_to_benchmarks(capsys, tmp_path, monkeypatch):
@@ -418,7 +418,7 @@ def test_in_a_checkout_results_go_to_benchmarks(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "docs")
     assert run(*TINY, "--impl", "cutlass_attn", "--causal", "yes") == 0
     assert (tmp_path / "benchmarks/results/cpu-shapes.json").is_file()
-    name = report.default_path("NVIDIA H200", "forward").name
+    name = results.default_path("NVIDIA H200", "forward").name
     assert name == "nvidia-h200-forward.json"
 
 
@@ -429,15 +429,15 @@ def test_the_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     monkeypatch.chdir(tmp_path)
-    assert report.checkout_commit() == ""
+    assert results.checkout_commit() == ""
     Path("pyproject.toml").write_text('name = "cutlass_attn"\n')
-    assert report.checkout_commit() == ""
+    assert results.checkout_commit() == ""
     git("init")
     git("add", ".")
     git("commit", "-m", "one")
-    assert report.checkout_commit() == git("rev-parse", "HEAD")
+    assert results.checkout_commit() == git("rev-parse", "HEAD")
     Path("pyproject.toml").write_text('name = "cutlass_attn"\n\n')
-    assert report.checkout_commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert results.checkout_commit() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_a_wrong_kernel_of_ours_fails_the_run(capsys, peers, monkeypatch):

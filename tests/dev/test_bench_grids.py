@@ -8,10 +8,9 @@ import cutlass_attn
 import pytest
 from cutlass_attn import _C, testing
 from cutlass_attn.tools import console
-from cutlass_attn.tools.experiment import report
 from cutlass_attn.tools.experiment.problems import OPTIONS, Problem, Shape
 
-from dev.bench import command, impls
+from dev.bench import command, impls, results
 from dev.bench.gradients import BackwardPass
 from dev.bench.grids import GRIDS, grid_for
 
@@ -178,5 +177,5 @@ def test_results_of_earlier_versions_are_read():
     if not all(file.is_file() for file in files):
         pytest.skip("a source distribution has no results")
     for file in files:
-        result = report.load(file)
+        result = results.load(file)
         assert result.rows[0].us and isinstance(result.rows[0].problem, Problem)

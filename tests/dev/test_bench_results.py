@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 from cutlass_attn.tools.experiment import report
 
+from dev.bench import results
 from dev.bench.grids import GRIDS
 
 
@@ -24,17 +25,17 @@ def example():
 def test_a_report_is_read_back(tmp_path):
     written = example()
     (tmp_path / "a.json").write_text(written.dumps())
-    assert report.load(tmp_path / "a.json") == written
+    assert results.load(tmp_path / "a.json") == written
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', "3"])
 def test_other_files_are_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"is not a result of `python -m dev\.bench`"):
-        report.load(tmp_path / "a.json")
+        results.load(tmp_path / "a.json")
 
 
 def test_other_schemas_are_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"schema": 99}')
     with pytest.raises(ValueError, match="has schema 99; this version reads 1 and 2"):
-        report.load(tmp_path / "a.json")
+        results.load(tmp_path / "a.json")
