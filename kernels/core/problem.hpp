@@ -172,6 +172,9 @@ struct Problem {
   // 0: none does.
   float max_error = 0.0f;
 
+  // On the host: whether k and v are rounded by one call and used by others (prequantize.hpp).
+  bool is_prequantized = false;
+
   // Of a backward pass alone, on the host: kernels have it in their own arguments.
   Gradients const* grad = nullptr;
 

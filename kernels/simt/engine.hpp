@@ -99,7 +99,7 @@ void arrive(int barrier, int threads);
 // __syncwarp
 void sync_warp();
 
-enum class MmaInput { kFloat16, kBFloat16 };
+enum class MmaInput { kFloat16, kBFloat16, kInt8, kE4m3 };  // of 8 bits: wgmma alone
 
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
@@ -161,7 +161,10 @@ void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]);
 
 // wgmma 64 x n x 16 with fp32 accumulators: A in registers and B by rows; or both by descriptor: A
-// by rows and B by columns, or, if `is_transposed`, A by columns and B by rows.
+// by rows and B by columns, or, if `is_transposed`, A by columns and B by rows. In 8 bits 64 x n x
+// 32, A by rows and B by columns, where registers of A are those of m16n8k32. Accumulators of int8
+// are the bits of int32. Those of e4m3 have 13 bits of mantissa after each call, cut off, as the
+// hardware's sums lose bits.
 struct WgmmaCall {
   MmaInput input;
   int n;

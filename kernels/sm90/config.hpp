@@ -42,10 +42,21 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
   return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
 }
 
+// Tiles of K and V in shared memory, in the dtype of Q.
+template <int kHeadDim, int kHeadDimV, int kBlockN>
+struct SameKv {
+  using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
+  using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  using Params = void;  // those of the layout of rows
+  // Whether consumers may go through the first half of a tile of keys alone.
+  static constexpr bool kHasHalves = false;
+};
+
 // kWarps consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the
-// producer.
+// producer. Kv defines the tiles of K and V.
 template <class Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false, bool kDrops_ = false>
+          RowLayout kLayout, bool kHasBias_ = false, bool kHasMask_ = false, bool kDrops_ = false,
+          class Kv = SameKv<kHeadDim_, kHeadDimV_, kBlockN_>>
 struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   using Element = Element_;
   static constexpr bool kIsDense = kLayout == RowLayout::kDense;
@@ -55,8 +66,10 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   static_assert(kIsDense || !(kHasBias || kHasMask));
   using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
   using RaggedParams = std::conditional_t<kIsPaged, PagedTmaParams, VarlenTmaParams>;
-  using Params = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
-                                    std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
+  using ParamsOfRows = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
+                                          std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
+  using Params = std::conditional_t<std::is_same_v<typename Kv::Params, void>, ParamsOfRows,
+                                    typename Kv::Params>;
   using Coord = BasicTileCoord<std::conditional_t<kIsDense, DenseSeqInfo, VarlenSeqInfo>>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_, kBlockN = kBlockN_;
@@ -71,8 +84,8 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
 
   using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
-  using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
-  using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  using TileK = typename Kv::TileK;
+  using TileV = typename Kv::TileV;
   // The bias of a warpgroup's rows: (query, key). The tiles of all warpgroups follow K in its
   // buffer.
   using TileBias = SwizzledTile<kGroupRows, kBlockN>;
@@ -108,7 +121,8 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
   // rows do under a causal mask, a copy of the step multiplies P V of that half alone. Three
   // warpgroups have no registers for it. (With half of S as well, ptxas of NVRTC 13.0 serialized
   // wgmma: C7511.)
-  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 && !kHasMask ? 64 : kBlockN;
+  static constexpr int kHalf =
+      Kv::kHasHalves || (kBlockN == 128 && kGroups < 3 && !kHasMask) ? 64 : kBlockN;
 
   // Tiles of keys. With a mask all warpgroups of a block go through the same ones.
   using Tiles = std::conditional_t<kHasMask, MapTiles<kBlockN>, RangeTiles<kBlockN>>;
@@ -177,6 +191,30 @@ struct Config : WarpgroupProducts<kHeadDimV_, kBlockN_> {
                          std::conditional_t<kIsPaged, Pages, NoPages> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
+
+// Initialises the barriers of a block's SharedStorage, by one thread.
+template <class Config, class Arch>
+CUTE_DEVICE void init_barriers(typename Config::SharedStorage& shared) {
+  constexpr int kWarpsOfGroup = 4, kReaders = kWarpsOfGroup * Config::kGroups;
+  auto const init = [](arch::Barrier* full, arch::Barrier* empty, int readers) {
+    Arch::barrier_init(full, 1);
+    Arch::barrier_init(empty, readers);
+  };
+  for (int i = 0; i < Config::kQStages; ++i) {
+    for (int j = 0; j < Config::kGroups; ++j) {
+      init(&shared.q_full[i][j], &shared.q_empty[i][j], kWarpsOfGroup);
+    }
+  }
+  for (int i = 0; i < Config::kKStages; ++i) init(&shared.k_full[i], &shared.k_empty[i], kReaders);
+  for (int i = 0; i < Config::kVStages; ++i) init(&shared.v_full[i], &shared.v_empty[i], kReaders);
+  for (int i = 0; i < Config::kInfos; ++i) {
+    init(&shared.info_full[i], &shared.info_empty[i], kReaders);
+    for (int j = 0; j < Config::kGroups; ++j) {
+      Arch::barrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
+    }
+  }
+  Arch::barrier_init_fence();
+}
 
 // Buffer and round of a block's n-th tile of rows, with kSize buffers, a power of two.
 template <int kSize>

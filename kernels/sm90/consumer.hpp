@@ -13,10 +13,8 @@
 // the row max has to be found in any case.
 #pragma once
 
-#include "core/epilogue.hpp"
-#include "core/vector.hpp"
 #include "sm80/products.hpp"
-#include "sm90/config.hpp"
+#include "sm90/consumer_buffers.hpp"
 #include "tile/dropout.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
@@ -24,7 +22,12 @@
 namespace cutlass_attn::sm90 {
 
 template <class Config, class Score, class Arch>
-struct Consumer {
+struct Consumer : ConsumerBuffers<Config, Arch> {
+  using Buffers = ConsumerBuffers<Config, Arch>;
+  using Buffers::group, Buffers::k, Buffers::shared, Buffers::taken, Buffers::v;
+  using Buffers::info_stage, Buffers::k_stage, Buffers::leading, Buffers::q_stage;
+  using Buffers::release, Buffers::release_k, Buffers::release_v, Buffers::skip, Buffers::skip_k;
+  using Buffers::skip_v, Buffers::take, Buffers::thread, Buffers::trailing;
   using Element = typename Config::Element;
   using Shared = typename Config::SharedStorage;
   using Info = typename Config::TileInfo;
@@ -44,13 +47,8 @@ struct Consumer {
   static constexpr bool kCrosses = Config::kQStages > 1;
 
   typename Config::Params const& params;
-  Shared& shared;
-  int const group;  // this warpgroup
   Score const score;
   float const log2_scale;
-  Ring<Config::kKStages> k;
-  Ring<Config::kVStages> v;
-  uint32_t taken = 0;        // tiles of rows
   bool accumulates = false;  // whether O already holds a product
   Softmax softmax;
   typename Scores::Rows score_rows;
@@ -60,9 +58,8 @@ struct Consumer {
   uint32_t bits[Config::kRows];  // of a tile of keys with a mask: as MaskMap has them
 
   CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
-      : params(params),
-        shared(shared),
-        group(group),
+      : Buffers(shared, group),
+        params(params),
         score(params.forward.problem),
         log2_scale(score.log2_scale()) {}
 
@@ -100,9 +97,6 @@ struct Consumer {
   }
 
  private:
-  // Index among the consumer threads. Recomputed at each use: keeping it would cost a register.
-  CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
-
   // The first tile of keys of a tile of rows, with no product to overlap.
   CUTE_DEVICE void start(Info const& info) {
     skip(leading(info));
@@ -309,8 +303,7 @@ struct Consumer {
   // --- Products ----------------------------------------------------------------------------------
 
   CUTE_DEVICE void issue_qk_of_next() {
-    int const round = round_of<Config::kQStages>(taken - 1);
-    Arch::barrier_wait(&shared.q_full[q_stage()][group], round);
+    Buffers::wait_for_q();
     take_turn();
     issue_qk();
   }
@@ -368,93 +361,12 @@ struct Consumer {
   CUTE_DEVICE auto& s_registers() { return acc_s[0].x; }
   CUTE_DEVICE auto& o_registers() { return acc_o.x; }
 
-  // --- Buffers -----------------------------------------------------------------------------------
-
-  // The next tile of rows; its is_there is 0 if none is left.
-  CUTE_DEVICE Info* take() {
-    int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
-    Arch::barrier_wait(&shared.info_full[stage], round);
-    ++taken;
-    return &shared.info(stage);
-  }
-  // Buffers of the tile that was taken last.
-  CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(taken - 1); }
-  CUTE_DEVICE int q_stage() const { return stage_of<Config::kQStages>(taken - 1); }
-
-  // Tiles of keys that are copied before and after this warpgroup's own tiles.
-  CUTE_DEVICE int leading(Info const& info) const {
-    if constexpr (Config::kHasMask) return 0;
-    return (info.range.end - info.ranges[group].end) / kN;
-  }
-  CUTE_DEVICE int trailing(Info const& info) const {
-    if constexpr (Config::kHasMask) return 0;
-    return (info.ranges[group].begin - info.range.begin) / kN;
-  }
-  CUTE_DEVICE void skip(int tiles) {
-    CUTE_NO_UNROLL
-    for (int i = 0; i < tiles; ++i) {
-      skip_k();
-      skip_v();
-    }
-  }
-  // A buffer may only be released once it is full, or its previous round would end too early.
-  CUTE_DEVICE void skip_k() {
-    Arch::barrier_wait(&shared.k_full[k.stage], k.round);
-    k.advance();
-    Arch::sync_warp();
-    release_k();
-  }
-  CUTE_DEVICE void skip_v() {
-    Arch::barrier_wait(&shared.v_full[v.stage], v.round);
-    v.advance();
-    Arch::sync_warp();
-    release_v();
-  }
-
-  // Releases the K or V that was used last.
-  CUTE_DEVICE int k_stage() const { return k.last(); }
-  CUTE_DEVICE void release_k() {
-    if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their part of it
-    release(&shared.k_empty[k_stage()]);
-  }
-  CUTE_DEVICE void release_v() { release(&shared.v_empty[v.last()]); }
-  // Each warp arrives for itself, since warps diverge in rescale(). All its lanes must have passed
-  // their wait for this round of the buffer, or a late lane would wait for a round that is over:
-  // callers have a wgmma_wait() or a sync_warp() before.
-  CUTE_DEVICE void release(arch::Barrier* empty) {
-    if (thread() % 32 == 0) Arch::barrier_arrive(empty);
-  }
-
   // --- Output ------------------------------------------------------------------------------------
 
   CUTE_DEVICE void store(Info const& info, Softmax& done) {
-    Problem const& problem = params.forward.problem;
-    typename Config::Coord const& tile = info.tile;
-    int const thread = Consumer::thread(), lane = thread % 4;  // of a quad
-    auto o = as_rows(acc_o);
-    done.complete_sums();
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      int const row = Place{thread}.row(i);
-      bool const is_inside = row < tile.rows;
-      float factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row), done.rows[i],
-                                1.0f, lane == 0 && is_inside);
-      if constexpr (Config::kDrops) factor *= shared.dropout.kept_scale;
-      Element* const target = tile.template row_of<Element>(problem.o, row) + lane * 8;
-      CUTE_UNROLL
-      for (int n = 0; n < Config::kHeadDimV / 8; n += 4) {
-        uint32_t words[4];
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          int const column = 2 * (n + j);
-          words[j] = Arch::template pack<Element>(o(i, column) * factor, o(i, column + 1) * factor);
-        }
-        transpose_quad<Arch>(words, lane);
-        if (is_inside && n * 8 + lane * 8 < problem.head_dim_v) {
-          *reinterpret_cast<Vector16*>(target + n * 8) = *reinterpret_cast<Vector16 const*>(words);
-        }
-      }
-    }
+    float kept_scale = 1.0f;
+    if constexpr (Config::kDrops) kept_scale = shared.dropout.kept_scale;
+    Buffers::store_rows(params.forward.problem, info.tile, done, as_rows(acc_o), kept_scale);
   }
 };
 
