@@ -104,7 +104,10 @@ def parse_graphs(text: str) -> Iterator[tuple[str, str]]:
 def count(listing: str) -> Counter[str]:
     """Number of each instruction in the code that the gates count."""
     counts: Counter[str] = Counter()
-    kinds = r"HMMA|IMMA|QMMA|HGMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I|USETMAXREG|WARPGROUP\.DEPBAR"
+    kinds = (
+        r"HMMA|IMMA|QMMA|HGMMA|IGMMA|QGMMA|LDSM|LDGSTS|LDL|STL|I2FP|I2F|F2I|USETMAXREG"
+        r"|WARPGROUP\.DEPBAR"
+    )
     for operation in re.findall(rf"\b(?:{kinds})\b[.\w]*", listing):
         if operation.startswith("WARPGROUP"):
             counts["WARPGROUP.DEPBAR"] += 1

@@ -1,6 +1,6 @@
-// wgmma: asynchronous products of a warpgroup, 64 x N x 16. B is in shared memory; A is in shared
-// memory or in registers. An accumulator is a row of m16n8 blocks; warp w holds rows [16 w, 16 w +
-// 16).
+// wgmma: asynchronous products of a warpgroup, 64 x N x 16, or 64 x N x 32 in 8 bits. B is in
+// shared memory; A is in shared memory or in registers. An accumulator is a row of m16n8 blocks;
+// warp w holds rows [16 w, 16 w + 16).
 //
 // Between wgmma_fence() and the wgmma_wait() that covers a product, no thread may access its
 // accumulators or A registers, or overwrite its operands in shared memory.
@@ -52,6 +52,20 @@ CA_GMMA_OF_TYPES(192)
 CA_GMMA_OF_TYPES(256)
 #undef CA_GMMA_OF_TYPES
 #undef CA_GMMA
+
+template <int kN>
+struct Gmma8;
+#define CA_GMMA8(n)                                                       \
+  template <>                                                             \
+  struct Gmma8<n> {                                                       \
+    using Int8SS = cute::SM90::GMMA::MMA_64x##n##x32_S32S8S8_SS_TN;       \
+    using Int8RS = cute::SM90::GMMA::MMA_64x##n##x32_S32S8S8_RS_TN;       \
+    using E4m3RS = cute::SM90::GMMA::MMA_64x##n##x32_F32E4M3E4M3_RS_TN<>; \
+  };
+CA_GMMA8(64)
+CA_GMMA8(96)
+CA_GMMA8(128)
+#undef CA_GMMA8
 }  // namespace detail
 
 struct Wgmma {
@@ -82,6 +96,27 @@ struct Wgmma {
   CUTE_DEVICE static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::RS;
+    rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
+  }
+
+  // Products in 8 bits: acc = a b^T, or acc += a b^T if `accumulates`. B is in shared memory,
+  // row-major; A there too, or in registers as for mma.m16n8k32.
+  template <int kSize>
+  CUTE_DEVICE static void wgmma_int8(uint32_t (&acc)[kSize], uint32_t const (&a)[4],
+                                     MatrixDescriptor b, bool accumulates) {
+    using Atom = typename detail::Gmma8<2 * kSize>::Int8RS;
+    rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
+  }
+  template <int kSize>
+  CUTE_DEVICE static void wgmma_int8(uint32_t (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
+                                     bool accumulates) {
+    using Atom = typename detail::Gmma8<2 * kSize>::Int8SS;
+    ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
+  }
+  template <int kSize>
+  CUTE_DEVICE static void wgmma_e4m3(float (&acc)[kSize], uint32_t const (&a)[4],
+                                     MatrixDescriptor b, bool accumulates) {
+    using Atom = typename detail::Gmma8<2 * kSize>::E4m3RS;
     rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
   }
 
@@ -135,13 +170,13 @@ struct Wgmma {
     using cute::SM90::GMMA::ScaleOut;
     return accumulates ? ScaleOut::One : ScaleOut::Zero;
   }
-  template <class Atom, int kSize, int... kI>
-  CUTE_DEVICE static void ss(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
+  template <class Atom, class T, int kSize, int... kI>
+  CUTE_DEVICE static void ss(T (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                              cute::SM90::GMMA::ScaleOut scale, std::integer_sequence<int, kI...>) {
     Atom::fma(a, b, acc[kI]..., scale);
   }
-  template <class Atom, int kSize, int... kI>
-  CUTE_DEVICE static void rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
+  template <class Atom, class T, int kSize, int... kI>
+  CUTE_DEVICE static void rs(T (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                              cute::SM90::GMMA::ScaleOut scale, std::integer_sequence<int, kI...>) {
     Atom::fma(a[0], a[1], a[2], a[3], b, acc[kI]..., scale);
   }
@@ -167,6 +202,23 @@ struct Wgmma {
   static void wgmma_rs(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
                        bool accumulates) {
     simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, a, 0, b}, acc);
+  }
+  template <int kSize>
+  static void wgmma_int8(uint32_t (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
+                         bool accumulates) {
+    simt::engine::wgmma({simt::engine::MmaInput::kInt8, 2 * kSize, accumulates, a, 0, b},
+                        reinterpret_cast<float*>(acc));
+  }
+  template <int kSize>
+  static void wgmma_int8(uint32_t (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
+                         bool accumulates) {
+    simt::engine::wgmma({simt::engine::MmaInput::kInt8, 2 * kSize, accumulates, nullptr, a, b},
+                        reinterpret_cast<float*>(acc));
+  }
+  template <int kSize>
+  static void wgmma_e4m3(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
+                         bool accumulates) {
+    simt::engine::wgmma({simt::engine::MmaInput::kE4m3, 2 * kSize, accumulates, a, 0, b}, acc);
   }
   template <class... Arrays>
   static void wgmma_fence(Arrays&...) {

@@ -173,6 +173,9 @@ struct Problem {
   // no limit.
   float max_error = 0.0f;
 
+  // Whether k and v are rounded by one call and used by others (prequantize.hpp); host only.
+  bool is_prequantized = false;
+
   // Set for a backward pass; host only: kernels have it in their own parameters.
   Gradients const* grad = nullptr;
 

@@ -239,6 +239,12 @@ Status refuse_limit(Problem const& problem) {
                          ", but K and V are prequantized; allowed: 0");
 }
 
+// Kernels that take these calls have one layout of the rounded k and v, whatever q is.
+Problem prequantized(Problem problem) {
+  problem.is_prequantized = true;
+  return problem;
+}
+
 }  // namespace
 
 Status prequantize(Problem const& problem, LaunchOptions const& options) {
@@ -246,12 +252,12 @@ Status prequantize(Problem const& problem, LaunchOptions const& options) {
     return Status::invalid("quantize is None, so there is nothing to keep");
   }
   if (Status status = refuse_limit(problem); !status.ok()) return status;
-  return plan_and_run(problem, Op::kForward, options, Part::kBefore);
+  return plan_and_run(prequantized(problem), Op::kForward, options, Part::kBefore);
 }
 
 Status attention_prequantized(Problem const& problem, LaunchOptions const& options) {
   if (Status status = refuse_limit(problem); !status.ok()) return status;
-  return plan_and_run(problem, Op::kForward, options, Part::kRest);
+  return plan_and_run(prequantized(problem), Op::kForward, options, Part::kRest);
 }
 
 bool gives_bias_grad(Problem const& problem, LaunchOptions const& options) {

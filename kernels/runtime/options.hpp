@@ -47,6 +47,7 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (op == Op::kForward && has_latent_kv(p)) bits |= option::latent_kv;
   if (p.kv.indices) bits |= option::indices;
   if (p.max_error != 0.0f) bits |= option::max_error;
+  if (p.is_prequantized) bits |= option::prequantized;
   if (op == Op::kBackward && p.grad->bias) bits |= option::bias_grad;
   if (op == Op::kBackward && p.grad->deterministic) bits |= option::deterministic;
   return bits;

@@ -98,7 +98,7 @@ void arrive(int barrier, int threads);
 // __syncwarp
 void sync_warp();
 
-enum class MmaInput { kFloat16, kBFloat16 };
+enum class MmaInput { kFloat16, kBFloat16, kInt8, kE4m3 };  // of 8 bits: wgmma alone
 
 // mma.sync.m16n8k16 with fp32 accumulators: c += a b, fragments as in the PTX ISA.
 void mma_m16n8k16(MmaInput input, float (&c)[4], uint32_t const (&a)[4], uint32_t const (&b)[2]);
@@ -161,7 +161,9 @@ void tma_load(void* to, TensorMap const& map, void* barrier,
 
 // wgmma 64 x n x 16 with fp32 accumulators. Either A in registers and B row-major, or both by
 // descriptor: A row-major and B column-major, or, if `is_transposed`, A column-major and B
-// row-major.
+// row-major. In 8 bits 64 x n x 32, A row-major and B column-major; A in registers as for
+// m16n8k32. Accumulators of int8 products are the bits of int32. Those of e4m3 products are cut to
+// 13 bits of mantissa after each call, as the hardware's sums lose bits.
 struct WgmmaCall {
   MmaInput input;
   int n;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -143,12 +144,107 @@ struct WgmmaMatrix {
         stride(uint32_t(descriptor >> 32 & 0x3fff) * 16),
         is_swizzled(descriptor >> 62 == 1) {}
 
-  // Offset of element (row, column). Columns are contiguous, in groups of 8 rows and 64 columns.
-  uint32_t offset(int row, int column) const {
-    return swizzle128(start + uint32_t(column) / 64 * leading + uint32_t(row) / 8 * stride +
-                      uint32_t(row) % 8 * 128 + uint32_t(column) % 64 * 2);
+  // Offset of element (row, column). Columns are contiguous, in groups of 8 rows and 128 bytes.
+  uint32_t offset(int row, int column, int element_bytes = 2) const {
+    uint32_t const byte = uint32_t(column) * uint32_t(element_bytes);
+    return swizzle128(start + byte / 128 * leading + uint32_t(row) / 8 * stride +
+                      uint32_t(row) % 8 * 128 + byte % 128);
   }
 };
+
+// Reads elements of an operand, and notes what is read.
+struct WgmmaReader {
+  char const* smem;
+  int smem_bytes;
+  AsyncUnits const& units;
+  std::vector<uint32_t>& of_threads;  // words that threads stored
+  WgmmaLines& lines;
+  std::string wrong;
+
+  template <class T>
+  T read(WgmmaMatrix const& matrix, int row, int column) {
+    uint32_t const at = matrix.offset(row, column, int(sizeof(T)));
+    T x = 0;
+    if (at + sizeof(T) > uint32_t(smem_bytes)) {
+      wrong = "has wgmma read beyond shared memory";
+      return x;
+    }
+    AsyncUnits::Stored const stored = units.stored(at);
+    if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
+    if (stored == AsyncUnits::Stored::kUnseen) {
+      wrong = "has wgmma read what was stored without an fence_proxy_async()";
+    }
+    std::memcpy(&x, smem + at, sizeof(T));
+    lines.add(at);
+    return x;
+  }
+};
+
+// The nearest number towards 0 with 13 bits of mantissa.
+inline float cut_to_13_bits(double x) {
+  float y = float(x);
+  if (std::fabs(double(y)) > std::fabs(x)) y = std::nextafterf(y, 0.0f);
+  uint32_t bits;
+  std::memcpy(&bits, &y, sizeof bits);
+  if (std::isfinite(y)) bits &= ~0x3ffu;
+  std::memcpy(&y, &bits, sizeof bits);
+  return y;
+}
+
+// A product in 8 bits, 64 x n x 32, for one call by all threads of a warpgroup.
+inline std::string warpgroup_mma8(WgmmaReader& reader,
+                                  ThreadWgmma::Call const* const (&calls)[kWarpgroupSize],
+                                  float* const (&values)[kWarpgroupSize]) {
+  constexpr int kM = 64, kK = 32, kMostN = 256;
+  engine::WgmmaCall const& first = calls[0]->call;
+  bool const is_int8 = first.input == engine::MmaInput::kInt8;
+  static thread_local uint8_t a8[kM][kK], b8[kK][kMostN];
+  static thread_local double a[kM][kK], b[kK][kMostN], c[kM][kMostN];  // sums are exact
+  WgmmaMatrix const of_a(first.a_descriptor), of_b(first.b_descriptor);
+  if ((first.a == nullptr && !of_a.is_swizzled) || !of_b.is_swizzled) {
+    return "calls wgmma with an operand that is not swizzled by 128 bytes";
+  }
+  for (int k = 0; k < kK; ++k) {
+    for (int j = 0; j < first.n; ++j) b8[k][j] = reader.read<uint8_t>(of_b, j, k);
+    for (int m = 0; m < kM && first.a == nullptr; ++m) {
+      a8[m][k] = reader.read<uint8_t>(of_a, m, k);
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize && first.a != nullptr; ++t) {
+    int const row = t / 32 * 16 + t % 32 / 4, four = t % 4 * 4;
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(&a8[row + i % 2 * 8][four + i / 2 * 16], &calls[t]->call.a[i], 4);
+    }
+  }
+  double numbers[256];
+  for (int x = 0; x < 256; ++x) {
+    numbers[x] = is_int8 ? double(int8_t(uint8_t(x))) : double(float(E4M3{uint8_t(x)}));
+  }
+  for (int k = 0; k < kK; ++k) {
+    for (int m = 0; m < kM; ++m) a[m][k] = numbers[a8[m][k]];
+    for (int j = 0; j < first.n; ++j) b[k][j] = numbers[b8[k][j]];
+  }
+  for (int m = 0; m < kM; ++m) {
+    for (int j = 0; j < first.n; ++j) c[m][j] = 0;
+    for (int k = 0; k < kK; ++k) {
+      for (int j = 0; j < first.n; ++j) c[m][j] += a[m][k] * b[k][j];
+    }
+  }
+  for (int t = 0; t < kWarpgroupSize; ++t) {
+    int const row = t / 32 * 16 + t % 32 / 4, pair = t % 4 * 2;
+    for (int i = 0; i < first.n / 2; ++i) {
+      double sum = c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2];
+      int32_t before;
+      std::memcpy(&before, &values[t][i], sizeof before);
+      if (first.accumulates) sum += is_int8 ? double(before) : double(values[t][i]);
+      if (is_int8 && std::fabs(sum) > 0x7fffffff) return "has wgmma add up beyond an int32";
+      int32_t const whole = is_int8 ? int32_t(sum) : 0;
+      float const cut = cut_to_13_bits(sum);
+      std::memcpy(&values[t][i], is_int8 ? static_cast<void const*>(&whole) : &cut, 4);
+    }
+  }
+  return reader.wrong;
+}
 
 // D = A B, or D += A B, 64 x n x 16, for one call by all threads of a warpgroup. Adds to
 // `of_threads` the words of A and B in shared memory that threads stored, and to `lines` all lines
@@ -170,22 +266,12 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   }
   if (n % 8 != 0 || n < 8 || n > kMostN) return "calls wgmma with n = " + std::to_string(n);
 
-  std::string wrong;
+  WgmmaReader reader{smem, smem_bytes, units, of_threads, lines, {}};
+  if (first.input == engine::MmaInput::kInt8 || first.input == engine::MmaInput::kE4m3) {
+    return warpgroup_mma8(reader, calls, values);
+  }
   auto const read = [&](WgmmaMatrix const& matrix, int row, int column) {
-    uint32_t const at = matrix.offset(row, column);
-    uint16_t x = 0;
-    if (at + 2 > uint32_t(smem_bytes)) {
-      wrong = "has wgmma read beyond shared memory";
-    } else {
-      AsyncUnits::Stored const stored = units.stored(at);
-      if (stored != AsyncUnits::Stored::kNot) of_threads.push_back(at / AsyncUnits::kWord);
-      if (stored == AsyncUnits::Stored::kUnseen) {
-        wrong = "has wgmma read what was stored without an fence_proxy_async()";
-      }
-      std::memcpy(&x, smem + at, 2);
-      lines.add(at);
-    }
-    return x;
+    return reader.read<uint16_t>(matrix, row, column);
   };
   static thread_local uint16_t a16[kM * kK], b16[kK * kMostN];
   static thread_local float a[kM][kK], b[kK][kMostN], c[kM][kMostN];
@@ -230,7 +316,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
       values[t][i] = c[row + i / 2 % 2 * 8][i / 4 * 8 + pair + i % 2];
     }
   }
-  return wrong;
+  return reader.wrong;
 }
 
 }  // namespace cutlass_attn::simt

@@ -32,7 +32,9 @@ CA_HOST_DEVICE int32_t tiles_of_keys(int32_t keys) {
   return (keys + quantize::kTileKeys - 1) / quantize::kTileKeys;
 }
 
-struct DenseKeyTiles {
+// kMultiple: each head has a multiple of so many tiles, the last ones perhaps without keys.
+template <int kMultiple>
+struct BasicDenseKeyTiles {
   using Params = ForwardParams;
   using Head = int32_t;  // KV head of a batch entry, counted over all entries
   static constexpr bool kMayBeNone = false;
@@ -44,11 +46,14 @@ struct DenseKeyTiles {
   FastDivisor by_blocks, by_heads_kv;
 
   static int64_t heads_of(Problem const& p) { return int64_t(p.batch) * p.num_heads_kv; }
-  static int64_t tiles_of(Problem const& p) { return heads_of(p) * tiles_of_keys(p.seq_k.seqlen); }
+  static int64_t tiles_of(Problem const& p) { return heads_of(p) * tiles_of_head(p); }
+  static int32_t tiles_of_head(Problem const& p) {
+    return (tiles_of_keys(p.seq_k.seqlen) + kMultiple - 1) / kMultiple * kMultiple;
+  }
 
-  DenseKeyTiles() = default;
-  DenseKeyTiles(Problem const& p, DeviceLimits const& device)
-      : tiles(tiles_of_keys(p.seq_k.seqlen)),
+  BasicDenseKeyTiles() = default;
+  BasicDenseKeyTiles(Problem const& p, DeviceLimits const& device)
+      : tiles(tiles_of_head(p)),
         heads(p.batch * p.num_heads_kv),
         block_tiles(tiles_of_a_block(int64_t(heads) * tiles, device)),
         head_blocks((tiles + block_tiles - 1) / block_tiles),
@@ -85,6 +90,8 @@ struct DenseKeyTiles {
   }
   CA_HOST_DEVICE int32_t seqlen(Problem const& p, Head) const { return p.seq_k.seqlen; }
 };
+
+using DenseKeyTiles = BasicDenseKeyTiles<1>;
 
 struct VarlenKeyTiles {
   using Params = VarlenParams;

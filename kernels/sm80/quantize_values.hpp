@@ -149,12 +149,12 @@ struct QuantizeKeysAndValues {
     }
 
     Operand const& v8 = params.problem.v;  // elements of two bytes
-    int64_t const row =
-        params.key_tiles.number(head, tile) * (quantize::kTileKeys / 2) + warp * 8 + pair_row(pair);
+    int64_t const number = params.key_tiles.number(head, tile);
+    int64_t const row = number * (quantize::kTileKeys / 2) + warp * 8 + pair_row(pair);
     CUTE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       int const column = first_column + v * 32;
-      if (column >= head_dim_v) continue;
+      if (!Params::kTransposesV && column >= head_dim_v) continue;
       uint32_t packed[4];
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {  // two columns, of two keys each
@@ -165,8 +165,35 @@ struct QuantizeKeysAndValues {
         }
         packed[i] = round<Arch>(x, inverse);
       }
+      if constexpr (Params::kTransposesV) {
+        store_transposed<Arch>(packed, static_cast<char*>(v8.data), number, v * 32, head_dim_v);
+        continue;
+      }
       store_vector(static_cast<char*>(v8.data) + (row * head_dim_v + column) * 2, packed);
     }
+  }
+
+  // Stores 32 columns of a tile with its keys next to each other: sm90/quantized/params.hpp. Two
+  // keys of eight columns become 16 keys of one column, by shuffles. `words`: of two columns each.
+  template <class Arch>
+  CUTE_DEVICE static void store_transposed(uint32_t const (&words)[4], char* v8, int64_t number,
+                                           int first_column, int head_dim_v) {
+    int const warp = Arch::thread() / 32, lane = Arch::thread() % 32, half = lane / 16;
+    uint32_t of_column[4];  // four keys each: pairs t and t + 4
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      uint32_t const own = half == 0 ? words[i] : words[2 + i];
+      uint32_t const got = Arch::shuffle_xor(half == 0 ? words[2 + i] : words[i], 16);
+      uint32_t const low = half == 0 ? own : got, high = half == 0 ? got : own;
+      of_column[2 * i] = Arch::prmt(low, high, 0x5410);
+      of_column[2 * i + 1] = Arch::prmt(low, high, 0x7632);
+    }
+    int const t = lane / 4 % 4;
+    transpose_four<Arch, 4>(of_column, t);
+    int const column = first_column + lane % 4 * 8 + half * 4 + t;
+    if (column >= head_dim_v) return;
+    int64_t const row = number / 2 * head_dim_v + column;  // of 128 keys
+    store_vector(v8 + row * 128 + number % 2 * 64 + warp * 16, of_column);
   }
 
   // Rounds two columns of two keys.

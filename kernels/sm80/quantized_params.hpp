@@ -40,6 +40,7 @@ struct BasicQuantizedParams : KeyTiles_::Params {
   using Base = typename KeyTiles::Params;
   using Base::problem;
   static constexpr bool kHasValues = !std::is_same_v<TileScales, quantize::KeyScales>;
+  static constexpr bool kTransposesV = false;  // whether v8 has keys next to each other
   static constexpr int kAsideThreads = 128;
   static constexpr int kAsideSmemBytes = (quantize::kPartialSums + 1) * 256 * 4;
 

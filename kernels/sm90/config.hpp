@@ -42,9 +42,19 @@ CUTE_HOST_DEVICE constexpr int column_step(int i) {
   return (i / 4 * Tile::kChunkBytes + i % 4 * 32) / 16;
 }
 
-// Consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the
-// producer.
+// Tiles of K and V in shared memory, in the dtype of Q.
 template <class Traits>
+struct SameKv {
+  using TileK = SwizzledTile<Traits::kBlockN, whole_chunks(Traits::kHeadDim)>;
+  using TileV = SwizzledTile<Traits::kBlockN, whole_chunks(Traits::kHeadDimV)>;
+  using Params = void;  // those of the layout of rows
+  // Whether consumers may process the first half of a key tile only.
+  static constexpr bool kHasHalves = false;
+};
+
+// Consumer warps form warpgroups of four, with 64 rows each. One more warpgroup is the producer.
+// Kv defines the tiles of K and V.
+template <class Traits, class Kv = SameKv<Traits>>
 struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   using Element = typename Traits::Element;
   static constexpr bool kIsDense = Traits::kIsDense, kIsPaged = Traits::kIsPaged;
@@ -54,8 +64,10 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static_assert(kIsDense || !(kHasBias || kHasMask));
   using DenseParams = std::conditional_t<kHasBias, BiasTmaParams, TmaParams>;
   using RaggedParams = std::conditional_t<kIsPaged, PagedTmaParams, VarlenTmaParams>;
-  using Params = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
-                                    std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
+  using ParamsOfRows = std::conditional_t<kHasMask, MaskedParams<DenseParams>,
+                                          std::conditional_t<kIsDense, DenseParams, RaggedParams>>;
+  using Params = std::conditional_t<std::is_same_v<typename Kv::Params, void>, ParamsOfRows,
+                                    typename Kv::Params>;
   using Coord = BasicTileCoord<typename Traits::SeqInfo>;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
@@ -71,8 +83,8 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
 
   using TileQ = SwizzledTile<kGroupRows, whole_chunks(kHeadDim)>;
-  using TileK = SwizzledTile<kBlockN, whole_chunks(kHeadDim)>;
-  using TileV = SwizzledTile<kBlockN, whole_chunks(kHeadDimV)>;
+  using TileK = typename Kv::TileK;
+  using TileV = typename Kv::TileV;
   // Bias of a warpgroup's rows: (query, key). The tiles of all warpgroups follow K in its buffer.
   using TileBias = SwizzledTile<kGroupRows, kBlockN>;
   static constexpr int kKBytes = TileK::kBytes + (kHasBias ? kGroups * TileBias::kBytes : 0);
@@ -107,7 +119,8 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   // under a causal mask, a second copy of the step multiplies P V of that half only. Three
   // warpgroups have no registers for it. (With half of S as well, ptxas of NVRTC 13.0 serialized
   // wgmma: C7511.)
-  static constexpr int kHalf = kBlockN == 128 && kGroups < 3 && !kHasMask ? 64 : kBlockN;
+  static constexpr int kHalf =
+      Kv::kHasHalves || (kBlockN == 128 && kGroups < 3 && !kHasMask) ? 64 : kBlockN;
 
   // Key tiles. With a bool mask all warpgroups of a block visit equal tiles.
   using Tiles = std::conditional_t<kHasMask, MapTiles<kBlockN>, RangeTiles<kBlockN>>;
@@ -176,6 +189,30 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
                          std::conditional_t<kIsPaged, Pages, NoPages> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
+
+// Initialises the barriers of a block's SharedStorage, by one thread.
+template <class Config, class Arch>
+CUTE_DEVICE void init_barriers(typename Config::SharedStorage& shared) {
+  constexpr int kWarpsOfGroup = 4, kReaders = kWarpsOfGroup * Config::kGroups;
+  auto const init = [](arch::Barrier* full, arch::Barrier* empty, int readers) {
+    Arch::mbarrier_init(full, 1);
+    Arch::mbarrier_init(empty, readers);
+  };
+  for (int i = 0; i < Config::kQStages; ++i) {
+    for (int j = 0; j < Config::kGroups; ++j) {
+      init(&shared.q_full[i][j], &shared.q_empty[i][j], kWarpsOfGroup);
+    }
+  }
+  for (int i = 0; i < Config::kKStages; ++i) init(&shared.k_full[i], &shared.k_empty[i], kReaders);
+  for (int i = 0; i < Config::kVStages; ++i) init(&shared.v_full[i], &shared.v_empty[i], kReaders);
+  for (int i = 0; i < Config::kInfos; ++i) {
+    init(&shared.info_full[i], &shared.info_empty[i], kReaders);
+    for (int j = 0; j < Config::kGroups; ++j) {
+      Arch::mbarrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
+    }
+  }
+  Arch::fence_mbarrier_init();
+}
 
 // Stage and round of a block's n-th tile of rows, for kSize stages, a power of two.
 template <int kSize>

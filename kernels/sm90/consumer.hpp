@@ -13,10 +13,8 @@
 // max has to be found in any case.
 #pragma once
 
-#include "core/epilogue.hpp"
-#include "core/vector.hpp"
 #include "sm80/products.hpp"
-#include "sm90/config.hpp"
+#include "sm90/consumer_buffers.hpp"
 #include "tile/dropout.hpp"
 #include "tile/scores.hpp"
 #include "tile/softmax_rows.hpp"
@@ -24,7 +22,12 @@
 namespace cutlass_attn::sm90 {
 
 template <class Config, class Score, class Arch>
-struct Consumer {
+struct Consumer : ConsumerBuffers<Config, Arch> {
+  using Buffers = ConsumerBuffers<Config, Arch>;
+  using Buffers::group, Buffers::k, Buffers::shared, Buffers::taken, Buffers::v;
+  using Buffers::info_stage, Buffers::k_stage, Buffers::leading, Buffers::q_stage;
+  using Buffers::release, Buffers::release_k, Buffers::release_v, Buffers::skip, Buffers::skip_k;
+  using Buffers::skip_v, Buffers::take, Buffers::thread, Buffers::trailing;
   using Element = typename Config::Element;
   using Shared = typename Config::SharedStorage;
   using Info = typename Config::TileInfo;
@@ -44,13 +47,8 @@ struct Consumer {
   static constexpr bool kCrosses = Config::kQStages > 1;
 
   typename Config::Params const& params;
-  Shared& shared;
-  int const group;  // this warpgroup
   Score const score;
   float const log2_scale;
-  Ring<Config::kKStages> k;
-  Ring<Config::kVStages> v;
-  uint32_t taken = 0;        // index of the next tile of rows
   bool accumulates = false;  // whether O already holds a product
   Softmax softmax;
   typename Scores::Rows score_rows;
@@ -60,9 +58,8 @@ struct Consumer {
   uint32_t bits[Config::kRows];  // mask bits of a key tile, as in MaskMap
 
   CUTE_DEVICE Consumer(typename Config::Params const& params, Shared& shared, int group)
-      : params(params),
-        shared(shared),
-        group(group),
+      : Buffers(shared, group),
+        params(params),
         score(params.forward.problem),
         log2_scale(score.log2_scale()) {}
 
@@ -100,9 +97,6 @@ struct Consumer {
   }
 
  private:
-  // Index among the consumer threads. Recomputed at each use: keeping it would cost a register.
-  CUTE_DEVICE static int thread() { return opaque(Arch::thread()) - Config::kGroupThreads; }
-
   // First key tile of a tile of rows, without a product to overlap.
   CUTE_DEVICE void start(Info const& info) {
     skip(leading(info));
@@ -213,7 +207,7 @@ struct Consumer {
 
   // Updates the row max and repeats softmax. Each warp recomputes S of its rows with mma.sync.
   CUTE_DEVICE void rescale(Info const& info, int key) {
-    int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
+    int const thread = Buffers::thread(), warp = thread / 32 % 4, lane = thread % 32;
     auto const q_rows = Step::q_rows(Arch::smem_address(shared.q[q_stage()][group]), warp, lane);
     auto const k_rows = Step::k_rows(Arch::smem_address(shared.k[k_stage()]), lane);
     Step::qk_of_tile(q_rows, k_rows, {}, acc_s);
@@ -262,7 +256,7 @@ struct Consumer {
     if constexpr (Config::kHasMask) {
       int64_t const first = int64_t(tiles.tile) * Config::kBlockM;
       bool const is_partial = !tiles.has_no_bits() && tiles.tile < params.map.key_tiles;
-      int const thread = Consumer::thread();
+      int const thread = Buffers::thread();
       CUTE_UNROLL
       for (int i = 0; i < Config::kRows; ++i) {
         bits[i] = tiles.has_no_bits() ? ~0u : 0;
@@ -285,7 +279,7 @@ struct Consumer {
   template <class S>
   CUTE_DEVICE void add_bias(S&& s) const {
     using TileBias = typename Config::TileBias;
-    int const thread = Consumer::thread(), warp = thread / 32 % 4, lane = thread % 32;
+    int const thread = Buffers::thread(), warp = thread / 32 % 4, lane = thread % 32;
     int const first = params.shares_rows ? 0 : group * TileBias::kBytes;
     int const row = params.shares_rows ? 0 : warp * 16 + lane % 16;
     auto const tile =
@@ -309,8 +303,7 @@ struct Consumer {
   // --- Products ----------------------------------------------------------------------------------
 
   CUTE_DEVICE void issue_qk_of_next() {
-    int const round = round_of<Config::kQStages>(taken - 1);
-    Arch::mbarrier_wait(&shared.q_full[q_stage()][group], round);
+    Buffers::wait_for_q();
     take_turn();
     issue_qk();
   }
@@ -368,94 +361,12 @@ struct Consumer {
   CUTE_DEVICE auto& s_registers() { return acc_s[0].x; }
   CUTE_DEVICE auto& o_registers() { return acc_o.x; }
 
-  // --- Buffers -----------------------------------------------------------------------------------
-
-  // The next tile of rows; is_there is 0 if none is left.
-  CUTE_DEVICE Info* take() {
-    int const stage = stage_of<Config::kInfos>(taken), round = round_of<Config::kInfos>(taken);
-    Arch::mbarrier_wait(&shared.info_full[stage], round);
-    ++taken;
-    return &shared.info(stage);
-  }
-  // Stages of the present tile of rows.
-  CUTE_DEVICE int info_stage() const { return stage_of<Config::kInfos>(taken - 1); }
-  CUTE_DEVICE int q_stage() const { return stage_of<Config::kQStages>(taken - 1); }
-
-  // Key tiles that are copied before (leading) and after (trailing) this warpgroup's own.
-  CUTE_DEVICE int leading(Info const& info) const {
-    if constexpr (Config::kHasMask) return 0;
-    return (info.range.end - info.ranges[group].end) / kN;
-  }
-  CUTE_DEVICE int trailing(Info const& info) const {
-    if constexpr (Config::kHasMask) return 0;
-    return (info.ranges[group].begin - info.range.begin) / kN;
-  }
-  CUTE_DEVICE void skip(int tiles) {
-    CUTE_NO_UNROLL
-    for (int i = 0; i < tiles; ++i) {
-      skip_k();
-      skip_v();
-    }
-  }
-  // A buffer may only be released once it is full: otherwise its previous phase would end too
-  // early.
-  CUTE_DEVICE void skip_k() {
-    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
-    k.advance();
-    Arch::sync_warp();
-    release_k();
-  }
-  CUTE_DEVICE void skip_v() {
-    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
-    v.advance();
-    Arch::sync_warp();
-    release_v();
-  }
-
-  // Stage of the K used last; release of the K or V used last.
-  CUTE_DEVICE int k_stage() const { return k.last(); }
-  CUTE_DEVICE void release_k() {
-    if constexpr (Config::kHasBias) Arch::sync_warp();  // all lanes have read their bias
-    release(&shared.k_empty[k_stage()]);
-  }
-  CUTE_DEVICE void release_v() { release(&shared.v_empty[v.last()]); }
-  // Each warp arrives separately, because warps diverge in rescale(). All lanes must have passed
-  // their wait for this round of the buffer: a late lane would miss its phase. Callers guarantee it
-  // by a wgmma_wait() or sync_warp() before.
-  CUTE_DEVICE void release(arch::Barrier* empty) {
-    if (thread() % 32 == 0) Arch::mbarrier_arrive(empty);
-  }
-
   // --- Output ------------------------------------------------------------------------------------
 
   CUTE_DEVICE void store(Info const& info, Softmax& done) {
-    Problem const& problem = params.forward.problem;
-    typename Config::Coord const& tile = info.tile;
-    int const thread = Consumer::thread(), lane = thread % 4;  // lane of the quad
-    auto o = as_rows(acc_o);
-    done.complete_sums();
-    CUTE_UNROLL
-    for (int i = 0; i < Config::kRows; ++i) {
-      int const row = Place{thread}.row(i);
-      bool const is_inside = row < tile.rows;
-      float factor = finish_row(problem, tile.seq, tile.head(row), tile.query(row), done.rows[i],
-                                1.0f, lane == 0 && is_inside);
-      if constexpr (Config::kDrops) factor *= shared.dropout.kept_scale;
-      Element* const target = tile.template row_of<Element>(problem.o, row) + lane * 8;
-      CUTE_UNROLL
-      for (int n = 0; n < Config::kHeadDimV / 8; n += 4) {
-        uint32_t words[4];
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          int const column = 2 * (n + j);
-          words[j] = Arch::template pack<Element>(o(i, column) * factor, o(i, column + 1) * factor);
-        }
-        transpose_quad<Arch>(words, lane);
-        if (is_inside && n * 8 + lane * 8 < problem.head_dim_v) {
-          *reinterpret_cast<Vector16*>(target + n * 8) = *reinterpret_cast<Vector16 const*>(words);
-        }
-      }
-    }
+    float kept_scale = 1.0f;
+    if constexpr (Config::kDrops) kept_scale = shared.dropout.kept_scale;
+    Buffers::store_rows(params.forward.problem, info.tile, done, as_rows(acc_o), kept_scale);
   }
 };
 

@@ -44,7 +44,7 @@ struct Forward {
     Shared& shared = *reinterpret_cast<Shared*>(smem);
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads) - 1;
     if (Arch::thread() == 0) {
-      init<Arch>(shared);
+      init_barriers<Config, Arch>(shared);
       if constexpr (Config::kDrops) shared.dropout = DropoutMask(params.forward.problem);
     }
     Arch::sync();  // barriers are initialised
@@ -55,35 +55,6 @@ struct Forward {
       Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();
     }
-  }
-
- private:
-  template <class Arch>
-  CUTE_DEVICE static void init(Shared& shared) {
-    constexpr int kWarpsOfGroup = 4, kReaders = kWarpsOfGroup * Config::kGroups;
-    for (int i = 0; i < Config::kQStages; ++i) {
-      for (int j = 0; j < Config::kGroups; ++j) {
-        init<Arch>(&shared.q_full[i][j], &shared.q_empty[i][j], kWarpsOfGroup);
-      }
-    }
-    for (int i = 0; i < Config::kKStages; ++i) {
-      init<Arch>(&shared.k_full[i], &shared.k_empty[i], kReaders);
-    }
-    for (int i = 0; i < Config::kVStages; ++i) {
-      init<Arch>(&shared.v_full[i], &shared.v_empty[i], kReaders);
-    }
-    for (int i = 0; i < Config::kInfos; ++i) {
-      init<Arch>(&shared.info_full[i], &shared.info_empty[i], kReaders);
-      for (int j = 0; j < Config::kGroups; ++j) {
-        Arch::mbarrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
-      }
-    }
-    Arch::fence_mbarrier_init();
-  }
-  template <class Arch>
-  CUTE_DEVICE static void init(arch::Barrier* full, arch::Barrier* empty, int readers) {
-    Arch::mbarrier_init(full, 1);
-    Arch::mbarrier_init(empty, readers);
   }
 };
 

@@ -59,16 +59,53 @@ inline TensorView bias_of(Problem const& p, int32_t heads, bool shares_rows) {
 
 }  // namespace sm90
 
-template <class Tiles, class Rows>
-struct BasicTmaParams {
-  TensorMap q;
-  Rows k, v;
-  Tiles forward;
+// The tiles of a persistent grid.
+struct PersistentTiles {
   int32_t tiles;
   int32_t blocks;          // of the grid
   int32_t zeroes_counter;  // whether the counter is in the workspace and the launch clears it
   int32_t* counter;        // tiles fetched so far; null if each block has one tile
   char const* failure;     // why the tensor maps could not be made
+
+  static constexpr int64_t kCounterBytes = 4;
+
+  // On the host. Sets `failure` if there are too many tiles.
+  static PersistentTiles prepare(int64_t tiles, Workspace const& workspace,
+                                 DeviceLimits const& device) {
+    PersistentTiles all = {};
+    if (tiles > INT32_MAX) {
+      all.failure = "the call needs more than 2147483647 tiles: split the batch";
+      return all;
+    }
+    all.tiles = int32_t(tiles);
+    all.blocks = blocks_of(tiles, device);
+    if (all.blocks < all.tiles) {
+      all.zeroes_counter = workspace.zeros_bytes < kCounterBytes;
+      all.counter = static_cast<int32_t*>(all.zeroes_counter ? workspace.data : workspace.zeros);
+    }
+    return all;
+  }
+  static int32_t blocks_of(int64_t tiles, DeviceLimits const& device) {
+    int64_t const most = device.num_sms > 0 ? device.num_sms : tiles;
+    return int32_t(tiles < most ? tiles : most);
+  }
+  void set_failure(char const* reason) {
+    if (reason != nullptr) failure = reason;
+  }
+
+  Launch launch(KernelFacts const& facts) const {
+    Launch launch{blocks, 1, facts.threads, facts.smem_bytes};
+    if (zeroes_counter) launch.zeroed_bytes = kCounterBytes;
+    launch.failure = failure;
+    return launch;
+  }
+};
+
+template <class Tiles, class Rows>
+struct BasicTmaParams : PersistentTiles {
+  TensorMap q;
+  Rows k, v;
+  Tiles forward;
 
   // In a kernel: the tile with this index.
   template <int kBlockM, class Arch>
@@ -85,29 +122,16 @@ struct BasicTmaParams {
   // On the host.
   static BasicTmaParams prepare(Problem const& p, Workspace const& workspace,
                                 DeviceLimits const& device, KernelFacts const& facts) {
-    BasicTmaParams params = {{}, {},      {},     sm90::tiles_of<Tiles>(p, facts), 0, 0,
-                             0,  nullptr, nullptr};
-    int64_t const tiles = params.forward.launch(facts).blocks;
-    if (tiles > INT32_MAX) {
-      params.failure = "the call needs more than 2147483647 tiles: split the batch";
-      return params;
-    }
-    params.tiles = int32_t(tiles);
-    params.blocks = blocks_of(tiles, device);
-    if (params.blocks < params.tiles) {
-      params.zeroes_counter = workspace.zeros_bytes < kCounterBytes;
-      params.counter =
-          static_cast<int32_t*>(params.zeroes_counter ? workspace.data : workspace.zeros);
-    }
-    if (tiles == 0) return params;
+    BasicTmaParams params = {{}, {}, {}, {}, sm90::tiles_of<Tiles>(p, facts)};
+    static_cast<PersistentTiles&>(params) =
+        PersistentTiles::prepare(params.forward.launch(facts).blocks, workspace, device);
+    if (params.tiles == 0) return params;
     bool const is_on_gpu = device.compute_capability != 0;
     char const* const failures[] = {
         encode(sm90::queries_of(p, sm90::heads_of(params.forward)), is_on_gpu, params.q),
         params.k.prepare(p, p.k, p.head_dim, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu),
         params.v.prepare(p, p.v, p.head_dim_v, p.seq_k, p.num_heads_kv, facts.block_n, is_on_gpu)};
-    for (char const* failure : failures) {
-      if (failure != nullptr) params.failure = failure;
-    }
+    for (char const* failure : failures) params.set_failure(failure);
     return params;
   }
 
@@ -115,21 +139,6 @@ struct BasicTmaParams {
                                  KernelFacts const& facts) {
     int64_t const tiles = sm90::tiles_of<Tiles>(p, facts).launch(facts).blocks;
     return blocks_of(tiles, device) < tiles ? kCounterBytes : 0;
-  }
-
-  Launch launch(KernelFacts const& facts) const {
-    Launch launch{blocks, 1, facts.threads, facts.smem_bytes};
-    if (zeroes_counter) launch.zeroed_bytes = kCounterBytes;
-    launch.failure = failure;
-    return launch;
-  }
-
- private:
-  static constexpr int64_t kCounterBytes = 4;
-
-  static int32_t blocks_of(int64_t tiles, DeviceLimits const& device) {
-    int64_t const most = device.num_sms > 0 ? device.num_sms : tiles;
-    return int32_t(tiles < most ? tiles : most);
   }
 };
 
@@ -153,9 +162,8 @@ struct BiasTmaParams : TmaParams {
     params.shares_rows = bias.row_stride == 0 && (heads == 1 || bias.head_stride == 0);
     params.bias_bytes = (params.shares_rows ? 1 : facts.block_m) * facts.block_n * 2;
     if (params.tiles == 0) return params;
-    char const* const failure = encode(sm90::bias_of(p, heads, params.shares_rows),
-                                       device.compute_capability != 0, params.bias);
-    if (failure != nullptr) params.failure = failure;
+    params.set_failure(encode(sm90::bias_of(p, heads, params.shares_rows),
+                              device.compute_capability != 0, params.bias));
     return params;
   }
 

@@ -97,14 +97,14 @@ struct Producer {
   CUTE_DEVICE Info& publish(Coord const& tile) {
     Info& info = next_info();
     if constexpr (Config::kHasMask) {
-      int64_t const row = params.map.row_of(tile, params.forward.scheduler);
+      int64_t const row = params.map.row_of(tile, params.dense().scheduler);
       info.is_there = 1;
       info.tile = tile;
       info.tiles = typename Config::Tiles(params.map, row);
       info.bits = params.map.bits_of(row);
     } else {
-      SeqLens const lens = tile.seq.lens(params.forward.problem);
-      IntervalMask const mask = params.forward.template mask<Score::kHasChunks>(lens);
+      SeqLens const lens = tile.seq.lens(params.dense().problem);
+      IntervalMask const mask = params.dense().template mask<Score::kHasChunks>(lens);
       TileRange range = mask.tiles(tile.q_begin, tile.q_end, kN);
       if (range.begin >= range.end) {
         // no row sees a key: use a tile beyond the last key, which TMA fills with zeros
@@ -229,7 +229,7 @@ struct Producer {
       CUTE_UNROLL
       for (int c = 0; c < Tile::kChunks; ++c) {
         from.template load<Arch>(to + c * Tile::kChunkBytes, full, c * 64, key, tile.head_kv,
-                                 key_rows(tile.seq, params.forward.problem));
+                                 key_rows(tile.seq, params.dense().problem));
       }
     }
   }
@@ -240,9 +240,9 @@ struct Producer {
   CUTE_DEVICE void copy_pages(PagedRows const& from, char* to, arch::Barrier* full,
                               arch::Barrier* empty, int round, Info const& info, int key,
                               int bytes) const {
-    KvStore const& kv = params.forward.problem.kv;
+    KvStore const& kv = params.dense().problem.kv;
     PageBoxes const boxes{kv.block_table + info.tile.seq.batch * kv.block_table_stride,
-                          params.forward.by_page, kv.page_size, from.box_rows, shared.seen};
+                          params.dense().by_page, kv.page_size, from.box_rows, shared.seen};
     int const lane = Arch::thread();
     auto const row_of = [&](int i) { return i / Tile::kChunks * from.box_rows; };
     int32_t page = boxes.look_up(key + row_of(lane));  // in flight while the warp waits

@@ -96,21 +96,28 @@ CUTE_DEVICE Fragment<uint32_t, kM, kN, 1> pack_columns(Fragment<float, kM, kN> c
   return to;
 }
 
-// Transposes 4 x 4 words in a quad: thread `lane` receives word `lane` of every thread. If a word
-// is two columns of an m16n8 block, a thread afterwards holds eight columns of one block.
-template <class Arch>
-CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
+// Transposes 4 x 4 words over four threads that are kStep lanes apart: thread `lane` of them
+// receives word `lane` of every thread.
+template <class Arch, int kStep>
+CUTE_DEVICE void transpose_four(uint32_t (&words)[4], int lane) {
   CUTE_UNROLL
   for (int bit = 1; bit < 4; bit *= 2) {
     bool const is_odd = (lane & bit) != 0;
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
       if (i & bit) continue;
-      uint32_t const got = Arch::shuffle_xor(is_odd ? words[i] : words[i + bit], bit);
+      uint32_t const got = Arch::shuffle_xor(is_odd ? words[i] : words[i + bit], bit * kStep);
       words[i] = is_odd ? got : words[i];
       words[i + bit] = is_odd ? words[i + bit] : got;
     }
   }
+}
+
+// transpose_four() over a quad. If a word is two columns of an m16n8 block, a thread afterwards
+// holds eight columns of one block.
+template <class Arch>
+CUTE_DEVICE void transpose_quad(uint32_t (&words)[4], int lane) {
+  transpose_four<Arch, 1>(words, lane);
 }
 
 // Position of element (i, j) of as_rows() in the tile of a thread block. m16 blocks go to the

@@ -54,10 +54,26 @@ def split_keys(head_dim, n, pass_tiles):
     return {"HGMMA": products, "WARPGROUP.DEPBAR": waits}
 
 
+def quantized(head_dim):
+    """The first key block, of either half of a tile, and steps of both halves: of the first tile,
+    of full and of masked tiles. Q K^T of 64 keys; P V of the block before, beyond a head dim of
+    128 in turns of 64 columns; the last P V."""
+    first, steps, turns = 2, 1 + 2 + 2, 1 if head_dim <= 128 else head_dim // 64
+    return {
+        "IGMMA": (first + steps) * head_dim // 32,
+        "QGMMA": (steps + 1) * turns * 64 // 32,
+        "WARPGROUP.DEPBAR": first + steps * (1 + turns) + turns,
+        "USETMAXREG": 2,
+    }
+
+
 CODE = {
     "sm90/bf16/d128/128x128x8": forward(128, 128, has_half=True, has_next_q=False),
     "sm90/bf16/d64/128x128x8": forward(64, 128, has_half=True, has_next_q=True),
     "sm90/bf16/d256/64x64x4": forward(256, 64, has_half=False, has_next_q=False),
+    "sm90/int8_fp8/bf16/d64/192x128x12": quantized(64),
+    "sm90/int8_fp8/bf16/d128/128x128x8": quantized(128),
+    "sm90/int8_fp8/f16/d256/128x128x8": quantized(256),
     "sm90/split_keys/f16/d64/64x128x8": split_keys(64, 128, pass_tiles=2),
     "sm90/split_keys/bf16/d128/64x128x8": split_keys(128, 128, pass_tiles=1),
     "sm90/backward_wgmma/bf16/d64/64x192x12": backward(64, 192, roles=2),
@@ -81,6 +97,7 @@ CODE = {
 SPILLS = {
     "sm90/backward_wgmma_mask/bf16/d128/64x128x8": 8,
     "sm90/backward_wgmma_dropout/bf16/d128/64x128x8": 8,
+    "sm90/int8_fp8/bf16/d64/192x128x12": 8,  # of the warp that copies, at 32 registers
     # Of the warp that copies for blocks with the gradient, at 32 registers.
     "sm90/backward_wgmma_bias_grad/bf16/d128/64x128x8": 40,
 }

@@ -50,7 +50,10 @@ ARGUMENTS_WITHOUT_BUG = {
         *("few", "few_terms", "few_wgmma", "few_wgmma_terms", "few_wgmma_dropout"),
         *("few_wgmma_bias_grad", "few_mask", "races"),
     ),
-    "sm90": ("few", "few_pages", "few_bias", "few_mask", "few_dropout", "few_split_keys"),
+    "sm90": (
+        *("few", "few_pages", "few_bias", "few_mask", "few_dropout", "few_split_keys"),
+        "few_quantized",
+    ),
 }
 # Must include nothing that a mutant edits.
 PRECOMPILED = """\

@@ -13,6 +13,8 @@ using cutlass::half_t;
 
 namespace {
 
+using Accumulators = with::Accumulators<int32_t, half_t>;  // of int8 and of e4m3 products
+
 Case of(char const* name, int head_dim, int seqlen_q, int seqlen_k) {
   Case what;
   what.name = name;
@@ -151,6 +153,29 @@ TEST(few_dropout) {
   Case mask = of("dropout beside a mask", 64, 200, 333);
   mask.dropout_p = 0.3f, mask.mask = "qk", mask.num_heads_q = mask.num_heads_kv = 2;
   sm90_case::check_case<Masked>(mask, DType::kFloat16, runs);
+  CHECK_EQ(runs, 5);
+}
+
+// In 8 bits: Q in registers, and beyond a head dim of 128 in shared memory.
+TEST(few_quantized) {
+  using Kernel = sm90::QuantizedForward<half_t, TileShape<64, 64, 128, 128, 8>, Accumulators>;
+  using Wide = sm90::QuantizedForward<bfloat16_t, TileShape<256, 256, 64, 128, 4>, Accumulators>;
+  int runs = 0;
+  Case causal = of("causal, several tiles of a block, grouped heads", 64, 300, 470);
+  causal.causal = causal.sinks = true, causal.num_heads_q = 4, causal.num_heads_kv = 2;
+  Case window = of("window, warpgroups of other keys than each other", 64, 200, 900);
+  window.window_left = 500, window.window_right = 0, window.magnitude = 40;
+  Case none = of("rows without keys", 64, 200, 60);
+  none.causal = true;
+  Case others = of("ALiBi, softcap, chunks", 64, 150, 264);
+  others.alibi = "h", others.softcap = 3, others.attention_chunk = 100;
+  for (Case what : {causal, window, none, others}) {
+    what.quantize = Quantize::kFp8;
+    sm90_case::check_case<Kernel>(what, DType::kFloat16, runs);
+  }
+  Case wide = of("four rounds of columns, large scores", 256, 130, 440);
+  wide.magnitude = 40, wide.quantize = Quantize::kFp8;
+  sm90_case::check_case<Wide>(wide, DType::kBFloat16, runs);
   CHECK_EQ(runs, 5);
 }
 

@@ -13,6 +13,7 @@
 #include "simt/packed.hpp"
 #include "simt/pages.hpp"
 #include "sm90/forward.hpp"
+#include "sm90/quantized/forward.hpp"
 
 namespace sm90_case {
 
@@ -37,6 +38,9 @@ template <class Kernel>
 constexpr bool has_bias = has_params<Kernel, BiasTmaParams, BiasMaskTmaParams>;
 template <class Kernel>
 constexpr bool has_mask = has_params<Kernel, MaskTmaParams, BiasMaskTmaParams>;
+// Whether there is a launch before it.
+template <class Kernel>
+constexpr bool has_before = has_mask<Kernel> || has_params<Kernel, sm90::Fp8TmaParams>;
 template <class Kernel>
 using ScoresOf = std::conditional_t<
     has_bias<Kernel>,
@@ -48,7 +52,7 @@ using ScoresOf = std::conditional_t<
 
 template <class Kernel, class... Scores>
 KernelUnit unit_of() {
-  if constexpr (has_mask<Kernel>) {
+  if constexpr (has_before<Kernel>) {
     return simt::host_unit_with_asides<Kernel, Scores...>();
   } else {
     return simt::host_unit<Kernel, Scores...>();
@@ -56,7 +60,7 @@ KernelUnit unit_of() {
 }
 template <class Kernel, class... Scores>
 constexpr KernelArguments arguments() {
-  if constexpr (has_mask<Kernel>) {
+  if constexpr (has_before<Kernel>) {
     return arguments_with_asides_of<typename Kernel::Params, Scores...>();
   } else {
     return arguments_of<typename Kernel::Params, Scores...>();

@@ -1,10 +1,13 @@
 // The wgmma forward kernel on the engine: right against fp64, in every order of its threads and for
 // any number of tiles per block; and the engine's reports of misuse of wgmma, TMA and mbarriers.
+#include <cmath>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "simt/async.hpp"
 #include "simt/sm90_case.hpp"
 
 using namespace cutlass_attn;
@@ -393,6 +396,68 @@ TEST(a_product_of_rows_with_rows) {
     }
   }
   CHECK_EQ(wrong, 0);
+}
+
+// 64 x 64 x 32 in 8 bits: A in registers as for m16n8k32, and in shared memory; B there, by rows.
+template <class Byte, class Value, class Multiply>
+void check_bytes(Value const& value, Multiply const& multiply) {
+  std::vector<Byte> a(64 * 32), b(64 * 32);
+  for (int i = 0; i < 64 * 32; ++i) a[i] = Byte(i * 37 % 101), b[i] = Byte(i * 53 % 103 + 128);
+  std::vector<double> c(64 * 64);
+  CHECK_EQ(run([&](Tiles& shared, int thread, float (&)[32]) {
+             for (int at = thread; at < 64 * 32; at += 128) {
+               int const row = at / 32, place = row * 128 + at % 32;
+               uint32_t const swizzled = simt::swizzle128(uint32_t(place));
+               shared.a[swizzled] = char(a[at]), shared.b[swizzled] = char(b[at]);
+             }
+             Sm90::sync();
+             uint32_t words[4];
+             int const row = thread / 32 * 16 + thread % 32 / 4, four = thread % 4 * 4;
+             for (int i = 0; i < 4; ++i) {
+               std::memcpy(&words[i], &a[(row + i % 2 * 8) * 32 + four + i / 2 * 16], 4);
+             }
+             auto const results = multiply(shared, words);
+             for_accumulators(thread, [&](int i, int j, int at) { c[i * 64 + j] = results[at]; });
+           }),
+           "");
+  int wrong = 0;
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      double sum = 0;
+      for (int k = 0; k < 32; ++k) sum += value(a[i * 32 + k]) * value(b[j * 32 + k]);
+      // Twice: the second call accumulates.
+      wrong += std::fabs(c[i * 64 + j] - 2 * sum) > std::fabs(2 * sum) * 0x1p-12;
+    }
+  }
+  CHECK_EQ(wrong, 0);
+}
+TEST(products_in_8_bits) {
+  auto const b_of = [](Tiles& shared) { return Sm90::descriptor(shared.b, 16, 1024); };
+  auto const int8 = [&](Tiles& shared, auto const& a) {
+    uint32_t acc[32];
+    Sm90::wgmma_fence(acc);
+    for (bool accumulates : {false, true}) Sm90::wgmma_int8(acc, a, b_of(shared), accumulates);
+    Sm90::wgmma_commit();
+    Sm90::wgmma_wait<0>(acc);
+    std::vector<double> results;
+    for (uint32_t x : acc) results.push_back(int32_t(x));
+    return results;
+  };
+  check_bytes<int8_t>([](int8_t x) { return double(x); }, int8);
+  check_bytes<int8_t>([](int8_t x) { return double(x); },
+                      [&](Tiles& shared, uint32_t const(&)[4]) {
+                        return int8(shared, Sm90::descriptor(shared.a, 16, 1024));
+                      });
+  check_bytes<uint8_t>([](uint8_t x) { return double(float(E4M3{x})); },
+                       [&](Tiles& shared, uint32_t const(&a)[4]) {
+                         float acc[32];
+                         Sm90::wgmma_fence(acc);
+                         Sm90::wgmma_e4m3(acc, a, b_of(shared), false);
+                         Sm90::wgmma_e4m3(acc, a, b_of(shared), true);
+                         Sm90::wgmma_commit();
+                         Sm90::wgmma_wait<0>(acc);
+                         return std::vector<double>(acc, acc + 32);
+                       });
 }
 
 // wgmma reads the stores of threads through another proxy.

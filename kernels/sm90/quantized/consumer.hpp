@@ -1,0 +1,375 @@
+// A consumer warpgroup in 8 bits: 64 rows of one tile after the other, 64 keys at a time.
+//
+//   tensor cores   Q K(j)   P' V(j-1)          Q K(j+1)   P' V(j)
+//   the rest                softmax(j)         O += P' V(j-1), P'(j)    softmax(j+1)
+//
+// P' is P of 64 keys rounded to e4m3 relative to its sum (sm80/fp8_weights.hpp). Its products with
+// V have accumulators of their own, which are added to O in fp32 with the factors of the rows. If O
+// leaves too few registers for all columns, P' V is multiplied 64 columns at a time.
+//
+// S stays in registers until its weights are known to be small enough (tile/softmax_rows.hpp), so a
+// row max is updated without another Q K^T. Keys go from last to first, as in 16 bits.
+#pragma once
+
+#include "sm80/fp8_weights.hpp"
+#include "sm80/quantized_queries.hpp"
+#include "sm90/consumer_buffers.hpp"
+#include "sm90/quantized/config.hpp"
+#include "tile/scores.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Config, class Score, class Arch>
+struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
+  using Buffers = ConsumerBuffers<Config, Arch>;
+  using Buffers::group, Buffers::k, Buffers::shared, Buffers::v;
+  using Buffers::release, Buffers::release_k, Buffers::release_v, Buffers::thread;
+  using Info = typename Config::TileInfo;
+  using Steps = typename Config::Steps;
+  using Step = sm80::Products<Steps, Score, Arch>;
+  using Queries = sm80::QuantizedQueries<Steps, Score, Arch>;
+  using Weights = sm80::Fp8Weights<Steps, Score, Arch>;
+  using Units = sm80::SumUnits<Steps::kRows>;
+  using Scores = FragmentScores<Arch, Score, typename Config::Place, Steps::kRows, false,
+                                typename Config::Coord>;
+  static constexpr int kRows = Steps::kRows, kKeys = Steps::kBlockN, kN = Config::kBlockN;
+  static constexpr int kPvColumns = Steps::kPvColumns;
+  static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a key block
+  // Whether sums in int32 go to softmax unconverted.
+  static constexpr bool kKeepsSums = Score::kIsIdentity;
+
+  typename Config::Params const& params;
+  Score const score;
+  float const log2_scale;
+  quantize::KeyFp8Scales const* all_scales;  // of the head's key blocks
+  typename Step::Q q;                        // unless it is in shared memory
+  typename Scores::Rows score_rows;
+  SoftmaxRows<Arch, kRows> softmax;
+  uint32_t acc_s[Step::S::kSize];
+  float acc_pv[kPvColumns / 2];
+  typename Step::O acc_o;
+  typename Weights::P p;
+  float factors[kRows];  // of P' V in flight
+
+  CUTE_DEVICE QuantizedConsumer(typename Config::Params const& params,
+                                typename Config::SharedStorage& shared, int group)
+      : Buffers(shared, group),
+        params(params),
+        score(params.problem),
+        log2_scale(score.log2_scale()) {}
+
+  CUTE_DEVICE void run() {
+    Info* info = Buffers::take();
+    while (info->is_there) {
+      begin_rows(*info);
+      Buffers::skip(Buffers::leading(*info));
+      steps(*info);
+      Buffers::skip(Buffers::trailing(*info));
+      store(*info);
+      Arch::sync_warp();
+      release(&shared.info_empty[Buffers::info_stage()]);
+      info = Buffers::take();
+    }
+  }
+
+ private:
+  // Rounds Q. In registers, the buffer of Q is empty afterwards.
+  CUTE_DEVICE void begin_rows(Info const& info) {
+    auto const head = params.head_of(info.tile.seq, info.tile.head_kv);
+    all_scales = params.scales_of(head, 0);
+    Buffers::wait_for_q();
+    int const own = thread() % Config::kGroupThreads;
+    auto const buffer = Arch::smem_address(q_buffer());
+    auto const rows = Step::q_rows(buffer, own / 32, own % 32);
+    float q_scale[kRows];
+    Queries::load(rows, q, q_scale);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (own % 4 == 0) of_row(shared.q_scale, i) = q_scale[i] * (kKeepsSums ? log2_scale : 1.0f);
+    }
+    unpredicated_if(needs_q_shift(), [&] {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float const sum = Queries::dot(rows, i, params.shift_of(head), params.columns);
+        if (own % 4 == 0) of_row(shared.q_shift, i) = sum;
+      }
+    });
+    Arch::sync_warp();  // all lanes have read Q; the quad's q_scale and q_shift are full
+    if constexpr (Steps::kKeepsQ) {
+      release_q();
+    } else {
+      struct {
+        char* q8;
+      } const place{q_buffer()};  // a warp overwrites its own rows
+      Step::store_q8(q, place, typename Steps::Place{own});
+      Arch::fence_proxy_async();
+      Arch::sync(1 + group, Config::kGroupThreads);  // Q in int8 full
+    }
+    score_rows = scores_of(info).rows();
+    softmax = SoftmaxRows<Arch, kRows>();
+    clear(acc_o);
+  }
+
+  // Key blocks from last to first, those of full tiles two at a time.
+  CUTE_DEVICE void steps(Info const& info) {
+    TileRange const range = info.ranges[group];
+    int key = range.end - kN;
+    // A warpgroup whose rows see the first half of their last tile alone begins there.
+    if (info.is_half[group]) {
+      first(info, key, First{});
+    } else {
+      first(info, key + kKeys, Second{});
+      step(info, key, First{}, std::false_type{});
+    }
+    CUTE_NO_UNROLL
+    for (key -= kN; key >= range.begin; key -= kN) {
+      if (range.is_full(key)) {
+        step(info, key + kKeys, Second{}, std::true_type{});
+        step(info, key, First{}, std::true_type{});
+      } else {
+        step(info, key + kKeys, Second{}, std::false_type{});
+        step(info, key, First{}, std::false_type{});
+      }
+    }
+    issue_pv<0>(First{});
+    finish_pv(First{});
+  }
+
+  template <class Half>
+  CUTE_DEVICE void first(Info const& info, int key, Half half) {
+    Scales const scales = read_scales(key, std::false_type{});
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
+    issue_qk(half);
+    Arch::template wgmma_wait<0>(acc_s);
+    finish_qk(half);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) factors[i] = 0.0f;  // nothing is in flight
+    softmax_weights(info, key, scales, std::false_type{}, [] {});
+    Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
+  }
+
+  // Q K^T and softmax of a key block, overlapped with P' V of the one before, the other half of a
+  // tile. is_full: no key is masked.
+  template <class Half, class IsFull>
+  CUTE_DEVICE void step(Info const& info, int key, Half half, IsFull is_full) {
+    Scales const scales = read_scales(key, is_full);
+    issue_qk(half);
+    issue_pv<0>(other(half));
+    Arch::template wgmma_wait<1>(acc_s);
+    finish_qk(half);
+    softmax_weights(info, key, scales, is_full, [&] { finish_pv(other(half)); });
+  }
+
+  // The half of its tile that a key block is. The second half comes first.
+  using First = std::integral_constant<int, 0>;
+  using Second = std::integral_constant<int, 1>;
+  CUTE_DEVICE static Second other(First) { return {}; }
+  CUTE_DEVICE static First other(Second) { return {}; }
+
+  // --- Softmax -----------------------------------------------------------------------------------
+
+  // Scales of this thread's keys of a key block, and of its rows, read before they are needed. To
+  // keep those of the rows would take registers: with three warpgroups, local memory in the loop.
+  struct Scales {
+    float k, q[kRows];
+  };
+  template <class IsFull>
+  CUTE_DEVICE Scales read_scales(int key, IsFull is_full) const {
+    Scales read = {};
+    if (exists(key, is_full))
+      read.k = all_scales[uint32_t(key) / kKeys].k[uint32_t(opaque(Arch::thread())) % 4];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) read.q[i] = of_row(shared.q_scale, i);
+    return read;
+  }
+  template <class IsFull>
+  CUTE_DEVICE float v_scale_of(int key, IsFull is_full) const {
+    return exists(key, is_full) ? all_scales[uint32_t(key) / kKeys].v : 0.0f;
+  }
+  // Rows that see no key go through a tile beyond the last one.
+  template <class IsFull>
+  CUTE_DEVICE bool exists(int key, IsFull is_full) const {
+    return is_full || key < params.problem.seq_k.seqlen;
+  }
+
+  // From S of a key block to P', and to the factors of its products. finish_before() ends the
+  // products of the previous P'.
+  template <class IsFull, class FinishBefore>
+  CUTE_DEVICE void softmax_weights(Info const& info, int key, Scales const& scales, IsFull is_full,
+                                   FinishBefore&& finish_before) {
+    typename Step::S acc;
+    CUTE_UNROLL
+    for (int i = 0; i < acc.kSize; ++i) acc.x[i] = bits_float(acc_s[i] + quantize::kMagicBits);
+    auto const s = as_rows(acc);
+    if constexpr (kKeepsSums) {
+      Units units;
+      constexpr float kLeastFactor = 0x1p-126f;  // a scale may be 0, and 0 times -inf is NaN
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) units.factors[i] = fmaf(scales.q[i], scales.k, kLeastFactor);
+      if constexpr (!is_full) units.move_nan(s);
+      scores_of(info).apply(s, key, is_full, score_rows);
+      softmax_weights(s, units, key, is_full, finish_before);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        float const factor = scales.q[i] * scales.k, shift = of_row(shared.q_shift, i);
+        CUTE_UNROLL
+        for (int j = 0; j < columns_of<decltype(s)>; ++j) {
+          s(i, j) = fmaf(s(i, j) - quantize::kMagic, factor, shift);
+        }
+      }
+      scores_of(info).apply(s, key, is_full, score_rows);
+      softmax_weights(s, ScaledUnits{log2_scale}, key, is_full, finish_before);
+    }
+  }
+
+  template <class S, class AnyUnits, class IsFull, class FinishBefore>
+  CUTE_DEVICE void softmax_weights(S const& s, AnyUnits const& units, int key, IsFull is_full,
+                                   FinishBefore&& finish_before) {
+    quantize::KeyFp8Scales of_values;
+    typename Weights::W w;
+    typename Weights::OfThread of_thread;
+    // Computes the weights once, or, if the row max has to be updated (almost never), twice.
+    // opaque: a loop whose count the compiler cannot know keeps one copy of the body.
+    CUTE_NO_UNROLL
+    for (int updates = opaque(0);; ++updates) {
+      float row_max[kRows];
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) row_max[i] = softmax.rows[i].max;
+      Weights::softmax_weights(s, row_max, units, of_values, is_full, 0, w, of_thread);
+      if (!Arch::any(!Weights::are_small(of_thread.sums)) || updates > 0) break;
+      update_row_max(s, units, of_thread.sums);
+    }
+    of_values.v = v_scale_of(key, is_full);  // its latency is hidden by what follows
+    finish_before();
+    Weights::round(w, of_thread, softmax, of_values, p, factors);
+  }
+
+  // Updates the row max of rows with weights that are too large, and rescales O and what is to be
+  // added to it.
+  template <class S, class AnyUnits>
+  CUTE_DEVICE void update_row_max(S const& s, AnyUnits const& units,
+                                  typename Weights::Sums const& sums) {
+    int const large = opaque(Weights::large_rows(sums));
+    float max[kRows];
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) max[i] = softmax.max_of_quad(s, i, units);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      // Other rows keep their row max: their results must not depend on this row.
+      unpredicated_if(large >> i & 1, [&] {
+        float const factor = softmax.rows[i].update_max(max[i], 1.0f);
+        softmax.scale(as_rows(acc_o), i, factor);
+        factors[i] *= factor;
+      });
+      // For a row that has seen no visible key yet: -inf minus a row max of -inf would be NaN.
+      softmax.rows[i].max = fmaxf(softmax.rows[i].max, kLeastMax);
+    }
+    Arch::sync_warp();  // quads have diverged
+  }
+
+  CUTE_DEVICE Scores scores_of(Info const& info) const {
+    return {params.problem,     score,        typename Config::Place{thread()}, info.tile,
+            info.ranges[group], info.interval};
+  }
+
+  // What an array has for row i of this thread.
+  using OfQuads = typename Config::SharedStorage::OfQuads;
+  CUTE_DEVICE static float& of_row(OfQuads& quads, int i) {
+    return quads[uint32_t(opaque(Arch::thread())) / 4][i];
+  }
+  // Whether the logits need Q . shift. Where int32 sums go to softmax, only the LSE and sinks need
+  // it.
+  CUTE_DEVICE bool needs_q_shift() const {
+    return !kKeepsSums || params.problem.softmax_lse || params.problem.logits.sinks;
+  }
+
+  // --- Products ----------------------------------------------------------------------------------
+
+  CUTE_DEVICE char* q_buffer() const { return shared.q[Buffers::q_stage()][group]; }
+  CUTE_DEVICE void release_q() { release(&shared.q_empty[Buffers::q_stage()][group]); }
+  // S of a key block. K is full since the tile's second half, or since first().
+  template <class Half>
+  CUTE_DEVICE void issue_qk(Half half) {
+    constexpr int kHalfBytes = kKeys * Config::TileK::kRowBytes;
+    if constexpr (half == 1) Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
+    auto const rows = Arch::descriptor(shared.k[k.stage], 16, 1024) +
+                      arch::MatrixDescriptor(half * (kHalfBytes / 16));
+    if constexpr (Steps::kKeepsQ) {
+      Arch::wgmma_fence(acc_s, q);
+    } else {
+      Arch::wgmma_fence(acc_s);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < Step::kSteps; ++i) {
+      auto const columns = rows + column_step<typename Config::TileK>(i);
+      if constexpr (Steps::kKeepsQ) {
+        Arch::wgmma_int8(acc_s, q[i][0], columns, i != 0);
+      } else {
+        auto const q8 = Arch::descriptor(q_buffer(), 16, 1024);
+        Arch::wgmma_int8(acc_s, q8 + column_step<typename Steps::TileQ8>(i), columns, i != 0);
+      }
+    }
+    Arch::wgmma_commit();
+  }
+  // After the wait for it.
+  template <class Half>
+  CUTE_DEVICE void finish_qk(Half half) {
+    if constexpr (half == 1) return;  // the tile's other half is to come
+    k.advance();
+    release_k();
+  }
+
+  // P' V of a key block, for the columns from kFirst on. V is full since the tile's second half, or
+  // since first().
+  template <int kFirst, class Half>
+  CUTE_DEVICE void issue_pv(Half half) {
+    constexpr int kHalfBytes = kKeys, kStepBytes = 32;  // one byte a key
+    if constexpr (half == 1 && kFirst == 0) {
+      Arch::mbarrier_wait(&shared.v_full[v.stage], v.round);
+    }
+    auto const columns = Arch::descriptor(shared.v[v.stage] + kFirst * 128, 16, 1024) +
+                         arch::MatrixDescriptor(half * (kHalfBytes / 16));
+    Arch::wgmma_fence(acc_pv, p);
+    CUTE_UNROLL
+    for (int i = 0; i < Weights::kSteps; ++i) {
+      Arch::wgmma_e4m3(acc_pv, p[i][0], columns + i * (kStepBytes / 16), i != 0);
+    }
+    Arch::wgmma_commit();
+  }
+  // Adds P' V to O, after issue_pv<0>().
+  template <int kFirst = 0, class Half>
+  CUTE_DEVICE void finish_pv(Half half) {
+    Arch::template wgmma_wait<0>(acc_pv, p);
+    CUTE_UNROLL
+    for (int i = 0; i < kPvColumns / 2; ++i) {
+      float& o = acc_o.x[kFirst / 2 + i];
+      o = fmaf(acc_pv[i], factors[i / 2 % 2], o);
+    }
+    if constexpr (kFirst + kPvColumns < Steps::kHeadDimV) {
+      issue_pv<kFirst + kPvColumns>(half);
+      finish_pv<kFirst + kPvColumns>(half);
+    } else if constexpr (half == 0) {
+      v.advance();
+      release_v();
+    }
+  }
+
+  // --- Output ------------------------------------------------------------------------------------
+
+  CUTE_DEVICE void store(Info const& info) {
+    if constexpr (!Steps::kKeepsQ) release_q();
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      float& max = softmax.rows[i].max;
+      if (max <= kLeastMax) max = -kInf;
+      // What all logits of the row lack.
+      bool const adds_shift = kKeepsSums && max != -kInf && needs_q_shift();
+      if (adds_shift) max = fmaf(of_row(shared.q_shift, i), log2_scale, max);
+    }
+    Buffers::store_rows(params.problem, info.tile, softmax, as_rows(acc_o), 1.0f);
+  }
+};
+
+}  // namespace cutlass_attn::sm90
