@@ -103,6 +103,7 @@ def explain(
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
     is_gpu = where.kind == CUDA or "-simt" in options.get("kernel", "auto")
     errors = _predicted_errors(call, function, is_gpu) if quantize else None
+    is_kept = device is None and not grad and function == "attention" and call.has_mask_map()
     by_key = {variant.key: variant for variant in variants(None)}
     of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
     return Explanation(
@@ -118,6 +119,7 @@ def explain(
                 x.max_launches,
                 x.score,
                 x.at_first_use,
+                x.chosen and is_kept,
             )
             for x in found.verdicts
         ),
