@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _C, quantized
 from ._attention import MODS, Array, cast, find_torch
+from ._call import batch_dims
 from ._call.call import SIGNATURES, Call
 from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
@@ -62,6 +63,8 @@ def explain(
         raise misplaced("explain", ("q", "k", "v"), more, options)
     if unknown := refusal("explain", options, parameters_of(options)):
         raise unknown
+    if _function_of(options) == "attention" and batch_dims.are_several(q):
+        return explain(**batch_dims.first_call(q, k, v, options), device=device, grad=grad)
     given = {"q": q, "k": k, "v": v}
     if arrays := converted({**given, **options}):
         names = {"device": device, "grad": grad}
