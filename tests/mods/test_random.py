@@ -151,12 +151,12 @@ HEAD = "#include <cmath>\n#include <cstdint>\n#define CA_HOST_DEVICE\n"
 def library(tmp_path_factory):
     """The C++ of all seeds, compiled by one call of g++, with the graphs."""
     folder = tmp_path_factory.mktemp("mods")
-    text, graphs = [HEAD, cpp.PRELUDE], []
+    text, graphs = [HEAD, cpp.PRELUDE], {}
     for n in SEEDS:
         graph = trace(function(texts(n)[0]), "score_mod")
         roots = {"apply": graph.result, "grad": derivative(graph).score}
         source = cpp.source(graph, roots, f"Mod{n}")
-        graphs.append((graph, source, roots))
+        graphs[n] = graph, source, roots
         text += [source.text, RUN.format(n=n, B=B, HQ=HQ, SQ=SQ, SK=SK)]
     (folder / "mods.cpp").write_text("".join(text))
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
