@@ -95,6 +95,10 @@ class Library {
   virtual bool share_storage(PyObject*, PyObject*) const { return false; }
   virtual void count_write(PyObject*) const {}
 
+  // The array that owns the memory of `x`, if the library counts the writes to it, and their number
+  // so far. Null: nobody knows of writes.
+  virtual pybind11::object counted(PyObject*, int64_t& /*writes*/) const { return {}; }
+
   // Whether gradients are being recorded, whether one of these arrays needs a gradient, and whether
   // arguments are cast, as under torch.autocast.
   virtual bool records() const { return false; }

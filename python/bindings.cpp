@@ -13,6 +13,7 @@
 #include "entry.hpp"
 #include "errors.hpp"
 #include "jax_handlers.hpp"
+#include "kept_maps.hpp"
 #include "merge_call.hpp"
 #include "prequantized.hpp"
 #include "runtime/options.hpp"
@@ -160,6 +161,7 @@ PYBIND11_MODULE(_C, m) {
   define_merge_call(m);
   define_backward_calls(m);
   define_prequantized(m);
+  define_kept_maps(m);
   define_jax_handlers(m);
   m.def("variants", &variant_list);
   m.def("build_info", &build);

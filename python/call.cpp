@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "kept_maps.hpp"
 #include "parse.hpp"
 #include "prequantize.hpp"
 #include "prequantized.hpp"
@@ -549,12 +550,15 @@ py::object Call::run(Arguments const& given, Recorder* recorder) {
       throw py::error_already_set();
     }
   }
+  KeptMaps maps(*this);
+  bool const may_keep = maps.is_for(given);
   Status status;
   {
     py::gil_scoped_release unlocked;
     bool const is_rounded = options.workspace.bytes > 0;
-    status =
-        is_rounded ? attention_prequantized(problem, options) : attention_forward(problem, options);
+    status = is_rounded ? attention_prequantized(problem, options)
+             : may_keep ? attention_forward(problem, options, maps)
+                        : attention_forward(problem, options);
   }
   raise_unless_ok(status);
   count_writes(given);

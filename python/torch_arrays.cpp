@@ -52,7 +52,8 @@ class Torch final : public Library {
         is_zeros_(module_.attr("is_zerotensor")),
         increment_version_(module_.attr("increment_version")),
         num_threads_(module_.attr("num_threads")),
-        current_stream_(module_.attr("current_stream")) {
+        current_stream_(module_.attr("current_stream")),
+        keeps_masks_(module_.attr("KEEPS_MASKS").cast<bool>()) {
     py::object const capsule = module_.attr("exchange_api");
     if (capsule.is_none()) return;
     api_ = static_cast<dlpack::ExchangeApi const*>(
@@ -102,6 +103,19 @@ class Torch final : public Library {
 
   void count_write(PyObject* x) const override {
     checked(PyObject_CallOneArg(increment_version_.ptr(), x));
+  }
+
+  // Tensors of inference mode have no counter. A view has that of its base.
+  py::object counted(PyObject* x, int64_t& writes) const override {
+    if (!keeps_masks_ || !is_plain(x)) return {};
+    PyObject* const count = PyObject_GetAttr(x, version_.ptr());
+    if (count == nullptr) {
+      PyErr_Clear();
+      return {};
+    }
+    writes = checked(count).cast<int64_t>();
+    py::object base = checked(PyObject_GetAttr(x, base_.ptr()));
+    return base.is_none() ? py::reinterpret_borrow<py::object>(x) : base;
   }
 
   bool records() const override { return says(PyObject_CallNoArgs(is_grad_enabled_.ptr())); }
@@ -261,7 +275,9 @@ class Torch final : public Library {
   py::object empty_like_, empty_like_contiguous_, is_neg_, is_grad_enabled_, is_autocast_;
   py::object is_frozen_, is_zeros_, increment_version_;
   py::object num_threads_, current_stream_;
+  bool keeps_masks_;
   py::str requires_grad_{"requires_grad"}, current_level_{"_current_level"};
+  py::str version_{"_version"}, base_{"_base"};
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cpu/attention.hpp"
+#include "mask_maps.hpp"
 #include "prequantize.hpp"
 #include "runtime/check_lengths.hpp"
 #include "runtime/device.hpp"
@@ -202,8 +203,42 @@ std::string const& key_of(Variant const& step) { return step.info.key; }
 
 namespace {
 
+// The key of a plan whose launch before the kernel makes a mask's map; false if there is none, or
+// if the call has to make its own. Sets the counters of the workspace.
+bool find_map_key(Plan const& plan, Problem const& p, RunOptions const& options,
+                  Workspace& workspace, MaskMapKey& key) {
+  if (plan.num_steps != 1 || is_empty(p, plan.op)) return false;
+  ManifestKernel const& kernel = *plan.steps[0]->kernel;
+  bool const makes_map = plan.op == Op::kForward && kernel.arguments.has_asides() &&
+                         (kernel.needs & option::mask) != 0 && kernel.quantize == Quantize::kNone;
+  bool const is_dense = !p.seq_q.cu_seqlens && !p.seq_k.cu_seqlens && !p.seq_q.is_padded() &&
+                        !p.seq_k.is_padded() && !p.kv.has_pages();
+  if (!makes_map || !is_dense) return false;
+  if (plan.device == Device::kCuda) {
+    DeviceGuard const guard(options.device_index);
+    if (!guard.status().ok()) return false;
+    Workspace const kept = kept_workspace(options.device_index, options.stream, 0);
+    if (kept.zeros == nullptr) return false;  // captured, or one stream too many
+    workspace.zeros = kept.zeros;
+    workspace.zeros_bytes = kept.zeros_bytes;
+  }
+  key = {plan.steps[0], options.device_index, workspace.zeros, p.mask,        p.batch,
+         p.num_heads_q, p.num_heads_kv,       p.seq_q.seqlen,  p.seq_k.seqlen};
+  return true;
+}
+
+Status run_with_map(Plan const& plan, Problem const& problem, DeviceInfo const& device,
+                    RunOptions options, Workspace const& map) {
+  alignas(16) char counters[Kept::kSlotDataBytes] = {};  // of a call on a CPU: calls share the map
+  Workspace& workspace = options.workspace;
+  bool const has_counters = workspace.zeros != nullptr;
+  workspace = {map.data, map.bytes, has_counters ? workspace.zeros : counters,
+               has_counters ? workspace.zeros_bytes : int64_t(sizeof counters)};
+  return run(plan, problem, device, options, Part::kRest);
+}
+
 Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
-                    Part part = Part::kAll) {
+                    Part part = Part::kAll, MaskMaps* maps = nullptr) {
   // The caller keeps the workspace of a part.
   bool const may_find = part == Part::kAll || (part == Part::kBefore && options.allocate);
   DeviceInfo const device = device_info(options.device, options.device_index);
@@ -212,11 +247,20 @@ Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
   while (true) {
     Plan chosen;
     Status status = plan(problem, op, device, options.kernel, chosen);
+    MaskMapKey key;
+    bool const has_key = status.ok() && maps != nullptr &&
+                         find_map_key(chosen, problem, options, where.workspace, key);
+    Workspace const found = has_key ? maps->find(key) : Workspace{};
     bool const lacks_memory = where.workspace.bytes < chosen.workspace_bytes;
-    if (status.ok() && lacks_memory && may_find && !is_empty(problem, op)) {
-      status = find_workspace(chosen, options, on_host, where.workspace);
+    if (found.bytes > 0) {
+      status = run_with_map(chosen, problem, device, where, found);
+    } else {
+      if (status.ok() && lacks_memory && may_find && !is_empty(problem, op)) {
+        status = find_workspace(chosen, options, on_host, where.workspace);
+      }
+      if (status.ok()) status = run(chosen, problem, device, where, part);
+      if (status.ok() && has_key && !on_host) maps->keep(key, where.workspace);
     }
-    if (status.ok()) status = run(chosen, problem, device, where, part);
     if (status.code != StatusCode::kNoKernel || chosen.num_steps == 0) return status;
     // A kernel that turned out to be unavailable is not chosen again.
     if (why_not(*chosen.steps[0], problem, device).empty()) return status;
@@ -227,6 +271,18 @@ Status plan_and_run(Problem const& problem, Op op, LaunchOptions const& options,
 
 Status attention_forward(Problem const& problem, LaunchOptions const& options) {
   return plan_and_run(problem, Op::kForward, options);
+}
+
+Status attention_forward(Problem const& problem, LaunchOptions const& options, MaskMaps& maps) {
+  return plan_and_run(problem, Op::kForward, options, Part::kAll, &maps);
+}
+
+bool mask_map_key(Problem const& problem, LaunchOptions const& options, MaskMapKey& key) {
+  Plan chosen;
+  Workspace workspace;
+  DeviceInfo const device = device_info(options.device, options.device_index);
+  return plan(problem, Op::kForward, device, options.kernel, chosen).ok() &&
+         find_map_key(chosen, problem, options, workspace, key);
 }
 
 namespace {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _C
 from ._C import PrequantizedKV
-from ._call import numpy_library  # noqa: F401  numpy registers itself
+from ._call import batch_dims, numpy_library  # noqa: F401  numpy registers itself
 from ._call.call import Call, P, computes
 from ._call.foreign import converted, retried
 from ._call.keywords import answered, misplaced
@@ -77,6 +77,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         if torch and torch.is_compiling():
             if not MODS.isdisjoint(options):
                 return _with_mods(attention, q, k, v, options)
+            if batch_dims.are_several(q):
+                return batch_dims.attention(attention, q, k, v, options)
             again: Callable[..., Any] = attention
             given = {"q": q, "k": k, "v": v, **options}
             if arrays := converted(given):
@@ -90,6 +92,10 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
             return _C.forward(q, k, v, options)
         except TypeError as error:
             refused = error.with_traceback(None)  # which holds this frame
+        except ValueError:
+            if not batch_dims.are_several(q):
+                raise
+            return batch_dims.attention(attention, q, k, v, options)
         if not MODS.isdisjoint(options):  # looked at where it costs others nothing
             return _with_mods(attention, q, k, v, options)
         return retried(attention, {"q": q, "k": k, "v": v, **options}, refused)
@@ -172,7 +178,8 @@ def attention(
             device, or a numpy array; float16, bfloat16 (numpy: of ml_dtypes) or float32, on a CPU
             also float64. Arrays of CuPy, JAX and others with ``__dlpack__`` are read, without a
             copy, as torch tensors, which results are then. D is 1 to 576. The last dimension is
-            contiguous; the others may have any stride.
+            contiguous; the others may have any stride. More batch dimensions may come first, the
+            same in q, k, v and `out`: they are viewed as one, without a copy.
         k: (B, Hkv, Sk, D) in the same layout, dtype and device. Hkv divides Hq: query head h reads
             KV head ``h // (Hq // Hkv)``.
         v: (B, Hkv, Sk, Dv) in the same layout, dtype and device; Dv is 1 to 576. NaN or infinity in

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _C, quantized
 from ._attention import MODS, Array, cast, find_torch
+from ._call import batch_dims
 from ._call.call import SIGNATURES, Call
 from ._call.foreign import converted
 from ._call.keywords import misplaced, refusal
@@ -62,6 +63,8 @@ def explain(
         raise misplaced("explain", ("q", "k", "v"), more, options)
     if unknown := refusal("explain", options, parameters_of(options)):
         raise unknown
+    if _function_of(options) == "attention" and batch_dims.are_several(q):
+        return explain(**batch_dims.first_call(q, k, v, options), device=device, grad=grad)
     given = {"q": q, "k": k, "v": v}
     if arrays := converted({**given, **options}):
         names = {"device": device, "grad": grad}
@@ -103,6 +106,7 @@ def explain(
         dtype, quantize, max_error = facts.dtype, facts.quantize, facts.max_error
     is_gpu = where.kind == CUDA or "-simt" in options.get("kernel", "auto")
     errors = _predicted_errors(call, function, is_gpu) if quantize else None
+    is_kept = device is None and not grad and function == "attention" and call.has_mask_map()
     by_key = {variant.key: variant for variant in variants(None)}
     of_mod = [] if mod_name is None else [f"score_mod {mod_name}"]
     return Explanation(
@@ -118,6 +122,7 @@ def explain(
                 x.max_launches,
                 x.score,
                 x.at_first_use,
+                x.chosen and is_kept,
             )
             for x in found.verdicts
         ),

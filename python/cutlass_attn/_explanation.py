@@ -26,6 +26,7 @@ class Verdict:
     max_launches: int = 0  # GPU kernels launched, at most; 0 on a CPU
     score: str = ""  # terms that its GPU kernel applies to a logit, such as "softcap_alibi"
     at_first_use: bool = False  # this build lacks the kernel with that score: NVRTC compiles it
+    mask_is_kept: bool = False  # an earlier call has read the mask, and the call uses its map
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ def _what_runs(verdict: Verdict) -> str:
         text += ", 1 launch"
     elif verdict.max_launches > 1:
         text += f", up to {verdict.max_launches} launches"
+    if verdict.mask_is_kept:
+        text += ", the mask's map is kept from an earlier call"
     if verdict.splits > 1:
         text += f", keys in {verdict.splits} splits"
     if verdict.workspace_bytes > 0:

@@ -11,6 +11,7 @@
 #include "check.hpp"
 #include "cutlass_attn.hpp"
 #include "fake_cuda.hpp"
+#include "mask_maps.hpp"
 #include "runtime/kept.hpp"
 
 using namespace cutlass_attn;
@@ -284,6 +285,122 @@ TEST(rows_that_a_backward_pass_cannot_number_are_refused) {
                                 "num_heads_kv is more than 4294967296: split the batch or the "
                                 "heads");
   }
+}
+
+namespace {
+
+// As a program keeps maps: all of them.
+struct AllMaps : MaskMaps {
+  std::vector<std::pair<MaskMapKey, Workspace>> maps;
+
+  Workspace find(MaskMapKey const& key) override {
+    for (auto const& [of, workspace] : maps) {
+      if (of == key) return workspace;
+    }
+    return {};
+  }
+  void keep(MaskMapKey const& key, Workspace const& workspace) override {
+    maps.push_back({key, workspace});
+  }
+};
+
+// 100 queries and 200 keys with a mask that is shared by all heads.
+Problem masked() {
+  Problem p = decode(2);
+  p.num_splits = 0;
+  p.seq_q.seqlen = 100;
+  p.seq_k.seqlen = 200;
+  for (auto [operand, rows] : {std::pair(&p.q, 100), {&p.k, 200}, {&p.v, 200}, {&p.o, 100}}) {
+    operand->head_stride = int64_t(64) * rows;
+    operand->batch_stride = 2 * operand->head_stride;
+  }
+  p.mask.elements = {reinterpret_cast<void*>(int64_t(9) << 40), 0, 0, 200, 1};
+  return p;
+}
+
+}  // namespace
+
+TEST(calls_with_one_mask_make_its_map_once) {
+  constexpr int kGpu = 8;
+  std::string const key = "sm80/mask/f16/d64/64x64x4";
+  if (CUDART_VERSION < 12080 || !load_kernel(key, kGpu, "").ok()) return;
+  fake::Stream* const stream = fake::new_stream();
+  LaunchOptions options = on(kGpu, stream);
+  options.kernel = key;
+  options.allocate = allocated;
+  AllMaps maps;
+  // Launches: of the map, if it is made, and of the kernel.
+  auto const runs_with = [&](int64_t launches, Problem const& p) {
+    fake::take_calls();
+    Status const status = attention_forward(p, options, maps);
+    CHECK_EQ(status.message, "");
+    std::vector<fake::Call> const calls = fake::take_calls();
+    CHECK_EQ(count(calls, "cudaLaunchKernel"), launches);
+    CHECK_EQ(count(calls, "allocate"), launches - 1);
+  };
+  Problem const p = masked();
+  runs_with(2, p);
+  runs_with(1, p);
+  Problem layer = p;  // with other operands
+  layer.q.data = layer.v.data;
+  layer.logits.softmax_scale = 3.0f;
+  runs_with(1, layer);
+  MaskMapKey of_call;
+  CHECK(mask_map_key(layer, options, of_call) && maps.find(of_call).bytes > 0);
+
+  // What the map depends on.
+  using Change = void (*)(Problem&);
+  Change const changes[] = {
+      [](Problem& p) { p.mask.causal = true, p.mask.window_right = 0; },
+      [](Problem& p) { p.mask.window_left = 3; },
+      [](Problem& p) { p.mask.window_right = 3; },
+      [](Problem& p) { p.mask.diagonal_shift = 3; },
+      [](Problem& p) { p.mask.attention_chunk = 64; },
+      [](Problem& p) { p.mask.elements.data = p.k.data; },
+      [](Problem& p) { p.mask.elements.batch_stride = 1; },
+      [](Problem& p) { p.mask.elements.head_stride = 1; },
+      [](Problem& p) { p.mask.elements.row_stride = 1; },
+      [](Problem& p) { p.mask.elements.key_stride = 2; },
+      [](Problem& p) { p.batch = 1; },
+      [](Problem& p) { p.num_heads_q = 2; },
+      [](Problem& p) { p.num_heads_q = p.num_heads_kv = 2; },
+      [](Problem& p) { p.seq_q.seqlen = 99; },
+      [](Problem& p) { p.seq_k.seqlen = 199; },
+  };
+  for (Change const change : changes) {
+    Problem other = p;
+    change(other);
+    runs_with(2, other);
+    runs_with(1, other);
+    runs_with(1, p);
+  }
+
+  // Work of another stream is in no order with the map's; a handle is used again, an id is not.
+  ++stream->id;
+  runs_with(2, p);
+  --stream->id;
+  runs_with(1, p);
+
+  // A graph makes the map in each replay, in its own memory, and keeps nothing.
+  size_t const kept = maps.maps.size();
+  stream->is_captured = true;
+  runs_with(2, p);
+  CHECK(!mask_map_key(p, options, of_call));
+  stream->is_captured = false;
+  CHECK_EQ(maps.maps.size(), kept);
+
+  // A call that fails keeps nothing.
+  Problem large = p;
+  large.batch = 3;
+  options.allocate = [](int64_t) { return Workspace{}; };
+  CHECK(!attention_forward(large, options, maps).ok());
+  CHECK_EQ(maps.maps.size(), kept);
+
+  // Without a mask there is nothing to ask for.
+  Problem plain = p;
+  plain.mask.elements = {};
+  options.kernel = "sm80";
+  CHECK(!mask_map_key(plain, options, of_call));
 }
 
 int main(int argc, char** argv) { return check::run(argc, argv); }

@@ -61,6 +61,11 @@ class Call:
         """The verdict on each variant; `device` is a devices.Device, by default q's."""
         return _C.explain(self.q, self.k, self.v, self.options, device=device, **instead)
 
+    def has_mask_map(self) -> bool:
+        """Whether the map of the mask is kept from an earlier call, where q is."""
+        is_here = getattr(getattr(self.q, "device", None), "type", "") in ("cpu", "cuda")
+        return is_here and _C.has_mask_map(self.q, self.k, self.v, self.options)
+
     def explained_gradients(self, device: Any = None, **instead: Any) -> _C.Explanation:
         """The verdicts on the backward pass, with a gradient of the bias if that requires one."""
         options = {name: x for name, x in self.options.items() if name not in OF_FORWARD}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection
 from functools import partial
@@ -17,6 +18,12 @@ from .. import _C
 
 ARRAY = torch.Tensor
 strided = torch.strided  # the one layout that is read
+# Whether calls keep what they have read of a bool mask, for later calls with the same tensor.
+KEEPS_MASKS = {"": True, "1": True, "0": False}.get(os.environ.get("CUTLASS_ATTN_KEEP_MASKS", ""))
+if KEEPS_MASKS is None:
+    raise ValueError(
+        f"CUTLASS_ATTN_KEEP_MASKS is {os.environ['CUTLASS_ATTN_KEEP_MASKS']!r}, allowed: 0 or 1"
+    )
 
 # Whether torch.compile or strict export trace this code: they cannot trace C++. Other compilers
 # install an interceptor.

@@ -29,7 +29,7 @@ import cutlass_attn
 from cutlass_attn._call.torch_library import autocast
 
 from ._flash_impl import register_flash_impl
-from ._translate import mask_or_bias, top_left_causal
+from ._translate import float_mask, mask_or_bias, top_left_causal
 
 __all__ = ["Report", "register_flash_impl", "route", "scaled_dot_product_attention", "why_not"]
 
@@ -196,7 +196,8 @@ def translate(
         mask = _mask(attn_mask, batch, (heads[0], seqlen_q, seqlen_k))
         if mask is None:
             return "attn_mask does not broadcast to the logits"
-        options |= mask_or_bias(mask)
+        is_float = mask.dtype is not torch.bool
+        options |= float_mask(mask) if is_float and dropout_p == 0 else mask_or_bias(mask)
     if is_causal:
         keys, causal = top_left_causal(seqlen_q, seqlen_k)
         k, v = k[:, :, :keys], v[:, :, :keys]
