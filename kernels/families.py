@@ -69,6 +69,10 @@ AXES: dict[str, dict[str | bool, Value]] = {
     "kv": {
         "same": Value(type={"kv": "{element}"}),
         "fp8": Value("fp8", type={"kv": "E4M3"}, options=("fp8_kv",), needs=("fp8_kv",)),
+        "ds_mla": Value("ds_mla", {"kv": "DsMla"}, options=("ds_mla",), needs=("ds_mla",)),
+        "ds_mla_v4": Value(
+            "ds_mla_v4", {"kv": "DsMlaV4"}, options=("ds_mla_v4",), needs=("ds_mla_v4",)
+        ),
     },
     "latent": {
         False: Value(),

@@ -28,7 +28,7 @@ struct AppendProblem {
   Operand k, v;              // new rows, (batch, num_heads_kv, seqlen, head_dim[_v])
   Operand k_cache, v_cache;  // (pages, num_heads_kv, page_size, head_dim[_v]), in the dtype of the
                              // new rows or float8_e4m3fn; a new row is its stored row times
-                             // the scale
+                             // the scale. Or k_cache in a format of tokens, without V
   KvStore kv;                // without a block table, batch entry b is page b
   int32_t cache_rows = 0;    // capacity of an entry
   int32_t const* cache_seqlens = nullptr;  // (batch): rows that an entry has before

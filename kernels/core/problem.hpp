@@ -64,11 +64,13 @@ struct KvStore {
   int32_t page_size = 0;
   int32_t num_pages = 0;  // that there are
   // A list for each query, (batch, seqlen_q, seqlen_k): key j is not row j of the entry but row
-  // `indices` of all pages, page x page_size + row, and no key where that is no row. Without a
-  // block table: the pages are those of the operands' batch strides.
+  // `indices` of all pages, page x page_size + row, and no key where that is no row. With a block
+  // table: row `indices` of the entry, and no key from list_seqlens on. Without: the pages are
+  // those of the operands' batch strides.
   int32_t const* indices = nullptr;
   int64_t indices_batch_stride = 0;
   int64_t indices_query_stride = 0;
+  int32_t const* list_seqlens = nullptr;  // (batch): rows of an entry, with a block table
 
   // Whether an operand's batch stride is that of pages.
   CA_HOST_DEVICE bool has_pages() const { return block_table || indices; }

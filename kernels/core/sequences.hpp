@@ -6,7 +6,7 @@
 //                   leftpad); dense calls, too
 //   DenseKv         rows of a head of K or V at a constant stride
 //   PagedKv         rows in pages that a block table names, or all pages; dense calls, too
-//   StoredKv        the same, of Element or of E4M3, as the call has them
+//   StoredKv        the same, of Element, of E4M3 or in a format of tokens, as the call has them
 //   KeyList         which rows of all pages are the keys of a query, where the call has lists
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "core/e4m3.hpp"
 #include "core/macros.hpp"
 #include "core/problem.hpp"
+#include "core/token_format.hpp"
 
 namespace cutlass_attn {
 
@@ -149,13 +150,14 @@ struct PagedKv {
 
 struct KeyList {
   int32_t const* rows;  // null: the call has no lists
-  int64_t num_rows;     // of all pages
+  int64_t num_rows;     // of all pages, or of the entry
 
   CA_HOST_DEVICE KeyList(Problem const& p, int batch, int query)
       : rows(p.kv.indices ? p.kv.indices + batch * p.kv.indices_batch_stride +
                                 query * p.kv.indices_query_stride
                           : nullptr),
-        num_rows(int64_t(p.kv.num_pages) * p.kv.page_size) {}
+        num_rows(p.kv.list_seqlens ? p.kv.list_seqlens[batch]
+                                   : int64_t(p.kv.num_pages) * p.kv.page_size) {}
 
   // The row that key j is, as PagedKv numbers rows; -1: none. Without lists key j itself.
   CA_HOST_DEVICE int32_t operator()(int j) const {
@@ -169,20 +171,31 @@ template <class Element>
 struct StoredKv {
   PagedKv<Element> rows;
   PagedKv<E4M3> rows_fp8;
-  bool is_fp8;
+  DType dtype;
 
   template <class SeqInfo>
   CA_HOST_DEVICE StoredKv(Problem const& p, SeqInfo const& seq, Operand const& t, int head)
-      : rows(p, seq, t, head), rows_fp8(p, seq, t, head), is_fp8(t.dtype == DType::kFloat8E4M3) {}
+      : rows(p, seq, t, head), rows_fp8(p, seq, t, head), dtype(t.dtype) {}
 
   // Calls visit(row) with the address of a key's row.
   template <class Visit>
   CA_HOST_DEVICE void with_row(int key, Visit&& visit) const {
-    if (is_fp8) {
+    if (is_token_format(dtype)) {
+      visit(TokenRow<Element>{format_of(dtype), token(key)});
+    } else if (dtype == DType::kFloat8E4M3) {
       visit(rows_fp8.row(key));
     } else {
       visit(rows.row(key));
     }
+  }
+
+ private:
+  CA_HOST_DEVICE TokenBytes token(int key) const {
+    PagedKv<E4M3> const& kv = rows_fp8;
+    int const page = kv.is_dense ? 0 : key / kv.page_size;
+    int64_t const number = kv.pages ? kv.pages[page] : page;
+    return {format_of(dtype), reinterpret_cast<uint8_t const*>(kv.first + number * kv.page_stride),
+            kv.page_size, key - page * kv.page_size};
   }
 };
 
