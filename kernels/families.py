@@ -57,7 +57,14 @@ AXES: dict[str, dict[str | bool, Value]] = {
     },
     "kv": {
         "same": Value(),
-        "fp8": Value("fp8", "with::Fp8Cache", options=("fp8_kv",), needs=("fp8_kv",)),
+        "fp8": Value("fp8", "with::StoredAs<E4M3>", options=("fp8_kv",), needs=("fp8_kv",)),
+        "ds_mla": Value("ds_mla", "with::StoredAs<DsMla>", options=("ds_mla",), needs=("ds_mla",)),
+        "ds_mla_v4": Value(
+            "ds_mla_v4",
+            "with::StoredAs<DsMlaV4>",
+            options=("ds_mla_v4",),
+            needs=("ds_mla_v4",),
+        ),
     },
     "latent": {
         False: Value(),

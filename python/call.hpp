@@ -45,7 +45,7 @@ struct Arguments {
   PyObject *seqused_q = nullptr, *seqused_k = nullptr, *leftpad_q = nullptr, *leftpad_k = nullptr;
   PyObject *block_table = nullptr, *k_scale = nullptr, *v_scale = nullptr;
   PyObject *cache_seqlens = nullptr, *cache_batch_idx = nullptr;
-  PyObject *indices = nullptr, *topk_lengths = nullptr;
+  PyObject *indices = nullptr, *topk_lengths = nullptr, *kv_format = nullptr;
   PyObject *k_new = nullptr, *v_new = nullptr;
   PyObject *rotary_cos = nullptr, *rotary_sin = nullptr, *rotary_interleaved = nullptr;
   PyObject *num_splits = nullptr, *split_size = nullptr;

@@ -35,6 +35,7 @@ void read_window(PyObject* window, Mask& mask);
 inline constexpr dlpack::DataType kFloat32 = {dlpack::kFloat, 32, 1};
 inline constexpr dlpack::DataType kFloat64 = {dlpack::kFloat, 64, 1};
 inline constexpr dlpack::DataType kFloat8E4M3 = {dlpack::kFloat8E4M3, 8, 1};
+inline constexpr dlpack::DataType kUInt8 = {dlpack::kUInt, 8, 1};
 inline constexpr dlpack::DataType kInt32 = {dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64 = {dlpack::kInt, 64, 1};
 

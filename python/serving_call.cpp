@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/token_format.hpp"
 #include "entry.hpp"
 #include "errors.hpp"
 #include "parse.hpp"
@@ -47,8 +48,12 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
   p.q = operand("q", call.q, true, dtype);
   p.k = operand("k", k, true, kv_dtype);
   p.v = operand("v", v, true, kv_dtype);
-  bool const has_cu_k = has_value(given.cu_seqlens_k), has_used = has_value(given.seqused_k);
-  if (is_paged) {
+  bool const has_cu_k = has_value(given.cu_seqlens_k);
+  bool const is_listed = has_value(given.indices), has_used = has_value(given.seqused_k);
+  if (is_listed) {
+    p.seq_q.cu_seqlens = nullptr;
+    read_packed_lists(call, given, k, memory);
+  } else if (is_paged) {
     if (has_cu_k || !has_used) {
       raise(PyExc_ValueError,
             std::string("with block_table, seqused_k says how many keys an entry has: ") +
@@ -69,7 +74,7 @@ void read_varlen(Call& call, Arguments const& given, bool memory) {
                 std::to_string(p.seq_k.total) + " rows and q " + std::to_string(p.seq_q.total));
     }
   }
-  if (has_used) {
+  if (has_used && !is_listed) {
     p.seq_k.seqused = address<int32_t>(
         read_int32(call, "seqused_k", given.seqused_k, memory, {p.batch}, "(batch,)"));
   }
@@ -85,47 +90,6 @@ namespace {
 
 constexpr Names kDecodeNames = {"q", "k_cache", "v_cache"};
 
-// Reads lists of keys, one per query. Keys are rows of the whole cache.
-void read_indices(Call& call, Arguments const& given, View const& k, bool memory) {
-  struct {
-    char const* name;
-    PyObject* x;
-  } const others[] = {{"cache_seqlens", given.cache_seqlens},
-                      {"block_table", given.block_table},
-                      {"cache_batch_idx", given.cache_batch_idx},
-                      {"k_new", given.k_new}};
-  for (auto const& [name, x] : others) {
-    if (!has_value(x)) continue;
-    raise(PyExc_ValueError, std::string(name) + " and indices are both given; allowed: one of " +
-                                "them, as indices are rows of the whole cache");
-  }
-  Problem& p = call.problem;
-  View const x = call.read_option("indices", given.indices, memory);
-  if (x.ndim != 3 || x.shape[0] != p.batch || x.shape[1] != p.seq_q.seqlen) {
-    raise(PyExc_ValueError, "indices must have shape (batch, seqlen_q, topk) with (batch, " +
-                                std::string("seqlen_q) = ") +
-                                tuple_text({p.batch, p.seq_q.seqlen}) + ", got " +
-                                shape_of(given.indices));
-  }
-  require_dtype("indices", x, kInt32, "int32");
-  require_dense("indices", x);
-  if (k.shape[1] < 1 || x.shape[2] > kMaxSeqlen) {
-    raise(PyExc_ValueError, "k_cache has entries of " + std::to_string(k.shape[1]) +
-                                " keys, and indices " + std::to_string(x.shape[2]) +
-                                " of a query; allowed: 1 or more, and up to " +
-                                std::to_string(kMaxSeqlen));
-  }
-  p.seq_k.seqlen = int32_t(x.shape[2]);
-  p.kv.page_size = size("the page size", k.shape[1]);
-  p.kv.num_pages = size("the number of pages", k.shape[0]);
-  p.kv.indices = address<int32_t>(x);
-  p.kv.indices_batch_stride = x.strides[0];
-  p.kv.indices_query_stride = x.strides[1];
-  if (!has_value(given.topk_lengths)) return;
-  p.seq_k.seqused = address<int32_t>(
-      read_int32(call, "topk_lengths", given.topk_lengths, memory, {p.batch}, "(batch,)"));
-}
-
 void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_listed = has_value(given.indices);
   if (!is_listed) require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
@@ -138,25 +102,34 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_paged = has_value(given.block_table);
   bool const is_mapped = has_value(given.cache_batch_idx);
   require_dims("q", call.q, 4, "(batch, seqlen, heads, head_dim)");
+  bool const has_tokens = has_value(given.kv_format);
   DType const kv_dtype =
-      check_pair(call, kDecodeNames, k, v, 4,
-                 is_paged ? "(pages, page_size, heads, head_dim) with block_table"
-                          : "(batch, seqlen, heads, head_dim) without block_table",
-                 dtype, true);
+      has_tokens ? check_tokens(call, kDecodeNames, given.kv_format, k, v)
+                 : check_pair(call, kDecodeNames, k, v, 4,
+                              is_paged ? "(pages, page_size, heads, head_dim) with block_table"
+                                       : "(batch, seqlen, heads, head_dim) without block_table",
+                              dtype, true);
   call.bshd = true;
   p.batch = size("the batch", call.q.shape[0]);
   set_dims(call, dtype, call.q.shape[2], k, v);
   p.seq_q.seqlen = size("the number of queries", call.q.shape[1]);
   p.q = operand("q", call.q, true, dtype);
-  p.k = operand("k_cache", k, true, kv_dtype);
-  p.v = operand("v_cache", v, true, kv_dtype);
+  if (has_tokens) {
+    p.k = p.v = token_operand("k_cache", k, kv_dtype);
+    p.head_dim = format_of(kv_dtype).columns;
+    p.head_dim_v = format_of(kv_dtype).columns_v;
+    p.kv.page_size = size("the number of rows of k_cache", k.shape[1]);
+  } else {
+    p.k = operand("k_cache", k, true, kv_dtype);
+    p.v = operand("v_cache", v, true, kv_dtype);
+  }
   if (is_paged && is_mapped) {
     raise(PyExc_ValueError,
           "cache_batch_idx and block_table are both given; allowed: one of them, as either says "
           "where an entry's keys are");
   }
   if (is_listed) {
-    read_indices(call, given, k, memory);
+    read_indices(call, given, kDecodeNames, k, memory);
   } else if (is_paged) {
     read_pages(call, given, kDecodeNames, k, memory);
   } else {
@@ -193,6 +166,15 @@ void check_cache_seqlens(Call const& call, Arguments const& given) {
       raise(PyExc_ValueError, "topk_lengths[" + std::to_string(b) + "] is " +
                                   std::to_string(length) + ", allowed: 0 to " +
                                   std::to_string(p.seq_k.seqlen) + ", the keys of a list");
+    }
+  }
+  for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu && p.kv.list_seqlens; ++b) {
+    int32_t const length = p.kv.list_seqlens[b];
+    int64_t const most = p.kv.block_table_stride * p.kv.page_size;
+    if (length < 0 || length > most) {
+      raise(PyExc_ValueError, "cache_seqlens[" + std::to_string(b) + "] is " +
+                                  std::to_string(length) + ", allowed: 0 to " +
+                                  std::to_string(most) + ", the keys that block_table covers");
     }
   }
   for (int32_t b = 0; b < p.batch && call.q.device.type == dlpack::kCpu && !p.kv.indices; ++b) {
@@ -262,7 +244,11 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"q", "k_new", "v_new"};
   AppendProblem append;
   Problem const& p = call.problem;
-  if (has_value(given.k_new) != has_value(given.v_new)) {
+  bool const has_tokens = is_token_format(p.k.dtype);
+  if (has_tokens && has_value(given.v_new)) {
+    raise(PyExc_ValueError, "v_new is given; allowed with kv_format: None, as V is part of k_new");
+  }
+  if (!has_tokens && has_value(given.k_new) != has_value(given.v_new)) {
     raise(PyExc_ValueError, "k_new and v_new go together, got one of them");
   }
   if (!has_value(given.k_new)) {
@@ -274,20 +260,23 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
     return append;
   }
   View const k = call.library->read(given.k_new, memory);
-  View const v = call.library->read(given.v_new, memory);
+  View const v = has_tokens ? k : call.library->read(given.v_new, memory);
   check_pair(call, kNames, k, v, 4, "(batch, new keys, heads, head_dim)", p.q.dtype, false);
-  if (k.shape[0] != p.batch || k.shape[2] != p.num_heads_kv || v.shape[3] != p.head_dim_v) {
+  if (k.shape[0] != p.batch || k.shape[2] != p.num_heads_kv ||
+      (!has_tokens && v.shape[3] != p.head_dim_v)) {
     raise(PyExc_ValueError,
           "k_new and v_new must have the batch of q and the heads and head dims of k_cache and "
           "v_cache, got " +
               shape_of(given.k_new) + " and " + shape_of(given.v_new));
   }
   call.write_to("k_cache", call.library->read(given.k, memory));
-  call.write_to("v_cache", call.library->read(given.v, memory));
   append.k = operand("k_new", k, true, p.q.dtype);
-  append.v = operand("v_new", v, true, p.q.dtype);
   append.k_cache = p.k;
-  append.v_cache = p.v;
+  if (!has_tokens) {
+    call.write_to("v_cache", call.library->read(given.v, memory));
+    append.v = operand("v_new", v, true, p.q.dtype);
+    append.v_cache = p.v;
+  }
   append.kv = p.kv;
   if (!p.kv.block_table) append.kv = {nullptr, 0, std::max(p.seq_k.seqlen, 1), p.batch};
   append.cache_rows = p.seq_k.seqlen;
@@ -352,24 +341,30 @@ Appended append_step(Call& call, Arguments const& given, AppendProblem& append) 
 AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
   constexpr Names kNames = {"k", "k", "v"};
   constexpr Names kCacheNames = {"k", "k_cache", "v_cache"};
-  require_given("append_kv", "v", given.v_new);
+  bool const has_tokens = has_value(given.kv_format);
+  if (!has_tokens) require_given("append_kv", "v", given.v_new);
+  if (has_tokens && has_value(given.v_new)) {
+    raise(PyExc_ValueError, "v is given; allowed with kv_format: None, as V is part of k");
+  }
   require_given("append_kv", "slot_mapping", given.slot_mapping);
   DType const dtype = call.read_q("k", given.q, memory);
   View const& k = call.q;
-  View const v = call.library->read(given.v_new, memory);
+  View const v = has_tokens ? k : call.library->read(given.v_new, memory);
   check_pair(call, kNames, k, v, 3, "(rows, heads, head_dim)", dtype, false);
   View const k_cache = call.library->read(given.k, memory);
   View const v_cache = call.library->read(given.v, memory);
-  DType const cache_dtype = check_pair(call, kCacheNames, k_cache, v_cache, 4,
-                                       "(pages, page_size, heads, head_dim)", dtype, true);
-  if (k_cache.shape[2] != k.shape[1] || v_cache.shape[3] != v.shape[2]) {
+  DType const cache_dtype = has_tokens
+                                ? check_tokens(call, kCacheNames, given.kv_format, k_cache, v_cache)
+                                : check_pair(call, kCacheNames, k_cache, v_cache, 4,
+                                             "(pages, page_size, heads, head_dim)", dtype, true);
+  if (k_cache.shape[2] != k.shape[1] || (!has_tokens && v_cache.shape[3] != v.shape[2])) {
     raise(PyExc_ValueError,
           "k and v must have the heads and head dims of k_cache and v_cache, got " +
               shape_of(given.q) + " and " + shape_of(given.v_new) + " for " + shape_of(given.k) +
               " and " + shape_of(given.v));
   }
   call.write_to("k_cache", k_cache);
-  call.write_to("v_cache", v_cache);
+  if (!has_tokens) call.write_to("v_cache", v_cache);
   View const slots = call.read_option("slot_mapping", given.slot_mapping, memory);
   if (slots.ndim != 1 || slots.shape[0] > k.shape[0]) {
     raise(PyExc_ValueError, "slot_mapping must have shape (rows,) with at most the " +
@@ -380,9 +375,13 @@ AppendProblem read_append(Call& call, Arguments const& given, bool memory) {
   require_dense("slot_mapping", slots);
   AppendProblem append;
   append.k = operand("k", k, true, dtype);
-  append.v = operand("v", v, true, dtype);
-  append.k_cache = operand("k_cache", k_cache, true, cache_dtype);
-  append.v_cache = operand("v_cache", v_cache, true, cache_dtype);
+  if (has_tokens) {
+    append.k_cache = token_operand("k_cache", k_cache, cache_dtype);
+  } else {
+    append.v = operand("v", v, true, dtype);
+    append.k_cache = operand("k_cache", k_cache, true, cache_dtype);
+    append.v_cache = operand("v_cache", v_cache, true, cache_dtype);
+  }
   if (k_cache.shape[1] < 1) {
     raise(PyExc_ValueError, "k_cache has pages of 0 keys, allowed: 1 or more");
   }
@@ -444,6 +443,9 @@ py::object varlen(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   if (must_go(call, given, true)) return through_operator("varlen", given);
   bool const dispatched = has_value(given.dispatched);
   Recording const recording = dispatched ? Recording::kNone : call.recording(given);
+  if (recording != Recording::kNone && has_value(given.indices)) {
+    raise(PyExc_NotImplementedError, "attention_varlen with indices has no derivative yet");
+  }
   if (recording == Recording::kCall) return recorder.call(given);
   if (is_lazy(given, [&] { read_varlen(call, given, true); })) {
     return through_operator("varlen", given);

@@ -20,7 +20,7 @@ dlpack::DataType dtype_of(std::string const& name) {
       {"float32", {dlpack::kFloat, 32, 1}}, {"float64", {dlpack::kFloat, 64, 1}},
       {"bool", {dlpack::kBool, 8, 1}},      {"int64", {dlpack::kInt, 64, 1}},
       {"uint64", {dlpack::kUInt, 64, 1}},   {"int32", {dlpack::kInt, 32, 1}},
-      {"float8_e4m3fn", kFloat8E4M3}};
+      {"float8_e4m3fn", kFloat8E4M3},       {"uint8", kUInt8}};
   for (auto const& [known, type] : kTypes) {
     if (name == std::string("torch.") + known) return type;
   }

@@ -303,7 +303,7 @@ SCORE_OPTIONS = "softcap negative_scale alibi_slopes bias mask attention_chunk"
             FORWARD,
             {"layout": "paged", "kv": "fp8", "scores": ["general"], "options": ["kv_scales"]},
             "sm80/paged_fp8_general",
-            ", with::Pages, with::Fp8Cache>",
+            ", with::Pages, with::StoredAs<E4M3>>",
             {
                 "options": f"{SCORE_OPTIONS} sinks varlen paged_kv kv_scales fp8_kv",
                 "needs": "fp8_kv",

@@ -28,7 +28,8 @@ struct Rotary {
 struct AppendProblem {
   Operand k, v;              // new rows, (batch, num_heads_kv, seqlen, head_dim[_v])
   Operand k_cache, v_cache;  // (pages, num_heads_kv, page_size, head_dim[_v]), in the dtype of the
-                             // new rows or float8_e4m3fn; stored value x scale = new value
+                             // new rows or float8_e4m3fn; stored value x scale = new value. Or
+                             // k_cache in a token format, without V
   KvStore kv;                // without a block table, batch entry b is page b
   int32_t cache_rows = 0;    // capacity of an entry
   int32_t const* cache_seqlens = nullptr;  // (batch): rows in the cache before the call

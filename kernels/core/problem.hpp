@@ -64,11 +64,13 @@ struct KvStore {
   int32_t page_size = 0;
   int32_t num_pages = 0;  // in the pool
   // Per query a list of rows, (batch, seqlen_q, seqlen_k): key j is row `indices` (page x page_size
-  // + row) of all pages instead of row j of the entry. An index out of range is no key. Without a
-  // block table, pages lie at the operands' batch strides.
+  // + row) of all pages instead of row j of the entry. An index out of range is no key. With a
+  // block table: row `indices` of the entry, and no key from list_seqlens on. Without: pages lie at
+  // the operands' batch strides.
   int32_t const* indices = nullptr;
   int64_t indices_batch_stride = 0;
   int64_t indices_query_stride = 0;
+  int32_t const* list_seqlens = nullptr;  // (batch): rows of an entry, with a block table
 
   // Whether the batch stride of K and V is a page stride.
   CA_HOST_DEVICE bool has_pages() const { return block_table || indices; }

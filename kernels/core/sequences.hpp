@@ -6,7 +6,7 @@
 //                   dense calls as well
 //   DenseKv         rows of a head of K or V at a constant stride
 //   PagedKv         rows in the pages of a block table, or all pages; dense calls as well
-//   StoredKv        PagedKv of Element or of E4M3, as the call stores them
+//   StoredKv        PagedKv of Element, of E4M3 or in a token format, as the call stores them
 //   KeyList         the rows that are the keys of a query, for calls with lists
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "core/e4m3.hpp"
 #include "core/macros.hpp"
 #include "core/problem.hpp"
+#include "core/token_format.hpp"
 
 namespace cutlass_attn {
 
@@ -142,13 +143,14 @@ struct PagedKv {
 
 struct KeyList {
   int32_t const* rows;  // null: the call has no lists
-  int64_t num_rows;     // of all pages
+  int64_t num_rows;     // of all pages, or of the entry
 
   CA_HOST_DEVICE KeyList(Problem const& p, int batch, int query)
       : rows(p.kv.indices ? p.kv.indices + batch * p.kv.indices_batch_stride +
                                 query * p.kv.indices_query_stride
                           : nullptr),
-        num_rows(int64_t(p.kv.num_pages) * p.kv.page_size) {}
+        num_rows(p.kv.list_seqlens ? p.kv.list_seqlens[batch]
+                                   : int64_t(p.kv.num_pages) * p.kv.page_size) {}
 
   // Row of key j, numbered as in PagedKv; -1: no key. Without lists: j.
   CA_HOST_DEVICE int32_t operator()(int j) const {
@@ -162,20 +164,31 @@ template <class Element>
 struct StoredKv {
   PagedKv<Element> rows;
   PagedKv<E4M3> rows_fp8;
-  bool is_fp8;
+  DType dtype;
 
   template <class SeqInfo>
   CA_HOST_DEVICE StoredKv(Problem const& p, SeqInfo const& seq, Operand const& t, int head)
-      : rows(p, seq, t, head), rows_fp8(p, seq, t, head), is_fp8(t.dtype == DType::kFloat8E4M3) {}
+      : rows(p, seq, t, head), rows_fp8(p, seq, t, head), dtype(t.dtype) {}
 
   // Calls visit(row) with the address of a key's row.
   template <class Visit>
   CA_HOST_DEVICE void with_row(int key, Visit&& visit) const {
-    if (is_fp8) {
+    if (is_token_format(dtype)) {
+      visit(TokenRow<Element>{format_of(dtype), token(key)});
+    } else if (dtype == DType::kFloat8E4M3) {
       visit(rows_fp8.row(key));
     } else {
       visit(rows.row(key));
     }
+  }
+
+ private:
+  CA_HOST_DEVICE TokenBytes token(int key) const {
+    PagedKv<E4M3> const& kv = rows_fp8;
+    int const page = kv.is_dense ? 0 : key / kv.page_size;
+    int64_t const number = kv.pages ? kv.pages[page] : page;
+    return {format_of(dtype), reinterpret_cast<uint8_t const*>(kv.first + number * kv.page_stride),
+            kv.page_size, key - page * kv.page_size};
   }
 };
 

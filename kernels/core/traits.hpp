@@ -27,7 +27,6 @@ struct Option {
 };
 struct PackedRows : Option {};  // or batch entries of different lengths
 struct Pages : Option {};       // K and V are in pages
-struct Fp8Cache : Option {};    // K and V are stored in e4m3
 struct Bias : Option {};
 struct BiasGrad : Option {};      // the gradient of a bias
 struct Mask : Option {};          // a bool mask, read by its map (core/mask_map.hpp)
@@ -35,6 +34,11 @@ struct Dropout : Option {};       // with a score that has none of its own
 struct GeneralScore : Option {};  // a backward kernel that has no other score
 struct FixedOrder : Option {};    // the additions to dQ have an order
 struct KeySplits : Option {};     // several blocks share the keys of a tile of rows
+// K and V are stored in another type than Q: E4M3, or a token format (core/token_format.hpp).
+template <class Type_>
+struct StoredAs : Option {
+  using Type = Type_;
+};
 // Accumulator types of Q K^T and P V, where they are not float.
 template <class Qk_, class Pv_>
 struct Accumulators : Option {
@@ -55,6 +59,18 @@ struct AccumulatorsOf<Default, with::Accumulators<Qk, Pv>, Others...> {
   using type = with::Accumulators<Qk, Pv>;
 };
 
+// The type of K and V in memory among some options; Default if there is none.
+template <class Default, class... Given>
+struct StoredTypeOf {
+  using type = Default;
+};
+template <class Default, class First, class... Others>
+struct StoredTypeOf<Default, First, Others...> : StoredTypeOf<Default, Others...> {};
+template <class Default, class Type, class... Others>
+struct StoredTypeOf<Default, with::StoredAs<Type>, Others...> {
+  using type = Type;
+};
+
 template <class Element_, class Shape, class... Given>
 struct Traits : Shape {
   static_assert((Given::kIsOption && ...));
@@ -67,8 +83,8 @@ struct Traits : Shape {
   static constexpr bool are_among = (is_among<Given, Options...> && ...);
 
   using Element = Element_;
-  static constexpr bool kIsFp8 = has<with::Fp8Cache>;
-  using Kv = std::conditional_t<kIsFp8, E4M3, Element>;
+  using Kv = typename StoredTypeOf<Element, Given...>::type;
+  static constexpr bool kIsFp8 = std::is_same_v<Kv, E4M3>;
   using Accumulators = typename AccumulatorsOf<with::Accumulators<float, float>, Given...>::type;
 
   static constexpr bool kIsPaged = has<with::Pages>;

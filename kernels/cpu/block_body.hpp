@@ -138,8 +138,16 @@ CA_CPU_TARGET Panel<Real> load_panel(PagedKv<Element> const& source, int first, 
 template <class Element>
 CA_CPU_TARGET Panel<float> load_panel(StoredKv<Element> const& source, int first, int count,
                                       int head_dim, float* scratch, int32_t const* list) {
-  if (source.is_fp8)
+  if (source.dtype == DType::kFloat8E4M3)
     return load_panel<E4M3, float>(source.rows_fp8, first, count, head_dim, scratch, list);
+  if (is_token_format(source.dtype)) {
+    for (int n = 0; n < count; ++n) {
+      source.with_row(list ? list[first + n] : first + n, [&](auto const& row) {
+        for (int d = 0; d < head_dim; ++d) scratch[n * head_dim + d] = to_float(row[d]);
+      });
+    }
+    return {scratch, head_dim};
+  }
   return load_panel<Element, float>(source.rows, first, count, head_dim, scratch, list);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/e4m3.hpp"
 #include "core/math.hpp"
+#include "core/token_format.hpp"
 
 namespace cutlass_attn::cpu {
 
@@ -66,6 +67,31 @@ inline void from_float(float x, Float16& out) {
                                                     : normal;
   out.bits = uint16_t(sign | value);
 }
+
+}  // namespace cutlass_attn::cpu
+
+namespace cutlass_attn {
+
+template <>
+struct Rounded<cpu::Float16> {
+  static float of(float x) {
+    cpu::Float16 y;
+    cpu::from_float(x, y);
+    return cpu::to_float(y);
+  }
+};
+template <>
+struct Rounded<cpu::BFloat16> {
+  static float of(float x) {
+    cpu::BFloat16 y;
+    cpu::from_float(x, y);
+    return cpu::to_float(y);
+  }
+};
+
+}  // namespace cutlass_attn
+
+namespace cutlass_attn::cpu {
 
 // All conversions as one type, for templates.
 struct Convert {

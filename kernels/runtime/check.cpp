@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cutlass_attn.hpp"
+#include "runtime/check_store.hpp"
 #include "runtime/options.hpp"
 #include "runtime/overlap.hpp"
 #include "sm80/key_splits.hpp"
@@ -61,7 +62,12 @@ Memory queries(char const* name, Operand const& t, Problem const& p, int64_t hea
                 is_packed ? p.seq_q.total : p.seq_q.seqlen, head_dim);
 }
 
-Memory keys(char const* name, Operand const& t, Problem const& p, int64_t head_dim) {
+Memory keys(char const* name, Operand const& operand, Problem const& p, int64_t head_dim) {
+  Operand t = operand;
+  if (is_token_format(t.dtype)) {
+    // All bytes of a page, as if its scales were in the rows.
+    head_dim = t.row_stride = format_of(t.dtype).token_bytes;
+  }
   if (p.kv.has_pages()) {
     return tensor(name, t, p.kv.num_pages, p.num_heads_kv, p.kv.page_size, head_dim);
   }
@@ -194,7 +200,7 @@ Status check_dtypes(Problem const& p, std::initializer_list<Named> operands) {
 
 // K and V have the dtype of q, or, in a forward call, are both float8_e4m3fn.
 Status check_dtypes(Problem const& p, Op op) {
-  if (!has_fp8_kv(p)) {
+  if (!has_fp8_kv(p) && !has_tokens(p)) {
     return check_dtypes(p, {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.o}});
   }
   Status const status = check_dtypes(p, {{"q", p.q}, {"out", p.o}});
@@ -314,7 +320,9 @@ Status check_quantize(Problem const& p, Op op) {
     return with("max_error is " + value_of(p.max_error) +
                 " with packed sequences or sequences of different lengths; allowed: dense ones");
   }
-  if (has_fp8_kv(p)) return with("k and v are float8_e4m3fn; allowed: of q's dtype");
+  if (has_fp8_kv(p) || has_tokens(p)) {
+    return with(std::string("k and v are ") + name_of(p.k.dtype) + "; allowed: of q's dtype");
+  }
   if (p.k.scale || p.v.scale) return with("k_scale or v_scale is given; allowed: none, or 1");
   return {};
 }
@@ -333,6 +341,7 @@ Status check_sequences(Problem const& p) {
                       {"leftpad_k", p.seq_k.leftpad},
                       {"block_table", p.kv.block_table},
                       {"indices", p.kv.indices},
+                      {"list_seqlens", p.kv.list_seqlens},
                       {"q.scale", p.q.scale},
                       {"k.scale", p.k.scale},
                       {"v.scale", p.v.scale},
@@ -379,41 +388,6 @@ Status check_sequences(Problem const& p) {
                              std::to_string(operand.batch_stride) +
                              ", allowed: 0 with cu_seqlens, which says where a batch entry begins");
     }
-  }
-  return {};
-}
-
-// Checks what lists of keys can be combined with. A list does not say where a key is in its
-// sequence, so masks and distances are excluded.
-Status check_indices(Problem const& p, Op op) {
-  if (p.kv.indices == nullptr) return {};
-  Mask const& mask = p.mask;
-  bool const has_window = mask.window_left != kUnbounded || mask.window_right != kUnbounded;
-  struct {
-    bool is_given;
-    char const *what, *allowed;
-  } const others[] = {
-      {op == Op::kBackward, "gradients are asked for", "a forward call"},
-      {p.q.dtype == DType::kFloat64, "q is float64", "float16, bfloat16 or float32"},
-      {p.seq_q.cu_seqlens || p.seq_q.is_padded(), "cu_seqlens_q, seqused_q or leftpad_q", "none"},
-      {p.kv.block_table != nullptr, "block_table", "indices that are rows of all pages"},
-      {p.seq_k.cu_seqlens || p.seq_k.leftpad, "cu_seqlens_k or leftpad_k", "seqused_k"},
-      {mask.causal, "causal is True", "False, as the list says which keys a query sees"},
-      {has_window, "window", "None"},
-      {mask.attention_chunk != 0, "attention_chunk", "None"},
-      {bool(mask.elements), "a mask", "-1 in the list"},
-      {p.logits.alibi_slopes != nullptr, "alibi_slopes", "None"},
-      {bool(p.logits.bias), "bias", "None"},
-      {p.dropout.p != 0.0f, "dropout_p", "0"},
-      {p.quantize != Quantize::kNone, "quantize", "None"},
-  };
-  for (auto const& [is_given, what, allowed] : others) {
-    if (!is_given) continue;
-    return Status::invalid(std::string("indices are given, and ") + what + "; allowed: " + allowed);
-  }
-  if (p.num_heads_kv > 1) {
-    return Status::invalid("num_heads_kv is " + std::to_string(p.num_heads_kv) +
-                           ", allowed with indices: 1, as all heads of a query share its list");
   }
   return {};
 }
@@ -598,6 +572,7 @@ Status check(Problem const& p, Op op) {
   if (status.ok()) status = check_options(p, op);
   if (status.ok()) status = check_quantize(p, op);
   if (status.ok()) status = check_sequences(p);
+  if (status.ok()) status = check_tokens(p);
   if (status.ok()) status = check_indices(p, op);
   if (status.ok()) status = op == Op::kBackward ? check_backward(p) : check_memory(p);
   return status;

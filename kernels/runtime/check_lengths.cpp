@@ -86,7 +86,7 @@ namespace {
 
 // Checks the entries of the lists that are read.
 Status check_indices(Problem const& p, int32_t batch) {
-  int64_t const rows = int64_t(p.kv.num_pages) * p.kv.page_size;
+  int64_t const rows = KeyList(p, batch, 0).num_rows;
   int32_t const keys = VarlenSeqInfo(p, batch).lens(p).k;
   for (int32_t query = 0; query < p.seq_q.seqlen; ++query) {
     int32_t const* const list =
@@ -94,10 +94,12 @@ Status check_indices(Problem const& p, int32_t batch) {
     auto const wrong =
         std::find_if(list, list + keys, [&](int32_t row) { return row < -1 || row >= rows; });
     if (wrong == list + keys) continue;
-    return Status::invalid("indices[" + std::to_string(batch) + ", " + std::to_string(query) +
-                           ", " + std::to_string(wrong - list) + "] is " + std::to_string(*wrong) +
-                           ", allowed: 0 to " + std::to_string(rows - 1) +
-                           ", the rows of all pages, or -1 for none");
+    return Status::invalid(
+        "indices[" + std::to_string(batch) + ", " + std::to_string(query) + ", " +
+        std::to_string(wrong - list) + "] is " + std::to_string(*wrong) + ", allowed: 0 to " +
+        std::to_string(rows - 1) +
+        (p.kv.list_seqlens ? ", the rows of the entry" : ", the rows of all pages") +
+        ", or -1 for none");
   }
   return {};
 }
@@ -110,7 +112,8 @@ Status check_lengths(Problem const& p) {
     status = check("k", p.seq_k, p.batch, p.seq_k.seqlen, p.kv.block_table ? "block_table" : "k");
   }
   for (int32_t b = 0; b < p.batch && status.ok() && p.kv.block_table; ++b) {
-    status = check_pages(p.kv, b, VarlenSeqInfo(p, b).lens(p).k);
+    bool const is_listed = p.kv.list_seqlens != nullptr;
+    status = check_pages(p.kv, b, is_listed ? p.kv.list_seqlens[b] : VarlenSeqInfo(p, b).lens(p).k);
   }
   for (int32_t b = 0; b < p.batch && status.ok() && p.kv.indices; ++b) status = check_indices(p, b);
   return status;

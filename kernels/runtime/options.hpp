@@ -8,6 +8,7 @@
 
 #include "core/problem.hpp"
 #include "core/score.hpp"
+#include "core/token_format.hpp"
 #include "cutlass_attn.hpp"
 
 namespace cutlass_attn {
@@ -15,6 +16,11 @@ namespace cutlass_attn {
 // Whether K and V are stored in fp8, in which no kernel computes.
 inline bool has_fp8_kv(Problem const& p) {
   return p.k.dtype == DType::kFloat8E4M3 && p.v.dtype == DType::kFloat8E4M3;
+}
+
+// Whether K and V are tokens in one 8-bit format.
+inline bool has_tokens(Problem const& p) {
+  return is_token_format(p.k.dtype) && p.v.dtype == p.k.dtype;
 }
 
 // Whether V is a view of the first columns of K. No kernel uses that for smaller head dims.
@@ -44,6 +50,8 @@ inline uint32_t options_of(Problem const& p, Op op) {
   if (p.q.scale || p.o.scale) bits |= option::scales;
   if (p.k.scale || p.v.scale) bits |= option::kv_scales;
   if (has_fp8_kv(p)) bits |= option::fp8_kv;
+  if (p.k.dtype == DType::kDsMla) bits |= option::ds_mla;
+  if (p.k.dtype == DType::kDsMlaV4) bits |= option::ds_mla_v4;
   if (op == Op::kForward && has_latent_kv(p)) bits |= option::latent_kv;
   if (p.kv.indices) bits |= option::indices;
   if (p.max_error != 0.0f) bits |= option::max_error;

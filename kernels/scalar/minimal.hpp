@@ -54,7 +54,7 @@ struct Minimal {
       int const row = list(key);
       if (row < 0) continue;
       float s = 0.0f;
-      k.with_row(row, [&](auto const* k_row) {
+      k.with_row(row, [&](auto const& k_row) {
         for (int d = 0; d < p.head_dim; ++d) s = fmaf(float(q_row[d]), float(k_row[d]), s);
       });
 
@@ -65,7 +65,7 @@ struct Minimal {
       softmax.sum += weight;
       if (dropout.is_active()) weight *= dropout.factor(batch, head, q, key);
 
-      v.with_row(row, [&](auto const* v_row) {
+      v.with_row(row, [&](auto const& v_row) {
         for (int d = 0; d < p.head_dim_v; ++d) o[d] = fmaf(weight, float(v_row[d]), o[d] * rescale);
       });
     }

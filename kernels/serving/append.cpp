@@ -58,7 +58,7 @@ Status check(AppendProblem const& p) {
       {"k", p.k}, {"v", p.v}, {"k_cache", p.k_cache}, {"v_cache", p.v_cache}, {"q", p.q}};
   for (auto const& [name, operand] : operands) {
     bool const is_cache = &operand == &p.k_cache || &operand == &p.v_cache;
-    if (is_cache && is_stored_as_fp8(p)) continue;
+    if (is_cache && (is_stored_as_fp8(p) || is_token_format(p.k_cache.dtype))) continue;
     if (operand.dtype != p.k.dtype && operand.data != nullptr) {
       return Status::invalid(std::string(name) + " is " + name_of(operand.dtype) +
                              ", allowed: " + name_of(p.k.dtype) + " like k" +
@@ -71,6 +71,27 @@ Status check(AppendProblem const& p) {
   }
   if (p.q.data && p.rotary.dim == 0) {
     return Status::invalid("q is set, but rotary.dim is 0: q would not be rotated");
+  }
+  if (is_token_format(p.k_cache.dtype)) {
+    TokenFormat const format = format_of(p.k_cache.dtype);
+    std::string const is = std::string("k_cache is ") + name_of(p.k_cache.dtype) + ", and ";
+    if (p.head_dim != format.columns || p.num_heads_kv > 1) {
+      return Status::invalid(is + "k has " + std::to_string(p.num_heads_kv) + " heads of " +
+                             std::to_string(p.head_dim) + " columns; allowed: 1 of " +
+                             std::to_string(format.columns));
+    }
+    if (p.v.data || p.v_cache.data) return Status::invalid(is + "v is given; allowed: none");
+    if (p.k_cache.scale) return Status::invalid(is + "k_scale is given; allowed: None");
+    if (p.rotary.dim > 0) {
+      return Status::invalid(is + "rotary_cos is given; allowed: None, for rows rotated before");
+    }
+    if (p.k_cache.row_stride != format.row_bytes) {
+      return Status::invalid(is + "its row stride is " + std::to_string(p.k_cache.row_stride) +
+                             "; allowed: " + std::to_string(format.row_bytes));
+    }
+    if (reinterpret_cast<uint64_t>(p.k_cache.data) % 4 != 0 || p.k_cache.batch_stride % 4 != 0) {
+      return Status::invalid(is + "its address or page stride is no multiple of 4 bytes");
+    }
   }
   bool const by_slots = p.slot_mapping != nullptr, by_lengths = p.cache_seqlens != nullptr;
   if (by_slots == by_lengths && p.batch > 0 && p.seqlen > 0) {
@@ -95,7 +116,10 @@ Status check_memory(AppendProblem const& p) {
                        head_dim * bytes};
   };
   bool const by_slots = p.slot_mapping != nullptr;
-  auto const cache = [&](Operand const& t, int64_t head_dim) {
+  bool const has_v = !is_token_format(p.k_cache.dtype);
+  auto const cache = [&](Operand t, int64_t head_dim) {
+    // All bytes of a page of tokens, as if its scales were in the rows.
+    if (!has_v) head_dim = t.row_stride = format_of(p.k_cache.dtype).token_bytes;
     return rows(t, p.kv.num_pages, p.num_heads_kv, p.kv.page_size, head_dim);
   };
   struct {
@@ -104,9 +128,10 @@ Status check_memory(AppendProblem const& p) {
     bool is_written;
   } const all[] = {
       {"k_cache", cache(p.k_cache, p.head_dim), true},
-      {"v_cache", cache(p.v_cache, p.head_dim_v), true},
+      {"v_cache", has_v ? cache(p.v_cache, p.head_dim_v) : StridedRows{}, true},
       {by_slots ? "k" : "k_new", rows(p.k, p.batch, p.num_heads_kv, p.seqlen, p.head_dim), false},
-      {by_slots ? "v" : "v_new", rows(p.v, p.batch, p.num_heads_kv, p.seqlen, p.head_dim_v), false},
+      {by_slots ? "v" : "v_new",
+       rows(p.v, has_v ? p.batch : 0, p.num_heads_kv, p.seqlen, p.head_dim_v), false},
       {"q", rows(p.q, p.q.data ? p.batch : 0, p.num_heads_q, p.seqlen_q, p.head_dim), false}};
   for (auto const& a : all) {
     if (!span_is_sane(a.rows)) {
@@ -209,7 +234,9 @@ void append_rows(AppendParams const& params) {
 
 template <class Element>
 void append_on_host(AppendParams const& params) {
-  if (is_stored_as_fp8(params.problem)) {
+  if (is_token_format(params.problem.k_cache.dtype)) {
+    append_rows<Element, serving::Tokens>(params);
+  } else if (is_stored_as_fp8(params.problem)) {
     append_rows<Element, E4M3>(params);
   } else {
     append_rows<Element, Element>(params);

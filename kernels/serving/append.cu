@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(AppendKernel<Element, Stored>::kThreads,
 
 template <class Element>
 Status launch(AppendParams params, RunOptions const& options) {
-  auto* const function =
-      is_stored_as_fp8(params.problem) ? &append<Element, E4M3> : &append<Element, Element>;
+  auto* const function = is_token_format(params.problem.k_cache.dtype) ? &append<Element, Tokens>
+                         : is_stored_as_fp8(params.problem)            ? &append<Element, E4M3>
+                                                                       : &append<Element, Element>;
   return launch_on_device(reinterpret_cast<void const*>(function), &params,
                           AppendKernel<Element>::launch(params), options);
 }

@@ -7,9 +7,12 @@
 // memory.
 #pragma once
 
+#include <type_traits>
+
 #include "core/append.hpp"
 #include "core/launch.hpp"
 #include "core/macros.hpp"
+#include "core/token_format.hpp"
 #include "serving/convert.hpp"
 
 namespace cutlass_attn::serving {
@@ -18,6 +21,9 @@ namespace cutlass_attn::serving {
 inline bool is_stored_as_fp8(AppendProblem const& p) {
   return p.k_cache.dtype == DType::kFloat8E4M3 && p.v_cache.dtype == DType::kFloat8E4M3;
 }
+
+// In place of a type in which the cache is stored: a format of tokens.
+struct Tokens {};
 
 struct AppendParams {
   AppendProblem problem;
@@ -33,7 +39,8 @@ struct AppendRow {
 
   // Number of rows of K and V. Rows of Q follow, then lengths.
   CA_HOST_DEVICE static int64_t rows_kv(AppendProblem const& p) {
-    return int64_t(p.batch) * p.seqlen * p.num_heads_kv * 2;
+    int const kinds = is_token_format(p.k_cache.dtype) ? 1 : 2;
+    return int64_t(p.batch) * p.seqlen * p.num_heads_kv * kinds;
   }
   CA_HOST_DEVICE static int64_t rows_q(AppendProblem const& p) {
     return p.q.data ? int64_t(p.batch) * p.seqlen_q * p.num_heads_q : 0;
@@ -82,15 +89,53 @@ struct AppendRow {
   CA_HOST_DEVICE void key_or_value(int32_t row) const {
     int32_t const head = row % p.num_heads_kv;
     row /= p.num_heads_kv;
-    bool const is_v = row % 2 != 0;
-    row /= 2;
+    constexpr bool kIsToken = std::is_same_v<Stored, Tokens>;
+    bool const is_v = !kIsToken && row % 2 != 0;
+    row /= kIsToken ? 1 : 2;
     int32_t const batch = row / p.seqlen, i = row % p.seqlen;
     Place const place = place_of(batch, i);
     if (place.page < 0) return;
-    Operand const &from = is_v ? p.v : p.k, &to = is_v ? p.v_cache : p.k_cache;
-    copy(at<Element>(from, batch, head, i), at<Stored>(to, place.page, head, place.row),
-         is_v ? p.head_dim_v : p.head_dim, is_v ? 0 : p.rotary.dim, place.position,
-         to.scale ? 1.0f / to.scale[head * to.scale_head_stride] : 1.0f, to.scale != nullptr);
+    if constexpr (kIsToken) {
+      token(at<Element>(p.k, batch, head, i), place);
+    } else {
+      Operand const &from = is_v ? p.v : p.k, &to = is_v ? p.v_cache : p.k_cache;
+      copy(at<Element>(from, batch, head, i), at<Stored>(to, place.page, head, place.row),
+           is_v ? p.head_dim_v : p.head_dim, is_v ? 0 : p.rotary.dim, place.position,
+           to.scale ? 1.0f / to.scale[head * to.scale_head_stride] : 1.0f, to.scale != nullptr);
+    }
+  }
+
+  // Rounds a row to the format of the cache. Two threads share a group of columns: each computes
+  // its scale, and stores half of it.
+  CA_HOST_DEVICE void token(Element const* from, Place place) const {
+    TokenFormat const f = format_of(p.k_cache.dtype);
+    auto* const page = static_cast<uint8_t*>(p.k_cache.data) + place.page * p.k_cache.batch_stride;
+    TokenBytes const bytes(f, page, p.kv.page_size, place.row);
+    auto* const to = const_cast<uint8_t*>(bytes.row);
+    for (int32_t half = lane; half < 2 * f.fp8_columns / f.group; half += lanes) {
+      int32_t const group = half / 2, first = group * f.group, begin = half * f.group / 2;
+      float amax = 0.0f;
+      for (int32_t d = first; d < first + f.group; ++d) {
+        float const size = fabsf(Convert::load(from[d]));
+        amax = size > amax ? size : amax;  // ignores NaN, which is stored as NaN
+      }
+      uint8_t const exponent = e8m0_of_amax(amax);
+      float const inverse = bits_float(uint32_t(254 - exponent) << 23);  // normal up to 2^126
+      for (int32_t d = begin; d < begin + f.group / 2; ++d) {
+        to[d] = to_e4m3(Convert::load(from[d]) * inverse).bits;
+      }
+      if (half % 2 != 0) continue;
+      auto* const scales = const_cast<uint8_t*>(bytes.scales);
+      if (f.scale_bytes == 4) {
+        reinterpret_cast<float*>(scales)[group] = e8m0_to_float(exponent);
+      } else {
+        scales[group] = exponent;
+      }
+    }
+    for (int32_t d = f.fp8_columns + lane; d < f.columns; d += lanes) {
+      *reinterpret_cast<uint16_t*>(to + f.bf16_at + 2 * (d - f.fp8_columns)) =
+          bfloat16_bits(Convert::load(from[d]));
+    }
   }
 
   CA_HOST_DEVICE void query(int32_t row) const {

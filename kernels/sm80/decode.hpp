@@ -31,7 +31,7 @@ struct Decode {
   static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
   static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
   static constexpr int kWarps = Shape::kWarps;
-  static_assert(Traits<Element, Shape, Options...>::template are_among<with::Fp8Cache>);
+  static_assert(Traits<Element, Shape, Options...>::template are_among<with::StoredAs<E4M3>>);
   // Each warp processes its tiles like a block of one warp.
   using WarpShape = TileShape<kHeadDim, kHeadDimV, kBlockM, kBlockN, 1>;
   using Config = sm80::Config<Traits<Element, WarpShape, with::Pages, Options...>>;

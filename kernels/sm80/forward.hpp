@@ -43,8 +43,8 @@ template <class Element, class Shape, class... Options>
 struct Forward {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
   static_assert(Traits::template are_among<typename Traits::Accumulators, with::PackedRows,
-                                           with::Pages, with::Fp8Cache, with::Bias, with::Mask,
-                                           with::Dropout, with::KeySplits>);
+                                           with::Pages, with::StoredAs<E4M3>, with::Bias,
+                                           with::Mask, with::Dropout, with::KeySplits>);
   using Config = sm80::Config<Traits>;
   using Kv = typename Config::Kv;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;

@@ -25,6 +25,9 @@
 //
 //                 slice full | S of own columns -> buffer n % 2 | rows | sum of all -> P -> O
 //
+//   Conversion: of a cache in bytes (Stored: a format of core/token_format.hpp) the stages hold the
+//               bytes of tokens. Each warp converts its rows of a stage to the one tile that is
+//               computed, between two barriers of the warps of a slice.
 //   Merge:      the last block of each group of splits merges the group, and the last of those
 //               blocks the groups, in the order of the keys (merge_splits.hpp).
 #pragma once
@@ -35,6 +38,7 @@
 #include "core/score.hpp"
 #include "sm80/latent_params.hpp"
 #include "sm80/latent_rows.hpp"
+#include "sm80/latent_tokens.hpp"
 #include "sm80/merge_splits.hpp"
 #include "sm80/products.hpp"
 #include "tile/quad_rows.hpp"
@@ -43,8 +47,11 @@
 
 namespace cutlass_attn::sm80 {
 
-template <class Element, class Shape>
+template <class Element, class Shape, class... Options>
 struct Latent {
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::StoredAs<DsMla>, with::StoredAs<DsMlaV4>>);
+  using Stored = typename Traits::Kv;
   using Params = LatentParams;
   static constexpr int kHeadDim = Shape::kHeadDim, kHeadDimV = Shape::kHeadDimV;
   static constexpr int kBlockM = Shape::kBlockM, kBlockN = Shape::kBlockN, kN = kBlockN;
@@ -56,13 +63,15 @@ struct Latent {
   static constexpr int kTail = (kHeadDim - kHeadDimV) / kWarpsD;  // and of what V lacks
   static constexpr bool kHasTail = kTail > 0;
   static constexpr int kWarpKeys = kBlockN / kWarpsM;  // rows of a tile that a warp copies
+  static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
   static_assert(kBlockM == 16 * kWarpsM && kBlockN % kWarpsM == 0);
   static_assert(kWarpsD == 2 || kWarpsD == 4);
   static_assert(kSlice % 64 == 0 && kTail % 16 == 0);
 
   // A warp processes its rows and its slice like a block of one warp.
   struct SliceConfig
-      : Config<Traits<Element, TileShape<kSlice, kSlice, 16, kBlockN, 1>, with::Pages>> {
+      : Config<
+            cutlass_attn::Traits<Element, TileShape<kSlice, kSlice, 16, kBlockN, 1>, with::Pages>> {
     template <class Score>
     static constexpr int key_block() {
       return kBlockN;
@@ -91,11 +100,16 @@ struct Latent {
     float values[4];
   };
   using PartialSums = Quad[kWarpsM][kWarpsD][kBlocks][32];  // of S
+  using Tokens = typename TokenStageOf<Stored, kBlockN, kSlice, kTail, kWarpsD, kConverts>::Type;
   // The most stages that fit Ada's 99 KB, and so two blocks on an SM of Hopper.
   static constexpr int kSmemOfAda = 99 << 10;
-  static constexpr int kStageBytes = kWarpsD * int(sizeof(Stage));
-  static constexpr int kStages = (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048) / kStageBytes;
+  static constexpr int kTileBytes = kWarpsD * int(sizeof(Stage));
+  static constexpr int kStageBytes = kConverts ? int(sizeof(Tokens)) : kTileBytes;
+  static constexpr int kStages =
+      (kSmemOfAda - 2 * int(sizeof(PartialSums)) - 2048 - (kConverts ? kTileBytes : 0)) /
+      kStageBytes;
   static_assert(kStages >= 2);
+  using Source = LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
 
   // Of a block. In shared memory, because the main loop is short of registers: otherwise tiles of
   // 64 rows have 160 bytes of local memory.
@@ -103,12 +117,16 @@ struct Latent {
     Coord tile;
     TileRange range;  // tiles of keys, in keys
     NearMask interval;
-    LatentSource<Element> source;
+    Source source;
   };
-  struct Shared {
-    Stage stages[kWarpsD][kStages];
+  struct NoTokens {};
+  struct TokenStages {
+    Tokens tokens[kStages];
+  };
+  struct Shared : std::conditional_t<kConverts, TokenStages, NoTokens> {
+    Stage stages[kWarpsD][kConverts ? 1 : kStages];
     PartialSums sums[2];
-    Element const* rows[kWarpsM][kWarpsD][kWarpKeys];  // of the tile that a warp copies next
+    typename Source::Row rows[kWarpsM][kWarpsD][kWarpKeys];  // of the tile that a warp copies next
     // Rows of a stage's tile that are keys, with lists; each warp has the bits of what it copies.
     uint32_t present[kWarpsD][kStages][kWarpsM];
     int32_t ticket;  // the number of blocks that finished before this one
@@ -166,7 +184,9 @@ struct Latent {
     TileRange const& range;                                      // in keys
     FragmentScores<Arch, Score, Place, kRows, false, Coord> const scores;
     float const log2_scale;
-    LatentRows<Element, TileSlice, std::conditional_t<kHasTail, TileTail, void>, kWarpKeys, Arch>
+    using Tail = std::conditional_t<kHasTail, TileTail, void>;
+    std::conditional_t<kConverts, LatentTokens<Element, Tokens, TileSlice, Tail, kWarpKeys, Arch>,
+                       LatentRows<Element, TileSlice, Tail, kWarpKeys, Arch>>
         gather;
     Address const stages = Arch::smem_address(shared.stages[d]);
     typename SliceStep::Q q_slice;
@@ -185,8 +205,13 @@ struct Latent {
                  range,
                  shared.block.interval},
           log2_scale(scores.score.log2_scale()),
-          gather{p,    params.by_page,     lane, m * kWarpKeys, shared.rows[m][d], slice,
-                 tail, shared.block.source} {}
+          gather{p,
+                 params.by_page,
+                 lane,
+                 m * kWarpKeys,
+                 shared.rows[m][d],
+                 {d, slice, tail},
+                 shared.block.source} {}
 
     // Computes the tiles of keys [first, last).
     CUTE_DEVICE void run(int first, int last) {
@@ -203,6 +228,10 @@ struct Latent {
         Arch::template cp_async_wait_group<kStages - 2>();  // this stage
         copy_looked_up(key + (kStages - 1) * kN, last, stage == 0 ? kStages - 1 : stage - 1);
         gather.look_up_if(key + kStages * kN, last);
+        if constexpr (kConverts) {
+          gather.convert(shared.tokens[stage], slice_of(stage), tail_of(stage));
+          sync_slice();  // tile full
+        }
         S s;
         multiply_queries(stage, s);
         add_other_columns(shared.sums[(key - first) / kN % 2], s);
@@ -245,17 +274,27 @@ struct Latent {
     }
 
    private:
-    CUTE_DEVICE Address slice_of(int stage) const { return stages + stage * int(sizeof(Stage)); }
+    CUTE_DEVICE Address slice_of(int stage) const {
+      return kConverts ? stages : stages + stage * int(sizeof(Stage));
+    }
     CUTE_DEVICE Address tail_of(int stage) const {
       return slice_of(stage) + int(offsetof(Stage, tail));
     }
 
     // Starts the copy of the tile that was looked up, unless it is beyond the last.
     CUTE_DEVICE void copy_looked_up(int key, int end, int stage) {
-      gather.place();
+      if constexpr (kConverts) {
+        gather.place(shared.tokens[stage]);
+      } else {
+        gather.place();
+      }
       sync_slice();  // rows full; the stage computed next full, the one before it empty
       if (key < end) {
-        gather.copy(slice_of(stage), tail_of(stage));
+        if constexpr (kConverts) {
+          gather.copy(shared.tokens[stage]);
+        } else {
+          gather.copy(slice_of(stage), tail_of(stage));
+        }
         if (p.kv.indices) {
           uint32_t const present = gather.present();
           if (lane == 0) shared.present[d][stage][m] = present;

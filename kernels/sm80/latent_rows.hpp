@@ -12,6 +12,7 @@ namespace cutlass_attn::sm80 {
 // Where the rows of K are, of a block.
 template <class Element>
 struct LatentSource {
+  using Row = Element const*;
   Element const* first;  // row 0 of the entry, or of page 0
   int32_t const* pages;  // pages of the entry; null: one, or all in order
   KeyList list;
@@ -25,13 +26,19 @@ struct LatentSource {
         seqlen_k(lens.k) {}
 };
 
+// What a warp has of a tile's columns.
+struct LatentColumns {
+  int warp;         // of those that divide the columns
+  int slice, tail;  // first columns of its ranges
+};
+
 // A warp copies kRows rows of each tile, from row `begin` on. One lane looks up each of them: its
 // page, or its entry in the list, and then its address, which it stores in shared memory for the
 // lanes that copy the row. Rows are looked up one tile before they are copied, because tables and
 // lists are in global memory, too.
 //
 // Slice, Tail: tiles of shared memory for the two ranges of columns, the second of which may be
-// void. `slice` and `tail` are the first columns of the ranges.
+// void.
 template <class Element, class Slice, class Tail, int kRows, class Arch>
 struct LatentRows {
   using Address = typename Arch::SmemAddress;
@@ -41,7 +48,7 @@ struct LatentRows {
   FastDivisor const by_page;
   int const lane, begin;
   Element const** const rows;  // of the next tile, in shared memory; null: no such key
-  int const slice, tail;
+  LatentColumns const columns;
   LatentSource<Element> const& source;  // in shared memory
   Element const* row = nullptr;         // of this lane, in the tile that was looked up
 
@@ -71,8 +78,8 @@ struct LatentRows {
 
   // Starts the copy of that tile; rows that are no keys are zeros.
   CUTE_DEVICE void copy(Address to_slice, Address to_tail) const {
-    copy_columns<Slice>(to_slice, slice);
-    if constexpr (!std::is_same_v<Tail, void>) copy_columns<Tail>(to_tail, tail);
+    copy_columns<Slice>(to_slice, columns.slice);
+    if constexpr (!std::is_same_v<Tail, void>) copy_columns<Tail>(to_tail, columns.tail);
   }
 
  private:

@@ -20,6 +20,7 @@ A = TypeVar("A", "torch.Tensor", "np.ndarray[Any, Any]")
 Array = Any  # an option: of that library, or with __dlpack__
 Lengths = Any  # an int32 array, or a list of int
 Layout = Literal["bhsd", "bshd"]
+TokenFormat = Literal["ds_mla", "ds_mla_v4"]
 Quantized = Literal["qk", "int8", "fp8"]
 Accumulator = Literal["fp32", "fp16", "fp16_qk", "fp16_pv"]
 
@@ -70,6 +71,7 @@ class VarlenOptions(_Common, total=False):
 
     seqused_k: Lengths | None
     block_table: Array | None
+    indices: Array | None
     dropout_p: float
     rng_state: Array | None
     deterministic: bool
@@ -86,6 +88,7 @@ class DecodeOptions(_Common, total=False):
 
     layout: Layout
     block_table: Array | None
+    kv_format: TokenFormat | None
     indices: Array | None
     topk_lengths: Array | None
     k_new: Array | None

@@ -144,6 +144,7 @@ def attention_decode(
     cache_seqlens: Array | None,
     *,
     block_table: Array | None = None,
+    kv_format: str | None = None,
     indices: Array | None = None,
     topk_lengths: Array | None = None,
     k_new: Array | None = None,
@@ -189,20 +190,25 @@ def attention_decode(
             float8_e4m3fn. Hkv divides Hq.
         v_cache: (B, S, Hkv, Dv), or pages (P, page, Hkv, Dv), of k_cache's dtype. A view of its
             first columns, ``k_cache[..., :Dv]``, is latent attention (MLA), which reads it once.
+            With ``kv_format`` the same array as k_cache.
         cache_seqlens: (B,) int32: number of keys of each sequence in the cache before this call.
             Not changed. An int stands for all sequences. Like a list, it is copied to the device
-            in each call. None with ``indices``.
+            in each call. With ``indices`` None, unless there is a ``block_table``.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Entries beyond its length may hold anything.
+        kv_format: how k_cache stores latent tokens in 8 bits, which are converted on the way:
+            "ds_mla", (P, page, 1, 656), or "ds_mla_v4", (P, page, 1, 584), uint8 or float8_e4m3fn,
+            the rows of a page next to each other. None: k_cache holds numbers. D is 576 and Dv 512;
+            of "ds_mla_v4" both are 512. docs/latent.md has the formats byte by byte.
         indices: (B, Sq, topk) int32, contiguous in the last dimension: for each query the rows of
             the whole cache that it sees (sparse attention), row ``indices % S`` of entry, or page,
-            ``indices // S``. -1, anywhere, is no row. A row that is listed twice counts twice. In
-            place of cache_seqlens, which is None then, and without ``block_table``, causal, window,
-            masks, ALiBi and new keys; Hkv is 1.
+            ``indices // S``. With ``block_table`` and cache_seqlens: rows of the sequence, below
+            its cache_seqlens. -1, anywhere, is no row. A row that is listed twice counts twice.
+            Without causal, window, masks, ALiBi and new keys; Hkv is 1.
         topk_lengths: (B,) int32: how many entries of a sequence's lists count, the first ones;
             None: all.
         k_new: (B, Snew, Hkv, D): keys to append to the cache before attention.
-        v_new: (B, Snew, Hkv, Dv): their values.
+        v_new: (B, Snew, Hkv, Dv): their values. None with ``kv_format``.
         rotary_cos: (positions, rotary_dim / 2) in q's dtype: cosines of rotary embeddings (RoPE,
             arXiv 2104.09864). New key i of sequence b is rotated by position
             ``cache_seqlens[b] + i``; query i by that of new key i if the call is causal or has a
@@ -371,13 +377,14 @@ def _check(
 @answered
 def append_kv(
     k: Array,
-    v: Array,
+    v: Array | None,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None,
     slot_mapping: Array,
     *,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
+    kv_format: str | None = None,
 ) -> None:
     """Write keys and values into the pages of a paged KV cache, in place.
 
@@ -397,6 +404,10 @@ def append_kv(
         k_scale: divisor of k before it is rounded to the cache's dtype: a float, or (Hkv,) float32.
             Pass the same to `attention_decode` and `attention_varlen`, which multiply by it.
         v_scale: divisor of v: a float, or (Hkv,) float32.
+        kv_format: "ds_mla" or "ds_mla_v4": k_cache holds latent tokens in that format, (P, page, 1,
+            bytes of a token), as in `attention_decode`; k is (T, 1, 576), or 512 columns, and v and
+            v_cache are None. The scale of a group of columns is the least power of two that is no
+            less than amax / 448 and 1e-4.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -406,6 +417,10 @@ def append_kv(
         RuntimeError: CUDA reported an error.
     """
     of_slots = {"slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
+    if kv_format is not None:
+        if v_cache is not None:
+            raise ValueError("v_cache is given; allowed with kv_format: None, as V is in k_cache")
+        of_slots["kv_format"] = kv_format
     given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **of_slots}
     options = {"v_new": v, **of_slots}
     torch = find_torch()
@@ -416,7 +431,7 @@ def append_kv(
 
         return serving_operator.append(k, k_cache, v_cache, **options)
     try:
-        _C.append(k, k_cache, v_cache, options)
+        _C.append(k, k_cache, k_cache if kv_format is not None else v_cache, options)
         return None
     except TypeError as error:
         refused = error.with_traceback(None)  # which holds this frame

@@ -109,6 +109,7 @@ def attention_varlen(
     *,
     seqused_k: Array | None = None,
     block_table: Array | None = None,
+    indices: Array | None = None,
     causal: bool = False,
     window: Window = None,
     attention_chunk: int | None = None,
@@ -155,6 +156,10 @@ def attention_varlen(
             its first one on.
         block_table: (B, pages per sequence) int32: key j of sequence b is row ``j % page`` of page
             ``block_table[b, j // page]``. Needs ``seqused_k``; entries beyond it may hold anything.
+        indices: (T, topk) int32, contiguous in the last dimension: for each query the rows of k
+            that it sees (sparse attention); -1, anywhere, is no row. A row that is listed twice
+            counts twice. Without cu_seqlens_k, seqused_k, ``block_table``, causal, window, ALiBi,
+            dropout and gradients; Hkv is 1. All T rows are computed, whatever cu_seqlens_q says.
         causal: query i of a sequence sees its keys up to ``i + Sk - Sq``: the last query sees the
             last key.
         window: sliding window around key ``i + Sk - Sq`` of the sequence: query i sees `left` keys
@@ -205,8 +210,8 @@ def attention_varlen(
         TypeError: an argument has a wrong type, is missing, or is not known.
         ValueError: an argument is out of range or contradicts another, no kernel of this build
             accepts the call, or a gradient is asked for with a scale.
-        NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize` or
-            ``block_table``, of second order, or in forward mode.
+        NotImplementedError: an unsupported derivative: of alibi_slopes, with `quantize`,
+            ``block_table`` or ``indices``, of second order, or in forward mode.
         RuntimeError: CUDA reported an error.
         VerificationError: see `verify`.
     """

@@ -11,6 +11,7 @@ import numpy as np
 from . import _C
 from ._call.call import NEW_KEYS
 from ._call.packed import dense_calls
+from ._call.token_format import unpacked
 from .verify import ROUNDING, SUMMATION, compare, confirm, largest, library_of
 
 Run = Callable[..., Any]
@@ -32,6 +33,11 @@ def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
         rows = options["cu_seqlens_q"].tolist()
         offsets, table = options.get("cu_seqlens_k"), options.get("block_table")
         keys = rows if offsets is None else offsets.tolist()
+        if options.get("indices") is not None:
+            listed = lib.on_host(options["indices"].reshape(-1))
+            at = listed[(listed >= 0) & (listed < k.shape[0])]
+            yield slice(None), slice(None), *(lib.to_float32(lib.on_host(x)[at]) for x in (k, v))
+            return
         used = [2**31] * len(rows)
         if options.get("seqused_k") is not None:
             used = options["seqused_k"].tolist()
@@ -41,7 +47,7 @@ def verified_varlen(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
                 end = min(keys[b + 1], keys[b] + used[b])
                 stored = [lib.to_float32(x[keys[b] : end]) for x in (k, v)]
             else:
-                stored = [_of_pages(lib, x, table, b, used[b]) for x in (k, v)]
+                stored = [_of_pages(lib.to_float32, x, table, b, used[b]) for x in (k, v)]
             yield own, own, stored[0], stored[1]
 
     return _verified(lib, _C.varlen, _C.explain_varlen, (q, k, v), options, {}, entries)
@@ -68,32 +74,50 @@ def verified_decode(q: Any, k: Any, v: Any, options: dict[str, Any], more: dict[
         for name in NEW_KEYS:
             options.pop(name, None)
 
+    keys, values, to_float32 = k, v, lib.to_float32
+    if options.get("kv_format") is not None:
+        dtype = str(q.dtype).removeprefix("torch.")
+        keys = values = unpacked(_bytes_of(lib, k), options["kv_format"], dtype)
+        to_float32 = np.asarray
+
     def entries() -> Iterator[Entry]:
         if options.get("indices") is not None:
-            for b, rows in enumerate(_listed(k, options)):
-                at = rows // k.shape[1], rows % k.shape[1]
-                yield b, b, lib.to_float32(k[at]), lib.to_float32(v[at])
+            for b, at in enumerate(_listed(lib, k, options)):
+                yield b, b, to_float32(keys[at]), to_float32(values[at])
             return
         lengths = options["cache_seqlens"].tolist()
         table, index = options.get("block_table"), options.get("cache_batch_idx")
         places = list(range(len(lengths))) if index is None else index.tolist()
         for b, length in enumerate(lengths):
             if table is None:
-                stored = [lib.to_float32(x[places[b], :length]) for x in (k, v)]
+                stored = [to_float32(x[places[b], :length]) for x in (keys, values)]
             else:
-                stored = [_of_pages(lib, x, table, b, length) for x in (k, v)]
+                stored = [_of_pages(to_float32, x, table, b, length) for x in (keys, values)]
             yield b, b, stored[0], stored[1]
 
     return _verified(lib, _C.decode, _C.explain_decode, (q, k, v), options, more, entries)
 
 
-def _listed(k: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """The rows of the cache in the lists of each sequence."""
+def _bytes_of(lib: Any, x: Any) -> np.ndarray:
+    x = lib.on_host(x)
+    if not isinstance(x, np.ndarray):
+        import torch
+
+        x = x.view(torch.uint8).numpy()
+    return x.view(np.uint8)
+
+
+def _listed(lib: Any, k: Any, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Page and row of the tokens in the lists of each sequence."""
     indices, lengths = options["indices"], options.get("topk_lengths")
+    table, size = options.get("block_table"), k.shape[1]
     for b, lists in enumerate(indices):
         rows = lists if lengths is None else lists[:, : int(lengths[b])]
-        rows = rows.reshape(-1)
-        yield rows[(rows >= 0) & (rows < k.shape[0] * k.shape[1])]
+        rows = np.asarray(lib.on_host(rows.reshape(-1)))
+        most = k.shape[0] * size if table is None else int(options["cache_seqlens"][b])
+        rows = rows[(rows >= 0) & (rows < most)]
+        pages = rows // size
+        yield pages if table is None else np.asarray(lib.on_host(table[b]))[pages], rows % size
 
 
 def _verified(
@@ -156,10 +180,12 @@ def _on_cpu(x: Any) -> Any:
     return x.cpu() if hasattr(x, "is_cuda") else x
 
 
-def _of_pages(lib: Any, x: Any, table: Any, entry: int, length: int) -> np.ndarray:
+def _of_pages(
+    to_float32: Callable[[Any], np.ndarray], x: Any, table: Any, entry: int, length: int
+) -> np.ndarray:
     """The first `length` rows of an entry of a paged K or V."""
     pages = table[entry, : -(-length // x.shape[1])].tolist()
-    rows = [lib.to_float32(x[page]) for page in pages]
+    rows = [to_float32(x[page]) for page in pages]
     return np.concatenate(rows)[:length] if rows else np.zeros((0, *x.shape[2:]), np.float32)
 
 

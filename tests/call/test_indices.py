@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 from cases import torch
-from cutlass_attn import attention_decode, testing
+from cutlass_attn import attention_decode, attention_varlen, testing
 from cutlass_attn._call import serving_operator
 
 
@@ -146,6 +146,89 @@ def test_case(variant, case, splits):
     judge(case, variant.dtype, out, lse)
 
 
+def in_pages(args, options):
+    """The call with a table for each sequence, the lists as rows of it; NaN in every other page."""
+    q, k, v, _ = args
+    pages, page = k.shape[:2]
+    device = q.device
+    table = torch.stack([torch.randperm(pages, device=device) for _ in range(len(q))]).int()
+    lists = options["indices"]
+    inverse = table.long().argsort(1)
+    moved = inverse.gather(1, (lists.clamp(0, pages * page - 1) // page).flatten(1).long())
+    moved = moved.view_as(lists) * page + lists.clamp(min=0) % page
+    # Entries behind the pages are none of the cache's.
+    table = torch.cat([table, table.new_full((len(q), 2), -1)], dim=1)
+    lengths = torch.full((len(q),), pages * page, dtype=torch.int32, device=device)
+    more = {"indices": torch.where(lists < 0, lists, moved.int()), "block_table": table}
+    return (q, k, v, lengths), {**options, **more}
+
+
+@pytest.mark.parametrize(("variant", "case", "splits"), pairs())
+def test_lists_of_positions(variant, case, splits):
+    """Bitwise what lists of rows of the whole cache give."""
+    args, options = call_of(case, variant.dtype, variant.device)
+    more = {"return_lse": True, "kernel": variant.key, "num_splits": splits}
+    right = attention_decode(*args, **options, **more)
+    args, options = in_pages(args, options)
+    for ours, theirs in zip(attention_decode(*args, **options, **more), right, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+PACKED = [case for case in CASES if case.lengths is None]
+
+
+@pytest.mark.parametrize(
+    ("variant", "case", "splits"), [p for p in pairs() if p.values[1] in PACKED]
+)
+def test_packed(variant, case, splits):
+    (q, k, v, _), options = call_of(case, variant.dtype, variant.device)
+    rows = case.batch * case.queries
+    options["indices"] = options["indices"].flatten(0, 1)
+    offsets = torch.arange(0, rows + 1, case.queries, dtype=torch.int32, device=variant.device)
+    out, lse = attention_varlen(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        offsets,
+        return_lse=True,
+        kernel=variant.key,
+        num_splits=splits,
+        **options,
+    )
+    lse = lse.view(case.heads, case.batch, case.queries).transpose(0, 1)
+    judge(case, variant.dtype, out.view(case.batch, case.queries, *out.shape[1:]), lse)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cases.needs_gpu)])
+def test_packed_verify_and_operator(device):
+    (q, k, v, _), options = call_of(CASES[2], "bfloat16", device)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    options["indices"] = options["indices"].flatten(0, 1)
+    offsets = torch.tensor([0, 3, len(q)], dtype=torch.int32, device=device)
+    eager = attention_varlen(q, k, v, offsets, **options)
+    assert torch.equal(attention_varlen(q, k, v, offsets, verify=True, **options), eager)
+    step = torch.compile(lambda *a: attention_varlen(*a, **options), backend="aot_eager")
+    assert torch.equal(step(q, k, v, offsets), eager)
+    with pytest.raises(NotImplementedError, match=r"attention_varlen with indices has no deriv"):
+        attention_varlen(q.requires_grad_(), k, v, offsets, **options)
+
+
+def test_packed_refused():
+    (q, k, v, _), options = call_of(CASES[0], "float16", "cpu")
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    lists = options["indices"].flatten(0, 1)
+    offsets = torch.tensor([0, len(q)], dtype=torch.int32)
+    for more, message in (
+        ({"indices": lists[:1]}, r"indices must have shape \(rows of q, topk\) with rows of q = 2"),
+        ({"indices": lists.long()}, "indices must be int32"),
+        ({"indices": lists, "cu_seqlens_k": offsets}, "cu_seqlens_k and indices are both given"),
+        ({"indices": lists, "causal": True}, "indices are given, and causal is True"),
+        ({"indices": lists + 400}, r"indices\[0, 0, \d+\] is \d+, allowed: 0 to 319"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_varlen(q, k, v, offsets, **more)
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=cases.needs_gpu)]
 LENGTHS = next(case for case in CASES if case.name == "lengths")
 
@@ -242,7 +325,28 @@ REFUSED = {
     ),
     "block_table": (
         {"block_table": torch.zeros(4, 1, dtype=torch.int32)},
-        "block_table and indices are both given",
+        "indices and block_table are given without cache_seqlens; allowed: all three",
+    ),
+    "beyond_the_sequence": (
+        {
+            "block_table": torch.zeros(4, 1, dtype=torch.int32),
+            "cache_seqlens": torch.tensor([9, 64, 5, 0], dtype=torch.int32),
+        },
+        r"indices\[0, 1, \d+\] is \d+, allowed: 0 to 8, the rows of the entry, or -1 for none",
+    ),
+    "too_long": (
+        {
+            "block_table": torch.zeros(4, 1, dtype=torch.int32),
+            "cache_seqlens": torch.tensor([65, 64, 5, 0], dtype=torch.int32),
+        },
+        r"cache_seqlens\[0\] is 65, allowed: 0 to 64, the keys that block_table covers",
+    ),
+    "page": (
+        {
+            "block_table": torch.full((4, 5), 7, dtype=torch.int32),
+            "cache_seqlens": torch.full((4,), 320, dtype=torch.int32),
+        },
+        r"block_table\[0, 0\] is 7, allowed: 0 to 4",
     ),
     "cache_batch_idx": (
         {"cache_batch_idx": torch.zeros(4, dtype=torch.int32)},

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import reference
 from cases import torch
-from cutlass_attn import testing
+from cutlass_attn import append_kv, testing
+from cutlass_attn._call.token_format import unpacked
 from cutlass_attn.compat.flash_mla import (
     flash_mla_sparse_fwd,
     flash_mla_with_kvcache,
@@ -119,6 +120,81 @@ def test_indices(device):
     judge(out, lse, expected, expected)
 
 
+def stored(kv_format, device, pages, page, seed):
+    """A cache of tokens in 8 bits, and its rows as bf16 numbers."""
+    columns, token = {"ds_mla": (576, 656), "ds_mla_v4": (512, 584)}[kv_format]
+    rng = np.random.default_rng(seed)
+    rows = torch.from_numpy(rng.standard_normal((pages * page, 1, columns))).bfloat16()
+    cache = torch.zeros(pages, page, 1, token, dtype=torch.uint8)
+    append_kv(rows, None, cache, None, torch.arange(pages * page), kv_format=kv_format)
+    numbers = unpacked(cache.numpy(), kv_format, "bfloat16").reshape(-1, columns)
+    return cache.to(device).view(torch.float8_e4m3fn), numbers
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [16, 64])
+def test_fp8_sparse(device, heads):
+    cache, rows = stored("ds_mla", device, 3, PAGE, 1)
+    q = np.random.default_rng(2).standard_normal((2, 2, heads, D))
+    q = reference.round_bfloat16(q)
+    indices, given = make_lists(device, (2, 2, 40), len(rows))
+    out, lse = flash_mla_with_kvcache(
+        torch.from_numpy(q).to(device).bfloat16(),
+        cache,
+        None,
+        None,
+        DV,
+        get_mla_metadata()[0],
+        is_fp8_kvcache=True,
+        indices=given,
+    )
+    expected = reference.attention_of_lists(
+        q.swapaxes(1, 2), rows, rows[:, :DV], indices, (40, 40), "bfloat16"
+    )
+    judge(out, lse, expected, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp8_with_a_second_cache(device):
+    """DeepSeek V4: a window and compressed tokens, in one softmax with a sink."""
+    cache, rows = stored("ds_mla_v4", device, 2, PAGE, 3)
+    extra, more = stored("ds_mla_v4", device, 40, 2, 4)
+    q = np.random.default_rng(5).standard_normal((2, 1, 64, 512))
+    q = reference.round_bfloat16(q)
+    indices, given = make_lists(device, (2, 1, 50), len(rows))
+    extra_indices, extra_given = make_lists(device, (2, 1, 30), len(more))
+    lengths, extra_lengths = np.int32([50, 7]), np.int32([0, 30])
+    sinks = np.random.default_rng(6).standard_normal(64).astype(np.float32)
+    out, lse = flash_mla_with_kvcache(
+        torch.from_numpy(q).to(device).bfloat16(),
+        cache,
+        None,
+        None,
+        DV,
+        None,
+        is_fp8_kvcache=True,
+        indices=given,
+        attn_sink=torch.from_numpy(sinks).to(device),
+        extra_k_cache=extra,
+        extra_indices_in_kvcache=extra_given,
+        topk_length=torch.from_numpy(lengths).to(device),
+        extra_topk_length=torch.from_numpy(extra_lengths).to(device),
+    )
+    for b in range(2):
+        indices[b, :, lengths[b] :] = -1
+        extra_indices[b, :, extra_lengths[b] :] = -1
+    both = np.concatenate([rows, more])
+    moved = np.where(extra_indices < 0, -1, extra_indices + len(rows))
+    lists = np.concatenate([indices, moved], axis=-1)
+    expected, without_sink = (
+        reference.attention_of_lists(
+            q.swapaxes(1, 2), both, both, lists, (80, 80), "bfloat16", sinks=x
+        )
+        for x in (sinks, None)
+    )
+    judge(out, lse, expected, without_sink)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_sparse_prefill(device):
     rng = np.random.default_rng(5)
@@ -151,10 +227,12 @@ def test_refused():
     q, cache, table, _ = make("cpu", 1, (5,))
     lengths = torch.tensor([5], dtype=torch.int32)
     args = (q, cache, table, lengths, DV, None)
-    with pytest.raises(NotImplementedError, match="is_fp8_kvcache is True; allowed: False"):
+    with pytest.raises(ValueError, match="is_fp8_kvcache is True, with 576 bytes a token and head"):
         flash_mla_with_kvcache(*args, is_fp8_kvcache=True)
-    with pytest.raises(NotImplementedError, match="extra_k_cache is given; allowed: None"):
+    with pytest.raises(ValueError, match="extra_k_cache goes with extra_indices_in_kvcache and"):
         flash_mla_with_kvcache(*args, extra_k_cache=cache)
+    with pytest.raises(ValueError, match="extra_topk_length is given without extra_k_cache"):
+        flash_mla_with_kvcache(*args, extra_topk_length=lengths)
     with pytest.raises(ValueError, match="topk_length is the length of indices"):
         flash_mla_with_kvcache(*args, topk_length=lengths)
     with pytest.raises(ValueError, match=r"attn_sink must have shape \(16,\), got \(3,\)"):

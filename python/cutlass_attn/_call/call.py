@@ -21,7 +21,7 @@ PADDING = ("seqused_q", "seqused_k", "leftpad_q", "leftpad_k")
 # Of a decoding step: arguments that need k_new, and all arguments that appending keys reads.
 NEW_KEYS = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
 OF_APPEND = (
-    *("cache_seqlens", "block_table", "cache_batch_idx", "causal", "window"),
+    *("cache_seqlens", "block_table", "cache_batch_idx", "kv_format", "causal", "window"),
     *("k_scale", "v_scale", *NEW_KEYS),
 )
 

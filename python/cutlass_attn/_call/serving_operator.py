@@ -16,6 +16,7 @@ from . import torch_library
 from .autograd import Differentiable
 from .call import NEW_KEYS, OF_APPEND
 from .schema import Schema
+from .token_format import values_of
 
 _NOT_OF_OPS = ("out", "verify", "validate", "tree_mask", "cache_leftpad", "layout")
 
@@ -73,11 +74,12 @@ def attention_decode_op(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @attention_decode_op.register_fake
 def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     options = _DECODE.by_name(args)
-    q, v = options["q"], options["v_cache"]
+    q = options["q"]
     torch_library.require_dims("q", q, 4, torch_library.DIMS[True])
     batch, rows, heads, _d = q.shape
+    columns = values_of(options["v_cache"], options["kv_format"])
     lse_shape = (batch, heads, rows) if options["return_lse"] else (0,)
-    return torch_library.empty(q, (batch, rows, heads, v.shape[-1])), torch_library.empty_lse(
+    return torch_library.empty(q, (batch, rows, heads, columns)), torch_library.empty_lse(
         q, lse_shape
     )
 
@@ -105,21 +107,23 @@ def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.library.custom_op(
     "cutlass_attn::append_kv",
     mutates_args=("k_cache", "v_cache"),
-    schema="(Tensor k, Tensor v, Tensor(a0!) k_cache, Tensor(a1!) v_cache, Tensor slot_mapping, "
-    "Tensor? k_scale, Tensor? v_scale) -> ()",
+    schema="(Tensor k, Tensor? v, Tensor(a0!) k_cache, Tensor(a1!)? v_cache, Tensor slot_mapping, "
+    "Tensor? k_scale, Tensor? v_scale, str? kv_format) -> ()",
 )
 def append_kv_op(
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     slot_mapping: torch.Tensor,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
+    kv_format: str | None,
 ) -> None:
     """See `append_kv`."""
     options = {"v_new": v, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale}
-    _C.append(k, k_cache, v_cache, options, dispatched=True)
+    options["kv_format"] = kv_format
+    _C.append(k, k_cache, k_cache if v_cache is None else v_cache, options, dispatched=True)
 
 
 @append_kv_op.register_fake
@@ -157,6 +161,8 @@ def _prepare(q: torch.Tensor, options: dict[str, Any]) -> None:
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
     """`attention_varlen`."""
+    if options.get("indices") is not None:  # which has no derivative
+        torch_library.needs_gradient("attention_varlen", {"q": q, "k": k, "v": v, **options})
     _prepare(q, options)
     return VARLEN.recorded(q, k, v, options)
 
@@ -167,12 +173,15 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
     torch_library.needs_gradient("attention_decode", {**operands, **options})
     if options.get("indices") is not None:
         options = {"causal": False, **options}  # the operator's default is True
+    if options.get("kv_format") is not None:
+        v_cache = k_cache.new_empty((0,))  # operators take no array twice if they write it
     out = options.pop("out", None)
     _prepare(q, options)
     new_keys = {name: options.pop(name) for name in NEW_KEYS if name in options}
     if new_keys.get("k_new") is not None:
         if out is not None:  # before the cache is written
-            torch_library.check_out(out, q, (*q.shape[:-1], v_cache.shape[-1]))
+            columns = values_of(v_cache, options.get("kv_format"))
+            torch_library.check_out(out, q, (*q.shape[:-1], columns))
         shared = {name: options[name] for name in OF_APPEND if name in options}
         rotated, options["cache_seqlens"] = decode_append_op(
             *_DECODE_APPEND.arguments(q=q, k_cache=k_cache, v_cache=v_cache, **shared, **new_keys)
@@ -191,19 +200,21 @@ def decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **opti
 def append(
     k: torch.Tensor,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     *,
-    v_new: torch.Tensor,
+    v_new: torch.Tensor | None,
     slot_mapping: torch.Tensor,
+    kv_format: str | None = None,
     **scales: Any,
 ) -> None:
     """`append_kv`."""
     arrays = {"k": k, "v": v_new, "k_cache": k_cache, "v_cache": v_cache, **scales}
     torch_library.needs_gradient("append_kv", arrays)
     _prepare(k, scales)
-    append_kv_op(
-        k, v_new, k_cache, v_cache, slot_mapping, scales.get("k_scale"), scales.get("v_scale")
-    )
+    if kv_format is not None:
+        v_cache = None  # k_cache itself, which is written once
+    k_scale, v_scale = scales.get("k_scale"), scales.get("v_scale")
+    append_kv_op(k, v_new, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_format)
 
 
 # --- Checks on the device -------------------------------------------------------------------------
@@ -237,6 +248,10 @@ def _require_pages(
 def validate_varlen(q: torch.Tensor, k: torch.Tensor, **options: Any) -> None:
     """Checks the arrays of `attention_varlen` on a GPU; on a CPU the call itself checks them."""
     offsets, keys = options["cu_seqlens_q"], options.get("cu_seqlens_k")
+    if (listed := options.get("indices")) is not None:
+        rows = k.shape[0]
+        _require((listed >= -1) & (listed < rows), f"indices must be rows, 0 to {rows - 1}, or -1")
+        return None
     _require_offsets("cu_seqlens_q", offsets, q.shape[0])
     used, table = options.get("seqused_k"), options.get("block_table")
     if table is not None:
@@ -254,7 +269,11 @@ def validate_decode(k_cache: torch.Tensor, **options: Any) -> None:
     new, table = options.get("k_new"), options.get("block_table")
     if (listed := options.get("indices")) is not None:
         rows = k_cache.shape[0] * k_cache.shape[1]
-        _require((listed >= -1) & (listed < rows), f"indices must be rows, 0 to {rows - 1}, or -1")
+        if table is not None:
+            _require_pages(k_cache, table, options["cache_seqlens"], "cache_seqlens")
+            rows = options["cache_seqlens"][:, None, None]
+        allowed = "rows of the sequence" if table is not None else f"rows, 0 to {rows - 1},"
+        _require((listed >= -1) & (listed < rows), f"indices must be {allowed} or -1")
         if (counts := options.get("topk_lengths")) is not None:
             most = listed.shape[-1]
             _require((counts >= 0) & (counts <= most), f"topk_lengths must be 0 to {most}")

@@ -4,8 +4,7 @@
 
 They take FlashMLA's arguments and return what it returns, on any GPU from compute capability 8.0 on
 and on a CPU: pages of any size, any number of query heads, float16 as well as bfloat16, and indices
-over a cache of 16 bits. Caches in 8 bits and a second cache (``extra_k_cache``) raise
-NotImplementedError. docs/latent.md is the user's page.
+over a cache of 16 bits. docs/latent.md is the user's page.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..decode import attention_decode
+from .._call.token_format import FORMATS
+from ..decode import attention_decode, merge_states
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -56,54 +56,74 @@ def flash_mla_with_kvcache(
 
     Args:
         q: (B, Sq, Hq, D): float16 or bfloat16 (on a CPU also float32).
-        k_cache: (pages, page, 1, D), of q's dtype. V is its first head_dim_v columns.
+        k_cache: (pages, page, 1, D), of q's dtype. V is its first head_dim_v columns. With
+            is_fp8_kvcache tokens in 8 bits, (pages, page, 1, 656) or, of DeepSeek V4, 584.
         block_table: (B, pages per sequence) int32; unused with indices.
         cache_seqlens: (B,) int32; unused with indices.
         head_dim_v: columns of V.
         tile_scheduler_metadata: ignored, as is num_splits.
         softmax_scale: None is ``D ** -0.5``.
         causal: bottom-right: the last query sees the last key. Must be False with indices.
-        is_fp8_kvcache: True raises NotImplementedError.
+        is_fp8_kvcache: whether k_cache has tokens in 8 bits.
         indices: (B, Sq, topk) int32: rows of the cache, page number x page size + row; -1: none.
         attn_sink: (Hq,) float32: joins the softmax's denominator.
+        extra_k_cache: a second cache, of k_cache's kind: its own pass, and the results are merged.
+        extra_indices_in_kvcache: (B, Sq, topk) int32: rows of the second cache.
         topk_length: (B,) int32: how many indices of a sequence's lists count.
+        extra_topk_length: the same for the second cache.
 
     Returns:
         The result (B, Sq, Hq, head_dim_v), and the log-sum-exp (B, Hq, Sq) float32, natural and
         without the sink: +inf for a query that sees no key, as FlashMLA has it.
 
     Raises:
-        ValueError: as `attention_decode`.
-        NotImplementedError: a cache in 8 bits, or a second cache.
+        ValueError: as `attention_decode`, or a token of a size that no format has.
     """
-    if is_fp8_kvcache:
-        raise NotImplementedError(
-            "is_fp8_kvcache is True; allowed: False, a cache of q's dtype, which is "
-            f"{str(q.dtype).removeprefix('torch.')}"
-        )
-    for name, x in (
-        ("extra_k_cache", extra_k_cache),
-        ("extra_indices_in_kvcache", extra_indices_in_kvcache),
-        ("extra_topk_length", extra_topk_length),
+    if (extra_k_cache is None) != (extra_indices_in_kvcache is None) or (
+        extra_k_cache is not None and indices is None
     ):
-        if x is not None:
-            raise NotImplementedError(f"{name} is given; allowed: None, one cache")
+        raise ValueError(
+            "extra_k_cache goes with extra_indices_in_kvcache and indices, got one without another"
+        )
+    if extra_topk_length is not None and extra_k_cache is None:
+        raise ValueError("extra_topk_length is given without extra_k_cache")
     options: dict[str, Any] = {"block_table": block_table, "causal": causal}
     if indices is not None:
         options = {"indices": indices, "topk_lengths": topk_length, "causal": causal}
         cache_seqlens = None
     elif topk_length is not None:
         raise ValueError("topk_length is the length of indices, but indices is not given")
-    out, lse = attention_decode(
-        q,
-        k_cache,
-        k_cache[..., :head_dim_v],
-        cache_seqlens,
-        softmax_scale=softmax_scale,
-        return_lse=True,
-        **options,
-    )
+    options |= {"softmax_scale": softmax_scale, "return_lse": True}
+    caches = [(k_cache, options)]
+    if extra_k_cache is not None:
+        more = {"indices": extra_indices_in_kvcache, "topk_lengths": extra_topk_length}
+        caches.append((extra_k_cache, {**options, **more}))
+    if is_fp8_kvcache:
+        caches = [
+            (cache.view(torch.uint8), {**its, "kv_format": _format_of(cache, head_dim_v)})
+            for cache, its in caches
+        ]
+    states = [
+        attention_decode(
+            q, cache, cache if is_fp8_kvcache else cache[..., :head_dim_v], cache_seqlens, **its
+        )
+        for cache, its in caches
+    ]
+    out, lse = states[0]
+    for state in states[1:]:
+        out, lse = merge_states(out, lse, *state, layout="bshd")
     return _with_sink(out, lse, attn_sink), _of_no_key(lse)
+
+
+def _format_of(cache: torch.Tensor, head_dim_v: int) -> str:
+    for name, form in FORMATS.items():
+        if cache.shape[-1] == form.token_bytes and head_dim_v == form.columns_v:
+            return name
+    raise ValueError(
+        f"is_fp8_kvcache is True, with {cache.shape[-1]} bytes a token and head_dim_v "
+        f"{head_dim_v}; allowed: {', '.join(str(x.token_bytes) for x in FORMATS.values())} bytes, "
+        "and 512"
+    )
 
 
 def flash_mla_sparse_fwd(

@@ -153,9 +153,9 @@ std::vector<KernelUnderTest> kernels_under_test() {
   using PagedForward = sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::Pages>;
   using SplitKeys = sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::KeySplits>;
 
-  using DecodeFp8 = sm80::Decode<Half, TileShape<64, 64, 16, 16, 4>, with::Fp8Cache>;
+  using DecodeFp8 = sm80::Decode<Half, TileShape<64, 64, 16, 16, 4>, with::StoredAs<E4M3>>;
   using PagedForwardFp8 =
-      sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::Pages, with::Fp8Cache>;
+      sm80::Forward<Half, TileShape<64, 64, 64, 64, 4>, with::Pages, with::StoredAs<E4M3>>;
   KernelUnderTest decode{"sm80/decode/f16/d64/16x16x4, split over blocks, pages", DType::kFloat16,
                          &run_split<Decode>};
   KernelUnderTest decode_fp8{"sm80/decode_fp8/f16/d64/16x16x4, converted", DType::kFloat16,

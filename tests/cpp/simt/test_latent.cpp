@@ -27,6 +27,13 @@ using WithoutTail = sm80::Latent<half_t, TileShape<512, 512, 16, 32, 1, 4>>;
 using OfBFloat16 = sm80::Latent<bfloat16_t, TileShape<576, 512, 16, 32, 1, 4>>;
 using OfFewKeys = sm80::Latent<half_t, TileShape<576, 512, 16, 16, 1, 4>>;  // more stages
 using OfManyRows = sm80::Latent<half_t, TileShape<576, 512, 64, 16, 4, 2>>;
+using OfTokens = sm80::Latent<half_t, TileShape<576, 512, 16, 32, 1, 4>, with::StoredAs<DsMla>>;
+using OfTokensV4 =
+    sm80::Latent<bfloat16_t, TileShape<512, 512, 16, 32, 1, 4>, with::StoredAs<DsMlaV4>>;
+using OfManyRowsOfTokens =
+    sm80::Latent<bfloat16_t, TileShape<576, 512, 64, 16, 4, 2>, with::StoredAs<DsMla>>;
+using OfManyRowsOfTokensV4 =
+    sm80::Latent<half_t, TileShape<512, 512, 64, 16, 4, 2>, with::StoredAs<DsMlaV4>>;
 
 // The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
 struct Paged {
@@ -93,6 +100,78 @@ struct Listed : Paged {
     problem.kv.indices = lists.data();
     problem.kv.indices_query_stride = length;
     problem.kv.indices_batch_stride = int64_t(length) * p.seq_q.seqlen;
+  }
+};
+
+// The same with a block table: places of a list are keys of the entry, whose table is longer than
+// its keys.
+struct ListedInPages : Listed {
+  std::vector<int32_t> lengths;
+
+  explicit ListedInPages(Problem const& p) : Listed(p), lengths(size_t(p.batch), p.seq_k.seqlen) {
+    int64_t const rows = int64_t(p.batch) * each * kPageSize;
+    std::vector<int32_t> key_of(size_t(rows), 0);
+    for (int b = 0; b < p.batch; ++b) {
+      for (int key = 0; key < p.seq_k.seqlen; ++key) key_of[size_t(slot(b, key))] = key;
+    }
+    // What is no key is now the first row beyond the entry's keys.
+    for (int32_t& row : lists) {
+      if (row == 1 << 30) continue;
+      row = row < 0 || row >= rows ? p.seq_k.seqlen : key_of[size_t(row)];
+    }
+    problem.kv.block_table = table.data();
+    problem.kv.list_seqlens = lengths.data();
+  }
+};
+
+// The cache in bytes, where K is e4m3 and less than 28. What is no key is NaN, in scales as well.
+template <class Format, class Cache>
+struct Tokens : Cache {
+  static constexpr TokenFormat kFormat = Format::kFormat;
+  // A multiple of 16, and of the 576 to which engines pad.
+  static constexpr int64_t kPageBytes = (Cache::kPageSize * kFormat.token_bytes + 575) / 576 * 576;
+  std::vector<uint8_t> bytes;
+
+  explicit Tokens(Problem const& p) : Cache(p), bytes(size_t(kPageBytes) * table().size(), 0xff) {
+    for (int b = 0; b < p.batch; ++b) {
+      for (int key = 0; key < p.seq_k.seqlen; ++key) {
+        auto const* const row =
+            static_cast<uint16_t const*>(p.k.data) + b * p.k.batch_stride + key * p.k.row_stride;
+        store(row, p.k.dtype, this->slot(b, key), b + key);
+      }
+    }
+    DType const dtype = kFormat.scale_bytes == 4 ? DType::kDsMla : DType::kDsMlaV4;
+    this->problem.k = {bytes.data(), kPageBytes, 0, kFormat.row_bytes, dtype};
+    this->problem.v = this->problem.k;
+  }
+
+ private:
+  std::vector<int32_t> const& table() const { return Cache::table; }
+
+  // Each group has a scale of 1 to 1/16. Bytes as engines have them, whatever the kernel takes.
+  void store(uint16_t const* row, DType dtype, int64_t slot, int seed) {
+    constexpr bool kIsV4 = std::is_same_v<Format, DsMlaV4>;
+    int64_t const r = slot % Cache::kPageSize;
+    uint8_t* const page = bytes.data() + slot / Cache::kPageSize * kPageBytes;
+    uint8_t* const to = page + r * (kIsV4 ? 576 : 656);
+    auto const number = [&](int d) {
+      return dtype == DType::kFloat16 ? half_to_float(row[d]) : bfloat16_to_float(row[d]);
+    };
+    constexpr int kColumns = kIsV4 ? 448 : 512, kGroup = kIsV4 ? 64 : 128;
+    for (int d = 0; d < kColumns; ++d) {
+      int const group = d / kGroup, power = (seed + 3 * group) % 5;
+      to[d] = to_e4m3(number(d) * float(1 << power)).bits;
+      float const scale = 1.0f / float(1 << power);
+      if (kIsV4) {
+        page[Cache::kPageSize * 576 + r * 8 + group] = uint8_t(127 - power);
+      } else {
+        std::memcpy(to + 512 + 4 * group, &scale, 4);
+      }
+    }
+    for (int d = 0; d < 64; ++d) {
+      uint16_t const bits = bfloat16_bits(number(kColumns + d));
+      std::memcpy(to + (kIsV4 ? 448 : 528) + 2 * d, &bits, 2);
+    }
   }
 };
 
@@ -210,6 +289,46 @@ TEST(many_rows) {
 
 TEST(two_levels) {
   check<Latent, Paged>(make("a merge of groups", 1, 700, 4, 2), DType::kFloat16, {16, 17, 21});
+}
+
+Case of_tokens(Case x, int head_dim = 576) {
+  x.fp8_kv = true;
+  x.head_dim = head_dim;
+  return x;
+}
+
+TEST(tokens) {
+  using Pages = Tokens<DsMla, Paged>;
+  using PagesV4 = Tokens<DsMlaV4, Paged>;
+  Case queries = of_tokens(causal(make("a few queries", 5, 100, 12, 2)));
+  queries.sinks = true;
+  check<OfTokens, Pages>(queries, DType::kFloat16, {1, 3});
+  check<OfTokens, Pages>(of_tokens(make("no key", 2, 0, 3)), DType::kFloat16, {1, 2});
+  check<OfTokens, Pages>(of_tokens(make("one key", 1, 1, 3)), DType::kFloat16, {1});
+  check<OfTokensV4, PagesV4>(of_tokens(causal(make("V4", 2, 130, 16, 2)), 512), DType::kBFloat16,
+                             {1, 2});
+  check<OfManyRowsOfTokens, Pages>(of_tokens(causal(make("many rows", 3, 100, 40))),
+                                   DType::kBFloat16, {1, 2});
+  check<OfManyRowsOfTokensV4, PagesV4>(of_tokens(make("many rows, V4", 2, 120, 40), 512),
+                                       DType::kFloat16, {1, 2});
+}
+
+TEST(lists_of_tokens) {
+  check<OfTokens, Tokens<DsMla, Listed>>(of_tokens(make("one query", 1, 100, 20, 2)),
+                                         DType::kFloat16, {1, 3});
+  check<OfTokensV4, Tokens<DsMlaV4, Listed>>(of_tokens(causal(make("V4", 3, 70, 5)), 512),
+                                             DType::kBFloat16, {1, 2});
+  check<OfManyRowsOfTokens, Tokens<DsMla, Listed>>(of_tokens(make("many rows", 2, 75, 70)),
+                                                   DType::kBFloat16, {1, 2});
+  check<OfTokens, Tokens<DsMla, ListedInPages>>(of_tokens(causal(make("in pages", 4, 70, 8, 2))),
+                                                DType::kFloat16, {1, 2});
+}
+
+TEST(lists_in_pages) {
+  check<Latent, ListedInPages>(make("one query", 1, 100, 20, 2), DType::kFloat16, {1, 3});
+  check<Latent, ListedInPages>(causal(make("other keys for each query", 5, 60, 12, 2)),
+                               DType::kFloat16, {1, 2});
+  check<OfManyRows, ListedInPages>(make("many rows", 2, 75, 40, 2), DType::kFloat16, {1});
 }
 
 TEST(lists) {
