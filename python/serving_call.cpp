@@ -94,7 +94,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
   bool const is_listed = has_value(given.indices);
   if (!is_listed) require_given("attention_decode", "cache_seqlens", given.cache_seqlens);
   if (!is_listed && has_value(given.topk_lengths)) {
-    raise(PyExc_ValueError, "topk_lengths are lengths of indices, but indices is not given");
+    raise(PyExc_ValueError, "topk_lengths is given without indices, to which it applies");
   }
   Problem& p = call.problem;
   DType const dtype = call.read_q("q", given.q, memory);

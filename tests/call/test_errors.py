@@ -35,7 +35,7 @@ WRONG = [
     (lambda: call(v=K[:1]), ValueError, "one batch size, got 2, 2, 1"),
     (lambda: call(k=K[..., :32]), ValueError, "q and k must have one head dim, got 64 and 32"),
     (lambda: call(v=K[:, :1]), ValueError, "equal numbers of heads, got 2 and 1"),
-    (lambda: call(v=K[:, :, :7]), ValueError, "as long, got 8 and 7"),
+    (lambda: call(v=K[:, :, :7]), ValueError, "equal lengths, got 8 and 7"),
     (lambda: call(q=Q[:, :3]), ValueError, "num_heads_q is 3.*multiple of num_heads_kv.* 2"),
     (lambda: call(k=K[:, :0], v=K[:, :0]), ValueError, "num_heads_q is 4"),
     (lambda: call(k=K.float()), ValueError, "one dtype, got torch.float16, torch.float32"),

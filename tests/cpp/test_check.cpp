@@ -117,8 +117,8 @@ TEST(products_in_8_bits_go_without_some) {
            "quantize is \"qk\", but k_scale or v_scale is given; allowed: none, or 1");
   CHECK_EQ(with([](P& p) { p.max_error = 0.02f; }), "");
   CHECK_EQ(with([](P& p) { p.max_error = 0.02f, p.seq_k.seqused = lengths; }),
-           "quantize is \"qk\", but max_error is 0.02 with sequences that are packed or of lengths "
-           "of their own; allowed: dense ones");
+           "quantize is \"qk\", but max_error is 0.02 with packed sequences or sequences of "
+           "different lengths; allowed: dense ones");
   CHECK_EQ(message([](P& p) { p.max_error = 0.5f; }),
            "max_error is 0.5, but quantize is None; allowed: with products in 8 bits");
   for (auto [wrong, text] :
