@@ -32,6 +32,7 @@ def test_every_kernel_is_compiled_in_the_core_tier_or_at_first_use():
         *(f"sm80/backward_{name}" for name in names),
     }
     fp8 = {"sm80/decode_fp8", "sm80/paged_fp8", "sm80/paged_fp8_general", "sm89/int8_fp8_general"}
+    fp8 |= {f"sm80/latent{rows}_ds_mla{v4}" for rows in ("", "_64") for v4 in ("", "_v4")}
     general = {f"sm80/{name}_general" for name in ("int8_qk", "int8", "paged")}
     limited = {"sm80/int8_qk_limited", "sm80/int8_limited", "sm89/int8_fp8_limited"}
     limited |= {f"{name}_general" for name in limited}

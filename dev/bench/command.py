@@ -37,9 +37,10 @@ from .table import print_report
 @click.option(
     "--grid",
     type=click.Choice([name for name in GRIDS if not name.endswith("-cpu")]),
-    help="A named set of shapes; forward by default, small on a CPU. `decode`, `paged` and "
-    "`varlen` are calls for serving, `few` leaves most of a GPU idle, `medium` fills it once or "
-    "twice, `options` is what options cost, `accumulation` error and time of fp16 accumulation.",
+    help="A named set of shapes; forward by default, small on a CPU. `decode`, `paged`, "
+    "`latent` and `varlen` are calls for serving, `few` leaves most of a GPU idle, `medium` fills "
+    "it once or twice, `options` is what options cost, `accumulation` error and time of fp16 "
+    "accumulation.",
 )
 @shapes_option
 @causal_option

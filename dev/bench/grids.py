@@ -24,7 +24,7 @@ class Grid:
     impls: tuple[str, ...] = ()  # only these
     baseline: str = "torch:flash"
     op: str = "forward"  # of OPS
-    pages: tuple[int | None, ...] = (None,)  # keys per page, for op "paged"
+    pages: tuple[int | None, ...] = (None,)  # keys per page, for op "paged" or "latent"
 
     @property
     def problems(self) -> list[Problem]:
@@ -85,6 +85,23 @@ GRIDS = {
             baseline="cutlass_attn:contiguous",
             op="paged",
             pages=(16, 1, 256),
+        ),
+        # Latent attention: queries of all heads, of a rank of 8, and of 4 tokens: docs/latent.md.
+        Grid(
+            "latent",
+            (
+                Shape(128, 128, 1, 1, 4096, 576),
+                Shape(16, 128, 1, 1, 8192, 576),
+                *(
+                    Shape(batch, 16, 1, 1, keys, 576)
+                    for batch, keys in ((128, 4096), (16, 8192), (1, 32768))
+                ),
+                Shape(16, 16, 1, 4, 8192, 576, causal=True),
+            ),
+            kernels=("sm80/latent", "sm80/latent_64"),
+            baseline="cutlass_attn:auto",
+            op="latent",
+            pages=(64,),
         ),
         # The cost of packing, relative to one dense call per sequence.
         Grid(
@@ -228,6 +245,13 @@ GRIDS = {
             baseline="cutlass_attn:contiguous",
             op="paged",
             pages=(16, 1, 256),
+        ),
+        Grid(
+            "latent-cpu",
+            (Shape(2, 5, 1, 1, 100, 576), Shape(1, 40, 1, 2, 70, 576, causal=True)),
+            baseline="cutlass_attn:auto",
+            op="latent",
+            pages=(16,),
         ),
         Grid(
             "varlen-cpu",

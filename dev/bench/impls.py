@@ -7,6 +7,7 @@ made outside of the timed call. Those without paged caches get the keys in a con
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ from cutlass_attn.tools.experiment.impls import (
     torch_backend,
 )
 from cutlass_attn.tools.experiment.judge import Yardstick
-from cutlass_attn.tools.experiment.problems import FP8_CACHE, Inputs
+from cutlass_attn.tools.experiment.problems import FP8_CACHE, TOKENS, Inputs
 
 from .gradients import BackwardPass, GradientYardstick, KernelPass
 
@@ -49,6 +50,8 @@ def yardstick(inputs: Inputs, accumulate: str, whole: bool, quantize: str | None
         return GradientYardstick(inputs)
     if quantize == FP8_CACHE:
         return Yardstick(inputs.rounded_to_fp8, accumulate, whole)
+    if quantize == TOKENS:
+        return Yardstick(inputs.rounded_to_tokens, accumulate, whole)
     return Yardstick(inputs, accumulate, whole, quantize)
 
 
@@ -76,6 +79,7 @@ def discover(
     found = ours(["auto", *kernels], op)
     found.append(Impl(f"{OURS}:contiguous", _prepare_contiguous, ops=("paged",)))
     found.append(Impl(f"{OURS}:{FP8_CACHE}", _prepare_fp8_cache, ops=("decode", "paged")))
+    found.append(Impl(f"{OURS}:{TOKENS}", _prepare_tokens, ops=("latent",)))
     found.append(Impl(f"{OURS}:dense", _prepare_each, ops=("varlen",)))
     found += torchs(("auto",) * torch_auto + TORCH_BACKENDS)
     absent = {}
@@ -86,6 +90,11 @@ def discover(
         found.append(Impl("torch:varlen", prepare, ops=("paged", "varlen")))
     elif op in ("paged", "varlen"):
         absent["torch:varlen"] = "this torch has no torch.nn.attention.varlen"
+    if op == "latent":
+        if importlib.util.find_spec("flash_mla") is None:
+            absent["flash_mla"] = "not installed"
+        else:
+            found.append(Impl("flash_mla", _prepare_flash_mla, ops=("latent",)))
     for peer in _PEERS if op in _DENSE_OPS else ():
         try:
             module = importlib.import_module(peer.module)
@@ -210,6 +219,37 @@ def _prepare_fp8_cache(inputs: Inputs) -> Bound:
     k_scale, v_scale = inputs.fp8_scales
     bound = _prepare_decode("auto", inputs.in_fp8, k_scale=k_scale, v_scale=v_scale)
     return replace(bound, name=f"{OURS}:{FP8_CACHE}", quantize=FP8_CACHE)
+
+
+def _prepare_tokens(inputs: Inputs) -> Bound:
+    """The call on tokens in 8 bits, which has 656 bytes for 1152 and is rounded."""
+    q, cache = inputs.bshd[0], inputs.tokens
+    options = {"block_table": inputs.paged.block_table, "kv_format": TOKENS}
+    run = partial(attention_decode, q, cache, cache, inputs.seqlens_k, **options)
+    bound = _of_kernel("auto", run, lambda out: out.transpose(1, 2))
+    return replace(bound, name=f"{OURS}:{TOKENS}", quantize=TOKENS)
+
+
+def _prepare_flash_mla(inputs: Inputs) -> Bound:
+    """FlashMLA's dense decoding."""
+    module = importlib.import_module("flash_mla")
+    heads = inputs.shape.heads_q * inputs.shape.seqlen_q
+    metadata, splits = module.get_mla_metadata(inputs.seqlens_k, heads, 1)
+    pages = inputs.paged
+
+    def run() -> Any:
+        return module.flash_mla_with_kvcache(
+            inputs.bshd[0],
+            pages.k,
+            pages.block_table,
+            inputs.seqlens_k,
+            inputs.problem.head_dim_v,
+            metadata,
+            splits,
+            causal=inputs.shape.causal,
+        )[0]
+
+    return Bound("flash_mla", run, lambda out: out.transpose(1, 2))
 
 
 def _prepare_each(inputs: Inputs) -> Bound:

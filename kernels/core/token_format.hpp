@@ -45,7 +45,8 @@ CA_HOST_DEVICE bool is_token_format(DType dtype) {
   return dtype == DType::kDsMla || dtype == DType::kDsMlaV4;
 }
 CA_HOST_DEVICE TokenFormat format_of(DType dtype) {
-  return dtype == DType::kDsMla ? DsMla::kFormat : DsMlaV4::kFormat;
+  constexpr TokenFormat kV3 = DsMla::kFormat, kV4 = DsMlaV4::kFormat;  // members have no address
+  return dtype == DType::kDsMla ? kV3 : kV4;
 }
 
 // 2^(bits - 127); all ones is NaN.

@@ -1,12 +1,14 @@
 """`python -m dev.bench --grid decode`, `paged` and `varlen`: the calls for serving."""
 
 import json
+import sys
 from dataclasses import replace
 
 import cutlass_attn
 import numpy as np
 import pytest
 from cases import torch
+from cutlass_attn.compat import flash_mla
 from cutlass_attn.tools import console
 from cutlass_attn.tools.experiment import report
 from cutlass_attn.tools.experiment.judge import Yardstick
@@ -52,7 +54,8 @@ def test_grids():
     for grid in GRIDS.values():
         names = {impl.name for impl in impls.discover(grid.kernels, op=grid.op)[0]}
         assert grid.baseline in names
-        assert all((problem.page is None) == (grid.op != "paged") for problem in grid.problems)
+        has_pages = grid.op in ("paged", "latent")
+        assert all((problem.page is not None) == has_pages for problem in grid.problems)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,7 @@ def test_grids():
     [
         ("decode", {"cutlass_attn:fp8_cache"}),
         ("paged", {"cutlass_attn:contiguous", "cutlass_attn:fp8_cache"}),
+        ("latent", {"cutlass_attn:ds_mla"}),
         ("varlen", {"cutlass_attn:dense"}),
     ],
 )
@@ -73,7 +77,9 @@ def test_every_row_is_judged_and_timed(capsys, grid, others):
     for row in rows:
         assert (row["op"], row["status"]) == (grid, "ok")
         assert 0 < row["rms_error"] <= row["rms_allowed"] and row["us"] > 0
-        assert ("page" in row) == (grid == "paged") and ("gbps" in row) == (grid != "varlen")
+        assert ("page" in row) == (grid in ("paged", "latent")) and ("gbps" in row) == (
+            grid != "varlen"
+        )
         read = report.Row(**row)
         assert read.problem in problems
         assert row["tflops"] == pytest.approx(read.problem.flops / row["us"] / 1e6, rel=1e-3)
@@ -92,6 +98,27 @@ def test_pages_hold_the_same_keys_in_another_order():
     assert torch.equal(pages[:, :50], inputs.bshd[1]) and pages.shape[1] == 64
     table = inputs.paged.block_table.flatten()
     assert not torch.equal(table, table.sort().values)
+
+
+def test_latents():
+    problem = Problem(Shape(2, 5, 1, 1, 100, 576), op="latent", page=16)
+    assert problem.flops == 2 * 2 * 5 * 100 * (576 + 512)
+    assert problem.kv_bytes(2) == 2 * 100 * 1152
+    inputs = problem.inputs("cpu", 0)
+    assert inputs.paged.v.data_ptr() == inputs.paged.k.data_ptr()
+    for name, right in (("auto", inputs), ("ds_mla", inputs.rounded_to_tokens)):
+        bound = prepared(f"cutlass_attn:{name}", inputs)
+        assert Yardstick(right).judge(result_of(bound)).ok
+    assert not Yardstick(inputs).judge(result_of(bound)).ok
+
+
+def test_flash_mla_is_called_as_it_wants_to_be(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_mla", flash_mla)
+    monkeypatch.setattr(impls.importlib.util, "find_spec", lambda name: name)
+    inputs = Problem(Shape(2, 5, 1, 2, 100, 576, causal=True), op="latent", page=16).inputs(
+        "cpu", 0
+    )
+    assert Yardstick(inputs).judge(result_of(prepared("flash_mla", inputs))).ok
 
 
 def test_a_cache_in_fp8_is_judged_by_what_it_holds():

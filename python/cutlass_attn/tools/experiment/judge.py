@@ -46,7 +46,7 @@ class Yardstick:
         quantize: str | None = None,
     ) -> None:
         shape = inputs.problem.dense
-        self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, shape.head_dim)
+        self._shape = (shape.batch, shape.heads_q, shape.seqlen_q, inputs.problem.head_dim_v)
         self._dtype = inputs.problem.dtype
         self._accumulate, self._quantize = accumulate, quantize
         self._whole = whole

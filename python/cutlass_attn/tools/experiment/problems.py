@@ -13,8 +13,10 @@ from ..._build.facts import MAX_DECODE_QUERIES
 from ...testing import round_to
 
 # "forward" and "backward": `attention` and its backward pass. "decode" and "paged":
-# `attention_decode` over a contiguous and a paged cache. "varlen": `attention_varlen`.
-OPS = ("forward", "decode", "paged", "varlen", "backward")
+# `attention_decode` over a contiguous and a paged cache. "latent": the same over pages of latents,
+# whose first LATENT_V columns are V, too. "varlen": `attention_varlen`.
+OPS = ("forward", "decode", "paged", "latent", "varlen", "backward")
+LATENT_V = 512
 # Two products forward; backward S and dP again, and one for each of dQ, dK and dV.
 _BACKWARD_OVER_FORWARD = 2.5
 SHAPE_FORM = "b,hq,hkv,sq,sk,d"
@@ -79,6 +81,7 @@ class Keywords(NamedTuple):
 
 _NOTHING = Keywords({}, {}, Flex())
 
+TOKENS, TOKEN_BYTES = "ds_mla", 656  # latents in 8 bits, with 576 columns
 FP8_CACHE = "fp8_cache"  # what is in 8 bits where keys and values are stored in e4m3
 _LARGEST_E4M3 = 448.0
 
@@ -100,12 +103,20 @@ class Problem:
     dtype: str = "float16"
     option: str = "none"  # of OPTIONS
     op: str = "forward"  # of OPS
-    page: int | None = None  # keys of a page, of op "paged"
+    page: int | None = None  # keys of a page, of op "paged" or "latent"
+
+    @property
+    def head_dim_v(self) -> int:
+        return LATENT_V if self.op == "latent" else self.shape.head_dim
+
+    def kv_bytes(self, element_size: int) -> int:
+        """K and V, each read once; a latent once for both."""
+        return self.shape.kv_bytes(element_size) // (2 if self.op == "latent" else 1)
 
     @property
     def title(self) -> str:
         """All but the dtype."""
-        named = self.op in ("varlen", "backward")
+        named = self.op in ("latent", "varlen", "backward")
         words = [f"{self.op} {self.shape}" if named else str(self.shape)]
         words += [f"pages of {self.page}"] * (self.page is not None)
         words += [self.option] * (self.option != "none")
@@ -134,6 +145,7 @@ class Problem:
         forward = sum(sequence.flops for sequence in self.sequences)
         if self.option in VISIBLE:
             forward *= VISIBLE[self.option](self.shape)
+        forward *= (self.shape.head_dim + self.head_dim_v) / (2 * self.shape.head_dim)
         return forward * (_BACKWARD_OVER_FORWARD if self.op == "backward" else 1.0)
 
     @property
@@ -164,6 +176,8 @@ class Problem:
                 torch.randn(size, generator=generator, device=device).to(getattr(torch, self.dtype))
                 for size in sizes
             )
+        if self.op == "latent":
+            v = k[..., : self.head_dim_v]
         return Inputs(self, q, k, v, OPTIONS[self.option](self, device))
 
 
@@ -241,6 +255,33 @@ class Inputs:
         return replace(self, k=k, v=v)
 
     @cached_property
+    def tokens(self) -> Any:
+        """The pages of `paged` as latent tokens in 8 bits, "ds_mla"."""
+        import torch
+
+        from ... import append_kv
+
+        rows = self.paged.k.flatten(0, 1)
+        pages, page = self.paged.k.shape[:2]
+        cache = torch.zeros(pages, page, 1, TOKEN_BYTES, dtype=torch.uint8, device=rows.device)
+        slots = torch.arange(len(rows), device=rows.device)
+        append_kv(rows, None, cache, None, slots, kv_format=TOKENS)
+        return cache
+
+    @cached_property
+    def rounded_to_tokens(self) -> Inputs:
+        """The inputs with k and v as such tokens hold them, in float32."""
+        import torch
+
+        from ..._call.token_format import unpacked
+
+        numbers = unpacked(self.tokens.cpu().numpy(), TOKENS, self.problem.dtype)
+        pages = torch.from_numpy(numbers).to(self.q.device)
+        k = pages[self.paged.block_table.long()].flatten(1, 2)[:, : self.shape.seqlen_k]
+        k = k.transpose(1, 2)
+        return replace(self, k=k, v=k[..., : self.problem.head_dim_v])
+
+    @cached_property
     def seqlens_k(self) -> Any:
         """Number of keys of each sequence, (B,) int32."""
         import torch
@@ -266,7 +307,7 @@ class Inputs:
 
         _, k, v = self.bshd
         shape, page = self.shape, self.problem.page
-        assert page is not None  # of op "paged"
+        assert page is not None  # of op "paged" or "latent"
         columns = -(-shape.seqlen_k // page)
         generator = torch.Generator(k.device).manual_seed(1)
         order = torch.randperm(shape.batch * columns, generator=generator, device=k.device)
@@ -277,7 +318,10 @@ class Inputs:
             pages = rows.reshape(shape.batch * columns, page, *x.shape[2:])
             return torch.empty_like(pages).index_copy_(0, order, pages)
 
-        if k.dtype == torch.float8_e4m3fn:  # few operations know it
+        if self.problem.op == "latent":
+            k = stored(k)
+            v = k[..., : self.problem.head_dim_v]
+        elif k.dtype == torch.float8_e4m3fn:  # few operations know it
             k, v = (stored(x.view(torch.uint8)).view(x.dtype) for x in (k, v))
         else:
             k, v = stored(k), stored(v)

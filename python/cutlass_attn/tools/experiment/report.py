@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..document import Document, document, dumps, now
-from .problems import FP8_CACHE, Problem, Shape
+from .problems import FP8_CACHE, TOKEN_BYTES, TOKENS, Problem, Shape
 from .stats import Ratio, paired_ratio
 
 OK, WRONG, UNSUPPORTED, FAILED = "ok", "wrong", "unsupported", "failed"
@@ -82,7 +82,10 @@ class Row:
             element_size = 4 if self.dtype == "float32" else 2
             if self.quantize == FP8_CACHE:
                 element_size = 1
-            self.gbps = rounded(self.shape.kv_bytes(element_size) / median_us / 1e3)
+            size = self.problem.kv_bytes(element_size)
+            if self.quantize == TOKENS:
+                size = size * TOKEN_BYTES // (2 * self.head_dim)
+            self.gbps = rounded(size / median_us / 1e3)
 
 
 # Left out of a file where they do not apply.
