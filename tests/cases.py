@@ -30,6 +30,7 @@ OPTIONS = {
     "sm90/dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/mask_dropout": {"mask", "dropout", "sinks", "attention_chunk", "alibi_slopes"},
     "sm90/varlen_dropout": {"dropout", "sinks", "attention_chunk", "alibi_slopes"},
+    "sm90/int8_fp8": {"sinks", "attention_chunk", "alibi_slopes"},
     "sm80/split_keys": {"sinks", "alibi_slopes"},
     "sm80": {"sinks", "alibi_slopes", "attention_chunk"},
     "sm80/bias": {"bias", "sinks", "attention_chunk", "alibi_slopes"},

@@ -137,6 +137,7 @@ def test_the_lse_does_not_depend_on_v(mode, factor):
         "sm80/int8_general-simt",
         "sm89/int8_fp8-simt",
         "sm89/int8_fp8_general-simt",
+        "sm90/int8_fp8-simt",
     ],
 )
 @pytest.mark.parametrize("name", list(REPORTED)[:2] + list(REPORTED)[3:4] + ["the first key"])

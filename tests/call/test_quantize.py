@@ -433,6 +433,7 @@ def test_numpy_and_the_operator_are_the_same():
         "sm80/int8_general-simt",
         "sm89/int8_fp8-simt",
         "sm89/int8_fp8_general-simt",
+        "sm90/int8_fp8-simt",
     ],
 )
 def test_check_asks_for_it(capsys, kernel):

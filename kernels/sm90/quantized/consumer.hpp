@@ -38,12 +38,16 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   static constexpr float kLeastMax = -3e38f;  // replaces -inf once a row has seen a key block
   // Whether sums in int32 go to softmax unconverted.
   static constexpr bool kKeepsSums = Score::kIsIdentity;
+  // Whether scales of the rows stay in registers. With three warpgroups that takes local memory in
+  // the loop; reading them takes 15 instructions of 340 at D = 128.
+  static constexpr bool kKeepsScales = Config::kGroups < 3;
 
   typename Config::Params const& params;
   Score const score;
   float const log2_scale;
   quantize::KeyFp8Scales const* all_scales;  // of the head's key blocks
   typename Step::Q q;                        // unless it is in shared memory
+  float q_scale[kRows];                      // where sums go to softmax, times log2_scale
   typename Scores::Rows score_rows;
   SoftmaxRows<Arch, kRows> softmax;
   uint32_t acc_s[Step::S::kSize];
@@ -82,11 +86,11 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     int const own = thread() % Config::kGroupThreads;
     auto const buffer = Arch::smem_address(q_buffer());
     auto const rows = Step::q_rows(buffer, own / 32, own % 32);
-    float q_scale[kRows];
     Queries::load(rows, q, q_scale);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      if (own % 4 == 0) of_row(shared.q_scale, i) = q_scale[i] * (kKeepsSums ? log2_scale : 1.0f);
+      if constexpr (kKeepsSums) q_scale[i] *= log2_scale;
+      if (!kKeepsScales && own % 4 == 0) of_row(shared.q_scale, i) = q_scale[i];
     }
     unpredicated_if(needs_q_shift(), [&] {
       CUTE_UNROLL
@@ -169,8 +173,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   // --- Softmax -----------------------------------------------------------------------------------
 
-  // Scales of this thread's keys of a key block, and of its rows, read before they are needed. To
-  // keep those of the rows would take registers: with three warpgroups, local memory in the loop.
+  // Scales of this thread's keys of a key block, and of its rows, read before they are needed.
   struct Scales {
     float k, q[kRows];
   };
@@ -180,7 +183,9 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
     if (exists(key, is_full))
       read.k = all_scales[uint32_t(key) / kKeys].k[uint32_t(opaque(Arch::thread())) % 4];
     CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) read.q[i] = of_row(shared.q_scale, i);
+    for (int i = 0; i < kRows; ++i) {
+      read.q[i] = kKeepsScales ? q_scale[i] : of_row(shared.q_scale, i);
+    }
     return read;
   }
   template <class IsFull>
@@ -359,7 +364,10 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   // --- Output ------------------------------------------------------------------------------------
 
   CUTE_DEVICE void store(Info const& info) {
-    if constexpr (!Steps::kKeepsQ) release_q();
+    if constexpr (!Steps::kKeepsQ) {
+      Arch::sync_warp();  // products of all lanes are done with Q
+      release_q();
+    }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float& max = softmax.rows[i].max;
