@@ -232,7 +232,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   template <class S, class AnyUnits, class IsFull, class FinishBefore>
   CUTE_DEVICE void softmax_weights(S const& s, AnyUnits const& units, int key, IsFull is_full,
                                    FinishBefore&& finish_before) {
-    quantize::KeyFp8Scales of_values;
+    quantize::KeyFp8Scales of_values = {};
     typename Weights::W w;
     typename Weights::OfThread of_thread;
     // Computes the weights once, or, if the row max has to be updated (almost never), twice.

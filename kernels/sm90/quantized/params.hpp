@@ -42,10 +42,12 @@ struct TransposedValues {
   }
 };
 
+// v8 has pairs of key blocks, so each head has a whole number of them.
+using KeyTilePairs = sm80::BasicDenseKeyTiles<2>;
+
 template <class TileScales>
-struct QuantizedTmaParams : sm80::BasicQuantizedParams<TileScales, sm80::BasicDenseKeyTiles<2>>,
-                            PersistentTiles {
-  using Quantized = sm80::BasicQuantizedParams<TileScales, sm80::BasicDenseKeyTiles<2>>;
+struct QuantizedTmaParams : sm80::BasicQuantizedParams<TileScales, KeyTilePairs>, PersistentTiles {
+  using Quantized = sm80::BasicQuantizedParams<TileScales, KeyTilePairs>;
   static constexpr bool kTransposesV = true;
   TensorMap q;
   DenseRows k;
