@@ -52,6 +52,8 @@ def graphormer(s, b, h, q, k):
 
 SCORES = {
     "identity": lambda s, b, h, q, k: s,
+    "sin of cos": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
+    "cos times sin": lambda s, b, h, q, k: torch.cos(s) * torch.sin(s) + torch.tan(b),
     "causal": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
     "causal, finite": lambda s, b, h, q, k: torch.where(q >= k, s, -1e9),
     "inverse causal": lambda s, b, h, q, k: torch.where(q <= k, s, -float("inf")),

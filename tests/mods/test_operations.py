@@ -51,6 +51,7 @@ SCORES = {
     "tanh": lambda s, b, h, q, k: 20 * torch.tanh(s / 20),
     "sin": lambda s, b, h, q, k: torch.sin(s),
     "cos": lambda s, b, h, q, k: torch.cos(s),
+    "tan": lambda s, b, h, q, k: torch.tan(s / 4) + torch.tan(b),
     "atan": lambda s, b, h, q, k: torch.atan(2 * s),
     "erf": lambda s, b, h, q, k: torch.erf(s),
     "floor": lambda s, b, h, q, k: s + torch.floor(2 * s),

@@ -66,6 +66,7 @@ _UNARY = [
     "tanh",
     "sin",
     "cos",
+    "tan",
     "atan",
     "erf",
 ]

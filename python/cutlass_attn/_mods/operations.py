@@ -128,6 +128,7 @@ OPERATIONS: dict[str, Operation] = {
     "tanh": _float("tanhf({0})", torch.tanh, lambda g, y, a: (g * (1.0 - y * y),)),
     "sin": _float("sinf({0})", torch.sin, lambda g, y, a: (g * torch.cos(a),)),
     "cos": _float("cosf({0})", torch.cos, lambda g, y, a: (-g * torch.sin(a),)),
+    "tan": _float("tanf({0})", torch.tan, lambda g, y, a: (g * (y * y + 1.0),)),
     "atan": _float("atanf({0})", torch.atan, lambda g, y, a: (g / (a * a + 1.0),)),
     "erf": _float(
         "erff({0})",
