@@ -81,7 +81,9 @@ def register(
             raise ValueError(f'name must not contain "{word}", got {name!r}')
     function: Any = attention_forward
     if max_error is not None and quantize is None:
-        raise ValueError(f"max_error is {max_error!r}, but quantize is None; allowed: a name")
+        raise ValueError(
+            f"max_error is {max_error!r}, but quantize is None; allowed: a mode, such as 'qk'"
+        )
     if quantize is not None:
         function = functools.partial(function, quantize=quantize, max_error=max_error)
     if ignore:
