@@ -254,6 +254,7 @@ def local_kernel_dir() -> Path:
     """
     from cutlass_attn.jit import cache
 
+    cache.make_folder(cache.folder())
     folder = cache.folder() / "kernels" / "flash-attn2"
     for backend in ("cpu", "cuda"):
         variant = folder / f"torch-{backend}"
