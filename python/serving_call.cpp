@@ -109,6 +109,7 @@ void read_decode(Call& call, Arguments const& given, bool memory) {
                               is_paged ? "(pages, page_size, heads, head_dim) with block_table"
                                        : "(batch, seqlen, heads, head_dim) without block_table",
                               dtype, true);
+  if (!is_listed && !is_paged && !has_tokens) require_heads(call.q, k, true);
   call.bshd = true;
   p.batch = size("the batch", call.q.shape[0]);
   set_dims(call, dtype, call.q.shape[2], k, v);
@@ -266,7 +267,10 @@ AppendProblem read_new_keys(Call& call, Arguments const& given, bool memory) {
       (!has_tokens && v.shape[3] != p.head_dim_v)) {
     raise(PyExc_ValueError,
           "k_new and v_new must have the batch of q and the heads and head dims of k_cache and "
-          "v_cache, got " +
+          "v_cache, (batch, new keys, heads, head_dim) = (" +
+              std::to_string(p.batch) + ", any, " + std::to_string(p.num_heads_kv) + ", " +
+              std::to_string(p.head_dim) + ") and (" + std::to_string(p.batch) + ", any, " +
+              std::to_string(p.num_heads_kv) + ", " + std::to_string(p.head_dim_v) + "), got " +
               shape_of(given.k_new) + " and " + shape_of(given.v_new));
   }
   call.write_to("k_cache", call.library->read(given.k, memory));

@@ -17,6 +17,7 @@ else:
 ROOT = Path(__file__).parents[1]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = BUILD["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
 def supported():
@@ -80,6 +81,20 @@ def test_cuda(monkeypatch):
     assert jit[1:] == [compiler.REQUIREMENT]
     assert least(jit, "cuda-toolkit") == ".".join(map(str, compiler.LEAST))
     assert ".".join(pinned("cuda-toolkit")[0].split(".")[:2]) in tried
+
+
+def test_extras_that_are_named_exist():
+    """In install lines of the README, of the docs, of the examples' docstrings and of messages."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    for folder, suffix in (("docs", "md"), ("examples", "py"), ("python/cutlass_attn", "py")):
+        files += (ROOT / folder).rglob(f"*.{suffix}")
+    named = {}
+    for path in files:
+        for extras in re.findall(r"'(?:\.|cutlass_attn)\[([\w,-]+)\]'", path.read_text()):
+            named |= dict.fromkeys(extras.split(","), path.name)
+    assert {"cli", "jit", "transformers"} <= set(named)
+    unknown = {name: where for name, where in named.items() if name not in EXTRAS}
+    assert not unknown
 
 
 def test_the_command():

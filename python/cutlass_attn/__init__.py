@@ -26,6 +26,17 @@ if _typing.TYPE_CHECKING:
     from . import testing as testing
     from ._warmup import warmup as warmup
 
+# Functions of other libraries, and the module of `compat` with one of that name.
+_ELSEWHERE = {
+    "create_block_mask": "flex",
+    "flash_attn_func": "flash_attn",
+    "flash_attn_varlen_func": "flash_attn",
+    "flash_attn_with_kvcache": "flash_attn",
+    "flash_mla_with_kvcache": "flash_mla",
+    "flex_attention": "flex",
+    "scaled_dot_product_attention": "sdpa",
+}
+
 __version__ = build_info().version
 _tuning.load()
 _registration.register()
@@ -39,7 +50,9 @@ if not _typing.TYPE_CHECKING:  # for a checker it would be an attribute of any n
             return warmup
         if name in ("compat", "testing"):
             return _importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        where = _ELSEWHERE.get(name)
+        hint = f"; {__name__}.compat.{where} has it" if where else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 __all__ = [

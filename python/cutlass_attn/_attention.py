@@ -72,7 +72,7 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
         q: Array = None, k: Array = None, v: Array = None, *more: Any, **options: Any
     ) -> Any:
         if more or v is None:
-            raise misplaced("attention", ("q", "k", "v"), more, options)
+            raise misplaced("attention", ("q", "k", "v"), more, options, (q, k, v))
         torch = _torch or find_torch()
         if torch and torch.is_compiling():
             if not MODS.isdisjoint(options):

@@ -60,7 +60,7 @@ def explain(
     """
     function = _function_of(options)
     if more or v is None:
-        raise misplaced("explain", ("q", "k", "v"), more, options)
+        raise misplaced("explain", ("q", "k", "v"), more, options, (q, k, v))
     if unknown := refusal("explain", options, parameters_of(options)):
         raise unknown
     if _function_of(options) == "attention" and batch_dims.are_several(q):

@@ -59,6 +59,8 @@ def warmup(
         CompileError: NVRTC refuses the code.
         RuntimeError: the GPU does not exist or has no driver.
     """
+    if isinstance(q, str):
+        raise TypeError(f"q is {q!r}; allowed: an array, or names of kernels as names={q!r}")
     if (q is None) == (not names):
         raise TypeError(
             "warmup() takes an example call, warmup(q, k, v, causal=True), or names of kernels, "

@@ -36,7 +36,8 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     ) -> Any:
         if more or (cache_seqlens is None and options.get("indices") is None):
             names = ("q", "k_cache", "v_cache", "cache_seqlens")
-            raise misplaced("attention_decode", names, more, options)
+            values = (q, k_cache, v_cache, cache_seqlens)
+            raise misplaced("attention_decode", names, more, options, values)
         options["cache_seqlens"] = cache_seqlens
         torch = find_torch()
         is_compiling = bool(torch and torch.is_compiling())

@@ -34,7 +34,9 @@ def _in_cpp(described: Callable[P, Any]) -> Callable[P, Any]:
     ) -> Any:
         if more or cu_seqlens_q is None:
             names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-            raise misplaced("attention_varlen", names if more else names[:4], more, options)
+            needed = names if more else names[:4]
+            values = (q, k, v, cu_seqlens_q)
+            raise misplaced("attention_varlen", needed, more, options, values)
         options["cu_seqlens_q"] = cu_seqlens_q
         options["cu_seqlens_k"] = cu_seqlens_k
         torch = find_torch()

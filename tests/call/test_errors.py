@@ -59,6 +59,12 @@ WRONG = [
         "head_dim_v is 600, allowed: 1 to 576",
     ),
     (lambda: call(*(tensor(1, 1, 1, 0) for _ in range(3))), ValueError, "head_dim is 0"),
+    (
+        lambda: call(tensor(1, 6, 4, 64), *(tensor(1, 9, 2, 64),) * 2),
+        ValueError,
+        r'num_heads_q and num_heads_kv are 6 and 9 by layout="bhsd", .* would be 4 and 2 by '
+        r'layout="bshd", \(batch, seqlen, heads, head_dim\)',
+    ),
     # Options
     (lambda: call(layout="sbhd"), ValueError, """layout must be "bhsd" or "bshd", got 'sbhd'"""),
     (

@@ -165,7 +165,7 @@ def test_which_kernel(key):
         (
             lambda q, k, h: attention_decode(q, k, h, int32([1])),
             "k_cache must be torch.float16 like q"
-            ", or float8_e4m3fn as is v_cache, got torch.float8_e4m3fn",
+            ", or float8_e4m3fn if it is that of v_cache, got torch.float8_e4m3fn",
         ),
         (lambda q, k, h: attention_decode(q, h, k, int32([1])), "v_cache must be torch.float16"),
         (lambda q, k, h: attention_decode(k, k, k, int32([1])), "q must be float16, bfloat16"),

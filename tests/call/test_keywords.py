@@ -58,6 +58,11 @@ def test_names_of_other_libraries_are_answered_with_ours(function, name):
         ("merge_states", "s_b", "lse_b, natural logarithms"),
         ("merge_states", "kv_layout", 'layout.*NHD is "bshd"'),
         ("attention", "op", "kernel"),
+        ("attention", "attention_mask", "use mask if it is bool.*for padding seqused_k"),
+        ("attention", "tensor_layout", 'use layout.*HND is "bhsd"'),
+        ("attention", "need_weights", "use return_lse.*weights"),
+        ("attention_varlen", "sliding_window", r"use window=\(sliding_window - 1, 0\)"),
+        ("attention", "scaling", "use softmax_scale"),
         ("attention", "custom_mask", "mask, bool.*FlashInfer's is flattened"),
         ("attention", "s_aux", "sinks"),
         ("attention", "cu_seqlens_k", "packed sequences are of attention_varlen"),
@@ -95,7 +100,24 @@ def test_what_one_function_says(function, name, message):
         getattr(cutlass_attn, function)(*CALLS[function], **{name: 1})
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        ("attention", (Q, K), "needs q, k, v; not given, or None: v$"),
+        ("attention", (None, K, None), "needs q, k, v; not given, or None: q, v$"),
+        ("explain", (Q,), "needs q, k, v; not given, or None: k, v$"),
+        ("attention_varlen", (ROWS, ROWS, ROWS), "not given, or None: cu_seqlens_q$"),
+        ("attention_decode", (CACHE, CACHE, CACHE, None), "not given, or None: cache_seqlens$"),
+    ],
+)
+def test_what_is_not_given_is_named(function, given, message):
+    with pytest.raises(TypeError, match=rf"{function}\(\) .*{message}"):
+        getattr(cutlass_attn, function)(*given)
+
+
 def test_warmup_is_named_in_its_own_errors():
+    with pytest.raises(TypeError, match=r"q is 'sm80'; allowed: an array, or .* names='sm80'"):
+        cutlass_attn.warmup("sm80")
     with pytest.raises(TypeError, match=r"warmup\(\) has no 'is_causal': use causal"):
         cutlass_attn.warmup(Q, K, K, is_causal=True)
     with pytest.raises(TypeError, match=r"warmup\(\) has no 'page_table': use block_table"):

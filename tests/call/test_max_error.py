@@ -222,7 +222,7 @@ def test_a_gpu_has_a_kernel(mode, head_dim, option):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({}, ValueError, "max_error is 0.02, but quantize is None; allowed: a name"),
+        ({}, ValueError, "max_error is 0.02, but quantize is None; allowed: a mode"),
         ({"max_error": 0.0}, ValueError, "max_error is 0.0, allowed: a finite number above 0"),
         ({"max_error": -0.1}, ValueError, "max_error is -0.1, allowed: a finite number above 0"),
         ({"max_error": 1e-60}, ValueError, "max_error is 1e-60, allowed"),
@@ -254,7 +254,7 @@ def test_errors_name_the_argument(given, error, message):
 def test_what_does_not_go_with_it_is_refused():
     q, k, v = cases.qkv(head_dim=64)
     kept = prequantize(k, v, quantize="qk")
-    with pytest.raises(ValueError, match="but quantize is a PrequantizedKV; allowed: a name"):
+    with pytest.raises(ValueError, match="but quantize is a PrequantizedKV; allowed: a mode"):
         attention(q, k, v, quantize=kept, max_error=0.02)
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_error'"):
         prequantize(k, v, quantize="qk", max_error=0.02)

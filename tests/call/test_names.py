@@ -1,5 +1,6 @@
 """Names of the package: what `import cutlass_attn` gives, and what it leaves alone."""
 
+import importlib
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -35,6 +36,22 @@ def test_compat_and_testing_are_imported_when_named():
 def test_other_names_are_attribute_errors(module):
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nil'"):
         module.nil  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("flash_attn_func", "flash_attn"), ("scaled_dot_product_attention", "sdpa")],
+)
+def test_functions_of_other_libraries_are_in_compat(name, module):
+    with pytest.raises(AttributeError, match=f"no attribute .{name}.; cutlass_attn") as raised:
+        getattr(cutlass_attn, name)
+    assert str(raised.value).endswith(f".compat.{module} has it")
+
+
+def test_compat_has_what_is_said_to_be_there():
+    pytest.importorskip("torch")
+    for name, module in cutlass_attn._ELSEWHERE.items():
+        assert callable(getattr(importlib.import_module(f"cutlass_attn.compat.{module}"), name))
 
 
 IMPORTS = {

@@ -256,7 +256,7 @@ def paged(used=(9, 12), table=TABLE, k=PAGES, **options):
         (
             lambda: call(k=K.half()),
             ValueError,
-            "k must be torch.float32 like q, or float8_e4m3fn as is v, got torch.float16",
+            "k must be torch.float32 like q, or float8_e4m3fn if it is that of v, got .*float16",
         ),
         (lambda: call(k=K.to("meta")), ValueError, "k must be on cpu like q, got meta"),
         (lambda: call(q=Q.int()), TypeError, "q must be float16, bfloat16, float32 or float64"),

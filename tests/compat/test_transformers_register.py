@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("transformers")
 
 import transformers  # noqa: E402, importorskip gives a module that is replaced on import
 from cutlass_attn.compat import transformers as compat  # noqa: E402
+from cutlass_attn.jit import cache  # noqa: E402
 
 
 def test_keywords_that_register_ignores():
@@ -67,6 +69,18 @@ def test_local_kernel(tmp_path, monkeypatch):
     for function in (module.flash_attn_func, module.flash_attn_varlen_func):
         supported = flash._lazy_define_process_function(function).keywords["supports_mapping"]
         assert all(supported[x] for x in ("s_aux", "softcap", "window_size", "dropout_p"))
+
+
+@pytest.mark.parametrize("umask", [0, 0o002])
+def test_the_folder_is_one_that_the_cache_takes(tmp_path, monkeypatch, umask):
+    monkeypatch.setenv("CUTLASS_ATTN_CACHE", str(tmp_path / "new"))
+    monkeypatch.setattr(cache, "_is_private_group", lambda gid: False)
+    before = os.umask(umask)
+    try:
+        compat.local_kernel_dir()
+    finally:
+        os.umask(before)
+    assert cache.check_folder() == tmp_path / "new"
 
 
 def test_kernels_loads_the_folder(tmp_path, monkeypatch):

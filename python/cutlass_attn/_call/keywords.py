@@ -15,13 +15,17 @@ R = TypeVar("R")
 _SCALE = "softmax_scale, the factor of q @ k^T"
 _LSE = "return_lse, which returns the log-sum-exp; the weights themselves are never in memory"
 _WINDOW = "window=(left, right); None or -1 is no limit"
+_LAYOUT = 'layout, "bhsd" or "bshd"; NHD is "bshd", and HND is "bhsd"'
 _NOT_NEEDED = "not needed: "
 _QUERIES = _NOT_NEEDED + "lengths are read from cu_seqlens_q"
 _KEYS = _NOT_NEEDED + "lengths are read from cu_seqlens_k or seqused_k"
 _STATE = "natural logarithms and (B, Hq, Sq), where FlashInfer has base 2"
+_WIDTH = "window=(sliding_window - 1, 0), which counts the keys before the query's own"
+_MASK = "mask if it is bool, and bias if it is added to the logits"
 _SLOTS = "slot_mapping: page * page_size + row of each token, (T,) int64"
-# Keywords of torch's scaled_dot_product_attention, flash_attn, xformers, FlashInfer and vLLM. For
-# each: pairs of our keyword and the text for it. The first pair that the function has is used.
+# Keywords of torch's scaled_dot_product_attention, flash_attn, xformers, FlashInfer, SageAttention,
+# transformers and vLLM. For each: pairs of our keyword and the text for it. The first pair that the
+# function has is used.
 _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "query": (("q", "q"),),
     "key": (("k", "k"), ("k_cache", "k_cache, or k_new for keys to append")),
@@ -43,7 +47,8 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
             "the first key, which differs where Sq != Sk",
         ),
     ),
-    "attn_mask": (("mask", "mask if it is bool, and bias if it is added to the logits"),),
+    "attn_mask": (("mask", _MASK),),
+    "attention_mask": (("mask", f"{_MASK}; for padding seqused_k, the keys of each batch entry"),),
     "key_padding_mask": (
         (
             "seqused_k",
@@ -68,6 +73,7 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "scale": (("softmax_scale", _SCALE),),
     "sm_scale": (("softmax_scale", _SCALE),),
+    "scaling": (("softmax_scale", _SCALE),),
     "enable_gqa": (
         ("q", _NOT_NEEDED + "k and v may have any number of heads that divides that of q"),
     ),
@@ -75,12 +81,17 @@ _MEANT: dict[str, tuple[tuple[str, str], ...]] = {
     "p": (("dropout_p", "dropout_p"),),
     "window_size": (("window", _WINDOW),),
     "window_left": (("window", _WINDOW),),
+    "sliding_window": (("window", _WIDTH),),
     "return_attn_probs": (("return_lse", _LSE),),
     "return_softmax_lse": (("return_lse", _LSE),),
+    "need_weights": (("return_lse", _LSE),),
+    "output_attentions": (("return_lse", _LSE),),
     "logits_soft_cap": (("softcap", "softcap"),),
+    "logit_cap": (("softcap", "softcap"),),
     "learnable_sink": (("sinks", "sinks, (Hq,) float32"),),
     "s_aux": (("sinks", "sinks, (Hq,) float32"),),
-    "kv_layout": (("layout", 'layout, "bhsd" or "bshd"; NHD is "bshd", and HND is "bhsd"'),),
+    "kv_layout": (("layout", _LAYOUT),),
+    "tensor_layout": (("layout", _LAYOUT),),
     "use_fp16_qk_reduction": (("accumulate", 'accumulate="fp16_qk"'),),
     "op": (("kernel", 'kernel, a name such as "sm80"; "auto" chooses'),),
     "backend": (("kernel", 'kernel, a name such as "sm80"; "auto" chooses'),),
@@ -168,9 +179,16 @@ def refusal(function: str, names: Iterable[str], known: Iterable[str] = ()) -> T
 
 
 def misplaced(
-    function: str, needed: tuple[str, ...], more: tuple[object, ...], names: Iterable[str]
+    function: str,
+    needed: tuple[str, ...],
+    more: tuple[object, ...],
+    names: Iterable[str],
+    given: tuple[object, ...] = (),
 ) -> TypeError:
-    """The error for too many arguments by position, `more` than the `needed` ones, or too few."""
+    """The error for too many arguments by position, `more` than the `needed` ones, or too few.
+
+    `given`: the values of the `needed` ones, of which some are None.
+    """
     if more:
         return TypeError(
             f"{function}() takes {len(needed)} arguments by position, {', '.join(needed)}, got "
@@ -178,7 +196,9 @@ def misplaced(
         )
     known = (*SIGNATURES["attention"].parameters, "device", "grad") if function == "explain" else ()
     unknown = refusal(function, names, known)
-    return unknown or TypeError(f"{function}() needs {', '.join(needed)}")
+    absent = [name for name, x in zip(needed, given) if x is None]
+    lacks = f"; not given, or None: {', '.join(absent)}" if absent else ""
+    return unknown or TypeError(f"{function}() needs {', '.join(needed)}{lacks}")
 
 
 def answered(function: Callable[P, R]) -> Callable[P, R]:

@@ -40,7 +40,10 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device | No
         raise TypeError(f"{argument} must be a function, got {type(function).__name__}")
     count = _positional(function)
     if count not in (None, len(names)):
-        raise TypeError(f"{argument} must have {len(names)} positional arguments, got {count}")
+        raise TypeError(
+            f"{argument} must have {len(names)} positional arguments, got {count}; allowed: "
+            + ", ".join(names)
+        )
     if (code := _code(function)) and (effect := _side_effect(code)):
         raise UnsupportedModError(
             f"{argument} has a side effect, which would happen once for all logits: {effect}"

@@ -81,7 +81,9 @@ def register(
             raise ValueError(f'name must not contain "{word}", got {name!r}')
     function: Any = attention_forward
     if max_error is not None and quantize is None:
-        raise ValueError(f"max_error is {max_error!r}, but quantize is None; allowed: a name")
+        raise ValueError(
+            f"max_error is {max_error!r}, but quantize is None; allowed: a mode, such as 'qk'"
+        )
     if quantize is not None:
         function = functools.partial(function, quantize=quantize, max_error=max_error)
     if ignore:
@@ -252,6 +254,7 @@ def local_kernel_dir() -> Path:
     """
     from cutlass_attn.jit import cache
 
+    cache.make_folder(cache.folder())
     folder = cache.folder() / "kernels" / "flash-attn2"
     for backend in ("cpu", "cuda"):
         variant = folder / f"torch-{backend}"

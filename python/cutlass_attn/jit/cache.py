@@ -59,7 +59,7 @@ def _is_shared() -> bool:
     return bool(os.environ.get(VARIABLE)) or os.getuid() == 0
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """Makes the folder with a mode that check_folder() accepts, whatever the umask is."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class Entry:
     def write(self, code: bytes) -> None:
         """Writes the code. Warns, and keeps nothing, if the folder cannot be written."""
         try:
-            _make_folder(self.path.parent)
+            make_folder(self.path.parent)
             replace_file(self.path, hashlib.sha256(code).digest() + code)
             if _is_shared():
                 self.path.chmod(0o644)
@@ -153,7 +153,7 @@ class Entry:
         path = self.path.with_suffix(".lock")
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):  # a read-only folder, or no locks there
-                _make_folder(path.parent)
+                make_folder(path.parent)
                 try:
                     held.enter_context(locked(path, wait=False))
                 except BlockingIOError:
