@@ -248,7 +248,8 @@ Status check_options(Problem const& p, Op op) {
                            ", allowed: 1 to " + std::to_string(kMaxAttentionChunk) +
                            " keys, or 0 for no chunks");
   }
-  constexpr int64_t kMaxShift = int64_t(1) << 32;  // beyond every key; a larger one adds nothing
+  // Beyond every key: a larger shift has no other effect.
+  constexpr int64_t kMaxShift = int64_t(1) << 32;
   if (p.mask.diagonal_shift < -kMaxShift || p.mask.diagonal_shift > kMaxShift) {
     return Status::invalid("diagonal_shift is " + std::to_string(p.mask.diagonal_shift) +
                            ", allowed: -2^32 to 2^32");
@@ -382,7 +383,8 @@ Status check_sequences(Problem const& p) {
   return {};
 }
 
-// Checks what lists of keys can be combined with. A list has no position of a key.
+// Checks what lists of keys can be combined with. A list does not say where a key is in its
+// sequence, so masks and distances are excluded.
 Status check_indices(Problem const& p, Op op) {
   if (p.kv.indices == nullptr) return {};
   Mask const& mask = p.mask;
