@@ -118,7 +118,7 @@ struct LatentTokens {
     constexpr int kLanes = kSlice / 8, kRowsAtOnce = 32 / kLanes;
     int const column = lane % kLanes * 8, group = column / kFormat.group;
     // Unrolled, tiles of 64 rows have 24 bytes of local memory (nvcc 13.0).
-    constexpr int kUnroll = kRows < 32 ? 1 : 8;
+    [[maybe_unused]] constexpr int kUnroll = kRows < 32 ? 1 : 8;
     bool const is_fp8 = warp * kSlice + column < kFormat.fp8_columns;
 #pragma unroll kUnroll
     for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {

@@ -265,7 +265,7 @@ TEST(operands_are_of_one_dtype) {
            "out is bfloat16, allowed: float32 like q");
   CHECK_EQ(message([](P& p) { p.v.dtype = DType(-1); }),
            "v's dtype is -1, allowed: 0 (float16), 1 (bfloat16), 2 (float32), 3 (float64), "
-           "4 (float8_e4m3fn)");
+           "4 (float8_e4m3fn), 5 (ds_mla), 6 (ds_mla_v4)");
 }
 
 TEST(k_and_v_may_be_stored_in_8_bits) {
@@ -277,6 +277,34 @@ TEST(k_and_v_may_be_stored_in_8_bits) {
            "out's dtype is 4, allowed: 0 (float16), 1 (bfloat16), 2 (float32), 3 (float64)");
   CHECK_EQ(message([=](P& p) { p.set_dtype(DType::kFloat64), store(p); }),
            "k and v are float8_e4m3fn, allowed with q of float64: float64 like q");
+}
+
+TEST(k_and_v_may_be_tokens_in_bytes) {
+  auto const store = [](P& p) {
+    p.num_heads_kv = 1;
+    p.head_dim = 576;
+    p.head_dim_v = 512;
+    p.q.row_stride = p.o.row_stride = 1024;
+    p.k.dtype = DType::kDsMla;
+    p.k.row_stride = 656;
+    p.k.batch_stride = 656 * p.seq_k.seqlen;
+    p.v = p.k;
+    p.kv.page_size = p.seq_k.seqlen;
+  };
+  auto const with = [&](auto&& change) { return message([&](P& p) { store(p), change(p); }); };
+  CHECK_EQ(with([](P& p) { p.v.row_stride = 512; }),
+           "k and v are ds_mla, and v is not k; allowed: one address and strides");
+  CHECK_EQ(with([](P& p) { p.k.row_stride = p.v.row_stride = 672; }),
+           "k and v are ds_mla, and the row stride is 672; allowed: 656");
+  CHECK_EQ(with([](P& p) { p.head_dim_v = 448; }),
+           "k and v are ds_mla, and head_dim_v is 448; allowed: 512");
+  CHECK_EQ(with([](P& p) { p.kv.page_size = 0; }),
+           "k and v are ds_mla, and page_size is 0; allowed: rows of a page, or without pages all "
+           "rows of an entry");
+  static float const scale = 2.0f;
+  CHECK_EQ(
+      with([](P& p) { p.k.scale = &scale; }),
+      "k and v are ds_mla, and k_scale or v_scale is given; allowed: None, tokens have scales");
 }
 
 TEST(sequences_and_pages) {

@@ -140,6 +140,33 @@ TEST(the_kernel_equals_the_loop_in_8_bits) {
   }
 }
 
+// Tokens, of which 16 threads share the groups of columns.
+TEST(the_kernel_equals_the_loop_on_tokens) {
+  for (DType const dtype : {DType::kDsMla, DType::kDsMlaV4}) {
+    TokenFormat const format = format_of(dtype);
+    std::vector<float> k = normal(size_t(kBatch * kNew * format.columns), 6);
+    std::vector<uint8_t> caches[2];
+    Step step(16, 8);
+    for (int i = 0; i < 2; ++i) {
+      caches[i].assign(size_t(kPages * kPage * format.token_bytes), 0x5a);
+      AppendProblem p = step.problem(true, false);
+      p.k = rows_of(k, kNew, 1, format.columns);
+      p.v = p.v_cache = {};
+      p.k_cache = {caches[i].data(), int64_t(kPage) * format.token_bytes, 0, format.row_bytes,
+                   dtype};
+      p.num_heads_kv = 1;
+      p.head_dim = format.columns;
+      if (i == 0) {
+        run_kernel<serving::Tokens>(p, false);
+      } else {
+        CHECK_EQ(append_kv(p, {}).message, "");
+      }
+    }
+    CHECK(caches[0] == caches[1]);
+    CHECK(caches[0] != std::vector<uint8_t>(caches[0].size(), 0x5a));
+  }
+}
+
 TEST(rows_go_where_they_are_due) {
   Step step(16, 8);
   run_kernel(step.problem(false, false), true);
