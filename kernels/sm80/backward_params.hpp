@@ -88,10 +88,10 @@ struct BackwardParams {
   float* grad_q;  // null: not wanted
   float* sinks;   // null: not wanted
   int32_t* turns;
-  // If dQ is added in order: number of heads that all begin a tile of keys before one of them begins
-  // its next tile. With many heads, the few tiles of a head that run at a time wait for each other
-  // once, at their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile reads
-  // them.
+  // If dQ is added in order: number of heads that all begin a tile of keys before one of them
+  // begins its next tile. With many heads, the few tiles of a head that run at a time wait for each
+  // other once, at their beginning. With few heads, Q, dO and dQ are still in L2 when the next tile
+  // reads them.
   int32_t group;
   FastDivisor by_group;
   int32_t zeroes_bias;  // whether the launch before zeroes the bias gradient
