@@ -70,10 +70,10 @@ struct Plain {
 };
 
 // Plain in fp16, with products in 8 bits.
-struct Rounded : Plain {
+struct RoundedCall : Plain {
   std::vector<cpu::Float16> q16, k16, v16, o16;
 
-  Rounded(int seqlen_q, int seqlen_k, int head_dim, Quantize mode)
+  RoundedCall(int seqlen_q, int seqlen_k, int head_dim, Quantize mode)
       : Plain(seqlen_q, seqlen_k, head_dim), q16(in_fp16(q)), k16(in_fp16(k)), v16(in_fp16(v)) {
     o16.resize(o.size());
     p.q.data = q16.data();
@@ -144,7 +144,7 @@ TEST(instruction_sets_round_weights_alike) {
   for (Quantize mode : {Quantize::kInt8, Quantize::kFp8}) {
     std::vector<std::vector<float>> results;
     for_each_isa([&](Isa isa) {
-      Rounded x(150, 200, 64, mode);
+      RoundedCall x(150, 200, 64, mode);
       x.p.mask.causal = true;
       CHECK(cpu::attention_forward(x.p, {}, isa).ok());
       results.emplace_back();
@@ -165,7 +165,7 @@ TEST(nothing_is_read_beyond_the_last_row) {
   for (Quantize mode : {Quantize::kQk, Quantize::kInt8, Quantize::kFp8}) {
     for (float max_error : {0.0f, 1e-6f, 10.0f}) {
       for_each_isa([&](Isa isa) {
-        Rounded x(9, 70, 20, mode);
+        RoundedCall x(9, 70, 20, mode);
         Guarded const q(x.q16), k(x.k16), v(x.v16);
         x.p.q.data = q.data;
         x.p.k.data = k.data;
