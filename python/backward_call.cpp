@@ -263,6 +263,9 @@ py::object backward_varlen(PyObject* const* args, Py_ssize_t count, PyObject* na
   if (has_value(given.block_table)) {
     raise(PyExc_NotImplementedError, "attention_varlen has no backward pass with block_table");
   }
+  if (has_value(given.indices)) {
+    raise(PyExc_NotImplementedError, "attention_varlen has no backward pass with indices");
+  }
   return unless_lazy(given, [&] {
     read_varlen(call, given, true);
     return run_wanted("backward_varlen", call, given);

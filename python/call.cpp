@@ -69,7 +69,7 @@ constexpr Keyword kKeywords[] = {
     {"cache_seqlens", &Arguments::cache_seqlens, kDecode, 0, Keyword::kIntegers},
     {"cache_batch_idx", &Arguments::cache_batch_idx, kDecode, 0, Keyword::kIntegers},
     {"kv_format", &Arguments::kv_format, kDecode | kAppend},
-    {"indices", &Arguments::indices, kServing, 0, Keyword::kIntegers},
+    {"indices", &Arguments::indices, kServing | kVarlenBackward, 0, Keyword::kIntegers},
     {"topk_lengths", &Arguments::topk_lengths, kDecode, 0, Keyword::kIntegers},
     {"k_new", &Arguments::k_new, kDecode, 0, Keyword::kArray},
     {"v_new", &Arguments::v_new, kDecode | kAppend, 0, Keyword::kArray},

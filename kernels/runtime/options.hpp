@@ -27,8 +27,8 @@ inline bool has_tokens(Problem const& p) {
 inline bool has_latent_kv(Problem const& p) {
   Operand const &k = p.k, &v = p.v;
   return p.head_dim > 256 && p.head_dim_v <= p.head_dim && k.data == v.data && k.dtype == v.dtype &&
-         k.batch_stride == v.batch_stride && k.head_stride == v.head_stride &&
-         k.row_stride == v.row_stride;
+         k.batch_stride == v.batch_stride && k.row_stride == v.row_stride &&
+         (p.num_heads_kv == 1 || k.head_stride == v.head_stride);
 }
 
 // Options of the call, as bits.

@@ -285,7 +285,7 @@ def test_opcheck():
     slots = torch.tensor([0, -1, 5])
     torch.library.opcheck(
         serving_operator.append_kv_op,
-        (rows, rows, before[1], before[2], slots, None, torch.ones(1)),
+        (rows, rows, before[1], before[2], slots, None, torch.ones(1), None),
     )
 
 

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 from cases import torch
 from cutlass_attn import attention, explain, prequantize
-from test_quantize import KERNEL, VARIANTS, on_engine, qkv
+from test_quantize import KERNEL, on_engine, qkv
 
+VARIANTS = cases.all_variants(
+    lambda v: v.quantize and v.head_dim >= 64 and "prequantized" in v.options
+)
 PREQUANTIZED = [
     {"seqlen_q": 9, "seqlen_k": 200, "heads": 6},
     {"causal": True, "layout": "bshd"},

@@ -222,8 +222,8 @@ def test_shared_memory_follows_from_the_tile(sizes, smem):
     [
         ("sm80/int8_qk/f16/d64/128x64x4", 29952),
         ("sm80/int8_qk/f16/d128/64x64x4", 49920),
-        ("sm80/int8/f16/d64/128x64x4", 26368),
-        ("sm80/int8/f16/d128/128x64x4", 50944),
+        ("sm80/int8/f16/d64/128x64x4", 26240),
+        ("sm80/int8/f16/d128/128x64x4", 50816),
         ("sm80/int8/f16/d256/64x64x4", 50176),
     ],
 )
