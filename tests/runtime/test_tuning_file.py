@@ -184,7 +184,7 @@ def test_added_tiles_have_a_source():
     if not jit.tile_space():
         pytest.skip("this build has no tiles to choose")
     source = jit.unit_of(jit.TREE, "sm80/bf16/d64/96x32x6")
-    assert "Forward<cutlass::bfloat16_t, 64, 64, 96, 32, 6, 1>" in source
+    assert "Forward<cutlass::bfloat16_t, TileShape<64, 64, 96, 32, 6, 1>>" in source
     assert "CA_KERNEL_ENTRY(cutlass_attn_sm80_bf16_d64_96x32x6, identity," in source
     assert "{" not in source.partition("using ")[2].partition("CA_KERNEL")[0]
     core = jit.core_unit_of(jit.TREE, "sm80/bf16/d64/96x32x6")

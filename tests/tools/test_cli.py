@@ -169,7 +169,7 @@ def test_check_fails_on_a_kernel_that_cannot_run(capsys):
 
 def test_check_rejects_impossible_problems(capsys):
     assert cli.main([*SMALL, "--heads", "3", "--heads-kv", "2"]) == 2
-    assert "num_heads_q is 3" in capsys.readouterr().err
+    assert "num_heads_q and num_heads_kv are 3 and 2" in capsys.readouterr().err
     assert cli.main([*SMALL, "--seqlen", "0"]) == 2
     assert "'--seqlen': 0 is not in the range x>=1" in capsys.readouterr().err
 
