@@ -72,22 +72,18 @@ inline void from_float(float x, Float16& out) {
 
 namespace cutlass_attn {
 
-template <>
-struct Rounded<cpu::Float16> {
+template <class Half>
+struct RoundedTo {
   static float of(float x) {
-    cpu::Float16 y;
+    Half y;
     cpu::from_float(x, y);
     return cpu::to_float(y);
   }
 };
 template <>
-struct Rounded<cpu::BFloat16> {
-  static float of(float x) {
-    cpu::BFloat16 y;
-    cpu::from_float(x, y);
-    return cpu::to_float(y);
-  }
-};
+struct Rounded<cpu::Float16> : RoundedTo<cpu::Float16> {};
+template <>
+struct Rounded<cpu::BFloat16> : RoundedTo<cpu::BFloat16> {};
 
 }  // namespace cutlass_attn
 

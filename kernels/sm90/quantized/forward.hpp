@@ -32,7 +32,7 @@ struct QuantizedForward {
   static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreads;
   static constexpr int kSmemBytes = sizeof(Shared);
-  static constexpr int kMinBlocksPerSm = 1;  // without, ptxas ignores setmaxnreg
+  static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
   static constexpr bool kPacksHeads = true;
 
   template <class Score, class Arch>

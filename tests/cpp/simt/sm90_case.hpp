@@ -30,6 +30,41 @@ inline std::vector<Case> with_head_dims(std::vector<Case> list, int head_dim, in
   return list;
 }
 
+// Dense calls. Sizes relative to tiles of 128 rows, in warpgroups of 64, and of 64 to 128 keys.
+inline std::vector<Case> dense_cases() {
+  std::vector<Case> list(14);
+  list[0].name = "whole tiles", list[0].seqlen_q = 128, list[0].seqlen_k = 256;
+  list[1].name = "ragged, grouped heads", list[1].seqlen_q = 200, list[1].seqlen_k = 333;
+  list[1].num_heads_q = 4, list[1].num_heads_kv = 2, list[1].batch = 2;
+  list[2].name = "causal", list[2].seqlen_q = 270, list[2].seqlen_k = 400, list[2].causal = true;
+  list[3].name = "rows without keys", list[3].seqlen_q = 300, list[3].seqlen_k = 100;
+  list[3].causal = true;
+  list[4].name = "window, warpgroups of other keys than each other", list[4].seqlen_q = 330;
+  list[4].seqlen_k = 700, list[4].window_left = 150, list[4].window_right = 30;
+  list[5].name = "packed heads", list[5].seqlen_q = 5, list[5].seqlen_k = 200;
+  list[5].num_heads_q = 8, list[5].num_heads_kv = 2, list[5].sinks = true;
+  list[6].name = "large scores", list[6].seqlen_q = 128, list[6].seqlen_k = 512;
+  list[6].magnitude = 40;
+  list[7].name = "no warpgroup for the last rows", list[7].seqlen_q = 132, list[7].seqlen_k = 900;
+  list[7].window_left = 300, list[7].window_right = 0;
+  list[8].name = "several tiles of a block", list[8].seqlen_q = 260, list[8].seqlen_k = 260;
+  list[8].batch = 2, list[8].num_heads_q = list[8].num_heads_kv = 2, list[8].causal = true;
+  list[9].name = "chunks, several in a tile of rows", list[9].seqlen_q = 300;
+  list[9].seqlen_k = 500, list[9].attention_chunk = 70, list[9].causal = true;
+  list[10].name = "chunks, several tiles of keys each, softcap", list[10].seqlen_q = 270;
+  list[10].seqlen_k = 700, list[10].attention_chunk = 300, list[10].softcap = 3;
+  list[11].name = "warpgroups without rows, more tiles of keys than buffers";
+  list[11].seqlen_q = 256, list[11].seqlen_k = 1000;
+  list[12].name = "ALiBi, causal, grouped heads", list[12].seqlen_q = 200, list[12].causal = true;
+  list[12].seqlen_k = 333, list[12].num_heads_q = 4, list[12].num_heads_kv = 2;
+  list[12].alibi = "h";
+  list[13].name = "ALiBi on both sides, slopes per batch, packed heads, sinks";
+  list[13].seqlen_q = 21, list[13].seqlen_k = 300, list[13].batch = 2;
+  list[13].num_heads_q = 8, list[13].num_heads_kv = 2, list[13].alibi = "bh";
+  list[13].sinks = true;
+  return list;
+}
+
 template <class... Scores>
 struct ScoreList {};
 template <class Kernel, class... Params>
