@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="an sdist has no results")
 README = (ROOT / "README.md").read_text()
-NOTE = ROOT / "docs" / "notes" / "backward.md"
 OTHERS = ("torch:cudnn", "torch:flash", "flash_attn_interface", "flash_attn.cute")
 BF16, FP16 = "bfloat16", "float16"
 # By the title of a row: file, dtype, head dim or None for all.
@@ -66,16 +65,6 @@ def test_row(name):
     for text in cells:  # losses are bold, and nothing else
         for bold, number in re.findall(r"(\*\*)?(\d\.\d\d)", text):
             assert bool(bold) == (float(number) < 1)
-
-
-def test_dropout_since():
-    """cuDNN's time over ours, of the pairs in the note that the README links to."""
-    rows = re.findall(r"^\| dropout(?:, causal)? \|(.*)\|$", NOTE.read_text(), re.MULTILINE)
-    cells = [[text.strip() for text in row.split("|")] for row in rows]
-    times = [(float(row[i]), float(row[i + 2])) for row in cells for i in (0, 3)]
-    quotients = [theirs / ours for ours, theirs in times]
-    said = f"[{min(quotients):.2f} to {max(quotients):.2f}](docs/notes/backward.md"
-    assert len(quotients) == 4 and said in README
 
 
 def test_fp8_cache():

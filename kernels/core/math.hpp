@@ -101,15 +101,23 @@ CA_HOST_DEVICE float fast_log2(float x) {
 #endif
 }
 
-// tanh(x) to 1e-7 absolute, from one exponential of -2|x|, which cannot overflow.
+// tanh(x) of |x| <= kSmallTanh, an odd polynomial: to 1e-7 absolute, like fast_tanh(). It takes six
+// instructions, and none of the unit that computes exponentials, which bounds a softmax.
+inline constexpr float kSmallTanh = 0.625f;
+CA_HOST_DEVICE float small_tanh(float x) {
+  float const square = x * x;
+  float y = 0.0148892952f;
+  y = y * square - 0.0517017171f;
+  y = y * square + 0.133020088f;
+  y = y * square - 0.33331874f;
+  return y * (square * x) + x;
+}
+// tanh(x) to 2e-7 absolute. small_tanh() where that holds, so that a caller may choose it for the
+// numbers of a thread together without changing a bit.
 CA_HOST_DEVICE float fast_tanh(float x) {
-  float const t = fast_exp2(-2.0f * kLog2e * fabsf(x));
-#if defined(__CUDA_ARCH__)
-  float const y = __fdividef(1.0f - t, 1.0f + t);
-#else
-  float const y = (1.0f - t) / (1.0f + t);
-#endif
-  return x < 0.0f ? -y : y;
+  // 1 - 2 / (1 + e^2x): an exponential that overflows gives 1.
+  float const y = 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(2.0f * kLog2e * x));
+  return fabsf(x) <= kSmallTanh ? small_tanh(x) : y;
 }
 
 }  // namespace cutlass_attn

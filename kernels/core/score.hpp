@@ -47,6 +47,8 @@ struct Score {
   // Whether apply() does nothing. with_bias() adds a bias, so a bias alone counts as identity.
   static constexpr bool kIsIdentity = !kHas<Alibi> && !kHasMod && (kHasBias || !kHasSoftcap);
   static constexpr bool kIsGeneral = false;
+  // Whether the code of a logit is long, so that a kernel had better have few copies of it.
+  static constexpr bool kIsLong = kHasMod || (kHasSoftcap && !kHasBias);
   // Whether d logit / d(softmax_scale s) is 1.
   static constexpr bool kIsLinear = !kHasSoftcap && !kHasMod;
   static constexpr bool kHasChunks = kHas<Chunk>, kHasMask = kHas<MaskBits>;
@@ -112,7 +114,9 @@ struct Score {
   // score with ALiBi. place: see the terms.
   template <int kRows, int kKeys, class Read, class X, class Place>
   CA_HOST_DEVICE void apply(Read const& rows, X&& x, Place const& place) const {
-    if constexpr (kHasSoftcap && !kHasBias) apply_softcap<kRows * kKeys>(x);
+    if constexpr (kHasSoftcap && !kHasBias) {
+      apply_softcap<kRows * kKeys>(x, [&](bool is_so) { return place.any(is_so); });
+    }
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
     if constexpr (kHasMod) Mod::template apply<kRows, kKeys>(p, x, unit_of_mod(), place);
@@ -137,17 +141,25 @@ struct Score {
   }
 
   // Softcap of kCount products x(i). A call without a softcap jumps over it: that takes fewer
-  // registers than a select, but the instructions do not mix with the code around it. kScales:
-  // whether the result is in the units of the next terms.
-  template <int kCount, bool kScales = kAdds, class X>
-  CA_HOST_DEVICE void apply_softcap(X&& x) const {
+  // registers than a select, but the instructions do not mix with the code around it. any(): whether
+  // something holds for a lane of the warp; all lanes call this. kScales: whether the result is in
+  // the units of the next terms.
+  template <int kCount, bool kScales = kAdds, class X, class Any>
+  CA_HOST_DEVICE void apply_softcap(X&& x, Any&& any) const {
     CA_UNROLL
     for (int i = 0; i < kCount; ++i) x(i) *= inner;
     unpredicated_if(cap > 0.0f, [&] {
+      float largest = 0.0f;
       CA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        x(i) = kScales ? fast_tanh(x(i)) * (cap * kLog2e) : fast_tanh(x(i));
-      }
+      for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(x(i)));
+      // Products far below the cap, usually all of them, need no exponentials.
+      int const is_small = !any(!(largest <= kSmallTanh));
+      unpredicated_if(is_small, [&] {
+        tanh_of_all<kCount, kScales>(x, [](float y) { return small_tanh(y); });
+      });
+      unpredicated_if(!is_small, [&] {
+        tanh_of_all<kCount, kScales>(x, [](float y) { return fast_tanh(y); });
+      });
     });
   }
 
@@ -177,6 +189,11 @@ struct Score {
     return kAdds ? scale * factor * kLog2e : scale * factor;
   }
   CA_HOST_DEVICE float outer() const { return cap > 0.0f ? cap : 1.0f; }
+  template <int kCount, bool kScales, class X, class Tanh>
+  CA_HOST_DEVICE void tanh_of_all(X&& x, Tanh&& tanh) const {
+    CA_UNROLL
+    for (int i = 0; i < kCount; ++i) x(i) = kScales ? tanh(x(i)) * (cap * kLog2e) : tanh(x(i));
+  }
 };
 
 // A score with one more term.

@@ -137,8 +137,8 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
       tiles.end_full(rising);
     }
     tiles.advance();
-    // A score_mod puts its code for 64 logits into each step, so there is no step for half tiles.
-    if constexpr (Config::kHalf < kN && !Score::kHasMod) {
+    // No step for half tiles where each step has long code for 64 logits.
+    if constexpr (Config::kHalf < kN && !Score::kIsLong) {
       bool const is_half = Arch::uniform(info.is_half[group]);
       if (is_half && tiles.is_there() && tiles.is_full()) {
         step<Config::kHalf>(info, tiles, std::true_type{});
@@ -222,7 +222,7 @@ struct Consumer : ConsumerBuffers<Config, Arch> {
     if constexpr (!Config::kHasBias) release_k();
     score_rows = scores(info).rows();
     auto s = as_rows(acc_s[0]);
-    if (!Score::kHasMod && Tiles::is_full_at(first, key)) {
+    if (!Score::kIsLong && Tiles::is_full_at(first, key)) {
       apply_score(info, s, key, std::true_type{});
     } else {
       apply_score(info, s, key, std::false_type{});

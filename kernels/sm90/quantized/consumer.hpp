@@ -55,6 +55,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   typename Step::O acc_o;
   typename Weights::P p;
   float factors[kRows];  // of P' V in flight
+  float next_k_scale;    // of the key block to come
 
   CUTE_DEVICE QuantizedConsumer(typename Config::Params const& params,
                                 typename Config::SharedStorage& shared, int group)
@@ -142,7 +143,8 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   template <class Half>
   CUTE_DEVICE void first(Info const& info, int key, Half half) {
-    Scales const scales = read_scales(key, std::false_type{});
+    read_key_scale(key);
+    Scales const scales = take_scales(key);
     Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
     issue_qk(half);
     Arch::template wgmma_wait<0>(acc_s);
@@ -157,7 +159,7 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
   // tile. is_full: no key is masked.
   template <class Half, class IsFull>
   CUTE_DEVICE void step(Info const& info, int key, Half half, IsFull is_full) {
-    Scales const scales = read_scales(key, is_full);
+    Scales const scales = take_scales(key);
     issue_qk(half);
     issue_pv<0>(other(half));
     Arch::template wgmma_wait<1>(acc_s);
@@ -173,20 +175,24 @@ struct QuantizedConsumer : ConsumerBuffers<Config, Arch> {
 
   // --- Softmax -----------------------------------------------------------------------------------
 
-  // Scales of this thread's keys of a key block, and of its rows, read before they are needed.
+  // Scales of this thread's keys of a key block, and of its rows. The scale of keys is read a key
+  // block early: read where it was needed, it delayed each key block by 5 to 8 % on an H200.
   struct Scales {
     float k, q[kRows];
   };
-  template <class IsFull>
-  CUTE_DEVICE Scales read_scales(int key, IsFull is_full) const {
-    Scales read = {};
-    if (exists(key, is_full))
-      read.k = all_scales[uint32_t(key) / kKeys].k[uint32_t(opaque(Arch::thread())) % 4];
+  CUTE_DEVICE Scales take_scales(int key) {
+    Scales scales = {next_k_scale};
+    if (key >= kKeys) read_key_scale(key - kKeys);
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      read.q[i] = kKeepsScales ? q_scale[i] : of_row(shared.q_scale, i);
+      scales.q[i] = kKeepsScales ? q_scale[i] : of_row(shared.q_scale, i);
     }
-    return read;
+    return scales;
+  }
+  CUTE_DEVICE void read_key_scale(int key) {
+    next_k_scale = 0.0f;
+    if (exists(key, std::false_type{}))
+      next_k_scale = all_scales[uint32_t(key) / kKeys].k[uint32_t(opaque(Arch::thread())) % 4];
   }
   template <class IsFull>
   CUTE_DEVICE float v_scale_of(int key, IsFull is_full) const {
