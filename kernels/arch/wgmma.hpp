@@ -55,30 +55,33 @@ CA_GMMA_OF_TYPES(256)
 #undef CA_GMMA
 
 // 64 x 48, which CuTe has in a header of 20,000 lines: a b^T with A in shared memory or registers.
-#define CA_D "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
+#define CA_D \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
 #define CA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define CA_ALL CA_FOUR(0), CA_FOUR(4), CA_FOUR(8), CA_FOUR(12), CA_FOUR(16), CA_FOUR(20)
 template <class Element>
 struct Gmma48;
-#define CA_GMMA48(Type, name)                                                                   \
-  template <>                                                                                   \
-  struct Gmma48<Type> {                                                                         \
-    CUTE_DEVICE static void ss(float (&d)[24], MatrixDescriptor a, MatrixDescriptor b,          \
-                               int accumulates) {                                               \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"                                 \
-                   "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D         \
-                   ", %24, %25, p, 1, 1, 0, 0;\n}\n"                                            \
-                   : CA_ALL                                                                     \
-                   : "l"(a), "l"(b), "r"(accumulates));                                         \
-    }                                                                                           \
-    CUTE_DEVICE static void rt(float (&d)[24], uint32_t const (&a)[4], MatrixDescriptor b,      \
-                               int accumulates) {                                               \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"                                 \
-                   "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D         \
-                   ", {%24,%25,%26,%27}, %28, p, 1, 1, 0;\n}\n"                                 \
-                   : CA_ALL                                                                     \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulates));     \
-    }                                                                                           \
+#define CA_GMMA48(Type, name)                                                              \
+  template <>                                                                              \
+  struct Gmma48<Type> {                                                                    \
+    CUTE_DEVICE static void ss(float (&d)[24], MatrixDescriptor a, MatrixDescriptor b,     \
+                               int accumulates) {                                          \
+      asm volatile(                                                                        \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"                                     \
+          "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D             \
+          ", %24, %25, p, 1, 1, 0, 0;\n}\n"                                                \
+          : CA_ALL                                                                         \
+          : "l"(a), "l"(b), "r"(accumulates));                                             \
+    }                                                                                      \
+    CUTE_DEVICE static void rt(float (&d)[24], uint32_t const (&a)[4], MatrixDescriptor b, \
+                               int accumulates) {                                          \
+      asm volatile(                                                                        \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"                                     \
+          "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D             \
+          ", {%24,%25,%26,%27}, %28, p, 1, 1, 0;\n}\n"                                     \
+          : CA_ALL                                                                         \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulates));         \
+    }                                                                                      \
   };
 CA_GMMA48(cutlass::half_t, "f16")
 CA_GMMA48(cutlass::bfloat16_t, "bf16")

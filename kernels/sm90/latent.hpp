@@ -23,7 +23,7 @@
 //   Merge:      by the output warpgroups, as in sm80/latent.hpp (sm80/merge_splits.hpp)
 //
 // Clocks of an SM for a tile, at 2048 multiply-adds and 128 bytes of shared memory a clock: tensor
-// cores 864 + 768; shared memory 432 for K, 320 for Q, 384 for V, 432 for copies, 144 for P.
+// cores 864 + 768; shared memory 432 for K, 384 for Q, 384 for V, 432 for copies, 144 for P.
 #pragma once
 
 #include "arch/sm90.hpp"
@@ -51,8 +51,7 @@ struct Latent {
   CUTE_DEVICE static void run(Params const& params, char* smem) {
     Problem const& p = params.problem;
     Shared& shared = *reinterpret_cast<Shared*>(smem);
-    auto const tile =
-        params.template tile_of<kBlockM, Arch>(params.splits.unit(Arch::block()));
+    auto const tile = params.template tile_of<kBlockM, Arch>(params.splits.unit(Arch::block()));
     if (tile.rows <= 0) return;  // also in all other splits of this tile
     SeqLens const lens = tile.seq.lens(p);
     if (Arch::thread() == 0) {

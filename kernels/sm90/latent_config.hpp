@@ -67,10 +67,10 @@ struct LatentConfig {
     alignas(1024) char k[kStages][TileK::kBytes];
     char q[TileQ::kBytes];
     Weights weights[kWeights];
-    SoftmaxRow rows[kBlockM];                              // after the last tile
-    Element const* addresses[kCopyWarps][kUnit];           // of the rows that a warp copies next
-    uint32_t present[kStages][kUnits];                     // with lists: a unit's rows that are keys
-    arch::Barrier k_full[kStages], k_empty[kStages];       // empty: read by the output warpgroups
+    SoftmaxRow rows[kBlockM];                         // after the last tile
+    Element const* addresses[kCopyWarps][kUnit];      // of the rows that a warp copies next
+    uint32_t present[kStages][kUnits];                // with lists: a unit's rows that are keys
+    arch::Barrier k_full[kStages], k_empty[kStages];  // empty: read by the output warpgroups
     arch::Barrier p_full[kWeights], p_empty[kWeights];
     int32_t ticket;  // the number of blocks that finished before this one
     BlockInfo block;

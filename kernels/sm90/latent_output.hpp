@@ -104,7 +104,7 @@ struct LatentOutput {
     CUTE_UNROLL
     for (int i = 0; i < kN / 16 * kParts; ++i) {
       int const n = i / kParts, part = i % kParts;
-      auto& columns = reinterpret_cast<float(&)[kPartSize]>(o[part * kPartSize]);
+      auto& columns = reinterpret_cast<float (&)[kPartSize]>(o[part * kPartSize]);
       auto const at = values + part * kPartSize / 32 * TileK::kChunkBytes / 16;
       Arch::template wgmma_rs<Element>(columns, p[n], at + n * 16 * TileK::kRowBytes / 16, true);
     }

@@ -144,10 +144,9 @@ struct LatentScores {
     CUTE_UNROLL
     for (int n = 0; n < kN / 16; ++n) {
       float const(&x)[4] = s.block(0, 2 * n), (&y)[4] = s.block(0, 2 * n + 1);
-      to.p[n][thread] = {{Arch::template pack<Element>(x[0], x[1]),
-                          Arch::template pack<Element>(x[2], x[3]),
-                          Arch::template pack<Element>(y[0], y[1]),
-                          Arch::template pack<Element>(y[2], y[3])}};
+      to.p[n][thread] = {
+          {Arch::template pack<Element>(x[0], x[1]), Arch::template pack<Element>(x[2], x[3]),
+           Arch::template pack<Element>(y[0], y[1]), Arch::template pack<Element>(y[2], y[3])}};
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) to.factors[thread][i] = factors[i];
