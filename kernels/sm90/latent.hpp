@@ -1,8 +1,8 @@
-// Latent attention (MLA) on wgmma, for many rows on one latent: V is the first columns of K, so that
-// one tile serves as both.
+// Latent attention (MLA) on wgmma, for many rows on one latent: V is the first columns of K, so
+// that one tile serves as both.
 //
-//   Grid:       64 rows of the queries of the heads that read one KV head, times the splits of their
-//               keys, as in sm80/latent.hpp
+//   Grid:       64 rows of the queries of the heads that read one KV head, times the splits of
+//               their keys, as in sm80/latent.hpp
 //   Block:      four warpgroups, each with one role:
 //
 //                 copies    tiles of 48 latents  ->  K          (latent_producer.hpp)
@@ -17,9 +17,12 @@
 //   Pipeline:   S of the next tile is multiplied while softmax works on this one, and while the
 //               output warpgroups multiply P of the tile before. All waits are for mbarriers:
 //
-//                 k_full: copies -> scores     p_full: scores -> output    p_empty: output -> scores
-//                 k_empty: output -> copies, which implies that the scores are done with the tile
+//                 k_full:  copies -> scores     p_full:  scores -> output
+//                 k_empty: output -> copies     p_empty: output -> scores
 //
+//               The output warpgroups have P of a tile only after the scores are done with its K.
+//   Conversion: of a cache in bytes the copying warps convert the bytes of their tokens to the tile
+//               (latent_token_producer.hpp). Two tiles fit then, and the bytes of a third
 //   Merge:      by the output warpgroups, as in sm80/latent.hpp (sm80/merge_splits.hpp)
 //
 // Clocks of an SM for a tile, at 2048 multiply-adds and 128 bytes of shared memory a clock: tensor
@@ -30,13 +33,14 @@
 #include "sm90/latent_output.hpp"
 #include "sm90/latent_producer.hpp"
 #include "sm90/latent_scores.hpp"
+#include "sm90/latent_token_producer.hpp"
 
 namespace cutlass_attn::sm90 {
 
 template <class Element, class Shape, class... Options>
 struct Latent {
   using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
-  static_assert(Traits::template are_among<>);
+  static_assert(Traits::template are_among<with::StoredAs<DsMla>>);
   using Config = LatentConfig<Traits>;
   using Shared = typename Config::SharedStorage;
   using Params = LatentParams;
@@ -70,7 +74,9 @@ struct Latent {
     int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
     if (group == 0) {
       Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
-      LatentProducer<Config, Arch>{params, shared}.run();
+      std::conditional_t<Config::kConverts, LatentTokenProducer<Config, Arch>,
+                         LatentProducer<Config, Arch>>{params, shared}
+          .run();
     } else if (group == 1) {
       Arch::template setmaxnreg_inc<Config::kScoreRegisters>();
       LatentScores<Config, Score, Arch>(params, shared).run();

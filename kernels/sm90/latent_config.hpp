@@ -4,6 +4,7 @@
 #include "arch/mbarrier.hpp"
 #include "core/mask.hpp"
 #include "core/softmax.hpp"
+#include "core/token_format.hpp"
 #include "core/traits.hpp"
 #include "sm80/latent_params.hpp"
 #include "sm80/latent_rows.hpp"
@@ -18,6 +19,9 @@ struct LatentConfig {
   using Element = typename Traits::Element;
   using Coord = BasicTileCoord<VarlenSeqInfo>;
   using Params = LatentParams;
+  using Stored = typename Traits::Kv;  // Element, or a format of core/token_format.hpp
+  static constexpr bool kConverts = !std::is_same_v<Stored, Element>;
+  using Source = sm80::LatentSource<std::conditional_t<kConverts, uint8_t, Element>>;
   static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
   static constexpr int kGroupThreads = 128, kOutputGroups = Traits::kWarpsN;
@@ -29,7 +33,7 @@ struct LatentConfig {
 
   // Registers of a thread, 512 of four threads that share a scheduler's file. O takes 128; Q's kept
   // chunks of 64 columns take 16 each, and S of two tiles 48.
-  static constexpr int kCopyRegisters = 32, kScoreRegisters = 144, kOutputRegisters = 168;
+  static constexpr int kCopyRegisters = 40, kScoreRegisters = 136, kOutputRegisters = 168;
   static constexpr int kKeptChunks = 3;
 
   using TileK = SwizzledTile<kBlockN, kHeadDim>;
@@ -53,28 +57,41 @@ struct LatentConfig {
     TileRange range;      // tiles of keys, in keys
     int32_t first, last;  // the keys of this split, in whole tiles
     NearMask interval;
-    sm80::LatentSource<Element> source;
+    Source source;
   };
+
+  // The bytes of a warp's unit of tokens. Rows begin at other banks than their neighbours.
+  struct Tokens {
+    static constexpr int kRowBytes = 704;
+    static_assert(DsMla::kFormat.row_bytes <= kRowBytes);
+    alignas(16) uint8_t rows[kUnit][kRowBytes];
+  };
+  struct NoTokens {};
+  struct TokenBuffers {
+    Tokens tokens[kCopyWarps];
+  };
+  static constexpr int kTokenBytes = kConverts ? int(sizeof(TokenBuffers)) : 0;
 
   static constexpr int kMaxSmemBytes = 227 * 1024, kOtherBytes = 3072;
   static constexpr int kWeights = 2;  // buffers
-  static constexpr int kStages =
-      (kMaxSmemBytes - kOtherBytes - TileQ::kBytes - kWeights * int(sizeof(Weights))) /
-      TileK::kBytes;
+  static constexpr int kStages = (kMaxSmemBytes - kOtherBytes - TileQ::kBytes -
+                                  kWeights * int(sizeof(Weights)) - kTokenBytes) /
+                                 TileK::kBytes;
   static_assert(kStages >= 2);
 
-  struct SharedStorage {
+  struct Tiles {
     alignas(1024) char k[kStages][TileK::kBytes];
     char q[TileQ::kBytes];
     Weights weights[kWeights];
-    SoftmaxRow rows[kBlockM];                         // after the last tile
-    Element const* addresses[kCopyWarps][kUnit];      // of the rows that a warp copies next
-    uint32_t present[kStages][kUnits];                // with lists: a unit's rows that are keys
-    arch::Barrier k_full[kStages], k_empty[kStages];  // empty: read by the output warpgroups
+    SoftmaxRow rows[kBlockM];                           // after the last tile
+    typename Source::Row addresses[kCopyWarps][kUnit];  // of the rows that a warp copies next
+    uint32_t present[kStages][kUnits];                  // with lists: a unit's rows that are keys
+    arch::Barrier k_full[kStages], k_empty[kStages];    // empty: read by the output warpgroups
     arch::Barrier p_full[kWeights], p_empty[kWeights];
     int32_t ticket;  // the number of blocks that finished before this one
     BlockInfo block;
   };
+  struct SharedStorage : Tiles, std::conditional_t<kConverts, TokenBuffers, NoTokens> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 
   // Position in the warpgroup's rows, of a thread of any warpgroup.

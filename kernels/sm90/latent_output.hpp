@@ -20,8 +20,8 @@ struct LatentOutput {
   static constexpr int kFirst = Config::kThreads - kThreads;  // thread of the block
   static constexpr int kBarrier = 2;                          // of the output warpgroups
 
-  // Columns of O are multiplied in two parts: ptxas (CUDA 13.0) takes no instruction of 256 columns in
-  // a kernel that starts with 128 registers a thread.
+  // Columns of O are multiplied in two parts: ptxas (CUDA 13.0) takes no instruction of 256 columns
+  // in a kernel that starts with 128 registers a thread.
   static constexpr int kParts = 2, kPartSize = Config::kColumns / 2 / kParts;
 
   // The output warpgroups as a block of their own.

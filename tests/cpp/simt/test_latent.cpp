@@ -38,6 +38,8 @@ using OfManyRowsOfTokensV4 =
 using Wgmma = sm90::Latent<half_t, TileShape<576, 512, 64, 48, 4, 2>>;
 using WgmmaOfBFloat16 = sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 2>>;
 using WgmmaWithoutTail = sm90::Latent<half_t, TileShape<512, 512, 64, 48, 4, 2>>;
+using WgmmaOfTokens =
+    sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 2>, with::StoredAs<DsMla>>;
 
 // The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
 struct Paged {
@@ -364,6 +366,18 @@ TEST(tokens) {
                                    DType::kBFloat16, {1, 2});
   check<OfManyRowsOfTokensV4, PagesV4>(of_tokens(make("many rows, V4", 2, 120, 40), 512),
                                        DType::kFloat16, {1, 2});
+}
+
+TEST(wgmma_tokens) {
+  Case queries = of_tokens(causal(make("a few queries", 5, 300, 20, 2)));
+  queries.sinks = true;
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(queries, DType::kBFloat16, {1, 3});
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(of_tokens(make("one key", 1, 1, 3)), DType::kBFloat16,
+                                             {1, 2});
+  check<WgmmaOfTokens, Tokens<DsMla, Listed>>(of_tokens(make("lists", 2, 170, 70)),
+                                              DType::kBFloat16, {1, 2});
+  check<WgmmaOfTokens, Tokens<DsMla, ListedInPages>>(
+      of_tokens(causal(make("in pages", 4, 70, 8, 2))), DType::kBFloat16, {1});
 }
 
 TEST(lists_of_tokens) {
