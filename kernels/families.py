@@ -179,7 +179,8 @@ def kernel_of(settings: Settings, all_scores: dict[str, str], where: str) -> Ker
         max_rows=settings.max_rows,
         accumulate=str(settings.axes["accumulate"]),
         quantize=str(settings.axes["quantize"]),
-        tma=settings.namespace == "sm90",
+        # Latents are copied row by row.
+        tma=settings.namespace == "sm90" and not settings.axes["latent"],
         scalar=settings.namespace == "scalar",
         avoids=tuple(settings.avoids),
         entry_names=settings.entry_names,

@@ -39,6 +39,7 @@ OPTIONS = {
     "sm80/dropout": {"sinks", "dropout"},
     "sm80/general": ALL_OPTIONS,
     "sm80/decode": ALL_OPTIONS - {"dropout"},
+    "sm90/latent": {"sinks"},
     "sm80/latent": {"sinks"},
     "sm80/latent_64": {"sinks"},
     "sm80/varlen": {"sinks", "alibi_slopes", "attention_chunk"},

@@ -98,7 +98,7 @@ GRIDS = {
                 ),
                 Shape(16, 16, 1, 4, 8192, 576, causal=True),
             ),
-            kernels=("sm80/latent", "sm80/latent_64"),
+            kernels=("sm80/latent", "sm80/latent_64", "sm90/latent"),
             baseline="cutlass_attn:auto",
             op="latent",
             pages=(64,),

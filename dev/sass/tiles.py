@@ -384,6 +384,6 @@ def code_of(key: str, score: str) -> Tile | DecodeTile | LatentTile | None:
     if parts is not None and family in ("decode", "decode_fp8"):
         tile = {name: parts.tile[name] for name in ("m", "n", "warps")}
         return DecodeTile(parts.head_dim, parts.head_dim_v, **tile, is_fp8=family == "decode_fp8")
-    if parts is not None and family in ("latent", "latent_64"):
+    if parts is not None and parts.kernel in ("sm80/latent", "sm80/latent_64"):
         return LatentTile(parts.head_dim, parts.head_dim_v, **parts.tile)
     return tile_of(key, score)

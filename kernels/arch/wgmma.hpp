@@ -39,6 +39,7 @@ struct Gmma;
     using Major = cute::SM90::GMMA::Major;                                             \
     using SS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_SS<Major::K, Major::K>;   \
     using RS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_RS<Major::K, Major::MN>;  \
+    using RT = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_RS<Major::K, Major::K>;   \
     using TS = cute::SM90::GMMA::MMA_64x##n##x16_F32##name##_SS<Major::MN, Major::MN>; \
   };
 #define CA_GMMA_OF_TYPES(n)           \
@@ -52,6 +53,42 @@ CA_GMMA_OF_TYPES(192)
 CA_GMMA_OF_TYPES(256)
 #undef CA_GMMA_OF_TYPES
 #undef CA_GMMA
+
+// 64 x 48, which CuTe has in a header of 20,000 lines: a b^T with A in shared memory or registers.
+#define CA_D \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
+#define CA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define CA_ALL CA_FOUR(0), CA_FOUR(4), CA_FOUR(8), CA_FOUR(12), CA_FOUR(16), CA_FOUR(20)
+template <class Element>
+struct Gmma48;
+#define CA_GMMA48(Type, name)                                                              \
+  template <>                                                                              \
+  struct Gmma48<Type> {                                                                    \
+    CUTE_DEVICE static void ss(float (&d)[24], MatrixDescriptor a, MatrixDescriptor b,     \
+                               int accumulates) {                                          \
+      asm volatile(                                                                        \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"                                     \
+          "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D             \
+          ", %24, %25, p, 1, 1, 0, 0;\n}\n"                                                \
+          : CA_ALL                                                                         \
+          : "l"(a), "l"(b), "r"(accumulates));                                             \
+    }                                                                                      \
+    CUTE_DEVICE static void rt(float (&d)[24], uint32_t const (&a)[4], MatrixDescriptor b, \
+                               int accumulates) {                                          \
+      asm volatile(                                                                        \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"                                     \
+          "wgmma.mma_async.sync.aligned.m64n48k16.f32." name "." name " " CA_D             \
+          ", {%24,%25,%26,%27}, %28, p, 1, 1, 0;\n}\n"                                     \
+          : CA_ALL                                                                         \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulates));         \
+    }                                                                                      \
+  };
+CA_GMMA48(cutlass::half_t, "f16")
+CA_GMMA48(cutlass::bfloat16_t, "bf16")
+#undef CA_GMMA48
+#undef CA_ALL
+#undef CA_FOUR
+#undef CA_D
 
 template <int kN>
 struct Gmma8;
@@ -81,6 +118,24 @@ struct Wgmma {
                                    bool accumulates) {
     using Atom = typename detail::Gmma<Element, 2 * kSize>::SS;
     ss<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
+  }
+  template <class Element>
+  CUTE_DEVICE static void wgmma_ss(float (&acc)[24], MatrixDescriptor a, MatrixDescriptor b,
+                                   bool accumulates) {
+    detail::Gmma48<Element>::ss(acc, a, b, accumulates);
+  }
+  // acc = a b^T, or acc += a b^T if `accumulates`. A is in registers, in the layout of
+  // mma.m16n8k16; B is in shared memory, row-major.
+  template <class Element, int kSize>
+  CUTE_DEVICE static void wgmma_rt(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
+                                   bool accumulates) {
+    using Atom = typename detail::Gmma<Element, 2 * kSize>::RT;
+    rs<Atom>(acc, a, b, scale(accumulates), std::make_integer_sequence<int, kSize>{});
+  }
+  template <class Element>
+  CUTE_DEVICE static void wgmma_rt(float (&acc)[24], uint32_t const (&a)[4], MatrixDescriptor b,
+                                   bool accumulates) {
+    detail::Gmma48<Element>::rt(acc, a, b, accumulates);
   }
   // acc = a^T b, or acc += a^T b if `accumulates`. Both operands are in shared memory, row-major; A
   // has 64 columns.
@@ -192,6 +247,11 @@ struct Wgmma {
   static void wgmma_ss(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                        bool accumulates) {
     simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, nullptr, a, b}, acc);
+  }
+  template <class Element, int kSize>
+  static void wgmma_rt(float (&acc)[kSize], uint32_t const (&a)[4], MatrixDescriptor b,
+                       bool accumulates) {
+    simt::engine::wgmma({input<Element>(), 2 * kSize, accumulates, a, 0, b, true}, acc);
   }
   template <class Element, int kSize>
   static void wgmma_ts(float (&acc)[kSize], MatrixDescriptor a, MatrixDescriptor b,

@@ -159,11 +159,12 @@ void mbarrier_wait(void* barrier, int parity);
 void tma_load(void* to, TensorMap const& map, void* barrier,
               int32_t const (&at)[TensorView::kDims]);
 
-// wgmma 64 x n x 16 with fp32 accumulators. Either A in registers and B row-major, or both by
-// descriptor: A row-major and B column-major, or, if `is_transposed`, A column-major and B
-// row-major. In 8 bits 64 x n x 32, A row-major and B column-major; A in registers as for
-// m16n8k32. Accumulators of int8 products are the bits of int32. Those of e4m3 products are cut to
-// 13 bits of mantissa after each call, as the hardware's sums lose bits.
+// wgmma 64 x n x 16 with fp32 accumulators. Either A in registers and B row-major, or column-major
+// if `is_transposed`; or both by descriptor: A row-major and B column-major, or, if
+// `is_transposed`, A column-major and B row-major. In 8 bits 64 x n x 32, A row-major and B
+// column-major; A in registers as for m16n8k32. Accumulators of int8 products are the bits of
+// int32. Those of e4m3 products are cut to 13 bits of mantissa after each call, as the hardware's
+// sums lose bits.
 struct WgmmaCall {
   MmaInput input;
   int n;

@@ -288,8 +288,7 @@ inline std::string warpgroup_mma(char const* smem, int smem_bytes, AsyncUnits co
   if (!matrix.is_swizzled) return "calls wgmma with a B that is not swizzled by 128 bytes";
   for (int k = 0; k < kK; ++k) {
     for (int j = 0; j < n; ++j) {
-      // With both A and B in shared memory, one of them is transposed there.
-      bool const has_rows = first.a != nullptr || first.is_transposed;
+      bool const has_rows = (first.a != nullptr) != first.is_transposed;
       b16[k * n + j] = has_rows ? read(matrix, k, j) : read(matrix, j, k);
     }
   }

@@ -128,9 +128,14 @@ struct LatentParams : VarlenParams {
     Problem const scheduled = as_scheduled(p);
     return size_of(scheduled, tiles_of(scheduled, facts.block_m), device, facts);
   }
+  // A split_size is rounded up to whole tiles.
   static KeySplits::Size size_of(Problem const& scheduled, int64_t tiles,
                                  DeviceLimits const& device, KernelFacts const& facts) {
-    return size_of_splits<LatentSplits>(scheduled, tiles, device, facts, facts.block_n,
+    Problem rounded = scheduled;
+    if (int32_t const each = facts.block_n; each > 0 && scheduled.split_size > 0) {
+      rounded.split_size = (scheduled.split_size + each - 1) / each * each;
+    }
+    return size_of_splits<LatentSplits>(rounded, tiles, device, facts, facts.block_n,
                                         LatentSplits::kGroup);
   }
 };

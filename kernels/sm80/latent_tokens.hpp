@@ -42,11 +42,39 @@ struct TokenStageOf<Stored, kRows, kSlice, kTail, kWarps, false> {
   using Type = int;  // unused
 };
 
+// Numbers of tokens, converted.
+template <class Element, class Arch>
+struct TokenNumbers {
+  // Four e4m3 numbers times a scale, rounded to Element.
+  CUTE_DEVICE static void scaled(uint32_t four, float scale, uint32_t& low, uint32_t& high) {
+    uint32_t pairs[2];
+    Arch::template unpack_e4m3<cutlass::half_t>(four, pairs);
+    auto const number = [&](int i) {
+      return half_to_float(uint16_t(pairs[i / 2] >> i % 2 * 16)) * scale;
+    };
+    low = Arch::template pack<Element>(number(0), number(1));
+    high = Arch::template pack<Element>(number(2), number(3));
+  }
+
+  // Eight bf16 numbers as Element.
+  CUTE_DEVICE static void bfloats(uint8_t const* from, uint32_t (&words)[4]) {
+    Arch::load_shared(Arch::smem_address(from), words);
+    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        words[i] = Arch::template pack<Element>(bfloat16_to_float(uint16_t(words[i])),
+                                                bfloat16_to_float(uint16_t(words[i] >> 16)));
+      }
+    }
+  }
+};
+
 // The same interface as LatentRows, and convert(). Scales are looked up with the row, and stored
 // with its copy for the stage that is copied.
 template <class Element, class Stage, class Slice, class Tail, int kRows, class Arch>
 struct LatentTokens {
   using Address = typename Arch::SmemAddress;
+  using Numbers = TokenNumbers<Element, Arch>;
   static constexpr TokenFormat kFormat = Stage::kFormat;
   static constexpr int kGroups = Stage::kGroups, kSlice = Stage::kSlice;
   static constexpr bool kHasTail = Stage::kHasTail;
@@ -128,13 +156,14 @@ struct LatentTokens {
         uint32_t eight[2];
         Arch::load_shared(Arch::smem_address(&stage.slice[warp][r][column]), eight);
         float const scale = stage.scales[warp][r][group];
-        scaled(eight[0], scale, words[0], words[1]);
-        scaled(eight[1], scale, words[2], words[3]);
+        Numbers::scaled(eight[0], scale, words[0], words[1]);
+        Numbers::scaled(eight[1], scale, words[2], words[3]);
       } else {
         // Behind the columns in e4m3, two bytes each.
         constexpr int kFirst = kFormat.fp8_columns % kSlice;
         int const at = kFirst + 2 * (column - kFirst);
-        bfloats(at < kSlice ? &stage.slice[warp][r][at] : &stage.more[0][r][at - kSlice], words);
+        Numbers::bfloats(at < kSlice ? &stage.slice[warp][r][at] : &stage.more[0][r][at - kSlice],
+                         words);
       }
       Arch::store_shared(to_slice + Slice::offset(r, column), words);
     }
@@ -145,7 +174,7 @@ struct LatentTokens {
         int const r = (i * 32 + lane) / kVectors, vector = lane % kVectors;
         if (kRows * kVectors % 32 != 0 && r >= kRows) break;
         uint32_t words[4];
-        bfloats(&stage.more[warp][begin + r][16 * vector], words);
+        Numbers::bfloats(&stage.more[warp][begin + r][16 * vector], words);
         Arch::store_shared(to_tail + Tail::offset(begin + r, 8 * vector), words);
       }
     }
@@ -166,29 +195,6 @@ struct LatentTokens {
       if (kRows % kRowsAtOnce != 0 && r >= kRows) break;
       uint8_t const* const from = rows[r];
       Arch::cp_async(Arch::smem_address(&to[begin + r][at]), from + first + at, from != nullptr);
-    }
-  }
-
-  // Four e4m3 numbers times a scale, rounded to Element.
-  CUTE_DEVICE static void scaled(uint32_t four, float scale, uint32_t& low, uint32_t& high) {
-    uint32_t pairs[2];
-    Arch::template unpack_e4m3<cutlass::half_t>(four, pairs);
-    auto const number = [&](int i) {
-      return half_to_float(uint16_t(pairs[i / 2] >> i % 2 * 16)) * scale;
-    };
-    low = Arch::template pack<Element>(number(0), number(1));
-    high = Arch::template pack<Element>(number(2), number(3));
-  }
-
-  // Eight bf16 numbers as Element.
-  CUTE_DEVICE static void bfloats(uint8_t const* from, uint32_t (&words)[4]) {
-    Arch::load_shared(Arch::smem_address(from), words);
-    if constexpr (std::is_same_v<Element, cutlass::half_t>) {
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        words[i] = Arch::template pack<Element>(bfloat16_to_float(uint16_t(words[i])),
-                                                bfloat16_to_float(uint16_t(words[i] >> 16)));
-      }
     }
   }
 };

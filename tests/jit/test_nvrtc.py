@@ -33,6 +33,7 @@ CLASSES = [
     ("sm80/latent_64_ds_mla", "sm_89"),
     ("sm80/latent_ds_mla_v4", "sm_90"),
     ("sm90", "sm_90a"),
+    ("sm90/latent", "sm_90a"),
     ("sm90/backward_wgmma", "sm_90a"),
     ("sm90/backward_two_pass", "sm_90a"),
 ]

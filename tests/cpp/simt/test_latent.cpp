@@ -12,6 +12,7 @@
 #include "simt/host_unit.hpp"
 #include "simt/packed.hpp"
 #include "sm80/latent.hpp"
+#include "sm90/latent.hpp"
 
 using namespace cutlass_attn;
 using attention_case::Case;
@@ -34,6 +35,11 @@ using OfManyRowsOfTokens =
     sm80::Latent<bfloat16_t, TileShape<576, 512, 64, 16, 4, 2>, with::StoredAs<DsMla>>;
 using OfManyRowsOfTokensV4 =
     sm80::Latent<half_t, TileShape<512, 512, 64, 16, 4, 2>, with::StoredAs<DsMlaV4>>;
+using Wgmma = sm90::Latent<half_t, TileShape<576, 512, 64, 48, 4, 2>>;
+using WgmmaOfBFloat16 = sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 2>>;
+using WgmmaWithoutTail = sm90::Latent<half_t, TileShape<512, 512, 64, 48, 4, 2>>;
+using WgmmaOfTokens =
+    sm90::Latent<bfloat16_t, TileShape<576, 512, 64, 48, 4, 2>, with::StoredAs<DsMla>>;
 
 // The cache in pages of 13 keys, in an irregular order. All other rows are NaN.
 struct Paged {
@@ -291,6 +297,55 @@ TEST(two_levels) {
   check<Latent, Paged>(make("a merge of groups", 1, 700, 4, 2), DType::kFloat16, {16, 17, 21});
 }
 
+TEST(wgmma) {
+  check<Wgmma, Dense>(make("more tiles than stages", 1, 330, 64), DType::kFloat16, {1, 3});
+  Case rises = make("a row max that few keys raise", 3, 170, 24);
+  rises.magnitude = 8;
+  check<Wgmma, Dense>(rises, DType::kFloat16, {1, 2});
+  Case nan = make("NaN in a key", 2, 100, 3);
+  nan.nan_key = 40;
+  check<Wgmma, Dense>(nan, DType::kFloat16, {1});
+  Case window = causal(make("a window", 2, 200, 4));
+  window.window_left = 50;
+  check<Wgmma, Dense>(window, DType::kFloat16, {2});
+  check<Wgmma, Dense>(causal(make("a tile for each head", 70, 90, 2)), DType::kFloat16, {1});
+  check<WgmmaOfBFloat16, Dense>(make("bf16", 1, 150, 128), DType::kBFloat16, {1});
+  check<Wgmma, Packed>(causal(make("packed", 3, 60, 40, 2)), DType::kFloat16, {1, 2});
+}
+
+TEST(wgmma_pages) {
+  Case queries = causal(make("rows of two tiles", 5, 100, 20, 2));
+  queries.sinks = true;
+  queries.softmax_scale = 0.07f;
+  check<Wgmma, Paged>(queries, DType::kFloat16, {1, 3});
+  check<Wgmma, Paged>(make("no key", 2, 0, 3), DType::kFloat16, {1, 2});
+  check<Wgmma, Paged>(make("one key", 1, 1, 3), DType::kFloat16, {1});
+  check<Wgmma, Paged>(make("a merge of groups", 1, 900, 4), DType::kFloat16, {18});
+  Case without_tail = causal(make("512 columns", 2, 250, 20));
+  without_tail.head_dim = 512;
+  check<WgmmaWithoutTail, Paged>(without_tail, DType::kFloat16, {1, 3});
+  Case smaller = make("fewer columns", 1, 75, 16);
+  smaller.head_dim = 320;
+  smaller.head_dim_v = 256;
+  check<Wgmma, Paged>(smaller, DType::kFloat16, {1});
+}
+
+TEST(wgmma_lists) {
+  check<Wgmma, Listed>(make("two tiles of heads", 2, 170, 70), DType::kFloat16, {1, 2});
+  Case queries = causal(make("other keys for each query", 5, 60, 12, 2));
+  queries.sinks = true;
+  check<Wgmma, Listed>(queries, DType::kFloat16, {1});
+  check<Wgmma, Listed>(make("no key", 2, 0, 3), DType::kFloat16, {1});
+  check<Wgmma, Listed>(causal(make("few rows", 6, 3, 2)), DType::kFloat16, {1});
+  check<WgmmaWithoutTail, ListedInPages>(
+      [] {
+        Case x = make("in pages", 2, 75, 40, 2);
+        x.head_dim = 512;
+        return x;
+      }(),
+      DType::kFloat16, {1, 2});
+}
+
 Case of_tokens(Case x, int head_dim = 576) {
   x.fp8_kv = true;
   x.head_dim = head_dim;
@@ -311,6 +366,18 @@ TEST(tokens) {
                                    DType::kBFloat16, {1, 2});
   check<OfManyRowsOfTokensV4, PagesV4>(of_tokens(make("many rows, V4", 2, 120, 40), 512),
                                        DType::kFloat16, {1, 2});
+}
+
+TEST(wgmma_tokens) {
+  Case queries = of_tokens(causal(make("a few queries", 5, 300, 20, 2)));
+  queries.sinks = true;
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(queries, DType::kBFloat16, {1, 3});
+  check<WgmmaOfTokens, Tokens<DsMla, Paged>>(of_tokens(make("one key", 1, 1, 3)), DType::kBFloat16,
+                                             {1, 2});
+  check<WgmmaOfTokens, Tokens<DsMla, Listed>>(of_tokens(make("lists", 2, 170, 70)),
+                                              DType::kBFloat16, {1, 2});
+  check<WgmmaOfTokens, Tokens<DsMla, ListedInPages>>(
+      of_tokens(causal(make("in pages", 4, 70, 8, 2))), DType::kBFloat16, {1});
 }
 
 TEST(lists_of_tokens) {

@@ -1,0 +1,105 @@
+// Latent attention (MLA) on wgmma, for many rows on one latent: V is the first columns of K, so
+// that one tile serves as both.
+//
+//   Grid:       64 rows of the queries of the heads that read one KV head, times the splits of
+//               their keys, as in sm80/latent.hpp
+//   Block:      four warpgroups, each with one role:
+//
+//                 copies    tiles of 48 latents  ->  K          (latent_producer.hpp)
+//                 scores    S = Q K^T, softmax   ->  P          (latent_scores.hpp)
+//                 output    O += P V, left half of the columns  (latent_output.hpp)
+//                 output    O += P V, right half
+//
+//   Registers:  O in the output warpgroups. In the scores' warpgroup some of Q's columns, S of this
+//               tile and of the next one
+//   Shared:     a ring of tiles, swizzled for wgmma; the other columns of Q; a ring of P, as
+//               registers of A, with the factors by which a new row max rescales O
+//   Pipeline:   S of the next tile is multiplied while softmax works on this one, and while the
+//               output warpgroups multiply P of the tile before. All waits are for mbarriers:
+//
+//                 k_full:  copies -> scores     p_full:  scores -> output
+//                 k_empty: output -> copies     p_empty: output -> scores
+//
+//               The output warpgroups have P of a tile only after the scores are done with its K.
+//   Conversion: of a cache in bytes the copying warps convert the bytes of their tokens to the tile
+//               (latent_token_producer.hpp). Two tiles fit then, and the bytes of a third
+//   Merge:      by the output warpgroups, as in sm80/latent.hpp (sm80/merge_splits.hpp)
+//
+// Clocks of an SM for a tile, at 2048 multiply-adds and 128 bytes of shared memory a clock: tensor
+// cores 864 + 768; shared memory 432 for K, 384 for Q, 384 for V, 432 for copies, 144 for P.
+#pragma once
+
+#include "arch/sm90.hpp"
+#include "sm90/latent_output.hpp"
+#include "sm90/latent_producer.hpp"
+#include "sm90/latent_scores.hpp"
+#include "sm90/latent_token_producer.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Element, class Shape, class... Options>
+struct Latent {
+  using Traits = cutlass_attn::Traits<Element, Shape, Options...>;
+  static_assert(Traits::template are_among<with::StoredAs<DsMla>>);
+  using Config = LatentConfig<Traits>;
+  using Shared = typename Config::SharedStorage;
+  using Params = LatentParams;
+  using Machine = arch::Sm90;
+  static constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  static constexpr int kThreads = Config::kThreads;
+  static constexpr int kSmemBytes = sizeof(Shared);
+  static constexpr int kMinBlocksPerSm = 1;  // without it, ptxas ignores setmaxnreg
+  static constexpr bool kPacksHeads = true;
+
+  template <class Score, class Arch>
+  CUTE_DEVICE static void run(Params const& params, char* smem) {
+    Problem const& p = params.problem;
+    Shared& shared = *reinterpret_cast<Shared*>(smem);
+    auto const tile = params.template tile_of<kBlockM, Arch>(params.splits.unit(Arch::block()));
+    if (tile.rows <= 0) return;  // also in all other splits of this tile
+    SeqLens const lens = tile.seq.lens(p);
+    if (Arch::thread() == 0) {
+      IntervalMask const mask = params.template mask<Score::kHasChunks>(lens);
+      TileRange const all = mask.tiles(tile.q_begin, tile.q_end, kBlockN);
+      TileRange const own = params.splits.share(all, params.splits.split(Arch::block()));
+      shared.block = {tile,
+                      all.in_keys(kBlockN),
+                      own.begin * kBlockN,
+                      own.end * kBlockN,
+                      mask.near(tile.q_begin),
+                      {p, tile, lens}};
+      init_barriers<Arch>(shared);
+    }
+    Arch::sync();  // block full, barriers initialised
+    int const group = Arch::uniform(Arch::thread() / Config::kGroupThreads);
+    if (group == 0) {
+      Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
+      std::conditional_t<Config::kConverts, LatentTokenProducer<Config, Arch>,
+                         LatentProducer<Config, Arch>>{params, shared}
+          .run();
+    } else if (group == 1) {
+      Arch::template setmaxnreg_inc<Config::kScoreRegisters>();
+      LatentScores<Config, Score, Arch>(params, shared).run();
+    } else {
+      Arch::template setmaxnreg_inc<Config::kOutputRegisters>();
+      LatentOutput<Config, Score, Arch>{params, shared}.run();
+    }
+  }
+
+ private:
+  template <class Arch>
+  CUTE_DEVICE static void init_barriers(Shared& shared) {
+    constexpr int kWarps = 4, kReaders = Config::kOutputGroups * kWarps;
+    for (int i = 0; i < Config::kStages; ++i) {
+      Arch::mbarrier_init(&shared.k_full[i], Config::kUnits);
+      Arch::mbarrier_init(&shared.k_empty[i], kReaders);
+    }
+    for (int i = 0; i < Config::kWeights; ++i) {
+      Arch::mbarrier_init(&shared.p_full[i], kWarps);
+      Arch::mbarrier_init(&shared.p_empty[i], kReaders);
+    }
+    Arch::fence_mbarrier_init();
+  }
+};
+
+}  // namespace cutlass_attn::sm90

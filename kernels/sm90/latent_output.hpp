@@ -1,0 +1,151 @@
+// A warpgroup that has columns of O: multiplies P by its columns of each tile, merges splits, and
+// stores the result.
+#pragma once
+
+#include "core/epilogue.hpp"
+#include "sm80/merge_splits.hpp"
+#include "sm90/latent_config.hpp"
+#include "tile/quad_rows.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm90 {
+
+template <class Config, class Score, class Arch>
+struct LatentOutput {
+  using Shared = typename Config::SharedStorage;
+  using Element = typename Config::Element;
+  using TileK = typename Config::TileK;
+  static constexpr int kN = Config::kBlockN, kRows = Config::kRows;
+  static constexpr int kThreads = Config::kOutputGroups * Config::kGroupThreads;
+  static constexpr int kFirst = Config::kThreads - kThreads;  // thread of the block
+  static constexpr int kBarrier = 2;                          // of the output warpgroups
+
+  // Columns of O are multiplied in two parts: ptxas (CUDA 13.0) takes no instruction of 256 columns
+  // in a kernel that starts with 128 registers a thread.
+  static constexpr int kParts = 2, kPartSize = Config::kColumns / 2 / kParts;
+
+  // The output warpgroups as a block of their own.
+  struct Threads : Arch {
+    CUTE_DEVICE static int thread() { return Arch::thread() - kFirst; }
+    CUTE_DEVICE static void sync() { Arch::sync(kBarrier, kThreads); }
+  };
+  // Position of a thread's O. All warpgroups have the same rows.
+  struct Place {
+    int thread;
+    CUTE_DEVICE int warp_n() const { return thread / Config::kGroupThreads; }
+    CUTE_DEVICE int row(int i) const { return rows().row(i); }
+    CUTE_DEVICE int column(int j) const { return rows().column(j); }
+    CUTE_DEVICE typename Config::Place rows() const { return {thread % Config::kGroupThreads}; }
+  };
+  // What SplitMerge wants to know.
+  struct MergeConfig {
+    static constexpr int kBlockM = Config::kBlockM, kHeadDimV = Config::kHeadDimV;
+    static constexpr int kWarpColumns = Config::kColumns;
+    static constexpr int kRowBlocks = 1, kRows = Config::kRows, kThreads = LatentOutput::kThreads;
+    using Place = LatentOutput::Place;
+  };
+  struct Result {
+    Fragment<float, 1, Config::kColumns / 8> acc_o;
+    SoftmaxRows<Arch, kRows> softmax;
+  };
+
+  typename Config::Params const& params;
+  Shared& shared;
+  int const group = Arch::uniform(Threads::thread() / Config::kGroupThreads);
+  Result result = {};
+
+  CUTE_DEVICE void run() {
+    Ring<Config::kStages> k;
+    Ring<Config::kWeights> in;
+    CUTE_NO_UNROLL
+    for (int key = shared.block.first; key < shared.block.last; key += kN) {
+      Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
+      step(shared.k[k.stage], in.stage);
+      release(&shared.k_empty[k.stage]);
+      k.advance();
+      in.advance();
+    }
+    Arch::mbarrier_wait(&shared.p_full[in.stage], in.round);
+    Place const place{Threads::thread()};
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) result.softmax.rows[i] = shared.rows[place.row(i)];
+    if (params.splits.count > 1) {
+      sm80::SplitMerge<MergeConfig, Score, Threads, Result> const merge{params.splits, place};
+      if (!merge.run_in_groups(result, shared.ticket)) return;
+    }
+    finish(place);
+  }
+
+ private:
+  // O += P V of a tile.
+  CUTE_DEVICE void step(char const* tile, int stage) {
+    auto const& from = shared.weights[stage];
+    int const thread = Arch::thread() % Config::kGroupThreads;
+    uint32_t p[kN / 16][4];
+    float factors[kRows];
+    CUTE_UNROLL
+    for (int n = 0; n < kN / 16; ++n) {
+      typename Config::Words const words = from.p[n][thread];
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) p[n][i] = words.words[i];
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) factors[i] = from.factors[thread][i];
+    Arch::sync_warp();  // read by all lanes
+    release(&shared.p_empty[stage]);
+    bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
+    unpredicated_if(Arch::any(changes), [&] {
+      for (int i = 0; i < kRows; ++i) result.softmax.scale(as_rows(result.acc_o), i, factors[i]);
+    });
+    constexpr int kGroupBytes = Config::kColumns / 64 * TileK::kChunkBytes;
+    auto const values = Arch::descriptor(tile + group * kGroupBytes, TileK::kChunkBytes, 1024);
+    auto& o = result.acc_o.x;
+    Arch::wgmma_fence(o, p);
+    CUTE_UNROLL
+    for (int i = 0; i < kN / 16 * kParts; ++i) {
+      int const n = i / kParts, part = i % kParts;
+      auto& columns = reinterpret_cast<float (&)[kPartSize]>(o[part * kPartSize]);
+      auto const at = values + part * kPartSize / 32 * TileK::kChunkBytes / 16;
+      Arch::template wgmma_rs<Element>(columns, p[n], at + n * 16 * TileK::kRowBytes / 16, true);
+    }
+    Arch::wgmma_commit();
+    Arch::template wgmma_wait<0>(o, p);
+  }
+
+  // Normalises and stores the columns of O, and LSE.
+  CUTE_DEVICE void finish(Place const& place) {
+    Problem const& p = params.problem;
+    auto const& tile = shared.block.tile;
+    int const lane = place.thread % 32;
+    auto const o = as_rows(result.acc_o);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = place.row(i);
+      bool const is_row = row < tile.rows;
+      int const at = is_row ? row : 0;
+      bool const writes_lse = is_row && group == 0 && place.column(0) == 0;
+      float const factor = finish_row(p, tile.seq, tile.head(at), tile.query(at),
+                                      result.softmax.rows[i], 1.0f, writes_lse) *
+                           scale_of(p.v, tile.head_kv);
+      Element* const target = tile.template row_of<Element>(p.o, at);
+      CUTE_UNROLL
+      for (int n = 0; n < Config::kColumns / 8; n += 4) {
+        uint32_t words[4];
+        CUTE_UNROLL
+        for (int b = 0; b < 4; ++b) {
+          int const j = 2 * (n + b);
+          words[b] = Arch::template pack<Element>(o(i, j) * factor, o(i, j + 1) * factor);
+        }
+        store_columns<Arch>(target, words, group * Config::kColumns / 8 + n, p.head_dim_v, is_row,
+                            lane);
+      }
+    }
+  }
+
+  // All lanes have passed a wait or a sync_warp().
+  CUTE_DEVICE void release(arch::Barrier* empty) const {
+    if (Arch::thread() % 32 == 0) Arch::mbarrier_arrive(empty);
+  }
+};
+
+}  // namespace cutlass_attn::sm90

@@ -1,0 +1,70 @@
+// The warps that copy tiles of latents: from a contiguous cache, from pages, or by a list of rows.
+#pragma once
+
+#include "sm90/latent_config.hpp"
+
+namespace cutlass_attn::sm90 {
+
+// A warp has every fourth unit of 16 keys. It waits for its own copies, so that units of four warps
+// are in flight, and then makes them visible to wgmma.
+template <class Config, class Arch>
+struct LatentProducer {
+  using Shared = typename Config::SharedStorage;
+  using Element = typename Config::Element;
+  using TileK = typename Config::TileK;
+  using Rows = sm80::LatentRows<Element, TileK, void, Config::kUnit, Arch>;
+  static constexpr int kUnit = Config::kUnit, kUnits = Config::kUnits, kStages = Config::kStages;
+
+  typename Config::Params const& params;
+  Shared& shared;
+  int const warp = Arch::uniform(Arch::thread() / 32), lane = Arch::thread() % 32;
+
+  CUTE_DEVICE void run() const {
+    Problem const& p = params.problem;
+    Rows rows{p, params.by_page, lane, 0, shared.addresses[warp], {}, shared.block.source};
+    int32_t const& last = shared.block.last;                   // read again, as registers are few
+    int key = shared.block.first + warp * kUnit, unit = warp;  // of its tile
+    Ring<kStages> ring;
+    rows.look_up_if(key, last);
+    while (key < last) {
+      if (unit >= kUnits) {
+        unit -= kUnits;
+        ring.advance();
+        continue;
+      }
+      Arch::mbarrier_wait(&shared.k_empty[ring.stage], ring.round ^ 1);
+      rows.place();
+      Arch::sync_warp();  // addresses full
+      copy(shared.k[ring.stage], unit * kUnit);
+      Arch::cp_async_commit_group();
+      uint32_t const present = rows.present();
+      if (lane == 0) shared.present[ring.stage][unit] = present;
+      key += Config::kCopyWarps * kUnit;
+      rows.look_up_if(key, last);  // while the copies are in flight
+      Arch::template cp_async_wait_group<0>();
+      Arch::fence_proxy_async();
+      Arch::sync_warp();  // the copies of all lanes have landed
+      if (lane == 0) Arch::mbarrier_arrive(&shared.k_full[ring.stage]);
+      unit += Config::kCopyWarps;
+    }
+  }
+
+ private:
+  // Eight lanes copy 64 columns of a row; rows that are no keys are zeros.
+  CUTE_DEVICE void copy(char* tile, int begin) const {
+    int const column = lane % 8 * 8, head_dim = params.problem.head_dim;
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kUnit / 4; ++i) {
+      int const r = i * 4 + lane / 8;
+      Element const* const from = shared.addresses[warp][r];
+      auto const to = Arch::smem_address(tile) + TileK::offset(begin + r, column);
+      CUTE_UNROLL
+      for (int c = 0; c < TileK::kChunks; ++c) {
+        Arch::cp_async(to + c * TileK::kChunkBytes, from + c * 64 + column,
+                       from && c * 64 + column < head_dim);
+      }
+    }
+  }
+};
+
+}  // namespace cutlass_attn::sm90

@@ -1,0 +1,179 @@
+// The warpgroup that computes S and softmax of all keys, for the output warpgroups.
+#pragma once
+
+#include "core/score.hpp"
+#include "sm90/latent_config.hpp"
+#include "tile/scores.hpp"
+#include "tile/softmax_rows.hpp"
+
+namespace cutlass_attn::sm90 {
+
+// The first chunks of Q are in registers, because shared memory has no room for all of them and
+// three tiles, and no time to read all of them for each tile.
+template <class Config, class Score, class Arch>
+struct LatentScores {
+  using Shared = typename Config::SharedStorage;
+  using Element = typename Config::Element;
+  using Place = typename Config::Place;
+  using TileQ = typename Config::TileQ;
+  using TileK = typename Config::TileK;
+  using S = Fragment<float, 1, Config::kBlockN / 8>;
+  static constexpr int kN = Config::kBlockN, kRows = Config::kRows, kStages = Config::kStages;
+  static constexpr int kKeptSteps = Config::kKeptChunks * 4, kSteps = Config::kHeadDim / 16;
+  static constexpr int kBarrier = 1;  // of the warpgroup
+
+  Problem const& p;
+  Shared& shared;
+  int const thread = Arch::thread() % Config::kGroupThreads, lane = thread % 32;
+  typename Config::Coord const& tile;
+  FragmentScores<Arch, Score, Place, kRows, false, typename Config::Coord> const scores;
+  float const log2_scale;
+  uint32_t q[kKeptSteps][4];
+  S next, s;  // products of the next tile, in flight, and the scores of this one
+  SoftmaxRows<Arch, kRows> softmax = {};
+  Ring<kStages> k = {};
+  Ring<Config::kWeights> out = {};
+
+  CUTE_DEVICE LatentScores(typename Config::Params const& params, Shared& shared)
+      : p(params.problem),
+        shared(shared),
+        tile(shared.block.tile),
+        scores{p,
+               score_in_log2<Score>(p, tile.seq.lens(p), scale_of(p.k, tile.head_kv)),
+               Place{thread},
+               tile,
+               shared.block.range,
+               shared.block.interval},
+        log2_scale(scores.score.log2_scale()) {}
+
+  CUTE_DEVICE void run() {
+    int const first = shared.block.first, last = shared.block.last;
+    load_queries();
+    if (first < last) {
+      issue();
+      take();
+      CUTE_NO_UNROLL
+      for (int key = first; key < last - kN; key += kN) {
+        int const stage = k.last();
+        issue();
+        weigh(key, stage);
+        take();
+      }
+      weigh(last - kN, k.last());
+    }
+    softmax.complete_sums();
+    wait_for_room();
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      if (lane % 4 == 0) shared.rows[Place{thread}.row(i)] = softmax.rows[i];
+    }
+    publish();
+  }
+
+ private:
+  CUTE_DEVICE void load_queries() {
+    int const vector = thread % 8 * 8;
+    CUTE_UNROLL
+    for (int i = 0; i < Config::kBlockM / 16; ++i) {
+      int const row = i * 16 + thread / 8;
+      bool const is_row = row < tile.rows;
+      Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
+      CUTE_UNROLL
+      for (int c = 0; c < TileQ::kChunks; ++c) {
+        int const column = (Config::kKeptChunks + c) * 64 + vector;
+        Arch::cp_async(Arch::smem_address(shared.q) + TileQ::offset(row, c * 64 + vector),
+                       from + column, is_row && column < p.head_dim);
+      }
+    }
+    Arch::cp_async_commit_group();
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      int const row = Place{thread}.row(i);
+      bool const is_row = row < tile.rows;
+      Element const* const from = tile.template row_of<Element const>(p.q, is_row ? row : 0);
+      CUTE_UNROLL
+      for (int n = 0; n < 2 * kKeptSteps; ++n) {
+        int const column = n * 8 + lane % 4 * 2;
+        q[n / 2][i + n % 2 * 2] =
+            is_row && column < p.head_dim ? *reinterpret_cast<uint32_t const*>(from + column) : 0;
+      }
+    }
+    Arch::template cp_async_wait_group<0>();
+    Arch::fence_proxy_async();
+    Arch::sync(kBarrier, Config::kGroupThreads);  // Q full
+  }
+
+  // Starts S of the next tile.
+  CUTE_DEVICE void issue() {
+    Arch::mbarrier_wait(&shared.k_full[k.stage], k.round);
+    // Otherwise the descriptors of all steps are kept, in local memory.
+    auto const rows = opaque(Arch::descriptor(shared.q, 16, 1024));
+    auto const keys = Arch::descriptor(shared.k[k.stage], 16, 1024);
+    Arch::wgmma_fence(next.x, q);
+    CUTE_UNROLL
+    for (int i = 0; i < kKeptSteps; ++i) {
+      Arch::template wgmma_rt<Element>(next.x, q[i], keys + column_step<TileK>(i), i != 0);
+    }
+    CUTE_UNROLL
+    for (int i = kKeptSteps; i < kSteps; ++i) {
+      Arch::template wgmma_ss<Element>(next.x, rows + column_step<TileQ>(i - kKeptSteps),
+                                       keys + column_step<TileK>(i), true);
+    }
+    Arch::wgmma_commit();
+    k.advance();
+  }
+  CUTE_DEVICE void take() {
+    Arch::template wgmma_wait<0>(next.x, q);
+    s = next;
+  }
+
+  // Softmax of the scores of the keys in a stage, from `key` on.
+  CUTE_DEVICE void weigh(int key, int stage) {
+    auto const rows = as_rows(s);
+    if (scores.range.is_full(key)) {
+      scores.apply(rows, key, std::true_type{});
+    } else {
+      scores.apply(rows, key, std::false_type{});
+    }
+    if (p.kv.indices) mask_absent(stage);
+    float factors[kRows];
+    softmax.softmax_weights_after_max(rows, factors, log2_scale);
+    softmax.add_sums();
+    wait_for_room();
+    auto& to = shared.weights[out.stage];
+    CUTE_UNROLL
+    for (int n = 0; n < kN / 16; ++n) {
+      float const(&x)[4] = s.block(0, 2 * n), (&y)[4] = s.block(0, 2 * n + 1);
+      to.p[n][thread] = {
+          {Arch::template pack<Element>(x[0], x[1]), Arch::template pack<Element>(x[2], x[3]),
+           Arch::template pack<Element>(y[0], y[1]), Arch::template pack<Element>(y[2], y[3])}};
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kRows; ++i) to.factors[thread][i] = factors[i];
+    publish();
+    out.advance();
+  }
+
+  // Masks the rows of a list that are no keys.
+  CUTE_DEVICE void mask_absent(int stage) {
+    auto const rows = as_rows(s);
+    CUTE_UNROLL
+    for (int j = 0; j < columns_of<decltype(rows)>; ++j) {
+      // A unit has four columns of a thread.
+      int const in_unit = Place{thread}.column(j) % Config::kUnit;
+      bool const is_key = shared.present[stage][j / 4] >> in_unit & 1;
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) rows(i, j) = is_key ? rows(i, j) : -kInf;
+    }
+  }
+
+  CUTE_DEVICE void wait_for_room() {
+    Arch::mbarrier_wait(&shared.p_empty[out.stage], out.round ^ 1);
+  }
+  CUTE_DEVICE void publish() {
+    Arch::sync_warp();  // what all lanes stored
+    if (lane == 0) Arch::mbarrier_arrive(&shared.p_full[out.stage]);
+  }
+};
+
+}  // namespace cutlass_attn::sm90
