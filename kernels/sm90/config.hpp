@@ -78,6 +78,10 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);
   static_assert(kBlockM == kGroups * kGroupRows && (kGroups == 1 || kGroups == 2 || kGroups == 3));
 
+  // Warps that copy. One thread keeps up with whole tiles, but not with the copies of pages: with
+  // pages of 16 keys, 32 copies of 60 to 100 clocks per tile of 2100 (D = 128 on an H200).
+  static constexpr int kCopyWarps = kIsPaged ? 4 : 1;
+
   // Registers of a producer thread and of a consumer thread. A block has 64 K registers in total.
   static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kComputeRegisters = kGroups == 3 ? 160 : kGroups == 2 ? 232 : 240;
@@ -129,9 +133,14 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
     Tiles tiles;
     uint32_t const* bits;  // of the mask map, for the tile of rows
   };
+  struct Paged {
+    KeyRange seen;  // keys seen by some row of the tile
+  };
 
-  // Metadata of a tile of rows, written by the producer for the consumers.
-  struct TileInfo : std::conditional_t<kHasMask, Masked, Unmasked> {
+  // Metadata of a tile of rows, written by the producer for the consumers and for the other warps
+  // that copy.
+  struct TileInfo
+      : std::conditional_t<kHasMask, Masked, std::conditional_t<kIsPaged, Paged, Unmasked>> {
     int32_t is_there;  // 0: no tile is left
     Coord tile;
     // Set only in kernels without a bool mask:
@@ -166,10 +175,6 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
   struct Dropout {
     DropoutMask dropout;
   };
-  struct NoPages {};
-  struct Pages {
-    KeyRange seen;  // keys seen by some row of the tile whose keys are being copied
-  };
   struct Copies {
     alignas(1024) char q[kQStages][kGroups][TileQ::kBytes];
     char k[kKStages][kKBytes];
@@ -184,9 +189,7 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
 
     CUTE_DEVICE TileInfo& info(int i) { return *reinterpret_cast<TileInfo*>(infos[i]); }
   };
-  struct SharedStorage : Copies,
-                         std::conditional_t<kDrops, Dropout, NoDropout>,
-                         std::conditional_t<kIsPaged, Pages, NoPages> {};
+  struct SharedStorage : Copies, std::conditional_t<kDrops, Dropout, NoDropout> {};
   static_assert(sizeof(SharedStorage) <= kMaxSmemBytes);
 };
 
@@ -194,8 +197,9 @@ struct Config : WarpgroupProducts<Traits::kHeadDimV, Traits::kBlockN> {
 template <class Config, class Arch>
 CUTE_DEVICE void init_barriers(typename Config::SharedStorage& shared) {
   constexpr int kWarpsOfGroup = 4, kReaders = kWarpsOfGroup * Config::kGroups;
-  auto const init = [](arch::Barrier* full, arch::Barrier* empty, int readers) {
-    Arch::mbarrier_init(full, 1);
+  constexpr int kCopyWarps = Config::kCopyWarps;
+  auto const init = [](arch::Barrier* full, arch::Barrier* empty, int readers, int writers = 1) {
+    Arch::mbarrier_init(full, writers);
     Arch::mbarrier_init(empty, readers);
   };
   for (int i = 0; i < Config::kQStages; ++i) {
@@ -203,10 +207,14 @@ CUTE_DEVICE void init_barriers(typename Config::SharedStorage& shared) {
       init(&shared.q_full[i][j], &shared.q_empty[i][j], kWarpsOfGroup);
     }
   }
-  for (int i = 0; i < Config::kKStages; ++i) init(&shared.k_full[i], &shared.k_empty[i], kReaders);
-  for (int i = 0; i < Config::kVStages; ++i) init(&shared.v_full[i], &shared.v_empty[i], kReaders);
+  for (int i = 0; i < Config::kKStages; ++i) {
+    init(&shared.k_full[i], &shared.k_empty[i], kReaders, kCopyWarps);
+  }
+  for (int i = 0; i < Config::kVStages; ++i) {
+    init(&shared.v_full[i], &shared.v_empty[i], kReaders, kCopyWarps);
+  }
   for (int i = 0; i < Config::kInfos; ++i) {
-    init(&shared.info_full[i], &shared.info_empty[i], kReaders);
+    init(&shared.info_full[i], &shared.info_empty[i], kReaders + kCopyWarps - 1);
     for (int j = 0; j < Config::kGroups; ++j) {
       Arch::mbarrier_init(&shared.has_begun[i][j], kWarpsOfGroup);
     }

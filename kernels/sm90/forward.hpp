@@ -3,8 +3,9 @@
 // Grid:       persistent, one block per SM (params.hpp). A block computes one tile of kBlockM rows
 //             after the other, from core/scheduler.hpp or, for packed sequences, from
 //             core/varlen_params.hpp
-// Block:      a producer warpgroup, in which one thread copies, or one warp with packed sequences
-//             or pages (producer.hpp), and consumer warpgroups with 64 rows each (consumer.hpp)
+// Block:      a producer warpgroup, in which one thread copies, one warp with packed sequences, or
+//             all four warps with pages (producer.hpp), and consumer warpgroups with 64 rows each
+//             (consumer.hpp)
 // Registers:  of a consumer warpgroup: S and P of a tile of kBlockN keys, O, softmax state of the
 //             rows
 // Shared:     rings of tiles of Q, of K and of V, swizzled by TMA, operands of wgmma
@@ -50,7 +51,9 @@ struct Forward {
     Arch::sync();  // barriers are initialised
     if (group < 0) {
       Arch::template setmaxnreg_dec<Config::kCopyRegisters>();
-      if (Arch::thread() < 32) Producer<Config, Score, Arch>{params, shared}.run();
+      if (Arch::thread() < 32 * Config::kCopyWarps) {
+        Producer<Config, Score, Arch>{params, shared}.run();
+      }
     } else {
       Arch::template setmaxnreg_inc<Config::kComputeRegisters>();
       Consumer<Config, Score, Arch>(params, shared, group).run();

@@ -18,19 +18,14 @@ struct PageBoxes {
   int32_t page_size, box_rows;
   KeyRange seen;
 
-  // Page number of the box that begins at `key`.
-  CA_HOST_DEVICE int32_t look_up(int32_t key) const {
+  // The box that begins at `key`.
+  CA_HOST_DEVICE PageRows at(int32_t key) const {
+    int32_t const index = by_page(key), row = key - index * page_size;
     bool const is_seen = key < seen.end && key + box_rows > seen.first;
-    return is_seen ? pages[by_page(key)] : 0;
-  }
-  // Row of the page at which the box begins.
-  CA_HOST_DEVICE int32_t row(int32_t key) const { return key - by_page(key) * page_size; }
-
-  CA_HOST_DEVICE PageRows rows(int32_t key, int32_t page) const {
-    int32_t const row = this->row(key), begin = in_page(seen.first - key + row);
-    int32_t const end = in_page(seen.end - key + row);
-    if (begin > row && end >= row + box_rows) return {page, begin, 0};
-    return {page, end, RaggedRows::kEnd};
+    int32_t const page = is_seen ? pages[index] : 0;
+    int32_t const begin = in_page(seen.first - key + row), end = in_page(seen.end - key + row);
+    if (begin > row && end >= row + box_rows) return {page, row, begin, 0};
+    return {page, row, end, RaggedRows::kEnd};
   }
 
  private:

@@ -1,6 +1,6 @@
 // The producer warp. One lane fetches tiles of rows from the counter, publishes them to the
 // consumers and keeps the stages of Q, K and V full. The other lanes only help to find the sequence
-// of a tile and to copy K and V from pages.
+// of a tile. With pages, all lanes of all warps of the producer warpgroup copy K and V.
 #pragma once
 
 #include "sm90/config.hpp"
@@ -25,12 +25,15 @@ struct Producer {
   uint32_t published = 0;  // index of the next tile of rows
   int taken = 0;           // tile number from the counter
   bool has_asked = false;
-  bool copies = false;  // whether this lane copies
+  bool copies = false;  // whether this lane copies Q, and without pages K and V
 
   CUTE_DEVICE void run() {
     // With elect(), NVRTC 13.0 makes the consumer loop of three warpgroups wait for P V before the
     // exponentials, which takes 5 to 15 % longer on an H200.
     constexpr bool kElects = Config::kGroups < 3;
+    if constexpr (Config::kIsPaged) {
+      if (warp() > 0) return follow();
+    }
     copies = kElects ? Arch::elect() : Arch::thread() == 0;
     if (Config::kIsDense && !copies) return;
     if (is_copying()) {
@@ -62,9 +65,21 @@ struct Producer {
   // Constant in dense kernels, where the other lanes have returned.
   CUTE_DEVICE bool is_copying() const { return Config::kIsDense || copies; }
 
-  // Whether this lane copies Q and sets the bytes of barriers. With pages, all lanes call
-  // copy_tile().
-  CUTE_DEVICE bool leads() const { return !Config::kIsPaged || copies; }
+  CUTE_DEVICE static int warp() { return int(uint32_t(Arch::thread()) / 32); }
+  CUTE_DEVICE static int lane() { return int(uint32_t(Arch::thread()) % 32); }
+
+  // In the warps after the first: copies K and V of the tiles of rows that the first warp
+  // publishes.
+  CUTE_DEVICE void follow() {
+    for (;; ++published) {
+      Arch::mbarrier_wait(&shared.info_full[info_stage()], round_of<Config::kInfos>(published));
+      Info const& info = shared.info(info_stage());
+      if (!info.is_there) return;
+      copy_tile(info);
+      // No lane reads the TileInfo after the last sync_warp() of copy_pages().
+      if (lane() == 0) Arch::mbarrier_arrive(&shared.info_empty[info_stage()]);
+    }
+  }
 
   // Fetches the next tile number from the counter. Called early, because the atomic takes long.
   CUTE_DEVICE void ask() {
@@ -115,7 +130,7 @@ struct Producer {
       info.tile = tile;
       info.range = range.in_keys(kN);
       info.interval = mask.near(tile.q_begin);
-      if constexpr (Config::kIsPaged) shared.seen = mask.keys(tile.q_begin, tile.q_end);
+      if constexpr (Config::kIsPaged) info.seen = mask.keys(tile.q_begin, tile.q_end);
       CUTE_NO_UNROLL
       for (int i = 0; i < Config::kGroups; ++i) set_range(mask, range, i, info);
     }
@@ -162,7 +177,7 @@ struct Producer {
   }
 
   CUTE_DEVICE void copy_q(Info const& info) {
-    if (!leads()) return;
+    if (Config::kIsPaged && !copies) return;
     int const stage = stage_of<Config::kQStages>(published);
     int const round = round_of<Config::kQStages>(published);
     Coord const& tile = info.tile;
@@ -222,7 +237,7 @@ struct Producer {
   CUTE_DEVICE void copy(Rows const& from, char* to, arch::Barrier* full, arch::Barrier* empty,
                         int round, Info const& info, int key, int bytes) const {
     if constexpr (Config::kIsPaged) {
-      copy_pages<Tile>(from, to, full, empty, round, info, key, bytes);
+      copy_pages<Tile>(from, to, full, empty, round, info, key);
     } else {
       begin_copy(full, empty, round, bytes);
       Coord const& tile = info.tile;
@@ -234,34 +249,35 @@ struct Producer {
     }
   }
 
-  // Each lane copies 64 columns of a box. The hardware issues the copies of the lanes one after the
-  // other, but the lanes look up pages and compute coordinates in parallel.
+  // Each warp copies every fourth box, and each lane 64 columns of a box. The hardware issues the
+  // copies of a warp's lanes one after the other, in 60 to 100 clocks each on an H200, but lanes
+  // look up pages and compute coordinates in parallel.
   template <class Tile>
   CUTE_DEVICE void copy_pages(PagedRows const& from, char* to, arch::Barrier* full,
-                              arch::Barrier* empty, int round, Info const& info, int key,
-                              int bytes) const {
+                              arch::Barrier* empty, int round, Info const& info, int key) const {
+    constexpr int kWarps = Config::kCopyWarps, kChunks = Tile::kChunks;
+    static_assert(Tile::kRows / 8 <= 32 / kChunks * kWarps, "a lane copies at most once");
     KvStore const& kv = params.dense().problem.kv;
     PageBoxes const boxes{kv.block_table + info.tile.seq.batch * kv.block_table_stride,
-                          params.dense().by_page, kv.page_size, from.box_rows, shared.seen};
-    int const lane = Arch::thread();
-    auto const row_of = [&](int i) { return i / Tile::kChunks * from.box_rows; };
-    int32_t page = boxes.look_up(key + row_of(lane));  // in flight while the warp waits
-    begin_copy(full, empty, round, bytes);
-    Arch::sync_warp();  // the barrier expects the bytes before they arrive
-    CUTE_NO_UNROLL
-    for (int i = lane; i < from.boxes * Tile::kChunks; i += 32) {
-      int const row = row_of(i), chunk = i % Tile::kChunks;
-      if (i >= 32) page = boxes.look_up(key + row);
+                          params.dense().by_page, kv.page_size, from.box_rows, info.seen};
+    int const box = lane() / kChunks * kWarps + warp(), row = box * from.box_rows;
+    int const chunk = lane() % kChunks, head = info.tile.head_kv;
+    int const own = int(uint32_t(from.boxes - warp() + kWarps - 1) / kWarps);
+    bool const has_box = box < from.boxes;
+    PageRows rows = {};
+    if (has_box) rows = boxes.at(key + row);  // in flight while the warp waits
+    begin_copy(full, empty, round, own * from.box_rows * kChunks * Tile::kRowBytes);
+    Arch::sync_warp();  // the barrier expects the bytes; all lanes have read the TileInfo
+    if (has_box) {
       from.template load<Arch>(to + chunk * Tile::kChunkBytes + row * Tile::kRowBytes, full,
-                               chunk * 64, boxes.row(key + row), info.tile.head_kv,
-                               boxes.rows(key + row, page));
+                               chunk * 64, head, rows);
     }
   }
 
   CUTE_DEVICE void begin_copy(arch::Barrier* full, arch::Barrier* empty, int round,
                               int bytes) const {
     Arch::mbarrier_wait(empty, round ^ 1);
-    if (leads()) Arch::mbarrier_arrive_expect_tx(full, bytes);
+    if (!Config::kIsPaged || lane() == 0) Arch::mbarrier_arrive_expect_tx(full, bytes);
   }
 };
 

@@ -133,10 +133,10 @@ struct RaggedRows {
   }
 };
 
-// Rows of a page that a box copies: rows before `bound` if origin is RaggedRows::kEnd, rows from
-// `bound` on if origin is 0. The other rows of the box become zeros.
+// A box that begins at `row` of a page. It copies rows of the page before `bound` if origin is
+// RaggedRows::kEnd, rows from `bound` on if origin is 0. Its other rows become zeros.
 struct PageRows {
-  int32_t page, bound, origin;
+  int32_t page, row, bound, origin;
 };
 
 // RaggedRows whose entries are pages. box_rows divides both a page and a tile, so a box never
@@ -153,12 +153,12 @@ struct PagedRows : RaggedRows {
                                is_on_gpu);
   }
 
-  // Copies 64 columns of the box that begins at `row` of the page.
+  // Copies 64 columns of the box.
   template <class Arch>
-  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int row, int head,
+  CA_HOST_DEVICE void load(void* to, uint64_t* full, int column, int head,
                            PageRows const& of) const {
     int const at = of.page * batch_step + of.bound * row_step;
-    Arch::tma_load(to, map, full, column, of.origin - of.bound + row, head, at, of.origin);
+    Arch::tma_load(to, map, full, column, of.origin - of.bound + of.row, head, at, of.origin);
   }
 };
 
