@@ -61,13 +61,15 @@ struct LatentTokenProducer {
     if (key >= shared.block.last) return 0;
     rows.place();
     Arch::sync_warp();  // addresses full
-    constexpr int kVectors = kFormat.row_bytes / 16;
-    CUTE_NO_UNROLL
-    for (int i = lane; i < kUnit * kVectors; i += 32) {
-      int const r = i / kVectors, at = (i - r * kVectors) * 16;
-      uint8_t const* const from = shared.addresses[warp][r];
-      Arch::cp_async(Arch::smem_address(&shared.tokens[warp].rows[r][at]), from + at,
-                     from != nullptr);
+    // A warp's vectors of a row, and what is left of several rows.
+    constexpr int kLeft = kFormat.row_bytes / 16 - 32;
+    int const lane = opaque_index(this->lane);  // no register is left to keep what follows from it
+#pragma unroll 4
+    for (int r = 0; r < kUnit; ++r) copy(r, lane * 16, true);
+    CUTE_UNROLL
+    for (int i = 0; i < (kUnit * kLeft + 31) / 32; ++i) {
+      int const j = i * 32 + lane, r = j / kLeft;
+      copy(r % kUnit, (32 + j - r * kLeft) * 16, r < kUnit);
     }
     Arch::cp_async_commit_group();
     uint32_t const present = rows.present();
@@ -75,27 +77,43 @@ struct LatentTokenProducer {
     return present;
   }
 
-  // Four lanes convert 64 columns of a row, and eight rows at once go to different banks.
+  // Starts the copy of 16 bytes of a row; a token that is no key is zeros.
+  CUTE_DEVICE void copy(int row, int at, bool is_there) const {
+    uint8_t const* const from = shared.addresses[warp][row];
+    if (!is_there) return;
+    Arch::cp_async(Arch::smem_address(&shared.tokens[warp].rows[row][at]), from + at,
+                   from != nullptr);
+  }
+
+  // Four lanes convert 64 columns of a row, and eight rows at once go to different banks. The next
+  // columns are read before these are converted, or the warp would wait for them.
   CUTE_DEVICE void convert(Tokens const& tokens, char* tile, int begin) const {
     auto const to = Arch::smem_address(tile);
+    int const lane = opaque_index(this->lane);
     CUTE_NO_UNROLL
     for (int r = lane / 4; r < kUnit; r += 8) {
       int const column = lane % 4 * 16;
       auto const from = Arch::smem_address(tokens.rows[r]);
       auto const low = to + TileK::offset(begin + r, column);
       auto const high = to + TileK::offset(begin + r, column + 8);
+      constexpr int kChunks = kFormat.fp8_columns / 64;
+      uint32_t scales[4], bytes[2][4];
+      static_assert(kFormat.fp8_columns == 4 * kFormat.group);
+      Arch::load_shared(from + kFormat.fp8_columns, scales);
+      Arch::load_shared(from + column, bytes[0]);
       CUTE_UNROLL
-      for (int c = 0; c < kFormat.fp8_columns / 64; ++c) {
-        uint32_t bytes[4], words[4];
-        Arch::load_shared(from + c * 64 + column, bytes);
-        float const scale = *reinterpret_cast<float const*>(
-            &tokens.rows[r][kFormat.fp8_columns + c * 64 / kFormat.group * 4]);
-        Numbers::scaled(bytes[0], scale, words[0], words[1]);
-        Numbers::scaled(bytes[1], scale, words[2], words[3]);
-        Arch::store_shared(low + c * TileK::kChunkBytes, words);
-        Numbers::scaled(bytes[2], scale, words[0], words[1]);
-        Numbers::scaled(bytes[3], scale, words[2], words[3]);
-        Arch::store_shared(high + c * TileK::kChunkBytes, words);
+      for (int c = 0; c < kChunks; ++c) {
+        if (c + 1 < kChunks) Arch::load_shared(from + (c + 1) * 64 + column, bytes[(c + 1) % 2]);
+        float scale;
+        __builtin_memcpy(&scale, &scales[c * 64 / kFormat.group], sizeof scale);
+        uint32_t words[2][4];
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          Numbers::scaled(bytes[c % 2][i], scale, words[i / 2][i % 2 * 2],
+                          words[i / 2][i % 2 * 2 + 1]);
+        }
+        Arch::store_shared(low + c * TileK::kChunkBytes, words[0]);
+        Arch::store_shared(high + c * TileK::kChunkBytes, words[1]);
       }
     }
     // The columns in bf16.
