@@ -402,11 +402,14 @@ def test_a_gpu_runs_peaked_heads_in_16_bits(dtype, mode, head_dim, option):
     q, k, v = (x.to("cuda", getattr(torch, dtype)) for x in (q, k, v))
     if option.get("alibi"):
         option = {"alibi_slopes": torch.full((4,), 0.01, device="cuda")}
+    limit = {"quantize": mode, "max_error": LIMITS[mode]}
+    limited = explain(q, k, v, causal=True, **option, **limit).chosen.kernel
+    assert "_limited" in limited
     found, in_8, in_16 = (
         attention(q, k, v, causal=True, **option, **more).float().cpu()
         for more in (
-            {"quantize": mode, "max_error": LIMITS[mode]},
-            {"quantize": mode},
+            limit,
+            {"quantize": mode, "kernel": limited.replace("_limited", "")},
             {},
         )
     )
@@ -418,7 +421,7 @@ def test_a_gpu_runs_peaked_heads_in_16_bits(dtype, mode, head_dim, option):
     assert distance(found, in_16, in_16_bits) < rounding
     assert distance(found, in_8, ~in_16_bits) < 2 * rounding
     assert distance(in_8, in_16, in_16_bits) > 2 * distance(found, in_16, in_16_bits)
-    again = attention(q, k, v, causal=True, quantize=mode, max_error=LIMITS[mode], **option)
+    again = attention(q, k, v, causal=True, **limit, **option)
     assert torch.equal(again.float().cpu(), found)
 
 
