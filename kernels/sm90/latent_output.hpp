@@ -91,7 +91,6 @@ struct LatentOutput {
     }
     CUTE_UNROLL
     for (int i = 0; i < kRows; ++i) factors[i] = from.factors[thread][i];
-    Arch::sync_warp();  // read by all lanes
     release(&shared.p_empty[stage]);
     bool const changes = factors[0] != 1.0f || factors[1] != 1.0f;
     unpredicated_if(Arch::any(changes), [&] {
@@ -142,8 +141,8 @@ struct LatentOutput {
     }
   }
 
-  // All lanes have passed a wait or a sync_warp().
   CUTE_DEVICE void release(arch::Barrier* empty) const {
+    Arch::sync_warp();  // read by all lanes
     if (Arch::thread() % 32 == 0) Arch::mbarrier_arrive(empty);
   }
 };
