@@ -1,7 +1,8 @@
 """`nox -s test` builds and tests everything that needs no GPU; `nox -s lint` checks the style.
 
-`nox -s mutants` plants every bug of tests/mutants, of which `test` plants a part; `nox -s docs` builds the site, `nox -s wheels` what a release consists of. All work in environments
-of their own, with the versions that constraints.txt pins.
+`nox -s mutants` plants every bug of tests/mutants, of which `test` plants a part; `nox -s docs`
+builds the site, `nox -s wheels` what a release consists of. All work in environments of their own,
+with the versions that constraints.txt pins.
 """
 
 import json

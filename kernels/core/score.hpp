@@ -141,9 +141,9 @@ struct Score {
   }
 
   // Softcap of kCount products x(i). A call without a softcap jumps over it: that takes fewer
-  // registers than a select, but the instructions do not mix with the code around it. any(): whether
-  // something holds for a lane of the warp; all lanes call this. kScales: whether the result is in
-  // the units of the next terms.
+  // registers than a select, but the instructions do not mix with the code around it.
+  //   any():    whether something holds for a lane of the warp; all lanes call this
+  //   kScales:  whether the result is in the units of the next terms
   template <int kCount, bool kScales = kAdds, class X, class Any>
   CA_HOST_DEVICE void apply_softcap(X&& x, Any&& any) const {
     CA_UNROLL

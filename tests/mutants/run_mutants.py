@@ -2,7 +2,8 @@
 """Plants the bugs of mutants.toml in the kernels, one at a time; the tests must see each of them.
 
     run_mutants.py --unit sm80 --compile-commands BUILD/compile_commands.json
-                   --harness BUILD/.../libsimt_races.a --work DIR [--jobs N] [--only TEXT] [--parts N]
+                   --harness BUILD/.../libsimt_races.a --work DIR [--jobs N] [--only TEXT]
+                   [--parts N]
 
 A bug is an edit of one header of kernels/. Edited headers go into a folder that comes before
 kernels/ on the include path, and only the unit's own source (SOURCES) is compiled anew, by the
@@ -369,8 +370,8 @@ def main(arguments: list[str] | None = None) -> int:
             runs += [pool.submit(verdict, binary, mutant) for mutant in builds[build].mutants]
         for run in as_completed(runs):
             report(*run.result())
-    planted = f"{len(mutants) - 1} of {len(all_mutants) - 1} bugs"
-    print(f"{planted}, {len(programs)} programs, {failures} failures, {time.monotonic() - start:.0f} s")
+    planted = f"{len(mutants) - 1} of {len(all_mutants) - 1} bugs in {len(programs)} programs"
+    print(f"{planted}, {failures} failures, {time.monotonic() - start:.0f} s")
     return 1 if failures else 0
 
 
