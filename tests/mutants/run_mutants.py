@@ -25,6 +25,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -272,7 +273,8 @@ class Workshop:
     def build(self, program: Program, texts: dict[str, str]) -> Path:
         """Compiles a program. Raises MutantError."""
         folder = self.work / program.name
-        folder.mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # headers of other mutants, from another run
+        folder.mkdir()
         for path, text in program.headers(texts).items():
             edited = folder / path
             edited.parent.mkdir(parents=True, exist_ok=True)
