@@ -115,7 +115,11 @@ struct Score {
   template <int kRows, int kKeys, class Read, class X, class Place>
   CA_HOST_DEVICE void apply(Read const& rows, X&& x, Place const& place) const {
     if constexpr (kHasSoftcap && !kHasBias) {
-      apply_softcap<kRows * kKeys>(x, [&](bool is_so) { return place.any(is_so); });
+      if constexpr (std::decay_t<Place>::kSavesRegisters) {
+        apply_exact_softcap<kRows * kKeys>(x);
+      } else {
+        apply_softcap<kRows * kKeys>(x, [&](bool is_so) { return place.any(is_so); });
+      }
     }
     float const factor = kHasSoftcap || kHasBias ? 1.0f : inner;
     if constexpr (kHas<Alibi>) Alibi::add<kRows, kKeys>(p, rows, x, factor, place);
@@ -161,6 +165,15 @@ struct Score {
         tanh_of_all<kCount, kScales>(x, [](float y) { return fast_tanh(y); });
       });
     });
+  }
+
+  // As above, for kernels without registers for a choice.
+  template <int kCount, class X>
+  CA_HOST_DEVICE void apply_exact_softcap(X&& x) const {
+    CA_UNROLL
+    for (int i = 0; i < kCount; ++i) x(i) *= inner;
+    unpredicated_if(cap > 0.0f,
+                    [&] { tanh_of_all<kCount, kAdds>(x, [](float y) { return exact_tanh(y); }); });
   }
 
   // One product with softcap and bias: everything before the remaining terms.
